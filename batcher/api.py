@@ -1,0 +1,50 @@
+"""`batcher.decode`: a list of requests in, a list of results out."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from batcher.engine import Engine
+from batcher.errors import BatchdecodeError
+from batcher.models.base import Model
+from batcher.models.callable import ModelNext
+from batcher.models.loading import as_model
+from batcher.models.simulated import SimulatedModel
+from batcher.request import Request, Result
+
+
+def decode(
+    requests: Iterable[Request | Mapping[str, Any]],
+    *,
+    model: Model | ModelNext | None = None,
+    batch_size: int = 8,
+    on_finish: Callable[[Result], object] | None = None,
+) -> list[Result]:
+    """Decode `requests` in `batch_size` slots and return their results in input order.
+
+    requests: `Request` objects, or mappings with the fields of a requests file.
+    model: a Model, a `model_next(batch_prefixes) -> next_tokens`, or None for the simulated model.
+    on_finish: called with each result as soon as it is there.
+
+    Raises:
+        BatchdecodeError: a request is not valid (a RequestError), or there is no such model or
+        batch size.
+    """
+    engine = Engine(SimulatedModel() if model is None else as_model(model), batch_size)
+    for number, request in enumerate(requests, 1):
+        engine.add(request if isinstance(request, Request) else _request(request, number))
+    results: list[Result] = []
+    while engine.has_work:
+        for result in engine.step().results:
+            results.append(result)
+            if on_finish is not None:
+                on_finish(result)
+    return sorted(results, key=lambda result: result.index)
+
+
+def _request(fields: Mapping[str, Any], number: int) -> Request:
+    try:
+        return msgspec.convert(fields, Request)
+    except msgspec.ValidationError as error:
+        raise BatchdecodeError(f"request {number}: {error}") from None

@@ -1,0 +1,1 @@
+"""What happens to generated tokens: stop conditions."""

@@ -1,0 +1,57 @@
+"""The tokens of running rows: written once a step for all, cut out once, when a row ends."""
+
+from typing import cast
+
+import numpy as np
+
+from batcher.models.base import IntArray
+
+MAX_PAGE_STEPS = 1024
+MAX_PAGE_TOKENS = 2**21
+MIN_PAGE_STEPS = 16
+
+
+class TokenHistory:
+    """A time-major page [page_steps, num_slots] of tokens.
+
+    When the page is full, each open row puts its part aside and the page starts over, so a long row
+    costs its own tokens and not a longer page for everybody.
+    """
+
+    __slots__ = ("_aside", "_first_rows", "_page", "_page_steps", "_row")
+
+    def __init__(self, num_slots: int) -> None:
+        self._page_steps = max(MIN_PAGE_STEPS, min(MAX_PAGE_STEPS, MAX_PAGE_TOKENS // num_slots))
+        self._page = np.zeros((self._page_steps, num_slots), np.int64)
+        self._row = 0  # the next step's row in the page
+        self._first_rows: dict[
+            int, int
+        ] = {}  # open slot -> the row of its first token in this page
+        self._aside: dict[int, list[IntArray]] = {}  # open slot -> its tokens of earlier pages
+
+    def open(self, slot: int) -> None:
+        """Let `slot` begin a new row with the next step."""
+        self._first_rows[slot] = self._row
+
+    def append(self, tokens: IntArray) -> None:
+        """Keep one step's tokens: [num_slots], whatever stands at slots that are not open."""
+        row = self._row
+        if row == self._page_steps:
+            self._turn_page()
+            row = 0
+        self._page[row] = tokens
+        self._row = row + 1
+
+    def close(self, slot: int, num_tokens: int) -> list[int]:
+        """Return the first `num_tokens` tokens of the row in `slot` and forget the row."""
+        column = self._page[self._first_rows.pop(slot) : self._row, slot]
+        aside = self._aside.pop(slot, None)
+        if aside is not None:
+            column = np.concatenate([*aside, column])
+        return cast(list[int], column[:num_tokens].tolist())
+
+    def _turn_page(self) -> None:
+        for slot, first_row in self._first_rows.items():
+            self._aside.setdefault(slot, []).append(self._page[first_row:, slot].copy())
+            self._first_rows[slot] = 0
+        self._row = 0

@@ -1,0 +1,60 @@
+"""Every error the project raises: a family for what users can cause, a class for our own bugs."""
+
+from msgspec import Struct
+
+REQUEST_ERROR_CODES = {
+    "invalid-json": "the line is not one JSON object",
+    "invalid-text": "bytes that are not UTF-8, or a lone surrogate, which stands for no character",
+    "unknown-field": "a field that requests do not have",
+    "duplicate-field": "the same field twice in one object",
+    "conflicting-fields": "a field and its synonym together",
+    "missing-field": "a field that must be there is not",
+    "invalid-type": "a value of the wrong type",
+    "invalid-value": "a value of the right type that is not allowed",
+    "unknown-token": "a token id outside the model's vocabulary",
+    "unsupported-option": "an OpenAI option that would change the output, and is not supported",
+    "duplicate-id": "an id that an earlier request has already",
+}
+RUN_ERROR_CODES = {
+    "model-error": "the model raised, or answered something that is not one token id per row",
+}
+ERROR_CODES = REQUEST_ERROR_CODES | RUN_ERROR_CODES
+
+
+class BatchdecodeError(Exception):
+    """A mistake outside the project's code; its message is for the person who can mend it."""
+
+
+class ModelError(BatchdecodeError):
+    """A model raised, or answered something that is not one token id per row."""
+
+
+class FieldProblem(Struct, frozen=True):
+    """One thing wrong with one field of a request.
+
+    `path` leads to the value: ("stop_sequence", 2, 0) is stop_sequence[2][0]; () is the whole
+    request.
+    """
+
+    code: str
+    path: tuple[str | int, ...]
+    message: str
+    hint: str | None = None
+
+    @property
+    def field(self) -> str | None:
+        """The path as a person writes it, `stop_sequence[2][0]`; None for the whole request."""
+        text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.path)
+        return text.removeprefix(".") or None
+
+
+class RequestError(BatchdecodeError):
+    """A request that cannot be decoded as it stands; `problems` lists everything wrong with it."""
+
+    def __init__(self, problems: list[FieldProblem]) -> None:
+        self.problems = problems
+        super().__init__("; ".join(problem.message for problem in problems))
+
+
+class InvariantError(Exception):
+    """A bug in batchdecode itself: something that must never happen did."""

@@ -1,0 +1,1 @@
+"""Language models: the protocol the engine calls, and the models that come with the project."""

@@ -1,0 +1,134 @@
+"""The Model protocol: one call a step for the whole batch.
+
+Arrays are indexed by slot, so nothing has to be gathered or scattered; what stands at a slot that
+is not in `Batch.slots` is ignored, both ways.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()
+
+
+class Chunk:
+    """New tokens of one row beside the one it generated last: a prompt, or a part of one.
+
+    token_ids: the tokens to compute; start: the position of the first of them, 0 when the slot
+    changes hands.
+    """
+
+    __slots__ = ("slot", "start", "token_ids")
+
+    def __init__(self, slot: int, token_ids: list[int], start: int) -> None:
+        self.slot, self.token_ids, self.start = slot, token_ids, start
+
+
+class Batch:
+    """What one step computes, ragged.  The engine changes it in place between steps.
+
+    chunks: the rows that bring new tokens this step, in slot order.
+    tokens: [num_slots] for every other row, the token it generated in the step before; the model
+    may write in it.
+    """
+
+    __slots__ = ("_is_occupied", "chunks", "tokens")
+
+    def __init__(self, num_slots: int) -> None:
+        self.chunks: list[Chunk] = []
+        self.tokens: IntArray = np.zeros(num_slots, np.int64)
+        self._is_occupied = np.zeros(num_slots, np.bool_)
+
+    @property
+    def slots(self) -> IntArray:
+        """[rows] the slots to compute, ascending.  Every one of them yields one token."""
+        return self._is_occupied.nonzero()[0]
+
+    def join(self, chunk: Chunk) -> None:
+        """Take in the first chunk of a new row."""
+        self._is_occupied[chunk.slot] = True
+        self.chunks.append(chunk)
+
+    def leave(self, slot: int) -> None:
+        """Compute the row in `slot` no longer."""
+        self._is_occupied[slot] = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOutput:
+    """What a step gives back.
+
+    tokens: [num_slots] int64, the next token of every row; the model may overwrite it in its next
+    call.
+    failed: slot -> what went wrong, for rows that have no token; the engine ends those, and only
+    those.
+    """
+
+    tokens: IntArray
+    failed: Mapping[int, str] = field(default_factory=dict)
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back."""
+
+    @property
+    def token_bytes(self) -> Sequence[bytes]:
+        """The bytes each token id stands for; b"" for tokens that have no text, such as EOS."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of `text`; their bytes, joined, are its UTF-8."""
+
+
+class Model(Protocol):
+    """A language model with a cache of its own, addressed by slot.
+
+    The token of a row must be a function of the row's tokens alone: never of its slot or of the
+    other rows.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name that finds this model again: `simulated`, or `package.module:name`."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What beside its name reproduces the model, ready for JSON; --resume wants it equal."""
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer of text prompts, text stops and results."""
+
+    @property
+    def vocab_size(self) -> int | None:
+        """One more than the largest token id; None if the model takes any."""
+
+    @property
+    def eos_token_id(self) -> int | None:
+        """The token that ends a text, if there is one."""
+
+    def allocate(self, num_slots: int) -> None:
+        """Make room for `num_slots` rows, all empty.  Called once, before the first step."""
+
+    def forward(self, batch: Batch) -> ModelOutput:
+        """Compute the new tokens of every row in `batch` and return each row's next token.
+
+        Raises:
+            ModelError: no row of this batch has a token; the engine ends all of them.
+        """
+
+    def release(self, slot: int) -> None:
+        """Forget what `slot` holds; its sequence has ended."""
+
+
+def join_bytes(token_ids: Sequence[int], token_bytes: Sequence[bytes]) -> bytes:
+    """Return the bytes `token_ids` stand for; an id beyond the tokenizer's stands for U+FFFD."""
+    try:
+        return b"".join(map(token_bytes.__getitem__, token_ids))
+    except IndexError:
+        known = len(token_bytes)
+        return b"".join(token_bytes[t] if t < known else REPLACEMENT for t in token_ids)

@@ -1,0 +1,119 @@
+"""An adapter that makes a Model of any `model_next(batch_prefixes) -> next_tokens`."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from operator import index as to_index
+from typing import Any
+
+import numpy as np
+
+from batcher.errors import ModelError
+from batcher.models.base import Batch, ModelOutput, Tokenizer
+from batcher.request import MAX_INT
+
+ModelNext = Callable[[list[list[int]]], Iterable[int]]
+
+
+class ByteTokenizer:
+    """Ids 0 to 255 are the bytes of UTF-8; larger ids show as U+FFFD."""
+
+    def __init__(self) -> None:
+        self.token_bytes: Sequence[bytes] = [bytes([byte]) for byte in range(256)]
+
+    def encode(self, text: str) -> list[int]:
+        """Return the bytes of `text`."""
+        return list(text.encode())
+
+
+class CallableModel:
+    """A Model (see base.py) that calls `model_next` once a step with the whole prefix of every row.
+
+    model_next: gets a list of token-id lists, prompt and output so far, in slot order, which it may
+    keep or change; returns one token id for each.  Attributes `vocab_size`, `eos_token_id`,
+    `tokenizer` and `settings` of the callable are used if it has them; otherwise any id is legal,
+    nothing is EOS, and text is bytes.
+    """
+
+    def __init__(self, model_next: ModelNext, name: str | None = None) -> None:
+        self.name = name or str(getattr(model_next, "__qualname__", type(model_next).__qualname__))
+        self.settings: dict[str, Any] = getattr(model_next, "settings", {})
+        self.vocab_size: int | None = getattr(model_next, "vocab_size", None)
+        self.eos_token_id: int | None = getattr(model_next, "eos_token_id", None)
+        self.tokenizer: Tokenizer = getattr(model_next, "tokenizer", None) or ByteTokenizer()
+        self._model_next = model_next
+        self._prefixes: dict[int, list[int]] = {}  # slot -> its tokens
+        self._num_slots = 0
+
+    def allocate(self, num_slots: int) -> None:
+        """Make room for `num_slots` rows."""
+        self._prefixes.clear()
+        self._num_slots = num_slots
+
+    def release(self, slot: int) -> None:
+        """Forget the row in `slot`."""
+        del self._prefixes[slot]
+
+    def forward(self, batch: Batch) -> ModelOutput:
+        """Ask the callable for every row's next token.
+
+        Raises:
+            ModelError: it raised, or did not return one value for each row.
+        """
+        slots = batch.slots.tolist()
+        self._extend_prefixes(batch, slots)
+        answers = self._ask(slots)
+        tokens = np.zeros(self._num_slots, np.int64)
+        failed = {}
+        for slot, answer in zip(slots, answers, strict=True):
+            problem = self._problem_with(answer)
+            if problem is None:
+                tokens[slot] = answer
+            else:
+                failed[slot] = f"{self.name} returned {problem}"
+        return ModelOutput(tokens, failed)
+
+    def _extend_prefixes(self, batch: Batch, slots: list[int]) -> None:
+        new_tokens = {
+            slot: [token] for slot, token in zip(slots, batch.tokens[slots].tolist(), strict=True)
+        }
+        for chunk in batch.chunks:
+            new_tokens[chunk.slot] = chunk.token_ids
+            if chunk.start == 0:
+                self._prefixes[chunk.slot] = []
+        for slot, token_ids in new_tokens.items():
+            self._prefixes[slot] += token_ids
+
+    def _ask(self, slots: list[int]) -> list[Any]:
+        prefixes = [
+            self._prefixes[slot].copy() for slot in slots
+        ]  # the callable may change its own
+        try:
+            answers = list(islice(self._model_next(prefixes), len(slots) + 1))
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # whatever a user's code raises is that model's failure
+            raise ModelError(f"{self.name} raised {type(error).__name__}: {error}") from error
+        if len(answers) != len(slots):
+            count = len(answers) if len(answers) < len(slots) else f"more than {len(slots)}"
+            raise ModelError(f"{self.name} returned {count} tokens for {len(slots)} sequences")
+        return answers
+
+    def _problem_with(self, answer: Any) -> str | None:
+        """Return what `answer` is instead of a token id; None if it is one."""
+        if isinstance(answer, bool) or not hasattr(answer, "__index__"):
+            return f"{_shown(answer)}, which is not an integer"
+        largest = MAX_INT if self.vocab_size is None else self.vocab_size - 1
+        if not 0 <= to_index(answer) <= largest:
+            return f"{_shown(answer)}, which is not a token id from 0 to {largest}"
+        return None
+
+
+def _shown(answer: Any) -> str:
+    """Return the beginning of a callable's answer, whatever it is, for a message."""
+    text = (
+        f"a {type(answer).__name__}"
+        if isinstance(answer, int) and abs(answer) > MAX_INT
+        else repr(answer)
+    )
+    return text[:80]

@@ -1,0 +1,74 @@
+"""From what a person names to a Model: `simulated`, `package.module:name`, or a Python object."""
+
+import sys
+from collections.abc import Mapping
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+
+from batcher.errors import BatchdecodeError
+from batcher.models.base import Model
+from batcher.models.callable import CallableModel, ModelNext
+from batcher.models.simulated import SimulatedModel, SimulatedSettings
+
+
+def load_model(spec: str, settings: Mapping[str, Any], seed: int | None) -> Model:
+    """Return the model `spec` names.
+
+    spec: "simulated", made with `settings` and `seed` (which wins over the seed in `settings`), or
+    "package.module:name" of a callable, a Model or a class of either; the current folder is
+    importable.
+
+    Raises:
+        BatchdecodeError: there is no such model, or these are not its settings.
+    """
+    if spec == "simulated":
+        given = dict(settings) if seed is None else {**settings, "seed": seed}
+        try:
+            return SimulatedModel(msgspec.convert(given, SimulatedSettings))
+        except msgspec.ValidationError as error:
+            known = ", ".join(SimulatedSettings.__struct_fields__)
+            raise BatchdecodeError(f"simulated model: {error} (settings: {known})") from None
+    if seed is not None:
+        raise BatchdecodeError(f"a seed is a setting of the simulated model; {spec} takes none")
+    return as_model(_import_object(spec), spec)
+
+
+def as_model(model: object, name: str | None = None) -> Model:
+    """Return `model` if it is a Model, else a Model that calls it; a class is instantiated first.
+
+    Raises:
+        BatchdecodeError: it is neither.
+    """
+    if isinstance(model, type):
+        model = model()
+    if hasattr(model, "forward") and hasattr(model, "allocate"):
+        return cast(Model, model)
+    if callable(model):
+        return CallableModel(cast(ModelNext, model), name)
+    raise BatchdecodeError(f"{name or model!r} is neither a Model nor callable")
+
+
+def _import_object(spec: str) -> object:
+    module_name, separator, name = spec.partition(":")
+    if not (module_name and separator and name):
+        raise BatchdecodeError(f"unknown model {spec!r}, known: simulated, package.module:name")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = import_module(module_name)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except AttributeError as error:
+        near = get_close_matches(name, dir(error.obj), n=1)
+        hint = f"; did you mean {module_name}:{near[0]}?" if near else ""
+        raise BatchdecodeError(f"{module_name} has no {name!r}{hint}") from None
+    except (Exception, SystemExit) as error:  # whatever the module's own code raises
+        raise BatchdecodeError(
+            f"cannot import {module_name}: {type(error).__name__}: {error}"
+        ) from error
+    return cast(object, found)

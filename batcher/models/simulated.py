@@ -1,0 +1,189 @@
+"""The simulated model: readable sentences, a pure function of the prefix, the same everywhere.
+
+A prefix is hashed token by token, h <- (h + token) * M modulo 2^64, from a seed and a begin token
+on.  The part of speech of its last token selects a line in a table of choices, and the top bits of
+h select the next token in that line.  A slot's cache is its h alone, so a stale or mixed-up slot
+changes every token that follows.
+
+`reference_next_token` computes a token from a prefix by this definition and nothing else; the cache
+and the vector operations of `SimulatedModel` are tested against it.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import numpy as np
+from msgspec import Meta, Struct, structs
+
+from batcher.models.base import Batch, Chunk, IntArray, ModelOutput
+from batcher.models.word_tokenizer import BEGIN_TOKEN_ID, EOS_TOKEN_ID, WordTokenizer, byte_id
+
+_MULTIPLIER = 0x5851F42D4C957F2D  # Knuth's MMIX generator
+_MASK = 2**64 - 1
+_CHOICE_BITS = 10
+_NUM_CHOICES = 2**_CHOICE_BITS
+_HASH_SHIFT = 64 - _CHOICE_BITS
+
+Rate = Annotated[float, Meta(ge=0, le=1)]
+
+_START = {"opener": 0.7, "opening pronoun": 0.2, "opening adverb": 0.1}
+_GRAMMAR: dict[str, dict[str, float]] = {  # part of speech -> what follows it, how often
+    "start": _START,
+    "line": _START,
+    "other": _START,
+    "opener": {"subject adjective": 0.4, "subject": 0.6},
+    "subject adjective": {"subject": 1},
+    "subject": {"verb": 0.85, "adverb": 0.15},
+    "opening pronoun": {"verb": 0.8, "adverb": 0.2},
+    "opening adverb": {"pronoun": 1},
+    "pronoun": {"verb": 0.9, "adverb": 0.1},
+    "adverb": {"verb": 1},
+    "verb": {"determiner": 1},
+    "determiner": {"object adjective": 0.4, "object": 0.6},
+    "object adjective": {"object": 1},
+    "object": {
+        "full stop": 0.4,
+        "preposition": 0.3,
+        "conjunction": 0.2,
+        "comma": 0.06,
+        "dash": 0.04,
+    },
+    "preposition": {"determiner": 1},
+    "conjunction": {"pronoun": 1},
+    "comma": {"conjunction": 1},
+    "dash": {
+        "dash, second byte": 1
+    },  # a character of three bytes, so that texts split inside characters too
+    "dash, second byte": {"dash, third byte": 1},
+    "dash, third byte": {"determiner": 1},
+}
+_BYTES = {
+    "comma": byte_id(","),
+    "dash": byte_id(0xE2),
+    "dash, second byte": byte_id(0x80),
+    "dash, third byte": byte_id(0x94),
+    "line": byte_id("\n"),
+    "full stop": byte_id("."),
+}
+
+
+class SimulatedSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """What the simulated model writes; a rate has a resolution of 1/1024."""
+
+    seed: int = 0
+    eos_rate: Rate = 0.2  # of full stops, how many are followed by EOS
+    newline_rate: Rate = 0.05  # of full stops, how many are followed by a new line; EOS goes first
+
+
+class SimulatedModel:
+    """A Model (see base.py) that needs no weights."""
+
+    name = "simulated"
+    eos_token_id = EOS_TOKEN_ID
+
+    def __init__(self, settings: SimulatedSettings | None = None) -> None:
+        settings = settings or SimulatedSettings()
+        self.tokenizer = WordTokenizer()
+        self.vocab_size = len(self.tokenizer.token_bytes)
+        self.settings: dict[str, Any] = structs.asdict(settings)
+        self.seed_hash = _scramble(settings.seed)
+        self.lines, self.choices = _choices(settings, self.tokenizer)
+        self.allocate(0)
+
+    def allocate(self, num_slots: int) -> None:
+        """Make room for `num_slots` rows."""
+        self._hashes = np.zeros(num_slots, np.uint64)
+        self._tokens = np.zeros(num_slots, np.int64)
+        self._tokens_unsigned = self._tokens.view(np.uint64)
+        self._lines = np.zeros(num_slots, np.int64)
+        self._index = np.zeros(num_slots, np.uint64)
+        self._index_signed = self._index.view(np.int64)
+        # arrays, since numpy takes longer to combine an array with a scalar
+        self._multiplier = np.full(num_slots, _MULTIPLIER, np.uint64)
+        self._shift = np.full(num_slots, _HASH_SHIFT, np.uint64)
+        self._output = ModelOutput(self._tokens)
+
+    def forward(self, batch: Batch) -> ModelOutput:
+        """Compute one token for every slot; what an empty slot gets means nothing."""
+        tokens, hashes, index = self._tokens, self._hashes, self._index
+        if batch.tokens is not tokens:
+            tokens[:] = batch.tokens
+        for chunk in batch.chunks:
+            self._prefill(chunk)
+        self.lines.take(tokens, None, self._lines, "clip")
+        np.add(hashes, self._tokens_unsigned, hashes)
+        np.multiply(hashes, self._multiplier, hashes)
+        np.right_shift(hashes, self._shift, index)
+        np.add(self._index_signed, self._lines, self._index_signed)
+        self.choices.take(self._index_signed, None, tokens, "clip")
+        return self._output
+
+    def release(self, slot: int) -> None:
+        """Forget the row in `slot`."""
+        self._hashes[slot] = 0
+
+    def _prefill(self, chunk: Chunk) -> None:
+        """Hash a chunk but for its last token, which `forward` takes in like a generated one."""
+        token_ids, before = chunk.token_ids, self._hashes[chunk.slot]
+        if chunk.start == 0:
+            token_ids, before = [BEGIN_TOKEN_ID, *token_ids], self.seed_hash
+        self._hashes[chunk.slot] = _hash_after(int(before), token_ids[:-1])
+        self._tokens[chunk.slot] = token_ids[-1]
+
+
+def reference_next_token(model: SimulatedModel, prefix: Sequence[int]) -> int:
+    """Return the token after `prefix` (prompt and output so far), slowly, by the definition."""
+    state = model.seed_hash
+    for token_id in [BEGIN_TOKEN_ID, *prefix]:
+        state = (state + token_id) * _MULTIPLIER & _MASK
+    line = model.lines[prefix[-1] if prefix else BEGIN_TOKEN_ID]
+    return int(model.choices[line + (state >> _HASH_SHIFT)])
+
+
+def _scramble(seed: int) -> int:
+    """Return 64 well-mixed bits of `seed`: splitmix64 (Steele, Lea, Flood, OOPSLA 2014)."""
+    state = (seed + 0x9E3779B97F4A7C15) & _MASK
+    state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
+    return state ^ state >> 31
+
+
+_powers = np.full(1, _MULTIPLIER, np.uint64)  # ..., M^2, M^1: as many as the longest prompt needs
+
+
+def _hash_after(state: int, token_ids: list[int]) -> int:
+    """Return the hash after `token_ids`, all at once: state * M^n + sum of token_i * M^(n-i)."""
+    global _powers  # noqa: PLW0603 - a cache of constants
+    num_tokens = len(token_ids)
+    if num_tokens == 0:
+        return state
+    if num_tokens > len(_powers):
+        _powers = np.full(2 * num_tokens, _MULTIPLIER, np.uint64).cumprod()[::-1].copy()
+    powers = _powers[-num_tokens:]
+    terms = np.dot(np.array(token_ids, np.uint64), powers)
+    return (state * int(powers[0]) + int(terms)) & _MASK
+
+
+def _choices(settings: SimulatedSettings, tokenizer: WordTokenizer) -> tuple[IntArray, IntArray]:
+    """Return [vocab] where each token's line begins, and [lines * 1024] the tokens to choose."""
+    eos, newline = settings.eos_rate, min(settings.newline_rate, 1 - settings.eos_rate)
+    goes_on = {part: rate * (1 - eos - newline) for part, rate in _START.items()}
+    grammar = {**_GRAMMAR, "full stop": {"eos": eos, "line": newline, **goes_on}}
+    token_ids = {
+        **tokenizer.words,
+        **{part: [byte] for part, byte in _BYTES.items()},
+        "eos": [EOS_TOKEN_ID],
+    }
+    table = np.zeros((len(grammar), _NUM_CHOICES), np.int64)
+    lines = np.full(len(tokenizer.token_bytes), list(grammar).index("other") * _NUM_CHOICES)
+    lines[[EOS_TOKEN_ID, BEGIN_TOKEN_ID]] = list(grammar).index("start") * _NUM_CHOICES
+    for number, (part, followers) in enumerate(grammar.items()):
+        if part in token_ids:
+            lines[token_ids[part]] = number * _NUM_CHOICES
+        end, rate_so_far = 0, 0.0
+        for follower, rate in followers.items():
+            begin, rate_so_far = end, rate_so_far + rate
+            end = round(rate_so_far * _NUM_CHOICES)
+            words = np.array(token_ids[follower])
+            table[number, begin:end] = words[np.arange(end - begin) % len(words)]
+    return lines, table.reshape(-1)

@@ -1,0 +1,92 @@
+"""The simulated model's tokenizer: a small English vocabulary, and single bytes for the rest.
+
+Id 0 is EOS and id 1 stands before every prefix; neither has text.  Then come the 256 bytes, then
+the words, each with the space before it.  A word is one token if the vocabulary has it and its
+bytes otherwise, so any text round-trips.
+"""
+
+import re
+from functools import cached_property
+
+EOS_TOKEN_ID = 0
+BEGIN_TOKEN_ID = 1
+FIRST_BYTE_ID = 2
+FIRST_WORD_ID = FIRST_BYTE_ID + 256
+
+_WORDS = {
+    "opener": "The This That Our Every Another Some Each One Her His My",
+    "opening pronoun": "She He They We Nobody Everyone Someone You I",
+    "opening adverb": "Later Today Then Slowly Suddenly Tonight Outside Yesterday",
+    "determiner": "the this that our every another some each one her his my",
+    "pronoun": "she he they we nobody everyone someone you",
+    "subject adjective": (
+        "brave quiet clever tired young old hungry gentle curious patient careful honest "
+        "lazy proud shy kind busy famous lonely cheerful stubborn sleepy polite nervous"
+    ),
+    "subject": (
+        "cat dog fox owl engineer baker sailor teacher student doctor farmer painter "
+        "pilot robot child king queen writer singer gardener captain poet wolf horse bear "
+        "rabbit crow whale turtle spider librarian driver nurse judge clerk guard tailor "
+        "miner hunter monk"
+    ),
+    "adverb": (
+        "quietly slowly carefully often never always gently quickly suddenly proudly "
+        "secretly happily"
+    ),
+    "verb": (
+        "found saw built carried opened closed painted followed watched crossed repaired "
+        "lost kept forgot remembered sold bought drew moved dropped lifted guarded "
+        "counted cleaned broke mended hid read wrote studied measured borrowed returned "
+        "admired ignored described sketched polished wrapped buried discovered trusted "
+        "chose gathered cooked planted touched noticed pushed pulled"
+    ),
+    "object adjective": (
+        "red blue small large broken silver golden wooden ancient heavy narrow bright "
+        "dusty empty frozen hidden warm cold round sharp strange simple green distant"
+    ),
+    "object": (
+        "river bridge window garden letter book machine door road boat lamp clock map key "
+        "stone tree hill house tower bell mirror field table chair basket train wheel "
+        "rope coin flag ladder forest harbor island engine kettle"
+    ),
+    "preposition": "in on under near behind beside above across beyond before after inside",
+    "conjunction": "and but while because so until since",
+}
+
+_PIECES = re.compile(rb" ?[A-Za-z]+|.", re.DOTALL)
+
+
+class WordTokenizer:
+    """Ids 0 to 511 and the text they stand for."""
+
+    def __init__(self) -> None:
+        self.token_bytes = [b"", b"", *(bytes([byte]) for byte in range(256))]
+        self.words: dict[str, list[int]] = {}  # part of speech -> token ids
+        for part, words in _WORDS.items():
+            tokens = [b" " + word.encode() for word in words.split()]
+            self.words[part] = list(
+                range(len(self.token_bytes), len(self.token_bytes) + len(tokens))
+            )
+            self.token_bytes += tokens
+
+    @cached_property
+    def _word_ids(self) -> dict[bytes, int]:
+        words = self.token_bytes[FIRST_WORD_ID:]
+        return {word: token_id for token_id, word in enumerate(words, FIRST_WORD_ID)}
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of `text`; their bytes, joined, are its UTF-8."""
+        word_ids = self._word_ids
+        token_ids: list[int] = []
+        for piece in _PIECES.findall(text.encode()):
+            word_id = word_ids.get(piece)
+            if word_id is None:
+                token_ids += [FIRST_BYTE_ID + byte for byte in piece]
+            else:
+                token_ids.append(word_id)
+        return token_ids
+
+
+def byte_id(byte: int | str) -> int:
+    """Return the token id of a byte, or of a character of one byte."""
+    return FIRST_BYTE_ID + (byte if isinstance(byte, int) else ord(byte))

@@ -1,0 +1,53 @@
+"""The engine's clock: which step it is, and what time that step starts.
+
+A step lasts 1.0 seconds.  When the engine is idle the clock jumps to the next arrival; a jump is
+not a step.
+"""
+
+from array import array
+from bisect import bisect_right
+from math import ceil
+
+STEP_SECONDS = 1.0
+
+
+class Clock:
+    """Counts steps and knows when each of them started.
+
+    Between two jumps start times are an arithmetic progression, so one (time, step) pair a jump
+    holds them all.
+    """
+
+    __slots__ = ("_first_steps", "_first_times", "step")
+
+    def __init__(self) -> None:
+        self.step = 0
+        self._first_times = array("d", [0.0])
+        self._first_steps = array("q", [0])
+
+    @property
+    def now(self) -> float:
+        """The time at which the current step starts, in seconds."""
+        return self._first_times[-1] + (self.step - self._first_steps[-1]) * STEP_SECONDS
+
+    def start_of(self, step: int) -> float:
+        """Return when `step`, which is not later than the current one, started."""
+        run = bisect_right(self._first_steps, step) - 1
+        return self._first_times[run] + (step - self._first_steps[run]) * STEP_SECONDS
+
+    def jump(self, time: float) -> None:
+        """Let the current step start at `time`, which is later than now."""
+        self._first_times.append(time)
+        self._first_steps.append(self.step)
+
+    def step_at(self, time: float) -> int:
+        """Return the first step that starts at or after `time`, which is not later than now."""
+        if time <= self._first_times[0]:
+            return 0
+        run = bisect_right(self._first_times, time) - 1
+        start, first = self._first_times[run], self._first_steps[run]
+        step = first + ceil((time - start) / STEP_SECONDS)
+        while start + (step - first) * STEP_SECONDS < time:  # the division may have rounded down
+            step += 1
+        is_last_run = run + 1 == len(self._first_steps)
+        return step if is_last_run else min(step, self._first_steps[run + 1])

@@ -1,0 +1,331 @@
+"""The step, exactly: DESIGN's example, the schedule against a slow one, the tokens against one at a time."""
+
+from collections import defaultdict
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import (
+    ENGLISH,
+    TINY,
+    Language,
+    decode_alone,
+    english_requests,
+    tiny_model,
+    tiny_requests,
+)
+
+from batcher import BatchdecodeError, Engine, Model, Request, RequestError, Result, SimulatedModel
+from batcher.events import AdmitEvent, ArriveEvent, FinishEvent
+
+BATCH_SIZES = st.sampled_from([1, 2, 3, 8, 64])
+
+
+def run(requests: list[Request], batch_size: int, model: Model | None = None) -> tuple[list, list[Result]]:
+    engine = Engine(model or SimulatedModel(), batch_size)
+    for request in requests:
+        engine.add(request)
+    return drain(engine)
+
+
+def drain(engine: Engine) -> tuple[list, list[Result]]:
+    events, results = [], []
+    while engine.has_work:
+        outcome = engine.step()
+        events += outcome.events
+        results += outcome.results
+    return events, results
+
+
+def plain(request_id: str, max_tokens: int, arrival_time: float = 0.0) -> Request:
+    return Request(
+        id=request_id, prompt=[5], max_tokens=max_tokens, ignore_eos=True, arrival_time=arrival_time
+    )
+
+
+def slots_by_step(results: list[Result], batch_size: int) -> dict[int, list[str]]:
+    rows = defaultdict(lambda: ["-"] * batch_size)
+    for result in results:
+        if result.slot is not None:
+            for step in range(result.steps.admitted, result.steps.finished + 1):
+                assert rows[step][result.slot] == "-", "two requests in one slot"
+                rows[step][result.slot] = result.id
+    return dict(sorted(rows.items()))
+
+
+def test_the_example_of_the_design() -> None:
+    requests = [plain("a", 3), plain("b", 1), plain("c", 2), plain("d", 4)]
+    _, results = run(requests, 2)
+    assert slots_by_step(results, 2) == {
+        0: ["a", "b"],
+        1: ["a", "c"],
+        2: ["a", "c"],
+        3: ["d", "-"],
+        4: ["d", "-"],
+        5: ["d", "-"],
+        6: ["d", "-"],
+    }
+    assert [result.id for result in results] == ["b", "a", "c", "d"]
+
+
+def test_a_single_request_reports_its_steps() -> None:
+    _, [result] = run([plain("a", 2)], 4)
+    steps = result.steps
+    assert (steps.arrived, steps.admitted, steps.first_token, steps.finished) == (0, 0, 0, 1)
+    assert result.usage.completion_tokens == 2
+
+
+def test_nothing_to_do_is_no_step() -> None:
+    engine = Engine(SimulatedModel(), 3)
+    assert not engine.has_work
+    assert engine.step() == ([], [])
+    assert engine.num_steps == 0
+
+
+def test_max_tokens_zero_finishes_at_its_arrival_without_a_slot() -> None:
+    events, results = run([plain("a", 3), plain("z", 0), plain("b", 1)], 1)
+    assert [result.id for result in results] == ["z", "a", "b"]
+    zero = results[0]
+    assert (zero.slot, zero.tokens, zero.text, zero.finish_reason) == (None, [], "", "length")
+    assert (zero.steps.arrived, zero.steps.admitted, zero.steps.finished) == (0, None, 0)
+    assert not any(isinstance(event, AdmitEvent) and event.id == "z" for event in events)
+
+
+def test_only_requests_without_tokens_take_no_step() -> None:
+    engine = Engine(SimulatedModel(), 2)
+    engine.add(plain("a", 0))
+    engine.add(plain("b", 0, arrival_time=7.5))
+    events, results = drain(engine)
+    assert [result.id for result in results] == ["a", "b"]
+    assert engine.num_steps == 0
+    assert engine.now == 7.5
+
+
+def test_the_clock_jumps_over_idle_time_and_counts_no_step() -> None:
+    engine = Engine(SimulatedModel(), 2)
+    engine.add(plain("late", 1, arrival_time=100.25))
+    engine.add(plain("now", 2))
+    events, results = drain(engine)
+    admitted = {event.id: (event.step, event.time) for event in events if isinstance(event, AdmitEvent)}
+    assert admitted == {"now": (0, 0.0), "late": (2, 100.25)}
+    assert engine.num_steps == 3
+
+
+def test_a_freed_slot_is_refilled_in_the_next_step_and_says_so() -> None:
+    requests = [plain("long", 9), plain("a", 1), plain("b", 1), plain("c", 1, arrival_time=5)]
+    events, _ = run(requests, 2)
+    reasons = {event.id: event.reason for event in events if isinstance(event, AdmitEvent)}
+    assert reasons == {"long": "empty", "a": "empty", "b": "refill", "c": "empty"}
+
+
+def test_arrival_order_is_time_then_line() -> None:
+    requests = [plain("c", 1, 2), plain("a", 1, 1), plain("d", 1, 2), plain("b", 1, 1.5)]
+    events, _ = run(requests, 1)
+    assert [event.id for event in events if isinstance(event, ArriveEvent)] == ["a", "b", "c", "d"]
+
+
+def test_a_request_added_late_counts_as_arrived_at_its_time() -> None:
+    engine = Engine(SimulatedModel(), 1)
+    engine.add(plain("a", 5))
+    for _ in range(4):
+        engine.step()
+    engine.add(plain("b", 1, arrival_time=1.5))
+    _, results = drain(engine)
+    steps = {result.id: result.steps for result in results}["b"]
+    assert (steps.arrived, steps.admitted) == (2, 5)
+
+
+def test_a_request_that_is_wanted_is_one_that_would_fill_a_slot() -> None:
+    engine = Engine(SimulatedModel(), 2)
+    assert engine.wants_request
+    engine.add(plain("a", 1))
+    assert engine.wants_request
+    engine.add(plain("b", 3))
+    assert not engine.wants_request
+    engine.step()
+    assert engine.wants_request
+    engine.add(plain("future", 1, arrival_time=9))
+    assert not engine.wants_request
+
+
+def test_an_idle_engine_wants_all_that_arrive_together() -> None:
+    engine = Engine(SimulatedModel(), 3)
+    waiting = [plain(str(number), 1, arrival_time=5) for number in range(4)]
+    while engine.wants_request and waiting:
+        engine.add(waiting.pop(0))
+    outcome = engine.step()
+    assert len(outcome.results) == 3
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 2**20 + 1])
+def test_a_batch_size_out_of_range_is_refused(batch_size: int) -> None:
+    with pytest.raises(BatchdecodeError, match="batch size"):
+        Engine(SimulatedModel(), batch_size)
+
+
+def test_an_id_is_unique_among_those_that_have_not_ended() -> None:
+    engine = Engine(SimulatedModel(), 1)
+    engine.add(plain("a", 1))
+    with pytest.raises(RequestError, match="has not ended"):
+        engine.add(plain("a", 1))
+    drain(engine)
+    engine.add(plain("a", 1))
+
+
+@pytest.mark.parametrize("when", ["pending", "waiting", "running"])
+def test_an_aborted_request_keeps_what_it_had_and_frees_its_slot(when: str) -> None:
+    engine = Engine(SimulatedModel(), 1)
+    engine.add(plain("a", 50))
+    engine.add(plain("b", 50))
+    engine.add(plain("c", 50, arrival_time=30))
+    for _ in range(5):
+        engine.step()
+    engine.abort({"running": "a", "waiting": "b", "pending": "c"}[when])
+    outcome = engine.step()
+    [result] = outcome.results
+    assert result.finish_reason == "aborted"
+    expected = decode_alone(plain("a", 5), ENGLISH).tokens if when == "running" else []
+    assert result.tokens == expected
+    _, rest = drain(engine)
+    assert len(rest) == 2
+    with pytest.raises(BatchdecodeError, match="in the engine"):
+        engine.abort("a")
+
+
+def test_a_slot_freed_by_an_abort_is_refilled_at_once() -> None:
+    engine = Engine(SimulatedModel(), 1)
+    engine.add(plain("a", 50))
+    engine.add(plain("b", 2))
+    engine.step()
+    engine.abort("a")
+    _, results = drain(engine)
+    assert [(result.id, result.steps.finished) for result in results] == [("a", 0), ("b", 2)]
+    assert results[1].steps.admitted == 1
+
+
+def check_tokens(requests: list[Request], results: list[Result], language: Language) -> None:
+    """Invariants 1 and 7: one result for each request, with the tokens of decoding it alone."""
+    assert sorted(result.index for result in results) == list(range(len(requests)))
+    for result in results:
+        got = (result.tokens, result.text, result.finish_reason, result.stop_reason)
+        assert got == decode_alone(requests[result.index], language)
+
+
+def check_schedule(requests: list[Request], results: list[Result], batch_size: int) -> None:
+    """Invariants 2, 5 and the step itself, against a scheduler that knows only the output lengths."""
+    lengths = {result.index: len(result.tokens) for result in results}
+    queue = sorted(range(len(requests)), key=lambda i: (requests[i].arrival_time, i))
+    queue = [index for index in queue if requests[index].max_tokens > 0]
+    slots: list[tuple[int, int] | None] = [None] * batch_size  # (index, tokens left)
+    expected: dict[int, tuple[int, int, int]] = {}
+    step, now = 0, 0.0
+    while queue or any(slots):
+        if not any(slots) and requests[queue[0]].arrival_time > now:
+            now = requests[queue[0]].arrival_time
+        for slot in range(batch_size):
+            if slots[slot] is None and queue and requests[queue[0]].arrival_time <= now:
+                index = queue.pop(0)
+                slots[slot] = (index, lengths[index])
+                expected[index] = (slot, step, step + lengths[index] - 1)
+        slots = [
+            None if held is None or held[1] == 1 else (held[0], held[1] - 1) for held in slots
+        ]
+        step, now = step + 1, now + 1.0
+    got = {
+        result.index: (result.slot, result.steps.admitted, result.steps.finished)
+        for result in results
+        if result.slot is not None
+    }
+    assert got == expected
+    order = [(result.steps.finished, result.slot) for result in results if result.slot is not None]
+    assert order == sorted(order)
+
+
+@given(st.lists(english_requests(), max_size=12), BATCH_SIZES)
+@settings(max_examples=60, deadline=None)
+def test_tokens_and_schedule_for_any_batch_size(requests: list[Request], batch_size: int) -> None:
+    _, results = run(requests, batch_size)
+    check_tokens(requests, results, ENGLISH)
+    check_schedule(requests, results, batch_size)
+
+
+@given(st.lists(tiny_requests(), max_size=12), BATCH_SIZES)
+@settings(max_examples=120, deadline=None)
+def test_overlapping_stops_of_a_model_with_any_vocabulary(
+    requests: list[Request], batch_size: int
+) -> None:
+    _, results = run(requests, batch_size, tiny_model())
+    check_tokens(requests, results, TINY)
+    check_schedule(requests, results, batch_size)
+
+
+@given(st.lists(english_requests(), max_size=10), BATCH_SIZES, st.randoms())
+@settings(max_examples=30, deadline=None)
+def test_adding_late_in_order_of_arrival_gives_the_same_results(
+    requests: list[Request], batch_size: int, random: object
+) -> None:
+    """What a driver that reads only when a slot is free gets is what adding all at once gives."""
+    _, expected = run(requests, batch_size)
+    engine = Engine(SimulatedModel(), batch_size)
+    ahead = sorted(range(len(requests)), key=lambda i: (requests[i].arrival_time, i))
+    results, times = [], []
+    while True:
+        while ahead and engine.wants_request:
+            engine.add(requests[ahead[0]], index=ahead.pop(0))
+        if not engine.has_work:
+            break
+        results += engine.step().results
+        times.append(engine.now)
+    assert sorted(results, key=lambda r: r.index) == sorted(expected, key=lambda r: r.index)
+    assert times == sorted(times)
+
+
+@given(st.lists(english_requests(), max_size=10), BATCH_SIZES, st.data())
+@settings(max_examples=40, deadline=None)
+def test_known_results_replay_the_schedule_without_the_model(
+    requests: list[Request], batch_size: int, data: st.DataObject
+) -> None:
+    events, results = run(requests, batch_size)
+    known = {
+        result.index: result for result in results if data.draw(st.booleans(), label="finished before")
+    }
+    engine = Engine(SimulatedModel(), batch_size)
+    for index, request in enumerate(requests):
+        engine.add(request, known=known.get(index))
+    replayed, rest = drain(engine)
+    assert replayed == events
+    assert rest == [result for result in results if result.index not in known]
+
+
+def test_a_replay_of_known_results_never_calls_the_model() -> None:
+    requests = [plain(str(number), 5) for number in range(7)]
+    _, results = run(requests, 3)
+
+    class Silent(SimulatedModel):
+        def forward(self, batch: object) -> None:
+            raise AssertionError("the model was asked")
+
+    engine = Engine(Silent(), 3)
+    for request, result in zip(requests, sorted(results, key=lambda r: r.index), strict=True):
+        engine.add(request, known=result)
+    assert drain(engine)[1] == []
+    assert engine.num_tokens == 35
+
+
+def test_the_last_allowed_token_may_be_a_stop() -> None:
+    tokens = decode_alone(plain("a", 6), ENGLISH).tokens
+    last = Request(prompt=[5], max_tokens=6, ignore_eos=True, stop_sequence=tokens[4:6])
+    _, [result] = run([last], 2)
+    assert (result.finish_reason, result.stop_reason) == ("stop", tokens[4:6])
+
+
+def test_finish_events_count_what_results_hold() -> None:
+    events, results = run([plain("a", 3), plain("b", 0)], 2)
+    finishes = {event.id: event for event in events if isinstance(event, FinishEvent)}
+    for result in results:
+        event = finishes[result.id]
+        assert (event.tokens, event.slot, event.step) == (
+            len(result.tokens),
+            result.slot,
+            result.steps.finished,
+        )
