@@ -21,7 +21,9 @@ from batcher.events import AdmitEvent, ArriveEvent, FinishEvent
 BATCH_SIZES = st.sampled_from([1, 2, 3, 8, 64])
 
 
-def run(requests: list[Request], batch_size: int, model: Model | None = None) -> tuple[list, list[Result]]:
+def run(
+    requests: list[Request], batch_size: int, model: Model | None = None
+) -> tuple[list, list[Result]]:
     engine = Engine(model or SimulatedModel(), batch_size)
     for request in requests:
         engine.add(request)
@@ -106,7 +108,9 @@ def test_the_clock_jumps_over_idle_time_and_counts_no_step() -> None:
     engine.add(plain("late", 1, arrival_time=100.25))
     engine.add(plain("now", 2))
     events, results = drain(engine)
-    admitted = {event.id: (event.step, event.time) for event in events if isinstance(event, AdmitEvent)}
+    admitted = {
+        event.id: (event.step, event.time) for event in events if isinstance(event, AdmitEvent)
+    }
     assert admitted == {"now": (0, 0.0), "late": (2, 100.25)}
     assert engine.num_steps == 3
 
@@ -227,9 +231,7 @@ def check_schedule(requests: list[Request], results: list[Result], batch_size: i
                 index = queue.pop(0)
                 slots[slot] = (index, lengths[index])
                 expected[index] = (slot, step, step + lengths[index] - 1)
-        slots = [
-            None if held is None or held[1] == 1 else (held[0], held[1] - 1) for held in slots
-        ]
+        slots = [None if held is None or held[1] == 1 else (held[0], held[1] - 1) for held in slots]
         step, now = step + 1, now + 1.0
     got = {
         result.index: (result.slot, result.steps.admitted, result.steps.finished)
@@ -287,7 +289,9 @@ def test_known_results_replay_the_schedule_without_the_model(
 ) -> None:
     events, results = run(requests, batch_size)
     known = {
-        result.index: result for result in results if data.draw(st.booleans(), label="finished before")
+        result.index: result
+        for result in results
+        if data.draw(st.booleans(), label="finished before")
     }
     engine = Engine(SimulatedModel(), batch_size)
     for index, request in enumerate(requests):

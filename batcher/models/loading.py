@@ -49,7 +49,7 @@ def as_model(model: object, name: str | None = None) -> Model:
         return cast(Model, model)
     if callable(model):
         return CallableModel(cast(ModelNext, model), name)
-    raise BatchdecodeError(f"{name or model!r} is neither a Model nor callable")
+    raise BatchdecodeError(f"{name or repr(model)} is neither a Model nor callable")
 
 
 def _import_object(spec: str) -> object:

@@ -47,7 +47,9 @@ class Clock:
         run = bisect_right(self._first_times, time) - 1
         start, first = self._first_times[run], self._first_steps[run]
         step = first + ceil((time - start) / STEP_SECONDS)
-        while start + (step - first) * STEP_SECONDS < time:  # the division may have rounded down
+        if start + (step - first) * STEP_SECONDS < time:  # the division was rounded down,
             step += 1
+        elif start + (step - 1 - first) * STEP_SECONDS >= time:  # or up
+            step -= 1
         is_last_run = run + 1 == len(self._first_steps)
         return step if is_last_run else min(step, self._first_steps[run + 1])

@@ -1,0 +1,47 @@
+"""Tokens go in a step at a time and come out a row at a time, across any number of pages."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batcher.decoding import history
+from batcher.decoding.history import TokenHistory
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40)), max_size=30))
+def test_rows_come_out_as_they_went_in(moves: list[tuple[int, int]]) -> None:
+    kept = TokenHistory(3)
+    kept._page_steps = 5
+    kept._page = np.zeros((5, 3), np.int64)
+    rows: dict[int, list[int]] = {}
+    token = 0
+    for slot, num_steps in moves:
+        if slot in rows:
+            row = rows.pop(slot)
+            assert kept.close(slot, len(row)) == row
+        else:
+            kept.open(slot)
+            rows[slot] = []
+        for _ in range(num_steps):
+            tokens = np.arange(token, token + 3)
+            token += 3
+            kept.append(tokens)
+            for open_slot, row in rows.items():
+                row.append(int(tokens[open_slot]))
+    for slot, row in rows.items():
+        assert kept.close(slot, len(row)) == row
+
+
+def test_a_row_may_be_cut_short() -> None:
+    kept = TokenHistory(1)
+    kept.open(0)
+    kept.append(np.array([4]))
+    kept.append(np.array([5]))
+    assert kept.close(0, 1) == [4]
+
+
+def test_a_huge_batch_has_a_small_page() -> None:
+    assert (
+        TokenHistory(100_000)._page.size
+        <= history.MIN_PAGE_STEPS * 100_000 + history.MAX_PAGE_TOKENS
+    )

@@ -1,0 +1,199 @@
+"""Any `model_next` is a model; one that misbehaves fails the rows it fails, says at which step, and no more."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from batcher import BatchdecodeError, Engine, Request, Result, decode
+from batcher.models.callable import CallableModel
+from batcher.models.loading import load_model
+
+
+def count_up(prefixes: list[list[int]]) -> list[int]:
+    return [len(prefix) for prefix in prefixes]
+
+
+def requests(*lengths: int) -> list[Request]:
+    return [Request(prompt=[7] * (i + 1), max_tokens=n) for i, n in enumerate(lengths)]
+
+
+def outcomes(results: list[Result]) -> list[tuple[str, list[int]]]:
+    return [(result.finish_reason, result.tokens) for result in results]
+
+
+def test_a_callable_sees_whole_prefixes_in_slot_order() -> None:
+    seen: list[list[list[int]]] = []
+
+    def spy(prefixes: list[list[int]]) -> list[int]:
+        seen.append([list(prefix) for prefix in prefixes])
+        return count_up(prefixes)
+
+    decode(requests(2, 1, 1), model=spy, batch_size=2)
+    assert seen == [[[7], [7, 7]], [[7, 1], [7, 7, 7]]]
+
+
+def test_a_callable_may_keep_and_change_its_prefixes() -> None:
+    def vandal(prefixes: list[list[int]]) -> list[int]:
+        answer = count_up(prefixes)
+        for prefix in prefixes:
+            prefix.clear()
+        return answer
+
+    assert decode(requests(3, 2), model=vandal) == decode(requests(3, 2), model=count_up)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda prefixes: np.array(count_up(prefixes)),
+        lambda prefixes: tuple(count_up(prefixes)),
+        lambda prefixes: iter(count_up(prefixes)),
+        lambda prefixes: [np.int32(n) for n in count_up(prefixes)],
+    ],
+)
+def test_any_iterable_of_integers_is_an_answer(answer: Callable) -> None:
+    assert decode(requests(2, 3), model=answer) == decode(requests(2, 3), model=count_up)
+
+
+def endless(_: list[list[int]]) -> Iterator[int]:
+    while True:
+        yield 1
+
+
+def raising(_: list[list[int]]) -> list[int]:
+    raise ValueError("no weights")
+
+
+def exiting(_: list[list[int]]) -> list[int]:
+    raise SystemExit(3)
+
+
+WRONG = [
+    (lambda p: [1] * (len(p) + 1), "returned more than 2 tokens for 2 sequences"),
+    (lambda p: [1] * (len(p) - 1), "returned 1 tokens for 2 sequences"),
+    (lambda _: None, "raised TypeError"),
+    (lambda _: 5, "raised TypeError"),
+    (endless, "returned more than 2 tokens"),
+    (raising, "raised ValueError: no weights"),
+    (exiting, "raised SystemExit"),
+    (lambda p: [1.0] * len(p), "1.0, which is not an integer"),
+    (lambda p: [True] * len(p), "True, which is not an integer"),
+    (lambda p: ["1"] * len(p), "'1', which is not an integer"),
+    (lambda p: [None] * len(p), "None, which is not an integer"),
+    (lambda p: [float("nan")] * len(p), "nan, which is not an integer"),
+    (lambda p: [-1] * len(p), "-1, which is not a token id from 0"),
+    (lambda p: [10**6000] * len(p), "a int, which is not a token id"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "message"), WRONG)
+def test_a_wrong_answer_fails_the_batch_at_its_step_and_the_run_goes_on(
+    wrong: Callable, message: str
+) -> None:
+    calls = 0
+
+    def model(prefixes: list[list[int]]) -> object:
+        nonlocal calls
+        calls += 1
+        return wrong(prefixes) if calls == 3 else count_up(prefixes)
+
+    results = decode(requests(4, 5, 3), model=model, batch_size=2)
+    assert outcomes(results) == [("error", [1, 2]), ("error", [2, 3]), ("length", [3, 4, 5])]
+    for result in results[:2]:
+        assert result.error.code == "model-error"
+        assert result.error.message.startswith("step 2: ")
+        assert message in result.error.message
+        assert (result.steps.admitted, result.steps.finished) == (0, 2)
+    assert results[2].steps.admitted == 3
+
+
+def test_one_wrong_row_fails_that_row_alone() -> None:
+    def model(prefixes: list[list[int]]) -> list[object]:
+        return [-5 if len(prefix) == 4 else len(prefix) for prefix in prefixes]
+
+    results = decode(requests(2, 2, 2, 9), model=model, batch_size=4)
+    assert outcomes(results) == [
+        ("length", [1, 2]),
+        ("length", [2, 3]),
+        ("error", [3]),
+        ("error", []),
+    ]
+    assert results[3].steps.first_token is None
+
+
+def test_a_failure_in_the_first_step_keeps_nothing() -> None:
+    [result] = decode(requests(3), model=raising)
+    assert (result.tokens, result.text, result.slot) == ([], "", 0)
+    assert result.steps.first_token is None
+
+
+def test_attributes_of_the_callable_describe_the_model() -> None:
+    def model(prefixes: list[list[int]]) -> list[int]:
+        return [9 if len(prefix) == 3 else 12 if len(prefix) > 3 else 1 for prefix in prefixes]
+
+    model.vocab_size, model.eos_token_id = 10, 9
+    one, two = decode([Request(prompt=[1, 1]), Request(prompt=[1] * 4)], model=model)
+    assert (one.tokens, one.finish_reason, one.stop_reason) == ([1, 9], "stop", None)
+    assert "12, which is not a token id from 0 to 9" in two.error.message
+
+
+def test_text_prompts_reach_a_callable_as_bytes() -> None:
+    [result] = decode([{"prompt": "hé", "max_tokens": 3}], model=lambda ps: [p[-1] for p in ps])
+    assert result.usage.prompt_tokens == 3
+    assert result.text == "\ufffd\ufffd\ufffd"
+    [large] = decode([{"prompt": "", "max_tokens": 1}], model=lambda _: [4000])
+    assert large.text == "\ufffd"
+
+
+def test_a_model_is_found_in_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_models.py").write_text(
+        "def echo(prefixes):\n    return [p[-1] for p in prefixes]\n\n\n"
+        "class Counting:\n    def __call__(self, prefixes):\n        return [len(p) for p in prefixes]\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert (
+        decode([Request(prompt=[4])], model=load_model("my_models:echo", {}, None))[0].tokens
+        == [4] * 16
+    )
+    counting = load_model("my_models:Counting", {}, None)
+    assert (counting.name, counting.forward.__self__._model_next([[1]])) == (
+        "my_models:Counting",
+        [1],
+    )
+    with pytest.raises(BatchdecodeError, match="did you mean my_models:echo"):
+        load_model("my_models:ecko", {}, None)
+
+
+@pytest.mark.parametrize(
+    ("spec", "settings", "seed", "message"),
+    [
+        ("gpt", {}, None, "unknown model 'gpt', known: simulated, package.module:name"),
+        ("no_such_module:x", {}, None, "cannot import no_such_module: ModuleNotFoundError"),
+        ("math:pi", {}, None, "math:pi is neither a Model nor callable"),
+        ("math:sqrt", {}, 4, "a seed is a setting of the simulated model"),
+        ("simulated", {"eos_rat": 1}, None, r"eos_rat.*settings: seed, eos_rate, newline_rate"),
+        ("simulated", {"eos_rate": 2}, None, "eos_rate"),
+        ("simulated", {"eos_rate": "x"}, None, "eos_rate"),
+    ],
+)
+def test_a_model_that_cannot_be_made(
+    spec: str, settings: dict, seed: int | None, message: str
+) -> None:
+    with pytest.raises(BatchdecodeError, match=message):
+        load_model(spec, settings, seed)
+
+
+def test_the_seed_argument_wins_over_the_settings() -> None:
+    assert load_model("simulated", {"seed": 1, "eos_rate": 0.5}, 7).settings["seed"] == 7
+
+
+def test_a_bug_in_the_engine_is_not_a_model_error() -> None:
+    engine = Engine(CallableModel(count_up), 1)
+    engine.add(Request(prompt=[1]))
+    engine._history = None
+    with pytest.raises(AttributeError):
+        engine.step()

@@ -1,0 +1,158 @@
+"""The simulated model is a function of the prefix: its cache and vectors equal the slow definition."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reference import ENGLISH, Language, as_text, decode_alone
+
+from batcher import Request, SimulatedModel, SimulatedSettings, decode
+from batcher.models.base import Batch, Chunk, join_bytes
+from batcher.models.simulated import _hash_after, reference_next_token
+from batcher.models.word_tokenizer import EOS_TOKEN_ID, FIRST_WORD_ID, WordTokenizer
+
+prompts = st.lists(st.integers(0, 511), max_size=30)
+
+
+@given(st.lists(prompts, min_size=1, max_size=5), st.integers(0, 2**70))
+def test_every_row_is_the_function_of_its_prefix(rows: list[list[int]], seed: int) -> None:
+    model = SimulatedModel(SimulatedSettings(seed=seed))
+    model.allocate(len(rows))
+    batch = Batch(len(rows))
+    for slot, prompt in enumerate(rows):
+        batch.join(Chunk(slot, prompt, 0))
+    prefixes = [list(prompt) for prompt in rows]
+    for _ in range(4):
+        tokens = model.forward(batch).tokens
+        assert tokens.tolist() == [reference_next_token(model, prefix) for prefix in prefixes]
+        for prefix, token in zip(prefixes, tokens.tolist(), strict=True):
+            prefix.append(token)
+        batch.chunks, batch.tokens = [], tokens.copy()
+
+
+@given(prompts, st.integers(1, 29))
+def test_a_prompt_in_two_chunks_is_the_same_prompt(prompt: list[int], border: int) -> None:
+    model = SimulatedModel()
+    model.allocate(1)
+    head, tail = prompt[:border], prompt[border:]
+    if not tail:
+        return
+    model.forward(batch_of(Chunk(0, head, 0)))
+    tokens = model.forward(batch_of(Chunk(0, tail, len(head)))).tokens
+    assert tokens.tolist() == [reference_next_token(model, prompt)]
+
+
+def batch_of(chunk: Chunk) -> Batch:
+    batch = Batch(1)
+    batch.join(chunk)
+    return batch
+
+
+@given(st.integers(0, 2**64 - 1), prompts)
+def test_hashing_at_once_equals_hashing_one_by_one(state: int, token_ids: list[int]) -> None:
+    expected = state
+    for token_id in token_ids:
+        expected = (expected + token_id) * 0x5851F42D4C957F2D % 2**64
+    assert _hash_after(state, token_ids) == expected
+
+
+@pytest.mark.parametrize("change", ["first", "middle", "last", "swap", "drop"])
+def test_any_change_of_the_prefix_changes_what_follows(change: str) -> None:
+    prompt = list(range(300, 320))
+    other = {
+        "first": [299, *prompt[1:]],
+        "middle": [*prompt[:9], 7, *prompt[10:]],
+        "last": [*prompt[:-1], 7],
+        "swap": [prompt[1], prompt[0], *prompt[2:]],
+        "drop": prompt[1:],
+    }[change]
+    one, two = decode(
+        [{"prompt": prompt, "ignore_eos": True}, {"prompt": other, "ignore_eos": True}]
+    )
+    assert one.tokens != two.tokens
+
+
+def test_the_text_is_sentences() -> None:
+    [result] = decode([{"prompt": "Tell me a story.", "max_tokens": 200, "ignore_eos": True}])
+    assert result.text.startswith(" ")
+    assert result.text.count(".") > 5
+    sentences = result.text.replace("\n", "").split(". ")
+    assert all(sentence.strip()[0].isupper() for sentence in sentences)
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 1.0])
+def test_eos_comes_as_often_as_the_settings_say(rate: float) -> None:
+    model = SimulatedModel(SimulatedSettings(eos_rate=rate))
+    requests = [{"prompt": [i], "max_tokens": 300, "ignore_eos": True} for i in range(60)]
+    tokens = [token for result in decode(requests, model=model) for token in result.tokens]
+    stop = model.tokenizer.encode(".")[0]
+    after = [second for first, second in zip(tokens, tokens[1:], strict=False) if first == stop]
+    assert len(after) > 800
+    assert sum(token == EOS_TOKEN_ID for token in after) / len(after) == pytest.approx(
+        rate, abs=0.05
+    )
+
+
+def test_a_long_output_does_not_run_in_circles() -> None:
+    [result] = decode([{"prompt": "", "max_tokens": 20_000, "ignore_eos": True}])
+    windows = {tuple(result.tokens[i : i + 24]) for i in range(0, 20_000, 24)}
+    assert len(windows) >= 20_000 // 24
+
+
+def test_the_seed_decides() -> None:
+    one, same, other = (
+        decode(
+            [{"prompt": "x", "ignore_eos": True}], model=SimulatedModel(SimulatedSettings(seed=s))
+        )
+        for s in (1, 1, 2)
+    )
+    assert one == same
+    assert one[0].tokens != other[0].tokens
+
+
+def test_a_golden_text() -> None:
+    """Results must stay the same from release to release; the reference above says they are right."""
+    [result] = decode([{"prompt": "Tell me a story", "max_tokens": 24}])
+    assert result.text == (
+        " The librarian carefully sold another red hill. Our pilot admired my broken wheel beyond every"
+        " key. Her dog closed our golden garden"
+    )
+
+
+def test_a_released_slot_remembers_nothing() -> None:
+    model = SimulatedModel()
+    model.allocate(1)
+    model.forward(batch_of(Chunk(0, [5, 6], 0)))
+    model.release(0)
+    assert model._hashes.tolist() == [0]
+
+
+@given(st.text())
+def test_any_text_round_trips(text: str) -> None:
+    tokenizer = WordTokenizer()
+    assert join_bytes(tokenizer.encode(text), tokenizer.token_bytes).decode() == text
+
+
+def test_the_vocabulary_is_512_tokens_each_its_own() -> None:
+    tokenizer = WordTokenizer()
+    assert len(tokenizer.token_bytes) == 512
+    words = tokenizer.token_bytes[FIRST_WORD_ID:]
+    assert len(set(words)) == len(words)
+    assert tokenizer.encode(" The engineer") == [
+        tokenizer.token_bytes.index(w) for w in (b" The", b" engineer")
+    ]
+    assert as_text(tokenizer.encode("—"), ENGLISH) == "—"
+
+
+def test_an_empty_prompt_is_a_prompt() -> None:
+    one, two = decode([Request(prompt=""), Request(prompt=[])])
+    assert one.tokens == two.tokens == decode_alone(Request(prompt=""), ENGLISH).tokens
+
+
+def test_rates_that_exceed_one_together_leave_eos_its_share() -> None:
+    model = SimulatedModel(SimulatedSettings(eos_rate=0.9, newline_rate=0.9))
+    [result] = decode([{"prompt": "", "max_tokens": 500, "ignore_eos": True}], model=model)
+    assert np.isin(result.tokens, range(512)).all()
+    language = Language(lambda p: reference_next_token(model, p), model.tokenizer, 0)
+    request = Request(prompt="", max_tokens=20)
+    assert decode([request], model=model)[0].tokens == decode_alone(request, language).tokens

@@ -1,0 +1,69 @@
+"""batcher.decode: what a program gets."""
+
+import pytest
+
+import batcher
+from batcher import BatchdecodeError, Request, RequestError, Result, SimulatedModel, decode
+
+
+def test_results_come_back_in_input_order_and_finish_in_completion_order() -> None:
+    finished: list[Result] = []
+    requests = [Request(prompt=[5], max_tokens=n, ignore_eos=True) for n in (5, 1, 3)]
+    results = decode(requests, batch_size=3, on_finish=finished.append)
+    assert [result.index for result in results] == [0, 1, 2]
+    assert [result.index for result in finished] == [1, 2, 0]
+    assert [result.id for result in results] == ["1", "2", "3"]
+
+
+def test_no_requests_no_results() -> None:
+    assert decode([]) == []
+
+
+def test_mappings_are_requests_too() -> None:
+    fields = {"id": "x", "prompt": "Hi", "stop_sequence": ["."], "max_tokens": 50}
+    assert decode([fields]) == decode([Request(**fields)])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": 5}, "request 1.*prompt"),
+        ({}, "request 1.*prompt"),
+        ({"prompt": "", "promt": ""}, "request 1.*promt"),
+        ({"prompt": [512]}, "512"),
+        ({"prompt": [-1]}, "-1|>= 0"),
+        ({"prompt": "", "stop": ""}, "stop"),
+    ],
+)
+def test_a_bad_request_is_refused_before_anything_runs(fields: dict, message: str) -> None:
+    with pytest.raises(BatchdecodeError, match=message):
+        decode([fields])
+
+
+def test_a_request_built_by_hand_is_checked_as_well() -> None:
+    with pytest.raises(RequestError):
+        decode([Request(prompt=[1], max_tokens="3")])
+    with pytest.raises(RequestError):
+        decode([Request(prompt=[1, True])])
+
+
+def test_the_list_of_the_caller_is_never_changed() -> None:
+    prompt = [5, 6, 7]
+    decode([Request(prompt=prompt)], model=SimulatedModel())
+    assert prompt == [5, 6, 7]
+
+
+def test_one_model_serves_one_run_after_another() -> None:
+    model = SimulatedModel()
+    first = decode([{"prompt": "a"}, {"prompt": "b"}], model=model, batch_size=2)
+    assert (
+        decode([{"prompt": "a"}, {"prompt": "b"}], model=model, batch_size=1)[1].tokens
+        == first[1].tokens
+    )
+
+
+def test_every_public_name_can_be_had() -> None:
+    for name in batcher.__all__:
+        assert getattr(batcher, name) is not None
+    with pytest.raises(AttributeError):
+        batcher.no_such_name  # noqa: B018 - the look-up is the test
