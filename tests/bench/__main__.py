@@ -1,0 +1,253 @@
+"""All benchmarks of docs/benchmarks.md in one run: `python tests/bench [NAME ...]` prints their table.
+
+Every figure is a ratio of two things measured in turn in this run, since machines are noisy: each pair is
+measured several times and the median ratio is quoted.
+"""
+
+import os
+import pty
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+import bare
+import workload
+
+from batcher import Engine, Request, SimulatedModel
+
+HERE = Path(__file__).parent
+TOOL = [str(Path(sys.executable).with_name("batchdecode"))]
+
+
+class Row(NamedTuple):
+    """A line of the table: what was measured, the figure, and what it should be."""
+
+    name: str
+    figure: str
+    target: str
+
+
+class Usage(NamedTuple):
+    """What a child process took."""
+
+    cpu: float  # seconds, user and system
+    peak: float  # MB, the largest resident set
+
+
+def child(command: list[str], *, stdin: int | None = None, stderr: int | None = None) -> Usage:
+    """Run `command` to its end and return what it took; its output is thrown away."""
+    pid = os.fork()
+    if pid == 0:
+        null = os.open(os.devnull, os.O_RDWR)
+        os.dup2(null if stdin is None else stdin, 0)
+        os.dup2(null, 1)
+        os.dup2(null if stderr is None else stderr, 2)
+        os.execvp(command[0], command)
+    _, status, usage = os.wait4(pid, 0)
+    if os.waitstatus_to_exitcode(status):
+        raise SystemExit(f"exit status {os.waitstatus_to_exitcode(status)}: {' '.join(command)}")
+    return Usage(usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
+
+
+def median_ratio(one: Callable[[], float], other: Callable[[], float], times: int = 5) -> float:
+    """Return the median of one() / other(), measured in turn."""
+    one(), other()
+    return statistics.median(one() / other() for _ in range(times))
+
+
+def cpu_seconds(work: Callable[[], object]) -> float:
+    """Return the CPU time `work` takes."""
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def engine_rate(requests: list[Request], batch_size: int) -> float:
+    """Return generated tokens per CPU-second of the engine with the simulated model."""
+    engine = Engine(SimulatedModel(), batch_size)
+
+    def run() -> None:
+        for request in requests:
+            engine.add(request)
+        while engine.has_work:
+            engine.step()
+
+    seconds = cpu_seconds(run)
+    return engine.num_tokens / seconds
+
+
+def bare_rate(rows: list[dict], batch_size: int) -> float:
+    """Return generated tokens per CPU-second of the bare loop."""
+    outputs: dict = {}
+    seconds = cpu_seconds(lambda: outputs.update(bare.decode(rows, batch_size)))
+    return sum(len(tokens) for tokens, _ in outputs.values()) / seconds
+
+
+def engine(folder: Path) -> Iterator[Row]:
+    """Measure the engine alone against the bare loop."""
+    rows = list(workload.rows(4000))
+    requests = [Request(**row) for row in rows]
+    for batch_size, target in ((8, 0.5), (64, 1.8), (256, 2.5)):
+        rates: list[tuple[float, float]] = []
+        for _ in range(6):
+            rates.append((engine_rate(requests, batch_size), bare_rate(rows, batch_size)))
+        ratio = statistics.median(ours / bares for ours, bares in rates[1:])
+        ours, bares = (statistics.median(column) for column in zip(*rates[1:], strict=True))
+        name = f"engine, B={batch_size}: {ours / 1e6:.2f}M tokens/s, bare loop {bares / 1e6:.2f}M"
+        yield Row(name, f"{ratio:.2f}x", f">= {target}x")
+
+
+def command(folder: Path) -> Iterator[Row]:
+    """Measure `run` from file to file against the bare script, and what trace and live view cost."""
+    source, target, trace = folder / "in.jsonl", folder / "out.jsonl", folder / "trace.jsonl"
+    workload.write(source, 20_000)
+    run = [*TOOL, "run", str(source), "-b", "64", "-o", str(target), "--quiet"]
+    script = [sys.executable, str(HERE / "bare.py"), str(source), str(target), "64"]
+    traced = [*run, "--trace", str(trace)]
+    yield Row(
+        "`run` file to file with a trace, 20,000 requests, B=64: speed against the bare script",
+        f"{1 / median_ratio(clean(target, traced), clean(target, script)):.2f}x",
+        ">= 1.0x",
+    )
+    cost = median_ratio(clean(target, traced), clean(target, run)) - 1
+    yield Row("cost of the trace", f"{cost:+.1%}", "<= 10 %")
+    run.remove("--quiet")
+    cost = median_ratio(
+        clean(target, [*run, "--live", "always"], on_terminal=True),
+        clean(target, [*run, "--live", "never"], on_terminal=True),
+    )
+    yield Row("cost of the live view, 120x40", f"{cost - 1:+.1%}", "<= 5 %")
+
+
+def clean(target: Path, argv: list[str], *, on_terminal: bool = False) -> Callable[[], float]:
+    """Return a function that removes `target`, runs `argv` and returns its CPU seconds."""
+
+    def measure() -> float:
+        target.unlink(missing_ok=True)
+        return (on_pty(argv) if on_terminal else child(argv)).cpu
+
+    return measure
+
+
+def on_pty(argv: list[str]) -> Usage:
+    """Run `argv` with a terminal of 120 columns and 40 lines as its stderr."""
+    import fcntl
+    import struct
+    import termios
+
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+    reader = threading.Thread(target=drain, args=(leader,), daemon=True)
+    reader.start()
+    os.environ["TERM"] = "xterm-256color"
+    os.environ.pop("CI", None)
+    usage = child(argv, stderr=follower)
+    os.close(follower)
+    reader.join(5)
+    os.close(leader)
+    return usage
+
+
+def drain(descriptor: int) -> None:
+    """Read until the other end is closed."""
+    try:
+        while os.read(descriptor, 65536):
+            pass
+    except OSError:
+        pass  # how Linux reports that the other end of a terminal is closed
+
+
+def scaling(folder: Path) -> Iterator[Row]:
+    """Measure how time per token grows with the outputs and with the number of requests."""
+
+    def seconds_per_token(num_requests: int, length: int) -> float:
+        rows = workload.rows(num_requests, (length, length))
+        requests = [Request(**{**row, "stop_sequence": None}) for row in rows]
+        return 1 / engine_rate(requests, 64)
+
+    long = lambda: seconds_per_token(128, 10_000)  # noqa: E731 - three times the same
+    for num_requests, length in ((12_800, 10), (12_800, 100)):
+        grown = median_ratio(long, lambda: seconds_per_token(num_requests, length))  # noqa: B023
+        name = f"time per token, outputs of 10,000 tokens against {length}"
+        yield Row(name, f"{grown:.2f}x", "<= 1.3x")
+
+
+def million(folder: Path) -> Iterator[Row]:
+    """Measure a pipe of a thousand, a hundred thousand and a million requests."""
+    took: dict[int, Usage] = {}
+    for count in (1_000, 100_000, 1_000_000):
+        took[count] = through_a_pipe(count)
+    start = through_a_pipe(1).cpu
+    per_request = {count: (usage.cpu - start) / count for count, usage in took.items()}
+    yield Row(
+        f"time per request, 1,000,000 ({per_request[1_000_000] * 1e6:.0f} µs) against 1,000"
+        f" ({per_request[1_000] * 1e6:.0f} µs), start-up not counted",
+        f"{per_request[1_000_000] / per_request[1_000]:.2f}x",
+        "<= 1.3x",
+    )
+    peak = took[1_000_000].peak
+    yield Row("peak memory of a million requests through a pipe", f"{peak:.0f} MB", "<= 200 MB")
+    grown = peak / took[100_000].peak
+    yield Row("peak memory, 1,000,000 against 100,000 requests", f"{grown:.2f}x", "<= 1.2x")
+
+
+def through_a_pipe(count: int) -> Usage:
+    """Pipe `count` requests into `run`."""
+    reader, writer = os.pipe()
+
+    def feed() -> None:
+        import json
+
+        with os.fdopen(writer, "w", buffering=1 << 16) as pipe:
+            block = [json.dumps(row)[len('{"id": "req-0000000"') :] for row in workload.rows(1000)]
+            for number in range(count):
+                pipe.write(f'{{"id":"req-{number:07}"{block[number % 1000]}\n')
+
+    pid = os.fork()
+    if pid == 0:
+        os.close(reader)
+        feed()
+        os._exit(0)
+    os.close(writer)
+    usage = child([*TOOL, "run", "-", "-b", "64", "--quiet"], stdin=reader)
+    os.close(reader)
+    os.waitpid(pid, 0)
+    return usage
+
+
+def startup(folder: Path) -> Iterator[Row]:
+    """Measure what a small run takes, and what the cheapest commands import."""
+    source = folder / "three.jsonl"
+    workload.write(source, 3)
+    numpy = [sys.executable, "-c", "import numpy"]
+    ratio = median_ratio(
+        lambda: child([*TOOL, "run", str(source)]).cpu, lambda: child(numpy).cpu, times=9
+    )
+    yield Row("a run of three requests against `python -c 'import numpy'`", f"{ratio:.2f}x", "<= 3x")
+
+
+BENCHMARKS = {
+    benchmark.__name__: benchmark for benchmark in (engine, command, scaling, million, startup)
+}
+
+
+def main(names: list[str]) -> None:
+    """Print the table of the benchmarks named, or of all."""
+    unknown = [name for name in names if name not in BENCHMARKS]
+    if unknown:
+        raise SystemExit(f"unknown benchmark {unknown[0]}, known: {', '.join(BENCHMARKS)}")
+    print("| what | measured | should be |\n|---|---|---|", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names or BENCHMARKS:
+            for row in BENCHMARKS[name](Path(folder)):
+                print(f"| {row.name} | {row.figure} | {row.target} |", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
