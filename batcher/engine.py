@@ -188,7 +188,6 @@ class Engine:
         step = self._clock.step
         if sequence.state is State.RUNNING:
             self._end_row(sequence, step - 1, "aborted", None)
-            self._slots.refresh_deadline()
             return
         if sequence.state is State.WAITING:
             self._waiting.remove(sequence)

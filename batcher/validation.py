@@ -30,22 +30,23 @@ _SEQUENCE_KINDS = (
 
 
 def find_problems(request: Request, vocab_size: int | None) -> list[FieldProblem]:
-    """Return everything wrong with `request`; [] if nothing is for a good one.
+    """Return everything wrong with `request`; [] if nothing is.
 
     vocab_size: one more than the largest token id the model knows, None if it takes any.
     """
-    problems = _find_stop_problems(request, vocab_size)
-    if not _is_plain(request, vocab_size):
-        problems += [p for check in _CHECKS for p in check(request, vocab_size)]
-    return problems
+    if _is_plainly_good(request, vocab_size):
+        return []
+    return [problem for check in _CHECKS for problem in check(request, vocab_size)]
 
 
-def find_value_problems(request: Request, vocab_size: int | None) -> list[FieldProblem]:
-    """Return what `find_problems` does, sooner, for a request that was decoded as its type says."""
+def has_problems(request: Request, vocab_size: int | None) -> bool:
+    """Return whether `find_problems` finds any, sooner, for a request decoded as its type says."""
     prompt = request.prompt
     if vocab_size is not None and type(prompt) is list and prompt and max(prompt) >= vocab_size:
-        return find_problems(request, vocab_size)
-    return _find_stop_problems(request, vocab_size)
+        return True
+    if request.stop_token is None and request.stop_sequence is None and request.stop is None:
+        return False
+    return bool(find_problems(request, vocab_size))
 
 
 def show(value: object) -> str:
@@ -66,15 +67,17 @@ def show(value: object) -> str:
 
 @cache
 def _checked_type(vocab_size: int | None) -> type[Struct]:
-    """Return a type that only requests convert to whose simple fields are right.
+    """Return a type that no bad request converts to, but for what `_is_plainly_good` adds.
 
     The conversion runs in C: it costs less than one pass over the prompt in Python.
     """
     token_id = Annotated[int, Meta(ge=0, le=_largest_token(vocab_size))]
+    stop_tokens = Annotated[list[token_id], Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
     types: dict[str, Any] = {
         "id": str | None,
         "prompt": str | list[token_id],
         "max_tokens": Annotated[int, Meta(ge=0, le=MAX_INT)],
+        "stop_token": token_id | stop_tokens | None,
         "ignore_eos": bool,
         "arrival_time": Annotated[float, Meta(ge=0)],
         "priority": Annotated[int, Meta(ge=-MAX_INT, le=MAX_INT)],
@@ -82,31 +85,23 @@ def _checked_type(vocab_size: int | None) -> type[Struct]:
     return msgspec.defstruct("CheckedRequest", list(types.items()), gc=False)
 
 
-def _is_plain(request: Request, vocab_size: int | None) -> bool:
-    """Return whether every field but the stops is right; False may also mean "look closer"."""
+def _is_plainly_good(request: Request, vocab_size: int | None) -> bool:
+    """Return whether `request` has no problems; False may also mean "look closer"."""
     try:
         msgspec.convert(request, _checked_type(vocab_size), from_attributes=True)
-    except msgspec.ValidationError:
+    except ValueError:  # of another type; or a lone surrogate, met while saying so
         return False
     prompt: object = request.prompt
     return (
         (type(prompt) is list or (type(prompt) is str and _is_text(prompt)))
         and (request.id is None or _is_text(request.id))
         and request.arrival_time < math.inf
+        and type(request.stop_token) in _STOP_TOKEN_TYPES
+        and (
+            (request.stop_sequence is None and request.stop is None)
+            or not any(True for check in _STOP_CHECKS for _ in check(request, vocab_size))
+        )
     )
-
-
-def _find_stop_problems(request: Request, vocab_size: int | None) -> list[FieldProblem]:
-    if request.stop_token is None and request.stop_sequence is None and request.stop is None:
-        return []
-    problems = [*_check_stop_length(request)]
-    if request.stop_token is not None:
-        problems += _check_stop_token(request, vocab_size)
-    if request.stop_sequence is not None:
-        problems += _check_stop_sequence(request, vocab_size)
-    if request.stop is not None:
-        problems += _check_stop(request, vocab_size)
-    return problems
 
 
 def _check_id(request: Request, _: int | None) -> Problems:
@@ -193,7 +188,7 @@ def _check_stop(request: Request, _: int | None) -> Problems:
         yield from _check_text_stop(stop, ("stop",), "a string or a list of strings")
 
 
-def _check_stop_length(request: Request) -> Problems:
+def _check_stop_length(request: Request, _: int | None) -> Problems:
     lengths = {name: _stop_length(getattr(request, name)) for name in STOP_FIELDS}
     total = sum(lengths.values())
     if total > MAX_STOP_LENGTH:
@@ -303,10 +298,18 @@ def _wrong(code: str, path: Path, expected: str, value: object) -> FieldProblem:
     return FieldProblem(code, path, f"{_quote(path)} must be {expected}, not {show(value)}", hint)
 
 
-_CHECKS: tuple[Callable[[Request, int | None], Problems], ...] = (
+_STOP_TOKEN_TYPES = (type(None), int, list)
+_STOP_CHECKS: tuple[Callable[[Request, int | None], Problems], ...] = (
+    _check_stop_token,
+    _check_stop_sequence,
+    _check_stop,
+    _check_stop_length,
+)
+_CHECKS = (
     _check_id,
     _check_prompt,
     _check_max_tokens,
+    *_STOP_CHECKS,
     _check_ignore_eos,
     _check_arrival_time,
     _check_priority,

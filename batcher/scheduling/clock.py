@@ -28,11 +28,13 @@ class Clock:
     @property
     def now(self) -> float:
         """The time at which the current step starts, in seconds."""
-        return self._first_times[-1] + (self.step - self._first_steps[-1]) * STEP_SECONDS
+        return self.start_of(self.step)
 
     def start_of(self, step: int) -> float:
         """Return when `step`, which is not later than the current one, started."""
-        run = bisect_right(self._first_steps, step) - 1
+        run = -1  # the last run of steps without a jump between them, which is nearly always the one
+        if step < self._first_steps[-1]:
+            run = bisect_right(self._first_steps, step) - 1
         return self._first_times[run] + (step - self._first_steps[run]) * STEP_SECONDS
 
     def jump(self, time: float) -> None:

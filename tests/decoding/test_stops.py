@@ -1,5 +1,7 @@
 """Stops: which one wins, what the text keeps, and that the table agrees with the definition."""
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from reference import ENGLISH, TINY, Decoded, decode_alone, tiny_model
 
 from batcher import Request, decode
+from batcher.decoding import stop_table
 from batcher.decoding.stop_table import StopTable
 from batcher.decoding.stops import StopSet, find_match, stop_set
 from batcher.models.callable import ByteTokenizer, CallableModel
@@ -125,8 +128,9 @@ stop_sets = st.builds(
 def test_the_table_matches_when_the_definition_does(
     data: st.DataObject, vocab_size: int | None
 ) -> None:
-    """Rows come and go, so sets are inserted, dropped and the table is laid anew under running rows."""
-    table = StopTable(3, vocab_size, BYTES)
+    """Rows come and go, and in so small a table sets are dropped and moved under running rows."""
+    with patch.object(stop_table, "MIN_LINES", 3):
+        table = StopTable(3, vocab_size, BYTES)
     rows: list[tuple[StopSet, list[int]] | None] = [None] * 3
     large = st.sampled_from([97, 98, 255, 256, 599] if vocab_size != 256 else [97, 98, 255])
     for _ in range(data.draw(st.integers(1, 25))):

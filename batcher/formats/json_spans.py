@@ -1,0 +1,177 @@
+"""Where things stand in a line of JSON: a syntax error, a key, a value.
+
+Only lines that failed come here, so it reads the text twice: the standard parser for the values,
+then, for the few places that are asked for, a scanner that steps over everything else in C.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+MAX_DIGITS = 400  # more than any float holds; Python itself refuses to read 4,301
+
+_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_SPACE = re.compile(r"[ \t\n\r]*+")
+_SCALAR = re.compile(rf"{_STRING}|[^\s,\]}}]++")
+_BRACKET = re.compile(rf"{_STRING}|[\[\]{{}}]")
+_TOKEN = re.compile(rf"{_STRING}|[\[\]{{}}]|[^\s,\[\]{{}}]++")
+_CONSTANT = re.compile(rf"{_STRING}|(-?Infinity|NaN)")
+_SURROGATE = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a pair, which is a character
+    r"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+    r"|\\."
+)
+
+Path = tuple[str | int, ...]
+
+
+class Span(NamedTuple):
+    """Characters `start` up to, not including, `end` of a line."""
+
+    start: int
+    end: int
+
+
+class Member(NamedTuple):
+    """A key of an object and the places of key and value."""
+
+    key: str
+    key_span: Span
+    value_span: Span
+
+
+class JsonError(Exception):
+    """The text is not JSON as a request is written, for the reason and at the place given."""
+
+    def __init__(self, code: str, message: str, span: Span) -> None:
+        self.code, self.message, self.span = code, message, span
+        super().__init__(message)
+
+
+def parse(text: str) -> object:
+    """Return the value of `text`; of equal keys the last counts.
+
+    Raises:
+        JsonError: it is not JSON, nests too deeply, or holds NaN, Infinity or a lone surrogate.
+    """
+    try:
+        value: object = json.loads(text, parse_int=_parse_int, parse_constant=_refuse)
+    except json.JSONDecodeError as error:
+        raise _syntax_error(text, error) from None
+    except _ConstantFoundError as error:
+        start, end = next(m.span(1) for m in _CONSTANT.finditer(text) if m.group(1))
+        message = f"{error} is not a JSON number"
+        raise JsonError("invalid-json", message, Span(start, end)) from None
+    except RecursionError:
+        raise JsonError("invalid-json", "nested too deeply", _root(text)) from None
+    for match in _SURROGATE.finditer(text):
+        if match.group(1):
+            message = f"{match.group(1)} is a lone surrogate, which stands for no character"
+            raise JsonError("invalid-text", message, Span(*match.span(1)))
+    return value
+
+
+def find_members(text: str, start: int) -> Iterator[Member]:
+    """Yield the members of the object at `start` (spaces may come first); none if it is no object.
+
+    `text` must be what `parse` accepts.
+    """
+    position = _skip_space(text, start)
+    if text[position] != "{":
+        return
+    position = _skip_space(text, position + 1)
+    while text[position] != "}":
+        key = _value_span(text, position)
+        value = _value_span(text, text.index(":", key.end) + 1)
+        quoted = text[key.start : key.end]
+        name = json.loads(quoted) if "\\" in quoted else quoted[1:-1]
+        yield Member(name, key, value)
+        position = _skip_space(text, value.end)
+        position = _skip_space(text, position + (text[position] == ","))
+
+
+def find_value(text: str, path: Path) -> Span:
+    """Return the place of the value `path` leads to, or of the last one on the way to it."""
+    span = _root(text)
+    for key in path:
+        found = None
+        if isinstance(key, str):
+            for member in find_members(text, span.start):
+                found = member.value_span if member.key == key else found
+        else:
+            found = _find_element(text, span.start, key)
+        if found is None:
+            return span
+        span = found
+    return span
+
+
+class _ConstantFoundError(Exception):
+    pass
+
+
+def _refuse(constant: str) -> object:
+    raise _ConstantFoundError(constant)
+
+
+def _parse_int(digits: str) -> int:
+    """Return the number; one beyond all limits where it has too many digits to be read."""
+    return int(digits[: MAX_DIGITS + 1])
+
+
+def _syntax_error(text: str, error: json.JSONDecodeError) -> JsonError:
+    length = len(text.rstrip())
+    if error.pos >= length:
+        end = Span(length, length + 1)
+        return JsonError("invalid-json", "the line ends before the JSON object does", end)
+    message = error.msg.removesuffix(" at").removesuffix(" starting")
+    message = "not JSON: " + message[0].lower() + message[1:]
+    return JsonError("invalid-json", message, Span(error.pos, error.pos + 1))
+
+
+def _root(text: str) -> Span:
+    start = _skip_space(text, 0)
+    return Span(start, max(len(text.rstrip()), start + 1))
+
+
+def _find_element(text: str, start: int, index: int) -> Span | None:
+    """Return the place of element `index` of the array at `start`; None if it has none."""
+    depth = 0
+    for match in _TOKEN.finditer(text, start):
+        first = text[match.start()]
+        if first in "]}":
+            depth -= 1
+        elif depth == 1:
+            if index == 0:
+                return _value_span(text, match.start())
+            index -= 1
+        if first in "[{":
+            depth += 1
+        elif depth == 0:
+            return None
+    return None
+
+
+def _value_span(text: str, start: int) -> Span:
+    """Return the place of the value at `start` (spaces may come first)."""
+    start = _skip_space(text, start)
+    if text[start] not in "[{":
+        return Span(start, _end(_SCALAR, text, start))
+    depth = 0
+    for match in _BRACKET.finditer(text, start):
+        bracket = text[match.start()]
+        if bracket != '"':
+            depth += 1 if bracket in "[{" else -1
+            if depth == 0:
+                return Span(start, match.end())
+    return Span(start, len(text))
+
+
+def _skip_space(text: str, position: int) -> int:
+    return _end(_SPACE, text, position)
+
+
+def _end(pattern: re.Pattern[str], text: str, position: int) -> int:
+    match = pattern.match(text, position)
+    return match.end() if match else position

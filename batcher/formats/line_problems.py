@@ -1,0 +1,232 @@
+"""The second look at a line: everything that is wrong with it, each problem at its place.
+
+It works on the raw values, so it goes on where a typed decoder stops, and it alone decides: a line
+in which it finds nothing is a request.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import islice
+from typing import Any
+
+from msgspec.structs import replace
+
+from batcher.errors import FieldProblem
+from batcher.formats import json_spans
+from batcher.formats.diagnostics import Problem, make_problem
+from batcher.formats.json_spans import JsonError, Path, Span
+from batcher.formats.openai import COMPLETIONS_URL, SUPPORTED_VALUES, is_supported
+from batcher.request import Request
+from batcher.validation import MAX_SHOWN, find_problems, show
+
+MAX_PROBLEMS = 100  # of one line
+
+REQUEST_FIELDS = Request.__struct_fields__
+SYNONYMS = {"custom_id": "id", "prompt_tokens": "prompt"}
+LINE_FIELDS = (*REQUEST_FIELDS, *SYNONYMS)
+ROW_FIELDS = ("custom_id", "method", "url", "body")
+ROW_VALUES = {"method": "POST", "url": COMPLETIONS_URL}
+BODY_FIELDS = (*(name for name in REQUEST_FIELDS if name != "id"), *SUPPORTED_VALUES)
+
+_HINT = "did you mean `{}`?"
+
+# A problem, its path being the one in the line, and its place if that is not the value at the path.
+Finding = tuple[FieldProblem, Span | None]
+
+
+class BadRequestError(Exception):
+    """A line is no request; id: as it gives it, or else its line number."""
+
+    def __init__(self, request_id: str, problems: list[Problem], *, is_openai: bool) -> None:
+        self.id, self.problems, self.is_openai = request_id, problems, is_openai
+        super().__init__(request_id)
+
+
+def read_line(line: bytes, line_number: int, vocab_size: int | None) -> tuple[Request, bool]:
+    """Return the request of `line` and whether it is an OpenAI row.
+
+    Raises:
+        BadRequestError: it is none; with all its problems, from left to right.
+    """
+    try:
+        text = line.decode()
+        fields = _parse_object(text)
+    except UnicodeDecodeError as error:
+        problem = _explain_undecodable(line, line_number, error)
+    except JsonError as error:
+        fault = FieldProblem(error.code, (), error.message)
+        problem = make_problem(fault, line_number, text, error.span)
+    else:
+        return _Line(text, line_number, fields).read(vocab_size)
+    raise BadRequestError(str(line_number), [problem], is_openai=False)
+
+
+def place_problem(problem: FieldProblem, line: bytes, line_number: int) -> Problem:
+    """Return a problem of the request on the line `line`, which has been parsed, with its place."""
+    text = line.decode()
+    return _Line(text, line_number, _parse_object(text)).place(problem)
+
+
+class _Line:
+    """One line that is a JSON object, and where each field of the request is in it."""
+
+    def __init__(self, text: str, number: int, fields: dict[str, Any]) -> None:
+        self._text, self._number, self._fields = text, number, fields
+        self._is_openai = any(name in fields for name in ROW_FIELDS[1:])
+        prefix = ("body",) if self._is_openai else ()
+        self._paths: dict[str, Path] = {name: (*prefix, name) for name in REQUEST_FIELDS}
+        if self._is_openai:
+            self._paths["id"] = ("custom_id",)
+        else:
+            given = (name for name in SYNONYMS if fields.get(name) is not None)
+            self._paths.update((SYNONYMS[name], (name,)) for name in given)
+
+    def read(self, vocab_size: int | None) -> tuple[Request, bool]:
+        """Return what `read_line` does, or raise the same."""
+        request = self._build()
+        findings = list(islice(self._check_layout(), MAX_PROBLEMS))
+        problems = [self._show(*finding) for finding in findings]
+        problems += map(self.place, find_problems(request, vocab_size))
+        default_id = str(self._number)
+        if problems:
+            request_id = request.id if isinstance(request.id, str) else default_id
+            problems.sort(key=lambda problem: problem.column)
+            raise BadRequestError(request_id, problems, is_openai=self._is_openai)
+        request_id = default_id if request.id is None else request.id
+        arrival_time = float(request.arrival_time)
+        return replace(request, id=request_id, arrival_time=arrival_time), self._is_openai
+
+    def place(self, problem: FieldProblem) -> Problem:
+        """Return `problem`, whose path is one in the request, with its place in the line."""
+        path = self._paths[str(problem.path[0])] + problem.path[1:] if problem.path else ()
+        return self._show(replace(problem, path=path), None)
+
+    def _show(self, problem: FieldProblem, span: Span | None) -> Problem:
+        span = span or json_spans.find_value(self._text, problem.path)
+        return make_problem(problem, self._number, self._text, span)
+
+    def _build(self) -> Request:
+        """Return the request as it stands, unchecked; without a prompt, it has an empty one."""
+        given: dict[str, Any] = {"prompt": ""}
+        for name, path in self._paths.items():
+            holder = self._holder(path)
+            if path[-1] in holder:
+                given[name] = holder[path[-1]]
+        return Request(**given)
+
+    def _holder(self, path: Path) -> dict[Any, Any]:
+        """Return the object that the field at `path` belongs into; an empty one if it is none."""
+        holder = self._fields if len(path) == 1 else self._fields.get("body")
+        return holder if isinstance(holder, dict) else {}
+
+    def _check_layout(self) -> Iterator[Finding]:
+        """Yield what is wrong with the fields that are there or not, whatever their values mean."""
+        if self._is_openai:
+            yield from self._check_names((), ROW_FIELDS)
+            yield from self._check_row()
+        else:
+            yield from self._check_synonyms()
+            yield from self._check_request_names((), LINE_FIELDS)
+
+    def _check_request_names(self, path: Path, allowed: tuple[str, ...]) -> Iterator[Finding]:
+        """Yield the problems of names where the fields of a request belong, its prompt included."""
+        findings = list(islice(self._check_names(path, allowed), MAX_PROBLEMS))
+        yield from findings
+        prompt = self._paths["prompt"]
+        is_misspelt = any(problem.hint == _HINT.format("prompt") for problem, _ in findings)
+        if prompt[-1] not in self._holder(prompt) and not is_misspelt:
+            yield self._missing(path, "prompt")
+
+    def _check_names(self, path: Path, allowed: tuple[str, ...]) -> Iterator[Finding]:
+        """Yield the duplicate and the unknown fields of the object at `path`."""
+        columns: dict[str, int] = {}
+        start = json_spans.find_value(self._text, path).start
+        for name, span, _ in json_spans.find_members(self._text, start):
+            shown = _cut(name)
+            if name in columns:
+                message = f"field `{shown}` is given twice"
+                first = f"it is first given at column {columns[name]}"
+                yield FieldProblem("duplicate-field", (*path, shown), message, first), span
+            elif name not in allowed:
+                message = f"unknown field `{shown}`"
+                hint = _suggest(shown, allowed)
+                yield FieldProblem("unknown-field", (*path, shown), message, hint), span
+            columns.setdefault(name, span.start + 1)
+
+    def _check_synonyms(self) -> Iterator[Finding]:
+        for synonym, name in SYNONYMS.items():
+            if self._fields.get(synonym) is not None and self._fields.get(name) is not None:
+                message = f"`{synonym}` and `{name}` mean the same; give one of them"
+                yield FieldProblem("conflicting-fields", (synonym,), message), None
+        if isinstance(self._fields.get("prompt_tokens"), str):
+            message = "`prompt_tokens` must be a list of token ids, not a string"
+            yield FieldProblem("invalid-type", ("prompt_tokens",), message, "use `prompt`"), None
+
+    def _check_row(self) -> Iterator[Finding]:
+        """Yield what is wrong with an OpenAI row beside the names of its fields."""
+        for name, value in ROW_VALUES.items():
+            if name not in self._fields:
+                yield self._missing((), name)
+            elif self._fields[name] != value:
+                message = f'`{name}` must be "{value}", not {show(self._fields[name])}'
+                yield FieldProblem("unsupported-option", (name,), message), None
+        if "body" not in self._fields:
+            yield self._missing((), "body")
+        elif not isinstance(self._fields["body"], dict):
+            message = f"`body` must be an object, not {show(self._fields['body'])}"
+            yield FieldProblem("invalid-type", ("body",), message), None
+        else:
+            yield from self._check_request_names(("body",), BODY_FIELDS)
+            yield from self._check_options(self._fields["body"])
+
+    def _check_options(self, body: dict[str, Any]) -> Iterator[Finding]:
+        for option, supported in SUPPORTED_VALUES.items():
+            value = body.get(option)
+            if is_supported(option, value):
+                continue
+            path = ("body", option)
+            if isinstance(supported, type):
+                kind = {str: "a string", int: "an integer"}[supported]
+                message = f"`body.{option}` must be {kind}, not {show(value)}"
+                yield FieldProblem("invalid-type", path, message), None
+            else:
+                message = f"`body.{option}` {show(value)} is not supported"
+                hint = " or ".join(["leave it out", *(f"give {show(v)}" for v in supported)])
+                yield FieldProblem("unsupported-option", path, message, hint), None
+
+    def _missing(self, path: Path, name: str) -> Finding:
+        """Return the problem that the object at `path` lacks a field, at its opening brace."""
+        start = json_spans.find_value(self._text, path).start
+        problem = FieldProblem("missing-field", (*path, name), f"field `{name}` is missing")
+        return problem, Span(start, start + 1)
+
+
+def _parse_object(text: str) -> dict[str, Any]:
+    value = json_spans.parse(text)
+    if isinstance(value, dict):
+        return value
+    message = f"a request is a JSON object, not {show(value)}"
+    raise JsonError("invalid-json", message, json_spans.find_value(text, ()))
+
+
+def _explain_undecodable(line: bytes, line_number: int, error: UnicodeDecodeError) -> Problem:
+    """Return the problem of bytes that are not UTF-8, shown as escapes."""
+    start = len(line[: error.start].decode())
+    text = line.decode(errors="backslashreplace")
+    span = Span(start, start + len(r"\xff") * (error.end - error.start))
+    fault = FieldProblem("invalid-text", (), f"not UTF-8: {error.reason}")
+    return make_problem(fault, line_number, text, span)
+
+
+@lru_cache(maxsize=256)  # a field misspelt once is misspelt on every line
+def _suggest(name: str, allowed: tuple[str, ...]) -> str | None:
+    if allowed is ROW_FIELDS and name in BODY_FIELDS:
+        return "it belongs inside `body`"
+    import difflib  # noqa: PLC0415  # only bad lines pay for it
+
+    matches = difflib.get_close_matches(name.lower(), allowed, n=1)
+    return _HINT.format(matches[0]) if matches else None
+
+
+def _cut(name: str) -> str:
+    return name if len(name) <= MAX_SHOWN else name[:MAX_SHOWN] + "…"

@@ -1,0 +1,103 @@
+"""Traces, one event per line: writing them, and reading them back whatever happened to the file.
+
+Rule: a reader takes what it knows.  Unknown kinds and fields are skipped, and a line that a crash
+cut off is the end.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import get_args
+
+import msgspec
+
+from batcher.errors import BatchdecodeError
+from batcher.events import TRACE_VERSION, Event, RunEvent
+
+
+class _Kind(msgspec.Struct):
+    """As much of a line as says whether, and how, to read the rest."""
+
+    event: str | None = None
+    version: object = TRACE_VERSION
+
+
+_KNOWN_KINDS = {kind.__struct_config__.tag for kind in get_args(Event)}
+_encoder = msgspec.json.Encoder()
+_event_decoder = msgspec.json.Decoder(Event)
+_kind_decoder = msgspec.json.Decoder(_Kind)
+
+
+def encode_event(event: Event) -> bytes:
+    """Return `event` as one line of a trace, newline included."""
+    return _encoder.encode(event) + b"\n"
+
+
+def encode_events(events: Iterable[Event]) -> bytes:
+    """Return `events` as lines of a trace; cheaper than one call for each."""
+    return _encoder.encode_lines(events)
+
+
+def is_trace(first_line: bytes) -> bool:
+    """Return whether a file that begins with `first_line` is a trace."""
+    try:
+        return _kind_decoder.decode(first_line).event == "run"
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+
+
+def read_trace(lines: Iterable[bytes], name: str = "trace") -> Iterator[Event]:
+    """Yield the events of a trace, its run event first; `name` is the file's, for messages.
+
+    Raises:
+        BatchdecodeError: not a trace, another version of it, or a damaged line before the last.
+    """
+    numbered = enumerate(lines, start=1)
+    first_line = next((line for _, line in numbered), b"")
+    _check_header(first_line, name)
+    for number, line in chain([(1, first_line)], numbered):
+        if line.isspace():
+            continue
+        try:
+            event = _event_decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            if not _is_json(line) and all(rest.isspace() for _, rest in numbered):
+                return
+            if _is_unknown_kind(line):
+                continue
+            raise BatchdecodeError(f"{name}:{number}: not a line of a trace: {error}") from error
+        if isinstance(event, RunEvent) and number > 1:
+            raise BatchdecodeError(f"{name}:{number}: a second run starts here; a trace holds one")
+        yield event
+
+
+def _check_header(first_line: bytes, name: str) -> None:
+    """Make sure that a trace this module can read begins with `first_line`.
+
+    Raises:
+        BatchdecodeError: it does not.
+    """
+    if not is_trace(first_line):
+        raise BatchdecodeError(f'{name}: not a trace: its first line is not {{"event":"run",...}}')
+    version = _kind_decoder.decode(first_line).version
+    if version != TRACE_VERSION:
+        raise BatchdecodeError(
+            f"{name}: a trace of version {version}; this batchdecode reads {TRACE_VERSION}"
+        )
+
+
+def _is_json(line: bytes) -> bool:
+    """Return whether `line` is whole, whatever it says."""
+    try:
+        msgspec.json.decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return True
+
+
+def _is_unknown_kind(line: bytes) -> bool:
+    """Return whether `line` is an event of a kind this version does not know."""
+    try:
+        kind = _kind_decoder.decode(line).event
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+    return kind is not None and kind not in _KNOWN_KINDS

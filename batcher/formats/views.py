@@ -1,0 +1,36 @@
+"""Views of a timeline as lines to write out: spans, steps and CSV, each made as it is written."""
+
+import csv
+from collections.abc import Iterator
+from io import StringIO
+
+import msgspec
+
+from batcher.timeline import EVERYTHING, Selection, Span, Timeline
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode_spans(timeline: Timeline, selection: Selection = EVERYTHING) -> Iterator[bytes]:
+    """Yield a JSON line for each span."""
+    for span in timeline.select_spans(selection):
+        yield _encoder.encode(span) + b"\n"
+
+
+def encode_steps(timeline: Timeline, selection: Selection = EVERYTHING) -> Iterator[bytes]:
+    """Yield a JSON line for each step; an empty slot is null."""
+    for row in timeline.select_steps(selection):
+        yield _encoder.encode(row) + b"\n"
+
+
+def encode_csv(timeline: Timeline, selection: Selection = EVERYTHING) -> Iterator[bytes]:
+    """Yield a header and a CSV line for each span, as RFC 4180 but ended by a newline alone."""
+    buffer = StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(Span.__struct_fields__)
+    yield buffer.getvalue().encode()
+    for span in timeline.select_spans(selection):
+        buffer.seek(0)
+        buffer.truncate()
+        writer.writerow(msgspec.structs.astuple(span))
+        yield buffer.getvalue().encode()

@@ -1,0 +1,67 @@
+"""Runs the commands shown in the documentation; `python tests/consoles.py` renews their output.
+
+A block of a Markdown file that is fenced as `console` holds commands, after "$ ", each with what it
+prints (stdout and stderr together).  The commands of one file run in one folder, in order, with
+samples/ in it.  A command goes on after a line that ends in a backslash, and with <<'EOF' up to the
+line EOF.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
+COMMAND = re.compile(r"^\$ (.*<<'EOF'.*\n(?:.*\n)*?EOF|(?:.*\\\n)*.*)\n", re.MULTILINE)
+ELAPSED = re.compile(r"(?<= · )\d+\.\d s$", re.MULTILINE)
+
+
+def regenerated(page: Path) -> str:
+    """The text of `page` with the output its commands have now."""
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(ROOT / "samples", Path(folder) / "samples")
+        return BLOCK.sub(lambda block: run_block(block.group(), folder), page.read_text())
+
+
+def run_block(block: str, folder: str) -> str:
+    """The commands of `block`, each followed by what it prints."""
+    return "".join(
+        f"$ {command}\n{output_of(command, folder)}" for command in COMMAND.findall(block)
+    )
+
+
+def output_of(command: str, folder: str) -> str:
+    """What `command` prints in `folder`, with its exit status if not 0, and no elapsed time."""
+    tools = Path(sys.executable).parent
+    kept = {name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ}
+    environ = {
+        **kept,
+        "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONUTF8": "1",
+        "COLUMNS": "80",
+    }
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=folder,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        timeout=60,
+        check=False,
+    )
+    output = ELAPSED.sub("0.1 s", done.stdout.decode())
+    if output and not output.endswith("\n"):
+        output += "\n"
+    return output + (f"(exit status {done.returncode})\n" if done.returncode else "")
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(regenerated(page))

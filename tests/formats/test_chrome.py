@@ -1,0 +1,169 @@
+import json
+from collections import defaultdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reference_schedule import DESIGN_JOBS, jobs_of, play, workloads
+
+from batcher.events import ArriveEvent, EndEvent, FinishEvent, RunEvent
+from batcher.formats.chrome import encode_chrome
+from batcher.timeline import EVERYTHING, Selection, Timeline
+
+STEP = 1000
+
+
+def timeline_of(jobs, batch=2):
+    return Timeline.from_events(play(jobs, batch).events)
+
+
+def chrome_of(timeline, selection=EVERYTHING):
+    return json.loads(b"".join(encode_chrome(timeline, selection)))
+
+
+def events_of(timeline, phase, selection=EVERYTHING):
+    return [e for e in chrome_of(timeline, selection)["traceEvents"] if e["ph"] == phase]
+
+
+def check_slices_nest(events):
+    """Walk each thread as a stack: a slice lies within the open one, or after it."""
+    threads = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            threads[event["pid"], event["tid"]].append(event)
+    for slices in threads.values():
+        open_ends = []
+        for event in slices:
+            end = event["ts"] + event["dur"]
+            assert event["dur"] > 0
+            while open_ends and open_ends[-1] <= event["ts"]:
+                open_ends.pop()
+            assert not open_ends or end <= open_ends[-1]
+            open_ends.append(end)
+            assert len(open_ends) == (2 if event["name"] == "prefill" else 1)
+
+
+def check_waits_balance(events):
+    """Every b has one e of the same category, id and name, later in time."""
+    open_waits = {}
+    for event in events:
+        if event["ph"] in "be":
+            assert isinstance(event["id"], int)
+        key = (event.get("cat"), event.get("id"), event["name"])
+        if event["ph"] == "b":
+            assert key not in open_waits
+            open_waits[key] = event["ts"]
+        elif event["ph"] == "e":
+            assert open_waits.pop(key) < event["ts"]
+    assert not open_waits
+
+
+def check_rules(chrome, num_slots):
+    assert chrome["displayTimeUnit"] == "ms"
+    events = chrome["traceEvents"]
+    assert {event["ph"] for event in events} <= set("MXCbe")
+    assert {event["pid"] for event in events} == {1}
+    times = [event["ts"] for event in events if event["ph"] != "M"]
+    assert times == sorted(times)
+    assert all(isinstance(ts, int) and ts >= 0 and ts % STEP == 0 for ts in times)
+    named = {e["tid"] for e in events if e["name"] == "thread_name"}
+    assert {e["tid"] for e in events if e["ph"] == "X"} <= named <= set(range(1, num_slots + 1))
+    assert all(list(e["args"]) == [e["name"]] for e in events if e["ph"] == "C")
+    check_slices_nest(events)
+    check_waits_balance(events)
+
+
+@given(workloads(), st.integers(1, 5), st.integers(0, 9), st.integers(0, 9))
+def test_every_trace_keeps_the_rules(jobs, batch, start, stop):
+    timeline = timeline_of(jobs, batch)
+    check_rules(chrome_of(timeline), batch)
+    check_rules(chrome_of(timeline, Selection(start=start, stop=stop)), batch)
+    check_rules(chrome_of(timeline, Selection(slots=frozenset({0}))), 1)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        [("X", "a", 0, 3), ("X", "b", 2, 2)],
+        [("X", "a", 0, 1), ("X", "prefill", 0, 2)],
+        [("X", "a", 0, 1), ("X", "prefill", 1, 1)],
+    ],
+)
+def test_the_check_of_nesting_can_fail(broken):
+    events = [
+        {"ph": ph, "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur}
+        for ph, name, ts, dur in broken
+    ]
+    with pytest.raises(AssertionError):
+        check_slices_nest(events)
+
+
+def test_a_request_is_a_slice_on_the_thread_of_its_slot():
+    events = events_of(timeline_of(DESIGN_JOBS), "X")
+    requests = [e for e in events if e["cat"] == "request"]
+    assert requests[2] == {
+        "ph": "X",
+        "pid": 1,
+        "tid": 2,
+        "ts": 1 * STEP,
+        "dur": 2 * STEP,
+        "name": "c",
+        "cat": "request",
+        "args": {"index": 2, "outcome": "length"},
+    }
+    prefills = [(e["tid"], e["ts"], e["dur"]) for e in events if e["cat"] == "prefill"]
+    assert prefills == [(e["tid"], e["ts"], STEP) for e in requests]
+
+
+def test_a_wait_runs_from_arrival_to_admission():
+    timeline = timeline_of(DESIGN_JOBS)
+    assert [(e["id"], e["ts"]) for e in events_of(timeline, "b")] == [(2, 0), (3, 0)]
+    assert [(e["id"], e["ts"]) for e in events_of(timeline, "e")] == [(2, 1 * STEP), (3, 3 * STEP)]
+
+
+def test_a_wait_that_begins_later_may_end_sooner():
+    run = RunEvent(batch=1, model="test", settings={})
+    waits = [(0, 9), (1, 3), (2, 5)]
+    arrivals = [ArriveEvent(s, float(s), f"r{s}", s, "input", 1, 1) for s, _ in waits]
+    ends = [FinishEvent(e, float(e), f"r{s}", s, None, "aborted", None, 0) for s, e in waits]
+    timeline = Timeline.from_events([run, *arrivals, *ends, EndEvent(10, 10.0, 0, 3)])
+    check_rules(chrome_of(timeline), 1)
+    assert [e["id"] for e in events_of(timeline, "e")] == [1, 2, 0]
+
+
+def counter(timeline, name, selection=EVERYTHING):
+    events = events_of(timeline, "C", selection)
+    return [(e["ts"] // STEP, e["args"][name]) for e in events if e["name"] == name]
+
+
+def test_counters_show_what_changes_and_end_at_zero():
+    timeline = timeline_of(DESIGN_JOBS)
+    assert counter(timeline, "occupied slots") == [(0, 2), (3, 1), (7, 0)]
+    assert counter(timeline, "waiting") == [(0, 2), (1, 1), (3, 0)]
+
+
+def test_a_window_begins_with_the_counts_it_finds():
+    timeline = timeline_of(DESIGN_JOBS)
+    window = Selection(start=2, stop=5)
+    assert counter(timeline, "occupied slots", window) == [(2, 2), (3, 1)]
+    assert counter(timeline, "waiting", window) == [(2, 1), (3, 0)]
+
+
+def test_slots_have_names_and_an_order():
+    events = events_of(timeline_of(DESIGN_JOBS), "M")
+    assert [(e["name"], e.get("tid"), *e["args"].values()) for e in events] == [
+        ("process_name", None, "batchdecode (test)"),
+        ("thread_name", 1, "slot 0"),
+        ("thread_sort_index", 1, 1),
+        ("thread_name", 2, "slot 1"),
+        ("thread_sort_index", 2, 2),
+    ]
+
+
+def test_a_run_without_requests_is_a_whole_file():
+    assert len(chrome_of(timeline_of([]))["traceEvents"]) == 7
+
+
+def test_it_is_made_as_it_is_written():
+    pieces = encode_chrome(timeline_of(jobs_of(*[3] * 500)))
+    assert len(next(pieces)) < 200

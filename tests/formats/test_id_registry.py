@@ -1,0 +1,77 @@
+"""Duplicate ids, in memory and beyond."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batcher.errors import BatchdecodeError
+from batcher.formats import ids
+from batcher.formats.ids import IdRegistry, duplicate_id
+
+
+def test_the_line_that_has_an_id_already_is_named():
+    registry = IdRegistry()
+    assert registry.add("a", 1) is None
+    assert registry.add("7", 2) is None
+    assert registry.add("a", 3) == 1
+    assert registry.add("7", 7) == 2
+    assert registry.add("a", 8) == 1
+    assert duplicate_id("a", 1).message == "id `a` is already used on line 1"
+
+
+def test_a_small_run_needs_no_file():
+    registry = IdRegistry()
+    for line in range(ids.MAX_RECENT - 1):
+        registry.add(str(line), line)
+    assert registry._old.num_ids == 0
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Sizes with which a handful of ids goes through every part."""
+    monkeypatch.setattr(ids, "MAX_RECENT", 3)
+    monkeypatch.setattr(ids, "MIN_PLACES", 4)
+    monkeypatch.setattr(ids, "CHUNK_SIZE", 16)
+
+
+NAMES = st.one_of(
+    st.integers(0, 30).map(str),
+    st.sampled_from(["", "\n", '"', '\\"', '["a",1]', "é", "\U0001f600", '",5]\n["x', "[", " 1"]),
+)
+
+
+@pytest.mark.usefixtures("small")
+@given(st.lists(NAMES, max_size=80), st.sampled_from([2, 32]))
+def test_the_registry_answers_as_a_dict_would(names, mark_bits):
+    # With marks of two bits most lookups find their mark by chance, and the file has to decide.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ids, "MARK_BITS", mark_bits)
+        patch.setattr(ids, "LARGEST_MARK", 2**mark_bits - 1)
+        registry, lines = IdRegistry(), {}
+        for line, name in enumerate(names, 1):
+            assert registry.add(name, line) == lines.get(name)
+            lines.setdefault(name, line)
+
+
+def test_a_hundred_thousand_ids_are_told_apart():
+    registry = IdRegistry()
+    lines = range(1, 120_001)
+    assert not any(registry.add(f"r-{line}", line) for line in lines)
+    assert all(
+        registry.add(f"r-{line}", 0) == line for line in (1, 49_999, 50_000, 50_001, 120_000)
+    )
+    assert registry.add("r-0", 5) is None
+    assert len(registry._recent) < ids.MAX_RECENT
+
+
+@pytest.mark.usefixtures("small")
+def test_a_full_disk_is_an_error_that_says_so(monkeypatch):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", fail)
+    registry = IdRegistry()
+    registry.add("a", 1)
+    registry.add("b", 2)
+    with pytest.raises(BatchdecodeError, match="No space left"):
+        registry.add("c", 3)

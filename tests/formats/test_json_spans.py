@@ -1,0 +1,111 @@
+"""Places in lines of JSON."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batcher.formats.json_spans import JsonError, Span, find_members, find_value, parse
+
+# (the text, the code, the marked part of the text, a word of the message); "^" stands for the end
+SYNTAX = [
+    ("", "invalid-json", 0, "ends before"),
+    ("  ", "invalid-json", 0, "ends before"),
+    ('{"a":1', "invalid-json", 6, "ends before"),
+    ('{"a":', "invalid-json", 5, "ends before"),
+    ('{"a":1}}', "invalid-json", 7, "extra data"),
+    ('{"a":1} x', "invalid-json", 8, "extra data"),
+    ('{"a":1,}', "invalid-json", None, ""),
+    ('{"a":01}', "invalid-json", 6, "delimiter"),
+    ('{"a":"x}', "invalid-json", 5, "unterminated string"),
+    ('{"a":"\x01"}', "invalid-json", 6, "control character"),
+    ('{"a":"\\x"}', "invalid-json", 6, "escape"),
+    ("{'a':1}", "invalid-json", 1, "double quotes"),
+    ('{"é":tru}', "invalid-json", 5, "value"),
+    ('{"NaN":"NaN","a":[NaN]}', "invalid-json", 18, "NaN"),
+    ('{"a":-Infinity}', "invalid-json", 5, "-Infinity"),
+    ("[" * 100_000, "invalid-json", 0, "deep"),
+    ('{"a":' * 100_000, "invalid-json", 0, "deep"),
+    ("[" * 100_000 + "]" * 100_000, "invalid-json", 0, "deep"),
+    (r'{"a":"\ud83d\ude00 \ud83d"}', "invalid-text", 19, "lone surrogate"),
+    (r'{"a":"\\ud800 \ude00"}', "invalid-text", 14, "lone surrogate"),
+    (r'{"\ud800":1}', "invalid-text", 2, "lone surrogate"),
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "start", "word"), SYNTAX, ids=lambda value: str(value)[:24]
+)
+def test_a_syntax_error_has_its_place(text, code, start, word):
+    with pytest.raises(JsonError) as caught:
+        parse(text)
+    assert caught.value.code == code
+    assert word in caught.value.message
+    if start is not None:
+        assert caught.value.span.start == start
+
+
+def test_numbers_of_any_length_are_read_as_too_large():
+    value = parse('{"a":' + "9" * 10_000 + ',"b":-' + "9" * 10_000 + "}")
+    assert value["a"] > 10**300
+    assert value["b"] < -(10**300)
+
+
+def test_members_come_with_the_places_of_key_and_value():
+    text = ' { "a" : [1, "}"] ,"a\\n":{"b":"\\"]"}, "a":null}'
+    found = [
+        (m.key, text[slice(*m.key_span)], text[slice(*m.value_span)]) for m in find_members(text, 0)
+    ]
+    assert found == [
+        ("a", '"a"', '[1, "}"]'),
+        ("a\n", '"a\\n"', '{"b":"\\"]"}'),
+        ("a", '"a"', "null"),
+    ]
+
+
+@pytest.mark.parametrize("text", ["5", '"a"', "[{}]", "{}", " { } "])
+def test_what_is_no_object_or_empty_has_no_members(text):
+    assert list(find_members(text, 0)) == []
+
+
+def test_a_path_that_ends_early_leads_to_the_last_value_on_the_way():
+    text = '{"a":[1,[2]],"b":5}'
+    assert find_value(text, ("c",)) == Span(0, len(text))
+    assert text[slice(*find_value(text, ("a", 7)))] == "[1,[2]]"
+    assert text[slice(*find_value(text, ("b", 0)))] == "5"
+    assert text[slice(*find_value(text, ("b", "x")))] == "5"
+
+
+VALUES = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.text(),
+        st.floats(allow_nan=False, allow_infinity=False),
+    ),
+    lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(), inner)),
+    max_leaves=12,
+)
+
+
+def paths_of(value, path=()):
+    yield path, value
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
+    for key, inner in items:
+        yield from paths_of(inner, (*path, key))
+
+
+@given(VALUES, st.booleans(), st.sampled_from([None, 1]))
+def test_the_text_at_a_path_is_the_value_there(value, ensure_ascii, indent):
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+    assert parse(text) == value
+    for path, inner in paths_of(value):
+        assert json.loads(text[slice(*find_value(text, path))]) == inner

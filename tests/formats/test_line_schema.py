@@ -1,0 +1,159 @@
+"""The JSON Schemas against what is read and written."""
+
+import json
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from batcher.events import (
+    AdmitEvent,
+    ArriveEvent,
+    EndEvent,
+    FinishEvent,
+    RejectEvent,
+    RunEvent,
+)
+from batcher.formats.openai import SUPPORTED_VALUES
+from batcher.formats.requests import ParsedLine, RequestParser
+from batcher.formats.results import encode_openai_row, encode_result
+from batcher.formats.schema import TYPES, encode_schema, make_schema
+from batcher.formats.trace import encode_event
+from batcher.request import ErrorInfo, Request, Result, StepTimes, Usage
+
+VALIDATORS = {kind: Draft202012Validator(make_schema(kind)) for kind in TYPES}
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_each_schema_is_one_and_describes_every_field(kind):
+    schema = json.loads(encode_schema(kind))
+    Draft202012Validator.check_schema(schema)
+    for definition in schema["$defs"].values():
+        assert definition["description"]
+        assert all(field["description"] for field in definition["properties"].values())
+
+
+def test_unknown_fields_are_not_in_the_schema_of_requests():
+    definitions = make_schema("request")["$defs"].values()
+    assert all(definition["additionalProperties"] is False for definition in definitions)
+
+
+IDS = st.sampled_from([0, 5, 2**31 - 1, -1, 2**31, "a", None, True, 1.5, []])
+TEXTS = st.sampled_from(["a", "", 5, None])
+SHAPES = st.one_of(
+    IDS,
+    TEXTS,
+    st.lists(st.one_of(IDS, TEXTS, st.lists(IDS, max_size=2)), max_size=2),
+    st.lists(st.integers(0, 5), max_size=3),
+    st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=2), max_size=2),
+)
+NUMBERS = st.sampled_from([0, 1, -1, 2**31, 1.5, -0.5, True, None, "1"])
+VALUES = {
+    "prompt": SHAPES,
+    "prompt_tokens": SHAPES,
+    "id": TEXTS,
+    "custom_id": TEXTS,
+    "stop_token": SHAPES,
+    "stop_sequence": SHAPES,
+    "stop": SHAPES,
+    "max_tokens": NUMBERS,
+    "arrival_time": NUMBERS,
+    "priority": NUMBERS,
+    "ignore_eos": NUMBERS,
+    "x": NUMBERS,
+}
+OPTION_VALUES = st.sampled_from([None, 0, 1, 0.7, True, False, "", "m", {}, {"5": 1}])
+LINES = st.fixed_dictionaries({}, optional=VALUES)
+BODIES = st.fixed_dictionaries({}, optional=VALUES | dict.fromkeys(SUPPORTED_VALUES, OPTION_VALUES))
+ROWS = st.fixed_dictionaries(
+    {"body": BODIES | NUMBERS},
+    optional={
+        "custom_id": TEXTS,
+        "method": st.sampled_from(["POST", "GET"]),
+        "url": st.sampled_from(["/v1/completions", "/v1"]),
+        "prompt": TEXTS,
+    },
+)
+GOOD_HEAD = {"method": "POST", "url": "/v1/completions"}
+
+
+@example({"prompt": "", "id": "a", "custom_id": "b"})
+@example({"prompt": "", "id": "a", "custom_id": None})
+@example({"prompt": None, "prompt_tokens": [1]})
+@example(GOOD_HEAD | {"body": {"prompt": "", "id": None}})
+@given(st.one_of(LINES, ROWS, ROWS.map(lambda row: row | GOOD_HEAD)))
+def test_the_schema_and_the_parser_agree(fields):
+    parsed = RequestParser(vocab_size=None).parse(json.dumps(fields).encode(), 1)
+    errors = [error.message for error in VALIDATORS["request"].iter_errors(fields)]
+    assert isinstance(parsed, ParsedLine) == (not errors), (parsed, errors)
+
+
+@given(
+    st.fixed_dictionaries(
+        {"prompt": st.just("a")},
+        optional={k: v for k, v in VALUES.items() if k not in ("prompt", "x")},
+    )
+)
+def test_they_agree_on_lines_that_have_little_wrong_with_them(fields):
+    parsed = RequestParser(vocab_size=None).parse(json.dumps(fields).encode(), 1)
+    assert isinstance(parsed, ParsedLine) == VALIDATORS["request"].is_valid(fields)
+
+
+RESULTS = [
+    Result(
+        id="a",
+        index=0,
+        text="t",
+        tokens=[1],
+        finish_reason="stop",
+        stop_reason=[1],
+        usage=Usage(1, 1),
+        slot=0,
+        steps=StepTimes(0, 0, 0, 0),
+    ),
+    Result(
+        id="b",
+        index=1,
+        text="",
+        tokens=[],
+        finish_reason="error",
+        stop_reason=None,
+        usage=Usage(0, 0),
+        slot=None,
+        steps=StepTimes(None, None, None, None),
+        error=ErrorInfo("invalid-json", "m", line=2),
+    ),
+]
+
+
+@pytest.mark.parametrize("result", RESULTS)
+@pytest.mark.parametrize("encode", [encode_result, encode_openai_row])
+def test_results_of_both_forms_are_valid(result, encode):
+    line = json.loads(encode(result))
+    VALIDATORS["result"].validate(line)
+    for field in line.keys() - {"error"}:
+        assert not VALIDATORS["result"].is_valid({k: v for k, v in line.items() if k != field})
+
+
+EVENTS = [
+    RunEvent(batch=2, model="simulated", settings={"seed": 0}),
+    ArriveEvent(0, 0.0, "a", 0, "input", 5, 16),
+    AdmitEvent(0, 0.0, "a", 0, 1, "empty"),
+    FinishEvent(3, 3.0, "a", 0, 1, "stop", [1, 2], 4),
+    RejectEvent(0, 0.0, "7", 6, "invalid-json"),
+    EndEvent(4, 4.0, 4, 1),
+]
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_events_are_valid(event):
+    line = json.loads(encode_event(event))
+    VALIDATORS["trace"].validate(line)
+    assert not VALIDATORS["trace"].is_valid(line | {"event": "other"})
+
+
+def test_every_field_of_a_request_is_in_its_schema():
+    properties = make_schema("request")["$defs"]["RequestLine"]["properties"]
+    assert set(Request.__struct_fields__) < set(properties)
+    assert properties["max_tokens"]["default"] == 16

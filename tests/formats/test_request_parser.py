@@ -1,0 +1,311 @@
+"""Lines in, requests or problems out."""
+
+import json
+
+import pytest
+
+from batcher.errors import FieldProblem
+from batcher.formats.line_problems import MAX_PROBLEMS, place_problem
+from batcher.formats.openai import SUPPORTED_VALUES, CompletionBody
+from batcher.formats.requests import BadLine, ParsedLine, RequestParser
+from batcher.request import Request
+
+PARSER = RequestParser(vocab_size=512)
+LINE = 413
+
+
+def parse(line):
+    return PARSER.parse(line if isinstance(line, bytes) else line.encode(), LINE)
+
+
+def row(body, **fields):
+    head = {"custom_id": "a", "method": "POST", "url": "/v1/completions"}
+    return json.dumps(head | fields | {"body": body})
+
+
+GOOD = [
+    ('{"prompt":""}', {"prompt": ""}),
+    ('{"prompt":[1,2],"id":"a"}', {"prompt": [1, 2], "id": "a"}),
+    ('{"prompt_tokens":[1,2],"custom_id":"a"}', {"prompt": [1, 2], "id": "a"}),
+    ('{"prompt_tokens":[],"prompt":null,"id":"a","custom_id":null}', {"prompt": [], "id": "a"}),
+    ('{"prompt":"a","id":""}', {"prompt": "a", "id": ""}),
+    ('{"prompt":"a","id":null,"stop":null}', {"prompt": "a"}),
+    ('\t{ "prompt" : "a" ,\n"max_tokens" :0 } \r\n', {"prompt": "a", "max_tokens": 0}),
+    ('{"prompt":"a","max_tokens":-0}', {"prompt": "a", "max_tokens": 0}),
+    ('{"prompt":"a","arrival_time":3}', {"prompt": "a", "arrival_time": 3.0}),
+    ('{"prompt":"a","arrival_time":1.5e2}', {"prompt": "a", "arrival_time": 150.0}),
+    (
+        '{"prompt":"a","priority":-1,"ignore_eos":true}',
+        {"prompt": "a", "priority": -1, "ignore_eos": True},
+    ),
+    ('{"prompt":"a","stop_token":5,"stop":"x"}', {"prompt": "a", "stop_token": 5, "stop": "x"}),
+    ('{"prompt":"a","stop_sequence":[[1],[2]]}', {"prompt": "a", "stop_sequence": [[1], [2]]}),
+    # what the look for equal keys has to tell apart
+    (r'{"prompt":"say \"prompt\": \"id\":"}', {"prompt": 'say "prompt": "id":'}),
+    (r'{"prompt":"\\","id":"\\\\\" \":"}', {"prompt": "\\", "id": '\\\\" ":'}),
+    (r'{"pr\u006fmpt":"a"}', {"prompt": "a"}),
+    ('{"prompt":"body"}', {"prompt": "body"}),
+    (r'{"pr\u006fmpt":"a","arrival_time":3}', {"prompt": "a", "arrival_time": 3.0}),
+    ('{"prompt":[511]}', {"prompt": [511]}),
+    (r'{"prompt":"a \"body\": 1"}', {"prompt": 'a "body": 1'}),
+    ('{"prompt":"\\ud83d\\ude00\\u00e9"}', {"prompt": "\U0001f600é"}),
+]
+
+
+@pytest.mark.parametrize(("line", "fields"), GOOD)
+def test_a_good_line_is_its_request(line, fields):
+    request = Request(**{"id": str(LINE)} | fields)
+    parsed = parse(line)
+    assert parsed == ParsedLine(request, is_openai=False)
+    assert type(parsed.request.arrival_time) is float
+
+
+# (the line, then the code, the column, the field and the marked text of each problem)
+BAD = [
+    ("5", [("invalid-json", 1, None, "5")]),
+    ("[]", [("invalid-json", 1, None, "[]")]),
+    ('"prompt"', [("invalid-json", 1, None, '"prompt"')]),
+    ("null", [("invalid-json", 1, None, "null")]),
+    ("", [("invalid-json", 1, None, "")]),
+    ('{"prompt":"a"', [("invalid-json", 14, None, "")]),
+    ('{"prompt":"é"} x', [("invalid-json", 16, None, "x")]),
+    ('{"prompt":NaN}', [("invalid-json", 11, None, "NaN")]),
+    ('{"prompt":"","arrival_time":Infinity}', [("invalid-json", 29, None, "Infinity")]),
+    (r'{"prompt":"\ud800"}', [("invalid-text", 12, None, r"\ud800")]),
+    ("{}", [("missing-field", 1, "prompt", "{")]),
+    ('{"prompt_tokens":null}', [("missing-field", 1, "prompt", "{")]),
+    ('{"prompt":null}', [("invalid-type", 11, "prompt", "null")]),
+    ('{"prompt_tokens":"a"}', [("invalid-type", 18, "prompt_tokens", '"a"')]),
+    ('{"prompt_tokens":[1,600]}', [("unknown-token", 21, "prompt_tokens[1]", "600")]),
+    ('{"prompt":[512]}', [("unknown-token", 12, "prompt[0]", "512")]),
+    ('{"prompt":[1, 2 ,"3"]}', [("invalid-type", 18, "prompt[2]", '"3"')]),
+    ('{"prompt":"","prompt":""}', [("duplicate-field", 14, "prompt", '"prompt"')]),
+    (r'{"prompt":"","pr\u006fmpt":""}', [("duplicate-field", 14, "prompt", r'"pr\u006fmpt"')]),
+    ('{"prompt":"","id":"a","custom_id":"b"}', [("conflicting-fields", 35, "custom_id", '"b"')]),
+    ('{"prompt":"","prompt_tokens":[]}', [("conflicting-fields", 30, "prompt_tokens", "[]")]),
+    ('{"prompt":"","x":{"x":1,"x":2}}', [("unknown-field", 14, "x", '"x"')]),
+    ('{"prompt":"","max_tokens":"12"}', [("invalid-type", 27, "max_tokens", '"12"')]),
+    ('{"prompt":"","max_tokens":1.0}', [("invalid-type", 27, "max_tokens", "1.0")]),
+    (
+        '{"prompt":"","max_tokens":' + "1" * 5000 + "}",
+        [("invalid-value", 27, "max_tokens", "1" * 5000)],
+    ),
+    ('{"prompt":"","arrival_time":1e999}', [("invalid-value", 29, "arrival_time", "1e999")]),
+    (
+        '{"prompt":"","arrival_time":' + "1" * 5000 + "}",
+        [("invalid-value", 29, "arrival_time", "1" * 5000)],
+    ),
+    ('{"prompt":"","stop":["a",""]}', [("invalid-value", 26, "stop[1]", '""')]),
+    (
+        '{"prompt":"","stop_sequence":[[1],[2,true]]}',
+        [("invalid-type", 38, "stop_sequence[1][1]", "true")],
+    ),
+    (
+        '{"id":7,"promt":"x","max_tokens":-1,"stop":[],"stop":""}',
+        [
+            ("invalid-type", 7, "id", "7"),
+            ("unknown-field", 9, "promt", '"promt"'),
+            ("invalid-value", 34, "max_tokens", "-1"),
+            ("duplicate-field", 47, "stop", '"stop"'),
+            ("invalid-value", 54, "stop", '""'),
+        ],
+    ),
+]
+
+
+def summary(bad, line):
+    assert isinstance(bad, BadLine)
+    assert all(problem.line == LINE for problem in bad.problems)
+    return [
+        (p.code, p.column, p.field, line[p.column - 1 : p.column - 1 + p.width])
+        for p in bad.problems
+    ]
+
+
+@pytest.mark.parametrize(("line", "problems"), BAD, ids=lambda value: str(value)[:40])
+def test_a_bad_line_has_all_its_problems_at_their_places(line, problems):
+    assert summary(parse(line), line) == problems
+
+
+@pytest.mark.parametrize("depth", [100, 2000, 100_000])
+@pytest.mark.parametrize(
+    "line", ["[", "[[", '{"a":', '{"prompt":[', '{"body":[', '{"prompt":{"a":[']
+)
+def test_nesting_bombs_are_problems(line, depth):
+    assert isinstance(parse(line * depth), BadLine)
+    assert isinstance(parse(line + "[" * depth + "]" * depth + "}"), BadLine)
+    option = '{"body":{"prompt":"","logit_bias":'
+    assert isinstance(parse(option + "[" * depth + "]" * depth + "}}"), BadLine)
+    assert isinstance(parse(option + '{"a":' * depth + "1" + "}" * depth + "}}"), BadLine)
+
+
+def test_invalid_utf_8_is_shown_as_escapes():
+    (problem,) = parse('{"prompt":"é'.encode() + b'\xff\xfe"}').problems
+    assert (problem.code, problem.column, problem.width) == ("invalid-text", 13, 4)
+    assert problem.source == r'{"prompt":"é\xff\xfe"}'
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("promt", "`prompt`"),
+        ("Prompt", "`prompt`"),
+        ("max_new_tokens", "`max_tokens`"),
+        ("zzz", None),
+    ],
+)
+def test_an_unknown_field_gets_the_name_it_is_like(name, hint):
+    problems = parse(json.dumps({"prompt": "", name: 1})).problems
+    assert [problem.hint for problem in problems] == [hint and f"did you mean {hint}?"]
+
+
+def test_a_misspelt_prompt_is_one_problem():
+    assert [p.code for p in parse('{"promt":"x"}').problems] == ["unknown-field"]
+    assert [p.code for p in parse('{"zzz":"x"}').problems] == ["missing-field", "unknown-field"]
+
+
+def test_a_bad_line_keeps_its_id_if_that_can_be_read():
+    assert parse('{"id":"a","prompt":5}').id == "a"
+    assert parse('{"custom_id":"a","prompt":5}').id == "a"
+    assert parse('{"id":5,"prompt":5}').id == str(LINE)
+    assert parse('{"id":"a","prompt":5').id == str(LINE)
+
+
+def test_a_huge_line_leaves_only_what_is_near_its_problem():
+    bad = parse('{"prompt":"' + "x" * 10**7 + '","max_tokens":-1}')
+    assert [p.column for p in bad.problems] == [10**7 + 27]
+    assert len(bad.problems[0].source) < 2000
+
+
+def test_problems_of_one_line_are_not_without_end():
+    line = json.dumps({"prompt": "", **dict.fromkeys(map(str, range(10_000)))})
+    assert len(parse(line).problems) == MAX_PROBLEMS
+
+
+def test_without_a_vocabulary_any_token_will_do():
+    assert isinstance(RequestParser(vocab_size=None).parse(b'{"prompt":[600]}', 1), ParsedLine)
+    assert isinstance(parse('{"prompt":[600]}'), BadLine)
+
+
+# OpenAI Batch rows
+
+HARMLESS = {
+    "model": "m",
+    "user": "u",
+    "seed": 5,
+    "temperature": 0.0,
+    "top_p": 1,
+    "n": 1,
+    "best_of": 1,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "logit_bias": {},
+    "logprobs": None,
+    "echo": False,
+    "suffix": "",
+    "stream": False,
+    "stream_options": None,
+}
+
+
+def test_a_row_is_a_request_with_the_fields_of_its_body():
+    body = {"prompt": [1, 2], "max_tokens": 3, "stop": ["x"], "stop_token": 5, "arrival_time": 2}
+    request = Request(
+        id="a", prompt=[1, 2], max_tokens=3, stop=["x"], stop_token=5, arrival_time=2.0
+    )
+    assert parse(row(body)) == ParsedLine(request, is_openai=True)
+
+
+def test_a_row_without_an_id_has_its_line_number():
+    for custom_id in ({}, {"custom_id": None}):
+        line = json.dumps(
+            {**custom_id, "method": "POST", "url": "/v1/completions", "body": {"prompt": ""}}
+        )
+        assert parse(line).request.id == str(LINE)
+
+
+def test_harmless_options_are_accepted_and_so_is_null():
+    assert HARMLESS.keys() == SUPPORTED_VALUES.keys()
+    assert parse(row({"prompt": "", **HARMLESS})).request == Request(id="a", prompt="")
+    assert parse(row({"prompt": "", **dict.fromkeys(HARMLESS)})).request == Request(
+        id="a", prompt=""
+    )
+
+
+def test_every_option_has_its_values():
+    assert set(SUPPORTED_VALUES) == set(CompletionBody.__struct_fields__) - set(
+        Request.__struct_fields__
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "code"),
+    [
+        ("temperature", 0.7, "unsupported-option"),
+        ("temperature", False, "unsupported-option"),
+        ("n", 2, "unsupported-option"),
+        ("n", True, "unsupported-option"),
+        ("top_p", 0.9, "unsupported-option"),
+        ("stream", True, "unsupported-option"),
+        ("echo", 0, "unsupported-option"),
+        ("logprobs", 1, "unsupported-option"),
+        ("logit_bias", {"50256": -100}, "unsupported-option"),
+        ("suffix", "x", "unsupported-option"),
+        ("model", 5, "invalid-type"),
+        ("seed", "5", "invalid-type"),
+        ("seed", True, "invalid-type"),
+    ],
+)
+def test_an_option_that_would_change_the_tokens_is_refused(option, value, code):
+    line = row({"prompt": "", option: value})
+    bad = parse(line)
+    assert bad.is_openai
+    assert bad.id == "a"
+    assert [(p.code, p.field) for p in bad.problems] == [(code, f"body.{option}")]
+    assert line[bad.problems[0].column - 1 :].startswith(json.dumps(value))
+
+
+ROWS = [
+    ('{"body":{"prompt":""}}', ["missing-field method", "missing-field url"]),
+    ('{"method":"POST","url":"/v1/completions"}', ["missing-field body"]),
+    (row(5), ["invalid-type body"]),
+    (row({}), ["missing-field body.prompt"]),
+    (row({"prompt": ["a", "b"]}), ["invalid-type body.prompt[0]"]),
+    (row({"prompt": "", "id": "b"}), ["unknown-field body.id"]),
+    (row({"prompt": "", "id": None}), ["unknown-field body.id"]),
+    (row({"prompt": ""}, max_tokens=5), ["unknown-field max_tokens"]),
+    (row({"prompt": ""}, method="GET"), ["unsupported-option method"]),
+    (
+        row({"messages": []}, url="/v1/chat/completions"),
+        ["unsupported-option url", "missing-field body.prompt", "unknown-field body.messages"],
+    ),
+    (
+        row({"prompt": [600], "stop": ""}, custom_id=5),
+        ["invalid-type custom_id", "unknown-token body.prompt[0]", "invalid-value body.stop"],
+    ),
+    (row({"prompt": "x"})[:-1] + ',"body":{"prompt":""}}', ["duplicate-field body"]),
+    (row({"prompt": "x"})[:-2] + ',"prompt":""}}', ["duplicate-field body.prompt"]),
+]
+
+
+@pytest.mark.parametrize(("line", "problems"), ROWS)
+def test_a_bad_row_has_all_its_problems(line, problems):
+    bad = parse(line)
+    assert bad.is_openai
+    assert [f"{p.code} {p.field}" for p in bad.problems] == problems
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "column", "field"),
+    [
+        ('{"id":"a","prompt":""}', ("id",), 7, "id"),
+        ('{"custom_id":"a","prompt":""}', ("id",), 14, "custom_id"),
+        ('{"prompt":""}', ("id",), 1, "id"),
+        (row({"prompt": ""}), ("id",), 15, "custom_id"),
+        ('{"prompt_tokens":[1,2]}', ("prompt", 1), 21, "prompt_tokens[1]"),
+        ('{"prompt":""}', (), 1, None),
+    ],
+)
+def test_a_problem_found_later_is_placed_in_its_line(line, path, column, field):
+    problem = place_problem(FieldProblem("duplicate-id", path, "m"), line.encode(), 7)
+    assert (problem.line, problem.column, problem.field) == (7, column, field)

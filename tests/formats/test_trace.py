@@ -1,0 +1,195 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reference_schedule import DESIGN_JOBS, play, workloads
+
+from batcher.errors import BatchdecodeError
+from batcher.events import (
+    AdmitEvent,
+    ArriveEvent,
+    EndEvent,
+    FinishEvent,
+    RejectEvent,
+    RunEvent,
+)
+from batcher.formats.trace import encode_event, encode_events, is_trace, read_trace
+
+RUN = RunEvent(batch=2, model="simulated", settings={"seed": 7})
+RUN_LINE = encode_event(RUN)
+
+
+def lines_of(data):
+    return data.splitlines(keepends=True)
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (
+            RUN,
+            (
+                '{"event":"run","version":1,"batch":2,"policy":"fcfs","model":"simulated",'
+                '"settings":{"seed":7}}'
+            ),
+        ),
+        (
+            ArriveEvent(3, 2.5, "é", 0, "input", 5, 16),
+            (
+                '{"event":"arrive","step":3,"time":2.5,"id":"é","index":0,"reason":"input",'
+                '"prompt_tokens":5,"max_tokens":16}'
+            ),
+        ),
+        (
+            AdmitEvent(12, 12.0, "a", 0, 3, "refill"),
+            '{"event":"admit","step":12,"time":12.0,"id":"a","index":0,"slot":3,"reason":"refill"}',
+        ),
+        (
+            FinishEvent(12, 12.0, "a", 0, 3, "stop", [1, 2], 4),
+            (
+                '{"event":"finish","step":12,"time":12.0,"id":"a","index":0,"slot":3,"reason":"stop",'
+                '"stop_reason":[1,2],"tokens":4}'
+            ),
+        ),
+        (
+            RejectEvent(0, 0.0, "9", 8, "invalid-json"),
+            '{"event":"reject","step":0,"time":0.0,"id":"9","index":8,"reason":"invalid-json"}',
+        ),
+        (EndEvent(7, 7.0, 10, 4), '{"event":"end","steps":7,"time":7.0,"tokens":10,"requests":4}'),
+    ],
+)
+def test_each_kind_of_event_is_one_line(event, line):
+    assert encode_event(event) == f"{line}\n".encode()
+
+
+@given(workloads(), st.integers(1, 4))
+def test_what_is_written_is_read_back(jobs, batch):
+    events = play(jobs, batch).events
+    data = encode_events(events)
+    assert data == b"".join(map(encode_event, events))
+    assert list(read_trace(lines_of(data))) == events
+
+
+@given(st.data())
+def test_a_trace_cut_off_anywhere_is_read_up_to_its_last_whole_line(data):
+    events = play(DESIGN_JOBS, 2).events
+    whole = encode_events(events)
+    cut = data.draw(st.integers(len(RUN_LINE), len(whole)))
+    read_back = list(read_trace(lines_of(whole[:cut])))
+    num_whole = whole[:cut].count(b"\n")
+    assert read_back[:num_whole] == events[:num_whole]
+    assert read_back in (events[:num_whole], events[: num_whole + 1])
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [
+        b"{",
+        b'{"event":"adm',
+        b'{"event":"new","st',
+        b'{"event":"end","steps":"',
+        b'{"\xff',
+        b"\0\0",
+    ],
+)
+def test_a_torn_last_line_is_the_end(torn):
+    assert list(read_trace([RUN_LINE, torn])) == [RUN]
+    assert list(read_trace([RUN_LINE, torn, b"\n"])) == [RUN]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"event":"preempt","step":3}',
+        b'{"event":"admit2","slot":[]}',
+        b"\n",
+        b"  \r\n",
+    ],
+)
+def test_unknown_kinds_and_blank_lines_are_skipped(line):
+    end = EndEvent(7, 7.0, 10, 4)
+    assert list(read_trace([RUN_LINE, line, encode_event(end)])) == [RUN, end]
+
+
+def test_unknown_fields_are_skipped():
+    line = encode_event(AdmitEvent(1, 1.0, "a", 0, 0, "empty")).replace(b"{", b'{"blocks":[1],')
+    assert list(read_trace([RUN_LINE, line])) == [RUN, AdmitEvent(1, 1.0, "a", 0, 0, "empty")]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        (b'{"event":"adm\n', "run.jsonl:2: not a line of a trace: JSON is malformed"),
+        (b'{"event":"\xff"}\n', "run.jsonl:2: not a line of a trace: 'utf-8'"),
+        (b'{"event":"end"}\n', "run.jsonl:2: not a line of a trace: .*missing required field"),
+        (b'{"step":3}\n', "run.jsonl:2: not a line of a trace: .*missing required field `event`"),
+        (b"[]\n", "run.jsonl:2: not a line of a trace: Expected `object`, got `array`"),
+        (RUN_LINE, "run.jsonl:2: a second run starts here"),
+    ],
+)
+def test_a_bad_line_before_the_last_is_an_error_with_its_number(line, complaint):
+    end = encode_event(EndEvent(7, 7.0, 10, 4))
+    with pytest.raises(BatchdecodeError, match=complaint):
+        list(read_trace([RUN_LINE, line, end], name="run.jsonl"))
+
+
+def test_a_whole_last_line_that_is_wrong_is_an_error():
+    with pytest.raises(BatchdecodeError, match="trace:2: not a line of a trace"):
+        list(read_trace([RUN_LINE, b'{"event":"end"}']))
+
+
+@pytest.mark.parametrize("version", ["2", "0", '"1"', "null"])
+def test_another_version_is_refused_even_if_nothing_else_can_be_read(version):
+    line = f'{{"event":"run","version":{version},"slots":{{}}}}'.encode()
+    assert is_trace(line)
+    with pytest.raises(BatchdecodeError, match="reads 1"):
+        list(read_trace([line]))
+
+
+@pytest.mark.parametrize(
+    "first_line",
+    [
+        b"",
+        b"\n",
+        b"{",
+        b'{"event":"adm',
+        b"[]",
+        b'{"prompt":"x"}',
+        b'{"event":"end"}',
+        b"\xff",
+        b'{"event":1}',
+    ],
+)
+def test_what_does_not_begin_with_a_run_is_not_a_trace(first_line):
+    assert not is_trace(first_line)
+    with pytest.raises(BatchdecodeError, match=r"requests\.jsonl: not a trace"):
+        list(read_trace([first_line], name="requests.jsonl"))
+
+
+def test_no_lines_are_not_a_trace():
+    with pytest.raises(BatchdecodeError, match="not a trace"):
+        list(read_trace([]))
+
+
+def test_events_are_read_one_by_one():
+    def endless():
+        yield RUN_LINE
+        while True:
+            yield encode_event(AdmitEvent(1, 1.0, "a", 0, 0, "empty"))
+
+    events = read_trace(endless())
+    assert [next(events), next(events).id] == [RUN, "a"]
+
+
+def reading(lines):
+    """Return how many events there are in `lines`, or the complaint about them."""
+    try:
+        return len(list(read_trace(lines)))
+    except BatchdecodeError as error:
+        return str(error)
+
+
+@given(st.binary(max_size=20))
+def test_any_other_line_is_skipped_or_an_error_and_never_a_crash(junk):
+    end = encode_event(EndEvent(7, 7.0, 10, 4))
+    outcome = reading([RUN_LINE, junk.replace(b"\n", b" ") + b"\n", end])
+    assert outcome == 2 or outcome.startswith("trace:2: ")

@@ -1,0 +1,83 @@
+"""The documentation is true: its commands print what it says, and nothing there is goes unmentioned."""
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import typer
+from consoles import PAGES, ROOT, regenerated
+
+from batcher import Request, Result, SimulatedSettings
+from batcher.errors import ERROR_CODES
+from batcher.events import AdmitReason, ArriveReason, Event
+from batcher.lifecycle import TRANSITIONS
+from batcher.request import ErrorInfo, FinishReason, StepTimes, Usage
+from cli.app import app
+
+DOCS = ROOT / "docs"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_print_what_the_page_says(page: Path) -> None:
+    assert page.read_text() == regenerated(page), "run `python tests/consoles.py` and look"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
+        assert (page.parent / link).exists(), link
+
+
+def code_spans(page: str) -> set[str]:
+    """What stands in `backticks` on a page of docs/."""
+    return set(re.findall(r"`([^`\n]+)`", (DOCS / page).read_text()))
+
+
+def test_every_command_and_option_is_documented() -> None:
+    documented = code_spans("cli.md")
+    commands = typer.main.get_command(app).commands
+    for name, command in commands.items():
+        assert f"batchdecode {name}" in " ".join(documented), name
+        for parameter in command.params:
+            for option in parameter.opts:
+                if option.startswith("-"):
+                    assert any(option in span.replace(",", " ").split() for span in documented), (
+                        name,
+                        option,
+                    )
+
+
+def test_every_field_is_documented() -> None:
+    documented = code_spans("requests-and-results.md")
+    for record in (Request, Result, Usage, StepTimes, ErrorInfo):
+        assert set(record.__struct_fields__) <= documented, record
+    assert {"custom_id", "prompt_tokens"} <= documented
+    assert set(get_args(FinishReason)) <= documented
+
+
+def test_every_error_code_is_documented() -> None:
+    assert set(ERROR_CODES) <= code_spans("requests-and-results.md")
+
+
+def test_every_event_and_reason_is_documented() -> None:
+    documented = code_spans("trace-format.md")
+    for event in event_types(Event):
+        assert event.__struct_config__.tag in documented
+        assert set(event.__struct_fields__) <= documented, event
+    assert {*get_args(AdmitReason), *get_args(ArriveReason)} <= documented
+
+
+def event_types(union: object) -> list[type]:
+    members = get_args(union)
+    return [union] if not members else [kind for member in members for kind in event_types(member)]
+
+
+def test_every_setting_of_the_simulated_model_is_documented() -> None:
+    assert set(SimulatedSettings.__struct_fields__) <= code_spans("extending.md")
+
+
+def test_the_lifecycle_diagram_is_the_table() -> None:
+    lines = [f"    {source} --> {target}: {move}" for (source, move), target in TRANSITIONS.items()]
+    diagram = "```mermaid\nstateDiagram-v2\n    [*] --> pending\n" + "\n".join(lines) + "\n```"
+    assert diagram in (DOCS / "architecture.md").read_text()

@@ -1,0 +1,202 @@
+import tracemalloc
+from fractions import Fraction
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reference_schedule import DESIGN_JOBS, Job, jobs_of, play, workloads
+
+from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, RejectEvent, RunEvent
+from batcher.formats.trace import encode_events, read_trace
+from batcher.metrics import (
+    Distribution,
+    FinishCounts,
+    Histogram,
+    IdleCauses,
+    RunMetrics,
+    RunSummary,
+    encode_summary,
+)
+
+
+def metrics_of(events):
+    metrics = RunMetrics()
+    for event in events:
+        metrics.observe(event)
+    return metrics
+
+
+def summary_of(jobs, batch=2):
+    return metrics_of(play(jobs, batch).events).summary()
+
+
+def test_the_numbers_of_the_example_of_the_design():
+    assert summary_of(DESIGN_JOBS) == RunSummary(
+        requests=4,
+        ok=4,
+        failed=0,
+        rejected=0,
+        aborted=0,
+        unfinished=0,
+        finish_reasons=FinishCounts(stop=0, length=4, error=0, aborted=0),
+        prompt_tokens=20,
+        generated_tokens=10,
+        longest_output=4,
+        batch=2,
+        steps=7,
+        least_steps=5,
+        tokens_per_step=1.429,
+        busy_slot_steps=10,
+        idle_slot_steps=4,
+        busy_share=0.714286,
+        idle=IdleCauses(tail=4, arrivals=0, empty_queue=0),
+        wait=Distribution(count=4, mean=1.0, p50=0, p90=3, p95=3, p99=3, max=3),
+        first_token=Distribution(count=4, mean=2.0, p50=1, p90=4, p95=4, p99=4, max=4),
+        latency=Distribution(count=4, mean=3.5, p50=3, p90=7, p95=7, p99=7, max=7),
+    )
+
+
+def idle_by_hand(jobs, rows):
+    """Ask of every idle slot-step which job would have filled it."""
+    causes = {"input": 0, "follow": 0, None: 0}
+    for row in rows:
+        later = [job.reason for job in jobs if job.arrival > row.now and job.length]
+        causes[later[0] if later else None] += row.slots.count(None)
+    return IdleCauses(causes[None], causes["input"], causes["follow"])
+
+
+@given(workloads(), st.integers(1, 5))
+def test_the_events_alone_give_busy_and_idle_slot_steps_and_the_causes(jobs, batch):
+    played = play(jobs, batch)
+    summary = metrics_of(played.events).summary()
+    idle = sum(row.slots.count(None) for row in played.rows)
+    assert summary.idle_slot_steps == idle
+    assert summary.busy_slot_steps == batch * len(played.rows) - idle
+    assert summary.idle == idle_by_hand(jobs, played.rows)
+
+
+@given(workloads(), st.integers(1, 5))
+def test_every_request_is_counted_once(jobs, batch):
+    summary = summary_of(jobs, batch)
+    assert summary.requests == len(jobs)
+    counts = msgspec.structs.asdict(summary.finish_reasons)
+    assert counts == {reason: sum(j.outcome == reason for j in jobs) for reason in counts}
+    assert summary.ok + summary.failed + summary.aborted == len(jobs)
+    assert summary.generated_tokens <= summary.busy_slot_steps
+    assert summary.least_steps <= summary.steps
+
+
+@given(workloads(), st.integers(1, 5))
+def test_a_trace_gives_the_same_bytes_as_the_run(jobs, batch):
+    events = play(jobs, batch).events
+    read_back = read_trace(encode_events(events).splitlines(keepends=True))
+    assert encode_summary(metrics_of(read_back).summary()) == encode_summary(
+        metrics_of(events).summary()
+    )
+
+
+@given(workloads(), st.integers(1, 4), st.data())
+def test_a_run_that_is_broken_off_has_numbers_too(jobs, batch, data):
+    played = play(jobs, batch)
+    kept = played.events[: data.draw(st.integers(1, len(played.events)))]
+    summary = metrics_of(kept).summary()
+    assert summary.busy_slot_steps + summary.idle_slot_steps == summary.steps * batch
+    idle = summary.idle
+    assert idle.tail + idle.arrivals + idle.empty_queue == summary.idle_slot_steps
+    arrived = sum(isinstance(event, ArriveEvent) for event in kept)
+    assert summary.ok + summary.failed + summary.aborted + summary.unfinished == arrived
+
+
+def test_the_steps_since_the_last_event_count_when_the_run_tells_of_them():
+    events = play([Job("a", 100), Job("b", 3)], 2).events[:6]  # up to the end of b
+    summary = metrics_of(events).summary(num_steps=50)
+    assert (summary.steps, summary.busy_slot_steps, summary.unfinished) == (50, 53, 1)
+
+
+def test_waits_count_from_the_arrival_not_from_the_reading():
+    summary = summary_of([Job("a", 5), Job("b", 5, arrival=2.0)], batch=1)
+    assert summary.wait == Distribution(2, 1.5, 0, 3, 3, 3, 3)
+    assert summary.latency == Distribution(2, 6.5, 5, 8, 8, 8, 8)
+
+
+def test_failed_and_slotless_requests_have_no_latency():
+    summary = summary_of(
+        [Job("none", 0), Job("bad", 1, outcome="error"), Job("good", 2, outcome="stop")]
+    )
+    assert summary.latency == Distribution(1, 2.0, 2, 2, 2, 2, 2)
+    assert summary.first_token is not None
+    assert summary.first_token.count == 1
+    assert (summary.ok, summary.failed) == (2, 1)
+
+
+def test_a_rejected_line_is_a_failed_request():
+    run = RunEvent(batch=2, model="test", settings={})
+    summary = metrics_of([run, RejectEvent(0, 0.0, "x", 0, "invalid-json")]).summary()
+    assert (summary.requests, summary.failed, summary.rejected) == (1, 1, 1)
+    assert summary.finish_reasons.error == 1
+
+
+def test_a_request_aborted_before_it_arrives_is_counted():
+    run = RunEvent(batch=2, model="test", settings={})
+    aborted = FinishEvent(0, 0.0, "x", 0, None, "aborted", None, 0)
+    summary = metrics_of([run, aborted]).summary()
+    assert (summary.requests, summary.aborted, summary.unfinished) == (1, 1, 0)
+
+
+def test_nothing_gives_nothing():
+    summary = summary_of([])
+    assert (summary.requests, summary.steps, summary.busy_share, summary.least_steps) == (0,) * 4
+    assert summary.wait is summary.first_token is summary.latency is None
+
+
+@given(
+    st.lists(st.integers(0, 10**7), min_size=1, max_size=200),
+    st.integers(1, 100),
+)
+def test_percentiles_are_by_nearest_rank_within_a_twentieth_of_a_percent(values, percent):
+    histogram = Histogram()
+    for value in values:
+        histogram.add(value)
+    rank = -(-len(values) * percent // 100)
+    exact = sorted(values)[rank - 1]
+    (found,) = histogram.percentiles((percent,))
+    assert exact - Fraction(exact, 2000) <= found <= exact
+    if exact < 4096:
+        assert found == exact
+
+
+def test_a_histogram_of_ever_larger_numbers_stays_small():
+    histogram = Histogram()
+    for value in range(0, 3_000_000, 17):
+        histogram.add(value)
+    assert len(histogram.counts) < 4096 + 10 * 2048
+
+
+def steady_events(num_requests, batch):
+    """Yield the events of requests of one token that keep every slot busy."""
+    yield RunEvent(batch=batch, model="test", settings={})
+    for index in range(num_requests):
+        step, slot = divmod(index, batch)
+        yield ArriveEvent(step // 2, 0.0, str(index), index, "input", 5, 1)
+        yield AdmitEvent(step, float(step), str(index), index, slot, "refill")
+        yield FinishEvent(step, float(step), str(index), index, slot, "length", None, 1)
+
+
+@pytest.mark.parametrize("num_requests", [2_000, 20_000])
+def test_memory_does_not_grow_with_the_number_of_requests(num_requests):
+    tracemalloc.start()
+    try:
+        metrics = metrics_of(steady_events(num_requests, batch=50))
+        current, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert metrics.summary().ok == num_requests
+    assert current < 150_000
+
+
+def test_the_json_is_readable_and_has_every_field():
+    encoded = encode_summary(summary_of(jobs_of(3, 1, 2)))
+    assert encoded.endswith(b"}\n")
+    assert b'\n  "busy_share": 1.0,\n' in encoded
+    assert list(msgspec.json.decode(encoded)) == list(RunSummary.__struct_fields__)
