@@ -1,0 +1,85 @@
+"""The command line: its commands, and the one place where errors become messages and exit codes."""
+
+import os
+import signal
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+
+import batcher
+from batcher.errors import BatchdecodeError
+from cli.commands.check import check
+from cli.commands.completion import COMPLETION_VARIABLE, SET_UP, completion, prepare_completion
+from cli.commands.run import EXAMPLES, run
+from cli.commands.schema import schema
+from cli.commands.trace import trace
+from cli.config import ENVIRONMENT
+from cli.help import GroupedCommand
+
+WRITE_FAILED, USER_ERROR = 1, 2
+
+app = typer.Typer(
+    name="batchdecode",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(cls=GroupedCommand, context_settings=ENVIRONMENT, epilog=EXAMPLES)(run)
+app.command(cls=GroupedCommand, context_settings=ENVIRONMENT)(check)
+app.command(cls=GroupedCommand)(trace)
+app.command(cls=GroupedCommand)(schema)
+app.command(cls=GroupedCommand, epilog=SET_UP)(completion)
+
+
+def _show_version(wanted: bool) -> None:  # noqa: FBT001 - typer passes it so
+    if wanted:
+        typer.echo(f"batchdecode {batcher.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def batchdecode(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", is_eager=True, callback=_show_version
+        ),
+    ] = False,
+) -> None:
+    """Decode a JSONL file of requests with dynamic batching, and see every slot at every step."""
+
+
+def main() -> None:
+    """Run the command line; leave the process with its exit status."""
+    _occupy_standard_descriptors()
+    for number in (signal.SIGPIPE, signal.SIGINT):  # `| head` and Ctrl-C end a command quietly
+        signal.signal(number, signal.SIG_DFL)
+    if COMPLETION_VARIABLE in os.environ:
+        prepare_completion()
+    try:
+        app(prog_name="batchdecode")
+    except BatchdecodeError as error:
+        _fail(str(error), USER_ERROR)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        _fail(f"{where}{error.strerror or error}", USER_ERROR)
+
+
+def _occupy_standard_descriptors() -> None:
+    """Let nothing that is opened later take the place of a closed stdin, stdout or stderr."""
+    for descriptor, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, mode)  # 0 and 1 the wrong way round: using them is an error
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - as Python does it
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    print(f"error: {message}", file=sys.stderr)  # noqa: T201 - this is the command line
+    sys.exit(status)

@@ -1,0 +1,57 @@
+"""The arguments and options that more than one command has."""
+
+from typing import Annotated, Literal
+
+import typer
+
+from cli.config import use_config
+
+INPUT, DECODING, OUTPUT, ERRORS, DISPLAY = "Input", "Decoding", "Output", "Errors", "Display"
+
+InputArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="INPUT",
+        help="Requests, one JSON object per line: a file, a .gz file, or - for stdin.",
+    ),
+]
+ConfigOption = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        metavar="FILE",
+        help="YAML: defaults for these options by their names, and under simulated: the model's "
+        "settings.",
+        is_eager=True,
+        callback=use_config,
+        rich_help_panel=INPUT,
+    ),
+]
+BatchOption = Annotated[
+    int,
+    typer.Option(
+        "--batch", "-b", min=1, metavar="N", help="Slots of the batch.", rich_help_panel=DECODING
+    ),
+]
+ModelOption = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="simulated, or package.module:name of a Python callable.",
+        rich_help_panel=DECODING,
+    ),
+]
+SeedOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="Seed of the simulated model.  [default: 0]", rich_help_panel=DECODING
+    ),
+]
+ColorOption = Annotated[
+    Literal["auto", "always", "never"],
+    typer.Option(
+        metavar="WHEN",
+        help="Use colors: auto (on a terminal), always or never.",
+        rich_help_panel=DISPLAY,
+    ),
+]

@@ -1,0 +1,48 @@
+"""`batchdecode check`: validates requests and shows what a run would have to do."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from cli.commands.arguments import (
+    OUTPUT,
+    BatchOption,
+    ColorOption,
+    ConfigOption,
+    InputArgument,
+    ModelOption,
+    SeedOption,
+)
+from cli.config import model_settings
+
+
+def check(
+    context: typer.Context,
+    requests: InputArgument = None,
+    *,
+    config: ConfigOption = None,
+    batch: BatchOption = 8,
+    model: ModelOption = "simulated",
+    seed: SeedOption = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the plan as JSON.", rich_help_panel=OUTPUT)
+    ] = False,
+    color: ColorOption = "auto",
+) -> None:
+    """Validate requests and show what a run would have to do; decode nothing."""
+    if requests is None and os.isatty(0):
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(2)
+    from cli.options import RunOptions  # noqa: PLC0415 - heavy, as is all the next one imports
+    from cli.plan import print_plan  # noqa: PLC0415 - as above
+
+    options = RunOptions(
+        input=requests,
+        batch=batch,
+        model=model,
+        seed=seed,
+        model_settings=model_settings(config),
+        color=color,
+    )
+    print_plan(options, as_json=json)

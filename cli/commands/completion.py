@@ -1,0 +1,37 @@
+"""`batchdecode completion`: the script that lets a shell complete commands and options."""
+
+from typing import Annotated, Literal
+
+import typer
+
+COMPLETION_VARIABLE = "_BATCHDECODE_COMPLETE"
+SET_UP = """\b
+To use it, put the line for your shell into its start-up file:
+  eval "$(batchdecode completion bash)"
+  eval "$(batchdecode completion zsh)"
+  batchdecode completion fish | source
+"""
+
+
+def completion(
+    shell: Annotated[
+        Literal["bash", "zsh", "fish"],
+        typer.Argument(metavar="bash|zsh|fish", help="The shell."),
+    ],
+) -> None:
+    """Print the script that lets a shell complete commands and options."""
+    from typer._completion_shared import (  # noqa: PLC0415 - only this command
+        get_completion_script,
+    )
+
+    script = get_completion_script(
+        prog_name="batchdecode", complete_var=COMPLETION_VARIABLE, shell=shell
+    )
+    typer.echo(script)
+
+
+def prepare_completion() -> None:
+    """Let typer answer the shell, which asks through COMPLETION_VARIABLE."""
+    from typer._completion_classes import completion_init  # noqa: PLC0415 - only when asked
+
+    completion_init()

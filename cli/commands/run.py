@@ -1,0 +1,184 @@
+"""`batchdecode run`: decodes requests, streams the results and shows the batch at work."""
+
+import os
+import shlex
+import sys
+from typing import Annotated, Literal
+
+import typer
+
+from cli.commands.arguments import (
+    DISPLAY,
+    ERRORS,
+    INPUT,
+    OUTPUT,
+    BatchOption,
+    ColorOption,
+    ConfigOption,
+    InputArgument,
+    ModelOption,
+    SeedOption,
+)
+from cli.config import model_settings
+
+EXAMPLES = """\b
+Examples:
+  batchdecode run requests.jsonl -o results.jsonl
+  zcat requests.jsonl.gz | batchdecode run -b 64 | jq -r .text
+  batchdecode run requests.jsonl -o results.jsonl --resume
+
+\b
+Settings: a flag goes before the environment (BATCHDECODE_KEEP_ORDER=1, say, for
+any option), that before --config, and that before the default.
+
+\b
+Exit codes: 0 all is well; 1 a request failed, or the output cannot be written;
+2 bad input or usage; 130, 143, 141 ended by Ctrl-C, SIGTERM, a closed pipe.
+"""
+
+
+def run(
+    context: typer.Context,
+    requests: InputArgument = None,
+    *,
+    follow: Annotated[
+        bool,
+        typer.Option(
+            "--follow",
+            help="Do not wait for the next line of a pipe: step on with what has come.",
+            rich_help_panel=INPUT,
+        ),
+    ] = False,
+    config: ConfigOption = None,
+    batch: BatchOption = 8,
+    model: ModelOption = "simulated",
+    seed: SeedOption = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Where results go; with .gz compressed.  [default: stdout]",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    keep_order: Annotated[
+        bool,
+        typer.Option(
+            "--keep-order",
+            help="Results in the order of the requests, not in that of finishing.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Continue the run that --output has unfinished results of.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
+    trace: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where every decision goes; with .gz compressed.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    summary_json: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE", help="Where the numbers of the run go, as JSON.", rich_help_panel=OUTPUT
+        ),
+    ] = None,
+    keep_going: Annotated[
+        bool,
+        typer.Option(
+            "--keep-going",
+            help="Make a bad line an error result, and go on.",
+            rich_help_panel=ERRORS,
+        ),
+    ] = False,
+    max_errors: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Read no more after N failed requests; implies --keep-going.",
+            rich_help_panel=ERRORS,
+        ),
+    ] = None,
+    live: Annotated[
+        Literal["auto", "always", "never"],
+        typer.Option(
+            metavar="WHEN",
+            help="Show the batch at work: auto (on a terminal), always or never.",
+            rich_help_panel=DISPLAY,
+        ),
+    ] = "auto",
+    step_delay: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="Wait after each step, and draw each one.",
+            show_default=False,
+            rich_help_panel=DISPLAY,
+        ),
+    ] = 0.0,
+    color: ColorOption = "auto",
+    quiet: Annotated[
+        bool,
+        typer.Option(
+            "--quiet",
+            "-q",
+            help="No live view and no summary: only problems.",
+            rich_help_panel=DISPLAY,
+        ),
+    ] = False,
+) -> None:
+    """Decode requests; results go to stdout, one JSON object per line."""
+    if requests is None and os.isatty(0):
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(2)
+    from cli.options import RunOptions  # noqa: PLC0415 - heavy
+    from cli.runner import run as run_requests  # noqa: PLC0415 - heavy
+    from cli.signals import StopSignals, die_of_closed_pipe  # noqa: PLC0415 - as above
+
+    options = RunOptions(
+        input=requests,
+        batch=batch,
+        model=model,
+        seed=seed,
+        model_settings=model_settings(config),
+        output=output,
+        trace=trace,
+        summary_json=summary_json,
+        keep_order=keep_order,
+        keep_going=keep_going,
+        max_errors=max_errors,
+        resume=resume,
+        follow=follow,
+        live=live,
+        step_delay=step_delay,
+        color=color,
+        quiet=quiet,
+    )
+    with StopSignals() as stop:
+        try:
+            status = run_requests(options, stop, _continuing_command())
+        except KeyboardInterrupt:  # the second signal
+            status = stop.exit_status
+        except BrokenPipeError:
+            die_of_closed_pipe()
+    raise typer.Exit(status)
+
+
+def _continuing_command() -> str:
+    """Return the command line that continues this run."""
+    arguments = sys.argv[1:]
+    return shlex.join(
+        ["batchdecode", *arguments, *([] if "--resume" in arguments else ["--resume"])]
+    )

@@ -1,0 +1,17 @@
+"""`batchdecode schema`: the JSON Schema of what goes in and comes out."""
+
+from typing import Annotated, Literal
+
+import typer
+
+
+def schema(
+    kind: Annotated[
+        Literal["request", "result", "trace"],
+        typer.Argument(metavar="request|result|trace", help="Lines of which file."),
+    ],
+) -> None:
+    """Print the JSON Schema of one line of a file."""
+    from batcher.formats.schema import encode_schema  # noqa: PLC0415 - --help starts without it
+
+    typer.echo(encode_schema(kind), nl=False)

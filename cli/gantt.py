@@ -1,0 +1,251 @@
+"""The gantt of a run as lines of text: all of it as shades, then the part worth a look as bars."""
+
+from collections.abc import Collection, Iterable, Sequence
+from itertools import takewhile
+from string import digits
+
+from batcher.timeline import EVERYTHING, Selection, Span, Timeline
+from cli.cells import cell_width, cut_middle, printable
+from cli.gantt_chart import (
+    ASCII,
+    UNICODE,
+    Scale,
+    axis,
+    bar_row,
+    busy_shares,
+    has_failed,
+    level_row,
+    shaded_row,
+)
+from cli.gantt_zoom import choose_zoom
+
+MIN_WIDTH = 40
+MAX_ROWS = 16
+MAX_CELLS_PER_STEP = 8
+MAX_LABEL_CELLS = 6
+MIN_CELLS_PER_BAR = 2
+
+
+def render_gantt(
+    timeline: Timeline,
+    selection: Selection = EVERYTHING,
+    *,
+    width: int = 80,
+    ascii_only: bool = False,
+) -> list[str]:
+    """Return the gantt of `timeline` in lines of at most `width` cells, 40 at least.
+
+    Steps or requests of `selection` choose what is drawn as bars, its slots what has a row.
+    """
+    page = _Page(timeline, sorted(selection.slots), max(width, MIN_WIDTH), ascii_only=ascii_only)
+    if not timeline.spans:
+        return page.title()
+    zoom, reason = choose_zoom(timeline, selection, page.num_cells)
+    if zoom == range(timeline.num_steps):
+        page.narrow(zoom)
+        return [*page.title(), *page.caption(zoom, []), *page.close_up(zoom)]
+    overview = page.overview(zoom) if timeline.num_steps > page.num_cells else []
+    what = [f"steps {zoom.start}:{zoom.stop}", *filter(None, [reason])]
+    return [*page.title(), "", *overview, *page.caption(zoom, what), *page.close_up(zoom)]
+
+
+class _Page:
+    """Lays out rows: a name, the cells, and a figure."""
+
+    def __init__(
+        self, timeline: Timeline, slots: list[int], width: int, *, ascii_only: bool
+    ) -> None:
+        self.timeline = timeline
+        self.page_width = self.chart_width = width
+        self.slots = slots or list(range(timeline.num_slots))
+        self.ascii_only = ascii_only
+        self.glyphs = ASCII if ascii_only else UNICODE
+        self.groups = _in_groups(self.slots, MAX_ROWS)
+        names = ["queue", f"slot {self.slots[-1]}", *map(_group_name, self.groups)]
+        self.name_width = max(map(len, names))
+        figures = ["busy", "100%", f"max {max(timeline.waiting, default=0)}"]
+        self.num_cells = width - self.name_width - 1 - 2 - max(map(len, figures))
+
+    def title(self) -> list[str]:
+        """Return what run it is."""
+        timeline = self.timeline
+        busy = _percent(sum(timeline.occupied), timeline.num_steps * timeline.num_slots)
+        parts = [
+            _plural(timeline.num_steps, "step"),
+            _plural(timeline.num_slots, "slot"),
+            f"{busy} busy",
+            _plural(len(timeline.spans), "request"),
+        ]
+        num_running = sum(span.outcome is None for span in timeline.spans)
+        if num_running:
+            parts.append(f"{num_running:,} still running")
+        return _fill(parts, f" {self.glyphs.dot} ", self.page_width)
+
+    def narrow(self, steps: range) -> None:
+        """Leave no more cells than a close-up of `steps` fills."""
+        num_cells = Scale.fit(steps, self.num_cells, MAX_CELLS_PER_STEP).num_cells
+        self.chart_width -= self.num_cells - num_cells
+        self.num_cells = num_cells
+
+    def overview(self, zoom: range) -> list[str]:
+        """Return the whole run as shades, a row for each slot or group of them, and mark `zoom`."""
+        timeline = self.timeline
+        scale = Scale.fit(range(timeline.num_steps), self.num_cells, MAX_CELLS_PER_STEP)
+        first, last = scale.first_cell(zoom[0]), scale.last_cell(zoom[-1])
+        brace = self.glyphs.brace
+        mark = brace[0] + brace[1] * (last - first - 1) + brace[2]
+        return [
+            *self._axis(scale),
+            *self._shades(scale),
+            self._queue(scale),
+            self._row("", " " * min(first, scale.num_cells - 2) + mark),
+        ]
+
+    def caption(self, zoom: range, what: list[str]) -> list[str]:
+        """Return `what` the close-up of `zoom` shows, and on the right how to read it."""
+        if not self._has_bars(zoom):
+            return _fill(what, ", ", self.page_width)
+        spans = self._spans_in(zoom)
+        frame = _label_frame(self._labels_of(spans).values())
+        if any(frame):
+            what = [*what, "ids " + cut_middle(self.glyphs.cut.join(frame), 24, self.glyphs.cut)]
+        legend = f"{self.glyphs.admitted} admitted"
+        if any(has_failed(span) for span in spans):
+            legend += f"  {self.glyphs.broken} failed"
+        *lines, last = _fill(what, ", ", self.page_width)
+        gap = self.chart_width - cell_width(last) - len(legend)
+        return [*lines, f"{last}{' ' * gap}{legend}" if gap > 1 else last]
+
+    def close_up(self, zoom: range) -> list[str]:
+        """Return the steps of `zoom` as bars, or as shades where there are too many for that."""
+        scale = Scale.fit(zoom, self.num_cells, MAX_CELLS_PER_STEP)
+        rows = self._bars(scale) if self._has_bars(zoom) else self._shades(scale)
+        return [*self._axis(scale), *rows, self._queue(scale)]
+
+    def _has_bars(self, zoom: range) -> bool:
+        """Return whether the usual request of `zoom` is more than a speck as a bar."""
+        lengths = sorted(span.end - span.start for span in self._spans_in(zoom))
+        usual = lengths[len(lengths) // 2] if lengths else len(zoom)
+        return (
+            usual * self.num_cells >= MIN_CELLS_PER_BAR * len(zoom) or len(zoom) <= self.num_cells
+        )
+
+    def _spans_in(self, steps: range) -> list[Span]:
+        """Return the spans of the slots that have rows."""
+        slots = frozenset(self.slots)
+        return list(
+            self.timeline.select_spans(Selection(start=steps.start, stop=steps.stop, slots=slots))
+        )
+
+    def _labels_of(self, spans: Iterable[Span]) -> dict[str, str]:
+        return {span.id: printable(span.id, ascii_only=self.ascii_only) for span in spans}
+
+    def _bars(self, scale: Scale) -> list[str]:
+        """Return a row for each slot, or the first of each group where there are too many."""
+        spans = self._spans_in(scale.steps)
+        labels = self._labels_of(spans)
+        before, after = map(len, _label_frame(labels.values()))
+        labels = {name: label[before : len(label) - after] for name, label in labels.items()}
+        by_slot: dict[int, list[Span]] = {slot: [] for slot in self.slots}
+        for span in spans:
+            by_slot[span.slot].append(span)
+        busy = {slot: _busy_steps(held, scale) for slot, held in by_slot.items()}
+        shown = [group[0] for group in self.groups]
+        rows = [
+            self._row(
+                f"slot {slot}",
+                bar_row(by_slot[slot], labels, scale, self.glyphs),
+                _percent(busy[slot], len(scale.steps)),
+            )
+            for slot in shown
+        ]
+        hidden = [slot for slot in self.slots if slot not in shown]
+        if hidden:
+            num_busy = sum(busy[slot] for slot in hidden)
+            share = _percent(num_busy, len(hidden) * len(scale.steps))
+            rows.append(self._row("", f"+{_plural(len(hidden), 'more slot')}", share))
+        return rows
+
+    def _shades(self, scale: Scale) -> list[str]:
+        """Return a row for each slot or group of slots."""
+        group_of = {slot: number for number, group in enumerate(self.groups) for slot in group}
+        by_group: list[list[Span]] = [[] for _ in self.groups]
+        for span in self._spans_in(scale.steps):
+            by_group[group_of[span.slot]].append(span)
+        return [
+            self._row(
+                _group_name(group),
+                shaded_row(busy_shares(spans, scale, len(group)), self.glyphs),
+                _percent(_busy_steps(spans, scale), len(group) * len(scale.steps)),
+            )
+            for group, spans in zip(self.groups, by_group, strict=True)
+        ]
+
+    def _queue(self, scale: Scale) -> str:
+        """Return the row of how many requests wait."""
+        waiting = self.timeline.waiting
+        peak = max(waiting[scale.steps.start : scale.steps.stop])
+        return self._row("queue", level_row(waiting, scale, peak, self.glyphs), f"max {peak}")
+
+    def _axis(self, scale: Scale) -> list[str]:
+        numbers, line = axis(scale, self.glyphs)
+        return [self._row("step", numbers), self._row("", line, "busy")]
+
+    def _row(self, name: str, cells: str, figure: str = "") -> str:
+        width = self.num_cells - (cell_width(cells) - len(cells))
+        return f"{name:>{self.name_width}} {cells:<{width}}  {figure:>4}".rstrip()
+
+
+def _fill(parts: Sequence[str], separator: str, width: int) -> list[str]:
+    """Return `parts` in as few lines as they fit in, at least one."""
+    lines = [""]
+    for part in parts:
+        joined = f"{lines[-1]}{separator}{part}" if lines[-1] else part
+        if cell_width(joined) <= width or not lines[-1]:
+            lines[-1] = joined
+        else:
+            lines.append(part)
+    return lines
+
+
+def _in_groups(slots: Sequence[int], max_groups: int) -> list[Sequence[int]]:
+    """Return `slots` in at most `max_groups` runs of the same size, the last one may be shorter."""
+    size = -(-len(slots) // max_groups)
+    return [slots[start : start + size] for start in range(0, len(slots), size)]
+
+
+def _group_name(group: Sequence[int]) -> str:
+    return f"slot {group[0]}" if len(group) == 1 else f"{group[0]}-{group[-1]}"
+
+
+def _label_frame(labels: Collection[str]) -> tuple[str, str]:
+    """Return what all ids begin and end with, empty where they are short or differ.
+
+    Digits stay with the part that differs.
+    """
+    if len(labels) <= 1 or max(map(cell_width, labels)) <= MAX_LABEL_CELLS:
+        return "", ""
+    before = _common_prefix(labels).rstrip(digits)
+    rests = [label[: len(before) - 1 : -1] if before else label[::-1] for label in labels]
+    return before, _common_prefix(rests).rstrip(digits)[::-1]
+
+
+def _common_prefix(texts: Collection[str]) -> str:
+    first, last = min(texts), max(texts)  # what these two begin with, all between them do
+    pairs = zip(first, last, strict=False)
+    return "".join(char for char, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _busy_steps(spans: Iterable[Span], scale: Scale) -> int:
+    return sum(len(scale.clip(span)) for span in spans)
+
+
+def _percent(part: int, whole: int) -> str:
+    """Return a share such that 0% is nothing and 100% is all."""
+    if whole == 0:
+        return "0%"
+    return "<1%" if 0 < part * 100 < whole else f"{part * 100 // whole}%"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,181 @@
+"""The rows of a gantt chart: steps onto cells, and cells into bars, shades, a queue and an axis.
+
+Rule: a row is a string of exactly as many terminal cells as its scale has.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count, takewhile
+
+from batcher.timeline import Span
+from cli.cells import cell_width, cut_middle
+
+MIN_CUT_CELLS = 6
+MIN_TICK_CELLS = 10
+MIN_TICK_GAP = 2
+
+
+@dataclass(frozen=True)
+class Glyphs:
+    """What charts are drawn with.
+
+    bars: of requests that follow each other.  shades, levels: from nothing to everything.
+    """
+
+    admitted: str
+    bars: str
+    broken: str
+    shades: str
+    levels: str
+    tick: str
+    line: str
+    brace: str
+    cut: str
+    dot: str
+
+
+UNICODE = Glyphs("┃", "━╌", "x", " ░▒▓█", " ▁▂▃▄▅▆▇█", "┬", "─", "╰─╯", "…", "·")
+ASCII = Glyphs("|", "=-", "x", " .+*#", " 123456789", "+", "-", "^^^", "~", "-")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Steps onto cells: several to a cell, or a whole number of cells to each."""
+
+    steps: range
+    num_cells: int
+
+    @classmethod
+    def fit(cls, steps: range, max_cells: int, max_cells_per_step: int) -> "Scale":
+        """Return the widest scale that shows `steps` in at most `max_cells`."""
+        num_steps = len(steps)
+        if num_steps > max_cells:
+            return cls(steps, max_cells)
+        return cls(steps, num_steps * min(max_cells // num_steps, max_cells_per_step))
+
+    def steps_at(self, cell: int) -> range:
+        """Return the steps that `cell` shows, at least one."""
+        num_steps, origin = len(self.steps), self.steps.start
+        first = cell * num_steps // self.num_cells
+        return range(
+            origin + first, origin + max(first + 1, (cell + 1) * num_steps // self.num_cells)
+        )
+
+    def first_cell(self, step: int) -> int:
+        """Return the leftmost cell that shows `step`."""
+        num_steps, offset = len(self.steps), step - self.steps.start
+        if num_steps > self.num_cells:
+            return self.last_cell(step)
+        return offset * self.num_cells // num_steps
+
+    def last_cell(self, step: int) -> int:
+        """Return the rightmost cell that shows `step`."""
+        offset = step - self.steps.start
+        return ((offset + 1) * self.num_cells - 1) // len(self.steps)
+
+    def clip(self, span: Span) -> range:
+        """Return the shown steps of `span`."""
+        return range(max(span.start, self.steps.start), min(span.end, self.steps.stop))
+
+
+def busy_shares(spans: Iterable[Span], scale: Scale, num_slots: int = 1) -> list[float]:
+    """Return the busy share of `num_slots` slots, whose spans these are, by cell: [num_cells]."""
+    busy = [0] * scale.num_cells
+    for span in spans:
+        steps = scale.clip(span)
+        if steps:
+            for cell in range(scale.first_cell(steps[0]), scale.last_cell(steps[-1]) + 1):
+                shown = scale.steps_at(cell)
+                busy[cell] += min(steps.stop, shown.stop) - max(steps.start, shown.start)
+    return [count / (num_slots * len(scale.steps_at(cell))) for cell, count in enumerate(busy)]
+
+
+def shaded_row(shares: Sequence[float], glyphs: Glyphs) -> str:
+    """Return a row of cells, the darker the busier; blank is never busy, and solid is always."""
+    partial = glyphs.shades[1:-1]
+    shades = {0.0: glyphs.shades[0], 1.0: glyphs.shades[-1]}
+    return "".join(shades.get(share) or partial[int(share * len(partial))] for share in shares)
+
+
+def level_row(counts: Sequence[int], scale: Scale, peak: int, glyphs: Glyphs) -> str:
+    """Return a row of columns as high as the largest of each cell's `counts`; `peak` is full."""
+    highest = len(glyphs.levels) - 1
+    tops = (max(counts[step] for step in scale.steps_at(cell)) for cell in range(scale.num_cells))
+    return "".join(glyphs.levels[-(-top * highest // peak) if peak else 0] for top in tops)
+
+
+def bar_row(spans: Sequence[Span], labels: Mapping[str, str], scale: Scale, glyphs: Glyphs) -> str:
+    """Return the row of one slot: its requests as bars, each with its label where that fits.
+
+    spans: those of the slot that `scale` shows, by start.  labels: by request id.
+    """
+    shares = busy_shares(spans, scale)
+    cells = [" "] * scale.num_cells
+    for number, span in enumerate(spans):
+        steps = scale.clip(span)
+        first, last = scale.first_cell(steps[0]), scale.last_cell(steps[-1])
+        for cell in range(first, last + 1):
+            cells[cell] = glyphs.bars[number % 2] if 2 * shares[cell] >= 1 else " "
+        if has_failed(span) and span.end - 1 in steps:
+            cells[last] = glyphs.broken
+        if span.start in steps:
+            cells[first] = glyphs.admitted
+    for number, span in enumerate(spans):
+        steps = scale.clip(span)
+        first, last = scale.first_cell(steps[0]) + 1, scale.last_cell(steps[-1])
+        bar = glyphs.bars[number % 2]
+        room = sum(1 for _ in takewhile(bar.__eq__, cells[first : last + 1]))
+        _write(cells, first, cut_to_room(labels[span.id], room, glyphs.cut))
+    return "".join(cells)
+
+
+def has_failed(span: Span) -> bool:
+    """Return whether the request came to a bad end."""
+    return span.outcome in {"error", "aborted"}
+
+
+def cut_to_room(label: str, room: int, cut: str) -> str:
+    """Return as much of `label` as `room` cells take, nothing if that would say nothing."""
+    if cell_width(label) <= room:
+        return label
+    return cut_middle(label, room, cut) if room >= MIN_CUT_CELLS else ""
+
+
+def _write(cells: list[str], start: int, text: str) -> None:
+    """Put `text` into `cells` from `start` on; a wide character leaves the cell after it empty."""
+    cell = start
+    for char in text:
+        width = cell_width(char)
+        if width == 0:
+            cells[cell - 1] += char
+            continue
+        cells[cell : cell + width] = [char] + [""] * (width - 1)
+        cell += width
+
+
+def axis(scale: Scale, glyphs: Glyphs) -> tuple[str, str]:
+    """Return the numbers of some round steps, and below them the line with their ticks."""
+    numbers = [" "] * scale.num_cells
+    line = [glyphs.line] * scale.num_cells
+    free = 0
+    for step in _ticks(scale):
+        cell, number = scale.first_cell(step), str(step)
+        if free <= cell <= scale.num_cells - len(number):
+            numbers[cell : cell + len(number)] = number
+            line[cell] = glyphs.tick
+            free = cell + len(number) + MIN_TICK_GAP
+    return "".join(numbers), "".join(line)
+
+
+def _ticks(scale: Scale) -> list[int]:
+    """Return the first step and the multiples of a round number that leaves room between."""
+    widest = len(str(scale.steps.stop)) + MIN_TICK_GAP
+    fewest_steps = max(MIN_TICK_CELLS, widest) * len(scale.steps) / scale.num_cells
+    interval = next(
+        base * 10**exponent
+        for exponent in count()
+        for base in (1, 2, 5)
+        if base * 10**exponent >= fewest_steps
+    )
+    first = scale.steps.start
+    return [first, *range(first - first % interval + interval, scale.steps.stop, interval)]

@@ -1,0 +1,223 @@
+"""The input, opened and read line by line: files, .gz files and pipes, by people and by programs.
+
+Rule: a line is held in memory only up to MAX_LINE_BYTES, and the input never as a whole.
+"""
+
+import io
+import os
+import stat
+import zlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from batcher.errors import BatchdecodeError
+
+MAX_LINE_BYTES = 64 * 2**20
+_CHUNK_BYTES = 2**20
+_BOM = b"\xef\xbb\xbf"
+
+Waiting = Callable[[], AbstractContextManager[None]]
+
+
+class InputError(BatchdecodeError):
+    """The input cannot be opened, or not be read to its end."""
+
+
+class Input:
+    """An input that is open, and closed when it is left as a context.
+
+    name: as messages call it.  is_file: it can be read again from its start, and anywhere in it.
+    """
+
+    def __init__(self, raw: io.FileIO, name: str) -> None:
+        self.name = name
+        self.status = os.fstat(raw.fileno())
+        self.is_file = stat.S_ISREG(self.status.st_mode) and raw.tell() == 0
+        self.is_gzip = name.endswith(".gz")
+        self._notes: list[str] = []
+        self._num_taken = 0
+        self._raw = raw
+        self._stream: BinaryIO | None = None
+        self._unpacked: BinaryIO | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        # The reader of a pipe is left alone: a thread may be waiting in it, and would block us here.
+        for file in (self._unpacked, self._stream if self.is_file else None, self._raw):
+            if file is not None:
+                file.close()
+
+    def lines(self, waiting: Waiting = nullcontext) -> "LineReader":
+        """Return a reader of the whole input; of a pipe, the one and only.
+
+        `waiting` is entered whenever a pipe may have nothing to give yet.
+        """
+        stream = self._from_start(waiting)
+        return LineReader(unzipped(stream) if self.is_gzip else stream, self.name, self._notes)
+
+    def seekable_lines(self) -> "LineReader":
+        """Return a reader that can go to any line; a .gz file is unpacked into a temporary one.
+
+        Raises:
+            InputError: the .gz file is damaged, or there is no room to unpack it.
+        """
+        if not self.is_gzip:
+            return self.lines()
+        import tempfile  # noqa: PLC0415 - only for a .gz file whose arrival times are out of order
+
+        unpacked = self._unpacked = tempfile.TemporaryFile()  # noqa: SIM115 - closed with us
+        packed = unzipped(self._from_start())
+        try:
+            while chunk := packed.read(_CHUNK_BYTES):
+                unpacked.write(chunk)
+        except (OSError, EOFError, zlib.error) as error:
+            raise InputError(f"cannot unpack {self.name}: {_reason(error)}") from error
+        unpacked.seek(0)
+        return LineReader(unpacked, self.name, self._notes)
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the file's bytes, in hexadecimal."""
+        import hashlib  # noqa: PLC0415 - only for runs that can be resumed
+
+        return hashlib.file_digest(self._from_start(), "sha256").hexdigest()  # type: ignore[arg-type]  # a BinaryIO reads into buffers
+
+    def _from_start(self, waiting: Waiting = nullcontext) -> BinaryIO:
+        """Return the input's bytes, a file's from the first one on."""
+        if self._stream is None:
+            raw: io.RawIOBase = self._raw
+            if not self.is_file:
+                raw = _PatientPipe(self._raw, waiting)
+            self._stream = io.BufferedReader(raw, _CHUNK_BYTES)
+        if self.is_file:
+            self._stream.seek(0)
+        return self._stream
+
+    def take_notes(self) -> str:
+        """Return what a person should know about the input as a whole and was not told yet."""
+        notes = self._notes[self._num_taken :]
+        self._num_taken += len(notes)
+        return "".join(f"warning: {note}\n" for note in notes)
+
+
+def open_input(path: str | None, waiting: Waiting) -> Input:
+    """Return the opened input; `-` or None is stdin.  `waiting` is entered while a FIFO opens.
+
+    Raises:
+        InputError: there is no such input, or it cannot be read.
+    """
+    name = "<stdin>" if path in (None, "-") else str(path)
+    try:
+        if path is None or path == "-":
+            return Input(io.FileIO(0, closefd=False), name)
+        with waiting():  # a FIFO opens when its other end does
+            return Input(io.FileIO(path), name)
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {name}: {_reason(error)}") from error
+
+
+def unzipped(raw: BinaryIO) -> BinaryIO:
+    """Return a buffered reader of what is compressed in `raw`."""
+    import gzip  # noqa: PLC0415 - only for .gz files
+
+    return io.BufferedReader(gzip.GzipFile(fileobj=raw), _CHUNK_BYTES)
+
+
+class LineReader:
+    """Reads lines that are not blank, and keeps count.
+
+    number: of the last line read, from 1.  start: its offset.  num_blank: blank lines so far.
+    notes: takes what is odd about the input as a whole.
+    """
+
+    def __init__(self, stream: BinaryIO, name: str, notes: list[str]) -> None:
+        self.number = self.start = self.num_blank = 0
+        self._stream, self._name, self._notes = stream, name, notes
+        self._next_start = 0
+
+    def read(self) -> bytes | None:
+        """Return the next line that is not blank, None at the end.
+
+        A line that is too long is cut to one byte more than MAX_LINE_BYTES.
+
+        Raises:
+            InputError: the input is damaged or gone.
+        """
+        while True:
+            line = self._readline()
+            if not line:
+                return None
+            self.number += 1
+            self.start = self._next_start
+            self._next_start += len(line)
+            if len(line) > MAX_LINE_BYTES:
+                self._skip_line(line)
+            if self.number == 1 and line.startswith(_BOM):
+                self._note(f"{self._name} begins with a byte order mark, which is skipped")
+                self.start, line = len(_BOM), line[len(_BOM) :]
+            if not line.isspace() and line:
+                return line
+            self.num_blank += 1
+
+    def go_to(self, start: int, number: int) -> None:
+        """Go on with line `number`, which starts at the offset `start`."""
+        self._stream.seek(start)
+        self._next_start, self.number = start, number - 1
+
+    def read_at(self, start: int) -> bytes:
+        """Return the line that starts at the offset `start`.
+
+        Raises:
+            InputError: the input is damaged or gone.
+        """
+        self._stream.seek(start)
+        return self._readline()
+
+    def _note(self, text: str) -> None:
+        if text not in self._notes:
+            self._notes.append(text)
+
+    def _readline(self) -> bytes:
+        try:
+            return self._stream.readline(MAX_LINE_BYTES + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            raise InputError(
+                f"cannot read {self._name} after line {self.number}: {_reason(error)}"
+            ) from error
+
+    def _skip_line(self, part: bytes) -> None:
+        """Read on to the end of the line that begins with `part`."""
+        while part and not part.endswith(b"\n"):
+            part = self._stream.readline(_CHUNK_BYTES)
+            self._next_start += len(part)
+
+
+class _PatientPipe(io.RawIOBase):
+    """A pipe that waits for its writer in a way that a signal can break off."""
+
+    def __init__(self, raw: io.FileIO, waiting: Waiting) -> None:
+        self._raw, self._waiting = raw, waiting
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray) -> int | None:  # type: ignore[override]  # any writable buffer
+        with self._waiting():
+            return self._raw.readinto(buffer)
+
+
+def _reason(error: Exception) -> str:
+    """Return what went wrong, without Python's decoration."""
+    if isinstance(error, EOFError):
+        return "the compressed data is cut off"
+    if isinstance(error, zlib.error):
+        return "the compressed data is damaged"
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

@@ -1,0 +1,114 @@
+"""What a run looks like now, kept from its events alone: nothing here is done per step."""
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, RejectEvent, RequestEvent
+
+MAX_STRIP = 256
+"""The most steps a strip shows, so the most spans a slot has to remember."""
+MAX_LABEL = 200
+"""The most of an id that is kept; a column shows less of it."""
+
+
+class SlotState:
+    """A slot's newest request, and the spans of steps it served before.
+
+    label: the request's id, without its middle if that is very long.
+    end: the step after the request's last one; None while it holds the slot.
+    outcome: why it ended; None while it has not.
+    num_admitted: how many requests the slot has served, the newest included.
+    """
+
+    __slots__ = (
+        "admitted",
+        "end",
+        "label",
+        "max_tokens",
+        "num_admitted",
+        "num_tokens",
+        "outcome",
+        "spans",
+    )
+
+    def __init__(self) -> None:
+        self.label = ""
+        self.admitted = 0
+        self.end: int | None = 0
+        self.max_tokens = self.num_tokens = self.num_admitted = 0
+        self.outcome: str | None = None
+        self.spans: deque[tuple[int, int]] = deque(maxlen=MAX_STRIP)
+
+    def admit(self, event: AdmitEvent, max_tokens: int) -> None:
+        """Let the request of `event` take over the slot."""
+        if self.num_admitted and self.end is not None:
+            self.spans.append((self.admitted, self.end))
+        self.num_admitted += 1
+        self.admitted, self.max_tokens = event.step, max_tokens
+        is_long = len(event.id) > MAX_LABEL
+        self.label = (
+            event.id[: MAX_LABEL // 2] + event.id[-MAX_LABEL // 2 :] if is_long else event.id
+        )
+        self.end = self.outcome = None
+
+    def is_busy(self, step: int) -> bool:
+        """Return whether the slot was used in `step`, the last one made."""
+        return self.end is None or self.end > step
+
+    def tokens_after(self, step: int) -> int:
+        """Return how many tokens the newest request has after `step`, one for each of its steps."""
+        return step - self.admitted + 1 if self.end is None else self.num_tokens
+
+    def newest_spans(self, step: int) -> Iterator[tuple[int, int]]:
+        """Yield (start, end) of the spans up to `step`, end exclusive, the newest first."""
+        if self.num_admitted:
+            yield self.admitted, step + 1 if self.end is None else self.end
+        yield from reversed(self.spans)
+
+
+class RunState:
+    """The slots and the counts of a run."""
+
+    def __init__(self, batch_size: int) -> None:
+        self.slots = [SlotState() for _ in range(batch_size)]
+        self.num_done = self.num_failed = 0
+        self._max_tokens: dict[int, int] = {}  # of requests that wait, by index
+        self._num_finished_tokens = 0
+        self._num_running = 0
+        self._sum_admitted = 0  # the steps at which the running requests were admitted, added up
+
+    def observe(self, events: Iterable[RequestEvent]) -> None:
+        """Take in what happened, in the order it did."""
+        for event in events:
+            match event:
+                case ArriveEvent():
+                    self._max_tokens[event.index] = event.max_tokens
+                case AdmitEvent():
+                    self.slots[event.slot].admit(event, self._max_tokens.pop(event.index))
+                    self._num_running += 1
+                    self._sum_admitted += event.step
+                case FinishEvent():
+                    self._finish(event)
+                case RejectEvent():
+                    self.num_done += 1
+                    self.num_failed += 1
+
+    def num_tokens(self, step: int) -> int:
+        """Return how many tokens the run has generated after `step`."""
+        return self._num_finished_tokens + self._num_running * (step + 1) - self._sum_admitted
+
+    def num_busy(self, step: int) -> int:
+        """Return how many slots were used in `step`."""
+        return sum(slot.is_busy(step) for slot in self.slots)
+
+    def _finish(self, event: FinishEvent) -> None:
+        self.num_done += 1
+        self.num_failed += event.reason == "error"
+        if event.slot is None:
+            self._max_tokens.pop(event.index, None)
+            return
+        slot = self.slots[event.slot]
+        slot.end, slot.outcome, slot.num_tokens = event.step + 1, event.reason, event.tokens
+        self._num_finished_tokens += event.tokens
+        self._num_running -= 1
+        self._sum_admitted -= slot.admitted

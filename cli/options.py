@@ -1,0 +1,30 @@
+"""What a run was asked to do, by flags, environment and configuration file together."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from cli.terminal import ColorChoice
+from cli.view import LiveChoice
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """The options of `batchdecode run`; docs/cli.md says what each one means."""
+
+    input: str | None = None
+    batch: int = 8
+    model: str = "simulated"
+    seed: int | None = None
+    model_settings: dict[str, Any] = field(default_factory=dict)
+    output: str | None = None
+    trace: str | None = None
+    summary_json: str | None = None
+    keep_order: bool = False
+    keep_going: bool = False
+    max_errors: int | None = None
+    resume: bool = False
+    follow: bool = False
+    live: LiveChoice = "auto"
+    step_delay: float = 0.0
+    color: ColorChoice = "auto"
+    quiet: bool = False

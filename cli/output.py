@@ -1,0 +1,223 @@
+"""Where lines go: files, .gz files, stdout, and the order they are put in before.
+
+Rule: only whole lines are written; what did not get out whole is taken back where that can be.
+"""
+
+import io
+import os
+import select
+import stat
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from batcher.errors import BatchdecodeError
+from batcher.events import Event
+from batcher.formats.trace import encode_events
+from batcher.request import Result
+from cli.input_order import InputOrder
+
+_FLUSH_SECONDS = 0.2
+_MAX_BUFFERED = 1000
+
+
+class OutputError(BatchdecodeError):
+    """A file cannot be written, or should not be."""
+
+
+class WriteError(Exception):
+    """Writing stopped in the middle of the run, at a full disk for example."""
+
+    def __init__(self, name: str, error: OSError) -> None:
+        self.name, self.reason = name, error.strerror or str(error)
+        super().__init__(f"cannot write {name}: {self.reason}")
+
+
+class Sink(Protocol):
+    """Takes whole lines."""
+
+    def write(self, lines: bytes) -> None:
+        """Pass `lines` on at once.
+
+        Raises:
+            WriteError: there is no room for them, or nobody to take them.
+            BrokenPipeError: whoever read them has gone.
+        """
+
+    def close(self) -> None:
+        """Write what ends the file."""
+
+
+class FileSink:
+    """Writes to a descriptor at once; a file ends with a whole line even when the disk is full."""
+
+    def __init__(self, raw: io.FileIO, name: str) -> None:
+        self.name = name
+        self._raw = raw
+        self._is_file = stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
+
+    def write(self, lines: bytes) -> None:
+        """Write all of `lines`, or nothing of them to a file."""
+        rest = memoryview(lines)
+        try:
+            while rest:
+                num_written = self._raw.write(rest)
+                if num_written is None:  # somebody has made it non-blocking
+                    select.select([], [self._raw], [])
+                else:
+                    rest = rest[num_written:]
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            if self._is_file:
+                self._take_back(len(lines) - len(rest))
+            raise WriteError(self.name, error) from error
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        self._raw.close()
+
+    def _take_back(self, num_bytes: int) -> None:
+        """Cut off the torn end that a failed write has left."""
+        end = self._raw.tell() - num_bytes
+        self._raw.truncate(end)
+
+
+class GzipSink:
+    """Compresses what goes to another sink; after every write the file can be read up to there.
+
+    is_needed: whether something must be written in any case, as in a new file.
+    """
+
+    def __init__(self, sink: Sink, *, is_needed: bool) -> None:
+        self._sink, self._is_needed = sink, is_needed
+        # 31 gives the header of a .gz file, without a time: the same lines are the same bytes.
+        self._compressor = zlib.compressobj(wbits=31)
+
+    def write(self, lines: bytes) -> None:
+        """Compress `lines` and pass them on."""
+        self._is_needed = True
+        packed = self._compressor.compress(lines)
+        self._sink.write(packed + self._compressor.flush(zlib.Z_SYNC_FLUSH))
+
+    def close(self) -> None:
+        """End the compressed data, and close the other sink."""
+        if self._is_needed:
+            self._sink.write(self._compressor.flush(zlib.Z_FINISH))
+        self._sink.close()
+
+
+class ResultWriter:
+    """Writes results as they come, or in the order of the input; `num_written` are out."""
+
+    def __init__(self, sink: Sink, order: InputOrder | None = None) -> None:
+        self.num_written = 0
+        self._sink, self._order = sink, order
+
+    def write(self, results: list[Result], encode: Callable[[Result], bytes]) -> None:
+        """Write the results whose turn has come, each as one line.
+
+        Raises:
+            WriteError, BrokenPipeError: see Sink.
+        """
+        if self._order is None:
+            lines = [encode(result) for result in results]
+        else:
+            put = self._order.put
+            lines = [line for result in results for line in put(result.index, encode(result))]
+        if lines:
+            self._sink.write(b"".join(lines))
+            self.num_written += len(lines)
+
+    def finish(self) -> None:
+        """Write what is still held back; no result will come any more."""
+        if self._order is not None:
+            for line in self._order.rest():
+                self._sink.write(line)
+                self.num_written += 1
+
+    def close(self) -> None:
+        """End the file; what is held back is lost."""
+        if self._order is not None:
+            self._order.close()
+        self._sink.close()
+
+
+class TraceWriter:
+    """Writes events soon after they happen: at once would cost a system call for each step."""
+
+    def __init__(self, sink: Sink, clock: Callable[[], float] = time.monotonic) -> None:
+        self._sink, self._clock = sink, clock
+        self._buffer: list[bytes] = []
+        self._last_flush = clock()
+
+    def write(self, events: Sequence[Event]) -> None:
+        """Write `events`, or keep them for a moment."""
+        self._buffer.append(encode_events(events))
+        if len(self._buffer) >= _MAX_BUFFERED or self._clock() - self._last_flush > _FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was kept.
+
+        Raises:
+            WriteError, BrokenPipeError: see Sink.
+        """
+        if self._buffer:
+            lines = b"".join(self._buffer)
+            self._buffer.clear()
+            self._sink.write(lines)
+        self._last_flush = self._clock()
+
+    def close(self) -> None:
+        """Write everything and end the file."""
+        self.flush()
+        self._sink.close()
+
+
+def open_sink(path: str, *, append: bool = False) -> Sink:
+    """Return a sink for `path`, compressed if its name ends in .gz.
+
+    Raises:
+        OutputError: the file cannot be opened.
+    """
+    try:
+        file = FileSink(io.FileIO(path, "a" if append else "w"), path)
+    except (OSError, ValueError) as error:
+        raise OutputError(f"cannot write {path}: {_reason(error)}") from error
+    return GzipSink(file, is_needed=not append) if path.endswith(".gz") else file
+
+
+def stdout_sink() -> Sink:
+    """Return a sink for stdout."""
+    return FileSink(io.FileIO(1, "w", closefd=False), "stdout")
+
+
+def check_distinct(input_status: os.stat_result, outputs: Mapping[str, str | None]) -> None:
+    """Make sure that no two of the run's files are one and the same; `outputs`: option -> path.
+
+    Raises:
+        OutputError: two of them are.
+    """
+    used: dict[object, str] = {(input_status.st_dev, input_status.st_ino): "the input"}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        try:
+            status = Path(path).stat()
+        except OSError:
+            key: object = Path(path).absolute()
+        else:
+            if not stat.S_ISREG(status.st_mode):
+                continue  # two streams may well go to one terminal, or to /dev/null
+            key = (status.st_dev, status.st_ino)
+        if key in used:
+            raise OutputError(f"{option} {path} is {used[key]} too: they must be different files")
+        used[key] = option
+
+
+def _reason(error: OSError | ValueError) -> str:
+    """Return what went wrong, without Python's decoration."""
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

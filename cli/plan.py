@@ -1,0 +1,166 @@
+"""What a run of an input would have to do, as far as it can be told without decoding anything."""
+
+import sys
+from contextlib import nullcontext
+
+import msgspec
+from msgspec import Struct
+
+from batcher.formats.requests import BadLine, ParsedLine, RequestParser
+from batcher.models.base import Tokenizer
+from batcher.models.loading import load_model
+from batcher.request import Request
+from cli.intake import Input, open_input
+from cli.options import RunOptions
+from cli.problems import InvalidInput, ProblemReport, say
+from cli.sources import survey_file
+
+
+class Span(Struct, frozen=True):
+    """The first and the last of the times at which something arrives, in seconds."""
+
+    first: float
+    last: float
+
+
+class Plan(Struct, kw_only=True):
+    """The counts of `batchdecode check`.
+
+    least_steps: what any schedule needs in `batch` slots if every request generates all it may;
+    stops and EOS only make it less, arrival times only more.
+    """
+
+    lines: int = 0
+    invalid: int = 0
+    blank: int = 0
+    requests: int = 0
+    openai_rows: int = 0
+    text_prompts: int = 0
+    token_prompts: int = 0
+    prompt_tokens: int = 0
+    longest_prompt: int = 0
+    output_tokens: int = 0
+    longest_output: int = 0
+    with_stops: int = 0
+    ignoring_eos: int = 0
+    arrivals: Span | None = None
+    arrivals_in_order: bool = True
+    batch: int
+    least_steps: int = 0
+
+    def add(self, parsed: ParsedLine | BadLine, tokenizer: Tokenizer) -> None:
+        """Count one line in."""
+        self.lines += 1
+        if isinstance(parsed, BadLine):
+            self.invalid += 1
+            return
+        request = parsed.request
+        self.requests += 1
+        self.openai_rows += parsed.is_openai
+        self._add_prompt(request, tokenizer)
+        self.output_tokens += request.max_tokens
+        self.longest_output = max(self.longest_output, request.max_tokens)
+        self.least_steps = max(-(-self.output_tokens // self.batch), self.longest_output)
+        stops = (request.stop_token, request.stop_sequence, request.stop)
+        self.with_stops += any(stop is not None for stop in stops)
+        self.ignoring_eos += request.ignore_eos
+        self._add_arrival(request.arrival_time)
+
+    def _add_prompt(self, request: Request, tokenizer: Tokenizer) -> None:
+        prompt = request.prompt
+        if isinstance(prompt, str):
+            self.text_prompts += 1
+            num_tokens = len(tokenizer.encode(prompt))
+        else:
+            self.token_prompts += 1
+            num_tokens = len(prompt)
+        self.prompt_tokens += num_tokens
+        self.longest_prompt = max(self.longest_prompt, num_tokens)
+
+    def _add_arrival(self, time: float) -> None:
+        span = self.arrivals or Span(time, time)
+        self.arrivals = Span(min(span.first, time), max(span.last, time))
+        self.arrivals_in_order &= time >= span.last
+
+
+def _make_plan(options: RunOptions, requests: Input, report: ProblemReport) -> Plan:
+    """Read all of `requests`, count and report."""
+    model = load_model(options.model, options.model_settings, options.seed)
+    plan = Plan(batch=options.batch)
+
+    def observe(parsed: ParsedLine | BadLine) -> None:
+        plan.add(parsed, model.tokenizer)
+        report.add_if_bad(parsed)
+
+    lines = requests.lines()
+    survey_file(lines, RequestParser(vocab_size=model.vocab_size), observe)
+    plan.blank = lines.num_blank
+    return plan
+
+
+def _describe(plan: Plan, name: str) -> str:
+    """Return the plan as a person reads it."""
+    rows = [
+        ("prompts", _prompts(plan)),
+        (
+            "output",
+            f"at most {_count(plan.output_tokens, 'token')}, longest {plan.longest_output:,}",
+        ),
+        ("stops", _stops(plan)),
+        ("arrivals", _arrivals(plan)),
+        ("OpenAI rows", f"{plan.openai_rows:,}" if plan.openai_rows else ""),
+        (
+            "steps",
+            f"at least {plan.least_steps:,} in {_count(plan.batch, 'slot')}, without any stop",
+        ),
+        ("invalid", f"{plan.invalid:,} of {_count(plan.lines, 'line')}" if plan.invalid else ""),
+    ]
+    blank = f", {_count(plan.blank, 'blank line')}" if plan.blank else ""
+    lines = [f"{name}: {_count(plan.requests, 'request')}{blank}"]
+    if plan.requests:
+        lines += [f"  {title:<12}{text}" for title, text in rows if text]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _prompts(plan: Plan) -> str:
+    kinds = {"of text": plan.text_prompts, "of token ids": plan.token_prompts}
+    shown = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items() if count)
+    tokens = _count(plan.prompt_tokens, "token")
+    return f"{shown}; {tokens}, longest {plan.longest_prompt:,}"
+
+
+def _stops(plan: Plan) -> str:
+    kinds = {"with stops": plan.with_stops, "ignoring EOS": plan.ignoring_eos}
+    return ", ".join(f"{count:,} {kind}" for kind, count in kinds.items() if count)
+
+
+def _arrivals(plan: Plan) -> str:
+    span = plan.arrivals
+    if span is None or span.first == span.last:
+        return f"all at {span.first if span else 0:g}"
+    order = "in order" if plan.arrivals_in_order else "out of order in the input"
+    return f"from {span.first:g} to {span.last:g}, {order}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def print_plan(options: RunOptions, *, as_json: bool) -> None:
+    """Carry out `batchdecode check`.
+
+    Raises:
+        BatchdecodeError: the input has bad lines, which have been reported, or cannot be read.
+    """
+    with open_input(options.input, nullcontext) as requests:
+        report = ProblemReport(requests.name, options.color)
+        plan = _make_plan(options, requests, report)
+    say(requests.take_notes() + report.closing())
+    if as_json:
+        text = msgspec.json.format(msgspec.json.encode(plan)).decode() + "\n"
+    else:
+        text = _describe(plan, requests.name)
+    sys.stdout.write(text)
+    sys.stdout.flush()
+    if plan.invalid:
+        raise InvalidInput(report, plan.lines, "run would decode nothing without --keep-going.")

@@ -1,0 +1,109 @@
+"""Problems of the input as a whole, and how problems are shown: the first in full, then a count."""
+
+import os
+import sys
+
+from batcher.errors import BatchdecodeError, FieldProblem
+from batcher.formats.diagnostics import Problem, make_problem, render_problem
+from batcher.formats.ids import duplicate_id
+from batcher.formats.json_spans import Span
+from batcher.formats.line_problems import place_problem
+from batcher.formats.requests import BadLine, ParsedLine
+from cli.intake import MAX_LINE_BYTES
+from cli.terminal import ColorChoice, terminal_size, wants_color
+
+MAX_SHOWN = 50
+_SHOWN_BYTES = 2000
+
+
+class ProblemReport:
+    """Collects problems; the first MAX_SHOWN are kept to be shown, the others counted.
+
+    num_lines: how many lines are bad.
+    """
+
+    def __init__(self, filename: str, color: ColorChoice = "auto") -> None:
+        self.num_lines = 0
+        self._filename, self._color = filename, color
+        self._num_shown = self._num_hidden = 0
+        self._shown: list[str] = []
+
+    def add(self, bad: BadLine) -> None:
+        """Take in the problems of one more line."""
+        self.num_lines += 1
+        for problem in bad.problems:
+            if self._num_shown < MAX_SHOWN:
+                self._num_shown += 1
+                self._shown.append(self._render(problem))
+            else:
+                self._num_hidden += 1
+
+    def add_if_bad(self, parsed: ParsedLine | BadLine) -> None:
+        """Take in the problems of a line that has some."""
+        if isinstance(parsed, BadLine):
+            self.add(parsed)
+
+    @property
+    def has_news(self) -> bool:
+        """Whether there is something to show that was not taken yet."""
+        return bool(self._shown)
+
+    def take(self) -> str:
+        """Return what there is to show of the problems since the last call, empty for nothing."""
+        shown = "".join(f"{text}\n" for text in self._shown)
+        self._shown.clear()
+        return shown
+
+    def closing(self) -> str:
+        """Return what there is to show at the end: news, and how many problems were left out."""
+        num_hidden, self._num_hidden = self._num_hidden, 0
+        return self.take() + (f"... and {num_hidden:,} more problems\n" if num_hidden else "")
+
+    def _render(self, problem: Problem) -> str:
+        width = terminal_size(2, os.environ).columns
+        color = wants_color(self._color, 2, os.environ)
+        return render_problem(problem, filename=self._filename, width=width, color=color)
+
+
+class InvalidInput(BatchdecodeError):  # noqa: N818 - the fault is the input's
+    """The input has bad lines, which have been reported."""
+
+    def __init__(self, report: ProblemReport, num_lines: int, what_now: str) -> None:
+        lines = "line" if num_lines == 1 else "lines"
+        super().__init__(f"{report.num_lines:,} invalid of {num_lines:,} {lines}; {what_now}")
+
+
+def line_too_long(line: bytes, number: int) -> BadLine:
+    """Return what is wrong with a line that is longer than any may be."""
+    message = f"the line has more than the {MAX_LINE_BYTES // 2**20} MiB that are allowed"
+    problem = FieldProblem("line-too-long", (), message)
+    start = line[:_SHOWN_BYTES].decode(errors="replace")
+    return BadLine(
+        id=str(number),
+        is_openai=False,
+        problems=[make_problem(problem, number, start, Span(0, 1))],
+    )
+
+
+def id_given_before(parsed: ParsedLine, line: bytes, number: int, first: int) -> BadLine:
+    """Return what is wrong with a line whose id the line `first` has already."""
+    return _bad(parsed, duplicate_id(parsed.request.id or str(number), first), line, number)
+
+
+def arrival_goes_back(parsed: ParsedLine, line: bytes, number: int, last: float) -> BadLine:
+    """Return what is wrong with a line of a pipe that arrives before the line before it."""
+    message = f"arrival_time goes back from {last:g} to {parsed.request.arrival_time:g}"
+    hint = "sort the requests by arrival_time, or give them as a file"
+    problem = FieldProblem("arrival-order", ("arrival_time",), message, hint)
+    return _bad(parsed, problem, line, number)
+
+
+def _bad(parsed: ParsedLine, problem: FieldProblem, line: bytes, number: int) -> BadLine:
+    request_id = parsed.request.id or str(number)
+    return BadLine(request_id, parsed.is_openai, [place_problem(problem, line, number)])
+
+
+def say(text: str) -> None:
+    """Write `text` for the person who started the command."""
+    sys.stderr.write(text)
+    sys.stderr.flush()

@@ -1,0 +1,134 @@
+"""What becomes of the outcomes of a run: results, trace, numbers and the picture."""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from batcher.events import Event
+from batcher.metrics import RunMetrics, RunSummary
+from cli.input_order import InputOrder
+from cli.live import LiveView
+from cli.loop import Loop
+from cli.options import RunOptions
+from cli.output import ResultWriter, Sink, TraceWriter, open_sink, stdout_sink
+from cli.problems import ProblemReport
+from cli.resume import Resumption
+from cli.signals import Interrupted, StopSignals
+from cli.terminal import is_same_terminal
+from cli.view import View
+
+
+class Recorder:
+    """Takes what a loop gives to the files and the view; closes the files when it is left.
+
+    metrics: the numbers so far.  results: writes the results.
+
+    Raises:
+        OutputError: a file cannot be opened.
+    """
+
+    def __init__(self, options: RunOptions, loop: Loop, resumption: Resumption, view: View) -> None:
+        known = resumption.known
+        order = InputOrder(known.num_kept if known else 0) if options.keep_order else None
+        self.metrics = RunMetrics()
+        sink = _result_sink(options.output, view, append=known is not None)
+        self.results = ResultWriter(sink, order)
+        self._trace = TraceWriter(open_sink(options.trace)) if options.trace else None
+        self._loop, self._view = loop, view
+        self._step_delay = options.step_delay
+        self._can_resume = resumption.is_possible
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if self._trace is not None:
+                self._trace.close()
+        finally:
+            self.results.close()
+
+    def record(self, report: ProblemReport, stop: StopSignals) -> None:
+        """Run the loop to its end.
+
+        Raises:
+            Interrupted: a signal came; the step it came in is complete.
+            WriteError, BrokenPipeError: a file or stdout takes no more.
+        """
+        stop.before_wait = self._show_all
+        engine = self._loop.engine
+        self._note([engine.run_event()])
+        try:
+            self._record_outcomes(report, stop)
+        except Interrupted:
+            if not self._can_resume:  # or else they come again, in their turn
+                self.results.finish()
+            raise
+        self.results.finish()
+        self._note([engine.end_event()])
+
+    def summary(self) -> RunSummary:
+        """Return the numbers of what was recorded."""
+        return self.metrics.summary(self._loop.engine.num_steps)
+
+    def _record_outcomes(self, report: ProblemReport, stop: StopSignals) -> None:
+        loop, view, results_to, delay = self._loop, self._view, self.results, self._step_delay
+        engine, total = loop.engine, loop.source.total
+        num_queued, num_steps = None, 0
+        for events, results in loop:
+            if events:
+                self._note(events)
+                view.observe(events)
+            if results:
+                results_to.write(results, loop.encode)
+            if report.has_news:
+                view.write_message(report.take())
+            if engine.num_steps > num_steps:
+                num_steps = engine.num_steps
+                if total is not None:
+                    num_queued = total - loop.num_read + engine.num_waiting
+                view.after_step(num_steps - 1, num_queued)
+                if delay:
+                    stop.sleep(delay)
+            if stop.received is not None:
+                raise Interrupted
+
+    def _note(self, events: Sequence[Event]) -> None:
+        """Pass `events` on to the trace and the numbers."""
+        if self._trace is not None:
+            self._trace.write(events)
+        observe = self.metrics.observe
+        for event in events:
+            observe(event)
+
+    def _show_all(self) -> None:
+        """Show what there is before the run waits for something."""
+        if self._trace is not None:
+            self._trace.flush()
+        self._view.refresh()
+
+
+class _ViewSink:
+    """Prints results above the live view: stdout and stderr are one terminal."""
+
+    def __init__(self, view: LiveView) -> None:
+        self._view = view
+
+    def write(self, lines: bytes) -> None:
+        self._view.write_results(lines)
+
+    def close(self) -> None:
+        """Nothing: the view is closed by whoever opened it."""
+
+
+def _result_sink(output: str | None, view: View, *, append: bool) -> Sink:
+    if output is not None:
+        return open_sink(output, append=append)
+    if isinstance(view, LiveView) and is_same_terminal(1, 2):
+        return _ViewSink(view)
+    return stdout_sink()

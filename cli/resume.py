@@ -1,0 +1,193 @@
+"""Going on where an earlier run stopped: what it was, and what it has left behind.
+
+Beside results.jsonl stands results.jsonl.run.json, written when a run begins and again when it has
+finished.  It says what must be the same for two runs to give the same results, and keeps unfinished
+results from being overwritten.
+"""
+
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import msgspec
+from msgspec.structs import replace
+
+from batcher.models.base import Model
+from cli.earlier_results import EarlierResults, ResumeError, take_over
+from cli.intake import Input
+from cli.options import RunOptions
+from cli.output import OutputError
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What decides the results of a run, and whether it has come to its end."""
+
+    version: Literal[1] = 1
+    finished: bool = False
+    model: str
+    settings: dict[str, Any]
+    keep_order: bool
+    input_sha256: str
+
+
+class Resumption:
+    """How a run stands to one before it, and to one after it.
+
+    known: what the one before has left; None if there is nothing to resume.
+    is_possible: this run can be resumed if it ends early.
+    """
+
+    def __init__(
+        self, output: str | None, record: RunRecord | None, known: EarlierResults | None
+    ) -> None:
+        self.known = known
+        self.is_possible = record is not None
+        self._output, self._record = output, record
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self.known is not None:
+            self.known.close()
+
+    def begin(self) -> None:
+        """Write down that the run has begun.
+
+        The file of results must be open by then, and so rid of those of another run.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        if self._output is not None and self._record is not None:
+            _write_record(self._output, self._record)
+        elif self._output is not None:
+            _remove_record(self._output)
+
+    def finish(self) -> None:
+        """Write down that the run has come to its end.
+
+        Raises:
+            OutputError: it cannot be written.
+        """
+        if self._output is not None and self._record is not None:
+            _write_record(self._output, replace(self._record, finished=True))
+
+
+def prepare(options: RunOptions, requests: Input, model: Model) -> Resumption:
+    """Find what there is to resume, and see to it that no results are lost.
+
+    Raises:
+        ResumeError: there is something to resume, but not by this run, or not without --resume.
+        OutputError: the end of the results cannot be repaired.
+    """
+    output = options.output
+    path = None if output is None else Path(output)
+    if output is None or path is None or (path.exists() and not path.is_file()):
+        if options.resume:
+            raise ResumeError("--resume continues a file of results: it needs --output FILE")
+        return Resumption(None, None, None)
+    if options.resume and not requests.is_file:
+        raise ResumeError("--resume needs the requests in a file: a pipe cannot be read again")
+    earlier = _read_record(output)
+    has_results = path.exists() and path.stat().st_size > 0
+    if has_results and earlier is not None and not (earlier.finished or options.resume):
+        raise ResumeError(
+            f"{output} holds the results of a run that did not finish: "
+            "add --resume to continue it, or remove the file to start over"
+        )
+    if not requests.is_file:
+        return Resumption(output, None, None)
+    record = RunRecord(
+        model=model.name,
+        settings=msgspec.to_builtins(model.settings),
+        keep_order=options.keep_order,
+        input_sha256=requests.digest(),
+    )
+    known = None
+    if has_results and options.resume:
+        _check_same_run(output, earlier, record)
+        known = take_over(output, keep_order=options.keep_order)
+    return Resumption(output, record, known)
+
+
+def _check_same_run(output: str, earlier: RunRecord | None, now: RunRecord) -> None:
+    """Make sure that the results of `earlier` are those that `now` would give.
+
+    Raises:
+        ResumeError: they are not; the message says why.
+    """
+    if earlier is None:
+        raise ResumeError(
+            f"cannot resume {output}: {_record_path(output)} is missing, "
+            "so nothing says which model and input the results are of"
+        )
+    reasons = []
+    if earlier.input_sha256 != now.input_sha256:
+        reasons.append("the input is another one, or has changed")
+    if earlier.model != now.model:
+        reasons.append(f"the model was {earlier.model}, now it is {now.model}")
+    else:
+        reasons += _differences(earlier.settings, now.settings)
+    if earlier.keep_order != now.keep_order:
+        reasons.append(f"it was begun {'with' if earlier.keep_order else 'without'} --keep-order")
+    if reasons:
+        raise ResumeError(
+            f"cannot resume {output}: {'; '.join(reasons)}. "
+            "Resume with what it was begun with, or remove the file to start over."
+        )
+
+
+def _differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    return [
+        f"{name} was {earlier.get(name)}, now it is {now.get(name)}"
+        for name in sorted(earlier.keys() | now.keys())
+        if earlier.get(name) != now.get(name)
+    ]
+
+
+def _record_path(output: str) -> Path:
+    return Path(f"{output}.run.json")
+
+
+def _read_record(output: str) -> RunRecord | None:
+    """Return the record beside `output`, None if there is none.
+
+    Raises:
+        ResumeError: it cannot be read.
+    """
+    path = _record_path(output)
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RunRecord)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ResumeError(f"cannot read {path}, the record of a run: {error}") from error
+
+
+def _write_record(output: str, record: RunRecord) -> None:
+    """Put `record` beside `output`, at once and whole.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    path = _record_path(output)
+    try:
+        new = Path(f"{path}.new")
+        new.write_bytes(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
+        new.replace(path)
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _remove_record(output: str) -> None:
+    """Remove what is said about results that are about to be overwritten."""
+    try:
+        _record_path(output).unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot remove {_record_path(output)}: {error.strerror}") from error

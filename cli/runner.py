@@ -1,0 +1,193 @@
+"""One run, from the files it reads to the files it writes and what is said about it."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+
+from batcher.engine import Engine
+from batcher.events import Event
+from batcher.formats.requests import BadLine, RequestParser
+from batcher.metrics import encode_summary
+from batcher.models.loading import load_model
+from cli.intake import Waiting, open_input
+from cli.loop import KnownResults, Loop
+from cli.options import RunOptions
+from cli.output import WriteError, check_distinct, open_sink
+from cli.problems import InvalidInput, ProblemReport, say
+from cli.recorder import Recorder
+from cli.resume import Resumption, prepare
+from cli.signals import Interrupted, StopSignals
+from cli.sources import open_source
+from cli.summary import RunFiles, render_summary
+from cli.terminal import wants_color
+from cli.view import View, open_view
+
+
+class Job:
+    """What is decoded, and by what.
+
+    Raises:
+        BatchdecodeError: there is no such input, or no such model.
+    """
+
+    def __init__(self, options: RunOptions, waiting: Waiting = nullcontext) -> None:
+        self.options = options
+        self.requests = open_input(options.input, waiting)
+        self.model = load_model(options.model, options.model_settings, options.seed)
+        self.report = ProblemReport(self.requests.name, options.color)
+        self._waiting = waiting
+
+    def loop(self, known: KnownResults | None = None) -> Loop:
+        """Return the loop over the requests; a file has been read through once by then.
+
+        Raises:
+            InvalidInput: the file has bad lines, and they are not to be skipped.
+            InputError: the file cannot be read.
+        """
+        options = self.options
+        keep_going = options.keep_going or options.max_errors is not None
+        try:
+            source = open_source(
+                self.requests,
+                RequestParser(vocab_size=self.model.vocab_size),
+                self.report,
+                keep_going=keep_going,
+                follow=options.follow,
+                waiting=self._waiting,
+            )
+        finally:
+            say(self.requests.take_notes() + self.report.closing())
+        is_reported = keep_going and source.total is not None
+        return Loop(
+            Engine(self.model, options.batch),
+            source,
+            known=known,
+            keep_going=keep_going,
+            max_errors=options.max_errors,
+            on_bad_line=_ignore if is_reported else self.report.add,
+        )
+
+
+def run_events(options: RunOptions) -> Iterator[Event]:
+    """Yield the events of a run; nothing is written but problems of the input, to stderr.
+
+    Raises:
+        BatchdecodeError: the input or the model is not right.
+    """
+    job = Job(options)
+    with job.requests:
+        loop = job.loop()
+        yield loop.engine.run_event()
+        for events, _ in loop:
+            yield from events
+        say(job.report.closing())
+        _refuse_bad_line(job, loop)
+        yield loop.engine.end_event()
+
+
+def run(options: RunOptions, stop: StopSignals, command: str) -> int:
+    """Carry out `batchdecode run`; return its exit status.
+
+    command: what continues this run if it ends early.
+
+    Raises:
+        BatchdecodeError: the input, an option or a file is not right.
+        BrokenPipeError: whoever reads the output has gone.
+    """
+    job = Job(options, stop.waiting)
+    with job.requests:
+        _check_files(options, job)
+        with prepare(options, job.requests, job.model) as resumption:
+            return _decode(job, resumption, stop, command)
+
+
+def _decode(job: Job, resumption: Resumption, stop: StopSignals, command: str) -> int:
+    """Run what is ready to be run; return the exit status."""
+    started, options = time.monotonic(), job.options
+    loop = job.loop(resumption.known)
+    view = _open_view(options, job, loop)
+    recorder = Recorder(options, loop, resumption, view)
+    status, remark = 0, None
+    try:
+        with view, recorder:
+            resumption.begin()
+            recorder.record(job.report, stop)
+        if loop.is_complete:
+            resumption.finish()
+    except Interrupted:
+        status, remark = stop.exit_status, f"stopped by {stop.name}"
+    except WriteError as error:
+        status, remark = 1, f"error: {error}"
+    say(job.requests.take_notes() + job.report.closing())
+    if status != 1:
+        _summarize(options, recorder, time.monotonic() - started)
+    _refuse_bad_line(job, loop)
+    if loop.has_given_up:
+        remark = f"stopped after {_count(loop.num_failed, 'failed request')}"
+    if remark is not None:
+        where = options.output or "stdout"
+        say(f"{remark}; {_count(recorder.results.num_written, 'result')} went to {where}\n")
+        if resumption.is_possible:
+            say(f"continue with: {command}\n")
+    return status or (1 if loop.num_failed else 0)
+
+
+def _check_files(options: RunOptions, job: Job) -> None:
+    """Make sure that no file is used twice."""
+    outputs = {
+        "--output": options.output,
+        "--trace": options.trace,
+        "--summary-json": options.summary_json,
+    }
+    check_distinct(job.requests.status, outputs)
+
+
+def _open_view(options: RunOptions, job: Job, loop: Loop) -> View:
+    return open_view(
+        live=options.live,
+        is_quiet=options.quiet,
+        color=options.color,
+        title=job.requests.name.rpartition("/")[2],
+        batch_size=options.batch,
+        total=loop.source.total,
+        every_step=options.step_delay > 0,
+    )
+
+
+def _summarize(options: RunOptions, recorder: Recorder, seconds: float) -> None:
+    """Say what happened, to the person and to the programs that want to know."""
+    summary = recorder.summary()
+    if not options.quiet:
+        text = render_summary(
+            summary,
+            RunFiles(options.output, options.trace),
+            elapsed=seconds,
+            encoding=sys.stderr.encoding,
+            has_color=wants_color(options.color, 2, os.environ),
+        )
+        say(text)
+    if options.summary_json is not None:
+        sink = open_sink(options.summary_json)
+        sink.write(encode_summary(summary))
+        sink.close()
+
+
+def _refuse_bad_line(job: Job, loop: Loop) -> None:
+    """Report the bad line that has ended the reading, if one has.
+
+    Raises:
+        InvalidInput: one has.
+    """
+    if loop.has_refused:
+        what_now = "reading stopped there. --keep-going to skip such lines."
+        raise InvalidInput(job.report, loop.num_read, what_now)
+
+
+def _ignore(bad: BadLine) -> None:
+    """Do nothing: the line has been reported."""
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

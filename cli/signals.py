@@ -1,0 +1,97 @@
+"""Ctrl-C and SIGTERM as a wish that the run sees after the step, and how a closed pipe ends it.
+
+The first signal lets the run finish its step and put all in order; a second one ends it at once.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import NoReturn, Self
+
+_STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(Exception):  # noqa: N818 - not an error, and nobody else's business
+    """A signal came while the run was waiting for something."""
+
+
+class StopSignals:
+    """Takes SIGINT and SIGTERM while it is entered; `received` is the first that came."""
+
+    def __init__(self) -> None:
+        self.received: signal.Signals | None = None
+        self.before_wait: Callable[[], None] | None = None
+        self._is_waiting = False
+        self._before: dict[signal.Signals, signal.Handlers] = {}
+
+    def __enter__(self) -> Self:
+        for number in _STOPPING:
+            self._before[number] = signal.signal(number, self._take)  # type: ignore[assignment]  # never a C handler
+        # A write into a closed pipe must come back as an error here: there is a trace to close.
+        self._before[signal.SIGPIPE] = signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # type: ignore[assignment]  # as above
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @property
+    def name(self) -> str:
+        """The name of the received signal, for messages."""
+        return self.received.name if self.received else "no signal"
+
+    @property
+    def exit_status(self) -> int:
+        """The status of a process that the received signal ended."""
+        return 128 + (self.received or signal.SIGINT)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Let a signal break off what is done inside, which may take for ever.
+
+        Raises:
+            Interrupted: a signal came.
+        """
+        if self.before_wait is not None:
+            self.before_wait()
+        self._is_waiting = True
+        try:
+            if self.received is not None:
+                raise Interrupted
+            yield
+        finally:
+            self._is_waiting = False
+
+    def sleep(self, seconds: float) -> None:
+        """Wait for `seconds`, or until a signal comes.
+
+        Raises:
+            Interrupted: a signal came.
+        """
+        with self.waiting():
+            time.sleep(seconds)
+
+    def _take(self, number: int, _frame: FrameType | None) -> None:
+        if self.received is not None:
+            signal.signal(number, signal.SIG_DFL)
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number)
+        if self._is_waiting:
+            raise Interrupted
+
+
+def die_of_closed_pipe() -> NoReturn:
+    """End this process as `head` ends the others: by SIGPIPE, status 141, without a word."""
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, 1)  # what is still buffered for stdout goes nowhere
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGPIPE)
+    os._exit(128 + signal.SIGPIPE)  # whoever started us has blocked the signal

@@ -1,0 +1,299 @@
+"""Requests in the order of their arrival, read from the input only as the run asks for them.
+
+A file is surveyed first, whole: every problem in it is known before the first step.
+"""
+
+from array import array
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+from msgspec import Struct
+
+from batcher.events import ArriveReason
+from batcher.formats.ids import IdRegistry
+from batcher.formats.requests import BadLine, ParsedLine, RequestParser
+from cli.intake import MAX_LINE_BYTES, Input, InputError, LineReader, Waiting
+from cli.problems import (
+    InvalidInput,
+    ProblemReport,
+    arrival_goes_back,
+    id_given_before,
+    line_too_long,
+)
+
+_MAX_AHEAD = 1024
+_HEAD_BYTES = 2**22
+
+
+class Entry(Struct):
+    """One line of the input that is not blank; `index` counts them from 0."""
+
+    index: int
+    parsed: ParsedLine | BadLine
+
+
+class Source(Protocol):
+    """Where the run gets its requests.
+
+    has_ended: next() has no more to give.
+    reason: why its requests arrive when they do.
+    """
+
+    has_ended: bool
+    reason: ArriveReason
+
+    @property
+    def total(self) -> int | None:
+        """How many lines there are, if that is known."""
+
+    def next(self) -> Entry | None:
+        """Return the next line; None at the end, and while one that could come has not come yet."""
+
+    def wait(self) -> None:
+        """Come back when next() has something to give, or the input has ended."""
+
+
+class EntryReader:
+    """Parses one line after the other and finds ids that were given before; `line` is the last."""
+
+    def __init__(self, lines: LineReader, parser: RequestParser) -> None:
+        self.lines = lines
+        self.line = b""
+        self._parser = parser
+        self._ids = IdRegistry()
+        self._num_read = 0
+
+    def read(self) -> Entry | None:
+        """Return the next line that is not blank, None at the end."""
+        line = self.lines.read()
+        if line is None:
+            return None
+        self.line = line
+        parsed = _parse(self._parser, line, self.lines.number)
+        if isinstance(parsed, ParsedLine):
+            number = self.lines.number
+            first = self._ids.add(parsed.request.id or str(number), number)
+            if first is not None:
+                parsed = id_given_before(parsed, line, number, first)
+        self._num_read += 1
+        return Entry(self._num_read - 1, parsed)
+
+
+class Survey:
+    """What one pass over a file finds out, so that it can be read in the order of arrival.
+
+    head: the first lines as they were parsed, which need not be parsed again.
+    """
+
+    def __init__(self) -> None:
+        self.num_lines = self.num_bad = 0
+        self.duplicates: dict[int, BadLine] = {}
+        self.is_in_order = True
+        self.head: deque[Entry] = deque()
+        self._last_arrival = 0.0
+        self._arrivals, self.starts, self.numbers = array("d"), array("q"), array("q")
+
+    def add(self, entry: Entry, lines: LineReader) -> None:
+        """Take note of the line that `lines` has just read."""
+        parsed = entry.parsed
+        self.num_lines += 1
+        if isinstance(parsed, ParsedLine):
+            arrival = parsed.request.arrival_time
+            self.is_in_order &= arrival >= self._last_arrival
+            self._last_arrival = arrival
+        else:
+            self.num_bad += 1
+            if parsed.problems[0].code == "duplicate-id":
+                self.duplicates[entry.index] = parsed
+        if lines.start < _HEAD_BYTES:
+            self.head.append(entry)
+        self._arrivals.append(self._last_arrival)
+        self.starts.append(lines.start)
+        self.numbers.append(lines.number)
+
+    def order(self) -> "array[int]":
+        """Return the indexes of the lines by arrival time; of one time, as they stand."""
+        import numpy as np  # noqa: PLC0415 - only for a file that is out of order
+
+        indexes = np.argsort(np.frombuffer(self._arrivals), kind="stable")
+        return array("q", indexes.astype(np.int64).tobytes())
+
+
+class FileSource:
+    """A file whose requests arrive in the order they stand in."""
+
+    reason: ArriveReason = "input"
+
+    def __init__(self, lines: LineReader, parser: RequestParser, survey: Survey) -> None:
+        self.total = survey.num_lines
+        self.has_ended = False
+        self._lines, self._parser, self._duplicates = lines, parser, survey.duplicates
+        self._head, self._num_read = survey.head, len(survey.head)
+        if self._num_read < survey.num_lines:
+            lines.go_to(survey.starts[self._num_read], survey.numbers[self._num_read])
+
+    def next(self) -> Entry | None:
+        """Return the next line; see Source."""
+        if self._head:
+            return self._head.popleft()
+        index = self._num_read
+        if index == self.total:
+            self.has_ended = True
+            return None
+        line = self._lines.read()
+        if line is None:
+            raise InputError("the input has become shorter while it was read")
+        self._num_read = index + 1
+        duplicate = self._duplicates.get(index)
+        return Entry(index, duplicate or _parse(self._parser, line, self._lines.number))
+
+    def wait(self) -> None:
+        """Nothing: next() always has something, up to the end."""
+
+
+class IndexedSource:
+    """A file whose requests stand in another order than they arrive in: each is looked up."""
+
+    reason: ArriveReason = "input"
+
+    def __init__(self, lines: LineReader, parser: RequestParser, survey: Survey) -> None:
+        self.total: int | None = survey.num_lines
+        self.has_ended = False
+        self._lines, self._parser, self._survey = lines, parser, survey
+        self._order = iter(survey.order())
+
+    def next(self) -> Entry | None:
+        """Return the next line; see Source."""
+        index = next(self._order, None)
+        if index is None:
+            self.has_ended = True
+            return None
+        duplicate = self._survey.duplicates.get(index)
+        line = self._lines.read_at(self._survey.starts[index])
+        number = self._survey.numbers[index]
+        return Entry(index, duplicate or _parse(self._parser, line, number))
+
+    def wait(self) -> None:
+        """Nothing: next() always has something, up to the end."""
+
+
+class PipeSource:
+    """A pipe: next() waits for the line that comes next, so the run is the same as for a file."""
+
+    reason: ArriveReason = "input"
+    total: int | None = None
+
+    def __init__(self, entries: EntryReader) -> None:
+        self.has_ended = False
+        self._entries = entries
+        self._last_arrival = 0.0
+
+    def next(self) -> Entry | None:
+        """Return the next line; see Source."""
+        entry = self._entries.read()
+        if entry is None:
+            self.has_ended = True
+            return None
+        parsed = entry.parsed
+        if isinstance(parsed, ParsedLine):
+            arrival = parsed.request.arrival_time
+            if arrival < self._last_arrival:
+                number, line = self._entries.lines.number, self._entries.line
+                entry.parsed = arrival_goes_back(parsed, line, number, self._last_arrival)
+            else:
+                self._last_arrival = arrival
+        return entry
+
+    def wait(self) -> None:
+        """Nothing: next() waits by itself."""
+
+
+class FollowSource:
+    """A pipe that a thread reads: next() gives what has come, and never waits for more."""
+
+    reason: ArriveReason = "follow"
+    total: int | None = None
+
+    def __init__(self, entries: EntryReader, waiting: Waiting) -> None:
+        import queue  # noqa: PLC0415 - only for --follow, as is the next
+        import threading  # noqa: PLC0415 - as above
+
+        self.has_ended = False
+        self._waiting = waiting
+        self._ahead: deque[Entry | Exception | None] = deque()
+        self._queue: queue.Queue[Entry | Exception | None] = queue.Queue(_MAX_AHEAD)
+        threading.Thread(target=self._read_all, args=(entries,), daemon=True).start()
+
+    def next(self) -> Entry | None:
+        """Return the next line; see Source."""
+        if not self._ahead:
+            if self._queue.empty():
+                return None
+            self._ahead.append(self._queue.get())
+        item = self._ahead.popleft()
+        if isinstance(item, Entry):
+            return item
+        self.has_ended = True
+        if item is not None:
+            raise item
+        return None
+
+    def wait(self) -> None:
+        """Wait for a line, or for the end."""
+        with self._waiting():
+            self._ahead.append(self._queue.get())
+
+    def _read_all(self, entries: EntryReader) -> None:
+        """Put all entries into the queue, then None, or the exception that ended the reading."""
+        item: Entry | Exception | None
+        try:
+            while (item := entries.read()) is not None:
+                self._queue.put(item)
+        except Exception as error:  # it is raised again where the others are: # noqa: BLE001
+            item = error
+        self._queue.put(item)
+
+
+def survey_file(
+    lines: LineReader, parser: RequestParser, observe: Callable[[ParsedLine | BadLine], None]
+) -> Survey:
+    """Read the whole file once; `observe` is handed what every line is."""
+    entries, survey = EntryReader(lines, parser), Survey()
+    while (entry := entries.read()) is not None:
+        survey.add(entry, lines)
+        observe(entry.parsed)
+    return survey
+
+
+def open_source(
+    requests: Input,
+    parser: RequestParser,
+    report: ProblemReport,
+    *,
+    keep_going: bool,
+    follow: bool,
+    waiting: Waiting,
+) -> Source:
+    """Return the source that suits the input; a file is surveyed, and its problems reported.
+
+    Raises:
+        InputError: the file cannot be read.
+        InvalidInput: the file has bad lines, and they are not to be skipped.
+    """
+    if follow:
+        return FollowSource(EntryReader(requests.lines(), parser), waiting)
+    if not requests.is_file:
+        return PipeSource(EntryReader(requests.lines(waiting), parser))
+    survey = survey_file(requests.lines(), parser, report.add_if_bad)
+    if survey.num_bad and not keep_going:
+        raise InvalidInput(report, survey.num_lines, "nothing decoded. --keep-going to skip them.")
+    if survey.is_in_order:
+        return FileSource(requests.lines(), parser, survey)
+    return IndexedSource(requests.seekable_lines(), parser, survey)
+
+
+def _parse(parser: RequestParser, line: bytes, number: int) -> ParsedLine | BadLine:
+    if len(line) > MAX_LINE_BYTES:
+        return line_too_long(line, number)
+    return parser.parse(line, number)

@@ -1,0 +1,171 @@
+"""The few lines that tell a person how a run went."""
+
+from typing import NamedTuple
+
+from batcher.metrics import Distribution, RunSummary
+from cli.cells import printable
+
+MAX_SECONDS = 60
+GREEN, YELLOW, RED, DIM, RESET = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[2m", "\x1b[0m"
+
+IDLE_CAUSES = {
+    "tail": "tail drain",
+    "arrivals": "waiting for arrivals",
+    "empty_queue": "empty queue",
+}
+
+
+class RunFiles(NamedTuple):
+    """Where a run left what it wrote, as the user named it; None for what is not in a file."""
+
+    results: str | None = None
+    trace: str | None = None
+
+
+class Marks(NamedTuple):
+    """How an encoding says that all is well, that nothing is, and that the run was broken off."""
+
+    good: str
+    bad: str
+    stopped: str
+    separator: str
+
+
+UNICODE = Marks("✓", "✗", "■", " · ")
+ASCII = Marks("*", "x", "!", ", ")
+
+
+def render_summary(
+    summary: RunSummary, files: RunFiles, *, elapsed: float, encoding: str, has_color: bool
+) -> str:
+    """Return the summary as lines of text; `elapsed` is in seconds, `encoding` the terminal's."""
+    marks = UNICODE if _can_encode(encoding) else ASCII
+    lines = [
+        _headline(summary, marks, elapsed),
+        _times(summary),
+        _idle(summary),
+        _least_steps(summary),
+        _files(summary, files),
+    ]
+    shown = [line for line in lines if line]
+    if has_color:
+        shown[0] = _color_of(shown[0], marks) + shown[0][0] + RESET + shown[0][1:]
+        shown[1:] = [f"{DIM}{line}{RESET}" for line in shown[1:]]
+    return "".join(f"{line}\n" for line in shown)
+
+
+def _headline(summary: RunSummary, marks: Marks, elapsed: float) -> str:
+    """Return how many requests came to which end, and how long the run was."""
+    if not summary.requests:
+        return f"{marks.good} no requests"
+    counts = {
+        "ok": summary.ok,
+        "failed": summary.failed,
+        "aborted": summary.aborted,
+        "unfinished": summary.unfinished,
+    }
+    results = "  ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    run = [_plural(summary.steps, "step"), _plural(summary.batch, "slot")]
+    if summary.steps:
+        run.append(f"{_busy_percent(summary)}% busy")
+    run.append(_duration(elapsed))
+    mark = marks.stopped if summary.unfinished else marks.good if summary.ok else marks.bad
+    return f"{mark} {results}   {marks.separator.join(run)}"
+
+
+def _color_of(headline: str, marks: Marks) -> str:
+    return {marks.good: GREEN, marks.bad: RED}.get(headline[0], YELLOW)
+
+
+def _times(summary: RunSummary) -> str:
+    """Return how long requests waited, for their slot, their first token and their last."""
+    parts = []
+    if summary.wait:
+        parts.append(f"wait {_spread(summary.wait)}")
+    if summary.first_token:
+        parts.append(f"first token {_median(summary.first_token)}")
+    if summary.latency:
+        parts.append(f"latency {_spread(summary.latency)}")
+    return f"  {'   '.join(parts)}  (steps)" if parts else ""
+
+
+def _median(distribution: Distribution) -> str:
+    """Return the median, which of one number is itself."""
+    return f"{'p50 ' if distribution.count > 1 else ''}{distribution.p50:,}"
+
+
+def _spread(distribution: Distribution) -> str:
+    tail = f" p95 {distribution.p95:,}" if distribution.count > 1 else ""
+    return _median(distribution) + tail
+
+
+def _idle(summary: RunSummary) -> str:
+    """Return which share of the slot-steps went unused, and why."""
+    total = summary.busy_slot_steps + summary.idle_slot_steps
+    if not summary.idle_slot_steps:
+        return ""
+    causes = [
+        f"{_share(getattr(summary.idle, field), total)} {cause}"
+        for field, cause in IDLE_CAUSES.items()
+        if getattr(summary.idle, field)
+    ]
+    if len(causes) == 1:
+        return f"  idle: {causes[0]}"
+    percent = 100 - _busy_percent(summary)
+    return f"  idle: {percent}% = {', '.join(causes)}"
+
+
+def _busy_percent(summary: RunSummary) -> int:
+    """Return the busy share in per cent, 100 only if no slot was ever idle."""
+    return summary.busy_slot_steps * 100 // (summary.busy_slot_steps + summary.idle_slot_steps)
+
+
+def _least_steps(summary: RunSummary) -> str:
+    """Return how far the run is from the shortest that these outputs allow."""
+    least, steps = summary.least_steps, summary.steps
+    if not least or summary.unfinished:
+        return ""
+    if least == steps:
+        return "  no schedule needs fewer steps"
+    return (
+        f"  any schedule needs at least {_plural(least, 'step')}; "
+        f"this one took {_share(steps - least, least)} more"
+    )
+
+
+def _files(summary: RunSummary, files: RunFiles) -> str:
+    """Return where the results are, and how to look at the trace."""
+    from shlex import quote  # noqa: PLC0415 - most runs that must start fast write no file
+
+    parts = []
+    if files.results is not None:
+        parts.append(f"{printable(files.results)} ({summary.requests - summary.unfinished:,})")
+    if files.trace is not None:
+        parts.append(f"trace: batchdecode trace {quote(printable(files.trace))}")
+    return "  " + "   ".join(parts) if parts else ""
+
+
+def _share(part: int, whole: int) -> str:
+    """Return a share in per cent with one digit, which is never 0.0 for something."""
+    per_mille = part * 1000 / whole
+    return "<0.1%" if 0 < per_mille < 1 else f"{per_mille / 10:.1f}%"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < MAX_SECONDS:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _can_encode(encoding: str) -> bool:
+    try:
+        "".join(UNICODE).encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

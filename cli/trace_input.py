@@ -1,0 +1,116 @@
+"""The events that `batchdecode trace` shows: read from a trace, or made by running requests.
+
+Rule: the first line says which of the two the input is, so the input can always be read again.
+"""
+
+import os
+import stat
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from batcher.errors import BatchdecodeError
+from batcher.events import Event
+from batcher.formats.trace import is_trace, read_trace
+from cli.intake import Input, open_input
+
+STDIN = "-"
+CHUNK_BYTES = 2**16
+ZIP_FORMAT = 31  # how zlib calls the header and trailer of a .gz file
+
+
+def open_twice(path: str | None) -> tuple[str, Input]:
+    """Return the input, and the path it can be opened by again; a pipe is kept as stdin.
+
+    Raises:
+        BatchdecodeError: there is no such input, or it cannot be read.
+    """
+    path = path or STDIN
+    if _is_pipe(path):
+        _keep_as_stdin(path)
+        path = STDIN
+    return path, open_input(path, nullcontext)
+
+
+def events_of(path: str, source: Input, run_options: Mapping[str, Any]) -> Iterator[Event]:
+    """Yield the events of the input; `run_options` are those the user gave for running requests.
+
+    Raises:
+        BatchdecodeError: the input is neither a trace nor requests, or a trace to be run.
+    """
+    if is_trace(next(_lines(path, source), b"")):
+        for option in run_options:
+            raise BatchdecodeError(f"--{option} is for requests, and {source.name} is a trace")
+        return read_trace(_lines(path, source), source.name)
+    if path == STDIN:
+        os.lseek(0, 0, os.SEEK_SET)
+    from cli.options import RunOptions  # noqa: PLC0415 - with the engine comes numpy
+    from cli.runner import run_events  # noqa: PLC0415 - as above
+
+    return run_events(RunOptions(input=path, **run_options))
+
+
+def _is_pipe(path: str) -> bool:
+    """Return whether what is read from `path` is gone then."""
+    if path == STDIN:
+        return not stat.S_ISREG(os.fstat(0).st_mode) or os.lseek(0, 0, os.SEEK_CUR) > 0
+    try:
+        mode = Path(path).stat().st_mode
+    except OSError:  # whoever opens it says what is wrong
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)
+
+
+def _keep_as_stdin(path: str) -> None:
+    """Read the pipe `path` to its end, and make what came a file that is stdin."""
+    import shutil  # noqa: PLC0415 - for a pipe only
+    import tempfile  # noqa: PLC0415 - for a pipe only
+
+    copy = tempfile.TemporaryFile()  # noqa: SIM115 - it lives on as stdin
+    with open(0 if path == STDIN else path, "rb", closefd=path != STDIN) as pipe:
+        shutil.copyfileobj(pipe, copy)
+    copy.seek(0)
+    os.dup2(copy.fileno(), 0)
+
+
+def _lines(path: str, source: Input) -> Iterator[bytes]:
+    """Yield the lines of the input; a .gz file that is cut off has those before the cut."""
+    if source.is_gzip:
+        yield from _split_lines(_unpacked(path))
+        return
+    reader = source.lines()
+    number = 0
+    while (line := reader.read()) is not None:
+        for _ in range(number + 1, reader.number):
+            yield b"\n"  # the reader leaves out blank lines, which count
+        number = reader.number
+        yield line
+
+
+def _unpacked(path: str) -> Iterator[bytes]:
+    """Yield what the .gz file `path` holds, as far as it goes.
+
+    Raises:
+        BatchdecodeError: the file is damaged.
+    """
+    unpacker = zlib.decompressobj(wbits=ZIP_FORMAT)
+    with Path(path).open("rb") as packed:
+        while chunk := unpacker.unused_data or packed.read(CHUNK_BYTES):
+            if unpacker.eof:  # another .gz file follows in the same one
+                unpacker = zlib.decompressobj(wbits=ZIP_FORMAT)
+            try:
+                yield unpacker.decompress(chunk)
+            except zlib.error as error:
+                raise BatchdecodeError(f"cannot read {path}: it is damaged: {error}") from error
+
+
+def _split_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for block in blocks:
+        *lines, rest = (rest + block).split(b"\n")
+        for line in lines:
+            yield line + b"\n"
+    if rest:
+        yield rest

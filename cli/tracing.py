@@ -1,0 +1,179 @@
+"""`batchdecode trace`: from a trace, or requests that are run for it, to a view of the timeline."""
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from batcher.errors import BatchdecodeError, InvariantError
+from batcher.events import Event
+from batcher.formats.chrome import encode_chrome
+from batcher.formats.views import encode_csv, encode_spans, encode_steps
+from batcher.timeline import Selection, Timeline
+from cli.output import Sink, WriteError, check_distinct, open_sink, stdout_sink
+from cli.terminal import can_print_boxes, terminal_size
+from cli.trace_input import events_of, open_twice
+
+TraceFormat = Literal["spans", "steps", "csv", "chrome", "gantt"]
+
+ENCODERS = {
+    "spans": encode_spans,
+    "steps": encode_steps,
+    "csv": encode_csv,
+    "chrome": encode_chrome,
+}
+BLOCK_BYTES = 2**16
+MAX_IDS_COMPARED = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceOptions:
+    """The options of `batchdecode trace`; docs/cli.md says what each one means.
+
+    run_options: those for running requests that were given; a trace has its own.
+    """
+
+    input: str | None
+    format: TraceFormat | None = None
+    steps: str | None = None
+    requests: tuple[str, ...] = ()
+    slots: tuple[int, ...] = ()
+    width: int | None = None
+    output: str | None = None
+    run_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def show_trace(options: TraceOptions) -> None:
+    """Carry out `batchdecode trace`.
+
+    Raises:
+        BatchdecodeError: the input, an option or a file is not right.
+        BrokenPipeError: whoever reads the output has gone.
+    """
+    path, source = open_twice(options.input)
+    if options.output is not None:
+        check_distinct(source.status, {"--output": options.output})
+    events = events_of(path, source, options.run_options)
+    timeline = _timeline_of(events, source.name)
+    selection = _selection(timeline, options)
+    lines = _lines(timeline, selection, options)
+    sink = stdout_sink() if options.output is None else open_sink(options.output)
+    _write(lines, sink)
+
+
+def parse_steps(text: str) -> tuple[int | None, int | None]:
+    """Return the start and the stop that `text`, A:B or a single step, stands for.
+
+    Raises:
+        BatchdecodeError: it is neither.
+    """
+    start, colon, stop = text.partition(":")
+    try:
+        if not colon:
+            step = int(start)
+            return step, step + 1 or None  # -1 is the last step, up to the end
+        return int(start) if start else None, int(stop) if stop else None
+    except ValueError:
+        raise BatchdecodeError(
+            f"--steps {text}: expected A:B, steps A up to but not including B; "
+            "either may be left out"
+        ) from None
+
+
+def _timeline_of(events: Iterable[Event], name: str) -> Timeline:
+    """Return the timeline of the events of the input `name`.
+
+    Raises:
+        BatchdecodeError: there is none in it.
+    """
+    try:
+        timeline = Timeline.from_events(events)
+        timeline.check_integrity()
+    except InvariantError as error:
+        raise BatchdecodeError(f"{name}: its events contradict each other: {error}") from error
+    return timeline
+
+
+def _selection(timeline: Timeline, options: TraceOptions) -> Selection:
+    """Return what is to be shown.
+
+    Raises:
+        BatchdecodeError: there is no such thing in the run.
+    """
+    start, stop = parse_steps(options.steps) if options.steps is not None else (None, None)
+    selection = Selection(
+        start=start,
+        stop=stop,
+        request_ids=frozenset(options.requests),
+        slots=frozenset(options.slots),
+    )
+    if options.steps is not None and not timeline.window(selection):
+        raise BatchdecodeError(
+            f"--steps {options.steps} is none of the {timeline.num_steps:,} steps of this run"
+        )
+    for slot in options.slots:
+        if not 0 <= slot < timeline.num_slots:
+            raise BatchdecodeError(
+                f"--slot {slot}: the slots of this run are 0 to {timeline.num_slots - 1}"
+            )
+    _check_requests(timeline, selection.request_ids)
+    return selection
+
+
+def _check_requests(timeline: Timeline, request_ids: frozenset[str]) -> None:
+    """Make sure that the timeline has every one of the requests.
+
+    Raises:
+        BatchdecodeError: it has not; the message names some that look alike.
+    """
+    if not request_ids:
+        return
+    known = {stay.id for stays in (timeline.spans, timeline.waits) for stay in stays}
+    for request_id in sorted(request_ids - known):
+        from difflib import get_close_matches  # noqa: PLC0415 - for a mistake only
+
+        near = get_close_matches(request_id, sorted(known)[:MAX_IDS_COMPARED])
+        hint = f"; there is {', '.join(near)}" if near else ""
+        raise BatchdecodeError(f"--request {request_id}: no such request took a slot{hint}")
+
+
+def _lines(timeline: Timeline, selection: Selection, options: TraceOptions) -> Iterable[bytes]:
+    """Return the view that was asked for, or the one that suits where it goes."""
+    to_terminal = options.output is None and os.isatty(1)
+    name = options.format or ("gantt" if to_terminal else "spans")
+    if name != "gantt":
+        return ENCODERS[name](timeline, selection)
+    from cli.gantt import render_gantt  # noqa: PLC0415 - the other formats start faster without
+
+    encoding = sys.stdout.encoding if options.output is None else "utf-8"
+    lines = render_gantt(
+        timeline,
+        selection,
+        width=options.width or terminal_size(1, os.environ).columns,
+        ascii_only=not can_print_boxes(encoding),
+    )
+    return [f"{line}\n".encode(encoding, "backslashreplace") for line in lines]
+
+
+def _write(lines: Iterable[bytes], sink: Sink) -> None:
+    """Write `lines` in blocks.
+
+    Raises:
+        BatchdecodeError: there is no room for them.
+        BrokenPipeError: whoever read them has gone.
+    """
+    block: list[bytes] = []
+    size = 0
+    try:
+        for line in lines:
+            block.append(line)
+            size += len(line)
+            if size >= BLOCK_BYTES:
+                sink.write(b"".join(block))
+                block.clear()
+                size = 0
+        sink.write(b"".join(block))
+        sink.close()
+    except WriteError as error:
+        raise BatchdecodeError(str(error)) from error

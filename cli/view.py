@@ -1,0 +1,133 @@
+"""What a person may see of a run while it runs: the live view, a line now and then, or nothing."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Literal, Self
+
+from batcher.events import RequestEvent
+from cli.cells import printable
+from cli.live_header import Moment, facts, progress_line
+from cli.live_state import RunState
+from cli.terminal import ColorChoice, Terminal, can_animate, wants_color
+
+LiveChoice = Literal["auto", "always", "never"]
+
+PLAIN_INTERVAL = 5.0
+"""Seconds from one plain progress line to the next."""
+
+
+class View:
+    """Shows nothing of a run but messages; other views show more.
+
+    A view is closed when it is left as a context.
+    """
+
+    def __init__(self, terminal: Terminal) -> None:
+        self._terminal = terminal
+
+    def observe(self, events: list[RequestEvent]) -> None:
+        """Take in what happened in the step that is being made."""
+
+    def after_step(self, step: int, num_queued: int | None) -> None:
+        """Show how things stand after `step`, if it is time to.
+
+        num_queued: how many requests wait, None if nobody knows.
+        """
+
+    def refresh(self) -> None:
+        """Show what is not shown yet, for the run is about to wait."""
+
+    def write_message(self, text: str) -> None:
+        """Write whole lines for people, where they spoil nothing."""
+        self._terminal.write(text)
+
+    def close(self) -> None:
+        """Show the end and let go of the terminal.
+
+        More calls do nothing, and a signal handler may make one.
+        """
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class ProgressLines(View):
+    """A plain line of progress every few seconds, for a log; none for a short run."""
+
+    def __init__(
+        self,
+        *,
+        title: str,
+        batch_size: int,
+        total: int | None,
+        terminal: Terminal,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(terminal)
+        self._title, self._total, self._clock = printable(title), total, clock
+        self._run = RunState(batch_size)
+        self._started = clock()
+        self._next_line = self._started + PLAIN_INTERVAL
+        self._last = (-1, 0)  # the step of the line before, and the tokens after it
+
+    def observe(self, events: list[RequestEvent]) -> None:
+        """Take in what happened in the step that is being made."""
+        self._run.observe(events)
+
+    def after_step(self, step: int, num_queued: int | None) -> None:
+        """Write a line, if it is time to."""
+        now = self._clock()
+        if now >= self._next_line:
+            self._next_line = now + PLAIN_INTERVAL
+            self._write_line(step, num_queued, now)
+
+    def _write_line(self, step: int, num_queued: int | None, now: float) -> None:
+        num_tokens = self._run.num_tokens(step)
+        last_step, last_tokens = self._last
+        self._last = (step, num_tokens)
+        rate = (num_tokens - last_tokens) / max(1, step - last_step)
+        moment = Moment(step, self._total, num_queued, rate, now - self._started)
+        self._terminal.write(progress_line(self._title, facts(self._run, moment)) + "\n")
+
+
+def open_view(
+    *,
+    live: LiveChoice,
+    is_quiet: bool,
+    color: ColorChoice,
+    title: str,
+    batch_size: int,
+    total: int | None,
+    every_step: bool,
+) -> View:
+    """Return the view of a run that stderr allows and `live` asks for.
+
+    title: what is being run; total: how many requests there are, None if nobody knows;
+    every_step: the run is slowed down so that each step can be seen.
+    """
+    fd, environ = sys.stderr.fileno(), os.environ
+    terminal = Terminal(fd, sys.stderr.encoding, wants_color(color, fd, environ), environ)
+    if is_quiet or live == "never":
+        return View(terminal)
+    if live == "auto" and not can_animate(fd, environ):
+        return ProgressLines(title=title, batch_size=batch_size, total=total, terminal=terminal)
+    from cli.live import LiveView  # noqa: PLC0415 - it needs this module
+
+    return LiveView(
+        title=title,
+        batch_size=batch_size,
+        total=total,
+        terminal=terminal,
+        every_step=every_step,
+    )

@@ -1,0 +1,112 @@
+"""A made-up run shown on the screen of a terminal emulator."""
+
+import os
+
+import pyte
+
+from batcher.events import AdmitEvent, ArriveEvent, FinishEvent
+from cli.live import LiveView
+from cli.terminal import Terminal
+
+
+class Screen(Terminal):
+    """A terminal that is looked at: writes go into an emulator."""
+
+    def __init__(self, columns=80, rows=24, *, encoding="utf-8", has_color=False):
+        super().__init__(-1, encoding, has_color, {})
+        emulator = pyte.HistoryScreen(columns, rows, history=10_000, ratio=1)
+        stream = pyte.ByteStream(emulator)
+        vars(self).update(emulator=emulator, stream=stream, written=[], is_foreground=True)
+
+    @property
+    def size(self):
+        return os.terminal_size((self.emulator.columns, self.emulator.lines))
+
+    @property
+    def is_ours(self):
+        return self.is_foreground
+
+    def write_bytes(self, data):
+        self.written.append(data)
+        self.stream.feed(data.replace(b"\n", b"\r\n"))  # as the tty does
+
+    def lines(self):
+        return [line.rstrip() for line in self.emulator.display]
+
+    def cells(self, row):
+        """One character a cell; the second one of a wide character is blank."""
+        buffer = self.emulator.buffer[row]
+        return "".join(buffer[x].data or " " for x in range(self.emulator.columns))
+
+    def all_lines(self):
+        """What has scrolled off the screen, and the screen."""
+        past = [
+            "".join(row[x].data for x in range(self.emulator.columns)).rstrip()
+            for row in self.emulator.history.top
+        ]
+        return past + self.lines()
+
+    def text(self):
+        return "\n".join(self.lines()).strip("\n")
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+class Run:
+    """A batch that decodes made-up requests, (id, generated, max_tokens) each, into a view."""
+
+    def __init__(self, requests, batch_size=8, screen=None, **settings):
+        self.screen = screen or Screen()
+        self.clock = Clock()
+        defaults = {"title": "requests.jsonl", "total": len(requests), "every_step": False}
+        self.view = LiveView(
+            batch_size=batch_size,
+            terminal=self.screen,
+            clock=self.clock,
+            **defaults | settings,
+        )
+        self.todo = list(enumerate(requests))[::-1]
+        self.slots = [None] * batch_size
+        self.step_index = 0
+        self.seconds_per_step = 1.0
+        self.is_admitting = True
+
+    @property
+    def is_over(self):
+        return not self.todo and not any(self.slots)
+
+    def step(self, results=b""):
+        step, events = self.step_index, []
+        for slot, held in enumerate(self.slots):
+            if held is None and self.todo and self.is_admitting:
+                index, (name, num_tokens, max_tokens) = self.todo.pop()
+                events.append(ArriveEvent(0, 0.0, name, index, "input", 5, max_tokens))
+                events.append(AdmitEvent(step, 0.0, name, index, slot, "empty"))
+                self.slots[slot] = (name, index, step + num_tokens - 1, num_tokens, max_tokens)
+        for slot, held in enumerate(self.slots):
+            if held is not None and held[2] == step:
+                name, index, _, num_tokens, max_tokens = held
+                why = "length" if num_tokens == max_tokens else "stop"
+                events.append(FinishEvent(step, 0.0, name, index, slot, why, None, num_tokens))
+                self.slots[slot] = None
+        self.view.observe(events)
+        if results:
+            self.view.write_results(results)
+        self.view.after_step(step, len(self.todo))
+        self.step_index += 1
+        self.clock.now += self.seconds_per_step
+
+    def steps(self, count):
+        for _ in range(count):
+            self.step()
+        return self
+
+
+def long_requests(count):
+    return [(f"req-{n}", 99, 100) for n in range(count)]

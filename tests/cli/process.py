@@ -1,0 +1,64 @@
+"""batchdecode as a process of its own, and workloads for it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-c", "from cli.app import main; main()"]
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if not name.startswith("BATCHDECODE_")},
+    "PYTHONPATH": str(ROOT),
+    "COLUMNS": "80",
+    "CI": "1",
+}
+
+
+def batchdecode(*arguments, cwd=None, stdin=b"", **environment):
+    """Run the command to its end; stdout and stderr are bytes and text."""
+    done = subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        cwd=cwd,
+        input=stdin,
+        capture_output=True,
+        env=ENVIRONMENT | environment,
+        timeout=60,
+        check=False,
+    )
+    done.stderr = done.stderr.decode()
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def start(*arguments, cwd=None, **pipes):
+    """Start the command; by default stdin is empty, stdout and stderr are pipes."""
+    settings = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+    }
+    return subprocess.Popen(
+        [*COMMAND, *map(str, arguments)], cwd=cwd, env=ENVIRONMENT, **(settings | pipes)
+    )
+
+
+def lines_of(*requests):
+    """Return requests, dicts or raw lines, as the bytes of a file."""
+    texts = [r if isinstance(r, str) else json.dumps(r) for r in requests]
+    return "".join(f"{text}\n" for text in texts).encode()
+
+
+def workload(count, *, max_tokens=20, arrivals=None):
+    """Return `count` requests of different lengths; `arrivals` makes a time of an index."""
+    return [
+        {
+            "id": f"r{i}",
+            "prompt": [i % 250 + 1, i // 250 + 1],
+            "max_tokens": 1 + i * 7 % max_tokens,
+            "ignore_eos": True,
+            **({} if arrivals is None else {"arrival_time": arrivals(i)}),
+        }
+        for i in range(count)
+    ]

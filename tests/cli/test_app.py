@@ -1,0 +1,109 @@
+import json
+import os
+import pty
+import subprocess
+import sys
+
+import pytest
+from process import COMMAND, ENVIRONMENT, batchdecode, lines_of
+
+from batcher import __version__
+
+
+def loaded_by(*arguments):
+    """Return which of the heavy modules a command has loaded in the end."""
+    code = (
+        "import sys, atexit\n"
+        "heavy = {'numpy', 'rich', 'yaml'}\n"
+        "atexit.register(lambda: print(heavy & sys.modules.keys(), file=sys.stderr))\n"
+        "from cli.app import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=ENVIRONMENT, capture_output=True, check=False
+    )
+    return done.stdout.decode(), done.stderr.decode()
+
+
+def test_the_version_loads_nothing_heavy():
+    assert loaded_by("--version") == (f"batchdecode {__version__}\n", "set()\n")
+
+
+@pytest.mark.parametrize("command", [[], ["run"]])
+def test_help_loads_nothing_heavy_and_fits_80_columns(command):
+    stdout, stderr = loaded_by(*command, "--help")
+    assert stderr == "set()\n"
+    assert max(map(len, stdout.splitlines())) <= 80
+    assert "env var" not in stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "Usage: batchdecode"),
+        (["runn"], "No such command 'runn'. Did you mean 'run'?"),
+        (["run", "--bach", "3"], "No such option: --bach"),
+        (["run", "--batch", "0"], "Invalid value for '--batch'"),
+        (["run", "nowhere.jsonl"], "error: cannot read nowhere.jsonl: No such file or directory\n"),
+        (["run", "/"], "error: cannot read /: Is a directory\n"),
+        (["run", "/dev/null", "--model", "nope"], "error: unknown model 'nope'"),
+        (["schema", "nothing"], "Invalid value for"),
+    ],
+)
+def test_a_mistake_of_the_user_is_exit_status_2(arguments, said):
+    done = batchdecode(*arguments)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+@pytest.mark.parametrize("kind", ["request", "result", "trace"])
+def test_schemas_are_json(kind):
+    assert json.loads(batchdecode("schema", kind).stdout)["$schema"]
+
+
+def with_closed(descriptor):
+    """Return status and stderr of a run that was started with a descriptor closed."""
+    shell = ["sh", "-c", f'exec "$@" {descriptor}>&-', "sh"]
+    done = subprocess.run(
+        [*shell, *COMMAND, "run", "/dev/stdin" if descriptor else "-"],
+        input=lines_of({"prompt": "x"}),
+        env=ENVIRONMENT,
+        capture_output=True,
+        check=False,
+    )
+    return done.returncode, done.stderr.decode()
+
+
+def test_a_closed_stdin_or_stdout_is_an_error():
+    assert with_closed(0) == (2, "error: cannot read <stdin> after line 0: Bad file descriptor\n")
+    assert with_closed(1)[0] == 1
+    assert "cannot write stdout: Bad file descriptor" in with_closed(1)[1]
+    assert with_closed(2) == (0, "")
+
+
+def test_run_on_a_terminal_without_input_shows_its_help():
+    ours, theirs = pty.openpty()
+    done = subprocess.run(
+        [*COMMAND, "run"], stdin=theirs, env=ENVIRONMENT, capture_output=True, check=False
+    )
+    os.close(ours)
+    os.close(theirs)
+    assert done.returncode == 2
+    assert done.stdout == b""
+    assert done.stderr.startswith(b"Usage: batchdecode run")
+
+
+def test_a_shell_completes_commands_and_options(tmp_path):
+    command = tmp_path / "batchdecode"
+    command.write_text(f"#!{sys.executable}\nfrom cli.app import main\nmain()\n")
+    command.chmod(0o755)
+    script = (
+        'eval "$(batchdecode completion bash)"\n'
+        "complete_words() { COMP_WORDS=($@) COMP_CWORD=$(($# - 1)); "
+        '_batchdecode_completion batchdecode; echo "${COMPREPLY[@]}"; }\n'
+        "complete_words batchdecode comp\ncomplete_words batchdecode run --keep\n"
+    )
+    environment = ENVIRONMENT | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "--norc", "-c", script], env=environment, capture_output=True, check=True
+    )
+    assert done.stdout == b"completion\n--keep-order --keep-going\n"

@@ -1,0 +1,84 @@
+import json
+
+import pytest
+from process import batchdecode, lines_of
+from typer.testing import CliRunner
+
+from cli.app import app
+from cli.problems import InvalidInput
+
+REQUESTS = lines_of(
+    {"prompt": "hello", "max_tokens": 5, "stop": "x"},
+    "",
+    {"prompt": [1, 2, 3], "max_tokens": 7, "ignore_eos": True, "arrival_time": 4},
+    {"prompt": [1], "arrival_time": 2.5},
+    {"custom_id": "o", "method": "POST", "url": "/v1/completions", "body": {"prompt": "hi"}},
+)
+
+
+@pytest.fixture
+def check(tmp_path):
+    """Return a function that checks the bytes of a file."""
+
+    def check(data, *arguments):
+        path = tmp_path / "in.jsonl"
+        path.write_bytes(data)
+        return CliRunner().invoke(app, ["check", str(path), *arguments], prog_name="batchdecode")
+
+    return check
+
+
+def test_the_plan_counts_everything(check):
+    plan = json.loads(check(REQUESTS, "--json", "-b", "3").stdout)
+    text_tokens = plan.pop("prompt_tokens") - 4
+    assert text_tokens >= 2
+    assert plan.pop("longest_prompt") >= 3
+    assert plan == {
+        "lines": 4,
+        "invalid": 0,
+        "blank": 1,
+        "requests": 4,
+        "openai_rows": 1,
+        "text_prompts": 2,
+        "token_prompts": 2,
+        "output_tokens": 5 + 7 + 16 + 16,
+        "longest_output": 16,
+        "with_stops": 1,
+        "ignoring_eos": 1,
+        "arrivals": {"first": 0.0, "last": 4.0},
+        "arrivals_in_order": False,
+        "batch": 3,
+        "least_steps": 16,
+    }
+
+
+def test_the_plan_can_be_read(check):
+    shown = check(REQUESTS, "-b", "2").stdout
+    for text in (
+        "in.jsonl: 4 requests, 1 blank line",
+        "2 of text, 2 of token ids",
+        "at most 44 tokens, longest 16",
+        "1 with stops, 1 ignoring EOS",
+        "from 0 to 4, out of order",
+        "at least 22 in 2 slots",
+    ):
+        assert text in shown
+    assert "invalid" not in shown
+
+
+def test_a_bad_line_is_exit_status_2(check):
+    done = check(REQUESTS + b"{\n", "--json")
+    assert json.loads(done.stdout)["invalid"] == 1
+    assert isinstance(done.exception, InvalidInput)
+    assert "error[invalid-json]" in done.stderr
+    assert "1 invalid of 5 lines" in str(done.exception)
+
+
+def test_nothing_is_decoded_and_a_pipe_will_do():
+    done = batchdecode("check", stdin=REQUESTS)
+    assert done.returncode == 0
+    assert done.stdout.startswith(b"<stdin>: 4 requests")
+
+
+def test_an_empty_input_is_a_plan_too(check):
+    assert check(b"").stdout.endswith("in.jsonl: 0 requests\n")

@@ -1,0 +1,78 @@
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from cli.app import app
+from cli.config import ConfigError, model_settings
+
+
+@pytest.fixture
+def check(tmp_path):
+    """Return a function that runs `check` with a configuration and returns how it ended."""
+    (tmp_path / "in").write_text('{"prompt":"x","max_tokens":12}\n')
+
+    def check(text, *arguments, **environment):
+        path = tmp_path / f"{abs(hash(text))}.yaml"
+        path.write_text(text)
+        command = ["check", str(tmp_path / "in"), "--json", "--config", str(path), *arguments]
+        return CliRunner().invoke(app, command, env=environment, prog_name="batchdecode")
+
+    return check
+
+
+def batch_of(done):
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)["batch"]
+
+
+def test_a_flag_goes_before_the_environment_before_the_file_before_the_default(check):
+    assert batch_of(check("")) == 8
+    assert batch_of(check("batch: 2")) == 2
+    assert batch_of(check("batch: 2", BATCHDECODE_BATCH="3")) == 3
+    assert batch_of(check("batch: 2", "-b", "4", BATCHDECODE_BATCH="3")) == 4
+    assert batch_of(check("batch:")) == 8
+
+
+def test_one_file_serves_all_commands(check):
+    assert batch_of(check("keep-order: true\nkeep_going: yes\nstep-delay: 1.5\nbatch: 3")) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("bacth: 3", ":1:1: unknown setting bacth; did you mean batch? (known: batch, color, follow, json,"),
+        ("batch: 3\n\nquit: true", ":3:1: unknown setting quit; did you mean quiet?"),
+        ("config: x.yaml", ":1:1: unknown setting config"),
+        ("help: true", ":1:1: unknown setting help"),
+        ("requests: in", ":1:1: unknown setting requests"),
+        ("batch: eight", ":1:1: batch: "),
+        ("batch: 0", ":1:1: batch: "),
+        ("live: sometimes", None),
+        ("a: [", ":1:5: "),
+        ("a: b: c", ":1:5: mapping values are not allowed here"),
+        ("- a\n- b", "not a list of settings"),
+        ("simulated: 3", ":1:1: simulated: its settings belong below it"),
+        ("simulated:\n  sede: 3", "simulated model: Object contains unknown field `sede`"),
+        ("{a: 1}: 2", None),
+        ("\x00", "cannot read"),
+        ("? [1]\n: 2", None),
+    ],
+)
+def test_what_is_wrong_in_the_file_is_said_with_its_place(check, text, message):
+    done = check(text)
+    assert done.exit_code != 0 or message is None
+    if message is not None:
+        assert message in str(done.exception)
+
+
+def test_a_file_that_is_not_there_is_an_error():
+    with pytest.raises(ConfigError, match=r"cannot read nowhere.yaml: No such file"):
+        model_settings("nowhere.yaml")
+
+
+def test_the_model_has_a_section_of_its_own(tmp_path):
+    path = tmp_path / "settings.yaml"
+    path.write_text("batch: 3\nsimulated:\n  seed: 7\n  eos_rate: 0.5\n")
+    assert model_settings(str(path)) == {"seed": 7, "eos_rate": 0.5}
+    assert model_settings(None) == {}

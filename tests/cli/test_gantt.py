@@ -1,0 +1,286 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reference_schedule import DESIGN_JOBS, Job, jobs_of, play, workloads
+
+from batcher.timeline import EVERYTHING, Selection, Timeline
+from cli.cells import cell_width
+from cli.gantt import render_gantt
+from cli.gantt_chart import UNICODE, Scale, axis, bar_row, busy_shares, level_row, shaded_row
+from cli.gantt_zoom import choose_zoom
+
+
+def timeline_of(jobs, batch=2):
+    return Timeline.from_events(play(jobs, batch).events)
+
+
+def gantt_of(jobs, batch=2, **options):
+    return render_gantt(timeline_of(jobs, batch), **options)
+
+
+def row_of(lines, name):
+    """Return the last row with this name: that of the close-up."""
+    return next(line for line in reversed(lines) if line.strip().startswith(name))
+
+
+def test_the_example_of_the_design():
+    assert gantt_of(DESIGN_JOBS, width=60) == [
+        "7 steps · 2 slots · 71% busy · 4 requests",
+        "                                              ┃ admitted",
+        "  step 0           2           4           6",
+        "       ┬───────────┬───────────┬───────────┬─────  busy",
+        "slot 0 ┃a━━━━━━━━━━━━━━━━┃d╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌  100%",
+        "slot 1 ┃b━━━━┃c╌╌╌╌╌╌╌╌╌╌                           42%",
+        " queue ██████▄▄▄▄▄▄▄▄▄▄▄▄                          max 2",
+    ]
+
+
+def test_the_example_of_the_design_in_ascii():
+    assert gantt_of(DESIGN_JOBS, width=60, ascii_only=True) == [
+        "7 steps - 2 slots - 71% busy - 4 requests",
+        "                                              | admitted",
+        "  step 0           2           4           6",
+        "       +-----------+-----------+-----------+-----  busy",
+        "slot 0 |a================|d----------------------  100%",
+        "slot 1 |b====|c----------                           42%",
+        " queue 999999555555555555                          max 2",
+    ]
+
+
+def long_run(num_jobs=400, batch=8, gap_after=200):
+    """Return a busy run with one hole in the middle, in which nothing arrives for a while."""
+    lengths = [16 + number * 37 % 120 for number in range(num_jobs)]
+    arrivals = [0.0] * gap_after + [5000.0] * (num_jobs - gap_after)
+    jobs = [
+        Job(f"req-{number:04}", length, arrival)
+        for number, (length, arrival) in enumerate(zip(lengths, arrivals, strict=True))
+    ]
+    jobs.insert(gap_after, Job("lonely", 4000, 0.5))
+    return timeline_of(jobs, batch)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+@pytest.mark.parametrize("ascii_only", [False, True])
+def test_no_line_is_wider_than_asked_for(width, ascii_only):
+    for timeline in (long_run(), timeline_of(jobs_of(*[40] * 600), 256)):
+        lines = render_gantt(timeline, width=width, ascii_only=ascii_only)
+        assert max(map(cell_width, lines)) <= width
+        assert all(line.isascii() for line in lines) or not ascii_only
+
+
+def test_a_long_run_is_an_overview_and_a_close_up_of_its_worst_bubble():
+    lines = render_gantt(long_run(), width=80)
+    assert sum(line.startswith("slot 0") for line in lines) == 2
+    assert "idle slot-steps" in next(line for line in lines if line.startswith("steps "))
+    assert row_of(lines, "slot 0").split() == ["slot", "0", "0%"]
+    overview = next(line for line in lines if line.startswith("slot 0"))
+    assert overview[7:17] == "█" * 10
+    assert overview[30:45].strip() == ""
+
+
+def test_the_mark_under_the_overview_is_where_the_close_up_is():
+    timeline = long_run()
+    lines = render_gantt(timeline, Selection(start=2000, stop=3000), width=80)
+    (mark,) = (line for line in lines if "╰" in line)
+    num_cells = len(next(line for line in lines if "┬" in line).split()[0])
+    first = 7 + 2000 * num_cells // timeline.num_steps
+    last = 7 + 2999 * num_cells // timeline.num_steps
+    assert abs(mark.index("╰") - first) <= 1
+    assert abs(mark.index("╯") - last) <= 1
+
+
+def test_without_a_bubble_the_longest_queue_is_looked_at():
+    late = [Job(f"late{number}", 40, 3000.0) for number in range(300)]
+    early = [Job(f"r{number}", 40, number // 8 * 40.0) for number in range(600)]
+    jobs = sorted([*early, *late], key=lambda job: job.arrival)
+    timeline = timeline_of(jobs, 8)
+    zoom, reason = choose_zoom(timeline, EVERYTHING, 64)
+    assert reason == f"longest queue: {max(timeline.waiting)} waiting"
+    assert 3000 in zoom
+
+
+def test_the_worst_bubble_stands_in_the_middle_of_the_close_up():
+    timeline = long_run(gap_after=1)
+    idle_stop = next(s for s in range(timeline.num_steps) if timeline.occupied[s] == 8)
+    zoom, reason = choose_zoom(timeline, EVERYTHING, 64)
+    assert reason.startswith("worst bubble")
+    assert zoom.stop <= idle_stop + len(zoom)
+    jobs = [Job(f"r{n}", 50, float(n // 4 * 50 + (100 if n >= 200 else 0))) for n in range(400)]
+    jobs.append(Job("cover", 160, 2450.0))
+    timeline = timeline_of(sorted(jobs, key=lambda job: job.arrival), 4)
+    zoom, _ = choose_zoom(timeline, EVERYTHING, 64)
+    idle = [step for step in range(2000, 3500) if timeline.occupied[step] < 4]
+    assert set(idle) <= set(zoom)
+    assert abs((idle[0] - zoom.start) - (zoom.stop - 1 - idle[-1])) <= 1
+
+
+def test_the_drain_at_the_end_is_not_a_bubble():
+    timeline = timeline_of([*jobs_of(*[50] * 400), Job("last", 3000)], 4)
+    zoom, reason = choose_zoom(timeline, EVERYTHING, 64)
+    assert "queue" in reason
+    assert zoom.stop <= 6000
+
+
+def test_steps_choose_the_close_up():
+    timeline = long_run()
+    assert choose_zoom(timeline, Selection(start=10, stop=20), 64) == (range(10, 20), "")
+    lines = render_gantt(timeline, Selection(start=10, stop=20))
+    assert any(line.startswith("steps 10:20") for line in lines)
+
+
+def test_requests_choose_the_close_up_from_arrival_to_end():
+    timeline = timeline_of(jobs_of(*[50] * 40), 4)
+    zoom, _ = choose_zoom(timeline, Selection(request_ids=frozenset({"r30"})), 64)
+    assert zoom == range(440)  # it waits from step 0 on, and runs from 350 to 400
+    assert choose_zoom(timeline, Selection(request_ids=frozenset({"r0"})), 64)[0] == range(55)
+
+
+def test_more_steps_than_bars_can_show_are_shades():
+    lines = render_gantt(timeline_of(jobs_of(*[2] * 4000), 8), Selection(start=100, stop=900))
+    assert "█" in row_of(lines, "slot 3")
+    assert not any("admitted" in line for line in lines)
+
+
+def test_chosen_slots_are_the_only_rows():
+    lines = render_gantt(long_run(), Selection(slots=frozenset({1, 6})))
+    names = {line.split("  ")[0][:6] for line in lines if line.startswith("slot")}
+    assert names == {"slot 1", "slot 6"}
+
+
+def test_many_slots_are_groups_above_and_a_choice_below():
+    lines = render_gantt(timeline_of(jobs_of(*[40] * 6000), 256), width=80)
+    assert sum("-" in line[:9] for line in lines) == 16
+    assert any(line.strip().startswith("240-255") for line in lines)
+    assert any(line.strip().startswith("+240 more slots") for line in lines)
+    assert len(lines) < 50
+
+
+def test_ids_leave_out_what_all_begin_and_end_with():
+    jobs = [Job(f"user-7/chat-{number:03}/turn", 20) for number in range(8)]
+    lines = gantt_of(jobs, width=100)
+    assert "ids user-7/chat-…/turn" in lines[1]
+    assert row_of(lines, "slot 0").startswith("slot 0 ┃000━")
+
+
+def test_short_ids_are_whole():
+    assert row_of(gantt_of([Job("a1", 20), Job("a2", 20)]), "slot 1").startswith("slot 1 ┃a2━")
+
+
+def test_ids_that_do_not_fit_are_cut_or_left_out():
+    assert "xxxx…xxxxx" in row_of(gantt_of([Job("x" * 90, 9)], 1, width=40), "slot 0")
+    crowded = gantt_of(jobs_of(*[1] * 60), 1, width=80)
+    assert row_of(crowded, "slot 0").count("┃") == 60
+
+
+def test_wide_and_combining_characters_keep_the_columns():
+    lines = gantt_of([Job("日本語", 5), Job("e\u0301te\u0301", 5), Job("b", 5)], 3)
+    assert "┃日本語━" in row_of(lines, "slot 0")
+    assert "┃e\u0301te\u0301━" in row_of(lines, "slot 1")
+    assert len({cell_width(row_of(lines, f"slot {slot}")) for slot in range(3)}) == 1
+
+
+def test_control_characters_are_escaped():
+    lines = gantt_of([Job("a\x1b[31m\n", 9)], 1)
+    assert r"a\x1b[31m\n" in row_of(lines, "slot 0")
+    assert all(line.isprintable() for line in lines)
+
+
+def test_escapes_stand_for_what_the_encoding_has_not():
+    row = row_of(gantt_of([Job("日本", 9)], 1, ascii_only=True), "slot 0")
+    assert r"|\u65e5\u672c=" in row
+
+
+def test_a_bar_that_began_before_the_close_up_has_no_admission_in_it():
+    lines = render_gantt(timeline_of(DESIGN_JOBS), Selection(start=2, stop=5))
+    assert row_of(lines, "slot 0").startswith("slot 0 ━a━━━━━━┃d╌╌")
+    assert row_of(lines, "slot 1").startswith("slot 1 ━c━━━━━━  ")
+
+
+def test_failures_are_marked():
+    lines = gantt_of([Job("a", 3, outcome="error"), Job("b", 3)], 1)
+    assert "━x┃b" in row_of(lines, "slot 0")
+    assert lines[1].endswith("┃ admitted  x failed")
+
+
+def test_what_still_runs_is_counted():
+    timeline = Timeline.from_events(play(DESIGN_JOBS, 2).events[:6])  # b has ended, a has not
+    assert render_gantt(timeline)[0].endswith(" · 1 still running")
+
+
+def test_an_empty_run_is_one_line():
+    assert gantt_of([]) == ["0 steps · 2 slots · 0% busy · 0 requests"]
+
+
+@given(
+    workloads(),
+    st.integers(1, 40),
+    st.integers(0, 90),
+    st.booleans(),
+    st.none() | st.integers(-9, 9),
+    st.none() | st.integers(-9, 9),
+    st.sets(st.integers(0, 3)),
+)
+def test_any_timeline_can_be_drawn(jobs, batch, width, ascii_only, start, stop, slots):
+    timeline = timeline_of(jobs, batch)
+    chosen = frozenset(slot for slot in slots if slot < batch)
+    ids = frozenset(job.id for job in jobs[:1])
+    for selection in (
+        Selection(start=start, stop=stop, slots=chosen),
+        Selection(request_ids=ids, slots=chosen),
+    ):
+        lines = render_gantt(timeline, selection, width=width, ascii_only=ascii_only)
+        assert max(map(cell_width, lines)) <= max(width, 40)
+
+
+@given(st.integers(0, 50), st.integers(1, 300), st.integers(1, 120), st.integers(1, 8))
+def test_a_scale_shows_every_step_once_and_in_order(start, num_steps, max_cells, per_step):
+    scale = Scale.fit(range(start, start + num_steps), max_cells, per_step)
+    assert scale.num_cells <= max_cells
+    shown = [step for cell in range(scale.num_cells) for step in scale.steps_at(cell)]
+    assert sorted(set(shown)) == list(scale.steps)
+    assert shown == sorted(shown)
+    if num_steps > max_cells:
+        assert len(shown) == num_steps
+    for step in scale.steps:
+        cells = [cell for cell in range(scale.num_cells) if step in scale.steps_at(cell)]
+        assert (scale.first_cell(step), scale.last_cell(step)) == (cells[0], cells[-1])
+
+
+def test_shades_keep_nothing_and_everything_apart_from_the_rest():
+    assert shaded_row([0.0, 0.001, 0.4, 0.999, 1.0], UNICODE) == " ░▒▓█"
+
+
+def test_levels_show_every_wait_and_only_the_peak_as_full():
+    scale = Scale(range(4), 4)
+    assert level_row([0, 1, 99, 100], scale, 100, UNICODE) == " ▁██"
+    assert level_row([0, 0, 0, 0], scale, 0, UNICODE) == "    "
+    assert level_row([0, 5, 1, 0], Scale(range(4), 2), 5, UNICODE) == "█▂"
+
+
+def test_a_cell_is_as_busy_as_its_steps():
+    timeline = timeline_of([Job("a", 3), Job("c", 9, 0.5), Job("b", 2, 4.0)], 2)
+    slot_0 = [span for span in timeline.spans if span.slot == 0]
+    assert busy_shares(slot_0, Scale(range(6), 3)) == [1.0, 0.5, 1.0]
+
+
+def test_a_bubble_of_most_of_a_cell_shows():
+    timeline = timeline_of([Job("a", 41), Job("c", 99), Job("b", 40, 44.0)], 2)
+    slot_0 = [span for span in timeline.spans if span.slot == 0]
+    labels = {"a": "a", "b": "b"}
+    assert bar_row(slot_0, labels, Scale(range(80), 20), UNICODE) == "┃a━━━━━━━━ ┃b╌╌╌╌╌╌╌"
+
+
+def test_axis_numbers_stand_at_their_ticks_and_never_touch():
+    numbers, line = axis(Scale(range(1037, 1433), 66), UNICODE)
+    assert len(numbers) == len(line) == 66
+    for cell, char in enumerate(line):
+        if char == "┬":
+            step = int(numbers[cell:].split()[0])
+            assert cell == Scale(range(1037, 1433), 66).first_cell(step)
+    assert axis(Scale(range(1095, 1491), 66), UNICODE)[0].split() == [
+        "1095",
+        "1200",
+        "1300",
+        "1400",
+    ]
+    assert numbers.split() == ["1037", "1100", "1200", "1300", "1400"]

@@ -1,0 +1,277 @@
+import gzip
+import io
+import os
+from contextlib import ExitStack, nullcontext
+
+import pytest
+from process import lines_of, workload
+
+from batcher.formats.requests import BadLine, RequestParser
+from cli import intake, sources
+from cli.intake import InputError, LineReader, open_input
+from cli.problems import InvalidInput, ProblemReport
+from cli.sources import (
+    EntryReader,
+    FileSource,
+    FollowSource,
+    IndexedSource,
+    PipeSource,
+    open_source,
+)
+
+
+def read_all(data):
+    notes = []
+    reader = LineReader(io.BufferedReader(io.BytesIO(data)), "in", notes)
+    lines = []
+    while (line := reader.read()) is not None:
+        lines.append((reader.number, reader.start, line))
+    return lines, reader.num_blank, notes
+
+
+@pytest.mark.parametrize(
+    ("data", "lines", "num_blank"),
+    [
+        (b"", [], 0),
+        (b"\n\n", [], 2),
+        (b"a", [(1, 0, b"a")], 0),
+        (b"a\nb\n", [(1, 0, b"a\n"), (2, 2, b"b\n")], 0),
+        (b"\na\n \t\r\n\nb", [(2, 1, b"a\n"), (5, 8, b"b")], 3),
+        (b"a\r\nb\r\n", [(1, 0, b"a\r\n"), (2, 3, b"b\r\n")], 0),
+        (b"\xef\xbb\xbfa\nb", [(1, 3, b"a\n"), (2, 5, b"b")], 0),
+        (b"\xef\xbb\xbf\nb", [(2, 4, b"b")], 1),
+        (b"\xef\xbb\xbf", [], 1),
+        (b"a\n\xef\xbb\xbfb", [(1, 0, b"a\n"), (2, 2, b"\xef\xbb\xbfb")], 0),
+    ],
+)
+def test_lines_are_numbered_and_placed_and_blank_ones_skipped(data, lines, num_blank):
+    assert read_all(data)[:2] == (lines, num_blank)
+
+
+def test_a_byte_order_mark_is_noted_once():
+    assert read_all(b"\xef\xbb\xbfa\n")[2] == ["in begins with a byte order mark, which is skipped"]
+    assert read_all(b"a\n")[2] == []
+
+
+def test_a_line_that_is_too_long_is_cut_and_the_next_one_is_found(monkeypatch):
+    monkeypatch.setattr(intake, "MAX_LINE_BYTES", 5)
+    monkeypatch.setattr(intake, "_CHUNK_BYTES", 3)
+    lines, _, _ = read_all(b"12345\n" + b"x" * 100 + b"\nb\n")
+    assert [line for _, _, line in lines] == [b"12345\n", b"xxxxxx", b"b\n"]
+    assert lines[-1][1] == 107
+
+
+@pytest.fixture(autouse=True)
+def inputs():
+    """All inputs that a test opens; they are closed after it."""
+    with ExitStack() as stack:
+        OPEN.append(stack)
+        yield
+        OPEN.pop()
+
+
+OPEN = []
+
+
+def opened(path):
+    return OPEN[-1].enter_context(open_input(str(path), nullcontext))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda path: None, "No such file"),
+        (lambda path: path.mkdir(), "Is a directory"),
+        (lambda path: path.symlink_to(path), "symbolic links"),
+    ],
+)
+def test_what_cannot_be_opened_is_an_error_that_says_why(tmp_path, make, reason):
+    path = tmp_path / "in.jsonl"
+    make(path)
+    with pytest.raises(InputError, match=f"cannot read {path}.*{reason}"):
+        opened(path)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda data: data[:-20], "cut off"),
+        (lambda data: data[:50] + b"\xff" * 20 + data[70:], "damaged|CRC|cut off"),
+        (lambda data: b"not gzip", "gzip"),
+    ],
+)
+def test_a_damaged_gz_file_is_an_error_that_says_so(tmp_path, damage, reason):
+    path = tmp_path / "in.gz"
+    path.write_bytes(damage(gzip.compress(os.urandom(300).hex().encode() + b"\n")))
+    reader = opened(path).lines()
+    with pytest.raises(InputError, match=reason):
+        list(iter(reader.read, None))
+
+
+def source_of(path, *, keep_going=False, follow=False):
+    report = ProblemReport(str(path))
+    parser = RequestParser(vocab_size=512)
+    source = open_source(
+        opened(path), parser, report, keep_going=keep_going, follow=follow, waiting=nullcontext
+    )
+    return source, report
+
+
+def ids_of(source):
+    entries = []
+    while (entry := source.next()) is not None:
+        bad = isinstance(entry.parsed, BadLine)
+        entries.append((entry.index, entry.parsed.id if bad else entry.parsed.request.id, bad))
+    assert source.has_ended
+    return entries
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz"])
+def test_a_file_is_read_in_order_of_arrival_whatever_its_order(tmp_path, name):
+    requests = lines_of(
+        {"id": "late", "prompt": "x", "arrival_time": 5},
+        "",
+        {"id": "first", "prompt": "x"},
+        {"id": "also late", "prompt": "x", "arrival_time": 5},
+        {"id": "middle", "prompt": "x", "arrival_time": 2.5},
+    )
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(requests) if name.endswith(".gz") else requests)
+    source, _ = source_of(path)
+    assert isinstance(source, IndexedSource)
+    assert source.total == 4
+    assert [entry[:2] for entry in ids_of(source)] == [
+        (1, "first"),
+        (3, "middle"),
+        (0, "late"),
+        (2, "also late"),
+    ]
+
+
+def test_a_file_in_order_is_not_indexed(tmp_path):
+    path = tmp_path / "in"
+    path.write_bytes(lines_of(*workload(5, arrivals=lambda i: i // 2)))
+    source, _ = source_of(path)
+    assert isinstance(source, FileSource)
+    assert [entry[0] for entry in ids_of(source)] == [0, 1, 2, 3, 4]
+
+
+BAD_FILE = lines_of(
+    {"id": "a", "prompt": "x"},
+    "nonsense",
+    {"id": "a", "prompt": "y"},
+    {"id": "b", "prompt": "z", "bad": 1},
+    {"prompt": "z"},
+)
+BAD_ENTRIES = [(0, "a", False), (1, "2", True), (2, "a", True), (3, "b", True), (4, "5", False)]
+
+
+def test_a_bad_file_is_refused_with_all_its_problems(tmp_path):
+    path = tmp_path / "in"
+    path.write_bytes(BAD_FILE)
+    report = ProblemReport("in")
+    with pytest.raises(InvalidInput, match="3 invalid of 5 lines; nothing decoded"):
+        open_source(
+            opened(path),
+            RequestParser(vocab_size=512),
+            report,
+            keep_going=False,
+            follow=False,
+            waiting=nullcontext,
+        )
+    shown = report.closing()
+    for place in ("in:2:1", "in:3:8", "line 1", "in:4:28"):
+        assert place in shown
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_bad_lines_are_skipped_in_place(tmp_path, in_order):
+    path = tmp_path / "in"
+    extra = (
+        b"" if in_order else lines_of({"id": "x", "prompt": "x", "arrival_time": 9}, *workload(1))
+    )
+    path.write_bytes(BAD_FILE + extra)
+    source, report = source_of(path, keep_going=True)
+    assert ids_of(source)[:5] == BAD_ENTRIES
+    assert report.num_lines == 3
+
+
+def test_a_report_shows_fifty_problems_and_counts_the_others(tmp_path):
+    path = tmp_path / "in"
+    path.write_bytes(b"x\n" * 70)
+    _, report = source_of(path, keep_going=True)
+    shown = report.closing()
+    assert shown.count("error[invalid-json]") == 50
+    assert shown.endswith("... and 20 more problems\n")
+    assert report.closing() == ""
+
+
+def pipe_of(data):
+    read_end, write_end = os.pipe()
+    OPEN[-1].callback(os.close, read_end)
+    with os.fdopen(write_end, "wb") as pipe:
+        pipe.write(data)
+    return f"/dev/fd/{read_end}"
+
+
+def test_a_pipe_is_read_as_a_file_is():
+    source, _ = source_of(pipe_of(BAD_FILE))
+    assert isinstance(source, PipeSource)
+    assert source.total is None
+    assert ids_of(source) == BAD_ENTRIES
+
+
+def test_on_a_pipe_arrival_times_must_not_go_back():
+    requests = [{"id": str(t), "prompt": "x", "arrival_time": t} for t in (0, 2, 1, 2, 3)]
+    source, _ = source_of(pipe_of(lines_of(*requests)))
+    entries = [source.next() for _ in requests]
+    assert [isinstance(entry.parsed, BadLine) for entry in entries] == [
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
+    problem = entries[2].parsed.problems[0]
+    assert (problem.code, problem.line, problem.field) == ("arrival-order", 3, "arrival_time")
+    assert "sort" in problem.hint
+
+
+def test_following_a_pipe_gives_what_has_come_and_waits_only_when_told():
+    read_end, write_end = os.pipe()
+    OPEN[-1].callback(os.close, read_end)
+    source, _ = source_of(f"/dev/fd/{read_end}", follow=True)
+    assert isinstance(source, FollowSource)
+    assert source.next() is None
+    assert not source.has_ended
+    os.write(write_end, lines_of({"id": "a", "prompt": "x"}))
+    source.wait()
+    assert source.next().parsed.request.id == "a"
+    os.write(write_end, b'{"id":"b","prompt":"x"}')
+    os.close(write_end)
+    source.wait()
+    assert source.next().parsed.request.id == "b"
+    source.wait()
+    assert source.next() is None
+    assert source.has_ended
+
+
+def test_an_error_of_the_followed_pipe_comes_out_of_next(tmp_path):
+    path = tmp_path / "in.gz"
+    path.write_bytes(gzip.compress(lines_of({"id": "a", "prompt": "x"}))[:-5])
+    source, _ = source_of(path, follow=True)
+    source.wait()
+    with pytest.raises(InputError, match="cut off"):
+        list(iter(source.next, None))
+
+
+def test_a_line_too_long_is_a_bad_line(monkeypatch):
+    monkeypatch.setattr(intake, "MAX_LINE_BYTES", 30)
+    monkeypatch.setattr(sources, "MAX_LINE_BYTES", 30)
+    data = lines_of({"prompt": "x"}, {"prompt": "x" * 100}, {"prompt": "y"})
+    reader = LineReader(io.BufferedReader(io.BytesIO(data)), "in", [])
+    entries = EntryReader(reader, RequestParser(vocab_size=512))
+    codes = [entries.read().parsed for _ in range(3)]
+    assert codes[1].problems[0].code == "line-too-long"
+    assert codes[2].request.id == "3"
+    assert entries.read() is None

@@ -1,0 +1,198 @@
+"""When and how the live view is drawn, seen on the screen of a terminal emulator."""
+
+import pyte
+import pytest
+from emulated_run import Run, Screen, long_requests
+
+from cli.live import MAX_PENDING_BYTES
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [(80, 24), (60, 20), (30, 6)],
+        [(30, 6), (60, 20), (120, 40)],
+        [(120, 12), (40, 12), (120, 12)],
+    ],
+)
+def test_the_picture_follows_a_resize(sizes):
+    run = Run(long_requests(300), 8, Screen(*sizes[0])).steps(5)
+    for columns, rows in sizes[1:]:
+        run.screen.emulator.resize(rows, columns)
+        run.steps(2)
+        lines = run.screen.lines()
+        assert sum("done" in line for line in lines) == 1
+        assert sum(" tokens" in line for line in lines) == 1
+        assert all(len(line) < columns for line in lines)
+
+
+def test_what_a_resize_left_below_the_picture_is_erased():
+    run = Run(long_requests(8)).steps(1)
+    run.screen.write("\x1b7\x1b[20;1Ha piece of a wrapped row\x1b8")
+    run.steps(1)
+    assert "piece" not in run.screen.text()
+
+
+def test_results_stand_above_the_picture_whole_and_in_order():
+    run = Run(long_requests(8), screen=Screen(40, 20))
+    expected = []
+    for n in range(30):
+        expected.append(f'{{"id":"{n}","text":"' + "word " * (n % 11) + '"}')
+        run.step(expected[-1].encode() + b"\n")
+    run.view.close()
+    everything = run.screen.all_lines()
+    start = next(n for n, line in enumerate(everything) if "done" in line)
+    folded = [line[i : i + 40].rstrip() for line in expected for i in range(0, len(line), 40)]
+    assert [line for line in everything[:start] if line] == folded
+    assert sum("done" in line for line in everything) == 1
+
+
+def test_results_wait_for_the_next_frame_but_not_for_ever():
+    run = Run(long_requests(8))
+    run.step()
+    frames = len(run.screen.written)
+    run.clock.now = 0.01
+    run.view.write_results(b"one\n")
+    run.view.after_step(1, 0)
+    assert len(run.screen.written) == frames
+    run.view.refresh()
+    assert "one" in run.screen.lines()
+    run.view.write_results(b"two\n")
+    run.view.refresh()
+    assert "two" in run.screen.lines()
+    run.view.write_results(b"x" * MAX_PENDING_BYTES + b"\n")
+    assert "x" * 80 in run.screen.all_lines()
+
+
+def test_messages_stand_above_the_picture_too():
+    run = Run(long_requests(8)).steps(1)
+    run.view.write_message("warning: look\n")
+    run.steps(1)
+    assert run.screen.lines()[0] == "warning: look"
+
+
+def test_frames_are_sampled_ten_a_second():
+    run = Run(long_requests(1))
+    for step in range(1000):
+        run.clock.now = step / 1000
+        run.view.after_step(step, 0)
+    assert 9 <= len(run.screen.written) <= 10
+
+
+def test_a_slow_terminal_gets_a_twentieth_of_the_time():
+    class SlowScreen(Screen):
+        def write_bytes(self, data):
+            super().write_bytes(data)
+            self.clock.now += 0.05
+
+    screen = SlowScreen()
+    run = Run(long_requests(1), screen=screen)
+    vars(screen)["clock"] = run.clock
+    for step in range(100_000):
+        run.view.after_step(step, 0)
+        run.clock.now += 0.001
+    assert 0.04 < len(screen.written) * 0.05 / run.clock.now < 0.06
+
+
+def test_the_time_that_results_take_is_not_the_pictures():
+    class SlowScreen(Screen):
+        def write_bytes(self, data):
+            super().write_bytes(data)
+            self.clock.now += 1.0 if b"result" in data else 0.0
+
+    run = Run(long_requests(1), screen=SlowScreen())
+    vars(run.screen)["clock"] = run.clock
+    for _ in range(20):
+        run.step(b"result\n")
+    assert run.view._cost == 0.0
+
+
+def test_one_frame_that_hangs_does_not_stop_the_picture_for_long():
+    run = Run(long_requests(1), every_step=False)
+    run.view._plan_next_frame(start=0.0, end=60.0)
+    assert run.view._next_frame < 61
+
+
+def test_a_slowed_down_run_shows_every_step():
+    run = Run(long_requests(1), every_step=True)
+    for step in range(50):
+        run.view.after_step(step, 0)
+    assert len(run.screen.written) == 50
+
+
+def test_a_frame_is_one_write_that_terminals_show_at_once():
+    run = Run(long_requests(8)).steps(3)
+    assert len(run.screen.written) == 3
+    for frame in run.screen.written:
+        assert frame.startswith(b"\x1b[?2026h")
+        assert frame.endswith(b"\x1b[?2026l")
+
+
+def test_the_cursor_is_visible_after_every_write_and_below_the_picture_at_the_end():
+    run = Run([("a", 3, 3)], batch_size=2)
+    while not run.is_over:
+        run.step()
+        assert not run.screen.emulator.cursor.hidden
+        assert (run.screen.emulator.cursor.x, run.screen.emulator.cursor.y) == (0, 0)
+    run.view.close()
+    run.screen.write("summary")
+    assert "1/1 done" in run.screen.lines()[1]
+    assert run.screen.lines()[6:8] == ["summary", ""]
+    assert pyte.modes.DECAWM in run.screen.emulator.mode
+
+
+def test_closing_twice_draws_once():
+    run = Run(long_requests(1)).steps(1)
+    run.view.close()
+    frames = len(run.screen.written)
+    run.view.close()
+    assert len(run.screen.written) == frames
+
+
+def test_a_run_of_no_steps_draws_nothing_but_shows_its_results():
+    run = Run([])
+    run.view.refresh()
+    run.view.close()
+    assert not run.screen.written
+    run = Run([])
+    run.view.write_results(b"rejected\n")
+    run.view.close()
+    assert run.screen.text() == "rejected"
+
+
+def test_an_exception_leaves_the_last_picture_and_the_cursor_below_it():
+    run = Run(long_requests(8))
+    run.step()
+    with pytest.raises(RuntimeError), run.view:
+        raise RuntimeError
+    assert run.screen.emulator.cursor.y == 12
+
+
+def test_stepping_aside_leaves_the_picture_to_whoever_writes_next():
+    run = Run(long_requests(2), batch_size=2).steps(1)
+    run.view.step_aside()
+    run.view.step_aside()
+    run.screen.write("[1]+ Stopped\n")
+    run.steps(1)
+    assert "step 0" in run.screen.lines()[1]
+    assert run.screen.lines()[6] == "[1]+ Stopped"
+    assert "step 1" in run.screen.lines()[8]
+
+
+def test_a_run_in_the_background_draws_nothing():
+    run = Run(long_requests(8))
+    vars(run.screen)["is_foreground"] = False
+    run.steps(3)
+    assert not run.screen.written
+    vars(run.screen)["is_foreground"] = True
+    assert "step 3" in run.steps(1).screen.text()
+
+
+def test_a_terminal_that_is_gone_does_not_end_the_run():
+    class GoneScreen(Screen):
+        def write_bytes(self, data):
+            raise OSError
+
+    run = Run(long_requests(8), screen=GoneScreen())
+    run.steps(3).view.close()
+    assert run.view._next_frame == float("inf")

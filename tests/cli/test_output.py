@@ -1,0 +1,166 @@
+import gzip
+import io
+import os
+import zlib
+from threading import Thread
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batcher.events import EndEvent
+from batcher.formats.trace import encode_event
+from cli.input_order import InputOrder
+from cli.output import (
+    FileSink,
+    GzipSink,
+    OutputError,
+    TraceWriter,
+    WriteError,
+    check_distinct,
+    open_sink,
+)
+
+
+@given(st.permutations(range(25)), st.integers(0, 25), st.sampled_from([0, 12, 50, 10**6]))
+def test_lines_come_out_in_order_however_little_is_held_in_memory(order, num_put, max_held_bytes):
+    lines = {index: b"%d" % index * (index % 4 + 1) + b"\n" for index in order}
+    put = order[:num_put]
+    held = InputOrder(0, max_held_bytes)
+    out = [line for index in put for line in held.put(index, lines[index])]
+    first_missing = min(set(range(26)) - set(put))
+    assert out == [lines[index] for index in range(first_missing)]
+    out += held.rest()
+    held.close()
+    assert out == [lines[index] for index in sorted(put)]
+
+
+def test_the_order_can_begin_later():
+    held = InputOrder(3)
+    assert held.put(4, b"4") == []
+    assert held.put(3, b"3") == [b"3", b"4"]
+
+
+class FullDisk(io.FileIO):
+    """A file with room for 25 bytes."""
+
+    def write(self, data):
+        room = 25 - self.tell()
+        if room <= 0:
+            raise OSError(28, "No space left on device")
+        return super().write(data[:room])
+
+
+def test_a_file_on_a_full_disk_ends_with_a_whole_line(tmp_path):
+    path = tmp_path / "out"
+    sink = FileSink(FullDisk(path, "w"), "out")
+    sink.write(b"0123456789\n")
+    sink.write(b"abc\n")
+    with pytest.raises(WriteError, match="cannot write out: No space left on device"):
+        sink.write(b"0123456789\nx\n")
+    sink.close()
+    assert path.read_bytes() == b"0123456789\nabc\n"
+
+
+def test_a_pipe_that_takes_little_at_a_time_gets_everything():
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    sink = FileSink(io.FileIO(write_end, "w"), "pipe")
+    pieces = []
+
+    def read():
+        while piece := os.read(read_end, 10_000):
+            pieces.append(piece)
+
+    reader = Thread(target=read)
+    reader.start()
+    sink.write(b"x" * 300_000)
+    sink.close()
+    reader.join()
+    os.close(read_end)
+    assert b"".join(pieces) == b"x" * 300_000
+
+
+def test_compressed_lines_can_be_read_as_soon_as_they_are_written(tmp_path):
+    path = tmp_path / "out.gz"
+    sink = open_sink(str(path))
+    sink.write(b"one\n")
+    assert zlib.decompressobj(31).decompress(path.read_bytes()) == b"one\n"
+    sink.write(b"two\n")
+    sink.close()
+    assert gzip.decompress(path.read_bytes()) == b"one\ntwo\n"
+
+
+def test_appending_nothing_to_a_compressed_file_leaves_it_as_it_is(tmp_path):
+    path = tmp_path / "out.gz"
+    path.write_bytes(gzip.compress(b"one\n"))
+    before = path.read_bytes()
+    open_sink(str(path), append=True).close()
+    assert path.read_bytes() == before
+    sink = open_sink(str(path), append=True)
+    assert isinstance(sink, GzipSink)
+    sink.write(b"two\n")
+    sink.close()
+    assert gzip.decompress(path.read_bytes()) == b"one\ntwo\n"
+
+
+@pytest.mark.parametrize("name", ["missing/out", "."])
+def test_what_cannot_be_opened_is_an_error(tmp_path, name):
+    with pytest.raises(OutputError, match="cannot write"):
+        open_sink(str(tmp_path / name))
+
+
+class Log:
+    """A sink that remembers its writes."""
+
+    def __init__(self):
+        self.writes = []
+
+    def write(self, lines):
+        self.writes.append(lines)
+
+    def close(self):
+        self.writes.append(None)
+
+
+def test_a_trace_is_written_five_times_a_second():
+    now, log = 0.0, Log()
+    event = EndEvent(1, 1.0, 1, 1)
+    line = encode_event(event)
+    writer = TraceWriter(log, clock=lambda: now)
+    writer.write([event])
+    now = 0.1
+    writer.write([event, event])
+    assert log.writes == []
+    now = 0.25
+    writer.write([event])
+    assert log.writes == [line * 4]
+    writer.write([event])
+    writer.flush()
+    writer.flush()
+    writer.close()
+    assert log.writes == [line * 4, line, None]
+
+
+def test_a_trace_does_not_wait_with_many_events():
+    log = Log()
+    writer = TraceWriter(log, clock=lambda: 0.0)
+    for _ in range(1000):
+        writer.write([EndEvent(1, 1.0, 1, 1)])
+    assert len(log.writes) == 1
+
+
+def test_no_two_files_of_a_run_are_one(tmp_path):
+    file, other = tmp_path / "a", tmp_path / "b"
+    file.touch()
+    other.touch()
+    status = file.stat()
+    check_distinct(status, {"--output": str(other), "--trace": None, "--summary-json": "/dev/null"})
+    check_distinct(status, {"--output": "/dev/null", "--trace": "/dev/null"})
+    for outputs in (
+        {"--output": str(file)},
+        {"--output": str(other), "--trace": str(other)},
+        {"--output": str(tmp_path / "new"), "--trace": str(tmp_path / "new")},
+    ):
+        with pytest.raises(OutputError, match="they must be different files"):
+            check_distinct(status, outputs)

@@ -1,0 +1,235 @@
+import gzip
+import json
+import random
+import signal
+import time
+
+import pytest
+from process import batchdecode, lines_of, start, workload
+
+from batcher.formats.results import encode_openai_row
+from batcher.request import Result, StepTimes, Usage
+from cli.earlier_results import ResumeError, take_over
+from cli.options import RunOptions
+from cli.output import OutputError
+from cli.runner import run
+from cli.signals import StopSignals
+
+ROW = {
+    "custom_id": "row",
+    "method": "POST",
+    "url": "/v1/completions",
+    "body": {"prompt": "x", "max_tokens": 5},
+}
+REQUESTS = lines_of(
+    *workload(30, arrivals=lambda i: i * 7 % 11),
+    "not a request",
+    {"id": "none", "prompt": "x", "max_tokens": 0},
+    ROW,
+    *[request | {"id": f"s{i}"} for i, request in enumerate(workload(30))],
+)
+
+
+def decode(path, output, *, requests=REQUESTS, **options):
+    (path / "in.jsonl").write_bytes(requests)
+    settings = {"batch": 3, "keep_going": True, "quiet": True, "trace": f"{path}/{output}.trace"}
+    with StopSignals() as stop:
+        return run(
+            RunOptions(
+                input=str(path / "in.jsonl"),
+                output=None if output is None else str(path / output),
+                **(settings | options),
+            ),
+            stop,
+            "continue",
+        )
+
+
+def content(path):
+    data = path.read_bytes()
+    return gzip.decompress(data) if path.suffix == ".gz" else data
+
+
+def pretend_to_have_stopped(output, data):
+    """Leave `data` in `output` and make its run one that has not finished."""
+    output.write_bytes(data)
+    record = output.with_name(f"{output.name}.run.json")
+    record.write_text(record.read_text().replace('"finished": true', '"finished": false'))
+
+
+@pytest.fixture
+def whole(tmp_path):
+    decode(tmp_path, "whole")
+    return (tmp_path / "whole").read_bytes()
+
+
+@pytest.mark.parametrize("end", [0, 1, 150, 2000, 5000, 9000, -1, None])
+def test_the_union_is_what_one_run_gives_wherever_it_was_cut(tmp_path, whole, end):
+    decode(tmp_path, "out")
+    pretend_to_have_stopped(tmp_path / "out", whole[:end])
+    assert decode(tmp_path, "out", resume=True) == 1
+    out = (tmp_path / "out").read_bytes()
+    assert out.startswith(whole[: whole[:end].rfind(b"\n") + 1])
+    assert sorted(out.splitlines()) == sorted(whole.splitlines())
+    assert (tmp_path / "out.trace").read_bytes() == (tmp_path / "whole.trace").read_bytes()
+
+
+@pytest.mark.parametrize("end", [0, 700, 5000, None])
+def test_results_in_order_are_continued_in_order(tmp_path, end):
+    decode(tmp_path, "out", keep_order=True)
+    whole = (tmp_path / "out").read_bytes()
+    pretend_to_have_stopped(tmp_path / "out", whole[:end])
+    decode(tmp_path, "out", keep_order=True, resume=True)
+    assert (tmp_path / "out").read_bytes() == whole
+
+
+@pytest.mark.parametrize("end", [1, 12, 300, 1500, -9, -1, None])
+def test_a_torn_gz_file_is_continued(tmp_path, whole, end):
+    decode(tmp_path, "out.gz")
+    pretend_to_have_stopped(tmp_path / "out.gz", (tmp_path / "out.gz").read_bytes()[:end])
+    decode(tmp_path, "out.gz", resume=True)
+    assert sorted(content(tmp_path / "out.gz").splitlines()) == sorted(whole.splitlines())
+
+
+def test_results_of_another_batch_size_are_kept(tmp_path, whole):
+    decode(tmp_path, "out")
+    pretend_to_have_stopped(tmp_path / "out", whole[:3000])
+    decode(tmp_path, "out", resume=True, batch=8)
+    out = [json.loads(line) for line in (tmp_path / "out").read_bytes().splitlines()]
+    tokens = {row["index"]: row["tokens"] for row in out if "tokens" in row}
+    rows = [json.loads(line) for line in whole.splitlines()]
+    assert tokens == {row["index"]: row["tokens"] for row in rows if "tokens" in row}
+    assert len(out) == len(rows)
+
+
+@pytest.mark.parametrize("name", ["out", "out.gz"])
+def test_resuming_a_finished_run_changes_nothing(tmp_path, name):
+    decode(tmp_path, name)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert decode(tmp_path, name, resume=True) == 1
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_without_anything_to_resume_a_run_just_starts(tmp_path, whole):
+    assert decode(tmp_path, "out", resume=True) == 1
+    assert (tmp_path / "out").read_bytes() == whole
+
+
+def test_the_model_is_not_called_again(tmp_path, monkeypatch):
+    calls = tmp_path / "calls"
+    (tmp_path / "counting.py").write_text(
+        "def next_tokens(rows):\n"
+        f"    with open({str(calls)!r}, 'a') as calls: calls.write('x' * len(rows))\n"
+        "    return [5] * len(rows)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    requests = lines_of(*[{"prompt": [1], "max_tokens": 4} for _ in range(6)])
+    options = {"requests": requests, "model": "counting:next_tokens", "batch": 2}
+    decode(tmp_path, "out", **options)
+    assert len(calls.read_text()) == 24
+    out = tmp_path / "out"
+    pretend_to_have_stopped(out, b"".join(out.read_bytes().splitlines(keepends=True)[:4]))
+    decode(tmp_path, "out", resume=True, **options)
+    assert len(calls.read_text()) == 24 + 8
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"seed": 5}, "seed was 0, now it is 5"),
+        ({"model_settings": {"eos_rate": 0.5}}, "eos_rate was 0.2, now it is 0.5"),
+        ({"requests": REQUESTS + b"\n"}, "the input is another one, or has changed"),
+        ({"keep_order": True}, "it was begun without --keep-order"),
+        ({"output": None}, "needs --output FILE"),
+        ({"output": "/dev/null", "trace": None}, "needs --output FILE"),
+    ],
+)
+def test_another_run_is_not_resumed(tmp_path, whole, change, reason):
+    with pytest.raises(ResumeError, match=reason):
+        decode(tmp_path, **({"output": "whole", "resume": True} | change))
+    assert (tmp_path / "whole").read_bytes() == whole
+
+
+def test_another_model_is_not_resumed(tmp_path, whole, monkeypatch):
+    (tmp_path / "other_model.py").write_text("def f(rows): return [1] * len(rows)")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ResumeError, match="the model was simulated, now it is other_model:f"):
+        decode(tmp_path, "whole", resume=True, model="other_model:f")
+
+
+def test_results_without_a_record_are_not_resumed(tmp_path, whole):
+    (tmp_path / "whole.run.json").unlink()
+    with pytest.raises(ResumeError, match=r"whole.run.json is missing"):
+        decode(tmp_path, "whole", resume=True)
+    (tmp_path / "whole.run.json").write_text("{}")
+    with pytest.raises(ResumeError, match=r"cannot read .*whole.run.json"):
+        decode(tmp_path, "whole", resume=True)
+
+
+def test_unfinished_results_are_not_overwritten_and_finished_ones_are(tmp_path, whole):
+    out = tmp_path / "whole"
+    pretend_to_have_stopped(out, whole[:2000])
+    with pytest.raises(ResumeError, match="add --resume to continue it, or remove the file"):
+        decode(tmp_path, "whole")
+    assert out.read_bytes() == whole[:2000]
+    decode(tmp_path, "whole", resume=True)
+    decode(tmp_path, "whole", seed=1)
+    assert out.read_bytes() != whole
+
+
+def test_a_pipe_is_not_resumed_and_leaves_no_record(tmp_path, whole):
+    done = batchdecode("run", "-o", "whole", "--resume", cwd=tmp_path, stdin=REQUESTS)
+    assert done.returncode == 2
+    assert "a pipe cannot be read again" in done.stderr
+    batchdecode("run", "-o", "whole", "--keep-going", cwd=tmp_path, stdin=REQUESTS)
+    assert not (tmp_path / "whole.run.json").exists()
+
+
+def test_a_file_of_something_else_is_not_taken_over(tmp_path):
+    path = tmp_path / "out"
+    path.write_bytes(b'{"a":1}\n')
+    with pytest.raises(ResumeError, match=r"cannot resume .*out: line 1"):
+        take_over(str(path), keep_order=False)
+    with pytest.raises(OutputError, match="cannot continue"):
+        take_over(str(tmp_path), keep_order=False)
+
+
+def test_an_openai_row_is_found_by_its_index(tmp_path):
+    result = Result(
+        id="o",
+        index=4,
+        text="x",
+        tokens=[88],
+        finish_reason="length",
+        stop_reason=None,
+        usage=Usage(1, 1),
+        slot=0,
+        steps=StepTimes(0, 0, 0, 0),
+    )
+    path = tmp_path / "out"
+    path.write_bytes(encode_openai_row(result))
+    earlier = take_over(str(path), keep_order=False)
+    assert [earlier.get(index) for index in (0, 3, 4, 5)] == [None, None, result, None]
+    earlier.close()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_ends_it_and_whenever_the_run_can_be_continued(tmp_path, whole, seed):
+    draw = random.Random(seed)
+    (tmp_path / "in.jsonl").write_bytes(REQUESTS)
+    arguments = ["run", "in.jsonl", "-o", "out", "-b", "3", "--keep-going", "-q", "--resume"]
+    for _ in range(3):
+        process = start(*arguments, "--step-delay", "0.002", cwd=tmp_path)
+        while process.poll() is None and not (tmp_path / "out").exists():
+            time.sleep(0.01)
+        time.sleep(draw.random() * 0.3)
+        process.send_signal(draw.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT]))
+        stderr = process.communicate()[1].decode()
+        if process.returncode in (130, 143):
+            assert f"continue with: batchdecode {' '.join(arguments)}" in stderr
+        lines = (tmp_path / "out").read_bytes()
+        assert lines == lines[: lines.rfind(b"\n") + 1]
+        assert set(lines.splitlines()) <= set(whole.splitlines())
+    assert batchdecode(*arguments, cwd=tmp_path).returncode == 1
+    out = (tmp_path / "out").read_bytes()
+    assert sorted(out.splitlines()) == sorted(whole.splitlines())

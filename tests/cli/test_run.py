@@ -1,0 +1,311 @@
+import gzip
+import json
+import os
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from process import batchdecode, lines_of, start, workload
+
+from batcher.formats.trace import encode_events
+from cli.options import RunOptions
+from cli.runner import run, run_events
+from cli.signals import StopSignals
+
+DESIGN = lines_of(
+    *[
+        {"id": name, "prompt": "x", "max_tokens": length, "ignore_eos": True}
+        for name, length in (("a", 3), ("b", 1), ("c", 2), ("d", 4))
+    ]
+)
+BAD = lines_of(
+    *workload(5),
+    {"id": "r1", "prompt": "again"},
+    "{",
+    *[request | {"id": f"s{i}"} for i, request in enumerate(workload(5))],
+)
+
+
+def write(path, data):
+    path.write_bytes(data)
+    return str(path)
+
+
+def run_here(path, **options):
+    with StopSignals() as stop:
+        return run(RunOptions(input=str(path), quiet=True, **options), stop, "continue")
+
+
+def results(data):
+    return [json.loads(line) for line in data.splitlines()]
+
+
+@pytest.fixture
+def requests(tmp_path):
+    return write(tmp_path / "requests.jsonl", lines_of(*workload(60)))
+
+
+def test_the_design_example_takes_its_steps(tmp_path, capfdbinary):
+    path = write(tmp_path / "in", DESIGN)
+    assert run_here(path, batch=2) == 0
+    rows = results(capfdbinary.readouterr().out)
+    assert [(row["id"], row["slot"], row["steps"]["finished"]) for row in rows] == [
+        ("b", 1, 0),
+        ("a", 0, 2),
+        ("c", 1, 2),
+        ("d", 0, 6),
+    ]
+
+
+def test_events_of_a_run_are_those_of_its_trace(tmp_path, requests):
+    trace = tmp_path / "trace"
+    run_here(requests, batch=3, trace=str(trace), output=str(tmp_path / "out"))
+    assert encode_events(run_events(RunOptions(input=requests, batch=3))) == trace.read_bytes()
+
+
+@pytest.mark.parametrize("batch", [1, 4, 100])
+def test_a_pipe_gives_the_same_bytes_as_a_file(tmp_path, batch):
+    arrivals = lines_of(*workload(40, arrivals=lambda i: i // 3 * 5))
+    path = write(tmp_path / "in", arrivals)
+    of_file = batchdecode("run", path, "-q", "-b", batch, "--trace", "file.trace", cwd=tmp_path)
+    of_pipe = batchdecode(
+        "run", "-q", "-b", batch, "--trace", "pipe.trace", cwd=tmp_path, stdin=arrivals
+    )
+    assert of_pipe.stdout == of_file.stdout
+    assert (tmp_path / "pipe.trace").read_bytes() == (tmp_path / "file.trace").read_bytes()
+    assert len(results(of_file.stdout)) == 40
+
+
+def test_keep_order_gives_the_order_of_the_input(tmp_path, requests):
+    out, ordered = tmp_path / "out", tmp_path / "ordered"
+    run_here(requests, output=str(out))
+    run_here(requests, output=str(ordered), keep_order=True)
+    lines = out.read_bytes().splitlines()
+    assert ordered.read_bytes().splitlines() == sorted(lines, key=lambda x: json.loads(x)["index"])
+    assert ordered.read_bytes() != out.read_bytes()
+
+
+def test_compressed_files_in_and_out(tmp_path, requests):
+    packed = tmp_path / "in.gz"
+    packed.write_bytes(gzip.compress(lines_of(*workload(60))))
+    plain, out, trace = tmp_path / "out", tmp_path / "out.gz", tmp_path / "trace.gz"
+    run_here(requests, output=str(plain), trace=str(tmp_path / "trace"))
+    run_here(packed, output=str(out), trace=str(trace))
+    assert gzip.decompress(out.read_bytes()) == plain.read_bytes()
+    assert gzip.decompress(trace.read_bytes()) == (tmp_path / "trace").read_bytes()
+    again = tmp_path / "again.gz"
+    run_here(packed, output=str(again))
+    assert again.read_bytes() == out.read_bytes()
+
+
+def test_no_requests_are_no_results(tmp_path):
+    path, out = write(tmp_path / "in", b"\n"), tmp_path / "out.gz"
+    assert run_here(path, output=str(out)) == 0
+    assert gzip.decompress(out.read_bytes()) == b""
+
+
+def test_an_openai_row_is_answered_in_its_form(tmp_path, capfdbinary):
+    row = {
+        "custom_id": "o",
+        "method": "POST",
+        "url": "/v1/completions",
+        "body": {"prompt": "x", "max_tokens": 2},
+    }
+    bad_row = row | {"custom_id": "p", "body": {"prompt": 1}}
+    path = write(tmp_path / "in", lines_of(row, bad_row, {"id": "plain", "prompt": "x"}))
+    assert run_here(path, keep_going=True) == 1
+    rows = results(capfdbinary.readouterr().out)
+    by_id = {row.get("custom_id") or row["id"]: row for row in rows}
+    assert by_id["o"]["response"]["status_code"] == 200
+    assert by_id["p"]["error"]["code"]
+    assert "steps" in by_id["plain"]
+
+
+def test_a_bad_file_is_refused_and_nothing_is_touched(tmp_path):
+    path = write(tmp_path / "in.jsonl", BAD)
+    out = tmp_path / "out"
+    out.write_text("precious")
+    done = batchdecode("run", path, "-o", out)
+    assert done.returncode == 2
+    assert done.stdout == b""
+    assert "in.jsonl:6:8" in done.stderr
+    assert "in.jsonl:7:2" in done.stderr
+    last = "error: 2 invalid of 12 lines; nothing decoded. --keep-going to skip them.\n"
+    assert done.stderr.endswith(last)
+    assert out.read_text() == "precious"
+
+
+def test_keep_going_makes_bad_lines_results(tmp_path):
+    path, trace = write(tmp_path / "in", BAD), tmp_path / "trace"
+    done = batchdecode("run", path, "--keep-going", "--trace", trace, "-q")
+    assert done.returncode == 1
+    rows = {row["index"]: row for row in results(done.stdout)}
+    assert sorted(rows) == list(range(12))
+    assert rows[5]["error"] | {"message": ""} == {
+        "code": "duplicate-id",
+        "message": "",
+        "line": 6,
+        "column": 8,
+        "field": "id",
+    }
+    assert rows[6]["id"] == "7"
+    assert rows[6]["error"]["code"] == "invalid-json"
+    rejected = [e for e in results(trace.read_bytes()) if e["event"] == "reject"]
+    assert [(e["id"], e["index"], e["reason"]) for e in rejected] == [
+        ("r1", 5, "duplicate-id"),
+        ("7", 6, "invalid-json"),
+    ]
+    piped = batchdecode("run", "--keep-going", "-q", stdin=BAD)
+    assert (piped.returncode, piped.stdout) == (1, done.stdout)
+
+
+def test_a_bad_line_of_a_pipe_ends_the_reading_and_the_rest_is_drained():
+    done = batchdecode("run", "-b", 2, stdin=BAD)
+    assert done.returncode == 2
+    assert {row["id"] for row in results(done.stdout)} == {"r0", "r1", "r2", "r3", "r4"}
+    assert "<stdin>:6:8" in done.stderr
+    assert "<stdin>:7" not in done.stderr
+    assert "1 invalid of 6 lines; reading stopped there" in done.stderr
+
+
+def test_max_errors_ends_the_reading_and_the_rest_is_drained(tmp_path):
+    path = write(tmp_path / "in", BAD)
+    done = batchdecode("run", path, "--max-errors", 2, "-b", 1)
+    assert done.returncode == 1
+    assert [row["id"] for row in results(done.stdout)] == ["r0", "r1", "r2", "r3", "r4", "r1", "7"]
+    assert "stopped after 2 failed requests; 7 results went to stdout" in done.stderr
+
+
+def test_a_model_error_is_a_failed_request(tmp_path):
+    (tmp_path / "moody.py").write_text(
+        "def next_tokens(rows):\n    return [-1 if row[0] == 7 else 5 for row in rows]\n"
+    )
+    path = write(tmp_path / "in", lines_of(*[{"prompt": [p], "max_tokens": 2} for p in (1, 7, 3)]))
+    done = batchdecode("run", path, "--model", "moody:next_tokens", "-q", cwd=tmp_path)
+    assert done.returncode == 1
+    assert {row["id"]: row["finish_reason"] for row in results(done.stdout)} == {
+        "1": "length",
+        "2": "error",
+        "3": "length",
+    }
+
+
+def test_a_byte_order_mark_is_accepted_with_one_warning(tmp_path):
+    path = write(tmp_path / "in", b"\xef\xbb\xbf" + DESIGN.replace(b"\n", b"\r\n"))
+    done = batchdecode("run", path, "-q")
+    assert done.returncode == 0
+    assert len(results(done.stdout)) == 4
+    assert done.stderr.count("byte order mark") == 1
+
+
+def test_the_summary_goes_to_stderr_and_to_a_file(tmp_path, requests):
+    summary = tmp_path / "summary.json"
+    done = batchdecode("run", requests, "-o", tmp_path / "out", "--summary-json", summary)
+    assert done.stdout == b""
+    assert "60 ok" in done.stderr
+    assert msgspec.json.decode(summary.read_bytes())["requests"] == 60
+    assert batchdecode("run", requests, "-o", tmp_path / "out", "-q").stderr == ""
+
+
+@pytest.mark.parametrize("option", ["--output", "--trace", "--summary-json"])
+def test_the_input_is_not_overwritten(tmp_path, requests, option):
+    link = tmp_path / "link"
+    link.symlink_to(requests)
+    done = batchdecode("run", requests, option, link)
+    assert done.returncode == 2
+    assert "is the input too" in done.stderr
+
+
+def test_two_outputs_are_not_one_file(tmp_path, requests):
+    done = batchdecode("run", requests, "-o", "x", "--trace", "./x", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--trace ./x is --output too" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [("-o", "cannot write /dev/full"), ("--trace", "cannot write /dev/full")],
+)
+def test_a_full_disk_is_said_so(requests, option, said):
+    done = batchdecode("run", requests, option, "/dev/full")
+    assert done.returncode == 1
+    assert f"error: {said}: No space left on device" in done.stderr
+
+
+def test_a_full_disk_behind_stdout_is_said_so(requests):
+    with Path("/dev/full").open("wb") as full:
+        process = start("run", requests, stdout=full)
+        stderr = process.communicate()[1].decode()
+    assert process.returncode == 1
+    assert "error: cannot write stdout: No space left on device" in stderr
+
+
+def test_a_closed_pipe_ends_the_run_quietly_and_the_trace_is_whole(tmp_path):
+    path, trace = write(tmp_path / "in", lines_of(*workload(3000))), tmp_path / "trace"
+    process = start("run", path, "--trace", trace)
+    assert process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    assert process.wait() == -13
+    assert all(json.loads(line) for line in trace.read_bytes().splitlines())
+
+
+def test_a_line_of_100_mb_is_an_error_that_is_not_held_in_memory(tmp_path):
+    path = tmp_path / "in"
+    with path.open("wb") as file:
+        file.write(b'{"prompt":"')
+        for _ in range(100):
+            file.write(b"x" * 2**20)
+        file.write(b'"}\n')
+    done = batchdecode("check", path)
+    assert done.returncode == 2
+    assert "error[line-too-long]" in done.stderr
+
+
+def feed(path, chunks, delay):
+    def write_all():
+        with path.open("wb", buffering=0) as fifo:
+            for chunk in chunks:
+                fifo.write(chunk)
+                time.sleep(delay)
+
+    thread = threading.Thread(target=write_all)
+    thread.start()
+    return thread
+
+
+def test_a_slow_fifo_gives_what_a_file_gives(tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    thread = feed(fifo, [DESIGN[:50], DESIGN[50:120], DESIGN[120:]], 0.15)
+    done = batchdecode("run", fifo, "-q", "-b", 2)
+    thread.join()
+    assert done.stdout == batchdecode("run", "-q", "-b", 2, stdin=DESIGN).stdout
+
+
+def test_following_a_slow_fifo_does_not_wait_for_it(tmp_path):
+    fifo, trace = tmp_path / "fifo", tmp_path / "trace"
+    os.mkfifo(fifo)
+    thread = feed(fifo, DESIGN.splitlines(keepends=True), 0.4)
+    done = batchdecode("run", fifo, "-q", "-b", 2, "--follow", "--trace", trace)
+    thread.join()
+    assert done.returncode == 0
+    rows = results(done.stdout)
+    assert [row["id"] for row in rows] == ["a", "b", "c", "d"]
+    arrivals = [e for e in results(trace.read_bytes()) if e["event"] == "arrive"]
+    assert {e["reason"] for e in arrivals} == {"follow"}
+    assert [e["time"] for e in arrivals] == [0, 3, 4, 6]
+
+
+def test_an_interrupted_follower_ends_at_once():
+    process = start("run", "--follow", stdin=subprocess.PIPE)
+    process.stdin.write(DESIGN)
+    process.stdin.flush()
+    assert len([process.stdout.readline() for _ in range(4)]) == 4
+    process.terminate()
+    assert process.wait(timeout=5) == 143
+    process.communicate()

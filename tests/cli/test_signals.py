@@ -1,0 +1,94 @@
+import json
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+from process import lines_of, start, workload
+
+from cli.signals import Interrupted, StopSignals
+
+LONG = lines_of(*workload(2000, max_tokens=100))
+
+
+def send(number):
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_first_signal_is_only_noted(number, status):
+    with StopSignals() as stop:
+        assert stop.received is None
+        send(number)
+        assert (stop.received, stop.exit_status, stop.name) == (number, status, number.name)
+
+
+def test_the_second_signal_aborts():
+    with StopSignals() as stop:
+        send(signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            send(signal.SIGINT)
+        assert stop.exit_status == 143
+
+
+@pytest.mark.parametrize("is_early", [True, False])
+def test_a_signal_breaks_off_what_waits(is_early):
+    with StopSignals() as stop:
+        if is_early:
+            send(signal.SIGINT)
+        else:
+            signal.signal(signal.SIGALRM, lambda *_: send(signal.SIGINT))
+            signal.setitimer(signal.ITIMER_REAL, 0.05)
+        began = time.monotonic()
+        with pytest.raises(Interrupted):
+            stop.sleep(10)
+        assert time.monotonic() - began < 5
+
+
+def test_before_a_wait_everything_is_shown():
+    shown = []
+    with StopSignals() as stop:
+        stop.before_wait = lambda: shown.append("now")
+        stop.sleep(0)
+    assert shown == ["now"]
+
+
+def test_the_handlers_of_before_come_back():
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)
+    before = [signal.getsignal(number) for number in numbers]
+    with StopSignals():
+        assert signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN
+    assert [signal.getsignal(number) for number in numbers] == before
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_run_leaves_whole_lines_and_says_how_to_go_on(tmp_path, number, status):
+    (tmp_path / "in put.jsonl").write_bytes(LONG)
+    arguments = ["run", "in put.jsonl", "-o", "out", "--trace", "trace", "--step-delay", "0.01"]
+    process = start(*arguments, cwd=tmp_path)
+    while not (tmp_path / "out").exists() or not (tmp_path / "out").stat().st_size:
+        time.sleep(0.01)
+    process.send_signal(number)
+    stderr = process.communicate(timeout=10)[1].decode()
+    assert process.returncode == status
+    assert f"stopped by {number.name}" in stderr
+    assert (
+        "continue with: batchdecode run 'in put.jsonl' -o out --trace trace "
+        "--step-delay 0.01 --resume" in stderr
+    )
+    results = [json.loads(line) for line in (tmp_path / "out").read_bytes().splitlines()]
+    assert f"{len(results)} result" in stderr
+    events = [json.loads(line) for line in (tmp_path / "trace").read_bytes().splitlines()]
+    assert sum(event["event"] == "finish" for event in events) == len(results)
+    assert events[-1]["event"] != "end"
+
+
+def test_a_run_that_waits_for_its_pipe_stops_at_once():
+    process = start("run", "-b", "2", "--keep-order", stdin=subprocess.PIPE)
+    process.stdin.write(lines_of(*workload(2)))
+    process.stdin.flush()
+    time.sleep(0.8)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=5) == 130
+    assert b"--resume" not in process.communicate()[1]

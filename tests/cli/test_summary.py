@@ -1,0 +1,129 @@
+import pytest
+from reference_schedule import Job, jobs_of, play
+
+from batcher.metrics import RunMetrics
+from cli.summary import RunFiles, render_summary
+
+
+def summary_of(jobs, batch=2, num_events=None):
+    metrics = RunMetrics()
+    for event in play(jobs, batch).events[:num_events]:
+        metrics.observe(event)
+    return metrics.summary()
+
+
+NO_FILES = RunFiles()
+
+
+def lines_of(summary, files=NO_FILES, *, elapsed=2.13, encoding="utf-8", has_color=False):
+    text = render_summary(summary, files, elapsed=elapsed, encoding=encoding, has_color=has_color)
+    assert text.endswith("\n")
+    return text.splitlines()
+
+
+BUSY_JOBS = [
+    *jobs_of(*[40] * 20),
+    Job("late", 500, 430.0),
+    Job("bad", 3, 2000.0, reason="follow", outcome="error"),
+]
+
+
+def test_a_run_in_five_lines():
+    files = RunFiles(results="results.jsonl", trace="run.trace.jsonl")
+    assert lines_of(summary_of(BUSY_JOBS), files) == [
+        "✓ 21 ok  1 failed   903 steps · 2 slots · 72% busy · 2.1 s",
+        "  wait p50 160 p95 360   first token p50 161   latency p50 240 p95 400  (steps)",
+        "  idle: 28% = 0.2% tail drain, 27.7% empty queue",
+        "  any schedule needs at least 652 steps; this one took 38.5% more",
+        "  results.jsonl (22)   trace: batchdecode trace run.trace.jsonl",
+    ]
+
+
+def test_it_fits_a_terminal_of_eighty_columns():
+    files = RunFiles(results="results.jsonl", trace="run.trace.jsonl")
+    jobs = [Job(f"r{number}", 70, number * 34.0) for number in range(400)]
+    assert max(map(len, lines_of(summary_of(jobs), files))) <= 80
+
+
+@pytest.mark.parametrize(
+    ("headline", "jobs", "num_events"),
+    [
+        ("✓ no requests", [], None),
+        ("✓ 1 ok   16 steps · 8 slots · 12% busy · 2.1 s", jobs_of(16), None),
+        ("✓ 2 ok   1 step · 8 slots · 25% busy · 2.1 s", jobs_of(1, 1), None),
+        ("✓ 1 ok   0 steps · 8 slots · 2.1 s", jobs_of(0), None),
+        (
+            "✗ 2 failed   1 step · 8 slots · 25% busy · 2.1 s",
+            [Job("a", 1, outcome="error"), Job("b", 1, outcome="error")],
+            None,
+        ),
+        (
+            "✓ 1 ok  1 aborted   3 steps · 8 slots · 20% busy · 2.1 s",
+            [Job("a", 2, outcome="aborted"), Job("b", 3)],
+            None,
+        ),
+        ("■ 1 ok  1 unfinished   2 steps · 8 slots · 25% busy · 2.1 s", jobs_of(9, 2), 6),
+    ],
+)
+def test_the_headline_says_how_it_ended(headline, jobs, num_events):
+    assert lines_of(summary_of(jobs, 8, num_events))[0] == headline
+
+
+def test_one_request_has_no_percentiles():
+    assert lines_of(summary_of(jobs_of(16)))[1] == "  wait 0   first token 1   latency 16  (steps)"
+
+
+@pytest.mark.parametrize(
+    ("line", "jobs"),
+    [
+        ("  idle: 50.0% tail drain", jobs_of(16)),
+        ("  idle: 25.0% waiting for arrivals", [Job("a", 4), Job("b", 2, 2.0)]),
+        ("  idle: 25.0% empty queue", [Job("a", 4), Job("b", 2, 2.0, reason="follow")]),
+        ("  idle: <0.1% tail drain", jobs_of(1001, 1000)),
+    ],
+)
+def test_idle_slot_steps_have_a_cause(line, jobs):
+    assert lines_of(summary_of(jobs))[2] == line
+
+
+def test_a_full_batch_says_nothing_of_idle_slots():
+    assert lines_of(summary_of(jobs_of(4, 4)))[2:] == ["  no schedule needs fewer steps"]
+
+
+def test_a_run_that_was_broken_off_is_not_compared():
+    assert not any("schedule" in line for line in lines_of(summary_of(jobs_of(9, 2), 8, 6)))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.04, "0.0 s"), (59.9, "59.9 s"), (61, "1:01"), (7384.9, "2:03:04")]
+)
+def test_elapsed_time(seconds, text):
+    assert lines_of(summary_of(jobs_of(3)), elapsed=seconds)[0].endswith(f" · {text}")
+
+
+def test_a_trace_with_a_space_in_its_name_can_be_pasted():
+    lines = lines_of(summary_of(jobs_of(3)), RunFiles(trace="my run.jsonl"))
+    assert lines[-1] == "  trace: batchdecode trace 'my run.jsonl'"
+
+
+def test_a_name_cannot_control_the_terminal():
+    lines = lines_of(summary_of(jobs_of(3)), RunFiles(results="a\x1b[31mb", trace="\x07"))
+    assert all(line.isprintable() for line in lines)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "no-such-encoding"])
+def test_an_encoding_without_the_marks_gets_plain_ones(encoding):
+    lines = lines_of(summary_of(BUSY_JOBS), encoding=encoding)
+    assert lines[0] == "* 21 ok  1 failed   903 steps, 2 slots, 72% busy, 2.1 s"
+    assert all(line.isascii() for line in lines)
+
+
+def test_colour_changes_nothing_but_the_colour():
+    summary = summary_of(BUSY_JOBS)
+    colored = lines_of(summary, has_color=True)
+    assert colored[0].startswith("\x1b[32m✓\x1b[0m 21 ok")
+    assert all(line.startswith("\x1b[2m") and line.endswith("\x1b[0m") for line in colored[1:])
+    plain = "\n".join(colored)
+    for code in ("\x1b[32m", "\x1b[2m", "\x1b[0m"):
+        plain = plain.replace(code, "")
+    assert plain.splitlines() == lines_of(summary)

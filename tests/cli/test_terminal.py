@@ -1,0 +1,167 @@
+"""What a terminal is said to be able to do."""
+
+import fcntl
+import os
+import pty
+import struct
+import subprocess
+import sys
+import termios
+import threading
+
+import pytest
+
+from cli.terminal import (
+    Terminal,
+    can_animate,
+    can_print_boxes,
+    is_same_terminal,
+    terminal_size,
+    wants_color,
+)
+
+
+@pytest.fixture
+def tty():
+    """The two ends of a pseudo-terminal: (ours, the program's)."""
+    ours, theirs = pty.openpty()
+    yield ours, theirs
+    os.close(ours)
+    os.close(theirs)
+
+
+@pytest.fixture
+def file_fd(tmp_path):
+    fd = os.open(tmp_path / "log", os.O_RDWR | os.O_CREAT)
+    yield fd
+    os.close(fd)
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"TERM": "xterm-256color"}, True),
+        ({}, True),
+        ({"TERM": "dumb"}, False),
+        ({"TERM": "xterm", "CI": "true"}, False),
+        ({"TERM": "xterm", "CI": ""}, True),
+        ({"TERM": "xterm", "CI": "false"}, True),
+    ],
+)
+def test_a_terminal_can_animate_unless_it_is_dumb_or_a_ci_log(tty, environ, expected):
+    assert can_animate(tty[1], environ) is expected
+
+
+def test_a_file_cannot_animate_whatever_the_environment_says(file_fd):
+    assert not can_animate(file_fd, {"TERM": "xterm", "FORCE_COLOR": "1"})
+
+
+@pytest.mark.parametrize(
+    ("choice", "environ", "on_tty", "on_file"),
+    [
+        ("auto", {}, True, False),
+        ("auto", {"TERM": "dumb"}, False, False),
+        ("auto", {"NO_COLOR": "1"}, False, False),
+        ("auto", {"NO_COLOR": ""}, True, False),
+        ("auto", {"FORCE_COLOR": "1"}, True, True),
+        ("auto", {"FORCE_COLOR": ""}, True, False),
+        ("auto", {"FORCE_COLOR": "0"}, False, False),
+        ("auto", {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False, False),
+        ("always", {"NO_COLOR": "1"}, True, True),
+        ("never", {"FORCE_COLOR": "1"}, False, False),
+    ],
+)
+def test_the_flag_decides_colour_then_the_environment(
+    tty, file_fd, choice, environ, on_tty, on_file
+):
+    assert wants_color(choice, tty[1], environ) is on_tty
+    assert wants_color(choice, file_fd, environ) is on_file
+
+
+@pytest.mark.parametrize(
+    ("encoding", "expected"),
+    [("utf-8", True), ("latin-1", False), ("ascii", False), ("no-such-encoding", False)],
+)
+def test_boxes_need_an_encoding_that_has_them(encoding, expected):
+    assert can_print_boxes(encoding) is expected
+
+
+def test_one_terminal_opened_twice_is_the_same(tty):
+    again = os.open(os.ttyname(tty[1]), os.O_WRONLY | os.O_NOCTTY)
+    assert is_same_terminal(tty[1], again)
+    os.close(again)
+
+
+def test_two_terminals_are_not_the_same(tty):
+    ours, theirs = pty.openpty()
+    assert not is_same_terminal(tty[1], theirs)
+    os.close(ours)
+    os.close(theirs)
+
+
+def test_one_file_twice_is_not_one_terminal(file_fd):
+    assert not is_same_terminal(file_fd, file_fd)
+
+
+IS_DEV_TTY_OURS = """
+import os, fcntl, termios
+from cli.terminal import Terminal, is_same_terminal
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+tty = os.open("/dev/tty", os.O_WRONLY)
+ours = Terminal(1, "utf-8", False, {}).is_ours
+print(is_same_terminal(1, tty), ours)
+"""
+
+
+def test_dev_tty_is_the_terminal_of_the_session(tty):
+    ours, theirs = tty
+    subprocess.run(
+        [sys.executable, "-c", IS_DEV_TTY_OURS],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        check=True,
+    )
+    assert os.read(ours, 100) == b"True True\r\n"
+
+
+@pytest.mark.parametrize(
+    ("winsize", "environ", "expected"),
+    [
+        ((20, 60), {}, (60, 20)),
+        ((20, 60), {"COLUMNS": "99", "LINES": "9"}, (60, 20)),
+        ((0, 0), {"COLUMNS": "99", "LINES": "9"}, (99, 9)),
+        ((0, 0), {"COLUMNS": "wide", "LINES": "-3"}, (80, 24)),
+    ],
+)
+def test_the_size_is_the_terminals_own_if_it_has_one(tty, winsize, environ, expected):
+    fcntl.ioctl(tty[1], termios.TIOCSWINSZ, struct.pack("HHHH", *winsize, 0, 0))
+    assert terminal_size(tty[1], environ) == expected
+    assert Terminal(tty[1], "utf-8", has_color=False, environ=environ).size == expected
+
+
+def test_a_file_has_the_size_the_environment_gives(file_fd):
+    assert terminal_size(file_fd, {"COLUMNS": "99"}) == (99, 24)
+
+
+def test_all_is_written_to_a_terminal_that_does_not_block(tty):
+    ours, theirs = tty
+    os.set_blocking(theirs, False)
+    text = "x" * 100_000
+    read = bytearray()
+
+    def read_all():
+        while len(read) < len(text):
+            read.extend(os.read(ours, 65536))
+
+    reader = threading.Thread(target=read_all)
+    reader.start()
+    Terminal(theirs, "utf-8", has_color=False, environ={}).write(text)
+    reader.join(timeout=10)
+    assert read == text.encode()
+
+
+def test_what_the_encoding_lacks_is_written_as_an_escape(tty):
+    Terminal(tty[1], "ascii", has_color=False, environ={}).write("é")
+    assert os.read(tty[0], 100) == b"\\xe9"

@@ -1,0 +1,252 @@
+import gzip
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from reference_schedule import DESIGN_JOBS, jobs_of, play
+
+from batcher.errors import BatchdecodeError
+from batcher.formats.trace import encode_events
+from cli.tracing import TraceOptions, parse_steps, show_trace
+
+# The command leaves its files open to the end of the process, which here goes on.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+DESIGN_TRACE = encode_events(play(DESIGN_JOBS, 2).events)
+DESIGN_SPANS = [
+    {"slot": 0, "id": "a", "index": 0, "start": 0, "end": 3, "outcome": "length"},
+    {"slot": 1, "id": "b", "index": 1, "start": 0, "end": 1, "outcome": "length"},
+    {"slot": 1, "id": "c", "index": 2, "start": 1, "end": 3, "outcome": "length"},
+    {"slot": 0, "id": "d", "index": 3, "start": 3, "end": 7, "outcome": "length"},
+]
+DESIGN_REQUESTS = b"".join(
+    json.dumps({"id": name, "prompt": "x", "max_tokens": length, "ignore_eos": True}).encode()
+    + b"\n"
+    for name, length, *_ in DESIGN_JOBS
+)
+
+
+@pytest.fixture
+def design_trace(tmp_path):
+    path = tmp_path / "run.trace.jsonl"
+    path.write_bytes(DESIGN_TRACE)
+    return path
+
+
+@pytest.fixture
+def shown(capfdbinary):
+    """Return a function that carries out the command and returns what it printed."""
+
+    def show(path, **options):
+        show_trace(TraceOptions(input=str(path), **options))
+        return capfdbinary.readouterr().out
+
+    return show
+
+
+def rows_of(output):
+    return [json.loads(line) for line in output.splitlines()]
+
+
+def test_a_pipe_gets_spans(shown, design_trace):
+    assert rows_of(shown(design_trace)) == DESIGN_SPANS
+
+
+@pytest.mark.parametrize(
+    ("view", "first_line"),
+    [
+        ("spans", b'{"slot":0,"id":"a","index":0,"start":0,"end":3,"outcome":"length"}'),
+        ("steps", b'{"step":0,"slots":["a","b"],"waiting":2}'),
+        ("csv", b"slot,id,index,start,end,outcome"),
+        ("chrome", b'{"displayTimeUnit":"ms","traceEvents":['),
+        ("gantt", "7 steps · 2 slots · 71% busy · 4 requests".encode()),
+    ],
+)
+def test_each_format_goes_to_stdout_and_into_files(shown, design_trace, tmp_path, view, first_line):
+    output = tmp_path / "view"
+    assert shown(design_trace, format=view, output=str(output)) == b""
+    assert output.read_bytes().splitlines()[0] == first_line
+    packed = tmp_path / "view.gz"
+    shown(design_trace, format=view, output=str(packed))
+    assert gzip.decompress(packed.read_bytes()) == output.read_bytes()
+    if view != "gantt":
+        assert shown(design_trace, format=view) == output.read_bytes()
+
+
+def test_options_choose_steps_requests_and_slots(shown, design_trace):
+    assert rows_of(shown(design_trace, steps="3:")) == DESIGN_SPANS[3:]
+    assert rows_of(shown(design_trace, requests=("b", "c"))) == DESIGN_SPANS[1:3]
+    assert rows_of(shown(design_trace, slots=(0,), steps=":2")) == DESIGN_SPANS[:1]
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("2:5", (2, 5)),
+        (":5", (None, 5)),
+        ("2:", (2, None)),
+        (":", (None, None)),
+        ("-3:", (-3, None)),
+        ("4", (4, 5)),
+        ("-1", (-1, None)),
+    ],
+)
+def test_steps_are_a_slice(text, steps):
+    assert parse_steps(text) == steps
+
+
+@pytest.mark.parametrize("text", ["", "a", "1:2:3", "1-2", "1.5:", "::"])
+def test_what_is_not_a_slice_is_refused(text):
+    with pytest.raises(BatchdecodeError, match="expected A:B"):
+        parse_steps(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"steps": "7:"}, "--steps 7: is none of the 7 steps"),
+        ({"steps": "5:3"}, "--steps 5:3 is none of the 7 steps"),
+        ({"slots": (2,)}, "--slot 2: the slots of this run are 0 to 1"),
+        ({"slots": (-1,)}, "--slot -1: the slots of this run are 0 to 1"),
+        ({"requests": ("zzz",)}, "--request zzz: no such request took a slot$"),
+        ({"run_options": {"batch": 4}}, "--batch is for requests, and .* is a trace"),
+    ],
+)
+def test_what_is_not_there_is_refused(shown, design_trace, options, complaint):
+    with pytest.raises(BatchdecodeError, match=complaint):
+        shown(design_trace, **options)
+
+
+def test_a_mistyped_request_id_gets_those_like_it(shown, tmp_path):
+    path = tmp_path / "trace"
+    path.write_bytes(encode_events(play(jobs_of(*[1] * 200), 4).events))
+    with pytest.raises(BatchdecodeError, match=r"--request r1177: .*; there is r177, r117"):
+        shown(path, requests=("r1177",))
+
+
+def test_the_output_must_not_be_the_trace(shown, design_trace):
+    with pytest.raises(BatchdecodeError, match="must be different files"):
+        shown(design_trace, output=str(design_trace))
+    assert design_trace.read_bytes() == DESIGN_TRACE
+
+
+def test_a_full_disk_is_an_error(shown, design_trace):
+    with pytest.raises(BatchdecodeError, match="cannot write /dev/full: No space left"):
+        shown(design_trace, output="/dev/full")
+
+
+@pytest.mark.parametrize("num_bytes", [1500, 3000, 6000])
+def test_a_packed_trace_that_is_cut_off_is_read_up_to_there(shown, tmp_path, num_bytes):
+    packed = gzip.compress(encode_events(play(jobs_of(*[3] * 900), 4).events), 1)
+    assert num_bytes < len(packed) - 1000
+    path = tmp_path / "run.trace.jsonl.gz"
+    path.write_bytes(packed[:num_bytes])
+    spans = rows_of(shown(path))
+    assert [span["id"] for span in spans] == [f"r{number}" for number in range(len(spans))]
+    assert num_bytes / 30 < len(spans) < 900
+
+
+def test_a_packed_trace_may_be_several_files_in_one(shown, tmp_path):
+    path = tmp_path / "run.trace.jsonl.gz"
+    path.write_bytes(gzip.compress(DESIGN_TRACE[:300]) + gzip.compress(DESIGN_TRACE[300:]))
+    assert rows_of(shown(path)) == DESIGN_SPANS
+
+
+def test_what_is_not_packed_is_called_damaged(shown, tmp_path):
+    path = tmp_path / "run.trace.jsonl.gz"
+    path.write_bytes(DESIGN_TRACE)
+    with pytest.raises(BatchdecodeError, match="it is damaged"):
+        shown(path)
+
+
+def test_blank_lines_count_in_messages(shown, tmp_path):
+    path = tmp_path / "trace"
+    first, *rest = DESIGN_TRACE.splitlines(keepends=True)
+    path.write_bytes(first + b"\n\n" + b"{}\n" + b"".join(rest))
+    with pytest.raises(BatchdecodeError, match="trace:4: not a line of a trace"):
+        shown(path)
+
+
+def test_a_trace_that_contradicts_itself_is_refused(shown, tmp_path):
+    path = tmp_path / "trace"
+    path.write_bytes(DESIGN_TRACE.replace(b'"slot":1', b'"slot":0'))
+    with pytest.raises(BatchdecodeError, match=r"its events contradict each other: .* slot 0"):
+        shown(path)
+
+
+def command(*arguments, **options):
+    script = "from cli.app import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", script, "trace", *arguments],
+        capture_output=True,
+        timeout=60,
+        check=False,
+        **options,
+    )
+
+
+def test_requests_are_run_for_their_timeline(tmp_path):
+    path = tmp_path / "requests.jsonl"
+    path.write_bytes(DESIGN_REQUESTS)
+    done = command(str(path), "--batch", "2")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rows_of(done.stdout) == DESIGN_SPANS
+
+
+@pytest.mark.parametrize("data", [DESIGN_REQUESTS, DESIGN_TRACE])
+def test_stdin_is_a_trace_or_requests(data):
+    options = ["-b", "2"] if data == DESIGN_REQUESTS else []
+    done = command("-", *options, input=data)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rows_of(done.stdout) == DESIGN_SPANS
+
+
+def test_stdin_may_be_a_file(tmp_path):
+    path = tmp_path / "requests.jsonl"
+    path.write_bytes(DESIGN_REQUESTS)
+    with path.open("rb") as stdin:
+        assert rows_of(command("-b2", stdin=stdin).stdout) == DESIGN_SPANS
+
+
+def test_stdin_may_be_the_rest_of_a_file(tmp_path):
+    path = tmp_path / "requests.jsonl"
+    path.write_bytes(b"# read by somebody else\n" + DESIGN_REQUESTS)
+    with path.open("rb", buffering=0) as stdin:
+        stdin.readline()
+        assert rows_of(command("-b2", stdin=stdin).stdout) == DESIGN_SPANS
+
+
+def test_a_fifo_is_read_once(tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    with subprocess.Popen(["sh", "-c", f"cat > {fifo}"], stdin=subprocess.PIPE) as writer:
+        writer.stdin.write(DESIGN_REQUESTS)
+        writer.stdin.close()
+        assert rows_of(command(str(fifo), "-b2").stdout) == DESIGN_SPANS
+
+
+def test_an_output_without_the_characters_gets_ascii(design_trace):
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = command(str(design_trace), "--format", "gantt", env=environment)
+    assert done.stdout.isascii()
+    assert b"slot 0 |a=" in done.stdout
+
+
+def test_bad_requests_are_reported_as_by_run(tmp_path):
+    path = tmp_path / "requests.jsonl"
+    path.write_bytes(b'{"promt":"x"}\n')
+    done = command(str(path))
+    assert done.returncode == 2
+    assert b"did you mean `prompt`?" in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_a_trace_needs_no_numpy(design_trace):
+    script = (
+        "import sys; from cli.tracing import *;"
+        f"show_trace(TraceOptions(input={str(design_trace)!r}, format='gantt'));"
+        "assert 'numpy' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
