@@ -68,9 +68,8 @@ class Engine:
         self._model = model
         self._num_requests = 0
         self._sequences: dict[str, Sequence] = {}  # those that have not ended, by id
-        self._pending: list[
-            tuple[float, int, int, Sequence]
-        ] = []  # a heap: (arrival, index, order of adding)
+        self._pending: list[tuple[float, int, int, Sequence]] = []  # a heap, by arrival time
+        self._arrived: list[Sequence] = []  # added since arrivals last joined the waiting queue
         self._waiting: deque[Sequence] = deque()
         self._slots = SlotTable(batch_size)
         self._num_known = 0  # slots whose holders need no model
@@ -106,8 +105,8 @@ class Engine:
 
     @property
     def num_pending(self) -> int:
-        """How many requests are known whose arrival lies ahead."""
-        return len(self._pending)
+        """How many requests are known that have not joined the waiting queue yet."""
+        return len(self._pending) + len(self._arrived)
 
     @property
     def has_work(self) -> bool:
@@ -122,7 +121,7 @@ class Engine:
         its slots are taken, or the next request it knows lies in the future.  If the engine is
         idle, the clock has jumped to that request when this returns.
         """
-        if self._pending:
+        if self._arrived or self._pending:
             self._join_arrivals()
         return not self._pending and self._slots.num_free > len(self._waiting)
 
@@ -172,7 +171,10 @@ class Engine:
         tokens = self._model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         stops = stop_set(request, self._model.eos_token_id)
         sequence = Sequence(request, request_id, index, tokens, stops, reason, known)
-        heappush(self._pending, (request.arrival_time, index, self._num_requests, sequence))
+        if request.arrival_time <= self._clock.now:
+            self._arrived.append(sequence)
+        else:
+            heappush(self._pending, (request.arrival_time, index, self._num_requests, sequence))
         self._sequences[request_id] = sequence
         self._num_requests += 1
 
@@ -194,6 +196,7 @@ class Engine:
         else:
             self._pending = [entry for entry in self._pending if entry[-1] is not sequence]
             heapify(self._pending)
+            self._arrived = [arrived for arrived in self._arrived if arrived is not sequence]
         self._end(sequence, [], step, "aborted", None)
 
     def step(self) -> StepOutcome:
@@ -202,7 +205,7 @@ class Engine:
         If nothing can run but something will arrive, the clock jumps there first.  If nothing is
         left to run, no step is counted.
         """
-        if self._pending:
+        if self._arrived or self._pending:
             self._join_arrivals()
         if self._waiting and self._slots.num_free:
             self._admit()
@@ -216,14 +219,20 @@ class Engine:
     # -- plan ------------------------------------------------------------------------------------
 
     def _join_arrivals(self) -> None:
-        """Move what has arrived into the waiting queue, in order of (arrival time, index)."""
-        pending, clock = self._pending, self._clock
-        now = clock.now
-        if pending[0][0] > now and not self._waiting and not self._slots.num_occupied:
+        """Move what has arrived into the waiting queue, in order of (arrival time, index).
+
+        If the engine is idle the clock jumps to the next arrival.
+        """
+        pending, arrived, clock = self._pending, self._arrived, self._clock
+        if not arrived and not self._waiting and not self._slots.num_occupied:
             clock.jump(pending[0][0])
-            now = clock.now
+        now = clock.now
         while pending and pending[0][0] <= now:
-            self._arrive(heappop(pending)[-1])
+            arrived.append(heappop(pending)[-1])
+        arrived.sort(key=lambda sequence: (sequence.request.arrival_time, sequence.index))
+        for sequence in arrived:
+            self._arrive(sequence)
+        arrived.clear()
 
     def _arrive(self, sequence: Sequence) -> None:
         move(sequence, Move.ARRIVE)
@@ -249,7 +258,7 @@ class Engine:
         """Fill free slots from the waiting queue, lowest slot first."""
         waiting, slots = self._waiting, self._slots
         step, now = self._clock.step, self._clock.now
-        while waiting and slots.num_free:
+        for _ in range(min(len(waiting), slots.num_free)):
             sequence = waiting.popleft()
             move(sequence, Move.ADMIT)
             known = sequence.known

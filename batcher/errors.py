@@ -15,10 +15,14 @@ REQUEST_ERROR_CODES = {
     "unsupported-option": "an OpenAI option that would change the output, and is not supported",
     "duplicate-id": "an id that an earlier request has already",
 }
+INPUT_ERROR_CODES = {
+    "line-too-long": "a line of more than 64 MiB",
+    "arrival-order": "on a pipe, a request that arrives before the one before it",
+}
 RUN_ERROR_CODES = {
     "model-error": "the model raised, or answered something that is not one token id per row",
 }
-ERROR_CODES = REQUEST_ERROR_CODES | RUN_ERROR_CODES
+ERROR_CODES = REQUEST_ERROR_CODES | INPUT_ERROR_CODES | RUN_ERROR_CODES
 
 
 class BatchdecodeError(Exception):

@@ -51,7 +51,7 @@ def move(sequence: HasState, what: Move) -> None:
     Raises:
         InvariantError: the table has no such move.
     """
-    target = TRANSITIONS.get((sequence.state, what))
-    if target is None:
-        raise InvariantError(f"a {sequence.state.value} sequence cannot {what.value}")
-    sequence.state = target
+    try:
+        sequence.state = TRANSITIONS[sequence.state, what]
+    except KeyError:
+        raise InvariantError(f"a {sequence.state} sequence cannot {what}") from None

@@ -17,6 +17,7 @@ from batcher.request import MAX_INT, Request
 
 MAX_STOP_LENGTH = 4096  # all stops of one request together, in token ids and UTF-8 bytes
 MAX_SHOWN = 40  # characters of a value or a name that a message quotes
+_MAX_PLAIN_STOPS = 16  # in each dimension: three fields of 16 x 16 stay below MAX_STOP_LENGTH
 STOP_FIELDS = ("stop_token", "stop_sequence", "stop")
 HUGE = 10**MAX_SHOWN
 
@@ -37,16 +38,6 @@ def find_problems(request: Request, vocab_size: int | None) -> list[FieldProblem
     if _is_plainly_good(request, vocab_size):
         return []
     return [problem for check in _CHECKS for problem in check(request, vocab_size)]
-
-
-def has_problems(request: Request, vocab_size: int | None) -> bool:
-    """Return whether `find_problems` finds any, sooner, for a request decoded as its type says."""
-    prompt = request.prompt
-    if vocab_size is not None and type(prompt) is list and prompt and max(prompt) >= vocab_size:
-        return True
-    if request.stop_token is None and request.stop_sequence is None and request.stop is None:
-        return False
-    return bool(find_problems(request, vocab_size))
 
 
 def show(value: object) -> str:
@@ -72,12 +63,19 @@ def _checked_type(vocab_size: int | None) -> type[Struct]:
     The conversion runs in C: it costs less than one pass over the prompt in Python.
     """
     token_id = Annotated[int, Meta(ge=0, le=_largest_token(vocab_size))]
-    stop_tokens = Annotated[list[token_id], Meta(min_length=1, max_length=MAX_STOP_LENGTH)]
+    token_ids = Annotated[list[token_id], Meta(min_length=1, max_length=_MAX_PLAIN_STOPS)]
+    text = Annotated[str, Meta(min_length=1, max_length=_MAX_PLAIN_STOPS)]
+    texts = Annotated[list[text], Meta(min_length=1, max_length=_MAX_PLAIN_STOPS)]
+    sequences = Annotated[
+        list[token_id | text | token_ids], Meta(min_length=1, max_length=_MAX_PLAIN_STOPS)
+    ]
     types: dict[str, Any] = {
         "id": str | None,
         "prompt": str | list[token_id],
         "max_tokens": Annotated[int, Meta(ge=0, le=MAX_INT)],
-        "stop_token": token_id | stop_tokens | None,
+        "stop_token": token_id | token_ids | None,
+        "stop_sequence": text | sequences | None,
+        "stop": text | texts | None,
         "ignore_eos": bool,
         "arrival_time": Annotated[float, Meta(ge=0)],
         "priority": Annotated[int, Meta(ge=-MAX_INT, le=MAX_INT)],
@@ -89,19 +87,28 @@ def _is_plainly_good(request: Request, vocab_size: int | None) -> bool:
     """Return whether `request` has no problems; False may also mean "look closer"."""
     try:
         msgspec.convert(request, _checked_type(vocab_size), from_attributes=True)
-    except ValueError:  # of another type; or a lone surrogate, met while saying so
+    except msgspec.ValidationError:
         return False
-    prompt: object = request.prompt
     return (
-        (type(prompt) is list or (type(prompt) is str and _is_text(prompt)))
+        _is_list_or_text(request.prompt)
         and (request.id is None or _is_text(request.id))
         and request.arrival_time < math.inf
-        and type(request.stop_token) in _STOP_TOKEN_TYPES
-        and (
-            (request.stop_sequence is None and request.stop is None)
-            or not any(True for check in _STOP_CHECKS for _ in check(request, vocab_size))
-        )
+        and (request.stop_token is None or type(request.stop_token) in {int, list})
+        and (request.stop_sequence is None or _is_plain_stop(request.stop_sequence))
+        and (request.stop is None or _is_plain_stop(request.stop))
     )
+
+
+def _is_list_or_text(prompt: object) -> bool:
+    return type(prompt) is list or (type(prompt) is str and _is_text(prompt))
+
+
+def _is_plain_stop(stop: object) -> bool:
+    """Return whether a stop that converts to its type is of one kind and free of surrogates."""
+    if type(stop) is not list:
+        return type(stop) is str and stop.isascii()
+    (kind, *others) = {type(item) for item in stop}
+    return not others and (kind in {int, list} or (kind is str and all(map(str.isascii, stop))))
 
 
 def _check_id(request: Request, _: int | None) -> Problems:
@@ -298,18 +305,14 @@ def _wrong(code: str, path: Path, expected: str, value: object) -> FieldProblem:
     return FieldProblem(code, path, f"{_quote(path)} must be {expected}, not {show(value)}", hint)
 
 
-_STOP_TOKEN_TYPES = (type(None), int, list)
-_STOP_CHECKS: tuple[Callable[[Request, int | None], Problems], ...] = (
+_CHECKS: tuple[Callable[[Request, int | None], Problems], ...] = (
+    _check_id,
+    _check_prompt,
+    _check_max_tokens,
     _check_stop_token,
     _check_stop_sequence,
     _check_stop,
     _check_stop_length,
-)
-_CHECKS = (
-    _check_id,
-    _check_prompt,
-    _check_max_tokens,
-    *_STOP_CHECKS,
     _check_ignore_eos,
     _check_arrival_time,
     _check_priority,

@@ -1,7 +1,5 @@
 """The tokens of running rows: written once a step for all, cut out once, when a row ends."""
 
-from typing import cast
-
 import numpy as np
 
 from batcher.models.base import IntArray
@@ -48,7 +46,7 @@ class TokenHistory:
         aside = self._aside.pop(slot, None)
         if aside is not None:
             column = np.concatenate([*aside, column])
-        return cast(list[int], column[:num_tokens].tolist())
+        return column[:num_tokens].tolist()
 
     def _turn_page(self) -> None:
         for slot, first_row in self._first_rows.items():

@@ -37,10 +37,9 @@ class StopTable:
 
     def open(self, slot: int, stops: StopSet) -> None:
         """Let `slot` begin a new row that ends at `stops`."""
-        if stops not in self._lines:
-            self._insert(stops)
+        lines = self._lines.get(stops) or self._insert(stops)
         self._sets[slot] = stops
-        self._states[slot] = self._lines[stops].start * self._width
+        self._states[slot] = lines.start * self._width
 
     def close(self, slot: int) -> None:
         """Forget the row in `slot`."""
@@ -60,7 +59,7 @@ class StopTable:
         """Return the slots whose rows completed a stop in the last `advance`, ascending."""
         return self._matched.nonzero()[0].tolist()
 
-    def _insert(self, stops: StopSet) -> None:
+    def _insert(self, stops: StopSet) -> range:
         """Put `stops` into the table.
 
         When it is full or too narrow, the sets without a running row leave it first.
@@ -70,7 +69,7 @@ class StopTable:
         if width > self._width or self._next_line + len(automaton) > len(self._table):
             in_use = sum(len(self._lines[live]) for live in self._live_sets())
             self._lay(max(MIN_LINES, 2 * (FIRST_LINE + in_use + len(automaton))), width)
-        self._write(stops, automaton)
+        return self._write(stops, automaton)
 
     def _lay(self, num_lines: int, width: int) -> None:
         """Start a new table with the sets of running rows alone; the rows keep their states."""
@@ -92,12 +91,13 @@ class StopTable:
         for slot, stops, line in within:
             self._states[slot] = (self._lines[stops].start + line) * width
 
-    def _write(self, stops: StopSet, automaton: IntArray) -> None:
+    def _write(self, stops: StopSet, automaton: IntArray) -> range:
         first = self._next_line
         self._next_line += len(automaton)
         self._lines[stops] = range(first, self._next_line)
         lines = np.where(automaton == MATCHED, SINK_LINE, first + automaton)
         self._table[first : self._next_line] = lines * self._width
+        return self._lines[stops]
 
     def _live_sets(self) -> list[StopSet]:
         """Return the sets of running rows, each once, in slot order."""

@@ -12,7 +12,7 @@ from batcher.models.base import Tokenizer, join_bytes
 from batcher.request import Request, StopReason
 
 
-class StopSet(Struct, frozen=True):
+class StopSet(Struct, frozen=True, cache_hash=True):
     """The stops of a request by precedence, hashable so that equal sets share one automaton.
 
     token_ids: stop_token.  sequences: the id lists of stop_sequence.  texts: its strings, then
@@ -47,6 +47,9 @@ class StopMatch(NamedTuple):
 
 def stop_set(request: Request, eos_token_id: int | None) -> StopSet:
     """Return the stops of a valid `request`."""
+    eos_token_id = None if request.ignore_eos else eos_token_id
+    if request.stop_token is None and request.stop_sequence is None and request.stop is None:
+        return StopSet(eos_token_id=eos_token_id)
     ids, texts = _split_sequences(request.stop_sequence)
     if request.stop is not None:
         texts += (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
@@ -55,7 +58,7 @@ def stop_set(request: Request, eos_token_id: int | None) -> StopSet:
         token_ids=() if token is None else (token,) if isinstance(token, int) else tuple(token),
         sequences=ids,
         texts=texts,
-        eos_token_id=None if request.ignore_eos else eos_token_id,
+        eos_token_id=eos_token_id,
     )
 
 

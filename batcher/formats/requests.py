@@ -13,7 +13,7 @@ from batcher.formats.diagnostics import Problem
 from batcher.formats.line_problems import BadRequestError, read_line
 from batcher.formats.openai import BatchRow, has_only_supported_options
 from batcher.request import Request, TokenId
-from batcher.validation import has_problems
+from batcher.validation import find_problems
 
 # Every key of the line, or "" where a quote and a colon end something else: a key with escapes, or
 # words in a string.  The decoder takes the last of two equal keys; this is what notices them.
@@ -80,7 +80,7 @@ class RequestParser:
             return None  # the decoder would take a body's id if it is null
         read = self._read_row if is_openai else self._read_request
         request = read(line, str(line_number))
-        if request is None or has_problems(request, self._vocab_size):
+        if request is None or find_problems(request, self._vocab_size):
             return None
         return ParsedLine(request, is_openai)
 

@@ -6,7 +6,7 @@ is not in `Batch.slots` is ignored, both ways.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,17 +16,15 @@ IntArray = NDArray[np.int64]
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()
 
 
-class Chunk:
+class Chunk(NamedTuple):
     """New tokens of one row beside the one it generated last: a prompt, or a part of one.
 
-    token_ids: the tokens to compute; start: the position of the first of them, 0 when the slot
-    changes hands.
+    start: the position of the first of `token_ids`, 0 when the slot changes hands.
     """
 
-    __slots__ = ("slot", "start", "token_ids")
-
-    def __init__(self, slot: int, token_ids: list[int], start: int) -> None:
-        self.slot, self.token_ids, self.start = slot, token_ids, start
+    slot: int
+    token_ids: list[int]
+    start: int
 
 
 class Batch:
@@ -128,7 +126,7 @@ class Model(Protocol):
 def join_bytes(token_ids: Sequence[int], token_bytes: Sequence[bytes]) -> bytes:
     """Return the bytes `token_ids` stand for; an id beyond the tokenizer's stands for U+FFFD."""
     try:
-        return b"".join(map(token_bytes.__getitem__, token_ids))
+        return b"".join([token_bytes[token_id] for token_id in token_ids])
     except IndexError:
         known = len(token_bytes)
         return b"".join(token_bytes[t] if t < known else REPLACEMENT for t in token_ids)

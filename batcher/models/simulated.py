@@ -87,6 +87,7 @@ class SimulatedModel:
         self.vocab_size = len(self.tokenizer.token_bytes)
         self.settings: dict[str, Any] = structs.asdict(settings)
         self.seed_hash = _scramble(settings.seed)
+        self.begin_hash = _hash_after(self.seed_hash, [BEGIN_TOKEN_ID])
         self.lines, self.choices = _choices(settings, self.tokenizer)
         self.allocate(0)
 
@@ -124,11 +125,15 @@ class SimulatedModel:
 
     def _prefill(self, chunk: Chunk) -> None:
         """Hash a chunk but for its last token, which `forward` takes in like a generated one."""
-        token_ids, before = chunk.token_ids, self._hashes[chunk.slot]
-        if chunk.start == 0:
-            token_ids, before = [BEGIN_TOKEN_ID, *token_ids], self.seed_hash
-        self._hashes[chunk.slot] = _hash_after(int(before), token_ids[:-1])
-        self._tokens[chunk.slot] = token_ids[-1]
+        slot, token_ids, start = chunk
+        if start > 0:
+            before = int(self._hashes[slot])
+        elif token_ids:
+            before = self.begin_hash
+        else:
+            before, token_ids = self.seed_hash, [BEGIN_TOKEN_ID]
+        self._hashes[slot] = _hash_after(before, token_ids[:-1])
+        self._tokens[slot] = token_ids[-1]
 
 
 def reference_next_token(model: SimulatedModel, prefix: Sequence[int]) -> int:
@@ -160,7 +165,7 @@ def _hash_after(state: int, token_ids: list[int]) -> int:
     if num_tokens > len(_powers):
         _powers = np.full(2 * num_tokens, _MULTIPLIER, np.uint64).cumprod()[::-1].copy()
     powers = _powers[-num_tokens:]
-    terms = np.dot(np.array(token_ids, np.uint64), powers)
+    terms = np.vdot(np.array(token_ids, np.uint64), powers)
     return (state * int(powers[0]) + int(terms)) & _MASK
 
 

@@ -24,7 +24,7 @@ class SlotTable:
         self.next_deadline = NEVER
         self._free = list(range(num_slots))  # a heap, so that the lowest slot is filled first
         self._deadlines = np.full(num_slots, NEVER, np.int64)
-        self._vacated: dict[int, int] = {}  # slot -> the last step its last holder used it
+        self._vacated = [-2] * num_slots  # [num_slots] the step each was last used in; -2: none
 
     @property
     def num_free(self) -> int:
@@ -48,7 +48,7 @@ class SlotTable:
 
     def was_used_in(self, slot: int, step: int) -> bool:
         """Whether the last holder of `slot` left it in `step`."""
-        return self._vacated.get(slot) == step
+        return self._vacated[slot] == step
 
     def vacate(self, slot: int, step: int) -> None:
         """Take `slot` from its holder, which used it in `step` for the last time.
