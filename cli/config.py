@@ -47,7 +47,7 @@ def use_config(context: typer.Context, path: str | None) -> str | None:
             continue
         if name not in known:
             raise ConfigError(f"{place}: {_unknown(key, known)}")
-        if name in options and value is not None:
+        if name in options:
             try:
                 options[name].process_value(context, value)
             except typer.BadParameter as error:

@@ -51,7 +51,7 @@ class Input:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # The reader of a pipe is left alone: a thread may be waiting in it, and would block us here.
+        # The reader of a pipe is left alone: a thread may be waiting in it, and would block us.
         for file in (self._unpacked, self._stream if self.is_file else None, self._raw):
             if file is not None:
                 file.close()

@@ -35,7 +35,8 @@ class Job:
     def __init__(self, options: RunOptions, waiting: Waiting = nullcontext) -> None:
         self.options = options
         self.requests = open_input(options.input, waiting)
-        self.model = load_model(options.model, options.model_settings, options.seed)
+        with waiting():
+            self.model = load_model(options.model, options.model_settings, options.seed)
         self.report = ProblemReport(self.requests.name, options.color)
         self._waiting = waiting
 
@@ -95,6 +96,7 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
     Raises:
         BatchdecodeError: the input, an option or a file is not right.
         BrokenPipeError: whoever reads the output has gone.
+        Interrupted: a signal came before the first step.
     """
     job = Job(options, stop.waiting)
     with job.requests:

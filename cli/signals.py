@@ -14,7 +14,7 @@ from typing import NoReturn, Self
 _STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
-class Interrupted(Exception):  # noqa: N818 - not an error, and nobody else's business
+class Interrupted(BaseException):
     """A signal came while the run was waiting for something."""
 
 

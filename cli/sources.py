@@ -285,7 +285,8 @@ def open_source(
         return FollowSource(EntryReader(requests.lines(), parser), waiting)
     if not requests.is_file:
         return PipeSource(EntryReader(requests.lines(waiting), parser))
-    survey = survey_file(requests.lines(), parser, report.add_if_bad)
+    with waiting():
+        survey = survey_file(requests.lines(), parser, report.add_if_bad)
     if survey.num_bad and not keep_going:
         raise InvalidInput(report, survey.num_lines, "nothing decoded. --keep-going to skip them.")
     if survey.is_in_order:

@@ -22,9 +22,7 @@ class TokenHistory:
         self._page_steps = max(MIN_PAGE_STEPS, min(MAX_PAGE_STEPS, MAX_PAGE_TOKENS // num_slots))
         self._page = np.zeros((self._page_steps, num_slots), np.int64)
         self._row = 0  # the next step's row in the page
-        self._first_rows: dict[
-            int, int
-        ] = {}  # open slot -> the row of its first token in this page
+        self._first_rows: dict[int, int] = {}  # open slot -> the page's row of its first token
         self._aside: dict[int, list[IntArray]] = {}  # open slot -> its tokens of earlier pages
 
     def open(self, slot: int) -> None:
@@ -42,11 +40,12 @@ class TokenHistory:
 
     def close(self, slot: int, num_tokens: int) -> list[int]:
         """Return the first `num_tokens` tokens of the row in `slot` and forget the row."""
-        column = self._page[self._first_rows.pop(slot) : self._row, slot]
-        aside = self._aside.pop(slot, None)
-        if aside is not None:
-            column = np.concatenate([*aside, column])
-        return column[:num_tokens].tolist()
+        first_row = self._first_rows.pop(slot)
+        row = self._page[first_row : first_row + num_tokens, slot]
+        if slot in self._aside:
+            row = np.concatenate([*self._aside.pop(slot), self._page[: self._row, slot]])
+        tokens: list[int] = row[:num_tokens].tolist()
+        return tokens
 
     def _turn_page(self) -> None:
         for slot, first_row in self._first_rows.items():

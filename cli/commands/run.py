@@ -28,12 +28,12 @@ Examples:
   batchdecode run requests.jsonl -o results.jsonl --resume
 
 \b
-Settings: a flag goes before the environment (BATCHDECODE_KEEP_ORDER=1, say, for
-any option), that before --config, and that before the default.
+Settings: a flag goes before the environment (BATCHDECODE_KEEP_ORDER=1, so for
+every option), that before --config, and that before the default.
 
 \b
-Exit codes: 0 all is well; 1 a request failed, or the output cannot be written;
-2 bad input or usage; 130, 143, 141 ended by Ctrl-C, SIGTERM, a closed pipe.
+Exit codes: 0 all is well; 1 a request failed, or the output cannot be
+written; 2 bad input or usage; 130 Ctrl-C; 143 SIGTERM; 141 closed pipe.
 """
 
 
@@ -145,7 +145,7 @@ def run(
         raise typer.Exit(2)
     from cli.options import RunOptions  # noqa: PLC0415 - heavy
     from cli.runner import run as run_requests  # noqa: PLC0415 - heavy
-    from cli.signals import StopSignals, die_of_closed_pipe  # noqa: PLC0415 - as above
+    from cli.signals import Interrupted, StopSignals, die_of_closed_pipe  # noqa: PLC0415 - as above
 
     options = RunOptions(
         input=requests,
@@ -169,7 +169,7 @@ def run(
     with StopSignals() as stop:
         try:
             status = run_requests(options, stop, _continuing_command())
-        except KeyboardInterrupt:  # the second signal
+        except (Interrupted, KeyboardInterrupt):  # before the first step, or a second time
             status = stop.exit_status
         except BrokenPipeError:
             die_of_closed_pipe()

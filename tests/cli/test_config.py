@@ -41,7 +41,10 @@ def test_one_file_serves_all_commands(check):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("bacth: 3", ":1:1: unknown setting bacth; did you mean batch? (known: batch, color, follow, json,"),
+        (
+            "bacth: 3",
+            ":1:1: unknown setting bacth; did you mean batch? (known: batch, color, follow, json,",
+        ),
         ("batch: 3\n\nquit: true", ":3:1: unknown setting quit; did you mean quiet?"),
         ("config: x.yaml", ":1:1: unknown setting config"),
         ("help: true", ":1:1: unknown setting help"),

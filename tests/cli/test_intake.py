@@ -148,12 +148,29 @@ def test_a_file_is_read_in_order_of_arrival_whatever_its_order(tmp_path, name):
     ]
 
 
-def test_a_file_in_order_is_not_indexed(tmp_path):
-    path = tmp_path / "in"
-    path.write_bytes(lines_of(*workload(5, arrivals=lambda i: i // 2)))
+@pytest.mark.parametrize("num_kept_bytes", [0, 1, 150, 2**20])
+@pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz"])
+def test_a_file_in_order_is_read_as_it_stands(tmp_path, monkeypatch, name, num_kept_bytes):
+    monkeypatch.setattr(sources, "_HEAD_BYTES", num_kept_bytes)
+    requests = b"\xef\xbb\xbf\n" + lines_of(
+        *workload(5, arrivals=lambda i: i // 2), "", {"prompt": "x", "arrival_time": 9}
+    )
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(requests) if name.endswith(".gz") else requests)
     source, _ = source_of(path)
     assert isinstance(source, FileSource)
-    assert [entry[0] for entry in ids_of(source)] == [0, 1, 2, 3, 4]
+    ids = ["r0", "r1", "r2", "r3", "r4", "8"]
+    assert ids_of(source) == [(index, name, False) for index, name in enumerate(ids)]
+
+
+def test_a_file_that_becomes_shorter_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "_HEAD_BYTES", 0)
+    path = tmp_path / "in"
+    path.write_bytes(lines_of(*workload(5)))
+    source, _ = source_of(path)
+    path.write_bytes(lines_of(*workload(3)))
+    with pytest.raises(InputError, match="shorter"):
+        list(iter(source.next, None))
 
 
 BAD_FILE = lines_of(
@@ -184,8 +201,10 @@ def test_a_bad_file_is_refused_with_all_its_problems(tmp_path):
         assert place in shown
 
 
+@pytest.mark.parametrize("num_kept_bytes", [0, 30, 2**20])
 @pytest.mark.parametrize("in_order", [True, False])
-def test_bad_lines_are_skipped_in_place(tmp_path, in_order):
+def test_bad_lines_are_skipped_in_place(tmp_path, monkeypatch, in_order, num_kept_bytes):
+    monkeypatch.setattr(sources, "_HEAD_BYTES", num_kept_bytes)
     path = tmp_path / "in"
     extra = (
         b"" if in_order else lines_of({"id": "x", "prompt": "x", "arrival_time": 9}, *workload(1))

@@ -281,7 +281,7 @@ def feed(path, chunks, delay):
 def test_a_slow_fifo_gives_what_a_file_gives(tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    thread = feed(fifo, [DESIGN[:50], DESIGN[50:120], DESIGN[120:]], 0.15)
+    thread = feed(fifo, [DESIGN[:50], DESIGN[50:120], DESIGN[120:]], 0.05)
     done = batchdecode("run", fifo, "-q", "-b", 2)
     thread.join()
     assert done.stdout == batchdecode("run", "-q", "-b", 2, stdin=DESIGN).stdout
@@ -290,7 +290,7 @@ def test_a_slow_fifo_gives_what_a_file_gives(tmp_path):
 def test_following_a_slow_fifo_does_not_wait_for_it(tmp_path):
     fifo, trace = tmp_path / "fifo", tmp_path / "trace"
     os.mkfifo(fifo)
-    thread = feed(fifo, DESIGN.splitlines(keepends=True), 0.4)
+    thread = feed(fifo, DESIGN.splitlines(keepends=True), 0.25)
     done = batchdecode("run", fifo, "-q", "-b", 2, "--follow", "--trace", trace)
     thread.join()
     assert done.returncode == 0

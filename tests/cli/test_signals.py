@@ -84,11 +84,28 @@ def test_a_stopped_run_leaves_whole_lines_and_says_how_to_go_on(tmp_path, number
     assert events[-1]["event"] != "end"
 
 
-def test_a_run_that_waits_for_its_pipe_stops_at_once():
-    process = start("run", "-b", "2", "--keep-order", stdin=subprocess.PIPE)
-    process.stdin.write(lines_of(*workload(2)))
+def test_a_run_that_waits_for_its_fifo_to_open_stops_at_once(tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    process = start("run", fifo)
+    time.sleep(0.7)
+    process.terminate()
+    assert process.wait(timeout=5) == 143
+    assert process.communicate() == (b"", b"")
+
+
+def test_a_run_that_waits_for_its_pipe_has_shown_all_and_stops_at_once(tmp_path):
+    trace = tmp_path / "trace"
+    process = start("run", "-b", "2", "--keep-order", "--trace", trace, stdin=subprocess.PIPE)
+    long, short = workload(2, max_tokens=100)[::-1]
+    process.stdin.write(lines_of(long | {"max_tokens": 50}, short))
     process.stdin.flush()
-    time.sleep(0.8)
+    began = time.monotonic()
+    while not trace.exists() or b'"finish"' not in trace.read_bytes():
+        assert time.monotonic() - began < 20
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=5) == 130
-    assert b"--resume" not in process.communicate()[1]
+    stdout, stderr = process.communicate()
+    assert b"--resume" not in stderr
+    assert [json.loads(line)["id"] for line in stdout.splitlines()] == ["r0"]
