@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from batcher.events import Event
 from batcher.metrics import RunMetrics, RunSummary
 from cli.input_order import InputOrder
-from cli.live import LiveView
 from cli.loop import Loop
 from cli.options import RunOptions
 from cli.output import ResultWriter, Sink, TraceWriter, open_sink, stdout_sink
@@ -16,6 +15,9 @@ from cli.resume import Resumption
 from cli.signals import Interrupted, StopSignals
 from cli.terminal import is_same_terminal
 from cli.view import View
+
+if TYPE_CHECKING:
+    from cli.live import LiveView
 
 
 class Recorder:
@@ -116,7 +118,7 @@ class Recorder:
 class _ViewSink:
     """Prints results above the live view: stdout and stderr are one terminal."""
 
-    def __init__(self, view: LiveView) -> None:
+    def __init__(self, view: "LiveView") -> None:
         self._view = view
 
     def write(self, lines: bytes) -> None:
@@ -129,6 +131,9 @@ class _ViewSink:
 def _result_sink(output: str | None, view: View, *, append: bool) -> Sink:
     if output is not None:
         return open_sink(output, append=append)
-    if isinstance(view, LiveView) and is_same_terminal(1, 2):
-        return _ViewSink(view)
+    if is_same_terminal(1, 2):
+        from cli.live import LiveView  # noqa: PLC0415 - a run without a terminal starts faster
+
+        if isinstance(view, LiveView):
+            return _ViewSink(view)
     return stdout_sink()
