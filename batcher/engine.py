@@ -224,9 +224,11 @@ class Engine:
         If the engine is idle the clock jumps to the next arrival.
         """
         pending, arrived, clock = self._pending, self._arrived, self._clock
-        if not arrived and not self._waiting and not self._slots.num_occupied:
-            clock.jump(pending[0][0])
         now = clock.now
+        is_idle = not (arrived or self._waiting or self._slots.num_occupied)
+        if is_idle and pending[0][0] > now:
+            clock.jump(pending[0][0])
+            now = clock.now
         while pending and pending[0][0] <= now:
             arrived.append(heappop(pending)[-1])
         arrived.sort(key=lambda sequence: (sequence.request.arrival_time, sequence.index))

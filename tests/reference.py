@@ -79,7 +79,7 @@ def first_stop(request: Request, tokens: list[int], language: Language) -> Decod
         ]
         if end == len(text):
             ending += [
-                (len(as_bytes(stop, language)), len(stop), 1000 - order, given)
+                (len(as_bytes(stop, language)), *rank(order, len(stop), given), given)
                 for order, (stop, given) in enumerate(ids)
                 if tokens[-len(stop) :] == stop
             ]
@@ -88,6 +88,11 @@ def first_stop(request: Request, tokens: list[int], language: Language) -> Decod
             kept = text[: end - length].decode("utf-8", "replace")
             return Decoded(list(tokens), kept, "stop", given)
     return None
+
+
+def rank(order: int, num_ids: int, given: object) -> tuple[int, int]:
+    """Of equally many bytes, more ids go first, and EOS, for which nothing is reported, last."""
+    return (0, -1000) if given is None else (num_ids, 1000 - order)
 
 
 def listed_stops(request: Request, language: Language) -> tuple[list, list[str]]:

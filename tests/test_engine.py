@@ -115,6 +115,12 @@ def test_the_clock_jumps_over_idle_time_and_counts_no_step() -> None:
     assert engine.num_steps == 3
 
 
+def test_an_arrival_during_the_last_step_before_idling_is_no_jump_back() -> None:
+    requests = [plain("a", 1), plain("b", 3, 0.5), plain("c", 1, 3)]
+    _, results = run(requests, 2)
+    assert {result.id: result.steps.admitted for result in results} == {"a": 0, "b": 1, "c": 3}
+
+
 def test_a_freed_slot_is_refilled_in_the_next_step_and_says_so() -> None:
     requests = [plain("long", 9), plain("a", 1), plain("b", 1), plain("c", 1, arrival_time=5)]
     events, _ = run(requests, 2)

@@ -4,6 +4,7 @@ This is the definition.  The engine only learns from a table (stop_table.py) tha
 completed, and asks here, once per sequence, which one.
 """
 
+from operator import itemgetter
 from typing import NamedTuple, cast
 
 from msgspec import Struct
@@ -88,24 +89,24 @@ def find_match(stops: StopSet, tokens: list[int], tokenizer: Tokenizer) -> StopM
     token_bytes = tokenizer.token_bytes
     text = join_bytes(tokens, token_bytes)
     num_new = len(join_bytes(tokens[-1:], token_bytes))
-    candidates: list[tuple[int, int, int, int, StopMatch]] = []
-    for order, ids in enumerate(stops.id_patterns):
+    matches: list[tuple[tuple[int, int, int], StopMatch]] = []  # by precedence, each with its rank
+
+    def match_ids(ids: tuple[int, ...], num_ids: int, reason: StopReason) -> None:
         if tuple(tokens[-len(ids) :]) == ids:
             size = len(join_bytes(ids, token_bytes))
-            match = StopMatch(_id_reason(stops, order), text[: len(text) - size])
-            candidates.append((len(text), -size, -len(ids), order, match))
-    for order, given in enumerate(stops.texts, len(stops.id_patterns)):
+            rank = (len(text), -size, -num_ids)
+            matches.append((rank, StopMatch(reason, text[: len(text) - size])))
+
+    for token_id in stops.token_ids:
+        match_ids((token_id,), 1, token_id)
+    for sequence in stops.sequences:
+        match_ids(sequence, len(sequence), list(sequence))
+    for given in stops.texts:
         pattern = given.encode()
         begin = text.find(pattern, max(0, len(text) - num_new - len(pattern) + 1))
         if begin >= 0:
-            end = begin + len(pattern)
-            candidates.append((end, -len(pattern), 0, order, StopMatch(given, text[:begin])))
-    return min(candidates, key=lambda candidate: candidate[:4])[4] if candidates else None
-
-
-def _id_reason(stops: StopSet, order: int) -> StopReason:
-    """Return what a result reports for `stops.id_patterns[order]`, as the request gave it."""
-    if order < len(stops.token_ids):
-        return stops.token_ids[order]
-    order -= len(stops.token_ids)
-    return list(stops.sequences[order]) if order < len(stops.sequences) else None
+            rank = (begin + len(pattern), -len(pattern), 0)
+            matches.append((rank, StopMatch(given, text[:begin])))
+    if stops.eos_token_id is not None:
+        match_ids((stops.eos_token_id,), 0, None)
+    return min(matches, key=itemgetter(0))[1] if matches else None  # min takes the first of equals

@@ -8,6 +8,8 @@ from array import array
 from bisect import bisect_right
 from math import ceil
 
+from batcher.errors import InvariantError
+
 STEP_SECONDS = 1.0
 
 
@@ -40,7 +42,13 @@ class Clock:
         return self._first_times[run] + (step - self._first_steps[run]) * STEP_SECONDS
 
     def jump(self, time: float) -> None:
-        """Let the current step start at `time`, which is later than now."""
+        """Let the current step start at `time`.
+
+        Raises:
+            InvariantError: `time` is not later than now.
+        """
+        if time <= self.now:
+            raise InvariantError(f"the clock cannot jump from {self.now} to {time}")
         self._first_times.append(time)
         self._first_steps.append(self.step)
 

@@ -26,14 +26,14 @@ class Pieces:
         raise NotImplementedError
 
 
-def scripted(output: list[int], **fields: object) -> Decoded:
+def scripted(output: list[int], eos_token_id: int = 0, **fields: object) -> Decoded:
     """What a model that writes `output` is given for a request with these stops."""
 
     class Model(CallableModel):
         def __init__(self) -> None:
             super().__init__(lambda prefixes: [output[len(prefix)] for prefix in prefixes])
             self.tokenizer = Pieces()
-            self.vocab_size, self.eos_token_id = len(Pieces.token_bytes), 0
+            self.vocab_size, self.eos_token_id = len(Pieces.token_bytes), eos_token_id
 
     request = Request(prompt=[], **{"max_tokens": len(output), **fields})
     [result] = decode([request], model=Model(), batch_size=2)
@@ -77,6 +77,10 @@ CASES = [
     ([2, 0, 3], {"stop_token": 0}, 2, "a", 0),  # what the request names goes before EOS
     ([2, 0, 3], {"stop_sequence": [2, 0]}, 2, "", [2, 0]),
     ([2, 0, 3], {"ignore_eos": True, "stop_token": [0]}, 2, "a", 0),
+    ([2, 4, 3], {"eos_token_id": 4}, 2, "a", None),
+    ([2, 4, 3], {"eos_token_id": 4, "stop": "c"}, 2, "a", "c"),
+    ([2, 4, 3], {"eos_token_id": 4, "stop_sequence": ["c"]}, 2, "a", "c"),
+    ([2, 4, 3], {"eos_token_id": 4, "stop": "ac"}, 2, "", "ac"),
     ([9, 9, 9], {"stop": "xxx"}, 2, "", "xxx"),
     ([2, 2, 3], {"stop": "aab", "stop_sequence": [2, 3]}, 3, "", "aab"),
 ]

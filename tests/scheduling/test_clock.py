@@ -1,8 +1,10 @@
 """Steps and times: what starts when, and which step an arrival falls into."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batcher.errors import InvariantError
 from batcher.scheduling.clock import Clock
 
 MOVES = st.lists(st.one_of(st.integers(1, 6), st.floats(0.01, 50)), max_size=12)
@@ -37,6 +39,14 @@ def test_start_of_gives_every_start_again(moves: list[float]) -> None:
     assert [clock.start_of(step) for step in range(len(starts))] == starts
     assert [clock.step_at(start) for start in starts] == list(range(len(starts)))
     assert clock.start_of(clock.step) == clock.now
+
+
+def test_the_clock_never_goes_back() -> None:
+    clock = Clock()
+    clock.step += 2
+    for time in (1.5, 2.0):
+        with pytest.raises(InvariantError, match="cannot jump"):
+            clock.jump(time)
 
 
 def test_a_jump_is_no_step() -> None:
