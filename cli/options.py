@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from cli.terminal import ColorChoice
-from cli.view import LiveChoice
+from cli.screen.choice import LiveChoice
+from cli.screen.terminal import ColorChoice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

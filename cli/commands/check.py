@@ -35,7 +35,7 @@ def check(
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(2)
     from cli.options import RunOptions  # noqa: PLC0415 - heavy, as is all the next one imports
-    from cli.plan import print_plan  # noqa: PLC0415 - as above
+    from cli.running.plan import print_plan  # noqa: PLC0415 - as above
 
     options = RunOptions(
         input=requests,

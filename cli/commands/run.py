@@ -144,8 +144,8 @@ def run(
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(2)
     from cli.options import RunOptions  # noqa: PLC0415 - heavy
-    from cli.runner import run as run_requests  # noqa: PLC0415 - heavy
-    from cli.signals import Interrupted, StopSignals, die_of_closed_pipe  # noqa: PLC0415 - as above
+    from cli.running.runner import run as run_requests  # noqa: PLC0415 - heavy
+    from cli.running.signals import Interrupted, StopSignals, die_of_closed_pipe  # noqa: PLC0415 - as above
 
     options = RunOptions(
         input=requests,

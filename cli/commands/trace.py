@@ -100,7 +100,7 @@ def trace(
     if source is None and sys.stdin.isatty():
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(2)
-    from cli.tracing import TraceOptions, show_trace  # noqa: PLC0415 - heavy
+    from cli.tracing.show import TraceOptions, show_trace  # noqa: PLC0415 - heavy
 
     choices = {"batch": batch, "model": model, "seed": seed}
     show_trace(

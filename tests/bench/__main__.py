@@ -12,7 +12,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -229,7 +228,9 @@ def startup(folder: Path) -> Iterator[Row]:
     ratio = median_ratio(
         lambda: child([*TOOL, "run", str(source)]).cpu, lambda: child(numpy).cpu, times=9
     )
-    yield Row("a run of three requests against `python -c 'import numpy'`", f"{ratio:.2f}x", "<= 3x")
+    yield Row(
+        "a run of three requests against `python -c 'import numpy'`", f"{ratio:.2f}x", "<= 3x"
+    )
 
 
 BENCHMARKS = {

@@ -5,8 +5,8 @@ import os
 import pyte
 
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent
-from cli.live import LiveView
-from cli.terminal import Terminal
+from cli.screen.live import LiveView
+from cli.screen.terminal import Terminal
 
 
 class Screen(Terminal):

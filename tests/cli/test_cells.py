@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli.cells import cell_width, cut_middle, pad, printable
+from cli.screen.cells import cell_width, cut_middle, pad, printable
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from process import batchdecode, lines_of
 from typer.testing import CliRunner
 
 from cli.app import app
-from cli.problems import InvalidInput
+from cli.running.problems import InvalidInput
 
 REQUESTS = lines_of(
     {"prompt": "hello", "max_tokens": 5, "stop": "x"},

@@ -4,10 +4,18 @@ from hypothesis import strategies as st
 from reference_schedule import DESIGN_JOBS, Job, jobs_of, play, workloads
 
 from batcher.timeline import EVERYTHING, Selection, Timeline
-from cli.cells import cell_width
-from cli.gantt import render_gantt
-from cli.gantt_chart import UNICODE, Scale, axis, bar_row, busy_shares, level_row, shaded_row
-from cli.gantt_zoom import choose_zoom
+from cli.screen.cells import cell_width
+from cli.tracing.gantt import render_gantt
+from cli.tracing.gantt_chart import (
+    UNICODE,
+    Scale,
+    axis,
+    bar_row,
+    busy_shares,
+    level_row,
+    shaded_row,
+)
+from cli.tracing.gantt_zoom import choose_zoom
 
 
 def timeline_of(jobs, batch=2):

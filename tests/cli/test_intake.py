@@ -7,10 +7,10 @@ import pytest
 from process import lines_of, workload
 
 from batcher.formats.requests import BadLine, RequestParser
-from cli import intake, sources
-from cli.intake import InputError, LineReader, open_input
-from cli.problems import InvalidInput, ProblemReport
-from cli.sources import (
+from cli.running import intake, sources
+from cli.running.intake import InputError, LineReader, open_input
+from cli.running.problems import InvalidInput, ProblemReport
+from cli.running.sources import (
     EntryReader,
     FileSource,
     FollowSource,

@@ -4,7 +4,7 @@ import pyte
 import pytest
 from emulated_run import Run, Screen, long_requests
 
-from cli.live import MAX_PENDING_BYTES
+from cli.screen.live import MAX_PENDING_BYTES
 
 
 @pytest.mark.parametrize(

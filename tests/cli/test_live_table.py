@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.events import ArriveEvent, FinishEvent, RejectEvent
-from cli.live_header import format_seconds
-from cli.live_state import MAX_STRIP, RunState
-from cli.live_table import ASCII, BOXES, plan_columns
+from cli.screen.live_header import format_seconds
+from cli.screen.live_state import MAX_STRIP, RunState
+from cli.screen.live_table import ASCII, BOXES, plan_columns
 
 
 def test_the_screen_of_a_small_run_step_by_step():

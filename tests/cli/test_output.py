@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from batcher.events import EndEvent
 from batcher.formats.trace import encode_event
-from cli.input_order import InputOrder
-from cli.output import (
+from cli.running.input_order import InputOrder
+from cli.running.output import (
     FileSink,
     GzipSink,
     OutputError,

@@ -9,11 +9,11 @@ from process import batchdecode, lines_of, start, workload
 
 from batcher.formats.results import encode_openai_row
 from batcher.request import Result, StepTimes, Usage
-from cli.earlier_results import ResumeError, take_over
 from cli.options import RunOptions
-from cli.output import OutputError
-from cli.runner import run
-from cli.signals import StopSignals
+from cli.running.earlier_results import ResumeError, take_over
+from cli.running.output import OutputError
+from cli.running.runner import run
+from cli.running.signals import StopSignals
 
 ROW = {
     "custom_id": "row",

@@ -12,8 +12,8 @@ from process import batchdecode, lines_of, start, workload
 
 from batcher.formats.trace import encode_events
 from cli.options import RunOptions
-from cli.runner import run, run_events
-from cli.signals import StopSignals
+from cli.running.runner import run, run_events
+from cli.running.signals import StopSignals
 
 DESIGN = lines_of(
     *[

@@ -7,7 +7,7 @@ import time
 import pytest
 from process import lines_of, start, workload
 
-from cli.signals import Interrupted, StopSignals
+from cli.running.signals import Interrupted, StopSignals
 
 LONG = lines_of(*workload(2000, max_tokens=100))
 

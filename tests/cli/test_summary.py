@@ -2,7 +2,7 @@ import pytest
 from reference_schedule import Job, jobs_of, play
 
 from batcher.metrics import RunMetrics
-from cli.summary import RunFiles, render_summary
+from cli.screen.summary import RunFiles, render_summary
 
 
 def summary_of(jobs, batch=2, num_events=None):

@@ -11,7 +11,7 @@ import threading
 
 import pytest
 
-from cli.terminal import (
+from cli.screen.terminal import (
     Terminal,
     can_animate,
     can_print_boxes,
@@ -105,7 +105,7 @@ def test_one_file_twice_is_not_one_terminal(file_fd):
 
 IS_DEV_TTY_OURS = """
 import os, fcntl, termios
-from cli.terminal import Terminal, is_same_terminal
+from cli.screen.terminal import Terminal, is_same_terminal
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 tty = os.open("/dev/tty", os.O_WRONLY)
 ours = Terminal(1, "utf-8", False, {}).is_ours

@@ -9,7 +9,7 @@ from reference_schedule import DESIGN_JOBS, jobs_of, play
 
 from batcher.errors import BatchdecodeError
 from batcher.formats.trace import encode_events
-from cli.tracing import TraceOptions, parse_steps, show_trace
+from cli.tracing.show import TraceOptions, parse_steps, show_trace
 
 # The command leaves its files open to the end of the process, which here goes on.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -245,7 +245,7 @@ def test_bad_requests_are_reported_as_by_run(tmp_path):
 
 def test_a_trace_needs_no_numpy(design_trace):
     script = (
-        "import sys; from cli.tracing import *;"
+        "import sys; from cli.tracing.show import *;"
         f"show_trace(TraceOptions(input={str(design_trace)!r}, format='gantt'));"
         "assert 'numpy' not in sys.modules"
     )

@@ -8,7 +8,7 @@ import pytest
 from emulated_run import Clock, Screen
 
 from batcher.events import AdmitEvent, ArriveEvent
-from cli.view import ProgressLines, View
+from cli.screen.view import ProgressLines, View
 
 
 def test_a_log_gets_a_line_every_five_seconds_and_none_for_a_short_run():
@@ -40,7 +40,7 @@ def test_the_quiet_view_writes_messages_only():
 
 OPEN_VIEW = """
 import sys
-from cli.view import open_view
+from cli.screen.choice import open_view
 view = open_view(live=sys.argv[1], is_quiet=sys.argv[2] == "quiet", color="auto", title="t",
                  batch_size=1, total=None, every_step=False)
 print(type(view).__name__)

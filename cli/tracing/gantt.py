@@ -5,8 +5,8 @@ from itertools import takewhile
 from string import digits
 
 from batcher.timeline import EVERYTHING, Selection, Span, Timeline
-from cli.cells import cell_width, cut_middle, printable
-from cli.gantt_chart import (
+from cli.screen.cells import cell_width, cut_middle, printable
+from cli.tracing.gantt_chart import (
     ASCII,
     UNICODE,
     Scale,
@@ -17,7 +17,7 @@ from cli.gantt_chart import (
     level_row,
     shaded_row,
 )
-from cli.gantt_zoom import choose_zoom
+from cli.tracing.gantt_zoom import choose_zoom
 
 MIN_WIDTH = 40
 MAX_ROWS = 16

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from cli.cells import cell_width, cut_middle
-from cli.live_state import RunState
+from cli.screen.cells import cell_width, cut_middle
+from cli.screen.live_state import RunState
 
 GAP = "  "
 MIN_TITLE_WIDTH = 8

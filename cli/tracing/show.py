@@ -11,9 +11,9 @@ from batcher.events import Event
 from batcher.formats.chrome import encode_chrome
 from batcher.formats.views import encode_csv, encode_spans, encode_steps
 from batcher.timeline import Selection, Timeline
-from cli.output import Sink, WriteError, check_distinct, open_sink, stdout_sink
-from cli.terminal import can_print_boxes, terminal_size
-from cli.trace_input import events_of, open_twice
+from cli.running.output import Sink, WriteError, check_distinct, open_sink, stdout_sink
+from cli.screen.terminal import can_print_boxes, terminal_size
+from cli.tracing.events import events_of, open_twice
 
 TraceFormat = Literal["spans", "steps", "csv", "chrome", "gantt"]
 
@@ -144,7 +144,7 @@ def _lines(timeline: Timeline, selection: Selection, options: TraceOptions) -> I
     name = options.format or ("gantt" if to_terminal else "spans")
     if name != "gantt":
         return ENCODERS[name](timeline, selection)
-    from cli.gantt import render_gantt  # noqa: PLC0415 - the other formats start faster without
+    from cli.tracing.gantt import render_gantt  # noqa: PLC0415 - the other formats start faster without
 
     encoding = sys.stdout.encoding if options.output is None else "utf-8"
     lines = render_gantt(

@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Self
 
 from batcher.events import Event
 from batcher.metrics import RunMetrics, RunSummary
-from cli.input_order import InputOrder
-from cli.loop import Loop
 from cli.options import RunOptions
-from cli.output import ResultWriter, Sink, TraceWriter, open_sink, stdout_sink
-from cli.problems import ProblemReport
-from cli.resume import Resumption
-from cli.signals import Interrupted, StopSignals
-from cli.terminal import is_same_terminal
-from cli.view import View
+from cli.running.input_order import InputOrder
+from cli.running.loop import Loop
+from cli.running.output import ResultWriter, Sink, TraceWriter, open_sink, stdout_sink
+from cli.running.problems import ProblemReport
+from cli.running.resume import Resumption
+from cli.running.signals import Interrupted, StopSignals
+from cli.screen.terminal import is_same_terminal
+from cli.screen.view import View
 
 if TYPE_CHECKING:
-    from cli.live import LiveView
+    from cli.screen.live import LiveView
 
 
 class Recorder:
@@ -132,7 +132,7 @@ def _result_sink(output: str | None, view: View, *, append: bool) -> Sink:
     if output is not None:
         return open_sink(output, append=append)
     if is_same_terminal(1, 2):
-        from cli.live import LiveView  # noqa: PLC0415 - a run without a terminal starts faster
+        from cli.screen.live import LiveView  # noqa: PLC0415 - a run without a terminal starts faster
 
         if isinstance(view, LiveView):
             return _ViewSink(view)

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from batcher.metrics import Distribution, RunSummary
-from cli.cells import printable
+from cli.screen.cells import printable
 
 MAX_SECONDS = 60
 GREEN, YELLOW, RED, DIM, RESET = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[2m", "\x1b[0m"

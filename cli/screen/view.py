@@ -1,19 +1,15 @@
-"""What a person may see of a run while it runs: the live view, a line now and then, or nothing."""
+"""What may be shown of a run while it runs: nothing but messages, or a line now and then."""
 
-import os
-import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Literal, Self
+from typing import Self
 
 from batcher.events import RequestEvent
-from cli.cells import printable
-from cli.live_header import Moment, facts, progress_line
-from cli.live_state import RunState
-from cli.terminal import ColorChoice, Terminal, can_animate, wants_color
-
-LiveChoice = Literal["auto", "always", "never"]
+from cli.screen.cells import printable
+from cli.screen.live_header import Moment, facts, progress_line
+from cli.screen.live_state import RunState
+from cli.screen.terminal import Terminal
 
 PLAIN_INTERVAL = 5.0
 """Seconds from one plain progress line to the next."""
@@ -99,35 +95,3 @@ class ProgressLines(View):
         rate = (num_tokens - last_tokens) / max(1, step - last_step)
         moment = Moment(step, self._total, num_queued, rate, now - self._started)
         self._terminal.write(progress_line(self._title, facts(self._run, moment)) + "\n")
-
-
-def open_view(
-    *,
-    live: LiveChoice,
-    is_quiet: bool,
-    color: ColorChoice,
-    title: str,
-    batch_size: int,
-    total: int | None,
-    every_step: bool,
-) -> View:
-    """Return the view of a run that stderr allows and `live` asks for.
-
-    title: what is being run; total: how many requests there are, None if nobody knows;
-    every_step: the run is slowed down so that each step can be seen.
-    """
-    fd, environ = sys.stderr.fileno(), os.environ
-    terminal = Terminal(fd, sys.stderr.encoding, wants_color(color, fd, environ), environ)
-    if is_quiet or live == "never":
-        return View(terminal)
-    if live == "auto" and not can_animate(fd, environ):
-        return ProgressLines(title=title, batch_size=batch_size, total=total, terminal=terminal)
-    from cli.live import LiveView  # noqa: PLC0415 - it needs this module
-
-    return LiveView(
-        title=title,
-        batch_size=batch_size,
-        total=total,
-        terminal=terminal,
-        every_step=every_step,
-    )

@@ -13,10 +13,10 @@ import msgspec
 from msgspec.structs import replace
 
 from batcher.models.base import Model
-from cli.earlier_results import EarlierResults, ResumeError, take_over
-from cli.intake import Input
 from cli.options import RunOptions
-from cli.output import OutputError
+from cli.running.earlier_results import EarlierResults, ResumeError, take_over
+from cli.running.intake import Input
+from cli.running.output import OutputError
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):

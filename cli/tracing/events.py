@@ -14,7 +14,7 @@ from typing import Any
 from batcher.errors import BatchdecodeError
 from batcher.events import Event
 from batcher.formats.trace import is_trace, read_trace
-from cli.intake import Input, open_input
+from cli.running.intake import Input, open_input
 
 STDIN = "-"
 CHUNK_BYTES = 2**16
@@ -47,7 +47,7 @@ def events_of(path: str, source: Input, run_options: Mapping[str, Any]) -> Itera
     if path == STDIN:
         os.lseek(0, 0, os.SEEK_SET)
     from cli.options import RunOptions  # noqa: PLC0415 - with the engine comes numpy
-    from cli.runner import run_events  # noqa: PLC0415 - as above
+    from cli.running.runner import run_events  # noqa: PLC0415 - as above
 
     return run_events(RunOptions(input=path, **run_options))
 

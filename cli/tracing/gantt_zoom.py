@@ -3,7 +3,7 @@
 from itertools import accumulate
 
 from batcher.timeline import Selection, Span, Timeline, Wait
-from cli.cells import cell_width
+from cli.screen.cells import cell_width
 
 MAX_LABEL_CELLS = 6
 MAX_CELLS_PER_STEP = 4

@@ -11,18 +11,19 @@ from batcher.events import Event
 from batcher.formats.requests import BadLine, RequestParser
 from batcher.metrics import encode_summary
 from batcher.models.loading import load_model
-from cli.intake import Waiting, open_input
-from cli.loop import KnownResults, Loop
 from cli.options import RunOptions
-from cli.output import WriteError, check_distinct, open_sink
-from cli.problems import InvalidInput, ProblemReport, say
-from cli.recorder import Recorder
-from cli.resume import Resumption, prepare
-from cli.signals import Interrupted, StopSignals
-from cli.sources import open_source
-from cli.summary import RunFiles, render_summary
-from cli.terminal import wants_color
-from cli.view import View, open_view
+from cli.running.intake import Waiting, open_input
+from cli.running.loop import KnownResults, Loop
+from cli.running.output import WriteError, check_distinct, open_sink
+from cli.running.problems import InvalidInput, ProblemReport, say
+from cli.running.recorder import Recorder
+from cli.running.resume import Resumption, prepare
+from cli.running.signals import Interrupted, StopSignals
+from cli.running.sources import open_source
+from cli.screen.choice import open_view
+from cli.screen.summary import RunFiles, render_summary
+from cli.screen.terminal import wants_color
+from cli.screen.view import View
 
 
 class Job:

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cli.cells import cell_width, cut_middle, pad, printable
-from cli.live_header import GAP, Moment, facts, header
-from cli.live_state import MAX_STRIP, RunState, SlotState
+from cli.screen.cells import cell_width, cut_middle, pad, printable
+from cli.screen.live_header import GAP, Moment, facts, header
+from cli.screen.live_state import MAX_STRIP, RunState, SlotState
 
 BAR_WIDTH, PHASE_WIDTH, MIN_STRIP_WIDTH = 8, len("prefill"), 10
 MIN_REQUEST_WIDTH, MAX_REQUEST_WIDTH = len("request"), 36

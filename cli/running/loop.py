@@ -13,7 +13,7 @@ from batcher.events import FinishEvent, RejectEvent
 from batcher.formats.requests import BadLine, ParsedLine
 from batcher.formats.results import encode_openai_row, encode_result
 from batcher.request import ErrorInfo, Result, StepTimes, Usage
-from cli.sources import Source
+from cli.running.sources import Source
 
 
 class KnownResults(Protocol):

@@ -13,8 +13,8 @@ from msgspec import Struct
 from batcher.events import ArriveReason
 from batcher.formats.ids import IdRegistry
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
-from cli.intake import MAX_LINE_BYTES, Input, InputError, LineReader, Waiting
-from cli.problems import (
+from cli.running.intake import MAX_LINE_BYTES, Input, InputError, LineReader, Waiting
+from cli.running.problems import (
     InvalidInput,
     ProblemReport,
     arrival_goes_back,

@@ -17,7 +17,7 @@ from batcher.errors import BatchdecodeError
 from batcher.events import Event
 from batcher.formats.trace import encode_events
 from batcher.request import Result
-from cli.input_order import InputOrder
+from cli.running.input_order import InputOrder
 
 _FLUSH_SECONDS = 0.2
 _MAX_BUFFERED = 1000

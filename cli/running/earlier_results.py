@@ -13,7 +13,7 @@ from typing import BinaryIO
 from batcher.errors import BatchdecodeError
 from batcher.formats.results import decode_result_line
 from batcher.request import Result
-from cli.output import OutputError, open_sink
+from cli.running.output import OutputError, open_sink
 
 _CHUNK_BYTES = 2**20
 

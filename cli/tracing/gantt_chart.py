@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import count, takewhile
 
 from batcher.timeline import Span
-from cli.cells import cell_width, cut_middle
+from cli.screen.cells import cell_width, cut_middle
 
 MIN_CUT_CELLS = 6
 MIN_TICK_CELLS = 10

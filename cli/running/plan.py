@@ -10,10 +10,10 @@ from batcher.formats.requests import BadLine, ParsedLine, RequestParser
 from batcher.models.base import Tokenizer
 from batcher.models.loading import load_model
 from batcher.request import Request
-from cli.intake import Input, open_input
 from cli.options import RunOptions
-from cli.problems import InvalidInput, ProblemReport, say
-from cli.sources import survey_file
+from cli.running.intake import Input, open_input
+from cli.running.problems import InvalidInput, ProblemReport, say
+from cli.running.sources import survey_file
 
 
 class Span(Struct, frozen=True):

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable
 
 from batcher.events import RequestEvent
-from cli.live_header import Moment
-from cli.live_state import RunState
-from cli.live_table import ASCII, BOXES, COLORS, PLAIN, LiveTable
-from cli.terminal import Terminal, can_print_boxes
-from cli.view import View
+from cli.screen.live_header import Moment
+from cli.screen.live_state import RunState
+from cli.screen.live_table import ASCII, BOXES, COLORS, PLAIN, LiveTable
+from cli.screen.terminal import Terminal, can_print_boxes
+from cli.screen.view import View
 
 MIN_INTERVAL = 0.1
 """Seconds from one frame to the next, at least."""
