@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from batcher.engine import Engine
     from batcher.errors import BatchdecodeError, InvariantError, ModelError, RequestError
     from batcher.models.base import Batch, Chunk, Model, ModelOutput, Tokenizer
+    from batcher.models.callable import ByteTokenizer
     from batcher.models.simulated import SimulatedModel, SimulatedSettings
     from batcher.request import Request, Result
 
@@ -19,6 +20,7 @@ __version__ = "0.1.0"
 _HOME_OF = {
     "Batch": "batcher.models.base",
     "BatchdecodeError": "batcher.errors",
+    "ByteTokenizer": "batcher.models.callable",
     "Chunk": "batcher.models.base",
     "Engine": "batcher.engine",
     "InvariantError": "batcher.errors",
@@ -37,6 +39,7 @@ _HOME_OF = {
 __all__ = [
     "Batch",
     "BatchdecodeError",
+    "ByteTokenizer",
     "Chunk",
     "Engine",
     "InvariantError",

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 
 from batcher.engine import Engine
-from batcher.errors import BatchdecodeError
+from batcher.errors import BatchdecodeError, FieldProblem, RequestError
+from batcher.formats.requests import ParsedLine, RequestParser
 from batcher.models.base import Model
 from batcher.models.callable import ModelNext
-from batcher.models.loading import as_model
 from batcher.models.simulated import SimulatedModel
 from batcher.request import Request, Result
 
@@ -31,7 +31,7 @@ def decode(
         BatchdecodeError: a request is not valid (a RequestError), or there is no such model or
         batch size.
     """
-    engine = Engine(SimulatedModel() if model is None else as_model(model), batch_size)
+    engine = Engine(SimulatedModel() if model is None else model, batch_size)
     for number, request in enumerate(requests, 1):
         engine.add(request if isinstance(request, Request) else _request(request, number))
     results: list[Result] = []
@@ -44,7 +44,25 @@ def decode(
 
 
 def _request(fields: Mapping[str, Any], number: int) -> Request:
+    """Return the request a mapping states, by the rules for a line that holds it."""
     try:
-        return msgspec.convert(fields, Request)
-    except msgspec.ValidationError as error:
+        line = msgspec.json.encode(fields, enc_hook=_as_python)
+    except (TypeError, ValueError) as error:
         raise BatchdecodeError(f"request {number}: {error}") from None
+    parsed = RequestParser(vocab_size=None).parse(line, number)
+    if isinstance(parsed, ParsedLine):
+        return parsed.request
+    problems = [
+        FieldProblem(
+            problem.code, (problem.field,) if problem.field else (), problem.message, problem.hint
+        )
+        for problem in parsed.problems
+    ]
+    raise RequestError(parsed.id, problems)
+
+
+def _as_python(value: Any) -> Any:
+    """Return the numbers of an array (numpy's, torch's), which know how to become Python's."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a {type(value).__name__} cannot be part of a request")

@@ -53,11 +53,12 @@ class FieldProblem(Struct, frozen=True):
 
 
 class RequestError(BatchdecodeError):
-    """A request that cannot be decoded as it stands; `problems` lists everything wrong with it."""
+    """The request with this id cannot be decoded as it stands; `problems` lists what is wrong."""
 
-    def __init__(self, problems: list[FieldProblem]) -> None:
-        self.problems = problems
-        super().__init__("; ".join(problem.message for problem in problems))
+    def __init__(self, request_id: str, problems: list[FieldProblem]) -> None:
+        self.request_id, self.problems = request_id, problems
+        said = [f"{p.message} ({p.hint})" if p.hint else p.message for p in problems]
+        super().__init__(f"request {request_id!r}: {'; '.join(said)}")
 
 
 class InvariantError(Exception):

@@ -1,4 +1,4 @@
-"""Decoding by the slowest obvious means: one request at a time, each stop looked for anew at every token."""
+"""Decoding by the slowest obvious means: one request at a time, stops looked for at every token."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -150,7 +150,7 @@ def english_requests(draw: st.DrawFn) -> Request:
 
 @st.composite
 def tiny_requests(draw: st.DrawFn) -> Request:
-    """A request for the model of three letters, with stops that overlap themselves and each other."""
+    """A request for the model of three letters, with stops that overlap each other."""
     letters = st.text("abc", min_size=1, max_size=5)
     ids = st.lists(st.sampled_from([97, 98, 99]), min_size=1, max_size=5)
     return Request(

@@ -1,5 +1,6 @@
 """batcher.decode: what a program gets."""
 
+import numpy as np
 import pytest
 
 import batcher
@@ -27,17 +28,23 @@ def test_mappings_are_requests_too() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"prompt": 5}, "request 1.*prompt"),
-        ({}, "request 1.*prompt"),
-        ({"prompt": "", "promt": ""}, "request 1.*promt"),
-        ({"prompt": [512]}, "512"),
-        ({"prompt": [-1]}, "-1|>= 0"),
+        ({"prompt": 5}, "request '2': `prompt` must be a string or a list of token ids, not 5"),
+        ({}, "request '2': .*`prompt`"),
+        ({"promt": "", "id": "x"}, "request 'x': unknown field `promt` .did you mean `prompt`"),
+        ({"prompt": [512]}, "request '2': .*512"),
+        ({"prompt": [-1]}, "-1"),
         ({"prompt": "", "stop": ""}, "stop"),
+        ({"prompt": {1, 2}.__iter__()}, "request 2: .*cannot be part of a request"),
     ],
 )
 def test_a_bad_request_is_refused_before_anything_runs(fields: dict, message: str) -> None:
     with pytest.raises(BatchdecodeError, match=message):
-        decode([fields])
+        decode([{"prompt": "good"}, fields])
+
+
+def test_synonyms_and_arrays_are_taken_from_mappings() -> None:
+    [result] = decode([{"custom_id": "x", "prompt_tokens": np.array([5, 6]), "max_tokens": 1}])
+    assert (result.id, result.usage.prompt_tokens) == ("x", 2)
 
 
 def test_a_request_built_by_hand_is_checked_as_well() -> None:

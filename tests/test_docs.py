@@ -1,4 +1,4 @@
-"""The documentation is true: its commands print what it says, and nothing there is goes unmentioned."""
+"""The documentation is true: commands print what it says, and nothing goes unmentioned."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The step, exactly: DESIGN's example, the schedule against a slow one, the tokens against one at a time."""
+"""The step, exactly: the schedule against a slow one, the tokens against one at a time."""
 
 from collections import defaultdict
 
@@ -55,7 +55,7 @@ def slots_by_step(results: list[Result], batch_size: int) -> dict[int, list[str]
     return dict(sorted(rows.items()))
 
 
-def test_the_example_of_the_design() -> None:
+def test_the_example_of_the_documentation() -> None:
     requests = [plain("a", 3), plain("b", 1), plain("c", 2), plain("d", 4)]
     _, results = run(requests, 2)
     assert slots_by_step(results, 2) == {
@@ -97,7 +97,7 @@ def test_only_requests_without_tokens_take_no_step() -> None:
     engine = Engine(SimulatedModel(), 2)
     engine.add(plain("a", 0))
     engine.add(plain("b", 0, arrival_time=7.5))
-    events, results = drain(engine)
+    _, results = drain(engine)
     assert [result.id for result in results] == ["a", "b"]
     assert engine.num_steps == 0
     assert engine.now == 7.5
@@ -107,7 +107,7 @@ def test_the_clock_jumps_over_idle_time_and_counts_no_step() -> None:
     engine = Engine(SimulatedModel(), 2)
     engine.add(plain("late", 1, arrival_time=100.25))
     engine.add(plain("now", 2))
-    events, results = drain(engine)
+    events, _ = drain(engine)
     admitted = {
         event.id: (event.step, event.time) for event in events if isinstance(event, AdmitEvent)
     }
@@ -222,7 +222,7 @@ def check_tokens(requests: list[Request], results: list[Result], language: Langu
 
 
 def check_schedule(requests: list[Request], results: list[Result], batch_size: int) -> None:
-    """Invariants 2, 5 and the step itself, against a scheduler that knows only the output lengths."""
+    """Invariants 2, 5 and the step itself, against a scheduler that knows only output lengths."""
     lengths = {result.index: len(result.tokens) for result in results}
     queue = sorted(range(len(requests)), key=lambda i: (requests[i].arrival_time, i))
     queue = [index for index in queue if requests[index].max_tokens > 0]

@@ -1,4 +1,4 @@
-"""Everything a program can do to a running engine, in any order, with every invariant checked after each move."""
+"""Everything a program can do to a running engine, in any order, checked after each move."""
 
 from collections import Counter
 from typing import Any

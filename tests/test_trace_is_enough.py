@@ -1,4 +1,4 @@
-"""Invariant 9: the trace alone reproduces the schedule of the results and every number of the summary."""
+"""Invariant 9: the trace alone reproduces the schedule and every number of the summary."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,5 +1,6 @@
 """An adapter that makes a Model of any `model_next(batch_prefixes) -> next_tokens`."""
 
+import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from operator import index as to_index
@@ -84,36 +85,37 @@ class CallableModel:
             self._prefixes[slot] += token_ids
 
     def _ask(self, slots: list[int]) -> list[Any]:
-        prefixes = [
-            self._prefixes[slot].copy() for slot in slots
-        ]  # the callable may change its own
+        prefixes = [self._prefixes[slot].copy() for slot in slots]  # the callable may change them
         try:
-            answers = list(islice(self._model_next(prefixes), len(slots) + 1))
-        except (
-            Exception,
-            SystemExit,
-        ) as error:  # whatever a user's code raises is that model's failure
+            answer = self._model_next(prefixes)
+            answers = list(islice(answer, len(slots) + 1)) if isinstance(answer, Iterable) else None
+        except (Exception, SystemExit) as error:  # whatever a user's code raises is its failure
             raise ModelError(f"{self.name} raised {type(error).__name__}: {error}") from error
-        if len(answers) != len(slots):
-            count = len(answers) if len(answers) < len(slots) else f"more than {len(slots)}"
-            raise ModelError(f"{self.name} returned {count} tokens for {len(slots)} sequences")
+        if answers is None or len(answers) != len(slots):
+            raise ModelError(f"{self.name} returned {_count(answers, answer, len(slots))}")
         return answers
 
     def _problem_with(self, answer: Any) -> str | None:
         """Return what `answer` is instead of a token id; None if it is one."""
-        if isinstance(answer, bool) or not hasattr(answer, "__index__"):
-            return f"{_shown(answer)}, which is not an integer"
         largest = MAX_INT if self.vocab_size is None else self.vocab_size - 1
-        if not 0 <= to_index(answer) <= largest:
-            return f"{_shown(answer)}, which is not a token id from 0 to {largest}"
-        return None
+        try:
+            token_id = -1 if isinstance(answer, bool) else to_index(answer)
+        except TypeError:
+            token_id = -1
+        if 0 <= token_id <= largest:
+            return None
+        return f"{_shown(answer)}, which is not a token id, an integer from 0 to {largest}"
+
+
+def _count(answers: list[Any] | None, answer: Any, num_rows: int) -> str:
+    """Return what came back instead of `num_rows` tokens."""
+    if answers is None:
+        return f"{_shown(answer)}, not a token for each of {num_rows} sequences"
+    count = len(answers) if len(answers) < num_rows else f"more than {num_rows}"
+    return f"{count} tokens for {num_rows} sequences"
 
 
 def _shown(answer: Any) -> str:
-    """Return the beginning of a callable's answer, whatever it is, for a message."""
-    text = (
-        f"a {type(answer).__name__}"
-        if isinstance(answer, int) and abs(answer) > MAX_INT
-        else repr(answer)
-    )
-    return text[:80]
+    """Return a few words that tell what a callable gave, whatever it is."""
+    is_huge = isinstance(answer, int) and abs(answer) > MAX_INT  # too long for repr
+    return "a huge integer" if is_huge else reprlib.repr(answer)

@@ -12,6 +12,7 @@ import msgspec
 from batcher.errors import BatchdecodeError
 from batcher.models.base import Model
 from batcher.models.callable import CallableModel, ModelNext
+from batcher.models.checked import CheckedModel
 from batcher.models.simulated import SimulatedModel, SimulatedSettings
 
 
@@ -41,15 +42,25 @@ def as_model(model: object, name: str | None = None) -> Model:
     """Return `model` if it is a Model, else a Model that calls it; a class is instantiated first.
 
     Raises:
-        BatchdecodeError: it is neither.
+        BatchdecodeError: it is neither, or the class cannot be instantiated.
     """
     if isinstance(model, type):
-        model = model()
+        model = _instance(model)
+    if isinstance(model, SimulatedModel | CallableModel | CheckedModel):
+        return model
     if hasattr(model, "forward") and hasattr(model, "allocate"):
-        return cast(Model, model)
+        return CheckedModel(cast(Model, model))
     if callable(model):
         return CallableModel(cast(ModelNext, model), name)
     raise BatchdecodeError(f"{name or repr(model)} is neither a Model nor callable")
+
+
+def _instance(model_class: type) -> object:
+    try:
+        return model_class()
+    except Exception as error:  # whatever the class's own code raises
+        message = f"cannot make a {model_class.__name__}: {type(error).__name__}: {error}"
+        raise BatchdecodeError(message) from error
 
 
 def _import_object(spec: str) -> object:

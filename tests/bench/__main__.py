@@ -1,14 +1,18 @@
-"""All benchmarks of docs/benchmarks.md in one run: `python tests/bench [NAME ...]` prints their table.
+"""All benchmarks of docs/benchmarks.md: `python tests/bench [NAME ...]` prints their table.
 
-Every figure is a ratio of two things measured in turn in this run, since machines are noisy: each pair is
-measured several times and the median ratio is quoted.
+Machines are noisy, so every figure is a ratio of two things that are measured in turn, several
+times, in this run; the median is quoted.
 """
 
+import fcntl
+import json
 import os
 import pty
 import statistics
+import struct
 import sys
 import tempfile
+import termios
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -93,9 +97,7 @@ def engine(folder: Path) -> Iterator[Row]:
     rows = list(workload.rows(4000))
     requests = [Request(**row) for row in rows]
     for batch_size, target in ((8, 0.5), (64, 1.8), (256, 2.5)):
-        rates: list[tuple[float, float]] = []
-        for _ in range(6):
-            rates.append((engine_rate(requests, batch_size), bare_rate(rows, batch_size)))
+        rates = [(engine_rate(requests, batch_size), bare_rate(rows, batch_size)) for _ in range(6)]
         ratio = statistics.median(ours / bares for ours, bares in rates[1:])
         ours, bares = (statistics.median(column) for column in zip(*rates[1:], strict=True))
         name = f"engine, B={batch_size}: {ours / 1e6:.2f}M tokens/s, bare loop {bares / 1e6:.2f}M"
@@ -103,7 +105,7 @@ def engine(folder: Path) -> Iterator[Row]:
 
 
 def command(folder: Path) -> Iterator[Row]:
-    """Measure `run` from file to file against the bare script, and what trace and live view cost."""
+    """Measure `run` against the bare script, and what the trace and the live view cost."""
     source, target, trace = folder / "in.jsonl", folder / "out.jsonl", folder / "trace.jsonl"
     workload.write(source, 20_000)
     run = [*TOOL, "run", str(source), "-b", "64", "-o", str(target), "--quiet"]
@@ -136,10 +138,6 @@ def clean(target: Path, argv: list[str], *, on_terminal: bool = False) -> Callab
 
 def on_pty(argv: list[str]) -> Usage:
     """Run `argv` with a terminal of 120 columns and 40 lines as its stderr."""
-    import fcntl
-    import struct
-    import termios
-
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
     reader = threading.Thread(target=drain, args=(leader,), daemon=True)
@@ -201,8 +199,6 @@ def through_a_pipe(count: int) -> Usage:
     reader, writer = os.pipe()
 
     def feed() -> None:
-        import json
-
         with os.fdopen(writer, "w", buffering=1 << 16) as pipe:
             block = [json.dumps(row)[len('{"id": "req-0000000"') :] for row in workload.rows(1000)]
             for number in range(count):

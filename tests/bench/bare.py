@@ -1,12 +1,13 @@
 """What the engine is measured against: the shortest loop of plain Python that batches at all.
 
-It has an integer hash for a model and no errors, events, text, limits or order to keep.  As a script it reads
-requests from a file, decodes them and writes what came out: `python bare.py IN OUT BATCH`.
+It has an integer hash for a model and no errors, events, text, limits or order to keep.  As a
+script it decodes a file of requests into a file of results: `python bare.py IN OUT BATCH`.
 """
 
 import json
 import sys
 from collections import deque
+from pathlib import Path
 from typing import Any
 
 MULTIPLIER = 0x5851F42D4C957F2D
@@ -43,10 +44,10 @@ def decode(rows: list[dict[str, Any]], num_slots: int) -> dict[str, tuple[list[i
 
 def main(source: str, target: str, num_slots: str) -> None:
     """Decode a file of requests into a file of results."""
-    with open(source) as lines:
+    with Path(source).open() as lines:
         rows = [json.loads(line) for line in lines]
     outputs = decode(rows, int(num_slots))
-    with open(target, "w") as results:
+    with Path(target).open("w") as results:
         for request_id, (tokens, reason) in outputs.items():
             result = {"id": request_id, "tokens": tokens, "finish_reason": reason}
             results.write(json.dumps(result) + "\n")

@@ -1,4 +1,4 @@
-"""The requests of the benchmarks: prompts of 4 to 64 ids, outputs of 16 to 96, half of them with stops."""
+"""The requests of the benchmarks: prompts of 4 to 64 ids, outputs of 16 to 96, half with stops."""
 
 import json
 import random

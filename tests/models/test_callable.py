@@ -1,4 +1,4 @@
-"""Any `model_next` is a model; one that misbehaves fails the rows it fails, says at which step, and no more."""
+"""Any `model_next` is a model; one that misbehaves fails its rows, says when, and no more."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,21 +70,28 @@ def exiting(_: list[list[int]]) -> list[int]:
     raise SystemExit(3)
 
 
+class Unprintable:
+    def __repr__(self) -> str:
+        raise ValueError("no words")
+
+
 WRONG = [
+    (lambda p: [Unprintable()] * len(p), "which is not a token id"),
+    (lambda p: [np.array([1, 2])] * len(p), "which is not a token id"),
     (lambda p: [1] * (len(p) + 1), "returned more than 2 tokens for 2 sequences"),
     (lambda p: [1] * (len(p) - 1), "returned 1 tokens for 2 sequences"),
-    (lambda _: None, "raised TypeError"),
-    (lambda _: 5, "raised TypeError"),
+    (lambda _: None, "returned None, not a token for each of 2 sequences"),
+    (lambda _: 5, "returned 5, not a token for each of 2 sequences"),
     (endless, "returned more than 2 tokens"),
     (raising, "raised ValueError: no weights"),
     (exiting, "raised SystemExit"),
-    (lambda p: [1.0] * len(p), "1.0, which is not an integer"),
-    (lambda p: [True] * len(p), "True, which is not an integer"),
-    (lambda p: ["1"] * len(p), "'1', which is not an integer"),
-    (lambda p: [None] * len(p), "None, which is not an integer"),
-    (lambda p: [float("nan")] * len(p), "nan, which is not an integer"),
-    (lambda p: [-1] * len(p), "-1, which is not a token id from 0"),
-    (lambda p: [10**6000] * len(p), "a int, which is not a token id"),
+    (lambda p: [1.0] * len(p), "1.0, which is not a token id"),
+    (lambda p: [True] * len(p), "True, which is not a token id"),
+    (lambda p: ["1"] * len(p), "'1', which is not a token id"),
+    (lambda p: [None] * len(p), "None, which is not a token id"),
+    (lambda p: [float("nan")] * len(p), "nan, which is not a token id"),
+    (lambda p: [-1] * len(p), "-1, which is not a token id, an integer from 0 to 2147483647"),
+    (lambda p: [10**6000] * len(p), "a huge integer, which is not a token id"),
 ]
 
 
@@ -136,7 +143,7 @@ def test_attributes_of_the_callable_describe_the_model() -> None:
     model.vocab_size, model.eos_token_id = 10, 9
     one, two = decode([Request(prompt=[1, 1]), Request(prompt=[1] * 4)], model=model)
     assert (one.tokens, one.finish_reason, one.stop_reason) == ([1, 9], "stop", None)
-    assert "12, which is not a token id from 0 to 9" in two.error.message
+    assert "12, which is not a token id, an integer from 0 to 9" in two.error.message
 
 
 def test_text_prompts_reach_a_callable_as_bytes() -> None:
@@ -152,7 +159,8 @@ def test_a_model_is_found_in_the_current_folder(
 ) -> None:
     (tmp_path / "my_models.py").write_text(
         "def echo(prefixes):\n    return [p[-1] for p in prefixes]\n\n\n"
-        "class Counting:\n    def __call__(self, prefixes):\n        return [len(p) for p in prefixes]\n"
+        "class Counting:\n"
+        "    def __call__(self, prefixes):\n        return [len(p) for p in prefixes]\n"
     )
     monkeypatch.chdir(tmp_path)
     assert (

@@ -1,4 +1,6 @@
-"""The simulated model is a function of the prefix: its cache and vectors equal the slow definition."""
+"""The simulated model is a function of the prefix: its cache equals the slow definition."""
+
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -86,7 +88,7 @@ def test_eos_comes_as_often_as_the_settings_say(rate: float) -> None:
     requests = [{"prompt": [i], "max_tokens": 300, "ignore_eos": True} for i in range(60)]
     tokens = [token for result in decode(requests, model=model) for token in result.tokens]
     stop = model.tokenizer.encode(".")[0]
-    after = [second for first, second in zip(tokens, tokens[1:], strict=False) if first == stop]
+    after = [second for first, second in pairwise(tokens) if first == stop]
     assert len(after) > 800
     assert sum(token == EOS_TOKEN_ID for token in after) / len(after) == pytest.approx(
         rate, abs=0.05
@@ -111,11 +113,11 @@ def test_the_seed_decides() -> None:
 
 
 def test_a_golden_text() -> None:
-    """Results must stay the same from release to release; the reference above says they are right."""
+    """Results stay the same from release to release; the reference says that they are right."""
     [result] = decode([{"prompt": "Tell me a story", "max_tokens": 24}])
     assert result.text == (
-        " The librarian carefully sold another red hill. Our pilot admired my broken wheel beyond every"
-        " key. Her dog closed our golden garden"
+        " The librarian carefully sold another red hill. Our pilot admired my broken wheel beyond"
+        " every key. Her dog closed our golden garden"
     )
 
 

@@ -11,7 +11,7 @@ MOVES = st.lists(st.one_of(st.integers(1, 6), st.floats(0.01, 50)), max_size=12)
 
 
 def clock_after(moves: list[float]) -> tuple[Clock, list[float]]:
-    """A clock that took the steps (int) and jumps (float), and the start of each step it counted."""
+    """A clock that took steps (int) and jumps (float), and the start of each step it counted."""
     clock, starts = Clock(), []
     for move in moves:
         if isinstance(move, int):

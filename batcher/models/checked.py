@@ -1,0 +1,57 @@
+"""A Model that somebody else wrote, with its answers looked at before the engine believes them."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from batcher.errors import ModelError
+from batcher.models.base import Batch, IntArray, Model, ModelOutput
+from batcher.request import MAX_INT
+
+
+class CheckedModel:
+    """Passes everything on to `model`; an answer that is none fails the rows it is about."""
+
+    def __init__(self, model: Model) -> None:
+        self.name, self.settings, self.tokenizer = model.name, model.settings, model.tokenizer
+        self.vocab_size, self.eos_token_id = model.vocab_size, model.eos_token_id
+        self.release = model.release
+        self._model = model
+        self._num_slots = 0
+
+    def allocate(self, num_slots: int) -> None:
+        """Make room for `num_slots` rows."""
+        self._num_slots = num_slots
+        self._model.allocate(num_slots)
+
+    def forward(self, batch: Batch) -> ModelOutput:
+        """Return the model's answer, with token ids out of range among its failures.
+
+        Raises:
+            ModelError: the model raised, or did not return one integer for each slot.
+        """
+        try:
+            output = self._model.forward(batch)
+            tokens = np.asarray(output.tokens)
+            failed = dict(output.failed)
+        except ModelError:
+            raise
+        except Exception as error:  # whatever another's code raises is that model's failure
+            raise ModelError(f"{self.name} raised {type(error).__name__}: {error}") from error
+        if tokens.shape != (self._num_slots,) or tokens.dtype.kind not in "iu":
+            shape = f"{tokens.dtype} {list(tokens.shape)}"
+            raise ModelError(f"{self.name} returned {shape}, not integers [{self._num_slots}]")
+        return self._without_bad_rows(tokens, failed, batch.slots)
+
+    def _without_bad_rows(
+        self, tokens: IntArray, failed: Mapping[int, str], slots: IntArray
+    ) -> ModelOutput:
+        largest = MAX_INT if self.vocab_size is None else self.vocab_size - 1
+        is_good = (tokens[slots] >= 0) & (tokens[slots] <= largest)
+        good = np.zeros(self._num_slots, np.int64)
+        good[slots[is_good]] = tokens[slots[is_good]]
+        problems = {
+            slot: f"{self.name} returned {tokens[slot]}, which is no token id from 0 to {largest}"
+            for slot in slots[~is_good].tolist()
+        }
+        return ModelOutput(good, problems | dict(failed))
