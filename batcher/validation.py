@@ -87,7 +87,7 @@ def _is_plainly_good(request: Request, vocab_size: int | None) -> bool:
     """Return whether `request` has no problems; False may also mean "look closer"."""
     try:
         msgspec.convert(request, _checked_type(vocab_size), from_attributes=True)
-    except msgspec.ValidationError:
+    except (msgspec.ValidationError, UnicodeEncodeError):  # the other: a lone surrogate
         return False
     return (
         _is_list_or_text(request.prompt)

@@ -53,6 +53,7 @@ BAD = [
     ({"prompt": [3, 512, 513]}, "unknown-token", "prompt[1]"),
     ({"prompt": [10**400]}, "unknown-token", "prompt[0]"),
     ({"prompt": "a\ud800"}, "invalid-text", "prompt"),
+    ({"prompt": ["\ud800"]}, "invalid-type", "prompt[0]"),
     ({"prompt": "", "id": 7}, "invalid-type", "id"),
     ({"prompt": "", "id": "\udfff"}, "invalid-text", "id"),
     ({"prompt": "", "max_tokens": -1}, "invalid-value", "max_tokens"),
