@@ -213,7 +213,7 @@ class Engine:
             self._admit()
         if self._slots.num_occupied:
             self._compute()
-            self._clock.step += 1
+            self._clock.advance()
         outcome = StepOutcome(self._events, self._results)
         self._events, self._results = [], []
         return outcome

@@ -6,9 +6,10 @@ is not in `Batch.slots` is ignored, both ways.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
@@ -16,7 +17,7 @@ IntArray = NDArray[np.int64]
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()
 
 
-class Chunk(NamedTuple):
+class Chunk(Struct, frozen=True, gc=False):
     """New tokens of one row beside the one it generated last: a prompt, or a part of one.
 
     start: the position of the first of `token_ids`, 0 when the slot changes hands.

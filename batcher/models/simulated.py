@@ -125,8 +125,8 @@ class SimulatedModel:
 
     def _prefill(self, chunk: Chunk) -> None:
         """Hash a chunk but for its last token, which `forward` takes in like a generated one."""
-        slot, token_ids, start = chunk
-        if start > 0:
+        slot, token_ids = chunk.slot, chunk.token_ids
+        if chunk.start > 0:
             before = int(self._hashes[slot])
         elif token_ids:
             before = self.begin_hash

@@ -16,21 +16,24 @@ STEP_SECONDS = 1.0
 class Clock:
     """Counts steps and knows when each of them started.
 
+    step: the current one.  now: when it starts, in seconds.
+
     Between two jumps start times are an arithmetic progression, so one (time, step) pair a jump
     holds them all.
     """
 
-    __slots__ = ("_first_steps", "_first_times", "step")
+    __slots__ = ("_first_steps", "_first_times", "now", "step")
 
     def __init__(self) -> None:
         self.step = 0
+        self.now = 0.0
         self._first_times = array("d", [0.0])
         self._first_steps = array("q", [0])
 
-    @property
-    def now(self) -> float:
-        """The time at which the current step starts, in seconds."""
-        return self.start_of(self.step)
+    def advance(self) -> None:
+        """Go on to the next step."""
+        self.step += 1
+        self.now = self.start_of(self.step)
 
     def start_of(self, step: int) -> float:
         """Return when `step`, which is not later than the current one, started."""
@@ -49,6 +52,7 @@ class Clock:
         """
         if time <= self.now:
             raise InvariantError(f"the clock cannot jump from {self.now} to {time}")
+        self.now = time
         self._first_times.append(time)
         self._first_steps.append(self.step)
 
