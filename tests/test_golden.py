@@ -1,0 +1,95 @@
+"""Runs that must give the same bytes from release to release, with the truth about them beside them.
+
+`python tests/test_golden.py` writes the files anew; look at what has changed before you keep it.
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from reference import ENGLISH, as_text, decode_alone
+
+from batcher.formats.requests import ParsedLine, RequestParser
+from batcher.formats.results import decode_result_line
+from batcher.formats.trace import read_trace
+from batcher.metrics import RunMetrics
+from batcher.timeline import Timeline
+
+ROOT = Path(__file__).parent.parent
+GOLDEN = Path(__file__).parent / "golden"
+CASES = {  # name -> arguments of run
+    "example": ["tests/golden/example.requests.jsonl", "--batch", "2"],
+    "sample": ["samples/requests.jsonl", "--batch", "8"],
+    "in-order": ["samples/requests.jsonl", "--batch", "3", "--keep-order", "--seed", "5"],
+    "openai": ["samples/openai_batch.jsonl", "--batch", "2"],
+    "bad": ["samples/bad.jsonl", "--keep-going"],
+}
+
+
+def decode_case(name: str, trace: Path) -> bytes:
+    """Run a case and return its results; its trace goes to `trace`."""
+    tool = Path(sys.executable).with_name("batchdecode")
+    command = [str(tool), "run", *CASES[name], "--quiet", "--trace", str(trace)]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, check=False)
+    assert done.returncode == (1 if name == "bad" else 0)
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_gives_the_bytes_it_gave(name: str, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    results = decode_case(name, trace)
+    assert results == (GOLDEN / f"{name}.results.jsonl").read_bytes()
+    assert trace.read_bytes() == (GOLDEN / f"{name}.trace.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_trace_accounts_for_the_results(name: str) -> None:
+    lines = (GOLDEN / f"{name}.results.jsonl").read_bytes().splitlines()
+    results = [decode_result_line(line) for line in lines]
+    events = list(
+        read_trace((GOLDEN / f"{name}.trace.jsonl").read_bytes().splitlines(keepends=True))
+    )
+    timeline = Timeline.from_events(events)
+    timeline.check_integrity()
+    spans = {(span.id, span.slot, span.start, span.end - 1) for span in timeline.spans}
+    held = [result for result in results if result.slot is not None]
+    assert spans == {(r.id, r.slot, r.steps.admitted, r.steps.finished) for r in held}
+    metrics = RunMetrics()
+    for event in events:
+        metrics.observe(event)
+    summary = metrics.summary()
+    assert (summary.requests, summary.steps) == (len(results), timeline.num_steps)
+
+
+@pytest.mark.parametrize("name", ["example", "sample", "openai"])
+def test_the_results_are_those_of_decoding_alone(name: str) -> None:
+    source = (ROOT / CASES[name][0]).read_bytes().splitlines()
+    parser = RequestParser(vocab_size=512)
+    parsed = [parser.parse(line, number) for number, line in enumerate(source, 1)]
+    requests = [line.request for line in parsed if isinstance(line, ParsedLine)]
+    for line in (GOLDEN / f"{name}.results.jsonl").read_bytes().splitlines():
+        result = decode_result_line(line)
+        expected = decode_alone(requests[result.index], ENGLISH)
+        got = (result.tokens, result.text, result.finish_reason, result.stop_reason)
+        assert got == expected
+
+
+def test_the_example_holds_its_slots_as_the_documentation_says() -> None:
+    events = read_trace((GOLDEN / "example.trace.jsonl").read_bytes().splitlines(keepends=True))
+    steps = [row.slots for row in Timeline.from_events(events).select_steps()]
+    assert steps == [["a", "b"], ["a", "c"], ["a", "c"], *[["d", None]] * 4]
+
+
+def test_a_golden_line_is_plain_json() -> None:
+    line = (GOLDEN / "sample.results.jsonl").read_bytes().splitlines()[0]
+    fields = msgspec.json.decode(line)
+    assert fields["text"] == as_text(fields["tokens"], ENGLISH)
+
+
+if __name__ == "__main__":
+    for case in CASES:
+        found = decode_case(case, GOLDEN / f"{case}.trace.jsonl")
+        (GOLDEN / f"{case}.results.jsonl").write_bytes(found)
