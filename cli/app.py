@@ -16,9 +16,10 @@ from cli.commands.run import EXAMPLES, run
 from cli.commands.schema import schema
 from cli.commands.trace import trace
 from cli.config import ENVIRONMENT
+from cli.errors import WriteError
 from cli.help import GroupedCommand
 
-USER_ERROR = 2
+FAILURE, USER_ERROR = 1, 2
 _GC_THRESHOLD = 50_000  # start-up makes many objects and no garbage: it takes 10 % less so
 
 app = typer.Typer(
@@ -67,9 +68,11 @@ def main() -> None:
         app(prog_name="batchdecode")
     except BatchdecodeError as error:
         _fail(str(error), USER_ERROR)
+    except WriteError as error:
+        _fail(str(error), FAILURE)
     except OSError as error:
         where = f"{error.filename}: " if error.filename is not None else ""
-        _fail(f"{where}{error.strerror or error}", USER_ERROR)
+        _fail(f"{where}{error.strerror or error}", FAILURE)
 
 
 def _occupy_standard_descriptors() -> None:
@@ -79,8 +82,10 @@ def _occupy_standard_descriptors() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, mode)  # 0 and 1 the wrong way round: using them is an error
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - as Python does it
     if sys.stderr is None:
-        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - as Python does it
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - as above
 
 
 def _fail(message: str, status: int) -> NoReturn:

@@ -15,6 +15,8 @@ from batcher.errors import BatchdecodeError
 
 ENVIRONMENT = {"auto_envvar_prefix": "BATCHDECODE"}
 MODEL_SECTION = "simulated"
+_COMMANDS = ("run", "check")  # those whose options a file may set
+_OF_REQUESTS = {"batch", "model", "seed", "keep_going"}
 _NOT_IN_A_FILE = {"config", "help"}
 
 
@@ -54,6 +56,18 @@ def use_config(context: typer.Context, path: str | None) -> str | None:
                 raise ConfigError(f"{place}: {key}: {error.message}") from None
             defaults[name] = value
     context.default_map = defaults
+    return path
+
+
+def use_run_config(context: typer.Context, path: str | None) -> str | None:
+    """Take from the file `path` only how requests are run: its --output is not that of a view.
+
+    Raises:
+        ConfigError: see use_config.
+    """
+    use_config(context, path)
+    defaults = context.default_map or {}
+    context.default_map = {name: defaults[name] for name in defaults.keys() & _OF_REQUESTS}
     return path
 
 
@@ -104,12 +118,11 @@ def _read(path: str) -> list[_Setting]:
 
 def _known_names(context: typer.Context) -> set[str]:
     """Return all options a file may set, of any command, for one file may serve them all."""
-    commands = getattr(context.find_root().command, "commands", {}).values()
+    commands = getattr(context.find_root().command, "commands", {})
     return {
         param.name
-        for command in commands
-        if any(param.name == "config" for param in command.params)
-        for param in command.params
+        for name in _COMMANDS
+        for param in commands[name].params
         if param.param_type_name == "option" and param.name not in _NOT_IN_A_FILE
     }
 

@@ -1,4 +1,4 @@
-"""Runs that must give the same bytes from release to release, with the truth about them beside them.
+"""Runs that must give the same bytes from release to release, with the truth beside them.
 
 `python tests/test_golden.py` writes the files anew; look at what has changed before you keep it.
 """

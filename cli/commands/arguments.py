@@ -6,7 +6,25 @@ import typer
 
 from cli.config import use_config
 
+STDOUT = "-"
 INPUT, DECODING, OUTPUT, ERRORS, DISPLAY = "Input", "Decoding", "Output", "Errors", "Display"
+
+
+def none_for_stdout(path: str | None) -> str | None:
+    """Return `path`, None for what stands for stdout; the callback of --output."""
+    return None if path == STDOUT else path
+
+
+def refuse_stdout(path: str | None) -> str | None:
+    """Return `path`, which is to be a file; the callback of what is written beside the results.
+
+    Raises:
+        typer.BadParameter: it stands for stdout.
+    """
+    if path == STDOUT:
+        raise typer.BadParameter("stdout is for the results: give a file")
+    return path
+
 
 InputArgument = Annotated[
     str | None,

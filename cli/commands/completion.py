@@ -24,10 +24,12 @@ def completion(
         get_completion_script,
     )
 
+    from cli.running.output import stdout_sink  # noqa: PLC0415 - --help starts without it
+
     script = get_completion_script(
         prog_name="batchdecode", complete_var=COMPLETION_VARIABLE, shell=shell
     )
-    typer.echo(script)
+    stdout_sink().write(f"{script}\n".encode())
 
 
 def prepare_completion() -> None:

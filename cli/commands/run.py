@@ -3,6 +3,7 @@
 import os
 import shlex
 import sys
+from contextlib import redirect_stdout
 from typing import Annotated, Literal
 
 import typer
@@ -18,6 +19,8 @@ from cli.commands.arguments import (
     InputArgument,
     ModelOption,
     SeedOption,
+    none_for_stdout,
+    refuse_stdout,
 )
 from cli.config import model_settings
 
@@ -60,6 +63,7 @@ def run(
             "-o",
             metavar="FILE",
             help="Where results go; with .gz compressed.  [default: stdout]",
+            callback=none_for_stdout,
             rich_help_panel=OUTPUT,
         ),
     ] = None,
@@ -84,13 +88,17 @@ def run(
         typer.Option(
             metavar="FILE",
             help="Where every decision goes; with .gz compressed.",
+            callback=refuse_stdout,
             rich_help_panel=OUTPUT,
         ),
     ] = None,
     summary_json: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE", help="Where the numbers of the run go, as JSON.", rich_help_panel=OUTPUT
+            metavar="FILE",
+            help="Where the numbers of the run go, as JSON.",
+            callback=refuse_stdout,
+            rich_help_panel=OUTPUT,
         ),
     ] = None,
     keep_going: Annotated[
@@ -166,7 +174,8 @@ def run(
         color=color,
         quiet=quiet,
     )
-    with StopSignals() as stop:
+    # What the model prints goes to stderr; results bypass sys.stdout.
+    with redirect_stdout(sys.stderr), StopSignals() as stop:
         try:
             status = run_requests(options, stop, _continuing_command())
         except (Interrupted, KeyboardInterrupt):  # before the first step, or a second time

@@ -13,5 +13,6 @@ def schema(
 ) -> None:
     """Print the JSON Schema of one line of a file."""
     from batcher.formats.schema import encode_schema  # noqa: PLC0415 - --help starts without it
+    from cli.running.output import stdout_sink  # noqa: PLC0415 - as above
 
-    typer.echo(encode_schema(kind), nl=False)
+    stdout_sink().write(encode_schema(kind).encode())

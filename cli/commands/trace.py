@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from cli.commands.arguments import DISPLAY, OUTPUT
+from cli.commands.arguments import DISPLAY, OUTPUT, none_for_stdout
+from cli.config import use_run_config
 
 SELECTION, REQUESTS = "Only", "If INPUT holds requests"
 
@@ -65,6 +66,7 @@ def trace(
             "-o",
             metavar="FILE",
             help="Where the view goes; .gz packs it.  [default: stdout]",
+            callback=none_for_stdout,
             rich_help_panel=OUTPUT,
         ),
     ] = None,
@@ -95,6 +97,20 @@ def trace(
             rich_help_panel=REQUESTS,
         ),
     ] = None,
+    keep_going: Annotated[
+        bool,
+        typer.Option("--keep-going", help="Show bad lines as rejected.", rich_help_panel=REQUESTS),
+    ] = False,
+    config: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="YAML: what it says of these options, and of the simulated model.",
+            is_eager=True,
+            callback=use_run_config,
+            rich_help_panel=REQUESTS,
+        ),
+    ] = None,
 ) -> None:
     """Show which request held which slot at which step."""
     if source is None and sys.stdin.isatty():
@@ -102,7 +118,13 @@ def trace(
         raise typer.Exit(2)
     from cli.tracing.show import TraceOptions, show_trace  # noqa: PLC0415 - heavy
 
-    choices = {"batch": batch, "model": model, "seed": seed}
+    choices = {
+        "config": config,
+        "batch": batch,
+        "model": model,
+        "seed": seed,
+        "keep_going": keep_going or None,
+    }
     show_trace(
         TraceOptions(
             input=source,

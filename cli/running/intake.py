@@ -17,6 +17,7 @@ from batcher.errors import BatchdecodeError
 MAX_LINE_BYTES = 64 * 2**20
 _CHUNK_BYTES = 2**20
 _BOM = b"\xef\xbb\xbf"
+_GZIP_MAGIC = b"\x1f\x8b"
 
 Waiting = Callable[[], AbstractContextManager[None]]
 
@@ -160,9 +161,8 @@ class LineReader:
             self._next_start += len(line)
             if len(line) > MAX_LINE_BYTES:
                 self._skip_line(line)
-            if self.number == 1 and line.startswith(_BOM):
-                self._note(f"{self._name} begins with a byte order mark, which is skipped")
-                self.start, line = len(_BOM), line[len(_BOM) :]
+            if self.number == 1:
+                line = self._begin(line)
             if not line.isspace() and line:
                 return line
             self.num_blank += 1
@@ -180,6 +180,22 @@ class LineReader:
         """
         self._stream.seek(start)
         return self._readline()
+
+    def _begin(self, line: bytes) -> bytes:
+        """Return the first line without what only tells how the rest is encoded.
+
+        Raises:
+            InputError: the rest is compressed.
+        """
+        if line.startswith(_GZIP_MAGIC):
+            raise InputError(
+                f"{self._name} holds compressed data: unpack it with zcat, "
+                "or give a file whose name ends in .gz"
+            )
+        if line.startswith(_BOM):
+            self._note(f"{self._name} begins with a byte order mark, which is skipped")
+            self.start, line = len(_BOM), line[len(_BOM) :]
+        return line
 
     def _note(self, text: str) -> None:
         if text not in self._notes:

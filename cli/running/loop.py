@@ -35,6 +35,7 @@ class Loop:
         engine: Engine,
         source: Source,
         *,
+        model_name: str,
         known: KnownResults | None = None,
         keep_going: bool = False,
         max_errors: int | None = None,
@@ -44,6 +45,7 @@ class Loop:
         self.num_read = self.num_failed = 0
         self.has_refused = False
         self._known: KnownResults = {} if known is None else known
+        self._model_name = model_name
         self._keep_going = keep_going
         self._max_errors = max_errors or float("inf")
         self._on_bad_line = on_bad_line
@@ -84,7 +86,7 @@ class Loop:
         """Return the line that answers a request, in the form the request had."""
         if result.index in self._openai_rows:
             self._openai_rows.discard(result.index)
-            return encode_openai_row(result)
+            return encode_openai_row(result, self._model_name)
         return encode_result(result)
 
     def _read(self) -> None:

@@ -17,6 +17,7 @@ from batcher.errors import BatchdecodeError
 from batcher.events import Event
 from batcher.formats.trace import encode_events
 from batcher.request import Result
+from cli.errors import WriteError
 from cli.running.input_order import InputOrder
 
 _FLUSH_SECONDS = 0.2
@@ -25,14 +26,6 @@ _MAX_BUFFERED = 1000
 
 class OutputError(BatchdecodeError):
     """A file cannot be written, or should not be."""
-
-
-class WriteError(Exception):
-    """Writing stopped in the middle of the run, at a full disk for example."""
-
-    def __init__(self, name: str, error: OSError) -> None:
-        self.name, self.reason = name, error.strerror or str(error)
-        super().__init__(f"cannot write {name}: {self.reason}")
 
 
 class Sink(Protocol):

@@ -1,7 +1,7 @@
 """What a run of an input would have to do, as far as it can be told without decoding anything."""
 
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 
 import msgspec
 from msgspec import Struct
@@ -12,8 +12,9 @@ from batcher.models.loading import load_model
 from batcher.request import Request
 from cli.options import RunOptions
 from cli.running.intake import Input, open_input
+from cli.running.output import stdout_sink
 from cli.running.problems import InvalidInput, ProblemReport, say
-from cli.running.sources import survey_file
+from cli.running.sources import EntryReader, survey_file
 
 
 class Span(Struct, frozen=True):
@@ -93,7 +94,7 @@ def _make_plan(options: RunOptions, requests: Input, report: ProblemReport) -> P
         report.add_if_bad(parsed)
 
     lines = requests.lines()
-    survey_file(lines, RequestParser(vocab_size=model.vocab_size), observe)
+    survey_file(EntryReader(lines, RequestParser(vocab_size=model.vocab_size)), observe)
     plan.blank = lines.num_blank
     return plan
 
@@ -151,16 +152,17 @@ def print_plan(options: RunOptions, *, as_json: bool) -> None:
 
     Raises:
         BatchdecodeError: the input has bad lines, which have been reported, or cannot be read.
+        WriteError: stdout takes no more.
     """
     with open_input(options.input, nullcontext) as requests:
         report = ProblemReport(requests.name, options.color)
-        plan = _make_plan(options, requests, report)
+        with redirect_stdout(sys.stderr):  # what a model prints while it loads is no plan
+            plan = _make_plan(options, requests, report)
     say(requests.take_notes() + report.closing())
     if as_json:
         text = msgspec.json.format(msgspec.json.encode(plan)).decode() + "\n"
     else:
         text = _describe(plan, requests.name)
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    stdout_sink().write(text.encode(sys.stdout.encoding, "backslashreplace"))
     if plan.invalid:
         raise InvalidInput(report, plan.lines, "run would decode nothing without --keep-going.")

@@ -85,9 +85,14 @@ def line_too_long(line: bytes, number: int) -> BadLine:
     )
 
 
+def id_of(parsed: ParsedLine) -> str:
+    """Return the id of the request, which its parser has set; "" is one, too."""
+    return parsed.request.id  # type: ignore[return-value]  # see above
+
+
 def id_given_before(parsed: ParsedLine, line: bytes, number: int, first: int) -> BadLine:
     """Return what is wrong with a line whose id the line `first` has already."""
-    return _bad(parsed, duplicate_id(parsed.request.id or str(number), first), line, number)
+    return _bad(parsed, duplicate_id(id_of(parsed), first), line, number)
 
 
 def arrival_goes_back(parsed: ParsedLine, line: bytes, number: int, last: float) -> BadLine:
@@ -99,8 +104,7 @@ def arrival_goes_back(parsed: ParsedLine, line: bytes, number: int, last: float)
 
 
 def _bad(parsed: ParsedLine, problem: FieldProblem, line: bytes, number: int) -> BadLine:
-    request_id = parsed.request.id or str(number)
-    return BadLine(request_id, parsed.is_openai, [place_problem(problem, line, number)])
+    return BadLine(id_of(parsed), parsed.is_openai, [place_problem(problem, line, number)])
 
 
 def say(text: str) -> None:

@@ -62,7 +62,7 @@ class Recorder:
             Interrupted: a signal came; the step it came in is complete.
             WriteError, BrokenPipeError: a file or stdout takes no more.
         """
-        stop.before_wait = self._show_all
+        stop.before_wait, stop.before_pause = self._show_all, self._view.step_aside
         engine = self._loop.engine
         self._note([engine.run_event()])
         try:

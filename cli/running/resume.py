@@ -26,6 +26,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     finished: bool = False
     model: str
     settings: dict[str, Any]
+    batch: int
     keep_order: bool
     input_sha256: str
 
@@ -92,8 +93,8 @@ def prepare(options: RunOptions, requests: Input, model: Model) -> Resumption:
         if options.resume:
             raise ResumeError("--resume continues a file of results: it needs --output FILE")
         return Resumption(None, None, None)
-    if options.resume and not requests.is_file:
-        raise ResumeError("--resume needs the requests in a file: a pipe cannot be read again")
+    if options.resume:
+        _check_repeatable(options, requests)
     earlier = _read_record(output)
     has_results = path.exists() and path.stat().st_size > 0
     if has_results and earlier is not None and not (earlier.finished or options.resume):
@@ -101,11 +102,12 @@ def prepare(options: RunOptions, requests: Input, model: Model) -> Resumption:
             f"{output} holds the results of a run that did not finish: "
             "add --resume to continue it, or remove the file to start over"
         )
-    if not requests.is_file:
+    if not requests.is_file or options.follow:
         return Resumption(output, None, None)
     record = RunRecord(
         model=model.name,
         settings=msgspec.to_builtins(model.settings),
+        batch=options.batch,
         keep_order=options.keep_order,
         input_sha256=requests.digest(),
     )
@@ -114,6 +116,18 @@ def prepare(options: RunOptions, requests: Input, model: Model) -> Resumption:
         _check_same_run(output, earlier, record)
         known = take_over(output, keep_order=options.keep_order)
     return Resumption(output, record, known)
+
+
+def _check_repeatable(options: RunOptions, requests: Input) -> None:
+    """Make sure that a run with these options does the same each time.
+
+    Raises:
+        ResumeError: it does not.
+    """
+    if not requests.is_file:
+        raise ResumeError("--resume needs the requests in a file: a pipe cannot be read again")
+    if options.follow:
+        raise ResumeError("--resume and --follow exclude each other: following depends on timing")
 
 
 def _check_same_run(output: str, earlier: RunRecord | None, now: RunRecord) -> None:
@@ -134,6 +148,8 @@ def _check_same_run(output: str, earlier: RunRecord | None, now: RunRecord) -> N
         reasons.append(f"the model was {earlier.model}, now it is {now.model}")
     else:
         reasons += _differences(earlier.settings, now.settings)
+    if earlier.batch != now.batch:
+        reasons.append(f"--batch was {earlier.batch}, now it is {now.batch}")
     if earlier.keep_order != now.keep_order:
         reasons.append(f"it was begun {'with' if earlier.keep_order else 'without'} --keep-order")
     if reasons:

@@ -11,10 +11,11 @@ from batcher.events import Event
 from batcher.formats.requests import BadLine, RequestParser
 from batcher.metrics import encode_summary
 from batcher.models.loading import load_model
+from cli.errors import WriteError
 from cli.options import RunOptions
 from cli.running.intake import Waiting, open_input
 from cli.running.loop import KnownResults, Loop
-from cli.running.output import WriteError, check_distinct, open_sink
+from cli.running.output import check_distinct, open_sink
 from cli.running.problems import InvalidInput, ProblemReport, say
 from cli.running.recorder import Recorder
 from cli.running.resume import Resumption, prepare
@@ -65,6 +66,7 @@ class Job:
         return Loop(
             Engine(self.model, options.batch),
             source,
+            model_name=self.model.name,
             known=known,
             keep_going=keep_going,
             max_errors=options.max_errors,
@@ -125,15 +127,17 @@ def _decode(job: Job, resumption: Resumption, stop: StopSignals, command: str) -
         status, remark = 1, f"error: {error}"
     say(job.requests.take_notes() + job.report.closing())
     if status != 1:
-        _summarize(options, recorder, time.monotonic() - started)
+        _summarize(options, loop, recorder, time.monotonic() - started)
     _refuse_bad_line(job, loop)
-    if loop.has_given_up:
+    what_now = f"continue with: {command}\n"
+    if loop.has_given_up and remark is None:
         remark = f"stopped after {_count(loop.num_failed, 'failed request')}"
+        what_now = "to go on, add --resume and raise --max-errors\n"
     if remark is not None:
         where = options.output or "stdout"
         say(f"{remark}; {_count(recorder.results.num_written, 'result')} went to {where}\n")
         if resumption.is_possible:
-            say(f"continue with: {command}\n")
+            say(what_now)
     return status or (1 if loop.num_failed else 0)
 
 
@@ -159,13 +163,14 @@ def _open_view(options: RunOptions, job: Job, loop: Loop) -> View:
     )
 
 
-def _summarize(options: RunOptions, recorder: Recorder, seconds: float) -> None:
+def _summarize(options: RunOptions, loop: Loop, recorder: Recorder, seconds: float) -> None:
     """Say what happened, to the person and to the programs that want to know."""
     summary = recorder.summary()
     if not options.quiet:
         text = render_summary(
             summary,
             RunFiles(options.output, options.trace),
+            is_complete=loop.is_complete,
             elapsed=seconds,
             encoding=sys.stderr.encoding,
             has_color=wants_color(options.color, 2, os.environ),

@@ -19,17 +19,24 @@ class Interrupted(BaseException):
 
 
 class StopSignals:
-    """Takes SIGINT and SIGTERM while it is entered; `received` is the first that came."""
+    """Takes SIGINT and SIGTERM while it is entered; `received` is the first that came.
+
+    before_wait, before_pause: called before the run waits for something, and before Ctrl-Z stops
+    the process.
+    """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         self.before_wait: Callable[[], None] | None = None
+        self.before_pause: Callable[[], None] | None = None
         self._is_waiting = False
         self._before: dict[signal.Signals, signal.Handlers] = {}
 
     def __enter__(self) -> Self:
         for number in _STOPPING:
             self._before[number] = signal.signal(number, self._take)  # type: ignore[assignment]  # never a C handler
+        if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:  # ignored where nobody could go on
+            self._before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._pause)  # type: ignore[assignment]  # as above
         # A write into a closed pipe must come back as an error here: there is a trace to close.
         self._before[signal.SIGPIPE] = signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # type: ignore[assignment]  # as above
         return self
@@ -86,6 +93,13 @@ class StopSignals:
         self.received = signal.Signals(number)
         if self._is_waiting:
             raise Interrupted
+
+    def _pause(self, number: int, _frame: FrameType | None) -> None:
+        if self.before_pause is not None:
+            self.before_pause()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)  # this returns when the process goes on
+        signal.signal(number, self._pause)
 
 
 def die_of_closed_pipe() -> NoReturn:

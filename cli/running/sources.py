@@ -4,6 +4,7 @@ A file is surveyed first, whole: every problem in it is known before the first s
 """
 
 from array import array
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
@@ -19,6 +20,7 @@ from cli.running.problems import (
     ProblemReport,
     arrival_goes_back,
     id_given_before,
+    id_of,
     line_too_long,
 )
 
@@ -55,11 +57,15 @@ class Source(Protocol):
 
 
 class EntryReader:
-    """Parses one line after the other and finds ids that were given before; `line` is the last."""
+    """Parses one line after the other and finds ids that were given before.
+
+    line: the last one.  duplicates: all such lines so far.
+    """
 
     def __init__(self, lines: LineReader, parser: RequestParser) -> None:
         self.lines = lines
         self.line = b""
+        self.duplicates = Duplicates()
         self._parser = parser
         self._ids = IdRegistry()
         self._num_read = 0
@@ -73,26 +79,46 @@ class EntryReader:
         parsed = _parse(self._parser, line, self.lines.number)
         if isinstance(parsed, ParsedLine):
             number = self.lines.number
-            first = self._ids.add(parsed.request.id or str(number), number)
+            first = self._ids.add(id_of(parsed), number)
             if first is not None:
+                self.duplicates.add(self._num_read, first)
                 parsed = id_given_before(parsed, line, number, first)
         self._num_read += 1
         return Entry(self._num_read - 1, parsed)
+
+
+class Duplicates:
+    """The lines whose id an earlier line has: 16 bytes for each, since there may be millions."""
+
+    def __init__(self) -> None:
+        self._indexes, self._first_numbers = array("q"), array("q")
+
+    def add(self, index: int, first_number: int) -> None:
+        """Take note of the line with this index, greater than any before."""
+        self._indexes.append(index)
+        self._first_numbers.append(first_number)
+
+    def first_number(self, index: int) -> int | None:
+        """Return the number of the line that has the id of this one; None if no earlier has it."""
+        place = bisect_left(self._indexes, index)
+        if place == len(self._indexes) or self._indexes[place] != index:
+            return None
+        return self._first_numbers[place]
 
 
 class Survey:
     """What one pass over a file finds out, so that it can be read in the order of arrival.
 
     head: the first lines as they were parsed, which need not be parsed again.
+    rest: the offset and the number of the first line after them.
     """
 
     def __init__(self) -> None:
         self.num_lines = self.num_bad = 0
-        self.duplicates: dict[int, BadLine] = {}
         self.is_in_order = True
         self.head: deque[Entry] = deque()
+        self.rest = (0, 0)
         self._last_arrival = 0.0
-        self._arrivals, self.starts, self.numbers = array("d"), array("q"), array("q")
 
     def add(self, entry: Entry, lines: LineReader) -> None:
         """Take note of the line that `lines` has just read."""
@@ -104,20 +130,25 @@ class Survey:
             self._last_arrival = arrival
         else:
             self.num_bad += 1
-            if parsed.problems[0].code == "duplicate-id":
-                self.duplicates[entry.index] = parsed
         if lines.start < _HEAD_BYTES:
             self.head.append(entry)
-        self._arrivals.append(self._last_arrival)
-        self.starts.append(lines.start)
-        self.numbers.append(lines.number)
+        elif len(self.head) == entry.index:
+            self.rest = (lines.start, lines.number)
 
-    def order(self) -> "array[int]":
-        """Return the indexes of the lines by arrival time; of one time, as they stand."""
-        import numpy as np  # noqa: PLC0415 - only for a file that is out of order
 
-        indexes = np.argsort(np.frombuffer(self._arrivals), kind="stable")
-        return array("q", indexes.astype(np.int64).tobytes())
+class LineParser:
+    """Parses lines of a file that was surveyed, whose duplicates are known."""
+
+    def __init__(self, parser: RequestParser, duplicates: Duplicates) -> None:
+        self._parser, self._duplicates = parser, duplicates
+
+    def parse(self, line: bytes, number: int, index: int) -> ParsedLine | BadLine:
+        """Return what the line with this number and index is."""
+        parsed = _parse(self._parser, line, number)
+        first = self._duplicates.first_number(index)
+        if first is None or isinstance(parsed, BadLine):
+            return parsed
+        return id_given_before(parsed, line, number, first)
 
 
 class FileSource:
@@ -125,13 +156,13 @@ class FileSource:
 
     reason: ArriveReason = "input"
 
-    def __init__(self, lines: LineReader, parser: RequestParser, survey: Survey) -> None:
+    def __init__(self, lines: LineReader, parser: LineParser, survey: Survey) -> None:
         self.total = survey.num_lines
         self.has_ended = False
-        self._lines, self._parser, self._duplicates = lines, parser, survey.duplicates
+        self._lines, self._parser = lines, parser
         self._head, self._num_read = survey.head, len(survey.head)
         if self._num_read < survey.num_lines:
-            lines.go_to(survey.starts[self._num_read], survey.numbers[self._num_read])
+            lines.go_to(*survey.rest)
 
     def next(self) -> Entry | None:
         """Return the next line; see Source."""
@@ -145,23 +176,26 @@ class FileSource:
         if line is None:
             raise InputError("the input has become shorter while it was read")
         self._num_read = index + 1
-        duplicate = self._duplicates.get(index)
-        return Entry(index, duplicate or _parse(self._parser, line, self._lines.number))
+        return Entry(index, self._parser.parse(line, self._lines.number, index))
 
     def wait(self) -> None:
         """Nothing: next() always has something, up to the end."""
 
 
 class IndexedSource:
-    """A file whose requests stand in another order than they arrive in: each is looked up."""
+    """A file whose requests stand in another order than they arrive in: each is looked up.
+
+    A pass over the file finds out where each line is: 32 bytes for each, while they are sorted.
+    """
 
     reason: ArriveReason = "input"
 
-    def __init__(self, lines: LineReader, parser: RequestParser, survey: Survey) -> None:
-        self.total: int | None = survey.num_lines
+    def __init__(self, lines: LineReader, parser: LineParser) -> None:
         self.has_ended = False
-        self._lines, self._parser, self._survey = lines, parser, survey
-        self._order = iter(survey.order())
+        self._lines, self._parser = lines, parser
+        self._starts, self._numbers = array("q"), array("q")
+        self._order = iter(self._index())
+        self.total: int | None = len(self._starts)
 
     def next(self) -> Entry | None:
         """Return the next line; see Source."""
@@ -169,13 +203,29 @@ class IndexedSource:
         if index is None:
             self.has_ended = True
             return None
-        duplicate = self._survey.duplicates.get(index)
-        line = self._lines.read_at(self._survey.starts[index])
-        number = self._survey.numbers[index]
-        return Entry(index, duplicate or _parse(self._parser, line, number))
+        line = self._lines.read_at(self._starts[index])
+        return Entry(index, self._parser.parse(line, self._numbers[index], index))
 
     def wait(self) -> None:
         """Nothing: next() always has something, up to the end."""
+
+    def _index(self) -> "array[int]":
+        """Note where each line is, and return the indexes of the lines by arrival time.
+
+        Of one time, as they stand; a bad line arrives with the one before it.
+        """
+        import numpy as np  # noqa: PLC0415 - only for a file that is out of order
+
+        lines, arrivals, arrival = self._lines, array("d"), 0.0
+        while (line := lines.read()) is not None:
+            parsed = self._parser.parse(line, lines.number, len(arrivals))
+            if isinstance(parsed, ParsedLine):
+                arrival = parsed.request.arrival_time
+            arrivals.append(arrival)
+            self._starts.append(lines.start)
+            self._numbers.append(lines.number)
+        indexes = np.argsort(np.frombuffer(arrivals), kind="stable")
+        return array("q", indexes.astype(np.int64).tobytes())
 
 
 class PipeSource:
@@ -255,13 +305,11 @@ class FollowSource:
         self._queue.put(item)
 
 
-def survey_file(
-    lines: LineReader, parser: RequestParser, observe: Callable[[ParsedLine | BadLine], None]
-) -> Survey:
+def survey_file(entries: EntryReader, observe: Callable[[ParsedLine | BadLine], None]) -> Survey:
     """Read the whole file once; `observe` is handed what every line is."""
-    entries, survey = EntryReader(lines, parser), Survey()
+    survey = Survey()
     while (entry := entries.read()) is not None:
-        survey.add(entry, lines)
+        survey.add(entry, entries.lines)
         observe(entry.parsed)
     return survey
 
@@ -286,12 +334,15 @@ def open_source(
     if not requests.is_file:
         return PipeSource(EntryReader(requests.lines(waiting), parser))
     with waiting():
-        survey = survey_file(requests.lines(), parser, report.add_if_bad)
-    if survey.num_bad and not keep_going:
-        raise InvalidInput(report, survey.num_lines, "nothing decoded. --keep-going to skip them.")
-    if survey.is_in_order:
-        return FileSource(requests.lines(), parser, survey)
-    return IndexedSource(requests.seekable_lines(), parser, survey)
+        entries = EntryReader(requests.lines(), parser)
+        survey = survey_file(entries, report.add_if_bad)
+        if survey.num_bad and not keep_going:
+            what_now = "nothing decoded. --keep-going to skip them."
+            raise InvalidInput(report, survey.num_lines, what_now)
+        line_parser = LineParser(parser, entries.duplicates)
+        if survey.is_in_order:
+            return FileSource(requests.lines(), line_parser, survey)
+        return IndexedSource(requests.seekable_lines(), line_parser)
 
 
 def _parse(parser: RequestParser, line: bytes, number: int) -> ParsedLine | BadLine:

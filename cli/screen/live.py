@@ -101,13 +101,15 @@ class LiveView(View):
         self.write_results(text.encode(self._terminal.encoding, "backslashreplace"))
 
     def close(self) -> None:
-        """Draw the last picture, if any, and leave the cursor below it."""
+        """Draw the last picture, if any, and leave the cursor below it, after a blank line."""
         if self._is_closed:
             return
         self._is_closed = True
         if self._pending or self._step >= 0:
             self._draw(self._clock())
-        self.step_aside()
+        if self._height:
+            self.step_aside()
+            self._show("\n")
 
     def step_aside(self) -> None:
         """Put the cursor below the picture, for somebody else to write; the next one is new."""

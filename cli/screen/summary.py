@@ -36,12 +36,21 @@ ASCII = Marks("*", "x", "!", ", ")
 
 
 def render_summary(
-    summary: RunSummary, files: RunFiles, *, elapsed: float, encoding: str, has_color: bool
+    summary: RunSummary,
+    files: RunFiles,
+    *,
+    is_complete: bool,
+    elapsed: float,
+    encoding: str,
+    has_color: bool,
 ) -> str:
-    """Return the summary as lines of text; `elapsed` is in seconds, `encoding` the terminal's."""
+    """Return the summary as lines of text; `elapsed` is in seconds, `encoding` the terminal's.
+
+    is_complete: every request of the input was read and has come to its end.
+    """
     marks = UNICODE if _can_encode(encoding) else ASCII
     lines = [
-        _headline(summary, marks, elapsed),
+        f"{_mark(summary, marks, is_complete)} {_headline(summary, marks.separator, elapsed)}",
         _times(summary),
         _idle(summary),
         _least_steps(summary),
@@ -54,10 +63,16 @@ def render_summary(
     return "".join(f"{line}\n" for line in shown)
 
 
-def _headline(summary: RunSummary, marks: Marks, elapsed: float) -> str:
+def _mark(summary: RunSummary, marks: Marks, is_complete: bool) -> str:  # noqa: FBT001 - what it shows
+    if not is_complete:
+        return marks.stopped
+    return marks.good if summary.ok or not summary.requests else marks.bad
+
+
+def _headline(summary: RunSummary, separator: str, elapsed: float) -> str:
     """Return how many requests came to which end, and how long the run was."""
     if not summary.requests:
-        return f"{marks.good} no requests"
+        return "no requests"
     counts = {
         "ok": summary.ok,
         "failed": summary.failed,
@@ -69,8 +84,7 @@ def _headline(summary: RunSummary, marks: Marks, elapsed: float) -> str:
     if summary.steps:
         run.append(f"{_busy_percent(summary)}% busy")
     run.append(_duration(elapsed))
-    mark = marks.stopped if summary.unfinished else marks.good if summary.ok else marks.bad
-    return f"{mark} {results}   {marks.separator.join(run)}"
+    return f"{results}   {separator.join(run)}"
 
 
 def _color_of(headline: str, marks: Marks) -> str:

@@ -36,6 +36,9 @@ class View:
     def refresh(self) -> None:
         """Show what is not shown yet, for the run is about to wait."""
 
+    def step_aside(self) -> None:
+        """Leave the terminal to somebody else; a signal handler may call this."""
+
     def write_message(self, text: str) -> None:
         """Write whole lines for people, where they spoil nothing."""
         self._terminal.write(text)

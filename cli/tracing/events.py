@@ -4,6 +4,7 @@ Rule: the first line says which of the two the input is, so the input can always
 """
 
 import os
+import re
 import stat
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,13 +12,19 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from batcher.errors import BatchdecodeError
 from batcher.events import Event
 from batcher.formats.trace import is_trace, read_trace
+from cli.config import model_settings
 from cli.running.intake import Input, open_input
 
 STDIN = "-"
 CHUNK_BYTES = 2**16
+_REQUEST_KEYS = ("prompt", "prompt_tokens", "body", "max_tokens")
+_REQUEST_KEY = re.compile(rb'"(prompt|prompt_tokens|body)"')
+_RESULT_KEYS = {"finish_reason", "response"}
 ZIP_FORMAT = 31  # how zlib calls the header and trailer of a .gz file
 
 
@@ -40,16 +47,51 @@ def events_of(path: str, source: Input, run_options: Mapping[str, Any]) -> Itera
     Raises:
         BatchdecodeError: the input is neither a trace nor requests, or a trace to be run.
     """
-    if is_trace(next(_lines(path, source), b"")):
+    first_line = next(_lines(path, source), b"")
+    if is_trace(first_line):
         for option in run_options:
-            raise BatchdecodeError(f"--{option} is for requests, and {source.name} is a trace")
+            name = option.replace("_", "-")
+            raise BatchdecodeError(f"--{name} is for requests, and {source.name} is a trace")
         return read_trace(_lines(path, source), source.name)
+    _check_is_request(first_line, source.name)
     if path == STDIN:
         os.lseek(0, 0, os.SEEK_SET)
     from cli.options import RunOptions  # noqa: PLC0415 - with the engine comes numpy
     from cli.running.runner import run_events  # noqa: PLC0415 - as above
 
-    return run_events(RunOptions(input=path, **run_options))
+    options = dict(run_options)
+    settings = model_settings(options.pop("config", None))
+    return run_events(RunOptions(input=path, model_settings=settings, **options))
+
+
+def _check_is_request(first_line: bytes, name: str) -> None:
+    """Make sure that `first_line` is meant as a request, good or bad.
+
+    Raises:
+        BatchdecodeError: it is something else.
+    """
+    try:
+        fields = msgspec.json.decode(first_line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        if first_line.isspace() or not first_line or _REQUEST_KEY.search(first_line):
+            return
+        fields = None
+    if not isinstance(fields, dict):
+        raise BatchdecodeError(f"{name} is neither a trace nor requests")
+    if _RESULT_KEYS & fields.keys():
+        raise BatchdecodeError(
+            f"{name} holds results: give the trace of that run (run --trace FILE) or its requests"
+        )
+    if "event" in fields:
+        raise BatchdecodeError(
+            f'{name}: a trace whose first line, {{"event":"run",...}}, is missing'
+        )
+    from difflib import get_close_matches  # noqa: PLC0415 - only for requests, as the engine
+
+    if not any(get_close_matches(key, _REQUEST_KEYS) for key in fields):
+        raise BatchdecodeError(
+            f"{name} is neither a trace nor requests: its first line has no prompt"
+        )
 
 
 def _is_pipe(path: str) -> bool:

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from batcher.events import Event
 from batcher.formats.chrome import encode_chrome
 from batcher.formats.views import encode_csv, encode_spans, encode_steps
 from batcher.timeline import Selection, Timeline
-from cli.running.output import Sink, WriteError, check_distinct, open_sink, stdout_sink
+from cli.running.output import Sink, check_distinct, open_sink, stdout_sink
 from cli.screen.terminal import can_print_boxes, terminal_size
 from cli.tracing.events import events_of, open_twice
 
@@ -49,13 +50,14 @@ def show_trace(options: TraceOptions) -> None:
 
     Raises:
         BatchdecodeError: the input, an option or a file is not right.
-        BrokenPipeError: whoever reads the output has gone.
+        WriteError, BrokenPipeError: the output takes no more.
     """
     path, source = open_twice(options.input)
     if options.output is not None:
         check_distinct(source.status, {"--output": options.output})
-    events = events_of(path, source, options.run_options)
-    timeline = _timeline_of(events, source.name)
+    with redirect_stdout(sys.stderr):  # what a model prints is no part of the view
+        events = events_of(path, source, options.run_options)
+        timeline = _timeline_of(events, source.name)
     selection = _selection(timeline, options)
     lines = _lines(timeline, selection, options)
     sink = stdout_sink() if options.output is None else open_sink(options.output)
@@ -160,20 +162,16 @@ def _write(lines: Iterable[bytes], sink: Sink) -> None:
     """Write `lines` in blocks.
 
     Raises:
-        BatchdecodeError: there is no room for them.
-        BrokenPipeError: whoever read them has gone.
+        WriteError, BrokenPipeError: see Sink.
     """
     block: list[bytes] = []
     size = 0
-    try:
-        for line in lines:
-            block.append(line)
-            size += len(line)
-            if size >= BLOCK_BYTES:
-                sink.write(b"".join(block))
-                block.clear()
-                size = 0
-        sink.write(b"".join(block))
-        sink.close()
-    except WriteError as error:
-        raise BatchdecodeError(str(error)) from error
+    for line in lines:
+        block.append(line)
+        size += len(line)
+        if size >= BLOCK_BYTES:
+            sink.write(b"".join(block))
+            block.clear()
+            size = 0
+    sink.write(b"".join(block))
+    sink.close()

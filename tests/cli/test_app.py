@@ -60,11 +60,11 @@ def test_schemas_are_json(kind):
     assert json.loads(batchdecode("schema", kind).stdout)["$schema"]
 
 
-def with_closed(descriptor):
-    """Return status and stderr of a run that was started with a descriptor closed."""
+def with_closed(descriptor, *command):
+    """Return status and stderr of a command that was started with a descriptor closed."""
     shell = ["sh", "-c", f'exec "$@" {descriptor}>&-', "sh"]
     done = subprocess.run(
-        [*shell, *COMMAND, "run", "/dev/stdin" if descriptor else "-"],
+        [*shell, *COMMAND, *(command or ["run", "/dev/stdin" if descriptor else "-"])],
         input=lines_of({"prompt": "x"}),
         env=ENVIRONMENT,
         capture_output=True,
@@ -78,6 +78,10 @@ def test_a_closed_stdin_or_stdout_is_an_error():
     assert with_closed(1)[0] == 1
     assert "cannot write stdout: Bad file descriptor" in with_closed(1)[1]
     assert with_closed(2) == (0, "")
+    for command in (["check", "-"], ["trace", "-"], ["schema", "request"], ["completion", "bash"]):
+        status, stderr = with_closed(1, *command)
+        assert (status, stderr) == (1, "error: cannot write stdout: Bad file descriptor\n")
+    assert with_closed(1, "--version")[0] != 0
 
 
 def test_run_on_a_terminal_without_input_shows_its_help():

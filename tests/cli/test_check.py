@@ -17,19 +17,21 @@ REQUESTS = lines_of(
 
 
 @pytest.fixture
-def check(tmp_path):
+def check(tmp_path, capfd):
     """Return a function that checks the bytes of a file."""
 
     def check(data, *arguments):
         path = tmp_path / "in.jsonl"
         path.write_bytes(data)
-        return CliRunner().invoke(app, ["check", str(path), *arguments], prog_name="batchdecode")
+        done = CliRunner().invoke(app, ["check", str(path), *arguments], prog_name="batchdecode")
+        done.plan = capfd.readouterr().out
+        return done
 
     return check
 
 
 def test_the_plan_counts_everything(check):
-    plan = json.loads(check(REQUESTS, "--json", "-b", "3").stdout)
+    plan = json.loads(check(REQUESTS, "--json", "-b", "3").plan)
     text_tokens = plan.pop("prompt_tokens") - 4
     assert text_tokens >= 2
     assert plan.pop("longest_prompt") >= 3
@@ -53,7 +55,7 @@ def test_the_plan_counts_everything(check):
 
 
 def test_the_plan_can_be_read(check):
-    shown = check(REQUESTS, "-b", "2").stdout
+    shown = check(REQUESTS, "-b", "2").plan
     for text in (
         "in.jsonl: 4 requests, 1 blank line",
         "2 of text, 2 of token ids",
@@ -68,7 +70,7 @@ def test_the_plan_can_be_read(check):
 
 def test_a_bad_line_is_exit_status_2(check):
     done = check(REQUESTS + b"{\n", "--json")
-    assert json.loads(done.stdout)["invalid"] == 1
+    assert json.loads(done.plan)["invalid"] == 1
     assert isinstance(done.exception, InvalidInput)
     assert "error[invalid-json]" in done.stderr
     assert "1 invalid of 5 lines" in str(done.exception)
@@ -81,4 +83,4 @@ def test_nothing_is_decoded_and_a_pipe_will_do():
 
 
 def test_an_empty_input_is_a_plan_too(check):
-    assert check(b"").stdout.endswith("in.jsonl: 0 requests\n")
+    assert check(b"").plan.endswith("in.jsonl: 0 requests\n")

@@ -8,7 +8,7 @@ from cli.config import ConfigError, model_settings
 
 
 @pytest.fixture
-def check(tmp_path):
+def check(tmp_path, capfd):
     """Return a function that runs `check` with a configuration and returns how it ended."""
     (tmp_path / "in").write_text('{"prompt":"x","max_tokens":12}\n')
 
@@ -16,14 +16,16 @@ def check(tmp_path):
         path = tmp_path / f"{abs(hash(text))}.yaml"
         path.write_text(text)
         command = ["check", str(tmp_path / "in"), "--json", "--config", str(path), *arguments]
-        return CliRunner().invoke(app, command, env=environment, prog_name="batchdecode")
+        done = CliRunner().invoke(app, command, env=environment, prog_name="batchdecode")
+        done.plan = capfd.readouterr().out
+        return done
 
     return check
 
 
 def batch_of(done):
     assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)["batch"]
+    return json.loads(done.plan)["batch"]
 
 
 def test_a_flag_goes_before_the_environment_before_the_file_before_the_default(check):

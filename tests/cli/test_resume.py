@@ -1,5 +1,4 @@
 import gzip
-import json
 import random
 import signal
 import time
@@ -111,15 +110,24 @@ def test_a_run_that_gave_up_can_be_continued(tmp_path, whole):
         decode(tmp_path, "out")
 
 
-def test_results_of_another_batch_size_are_kept(tmp_path, whole):
-    decode(tmp_path, "out")
-    pretend_to_have_stopped(tmp_path / "out", whole[:3000])
-    decode(tmp_path, "out", resume=True, batch=8)
-    out = [json.loads(line) for line in (tmp_path / "out").read_bytes().splitlines()]
-    tokens = {row["index"]: row["tokens"] for row in out if "tokens" in row}
-    rows = [json.loads(line) for line in whole.splitlines()]
-    assert tokens == {row["index"]: row["tokens"] for row in rows if "tokens" in row}
-    assert len(out) == len(rows)
+def test_a_run_that_gave_up_is_told_how_to_get_further(tmp_path):
+    (tmp_path / "in.jsonl").write_bytes(REQUESTS)
+    command = ["run", "in.jsonl", "-o", "out", "-q", "--max-errors", "1"]
+    done = batchdecode(*command, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "continue with" not in done.stderr
+    assert done.stderr.endswith("to go on, add --resume and raise --max-errors\n")
+    before = (tmp_path / "out").read_bytes()
+    assert batchdecode(*command, "--resume", cwd=tmp_path).returncode == 1
+    assert (tmp_path / "out").read_bytes() == before
+    done = batchdecode(*command[:-1], "2", "--resume", cwd=tmp_path)
+    assert done.stderr.count("to go on") == 0
+    assert len((tmp_path / "out").read_bytes().splitlines()) == 63
+
+
+def test_a_run_that_followed_is_not_to_be_continued(tmp_path):
+    decode(tmp_path, "out", follow=True)
+    assert not (tmp_path / "out.run.json").exists()
 
 
 @pytest.mark.parametrize("name", ["out", "out.gz"])
@@ -160,6 +168,8 @@ def test_the_model_is_not_called_again(tmp_path, monkeypatch):
         ({"model_settings": {"eos_rate": 0.5}}, "eos_rate was 0.2, now it is 0.5"),
         ({"requests": REQUESTS + b"\n"}, "the input is another one, or has changed"),
         ({"keep_order": True}, "it was begun without --keep-order"),
+        ({"batch": 8}, "--batch was 3, now it is 8"),
+        ({"follow": True}, "--resume and --follow exclude each other"),
         ({"output": None}, "needs --output FILE"),
         ({"output": "/dev/null", "trace": None}, "needs --output FILE"),
     ],
@@ -238,15 +248,17 @@ def test_whatever_ends_it_and_whenever_the_run_can_be_continued(tmp_path, whole,
     draw = random.Random(seed)
     (tmp_path / "in.jsonl").write_bytes(REQUESTS)
     arguments = ["run", "in.jsonl", "-o", "out", "-b", "3", "--keep-going", "-q", "--resume"]
+    slowly = [*arguments, "--step-delay", "0.002", "--trace", "trace"]
     for _ in range(3):
-        process = start(*arguments, "--step-delay", "0.002", cwd=tmp_path)
-        while process.poll() is None and not (tmp_path / "out").exists():
+        (tmp_path / "trace").unlink(missing_ok=True)
+        process = start(*slowly, cwd=tmp_path)
+        while process.poll() is None and not (tmp_path / "trace").exists():
             time.sleep(0.01)
         time.sleep(draw.random() * 0.3)
         process.send_signal(draw.choice([signal.SIGKILL, signal.SIGTERM, signal.SIGINT]))
         stderr = process.communicate()[1].decode()
         if process.returncode in (130, 143):
-            assert f"continue with: batchdecode {' '.join(arguments)}" in stderr
+            assert f"continue with: batchdecode {' '.join(slowly)}" in stderr
         lines = (tmp_path / "out").read_bytes()
         assert lines == lines[: lines.rfind(b"\n") + 1]
         assert set(lines.splitlines()) <= set(whole.splitlines())

@@ -120,6 +120,8 @@ def test_an_openai_row_is_answered_in_its_form(tmp_path, capfdbinary):
     rows = results(capfdbinary.readouterr().out)
     by_id = {row.get("custom_id") or row["id"]: row for row in rows}
     assert by_id["o"]["response"]["status_code"] == 200
+    assert by_id["o"]["response"]["body"]["model"] == "simulated"
+    assert by_id["p"]["response"]["body"]["model"] == "simulated"
     assert by_id["p"]["error"]["code"]
     assert "steps" in by_id["plain"]
 
@@ -171,6 +173,13 @@ def test_a_bad_line_of_a_pipe_ends_the_reading_and_the_rest_is_drained():
     assert "1 invalid of 6 lines; reading stopped there" in done.stderr
 
 
+def test_a_bad_first_line_of_a_pipe_is_no_success():
+    done = batchdecode("run", stdin=b"{\n")
+    assert done.returncode == 2
+    assert "✓" not in done.stderr
+    assert "■ no requests\nerror: 1 invalid of 1 line" in done.stderr
+
+
 def test_max_errors_ends_the_reading_and_the_rest_is_drained(tmp_path):
     path = write(tmp_path / "in", BAD)
     done = batchdecode("run", path, "--max-errors", 2, "-b", 1)
@@ -191,6 +200,34 @@ def test_a_model_error_is_a_failed_request(tmp_path):
         "2": "error",
         "3": "length",
     }
+
+
+def test_what_the_model_prints_is_not_among_the_results(tmp_path):
+    (tmp_path / "chatty.py").write_text(
+        "print('hello')\n"
+        "def next_tokens(rows):\n    print('thinking')\n    return [5] * len(rows)\n"
+    )
+    path = write(tmp_path / "in", DESIGN)
+    done = batchdecode("run", path, "--model", "chatty:next_tokens", "-q", cwd=tmp_path)
+    assert len(results(done.stdout)) == 4
+    assert done.stderr.count("hello\n") == 1
+    assert "thinking\n" in done.stderr
+    for command in (["check", "--json"], ["trace", "--format", "chrome"]):
+        done = batchdecode(*command, path, "--model", "chatty:next_tokens", cwd=tmp_path)
+        assert json.loads(done.stdout)
+        assert "hello\n" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["in", "-"])
+def test_compressed_data_without_the_name_is_said_so(tmp_path, name):
+    packed = gzip.compress(DESIGN)
+    write(tmp_path / "in", packed)
+    for command in ("run", "check", "trace"):
+        done = batchdecode(command, name, cwd=tmp_path, stdin=packed)
+        assert (done.returncode, done.stdout) == (2, b"")
+        shown = "<stdin>" if name == "-" else name
+        assert f"error: {shown} holds compressed data: unpack it with zcat" in done.stderr
+        assert done.stderr.count("\n") == 1
 
 
 def test_a_byte_order_mark_is_accepted_with_one_warning(tmp_path):
@@ -219,6 +256,18 @@ def test_the_input_is_not_overwritten(tmp_path, requests, option):
     assert "is the input too" in done.stderr
 
 
+def test_a_dash_is_stdout_for_results_only(tmp_path, requests):
+    for command in ("run", "trace"):
+        to_dash = batchdecode(command, requests, "-o", "-", cwd=tmp_path)
+        assert to_dash.returncode == 0
+        assert to_dash.stdout == batchdecode(command, requests, cwd=tmp_path).stdout
+    for option in ("--trace", "--summary-json"):
+        done = batchdecode("run", requests, option, "-", cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (2, b"")
+        assert "stdout is for the results" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["requests.jsonl"]
+
+
 def test_two_outputs_are_not_one_file(tmp_path, requests):
     done = batchdecode("run", requests, "-o", "x", "--trace", "./x", cwd=tmp_path)
     assert done.returncode == 2
@@ -226,21 +275,25 @@ def test_two_outputs_are_not_one_file(tmp_path, requests):
 
 
 @pytest.mark.parametrize(
-    ("option", "said"),
-    [("-o", "cannot write /dev/full"), ("--trace", "cannot write /dev/full")],
+    ("command", "option"),
+    [("run", "-o"), ("run", "--trace"), ("run", "--summary-json"), ("trace", "-o")],
 )
-def test_a_full_disk_is_said_so(requests, option, said):
-    done = batchdecode("run", requests, option, "/dev/full")
+def test_a_full_disk_is_said_so(requests, command, option):
+    done = batchdecode(command, requests, option, "/dev/full")
     assert done.returncode == 1
-    assert f"error: {said}: No space left on device" in done.stderr
+    assert "error: cannot write /dev/full: No space left on device" in done.stderr
 
 
-def test_a_full_disk_behind_stdout_is_said_so(requests):
+@pytest.mark.parametrize(
+    "command", ["run INPUT", "check INPUT", "trace INPUT", "schema request", "completion bash"]
+)
+def test_a_full_disk_behind_stdout_is_said_so(requests, command):
     with Path("/dev/full").open("wb") as full:
-        process = start("run", requests, stdout=full)
+        process = start(*command.replace("INPUT", requests).split(), stdout=full)
         stderr = process.communicate()[1].decode()
     assert process.returncode == 1
     assert "error: cannot write stdout: No space left on device" in stderr
+    assert "Traceback" not in stderr
 
 
 def test_a_closed_pipe_ends_the_run_quietly_and_the_trace_is_whole(tmp_path):

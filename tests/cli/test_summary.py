@@ -15,8 +15,17 @@ def summary_of(jobs, batch=2, num_events=None):
 NO_FILES = RunFiles()
 
 
-def lines_of(summary, files=NO_FILES, *, elapsed=2.13, encoding="utf-8", has_color=False):
-    text = render_summary(summary, files, elapsed=elapsed, encoding=encoding, has_color=has_color)
+def lines_of(
+    summary, files=NO_FILES, *, is_complete=True, elapsed=2.13, encoding="utf-8", has_color=False
+):
+    text = render_summary(
+        summary,
+        files,
+        is_complete=is_complete and not summary.unfinished,
+        elapsed=elapsed,
+        encoding=encoding,
+        has_color=has_color,
+    )
     assert text.endswith("\n")
     return text.splitlines()
 
@@ -37,6 +46,11 @@ def test_a_run_in_five_lines():
         "  any schedule needs at least 652 steps; this one took 38.5% more",
         "  results.jsonl (22)   trace: batchdecode trace run.trace.jsonl",
     ]
+
+
+def test_a_run_that_did_not_come_to_its_end_is_no_success():
+    assert lines_of(summary_of([]), is_complete=False) == ["■ no requests"]
+    assert lines_of(summary_of(jobs_of(1)), is_complete=False)[0].startswith("■ 1 ok ")
 
 
 def test_it_fits_a_terminal_of_eighty_columns():
