@@ -1,6 +1,5 @@
 """The command line: its commands, and the one place where errors become messages and exit codes."""
 
-import gc
 import os
 import signal
 import sys
@@ -20,7 +19,6 @@ from cli.errors import WriteError
 from cli.help import GroupedCommand
 
 FAILURE, USER_ERROR = 1, 2
-_GC_THRESHOLD = 50_000  # start-up makes many objects and no garbage: it takes 10 % less so
 
 app = typer.Typer(
     name="batchdecode",
@@ -58,7 +56,6 @@ def batchdecode(
 
 def main() -> None:
     """Run the command line; leave the process with its exit status."""
-    gc.set_threshold(_GC_THRESHOLD)
     _occupy_standard_descriptors()
     for number in (signal.SIGPIPE, signal.SIGINT):  # `| head` and Ctrl-C end a command quietly
         signal.signal(number, signal.SIG_DFL)

@@ -11,10 +11,11 @@ from batcher.models.base import Tokenizer
 from batcher.models.loading import load_model
 from batcher.request import Request
 from cli.options import RunOptions
+from cli.running.entries import EntryReader
 from cli.running.intake import Input, open_input
 from cli.running.output import stdout_sink
 from cli.running.problems import InvalidInput, ProblemReport, say
-from cli.running.sources import EntryReader, survey_file
+from cli.running.sources import survey_file
 
 
 class Span(Struct, frozen=True):

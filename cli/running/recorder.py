@@ -86,8 +86,7 @@ class Recorder:
             if events:
                 self._note(events)
                 view.observe(events)
-            if results:
-                results_to.write(results, loop.encode)
+            results_to.write(results, loop.encode)
             if report.has_news:
                 view.write_message(report.take())
             if engine.num_steps > num_steps:
@@ -110,6 +109,7 @@ class Recorder:
 
     def _show_all(self) -> None:
         """Show what there is before the run waits for something."""
+        self.results.flush()
         if self._trace is not None:
             self._trace.flush()
         self._view.refresh()

@@ -1,5 +1,6 @@
 """One run, from the files it reads to the files it writes and what is said about it."""
 
+import gc
 import os
 import sys
 import time
@@ -110,6 +111,7 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
 
 def _decode(job: Job, resumption: Resumption, stop: StopSignals, command: str) -> int:
     """Run what is ready to be run; return the exit status."""
+    gc.freeze()  # not to look for garbage among the modules: 10 % less time for three requests
     started, options = time.monotonic(), job.options
     loop = job.loop(resumption.known)
     view = _open_view(options, job, loop)

@@ -4,35 +4,22 @@ A file is surveyed first, whole: every problem in it is known before the first s
 """
 
 from array import array
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from msgspec import Struct
-
 from batcher.events import ArriveReason
-from batcher.formats.ids import IdRegistry
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
-from cli.running.intake import MAX_LINE_BYTES, Input, InputError, LineReader, Waiting
+from cli.running.entries import Entry, EntryReader, LineParser
+from cli.running.intake import Input, InputError, LineReader, Waiting
 from cli.running.problems import (
     InvalidInput,
     ProblemReport,
     arrival_goes_back,
-    id_given_before,
-    id_of,
-    line_too_long,
 )
 
 _MAX_AHEAD = 1024
 _HEAD_BYTES = 2**22
-
-
-class Entry(Struct):
-    """One line of the input that is not blank; `index` counts them from 0."""
-
-    index: int
-    parsed: ParsedLine | BadLine
 
 
 class Source(Protocol):
@@ -54,56 +41,6 @@ class Source(Protocol):
 
     def wait(self) -> None:
         """Come back when next() has something to give, or the input has ended."""
-
-
-class EntryReader:
-    """Parses one line after the other and finds ids that were given before.
-
-    line: the last one.  duplicates: all such lines so far.
-    """
-
-    def __init__(self, lines: LineReader, parser: RequestParser) -> None:
-        self.lines = lines
-        self.line = b""
-        self.duplicates = Duplicates()
-        self._parser = parser
-        self._ids = IdRegistry()
-        self._num_read = 0
-
-    def read(self) -> Entry | None:
-        """Return the next line that is not blank, None at the end."""
-        line = self.lines.read()
-        if line is None:
-            return None
-        self.line = line
-        parsed = _parse(self._parser, line, self.lines.number)
-        if isinstance(parsed, ParsedLine):
-            number = self.lines.number
-            first = self._ids.add(id_of(parsed), number)
-            if first is not None:
-                self.duplicates.add(self._num_read, first)
-                parsed = id_given_before(parsed, line, number, first)
-        self._num_read += 1
-        return Entry(self._num_read - 1, parsed)
-
-
-class Duplicates:
-    """The lines whose id an earlier line has: 16 bytes for each, since there may be millions."""
-
-    def __init__(self) -> None:
-        self._indexes, self._first_numbers = array("q"), array("q")
-
-    def add(self, index: int, first_number: int) -> None:
-        """Take note of the line with this index, greater than any before."""
-        self._indexes.append(index)
-        self._first_numbers.append(first_number)
-
-    def first_number(self, index: int) -> int | None:
-        """Return the number of the line that has the id of this one; None if no earlier has it."""
-        place = bisect_left(self._indexes, index)
-        if place == len(self._indexes) or self._indexes[place] != index:
-            return None
-        return self._first_numbers[place]
 
 
 class Survey:
@@ -134,21 +71,6 @@ class Survey:
             self.head.append(entry)
         elif len(self.head) == entry.index:
             self.rest = (lines.start, lines.number)
-
-
-class LineParser:
-    """Parses lines of a file that was surveyed, whose duplicates are known."""
-
-    def __init__(self, parser: RequestParser, duplicates: Duplicates) -> None:
-        self._parser, self._duplicates = parser, duplicates
-
-    def parse(self, line: bytes, number: int, index: int) -> ParsedLine | BadLine:
-        """Return what the line with this number and index is."""
-        parsed = _parse(self._parser, line, number)
-        first = self._duplicates.first_number(index)
-        if first is None or isinstance(parsed, BadLine):
-            return parsed
-        return id_given_before(parsed, line, number, first)
 
 
 class FileSource:
@@ -343,9 +265,3 @@ def open_source(
         if survey.is_in_order:
             return FileSource(requests.lines(), line_parser, survey)
         return IndexedSource(requests.seekable_lines(), line_parser)
-
-
-def _parse(parser: RequestParser, line: bytes, number: int) -> ParsedLine | BadLine:
-    if len(line) > MAX_LINE_BYTES:
-        return line_too_long(line, number)
-    return parser.parse(line, number)

@@ -14,7 +14,7 @@ from cli.screen.view import View
 
 MIN_INTERVAL = 0.1
 """Seconds from one frame to the next, at least."""
-MAX_SHARE = 0.05
+MAX_SHARE = 0.03
 """How much of the time the pictures may take."""
 MAX_PENDING_BYTES = 2**16
 """Results wait for the next frame, but no more than these."""

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, RejectEvent, RequestEvent
+from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, RequestEvent
 
 MAX_STRIP = 256
 """The most steps a strip shows, so the most spans a slot has to remember."""
@@ -45,10 +45,9 @@ class SlotState:
             self.spans.append((self.admitted, self.end))
         self.num_admitted += 1
         self.admitted, self.max_tokens = event.step, max_tokens
-        is_long = len(event.id) > MAX_LABEL
-        self.label = (
-            event.id[: MAX_LABEL // 2] + event.id[-MAX_LABEL // 2 :] if is_long else event.id
-        )
+        self.label = label = event.id
+        if len(label) > MAX_LABEL:
+            self.label = label[: MAX_LABEL // 2] + label[-MAX_LABEL // 2 :]
         self.end = self.outcome = None
 
     def is_busy(self, step: int) -> bool:
@@ -79,19 +78,18 @@ class RunState:
 
     def observe(self, events: Iterable[RequestEvent]) -> None:
         """Take in what happened, in the order it did."""
-        for event in events:
-            match event:
-                case ArriveEvent():
-                    self._max_tokens[event.index] = event.max_tokens
-                case AdmitEvent():
-                    self.slots[event.slot].admit(event, self._max_tokens.pop(event.index))
-                    self._num_running += 1
-                    self._sum_admitted += event.step
-                case FinishEvent():
-                    self._finish(event)
-                case RejectEvent():
-                    self.num_done += 1
-                    self.num_failed += 1
+        for event in events:  # no `match`: it takes twice as long
+            if type(event) is ArriveEvent:
+                self._max_tokens[event.index] = event.max_tokens
+            elif type(event) is AdmitEvent:
+                self.slots[event.slot].admit(event, self._max_tokens.pop(event.index))
+                self._num_running += 1
+                self._sum_admitted += event.step
+            elif type(event) is FinishEvent:
+                self._finish(event)
+            else:
+                self.num_done += 1
+                self.num_failed += 1
 
     def num_tokens(self, step: int) -> int:
         """Return how many tokens the run has generated after `step`."""
@@ -107,8 +105,8 @@ class RunState:
         if event.slot is None:
             self._max_tokens.pop(event.index, None)
             return
-        slot = self.slots[event.slot]
-        slot.end, slot.outcome, slot.num_tokens = event.step + 1, event.reason, event.tokens
-        self._num_finished_tokens += event.tokens
+        slot, num_tokens = self.slots[event.slot], event.tokens
+        slot.end, slot.outcome, slot.num_tokens = event.step + 1, event.reason, num_tokens
+        self._num_finished_tokens += num_tokens
         self._num_running -= 1
         self._sum_admitted -= slot.admitted

@@ -79,7 +79,7 @@ def test_frames_are_sampled_ten_a_second():
     assert 9 <= len(run.screen.written) <= 10
 
 
-def test_a_slow_terminal_gets_a_twentieth_of_the_time():
+def test_a_slow_terminal_gets_little_of_the_time():
     class SlowScreen(Screen):
         def write_bytes(self, data):
             super().write_bytes(data)
@@ -91,7 +91,7 @@ def test_a_slow_terminal_gets_a_twentieth_of_the_time():
     for step in range(100_000):
         run.view.after_step(step, 0)
         run.clock.now += 0.001
-    assert 0.04 < len(screen.written) * 0.05 / run.clock.now < 0.06
+    assert 0.02 < len(screen.written) * 0.05 / run.clock.now < 0.04
 
 
 def test_the_time_that_results_take_is_not_the_pictures():
@@ -137,7 +137,7 @@ def test_the_cursor_is_visible_after_every_write_and_below_the_picture_at_the_en
     run.view.close()
     run.screen.write("summary")
     assert "1/1 done" in run.screen.lines()[1]
-    assert run.screen.lines()[6:8] == ["summary", ""]
+    assert run.screen.lines()[6:9] == ["", "summary", ""]
     assert pyte.modes.DECAWM in run.screen.emulator.mode
 
 
@@ -165,7 +165,7 @@ def test_an_exception_leaves_the_last_picture_and_the_cursor_below_it():
     run.step()
     with pytest.raises(RuntimeError), run.view:
         raise RuntimeError
-    assert run.screen.emulator.cursor.y == 12
+    assert run.screen.emulator.cursor.y == 13
 
 
 def test_stepping_aside_leaves_the_picture_to_whoever_writes_next():

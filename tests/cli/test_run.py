@@ -4,7 +4,6 @@ import os
 import subprocess
 import threading
 import time
-from pathlib import Path
 
 import msgspec
 import pytest
@@ -202,34 +201,6 @@ def test_a_model_error_is_a_failed_request(tmp_path):
     }
 
 
-def test_what_the_model_prints_is_not_among_the_results(tmp_path):
-    (tmp_path / "chatty.py").write_text(
-        "print('hello')\n"
-        "def next_tokens(rows):\n    print('thinking')\n    return [5] * len(rows)\n"
-    )
-    path = write(tmp_path / "in", DESIGN)
-    done = batchdecode("run", path, "--model", "chatty:next_tokens", "-q", cwd=tmp_path)
-    assert len(results(done.stdout)) == 4
-    assert done.stderr.count("hello\n") == 1
-    assert "thinking\n" in done.stderr
-    for command in (["check", "--json"], ["trace", "--format", "chrome"]):
-        done = batchdecode(*command, path, "--model", "chatty:next_tokens", cwd=tmp_path)
-        assert json.loads(done.stdout)
-        assert "hello\n" in done.stderr
-
-
-@pytest.mark.parametrize("name", ["in", "-"])
-def test_compressed_data_without_the_name_is_said_so(tmp_path, name):
-    packed = gzip.compress(DESIGN)
-    write(tmp_path / "in", packed)
-    for command in ("run", "check", "trace"):
-        done = batchdecode(command, name, cwd=tmp_path, stdin=packed)
-        assert (done.returncode, done.stdout) == (2, b"")
-        shown = "<stdin>" if name == "-" else name
-        assert f"error: {shown} holds compressed data: unpack it with zcat" in done.stderr
-        assert done.stderr.count("\n") == 1
-
-
 def test_a_byte_order_mark_is_accepted_with_one_warning(tmp_path):
     path = write(tmp_path / "in", b"\xef\xbb\xbf" + DESIGN.replace(b"\n", b"\r\n"))
     done = batchdecode("run", path, "-q")
@@ -245,66 +216,6 @@ def test_the_summary_goes_to_stderr_and_to_a_file(tmp_path, requests):
     assert "60 ok" in done.stderr
     assert msgspec.json.decode(summary.read_bytes())["requests"] == 60
     assert batchdecode("run", requests, "-o", tmp_path / "out", "-q").stderr == ""
-
-
-@pytest.mark.parametrize("option", ["--output", "--trace", "--summary-json"])
-def test_the_input_is_not_overwritten(tmp_path, requests, option):
-    link = tmp_path / "link"
-    link.symlink_to(requests)
-    done = batchdecode("run", requests, option, link)
-    assert done.returncode == 2
-    assert "is the input too" in done.stderr
-
-
-def test_a_dash_is_stdout_for_results_only(tmp_path, requests):
-    for command in ("run", "trace"):
-        to_dash = batchdecode(command, requests, "-o", "-", cwd=tmp_path)
-        assert to_dash.returncode == 0
-        assert to_dash.stdout == batchdecode(command, requests, cwd=tmp_path).stdout
-    for option in ("--trace", "--summary-json"):
-        done = batchdecode("run", requests, option, "-", cwd=tmp_path)
-        assert (done.returncode, done.stdout) == (2, b"")
-        assert "stdout is for the results" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["requests.jsonl"]
-
-
-def test_two_outputs_are_not_one_file(tmp_path, requests):
-    done = batchdecode("run", requests, "-o", "x", "--trace", "./x", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "--trace ./x is --output too" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("command", "option"),
-    [("run", "-o"), ("run", "--trace"), ("run", "--summary-json"), ("trace", "-o")],
-)
-def test_a_full_disk_is_said_so(requests, command, option):
-    done = batchdecode(command, requests, option, "/dev/full")
-    assert done.returncode == 1
-    assert "error: cannot write /dev/full: No space left on device" in done.stderr
-
-
-@pytest.mark.parametrize(
-    "command", ["run INPUT", "check INPUT", "trace INPUT", "schema request", "completion bash"]
-)
-def test_a_full_disk_behind_stdout_is_said_so(requests, command):
-    with Path("/dev/full").open("wb") as full:
-        process = start(*command.replace("INPUT", requests).split(), stdout=full)
-        stderr = process.communicate()[1].decode()
-    assert process.returncode == 1
-    assert "error: cannot write stdout: No space left on device" in stderr
-    assert "Traceback" not in stderr
-
-
-def test_a_closed_pipe_ends_the_run_quietly_and_the_trace_is_whole(tmp_path):
-    path, trace = write(tmp_path / "in", lines_of(*workload(3000))), tmp_path / "trace"
-    process = start("run", path, "--trace", trace)
-    assert process.stdout.readline()
-    process.stdout.close()
-    assert process.stderr.read() == b""
-    process.stderr.close()
-    assert process.wait() == -13
-    assert all(json.loads(line) for line in trace.read_bytes().splitlines())
 
 
 def test_a_line_of_100_mb_is_an_error_that_is_not_held_in_memory(tmp_path):

@@ -1,9 +1,15 @@
 import json
 import os
+import pty
+import select
 import signal
 import subprocess
+import termios
+import threading
 import time
+from contextlib import suppress
 
+import pyte
 import pytest
 from process import lines_of, start, workload
 
@@ -82,6 +88,41 @@ def test_a_stopped_run_leaves_whole_lines_and_says_how_to_go_on(tmp_path, number
     events = [json.loads(line) for line in (tmp_path / "trace").read_bytes().splitlines()]
     assert sum(event["event"] == "finish" for event in events) == len(results)
     assert events[-1]["event"] != "end"
+
+
+def test_ctrl_z_puts_the_cursor_below_the_picture_and_the_run_goes_on(tmp_path):
+    (tmp_path / "in").write_bytes(lines_of(*workload(3, max_tokens=30)))
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    arguments = ["run", "in", "-b", "2", "--live", "always", "--step-delay", "0.05"]
+    process = start(*arguments, cwd=tmp_path, stderr=theirs, process_group=0)
+    os.close(theirs)
+    screen = pyte.Screen(80, 24)
+    stream = pyte.ByteStream(screen)
+    while "decode" not in "".join(screen.display):
+        stream.feed(os.read(ours, 65536))
+    assert screen.cursor.y == 0
+    process.send_signal(signal.SIGTSTP)
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    while select.select([ours], [], [], 0)[0]:
+        stream.feed(os.read(ours, 65536))
+    assert "1" in screen.display[screen.cursor.y - 1]  # the row of the last slot
+    assert not "".join(screen.display[screen.cursor.y :]).strip()
+    process.send_signal(signal.SIGCONT)
+    process.send_signal(signal.SIGTSTP)
+    assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+    process.send_signal(signal.SIGCONT)
+    threading.Thread(target=drain, args=(ours,), daemon=True).start()
+    assert len(process.communicate(timeout=20)[0].splitlines()) == 3
+    assert process.returncode == 0
+
+
+def drain(descriptor):
+    with suppress(OSError):
+        while os.read(descriptor, 65536):
+            pass
+    os.close(descriptor)
 
 
 def test_a_run_that_waits_for_its_fifo_to_open_stops_at_once(tmp_path):

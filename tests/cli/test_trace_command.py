@@ -235,69 +235,6 @@ def test_an_output_without_the_characters_gets_ascii(design_trace):
     assert b"slot 0 |a=" in done.stdout
 
 
-def test_bad_requests_are_reported_as_by_run(tmp_path):
-    path = tmp_path / "requests.jsonl"
-    path.write_bytes(b'{"promt":"x"}\n')
-    done = command(str(path))
-    assert done.returncode == 2
-    assert b"did you mean `prompt`?" in done.stderr
-    assert b"Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        (
-            b'{"id":"a","index":0,"text":"","tokens":[],"finish_reason":"length"}',
-            "holds results: give the trace of that run",
-        ),
-        (b'{"id":"x","custom_id":"a","response":{},"error":null}', "holds results"),
-        (b'{"event":"arrive","step":0}', "a trace whose first line"),
-        (b'{"name":"x","id":3}', "neither a trace nor requests: its first line has no prompt"),
-        (b"[1, 2]", "neither a trace nor requests"),
-        (b"\x89PNG\r\n", "neither a trace nor requests"),
-        (b"Dear reader,", "neither a trace nor requests"),
-    ],
-)
-def test_what_is_neither_trace_nor_requests_is_said_in_one_line(tmp_path, line, said):
-    path = tmp_path / "something"
-    path.write_bytes(b"".join([line, b"\n"]) * 60)
-    done = command(str(path))
-    stderr = done.stderr.decode()
-    assert done.returncode == 2
-    assert said in stderr
-    assert stderr.count("\n") == 1
-    assert "--keep-going" not in stderr
-
-
-def test_bad_lines_of_requests_are_reported_or_shown_as_rejected(tmp_path):
-    path = tmp_path / "requests.jsonl"
-    path.write_bytes(b'{"id":"a","prompt":"x","max_tokens":2,"ignore_eos":true}\n{"prompt":}\n')
-    done = command(str(path))
-    assert done.returncode == 2
-    assert b"error[invalid-json]" in done.stderr
-    assert b"--keep-going to skip" in done.stderr
-    done = command(str(path), "--format", "csv", "--keep-going")
-    assert done.returncode == 0
-    assert b"error[invalid-json]" in done.stderr
-    assert done.stdout.splitlines()[1:] == [b"0,a,0,0,2,length"]
-
-
-def test_how_requests_are_run_comes_from_the_configuration(tmp_path, design_trace):
-    path, settings = tmp_path / "requests.jsonl", tmp_path / "settings.yaml"
-    path.write_bytes(b'{"prompt":"x","max_tokens":9}\n' * 3)
-    settings.write_text("batch: 2\noutput: precious\nkeep-order: true\nsimulated:\n  eos_rate: 0\n")
-    rows = command(str(path), "--format", "csv", "--config", str(settings)).stdout.splitlines()
-    assert rows[1:] == [b"0,1,0,0,9,length", b"1,2,1,0,9,length", b"0,3,2,9,18,length"]
-    rows = command(str(path), "--format", "csv", "--config", str(settings), "-b", "3").stdout
-    assert rows.splitlines()[-1].startswith(b"2,3,2,0,9")
-    done = command(str(design_trace), "--config", str(settings))
-    assert done.returncode == 2
-    assert b"--config is for requests" in done.stderr
-    settings.write_text("width: 90\n")
-    assert b"unknown setting width" in command(str(path), "--config", str(settings)).stderr
-
-
 def test_a_trace_needs_no_numpy(design_trace):
     script = (
         "import sys; from cli.tracing.show import *;"

@@ -1,0 +1,269 @@
+import gzip
+import io
+import os
+import tracemalloc
+from contextlib import ExitStack, nullcontext
+from types import SimpleNamespace
+
+import pytest
+from process import lines_of, workload
+
+from batcher.formats.requests import BadLine, RequestParser
+from cli.running import intake, sources
+from cli.running.entries import Duplicates, Entry, EntryReader
+from cli.running.intake import InputError, LineReader, open_input
+from cli.running.problems import InvalidInput, ProblemReport
+from cli.running.sources import (
+    FileSource,
+    FollowSource,
+    IndexedSource,
+    PipeSource,
+    Survey,
+    open_source,
+)
+
+OPEN = []
+
+
+@pytest.fixture(autouse=True)
+def inputs():
+    """All inputs that a test opens; they are closed after it."""
+    with ExitStack() as stack:
+        OPEN.append(stack)
+        yield
+        OPEN.pop()
+
+
+def opened(path):
+    return OPEN[-1].enter_context(open_input(str(path), nullcontext))
+
+
+def source_of(path, *, keep_going=False, follow=False):
+    report = ProblemReport(str(path))
+    parser = RequestParser(vocab_size=512)
+    source = open_source(
+        opened(path), parser, report, keep_going=keep_going, follow=follow, waiting=nullcontext
+    )
+    return source, report
+
+
+def ids_of(source):
+    entries = []
+    while (entry := source.next()) is not None:
+        bad = isinstance(entry.parsed, BadLine)
+        entries.append((entry.index, entry.parsed.id if bad else entry.parsed.request.id, bad))
+    assert source.has_ended
+    return entries
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz"])
+def test_a_file_is_read_in_order_of_arrival_whatever_its_order(tmp_path, name):
+    requests = lines_of(
+        {"id": "late", "prompt": "x", "arrival_time": 5},
+        "",
+        {"id": "first", "prompt": "x"},
+        {"id": "also late", "prompt": "x", "arrival_time": 5},
+        {"id": "middle", "prompt": "x", "arrival_time": 2.5},
+    )
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(requests) if name.endswith(".gz") else requests)
+    source, _ = source_of(path)
+    assert isinstance(source, IndexedSource)
+    assert source.total == 4
+    assert [entry[:2] for entry in ids_of(source)] == [
+        (1, "first"),
+        (3, "middle"),
+        (0, "late"),
+        (2, "also late"),
+    ]
+
+
+@pytest.mark.parametrize("num_kept_bytes", [0, 1, 150, 2**20])
+@pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz"])
+def test_a_file_in_order_is_read_as_it_stands(tmp_path, monkeypatch, name, num_kept_bytes):
+    monkeypatch.setattr(sources, "_HEAD_BYTES", num_kept_bytes)
+    requests = b"\xef\xbb\xbf\n" + lines_of(
+        *workload(5, arrivals=lambda i: i // 2), "", {"prompt": "x", "arrival_time": 9}
+    )
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(requests) if name.endswith(".gz") else requests)
+    source, _ = source_of(path)
+    assert isinstance(source, FileSource)
+    ids = ["r0", "r1", "r2", "r3", "r4", "8"]
+    assert ids_of(source) == [(index, name, False) for index, name in enumerate(ids)]
+
+
+def test_a_file_that_becomes_shorter_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "_HEAD_BYTES", 0)
+    path = tmp_path / "in"
+    path.write_bytes(lines_of(*workload(5)))
+    source, _ = source_of(path)
+    path.write_bytes(lines_of(*workload(3)))
+    with pytest.raises(InputError, match="shorter"):
+        list(iter(source.next, None))
+
+
+BAD_FILE = lines_of(
+    {"id": "a", "prompt": "x"},
+    "nonsense",
+    {"id": "a", "prompt": "y"},
+    {"id": "b", "prompt": "z", "bad": 1},
+    {"prompt": "z"},
+)
+BAD_ENTRIES = [(0, "a", False), (1, "2", True), (2, "a", True), (3, "b", True), (4, "5", False)]
+
+
+@pytest.mark.parametrize("num_kept_bytes", [0, 60, 2**20])
+@pytest.mark.parametrize("last", [{"prompt": "z", "arrival_time": 1}, {"prompt": "z"}])
+def test_ids_given_before_are_found_again_when_the_lines_are_read(
+    tmp_path, monkeypatch, num_kept_bytes, last
+):
+    monkeypatch.setattr(sources, "_HEAD_BYTES", num_kept_bytes)
+    path = tmp_path / "in"
+    twice = [{"id": name, "prompt": "x", "arrival_time": 1} for name in ("", "a", "", "a", "")]
+    path.write_bytes(lines_of(*twice, last))
+    source, report = source_of(path, keep_going=True)
+    entries = [(0, "", False), (1, "a", False), (2, "", True), (3, "a", True), (4, "", True)]
+    rest = (5, "6", False)
+    in_order = "arrival_time" in last
+    assert ids_of(source) == ([*entries, rest] if in_order else [rest, *entries])
+    assert report.closing().count("already used on line 1") == 2
+
+
+def test_a_survey_keeps_nothing_of_a_line_behind_the_head():
+    entry = Entry(0, RequestParser(vocab_size=None).parse(b'{"prompt":"x"}', 1))
+    lines = SimpleNamespace(start=2**30, number=10**6)
+    survey = Survey()
+    tracemalloc.start()
+    for index in range(2000):
+        entry.index = index
+        survey.add(entry, lines)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 1000
+
+
+def test_what_is_known_of_duplicates_is_small_and_exact():
+    duplicates = Duplicates()
+    tracemalloc.start()
+    for index in range(0, 30_000, 3):
+        duplicates.add(index, index // 2)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 20 * 10_000
+    for index in range(40_000):
+        is_one = index < 30_000 and index % 3 == 0
+        assert duplicates.first_number(index) == (index // 2 if is_one else None)
+
+
+def test_a_bad_file_is_refused_with_all_its_problems(tmp_path):
+    path = tmp_path / "in"
+    path.write_bytes(BAD_FILE)
+    report = ProblemReport("in")
+    with pytest.raises(InvalidInput, match="3 invalid of 5 lines; nothing decoded"):
+        open_source(
+            opened(path),
+            RequestParser(vocab_size=512),
+            report,
+            keep_going=False,
+            follow=False,
+            waiting=nullcontext,
+        )
+    shown = report.closing()
+    for place in ("in:2:1", "in:3:8", "line 1", "in:4:28"):
+        assert place in shown
+
+
+@pytest.mark.parametrize("num_kept_bytes", [0, 30, 2**20])
+@pytest.mark.parametrize("in_order", [True, False])
+def test_bad_lines_are_skipped_in_place(tmp_path, monkeypatch, in_order, num_kept_bytes):
+    monkeypatch.setattr(sources, "_HEAD_BYTES", num_kept_bytes)
+    path = tmp_path / "in"
+    extra = (
+        b"" if in_order else lines_of({"id": "x", "prompt": "x", "arrival_time": 9}, *workload(1))
+    )
+    path.write_bytes(BAD_FILE + extra)
+    source, report = source_of(path, keep_going=True)
+    assert ids_of(source)[:5] == BAD_ENTRIES
+    assert report.num_lines == 3
+
+
+def test_a_report_shows_fifty_problems_and_counts_the_others(tmp_path):
+    path = tmp_path / "in"
+    path.write_bytes(b"x\n" * 70)
+    _, report = source_of(path, keep_going=True)
+    shown = report.closing()
+    assert shown.count("error[invalid-json]") == 50
+    assert shown.endswith("... and 20 more problems\n")
+    assert report.closing() == ""
+
+
+def pipe_of(data):
+    read_end, write_end = os.pipe()
+    OPEN[-1].callback(os.close, read_end)
+    with os.fdopen(write_end, "wb") as pipe:
+        pipe.write(data)
+    return f"/dev/fd/{read_end}"
+
+
+def test_a_pipe_is_read_as_a_file_is():
+    source, _ = source_of(pipe_of(BAD_FILE))
+    assert isinstance(source, PipeSource)
+    assert source.total is None
+    assert ids_of(source) == BAD_ENTRIES
+
+
+def test_on_a_pipe_arrival_times_must_not_go_back():
+    requests = [{"id": str(t), "prompt": "x", "arrival_time": t} for t in (0, 2, 1, 2, 3)]
+    source, _ = source_of(pipe_of(lines_of(*requests)))
+    entries = [source.next() for _ in requests]
+    assert [isinstance(entry.parsed, BadLine) for entry in entries] == [
+        False,
+        False,
+        True,
+        True,
+        False,
+    ]
+    problem = entries[2].parsed.problems[0]
+    assert (problem.code, problem.line, problem.field) == ("arrival-order", 3, "arrival_time")
+    assert "sort" in problem.hint
+
+
+def test_following_a_pipe_gives_what_has_come_and_waits_only_when_told():
+    read_end, write_end = os.pipe()
+    OPEN[-1].callback(os.close, read_end)
+    source, _ = source_of(f"/dev/fd/{read_end}", follow=True)
+    assert isinstance(source, FollowSource)
+    assert source.next() is None
+    assert not source.has_ended
+    os.write(write_end, lines_of({"id": "a", "prompt": "x"}))
+    source.wait()
+    assert source.next().parsed.request.id == "a"
+    os.write(write_end, b'{"id":"b","prompt":"x"}')
+    os.close(write_end)
+    source.wait()
+    assert source.next().parsed.request.id == "b"
+    source.wait()
+    assert source.next() is None
+    assert source.has_ended
+
+
+def test_an_error_of_the_followed_pipe_comes_out_of_next(tmp_path):
+    path = tmp_path / "in.gz"
+    path.write_bytes(gzip.compress(lines_of({"id": "a", "prompt": "x"}))[:-5])
+    source, _ = source_of(path, follow=True)
+    source.wait()
+    with pytest.raises(InputError, match="cut off"):
+        list(iter(source.next, None))
+
+
+def test_a_line_too_long_is_a_bad_line(monkeypatch):
+    monkeypatch.setattr(intake, "MAX_LINE_BYTES", 30)
+    monkeypatch.setattr("cli.running.entries.MAX_LINE_BYTES", 30)
+    data = lines_of({"prompt": "x"}, {"prompt": "x" * 100}, {"prompt": "y"})
+    reader = LineReader(io.BufferedReader(io.BytesIO(data)), "in", [])
+    entries = EntryReader(reader, RequestParser(vocab_size=512))
+    codes = [entries.read().parsed for _ in range(3)]
+    assert codes[1].problems[0].code == "line-too-long"
+    assert codes[2].request.id == "3"
+    assert entries.read() is None
