@@ -11,12 +11,10 @@ from collections.abc import Mapping
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple, cast
 
-from msgspec import UNSET
-
 from batcher.decoding.history import TokenHistory
 from batcher.decoding.stop_table import StopTable
-from batcher.decoding.stops import StopMatch, find_match, stop_set
-from batcher.errors import BatchdecodeError, FieldProblem, InvariantError, ModelError, RequestError
+from batcher.decoding.stops import stop_set
+from batcher.errors import BatchdecodeError, FieldProblem, ModelError, RequestError
 from batcher.events import (
     AdmitEvent,
     AdmitReason,
@@ -28,10 +26,11 @@ from batcher.events import (
     RunEvent,
 )
 from batcher.lifecycle import Move, State, move
-from batcher.models.base import Batch, Chunk, Model, join_bytes
+from batcher.models.base import Batch, Chunk, Model
 from batcher.models.callable import ModelNext
 from batcher.models.loading import as_model
-from batcher.request import ErrorInfo, FinishReason, Request, Result, StepTimes, Usage
+from batcher.request import FinishReason, Request, Result
+from batcher.results import make_result
 from batcher.scheduling.clock import Clock
 from batcher.scheduling.slots import SlotTable
 from batcher.sequence import Sequence
@@ -160,15 +159,30 @@ class Engine:
             RequestError: the request is not valid for this model, or its id is that of one that has
             not ended.
         """
-        if index is None:
-            index = self._num_requests
-        request_id = str(index + 1) if request.id is None else request.id
         problems = find_problems(request, self._model.vocab_size)
+        if problems:
+            raise RequestError(self._id_of(request, index), problems)
+        self.enqueue(request, index=index, reason=reason, known=known)
+
+    def enqueue(
+        self,
+        request: Request,
+        *,
+        index: int | None = None,
+        reason: ArriveReason = "input",
+        known: Result | None = None,
+    ) -> None:
+        """Do what `add` does with a request in which `find_problems` has found none for this model.
+
+        Raises:
+            RequestError: its id is that of a request that has not ended.
+        """
+        request_id = self._id_of(request, index)
         if request_id in self._sequences:
             message = f"a request with id {request_id!r} has not ended yet"
-            problems = [*problems, FieldProblem("duplicate-id", ("id",), message)]
-        if problems:
-            raise RequestError(request_id, problems)
+            raise RequestError(request_id, [FieldProblem("duplicate-id", ("id",), message)])
+        if index is None:
+            index = self._num_requests
         prompt = request.prompt
         tokens = self._model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
         stops = stop_set(request, self._model.eos_token_id)
@@ -217,6 +231,11 @@ class Engine:
         outcome = StepOutcome(self._events, self._results)
         self._events, self._results = [], []
         return outcome
+
+    def _id_of(self, request: Request, index: int | None) -> str:
+        if request.id is not None:
+            return request.id
+        return str((self._num_requests if index is None else index) + 1)
 
     # -- plan ------------------------------------------------------------------------------------
 
@@ -344,7 +363,7 @@ class Engine:
         del self._sequences[sequence.id]
         result = sequence.known
         if result is None:
-            result = self._result(sequence, tokens, step, reason, failure)
+            result = make_result(sequence, tokens, step, reason, failure, self._model.tokenizer)
             self._results.append(result)
         self.num_tokens += len(result.tokens)
         self._events.append(
@@ -359,38 +378,6 @@ class Engine:
                 len(result.tokens),
             )
         )
-
-    def _result(
-        self,
-        sequence: Sequence,
-        tokens: list[int],
-        step: int,
-        reason: FinishReason,
-        failure: str | None,
-    ) -> Result:
-        match = self._match(sequence, tokens) if reason == "stop" else None
-        text = (
-            join_bytes(tokens, self._model.tokenizer.token_bytes) if match is None else match.text
-        )
-        admitted = sequence.admitted_step
-        return Result(
-            id=sequence.id,
-            index=sequence.index,
-            text=text.decode("utf-8", "replace"),
-            tokens=tokens,
-            finish_reason=reason,
-            stop_reason=None if match is None else match.reason,
-            usage=Usage(len(sequence.prompt_tokens), len(tokens)),
-            slot=sequence.slot,
-            steps=StepTimes(sequence.arrived_step, admitted, admitted if tokens else None, step),
-            error=UNSET if failure is None else ErrorInfo("model-error", f"step {step}: {failure}"),
-        )
-
-    def _match(self, sequence: Sequence, tokens: list[int]) -> StopMatch:
-        match = find_match(sequence.stops, tokens, self._model.tokenizer)
-        if match is None:
-            raise InvariantError(f"request {sequence.id!r} was stopped by none of its stops")
-        return match
 
 
 def _steps_held(known: Result) -> int:

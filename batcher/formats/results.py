@@ -74,7 +74,7 @@ def encode_result(result: Result) -> bytes:
     return _encoder.encode(result) + b"\n"
 
 
-def encode_openai_row(result: Result, model: str = "batchdecode") -> bytes:
+def encode_openai_row(result: Result, model: str) -> bytes:
     r"""Return `result` as an OpenAI Batch row, "\n" included; model: the name the body shows."""
     usage, number = result.usage, f"{result.index:08d}"
     error = None if result.error is UNSET else result.error

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from batcher.engine import Engine, StepOutcome
 from batcher.events import FinishEvent, RejectEvent
 from batcher.formats.requests import BadLine, ParsedLine
-from batcher.formats.results import encode_openai_row, encode_result
-from batcher.request import ErrorInfo, Result, StepTimes, Usage
+from batcher.formats.results import encode_openai_row, encode_result, make_rejected_result
+from batcher.request import Result
 from cli.running.sources import Source
 
 
@@ -114,7 +114,7 @@ class Loop:
             request = replace(request, arrival_time=max(request.arrival_time, engine.now))
         if parsed.is_openai and known is None:
             self._openai_rows.add(index)
-        engine.add(request, index=index, reason=reason, known=known)
+        engine.enqueue(request, index=index, reason=reason, known=known)
 
     def _reject(self, index: int, bad: BadLine) -> None:
         """Make the bad line an event, and a result unless it has one."""
@@ -125,7 +125,7 @@ class Loop:
         if self._known.get(index) is None:
             if bad.is_openai:
                 self._openai_rows.add(index)
-            self._rejected.results.append(_error_result(index, bad))
+            self._rejected.results.append(make_rejected_result(bad.id, index, bad.problems))
         self._count_failure()
 
     def _report(self, bad: BadLine) -> None:
@@ -136,20 +136,3 @@ class Loop:
         self.num_failed += 1
         if self.has_given_up:
             self._is_reading = False
-
-
-def _error_result(index: int, bad: BadLine) -> Result:
-    first, *others = bad.problems
-    message = f"{first.message} (and {len(others)} more)" if others else first.message
-    return Result(
-        id=bad.id,
-        index=index,
-        text="",
-        tokens=[],
-        finish_reason="error",
-        stop_reason=None,
-        usage=Usage(0, 0),
-        slot=None,
-        steps=StepTimes(None, None, None, None),
-        error=ErrorInfo(first.code, message, first.line, first.column, first.field),
-    )

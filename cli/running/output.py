@@ -21,7 +21,6 @@ from cli.errors import WriteError
 from cli.running.input_order import InputOrder
 
 _FLUSH_SECONDS = 0.2
-_HOLD_SECONDS = 0.01
 _MAX_BUFFERED = 1000
 
 
@@ -107,78 +106,51 @@ class GzipSink:
 
 
 class ResultWriter:
-    """Writes results as they come, or in the order of the input; `num_written` are out.
+    """Writes results as they come, or in the order of the input; `num_written` are out."""
 
-    Into a plain file they go every hundredth of a second, or after a step that takes longer: a
-    system call for each of 20,000 steps a second would take a tenth of the time.
-    """
-
-    def __init__(
-        self,
-        sink: Sink,
-        order: InputOrder | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, sink: Sink, order: InputOrder | None = None) -> None:
         self.num_written = 0
-        self._sink, self._order, self._clock = sink, order, clock
-        self._is_plain_file = isinstance(sink, FileSink) and sink.is_file
-        self._ready: list[bytes] = []
-        self._last_flush = clock()
+        self._sink, self._order = sink, order
 
     def write(self, results: list[Result], encode: Callable[[Result], bytes]) -> None:
-        """Take in the results of a step, maybe none; write those whose turn has come, in lines.
+        """Write the results of a step, in lines; in the order of the input, those whose turn it is.
 
         Raises:
             WriteError, BrokenPipeError: see Sink.
         """
         if self._order is None:
-            self._ready += [encode(result) for result in results]
+            lines = [encode(result) for result in results]
         else:
+            lines = []
             for result in results:
-                self._ready += self._order.put(result.index, encode(result))
-        if self._ready and not self._may_hold():
-            self.flush()
+                lines += self._order.put(result.index, encode(result))
+        if lines:
+            self._write_lines(lines)
 
-    def flush(self) -> None:
-        """Write the lines whose turn has come; if there is no room for all, those there is for.
+    def finish(self) -> None:
+        """Write what is still held back; no result will come any more."""
+        if self._order is not None:
+            for line in self._order.rest():
+                self._write_lines([line])
 
-        Raises:
-            WriteError, BrokenPipeError: see Sink.
-        """
-        lines, self._ready = self._ready, []
-        if not lines:
-            return
+    def close(self) -> None:
+        """End the file; what is held back for its turn is lost."""
+        if self._order is not None:
+            self._order.close()
+        self._sink.close()
+
+    def _write_lines(self, lines: list[bytes]) -> None:
+        """Write `lines` at once; if there is no room for all, those there is room for."""
         try:
             self._sink.write(b"".join(lines))
         except WriteError:
-            if not self._is_plain_file:
+            if not (isinstance(self._sink, FileSink) and self._sink.is_file):
                 raise
             for line in lines:
                 self._sink.write(line)
                 self.num_written += 1
         else:
             self.num_written += len(lines)
-        self._last_flush = self._clock()
-
-    def finish(self) -> None:
-        """Write what is still held back; no result will come any more."""
-        self.flush()
-        if self._order is not None:
-            for line in self._order.rest():
-                self._sink.write(line)
-                self.num_written += 1
-
-    def close(self) -> None:
-        """End the file; what is held back for its turn is lost."""
-        try:
-            self.flush()
-        finally:
-            if self._order is not None:
-                self._order.close()
-            self._sink.close()
-
-    def _may_hold(self) -> bool:
-        return self._is_plain_file and self._clock() - self._last_flush < _HOLD_SECONDS
 
 
 class TraceWriter:

@@ -86,7 +86,8 @@ class Recorder:
             if events:
                 self._note(events)
                 view.observe(events)
-            results_to.write(results, loop.encode)
+            if results:
+                results_to.write(results, loop.encode)
             if report.has_news:
                 view.write_message(report.take())
             if engine.num_steps > num_steps:
@@ -109,7 +110,6 @@ class Recorder:
 
     def _show_all(self) -> None:
         """Show what there is before the run waits for something."""
-        self.results.flush()
         if self._trace is not None:
             self._trace.flush()
         self._view.refresh()

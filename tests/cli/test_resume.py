@@ -237,7 +237,7 @@ def test_an_openai_row_is_found_by_its_index(tmp_path):
         steps=StepTimes(0, 0, 0, 0),
     )
     path = tmp_path / "out"
-    path.write_bytes(encode_openai_row(result))
+    path.write_bytes(encode_openai_row(result, "simulated"))
     earlier = take_over(str(path), keep_order=False)
     assert [earlier.get(index) for index in (0, 3, 4, 5)] == [None, None, result, None]
     earlier.close()

@@ -1,6 +1,7 @@
 """Results out, and in again, in both forms."""
 
 import json
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -16,6 +17,8 @@ from batcher.formats.results import (
     make_rejected_result,
 )
 from batcher.request import ErrorInfo, Result, StepTimes, Usage
+
+encode_row = partial(encode_openai_row, model="simulated")
 
 RESULT = Result(
     id="a",
@@ -81,9 +84,7 @@ def test_a_failed_row_tells_whose_fault_it_is(codes, status):
     for code in codes:
         error = ErrorInfo(code, "m", line=3, column=5, field="stop[0]")
         fields = {name: getattr(RESULT, name) for name in Result.__struct_fields__}
-        row = json.loads(
-            encode_openai_row(Result(**fields | {"error": error, "finish_reason": "error"}))
-        )
+        row = json.loads(encode_row(Result(**fields | {"error": error, "finish_reason": "error"})))
         assert row["response"]["status_code"] == status
         assert row["error"] == {
             "code": code,
@@ -116,7 +117,7 @@ RESULTS = st.builds(
 
 @given(RESULTS)
 def test_both_forms_hold_the_whole_result(result):
-    for encode in (encode_result, encode_openai_row):
+    for encode in (encode_result, encode_row):
         line = encode(result)
         assert line.endswith(b"\n")
         assert line.count(b"\n") == 1
@@ -132,7 +133,7 @@ def test_both_forms_hold_the_whole_result(result):
         b"\xff",
         b'{"id":"a"}',
         encode_result(RESULT)[:-5],
-        encode_openai_row(RESULT)[:-5],
+        encode_row(RESULT)[:-5],
     ],
 )
 def test_a_line_that_is_no_result_is_an_error(line):
@@ -141,7 +142,7 @@ def test_a_line_that_is_no_result_is_an_error(line):
 
 
 def test_a_row_without_choices_is_an_error():
-    row = json.loads(encode_openai_row(RESULT))
+    row = json.loads(encode_row(RESULT))
     row["response"]["body"]["choices"] = []
     with pytest.raises(BatchdecodeError, match="not a result"):
         decode_result_line(json.dumps(row).encode())
