@@ -9,7 +9,6 @@ import stat
 import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from types import TracebackType
 from typing import BinaryIO, Self
 
 from batcher.errors import BatchdecodeError
@@ -46,12 +45,7 @@ class Input:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         # The reader of a pipe is left alone: a thread may be waiting in it, and would block us.
         for file in (self._unpacked, self._stream if self.is_file else None, self._raw):
             if file is not None:

@@ -1,7 +1,6 @@
 """What becomes of the outcomes of a run: results, trace, numbers and the picture."""
 
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from batcher.events import Event
@@ -43,12 +42,7 @@ class Recorder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         try:
             if self._trace is not None:
                 self._trace.close()
