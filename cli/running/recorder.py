@@ -102,11 +102,11 @@ class Recorder:
         for event in events:
             observe(event)
 
-    def _show_all(self) -> None:
-        """Show what there is before the run waits for something."""
+    def _show_all(self) -> float:
+        """Show what there is before the run waits; return when to do so again, see View."""
         if self._trace is not None:
             self._trace.flush()
-        self._view.refresh()
+        return self._view.refresh()
 
 
 class _ViewSink:

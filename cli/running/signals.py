@@ -21,13 +21,14 @@ class Interrupted(BaseException):
 class StopSignals:
     """Takes SIGINT and SIGTERM while it is entered; `received` is the first that came.
 
-    before_wait, before_pause: called before the run waits for something, and before Ctrl-Z stops
-    the process.
+    before_wait: called before the run waits for something, and again, while it waits, after the
+    seconds that it returned; 0 for never.
+    before_pause: called before Ctrl-Z stops the process.
     """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
-        self.before_wait: Callable[[], None] | None = None
+        self.before_wait: Callable[[], float] | None = None
         self.before_pause: Callable[[], None] | None = None
         self._is_waiting = False
         self._before: dict[signal.Signals, signal.Handlers] = {}
@@ -35,6 +36,7 @@ class StopSignals:
     def __enter__(self) -> Self:
         for number in _STOPPING:
             self._before[number] = signal.signal(number, self._take)  # type: ignore[assignment]  # never a C handler
+        self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._show_again)  # type: ignore[assignment]  # as above
         if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:  # ignored where nobody could go on
             self._before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._pause)  # type: ignore[assignment]  # as above
         # A write into a closed pipe must come back as an error here: there is a trace to close.
@@ -62,14 +64,17 @@ class StopSignals:
         Raises:
             Interrupted: a signal came.
         """
-        if self.before_wait is not None:
-            self.before_wait()
+        delay = 0.0 if self.before_wait is None else self.before_wait()
         self._is_waiting = True
         try:
             if self.received is not None:
                 raise Interrupted
+            if delay:
+                signal.setitimer(signal.ITIMER_REAL, delay)
             yield
         finally:
+            if delay:
+                signal.setitimer(signal.ITIMER_REAL, 0)
             self._is_waiting = False
 
     def sleep(self, seconds: float) -> None:
@@ -88,6 +93,10 @@ class StopSignals:
         self.received = signal.Signals(number)
         if self._is_waiting:
             raise Interrupted
+
+    def _show_again(self, _number: int, _frame: FrameType | None) -> None:
+        if self._is_waiting and self.before_wait is not None:
+            signal.setitimer(signal.ITIMER_REAL, self.before_wait())
 
     def _pause(self, number: int, _frame: FrameType | None) -> None:
         if self.before_pause is not None:

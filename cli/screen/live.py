@@ -18,6 +18,10 @@ MAX_SHARE = 0.03
 """How much of the time the pictures may take."""
 MAX_PENDING_BYTES = 2**16
 """Results wait for the next frame, but no more than these."""
+TICK = 1.0
+"""Seconds after which the clock in the header goes on while the run waits."""
+SHORTEST_WAIT = 0.05
+"""Seconds that a run which waits is left alone, at least."""
 RATE_FRAMES = 10
 """The speed in the header is the one since so many frames ago."""
 
@@ -32,7 +36,7 @@ _END_FRAME = "\r\x1b[?25h\x1b[?2026l"
 
 
 class LiveView(View):
-    """The table of slots, redrawn in place from inside the loop: no thread, no timer.
+    """The table of slots, redrawn in place from inside the loop, without a thread.
 
     Steps are sampled by wall time; with `every_step` each one is drawn.  The last picture stays.
     """
@@ -62,7 +66,7 @@ class LiveView(View):
         self._samples = deque([(-1, 0)], maxlen=RATE_FRAMES)  # (step, tokens so far) of frames
         self._started = clock()
         self._cost = 0.0
-        self._earliest_frame = self._next_frame = 0.0
+        self._earliest_frame = self._next_frame = self._tick = 0.0
         self._is_closed = False
 
     def observe(self, events: list[RequestEvent]) -> None:
@@ -76,12 +80,14 @@ class LiveView(View):
         if now >= self._next_frame:
             self._draw(now)
 
-    def refresh(self) -> None:
-        """Draw what is not drawn yet, for the run is about to wait."""
+    def refresh(self) -> float:
+        """Draw what is not drawn yet, and the time while the run waits; see View."""
         now = self._clock()
-        is_stale = self._step != self._drawn_step and now >= self._earliest_frame
-        if self._pending or is_stale:
+        is_new = self._step != self._drawn_step or now >= self._tick
+        if self._pending or (is_new and now >= self._earliest_frame):
             self._draw(now)
+        wanted = self._tick if self._step == self._drawn_step else self._earliest_frame
+        return max(wanted - self._clock(), SHORTEST_WAIT) if math.isfinite(wanted) else 0.0
 
     def write_results(self, lines: bytes) -> None:
         """Print whole lines above the picture, with the next frame.
@@ -133,7 +139,7 @@ class LiveView(View):
         try:
             self._terminal.write(text)
         except OSError:
-            self._next_frame = self._earliest_frame = math.inf
+            self._next_frame = self._earliest_frame = self._tick = math.inf
             return False
         return True
 
@@ -143,6 +149,7 @@ class LiveView(View):
         # A frame that hung, in a stopped terminal say, counts for about twice the one before.
         self._cost = min(end - start, 2 * self._cost + 0.001)
         self._earliest_frame = end + self._cost * (1 / MAX_SHARE - 1)
+        self._tick = end + TICK
         latest = max(self._earliest_frame, end + MIN_INTERVAL)
         self._next_frame = 0.0 if self._every_step else latest
 

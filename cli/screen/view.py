@@ -32,8 +32,12 @@ class View:
         num_queued: how many requests wait, None if nobody knows.
         """
 
-    def refresh(self) -> None:
-        """Show what is not shown yet, for the run is about to wait."""
+    def refresh(self) -> float:
+        """Show what is not shown yet, for the run is about to wait or waits.
+
+        Return the seconds after which there will be something more to show, 0 for never.
+        """
+        return 0.0
 
     def step_aside(self) -> None:
         """Leave the terminal to somebody else; a signal handler may call this."""

@@ -64,6 +64,26 @@ def test_results_wait_for_the_next_frame_but_not_for_ever():
     assert "x" * 80 in run.screen.all_lines()
 
 
+def test_a_run_that_waits_is_shown_as_it_stands_as_soon_as_there_is_time():
+    run = Run(long_requests(1))
+    run.view.after_step(0, 0)
+    run.clock.now = 0.001
+    run.view.after_step(9, 0)
+    run.view._earliest_frame = 0.5  # the first picture was slow
+    assert run.view.refresh() == pytest.approx(0.499)
+    assert "step 0 " in run.screen.text().splitlines()[0]
+    run.clock.now = 0.5
+    assert run.view.refresh() == pytest.approx(1)
+    assert "step 9 " in run.screen.text().splitlines()[0]
+
+
+def test_the_clock_goes_on_while_the_run_waits():
+    run = Run(long_requests(1)).steps(1)
+    run.clock.now = 70.0
+    assert run.view.refresh() == pytest.approx(1)
+    assert run.screen.text().splitlines()[0].endswith("1:10")
+
+
 def test_messages_stand_above_the_picture_too():
     run = Run(long_requests(8)).steps(1)
     run.view.write_message("warning: look\n")

@@ -44,8 +44,7 @@ def test_a_signal_breaks_off_what_waits(is_early):
         if is_early:
             send(signal.SIGINT)
         else:
-            signal.signal(signal.SIGALRM, lambda *_: send(signal.SIGINT))
-            signal.setitimer(signal.ITIMER_REAL, 0.05)
+            threading.Timer(0.05, send, [signal.SIGINT]).start()
         began = time.monotonic()
         with pytest.raises(Interrupted):
             stop.sleep(10)
@@ -55,9 +54,20 @@ def test_a_signal_breaks_off_what_waits(is_early):
 def test_before_a_wait_everything_is_shown():
     shown = []
     with StopSignals() as stop:
-        stop.before_wait = lambda: shown.append("now")
+        stop.before_wait = lambda: shown.append("now") or 0.0
         stop.sleep(0)
     assert shown == ["now"]
+
+
+def test_a_wait_is_no_reason_to_show_nothing_new():
+    shown = []
+    with StopSignals() as stop:
+        stop.before_wait = lambda: shown.append("now") or 0.01
+        stop.sleep(0.2)
+        assert 3 < len(shown) < 25
+        num_shown = len(shown)
+        time.sleep(0.05)
+    assert len(shown) == num_shown
 
 
 def test_the_handlers_of_before_come_back():
