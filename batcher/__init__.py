@@ -56,6 +56,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """Return the public names, loaded or not."""
+    return [*__all__, "__version__"]
+
+
 def __getattr__(name: str) -> Any:
     """Import the public name `name` from the module that holds it."""
     if name not in _HOME_OF:

@@ -6,7 +6,7 @@ fields are the contract of docs/requests-and-results.md.
 
 from typing import Annotated, Literal
 
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
 
 MAX_INT = 2**31 - 1
 
@@ -63,8 +63,11 @@ class ErrorInfo(Struct, frozen=True, omit_defaults=True):
     field: str | None = None
 
 
-class Result(Struct, frozen=True, kw_only=True, gc=False):
-    """What a request was given: exactly one for every request read."""
+class Result(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """What a request was given: exactly one for every request read.
+
+    error: why it failed; None, and not written, for the others.
+    """
 
     id: str
     index: int
@@ -75,4 +78,4 @@ class Result(Struct, frozen=True, kw_only=True, gc=False):
     usage: Usage
     slot: int | None
     steps: StepTimes
-    error: ErrorInfo | UnsetType = UNSET
+    error: ErrorInfo | None = None

@@ -1,7 +1,5 @@
 """What a sequence that has ended is given."""
 
-from msgspec import UNSET
-
 from batcher.decoding.stops import StopMatch, find_match
 from batcher.errors import InvariantError
 from batcher.models.base import Tokenizer, join_bytes
@@ -34,7 +32,7 @@ def make_result(
         usage=Usage(len(sequence.prompt_tokens), len(tokens)),
         slot=sequence.slot,
         steps=StepTimes(sequence.arrived_step, admitted, admitted if tokens else None, step),
-        error=UNSET if failure is None else ErrorInfo("model-error", f"step {step}: {failure}"),
+        error=None if failure is None else ErrorInfo("model-error", f"step {step}: {failure}"),
     )
 
 

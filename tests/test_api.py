@@ -69,8 +69,19 @@ def test_one_model_serves_one_run_after_another() -> None:
     )
 
 
+def test_an_engine_takes_requests_only() -> None:
+    with pytest.raises(BatchdecodeError, match="takes a Request, not a dict"):
+        batcher.Engine(SimulatedModel()).add({"prompt": ""})
+
+
+def test_a_result_without_a_fault_has_no_error() -> None:
+    [result] = decode([{"prompt": ""}])
+    assert result.error is None
+
+
 def test_every_public_name_can_be_had() -> None:
     for name in batcher.__all__:
+        assert name in dir(batcher)
         assert getattr(batcher, name) is not None
     with pytest.raises(AttributeError):
         batcher.no_such_name  # noqa: B018 - the look-up is the test

@@ -167,7 +167,7 @@ def test_an_idle_engine_wants_all_that_arrive_together() -> None:
     assert len(outcome.results) == 3
 
 
-@pytest.mark.parametrize("batch_size", [0, -1, 2**20 + 1])
+@pytest.mark.parametrize("batch_size", [0, -1, 2**20 + 1, 2.5, "8", None])
 def test_a_batch_size_out_of_range_is_refused(batch_size: int) -> None:
     with pytest.raises(BatchdecodeError, match="batch size"):
         Engine(SimulatedModel(), batch_size)

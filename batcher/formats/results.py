@@ -1,7 +1,7 @@
 """Results as lines of JSON, in two forms that hold the same: our own and OpenAI Batch rows."""
 
 import msgspec
-from msgspec import UNSET, Struct
+from msgspec import Struct
 
 from batcher.errors import RUN_ERROR_CODES, BatchdecodeError
 from batcher.formats.diagnostics import Problem
@@ -77,7 +77,7 @@ def encode_result(result: Result) -> bytes:
 def encode_openai_row(result: Result, model: str) -> bytes:
     r"""Return `result` as an OpenAI Batch row, "\n" included; model: the name the body shows."""
     usage, number = result.usage, f"{result.index:08d}"
-    error = None if result.error is UNSET else result.error
+    error = result.error
     total = usage.prompt_tokens + usage.completion_tokens
     completion = Completion(
         id=f"cmpl-{number}",
@@ -148,5 +148,5 @@ def _result_of_row(row: ResultRow) -> Result:
         usage=Usage(body.usage.prompt_tokens, body.usage.completion_tokens),
         slot=extras.slot,
         steps=extras.steps,
-        error=UNSET if row.error is None else row.error,
+        error=row.error,
     )

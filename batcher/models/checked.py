@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from batcher.errors import ModelError
+from batcher.errors import BatchdecodeError, ModelError
 from batcher.models.base import Batch, IntArray, Model, ModelOutput
 from batcher.request import MAX_INT
 
@@ -15,14 +15,33 @@ class CheckedModel:
     def __init__(self, model: Model) -> None:
         self.name, self.settings, self.tokenizer = model.name, model.settings, model.tokenizer
         self.vocab_size, self.eos_token_id = model.vocab_size, model.eos_token_id
-        self.release = model.release
         self._model = model
         self._num_slots = 0
 
     def allocate(self, num_slots: int) -> None:
-        """Make room for `num_slots` rows."""
+        """Make room for `num_slots` rows.
+
+        Raises:
+            BatchdecodeError: the model raised.
+        """
         self._num_slots = num_slots
-        self._model.allocate(num_slots)
+        try:
+            self._model.allocate(num_slots)
+        except Exception as error:  # as in forward
+            message = f"{self.name} cannot make room for {num_slots} rows: {_said(error)}"
+            raise BatchdecodeError(message) from error
+
+    def release(self, slot: int) -> None:
+        """Forget the row in `slot`.
+
+        Raises:
+            BatchdecodeError: the model raised; nobody knows what its rows hold now.
+        """
+        try:
+            self._model.release(slot)
+        except Exception as error:  # as in forward
+            message = f"{self.name} cannot release slot {slot}: {_said(error)}"
+            raise BatchdecodeError(message) from error
 
     def forward(self, batch: Batch) -> ModelOutput:
         """Return the model's answer, with token ids out of range among its failures.
@@ -37,7 +56,7 @@ class CheckedModel:
         except ModelError:
             raise
         except Exception as error:  # whatever another's code raises is that model's failure
-            raise ModelError(f"{self.name} raised {type(error).__name__}: {error}") from error
+            raise ModelError(f"{self.name} raised {_said(error)}") from error
         if tokens.shape != (self._num_slots,) or tokens.dtype.kind not in "iu":
             shape = f"{tokens.dtype} {list(tokens.shape)}"
             raise ModelError(f"{self.name} returned {shape}, not integers [{self._num_slots}]")
@@ -55,3 +74,7 @@ class CheckedModel:
             for slot in slots[~is_good].tolist()
         }
         return ModelOutput(good, problems | dict(failed))
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -67,6 +67,10 @@ def _import_object(spec: str) -> object:
     module_name, separator, name = spec.partition(":")
     if not (module_name and separator and name):
         raise BatchdecodeError(f"unknown model {spec!r}, known: simulated, package.module:name")
+    if not all(part.isidentifier() for part in module_name.split(".")) or module_name.endswith(
+        ".py"
+    ):
+        raise BatchdecodeError(f"unknown model {spec!r}: {module_name!r} is no package.module")
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)

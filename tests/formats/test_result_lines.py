@@ -6,7 +6,6 @@ from functools import partial
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec import UNSET
 
 from batcher.errors import REQUEST_ERROR_CODES, RUN_ERROR_CODES, BatchdecodeError
 from batcher.formats.requests import RequestParser
@@ -110,8 +109,7 @@ RESULTS = st.builds(
     usage=st.builds(Usage, COUNT, COUNT),
     slot=MAYBE_COUNT,
     steps=st.builds(StepTimes, MAYBE_COUNT, MAYBE_COUNT, MAYBE_COUNT, MAYBE_COUNT),
-    error=st.just(UNSET)
-    | st.builds(ErrorInfo, TEXT, TEXT, MAYBE_COUNT, MAYBE_COUNT, st.none() | TEXT),
+    error=st.none() | st.builds(ErrorInfo, TEXT, TEXT, MAYBE_COUNT, MAYBE_COUNT, st.none() | TEXT),
 )
 
 

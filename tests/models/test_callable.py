@@ -180,6 +180,8 @@ def test_a_model_is_found_in_the_current_folder(
     ("spec", "settings", "seed", "message"),
     [
         ("gpt", {}, None, "unknown model 'gpt', known: simulated, package.module:name"),
+        ("./my:x", {}, None, "unknown model './my:x': './my' is no package.module"),
+        ("my.py:x", {}, None, "'my.py' is no package.module"),
         ("no_such_module:x", {}, None, "cannot import no_such_module: ModuleNotFoundError"),
         ("math:pi", {}, None, "math:pi is neither a Model nor callable"),
         ("math:sqrt", {}, 4, "a seed is a setting of the simulated model"),

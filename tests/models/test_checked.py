@@ -91,6 +91,14 @@ def test_a_row_that_the_model_gives_up_fails_with_its_words() -> None:
     assert results[1].error.message == "step 2: context is full"
 
 
+@pytest.mark.parametrize("method", ["allocate", "release"])
+def test_a_cache_that_fails_ends_the_run_with_its_words(method: str) -> None:
+    model = Faulty(ModelOutput)
+    setattr(model, method, lambda _: fail(MemoryError("no blocks")))
+    with pytest.raises(BatchdecodeError, match=r"faulty cannot .*: MemoryError: no blocks"):
+        decode(REQUESTS, model=model)
+
+
 def test_an_engine_takes_a_callable_as_well() -> None:
     engine = Engine(lambda prefixes: [5 for _ in prefixes], 2)
     engine.add(Request(prompt="", max_tokens=1))
