@@ -27,6 +27,7 @@ class Loop:
     """Iterates over the outcomes of a run.
 
     num_read: lines taken from the source.  num_failed: requests that failed so far.
+    first_failure: what the model did to the first request that failed in it.
     has_refused: a bad line has ended the reading, since such lines are not skipped.
     """
 
@@ -44,6 +45,7 @@ class Loop:
         self.engine, self.source = engine, source
         self.num_read = self.num_failed = 0
         self.has_refused = False
+        self.first_failure: str | None = None
         self._known: KnownResults = {} if known is None else known
         self._model_name = model_name
         self._keep_going = keep_going
@@ -75,7 +77,7 @@ class Loop:
                 outcome = engine.step()
                 for event in outcome.events:
                     if type(event) is FinishEvent and event.reason == "error":
-                        self._count_failure()
+                        self._note_failure(outcome.results)
                 yield outcome
             elif self._is_reading:
                 self.source.wait()
@@ -131,6 +133,12 @@ class Loop:
     def _report(self, bad: BadLine) -> None:
         if self._on_bad_line is not None:
             self._on_bad_line(bad)
+
+    def _note_failure(self, results: list[Result]) -> None:
+        self._count_failure()
+        if self.first_failure is None:
+            failures = (f"{r.id}: {r.error.message}" for r in results if r.error is not None)
+            self.first_failure = next(failures, None)
 
     def _count_failure(self) -> None:
         self.num_failed += 1

@@ -15,6 +15,7 @@ from batcher.models.loading import load_model
 from cli.errors import WriteError
 from cli.options import RunOptions
 from cli.running.intake import Waiting, open_input
+from cli.running.lock import OutputLock
 from cli.running.loop import KnownResults, Loop
 from cli.running.output import check_distinct, open_sink
 from cli.running.problems import InvalidInput, ProblemReport, say
@@ -22,9 +23,10 @@ from cli.running.recorder import Recorder
 from cli.running.resume import Resumption, prepare
 from cli.running.signals import Interrupted, StopSignals
 from cli.running.sources import open_source
+from cli.screen.cells import printable
 from cli.screen.choice import open_view
 from cli.screen.summary import RunFiles, render_summary
-from cli.screen.terminal import wants_color
+from cli.screen.terminal import is_pipe, wants_color
 from cli.screen.view import View
 
 
@@ -105,7 +107,11 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
     job = Job(options, stop.waiting)
     with job.requests:
         _check_files(options, job)
-        with prepare(options, job.requests, job.model) as resumption:
+        with (
+            OutputLock(options.output) as lock,
+            prepare(options, job.requests, job.model) as resumption,
+        ):
+            lock.renew()
             return _decode(job, resumption, stop, command)
 
 
@@ -130,6 +136,8 @@ def _decode(job: Job, resumption: Resumption, stop: StopSignals, command: str) -
     say(job.requests.take_notes() + job.report.closing())
     if status != 1:
         _summarize(options, loop, recorder, time.monotonic() - started)
+    if loop.first_failure is not None:
+        say(f"first failure: {printable(loop.first_failure)}\n")
     _refuse_bad_line(job, loop)
     what_now = f"continue with: {command}\n"
     if loop.has_given_up and remark is None:
@@ -162,6 +170,7 @@ def _open_view(options: RunOptions, job: Job, loop: Loop) -> View:
         batch_size=options.batch,
         total=loop.source.total,
         every_step=options.step_delay > 0,
+        is_piped=options.output is None and is_pipe(1),
     )
 
 

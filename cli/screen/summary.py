@@ -125,8 +125,7 @@ def _idle(summary: RunSummary) -> str:
     ]
     if len(causes) == 1:
         return f"  idle: {causes[0]}"
-    percent = 100 - _busy_percent(summary)
-    return f"  idle: {percent}% = {', '.join(causes)}"
+    return f"  idle: {_share(summary.idle_slot_steps, total)} = {', '.join(causes)}"
 
 
 def _busy_percent(summary: RunSummary) -> int:

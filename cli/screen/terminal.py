@@ -2,6 +2,7 @@
 
 import os
 import select
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -38,6 +39,11 @@ def can_print_boxes(encoding: str) -> bool:
     except (UnicodeEncodeError, LookupError):
         return False
     return True
+
+
+def is_pipe(fd: int) -> bool:
+    """Return whether what is written to `fd` goes to another program."""
+    return stat.S_ISFIFO(os.fstat(fd).st_mode)
 
 
 def is_same_terminal(fd: int, other: int) -> bool:

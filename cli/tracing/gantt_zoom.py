@@ -30,11 +30,15 @@ def choose_zoom(timeline: Timeline, selection: Selection, num_cells: int) -> tup
 
 
 def _around_requests(timeline: Timeline, request_ids: frozenset[str]) -> range:
-    """Return the steps from arrival to end of the requests, and a little around; none for none."""
+    """Return the steps in which the requests run, and a little around; none for none.
+
+    Of requests that never ran, those in which they wait.
+    """
     if not request_ids:
         return range(0)
     chosen = Selection(request_ids=request_ids)
-    stays: list[Span | Wait] = [*timeline.select_spans(chosen), *timeline.select_waits(chosen)]
+    stays: list[Span] | list[Wait] = list(timeline.select_spans(chosen))
+    stays = stays or list(timeline.select_waits(chosen))
     first = min((stay.start for stay in stays), default=0)
     stop = max((stay.end for stay in stays), default=0)
     margin = (stop - first + 9) // 10

@@ -136,10 +136,10 @@ def test_steps_choose_the_close_up():
     assert any(line.startswith("steps 10:20") for line in lines)
 
 
-def test_requests_choose_the_close_up_from_arrival_to_end():
+def test_requests_choose_the_close_up_of_their_stay_in_a_slot():
     timeline = timeline_of(jobs_of(*[50] * 40), 4)
     zoom, _ = choose_zoom(timeline, Selection(request_ids=frozenset({"r30"})), 64)
-    assert zoom == range(440)  # it waits from step 0 on, and runs from 350 to 400
+    assert zoom == range(345, 405)  # it waits from step 0 on, and runs from 350 to 400
     assert choose_zoom(timeline, Selection(request_ids=frozenset({"r0"})), 64)[0] == range(55)
 
 

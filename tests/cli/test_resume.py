@@ -265,3 +265,24 @@ def test_whatever_ends_it_and_whenever_the_run_can_be_continued(tmp_path, whole,
     assert batchdecode(*arguments, cwd=tmp_path).returncode == 1
     out = (tmp_path / "out").read_bytes()
     assert sorted(out.splitlines()) == sorted(whole.splitlines())
+
+
+def test_one_file_of_results_is_written_by_one_run_at_a_time(tmp_path):
+    (tmp_path / "in").write_bytes(lines_of(*workload(200)))
+    first = start("run", "in", "-o", "out", "--step-delay", "0.02", cwd=tmp_path)
+    while not (tmp_path / "out").exists() or not (tmp_path / "out").stat().st_size:
+        time.sleep(0.01)
+    for more in ([], ["--resume"]):
+        second = batchdecode("run", "in", "-o", "out", *more, cwd=tmp_path)
+        assert second.returncode == 2
+        assert "out is being written by another run" in second.stderr
+    first.kill()
+    first.communicate()
+    assert batchdecode("run", "in", "-o", "out", "--resume", cwd=tmp_path).returncode == 0
+    assert len((tmp_path / "out").read_bytes().splitlines()) == 200
+
+
+def test_a_run_that_is_refused_leaves_no_file(tmp_path):
+    (tmp_path / "in").write_bytes(b"{}\n")
+    assert batchdecode("run", "in", "-o", "out", cwd=tmp_path).returncode == 2
+    assert not (tmp_path / "out").exists()

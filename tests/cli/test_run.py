@@ -273,3 +273,15 @@ def test_an_interrupted_follower_ends_at_once():
     process.terminate()
     assert process.wait(timeout=5) == 143
     process.communicate()
+
+
+def test_the_first_failure_of_a_model_is_told(tmp_path):
+    (tmp_path / "in").write_bytes(lines_of({"prompt": "a"}, {"id": "b\x1b[31m", "prompt": "b"}))
+    (tmp_path / "broken.py").write_text(
+        "def model(prefixes):\n    raise ValueError('\\x1b[2Jno')\n"
+    )
+    done = batchdecode("run", "in", "--model", "broken:model", "--quiet", cwd=tmp_path)
+    assert done.returncode == 1
+    told = done.stderr
+    assert "first failure: 1: step 0: broken:model raised ValueError: " in told
+    assert "\x1b" not in told

@@ -42,7 +42,7 @@ def test_a_run_in_five_lines():
     assert lines_of(summary_of(BUSY_JOBS), files) == [
         "✓ 21 ok  1 failed   903 steps · 2 slots · 72% busy · 2.1 s",
         "  wait p50 160 p95 360   first token p50 161   latency p50 240 p95 400  (steps)",
-        "  idle: 28% = 0.2% tail drain, 27.7% empty queue",
+        "  idle: 27.9% = 0.2% tail drain, 27.7% empty queue",
         "  any schedule needs at least 652 steps; this one took 38.5% more",
         "  results.jsonl (22)   trace: batchdecode trace run.trace.jsonl",
     ]

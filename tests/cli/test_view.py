@@ -42,7 +42,7 @@ OPEN_VIEW = """
 import sys
 from cli.screen.choice import open_view
 view = open_view(live=sys.argv[1], is_quiet=sys.argv[2] == "quiet", color="auto", title="t",
-                 batch_size=1, total=None, every_step=False)
+                 batch_size=1, total=None, every_step=False, is_piped=sys.argv[2] == "piped")
 print(type(view).__name__)
 """
 
@@ -55,6 +55,8 @@ print(type(view).__name__)
         ("always", "", False, "LiveView"),
         ("never", "", True, "View"),
         ("always", "quiet", True, "View"),
+        ("auto", "piped", True, "ProgressLines"),
+        ("always", "piped", True, "LiveView"),
     ],
 )
 def test_the_view_is_the_one_stderr_allows(live, quiet, on_tty, expected):
