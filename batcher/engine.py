@@ -315,8 +315,7 @@ class Engine:
                 tokens, failed = output.tokens, output.failed
                 batch.tokens = tokens
                 self._history.append(tokens)
-                if self._stops.advance(tokens):
-                    matched = self._stops.matched_slots()
+                matched = self._stops.advance(tokens)
             if batch.chunks:
                 batch.chunks = []
         if matched or failed or step >= slots.next_deadline:

@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from batcher.errors import FieldProblem
 from batcher.request import MAX_INT, Request
 
-MAX_STOP_LENGTH = 4096  # all stops of one request together, in token ids and UTF-8 bytes
+MAX_STOP_LENGTH = 1024  # all stops of one request together, in token ids and UTF-8 bytes
 MAX_SHOWN = 40  # characters of a value or a name that a message quotes
 _MAX_PLAIN_STOPS = 16  # in each dimension: three fields of 16 x 16 stay below MAX_STOP_LENGTH
 STOP_FIELDS = ("stop_token", "stop_sequence", "stop")

@@ -32,7 +32,7 @@ GOOD = [
     {"prompt": "a", "stop_sequence": "x"},
     {"prompt": "a", "stop_sequence": ["x", "y"]},
     {"prompt": "a", "stop": "x", "stop_token": 1, "stop_sequence": [2]},
-    {"prompt": "a", "stop": ["x" * 2048, "y" * 2048]},
+    {"prompt": "a", "stop": ["x" * 512, "y" * 512]},
     {"prompt": "a", "stop_sequence": [1] * MAX_STOP_LENGTH},
     {"prompt": "a", "arrival_time": 5},
     {"prompt": "a", "arrival_time": 1e300, "ignore_eos": True},
@@ -67,7 +67,7 @@ BAD = [
     ({"prompt": "", "stop_token": {1}}, "invalid-type", "stop_token"),
     ({"prompt": "", "stop_token": []}, "invalid-value", "stop_token"),
     ({"prompt": "", "stop_token": [1, -1]}, "unknown-token", "stop_token[1]"),
-    ({"prompt": "", "stop_token": [1] * 4097}, "invalid-value", "stop_token"),
+    ({"prompt": "", "stop_token": [1] * 1025}, "invalid-value", "stop_token"),
     ({"prompt": "", "stop_sequence": []}, "invalid-value", "stop_sequence"),
     ({"prompt": "", "stop_sequence": ""}, "invalid-value", "stop_sequence"),
     ({"prompt": "", "stop_sequence": [[1], []]}, "invalid-value", "stop_sequence[1]"),
@@ -116,11 +116,11 @@ def test_all_problems_are_found():
 
 
 def test_the_stops_are_measured_together():
-    stops = {"stop_token": [1] * 1000, "stop_sequence": [[2] * 2000], "stop": "é" * 548}
+    stops = {"stop_token": [1] * 200, "stop_sequence": [[2] * 600], "stop": "é" * 112}
     assert find_problems(Request(prompt="", **stops), None) == []
-    (problem,) = find_problems(Request(prompt="", **stops | {"stop": "é" * 548 + "a"}), None)
+    (problem,) = find_problems(Request(prompt="", **stops | {"stop": "é" * 112 + "a"}), None)
     assert problem.field == "stop_sequence"
-    assert "4097" in problem.message
+    assert "1025" in problem.message
 
 
 def test_without_a_vocabulary_any_31_bit_id_will_do():

@@ -1,8 +1,7 @@
-"""A StopSet as a deterministic automaton over token ids: checking a row is one table lookup.
+"""Stops as deterministic automata over token ids: checking a row is one table lookup.
 
-Aho and Corasick (CACM 18(6), 1975) give one automaton over the id patterns and one over the bytes
-of the text patterns; the second is lifted from bytes to whole tokens, and both run side by side as
-one product automaton.
+Both kinds are those of Aho and Corasick (CACM 18(6), 1975): over the ids of id patterns, and over
+the bytes of text patterns, lifted from bytes to whole tokens.
 """
 
 from collections import deque
@@ -12,7 +11,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from batcher.decoding.stops import StopSet
 from batcher.models.base import REPLACEMENT, IntArray
 
 MATCHED = -1  # the state once a stop completed; there is no way on from it
@@ -46,21 +44,27 @@ class TokenMatrix:
         return columns
 
 
-def build(stops: StopSet, width: int, matrix: TokenMatrix) -> IntArray:
-    """Return the automaton of `stops`: [num_states, width], the next state of (state, token id).
+def text_automaton(patterns: Sequence[bytes], matrix: TokenMatrix) -> IntArray:
+    """Return [num_states, num_tokens + 1]: the state after all bytes of a token; see aho_corasick.
 
-    State 0 is the start; MATCHED stands where the token completes a stop.
+    A pattern may complete anywhere in the token.
     """
-    over_ids = _aho_corasick(stops.id_patterns, width)
-    if not stops.texts:
-        return over_ids
-    over_text = _lift(_aho_corasick(stops.text_patterns, 256), matrix)
-    token_ids = np.minimum(np.arange(width), matrix.num_tokens)
-    return _product(over_ids, over_text[:, token_ids])
+    byte_table = aho_corasick(patterns, 256)
+    past_the_end = np.full((1, 256), MATCHED)
+    byte_table = np.concatenate([byte_table, past_the_end])  # which MATCHED, -1, indexes
+    num_states = len(byte_table) - 1
+    states = np.repeat(np.arange(num_states)[:, None], len(matrix.lengths), axis=1)
+    for position, byte in enumerate(matrix.columns):
+        (going_on,) = (matrix.lengths > position).nonzero()
+        states[:, going_on] = byte_table[states[:, going_on], byte[going_on]]
+    return states
 
 
-def _aho_corasick(patterns: Sequence[Sequence[int]], width: int) -> IntArray:
-    """Return [num_states, width]: the next state of (state, symbol), MATCHED at a pattern's end."""
+def aho_corasick(patterns: Sequence[Sequence[int]], width: int) -> IntArray:
+    """Return [num_states, width]: the next state of (state, symbol), MATCHED at a pattern's end.
+
+    State 0 is the start; symbols are from 0 to width - 1.
+    """
     children: list[dict[int, int]] = [{}]
     accepting = [False]
     for pattern in patterns:
@@ -85,37 +89,3 @@ def _aho_corasick(patterns: Sequence[Sequence[int]], width: int) -> IntArray:
             table[state, symbol] = child
     table[np.array(accepting)[table]] = MATCHED
     return table
-
-
-def _lift(byte_table: IntArray, matrix: TokenMatrix) -> IntArray:
-    """Return [num_states, num_tokens + 1]: where `byte_table` leads with all bytes of a token."""
-    states = np.repeat(np.arange(len(byte_table))[:, None], len(matrix.lengths), axis=1)
-    for position, byte in enumerate(matrix.columns):
-        goes_on = (matrix.lengths > position) & (states != MATCHED)
-        states = np.where(goes_on, byte_table[states, byte], states)
-    return states
-
-
-def _product(left: IntArray, right: IntArray) -> IntArray:
-    """Return the automaton that runs `left` and `right` at once and matches when either does.
-
-    Only pairs that can be reached become states.  They are few: each side remembers a suffix of the
-    same output, and the longer suffix mostly decides the shorter one.
-    """
-    pairs = [(0, 0)]
-    number_of = {(0, 0): 0}
-    rows = []
-    for left_state, right_state in pairs:  # grows while it is walked
-        left_next, right_next = left[left_state], right[right_state]
-        has_matched = (left_next == MATCHED) | (right_next == MATCHED)
-        codes = np.where(has_matched, MATCHED, left_next * len(right) + right_next)
-        reached, inverse = np.unique(codes, return_inverse=True)
-        numbers = []
-        for code in reached.tolist():
-            pair = divmod(code, len(right))
-            if code != MATCHED and pair not in number_of:
-                number_of[pair] = len(pairs)
-                pairs.append(pair)
-            numbers.append(MATCHED if code == MATCHED else number_of[pair])
-        rows.append(np.array(numbers)[inverse])
-    return np.stack(rows)

@@ -27,6 +27,11 @@ class StopSet(Struct, frozen=True, cache_hash=True):
     eos_token_id: int | None = None
 
     @property
+    def has_ids(self) -> bool:
+        """Whether any stop is made of token ids."""
+        return bool(self.token_ids or self.sequences) or self.eos_token_id is not None
+
+    @property
     def id_patterns(self) -> list[tuple[int, ...]]:
         """Every stop that is made of token ids, EOS included."""
         singles = [(token_id,) for token_id in self.token_ids]

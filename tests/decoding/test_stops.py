@@ -127,7 +127,7 @@ stop_sets = st.builds(
 )
 
 
-@given(st.data(), st.sampled_from([None, 256, 600]))
+@given(st.data(), st.sampled_from([None, 256, 600, 5000]))
 @settings(max_examples=150, deadline=None)
 def test_the_table_matches_when_the_definition_does(
     data: st.DataObject, vocab_size: int | None
@@ -146,14 +146,14 @@ def test_the_table_matches_when_the_definition_does(
                 table.open(slot, stops)
                 rows[slot] = (stops, [])
         tokens = [data.draw(letters | large) for _ in range(3)]
-        table.advance(np.array(tokens))
+        matched = table.advance(np.array(tokens))
         expected = []
         for slot, row in enumerate(rows):
             if row is not None:
                 row[1].append(tokens[slot])
                 if find_match(row[0], row[1], BYTES) is not None:
                     expected.append(slot)
-        assert [slot for slot in table.matched_slots() if rows[slot]] == expected
+        assert sorted({slot for slot in matched if rows[slot]}) == expected
         for slot in expected:
             table.close(slot)
             rows[slot] = None
@@ -165,7 +165,20 @@ def test_a_long_stream_of_distinct_sets_reuses_the_table() -> None:
         slot = number % 4
         table.close(slot)
         table.open(slot, StopSet(sequences=((number % 500, number % 7, number % 11),)))
-    assert len(table._table) <= 128
+    assert len(table._ids._table) <= 128
+
+
+def test_long_stops_of_both_kinds_take_room_for_each_and_not_for_every_pair() -> None:
+    table = StopTable(1, 512, ENGLISH.tokenizer)
+    table.open(0, StopSet(sequences=((99,) * 400,), texts=("a" * 400,)))
+    assert len(table._ids._table) + len(table._texts._table) < 2000
+
+
+@pytest.mark.parametrize("stop_token", [2**31 - 1, [5, 10_000_000]])
+def test_a_huge_id_takes_no_more_room_than_a_small_one(stop_token: int | list[int]) -> None:
+    request = Request(prompt="", max_tokens=2, stop_token=stop_token)
+    [result] = decode([request], model=lambda prefixes: [[7, 10_000_000][len(p)] for p in prefixes])
+    assert (result.finish_reason == "stop") == (stop_token != 2**31 - 1)
 
 
 def test_an_id_larger_than_every_stop_matches_nothing() -> None:
