@@ -46,6 +46,7 @@ def decode(
 def _request(fields: Mapping[str, Any], number: int) -> Request:
     """Return the request a mapping states, by the rules for a line that holds it."""
     try:
+        _refuse_bytes(fields)
         line = msgspec.json.encode(fields, enc_hook=_as_python)
     except (TypeError, ValueError) as error:
         raise BatchdecodeError(f"request {number}: {error}") from None
@@ -59,6 +60,21 @@ def _request(fields: Mapping[str, Any], number: int) -> Request:
         for problem in parsed.problems
     ]
     raise RequestError(parsed.id, problems)
+
+
+def _refuse_bytes(value: object) -> None:
+    """Make sure that `value` holds nothing that JSON would take for something else.
+
+    Raises:
+        TypeError: it does.
+    """
+    if isinstance(value, bytes | bytearray | memoryview | set | frozenset):
+        raise TypeError(f"a {type(value).__name__} cannot be part of a request")
+    if isinstance(value, Mapping):
+        _refuse_bytes([*value.values()])
+    elif isinstance(value, list | tuple) and {type(part) for part in value} != {int}:
+        for part in value:
+            _refuse_bytes(part)
 
 
 def _as_python(value: Any) -> Any:

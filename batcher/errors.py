@@ -61,5 +61,15 @@ class RequestError(BatchdecodeError):
         super().__init__(f"request {request_id!r}: {'; '.join(said)}")
 
 
+def describe(error: BaseException) -> str:
+    """Return what an exception of somebody else's code says, whatever its text holds."""
+    kind = type(error).__name__
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - even this is somebody else's code
+        return kind
+    return f"{kind}: {text}".encode(errors="replace").decode()
+
+
 class InvariantError(Exception):
     """A bug in batchdecode itself: something that must never happen did."""

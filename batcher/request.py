@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 MAX_INT = 2**31 - 1
+MAX_TIME = 2.0**52  # seconds; up to here a clock of steps is exact
 
 TokenId = Annotated[int, Meta(ge=0, le=MAX_INT)]
 FinishReason = Literal["stop", "length", "error", "aborted"]
@@ -29,7 +30,7 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=
     stop_sequence: str | list[TokenId | str | list[TokenId]] | None = None
     stop: str | list[str] | None = None
     ignore_eos: bool = False
-    arrival_time: Annotated[float, Meta(ge=0)] = 0.0
+    arrival_time: Annotated[float, Meta(ge=0, le=MAX_TIME)] = 0.0
     priority: Annotated[int, Meta(ge=-MAX_INT, le=MAX_INT)] = 0
 
 

@@ -2,9 +2,11 @@
 
 from msgspec import Struct
 
-from batcher.decoding.stops import StopSet
+from batcher.decoding.stops import StopSet, stop_set
+from batcher.errors import FieldProblem, RequestError, describe
 from batcher.events import ArriveReason
 from batcher.lifecycle import State
+from batcher.models.base import Model
 from batcher.request import Request, Result
 
 
@@ -25,3 +27,27 @@ class Sequence(Struct, eq=False):
     arrived_step: int | None = None
     admitted_step: int | None = None
     slot: int | None = None
+
+
+def make_sequence(
+    request: Request,
+    request_id: str,
+    index: int,
+    model: Model,
+    reason: ArriveReason,
+    known: Result | None,
+) -> Sequence:
+    """Return the sequence of a valid `request`, with a prompt of its own.
+
+    Raises:
+        RequestError: the model's tokenizer fails on the prompt.
+    """
+    prompt = request.prompt
+    try:
+        tokens = list(model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+    except Exception as error:  # whatever the tokenizer's own code raises
+        message = f"the tokenizer fails on the prompt: {describe(error)}"
+        problem = FieldProblem("invalid-value", ("prompt",), message)
+        raise RequestError(request_id, [problem]) from error
+    stops = stop_set(request, model.eos_token_id)
+    return Sequence(request, request_id, index, tokens, stops, reason, known)

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 
 from msgspec import Struct
 
-from batcher.errors import InvariantError
+from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import (
     AdmitEvent,
     ArriveEvent,
@@ -22,6 +22,10 @@ from batcher.events import (
     RunEvent,
 )
 from batcher.request import FinishReason
+
+MAX_SLOTS = 2**20
+MAX_STEPS = 2**28
+"""Views hold figures for each step of a run, so a longer one has no room in memory."""
 
 
 class Span(Struct, frozen=True):
@@ -95,6 +99,7 @@ class Timeline:
 
         Raises:
             InvariantError: the events contradict each other, or do not begin with a run event.
+            BatchdecodeError: there are more slots or steps than a timeline can hold.
         """
         return _Builder().build(events)
 
@@ -226,19 +231,31 @@ class _Builder:
             case FinishEvent():
                 self.finish(event)
             case RunEvent():
-                self.run = event
+                self.begin(event)
             case EndEvent():
                 self.end(event)
             case RejectEvent():
                 pass  # it was never a request, so it has no time
 
+    def begin(self, event: RunEvent) -> None:
+        """Take in what run it is."""
+        if not 1 <= event.batch <= MAX_SLOTS:
+            raise BatchdecodeError(f"a batch of {event.batch} slots; there are 1 to {MAX_SLOTS}")
+        self.run = event
+
+    def note_step(self, event: AdmitEvent | FinishEvent) -> None:
+        """Note that the run has come as far as `event`."""
+        if not 0 <= event.step < MAX_STEPS:
+            raise BatchdecodeError(f"step {event.step}; a timeline has steps 0 to {MAX_STEPS - 1}")
+        self.num_steps = max(self.num_steps, event.step + 1)
+
     def admit(self, event: AdmitEvent) -> None:
         """Move a request from the queue into its slot."""
+        self.note_step(event)
         if event.index in self.admissions:
             raise InvariantError(f"{event.id!r} is admitted in step {event.step} while it runs")
         self.admissions[event.index] = event
         self.leave_queue(self.arrivals.pop(event.index, None), event.step)
-        self.num_steps = max(self.num_steps, event.step + 1)
 
     def finish(self, event: FinishEvent) -> None:
         """End the stay of a request, in its slot or in the queue."""
@@ -248,14 +265,15 @@ class _Builder:
         admit = self.admissions.pop(event.index, None)
         if admit is None or admit.slot != event.slot:
             raise InvariantError(f"{event.id!r} leaves slot {event.slot}, which it does not hold")
+        self.note_step(event)
         self.close(admit, event.step + 1, event.reason)
-        self.num_steps = max(self.num_steps, event.step + 1)
 
     def end(self, event: EndEvent) -> None:
         """Take in the end of the run."""
         if self.admissions:
             raise InvariantError("the run ends while requests hold slots")
-        self.num_steps = event.steps
+        if event.steps != self.num_steps:
+            raise InvariantError(f"{event.steps} steps, but something runs in {self.num_steps}")
 
     def close(self, admit: AdmitEvent, end: int, outcome: FinishReason | None) -> None:
         """Record the stay that began with `admit`."""
@@ -263,5 +281,7 @@ class _Builder:
 
     def leave_queue(self, arrive: ArriveEvent | None, end: int) -> None:
         """Record the wait of a request, if it had to wait."""
+        if arrive is not None and arrive.step < 0:
+            raise InvariantError(f"{arrive.id!r} arrives in step {arrive.step}")
         if arrive is not None and arrive.step < end:
             self.waits.append(Wait(arrive.id, arrive.index, arrive.step, end))

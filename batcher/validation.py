@@ -3,8 +3,6 @@
 Rule: every check works on any value whatever, because a Request built by hand may hold anything.
 """
 
-import math
-import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Annotated, Any
@@ -13,7 +11,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from batcher.errors import FieldProblem
-from batcher.request import MAX_INT, Request
+from batcher.request import MAX_INT, MAX_TIME, Request
 
 MAX_STOP_LENGTH = 1024  # all stops of one request together, in token ids and UTF-8 bytes
 MAX_SHOWN = 40  # characters of a value or a name that a message quotes
@@ -77,7 +75,7 @@ def _checked_type(vocab_size: int | None) -> type[Struct]:
         "stop_sequence": text | sequences | None,
         "stop": text | texts | None,
         "ignore_eos": bool,
-        "arrival_time": Annotated[float, Meta(ge=0)],
+        "arrival_time": Annotated[float, Meta(ge=0, le=MAX_TIME)],
         "priority": Annotated[int, Meta(ge=-MAX_INT, le=MAX_INT)],
     }
     return msgspec.defstruct("CheckedRequest", list(types.items()), gc=False)
@@ -92,7 +90,6 @@ def _is_plainly_good(request: Request, vocab_size: int | None) -> bool:
     return (
         _is_list_or_text(request.prompt)
         and (request.id is None or _is_text(request.id))
-        and request.arrival_time < math.inf
         and (request.stop_token is None or type(request.stop_token) in {int, list})
         and (request.stop_sequence is None or _is_plain_stop(request.stop_sequence))
         and (request.stop is None or _is_plain_stop(request.stop))
@@ -140,10 +137,10 @@ def _check_ignore_eos(request: Request, _: int | None) -> Problems:
 
 def _check_arrival_time(request: Request, _: int | None) -> Problems:
     value: object = request.arrival_time
-    expected = "a number of seconds, 0 or more"
+    expected = f"a number of seconds from 0 to {MAX_TIME:.0f}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         yield _wrong("invalid-type", ("arrival_time",), expected, value)
-    elif not 0 <= value <= sys.float_info.max:
+    elif not 0 <= value <= MAX_TIME:
         yield _wrong("invalid-value", ("arrival_time",), expected, value)
 
 

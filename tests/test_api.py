@@ -69,6 +69,39 @@ def test_one_model_serves_one_run_after_another() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "fields",
+    [{"prompt": b"hello"}, {"prompt": {5, 6}}, {"prompt": "", "stop": ["a", b"b"]}],
+)
+def test_bytes_and_sets_are_not_taken_for_text_and_lists(fields: dict) -> None:
+    with pytest.raises(BatchdecodeError, match=r"request 1: a (bytes|set) cannot be part"):
+        decode([fields])
+
+
+def test_a_model_serves_one_engine_at_a_time() -> None:
+    model = SimulatedModel()
+    first = batcher.Engine(model)
+    first.add(Request(prompt="", max_tokens=3))
+    first.step()
+    second = batcher.Engine(model)
+    second.add(Request(prompt="", max_tokens=1))
+    assert len(second.step().results) == 1
+    with pytest.raises(BatchdecodeError, match="another engine has taken the model"):
+        first.step()
+
+
+def test_a_prompt_that_is_changed_later_was_added_as_it_was() -> None:
+    prompt = [5, 6]
+    engine = batcher.Engine(SimulatedModel())
+    engine.add(Request(prompt=prompt, max_tokens=4))
+    prompt.append(7)
+    expected = decode([Request(prompt=[5, 6], max_tokens=4)])[0].tokens
+    results = []
+    while engine.has_work:
+        results += engine.step().results
+    assert results[0].tokens == expected
+
+
 def test_an_engine_takes_requests_only() -> None:
     with pytest.raises(BatchdecodeError, match="takes a Request, not a dict"):
         batcher.Engine(SimulatedModel()).add({"prompt": ""})

@@ -35,7 +35,7 @@ GOOD = [
     {"prompt": "a", "stop": ["x" * 512, "y" * 512]},
     {"prompt": "a", "stop_sequence": [1] * MAX_STOP_LENGTH},
     {"prompt": "a", "arrival_time": 5},
-    {"prompt": "a", "arrival_time": 1e300, "ignore_eos": True},
+    {"prompt": "a", "arrival_time": 1e15, "ignore_eos": True},
 ]
 
 # (the request, the code and the field of its only problem)
@@ -57,6 +57,7 @@ BAD = [
     ({"prompt": "", "id": 7}, "invalid-type", "id"),
     ({"prompt": "", "id": "\udfff"}, "invalid-text", "id"),
     ({"prompt": "", "max_tokens": -1}, "invalid-value", "max_tokens"),
+    ({"prompt": "", "arrival_time": 1.7e18}, "invalid-value", "arrival_time"),
     ({"prompt": "", "max_tokens": MAX_INT + 1}, "invalid-value", "max_tokens"),
     ({"prompt": "", "max_tokens": 1.0}, "invalid-type", "max_tokens"),
     ({"prompt": "", "max_tokens": True}, "invalid-type", "max_tokens"),

@@ -21,6 +21,7 @@ class _Kind(msgspec.Struct):
     version: object = TRACE_VERSION
 
 
+_BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _KNOWN_KINDS = {kind.__struct_config__.tag for kind in get_args(Event)}
 _encoder = msgspec.json.Encoder()
 _event_decoder = msgspec.json.Decoder(Event)
@@ -41,7 +42,7 @@ def is_trace(first_line: bytes) -> bool:
     """Return whether a file that begins with `first_line` is a trace."""
     try:
         return _kind_decoder.decode(first_line).event == "run"
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _BAD_JSON:
         return False
 
 
@@ -59,7 +60,7 @@ def read_trace(lines: Iterable[bytes], name: str = "trace") -> Iterator[Event]:
             continue
         try:
             event = _event_decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except _BAD_JSON as error:
             if not _is_json(line) and all(rest.isspace() for _, rest in numbered):
                 return
             if _is_unknown_kind(line):
@@ -89,7 +90,7 @@ def _is_json(line: bytes) -> bool:
     """Return whether `line` is whole, whatever it says."""
     try:
         msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _BAD_JSON:
         return False
     return True
 
@@ -98,6 +99,6 @@ def _is_unknown_kind(line: bytes) -> bool:
     """Return whether `line` is an event of a kind this version does not know."""
     try:
         kind = _kind_decoder.decode(line).event
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except _BAD_JSON:
         return False
     return kind is not None and kind not in _KNOWN_KINDS

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from batcher.errors import ModelError
+from batcher.errors import ModelError, describe
 from batcher.models.base import Batch, ModelOutput, Tokenizer
 from batcher.request import MAX_INT
 
@@ -90,7 +90,7 @@ class CallableModel:
             answer = self._model_next(prefixes)
             answers = list(islice(answer, len(slots) + 1)) if isinstance(answer, Iterable) else None
         except (Exception, SystemExit) as error:  # whatever a user's code raises is its failure
-            raise ModelError(f"{self.name} raised {type(error).__name__}: {error}") from error
+            raise ModelError(f"{self.name} raised {describe(error)}") from error
         if answers is None or len(answers) != len(slots):
             raise ModelError(f"{self.name} returned {_count(answers, answer, len(slots))}")
         return answers
@@ -100,7 +100,7 @@ class CallableModel:
         largest = MAX_INT if self.vocab_size is None else self.vocab_size - 1
         try:
             token_id = -1 if isinstance(answer, bool) else to_index(answer)
-        except TypeError:
+        except Exception:  # noqa: BLE001 - whatever its own __index__ raises, it is none
             token_id = -1
         if 0 <= token_id <= largest:
             return None

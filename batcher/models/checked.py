@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from batcher.errors import BatchdecodeError, ModelError
+from batcher.errors import BatchdecodeError, ModelError, describe
 from batcher.models.base import Batch, IntArray, Model, ModelOutput
 from batcher.request import MAX_INT
 
@@ -27,8 +27,8 @@ class CheckedModel:
         self._num_slots = num_slots
         try:
             self._model.allocate(num_slots)
-        except Exception as error:  # as in forward
-            message = f"{self.name} cannot make room for {num_slots} rows: {_said(error)}"
+        except (Exception, SystemExit) as error:  # as in forward
+            message = f"{self.name} cannot make room for {num_slots} rows: {describe(error)}"
             raise BatchdecodeError(message) from error
 
     def release(self, slot: int) -> None:
@@ -39,8 +39,8 @@ class CheckedModel:
         """
         try:
             self._model.release(slot)
-        except Exception as error:  # as in forward
-            message = f"{self.name} cannot release slot {slot}: {_said(error)}"
+        except (Exception, SystemExit) as error:  # as in forward
+            message = f"{self.name} cannot release slot {slot}: {describe(error)}"
             raise BatchdecodeError(message) from error
 
     def forward(self, batch: Batch) -> ModelOutput:
@@ -55,12 +55,15 @@ class CheckedModel:
             failed = dict(output.failed)
         except ModelError:
             raise
-        except Exception as error:  # whatever another's code raises is that model's failure
-            raise ModelError(f"{self.name} raised {_said(error)}") from error
+        except (Exception, SystemExit) as error:  # whatever another's code raises is its failure
+            raise ModelError(f"{self.name} raised {describe(error)}") from error
         if tokens.shape != (self._num_slots,) or tokens.dtype.kind not in "iu":
             shape = f"{tokens.dtype} {list(tokens.shape)}"
             raise ModelError(f"{self.name} returned {shape}, not integers [{self._num_slots}]")
-        return self._without_bad_rows(tokens, failed, batch.slots)
+        slots = batch.slots
+        if not failed.keys() <= set(slots.tolist()):
+            raise ModelError(f"{self.name} failed rows that it was not asked for: {list(failed)}")
+        return self._without_bad_rows(tokens, failed, slots)
 
     def _without_bad_rows(
         self, tokens: IntArray, failed: Mapping[int, str], slots: IntArray
@@ -74,7 +77,3 @@ class CheckedModel:
             for slot in slots[~is_good].tolist()
         }
         return ModelOutput(good, problems | dict(failed))
-
-
-def _said(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

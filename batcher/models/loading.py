@@ -9,11 +9,12 @@ from typing import Any, cast
 
 import msgspec
 
-from batcher.errors import BatchdecodeError
+from batcher.errors import BatchdecodeError, describe
 from batcher.models.base import Model
 from batcher.models.callable import CallableModel, ModelNext
 from batcher.models.checked import CheckedModel
 from batcher.models.simulated import SimulatedModel, SimulatedSettings
+from batcher.request import MAX_INT
 
 
 def load_model(spec: str, settings: Mapping[str, Any], seed: int | None) -> Model:
@@ -48,18 +49,53 @@ def as_model(model: object, name: str | None = None) -> Model:
         model = _instance(model)
     if isinstance(model, SimulatedModel | CallableModel | CheckedModel):
         return model
+    adapted: Model
     if hasattr(model, "forward") and hasattr(model, "allocate"):
-        return CheckedModel(cast(Model, model))
-    if callable(model):
-        return CallableModel(cast(ModelNext, model), name)
-    raise BatchdecodeError(f"{name or repr(model)} is neither a Model nor callable")
+        try:
+            adapted = CheckedModel(cast(Model, model))
+        except AttributeError as error:
+            raise BatchdecodeError(f"{name or repr(model)} is no Model: {error}") from None
+    elif callable(model):
+        adapted = CallableModel(cast(ModelNext, model), name)
+    else:
+        raise BatchdecodeError(f"{name or repr(model)} is neither a Model nor callable")
+    _check_description(adapted)
+    return adapted
+
+
+def _check_description(model: Model) -> None:
+    """Make sure that a model says of itself what the engine builds on.
+
+    Raises:
+        BatchdecodeError: it does not.
+    """
+    size, eos = model.vocab_size, model.eos_token_id
+    faults = {
+        "name is not a string": not isinstance(model.name, str),
+        "vocab_size is neither a positive int nor None": size is not None
+        and not (isinstance(size, int) and size > 0),
+        "eos_token_id is neither a token id nor None": eos is not None
+        and not (isinstance(eos, int) and 0 <= eos <= MAX_INT),
+        "tokenizer lacks encode or token_bytes": not (
+            hasattr(model.tokenizer, "encode") and hasattr(model.tokenizer, "token_bytes")
+        ),
+    }
+    fault = next((text for text, is_so in faults.items() if is_so), None)
+    if fault is None and size is not None and eos is not None and eos >= size:
+        fault = f"eos_token_id {eos} is not below vocab_size {size}"
+    try:
+        msgspec.json.encode(model.settings)
+    except (TypeError, ValueError) as error:
+        fault = f"settings do not fit into JSON: {error}"
+    if fault is not None:
+        raise BatchdecodeError(f"model {model.name}: its {fault}")
 
 
 def _instance(model_class: type) -> object:
     try:
         return model_class()
-    except Exception as error:  # whatever the class's own code raises
-        message = f"cannot make a {model_class.__name__}: {type(error).__name__}: {error}"
+    except (Exception, SystemExit) as error:  # whatever the class's own code raises
+        message = f"cannot make a {model_class.__name__}: {describe(error)}"
         raise BatchdecodeError(message) from error
 
 
@@ -83,7 +119,5 @@ def _import_object(spec: str) -> object:
         hint = f"; did you mean {module_name}:{near[0]}?" if near else ""
         raise BatchdecodeError(f"{module_name} has no {name!r}{hint}") from None
     except (Exception, SystemExit) as error:  # whatever the module's own code raises
-        raise BatchdecodeError(
-            f"cannot import {module_name}: {type(error).__name__}: {error}"
-        ) from error
+        raise BatchdecodeError(f"cannot import {module_name}: {describe(error)}") from error
     return cast(object, found)

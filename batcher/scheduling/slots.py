@@ -1,30 +1,26 @@
-"""The slot table: who holds which slot, and at which step each has to leave it at the latest."""
+"""The slot table: who holds which slot, and after which step each has to leave it at the latest."""
 
 from heapq import heappop, heappush
 
-import numpy as np
-
 from batcher.errors import InvariantError
 from batcher.sequence import Sequence
-
-NEVER = 2**62
 
 
 class SlotTable:
     """`num_slots` places, each with one sequence or none.
 
     sequences: [num_slots] the holder of each slot.
-    next_deadline: the earliest step at which a holder has to leave; NEVER if all slots are empty.
+    due: step -> the slots whose holders have to leave after it; no step without a slot.
     """
 
-    __slots__ = ("_deadlines", "_free", "_vacated", "next_deadline", "sequences")
+    __slots__ = ("_deadlines", "_free", "_vacated", "due", "sequences")
 
     def __init__(self, num_slots: int) -> None:
         self.sequences: list[Sequence | None] = [None] * num_slots
-        self.next_deadline = NEVER
+        self.due: dict[int, list[int]] = {}
         self._free = list(range(num_slots))  # a heap, so that the lowest slot is filled first
-        self._deadlines = np.full(num_slots, NEVER, np.int64)
-        self._vacated = [-2] * num_slots  # [num_slots] the step each was last used in; -2: none
+        self._deadlines = [0] * num_slots  # of the holders
+        self._vacated = [-2] * num_slots  # the step each was last used in; -2: none
 
     @property
     def num_free(self) -> int:
@@ -43,7 +39,7 @@ class SlotTable:
             raise InvariantError(f"slot {slot} is free and held")
         self.sequences[slot] = sequence
         self._deadlines[slot] = deadline
-        self.next_deadline = min(self.next_deadline, deadline)
+        self.due.setdefault(deadline, []).append(slot)
         return slot
 
     def was_used_in(self, slot: int, step: int) -> bool:
@@ -51,22 +47,13 @@ class SlotTable:
         return self._vacated[slot] == step
 
     def vacate(self, slot: int, step: int) -> None:
-        """Take `slot` from its holder, which used it in `step` for the last time.
-
-        `next_deadline` may now be too early; `refresh_deadline` puts it right, once for any number
-        of rows.
-        """
+        """Take `slot` from its holder, which used it in `step` for the last time."""
         if self.sequences[slot] is None:
             raise InvariantError(f"slot {slot} is vacated twice")
         self.sequences[slot] = None
-        self._deadlines[slot] = NEVER
         self._vacated[slot] = step
+        deadline = self._deadlines[slot]
+        self.due[deadline].remove(slot)
+        if not self.due[deadline]:
+            del self.due[deadline]
         heappush(self._free, slot)
-
-    def refresh_deadline(self) -> None:
-        """Find `next_deadline` anew."""
-        self.next_deadline = int(self._deadlines[self._deadlines.argmin()])  # min() is slower
-
-    def due(self, step: int) -> list[int]:
-        """Return the slots whose holders have to leave after `step`, ascending."""
-        return (self._deadlines <= step).nonzero()[0].tolist()

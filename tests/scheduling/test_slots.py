@@ -5,7 +5,7 @@ import pytest
 from batcher.decoding.stops import StopSet
 from batcher.errors import InvariantError
 from batcher.request import Request
-from batcher.scheduling.slots import NEVER, SlotTable
+from batcher.scheduling.slots import SlotTable
 from batcher.sequence import Sequence
 
 
@@ -22,20 +22,16 @@ def test_the_lowest_free_slot_is_taken() -> None:
     assert table.num_free == 0
 
 
-def test_deadlines_are_the_earliest_of_the_holders() -> None:
+def test_holders_are_due_at_their_deadlines_unless_they_leave_before() -> None:
     table = SlotTable(3)
-    assert table.next_deadline == NEVER
     for deadline in (7, 4, 4):
         table.occupy(sequence("x"), deadline)
-    assert (table.next_deadline, table.due(3), table.due(4)) == (4, [], [1, 2])
-    table.vacate(1, 4)
+    assert table.due == {7: [0], 4: [1, 2]}
+    table.vacate(1, 3)
+    assert table.due == {7: [0], 4: [2]}
     table.vacate(2, 4)
-    table.refresh_deadline()
-    assert (table.next_deadline, table.was_used_in(1, 4), table.was_used_in(0, 4)) == (
-        7,
-        True,
-        False,
-    )
+    assert table.due == {7: [0]}
+    assert (table.was_used_in(2, 4), table.was_used_in(0, 4)) == (True, False)
 
 
 def test_a_slot_cannot_be_vacated_twice() -> None:

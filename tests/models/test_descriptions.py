@@ -1,0 +1,68 @@
+"""A model that describes itself wrongly is refused in one line, before anything is decoded."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batcher import BatchdecodeError, Request, RequestError, decode
+from batcher.models.loading import as_model
+
+
+def model_with(**attributes: Any) -> Any:
+    def model(prefixes: list[list[int]]) -> list[int]:
+        return [5 for _ in prefixes]
+
+    vars(model).update(attributes)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("attributes", "fault"),
+    [
+        ({"vocab_size": 0}, "vocab_size is neither"),
+        ({"vocab_size": 3.0}, "vocab_size is neither"),
+        ({"vocab_size": np.int64(10)}, "vocab_size is neither"),
+        ({"eos_token_id": -1}, "eos_token_id is neither"),
+        ({"eos_token_id": "0"}, "eos_token_id is neither"),
+        ({"vocab_size": 10, "eos_token_id": 10}, "eos_token_id 10 is not below vocab_size 10"),
+        ({"tokenizer": object()}, "tokenizer lacks encode or token_bytes"),
+        ({"settings": {"a": object()}}, "settings do not fit into JSON"),
+    ],
+)
+def test_what_a_model_says_of_itself_is_checked(attributes: dict, fault: str) -> None:
+    with pytest.raises(BatchdecodeError, match=fault):
+        as_model(model_with(**attributes))
+
+
+def test_a_model_without_a_name_is_none() -> None:
+    class Nameless:
+        def allocate(self, num_slots: int) -> None: ...
+        def forward(self, batch: object) -> None: ...
+
+    with pytest.raises(BatchdecodeError, match=r"is no Model: .*name"):
+        as_model(Nameless())
+
+
+@pytest.mark.parametrize("encode", [lambda _: None, lambda _: 1 / 0])
+def test_a_tokenizer_that_fails_fails_the_request(encode: Any) -> None:
+    class Broken:
+        token_bytes = (b"a",)
+
+    Broken.encode = staticmethod(encode)
+    with pytest.raises(RequestError, match="the tokenizer fails on the prompt"):
+        decode([Request(prompt="x")], model=model_with(tokenizer=Broken()))
+
+
+@pytest.mark.parametrize("text", ["\udcff", "fine"])
+def test_an_exception_says_what_it_can(text: str) -> None:
+    class Odd(Exception):  # noqa: N818 - as odd as they come
+        def __str__(self) -> str:
+            return text if text != "fine" else 1 / 0
+
+    def model(_: list[list[int]]) -> list[int]:
+        raise Odd
+
+    [result] = decode([Request(prompt="")], model=model)
+    assert "Odd" in result.error.message
+    result.error.message.encode()
