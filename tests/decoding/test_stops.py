@@ -159,6 +159,30 @@ def test_the_table_matches_when_the_definition_does(
             rows[slot] = None
 
 
+@pytest.mark.parametrize("vocab_size", [None, 256, 5000])
+def test_a_row_keeps_its_state_when_the_table_moves_under_it(vocab_size: int | None) -> None:
+    with patch.object(stop_table, "MIN_LINES", 3):
+        table = StopTable(3, vocab_size, BYTES)
+    table.open(0, StopSet(sequences=((9, 9),)))
+    table.open(1, StopSet(sequences=((97, 98, 99),), texts=("xyz",)))
+    assert table.advance(np.array([8, 97, 0])) == []
+    assert table.advance(np.array([8, 98, 0])) == []
+    table.close(0)
+    table.open(0, StopSet(sequences=((1, 2, 3, 4, 5, 6, 7),), texts=("a" * 20,)))
+    assert table.advance(np.array([8, 99, 0])) == [1]
+
+
+@pytest.mark.parametrize("vocab_size", [None, 256, 5000])
+def test_so_does_one_that_stops_at_text(vocab_size: int | None) -> None:
+    with patch.object(stop_table, "MIN_LINES", 3):
+        table = StopTable(2, vocab_size, BYTES)
+    table.open(1, StopSet(texts=("abc",)))
+    assert table.advance(np.array([0, 97])) == []
+    assert table.advance(np.array([0, 98])) == []
+    table.open(0, StopSet(texts=("a" * 20,)))
+    assert table.advance(np.array([0, 99])) == [1]
+
+
 def test_a_long_stream_of_distinct_sets_reuses_the_table() -> None:
     table = StopTable(4, 512, ENGLISH.tokenizer)
     for number in range(2000):
