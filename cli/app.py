@@ -1,6 +1,8 @@
 """The command line: its commands, and the one place where errors become messages and exit codes."""
 
+import io
 import os
+import select
 import signal
 import sys
 from typing import Annotated, NoReturn
@@ -17,6 +19,7 @@ from cli.commands.trace import trace
 from cli.config import ENVIRONMENT
 from cli.errors import WriteError
 from cli.help import GroupedCommand
+from cli.screen.cells import printable_lines
 
 FAILURE, USER_ERROR = 1, 2
 
@@ -57,8 +60,7 @@ def batchdecode(
 def main() -> None:
     """Run the command line; leave the process with its exit status."""
     _occupy_standard_descriptors()
-    for number in (signal.SIGPIPE, signal.SIGINT):  # `| head` and Ctrl-C end a command quietly
-        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends a command quietly
     if COMPLETION_VARIABLE in os.environ:
         prepare_completion()
     try:
@@ -79,12 +81,30 @@ def _occupy_standard_descriptors() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, mode)  # 0 and 1 the wrong way round: using them is an error
+    if sys.stdin is None:
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as Python does it
     if sys.stdout is None:
-        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - as Python does it
-    if sys.stderr is None:
-        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 - as above
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - as above
+    sys.stderr = io.TextIOWrapper(
+        io.BufferedWriter(_ForPeople(2, "w", closefd=False)),
+        encoding=None if sys.stderr is None else sys.stderr.encoding,
+        errors="backslashreplace",
+        line_buffering=True,
+    )
+
+
+class _ForPeople(io.FileIO):
+    """A stderr that is full, or that nobody reads, stops nothing."""
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]  # any buffer
+        try:
+            while (num_written := super().write(data)) is None:
+                select.select([], [self], [])  # somebody has made it non-blocking
+        except OSError:
+            return len(data)
+        return num_written
 
 
 def _fail(message: str, status: int) -> NoReturn:
-    print(f"error: {message}", file=sys.stderr)  # noqa: T201 - this is the command line
+    print(f"error: {printable_lines(message)}", file=sys.stderr)  # noqa: T201 - this is the command line
     sys.exit(status)

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from reference_schedule import DESIGN_JOBS, Job, jobs_of, play, workloads
 
-from batcher.errors import InvariantError
+from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import AdmitEvent, ArriveEvent, EndEvent, FinishEvent, RunEvent
 from batcher.timeline import Selection, Span, Timeline, Wait
 
@@ -151,10 +151,30 @@ def test_a_request_that_still_waits_does_so_up_to_the_last_known_step():
         ("does not hold", [RUN, finish(0, 0)]),
         ("does not hold", [RUN, admit(0, 0), finish(0, 1)]),
         ("while requests hold slots", [RUN, admit(0, 0), EndEvent(1, 1.0, 0, 1)]),
+        ("over by step 2", [RUN, admit(0, 0), finish(0, 0, 2), EndEvent(4, 4.0, 1, 1)]),
+        ("over by step -1", [RUN, EndEvent(2**62, 2.0, 1, 1)]),
+        ("-1 steps", [RUN, EndEvent(-1, 2.0, 1, 1)]),
+        ("arrives in step -3", [RUN, arrive(0, -3), admit(0, 0)]),
     ],
 )
 def test_events_that_contradict_each_other_are_refused(complaint, events):
     with pytest.raises(InvariantError, match=complaint):
+        Timeline.from_events(events)
+
+
+@pytest.mark.parametrize(
+    ("complaint", "events"),
+    [
+        ("a batch of 1000000000000", [RunEvent(batch=10**12, model="test", settings={})]),
+        ("a batch of 0", [RunEvent(batch=0, model="test", settings={})]),
+        ("step -1", [RUN, admit(0, 0, -1)]),
+        ("step 4611686018427387904", [RUN, admit(0, 0, 2**62)]),
+        ("step 4611686018427387904", [RUN, arrive(0), finish(0, None, 2**62)]),
+        ("step 4611686018427387904", [RUN, admit(0, 0), finish(0, 0, 2**62)]),
+    ],
+)
+def test_a_run_that_no_memory_has_room_for_is_refused(complaint, events):
+    with pytest.raises(BatchdecodeError, match=complaint):
         Timeline.from_events(events)
 
 

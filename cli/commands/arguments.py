@@ -1,5 +1,6 @@
 """The arguments and options that more than one command has."""
 
+import math
 from typing import Annotated, Literal
 
 import typer
@@ -7,6 +8,8 @@ import typer
 from cli.config import use_config
 
 STDOUT = "-"
+MAX_BATCH = 2**20  # as batcher.engine has it, which would load numpy
+MAX_DELAY = 24 * 60 * 60
 INPUT, DECODING, OUTPUT, ERRORS, DISPLAY = "Input", "Decoding", "Output", "Errors", "Display"
 
 
@@ -24,6 +27,17 @@ def refuse_stdout(path: str | None) -> str | None:
     if path == STDOUT:
         raise typer.BadParameter("stdout is for the results: give a file")
     return path
+
+
+def refuse_nan(number: float) -> float:
+    """Return `number`, which is to be one: no range excludes nan; the callback of --step-delay.
+
+    Raises:
+        typer.BadParameter: it is none.
+    """
+    if math.isnan(number):
+        raise typer.BadParameter("nan is not a number.")
+    return number
 
 
 InputArgument = Annotated[
@@ -48,7 +62,13 @@ ConfigOption = Annotated[
 BatchOption = Annotated[
     int,
     typer.Option(
-        "--batch", "-b", min=1, metavar="N", help="Slots of the batch.", rich_help_panel=DECODING
+        "--batch",
+        "-b",
+        min=1,
+        max=MAX_BATCH,
+        metavar="N",
+        help="Slots of the batch.",
+        rich_help_panel=DECODING,
     ),
 ]
 ModelOption = Annotated[

@@ -12,6 +12,7 @@ from cli.commands.arguments import (
     DISPLAY,
     ERRORS,
     INPUT,
+    MAX_DELAY,
     OUTPUT,
     BatchOption,
     ColorOption,
@@ -20,6 +21,7 @@ from cli.commands.arguments import (
     ModelOption,
     SeedOption,
     none_for_stdout,
+    refuse_nan,
     refuse_stdout,
 )
 from cli.config import model_settings
@@ -130,9 +132,11 @@ def run(
         float,
         typer.Option(
             min=0,
+            max=MAX_DELAY,
             metavar="SECONDS",
             help="Wait after each step, and draw each one.",
             show_default=False,
+            callback=refuse_nan,
             rich_help_panel=DISPLAY,
         ),
     ] = 0.0,

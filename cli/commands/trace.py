@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from cli.commands.arguments import DISPLAY, OUTPUT, none_for_stdout
+from cli.commands.arguments import DISPLAY, MAX_BATCH, OUTPUT, none_for_stdout
 from cli.config import use_run_config
 
 SELECTION, REQUESTS = "Only", "If INPUT holds requests"
@@ -76,6 +76,7 @@ def trace(
             "--batch",
             "-b",
             min=1,
+            max=MAX_BATCH,
             metavar="N",
             help="Slots of the batch.  [default: 8]",
             rich_help_panel=REQUESTS,

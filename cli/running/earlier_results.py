@@ -28,10 +28,10 @@ class EarlierResults:
     end: the offset behind the last line that is kept.  num_kept: how many there are.
     """
 
-    def __init__(self, lines: BinaryIO) -> None:
+    def __init__(self, lines: BinaryIO, num_lines: int, num_slots: int) -> None:
         self.end = self.num_kept = 0
-        self._lines = lines
-        self._starts = array("q")
+        self._lines, self._num_slots = lines, num_slots
+        self._starts = array("q", [-1]) * num_lines
 
     def close(self) -> None:
         """Close the file; there is nothing to get any more."""
@@ -39,7 +39,7 @@ class EarlierResults:
 
     def get(self, index: int, /) -> Result | None:
         """Return the result of the line with this index, None if it has none yet."""
-        start = self._starts[index] if index < len(self._starts) else -1
+        start = self._starts[index]
         if start < 0:
             return None
         self._lines.seek(start)
@@ -56,24 +56,44 @@ class EarlierResults:
             if not line.endswith(b"\n"):
                 return
             try:
-                index = decode_result_line(line).index
-            except BatchdecodeError as error:
+                result = decode_result_line(line)
+                self._check(result)
+            except (BatchdecodeError, RecursionError) as error:
                 raise ResumeError(f"cannot resume {name}: line {number}: {error}") from error
-            if keep_order and index != self.num_kept:
+            if keep_order and result.index != self.num_kept:
                 return
-            self._keep(index, self.end)
+            self._starts[result.index] = self.end
+            self.num_kept += 1
             self.end += len(line)
 
-    def _keep(self, index: int, start: int) -> None:
-        missing = index + 1 - len(self._starts)
-        if missing > 0:
-            self._starts.extend(array("q", [-1]) * missing)
-        self._starts[index] = start
-        self.num_kept += 1
+    def _check(self, result: Result) -> None:
+        """Make sure that `result` can be one of this run.
+
+        Raises:
+            ResumeError: it cannot.
+        """
+        if not 0 <= result.index < len(self._starts):
+            raise ResumeError(f"index {result.index}, but the input has {len(self._starts)} lines")
+        if self._starts[result.index] >= 0:
+            raise ResumeError(f"a second result with the index {result.index}")
+        slot, admitted, finished = result.slot, result.steps.admitted, result.steps.finished
+        if slot is None and admitted is None:
+            return
+        if slot is None or admitted is None or finished is None:
+            raise ResumeError("some of slot, admitted and finished are null")
+        if not 0 <= slot < self._num_slots:
+            raise ResumeError(f"slot {slot}, but there are {self._num_slots}")
+        num_calls = len(result.tokens) + (result.error is not None)  # one that fails gives no token
+        if admitted < 0 or finished - admitted + 1 != num_calls:
+            raise ResumeError(
+                f"{len(result.tokens)} tokens cannot take the steps {admitted} to {finished}"
+            )
 
 
-def take_over(output: str, *, keep_order: bool) -> EarlierResults:
+def take_over(output: str, *, num_lines: int, num_slots: int, keep_order: bool) -> EarlierResults:
     """Return the results in the file `output` and repair its end, so that it can be appended to.
+
+    num_lines: of the input.  num_slots: of the batch.
 
     Raises:
         ResumeError: the file holds something else.
@@ -82,7 +102,7 @@ def take_over(output: str, *, keep_order: bool) -> EarlierResults:
     try:
         with ExitStack() as on_failure:
             is_whole, lines = _open(output)
-            earlier = on_failure.enter_context(closing(EarlierResults(lines)))
+            earlier = on_failure.enter_context(closing(EarlierResults(lines, num_lines, num_slots)))
             earlier.scan(output, keep_order=keep_order)
             is_whole &= earlier.end == lines.seek(0, os.SEEK_END)
             lines.truncate(earlier.end)

@@ -5,6 +5,7 @@ Rule: a line is held in memory only up to MAX_LINE_BYTES, and the input never as
 
 import io
 import os
+import select
 import stat
 import zlib
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import BinaryIO, Self
 
 from batcher.errors import BatchdecodeError
+from cli.screen.cells import printable_lines
 
 MAX_LINE_BYTES = 64 * 2**20
 _CHUNK_BYTES = 2**20
@@ -90,17 +92,25 @@ class Input:
         if self._stream is None:
             raw: io.RawIOBase = self._raw
             if not self.is_file:
-                raw = _PatientPipe(self._raw, waiting)
+                raw = PatientPipe(self._raw, waiting)
             self._stream = io.BufferedReader(raw, _CHUNK_BYTES)
         if self.is_file:
             self._stream.seek(0)
         return self._stream
 
+    def count_lines(self) -> int:
+        """Return how many lines the file has that are not blank.
+
+        Raises:
+            InputError: the file is damaged or gone.
+        """
+        return sum(1 for _ in iter(self.lines().read, None))
+
     def take_notes(self) -> str:
         """Return what a person should know about the input as a whole and was not told yet."""
         notes = self._notes[self._num_taken :]
         self._num_taken += len(notes)
-        return "".join(f"warning: {note}\n" for note in notes)
+        return "".join(f"warning: {printable_lines(note)}\n" for note in notes)
 
 
 def open_input(path: str | None, waiting: Waiting) -> Input:
@@ -195,9 +205,9 @@ class LineReader:
         if text not in self._notes:
             self._notes.append(text)
 
-    def _readline(self) -> bytes:
+    def _readline(self, max_bytes: int | None = None) -> bytes:
         try:
-            return self._stream.readline(MAX_LINE_BYTES + 1)
+            return self._stream.readline(MAX_LINE_BYTES + 1 if max_bytes is None else max_bytes)
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(
                 f"cannot read {self._name} after line {self.number}: {_reason(error)}"
@@ -206,22 +216,26 @@ class LineReader:
     def _skip_line(self, part: bytes) -> None:
         """Read on to the end of the line that begins with `part`."""
         while part and not part.endswith(b"\n"):
-            part = self._stream.readline(_CHUNK_BYTES)
+            part = self._readline(_CHUNK_BYTES)
             self._next_start += len(part)
 
 
-class _PatientPipe(io.RawIOBase):
-    """A pipe that waits for its writer in a way that a signal can break off."""
+class PatientPipe(io.RawIOBase):
+    """A pipe that waits for its writer, in a way that a signal can break off."""
 
     def __init__(self, raw: io.FileIO, waiting: Waiting) -> None:
         self._raw, self._waiting = raw, waiting
 
     def readable(self) -> bool:
+        """Return that it is."""
         return True
 
-    def readinto(self, buffer: bytearray) -> int | None:  # type: ignore[override]  # any writable buffer
+    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]  # any writable buffer
+        """Wait for something to read into `buffer`; return how much it is, 0 at the end."""
         with self._waiting():
-            return self._raw.readinto(buffer)
+            while (num_read := self._raw.readinto(buffer)) is None:
+                select.select([self._raw], [], [])  # somebody has made it non-blocking
+            return num_read
 
 
 def _reason(error: Exception) -> str:

@@ -9,8 +9,7 @@ import select
 import stat
 import time
 import zlib
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from batcher.errors import BatchdecodeError
@@ -201,29 +200,6 @@ def open_sink(path: str, *, append: bool = False) -> Sink:
 def stdout_sink() -> Sink:
     """Return a sink for stdout."""
     return FileSink(io.FileIO(1, "w", closefd=False), "stdout")
-
-
-def check_distinct(input_status: os.stat_result, outputs: Mapping[str, str | None]) -> None:
-    """Make sure that no two of the run's files are one and the same; `outputs`: option -> path.
-
-    Raises:
-        OutputError: two of them are.
-    """
-    used: dict[object, str] = {(input_status.st_dev, input_status.st_ino): "the input"}
-    for option, path in outputs.items():
-        if path is None:
-            continue
-        try:
-            status = Path(path).stat()
-        except OSError:
-            key: object = Path(path).absolute()
-        else:
-            if not stat.S_ISREG(status.st_mode):
-                continue  # two streams may well go to one terminal, or to /dev/null
-            key = (status.st_dev, status.st_ino)
-        if key in used:
-            raise OutputError(f"{option} {path} is {used[key]} too: they must be different files")
-        used[key] = option
 
 
 def _reason(error: OSError | ValueError) -> str:

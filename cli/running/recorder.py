@@ -32,9 +32,10 @@ class Recorder:
         known = resumption.known
         order = InputOrder(known.num_kept if known else 0) if options.keep_order else None
         self.metrics = RunMetrics()
+        self._trace = TraceWriter(open_sink(options.trace)) if options.trace else None
+        # Opening empties them, so the results come last: what else fails, fails before.
         sink = _result_sink(options.output, view, append=known is not None)
         self.results = ResultWriter(sink, order)
-        self._trace = TraceWriter(open_sink(options.trace)) if options.trace else None
         self._loop, self._view = loop, view
         self._step_delay = options.step_delay
         self._can_resume = resumption.is_possible

@@ -19,7 +19,10 @@ from cli.running.output import OutputError
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides the results of a run, and whether it has come to its end."""
+    """What decides the results of a run, and whether it has come to its end.
+
+    input_sha256: None if the input cannot be read again, or following it depended on timing.
+    """
 
     version: Literal[1] = 1
     finished: bool = False
@@ -27,7 +30,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     settings: dict[str, Any]
     batch: int
     keep_order: bool
-    input_sha256: str
+    input_sha256: str | None
 
 
 class Resumption:
@@ -41,7 +44,7 @@ class Resumption:
         self, output: str | None, record: RunRecord | None, known: EarlierResults | None
     ) -> None:
         self.known = known
-        self.is_possible = record is not None
+        self.is_possible = record is not None and record.input_sha256 is not None
         self._output, self._record = output, record
 
     def __enter__(self) -> Self:
@@ -61,8 +64,6 @@ class Resumption:
         """
         if self._output is not None and self._record is not None:
             _write_record(self._output, self._record)
-        elif self._output is not None:
-            _remove_record(self._output)
 
     def finish(self) -> None:
         """Write down that the run has come to its end.
@@ -92,23 +93,29 @@ def prepare(options: RunOptions, requests: Input, model: Model) -> Resumption:
     earlier = _read_record(output)
     has_results = path.exists() and path.stat().st_size > 0
     if has_results and earlier is not None and not (earlier.finished or options.resume):
+        can_resume = earlier.input_sha256 is not None
+        what_now = "add --resume to continue it, or remove" if can_resume else "remove"
         raise ResumeError(
             f"{output} holds the results of a run that did not finish: "
-            "add --resume to continue it, or remove the file to start over"
+            f"{what_now} the file to start over"
         )
-    if not requests.is_file or options.follow:
-        return Resumption(output, None, None)
+    is_repeatable = requests.is_file and not options.follow
     record = RunRecord(
         model=model.name,
         settings=msgspec.to_builtins(model.settings),
         batch=options.batch,
         keep_order=options.keep_order,
-        input_sha256=requests.digest(),
+        input_sha256=requests.digest() if is_repeatable else None,
     )
     known = None
     if has_results and options.resume:
         _check_same_run(output, earlier, record)
-        known = take_over(output, keep_order=options.keep_order)
+        known = take_over(
+            output,
+            num_lines=requests.count_lines(),
+            num_slots=options.batch,
+            keep_order=options.keep_order,
+        )
     return Resumption(output, record, known)
 
 
@@ -134,6 +141,11 @@ def _check_same_run(output: str, earlier: RunRecord | None, now: RunRecord) -> N
         raise ResumeError(
             f"cannot resume {output}: {_record_path(output)} is missing, "
             "so nothing says which model and input the results are of"
+        )
+    if earlier.input_sha256 is None:
+        raise ResumeError(
+            f"cannot resume {output}: that run read a pipe, or used --follow. "
+            "Remove the file to start over."
         )
     reasons = []
     if earlier.input_sha256 != now.input_sha256:
@@ -176,7 +188,7 @@ def _read_record(output: str) -> RunRecord | None:
         return msgspec.json.decode(path.read_bytes(), type=RunRecord)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ResumeError(f"cannot read {path}, the record of a run: {error}") from error
 
 
@@ -193,11 +205,3 @@ def _write_record(output: str, record: RunRecord) -> None:
         new.replace(path)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from error
-
-
-def _remove_record(output: str) -> None:
-    """Remove what is said about results that are about to be overwritten."""
-    try:
-        _record_path(output).unlink(missing_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot remove {_record_path(output)}: {error.strerror}") from error

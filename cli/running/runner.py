@@ -14,16 +14,17 @@ from batcher.metrics import encode_summary
 from batcher.models.loading import load_model
 from cli.errors import WriteError
 from cli.options import RunOptions
+from cli.running.files import check_distinct, check_writable, side_files
 from cli.running.intake import Waiting, open_input
 from cli.running.lock import OutputLock
 from cli.running.loop import KnownResults, Loop
-from cli.running.output import check_distinct, open_sink
+from cli.running.output import open_sink
 from cli.running.problems import InvalidInput, ProblemReport, say
 from cli.running.recorder import Recorder
 from cli.running.resume import Resumption, prepare
 from cli.running.signals import Interrupted, StopSignals
 from cli.running.sources import open_source
-from cli.screen.cells import printable
+from cli.screen.cells import printable_lines
 from cli.screen.choice import open_view
 from cli.screen.summary import RunFiles, render_summary
 from cli.screen.terminal import is_pipe, wants_color
@@ -137,7 +138,7 @@ def _decode(job: Job, resumption: Resumption, stop: StopSignals, command: str) -
     if status != 1:
         _summarize(options, loop, recorder, time.monotonic() - started)
     if loop.first_failure is not None:
-        say(f"first failure: {printable(loop.first_failure)}\n")
+        say(printable_lines(f"first failure: {loop.first_failure}\n"))
     _refuse_bad_line(job, loop)
     what_now = f"continue with: {command}\n"
     if loop.has_given_up and remark is None:
@@ -145,20 +146,29 @@ def _decode(job: Job, resumption: Resumption, stop: StopSignals, command: str) -
         what_now = "to go on, add --resume and raise --max-errors\n"
     if remark is not None:
         where = options.output or "stdout"
-        say(f"{remark}; {_count(recorder.results.num_written, 'result')} went to {where}\n")
+        went = f"{_count(recorder.results.num_written, 'result')} went to {where}"
+        say(printable_lines(f"{remark}; {went}\n"))
         if resumption.is_possible:
-            say(what_now)
+            say(printable_lines(what_now))
     return status or (1 if loop.num_failed else 0)
 
 
 def _check_files(options: RunOptions, job: Job) -> None:
-    """Make sure that no file is used twice."""
-    outputs = {
-        "--output": options.output,
-        "--trace": options.trace,
-        "--summary-json": options.summary_json,
-    }
+    """Make sure that all files can be written, and none is used twice.
+
+    Raises:
+        OutputError: one cannot, or is.
+    """
+    outputs = [
+        ("--output", options.output),
+        *[("what stands beside --output,", path) for path in side_files(options.output)],
+        ("--trace", options.trace),
+        ("--summary-json", options.summary_json),
+    ]
     check_distinct(job.requests.status, outputs)
+    for _, path in outputs:
+        if path is not None:
+            check_writable(path)
 
 
 def _open_view(options: RunOptions, job: Job, loop: Loop) -> View:

@@ -13,6 +13,11 @@ def printable(text: str, *, ascii_only: bool = False) -> str:
     )
 
 
+def printable_lines(text: str) -> str:
+    """Return `text`, one line or more, with every line made printable."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
 def cell_width(text: str) -> int:
     """Return how many cells `text` takes; wide characters take two."""
     if text.isascii():

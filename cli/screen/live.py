@@ -62,6 +62,7 @@ class LiveView(View):
         self._num_queued: int | None = None
         self._pending: list[bytes] = []
         self._num_pending_bytes = 0
+        self._has_results = False  # among what is pending, or was
         self._height = 0
         self._samples = deque([(-1, 0)], maxlen=RATE_FRAMES)  # (step, tokens so far) of frames
         self._started = clock()
@@ -97,14 +98,18 @@ class LiveView(View):
         Raises:
             OSError: the terminal is gone.
         """
+        self._has_results = True
+        self._put(lines)
+
+    def write_message(self, text: str) -> None:
+        """Print whole lines above the picture, with the next frame."""
+        self._put(text.encode(self._terminal.encoding, "backslashreplace"))
+
+    def _put(self, lines: bytes) -> None:
         self._pending.append(lines)
         self._num_pending_bytes += len(lines)
         if self._num_pending_bytes > MAX_PENDING_BYTES:
             self._draw(self._clock())
-
-    def write_message(self, text: str) -> None:
-        """Print whole lines above the picture, with the next frame."""
-        self.write_results(text.encode(self._terminal.encoding, "backslashreplace"))
 
     def close(self) -> None:
         """Draw the last picture, if any, and leave the cursor below it, after a blank line."""
@@ -177,4 +182,8 @@ class LiveView(View):
         lines = b"".join(self._pending)
         self._pending.clear()
         self._num_pending_bytes = self._height = 0
-        self._terminal.write_bytes(erase.encode("ascii") + lines)
+        try:
+            self._terminal.write_bytes(erase.encode("ascii") + lines)
+        except OSError:
+            if self._has_results:  # messages may get lost, results not
+                raise

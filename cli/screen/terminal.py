@@ -11,6 +11,7 @@ ColorChoice = Literal["auto", "always", "never"]
 
 BOX_CHARACTERS = "┃━╌█▏…"
 _DEFAULT_COLUMNS, _DEFAULT_ROWS = 80, 24
+_MAX_DIGITS = 4  # of a size; no terminal is larger
 
 
 def can_animate(fd: int, environ: Mapping[str, str]) -> bool:
@@ -131,4 +132,4 @@ def _is_controlling_terminal(fd: int) -> bool:
 
 
 def _positive(text: str) -> int:
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else 0

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Self
 
 from batcher.events import RequestEvent
@@ -43,8 +44,9 @@ class View:
         """Leave the terminal to somebody else; a signal handler may call this."""
 
     def write_message(self, text: str) -> None:
-        """Write whole lines for people, where they spoil nothing."""
-        self._terminal.write(text)
+        """Write whole lines for people, where they spoil nothing; if nobody can read them, none."""
+        with suppress(OSError):
+            self._terminal.write(text)
 
     def close(self) -> None:
         """Show the end and let go of the terminal.
@@ -95,4 +97,4 @@ class ProgressLines(View):
         self._last = (step, num_tokens)
         rate = (num_tokens - last_tokens) / max(1, step - last_step)
         moment = Moment(step, self._total, num_queued, rate, now - self._started)
-        self._terminal.write(progress_line(self._title, facts(self._run, moment)) + "\n")
+        self.write_message(progress_line(self._title, facts(self._run, moment)) + "\n")

@@ -3,6 +3,7 @@
 Rule: the first line says which of the two the input is, so the input can always be read again.
 """
 
+import io
 import os
 import re
 import stat
@@ -18,7 +19,7 @@ from batcher.errors import BatchdecodeError
 from batcher.events import Event
 from batcher.formats.trace import is_trace, read_trace
 from cli.config import model_settings
-from cli.running.intake import Input, open_input
+from cli.running.intake import Input, InputError, PatientPipe, open_input
 
 STDIN = "-"
 CHUNK_BYTES = 2**16
@@ -106,13 +107,21 @@ def _is_pipe(path: str) -> bool:
 
 
 def _keep_as_stdin(path: str) -> None:
-    """Read the pipe `path` to its end, and make what came a file that is stdin."""
+    """Read the pipe `path` to its end, and make what came a file that is stdin.
+
+    Raises:
+        InputError: it cannot be read.
+    """
     import shutil  # noqa: PLC0415 - for a pipe only
     import tempfile  # noqa: PLC0415 - for a pipe only
 
     copy = tempfile.TemporaryFile()  # noqa: SIM115 - it lives on as stdin
-    with open(0 if path == STDIN else path, "rb", closefd=path != STDIN) as pipe:
-        shutil.copyfileobj(pipe, copy)
+    try:
+        with io.FileIO(0 if path == STDIN else path, closefd=path != STDIN) as pipe:
+            shutil.copyfileobj(PatientPipe(pipe, nullcontext), copy)
+    except OSError as error:
+        name = "<stdin>" if path == STDIN else path
+        raise InputError(f"cannot read {name}: {error.strerror}") from error
     copy.seek(0)
     os.dup2(copy.fileno(), 0)
 

@@ -12,7 +12,8 @@ from batcher.events import Event
 from batcher.formats.chrome import encode_chrome
 from batcher.formats.views import encode_csv, encode_spans, encode_steps
 from batcher.timeline import Selection, Timeline
-from cli.running.output import Sink, check_distinct, open_sink, stdout_sink
+from cli.running.files import check_distinct
+from cli.running.output import Sink, open_sink, stdout_sink
 from cli.screen.terminal import can_print_boxes, terminal_size
 from cli.tracing.events import events_of, open_twice
 
@@ -53,8 +54,7 @@ def show_trace(options: TraceOptions) -> None:
         WriteError, BrokenPipeError: the output takes no more.
     """
     path, source = open_twice(options.input)
-    if options.output is not None:
-        check_distinct(source.status, {"--output": options.output})
+    check_distinct(source.status, [("--output", options.output)])
     with redirect_stdout(sys.stderr):  # what a model prints is no part of the view
         events = events_of(path, source, options.run_options)
         timeline = _timeline_of(events, source.name)

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-COMMAND = [sys.executable, "-c", "from cli.app import main; main()"]
+COMMAND = [sys.executable, "-c", "from cli.start import main; main()"]
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if not name.startswith("BATCHDECODE_")},
     "PYTHONPATH": str(ROOT),

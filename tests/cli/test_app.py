@@ -1,6 +1,7 @@
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 
@@ -16,7 +17,7 @@ def loaded_by(*arguments):
         "import sys, atexit\n"
         "heavy = {'numpy', 'rich', 'yaml'}\n"
         "atexit.register(lambda: print(heavy & sys.modules.keys(), file=sys.stderr))\n"
-        "from cli.app import main; main()"
+        "from cli.start import main; main()"
     )
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], env=ENVIRONMENT, capture_output=True, check=False
@@ -43,6 +44,13 @@ def test_help_loads_nothing_heavy_and_fits_80_columns(command):
         (["runn"], "No such command 'runn'. Did you mean 'run'?"),
         (["run", "--bach", "3"], "No such option: --bach"),
         (["run", "--batch", "0"], "Invalid value for '--batch'"),
+        (["check", "--batch", "99999999"], "Invalid value for '--batch'"),
+        (["trace", "--batch", "99999999"], "Invalid value for '--batch'"),
+        *[
+            (["run", "--step-delay", d], "value for '--step-delay'")
+            for d in ("nan", "inf", "1e300")
+        ],
+        (["run", "\x1b[31mred\nline"], r"error: cannot read \x1b[31mred"),
         (["run", "nowhere.jsonl"], "error: cannot read nowhere.jsonl: No such file or directory\n"),
         (["run", "/"], "error: cannot read /: Is a directory\n"),
         (["run", "/dev/null", "--model", "nope"], "error: unknown model 'nope'"),
@@ -78,6 +86,12 @@ def test_a_closed_stdin_or_stdout_is_an_error():
     assert with_closed(1)[0] == 1
     assert "cannot write stdout: Bad file descriptor" in with_closed(1)[1]
     assert with_closed(2) == (0, "")
+    for command in (["trace"], ["trace", "-"]):
+        assert with_closed(0, *command) == (
+            2,
+            "error: cannot read <stdin>: Bad file descriptor\n",
+        )
+    assert with_closed(1, "trace", "-", "--format", "gantt")[0] == 1
     for command in (["check", "-"], ["trace", "-"], ["schema", "request"], ["completion", "bash"]):
         status, stderr = with_closed(1, *command)
         assert (status, stderr) == (1, "error: cannot write stdout: Bad file descriptor\n")
@@ -98,7 +112,7 @@ def test_run_on_a_terminal_without_input_shows_its_help():
 
 def test_a_shell_completes_commands_and_options(tmp_path):
     command = tmp_path / "batchdecode"
-    command.write_text(f"#!{sys.executable}\nfrom cli.app import main\nmain()\n")
+    command.write_text(f"#!{sys.executable}\nfrom cli.start import main\nmain()\n")
     command.chmod(0o755)
     script = (
         'eval "$(batchdecode completion bash)"\n'
@@ -111,3 +125,23 @@ def test_a_shell_completes_commands_and_options(tmp_path):
         ["bash", "--norc", "-c", script], env=environment, capture_output=True, check=True
     )
     assert done.stdout == b"completion\n--keep-order --keep-going\n"
+
+
+INTERRUPTED_IMPORT = """
+import builtins, os, signal
+real_import = builtins.__import__
+def interrupted(name, *rest, **more):
+    if name == "cli.app":
+        os.kill(os.getpid(), signal.SIGINT)
+    return real_import(name, *rest, **more)
+builtins.__import__ = interrupted
+from cli.start import main
+main()
+"""
+
+
+def test_ctrl_c_while_the_command_is_still_loading_is_quiet():
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED_IMPORT], check=False, capture_output=True
+    )
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")

@@ -4,7 +4,8 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.app import app
-from cli.config import ConfigError, model_settings
+from cli.config import model_settings
+from cli.config_file import ConfigError
 
 
 @pytest.fixture
@@ -53,15 +54,32 @@ def test_one_file_serves_all_commands(check):
         ("requests: in", ":1:1: unknown setting requests"),
         ("batch: eight", ":1:1: batch: "),
         ("batch: 0", ":1:1: batch: "),
-        ("live: sometimes", None),
+        ("live: sometimes", None),  # an option of another command
         ("a: [", ":1:5: "),
         ("a: b: c", ":1:5: mapping values are not allowed here"),
         ("- a\n- b", "not a list of settings"),
         ("simulated: 3", ":1:1: simulated: its settings belong below it"),
         ("simulated:\n  sede: 3", "simulated model: Object contains unknown field `sede`"),
-        ("{a: 1}: 2", None),
+        ("{a: 1}: 2", ":1:1: this is no name of a setting"),
         ("\x00", "cannot read"),
-        ("? [1]\n: 2", None),
+        ("? [1]\n: 2", ":1:3: this is no name of a setting"),
+        ("batch: 3\n1: 2", ":2:1: 1 is no name of a setting"),
+        ("yes: 1", ":1:1: yes is no name of a setting"),
+        ("batch: [1, 2]", ":1:1: batch: a single value was expected"),
+        ("output: [a]", ":1:1: output: a single value was expected"),
+        ("batch: 3.7", ":1:1: batch: expected a whole number"),
+        ("batch: true", ":1:1: batch: expected a whole number"),
+        ("batch: 99999999", ":1:1: batch: 99999999 is not in the range"),
+        ("resume: 1", ":1:1: resume: expected true or false"),
+        ("output: 2024-01-01", ":1:1: output: expected text"),
+        ("output: 2024-99-99", ":1:1: output: month must be in 1..12"),
+        ("step-delay: x", ":1:1: step-delay: expected a number"),
+        ("batch: 3\nbatch: 4", ":2:1: batch is set in line 1 already"),
+        ("keep-order: true\nkeep_order: true", ":2:1: keep_order is set in line 1 already"),
+        ("simulated:\n  seed: 1\n  seed: 2", ":3:3: seed is set in line 2 already"),
+        ("simulated:\n  seed: [1]", ":2:3: seed: a single value was expected"),
+        ("a: " + "[" * 10_000, ":1:11: nested too deeply"),
+        ("a: &a [x]\nb: *a", ":2:4: no aliases, write the value"),
     ],
 )
 def test_what_is_wrong_in_the_file_is_said_with_its_place(check, text, message):

@@ -1,6 +1,7 @@
 import gzip
 import io
 import os
+import threading
 from contextlib import ExitStack, nullcontext
 
 import pytest
@@ -48,6 +49,25 @@ def test_a_line_that_is_too_long_is_cut_and_the_next_one_is_found(monkeypatch):
     lines, _, _ = read_all(b"12345\n" + b"x" * 100 + b"\nb\n")
     assert [line for _, _, line in lines] == [b"12345\n", b"xxxxxx", b"b\n"]
     assert lines[-1][1] == 107
+
+
+def test_the_rest_of_a_line_that_is_too_long_may_be_damaged(monkeypatch, tmp_path):
+    monkeypatch.setattr(intake, "MAX_LINE_BYTES", 5)
+    path = tmp_path / "in.gz"
+    path.write_bytes(gzip.compress(os.urandom(10**6).hex().encode())[:-20])
+    with pytest.raises(
+        InputError, match=r"cannot read .* after line 1: the compressed data is cut"
+    ):
+        opened(path).lines().read()
+
+
+def test_a_pipe_that_does_not_block_is_waited_for():
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    threading.Timer(0.1, lambda: (os.write(write_end, b"a\n"), os.close(write_end))).start()
+    reader = opened(f"/dev/fd/{read_end}").lines()
+    assert (reader.read(), reader.read()) == (b"a\n", None)
+    os.close(read_end)
 
 
 @pytest.fixture(autouse=True)

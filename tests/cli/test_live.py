@@ -5,6 +5,7 @@ import pytest
 from emulated_run import Run, Screen, long_requests
 
 from cli.screen.live import MAX_PENDING_BYTES
+from cli.screen.view import View
 
 
 @pytest.mark.parametrize(
@@ -208,11 +209,21 @@ def test_a_run_in_the_background_draws_nothing():
     assert "step 3" in run.steps(1).screen.text()
 
 
-def test_a_terminal_that_is_gone_does_not_end_the_run():
-    class GoneScreen(Screen):
-        def write_bytes(self, data):
-            raise OSError
+class GoneScreen(Screen):
+    def write_bytes(self, data):
+        raise OSError("the terminal is gone")
 
+
+def test_a_terminal_that_is_gone_does_not_end_the_run():
     run = Run(long_requests(8), screen=GoneScreen())
+    run.view.write_message("warning\n")
     run.steps(3).view.close()
     assert run.view._next_frame == float("inf")
+    View(GoneScreen()).write_message("warning\n")
+
+
+def test_results_for_a_terminal_that_is_gone_are_an_error():
+    run = Run(long_requests(8), screen=GoneScreen())
+    run.view.write_results(b"result\n")
+    with pytest.raises(OSError, match="is gone"):
+        run.view.close()

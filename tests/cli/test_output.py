@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from batcher.events import EndEvent
 from batcher.formats.trace import encode_event
+from cli.running.files import check_distinct, check_writable
 from cli.running.input_order import InputOrder
 from cli.running.output import (
     FileSink,
@@ -18,7 +19,6 @@ from cli.running.output import (
     ResultWriter,
     TraceWriter,
     WriteError,
-    check_distinct,
     open_sink,
 )
 
@@ -190,12 +190,27 @@ def test_no_two_files_of_a_run_are_one(tmp_path):
     file.touch()
     other.touch()
     status = file.stat()
-    check_distinct(status, {"--output": str(other), "--trace": None, "--summary-json": "/dev/null"})
-    check_distinct(status, {"--output": "/dev/null", "--trace": "/dev/null"})
-    for outputs in (
-        {"--output": str(file)},
-        {"--output": str(other), "--trace": str(other)},
-        {"--output": str(tmp_path / "new"), "--trace": str(tmp_path / "new")},
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "new")
+    check_distinct(status, [("a", str(other)), ("b", None), ("c", "/dev/null")])
+    check_distinct(status, [("a", "/dev/null"), ("b", "/dev/null")])
+    for paths in (
+        (file,),
+        (other, other),
+        (tmp_path / "new", tmp_path / "new"),
+        (tmp_path / "folder" / ".." / "new", tmp_path / "new"),
+        (tmp_path / "link", tmp_path / "new"),
     ):
         with pytest.raises(OutputError, match="they must be different files"):
-            check_distinct(status, outputs)
+            check_distinct(status, [(f"file {path}", str(path)) for path in paths])
+
+
+def test_what_can_be_written_is_left_as_it_is(tmp_path):
+    (tmp_path / "a").write_text("x")
+    for name in ("a", "new", "/dev/full"):
+        check_writable(str(tmp_path / name))
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    assert (tmp_path / "a").read_text() == "x"
+    for name in ("a/b", "folder/b", ".", "\0"):
+        with pytest.raises(OutputError, match="cannot write"):
+            check_writable(str(tmp_path / name))

@@ -6,11 +6,8 @@ import time
 import pytest
 from process import batchdecode, lines_of, start, workload
 
-from batcher.formats.results import encode_openai_row
-from batcher.request import Result, StepTimes, Usage
 from cli.options import RunOptions
-from cli.running.earlier_results import ResumeError, take_over
-from cli.running.output import OutputError
+from cli.running.earlier_results import ResumeError
 from cli.running.runner import run
 from cli.running.signals import StopSignals
 
@@ -127,7 +124,11 @@ def test_a_run_that_gave_up_is_told_how_to_get_further(tmp_path):
 
 def test_a_run_that_followed_is_not_to_be_continued(tmp_path):
     decode(tmp_path, "out", follow=True)
-    assert not (tmp_path / "out.run.json").exists()
+    with pytest.raises(ResumeError, match="that run read a pipe, or used --follow"):
+        decode(tmp_path, "out", resume=True)
+    pretend_to_have_stopped(tmp_path / "out", (tmp_path / "out").read_bytes())
+    with pytest.raises(ResumeError, match="did not finish: remove the file to start over"):
+        decode(tmp_path, "out")
 
 
 @pytest.mark.parametrize("name", ["out", "out.gz"])
@@ -207,40 +208,20 @@ def test_unfinished_results_are_not_overwritten_and_finished_ones_are(tmp_path, 
     assert out.read_bytes() != whole
 
 
-def test_a_pipe_is_not_resumed_and_leaves_no_record(tmp_path, whole):
+def test_a_pipe_is_not_resumed_and_its_results_are_not_lost(tmp_path, whole):
     done = batchdecode("run", "-o", "whole", "--resume", cwd=tmp_path, stdin=REQUESTS)
     assert done.returncode == 2
     assert "a pipe cannot be read again" in done.stderr
-    batchdecode("run", "-o", "whole", "--keep-going", cwd=tmp_path, stdin=REQUESTS)
-    assert not (tmp_path / "whole.run.json").exists()
-
-
-def test_a_file_of_something_else_is_not_taken_over(tmp_path):
-    path = tmp_path / "out"
-    path.write_bytes(b'{"a":1}\n')
-    with pytest.raises(ResumeError, match=r"cannot resume .*out: line 1"):
-        take_over(str(path), keep_order=False)
-    with pytest.raises(OutputError, match="cannot continue"):
-        take_over(str(tmp_path), keep_order=False)
-
-
-def test_an_openai_row_is_found_by_its_index(tmp_path):
-    result = Result(
-        id="o",
-        index=4,
-        text="x",
-        tokens=[88],
-        finish_reason="length",
-        stop_reason=None,
-        usage=Usage(1, 1),
-        slot=0,
-        steps=StepTimes(0, 0, 0, 0),
-    )
-    path = tmp_path / "out"
-    path.write_bytes(encode_openai_row(result, "simulated"))
-    earlier = take_over(str(path), keep_order=False)
-    assert [earlier.get(index) for index in (0, 3, 4, 5)] == [None, None, result, None]
-    earlier.close()
+    done = batchdecode("run", "-o", "whole", cwd=tmp_path, stdin=REQUESTS)
+    assert (done.returncode, "continue with" in done.stderr) == (2, False)
+    done = batchdecode("run", "-o", "whole", "--keep-going", cwd=tmp_path, stdin=REQUESTS)
+    assert done.returncode == 2
+    assert "did not finish: remove the file to start over" in done.stderr
+    (tmp_path / "whole").unlink()
+    for _ in range(2):
+        done = batchdecode("run", "-o", "whole", "--keep-going", cwd=tmp_path, stdin=REQUESTS)
+        assert done.returncode == 1
+    assert '"finished": true' in (tmp_path / "whole.run.json").read_text()
 
 
 @pytest.mark.parametrize("seed", range(2))

@@ -1,5 +1,6 @@
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,50 @@ def test_two_outputs_are_not_one_file(tmp_path, requests):
     done = batchdecode("run", requests, "-o", "x", "--trace", "./x", cwd=tmp_path)
     assert done.returncode == 2
     assert "--trace ./x is --output too" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "requests.jsonl -o x --trace x.run.json",
+        "requests.jsonl -o x --summary-json x.run.json.new",
+        "requests.jsonl -o x.gz --trace x.gz.new.gz",
+        "x.run.json -o x",
+    ],
+)
+def test_what_stands_beside_the_results_is_no_other_file(tmp_path, requests, arguments):
+    (tmp_path / "x.run.json").write_bytes(Path(requests).read_bytes())
+    done = batchdecode("run", *arguments.split(), cwd=tmp_path)
+    assert done.returncode == 2
+    assert "they must be different files" in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--trace", "--summary-json"])
+def test_a_wrong_path_costs_no_earlier_results(tmp_path, requests, option):
+    batchdecode("run", requests, "-o", "x", "--trace", "t", cwd=tmp_path)
+    before = [(tmp_path / name).read_bytes() for name in "xt"]
+    wrong = {"--trace": "t", option: "missing/file"}
+    done = batchdecode(
+        "run", requests, "-o", "x", *[p for pair in wrong.items() for p in pair], cwd=tmp_path
+    )
+    assert done.returncode == 2
+    assert "error: cannot write missing/file: No such file or directory" in done.stderr
+    assert [(tmp_path / name).read_bytes() for name in "xt"] == before
+
+
+@pytest.mark.parametrize("is_gone", [True, False])
+def test_nobody_who_reads_stderr_stops_nothing(tmp_path, requests, is_gone):
+    (tmp_path / "chatty.py").write_text(
+        "def next_tokens(rows):\n    print('thinking')\n    return [5] * len(rows)\n"
+    )
+    read_end, write_end = os.pipe()
+    stderr = write_end if is_gone else os.open("/dev/full", os.O_WRONLY)
+    os.close(read_end)
+    command = ["run", requests, "--live", "always", "--model", "chatty:next_tokens"]
+    process = start(*command, cwd=tmp_path, stderr=stderr)
+    assert len(process.communicate()[0].splitlines()) == 60
+    assert process.returncode == 0
+    os.close(write_end)
 
 
 @pytest.mark.parametrize(

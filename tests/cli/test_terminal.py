@@ -52,6 +52,10 @@ def test_a_terminal_can_animate_unless_it_is_dumb_or_a_ci_log(tty, environ, expe
     assert can_animate(tty[1], environ) is expected
 
 
+def test_a_size_of_too_many_digits_is_none(file_fd):
+    assert terminal_size(file_fd, {"COLUMNS": "9" * 5000}).columns == 80
+
+
 def test_a_file_cannot_animate_whatever_the_environment_says(file_fd):
     assert not can_animate(file_fd, {"TERM": "xterm", "FORCE_COLOR": "1"})
 

@@ -178,7 +178,7 @@ def test_a_trace_that_contradicts_itself_is_refused(shown, tmp_path):
 
 
 def command(*arguments, **options):
-    script = "from cli.app import main; main()"
+    script = "from cli.start import main; main()"
     return subprocess.run(
         [sys.executable, "-c", script, "trace", *arguments],
         capture_output=True,

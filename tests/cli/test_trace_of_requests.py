@@ -20,7 +20,7 @@ def design_trace(tmp_path):
 
 
 def command(*arguments, **options):
-    script = "from cli.app import main; main()"
+    script = "from cli.start import main; main()"
     return subprocess.run(
         [sys.executable, "-c", script, "trace", *arguments],
         capture_output=True,
