@@ -8,7 +8,9 @@ and tokens are cut out when a row ends.
 
 from collections import deque
 from collections.abc import Mapping
+from copy import deepcopy
 from heapq import heapify, heappop, heappush
+from operator import attrgetter
 from typing import NamedTuple, cast
 from weakref import WeakKeyDictionary, ref
 
@@ -34,10 +36,11 @@ from batcher.results import make_result
 from batcher.scheduling.clock import Clock
 from batcher.scheduling.slots import SlotTable
 from batcher.sequence import Sequence, make_sequence
-from batcher.validation import find_problems
+from batcher.validation import find_problems, plain_copy
 
 MAX_BATCH_SIZE = 2**20
 NOTHING_FAILED: Mapping[int, str] = {}
+ARRIVAL_ORDER = attrgetter("request.arrival_time", "index")
 
 _ENGINES: "WeakKeyDictionary[Model, ref[Engine]]" = WeakKeyDictionary()  # who has a model
 
@@ -173,10 +176,13 @@ class Engine:
         """
         if not isinstance(request, Request):
             raise BatchdecodeError(f"an Engine takes a Request, not a {type(request).__name__}")
-        problems = find_problems(request, self._model.vocab_size)
-        if problems:
-            raise RequestError(self._id_of(request, index), problems)
-        self.enqueue(request, index=index, reason=reason, known=known)
+        checked = plain_copy(request, self._model.vocab_size)
+        if checked is None:
+            problems = find_problems(request, self._model.vocab_size)
+            if problems:
+                raise RequestError(self._id_of(request, index), problems)
+            checked = deepcopy(request)
+        self.enqueue(checked, index=index, reason=reason, known=known)
 
     def enqueue(
         self,
@@ -187,6 +193,8 @@ class Engine:
         known: Result | None = None,
     ) -> None:
         """Do what `add` does with a request in which `find_problems` has found none for this model.
+
+        Its lists must not be changed any more.
 
         Raises:
             RequestError: its id is that of a request that has not ended.
@@ -256,14 +264,12 @@ class Engine:
         If the engine is idle the clock jumps to the next arrival.
         """
         pending, arrived, clock = self._pending, self._arrived, self._clock
-        now = clock.now
         is_idle = not (arrived or self._waiting or self._slots.num_occupied)
-        if is_idle and pending[0][0] > now:
+        if is_idle and pending[0][0] > clock.now:
             clock.jump(pending[0][0])
-            now = clock.now
-        while pending and pending[0][0] <= now:
+        while pending and pending[0][0] <= clock.now:
             arrived.append(heappop(pending)[-1])
-        arrived.sort(key=lambda sequence: (sequence.request.arrival_time, sequence.index))
+        arrived.sort(key=ARRIVAL_ORDER)
         for sequence in arrived:
             self._arrive(sequence)
         arrived.clear()
@@ -295,11 +301,9 @@ class Engine:
         for _ in range(min(len(waiting), slots.num_free)):
             sequence = waiting.popleft()
             move(sequence, Move.ADMIT)
-            known = sequence.known
-            num_steps = sequence.request.max_tokens if known is None else _steps_held(known)
-            slot = slots.occupy(sequence, step + num_steps - 1)
+            slot = slots.occupy(sequence, step + sequence.max_steps - 1)
             sequence.slot, sequence.admitted_step = slot, step
-            if known is None:
+            if sequence.known is None:
                 self._batch.join(Chunk(slot, sequence.prompt_tokens, 0))
                 self._history.open(slot)
                 self._stops.open(slot, sequence.stops)
@@ -376,10 +380,11 @@ class Engine:
             result = make_result(sequence, tokens, step, reason, failure, self._model.tokenizer)
             self._results.append(result)
         self.num_tokens += len(result.tokens)
+        clock = self._clock
         self._events.append(
             FinishEvent(
                 step,
-                self._clock.start_of(step),
+                clock.now if step == clock.step else clock.start_of(step),
                 sequence.id,
                 sequence.index,
                 sequence.slot,
@@ -388,8 +393,3 @@ class Engine:
                 len(result.tokens),
             )
         )
-
-
-def _steps_held(known: Result) -> int:
-    """Return for how many steps `known` held its slot."""
-    return cast(int, known.steps.finished) - cast(int, known.steps.admitted) + 1

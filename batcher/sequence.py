@@ -1,5 +1,7 @@
 """One request on its way through the engine."""
 
+from typing import cast
+
 from msgspec import Struct
 
 from batcher.decoding.stops import StopSet, stop_set
@@ -28,6 +30,14 @@ class Sequence(Struct, eq=False):
     admitted_step: int | None = None
     slot: int | None = None
 
+    @property
+    def max_steps(self) -> int:
+        """For how many steps it holds a slot at most; exactly so many if it is known."""
+        if self.known is None:
+            return self.request.max_tokens
+        steps = self.known.steps
+        return cast(int, steps.finished) - cast(int, steps.admitted) + 1
+
 
 def make_sequence(
     request: Request,
@@ -37,14 +47,14 @@ def make_sequence(
     reason: ArriveReason,
     known: Result | None,
 ) -> Sequence:
-    """Return the sequence of a valid `request`, with a prompt of its own.
+    """Return the sequence of a valid `request`.
 
     Raises:
         RequestError: the model's tokenizer fails on the prompt.
     """
     prompt = request.prompt
     try:
-        tokens = list(model.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+        tokens = list(model.tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
     except Exception as error:  # whatever the tokenizer's own code raises
         message = f"the tokenizer fails on the prompt: {describe(error)}"
         problem = FieldProblem("invalid-value", ("prompt",), message)

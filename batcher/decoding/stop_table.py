@@ -47,7 +47,8 @@ class StopTable:
     def close(self, slot: int) -> None:
         """Forget the row in `slot`."""
         self._ids.close(slot)
-        self._texts.close(slot)
+        if self._texts.num_open:
+            self._texts.close(slot)
 
     def advance(self, tokens: IntArray) -> list[int]:
         """Let every row read its token, tokens: [num_slots]; return the slots that have matched."""
