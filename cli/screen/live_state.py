@@ -73,8 +73,6 @@ class RunState:
         self.num_done = self.num_failed = 0
         self._max_tokens: dict[int, int] = {}  # of requests that wait, by index
         self._num_finished_tokens = 0
-        self._num_running = 0
-        self._sum_admitted = 0  # the steps at which the running requests were admitted, added up
 
     def observe(self, events: Iterable[RequestEvent]) -> None:
         """Take in what happened, in the order it did."""
@@ -83,8 +81,6 @@ class RunState:
                 self._max_tokens[event.index] = event.max_tokens
             elif type(event) is AdmitEvent:
                 self.slots[event.slot].admit(event, self._max_tokens.pop(event.index))
-                self._num_running += 1
-                self._sum_admitted += event.step
             elif type(event) is FinishEvent:
                 self._finish(event)
             else:
@@ -93,7 +89,8 @@ class RunState:
 
     def num_tokens(self, step: int) -> int:
         """Return how many tokens the run has generated after `step`."""
-        return self._num_finished_tokens + self._num_running * (step + 1) - self._sum_admitted
+        running = (slot for slot in self.slots if slot.end is None)
+        return self._num_finished_tokens + sum(step + 1 - slot.admitted for slot in running)
 
     def num_busy(self, step: int) -> int:
         """Return how many slots were used in `step`."""
@@ -108,5 +105,3 @@ class RunState:
         slot, num_tokens = self.slots[event.slot], event.tokens
         slot.end, slot.outcome, slot.num_tokens = event.step + 1, event.reason, num_tokens
         self._num_finished_tokens += num_tokens
-        self._num_running -= 1
-        self._sum_admitted -= slot.admitted
