@@ -16,6 +16,8 @@ MIN_INTERVAL = 0.1
 """Seconds from one frame to the next, at least."""
 MAX_SHARE = 0.03
 """How much of the time the pictures may take."""
+MAX_UNSEEN = 10_000
+"""Events wait for the next frame, but no more than these."""
 MAX_PENDING_BYTES = 2**16
 """Results wait for the next frame, but no more than these."""
 TICK = 1.0
@@ -54,6 +56,7 @@ class LiveView(View):
         super().__init__(terminal)
         self._total, self._clock = total, clock
         self._run = RunState(batch_size)
+        self._unseen: list[RequestEvent] = []  # not taken in by `_run` yet
         glyphs = BOXES if can_print_boxes(terminal.encoding) else ASCII
         colors = COLORS if terminal.has_color else PLAIN
         self._table = LiveTable(title, self._run, glyphs, colors)
@@ -72,7 +75,13 @@ class LiveView(View):
 
     def observe(self, events: list[RequestEvent]) -> None:
         """Take in what happened in the step that is being made."""
-        self._run.observe(events)
+        self._unseen += events  # many at once take less time than a few for every step
+        if len(self._unseen) > MAX_UNSEEN:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        self._run.observe(self._unseen)
+        self._unseen.clear()
 
     def after_step(self, step: int, num_queued: int | None) -> None:
         """Draw how things stand after `step`, if it is time to."""
@@ -159,6 +168,7 @@ class LiveView(View):
         self._next_frame = 0.0 if self._every_step else latest
 
     def _frame(self, now: float) -> str:
+        self._catch_up()
         columns, rows = self._terminal.size
         moment = self._moment(now)
         lines = self._table.lines(moment, max(1, columns - 1), max(1, rows - 1))
