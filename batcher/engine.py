@@ -12,7 +12,7 @@ from copy import deepcopy
 from heapq import heapify, heappop, heappush
 from operator import attrgetter
 from typing import NamedTuple, cast
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakValueDictionary
 
 from batcher.decoding.history import TokenHistory
 from batcher.decoding.stop_table import StopTable
@@ -42,7 +42,8 @@ MAX_BATCH_SIZE = 2**20
 NOTHING_FAILED: Mapping[int, str] = {}
 ARRIVAL_ORDER = attrgetter("request.arrival_time", "index")
 
-_ENGINES: "WeakKeyDictionary[Model, ref[Engine]]" = WeakKeyDictionary()  # who has a model
+# Who has a model, by the model's id, which is its own as long as the engine lives.
+_ENGINES: "WeakValueDictionary[int, Engine]" = WeakValueDictionary()
 
 
 class StepOutcome(NamedTuple):
@@ -92,11 +93,11 @@ class Engine:
 
     def _take_model(self) -> None:
         """Take the model from the engine that had it: a model has one cache."""
-        previous = _ENGINES.get(self._model)
-        engine = None if previous is None else previous()
-        if engine is not None:
-            engine._has_model = False  # noqa: SLF001 - of the same class
-        _ENGINES[self._model] = ref(self)
+        holder = getattr(self._model, "inner", self._model)  # a check around it is made anew
+        previous = _ENGINES.get(id(holder))
+        if previous is not None:
+            previous._has_model = False  # noqa: SLF001 - of the same class
+        _ENGINES[id(holder)] = self
 
     # -- what a driver looks at ------------------------------------------------------------------
 

@@ -10,12 +10,12 @@ from batcher.request import MAX_INT
 
 
 class CheckedModel:
-    """Passes everything on to `model`; an answer that is none fails the rows it is about."""
+    """Passes everything on to `inner`; an answer that is none fails the rows it is about."""
 
-    def __init__(self, model: Model) -> None:
-        self.name, self.settings, self.tokenizer = model.name, model.settings, model.tokenizer
-        self.vocab_size, self.eos_token_id = model.vocab_size, model.eos_token_id
-        self._model = model
+    def __init__(self, inner: Model) -> None:
+        self.inner = inner
+        self.name, self.settings, self.tokenizer = inner.name, inner.settings, inner.tokenizer
+        self.vocab_size, self.eos_token_id = inner.vocab_size, inner.eos_token_id
         self._num_slots = 0
 
     def allocate(self, num_slots: int) -> None:
@@ -26,7 +26,7 @@ class CheckedModel:
         """
         self._num_slots = num_slots
         try:
-            self._model.allocate(num_slots)
+            self.inner.allocate(num_slots)
         except (Exception, SystemExit) as error:  # as in forward
             message = f"{self.name} cannot make room for {num_slots} rows: {describe(error)}"
             raise BatchdecodeError(message) from error
@@ -38,7 +38,7 @@ class CheckedModel:
             BatchdecodeError: the model raised; nobody knows what its rows hold now.
         """
         try:
-            self._model.release(slot)
+            self.inner.release(slot)
         except (Exception, SystemExit) as error:  # as in forward
             message = f"{self.name} cannot release slot {slot}: {describe(error)}"
             raise BatchdecodeError(message) from error
@@ -50,7 +50,7 @@ class CheckedModel:
             ModelError: the model raised, or did not return one integer for each slot.
         """
         try:
-            output = self._model.forward(batch)
+            output = self.inner.forward(batch)
             tokens = np.asarray(output.tokens)
             failed = dict(output.failed)
         except ModelError:

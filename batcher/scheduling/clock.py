@@ -37,9 +37,7 @@ class Clock:
 
     def start_of(self, step: int) -> float:
         """Return when `step`, which is not later than the current one, started."""
-        run = (
-            -1
-        )  # the last run of steps without a jump between them, which is nearly always the one
+        run = -1  # nearly always: the steps since the last jump
         if step < self._first_steps[-1]:
             run = bisect_right(self._first_steps, step) - 1
         return self._first_times[run] + (step - self._first_steps[run]) * STEP_SECONDS

@@ -99,6 +99,16 @@ def test_a_cache_that_fails_ends_the_run_with_its_words(method: str) -> None:
         decode(REQUESTS, model=model)
 
 
+def test_another_ones_model_serves_one_engine_at_a_time_too() -> None:
+    model = Faulty(ModelOutput)
+    first = Engine(model, 2)
+    first.add(REQUESTS[0])
+    first.step()
+    Engine(model, 2)
+    with pytest.raises(BatchdecodeError, match="another engine has taken the model"):
+        first.step()
+
+
 def test_an_engine_takes_a_callable_as_well() -> None:
     engine = Engine(lambda prefixes: [5 for _ in prefixes], 2)
     engine.add(Request(prompt="", max_tokens=1))
