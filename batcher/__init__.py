@@ -10,8 +10,11 @@ if TYPE_CHECKING:
     from batcher.api import decode
     from batcher.engine import Engine
     from batcher.errors import BatchdecodeError, InvariantError, ModelError, RequestError
+    from batcher.generation import generate, generate_many
     from batcher.models.base import Batch, Chunk, Model, ModelOutput, Tokenizer
-    from batcher.models.callable import ByteTokenizer
+    from batcher.models.byte_tokenizer import ByteTokenizer
+    from batcher.models.calls import CallSettings
+    from batcher.models.llm import LLM, LLMModel
     from batcher.models.simulated import SimulatedModel, SimulatedSettings
     from batcher.request import Request, Result
 
@@ -20,10 +23,13 @@ __version__ = "0.1.0"
 _HOME_OF = {
     "Batch": "batcher.models.base",
     "BatchdecodeError": "batcher.errors",
-    "ByteTokenizer": "batcher.models.callable",
+    "ByteTokenizer": "batcher.models.byte_tokenizer",
+    "CallSettings": "batcher.models.calls",
     "Chunk": "batcher.models.base",
     "Engine": "batcher.engine",
     "InvariantError": "batcher.errors",
+    "LLM": "batcher.models.llm",
+    "LLMModel": "batcher.models.llm",
     "Model": "batcher.models.base",
     "ModelError": "batcher.errors",
     "ModelOutput": "batcher.models.base",
@@ -34,15 +40,20 @@ _HOME_OF = {
     "SimulatedSettings": "batcher.models.simulated",
     "Tokenizer": "batcher.models.base",
     "decode": "batcher.api",
+    "generate": "batcher.generation",
+    "generate_many": "batcher.generation",
 }
 
 __all__ = [
+    "LLM",
     "Batch",
     "BatchdecodeError",
     "ByteTokenizer",
+    "CallSettings",
     "Chunk",
     "Engine",
     "InvariantError",
+    "LLMModel",
     "Model",
     "ModelError",
     "ModelOutput",
@@ -53,6 +64,8 @@ __all__ = [
     "SimulatedSettings",
     "Tokenizer",
     "decode",
+    "generate",
+    "generate_many",
 ]
 
 

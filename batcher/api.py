@@ -7,11 +7,13 @@ import msgspec
 
 from batcher.engine import Engine
 from batcher.errors import BatchdecodeError, FieldProblem, RequestError
+from batcher.events import TokenEvent
 from batcher.formats.requests import ParsedLine, RequestParser
 from batcher.models.base import Model
 from batcher.models.callable import ModelNext
 from batcher.models.simulated import SimulatedModel
 from batcher.request import Request, Result
+from batcher.validation import Target
 
 
 def decode(
@@ -20,27 +22,45 @@ def decode(
     model: Model | ModelNext | None = None,
     batch_size: int = 8,
     on_finish: Callable[[Result], object] | None = None,
+    on_token: Callable[[TokenEvent], object] | None = None,
 ) -> list[Result]:
     """Decode `requests` in `batch_size` slots and return their results in input order.
+
+    The results of one request stand together, by index; the best samples and beams, best first.
 
     requests: `Request` objects, or mappings with the fields of a requests file.
     model: a Model, a `model_next(batch_prefixes) -> next_tokens`, or None for the simulated model.
     on_finish: called with each result as soon as it is there.
+    on_token: called after each step with what it gave to each sample: its tokens, and exactly the
+    text that can no longer be taken back.
 
     Raises:
         BatchdecodeError: a request is not valid (a RequestError), or there is no such model or
         batch size.
     """
-    engine = Engine(SimulatedModel() if model is None else model, batch_size)
-    for number, request in enumerate(requests, 1):
-        engine.add(request if isinstance(request, Request) else _request(request, number))
+    engine = Engine(
+        SimulatedModel() if model is None else model, batch_size, is_streaming=on_token is not None
+    )
+    ranks: dict[str, tuple[int, bool]] = {}  # id -> (place, whether its results come ranked)
+    for place, fields in enumerate(requests):
+        request = fields if isinstance(fields, Request) else _request(fields, place + 1)
+        ranks[engine.add(request)] = place, request.best_of is not None
     results: list[Result] = []
     while engine.has_work:
-        for result in engine.step().results:
+        outcome = engine.step()
+        for event in outcome.tokens:
+            if on_token is not None:
+                on_token(event)
+        for result in outcome.results:
             results.append(result)
             if on_finish is not None:
                 on_finish(result)
-    return sorted(results, key=lambda result: result.index)
+
+    def order(result: Result) -> tuple[int, int]:
+        place, is_ranked = ranks[result.id]
+        return place, 0 if is_ranked else result.index
+
+    return sorted(results, key=order)
 
 
 def _request(fields: Mapping[str, Any], number: int) -> Request:
@@ -50,7 +70,7 @@ def _request(fields: Mapping[str, Any], number: int) -> Request:
         line = msgspec.json.encode(fields, enc_hook=_as_python)
     except (TypeError, ValueError) as error:
         raise BatchdecodeError(f"request {number}: {error}") from None
-    parsed = RequestParser(vocab_size=None).parse(line, number)
+    parsed = RequestParser(target=Target()).parse(line, number)
     if isinstance(parsed, ParsedLine):
         return parsed.request
     problems = [

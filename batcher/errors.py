@@ -7,11 +7,14 @@ REQUEST_ERROR_CODES = {
     "invalid-text": "bytes that are not UTF-8, or a lone surrogate, which stands for no character",
     "unknown-field": "a field that requests do not have",
     "duplicate-field": "the same field twice in one object",
-    "conflicting-fields": "a field and its synonym together",
+    "conflicting-fields": "a field and its synonym together, or fields that contradict each other",
     "missing-field": "a field that must be there is not",
     "invalid-type": "a value of the wrong type",
     "invalid-value": "a value of the right type that is not allowed",
     "unknown-token": "a token id outside the model's vocabulary",
+    "invalid-grammar": "a constraint that cannot be compiled",
+    "too-few-slots": "a request that needs more slots at once than the batch has",
+    "unsupported-model": "a field that this model, or this installation, cannot serve",
     "unsupported-option": "an OpenAI option that would change the output, and is not supported",
     "duplicate-id": "an id that an earlier request has already",
 }
@@ -20,7 +23,9 @@ INPUT_ERROR_CODES = {
     "arrival-order": "on a pipe, a request that arrives before the one before it",
 }
 RUN_ERROR_CODES = {
-    "model-error": "the model raised, or answered something that is not one token id per row",
+    "model-error": "the model raised, or gave no usable token or logits for the row",
+    "too-few-outputs": "beam search found fewer outputs than were asked for",
+    "constraint-error": "the output broke its constraint, or nothing was left that keeps it",
 }
 ERROR_CODES = REQUEST_ERROR_CODES | INPUT_ERROR_CODES | RUN_ERROR_CODES
 
@@ -37,19 +42,35 @@ class FieldProblem(Struct, frozen=True):
     """One thing wrong with one field of a request.
 
     `path` leads to the value: ("stop_sequence", 2, 0) is stop_sequence[2][0]; () is the whole
-    request.
+    request.  is_key: the fault is not the value's but that of the last name on the path.
     """
 
     code: str
     path: tuple[str | int, ...]
     message: str
     hint: str | None = None
+    is_key: bool = False
 
     @property
     def field(self) -> str | None:
         """The path as a person writes it, `stop_sequence[2][0]`; None for the whole request."""
         text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in self.path)
         return text.removeprefix(".") or None
+
+
+class GrammarError(BatchdecodeError):
+    """A constraint that cannot be compiled; `path` leads to the fault, as in a FieldProblem."""
+
+    def __init__(self, path: tuple[str | int, ...], message: str) -> None:
+        self.path = path
+        super().__init__(message)
+
+
+class Failure(Struct, frozen=True):
+    """Why one row has no token: one of RUN_ERROR_CODES, and what a person should know."""
+
+    code: str
+    message: str
 
 
 class RequestError(BatchdecodeError):

@@ -4,16 +4,25 @@ Both are plain records that know nothing of slots or models.  Names, defaults an
 fields are the contract of docs/requests-and-results.md.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
 MAX_INT = 2**31 - 1
+LOWEST_LOGPROB = -9999.0  # JSON has no infinity
+NUM_DIGITS = 6  # of log-probabilities, after the point
 MAX_TIME = 2.0**52  # seconds; up to here a clock of steps is exact
 
 TokenId = Annotated[int, Meta(ge=0, le=MAX_INT)]
 FinishReason = Literal["stop", "length", "error", "aborted"]
 StopReason = int | list[int] | str | None
+
+
+class Transition(Struct, frozen=True, forbid_unknown_fields=True):
+    """A way out of a state: where the text, or the token ids, `on` lead; None ends generation."""
+
+    on: str | list[TokenId]
+    to: str | None
 
 
 class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
@@ -32,6 +41,44 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=
     ignore_eos: bool = False
     arrival_time: Annotated[float, Meta(ge=0, le=MAX_TIME)] = 0.0
     priority: Annotated[int, Meta(ge=-MAX_INT, le=MAX_INT)] = 0
+    # How a token is chosen.
+    temperature: float = 0.0  # 0 is greedy
+    top_k: int = 0  # 0 is all
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    mirostat: int = 0  # 0 is off, else the version
+    mirostat_tau: float = 5.0  # bits
+    mirostat_eta: float = 0.1
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[str, float] | None = None  # token id -> what is added to its logit
+    allowed_token_ids: list[TokenId] | None = None
+    bad_words: list[str] | None = None
+    min_tokens: int = 0
+    cfg_scale: float = 1.0
+    negative_prompt: str | list[TokenId] | None = None
+    seed: int = 0
+    # How many outputs, and what is told about them.
+    n: int = 1
+    best_of: int | None = None
+    logprobs: int | None = None
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    echo: bool = False
+    # Beam search.
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+    # What the output has to be.
+    json_schema: dict[str, Any] | bool | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+    lark: str | None = None
+    gbnf: str | None = None
+    heal: bool = False
+    states: dict[str, list[Transition]] | None = None
+    initial_state: str | None = None
 
 
 class Usage(Struct, frozen=True, gc=False):
@@ -64,10 +111,39 @@ class ErrorInfo(Struct, frozen=True, omit_defaults=True):
     field: str | None = None
 
 
-class Result(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """What a request was given: exactly one for every request read.
+class TopLogprob(Struct, frozen=True, gc=False):
+    """A token and the natural logarithm of its probability, at least LOWEST_LOGPROB."""
 
-    error: why it failed; None, and not written, for the others.
+    token: int
+    logprob: float
+
+
+class TokenLogprob(Struct, frozen=True, gc=False):
+    """A generated token, and the most likely ones where it stands, most likely first."""
+
+    token: int
+    logprob: float
+    top: list[TopLogprob]
+
+
+class Segment(Struct, frozen=True, gc=False):
+    """What was generated in one stay in a state, the markers cut out.
+
+    tokens: those with a byte in `text`; one that goes over a marker may be in two segments.
+    """
+
+    state: str
+    text: str
+    tokens: list[int]
+
+
+class Result(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """What a request was given: exactly one for every output of every request read.
+
+    index: which of the request's outputs it is, from 0.
+    What is None is not written: error, why it failed; cumulative_logprob, of all tokens, and
+    logprobs, of each, if asked for; score, that of beam search; segments, if the request names
+    states; constraint, whether an output that has to follow one is a whole.
     """
 
     id: str
@@ -80,3 +156,8 @@ class Result(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     slot: int | None
     steps: StepTimes
     error: ErrorInfo | None = None
+    cumulative_logprob: float | None = None
+    logprobs: list[TokenLogprob] | None = None
+    score: float | None = None
+    segments: list[Segment] | None = None
+    constraint: Literal["complete", "incomplete"] | None = None

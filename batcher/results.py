@@ -1,43 +1,59 @@
 """What a sequence that has ended is given."""
 
-from batcher.decoding.stops import StopMatch, find_match
-from batcher.errors import InvariantError
+from batcher.decoding.output import StateText, read_output
+from batcher.errors import Failure
 from batcher.models.base import Tokenizer, join_bytes
-from batcher.request import ErrorInfo, FinishReason, Result, StepTimes, Usage
-from batcher.sequence import Sequence
+from batcher.request import ErrorInfo, Result, Segment, StepTimes, Usage
+from batcher.rows.generated import Generated
+from batcher.sequence import NEVER, NO_SLOT, Sequence
 
 
 def make_result(
     sequence: Sequence,
-    tokens: list[int],
+    generated: Generated,
     step: int,
-    reason: FinishReason,
-    failure: str | None,
+    failure: Failure | None,
     tokenizer: Tokenizer,
 ) -> Result:
-    """Return the result of `sequence`, which generated `tokens` and ended in `step`.
+    """Return the result of `sequence`, which ended in `step`.
 
-    failure: what its model did wrong, if that is the reason.
+    failure: what went wrong, if that is why.
     """
-    match = _match(sequence, tokens, tokenizer) if reason == "stop" else None
-    text = join_bytes(tokens, tokenizer.token_bytes) if match is None else match.text
-    admitted = sequence.admitted_step
+    request, tokens = sequence.request, generated.tokens
+    arrived = None if sequence.arrived_step == NEVER else sequence.arrived_step
+    admitted = None if sequence.admitted_step == NEVER else sequence.admitted_step
+    has_stopped = generated.reason == "stop"
+    output = read_output(
+        sequence.machine, tokens, tokenizer, has_stopped=has_stopped, skip=len(sequence.healing)
+    )
+    text = output.text
+    if request.echo:
+        text = _bytes_of(request.prompt, tokenizer) + text
+    error = None
+    if failure is not None:
+        error = ErrorInfo(failure.code, f"step {step}: {failure.message}")
     return Result(
         id=sequence.id,
         index=sequence.index,
         text=text.decode("utf-8", "replace"),
         tokens=tokens,
-        finish_reason=reason,
-        stop_reason=None if match is None else match.reason,
-        usage=Usage(len(sequence.prompt_tokens), len(tokens)),
-        slot=sequence.slot,
-        steps=StepTimes(sequence.arrived_step, admitted, admitted if tokens else None, step),
-        error=None if failure is None else ErrorInfo("model-error", f"step {step}: {failure}"),
+        finish_reason=generated.reason if error is None else "error",
+        stop_reason=output.stop_reason,
+        usage=Usage(len(sequence.prompt_tokens) + sequence.num_healed, len(tokens)),
+        slot=None if sequence.slot == NO_SLOT else sequence.slot,
+        steps=StepTimes(arrived, admitted, admitted if tokens else None, step),
+        error=error,
+        cumulative_logprob=generated.cumulative_logprob,
+        logprobs=generated.logprobs,
+        score=generated.score,
+        segments=None if output.segments is None else [*map(_segment, output.segments)],
+        constraint=generated.constraint,
     )
 
 
-def _match(sequence: Sequence, tokens: list[int], tokenizer: Tokenizer) -> StopMatch:
-    match = find_match(sequence.stops, tokens, tokenizer)
-    if match is None:
-        raise InvariantError(f"request {sequence.id!r} was stopped by none of its stops")
-    return match
+def _bytes_of(prompt: str | list[int], tokenizer: Tokenizer) -> bytes:
+    return prompt.encode() if isinstance(prompt, str) else join_bytes(prompt, tokenizer.token_bytes)
+
+
+def _segment(stay: StateText) -> Segment:
+    return Segment(stay.state, stay.text.decode("utf-8", "replace"), stay.tokens)

@@ -1,34 +1,73 @@
-"""One request on its way through the engine."""
+"""One output of a request on its way through the engine."""
 
+from collections.abc import Callable, Mapping
+from copy import copy
 from typing import cast
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
-from batcher.decoding.stops import StopSet, stop_set
+from batcher.decoding.machine import StateMachine, state_machine
 from batcher.errors import FieldProblem, RequestError, describe
-from batcher.events import ArriveReason
+from batcher.events import ArriveReason, Role
 from batcher.lifecycle import State
 from batcher.models.base import Model
 from batcher.request import Request, Result
+from batcher.validation import CONSTRAINT_FIELDS
+
+# Fields that a model which gives only tokens can serve, and the rest as a plain request has it.
+_NUM_PLAIN_FIELDS = Request.__struct_fields__.index("priority") + 1
+_PLAIN_VALUES = astuple(Request(prompt=""))[_NUM_PLAIN_FIELDS:]
+
+NEVER = -1  # the step of what has not happened
+NO_SLOT = -1
+
+Heal = Callable[[list[int]], tuple[list[int], bytes]]
 
 
 class Sequence(Struct, eq=False):
-    """The mutable side of a request: where it stands, since when.  Only the engine changes it.
+    """What one slot is given to: a sample, a beam, or the negative prompt beside a sample.
 
+    Only the engine changes it.
+
+    index: of the sample or beam in its request.  place: the request's, in the input.
+    prompt_tokens: what the model reads first.
+    num_healed: tokens of the prompt that are generated anew instead, from their bytes, `healing`.
     known: what an earlier run found; the model is not asked again.
+    is_plain: nothing is asked for but greedy tokens until a stop.
+    companions: what is admitted and ends together with this one: the other beams, or the negative
+    prompt.
+    num_jumped: tokens that were added beside the one of each step.
     """
 
     request: Request
     id: str
     index: int
+    place: int
     prompt_tokens: list[int]
-    stops: StopSet
+    machine: StateMachine
     reason: ArriveReason
     known: Result | None
+    is_plain: bool
+    role: Role = "sample"
+    companions: "tuple[Sequence, ...]" = ()
+    num_healed: int = 0
+    healing: bytes = b""
     state: State = State.PENDING
-    arrived_step: int | None = None
-    admitted_step: int | None = None
-    slot: int | None = None
+    arrived_step: int = NEVER
+    admitted_step: int = NEVER
+    slot: int = NO_SLOT
+    num_jumped: int = 0
+
+    @property
+    def num_slots(self) -> int:
+        """How many slots it needs at once."""
+        return 1 + len(self.companions)
+
+    @property
+    def has_constraint(self) -> bool:
+        """Whether its output has to keep a grammar."""
+        return any(getattr(self.request, field) is not None for field in CONSTRAINT_FIELDS)
 
     @property
     def max_steps(self) -> int:
@@ -39,25 +78,72 @@ class Sequence(Struct, eq=False):
         return cast(int, steps.finished) - cast(int, steps.admitted) + 1
 
 
-def make_sequence(
+def make_sequences(
     request: Request,
     request_id: str,
-    index: int,
+    place: int,
     model: Model,
     reason: ArriveReason,
-    known: Result | None,
-) -> Sequence:
-    """Return the sequence of a valid `request`.
+    known: Mapping[int, Result],
+    heal: Heal,
+) -> list[Sequence]:
+    """Return what a valid `request` waits in the queue with: a sequence for each sample.
+
+    Beams are companions of the first of them, a negative prompt is one of its sample.
 
     Raises:
-        RequestError: the model's tokenizer fails on the prompt.
+        RequestError: the model's tokenizer fails on a prompt.
     """
-    prompt = request.prompt
+    prompt = _encode(request.prompt, "prompt", request_id, model)
+    machine = state_machine(request, model.eos_token_id)
+    first = Sequence(
+        request, request_id, 0, place, prompt, machine, reason, known.get(0), is_plain(request)
+    )
+    if first.is_plain:
+        return [first]
+    if request.heal:
+        first.prompt_tokens, first.healing = heal(prompt)
+        first.num_healed = len(prompt) - len(first.prompt_tokens)
+    return _units(first, known, model)
+
+
+def _units(first: Sequence, known: Mapping[int, Result], model: Model) -> list[Sequence]:
+    """Return the samples of a request that is not plain, or its beams; `first` is one of them."""
+    request = first.request
+    if request.num_beams > 1 and request.max_tokens > 0:
+        first.role = "beam"
+        others = [_another(first, beam, None) for beam in range(1, request.num_beams)]
+        first.companions = tuple(others)
+        return [first]
+    num_samples = (request.best_of or request.n) if request.max_tokens > 0 else request.n
+    samples = [_another(first, index, known.get(index)) for index in range(num_samples)]
+    if request.cfg_scale != 1 and request.max_tokens > 0:
+        prompt = _encode(request.negative_prompt or [], "negative_prompt", first.id, model)
+        for sample in samples:
+            partner = _another(first, sample.index, sample.known)
+            partner.role, partner.prompt_tokens = "negative", prompt
+            sample.companions = (partner,)
+    return samples
+
+
+def _another(first: Sequence, index: int, known: Result | None) -> Sequence:
+    """Return a sequence like `first` that has not begun."""
+    sequence = copy(first)
+    sequence.index, sequence.known = index, known
+    return sequence
+
+
+def is_plain(request: Request) -> bool:
+    """Return whether a request asks for nothing but greedy tokens until a stop."""
+    return astuple(request)[_NUM_PLAIN_FIELDS:] == _PLAIN_VALUES
+
+
+def _encode(prompt: str | list[int], field: str, request_id: str, model: Model) -> list[int]:
+    if not isinstance(prompt, str):
+        return prompt
     try:
-        tokens = list(model.tokenizer.encode(prompt)) if isinstance(prompt, str) else prompt
+        return list(model.tokenizer.encode(prompt))
     except Exception as error:  # whatever the tokenizer's own code raises
-        message = f"the tokenizer fails on the prompt: {describe(error)}"
-        problem = FieldProblem("invalid-value", ("prompt",), message)
+        message = f"the tokenizer fails on the {field.replace('_', ' ')}: {describe(error)}"
+        problem = FieldProblem("invalid-value", (field,), message)
         raise RequestError(request_id, [problem]) from error
-    stops = stop_set(request, model.eos_token_id)
-    return Sequence(request, request_id, index, tokens, stops, reason, known)

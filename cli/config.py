@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from cli.config_file import MODEL_SECTION, ConfigError, read_settings
+from cli.config_file import MODEL_SECTIONS, ConfigError, read_settings
 
 ENVIRONMENT = {"auto_envvar_prefix": "BATCHDECODE"}
 _COMMANDS = ("run", "check")  # those whose options a file may set
@@ -37,7 +37,7 @@ def use_config(context: typer.Context, path: str | None) -> str | None:
     defaults = {}
     for place, key, value in read_settings(path):
         name = key.replace("-", "_")
-        if key == MODEL_SECTION:
+        if key in MODEL_SECTIONS:
             continue
         if name not in known:
             raise ConfigError(f"{place}: {_unknown(key, known.keys())}")
@@ -66,14 +66,14 @@ def use_run_config(context: typer.Context, path: str | None) -> str | None:
     return path
 
 
-def model_settings(path: str | None) -> dict[str, Any]:
-    """Return the settings of the simulated model that the file `path` gives.
+def model_settings(path: str | None, section: str) -> dict[str, Any]:
+    """Return what a section of the file `path`, one of MODEL_SECTIONS, holds; {} if it has none.
 
     Raises:
         ConfigError: the file cannot be read, or the section is no mapping.
     """
     for place, key, value in read_settings(path) if path else ():
-        if key == MODEL_SECTION and value is not None:
+        if key == section and value is not None:
             if not isinstance(value, Mapping):
                 raise ConfigError(
                     f"{place}: {key}: its settings belong below it, each with a value"
@@ -94,7 +94,7 @@ def _known_options(context: typer.Context) -> dict[str, Any]:
 
 
 def _unknown(key: str, known: Iterable[str]) -> str:
-    names = sorted({name.replace("_", "-") for name in known} | {MODEL_SECTION})
+    names = sorted({name.replace("_", "-") for name in known}.union(MODEL_SECTIONS))
     near = get_close_matches(key.replace("_", "-"), names, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"unknown setting {key}{hint} (known: {', '.join(names)})"

@@ -13,7 +13,7 @@ from batcher.errors import BatchdecodeError
 if TYPE_CHECKING:
     import yaml
 
-MODEL_SECTION = "simulated"
+MODEL_SECTIONS = ("simulated", "llm")
 _MAX_DEPTH = 8
 _TEXT_TAG = "tag:yaml.org,2002:str"
 
@@ -32,7 +32,7 @@ class Setting(NamedTuple):
 
 @cache
 def read_settings(path: str) -> list[Setting]:
-    """Return what the file says at its top level; the model's section is a dict, others scalars.
+    """Return what the file says at its top level; a model's section is a dict, others scalars.
 
     Raises:
         ConfigError: it cannot be read, is not YAML, or is something else than settings.
@@ -92,7 +92,7 @@ def _settings(loader: "yaml.SafeLoader", node: "yaml.Node", path: str) -> Iterat
         if name in first_lines:
             raise ConfigError(f"{place}: {key} is set in line {first_lines[name]} already")
         first_lines[name] = key_node.start_mark.line + 1
-        if isinstance(value_node, yaml.MappingNode) and key == MODEL_SECTION:
+        if isinstance(value_node, yaml.MappingNode) and key in MODEL_SECTIONS:
             value: Any = {inner.key: inner.value for inner in _settings(loader, value_node, path)}
         elif isinstance(value_node, yaml.ScalarNode):
             value = _construct(loader, value_node, f"{place}: {key}")

@@ -16,6 +16,7 @@ class RunOptions:
     model: str = "simulated"
     seed: int | None = None
     model_settings: dict[str, Any] = field(default_factory=dict)
+    llm_settings: dict[str, Any] = field(default_factory=dict)
     output: str | None = None
     trace: str | None = None
     summary_json: str | None = None
@@ -23,6 +24,7 @@ class RunOptions:
     keep_going: bool = False
     max_errors: int | None = None
     resume: bool = False
+    stream: bool = False
     follow: bool = False
     live: LiveChoice = "auto"
     step_delay: float = 0.0

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from hypothesis import strategies as st
 
@@ -161,3 +161,14 @@ def tiny_requests(draw: st.DrawFn) -> Request:
         stop=draw(st.none() | letters | st.lists(letters, min_size=1, max_size=4)),
         arrival_time=draw(st.sampled_from([0, 0, 2.5, 9])),
     )
+
+
+class HasId(Protocol):
+    """A result or an event."""
+
+    id: str
+
+
+def place_of(record: HasId) -> int:
+    """Return the place in the input of a request whose id was left to the engine."""
+    return int(record.id) - 1

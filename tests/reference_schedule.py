@@ -55,44 +55,42 @@ def play(jobs: list[Job], batch: int) -> Played:
     events: list[Event] = [RunEvent(batch=batch, model="test", settings={})]
     rows: list[Row] = []
     starts: list[float] = []
-    unread = list(enumerate(jobs))
-    queue: list[tuple[int, Job]] = []
-    slots: list[tuple[int, Job, int] | None] = [None] * batch
+    unread = list(jobs)
+    queue: list[Job] = []
+    slots: list[tuple[Job, int] | None] = [None] * batch
     now = 0.0
     while unread or queue or any(slots):
         step = len(rows)
         starts[step:] = [now]
         free = [slot for slot in range(batch) if slots[slot] is None]
-        while len(free) > len(queue) and unread and unread[0][1].arrival <= now:
-            index, job = unread.pop(0)
+        while len(free) > len(queue) and unread and unread[0].arrival <= now:
+            job = unread.pop(0)
             arrived = bisect_left(starts, job.arrival)
-            events.append(
-                ArriveEvent(arrived, job.arrival, job.id, index, job.reason, 5, job.length)
-            )
+            events.append(ArriveEvent(arrived, job.arrival, job.id, 0, job.reason, 5, job.length))
             if job.length:
-                queue.append((index, job))
+                queue.append(job)
             else:
-                finish = FinishEvent(arrived, now, job.id, index, None, job.outcome, None, 0)
+                finish = FinishEvent(arrived, now, job.id, 0, None, job.outcome, None, 0)
                 events.append(finish)
-        for slot, (index, job) in zip(free, queue, strict=False):
+        for slot, job in zip(free, queue, strict=False):
             used = bool(rows) and rows[-1].slots[slot] is not None
             reason = "refill" if used else "empty"
-            events.append(AdmitEvent(step, now, job.id, index, slot, reason))
-            slots[slot] = (index, job, 0)
+            events.append(AdmitEvent(step, now, job.id, 0, slot, reason))
+            slots[slot] = (job, 0)
         del queue[: len(free)]
         if not any(slots):
-            now = max(now, unread[0][1].arrival) if unread else now
+            now = max(now, unread[0].arrival) if unread else now
             continue
-        unseen = sum(job.arrival <= now and job.length > 0 for _, job in unread)
-        rows.append(Row(now, [held and held[1].id for held in slots], len(queue) + unseen))
+        unseen = sum(job.arrival <= now and job.length > 0 for job in unread)
+        rows.append(Row(now, [held and held[0].id for held in slots], len(queue) + unseen))
         for slot, held in enumerate(slots):
             if held is not None:
-                index, job, done = held
-                slots[slot] = (index, job, done + 1)
+                job, done = held
+                slots[slot] = (job, done + 1)
                 if done + 1 == job.length:
                     tokens = 0 if job.outcome == "error" and job.length == 1 else job.length
                     events.append(
-                        FinishEvent(step, now, job.id, index, slot, job.outcome, None, tokens)
+                        FinishEvent(step, now, job.id, 0, slot, job.outcome, None, tokens)
                     )
                     slots[slot] = None
         now += 1.0

@@ -10,7 +10,7 @@ from consoles import PAGES, ROOT, regenerated
 
 from batcher import Request, Result, SimulatedSettings
 from batcher.errors import ERROR_CODES
-from batcher.events import AdmitReason, ArriveReason, Event
+from batcher.events import AdmitReason, ArriveReason, Event, Role
 from batcher.lifecycle import TRANSITIONS
 from batcher.request import ErrorInfo, FinishReason, StepTimes, Usage
 from cli.app import app
@@ -65,7 +65,8 @@ def test_every_event_and_reason_is_documented() -> None:
     for event in event_types(Event):
         assert event.__struct_config__.tag in documented
         assert set(event.__struct_fields__) <= documented, event
-    assert {*get_args(AdmitReason), *get_args(ArriveReason)} <= documented
+    reasons = {*get_args(AdmitReason), *get_args(ArriveReason), *get_args(FinishReason), "unused"}
+    assert reasons | {*get_args(Role)} <= documented
 
 
 def event_types(union: object) -> list[type]:

@@ -11,6 +11,7 @@ from reference import (
     Language,
     decode_alone,
     english_requests,
+    place_of,
     tiny_model,
     tiny_requests,
 )
@@ -80,7 +81,7 @@ def test_a_single_request_reports_its_steps() -> None:
 def test_nothing_to_do_is_no_step() -> None:
     engine = Engine(SimulatedModel(), 3)
     assert not engine.has_work
-    assert engine.step() == ([], [])
+    assert engine.step() == ([], [], [])
     assert engine.num_steps == 0
 
 
@@ -215,15 +216,15 @@ def test_a_slot_freed_by_an_abort_is_refilled_at_once() -> None:
 
 def check_tokens(requests: list[Request], results: list[Result], language: Language) -> None:
     """Invariants 1 and 7: one result for each request, with the tokens of decoding it alone."""
-    assert sorted(result.index for result in results) == list(range(len(requests)))
+    assert sorted(place_of(result) for result in results) == list(range(len(requests)))
     for result in results:
         got = (result.tokens, result.text, result.finish_reason, result.stop_reason)
-        assert got == decode_alone(requests[result.index], language)
+        assert got == decode_alone(requests[place_of(result)], language)
 
 
 def check_schedule(requests: list[Request], results: list[Result], batch_size: int) -> None:
     """Invariants 2, 5 and the step itself, against a scheduler that knows only output lengths."""
-    lengths = {result.index: len(result.tokens) for result in results}
+    lengths = {place_of(result): len(result.tokens) for result in results}
     queue = sorted(range(len(requests)), key=lambda i: (requests[i].arrival_time, i))
     queue = [index for index in queue if requests[index].max_tokens > 0]
     slots: list[tuple[int, int] | None] = [None] * batch_size  # (index, tokens left)
@@ -240,7 +241,7 @@ def check_schedule(requests: list[Request], results: list[Result], batch_size: i
         slots = [None if held is None or held[1] == 1 else (held[0], held[1] - 1) for held in slots]
         step, now = step + 1, now + 1.0
     got = {
-        result.index: (result.slot, result.steps.admitted, result.steps.finished)
+        place_of(result): (result.slot, result.steps.admitted, result.steps.finished)
         for result in results
         if result.slot is not None
     }
@@ -279,12 +280,12 @@ def test_adding_late_in_order_of_arrival_gives_the_same_results(
     results, times = [], []
     while True:
         while ahead and engine.wants_request:
-            engine.add(requests[ahead[0]], index=ahead.pop(0))
+            engine.add(requests[ahead[0]], place=ahead.pop(0))
         if not engine.has_work:
             break
         results += engine.step().results
         times.append(engine.now)
-    assert sorted(results, key=lambda r: r.index) == sorted(expected, key=lambda r: r.index)
+    assert sorted(results, key=place_of) == sorted(expected, key=place_of)
     assert times == sorted(times)
 
 
@@ -295,16 +296,16 @@ def test_known_results_replay_the_schedule_without_the_model(
 ) -> None:
     events, results = run(requests, batch_size)
     known = {
-        result.index: result
+        place_of(result): result
         for result in results
         if data.draw(st.booleans(), label="finished before")
     }
     engine = Engine(SimulatedModel(), batch_size)
     for index, request in enumerate(requests):
-        engine.add(request, known=known.get(index))
+        engine.add(request, known={0: known[index]} if index in known else {})
     replayed, rest = drain(engine)
     assert replayed == events
-    assert rest == [result for result in results if result.index not in known]
+    assert rest == [result for result in results if place_of(result) not in known]
 
 
 def test_a_replay_of_known_results_never_calls_the_model() -> None:
@@ -316,8 +317,8 @@ def test_a_replay_of_known_results_never_calls_the_model() -> None:
             raise AssertionError("the model was asked")
 
     engine = Engine(Silent(), 3)
-    for request, result in zip(requests, sorted(results, key=lambda r: r.index), strict=True):
-        engine.add(request, known=result)
+    for request, result in zip(requests, sorted(results, key=place_of), strict=True):
+        engine.add(request, known={0: result})
     assert drain(engine)[1] == []
     assert engine.num_tokens == 35
 

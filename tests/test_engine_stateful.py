@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec import structs
-from reference import ENGLISH, decode_alone, english_requests
+from reference import ENGLISH, decode_alone, english_requests, place_of
 
 from batcher import Engine, Request, Result, SimulatedModel
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, RequestEvent
@@ -54,8 +54,8 @@ class EngineMachine(RuleBasedStateMachine):
         for event in outcome.events:
             self.follow(event)
         for result in outcome.results:
-            assert result.index not in self.results, "two results for one request"
-            self.results[result.index] = result
+            assert place_of(result) not in self.results, "two results for one request"
+            self.results[place_of(result)] = result
         progress = outcome.events or self.engine.num_steps > steps
         assert progress or not had_work, "a step with work left did nothing (invariant 6)"
         assert self.engine.num_steps in (steps, steps + 1)
@@ -65,12 +65,12 @@ class EngineMachine(RuleBasedStateMachine):
         self.events.append(event)
         if isinstance(event, AdmitEvent):
             assert event.slot not in self.holders, "a slot with two sequences (invariant 2)"
-            assert event.index not in self.holders.values(), (
+            assert place_of(event) not in self.holders.values(), (
                 "a sequence with two slots (invariant 2)"
             )
-            self.holders[event.slot] = event.index
+            self.holders[event.slot] = place_of(event)
         elif isinstance(event, FinishEvent) and event.slot is not None:
-            assert self.holders.pop(event.slot) == event.index
+            assert self.holders.pop(event.slot) == place_of(event)
         if not isinstance(event, ArriveEvent) and event.slot is not None:
             self.times.append(event.time)  # the others happen at an arrival, which may be long past
 

@@ -11,11 +11,13 @@ import msgspec
 import pytest
 from reference import ENGLISH, as_text, decode_alone
 
+from batcher.events import DropEvent
 from batcher.formats.requests import ParsedLine, RequestParser
 from batcher.formats.results import decode_result_line
 from batcher.formats.trace import read_trace
 from batcher.metrics import RunMetrics
 from batcher.timeline import Timeline
+from batcher.validation import Target
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"
@@ -25,6 +27,10 @@ CASES = {  # name -> arguments of run
     "in-order": ["samples/requests.jsonl", "--batch", "3", "--keep-order", "--seed", "5"],
     "openai": ["samples/openai_batch.jsonl", "--batch", "2"],
     "bad": ["samples/bad.jsonl", "--keep-going"],
+    "sampling": ["samples/decoding/sampling.jsonl", "--batch", "5"],
+    "beams": ["samples/decoding/beams.jsonl", "--batch", "5"],
+    "states": ["samples/decoding/states.jsonl", "--batch", "1"],
+    "healing": ["samples/decoding/healing.jsonl", "--batch", "2"],
 }
 
 
@@ -48,31 +54,37 @@ def test_a_run_gives_the_bytes_it_gave(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_the_trace_accounts_for_the_results(name: str) -> None:
     lines = (GOLDEN / f"{name}.results.jsonl").read_bytes().splitlines()
-    results = [decode_result_line(line) for line in lines]
+    results = [result for line in lines for result in decode_result_line(line)]
     events = list(
         read_trace((GOLDEN / f"{name}.trace.jsonl").read_bytes().splitlines(keepends=True))
     )
     timeline = Timeline.from_events(events)
     timeline.check_integrity()
-    spans = {(span.id, span.slot, span.start, span.end - 1) for span in timeline.spans}
+    spans = {
+        (span.id, span.index, span.slot, span.start, span.end - 1)
+        for span in timeline.spans
+        if span.outcome != "unused"
+    }
     held = [result for result in results if result.slot is not None]
-    assert spans == {(r.id, r.slot, r.steps.admitted, r.steps.finished) for r in held}
+    kept = {(r.id, r.index, r.slot, r.steps.admitted, r.steps.finished) for r in held}
+    dropped = {(event.id, event.index) for event in events if isinstance(event, DropEvent)}
+    assert {span for span in spans if span[:2] not in dropped} == kept
     metrics = RunMetrics()
     for event in events:
         metrics.observe(event)
     summary = metrics.summary()
-    assert (summary.requests, summary.steps) == (len(results), timeline.num_steps)
+    assert (summary.outputs, summary.steps) == (len(results), timeline.num_steps)
 
 
 @pytest.mark.parametrize("name", ["example", "sample", "openai"])
 def test_the_results_are_those_of_decoding_alone(name: str) -> None:
     source = (ROOT / CASES[name][0]).read_bytes().splitlines()
-    parser = RequestParser(vocab_size=512)
+    parser = RequestParser(target=Target(vocab_size=512))
     parsed = [parser.parse(line, number) for number, line in enumerate(source, 1)]
-    requests = [line.request for line in parsed if isinstance(line, ParsedLine)]
+    requests = {line.request.id: line.request for line in parsed if isinstance(line, ParsedLine)}
     for line in (GOLDEN / f"{name}.results.jsonl").read_bytes().splitlines():
-        result = decode_result_line(line)
-        expected = decode_alone(requests[result.index], ENGLISH)
+        [result] = decode_result_line(line)
+        expected = decode_alone(requests[result.id], ENGLISH)
         got = (result.tokens, result.text, result.finish_reason, result.stop_reason)
         assert got == expected
 

@@ -6,10 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_schedule import DESIGN_JOBS, Job, jobs_of, play, workloads
+from reference_units import PROMPT_TOKENS, beams, guided, play_units, samples, unit_workloads
 
-from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, RejectEvent, RunEvent
+from batcher.events import (
+    AdmitEvent,
+    ArriveEvent,
+    FinishEvent,
+    JumpEvent,
+    RejectEvent,
+    RunEvent,
+)
 from batcher.formats.trace import encode_events, read_trace
 from batcher.metrics import (
+    ConstraintCounts,
     Distribution,
     FinishCounts,
     Histogram,
@@ -34,6 +43,7 @@ def summary_of(jobs, batch=2):
 def test_the_numbers_of_the_example_of_the_design():
     assert summary_of(DESIGN_JOBS) == RunSummary(
         requests=4,
+        outputs=4,
         ok=4,
         failed=0,
         rejected=0,
@@ -50,7 +60,11 @@ def test_the_numbers_of_the_example_of_the_design():
         busy_slot_steps=10,
         idle_slot_steps=4,
         busy_share=0.714286,
-        idle=IdleCauses(tail=4, arrivals=0, empty_queue=0),
+        idle=IdleCauses(tail=4, arrivals=0, empty_queue=0, too_few=0),
+        jumps=0,
+        jumped_tokens=0,
+        forks=0,
+        constraints=ConstraintCounts(compiled=0, cache_hits=0),
         wait=Distribution(count=4, mean=1.0, p50=0, p90=3, p95=3, p99=3, max=3),
         first_token=Distribution(count=4, mean=2.0, p50=1, p90=4, p95=4, p99=4, max=4),
         latency=Distribution(count=4, mean=3.5, p50=3, p90=7, p95=7, p99=7, max=7),
@@ -63,7 +77,7 @@ def idle_by_hand(jobs, rows):
     for row in rows:
         later = [job.reason for job in jobs if job.arrival > row.now and job.length]
         causes[later[0] if later else None] += row.slots.count(None)
-    return IdleCauses(causes[None], causes["input"], causes["follow"])
+    return IdleCauses(causes[None], causes["input"], causes["follow"], 0)
 
 
 @given(workloads(), st.integers(1, 5))
@@ -103,7 +117,7 @@ def test_a_run_that_is_broken_off_has_numbers_too(jobs, batch, data):
     summary = metrics_of(kept).summary()
     assert summary.busy_slot_steps + summary.idle_slot_steps == summary.steps * batch
     idle = summary.idle
-    assert idle.tail + idle.arrivals + idle.empty_queue == summary.idle_slot_steps
+    assert idle.tail + idle.arrivals + idle.empty_queue + idle.too_few == summary.idle_slot_steps
     arrived = sum(isinstance(event, ArriveEvent) for event in kept)
     assert summary.ok + summary.failed + summary.aborted + summary.unfinished == arrived
 
@@ -112,6 +126,12 @@ def test_the_steps_since_the_last_event_count_when_the_run_tells_of_them():
     events = play([Job("a", 100), Job("b", 3)], 2).events[:6]  # up to the end of b
     summary = metrics_of(events).summary(num_steps=50)
     assert (summary.steps, summary.busy_slot_steps, summary.unfinished) == (50, 53, 1)
+
+
+def test_a_run_goes_as_far_as_its_last_event():
+    events = play(jobs_of(5), 2).events[:-1]  # the end is not told of
+    summary = metrics_of(events).summary()
+    assert (summary.steps, summary.busy_slot_steps, summary.idle_slot_steps) == (5, 5, 5)
 
 
 def test_waits_count_from_the_arrival_not_from_the_reading():
@@ -133,7 +153,8 @@ def test_failed_and_slotless_requests_have_no_latency():
 def test_a_rejected_line_is_a_failed_request():
     run = RunEvent(batch=2, model="test", settings={})
     summary = metrics_of([run, RejectEvent(0, 0.0, "x", 0, "invalid-json")]).summary()
-    assert (summary.requests, summary.failed, summary.rejected) == (1, 1, 1)
+    assert (summary.requests, summary.outputs) == (1, 1)
+    assert (summary.failed, summary.rejected) == (1, 1)
     assert summary.finish_reasons.error == 1
 
 
@@ -166,6 +187,17 @@ def test_percentiles_are_by_nearest_rank_within_a_twentieth_of_a_percent(values,
         assert found == exact
 
 
+@given(st.lists(st.integers(0, 5000) | st.integers(0, 10**7), min_size=1, max_size=50))
+def test_the_mean_and_the_largest_are_exact(values):
+    histogram = Histogram()
+    for value in values:
+        histogram.add(value)
+    distribution = histogram.distribution()
+    assert distribution.count == len(values)
+    assert distribution.mean == round(sum(values) / len(values), 3)
+    assert distribution.max == max(values)
+
+
 def test_a_histogram_of_ever_larger_numbers_stays_small():
     histogram = Histogram()
     for value in range(0, 3_000_000, 17):
@@ -178,9 +210,9 @@ def steady_events(num_requests, batch):
     yield RunEvent(batch=batch, model="test", settings={})
     for index in range(num_requests):
         step, slot = divmod(index, batch)
-        yield ArriveEvent(step // 2, 0.0, str(index), index, "input", 5, 1)
-        yield AdmitEvent(step, float(step), str(index), index, slot, "refill")
-        yield FinishEvent(step, float(step), str(index), index, slot, "length", None, 1)
+        yield ArriveEvent(step // 2, 0.0, str(index), 0, "input", 5, 1)
+        yield AdmitEvent(step, float(step), str(index), 0, slot, "refill")
+        yield FinishEvent(step, float(step), str(index), 0, slot, "length", None, 1)
 
 
 @pytest.mark.parametrize("num_requests", [2_000, 20_000])
@@ -200,3 +232,113 @@ def test_the_json_is_readable_and_has_every_field():
     assert encoded.endswith(b"}\n")
     assert b'\n  "busy_share": 1.0,\n' in encoded
     assert list(msgspec.json.decode(encoded)) == list(RunSummary.__struct_fields__)
+
+
+@given(unit_workloads(), st.integers(0, 2**32))
+def test_samples_partners_and_beams_are_counted_as_what_they_are(workload, seed):
+    units, batch = workload
+    run = play_units(units, batch, seed)
+    summary = metrics_of(run.events).summary()
+    reasons = summary.finish_reasons
+    outcomes = [stay.outcome for stay in run.stays]
+    assert (reasons.stop, reasons.length, reasons.error, reasons.aborted) == tuple(
+        map(outcomes.count, ("stop", "length", "error", "aborted"))
+    )
+    assert summary.requests == len({unit.id for unit in units})
+    assert summary.outputs == len(outcomes) - outcomes.count("unused")
+    assert summary.outputs == summary.ok + summary.failed + summary.aborted
+    assert summary.unfinished == 0
+    assert summary.prompt_tokens == PROMPT_TOKENS * summary.requests
+    tokens = [event.tokens for event in run.events if isinstance(event, FinishEvent)]
+    assert summary.generated_tokens == sum(tokens)
+    assert summary.longest_output == max(tokens, default=0)
+
+
+@given(unit_workloads(), st.integers(0, 2**32))
+def test_slots_of_partners_and_beams_are_busy_and_idle_ones_have_a_cause(workload, seed):
+    units, batch = workload
+    run = play_units(units, batch, seed)
+    summary = metrics_of(run.events).summary()
+    assert summary.busy_slot_steps == sum(stay.end - stay.start for stay in run.stays)
+    assert summary.busy_slot_steps + summary.idle_slot_steps == batch * len(run.labels)
+    assert msgspec.structs.asdict(summary.idle) == run.idle
+    stays = [stay.end - stay.start for stay in run.stays]
+    assert summary.least_steps == max([-(-sum(stays) // batch), *stays])
+    assert summary.least_steps <= summary.steps
+
+
+@given(unit_workloads())
+def test_times_are_those_of_samples_and_of_all_beams_together(workload):
+    units, batch = workload
+    run = play_units(units, batch)
+    summary = metrics_of(run.events).summary()
+    leaders = {(unit.id, unit.rows[0]): unit for unit in units}
+    waits, latencies = [], []
+    for stay in run.stays:
+        if (unit := leaders.get((stay.id, (stay.index, stay.role)))) is not None:
+            arrived = next(
+                event.step
+                for event in run.events
+                if isinstance(event, ArriveEvent)
+                and (event.id, event.index) == (unit.id, unit.rows[0][0])
+            )
+            waits.append(stay.start - arrived)
+            if unit.outcome in {"stop", "length"}:
+                latencies.append(stay.end - arrived)
+    for distribution, values in ((summary.wait, waits), (summary.latency, latencies)):
+        assert (distribution.count if distribution else 0) == len(values)
+        if distribution:
+            assert distribution.max == max(values)
+            assert distribution.mean == round(sum(values) / len(values), 3)
+    assert (summary.first_token.count if summary.first_token else 0) == len(waits)
+
+
+@given(unit_workloads(), st.integers(0, 2**32))
+def test_jumps_and_forks_are_counted(workload, seed):
+    units, batch = workload
+    run = play_units(units, batch, seed)
+    summary = metrics_of(run.events).summary()
+    jumps = [event.tokens for event in run.events if isinstance(event, JumpEvent)]
+    assert (summary.jumps, summary.jumped_tokens) == (len(jumps), sum(jumps))
+    assert summary.jumped_tokens == sum(stay.jumped for stay in run.stays)
+    assert summary.forks == sum(len(stay.forks) for stay in run.stays)
+
+
+@given(unit_workloads(), st.data())
+def test_a_run_of_units_that_is_broken_off_has_numbers_too(workload, data):
+    units, batch = workload
+    run = play_units(units, batch)
+    last = data.draw(st.integers(-1, len(run.labels) - 1))
+    kept = [event for event in run.events[1:-1] if event.step <= last]
+    summary = metrics_of([run.events[0], *kept]).summary()
+    arrived = {(e.id, e.index) for e in kept if isinstance(e, ArriveEvent)}
+    ended = {(e.id, e.index) for e in kept if isinstance(e, FinishEvent)}
+    assert summary.unfinished == len(arrived - ended)
+    assert summary.requests == len({name for name, _ in arrived})
+
+
+def test_a_wide_request_keeps_slots_idle_that_are_too_few_for_it():
+    units = [*samples("a", 4), *samples("b", 1), *beams("wide", 2, 3), *samples("c", 1)]
+    summary = metrics_of(play_units(units, 2).events).summary()
+    assert summary.idle == IdleCauses(tail=1, arrivals=0, empty_queue=0, too_few=3)
+    late = [*samples("a", 6), *guided("wide", 1, arrival=2.0, reason="follow")]
+    summary = metrics_of(play_units(late, 2).events).summary()
+    assert summary.idle == IdleCauses(tail=0, arrivals=0, empty_queue=2, too_few=4)
+
+
+def test_samples_aborted_before_they_arrive_are_one_request():
+    run = RunEvent(batch=2, model="test", settings={})
+    ends = [FinishEvent(0, 0.0, "x", index, None, "aborted", None, 0) for index in range(3)]
+    summary = metrics_of([run, *ends]).summary()
+    assert (summary.requests, summary.outputs, summary.aborted) == (1, 3, 3)
+    ends = [FinishEvent(0, 0.0, "x", i, None, "aborted", None, 0, "beam") for i in range(3)]
+    summary = metrics_of([run, *ends]).summary()
+    assert (summary.requests, summary.outputs, summary.aborted) == (1, 3, 3)
+
+
+def test_the_numbers_of_constraints_are_those_that_were_noted_last():
+    metrics = RunMetrics()
+    assert metrics.summary().constraints == ConstraintCounts(0, 0)
+    metrics.note_constraints(1, 20)
+    metrics.note_constraints(3, 70)
+    assert metrics.summary().constraints == ConstraintCounts(compiled=3, cache_hits=70)

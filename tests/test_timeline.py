@@ -2,10 +2,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_schedule import DESIGN_JOBS, Job, jobs_of, play, workloads
+from reference_units import beams, guided, play_units, samples, unit_workloads
 
 from batcher.errors import BatchdecodeError, InvariantError
-from batcher.events import AdmitEvent, ArriveEvent, EndEvent, FinishEvent, RunEvent
-from batcher.timeline import Selection, Span, Timeline, Wait
+from batcher.events import (
+    AdmitEvent,
+    ArriveEvent,
+    EndEvent,
+    FinishEvent,
+    ForkEvent,
+    JumpEvent,
+    RunEvent,
+)
+from batcher.stays import Fork, Span, Wait, key_of, label_of
+from batcher.timeline import Selection, Timeline
 
 
 def timeline_of(jobs, batch=2):
@@ -31,11 +41,11 @@ def test_the_example_of_the_design_gives_its_spans_and_waits():
     timeline = timeline_of(DESIGN_JOBS)
     assert timeline.spans == [
         Span(0, "a", 0, 0, 3, "length"),
-        Span(1, "b", 1, 0, 1, "length"),
-        Span(1, "c", 2, 1, 3, "length"),
-        Span(0, "d", 3, 3, 7, "length"),
+        Span(1, "b", 0, 0, 1, "length"),
+        Span(1, "c", 0, 1, 3, "length"),
+        Span(0, "d", 0, 3, 7, "length"),
     ]
-    assert timeline.waits == [Wait("c", 2, 0, 1), Wait("d", 3, 0, 3)]
+    assert timeline.waits == [Wait("c", 0, 0, 1), Wait("d", 0, 0, 3)]
 
 
 @given(workloads(), st.integers(1, 5))
@@ -57,10 +67,10 @@ def test_events_that_break_off_anywhere_give_the_timeline_up_to_there(jobs, batc
     timeline = Timeline.from_events(kept)
     timeline.check_integrity()
     assert timeline.num_steps <= len(played.rows)
-    admitted = {event.index for event in kept if isinstance(event, AdmitEvent)}
-    finished = {event.index for event in kept if isinstance(event, FinishEvent)}
-    assert {span.index for span in timeline.spans} == admitted
-    running = {span.index for span in timeline.spans if span.outcome is None}
+    admitted = {event.id for event in kept if isinstance(event, AdmitEvent)}
+    finished = {event.id for event in kept if isinstance(event, FinishEvent)}
+    assert {span.id for span in timeline.spans} == admitted
+    running = {span.id for span in timeline.spans if span.outcome is None}
     assert running == admitted - finished
     for span in timeline.spans:
         assert span.outcome is not None or span.end == timeline.num_steps
@@ -97,6 +107,12 @@ def test_chosen_slots_are_the_only_columns():
     assert [row.slots for row in timeline.select_steps(chosen)] == [["c"], [None]]
 
 
+def test_a_chosen_request_in_a_slot_that_is_not_chosen_has_no_steps():
+    timeline = timeline_of(DESIGN_JOBS)
+    chosen = Selection(request_ids=frozenset({"a"}), slots=frozenset({1}))
+    assert list(timeline.select_steps(chosen)) == []
+
+
 def test_a_run_without_requests_has_no_steps():
     timeline = timeline_of([])
     timeline.check_integrity()
@@ -114,33 +130,44 @@ def test_an_id_may_come_again():
     timeline = timeline_of([Job("a", 2), Job("a", 3)], batch=1)
     assert [(span.id, span.index, span.start, span.end) for span in timeline.spans] == [
         ("a", 0, 0, 2),
-        ("a", 1, 2, 5),
+        ("a", 0, 2, 5),
     ]
 
 
 RUN = RunEvent(batch=2, model="test", settings={})
 
 
-def arrive(index, step=0):
-    return ArriveEvent(step, float(step), f"r{index}", index, "input", 1, 9)
+def arrive(number, step=0, index=0):
+    return ArriveEvent(step, float(step), f"r{number}", index, "input", 1, 9)
 
 
-def admit(index, slot, step=0):
-    return AdmitEvent(step, float(step), f"r{index}", index, slot, "empty")
+def admit(number, slot, step=0, index=0, role="sample"):
+    return AdmitEvent(step, float(step), f"r{number}", index, slot, "empty", role)
 
 
-def finish(index, slot, step=0):
-    return FinishEvent(step, float(step), f"r{index}", index, slot, "length", None, 1)
+def finish(number, slot, step=0, index=0, role="sample"):
+    return FinishEvent(step, float(step), f"r{number}", index, slot, "length", None, 1, role)
+
+
+def jump(number, slot, step=0, index=0, tokens=2):
+    return JumpEvent(step, float(step), f"r{number}", index, slot, tokens)
+
+
+def fork(number, slot, parent, step=0, index=0):
+    return ForkEvent(step, float(step), f"r{number}", index, slot, parent)
+
+
+BEAMS = [admit(0, 0, role="beam"), admit(0, 1, index=1, role="beam")]
 
 
 def test_a_request_aborted_in_the_queue_waits_until_then():
     events = [RUN, arrive(0), arrive(1), admit(0, 0), finish(1, None, 2), finish(0, 0, 4)]
-    assert Timeline.from_events(events).waits == [Wait("r1", 1, 0, 2)]
+    assert Timeline.from_events(events).waits == [Wait("r1", 0, 0, 2)]
 
 
 def test_a_request_that_still_waits_does_so_up_to_the_last_known_step():
     events = [RUN, arrive(0), arrive(1), admit(0, 0), finish(0, 0, 4)]
-    assert Timeline.from_events(events).waits == [Wait("r1", 1, 0, 5)]
+    assert Timeline.from_events(events).waits == [Wait("r1", 0, 0, 5)]
 
 
 @pytest.mark.parametrize(
@@ -155,6 +182,33 @@ def test_a_request_that_still_waits_does_so_up_to_the_last_known_step():
         ("over by step -1", [RUN, EndEvent(2**62, 2.0, 1, 1)]),
         ("-1 steps", [RUN, EndEvent(-1, 2.0, 1, 1)]),
         ("arrives in step -3", [RUN, arrive(0, -3), admit(0, 0)]),
+        ("'r0' does not run in slot 0 in step 0", [RUN, jump(0, 0)]),
+        ("'r0' does not run in slot 1", [RUN, admit(0, 0), jump(0, 1)]),
+        ("'r0#1' does not run in slot 0", [RUN, admit(0, 0), jump(0, 0, index=1)]),
+        ("'r1' does not run in slot 0", [RUN, admit(0, 0), jump(1, 0)]),
+        ("in slot 0 in step 4", [RUN, admit(0, 0, 5), jump(0, 0, 4)]),
+        ("does not run in slot 0", [RUN, admit(0, 0), finish(0, 0), jump(0, 0)]),
+        ("jumps over 0 tokens", [RUN, admit(0, 0), jump(0, 0, tokens=0)]),
+        ("'r0#1' does not run in slot 1", [RUN, BEAMS[0], fork(0, 1, 0, index=1)]),
+        ("from 'r0#2'; both have to be running beams", [RUN, *BEAMS, fork(0, 1, 2, index=1)]),
+        (
+            "from 'r0'; both have to be running",
+            [RUN, *BEAMS, finish(0, 0, role="beam"), fork(0, 1, 0, index=1)],
+        ),
+        ("both have to be", [RUN, admit(0, 0), admit(0, 1, index=1), fork(0, 1, 0, index=1)]),
+        ("both have to be", [RUN, admit(0, 0), admit(0, 1, 0, 1, "beam"), fork(0, 1, 0, index=1)]),
+        (
+            "both have to be",
+            [RUN, admit(1, 0, role="beam"), admit(0, 1, 0, 1, "beam"), fork(0, 1, 0, index=1)],
+        ),
+        (
+            "both have to be",
+            [RUN, admit(0, 0, role="beam"), admit(0, 1, index=1), fork(0, 1, 0, index=1)],
+        ),
+        ("'r0~' is admitted", [RUN, admit(0, 0, role="negative"), admit(0, 1, role="negative")]),
+        ("'r0~' leaves slot 0", [RUN, admit(0, 0), finish(0, 0, role="negative")]),
+        ("'r0' leaves slot 0", [RUN, admit(0, 0), finish(0, 0, role="beam")]),
+        ("'r0#1' leaves slot 0", [RUN, admit(0, 0), finish(0, 0, index=1)]),
     ],
 )
 def test_events_that_contradict_each_other_are_refused(complaint, events):
@@ -171,6 +225,8 @@ def test_events_that_contradict_each_other_are_refused(complaint, events):
         ("step 4611686018427387904", [RUN, admit(0, 0, 2**62)]),
         ("step 4611686018427387904", [RUN, arrive(0), finish(0, None, 2**62)]),
         ("step 4611686018427387904", [RUN, admit(0, 0), finish(0, 0, 2**62)]),
+        ("step 4611686018427387904", [RUN, admit(0, 0), jump(0, 0, 2**62)]),
+        ("step 4611686018427387904", [RUN, *BEAMS, fork(0, 0, 1, 2**62)]),
     ],
 )
 def test_a_run_that_no_memory_has_room_for_is_refused(complaint, events):
@@ -186,6 +242,17 @@ def test_a_run_that_no_memory_has_room_for_is_refused(complaint, events):
         ("of 2 steps", [RUN, admit(0, 0), finish(0, 0, 2), EndEvent(2, 2.0, 1, 1)]),
         ("of 4 steps", [RUN, admit(0, 0, 3), finish(0, 0, 1)]),
         ("nothing runs in step 1", [RUN, admit(0, 0), finish(0, 0), admit(1, 0, 2)]),
+        (r"'r0~' .* \[0, 1\), but 'r0' does not", [RUN, admit(0, 0, role="negative")]),
+        (
+            r"'r0~' .* \[0, 4\), but 'r0' does not",
+            [RUN, admit(0, 0), admit(0, 1, role="negative"), finish(0, 0), jump(0, 1, 3)],
+        ),
+        ("'r0#1~' .* but 'r0#1' does not", [RUN, admit(0, 0), admit(0, 1, 0, 1, "negative")]),
+        (
+            "'r0#1' .* but 'r0' does not",
+            [RUN, admit(0, 0, role="beam"), admit(0, 1, 2, 1, "beam"), jump(0, 0, 2)],
+        ),
+        ("'r0#1' .* but 'r0' does not", [RUN, admit(0, 0), admit(0, 1, 0, 1, "beam")]),
     ],
 )
 def test_check_integrity_finds_what_cannot_have_happened(complaint, events):
@@ -198,3 +265,121 @@ def test_a_long_run_can_be_looked_at_from_its_middle():
     timeline = timeline_of(jobs_of(*[50] * 100), batch=4)
     rows = list(timeline.select_steps(Selection(start=620, stop=622)))
     assert [row.slots for row in rows] == [["r48", "r49", "r50", "r51"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("sequence", "label"),
+    [
+        (("a", 0, "sample"), "a"),
+        (("a", 1, "sample"), "a#1"),
+        (("a", 0, "negative"), "a~"),
+        (("a", 12, "negative"), "a#12~"),
+        (("a", 0, "beam"), "a"),
+        (("a", 3, "beam"), "a#3"),
+    ],
+)
+def test_the_label_of_a_sequence(sequence, label):
+    assert label_of(*sequence) == label
+
+
+def test_keys_tell_apart_what_labels_may_not():
+    sequences = [
+        ("a", 1, "sample"),
+        ("a#1", 0, "sample"),
+        ("a", 0, "negative"),
+        ("a~", 0, "sample"),
+        ("a", 0, "sample"),
+        ("a", 1, "beam"),
+        ("a", 1, "negative"),
+    ]
+    assert len({key_of(*sequence) for sequence in sequences}) == len(sequences)
+
+
+@given(unit_workloads(), st.integers(0, 2**32))
+def test_the_events_of_samples_partners_and_beams_give_every_step_and_stay(workload, seed):
+    units, batch = workload
+    run = play_units(units, batch, seed)
+    timeline = Timeline.from_events(run.events)
+    timeline.check_integrity()
+    rows = list(timeline.select_steps())
+    assert [row.slots for row in rows] == run.labels
+    assert [row.waiting for row in rows] == timeline.waiting == run.waiting
+    found = [
+        (s.slot, s.id, s.index, s.role, s.start, s.end, s.outcome, s.jumped, s.forks)
+        for s in timeline.spans
+    ]
+    stays = sorted(run.stays, key=lambda stay: (stay.start, stay.slot))
+    assert found == [(*stay[:-1], tuple(Fork(*fork) for fork in stay.forks)) for stay in stays]
+
+
+@given(unit_workloads(), st.data())
+def test_a_run_of_units_may_break_off_after_any_step(workload, data):
+    units, batch = workload
+    run = play_units(units, batch, 7)
+    last = data.draw(st.integers(-1, len(run.labels) - 1))
+    kept = [event for event in run.events[1:-1] if event.step <= last]
+    timeline = Timeline.from_events([run.events[0], *kept])
+    timeline.check_integrity()
+    assert [row.slots for row in timeline.select_steps()] == run.labels[: timeline.num_steps]
+
+
+@given(unit_workloads())
+def test_a_chosen_request_is_all_its_sequences(workload):
+    units, batch = workload
+    run = play_units(units, batch)
+    timeline = Timeline.from_events(run.events)
+    for name in {unit.id for unit in units}:
+        chosen = Selection(request_ids=frozenset({name}))
+        rows = [
+            row for row in run.labels if any(x and x.rstrip("~").split("#")[0] == name for x in row)
+        ]
+        assert [row.slots for row in timeline.select_steps(chosen)] == rows
+        assert {span.id for span in timeline.select_spans(chosen)} == {name}
+
+
+def test_waits_that_start_together_are_in_order_of_arrival():
+    units = [*samples("z", 2), *beams("m", 2, 1), *guided("b", 1, 1), *samples("a", 1)]
+    timeline = Timeline.from_events(play_units(units, 2).events)
+    assert [wait.label for wait in timeline.waits] == ["m", "b", "b#1", "a"]
+    aborted = [
+        RUN,
+        arrive(0),
+        arrive(1),
+        arrive(2),
+        admit(0, 0),
+        finish(2, None, 1),
+        admit(1, 0, 3),
+    ]
+    assert [wait.id for wait in Timeline.from_events(aborted).waits] == ["r1", "r2"]
+
+
+def test_beams_wait_as_one_and_a_sample_with_its_partner():
+    units = [*samples("z", 3), *beams("m", 2, 1), *guided("b", 2)]
+    timeline = Timeline.from_events(play_units(units, 2).events)
+    assert timeline.waits == [Wait("m", 0, 0, 3), Wait("b", 0, 0, 4)]
+    assert timeline.waiting == [2, 2, 2, 1, 0, 0]
+
+
+def test_a_jump_of_a_partner_is_that_of_the_slot_it_names():
+    events = [RUN, admit(0, 0), admit(0, 1, role="negative"), jump(0, 1, tokens=3)]
+    assert [span.jumped for span in Timeline.from_events(events).spans] == [0, 3]
+
+
+def test_what_happened_to_an_id_is_not_told_of_the_next_that_has_it():
+    first, second = (
+        [
+            admit(0, 0, step, role="beam"),
+            admit(0, 1, step, 1, "beam"),
+            finish(0, 0, step, 0, "beam"),
+        ]
+        for step in (0, 1)
+    )
+    end = finish(0, 1, 0, 1, "beam")
+    notes = [fork(0, 0, 1), jump(0, 0), fork(0, 1, 0, index=1)]
+    timeline = Timeline.from_events([RUN, *first[:2], *notes, first[2], end, *second])
+    assert [(span.start, span.jumped, len(span.forks)) for span in timeline.spans] == [
+        (0, 2, 1),
+        (0, 0, 1),
+        (1, 0, 0),
+        (1, 0, 0),
+    ]

@@ -38,17 +38,28 @@ class TokenHistory:
         self._page[row] = tokens
         self._row = row + 1
 
+    def extend(self, slot: int, tokens: list[int]) -> None:
+        """Put `tokens` behind those that the row in `slot` has, as if steps had given them."""
+        self._put_aside(slot, self._row)
+        self._aside[slot].append(np.array(tokens, np.int64))
+
     def close(self, slot: int, num_tokens: int) -> list[int]:
         """Return the first `num_tokens` tokens of the row in `slot` and forget the row."""
         first_row = self._first_rows.pop(slot)
         row = self._page[first_row : first_row + num_tokens, slot]
         if slot in self._aside:
-            row = np.concatenate([*self._aside.pop(slot), self._page[: self._row, slot]])
+            rest = self._page[first_row : self._row, slot]
+            row = np.concatenate([*self._aside.pop(slot), rest])
         tokens: list[int] = row[:num_tokens].tolist()
         return tokens
 
     def _turn_page(self) -> None:
-        for slot, first_row in self._first_rows.items():
-            self._aside.setdefault(slot, []).append(self._page[first_row:, slot].copy())
-            self._first_rows[slot] = 0
+        for slot in self._first_rows:
+            self._put_aside(slot, 0)
         self._row = 0
+
+    def _put_aside(self, slot: int, next_row: int) -> None:
+        """Keep what the page has of the row in `slot`, which goes on at the page's `next_row`."""
+        first_row = self._first_rows[slot]
+        self._aside.setdefault(slot, []).append(self._page[first_row : self._row, slot].copy())
+        self._first_rows[slot] = next_row

@@ -1,18 +1,19 @@
 """A timeline as a Chrome trace, the JSON that Perfetto and chrome://tracing open.
 
-Rule: a step is a millisecond; thread `slot + 1` is a slot, and on it a request encloses its
+Rule: a step is a millisecond; thread `slot + 1` is a slot, and on it a sequence encloses its
 prefill, the first step; nothing else on a thread overlaps.  Waits are asynchronous events, told
-apart by request index.
+apart by a number.  A fork, which is no event on a thread, is an argument of the beam it changed.
 """
 
 from collections.abc import Iterator, Sequence
 from heapq import merge
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import Any
 
 import msgspec
 
-from batcher.timeline import EVERYTHING, Selection, Timeline, Wait
+from batcher.stays import Span, Wait
+from batcher.timeline import EVERYTHING, Selection, Timeline
 
 MICROSECONDS_PER_STEP = 1000
 PROCESS_ID = 1
@@ -56,7 +57,7 @@ def _names(timeline: Timeline, selection: Selection) -> Iterator[TraceEvent]:
 
 
 def _slices(timeline: Timeline, selection: Selection) -> Iterator[TraceEvent]:
-    """Yield each request in its slot, and after it the prefill it encloses."""
+    """Yield each sequence in its slot, and after it the prefill it encloses."""
     for span in timeline.select_spans(selection):
         place = {
             "ph": "X",
@@ -65,36 +66,49 @@ def _slices(timeline: Timeline, selection: Selection) -> Iterator[TraceEvent]:
             "ts": span.start * MICROSECONDS_PER_STEP,
         }
         yield place | {
-            "name": span.id,
+            "name": span.label,
             "cat": "request",
             "dur": (span.end - span.start) * MICROSECONDS_PER_STEP,
-            "args": {"index": span.index, "outcome": span.outcome},
+            "args": _arguments(span),
         }
         yield place | {"name": "prefill", "cat": "prefill", "dur": MICROSECONDS_PER_STEP}
 
 
+def _arguments(span: Span) -> dict[str, Any]:
+    """Return what is shown of a sequence that is chosen; that of most is short."""
+    arguments: dict[str, Any] = {"index": span.index, "outcome": span.outcome}
+    if span.role != "sample":
+        arguments["role"] = span.role
+    if span.jumped:
+        arguments["jumped"] = span.jumped
+    if span.forks:
+        arguments["forks"] = span.forks
+    return arguments
+
+
 def _wait_begins(timeline: Timeline, selection: Selection) -> Iterator[TraceEvent]:
     """Yield where each wait begins, by time."""
-    for wait in timeline.select_waits(selection):
-        yield _queue_event("b", wait, wait.start)
+    for number, wait in enumerate(timeline.select_waits(selection)):
+        yield _queue_event("b", number, wait, wait.start)
 
 
 def _wait_ends(timeline: Timeline, selection: Selection) -> Iterator[TraceEvent]:
     """Yield where each wait ends, by time."""
-    for wait in sorted(timeline.select_waits(selection), key=attrgetter("end")):
-        yield _queue_event("e", wait, wait.end)
+    numbered = enumerate(timeline.select_waits(selection))
+    for number, wait in sorted(numbered, key=lambda item: item[1].end):
+        yield _queue_event("e", number, wait, wait.end)
 
 
-def _queue_event(phase: str, wait: Wait, step: int) -> TraceEvent:
+def _queue_event(phase: str, number: int, wait: Wait, step: int) -> TraceEvent:
     """Return one end of `wait`."""
     return {
         "ph": phase,
         "pid": PROCESS_ID,
         "tid": 0,
         "ts": step * MICROSECONDS_PER_STEP,
-        "name": wait.id,
+        "name": wait.label,
         "cat": "queue",
-        "id": wait.index,
+        "id": number,
     }
 
 

@@ -7,7 +7,8 @@ then, for the few places that are asked for, a scanner that steps over everythin
 import json
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from itertools import islice
+from typing import Any, NamedTuple
 
 MAX_DIGITS = 400  # more than any float holds; Python itself refuses to read 4,301
 
@@ -107,6 +108,59 @@ def find_value(text: str, path: Path) -> Span:
     return span
 
 
+def find_key(text: str, path: Path) -> Span:
+    """Return the place of the last name on `path`; of what holds it, if that does not."""
+    holder = find_value(text, path[:-1])
+    found = [m.key_span for m in find_members(text, holder.start) if m.key == path[-1]]
+    return found[-1] if found else holder
+
+
+def read_distinct(line: str | bytes) -> object:
+    """Return the value of `line`.
+
+    Raises:
+        ValueError: an object in it has two equal names, or it is not JSON.
+    """
+    return json.loads(line, object_pairs_hook=_make_distinct)
+
+
+def has_doubles(text: str) -> bool:
+    """Return whether an object in `text`, which `parse` accepts, has two equal names."""
+    try:
+        json.loads(text, parse_int=_parse_int, object_pairs_hook=_make_distinct)
+    except _DoubledError:
+        return True
+    return False
+
+
+def find_doubles(text: str, start: int) -> Iterator[tuple[Path, Span, Span]]:
+    """Yield each name that the value at `start` has twice in one object, at any depth.
+
+    Each with its path below the value, its place and that of the first one.
+    """
+    unseen: list[tuple[Path, int]] = [((), start)]
+    while unseen:
+        path, start = unseen.pop()
+        first: dict[str, Span] = {}
+        for name, key, value in find_members(text, start):
+            if name in first:
+                yield (*path, name), key, first[name]
+            first.setdefault(name, key)
+            unseen.append(((*path, name), value.start))
+        unseen += (((*path, i), at) for i, at in enumerate(_find_elements(text, start)))
+
+
+class _DoubledError(ValueError):
+    pass
+
+
+def _make_distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise _DoubledError
+    return made
+
+
 class _ConstantFoundError(Exception):
     pass
 
@@ -137,20 +191,25 @@ def _root(text: str) -> Span:
 
 def _find_element(text: str, start: int, index: int) -> Span | None:
     """Return the place of element `index` of the array at `start`; None if it has none."""
+    found = next(islice(_find_elements(text, start), index, None), None)
+    return None if found is None else _value_span(text, found)
+
+
+def _find_elements(text: str, start: int) -> Iterator[int]:
+    """Yield where the elements of the array at `start` begin; none if it is no array."""
+    if text[_skip_space(text, start)] != "[":
+        return
     depth = 0
     for match in _TOKEN.finditer(text, start):
         first = text[match.start()]
         if first in "]}":
             depth -= 1
         elif depth == 1:
-            if index == 0:
-                return _value_span(text, match.start())
-            index -= 1
+            yield match.start()
         if first in "[{":
             depth += 1
         elif depth == 0:
-            return None
-    return None
+            return
 
 
 def _value_span(text: str, start: int) -> Span:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from batcher.errors import FieldProblem
@@ -16,16 +17,19 @@ from batcher.formats import json_spans
 from batcher.formats.diagnostics import Problem, make_problem
 from batcher.formats.json_spans import JsonError, Path, Span
 from batcher.formats.openai import COMPLETIONS_URL, SUPPORTED_VALUES, is_supported
-from batcher.request import Request
-from batcher.validation import MAX_SHOWN, find_problems, show
+from batcher.request import Request, Transition
+from batcher.validation import MAX_SHOWN, Target, find_problems, show
 
-MAX_PROBLEMS = 100  # of one line
+MAX_PROBLEMS = 100  # of one line: of its layout, and again of its values
 
 REQUEST_FIELDS = Request.__struct_fields__
 SYNONYMS = {"custom_id": "id", "prompt_tokens": "prompt"}
 LINE_FIELDS = (*REQUEST_FIELDS, *SYNONYMS)
 ROW_FIELDS = ("custom_id", "method", "url", "body")
 ROW_VALUES = {"method": "POST", "url": COMPLETIONS_URL}
+NOT_NULL = ("prompt", "max_tokens", "ignore_eos", "arrival_time", "priority")
+OBJECT_FIELDS = ("logit_bias", "json_schema", "states")
+TRANSITION_FIELDS = Transition.__struct_fields__
 BODY_FIELDS = (*(name for name in REQUEST_FIELDS if name != "id"), *SUPPORTED_VALUES)
 
 _HINT = "did you mean `{}`?"
@@ -42,7 +46,7 @@ class BadRequestError(Exception):
         super().__init__(request_id)
 
 
-def read_line(line: bytes, line_number: int, vocab_size: int | None) -> tuple[Request, bool]:
+def read_line(line: bytes, line_number: int, target: Target) -> tuple[Request, bool]:
     """Return the request of `line` and whether it is an OpenAI row.
 
     Raises:
@@ -57,7 +61,7 @@ def read_line(line: bytes, line_number: int, vocab_size: int | None) -> tuple[Re
         fault = FieldProblem(error.code, (), error.message)
         problem = make_problem(fault, line_number, text, error.span)
     else:
-        return _Line(text, line_number, fields).read(vocab_size)
+        return _Line(text, line_number, fields).read(target)
     raise BadRequestError(str(line_number), [problem], is_openai=False)
 
 
@@ -81,25 +85,36 @@ class _Line:
             given = (name for name in SYNONYMS if fields.get(name) is not None)
             self._paths.update((SYNONYMS[name], (name,)) for name in given)
 
-    def read(self, vocab_size: int | None) -> tuple[Request, bool]:
+    def read(self, target: Target) -> tuple[Request, bool]:
         """Return what `read_line` does, or raise the same."""
         request = self._build()
         findings = list(islice(self._check_layout(), MAX_PROBLEMS))
         problems = [self._show(*finding) for finding in findings]
-        problems += map(self.place, find_problems(request, vocab_size))
+        missing = {problem.path for problem, _ in findings if problem.code == "missing-field"}
+        problems += (
+            self.place(problem)
+            for problem in find_problems(request, target)[:MAX_PROBLEMS]
+            if self._locate(problem) not in missing
+        )
         default_id = str(self._number)
         if problems:
             request_id = request.id if isinstance(request.id, str) else default_id
             problems.sort(key=lambda problem: problem.column)
             raise BadRequestError(request_id, problems, is_openai=self._is_openai)
-        request_id = default_id if request.id is None else request.id
-        arrival_time = float(request.arrival_time)
-        return replace(request, id=request_id, arrival_time=arrival_time), self._is_openai
+        given = msgspec.structs.asdict(request)
+        given["id"] = default_id if request.id is None else request.id
+        # An integer where any number may stand becomes a float, as it does for every decoder.
+        return msgspec.convert(given, Request), self._is_openai
 
     def place(self, problem: FieldProblem) -> Problem:
         """Return `problem`, whose path is one in the request, with its place in the line."""
-        path = self._paths[str(problem.path[0])] + problem.path[1:] if problem.path else ()
-        return self._show(replace(problem, path=path), None)
+        path = self._locate(problem)
+        span = json_spans.find_key(self._text, path) if problem.is_key else None
+        return self._show(replace(problem, path=path), span)
+
+    def _locate(self, problem: FieldProblem) -> Path:
+        """Return where in the line the path of a problem of the request leads."""
+        return self._paths[str(problem.path[0])] + problem.path[1:] if problem.path else ()
 
     def _show(self, problem: FieldProblem, span: Span | None) -> Problem:
         span = span or json_spans.find_value(self._text, problem.path)
@@ -110,8 +125,9 @@ class _Line:
         given: dict[str, Any] = {"prompt": ""}
         for name, path in self._paths.items():
             holder = self._holder(path)
-            if path[-1] in holder:
-                given[name] = holder[path[-1]]
+            value = holder.get(path[-1])
+            if value is not None or (path[-1] in holder and name in NOT_NULL):
+                given[name] = _build_states(value) if name == "states" else value
         return Request(**given)
 
     def _holder(self, path: Path) -> dict[Any, Any]:
@@ -132,6 +148,9 @@ class _Line:
         """Yield the problems of names where the fields of a request belong, its prompt included."""
         findings = list(islice(self._check_names(path, allowed), MAX_PROBLEMS))
         yield from findings
+        for name in OBJECT_FIELDS:
+            yield from self._check_doubles((*path, name))
+        yield from self._check_transitions((*path, "states"))
         prompt = self._paths["prompt"]
         is_misspelt = any(problem.hint == _HINT.format("prompt") for problem, _ in findings)
         if prompt[-1] not in self._holder(prompt) and not is_misspelt:
@@ -139,19 +158,34 @@ class _Line:
 
     def _check_names(self, path: Path, allowed: tuple[str, ...]) -> Iterator[Finding]:
         """Yield the duplicate and the unknown fields of the object at `path`."""
-        columns: dict[str, int] = {}
+        keys: dict[str, Span] = {}
         start = json_spans.find_value(self._text, path).start
         for name, span, _ in json_spans.find_members(self._text, start):
-            shown = _cut(name)
-            if name in columns:
-                message = f"field `{shown}` is given twice"
-                first = f"it is first given at column {columns[name]}"
-                yield FieldProblem("duplicate-field", (*path, shown), message, first), span
+            place = (*path, _cut(name))
+            if name in keys:
+                yield _doubled(place, keys[name]), span
             elif name not in allowed:
-                message = f"unknown field `{shown}`"
-                hint = _suggest(shown, allowed)
-                yield FieldProblem("unknown-field", (*path, shown), message, hint), span
-            columns.setdefault(name, span.start + 1)
+                yield _unknown(place, allowed), span
+            keys.setdefault(name, span)
+
+    def _check_transitions(self, path: Path) -> Iterator[Finding]:
+        """Yield the problems of names in the transitions of the states at `path`."""
+        for state, index, transition in _find_transitions(self._holder(path).get("states")):
+            whole = (*path, state, index)
+            for name in (name for name in transition if name not in TRANSITION_FIELDS):
+                span = json_spans.find_key(self._text, (*whole, name))
+                yield _unknown((*whole, _cut(name)), TRANSITION_FIELDS), span
+            for name in TRANSITION_FIELDS:
+                if name not in transition:
+                    yield self._missing(whole, name)
+
+    def _check_doubles(self, path: Path) -> Iterator[Finding]:
+        """Yield the names that are given twice in an object at or below `path`."""
+        if path[-1] not in self._holder(path) or not json_spans.has_doubles(self._text):
+            return
+        start = json_spans.find_value(self._text, path).start
+        for below, span, first in json_spans.find_doubles(self._text, start):
+            yield _doubled((*path, *below[:-1], _cut(str(below[-1]))), first), span
 
     def _check_synonyms(self) -> Iterator[Finding]:
         for synonym, name in SYNONYMS.items():
@@ -199,6 +233,35 @@ class _Line:
         start = json_spans.find_value(self._text, path).start
         problem = FieldProblem("missing-field", (*path, name), f"field `{name}` is missing")
         return problem, Span(start, start + 1)
+
+
+def _unknown(path: Path, allowed: tuple[str, ...]) -> FieldProblem:
+    name = str(path[-1])
+    return FieldProblem("unknown-field", path, f"unknown field `{name}`", _suggest(name, allowed))
+
+
+def _doubled(path: Path, first: Span) -> FieldProblem:
+    hint = f"it is first given at column {first.start + 1}"
+    return FieldProblem("duplicate-field", path, f"field `{path[-1]}` is given twice", hint)
+
+
+def _find_transitions(states: object) -> Iterator[tuple[str, int, dict[str, Any]]]:
+    """Yield the objects where the transitions of `states` belong: state, index and object."""
+    for name, transitions in states.items() if isinstance(states, dict) else ():
+        for index, transition in enumerate(transitions if isinstance(transitions, list) else ()):
+            if isinstance(transition, dict):
+                yield name, index, transition
+
+
+def _build_states(states: object) -> Any:
+    """Return `states` with a Transition for each object where one belongs."""
+    if not isinstance(states, dict):
+        return states
+    built = {n: list(part) if isinstance(part, list) else part for n, part in states.items()}
+    for name, index, transition in _find_transitions(states):
+        on: Any = transition.get("on")
+        built[name][index] = Transition(on, transition.get("to"))
+    return built
 
 
 def _parse_object(text: str) -> dict[str, Any]:

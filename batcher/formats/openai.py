@@ -1,6 +1,6 @@
-"""OpenAI Batch rows: what a row may hold, and which options of its body mean the same here.
+"""OpenAI Batch rows: what a row may hold, beside the fields of a request.
 
-Rule: an option that would change the tokens and is not supported is an error, never ignored.
+Rule: an option that would change the output and is not supported is an error, never ignored.
 """
 
 from typing import Any, Literal
@@ -12,19 +12,9 @@ from batcher.request import Request
 COMPLETIONS_URL = "/v1/completions"
 
 # The values that ask for nothing but what is done anyway; null always is one of them.
-SUPPORTED_VALUES: dict[str, type | tuple[object, ...]] = {
+SUPPORTED_VALUES: dict[str, type[str] | tuple[object, ...]] = {
     "model": str,
     "user": str,
-    "seed": int,
-    "temperature": (0,),
-    "top_p": (1,),
-    "n": (1,),
-    "best_of": (1,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "logit_bias": ({},),
-    "logprobs": (),
-    "echo": (False,),
     "suffix": ("",),
     "stream": (False,),
     "stream_options": (),
@@ -37,16 +27,6 @@ class CompletionBody(Request, frozen=True, kw_only=True, forbid_unknown_fields=T
     id: None = None  # custom_id is the id; this takes away the one a body would inherit
     model: Any = None
     user: Any = None
-    seed: Any = None
-    temperature: Any = None
-    top_p: Any = None
-    n: Any = None
-    best_of: Any = None
-    presence_penalty: Any = None
-    frequency_penalty: Any = None
-    logit_bias: Any = None
-    logprobs: Any = None
-    echo: Any = None
     suffix: Any = None
     stream: Any = None
     stream_options: Any = None
@@ -67,7 +47,7 @@ def is_supported(option: str, value: object) -> bool:
         return True
     supported = SUPPORTED_VALUES[option]
     if isinstance(supported, type):
-        return isinstance(value, supported) and not isinstance(value, bool)
+        return isinstance(value, supported)
     is_bool = isinstance(value, bool)  # true equals 1 in Python
     return any(isinstance(other, bool) == is_bool and other == value for other in supported)
 

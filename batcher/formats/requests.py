@@ -5,27 +5,22 @@ of the lines it accepts by itself.
 """
 
 import re
+from typing import Any
 
-import msgspec
 from msgspec import Struct
 
+from batcher.formats.decoders import PLAIN_KEYS, FullDecoder, PlainDecoder
 from batcher.formats.diagnostics import Problem
+from batcher.formats.json_spans import read_distinct
 from batcher.formats.line_problems import BadRequestError, read_line
-from batcher.formats.openai import BatchRow, has_only_supported_options
-from batcher.request import Request, TokenId
-from batcher.validation import find_problems
+from batcher.formats.openai import has_only_supported_options
+from batcher.request import Request
+from batcher.validation import Target
 
-# Every key of the line, or "" where a quote and a colon end something else: a key with escapes, or
-# words in a string.  The decoder takes the last of two equal keys; this is what notices them.
+# Every key of the line, or "" where a quote and a colon end something else: a key with escapes or
+# digits, or words in a string.  The decoder takes the last of two equal keys; if this finds a key
+# twice, they may be of different objects, and a slower reader has to tell.
 _KEY = re.compile(rb'"(?:([a-z_]+)"\s*:|\s*:)')
-
-
-class RequestLine(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A line that is a request, by whichever names of its fields."""
-
-    prompt: str | list[TokenId] | None = None  # type: ignore[assignment]  # or prompt_tokens is given
-    custom_id: str | None = None
-    prompt_tokens: list[TokenId] | None = None
 
 
 class ParsedLine(Struct, frozen=True):
@@ -44,15 +39,12 @@ class BadLine(Struct, frozen=True):
 
 
 class RequestParser:
-    """Parses the lines of one file.
+    """Parses the lines of one file; target: what their requests are checked against."""
 
-    vocab_size: one more than the largest token id the model knows, None if it takes any.
-    """
-
-    def __init__(self, *, vocab_size: int | None) -> None:
-        self._vocab_size = vocab_size
-        self._decode_request = msgspec.json.Decoder(RequestLine).decode
-        self._decode_row = msgspec.json.Decoder(BatchRow).decode
+    def __init__(self, *, target: Target) -> None:
+        self._target = target
+        self._plain = PlainDecoder(target)
+        self._full = FullDecoder(target)
 
     def parse(self, line: bytes, line_number: int) -> ParsedLine | BadLine:
         """Return the request of `line`, or what is wrong with it; no bytes make it raise."""
@@ -63,7 +55,7 @@ class RequestParser:
         if parsed is not None:
             return parsed
         try:
-            request, is_openai = read_line(line, line_number, self._vocab_size)
+            request, is_openai = read_line(line, line_number, self._target)
         except BadRequestError as error:
             return BadLine(error.id, error.is_openai, error.problems)
         return ParsedLine(request, is_openai)
@@ -73,50 +65,54 @@ class RequestParser:
         keys = _KEY.findall(line)
         if b"" in keys:
             keys = _KEY.findall(line.replace(rb"\"", b""))
-        if len(set(keys)) != len(keys) or b"" in keys:
-            return None
-        is_openai = b"body" in keys
-        if is_openai and b"id" in keys:
+        distinct = set(keys)
+        if len(distinct) < len(keys) or b"" in distinct:
+            distinct = _read_keys(line)
+        is_openai = b"body" in distinct
+        if is_openai and b"id" in distinct:
             return None  # the decoder would take a body's id if it is null
-        read = self._read_row if is_openai else self._read_request
-        request = read(line, str(line_number))
-        if request is None or find_problems(request, self._vocab_size):
+        decoder = self._plain if distinct <= PLAIN_KEYS else self._full
+        found = _read_row(decoder.row(line)) if is_openai else _read_line(decoder.line(line))
+        if found is None:
             return None
-        return ParsedLine(request, is_openai)
-
-    def _read_request(self, line: bytes, default_id: str) -> Request | None:
-        fields = self._decode_request(line)
-        request_id, prompt = fields.id, fields.prompt
-        if fields.custom_id is not None:
-            if request_id is not None:
-                return None
-            request_id = fields.custom_id
-        if prompt is None:
-            prompt = fields.prompt_tokens
-        elif fields.prompt_tokens is not None:
-            return None
-        if prompt is None:
-            return None
-        return _plain(fields, default_id if request_id is None else request_id, prompt)
-
-    def _read_row(self, line: bytes, default_id: str) -> Request | None:
-        row = self._decode_row(line)
-        if not has_only_supported_options(row.body):
-            return None
-        request_id = default_id if row.custom_id is None else row.custom_id
-        return _plain(row.body, request_id, row.body.prompt)
+        fields, request_id, prompt = found
+        request = decoder.make(
+            fields, str(line_number) if request_id is None else request_id, prompt
+        )
+        return None if request is None else ParsedLine(request, is_openai)
 
 
-def _plain(fields: Request, request_id: str, prompt: str | list[int]) -> Request:
-    """Return the request that `fields`, of a line or a body, stand for."""
-    return Request(
-        id=request_id,
-        prompt=prompt,
-        max_tokens=fields.max_tokens,
-        stop_token=fields.stop_token,
-        stop_sequence=fields.stop_sequence,
-        stop=fields.stop,
-        ignore_eos=fields.ignore_eos,
-        arrival_time=fields.arrival_time,
-        priority=fields.priority,
-    )
+Found = tuple[Any, str | None, str | list[int]]  # the fields, with the id and the prompt they mean
+
+
+def _read_line(fields: Any) -> Found | None:
+    request_id, prompt = fields.id, fields.prompt
+    if fields.custom_id is not None:
+        if request_id is not None:
+            return None
+        request_id = fields.custom_id
+    if prompt is None:
+        prompt = fields.prompt_tokens
+    elif fields.prompt_tokens is not None:
+        return None
+    return None if prompt is None else (fields, request_id, prompt)
+
+
+def _read_row(row: Any) -> Found | None:
+    if not has_only_supported_options(row.body):
+        return None
+    return row.body, row.custom_id, row.body.prompt
+
+
+def _read_keys(line: bytes) -> set[bytes]:
+    """Return the keys of the line and of its body, which no other object's keys are mixed with.
+
+    Raises:
+        ValueError: an object in the line has two equal keys, or the line is not one.
+    """
+    value = read_distinct(line)
+    if not isinstance(value, dict):
+        raise ValueError("not an object")  # noqa: TRY004 - as the decoders say it
+    body = value.get("body")
+    names = value.keys() | (body.keys() if isinstance(body, dict) else ())
+    return {name.encode(errors="replace") for name in names}

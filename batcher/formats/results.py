@@ -1,38 +1,69 @@
-"""Results as lines of JSON, in two forms that hold the same: our own and OpenAI Batch rows."""
+"""Results as lines of JSON, in two forms that hold the same: our own and OpenAI Batch rows.
+
+A line of our own holds one result, a row all results of a request.
+"""
+
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
 
 from batcher.errors import RUN_ERROR_CODES, BatchdecodeError
 from batcher.formats.diagnostics import Problem
-from batcher.request import ErrorInfo, FinishReason, Result, StepTimes, StopReason, Usage
+from batcher.request import (
+    ErrorInfo,
+    FinishReason,
+    Result,
+    Segment,
+    StepTimes,
+    StopReason,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
 
 OK, BAD_REQUEST, SERVER_ERROR = 200, 400, 500
+TOKEN_PREFIX = "token_id:"  # noqa: S105 - a token of text; vLLM writes ids like this, too
 
 
 class RowUsage(Usage, frozen=True):
-    """Usage with the sum that OpenAI's rows have."""
+    """The sums of a row: its prompt once, and the tokens of all its choices."""
 
     total_tokens: int
 
 
+class ChoiceLogprobs(Struct, frozen=True):
+    """The logprobs of the tokens, in the form of OpenAI's completions; tokens as `token_id:17`."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+
+
+class Extras(Struct, frozen=True, omit_defaults=True):
+    """What a result holds and OpenAI's choices have no place for."""
+
+    index: int
+    tokens: list[int]
+    usage: Usage
+    slot: int | None
+    steps: StepTimes
+    error: ErrorInfo | None = None
+    cumulative_logprob: float | None = None
+    score: float | None = None
+    segments: list[Segment] | None = None
+    constraint: Literal["complete", "incomplete"] | None = None
+
+
 class Choice(Struct, frozen=True):
-    """The generated text; always the only one of its row."""
+    """One result; index: its place in the row."""
 
     index: int
     text: str
     finish_reason: FinishReason
     stop_reason: StopReason
-    logprobs: None
-
-
-class Extras(Struct, frozen=True):
-    """What a result holds and OpenAI's rows have no place for."""
-
-    index: int
-    tokens: list[int]
-    slot: int | None
-    steps: StepTimes
+    logprobs: ChoiceLogprobs | None
+    batchdecode: Extras
 
 
 class Completion(Struct, frozen=True):
@@ -44,7 +75,6 @@ class Completion(Struct, frozen=True):
     model: str
     choices: list[Choice]
     usage: RowUsage
-    batchdecode: Extras
 
 
 class Response(Struct, frozen=True):
@@ -74,41 +104,48 @@ def encode_result(result: Result) -> bytes:
     return _encoder.encode(result) + b"\n"
 
 
-def encode_openai_row(result: Result, model: str) -> bytes:
-    r"""Return `result` as an OpenAI Batch row, "\n" included; model: the name the body shows."""
-    usage, number = result.usage, f"{result.index:08d}"
-    error = result.error
-    total = usage.prompt_tokens + usage.completion_tokens
+def encode_openai_row(results: list[Result], model: str) -> bytes:
+    r"""Return all results of a request, one or more, as an OpenAI Batch row, "\n" included.
+
+    model: the name the body shows.
+    """
+    request_id = results[0].id
+    error = next((result.error for result in results if result.error is not None), None)
+    prompt_tokens = results[0].usage.prompt_tokens
+    completion_tokens = sum(result.usage.completion_tokens for result in results)
     completion = Completion(
-        id=f"cmpl-{number}",
+        id=f"cmpl-{request_id}",
         object="text_completion",
         created=0,
         model=model,
-        choices=[Choice(0, result.text, result.finish_reason, result.stop_reason, None)],
-        usage=RowUsage(usage.prompt_tokens, usage.completion_tokens, total),
-        batchdecode=Extras(result.index, result.tokens, result.slot, result.steps),
+        choices=[_make_choice(place, result) for place, result in enumerate(results)],
+        usage=RowUsage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens),
     )
-    response = Response(_status_code(error), f"req-{number}", completion)
-    return _encoder.encode(ResultRow(f"batch_req_{number}", result.id, response, error)) + b"\n"
+    response = Response(_status_code(error), f"req-{request_id}", completion)
+    row = ResultRow(f"batch_req_{request_id}", request_id, response, error)
+    return _encoder.encode(row) + b"\n"
 
 
-def decode_result_line(line: bytes) -> Result:
-    """Return the result that a line of either form holds.
+def decode_result_line(line: bytes) -> list[Result]:
+    """Return the results that a line of either form holds, one or more.
 
     Raises:
         BatchdecodeError: it is neither.
     """
     try:
-        return _result_decoder.decode(line)
+        return [_result_decoder.decode(line)]
     except ValueError as error:
         reason = error
     try:
-        return _result_of_row(_row_decoder.decode(line))
-    except (ValueError, IndexError):
-        raise BatchdecodeError(f"not a result: {reason}") from None
+        results = _results_of_row(_row_decoder.decode(line))
+    except ValueError:
+        results = []
+    if not results:
+        raise BatchdecodeError(f"not a result: {reason}")
+    return results
 
 
-def make_rejected_result(request_id: str, index: int, problems: list[Problem]) -> Result:
+def make_rejected_result(request_id: str, problems: list[Problem]) -> Result:
     """Return the result of a line that is no request, for the first of its problems."""
     first = problems[0]
     more = len(problems) - 1
@@ -117,7 +154,7 @@ def make_rejected_result(request_id: str, index: int, problems: list[Problem]) -
         message += f" (and {more} more problem{'s' if more > 1 else ''} in this line)"
     return Result(
         id=request_id,
-        index=index,
+        index=0,
         text="",
         tokens=[],
         finish_reason="error",
@@ -135,18 +172,58 @@ def _status_code(error: ErrorInfo | None) -> int:
     return SERVER_ERROR if error.code in RUN_ERROR_CODES else BAD_REQUEST
 
 
-def _result_of_row(row: ResultRow) -> Result:
-    body = row.response.body
-    choice, extras = body.choices[0], body.batchdecode
-    return Result(
-        id=row.custom_id,
-        index=extras.index,
-        text=choice.text,
-        tokens=extras.tokens,
-        finish_reason=choice.finish_reason,
-        stop_reason=choice.stop_reason,
-        usage=Usage(body.usage.prompt_tokens, body.usage.completion_tokens),
-        slot=extras.slot,
-        steps=extras.steps,
-        error=row.error,
+def _make_choice(place: int, result: Result) -> Choice:
+    return Choice(
+        index=place,
+        text=result.text,
+        finish_reason=result.finish_reason,
+        stop_reason=result.stop_reason,
+        logprobs=None if result.logprobs is None else _make_logprobs(result.logprobs),
+        batchdecode=msgspec.convert(result, Extras, from_attributes=True),
     )
+
+
+def _make_logprobs(logprobs: list[TokenLogprob]) -> ChoiceLogprobs:
+    return ChoiceLogprobs(
+        tokens=[f"{TOKEN_PREFIX}{item.token}" for item in logprobs],
+        token_logprobs=[item.logprob for item in logprobs],
+        top_logprobs=[
+            {f"{TOKEN_PREFIX}{other.token}": other.logprob for other in item.top}
+            for item in logprobs
+        ],
+    )
+
+
+def _results_of_row(row: ResultRow) -> list[Result]:
+    return [
+        Result(
+            id=row.custom_id,
+            text=choice.text,
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+            logprobs=None if choice.logprobs is None else _read_logprobs(choice.logprobs),
+            **msgspec.structs.asdict(choice.batchdecode),
+        )
+        for choice in row.response.body.choices
+    ]
+
+
+def _read_logprobs(logprobs: ChoiceLogprobs) -> list[TokenLogprob]:
+    """Return what `_make_logprobs` made these of.
+
+    Raises:
+        ValueError: it did not.
+    """
+    columns = zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True)
+    return [
+        TokenLogprob(
+            _read_token(token),
+            logprob,
+            [TopLogprob(_read_token(other), value) for other, value in top.items()],
+        )
+        for token, logprob, top in columns
+    ]
+
+
+def _read_token(text: str) -> int:
+    return int(text.removeprefix(TOKEN_PREFIX))

@@ -6,9 +6,11 @@ from io import StringIO
 
 import msgspec
 
-from batcher.timeline import EVERYTHING, Selection, Span, Timeline
+from batcher.stays import Span
+from batcher.timeline import EVERYTHING, Selection, Timeline
 
 _encoder = msgspec.json.Encoder()
+_CSV_FIELDS = Span.__struct_fields__[:-1]  # forks, the last, are more than a cell can say
 
 
 def encode_spans(timeline: Timeline, selection: Selection = EVERYTHING) -> Iterator[bytes]:
@@ -18,7 +20,7 @@ def encode_spans(timeline: Timeline, selection: Selection = EVERYTHING) -> Itera
 
 
 def encode_steps(timeline: Timeline, selection: Selection = EVERYTHING) -> Iterator[bytes]:
-    """Yield a JSON line for each step; an empty slot is null."""
+    """Yield a JSON line for each step, with the label in each slot; an empty one is null."""
     for row in timeline.select_steps(selection):
         yield _encoder.encode(row) + b"\n"
 
@@ -27,10 +29,10 @@ def encode_csv(timeline: Timeline, selection: Selection = EVERYTHING) -> Iterato
     """Yield a header and a CSV line for each span, as RFC 4180 but ended by a newline alone."""
     buffer = StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(Span.__struct_fields__)
+    writer.writerow(_CSV_FIELDS)
     yield buffer.getvalue().encode()
     for span in timeline.select_spans(selection):
         buffer.seek(0)
         buffer.truncate()
-        writer.writerow(msgspec.structs.astuple(span))
+        writer.writerow(msgspec.structs.astuple(span)[: len(_CSV_FIELDS)])
         yield buffer.getvalue().encode()

@@ -7,19 +7,21 @@ is not in `Batch.slots` is ignored, both ways.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float32]
+Kind = Literal["tokens", "logits", "both"]
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()
 
 
 class Chunk(Struct, frozen=True, gc=False):
-    """New tokens of one row beside the one it generated last: a prompt, or a part of one.
+    """All new tokens of one row: a prompt or a part of one, or several generated at once.
 
     start: the position of the first of `token_ids`, 0 when the slot changes hands.
     """
@@ -32,16 +34,19 @@ class Chunk(Struct, frozen=True, gc=False):
 class Batch:
     """What one step computes, ragged.  The engine changes it in place between steps.
 
-    chunks: the rows that bring new tokens this step, in slot order.
+    chunks: the rows that bring tokens of their own this step.
     tokens: [num_slots] for every other row, the token it generated in the step before; the model
     may write in it.
+    logit_slots: [logit rows] the slots whose logits are wanted, ascending; the model's token for
+    them, if it has one, is not used.
     """
 
-    __slots__ = ("_is_occupied", "chunks", "tokens")
+    __slots__ = ("_is_occupied", "chunks", "logit_slots", "tokens")
 
     def __init__(self, num_slots: int) -> None:
         self.chunks: list[Chunk] = []
         self.tokens: IntArray = np.zeros(num_slots, np.int64)
+        self.logit_slots: IntArray = np.zeros(0, np.int64)
         self._is_occupied = np.zeros(num_slots, np.bool_)
 
     @property
@@ -54,23 +59,36 @@ class Batch:
         self._is_occupied[chunk.slot] = True
         self.chunks.append(chunk)
 
+    def enter(self, slot: int) -> None:
+        """Compute the row in `slot` from now on; it goes on from a cache that was forked."""
+        self._is_occupied[slot] = True
+
+    def holds(self, slot: int) -> bool:
+        """Whether the row in `slot` is computed."""
+        return bool(self._is_occupied[slot])
+
     def leave(self, slot: int) -> None:
         """Compute the row in `slot` no longer."""
         self._is_occupied[slot] = False
+        if self.chunks:
+            self.chunks = [chunk for chunk in self.chunks if chunk.slot != slot]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOutput:
     """What a step gives back.
 
-    tokens: [num_slots] int64, the next token of every row; the model may overwrite it in its next
-    call.
+    tokens: [num_slots] int64, the next token of every row whose logits were not wanted; the model
+    may overwrite it in its next call.
     failed: slot -> what went wrong, for rows that have no token; the engine ends those, and only
     those.
+    logits: [logit rows, vocab] float32, of Batch.logit_slots in their order; the engine may
+    overwrite it.  None if no logits were wanted.
     """
 
     tokens: IntArray
     failed: Mapping[int, str] = field(default_factory=dict)
+    logits: FloatArray | None = None
 
 
 class Tokenizer(Protocol):
@@ -100,6 +118,10 @@ class Model(Protocol):
         """What beside its name reproduces the model, ready for JSON; --resume wants it equal."""
 
     @property
+    def gives(self) -> Kind:
+        """What `forward` can return: with "logits", the logits of every row are wanted."""
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer of text prompts, text stops and results."""
 
@@ -120,6 +142,9 @@ class Model(Protocol):
         Raises:
             ModelError: no row of this batch has a token; the engine ends all of them.
         """
+
+    def fork(self, source: int, target: int) -> None:
+        """Let `target`, whose row is to be forgotten, hold what `source` does."""
 
     def release(self, slot: int) -> None:
         """Forget what `slot` holds; its sequence has ended."""

@@ -1,7 +1,6 @@
 """An adapter that makes a Model of any `model_next(batch_prefixes) -> next_tokens`."""
 
-import reprlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import islice
 from operator import index as to_index
 from typing import Any
@@ -9,40 +8,34 @@ from typing import Any
 import numpy as np
 
 from batcher.errors import ModelError, describe
-from batcher.models.base import Batch, ModelOutput, Tokenizer
+from batcher.models.base import Batch, Kind, ModelOutput, Tokenizer
+from batcher.models.byte_tokenizer import ByteTokenizer
+from batcher.models.logits import read_logits, shown
+from batcher.models.prefixes import Prefixes
 from batcher.request import MAX_INT
 
-ModelNext = Callable[[list[list[int]]], Iterable[int]]
-
-
-class ByteTokenizer:
-    """Ids 0 to 255 are the bytes of UTF-8; larger ids show as U+FFFD."""
-
-    def __init__(self) -> None:
-        self.token_bytes: Sequence[bytes] = [bytes([byte]) for byte in range(256)]
-
-    def encode(self, text: str) -> list[int]:
-        """Return the bytes of `text`."""
-        return list(text.encode())
+ModelNext = Callable[[list[list[int]]], Iterable[Any]]
 
 
 class CallableModel:
     """A Model (see base.py) that calls `model_next` once a step with the whole prefix of every row.
 
     model_next: gets a list of token-id lists, prompt and output so far, in slot order, which it may
-    keep or change; returns one token id for each.  Attributes `vocab_size`, `eos_token_id`,
-    `tokenizer` and `settings` of the callable are used if it has them; otherwise any id is legal,
-    nothing is EOS, and text is bytes.
+    keep or change; returns one token id for each or, if its attribute `gives` is "logits", the
+    logits [vocab] of each.  Attributes `vocab_size` (which one that gives logits must have),
+    `eos_token_id`, `tokenizer` and `settings` of the callable are used if it has them; otherwise
+    any id is legal, nothing is EOS, and text is bytes.
     """
 
     def __init__(self, model_next: ModelNext, name: str | None = None) -> None:
         self.name = name or str(getattr(model_next, "__qualname__", type(model_next).__qualname__))
         self.settings: dict[str, Any] = getattr(model_next, "settings", {})
+        self.gives: Kind = getattr(model_next, "gives", "tokens")
         self.vocab_size: int | None = getattr(model_next, "vocab_size", None)
         self.eos_token_id: int | None = getattr(model_next, "eos_token_id", None)
         self.tokenizer: Tokenizer = getattr(model_next, "tokenizer", None) or ByteTokenizer()
         self._model_next = model_next
-        self._prefixes: dict[int, list[int]] = {}  # slot -> its tokens
+        self._prefixes = Prefixes()
         self._num_slots = 0
 
     def allocate(self, num_slots: int) -> None:
@@ -50,19 +43,25 @@ class CallableModel:
         self._prefixes.clear()
         self._num_slots = num_slots
 
+    def fork(self, source: int, target: int) -> None:
+        """Let the row in `target` be what the one in `source` is."""
+        self._prefixes.fork(source, target)
+
     def release(self, slot: int) -> None:
         """Forget the row in `slot`."""
-        del self._prefixes[slot]
+        self._prefixes.release(slot)
 
     def forward(self, batch: Batch) -> ModelOutput:
-        """Ask the callable for every row's next token.
+        """Ask the callable for every row's next token, or logits.
 
         Raises:
             ModelError: it raised, or did not return one value for each row.
         """
+        self._prefixes.extend(batch)
         slots = batch.slots.tolist()
-        self._extend_prefixes(batch, slots)
-        answers = self._ask(slots)
+        answers = self._ask([self._prefixes.copy_of(slot) for slot in slots])
+        if self.gives == "logits":
+            return self._logits(slots, answers)
         tokens = np.zeros(self._num_slots, np.int64)
         failed = {}
         for slot, answer in zip(slots, answers, strict=True):
@@ -73,26 +72,26 @@ class CallableModel:
                 failed[slot] = f"{self.name} returned {problem}"
         return ModelOutput(tokens, failed)
 
-    def _extend_prefixes(self, batch: Batch, slots: list[int]) -> None:
-        new_tokens = {
-            slot: [token] for slot, token in zip(slots, batch.tokens[slots].tolist(), strict=True)
-        }
-        for chunk in batch.chunks:
-            new_tokens[chunk.slot] = chunk.token_ids
-            if chunk.start == 0:
-                self._prefixes[chunk.slot] = []
-        for slot, token_ids in new_tokens.items():
-            self._prefixes[slot] += token_ids
+    def _logits(self, slots: list[int], answers: list[Any]) -> ModelOutput:
+        """Return the logits of all rows: the engine wants those of every row."""
+        logits = np.zeros((len(slots), self.vocab_size or 0), np.float32)
+        failed = {}
+        for row, (slot, answer) in enumerate(zip(slots, answers, strict=True)):
+            try:
+                logits[row] = read_logits(self.vocab_size, answer)
+            except ValueError as error:
+                failed[slot] = f"{self.name} returned {error}"
+        return ModelOutput(np.zeros(self._num_slots, np.int64), failed, logits)
 
-    def _ask(self, slots: list[int]) -> list[Any]:
-        prefixes = [self._prefixes[slot].copy() for slot in slots]  # the callable may change them
+    def _ask(self, prefixes: list[list[int]]) -> list[Any]:
+        num_rows = len(prefixes)  # the callable may change the list
         try:
             answer = self._model_next(prefixes)
-            answers = list(islice(answer, len(slots) + 1)) if isinstance(answer, Iterable) else None
+            answers = list(islice(answer, num_rows + 1)) if isinstance(answer, Iterable) else None
         except (Exception, SystemExit) as error:  # whatever a user's code raises is its failure
             raise ModelError(f"{self.name} raised {describe(error)}") from error
-        if answers is None or len(answers) != len(slots):
-            raise ModelError(f"{self.name} returned {_count(answers, answer, len(slots))}")
+        if answers is None or len(answers) != num_rows:
+            raise ModelError(f"{self.name} returned {_count(answers, answer, num_rows)}")
         return answers
 
     def _problem_with(self, answer: Any) -> str | None:
@@ -104,18 +103,12 @@ class CallableModel:
             token_id = -1
         if 0 <= token_id <= largest:
             return None
-        return f"{_shown(answer)}, which is not a token id, an integer from 0 to {largest}"
+        return f"{shown(answer)}, which is not a token id, an integer from 0 to {largest}"
 
 
 def _count(answers: list[Any] | None, answer: Any, num_rows: int) -> str:
     """Return what came back instead of `num_rows` tokens."""
     if answers is None:
-        return f"{_shown(answer)}, not a token for each of {num_rows} sequences"
+        return f"{shown(answer)}, not a token for each of {num_rows} sequences"
     count = len(answers) if len(answers) < num_rows else f"more than {num_rows}"
     return f"{count} tokens for {num_rows} sequences"
-
-
-def _shown(answer: Any) -> str:
-    """Return a few words that tell what a callable gave, whatever it is."""
-    is_huge = isinstance(answer, int) and abs(answer) > MAX_INT  # too long for repr
-    return "a huge integer" if is_huge else reprlib.repr(answer)

@@ -1,19 +1,27 @@
 """A Model that somebody else wrote, with its answers looked at before the engine believes them."""
 
-from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batcher.errors import BatchdecodeError, ModelError, describe
-from batcher.models.base import Batch, IntArray, Model, ModelOutput
+from batcher.models.base import Batch, Chunk, FloatArray, IntArray, Kind, Model, ModelOutput
+from batcher.models.prefixes import Prefixes
 from batcher.request import MAX_INT
 
 
 class CheckedModel:
-    """Passes everything on to `inner`; an answer that is none fails the rows it is about."""
+    """Passes everything on to `inner`; an answer that is none fails the rows it is about.
+
+    If `inner` has no `fork`, it is handed the whole prefix of a forked row, as that of a new one.
+    """
 
     def __init__(self, inner: Model) -> None:
         self.inner = inner
+        self.gives: Kind = getattr(inner, "gives", "tokens")
+        self._prefixes = None if hasattr(inner, "fork") else Prefixes()
+        self._forked: set[int] = set()  # slots whose rows `inner` has not been told of
         self.name, self.settings, self.tokenizer = inner.name, inner.settings, inner.tokenizer
         self.vocab_size, self.eos_token_id = inner.vocab_size, inner.eos_token_id
         self._num_slots = 0
@@ -25,10 +33,31 @@ class CheckedModel:
             BatchdecodeError: the model raised.
         """
         self._num_slots = num_slots
+        self._forked.clear()
+        if self._prefixes is not None:
+            self._prefixes.clear()
         try:
             self.inner.allocate(num_slots)
         except (Exception, SystemExit) as error:  # as in forward
             message = f"{self.name} cannot make room for {num_slots} rows: {describe(error)}"
+            raise BatchdecodeError(message) from error
+
+    def fork(self, source: int, target: int) -> None:
+        """Let the row in `target` be what the one in `source` is.
+
+        Raises:
+            BatchdecodeError: the model raised; nobody knows what its rows hold now.
+        """
+        if self._prefixes is not None:
+            if target in self._prefixes:
+                self.release(target)
+            self._prefixes.fork(source, target)
+            self._forked.add(target)
+            return
+        try:
+            self.inner.fork(source, target)
+        except (Exception, SystemExit) as error:  # as in forward
+            message = f"{self.name} cannot fork slot {source}: {describe(error)}"
             raise BatchdecodeError(message) from error
 
     def release(self, slot: int) -> None:
@@ -37,6 +66,11 @@ class CheckedModel:
         Raises:
             BatchdecodeError: the model raised; nobody knows what its rows hold now.
         """
+        if self._prefixes is not None:
+            self._prefixes.release(slot)
+            if slot in self._forked:
+                self._forked.remove(slot)
+                return
         try:
             self.inner.release(slot)
         except (Exception, SystemExit) as error:  # as in forward
@@ -47,33 +81,60 @@ class CheckedModel:
         """Return the model's answer, with token ids out of range among its failures.
 
         Raises:
-            ModelError: the model raised, or did not return one integer for each slot.
+            ModelError: the model raised, or did not return one integer for each slot, and logits
+            for each of `batch.logit_slots`.
         """
+        slots, logit_slots = batch.slots, batch.logit_slots  # the model may change the batch
+        token_slots = np.setdiff1d(slots, logit_slots, assume_unique=True)
+        if self._prefixes is not None:
+            self._hand_over_forks(batch, self._prefixes)
         try:
             output = self.inner.forward(batch)
-            tokens = np.asarray(output.tokens)
             failed = dict(output.failed)
+            answered = np.asarray(output.tokens) if token_slots.size else None
+            logits = np.asarray(output.logits) if logit_slots.size else None
         except ModelError:
             raise
         except (Exception, SystemExit) as error:  # whatever another's code raises is its failure
             raise ModelError(f"{self.name} raised {describe(error)}") from error
-        if tokens.shape != (self._num_slots,) or tokens.dtype.kind not in "iu":
-            shape = f"{tokens.dtype} {list(tokens.shape)}"
-            raise ModelError(f"{self.name} returned {shape}, not integers [{self._num_slots}]")
-        slots = batch.slots
         if not failed.keys() <= set(slots.tolist()):
             raise ModelError(f"{self.name} failed rows that it was not asked for: {list(failed)}")
-        return self._without_bad_rows(tokens, failed, slots)
+        tokens = np.zeros(self._num_slots, np.int64)
+        if answered is not None:
+            failed = self._take_tokens(answered, token_slots, tokens) | failed
+        return ModelOutput(
+            tokens, failed, None if logits is None else self._logits(logits, logit_slots.size)
+        )
 
-    def _without_bad_rows(
-        self, tokens: IntArray, failed: Mapping[int, str], slots: IntArray
-    ) -> ModelOutput:
+    def _hand_over_forks(self, batch: Batch, prefixes: Prefixes) -> None:
+        """Make new rows of those that were forked, for a model that has no fork."""
+        prefixes.extend(batch)
+        if self._forked:
+            chunks = {chunk.slot: chunk for chunk in batch.chunks}
+            chunks |= {slot: Chunk(slot, prefixes.copy_of(slot), 0) for slot in self._forked}
+            batch.chunks = [chunks[slot] for slot in sorted(chunks)]
+            self._forked.clear()
+
+    def _take_tokens(
+        self, answered: NDArray[Any], slots: IntArray, tokens: IntArray
+    ) -> dict[int, str]:
+        """Put the good ones of the answered tokens into `tokens`; return what the others are."""
+        if answered.shape != (self._num_slots,) or answered.dtype.kind not in "iu":
+            shape = f"{answered.dtype} {list(answered.shape)}"
+            raise ModelError(f"{self.name} returned {shape}, not integers [{self._num_slots}]")
         largest = MAX_INT if self.vocab_size is None else self.vocab_size - 1
-        is_good = (tokens[slots] >= 0) & (tokens[slots] <= largest)
-        good = np.zeros(self._num_slots, np.int64)
-        good[slots[is_good]] = tokens[slots[is_good]]
-        problems = {
-            slot: f"{self.name} returned {tokens[slot]}, which is no token id from 0 to {largest}"
+        is_good = (answered[slots] >= 0) & (answered[slots] <= largest)
+        tokens[slots[is_good]] = answered[slots[is_good]]
+        return {
+            slot: f"{self.name} returned {answered[slot]}, which is no token id from 0 to {largest}"
             for slot in slots[~is_good].tolist()
         }
-        return ModelOutput(good, problems | dict(failed))
+
+    def _logits(self, answered: NDArray[Any], num_rows: int) -> FloatArray:
+        """Return a copy [rows, vocab] of the answered logits, which the engine may overwrite."""
+        if answered.shape != (num_rows, self.vocab_size) or answered.dtype.kind not in "iuf":
+            shape = f"{answered.dtype} {list(answered.shape)}"
+            wanted = f"[{num_rows}, {self.vocab_size}]"
+            raise ModelError(f"{self.name} returned logits {shape}, not numbers {wanted}")
+        with np.errstate(over="ignore"):  # what is too large becomes infinite
+            return np.array(answered, np.float32, order="C")

@@ -5,49 +5,61 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from types import MappingProxyType
+from typing import Any, TypeVar, cast, get_args
 
 import msgspec
 
 from batcher.errors import BatchdecodeError, describe
-from batcher.models.base import Model
+from batcher.models.base import Kind, Model
 from batcher.models.callable import CallableModel, ModelNext
+from batcher.models.calls import CallSettings
 from batcher.models.checked import CheckedModel
+from batcher.models.llm import LLM, LLMModel, is_llm
 from batcher.models.simulated import SimulatedModel, SimulatedSettings
 from batcher.request import MAX_INT
 
+S = TypeVar("S", bound=msgspec.Struct)
 
-def load_model(spec: str, settings: Mapping[str, Any], seed: int | None) -> Model:
+
+def load_model(
+    spec: str,
+    settings: Mapping[str, Any],
+    seed: int | None,
+    llm_settings: Mapping[str, Any] = MappingProxyType({}),
+) -> Model:
     """Return the model `spec` names.
 
     spec: "simulated", made with `settings` and `seed` (which wins over the seed in `settings`), or
-    "package.module:name" of a callable, a Model or a class of either; the current folder is
-    importable.
+    "package.module:name" of a callable, a Model, an LLM (called as `llm_settings` say) or a class
+    of one of them; the current folder is importable.
 
     Raises:
         BatchdecodeError: there is no such model, or these are not its settings.
     """
     if spec == "simulated":
         given = dict(settings) if seed is None else {**settings, "seed": seed}
-        try:
-            return SimulatedModel(msgspec.convert(given, SimulatedSettings))
-        except msgspec.ValidationError as error:
-            known = ", ".join(SimulatedSettings.__struct_fields__)
-            raise BatchdecodeError(f"simulated model: {error} (settings: {known})") from None
+        return SimulatedModel(_settings(given, SimulatedSettings, "simulated model"))
     if seed is not None:
         raise BatchdecodeError(f"a seed is a setting of the simulated model; {spec} takes none")
-    return as_model(_import_object(spec), spec)
+    call_settings = _settings(llm_settings, CallSettings, "llm")
+    return as_model(_import_object(spec), spec, call_settings)
 
 
-def as_model(model: object, name: str | None = None) -> Model:
+def as_model(
+    model: object, name: str | None = None, call_settings: CallSettings | None = None
+) -> Model:
     """Return `model` if it is a Model, else a Model that calls it; a class is instantiated first.
 
+    call_settings: how an LLM is called.
+
     Raises:
-        BatchdecodeError: it is neither, or the class cannot be instantiated.
+        BatchdecodeError: it is none of these, the class cannot be instantiated, or an LLM does not
+        answer.
     """
     if isinstance(model, type):
         model = _instance(model)
-    if isinstance(model, SimulatedModel | CallableModel | CheckedModel):
+    if isinstance(model, SimulatedModel | CallableModel | LLMModel | CheckedModel):
         return model
     adapted: Model
     if hasattr(model, "forward") and hasattr(model, "allocate"):
@@ -55,23 +67,27 @@ def as_model(model: object, name: str | None = None) -> Model:
             adapted = CheckedModel(cast(Model, model))
         except AttributeError as error:
             raise BatchdecodeError(f"{name or repr(model)} is no Model: {error}") from None
+    elif is_llm(model):
+        adapted = LLMModel(cast(LLM, model), name, call_settings)
     elif callable(model):
         adapted = CallableModel(cast(ModelNext, model), name)
     else:
-        raise BatchdecodeError(f"{name or repr(model)} is neither a Model nor callable")
-    _check_description(adapted)
+        raise BatchdecodeError(f"{name or repr(model)} is neither a Model nor an LLM nor callable")
+    check_description(adapted)
     return adapted
 
 
-def _check_description(model: Model) -> None:
+def check_description(model: Model) -> None:
     """Make sure that a model says of itself what the engine builds on.
 
     Raises:
         BatchdecodeError: it does not.
     """
     size, eos = model.vocab_size, model.eos_token_id
+    kinds = ("tokens", "logits") if isinstance(model, CallableModel) else get_args(Kind)
     faults = {
         "name is not a string": not isinstance(model.name, str),
+        f"gives is not one of {', '.join(kinds)}": model.gives not in kinds,
         "vocab_size is neither a positive int nor None": size is not None
         and not (isinstance(size, int) and size > 0),
         "eos_token_id is neither a token id nor None": eos is not None
@@ -83,12 +99,22 @@ def _check_description(model: Model) -> None:
     fault = next((text for text, is_so in faults.items() if is_so), None)
     if fault is None and size is not None and eos is not None and eos >= size:
         fault = f"eos_token_id {eos} is not below vocab_size {size}"
+    if fault is None and size is None and model.gives != "tokens":
+        fault = "vocab_size is None, and it gives logits"
     try:
         msgspec.json.encode(model.settings)
     except (TypeError, ValueError) as error:
         fault = f"settings do not fit into JSON: {error}"
     if fault is not None:
         raise BatchdecodeError(f"model {model.name}: its {fault}")
+
+
+def _settings(given: Mapping[str, Any], kind: type[S], whose: str) -> S:
+    try:
+        return msgspec.convert(dict(given), kind)
+    except msgspec.ValidationError as error:
+        known = ", ".join(kind.__struct_fields__)
+        raise BatchdecodeError(f"{whose}: {error} (settings: {known})") from None
 
 
 def _instance(model_class: type) -> object:

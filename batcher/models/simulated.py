@@ -5,17 +5,31 @@ on.  The part of speech of its last token selects a line in a table of choices, 
 h select the next token in that line.  A slot's cache is its h alone, so a stale or mixed-up slot
 changes every token that follows.
 
-`reference_next_token` computes a token from a prefix by this definition and nothing else; the cache
-and the vector operations of `SimulatedModel` are tested against it.
+`reference_next_token` and `reference_logits` compute from a prefix by the definition and nothing
+else; the cache and the vector operations of `SimulatedModel` are tested against them.
 """
 
+import math
+from collections import Counter
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta, Struct, structs
 
-from batcher.models.base import Batch, Chunk, IntArray, ModelOutput
+from batcher.models.base import Batch, Chunk, IntArray, Kind, ModelOutput
+from batcher.models.simulated_logits import (
+    GRAMMAR_GAP,
+    NUM_RANKINGS,
+    SHAPE_SHIFT,
+    SHARPNESSES,
+    TOP_LOGIT,
+    ZIPF_EXPONENT,
+    LogitTable,
+    scramble,
+    uniform_bits,
+)
 from batcher.models.word_tokenizer import BEGIN_TOKEN_ID, EOS_TOKEN_ID, WordTokenizer, byte_id
 
 _MULTIPLIER = 0x5851F42D4C957F2D  # Knuth's MMIX generator
@@ -80,13 +94,14 @@ class SimulatedModel:
 
     name = "simulated"
     eos_token_id = EOS_TOKEN_ID
+    gives: Kind = "both"
 
     def __init__(self, settings: SimulatedSettings | None = None) -> None:
         settings = settings or SimulatedSettings()
         self.tokenizer = WordTokenizer()
         self.vocab_size = len(self.tokenizer.token_bytes)
         self.settings: dict[str, Any] = structs.asdict(settings)
-        self.seed_hash = _scramble(settings.seed)
+        self.seed_hash = scramble(settings.seed)
         self.begin_hash = _hash_after(self.seed_hash, [BEGIN_TOKEN_ID])
         self.lines, self.choices = _choices(settings, self.tokenizer)
         self.allocate(0)
@@ -117,11 +132,24 @@ class SimulatedModel:
         np.right_shift(hashes, self._shift, index)
         np.add(self._index_signed, self._lines, self._index_signed)
         self.choices.take(self._index_signed, None, tokens, "clip")
+        slots = batch.logit_slots
+        if slots.size:
+            parts = self._lines[slots] // _NUM_CHOICES
+            logits = self._logit_table.gather(parts, hashes[slots], tokens[slots])
+            return ModelOutput(tokens, logits=logits)
         return self._output
+
+    def fork(self, source: int, target: int) -> None:
+        """Let `target` hold what `source` does."""
+        self._hashes[target] = self._hashes[source]
 
     def release(self, slot: int) -> None:
         """Forget the row in `slot`."""
         self._hashes[slot] = 0
+
+    @cached_property
+    def _logit_table(self) -> LogitTable:
+        return LogitTable(self.choices.reshape(-1, _NUM_CHOICES), self.vocab_size)
 
     def _prefill(self, chunk: Chunk) -> None:
         """Hash a chunk but for its last token, which `forward` takes in like a generated one."""
@@ -138,19 +166,41 @@ class SimulatedModel:
 
 def reference_next_token(model: SimulatedModel, prefix: Sequence[int]) -> int:
     """Return the token after `prefix` (prompt and output so far), slowly, by the definition."""
+    line = _reference_line(model, prefix)
+    return line[_reference_hash(model, prefix) >> _HASH_SHIFT]
+
+
+def reference_logits(model: SimulatedModel, prefix: Sequence[int]) -> list[float]:
+    """Return the logits [vocab] after `prefix`, slowly, by the definition."""
+    counts = Counter(_reference_line(model, prefix))
+    part = model.lines[prefix[-1] if prefix else BEGIN_TOKEN_ID] // _NUM_CHOICES
+    shape = _reference_hash(model, prefix) >> SHAPE_SHIFT
+    ranking = shape // len(SHARPNESSES) % NUM_RANKINGS
+
+    def comes_up(token: int) -> tuple[bool, float]:
+        bits = uniform_bits(int(part), ranking, token)
+        return token not in counts, -math.log((bits + 0.5) / 2**52) / max(1, counts[token])
+
+    logits = dict.fromkeys(range(model.vocab_size), TOP_LOGIT)
+    for rank, token in enumerate(sorted(logits, key=comes_up), 1):
+        logits[token] -= ZIPF_EXPONENT * math.log(1 + rank)
+        logits[token] -= 0 if token in counts else GRAMMAR_GAP
+    logits[reference_next_token(model, prefix)] = TOP_LOGIT
+    return [logit * SHARPNESSES[shape % len(SHARPNESSES)] for logit in logits.values()]
+
+
+def _reference_hash(model: SimulatedModel, prefix: Sequence[int]) -> int:
     state = model.seed_hash
     for token_id in [BEGIN_TOKEN_ID, *prefix]:
         state = (state + token_id) * _MULTIPLIER & _MASK
-    line = model.lines[prefix[-1] if prefix else BEGIN_TOKEN_ID]
-    return int(model.choices[line + (state >> _HASH_SHIFT)])
+    return state
 
 
-def _scramble(seed: int) -> int:
-    """Return 64 well-mixed bits of `seed`: splitmix64 (Steele, Lea, Flood, OOPSLA 2014)."""
-    state = (seed + 0x9E3779B97F4A7C15) & _MASK
-    state = (state ^ state >> 30) * 0xBF58476D1CE4E5B9 & _MASK
-    state = (state ^ state >> 27) * 0x94D049BB133111EB & _MASK
-    return state ^ state >> 31
+def _reference_line(model: SimulatedModel, prefix: Sequence[int]) -> list[int]:
+    """Return the choices after the last token of `prefix`."""
+    first = model.lines[prefix[-1] if prefix else BEGIN_TOKEN_ID]
+    line: list[int] = model.choices[first : first + _NUM_CHOICES].tolist()
+    return line
 
 
 _powers = np.full(1, _MULTIPLIER, np.uint64)  # ..., M^2, M^1: as many as the longest prompt needs

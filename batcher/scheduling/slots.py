@@ -5,6 +5,8 @@ from heapq import heappop, heappush
 from batcher.errors import InvariantError
 from batcher.sequence import Sequence
 
+NO_DEADLINE = -1
+
 
 class SlotTable:
     """`num_slots` places, each with one sequence or none.
@@ -19,7 +21,7 @@ class SlotTable:
         self.sequences: list[Sequence | None] = [None] * num_slots
         self.due: dict[int, list[int]] = {}
         self._free = list(range(num_slots))  # a heap, so that the lowest slot is filled first
-        self._deadlines = [0] * num_slots  # of the holders
+        self._deadlines = [NO_DEADLINE] * num_slots  # of the holders
         self._vacated = [-2] * num_slots  # the step each was last used in; -2: none
 
     @property
@@ -32,15 +34,23 @@ class SlotTable:
         """How many slots are held."""
         return len(self.sequences) - len(self._free)
 
-    def occupy(self, sequence: Sequence, deadline: int) -> int:
+    def occupy(self, sequence: Sequence, deadline: int = NO_DEADLINE) -> int:
         """Give the lowest free slot to `sequence`, which leaves it after `deadline` at latest."""
         slot = heappop(self._free)
         if self.sequences[slot] is not None:
             raise InvariantError(f"slot {slot} is free and held")
         self.sequences[slot] = sequence
-        self._deadlines[slot] = deadline
-        self.due.setdefault(deadline, []).append(slot)
+        if deadline != NO_DEADLINE:
+            self._deadlines[slot] = deadline
+            self.due.setdefault(deadline, []).append(slot)
         return slot
+
+    def advance_deadline(self, slot: int, num_steps: int) -> None:
+        """Let the holder of `slot` leave it so many steps earlier."""
+        deadline = self._deadlines[slot]
+        self._forget_deadline(slot)
+        self._deadlines[slot] = deadline - num_steps
+        self.due.setdefault(deadline - num_steps, []).append(slot)
 
     def was_used_in(self, slot: int, step: int) -> bool:
         """Whether the last holder of `slot` left it in `step`."""
@@ -52,8 +62,13 @@ class SlotTable:
             raise InvariantError(f"slot {slot} is vacated twice")
         self.sequences[slot] = None
         self._vacated[slot] = step
-        deadline = self._deadlines[slot]
-        self.due[deadline].remove(slot)
-        if not self.due[deadline]:
-            del self.due[deadline]
+        self._forget_deadline(slot)
         heappush(self._free, slot)
+
+    def _forget_deadline(self, slot: int) -> None:
+        deadline = self._deadlines[slot]
+        if deadline >= 0:
+            self.due[deadline].remove(slot)
+            if not self.due[deadline]:
+                del self.due[deadline]
+            self._deadlines[slot] = NO_DEADLINE

@@ -52,8 +52,8 @@ ConfigOption = Annotated[
     typer.Option(
         "--config",
         metavar="FILE",
-        help="YAML: defaults for these options by their names, and under simulated: the model's "
-        "settings.",
+        help="YAML: defaults for these options by their names, and under simulated: and llm: "
+        "settings of models.",
         is_eager=True,
         callback=use_config,
         rich_help_panel=INPUT,
@@ -75,7 +75,7 @@ ModelOption = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="simulated, or package.module:name of a Python callable.",
+        help="simulated, or package.module:name of a callable, Model or LLM.",
         rich_help_panel=DECODING,
     ),
 ]

@@ -42,7 +42,8 @@ def check(
         batch=batch,
         model=model,
         seed=seed,
-        model_settings=model_settings(config),
+        model_settings=model_settings(config, "simulated"),
+        llm_settings=model_settings(config, "llm"),
         color=color,
     )
     print_plan(options, as_json=json)

@@ -85,6 +85,14 @@ def run(
             rich_help_panel=OUTPUT,
         ),
     ] = False,
+    stream: Annotated[
+        bool,
+        typer.Option(
+            "--stream",
+            help="Before the results of a step, what each row has generated in it.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
     trace: Annotated[
         str | None,
         typer.Option(
@@ -164,7 +172,8 @@ def run(
         batch=batch,
         model=model,
         seed=seed,
-        model_settings=model_settings(config),
+        model_settings=model_settings(config, "simulated"),
+        llm_settings=model_settings(config, "llm"),
         output=output,
         trace=trace,
         summary_json=summary_json,
@@ -172,6 +181,7 @@ def run(
         keep_going=keep_going,
         max_errors=max_errors,
         resume=resume,
+        stream=stream,
         follow=follow,
         live=live,
         step_delay=step_delay,

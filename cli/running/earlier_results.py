@@ -1,19 +1,22 @@
 """The results that an earlier run has left in a file: found, mended and looked up where they are.
 
-Of each result only its place is held in memory.
+Of each result only where it stands is held in memory.
 """
 
 import os
 import zlib
-from array import array
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, closing
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from batcher.errors import BatchdecodeError
+from batcher.formats.requests import ParsedLine
 from batcher.formats.results import decode_result_line
-from batcher.request import Result
+from batcher.request import Request, Result
 from cli.running.output import OutputError, open_sink
+from cli.running.result_index import ResultIndex
 
 _CHUNK_BYTES = 2**20
 
@@ -22,49 +25,120 @@ class ResumeError(BatchdecodeError):
     """What is there cannot be continued."""
 
 
-class EarlierResults:
-    """The results of an earlier run, left in their file and looked up there by index.
+class Expected(NamedTuple):
+    """A line of the input: its number, and the request it holds, None if it holds none."""
 
-    end: the offset behind the last line that is kept.  num_kept: how many there are.
+    number: int
+    parsed: ParsedLine | None
+
+
+class EarlierResults:
+    """The results of an earlier run, left in their file and looked up there.
+
+    end: the offset behind the last line that is kept.  num_complete: if they are in the order of
+    the input, how many of its lines have all their results.
     """
 
-    def __init__(self, lines: BinaryIO, num_lines: int, num_slots: int) -> None:
-        self.end = self.num_kept = 0
+    def __init__(self, lines: BinaryIO, num_slots: int) -> None:
+        self.end = self.num_complete = 0
         self._lines, self._num_slots = lines, num_slots
-        self._starts = array("q", [-1]) * num_lines
+        self._index = ResultIndex()
 
     def close(self) -> None:
         """Close the file; there is nothing to get any more."""
         self._lines.close()
 
-    def get(self, index: int, /) -> Result | None:
-        """Return the result of the line with this index, None if it has none yet."""
-        start = self._starts[index]
-        if start < 0:
-            return None
-        self._lines.seek(start)
-        return decode_result_line(self._lines.readline())
-
-    def scan(self, name: str, *, keep_order: bool) -> None:
-        """Find every whole line; with `keep_order` only up to the first gap in the indexes.
+    def results_of(self, request: Request, /) -> dict[int, Result]:
+        """Return the results that `request` has in the file, by their index.
 
         Raises:
-            ResumeError: a line is not a result.
+            ResumeError: one took more steps than it can have taken.
         """
+        request_id: str = request.id  # type: ignore[assignment]  # its parser has set it
+        found = {}
+        for index in range(max(request.n, request.best_of or 0)):
+            result = self._get(request_id, index)
+            if result is not None:
+                _check_duration(result, request.max_tokens)
+                found[index] = result
+        return found
+
+    def has_rejected(self, request_id: str, line_number: int, /) -> bool:
+        """Return whether the file has the result of a bad line: the id it gave and its number."""
+        return self._get(request_id, -line_number) is not None
+
+    def scan(self) -> None:
+        """Find every whole line.
+
+        Raises:
+            ResumeError: a line is not a result, or has one that another line has.
+        """
+        for line, results in self._whole_lines():
+            self._keep(line, results)
+        self._finish_scan()
+
+    def scan_in_order(self, expected: Iterable[Expected]) -> None:
+        """Find the lines that answer `expected` one after the other, up to the first gap.
+
+        Raises:
+            ResumeError: a line is not a result, or has one that another line has.
+        """
+        lines = self._whole_lines()
+        for wanted in expected:
+            group = list(islice(lines, 1))
+            group += islice(lines, _num_more_lines(group[0][1], wanted)) if group else ()
+            if not _is_answered(wanted, group):
+                break
+            for line, results in group:
+                self._keep(line, results)
+            self.num_complete += 1
+        self._finish_scan()
+
+    def _whole_lines(self) -> Iterator[tuple[bytes, list[Result]]]:
+        """Yield each line that is whole, and the results in it."""
         self._lines.seek(0)
         for number, line in enumerate(self._lines, start=1):
             if not line.endswith(b"\n"):
                 return
             try:
-                result = decode_result_line(line)
-                self._check(result)
+                results = decode_result_line(line)
+                for result in results:
+                    self._check(result)
             except (BatchdecodeError, RecursionError) as error:
-                raise ResumeError(f"cannot resume {name}: line {number}: {error}") from error
-            if keep_order and result.index != self.num_kept:
-                return
-            self._starts[result.index] = self.end
-            self.num_kept += 1
-            self.end += len(line)
+                raise ResumeError(f"line {number}: {error}") from error
+            yield line, results
+
+    def _keep(self, line: bytes, results: list[Result]) -> None:
+        for result in results:
+            self._index.add(result.id, _number_of(result), self.end)
+        self.end += len(line)
+
+    def _finish_scan(self) -> None:
+        """Sort what was found.
+
+        Raises:
+            ResumeError: two results are the same one.
+        """
+        self._index.sort()
+        for starts in self._index.alike():
+            seen = set()
+            for start in dict.fromkeys(starts):
+                for result in self._read(start):
+                    key = result.id, _number_of(result)
+                    if key in seen:
+                        raise ResumeError(f"two results {result.index} of request {result.id!r}")
+                    seen.add(key)
+
+    def _get(self, request_id: str, number: int) -> Result | None:
+        for start in self._index.find(request_id, number):
+            for result in self._read(start):
+                if result.id == request_id and _number_of(result) == number:
+                    return result
+        return None
+
+    def _read(self, start: int) -> list[Result]:
+        self._lines.seek(start)
+        return decode_result_line(self._lines.readline())
 
     def _check(self, result: Result) -> None:
         """Make sure that `result` can be one of this run.
@@ -72,10 +146,6 @@ class EarlierResults:
         Raises:
             ResumeError: it cannot.
         """
-        if not 0 <= result.index < len(self._starts):
-            raise ResumeError(f"index {result.index}, but the input has {len(self._starts)} lines")
-        if self._starts[result.index] >= 0:
-            raise ResumeError(f"a second result with the index {result.index}")
         slot, admitted, finished = result.slot, result.steps.admitted, result.steps.finished
         if slot is None and admitted is None:
             return
@@ -83,17 +153,63 @@ class EarlierResults:
             raise ResumeError("some of slot, admitted and finished are null")
         if not 0 <= slot < self._num_slots:
             raise ResumeError(f"slot {slot}, but there are {self._num_slots}")
-        num_calls = len(result.tokens) + (result.error is not None)  # one that fails gives no token
-        if admitted < 0 or finished - admitted + 1 != num_calls:
-            raise ResumeError(
-                f"{len(result.tokens)} tokens cannot take the steps {admitted} to {finished}"
-            )
+        if not 0 <= admitted <= finished:
+            raise ResumeError(f"it cannot have held a slot from step {admitted} to {finished}")
 
 
-def take_over(output: str, *, num_lines: int, num_slots: int, keep_order: bool) -> EarlierResults:
+def _number_of(result: Result) -> int:
+    """Return what tells `result` from others with its id: its index or, below 0, its bad line.
+
+    An id given twice is that of a request and of the bad lines that have it, too.
+    """
+    line = result.error.line if result.error is not None else None
+    return result.index if line is None else -line
+
+
+def _num_more_lines(results: list[Result], wanted: Expected) -> int:
+    """Return how many lines of the answer to `wanted` come after the first, which has `results`."""
+    parsed = wanted.parsed
+    if parsed is None or parsed.is_openai or _number_of(results[0]) < 0:
+        return 0
+    return parsed.request.n - 1
+
+
+def _is_answered(wanted: Expected, group: list[tuple[bytes, list[Result]]]) -> bool:
+    """Return whether the lines of `group` are all of the answer to `wanted`."""
+    results = [result for _, results in group for result in results]
+    if not results:
+        return False
+    if _number_of(results[0]) == -wanted.number:
+        return True
+    if wanted.parsed is None or len(results) < wanted.parsed.request.n:
+        return False
+    request_id = wanted.parsed.request.id
+    return all(result.id == request_id and _number_of(result) >= 0 for result in results)
+
+
+def _check_duration(result: Result, max_tokens: int) -> None:
+    """Make sure that `result` held its slot no longer than `max_tokens` allows.
+
+    Raises:
+        ResumeError: it did.
+    """
+    admitted, finished = result.steps.admitted, result.steps.finished
+    if admitted is None or finished is None:
+        return
+    num_steps = finished - admitted + 1
+    if num_steps > max_tokens:
+        raise ResumeError(
+            f"cannot resume: result {result.index} of request {result.id!r} took {num_steps} "
+            f"steps, but max_tokens is {max_tokens}"
+        )
+
+
+def take_over(
+    output: str, *, num_slots: int, expected: Iterable[Expected] | None = None
+) -> EarlierResults:
     """Return the results in the file `output` and repair its end, so that it can be appended to.
 
-    num_lines: of the input.  num_slots: of the batch.
+    num_slots: of the batch.  expected: the lines of the input, if the results are in their order.
 
     Raises:
         ResumeError: the file holds something else.
@@ -102,13 +218,18 @@ def take_over(output: str, *, num_lines: int, num_slots: int, keep_order: bool) 
     try:
         with ExitStack() as on_failure:
             is_whole, lines = _open(output)
-            earlier = on_failure.enter_context(closing(EarlierResults(lines, num_lines, num_slots)))
-            earlier.scan(output, keep_order=keep_order)
+            earlier = on_failure.enter_context(closing(EarlierResults(lines, num_slots)))
+            if expected is None:
+                earlier.scan()
+            else:
+                earlier.scan_in_order(expected)
             is_whole &= earlier.end == lines.seek(0, os.SEEK_END)
             lines.truncate(earlier.end)
             if output.endswith(".gz") and not is_whole:
                 _pack(lines, output)
             on_failure.pop_all()
+    except ResumeError as error:
+        raise ResumeError(f"cannot resume {output}: {error}") from error
     except OSError as error:
         raise OutputError(f"cannot continue {output}: {error.strerror}") from error
     return earlier

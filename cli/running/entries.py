@@ -12,9 +12,9 @@ from cli.running.problems import id_given_before, id_of, line_too_long
 
 
 class Entry(Struct, gc=False):
-    """One line of the input that is not blank; `index` counts them from 0."""
+    """One line of the input that is not blank; `place` counts them from 0."""
 
-    index: int
+    place: int
     parsed: ParsedLine | BadLine
 
 
@@ -22,19 +22,19 @@ class Duplicates:
     """The lines whose id an earlier line has: 16 bytes for each, since there may be millions."""
 
     def __init__(self) -> None:
-        self._indexes, self._first_numbers = array("q"), array("q")
+        self._places, self._first_numbers = array("q"), array("q")
 
-    def add(self, index: int, first_number: int) -> None:
-        """Take note of the line with this index, greater than any before."""
-        self._indexes.append(index)
+    def add(self, place: int, first_number: int) -> None:
+        """Take note of the line at `place`, which is after all before."""
+        self._places.append(place)
         self._first_numbers.append(first_number)
 
-    def first_number(self, index: int) -> int | None:
+    def first_number(self, place: int) -> int | None:
         """Return the number of the line that has the id of this one; None if no earlier has it."""
-        place = bisect_left(self._indexes, index)
-        if place == len(self._indexes) or self._indexes[place] != index:
+        found = bisect_left(self._places, place)
+        if found == len(self._places) or self._places[found] != place:
             return None
-        return self._first_numbers[place]
+        return self._first_numbers[found]
 
 
 class EntryReader:
@@ -74,10 +74,10 @@ class LineParser:
     def __init__(self, parser: RequestParser, duplicates: Duplicates) -> None:
         self._parser, self._duplicates = parser, duplicates
 
-    def parse(self, line: bytes, number: int, index: int) -> ParsedLine | BadLine:
-        """Return what the line with this number and index is."""
+    def parse(self, line: bytes, number: int, place: int) -> ParsedLine | BadLine:
+        """Return what the line with this number, at this place, is."""
         parsed = _parse(self._parser, line, number)
-        first = self._duplicates.first_number(index)
+        first = self._duplicates.first_number(place)
         if first is None or isinstance(parsed, BadLine):
             return parsed
         return id_given_before(parsed, line, number, first)

@@ -1,4 +1,4 @@
-"""Results in the order of their requests: each is held back until all before it are written.
+"""Answers in the order of their requests: each is held back until all before it are written.
 
 Memory is bounded: what is held back beyond a limit goes to a temporary file, in sorted runs that
 are merged when their turn comes.
@@ -12,19 +12,19 @@ from typing import BinaryIO, NamedTuple
 from batcher.errors import InvariantError
 
 HELD_BYTES = 32 * 2**20
-_HEADER = struct.Struct("<qq")  # index, length of the line
+_HEADER = struct.Struct("<qq")  # place, length of the lines
 
 
 class _Run(NamedTuple):
-    """Lines in the temporary file from `start` to `end`, ascending from `first_index` on."""
+    """Lines in the temporary file from `start` to `end`, ascending from `first_place` on."""
 
-    first_index: int
+    first_place: int
     start: int
     end: int
 
 
 class InputOrder:
-    """Puts lines back into the order of their indexes, from `first` on."""
+    """Puts lines back into the order of their places, from `first` on."""
 
     def __init__(self, first: int = 0, max_held_bytes: int = HELD_BYTES) -> None:
         self._next = first
@@ -33,11 +33,11 @@ class InputOrder:
         self._runs: list[_Run] = []  # a heap
         self._file: BinaryIO | None = None
 
-    def put(self, index: int, line: bytes) -> list[bytes]:
-        """Take in the line of `index` and return the lines whose turn has come."""
-        self._held[index] = line
+    def put(self, place: int, line: bytes) -> list[bytes]:
+        """Take in the line of `place`, or its lines; return those whose turn has come."""
+        self._held[place] = line
         self._num_held_bytes += len(line)
-        if index != self._next:
+        if place != self._next:
             if self._num_held_bytes > self._max_held_bytes:
                 self._spill()
             return []
@@ -59,13 +59,13 @@ class InputOrder:
         if self._file is not None:
             self._file.close()
 
-    def _take(self, index: int) -> bytes | None:
-        """Return the line of `index` and forget it; None if it is not here."""
-        line = self._held.pop(index, None)
+    def _take(self, place: int) -> bytes | None:
+        """Return what was put at `place` and forget it; None if it is not here."""
+        line = self._held.pop(place, None)
         if line is not None:
             self._num_held_bytes -= len(line)
             return line
-        if self._runs and self._runs[0].first_index == index:
+        if self._runs and self._runs[0].first_place == place:
             return self._take_spilled()
         return None
 
@@ -76,8 +76,8 @@ class InputOrder:
 
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 - gone with the process
         start = self._file.seek(0, 2)
-        for index, line in sorted(self._held.items()):
-            self._file.write(_HEADER.pack(index, len(line)) + line)
+        for place, line in sorted(self._held.items()):
+            self._file.write(_HEADER.pack(place, len(line)) + line)
         heappush(self._runs, _Run(min(self._held), start, self._file.tell()))
         self._held.clear()
         self._num_held_bytes = 0
@@ -94,6 +94,6 @@ class InputOrder:
         if start == run.end:
             heappop(self._runs)
         else:
-            index, _ = _HEADER.unpack(file.read(_HEADER.size))
-            heapreplace(self._runs, _Run(index, start, run.end))
+            place, _ = _HEADER.unpack(file.read(_HEADER.size))
+            heapreplace(self._runs, _Run(place, start, run.end))
         return line

@@ -98,14 +98,6 @@ class Input:
             self._stream.seek(0)
         return self._stream
 
-    def count_lines(self) -> int:
-        """Return how many lines the file has that are not blank.
-
-        Raises:
-            InputError: the file is damaged or gone.
-        """
-        return sum(1 for _ in iter(self.lines().read, None))
-
     def take_notes(self) -> str:
         """Return what a person should know about the input as a whole and was not told yet."""
         notes = self._notes[self._num_taken :]

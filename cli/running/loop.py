@@ -4,23 +4,24 @@ No file and no terminal is touched here, so whoever iterates decides what become
 """
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from batcher.engine import Engine, StepOutcome
-from batcher.events import FinishEvent, RejectEvent
+from batcher.engine import Engine
+from batcher.events import FinishEvent, RejectEvent, RequestEvent, TokenEvent
 from batcher.formats.requests import BadLine, ParsedLine
-from batcher.formats.results import encode_openai_row, encode_result, make_rejected_result
-from batcher.request import Result
+from batcher.formats.results import encode_openai_row, encode_result
+from cli.running.answers import Answer, Flights, KnownResults
 from cli.running.sources import Source
 
 
-class KnownResults(Protocol):
-    """The results of an earlier run."""
+class Outcome(NamedTuple):
+    """What a step, or reading before it, has brought; tokens: if the engine streams them."""
 
-    def get(self, index: int, /) -> Result | None:
-        """Return the result of the line with this index, None if it has none yet."""
+    events: list[RequestEvent]
+    answers: list[Answer]
+    tokens: list[TokenEvent]
 
 
 class Loop:
@@ -46,14 +47,14 @@ class Loop:
         self.num_read = self.num_failed = 0
         self.has_refused = False
         self.first_failure: str | None = None
-        self._known: KnownResults = {} if known is None else known
+        self._flights = Flights(known)
         self._model_name = model_name
         self._keep_going = keep_going
         self._max_errors = max_errors or float("inf")
         self._on_bad_line = on_bad_line
         self._is_reading = True
-        self._openai_rows: set[int] = set()
-        self._rejected = StepOutcome([], [])
+        self._reject_events: list[RequestEvent] = []
+        self._reject_answers: list[Answer] = []
 
     @property
     def has_given_up(self) -> bool:
@@ -65,31 +66,40 @@ class Loop:
         """Whether every request of the input has come to its end."""
         return self.source.has_ended and not self.engine.has_work
 
-    def __iter__(self) -> Iterator[StepOutcome]:
+    def __iter__(self) -> Iterator[Outcome]:
         engine = self.engine
         while True:
             if self._is_reading:
                 self._read()
-                if self._rejected.events:
-                    rejected, self._rejected = self._rejected, StepOutcome([], [])
-                    yield rejected
+                if self._reject_events:
+                    yield Outcome(self._reject_events, self._reject_answers, [])
+                    self._reject_events, self._reject_answers = [], []
             if engine.has_work:
-                outcome = engine.step()
-                for event in outcome.events:
-                    if type(event) is FinishEvent and event.reason == "error":
-                        self._note_failure(outcome.results)
-                yield outcome
+                yield self._step()
             elif self._is_reading:
                 self.source.wait()
             else:
                 return
 
-    def encode(self, result: Result) -> bytes:
-        """Return the line that answers a request, in the form the request had."""
-        if result.index in self._openai_rows:
-            self._openai_rows.discard(result.index)
-            return encode_openai_row(result, self._model_name)
-        return encode_result(result)
+    def encode(self, answer: Answer) -> bytes:
+        """Return the line that `answer` is, in the form its request had."""
+        if answer.is_openai:
+            return encode_openai_row(answer.results, self._model_name)
+        return encode_result(answer.results[0])
+
+    def _step(self) -> Outcome:
+        events, results, tokens = self.engine.step()
+        flights = self._flights
+        for result in results:
+            if result.error is not None and flights.is_first_failure(result.id):
+                self._count_failure()
+                if self.first_failure is None:
+                    self.first_failure = f"{result.id}: {result.error.message}"
+        if flights.is_resumed:
+            for event in events:
+                if type(event) is FinishEvent and flights.note_replayed(event):
+                    self._count_failure()
+        return Outcome(events, flights.answer(results), tokens)
 
     def _read(self) -> None:
         """Read what the next step has room for, as far as it has come."""
@@ -101,44 +111,34 @@ class Loop:
                 return
             self.num_read += 1
             if isinstance(entry.parsed, ParsedLine):
-                self._add(entry.index, entry.parsed)
+                self._add(entry.place, entry.parsed)
             elif self._keep_going:
-                self._reject(entry.index, entry.parsed)
+                self._reject(entry.place, entry.parsed)
             else:
                 self._report(entry.parsed)
                 self.has_refused = True
                 self._is_reading = False
 
-    def _add(self, index: int, parsed: ParsedLine) -> None:
+    def _add(self, place: int, parsed: ParsedLine) -> None:
         engine, reason = self.engine, self.source.reason
-        request, known = parsed.request, self._known.get(index)
+        request = parsed.request
+        known = self._flights.begin(parsed, place)
         if reason == "follow":
             request = replace(request, arrival_time=max(request.arrival_time, engine.now))
-        if parsed.is_openai and known is None:
-            self._openai_rows.add(index)
-        engine.enqueue(request, index=index, reason=reason, known=known)
+        engine.enqueue(request, place=place, reason=reason, known=known)
 
-    def _reject(self, index: int, bad: BadLine) -> None:
-        """Make the bad line an event, and a result unless it has one."""
+    def _reject(self, place: int, bad: BadLine) -> None:
+        """Make the bad line an event, and an answer unless it has one."""
         engine, problem = self.engine, bad.problems[0]
         self._report(bad)
-        event = RejectEvent(engine.num_steps, engine.now, bad.id, index, problem.code)
-        self._rejected.events.append(event)
-        if self._known.get(index) is None:
-            if bad.is_openai:
-                self._openai_rows.add(index)
-            self._rejected.results.append(make_rejected_result(bad.id, index, bad.problems))
+        event = RejectEvent(engine.num_steps, engine.now, bad.id, 0, problem.code)
+        self._reject_events.append(event)
+        self._reject_answers += self._flights.reject(bad, place)
         self._count_failure()
 
     def _report(self, bad: BadLine) -> None:
         if self._on_bad_line is not None:
             self._on_bad_line(bad)
-
-    def _note_failure(self, results: list[Result]) -> None:
-        self._count_failure()
-        if self.first_failure is None:
-            failures = (f"{r.id}: {r.error.message}" for r in results if r.error is not None)
-            self.first_failure = next(failures, None)
 
     def _count_failure(self) -> None:
         self.num_failed += 1

@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from batcher.errors import BatchdecodeError
-from batcher.events import Event
+from batcher.events import Event, TokenEvent
+from batcher.formats.stream import encode_tokens
 from batcher.formats.trace import encode_events
-from batcher.request import Result
 from cli.errors import WriteError
+from cli.running.answers import Answer
 from cli.running.input_order import InputOrder
 
 _FLUSH_SECONDS = 0.2
@@ -105,32 +106,42 @@ class GzipSink:
 
 
 class ResultWriter:
-    """Writes results as they come, or in the order of the input; `num_written` are out."""
+    """Writes answers as they come, or in the order of the input; `num_written` lines are out."""
 
     def __init__(self, sink: Sink, order: InputOrder | None = None) -> None:
         self.num_written = 0
         self._sink, self._order = sink, order
+        self._parts: dict[int, list[Answer]] = {}  # by place, of requests that are not complete
 
-    def write(self, results: list[Result], encode: Callable[[Result], bytes]) -> None:
-        """Write the results of a step, in lines; in the order of the input, those whose turn it is.
+    def write(self, answers: Sequence[Answer], encode: Callable[[Answer], bytes]) -> None:
+        """Write the answers of a step, in lines; in the order of the input, those whose turn it is.
 
         Raises:
             WriteError, BrokenPipeError: see Sink.
         """
         if self._order is None:
-            lines = [encode(result) for result in results]
+            lines = [encode(answer) for answer in answers]
         else:
             lines = []
-            for result in results:
-                lines += self._order.put(result.index, encode(result))
-        if lines:
-            self._write_lines(lines)
+            for answer in answers:
+                lines += self._put(self._order, answer, encode)
+        self._write_lines(lines)
 
-    def finish(self) -> None:
-        """Write what is still held back; no result will come any more."""
+    def write_tokens(self, tokens: Sequence[TokenEvent]) -> None:
+        """Write the token events of a step, which go before its answers.
+
+        Raises:
+            WriteError, BrokenPipeError: see Sink.
+        """
+        self._sink.write(encode_tokens(tokens))
+
+    def finish(self, encode: Callable[[Answer], bytes]) -> None:
+        """Write what is still held back; no answer will come any more."""
         if self._order is not None:
-            for line in self._order.rest():
-                self._write_lines([line])
+            for place, parts in self._parts.items():
+                self._write_lines(self._order.put(place, _join(parts, encode)))
+            for lines in self._order.rest():
+                self._write_lines([lines])
 
     def close(self) -> None:
         """End the file; what is held back for its turn is lost."""
@@ -138,18 +149,32 @@ class ResultWriter:
             self._order.close()
         self._sink.close()
 
+    def _put(
+        self, order: InputOrder, answer: Answer, encode: Callable[[Answer], bytes]
+    ) -> list[bytes]:
+        """Return the lines whose turn has come with `answer`, those of a request together."""
+        parts = self._parts.pop(answer.place, [])
+        parts.append(answer)
+        if answer.is_last:
+            return order.put(answer.place, _join(parts, encode))
+        self._parts[answer.place] = parts
+        return []
+
     def _write_lines(self, lines: list[bytes]) -> None:
         """Write `lines` at once; if there is no room for all, those there is room for."""
+        if not lines:
+            return
+        joined = b"".join(lines)
         try:
-            self._sink.write(b"".join(lines))
+            self._sink.write(joined)
         except WriteError:
             if not (isinstance(self._sink, FileSink) and self._sink.is_file):
                 raise
             for line in lines:
                 self._sink.write(line)
-                self.num_written += 1
+                self.num_written += line.count(b"\n")
         else:
-            self.num_written += len(lines)
+            self.num_written += joined.count(b"\n")
 
 
 class TraceWriter:
@@ -200,6 +225,12 @@ def open_sink(path: str, *, append: bool = False) -> Sink:
 def stdout_sink() -> Sink:
     """Return a sink for stdout."""
     return FileSink(io.FileIO(1, "w", closefd=False), "stdout")
+
+
+def _join(answers: list[Answer], encode: Callable[[Answer], bytes]) -> bytes:
+    """Return the lines of all `answers` to one request, in the order of its results."""
+    answers.sort(key=lambda answer: answer.results[0].index)
+    return b"".join(map(encode, answers))
 
 
 def _reason(error: OSError | ValueError) -> str:

@@ -6,10 +6,12 @@ from contextlib import nullcontext, redirect_stdout
 import msgspec
 from msgspec import Struct
 
+from batcher.engine import Engine
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
 from batcher.models.base import Tokenizer
 from batcher.models.loading import load_model
 from batcher.request import Request
+from batcher.validation import num_slots_needed
 from cli.options import RunOptions
 from cli.running.entries import EntryReader
 from cli.running.intake import Input, open_input
@@ -28,8 +30,9 @@ class Span(Struct, frozen=True):
 class Plan(Struct, kw_only=True):
     """The counts of `batchdecode check`.
 
-    least_steps: what any schedule needs in `batch` slots if every request generates all it may;
-    stops and EOS only make it less, arrival times only more.
+    slot_steps: for how long all slots together are held if every request generates all it may.
+    least_steps: what any schedule needs for that in `batch` slots; stops, EOS and what a constraint
+    forces only make it less, arrival times only more.
     """
 
     lines: int = 0
@@ -41,6 +44,7 @@ class Plan(Struct, kw_only=True):
     token_prompts: int = 0
     prompt_tokens: int = 0
     longest_prompt: int = 0
+    outputs: int = 0
     output_tokens: int = 0
     longest_output: int = 0
     with_stops: int = 0
@@ -48,6 +52,7 @@ class Plan(Struct, kw_only=True):
     arrivals: Span | None = None
     arrivals_in_order: bool = True
     batch: int
+    slot_steps: int = 0
     least_steps: int = 0
 
     def add(self, parsed: ParsedLine | BadLine, tokenizer: Tokenizer) -> None:
@@ -60,9 +65,7 @@ class Plan(Struct, kw_only=True):
         self.requests += 1
         self.openai_rows += parsed.is_openai
         self._add_prompt(request, tokenizer)
-        self.output_tokens += request.max_tokens
-        self.longest_output = max(self.longest_output, request.max_tokens)
-        self.least_steps = max(-(-self.output_tokens // self.batch), self.longest_output)
+        self._add_output(request)
         stops = (request.stop_token, request.stop_sequence, request.stop)
         self.with_stops += any(stop is not None for stop in stops)
         self.ignoring_eos += request.ignore_eos
@@ -79,6 +82,15 @@ class Plan(Struct, kw_only=True):
         self.prompt_tokens += num_tokens
         self.longest_prompt = max(self.longest_prompt, num_tokens)
 
+    def _add_output(self, request: Request) -> None:
+        max_tokens = request.max_tokens
+        self.outputs += request.n
+        self.output_tokens += request.n * max_tokens
+        self.longest_output = max(self.longest_output, max_tokens)
+        num_admissions = 1 if request.num_beams > 1 else request.best_of or request.n
+        self.slot_steps += num_admissions * num_slots_needed(request) * max_tokens
+        self.least_steps = max(-(-self.slot_steps // self.batch), self.longest_output)
+
     def _add_arrival(self, time: float) -> None:
         span = self.arrivals or Span(time, time)
         self.arrivals = Span(min(span.first, time), max(span.last, time))
@@ -87,7 +99,8 @@ class Plan(Struct, kw_only=True):
 
 def _make_plan(options: RunOptions, requests: Input, report: ProblemReport) -> Plan:
     """Read all of `requests`, count and report."""
-    model = load_model(options.model, options.model_settings, options.seed)
+    model = load_model(options.model, options.model_settings, options.seed, options.llm_settings)
+    parser = RequestParser(target=Engine(model, options.batch).target)
     plan = Plan(batch=options.batch)
 
     def observe(parsed: ParsedLine | BadLine) -> None:
@@ -95,7 +108,7 @@ def _make_plan(options: RunOptions, requests: Input, report: ProblemReport) -> P
         report.add_if_bad(parsed)
 
     lines = requests.lines()
-    survey_file(EntryReader(lines, RequestParser(vocab_size=model.vocab_size)), observe)
+    survey_file(EntryReader(lines, parser), observe)
     plan.blank = lines.num_blank
     return plan
 
@@ -104,10 +117,7 @@ def _describe(plan: Plan, name: str) -> str:
     """Return the plan as a person reads it."""
     rows = [
         ("prompts", _prompts(plan)),
-        (
-            "output",
-            f"at most {_count(plan.output_tokens, 'token')}, longest {plan.longest_output:,}",
-        ),
+        ("output", _output(plan)),
         ("stops", _stops(plan)),
         ("arrivals", _arrivals(plan)),
         ("OpenAI rows", f"{plan.openai_rows:,}" if plan.openai_rows else ""),
@@ -129,6 +139,12 @@ def _prompts(plan: Plan) -> str:
     shown = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items() if count)
     tokens = _count(plan.prompt_tokens, "token")
     return f"{shown}; {tokens}, longest {plan.longest_prompt:,}"
+
+
+def _output(plan: Plan) -> str:
+    tokens = _count(plan.output_tokens, "token")
+    text = f"at most {tokens}, longest {plan.longest_output:,}"
+    return text if plan.outputs == plan.requests else f"{plan.outputs:,} outputs, {text}"
 
 
 def _stops(plan: Plan) -> str:

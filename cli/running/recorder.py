@@ -30,7 +30,7 @@ class Recorder:
 
     def __init__(self, options: RunOptions, loop: Loop, resumption: Resumption, view: View) -> None:
         known = resumption.known
-        order = InputOrder(known.num_kept if known else 0) if options.keep_order else None
+        order = InputOrder(known.num_complete if known else 0) if options.keep_order else None
         self.metrics = RunMetrics()
         self._trace = TraceWriter(open_sink(options.trace)) if options.trace else None
         # Opening empties them, so the results come last: what else fails, fails before.
@@ -64,25 +64,28 @@ class Recorder:
             self._record_outcomes(report, stop)
         except Interrupted:
             if not self._can_resume:  # or else they come again, in their turn
-                self.results.finish()
+                self.results.finish(self._loop.encode)
             raise
-        self.results.finish()
+        self.results.finish(self._loop.encode)
         self._note([engine.end_event()])
 
     def summary(self) -> RunSummary:
         """Return the numbers of what was recorded."""
+        self.metrics.note_constraints(*self._loop.engine.constraint_counts)
         return self.metrics.summary(self._loop.engine.num_steps)
 
     def _record_outcomes(self, report: ProblemReport, stop: StopSignals) -> None:
         loop, view, results_to, delay = self._loop, self._view, self.results, self._step_delay
         engine, total = loop.engine, loop.source.total
         num_queued, num_steps = None, 0
-        for events, results in loop:
+        for events, answers, tokens in loop:
             if events:
                 self._note(events)
                 view.observe(events)
-            if results:
-                results_to.write(results, loop.encode)
+            if tokens:
+                results_to.write_tokens(tokens)
+            if answers:
+                results_to.write(answers, loop.encode)
             if report.has_news:
                 view.write_message(report.take())
             if engine.num_steps > num_steps:

@@ -5,15 +5,18 @@ finished.  It says what must be the same for two runs to give the same results, 
 results from being overwritten.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal, Self
 
 import msgspec
 from msgspec.structs import replace
 
+from batcher.formats.requests import ParsedLine, RequestParser
 from batcher.models.base import Model
+from batcher.validation import Target
 from cli.options import RunOptions
-from cli.running.earlier_results import EarlierResults, ResumeError, take_over
+from cli.running.earlier_results import EarlierResults, Expected, ResumeError, take_over
 from cli.running.intake import Input
 from cli.running.output import OutputError
 
@@ -21,7 +24,8 @@ from cli.running.output import OutputError
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What decides the results of a run, and whether it has come to its end.
 
-    input_sha256: None if the input cannot be read again, or following it depended on timing.
+    input_sha256: None if the run cannot be continued: its input cannot be read again, following it
+    depended on timing, or there are token events among the results.
     """
 
     version: Literal[1] = 1
@@ -99,7 +103,7 @@ def prepare(options: RunOptions, requests: Input, model: Model) -> Resumption:
             f"{output} holds the results of a run that did not finish: "
             f"{what_now} the file to start over"
         )
-    is_repeatable = requests.is_file and not options.follow
+    is_repeatable = requests.is_file and not (options.follow or options.stream)
     record = RunRecord(
         model=model.name,
         settings=msgspec.to_builtins(model.settings),
@@ -110,13 +114,17 @@ def prepare(options: RunOptions, requests: Input, model: Model) -> Resumption:
     known = None
     if has_results and options.resume:
         _check_same_run(output, earlier, record)
-        known = take_over(
-            output,
-            num_lines=requests.count_lines(),
-            num_slots=options.batch,
-            keep_order=options.keep_order,
-        )
+        expected = _expected(requests) if options.keep_order else None
+        known = take_over(output, num_slots=options.batch, expected=expected)
     return Resumption(output, record, known)
+
+
+def _expected(requests: Input) -> Iterator[Expected]:
+    """Yield what the lines of the input are by themselves, each with its number."""
+    lines, parser = requests.lines(), RequestParser(target=Target())
+    while (line := lines.read()) is not None:
+        parsed = parser.parse(line, lines.number)
+        yield Expected(lines.number, parsed if isinstance(parsed, ParsedLine) else None)
 
 
 def _check_repeatable(options: RunOptions, requests: Input) -> None:
@@ -144,7 +152,7 @@ def _check_same_run(output: str, earlier: RunRecord | None, now: RunRecord) -> N
         )
     if earlier.input_sha256 is None:
         raise ResumeError(
-            f"cannot resume {output}: that run read a pipe, or used --follow. "
+            f"cannot resume {output}: that run read a pipe, or used --follow or --stream. "
             "Remove the file to start over."
         )
     reasons = []

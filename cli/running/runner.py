@@ -8,16 +8,18 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 
 from batcher.engine import Engine
+from batcher.errors import BatchdecodeError
 from batcher.events import Event
 from batcher.formats.requests import BadLine, RequestParser
 from batcher.metrics import encode_summary
 from batcher.models.loading import load_model
 from cli.errors import WriteError
 from cli.options import RunOptions
+from cli.running.answers import KnownResults
 from cli.running.files import check_distinct, check_writable, side_files
 from cli.running.intake import Waiting, open_input
 from cli.running.lock import OutputLock
-from cli.running.loop import KnownResults, Loop
+from cli.running.loop import Loop
 from cli.running.output import open_sink
 from cli.running.problems import InvalidInput, ProblemReport, say
 from cli.running.recorder import Recorder
@@ -35,14 +37,17 @@ class Job:
     """What is decoded, and by what.
 
     Raises:
-        BatchdecodeError: there is no such input, or no such model.
+        BatchdecodeError: there is no such input, or no such model, or it cannot have such a batch.
     """
 
     def __init__(self, options: RunOptions, waiting: Waiting = nullcontext) -> None:
         self.options = options
         self.requests = open_input(options.input, waiting)
         with waiting():
-            self.model = load_model(options.model, options.model_settings, options.seed)
+            self.model = load_model(
+                options.model, options.model_settings, options.seed, options.llm_settings
+            )
+            self.engine = Engine(self.model, options.batch, is_streaming=options.stream)
         self.report = ProblemReport(self.requests.name, options.color)
         self._waiting = waiting
 
@@ -58,7 +63,7 @@ class Job:
         try:
             source = open_source(
                 self.requests,
-                RequestParser(vocab_size=self.model.vocab_size),
+                RequestParser(target=self.engine.target),
                 self.report,
                 keep_going=keep_going,
                 follow=options.follow,
@@ -68,7 +73,7 @@ class Job:
             say(self.requests.take_notes() + self.report.closing())
         is_reported = keep_going and source.total is not None
         return Loop(
-            Engine(self.model, options.batch),
+            self.engine,
             source,
             model_name=self.model.name,
             known=known,
@@ -88,8 +93,8 @@ def run_events(options: RunOptions) -> Iterator[Event]:
     with job.requests:
         loop = job.loop()
         yield loop.engine.run_event()
-        for events, _ in loop:
-            yield from events
+        for outcome in loop:
+            yield from outcome.events
         say(job.report.closing())
         _refuse_bad_line(job, loop)
         yield loop.engine.end_event()
@@ -105,6 +110,7 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
         BrokenPipeError: whoever reads the output has gone.
         Interrupted: a signal came before the first step.
     """
+    _check_stream(options)
     job = Job(options, stop.waiting)
     with job.requests:
         _check_files(options, job)
@@ -151,6 +157,22 @@ def _decode(job: Job, resumption: Resumption, stop: StopSignals, command: str) -
         if resumption.is_possible:
             say(printable_lines(what_now))
     return status or (1 if loop.num_failed else 0)
+
+
+def _check_stream(options: RunOptions) -> None:
+    """Make sure that no other option asks for what a stream cannot be.
+
+    Raises:
+        BatchdecodeError: one does.
+    """
+    if options.stream and options.keep_order:
+        raise BatchdecodeError(
+            "--stream and --keep-order exclude each other: a stream is in the order of the steps"
+        )
+    if options.stream and options.resume:
+        raise BatchdecodeError(
+            "--stream and --resume exclude each other: what was streamed is not repeated"
+        )
 
 
 def _check_files(options: RunOptions, job: Job) -> None:

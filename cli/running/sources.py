@@ -69,7 +69,7 @@ class Survey:
             self.num_bad += 1
         if lines.start < _HEAD_BYTES:
             self.head.append(entry)
-        elif len(self.head) == entry.index:
+        elif len(self.head) == entry.place:
             self.rest = (lines.start, lines.number)
 
 
@@ -90,15 +90,15 @@ class FileSource:
         """Return the next line; see Source."""
         if self._head:
             return self._head.popleft()
-        index = self._num_read
-        if index == self.total:
+        place = self._num_read
+        if place == self.total:
             self.has_ended = True
             return None
         line = self._lines.read()
         if line is None:
             raise InputError("the input has become shorter while it was read")
-        self._num_read = index + 1
-        return Entry(index, self._parser.parse(line, self._lines.number, index))
+        self._num_read = place + 1
+        return Entry(place, self._parser.parse(line, self._lines.number, place))
 
     def wait(self) -> None:
         """Nothing: next() always has something, up to the end."""
@@ -121,18 +121,18 @@ class IndexedSource:
 
     def next(self) -> Entry | None:
         """Return the next line; see Source."""
-        index = next(self._order, None)
-        if index is None:
+        place = next(self._order, None)
+        if place is None:
             self.has_ended = True
             return None
-        line = self._lines.read_at(self._starts[index])
-        return Entry(index, self._parser.parse(line, self._numbers[index], index))
+        line = self._lines.read_at(self._starts[place])
+        return Entry(place, self._parser.parse(line, self._numbers[place], place))
 
     def wait(self) -> None:
         """Nothing: next() always has something, up to the end."""
 
     def _index(self) -> "array[int]":
-        """Note where each line is, and return the indexes of the lines by arrival time.
+        """Note where each line is, and return the places of the lines by arrival time.
 
         Of one time, as they stand; a bad line arrives with the one before it.
         """
@@ -146,8 +146,8 @@ class IndexedSource:
             arrivals.append(arrival)
             self._starts.append(lines.start)
             self._numbers.append(lines.number)
-        indexes = np.argsort(np.frombuffer(arrivals), kind="stable")
-        return array("q", indexes.astype(np.int64).tobytes())
+        places = np.argsort(np.frombuffer(arrivals), kind="stable")
+        return array("q", places.astype(np.int64).tobytes())
 
 
 class PipeSource:

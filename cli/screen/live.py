@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from batcher.events import RequestEvent
 from cli.screen.live_header import Moment
@@ -73,7 +73,7 @@ class LiveView(View):
         self._earliest_frame = self._next_frame = self._tick = 0.0
         self._is_closed = False
 
-    def observe(self, events: list[RequestEvent]) -> None:
+    def observe(self, events: Sequence[RequestEvent]) -> None:
         """Take in what happened in the step that is being made."""
         self._unseen += events  # many at once take less time than a few for every step
         if len(self._unseen) > MAX_UNSEEN:

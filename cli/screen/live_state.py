@@ -3,7 +3,16 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, RequestEvent
+from batcher.events import (
+    AdmitEvent,
+    ArriveEvent,
+    FinishEvent,
+    JumpEvent,
+    RejectEvent,
+    RequestEvent,
+    Role,
+)
+from batcher.stays import is_follower, label_of
 
 MAX_STRIP = 256
 """The most steps a strip shows, so the most spans a slot has to remember."""
@@ -12,12 +21,14 @@ MAX_LABEL = 200
 
 
 class SlotState:
-    """A slot's newest request, and the spans of steps it served before.
+    """A slot's newest sequence, and the spans of steps it served before.
 
-    label: the request's id, without its middle if that is very long.
-    end: the step after the request's last one; None while it holds the slot.
+    label: what the sequence is called, without its middle if that is very long.
+    end: the step after its last one; None while it holds the slot.
+    max_tokens: 0 for a negative prompt, which generates none.
+    num_jumped: how many tokens it has beside one for each of its steps.
     outcome: why it ended; None while it has not.
-    num_admitted: how many requests the slot has served, the newest included.
+    num_admitted: how many sequences the slot has served, the newest included.
     """
 
     __slots__ = (
@@ -26,8 +37,10 @@ class SlotState:
         "label",
         "max_tokens",
         "num_admitted",
+        "num_jumped",
         "num_tokens",
         "outcome",
+        "role",
         "spans",
     )
 
@@ -35,28 +48,43 @@ class SlotState:
         self.label = ""
         self.admitted = 0
         self.end: int | None = 0
-        self.max_tokens = self.num_tokens = self.num_admitted = 0
+        self.max_tokens = self.num_tokens = self.num_jumped = self.num_admitted = 0
+        self.role: Role = "sample"
         self.outcome: str | None = None
         self.spans: deque[tuple[int, int]] = deque(maxlen=MAX_STRIP)
 
     def admit(self, event: AdmitEvent, max_tokens: int) -> None:
-        """Let the request of `event` take over the slot."""
+        """Let the sequence of `event` take over the slot."""
         if self.num_admitted and self.end is not None:
             self.spans.append((self.admitted, self.end))
         self.num_admitted += 1
         self.admitted, self.max_tokens = event.step, max_tokens
-        self.label = label = event.id
+        self.num_jumped, self.role = 0, event.role
+        self.label = label = label_of(event.id, event.index, event.role)
         if len(label) > MAX_LABEL:
             self.label = label[: MAX_LABEL // 2] + label[-MAX_LABEL // 2 :]
         self.end = self.outcome = None
+
+    def finish(self, event: FinishEvent) -> None:
+        """Let the sequence leave the slot.
+
+        A beam has made as many tokens as it had steps, whatever it passes on as a result.
+        """
+        if event.role == "beam":
+            self.num_tokens = self.tokens_after(event.step)
+        else:
+            self.num_tokens = event.tokens
+        self.end, self.outcome = event.step + 1, event.reason
 
     def is_busy(self, step: int) -> bool:
         """Return whether the slot was used in `step`, the last one made."""
         return self.end is None or self.end > step
 
     def tokens_after(self, step: int) -> int:
-        """Return how many tokens the newest request has after `step`, one for each of its steps."""
-        return step - self.admitted + 1 if self.end is None else self.num_tokens
+        """Return how many tokens the newest sequence has after `step`."""
+        if self.end is not None:
+            return self.num_tokens
+        return step - self.admitted + 1 + self.num_jumped if self.role != "negative" else 0
 
     def newest_spans(self, step: int) -> Iterator[tuple[int, int]]:
         """Yield (start, end) of the spans up to `step`, end exclusive, the newest first."""
@@ -66,42 +94,66 @@ class SlotState:
 
 
 class RunState:
-    """The slots and the counts of a run."""
+    """The slots of a run, and how many requests are done and outputs failed."""
 
     def __init__(self, batch_size: int) -> None:
         self.slots = [SlotState() for _ in range(batch_size)]
         self.num_done = self.num_failed = 0
-        self._max_tokens: dict[int, int] = {}  # of requests that wait, by index
+        # By id and index: of what waits, and of beams while they run.
+        self._max_tokens: dict[tuple[str, int], int] = {}
+        self._num_others: dict[str, int] = {}  # samples of a request that end before its last
         self._num_finished_tokens = 0
 
     def observe(self, events: Iterable[RequestEvent]) -> None:
         """Take in what happened, in the order it did."""
         for event in events:  # no `match`: it takes twice as long
             if type(event) is ArriveEvent:
-                self._max_tokens[event.index] = event.max_tokens
+                if event.index:
+                    self._num_others[event.id] = self._num_others.get(event.id, 0) + 1
+                self._max_tokens[event.id, event.index] = event.max_tokens
             elif type(event) is AdmitEvent:
-                self.slots[event.slot].admit(event, self._max_tokens.pop(event.index))
+                self._admit(event)
             elif type(event) is FinishEvent:
                 self._finish(event)
-            else:
+            elif type(event) is JumpEvent:
+                self.slots[event.slot].num_jumped += event.tokens
+            elif type(event) is RejectEvent:
                 self.num_done += 1
                 self.num_failed += 1
 
     def num_tokens(self, step: int) -> int:
-        """Return how many tokens the run has generated after `step`."""
-        running = (slot for slot in self.slots if slot.end is None)
-        return self._num_finished_tokens + sum(step + 1 - slot.admitted for slot in running)
+        """Return how many tokens the run has generated after `step`, those of all beams counted."""
+        running = (slot.tokens_after(step) for slot in self.slots if slot.end is None)
+        return self._num_finished_tokens + sum(running)
 
     def num_busy(self, step: int) -> int:
         """Return how many slots were used in `step`."""
         return sum(slot.is_busy(step) for slot in self.slots)
 
+    def _admit(self, event: AdmitEvent) -> None:
+        if event.role == "sample":
+            max_tokens = self._max_tokens.pop((event.id, event.index))
+        else:  # beams share what has arrived, and negative prompts generate nothing
+            max_tokens = self._max_tokens[event.id, 0] if event.role == "beam" else 0
+        self.slots[event.slot].admit(event, max_tokens)
+
     def _finish(self, event: FinishEvent) -> None:
-        self.num_done += 1
         self.num_failed += event.reason == "error"
-        if event.slot is None:
-            self._max_tokens.pop(event.index, None)
-            return
-        slot, num_tokens = self.slots[event.slot], event.tokens
-        slot.end, slot.outcome, slot.num_tokens = event.step + 1, event.reason, num_tokens
-        self._num_finished_tokens += num_tokens
+        if event.slot is not None:
+            slot = self.slots[event.slot]
+            slot.finish(event)
+            self._num_finished_tokens += slot.num_tokens
+        has_arrived = event.slot is not None
+        if event.role == "beam" or not has_arrived:
+            has_arrived |= self._max_tokens.pop((event.id, event.index), None) is not None
+        if event.role == "sample" or not is_follower(event):
+            if self._num_others.get(event.id):
+                self._note_other_sample(event.id)
+            elif has_arrived or event.index == 0:  # of what never arrived, the first stands for all
+                self.num_done += 1
+
+    def _note_other_sample(self, request_id: str) -> None:
+        """Count one sample less that ends before the last of its request."""
+        self._num_others[request_id] -= 1
+        if not self._num_others[request_id]:
+            del self._num_others[request_id]

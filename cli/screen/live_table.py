@@ -4,12 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from batcher.events import Role
 from cli.screen.cells import cell_width, cut_middle, pad, printable
 from cli.screen.live_header import GAP, Moment, facts, header
 from cli.screen.live_state import MAX_STRIP, RunState, SlotState
 
 BAR_WIDTH, PHASE_WIDTH, MIN_STRIP_WIDTH = 8, len("prefill"), 10
 MIN_REQUEST_WIDTH, MAX_REQUEST_WIDTH = len("request"), 36
+PHASES: Mapping[Role, str] = {"sample": "decode", "beam": "beam", "negative": "partner"}
+"""What a row does after its prefill."""
 ROOMY_HEIGHT = 16  # below it, blank lines give way to slots
 
 
@@ -53,7 +56,8 @@ RESET = "\x1b[0m"
 class Row(NamedTuple):
     """What a slot's row says about the last step, but for the strip.
 
-    phase: prefill, decode or idle; in the step that ended the request, why it ended.
+    request: the label of its sequence.
+    phase: prefill, then what the row does; in the step that ended it, why it ended.
     """
 
     number: int
@@ -64,8 +68,8 @@ class Row(NamedTuple):
 
     @property
     def progress(self) -> str:
-        """Tokens generated, of how many at most."""
-        return "" if self.phase == "idle" else f"{self.num_tokens}/{self.max_tokens}"
+        """Tokens generated, of how many at most; nothing where none are."""
+        return f"{self.num_tokens}/{self.max_tokens}" if self.max_tokens else ""
 
 
 class Columns(NamedTuple):
@@ -132,7 +136,7 @@ class LiveTable:
     def _row(self, number: int, slot: SlotState, step: int) -> Row:
         if not slot.is_busy(step):
             return Row(number, self._glyphs.nobody, "idle", 0, 0)
-        phase = slot.outcome or ("prefill" if slot.admitted == step else "decode")
+        phase = slot.outcome or ("prefill" if slot.admitted == step else PHASES[slot.role])
         name = cut_middle(self._printable(slot.label), MAX_REQUEST_WIDTH, self._glyphs.cut)
         return Row(number, name, phase, slot.tokens_after(step), slot.max_tokens)
 

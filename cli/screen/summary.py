@@ -12,6 +12,7 @@ IDLE_CAUSES = {
     "tail": "tail drain",
     "arrivals": "waiting for arrivals",
     "empty_queue": "empty queue",
+    "too_few": "too few free at once",
 }
 
 
@@ -54,6 +55,7 @@ def render_summary(
         _times(summary),
         _idle(summary),
         _least_steps(summary),
+        _control(summary),
         _files(summary, files),
     ]
     shown = [line for line in lines if line]
@@ -70,7 +72,7 @@ def _mark(summary: RunSummary, marks: Marks, is_complete: bool) -> str:  # noqa:
 
 
 def _headline(summary: RunSummary, separator: str, elapsed: float) -> str:
-    """Return how many requests came to which end, and how long the run was."""
+    """Return how many outputs came to which end, and how long the run was."""
     if not summary.requests:
         return "no requests"
     counts = {
@@ -80,6 +82,8 @@ def _headline(summary: RunSummary, separator: str, elapsed: float) -> str:
         "unfinished": summary.unfinished,
     }
     results = "  ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    if summary.outputs != summary.requests:
+        results += f"  for {_plural(summary.requests, 'request')}"
     run = [_plural(summary.steps, "step"), _plural(summary.batch, "slot")]
     if summary.steps:
         run.append(f"{_busy_percent(summary)}% busy")
@@ -92,7 +96,7 @@ def _color_of(headline: str, marks: Marks) -> str:
 
 
 def _times(summary: RunSummary) -> str:
-    """Return how long requests waited, for their slot, their first token and their last."""
+    """Return how long samples waited, for their slot, their first token and their last."""
     parts = []
     if summary.wait:
         parts.append(f"wait {_spread(summary.wait)}")
@@ -146,13 +150,27 @@ def _least_steps(summary: RunSummary) -> str:
     )
 
 
+def _control(summary: RunSummary) -> str:
+    """Return what constraints and beams did, where there were any."""
+    compiled, cache_hits = summary.constraints.compiled, summary.constraints.cache_hits
+    parts = []
+    if compiled or cache_hits:
+        parts.append(f"constraints: {compiled:,} compiled, {cache_hits:,} reused")
+    if summary.jumps:
+        tokens = _plural(summary.jumped_tokens, "token")
+        parts.append(f"{tokens} forced in {_plural(summary.jumps, 'jump')}")
+    if summary.forks:
+        parts.append(f"beams: {_plural(summary.forks, 'fork')}")
+    return "  " + "   ".join(parts) if parts else ""
+
+
 def _files(summary: RunSummary, files: RunFiles) -> str:
     """Return where the results are, and how to look at the trace."""
     from shlex import quote  # noqa: PLC0415 - most runs that must start fast write no file
 
     parts = []
     if files.results is not None:
-        parts.append(f"{printable(files.results)} ({summary.requests - summary.unfinished:,})")
+        parts.append(f"{printable(files.results)} ({summary.outputs - summary.unfinished:,})")
     if files.trace is not None:
         parts.append(f"trace: batchdecode trace {quote(printable(files.trace))}")
     return "  " + "   ".join(parts) if parts else ""

@@ -1,7 +1,7 @@
 """What may be shown of a run while it runs: nothing but messages, or a line now and then."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Self
 
@@ -24,7 +24,7 @@ class View:
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
 
-    def observe(self, events: list[RequestEvent]) -> None:
+    def observe(self, events: Sequence[RequestEvent]) -> None:
         """Take in what happened in the step that is being made."""
 
     def after_step(self, step: int, num_queued: int | None) -> None:
@@ -80,7 +80,7 @@ class ProgressLines(View):
         self._next_line = self._started + PLAIN_INTERVAL
         self._last = (-1, 0)  # the step of the line before, and the tokens after it
 
-    def observe(self, events: list[RequestEvent]) -> None:
+    def observe(self, events: Sequence[RequestEvent]) -> None:
         """Take in what happened in the step that is being made."""
         self._run.observe(events)
 

@@ -61,8 +61,15 @@ def events_of(path: str, source: Input, run_options: Mapping[str, Any]) -> Itera
     from cli.running.runner import run_events  # noqa: PLC0415 - as above
 
     options = dict(run_options)
-    settings = model_settings(options.pop("config", None))
-    return run_events(RunOptions(input=path, model_settings=settings, **options))
+    config = options.pop("config", None)
+    return run_events(
+        RunOptions(
+            input=path,
+            model_settings=model_settings(config, "simulated"),
+            llm_settings=model_settings(config, "llm"),
+            **options,
+        )
+    )
 
 
 def _check_is_request(first_line: bytes, name: str) -> None:

@@ -4,7 +4,8 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import takewhile
 from string import digits
 
-from batcher.timeline import EVERYTHING, Selection, Span, Timeline
+from batcher.stays import Span, is_follower
+from batcher.timeline import EVERYTHING, Selection, Timeline
 from cli.screen.cells import cell_width, cut_middle, printable
 from cli.tracing.gantt_chart import (
     ASCII,
@@ -70,13 +71,16 @@ class _Page:
         """Return what run it is."""
         timeline = self.timeline
         busy = _percent(sum(timeline.occupied), timeline.num_steps * timeline.num_slots)
+        num_requests = sum(not (span.index or is_follower(span)) for span in timeline.spans)
         parts = [
             _plural(timeline.num_steps, "step"),
             _plural(timeline.num_slots, "slot"),
             f"{busy} busy",
-            _plural(len(timeline.spans), "request"),
+            _plural(num_requests, "request"),
         ]
-        num_running = sum(span.outcome is None for span in timeline.spans)
+        if len(timeline.spans) > num_requests:
+            parts.append(_plural(len(timeline.spans), "sequence"))
+        num_running = len({span.id for span in timeline.spans if span.outcome is None})
         if num_running:
             parts.append(f"{num_running:,} still running")
         return _fill(parts, f" {self.glyphs.dot} ", self.page_width)
@@ -109,12 +113,24 @@ class _Page:
         frame = _label_frame(self._labels_of(spans).values())
         if any(frame):
             what = [*what, "ids " + cut_middle(self.glyphs.cut.join(frame), 24, self.glyphs.cut)]
-        legend = f"{self.glyphs.admitted} admitted"
-        if any(has_failed(span) for span in spans):
-            legend += f"  {self.glyphs.broken} failed"
+        legend = self._legend(spans)
         *lines, last = _fill(what, ", ", self.page_width)
-        gap = self.chart_width - cell_width(last) - len(legend)
-        return [*lines, f"{last}{' ' * gap}{legend}" if gap > 1 else last]
+        gap = self.chart_width - cell_width(last) - len("  ".join(legend))
+        if gap > 1:
+            return [*lines, f"{last}{' ' * gap}{'  '.join(legend)}"]
+        return [*filter(None, [*lines, last]), *_fill(legend, "  ", self.page_width)]
+
+    def _legend(self, spans: Collection[Span]) -> list[str]:
+        """Return what the marks in the bars of `spans` mean."""
+        glyphs = self.glyphs
+        entries = {
+            f"{glyphs.admitted} admitted": True,
+            f"{glyphs.broken} failed": any(has_failed(span) for span in spans),
+            "#n sample or beam n": any(span.index for span in spans),
+            f"{glyphs.forked}n goes on as beam n": any(span.forks for span in spans),
+            "~ negative prompt": any(span.role == "negative" for span in spans),
+        }
+        return [entry for entry, is_there in entries.items() if is_there]
 
     def close_up(self, zoom: range) -> list[str]:
         """Return the steps of `zoom` as bars, or as shades where there are too many for that."""
@@ -138,7 +154,8 @@ class _Page:
         )
 
     def _labels_of(self, spans: Iterable[Span]) -> dict[str, str]:
-        return {span.id: printable(span.id, ascii_only=self.ascii_only) for span in spans}
+        """Return what to write for each label."""
+        return {span.label: printable(span.label, ascii_only=self.ascii_only) for span in spans}
 
     def _bars(self, scale: Scale) -> list[str]:
         """Return a row for each slot, or the first of each group where there are too many."""

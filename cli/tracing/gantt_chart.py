@@ -3,11 +3,11 @@
 Rule: a row is a string of exactly as many terminal cells as its scale has.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
 
-from batcher.timeline import Span
+from batcher.stays import Span
 from cli.screen.cells import cell_width, cut_middle
 
 MIN_CUT_CELLS = 6
@@ -19,10 +19,11 @@ MIN_TICK_GAP = 2
 class Glyphs:
     """What charts are drawn with.
 
-    bars: of requests that follow each other.  shades, levels: from nothing to everything.
+    bars: of sequences that follow each other.  shades, levels: from nothing to everything.
     """
 
     admitted: str
+    forked: str
     bars: str
     broken: str
     shades: str
@@ -34,8 +35,8 @@ class Glyphs:
     dot: str
 
 
-UNICODE = Glyphs("┃", "━╌", "x", " ░▒▓█", " ▁▂▃▄▅▆▇█", "┬", "─", "╰─╯", "…", "·")
-ASCII = Glyphs("|", "=-", "x", " .+*#", " 123456789", "+", "-", "^^^", "~", "-")
+UNICODE = Glyphs("┃", "╭", "━╌", "x", " ░▒▓█", " ▁▂▃▄▅▆▇█", "┬", "─", "╰─╯", "…", "·")
+ASCII = Glyphs("|", "/", "=-", "x", " .+*#", " 123456789", "+", "-", "^^^", "~", "-")
 
 
 @dataclass(frozen=True)
@@ -105,9 +106,9 @@ def level_row(counts: Sequence[int], scale: Scale, peak: int, glyphs: Glyphs) ->
 
 
 def bar_row(spans: Sequence[Span], labels: Mapping[str, str], scale: Scale, glyphs: Glyphs) -> str:
-    """Return the row of one slot: its requests as bars, each with its label where that fits.
+    """Return the row of one slot: its sequences as bars, each with its label where that fits.
 
-    spans: those of the slot that `scale` shows, by start.  labels: by request id.
+    spans: those of the slot that `scale` shows, by start.  labels: what to write for each label.
     """
     shares = busy_shares(spans, scale)
     cells = [" "] * scale.num_cells
@@ -124,9 +125,33 @@ def bar_row(spans: Sequence[Span], labels: Mapping[str, str], scale: Scale, glyp
         steps = scale.clip(span)
         first, last = scale.first_cell(steps[0]) + 1, scale.last_cell(steps[-1])
         bar = glyphs.bars[number % 2]
-        room = sum(1 for _ in takewhile(bar.__eq__, cells[first : last + 1]))
-        _write(cells, first, cut_to_room(labels[span.id], room, glyphs.cut))
+        label = cut_to_room(labels[span.label], _room(cells[first : last + 1], bar), glyphs.cut)
+        _write(cells, first, label)
+        if span.forks:
+            label_end = first + cell_width(label)
+            for cell, mark in _fork_marks(span, scale, glyphs.forked):
+                if cell >= label_end:
+                    _write(cells, cell, mark[: _room(cells[cell : cell + len(mark)], bar)])
     return "".join(cells)
+
+
+def _fork_marks(span: Span, scale: Scale, forked: str) -> Iterator[tuple[int, str]]:
+    """Yield the cell of each step that goes on as another beam, and a mark that says which.
+
+    Where the number does not fit into the step's cells, the mark does without.
+    """
+    steps = scale.clip(span)
+    for fork in span.forks:
+        step = fork.step + 1
+        if step in steps:
+            first, mark = scale.first_cell(step), f"{forked}{fork.parent}"
+            fits = len(mark) <= scale.last_cell(step) - first + 1
+            yield first, mark if fits else forked
+
+
+def _room(cells: Sequence[str], bar: str) -> int:
+    """Return how many of `cells`, from the first on, show nothing but the bar."""
+    return sum(1 for _ in takewhile(bar.__eq__, cells))
 
 
 def has_failed(span: Span) -> bool:

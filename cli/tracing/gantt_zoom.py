@@ -2,7 +2,8 @@
 
 from itertools import accumulate
 
-from batcher.timeline import Selection, Span, Timeline, Wait
+from batcher.stays import Span, Wait
+from batcher.timeline import Selection, Timeline
 from cli.screen.cells import cell_width
 
 MAX_LABEL_CELLS = 6
@@ -48,7 +49,7 @@ def _around_requests(timeline: Timeline, request_ids: frozenset[str]) -> range:
 def _readable_steps(timeline: Timeline, num_cells: int) -> int:
     """Return how many steps to show in `num_cells` so that usual bars have room for a label."""
     lengths = sorted(span.end - span.start for span in timeline.spans)
-    widths = sorted(cell_width(span.id) for span in timeline.spans[:1000])
+    widths = sorted(cell_width(span.label) for span in timeline.spans[:1000])
     usual_length, usual_width = lengths[len(lengths) // 2], widths[len(widths) // 2]
     cells_per_bar = min(usual_width, MAX_LABEL_CELLS) + LABEL_MARGIN
     if usual_length >= cells_per_bar:

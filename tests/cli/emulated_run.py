@@ -71,7 +71,7 @@ class Run:
             clock=self.clock,
             **defaults | settings,
         )
-        self.todo = list(enumerate(requests))[::-1]
+        self.todo = requests[::-1]
         self.slots = [None] * batch_size
         self.step_index = 0
         self.seconds_per_step = 1.0
@@ -85,15 +85,15 @@ class Run:
         step, events = self.step_index, []
         for slot, held in enumerate(self.slots):
             if held is None and self.todo and self.is_admitting:
-                index, (name, num_tokens, max_tokens) = self.todo.pop()
-                events.append(ArriveEvent(0, 0.0, name, index, "input", 5, max_tokens))
-                events.append(AdmitEvent(step, 0.0, name, index, slot, "empty"))
-                self.slots[slot] = (name, index, step + num_tokens - 1, num_tokens, max_tokens)
+                name, num_tokens, max_tokens = self.todo.pop()
+                events.append(ArriveEvent(0, 0.0, name, 0, "input", 5, max_tokens))
+                events.append(AdmitEvent(step, 0.0, name, 0, slot, "empty"))
+                self.slots[slot] = (name, step + num_tokens - 1, num_tokens, max_tokens)
         for slot, held in enumerate(self.slots):
-            if held is not None and held[2] == step:
-                name, index, _, num_tokens, max_tokens = held
+            if held is not None and held[1] == step:
+                name, _, num_tokens, max_tokens = held
                 why = "length" if num_tokens == max_tokens else "stop"
-                events.append(FinishEvent(step, 0.0, name, index, slot, why, None, num_tokens))
+                events.append(FinishEvent(step, 0.0, name, 0, slot, why, None, num_tokens))
                 self.slots[slot] = None
         self.view.observe(events)
         if results:

@@ -43,6 +43,7 @@ def test_the_plan_counts_everything(check):
         "openai_rows": 1,
         "text_prompts": 2,
         "token_prompts": 2,
+        "outputs": 4,
         "output_tokens": 5 + 7 + 16 + 16,
         "longest_output": 16,
         "with_stops": 1,
@@ -50,8 +51,29 @@ def test_the_plan_counts_everything(check):
         "arrivals": {"first": 0.0, "last": 4.0},
         "arrivals_in_order": False,
         "batch": 3,
+        "slot_steps": 44,
         "least_steps": 16,
     }
+
+
+@pytest.mark.parametrize(
+    ("fields", "num_outputs", "num_slots"),
+    [
+        ({"n": 3, "temperature": 1}, 3, 3),
+        ({"n": 2, "best_of": 5, "temperature": 1}, 2, 5),
+        ({"n": 2, "num_beams": 4}, 2, 4),
+        ({"n": 3, "temperature": 1, "cfg_scale": 2, "negative_prompt": "y"}, 3, 6),
+    ],
+)
+def test_every_slot_that_a_request_takes_counts(check, fields, num_outputs, num_slots):
+    done = check(lines_of({"prompt": "x", "max_tokens": 7, **fields}), "--json", "-b", "4")
+    plan = json.loads(done.plan)
+    assert plan["outputs"] == num_outputs
+    assert plan["output_tokens"] == 7 * num_outputs
+    assert plan["slot_steps"] == 7 * num_slots
+    assert plan["least_steps"] == max(7, -(-7 * num_slots // 4))
+    shown = check(lines_of({"prompt": "x", "max_tokens": 7, **fields})).plan
+    assert f"{num_outputs} outputs, at most {7 * num_outputs} tokens, longest 7" in shown
 
 
 def test_the_plan_can_be_read(check):

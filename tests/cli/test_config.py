@@ -1,6 +1,7 @@
 import json
 
 import pytest
+from process import batchdecode
 from typer.testing import CliRunner
 
 from cli.app import app
@@ -59,6 +60,9 @@ def test_one_file_serves_all_commands(check):
         ("a: b: c", ":1:5: mapping values are not allowed here"),
         ("- a\n- b", "not a list of settings"),
         ("simulated: 3", ":1:1: simulated: its settings belong below it"),
+        ("llm: [3]", ":1:1: llm: a single value was expected"),
+        ("llm:\n  a:\n    b: 1", ":2:3: a: a single value was expected"),
+        ("lmm: 3", ":1:1: unknown setting lmm; did you mean llm? (known: batch,"),
         ("simulated:\n  sede: 3", "simulated model: Object contains unknown field `sede`"),
         ("{a: 1}: 2", ":1:1: this is no name of a setting"),
         ("\x00", "cannot read"),
@@ -91,11 +95,36 @@ def test_what_is_wrong_in_the_file_is_said_with_its_place(check, text, message):
 
 def test_a_file_that_is_not_there_is_an_error():
     with pytest.raises(ConfigError, match=r"cannot read nowhere.yaml: No such file"):
-        model_settings("nowhere.yaml")
+        model_settings("nowhere.yaml", "simulated")
 
 
-def test_the_model_has_a_section_of_its_own(tmp_path):
+def test_each_kind_of_model_has_a_section_of_its_own(tmp_path):
     path = tmp_path / "settings.yaml"
-    path.write_text("batch: 3\nsimulated:\n  seed: 7\n  eos_rate: 0.5\n")
-    assert model_settings(str(path)) == {"seed": 7, "eos_rate": 0.5}
-    assert model_settings(None) == {}
+    path.write_text("llm:\n  timeout: 2.5\nbatch: 3\nsimulated:\n  seed: 7\n  eos_rate: 0.5\n")
+    assert model_settings(str(path), "simulated") == {"seed": 7, "eos_rate": 0.5}
+    assert model_settings(str(path), "llm") == {"timeout": 2.5}
+    assert model_settings(None, "simulated") == {}
+
+
+def test_the_calls_to_an_llm_have_settings(check, tmp_path, monkeypatch):
+    (tmp_path / "brought.py").write_text(
+        "class Mine:\n"
+        "    vocab_size = 4\n"
+        "    def get_stop_token_id(self): return 0\n"
+        "    def next_token_logits(self, prev_token_ids): return [0, 1, 2, 3]\n"
+    )
+    (tmp_path / "in").write_text('{"prompt":[1],"max_tokens":2}\n')
+    monkeypatch.syspath_prepend(tmp_path)
+    model = ["--model", "brought:Mine"]
+    assert batch_of(check("llm:\n  timeout: 2.5", *model)) == 8
+    done = check("llm:\n  max_attempts: 0", *model)
+    assert "llm: Expected `int` >= 1 - at `$.max_attempts`" in str(done.exception)
+    (tmp_path / "calls.yaml").write_text("llm:\n  timeout: 2.5\n")
+    arguments = ["in", *model, "--config", "calls.yaml"]
+    done = batchdecode("run", *arguments, "-q", "--trace", "trace", cwd=tmp_path)
+    assert done.returncode == 0
+    run_event = json.loads((tmp_path / "trace").read_text().splitlines()[0])
+    assert run_event["settings"]["llm"]["timeout"] == 2.5
+    (tmp_path / "calls.yaml").write_text("llm:\n  timeout: none\n")
+    done = batchdecode("trace", *arguments, cwd=tmp_path)
+    assert "llm: Expected `float`, got `str` - at `$.timeout`" in done.stderr

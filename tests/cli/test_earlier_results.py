@@ -1,14 +1,17 @@
 import pytest
 
+from batcher.formats.requests import ParsedLine, RequestParser
 from batcher.formats.results import encode_openai_row, encode_result
-from batcher.request import ErrorInfo, Result, StepTimes, Usage
-from cli.running.earlier_results import ResumeError, take_over
+from batcher.request import ErrorInfo, Request, Result, StepTimes, Usage
+from batcher.validation import Target
+from cli.running import result_index
+from cli.running.earlier_results import Expected, ResumeError, take_over
 from cli.running.output import OutputError
 
 
-def result(index=4, slot=0, admitted=0, finished=2, *, tokens=(88, 88, 88), error=None):
+def result(index=0, slot=0, admitted=0, finished=2, *, tokens=(88, 88, 88), error=None, name="o"):
     return Result(
-        id="o",
+        id=name,
         index=index,
         text="x",
         tokens=list(tokens),
@@ -21,14 +24,37 @@ def result(index=4, slot=0, admitted=0, finished=2, *, tokens=(88, 88, 88), erro
     )
 
 
+def rejected(line, name="o"):
+    """Return the result of a bad line that gives this id."""
+    error = ErrorInfo("duplicate-id", "no", line)
+    return result(slot=None, admitted=None, finished=None, tokens=(), error=error, name=name)
+
+
+def row_of(*results):
+    return encode_openai_row(list(results), "simulated")
+
+
+def request(name="o", **fields):
+    return Request(id=name, prompt="x", **fields)
+
+
 FAILURE = ErrorInfo("model-error", "it failed")
 
 
-def took_over(path, *lines):
-    """Return what is taken over of a file of `lines`; its run had 6 requests and 2 slots."""
-    output = path / "out"
-    output.write_bytes(b"".join(lines))
-    return take_over(str(output), num_lines=6, num_slots=2, keep_order=False)
+@pytest.fixture
+def took_over(tmp_path):
+    """Return a function that takes over a file of lines; its run had 2 slots."""
+    opened = []
+
+    def took_over(*lines, expected=None):
+        output = tmp_path / "out"
+        output.write_bytes(b"".join(lines))
+        opened.append(take_over(str(output), num_slots=2, expected=expected))
+        return opened[-1]
+
+    yield took_over
+    for known in opened:
+        known.close()
 
 
 @pytest.mark.parametrize(
@@ -39,45 +65,144 @@ def took_over(path, *lines):
         result(finished=3, error=FAILURE),
         result(finished=0, tokens=(), error=FAILURE),
         result(slot=None, admitted=None, finished=5, tokens=()),
-        result(slot=None, admitted=None, finished=None, tokens=(), error=FAILURE),
+        result(finished=1),  # a step gave more than one token
     ],
 )
-@pytest.mark.parametrize("encode", [encode_result, lambda r: encode_openai_row(r, "simulated")])
-def test_a_result_is_found_by_its_index_whatever_its_form(tmp_path, earlier, encode):
-    known = took_over(tmp_path, encode(earlier))
-    assert [known.get(index) for index in (0, 3, 4, 5)] == [None, None, earlier, None]
-    known.close()
+@pytest.mark.parametrize("encode", [encode_result, row_of])
+def test_a_result_is_found_by_its_request_whatever_its_form(took_over, earlier, encode):
+    known = took_over(encode(earlier))
+    assert known.results_of(request()) == {0: earlier}
+    assert known.results_of(request("p")) == {}
+    assert not known.has_rejected("o", 1)
+
+
+def test_samples_are_found_by_their_index(took_over):
+    known = took_over(*[encode_result(result(index)) for index in (4, 0, 1)])
+    assert sorted(known.results_of(request(n=3))) == [0, 1]
+    assert sorted(known.results_of(request(n=2, best_of=5))) == [0, 1, 4]
+    assert sorted(known.results_of(request())) == [0]
+
+
+def test_all_choices_of_a_row_are_found(took_over):
+    results = [result(0), result(1), result(2)]
+    known = took_over(encode_result(result(name="p")), row_of(*results))
+    assert list(known.results_of(request(n=3)).values()) == results
+
+
+def test_a_bad_line_is_told_from_the_request_that_has_its_id(took_over):
+    lines = [rejected(3), result(), rejected(7), rejected(7, name="p")]
+    known = took_over(*map(encode_result, lines))
+    assert known.results_of(request()) == {0: result()}
+    assert [n for n in range(1, 9) if known.has_rejected("o", n)] == [3, 7]
+    assert not known.has_rejected("p", 3)
+
+
+def test_a_bad_row_is_found_too(took_over):
+    known = took_over(row_of(rejected(3)))
+    assert known.has_rejected("o", 3)
+    assert known.results_of(request()) == {}
+
+
+def test_results_whose_hashes_are_equal_are_told_apart(took_over, monkeypatch):
+    monkeypatch.setattr(result_index, "hash", lambda _: 5, raising=False)
+    lines = [encode_result(result(index, name=name)) for name in "op" for index in range(3)]
+    known = took_over(*lines, row_of(result(0, name="q"), result(1, name="q")))
+    for name in "opq":
+        found = known.results_of(request(name, n=2))
+        assert [(r.id, r.index) for r in found.values()] == [(name, 0), (name, 1)]
+    with pytest.raises(ResumeError, match=r"cannot resume .*out: two results 1 of request 'o'"):
+        took_over(*lines, lines[1])
 
 
 @pytest.mark.parametrize(
     ("edited", "reason"),
     [
-        (result(-1), "index -1, but the input has 6 lines"),
-        (result(6), "index 6, but the input has 6 lines"),
-        (result(10**12), "index 1000000000000, but"),
-        (result(1), "a second result with the index 1"),
-        (result(admitted=None), "some of slot, admitted and finished are null"),
-        (result(slot=None), "some of slot, admitted and finished are null"),
-        (result(finished=None), "some of slot, admitted and finished are null"),
-        (result(slot=-1), "slot -1, but there are 2"),
-        (result(slot=2), "slot 2, but there are 2"),
-        (result(admitted=-1, finished=1), "3 tokens cannot take the steps -1 to 1"),
-        (result(admitted=3), "3 tokens cannot take the steps 3 to 2"),
-        (result(finished=2**63 - 1), "3 tokens cannot take the steps 0 to"),
+        (result(1, admitted=None), "some of slot, admitted and finished are null"),
+        (result(1, slot=None), "some of slot, admitted and finished are null"),
+        (result(1, finished=None), "some of slot, admitted and finished are null"),
+        (result(1, slot=-1), "slot -1, but there are 2"),
+        (result(1, slot=2), "slot 2, but there are 2"),
+        (result(1, admitted=-1, finished=1), "it cannot have held a slot from step -1 to 1"),
+        (result(1, admitted=3), "it cannot have held a slot from step 3 to 2"),
     ],
 )
-def test_what_no_such_run_can_have_given_is_refused(tmp_path, edited, reason):
-    lines = [encode_result(result(1)), encode_result(edited)]
+def test_what_no_such_run_can_have_given_is_refused(took_over, edited, reason):
     with pytest.raises(ResumeError, match=rf"cannot resume .*out: line 2: {reason}"):
-        took_over(tmp_path, *lines)
+        took_over(encode_result(result()), encode_result(edited))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [encode_result(result(1))] * 2,
+        [encode_result(result(1)), row_of(result(0), result(1))],
+        [row_of(result(1), result(1))],
+    ],
+)
+def test_a_result_that_is_there_twice_is_refused(took_over, lines):
+    with pytest.raises(ResumeError, match=r"cannot resume .*out: two results 1 of request 'o'"):
+        took_over(*lines)
+
+
+def test_a_result_that_took_for_ever_is_not_replayed(took_over):
+    known = took_over(encode_result(result(finished=2**63 - 1)))
+    with pytest.raises(ResumeError, match="steps, but max_tokens is 16"):
+        known.results_of(request())
+
+
+ROW = (
+    b'{"custom_id":"c","method":"POST","url":"/v1/completions",'
+    b'"body":{"prompt":"x","n":2,"temperature":1}}'
+)
+INPUT = [
+    b'{"id":"a","prompt":"x","n":2,"temperature":1}',
+    b'{"id":"a","prompt":"x","n":2,"temperature":1}',
+    b"nonsense",
+    ROW,
+    b'{"id":"d","prompt":"x","n":2,"best_of":5,"temperature":1}',
+]
+ANSWERS = [
+    encode_result(result(0, name="a")),
+    encode_result(result(1, name="a")),
+    encode_result(rejected(2, name="a")),
+    encode_result(rejected(3, name="3")),
+    row_of(result(0, name="c"), result(1, name="c")),
+    encode_result(result(1, name="d")),
+    encode_result(result(4, name="d")),
+]
+
+
+def expected():
+    parser = RequestParser(target=Target())
+    for number, line in enumerate(INPUT, start=1):
+        parsed = parser.parse(line, number)
+        yield Expected(number, parsed if isinstance(parsed, ParsedLine) else None)
+
+
+@pytest.mark.parametrize(
+    ("num_lines", "num_complete", "num_kept"),
+    [(0, 0, 0), (1, 0, 0), (2, 1, 2), (3, 2, 3), (4, 3, 4), (5, 4, 5), (6, 4, 5), (7, 5, 7)],
+)
+def test_in_order_only_complete_requests_are_kept(took_over, num_lines, num_complete, num_kept):
+    known = took_over(*ANSWERS[:num_lines], expected=expected())
+    assert known.num_complete == num_complete
+    assert known.end == len(b"".join(ANSWERS[:num_kept]))
+
+
+@pytest.mark.parametrize(
+    ("missing", "num_complete"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 3), (5, 4), (6, 4)]
+)
+def test_in_order_results_are_kept_up_to_the_first_gap(took_over, missing, num_complete):
+    lines = ANSWERS[:missing] + ANSWERS[missing + 1 :]
+    assert took_over(*lines, expected=expected()).num_complete == num_complete
 
 
 @pytest.mark.parametrize("line", [b'{"a":1}', b'{"a":' + b"[" * 100_000, b"\xff"])
-def test_a_file_of_something_else_is_not_taken_over(tmp_path, line):
+def test_a_file_of_something_else_is_not_taken_over(took_over, line):
     with pytest.raises(ResumeError, match=r"cannot resume .*out: line 1"):
-        took_over(tmp_path, line + b"\n")
+        took_over(line + b"\n")
 
 
 def test_a_folder_is_not_taken_over(tmp_path):
     with pytest.raises(OutputError, match="cannot continue"):
-        take_over(str(tmp_path), num_lines=6, num_slots=2, keep_order=False)
+        take_over(str(tmp_path), num_slots=2)

@@ -1,12 +1,16 @@
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_schedule import DESIGN_JOBS, Job, jobs_of, play, workloads
+from reference_units import beams, guided, play_units, samples, unit_workloads
 
+from batcher.stays import Fork, Span
 from batcher.timeline import EVERYTHING, Selection, Timeline
 from cli.screen.cells import cell_width
 from cli.tracing.gantt import render_gantt
 from cli.tracing.gantt_chart import (
+    ASCII,
     UNICODE,
     Scale,
     axis,
@@ -210,6 +214,72 @@ def test_failures_are_marked():
     assert lines[1].endswith("┃ admitted  x failed")
 
 
+def units_timeline(seed=5):
+    units = [*beams("b", 3, 8), *guided("g", 5, 3), *samples("s", 4, 2, 6)]
+    return Timeline.from_events(play_units(units, 6, seed).events)
+
+
+def test_samples_partners_and_beams_have_their_labels_and_forks_their_parents():
+    title, legend, *_, slot_0, slot_1, slot_2, slot_3, slot_4, slot_5, _ = render_gantt(
+        units_timeline(), width=100
+    )
+    assert title == "14 steps · 6 slots · 61% busy · 3 requests · 10 sequences"
+    assert legend.strip() == (
+        "┃ admitted  #n sample or beam n  ╭n goes on as beam n  ~ negative prompt"
+    )
+    assert slot_0.startswith(
+        "slot 0 ┃b━━━━╭2━━━━╭2━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┃s#1╌╌╌╌╌╌╌╌  "
+    )
+    assert slot_1.startswith("slot 1 ┃b#1━━")
+    assert slot_2.startswith("slot 2 ┃b#2━━")
+    assert slot_3.startswith("slot 3 ┃g━━━━━━━━━━━━━━━━━━━━━━━━━━━━┃g#1╌╌╌╌")
+    assert slot_4.startswith("slot 4 ┃g~━━━━━━━━━━━━━━━━━━━━━━━━━━━┃g#1~╌╌╌")
+    assert "┃s━" in slot_5
+
+
+def test_the_legend_names_the_marks_that_are_there():
+    plain = render_gantt(timeline_of(DESIGN_JOBS), width=100)[1]
+    assert plain.strip() == "┃ admitted"
+    partners = play_units(guided("g", 3), 2).events
+    assert "~ negative" in render_gantt(Timeline.from_events(partners), width=100)[1]
+    assert "beam" not in render_gantt(Timeline.from_events(partners), width=100)[1]
+
+
+def test_a_legend_without_room_beside_the_rest_has_lines_of_its_own():
+    lines = render_gantt(units_timeline(), width=40)
+    assert lines[2:4] == [
+        "┃ admitted  #n sample or beam n",
+        "╭n goes on as beam n  ~ negative prompt",
+    ]
+    assert max(map(cell_width, lines)) <= 40
+
+
+BEAM = Span(0, "b", 0, 0, 10, "length", "beam")
+
+
+@pytest.mark.parametrize(
+    ("forks", "scale", "row"),
+    [
+        ([(3, 2)], Scale(range(10), 30), "┃b━━━━━━━━━━╭2━━━━━━━━━━━━━━━━"),
+        ([(3, 12)], Scale(range(10), 30), "┃b━━━━━━━━━━╭12━━━━━━━━━━━━━━━"),
+        ([(3, 123)], Scale(range(10), 30), "┃b━━━━━━━━━━╭━━━━━━━━━━━━━━━━━"),
+        ([(3, 2), (4, 1)], Scale(range(10), 10), "┃b━━╭╭━━━━"),
+        ([(3, 2)], Scale(range(10), 5), "┃b╭━━"),
+        ([(0, 2)], Scale(range(10), 10), "┃b━━━━━━━━"),
+        ([(9, 2)], Scale(range(10), 10), "┃b━━━━━━━━"),
+        ([(3, 2), (4, 1)], Scale(range(4, 8), 12), "━b━╭1━━━━━━━"),
+    ],
+)
+def test_a_fork_is_marked_where_the_beam_goes_on(forks, scale, row):
+    span = msgspec.structs.replace(BEAM, forks=tuple(Fork(*fork) for fork in forks))
+    assert bar_row([span], {"b": "b"}, scale, UNICODE) == row
+
+
+def test_a_mark_of_a_fork_spoils_no_label_and_no_other_mark():
+    span = Span(0, "a-b", 0, 0, 4, "error", "beam", 0, (Fork(0, 0), Fork(2, 1)))
+    assert bar_row([span], {"a-b": "a-b"}, Scale(range(4), 8), ASCII) == "|a-b==/x"
+
+
 def test_what_still_runs_is_counted():
     timeline = Timeline.from_events(play(DESIGN_JOBS, 2).events[:6])  # b has ended, a has not
     assert render_gantt(timeline)[0].endswith(" · 1 still running")
@@ -238,6 +308,14 @@ def test_any_timeline_can_be_drawn(jobs, batch, width, ascii_only, start, stop, 
     ):
         lines = render_gantt(timeline, selection, width=width, ascii_only=ascii_only)
         assert max(map(cell_width, lines)) <= max(width, 40)
+
+
+@given(unit_workloads(), st.integers(40, 120), st.booleans())
+def test_any_timeline_of_units_can_be_drawn(workload, width, ascii_only):
+    timeline = Timeline.from_events(play_units(*workload, 1).events)
+    lines = render_gantt(timeline, width=width, ascii_only=ascii_only)
+    assert max(map(cell_width, lines)) <= width
+    assert all(line.isascii() for line in lines) or not ascii_only
 
 
 @given(st.integers(0, 50), st.integers(1, 300), st.integers(1, 120), st.integers(1, 8))

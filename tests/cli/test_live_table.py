@@ -3,11 +3,20 @@
 from random import Random
 
 import pytest
-from emulated_run import Run, Screen, long_requests
+from emulated_run import Clock, Run, Screen, long_requests
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_units import beams, guided, play_units, samples, unit_workloads
 
-from batcher.events import ArriveEvent, FinishEvent, RejectEvent
+from batcher.events import (
+    ArriveEvent,
+    EndEvent,
+    FinishEvent,
+    JumpEvent,
+    RejectEvent,
+    RunEvent,
+)
+from cli.screen.live import LiveView
 from cli.screen.live_header import format_seconds
 from cli.screen.live_state import MAX_STRIP, RunState
 from cli.screen.live_table import ASCII, BOXES, plan_columns
@@ -46,8 +55,8 @@ def test_the_strip_scrolls_when_it_is_full():
 def test_the_header_counts_failures_and_says_so_only_then():
     run = Run(long_requests(9), batch_size=1).steps(1)
     assert "failed" not in run.screen.text()
-    run.view.observe([RejectEvent(0, 0.0, "x", 7, "unknown-field")])
-    run.view.observe([FinishEvent(0, 0.0, "y", 8, None, "error", None, 0)])
+    run.view.observe([RejectEvent(0, 0.0, "x", 0, "unknown-field")])
+    run.view.observe([FinishEvent(0, 0.0, "y", 0, None, "error", None, 0)])
     run.steps(1)
     assert "2/9 done  2 failed" in run.screen.text()
 
@@ -65,6 +74,92 @@ def test_a_request_without_a_slot_is_counted_and_forgotten():
     state.observe([ArriveEvent(0, 0.0, "a", 0, "input", 5, 0)])
     state.observe([FinishEvent(0, 0.0, "a", 0, None, "length", None, 0)])
     assert (state.num_done, state.num_failed, state.num_tokens(9)) == (1, 0, 0)
+    assert not state._max_tokens
+
+
+def shown_after(events, step, total, batch_size=4):
+    """Return the lines of the picture after `step`, the events of later ones not seen."""
+    screen = Screen()
+    view = LiveView(
+        title="t",
+        batch_size=batch_size,
+        total=total,
+        terminal=screen,
+        every_step=True,
+        clock=Clock(),
+    )
+    seen = [e for e in events if not isinstance(e, RunEvent | EndEvent) and e.step <= step]
+    view.observe(seen)
+    view.after_step(step, 0)
+    return screen.lines()
+
+
+def test_samples_partners_and_beams_are_rows_that_say_what_they_are():
+    units = [*guided("g", 2, 1), *beams("b", 2, 4, num_results=1)]
+    events = play_units(units, 4).events
+    assert shown_after(events, 0, 2)[4:8] == [
+        "   0  g        prefill             1/99  ┃",
+        "   1  g~       prefill                   ┃",
+        "   2  g#1      length              1/99  ┃",
+        "   3  g#1~     unused                    ┃",
+    ]
+    assert shown_after(events, 1, 2)[4:8] == [
+        "   0  g        length   ▏          2/99  ┃━",
+        "   1  g~       unused                    ┃━",
+        "   2  b        prefill             1/99  ┃┃",
+        "   3  b#1      prefill             1/99  ┃┃",
+    ]
+    assert shown_after(events, 2, 2)[6:8] == [
+        "   2  b        beam     ▏          2/99  ┃┃╌",
+        "   3  b#1      beam     ▏          2/99  ┃┃╌",
+    ]
+    assert "g~       partner " in shown_after(play_units(guided("g", 9), 4).events, 1, 1)[5]
+
+
+def test_progress_is_tokens_once_a_constraint_has_forced_some():
+    events = play_units(samples("a", 9), 1).events
+    jumps = [JumpEvent(0, 0.0, "a", 0, 0, 30), JumpEvent(2, 2.0, "a", 0, 0, 40)]
+    lines = shown_after([*events, *jumps], 3, 1, batch_size=1)
+    assert lines[4].startswith("   0  a        decode   █████▉    74/99  ┃")
+    state = RunState(1)
+    state.observe([*events[1:3], jumps[0]])
+    assert state.num_tokens(0) == 31
+
+
+@given(unit_workloads(), st.integers(0, 2**32))
+def test_requests_are_done_when_all_their_samples_are(workload, seed):
+    units, batch = workload
+    run = play_units(units, batch, seed)
+    state = RunState(batch)
+    ends = {unit.id: [] for unit in units}
+    for stay in run.stays:
+        ends[stay.id].append(stay.end)
+    rows = [stay for stay in run.stays if stay.role != "negative"]
+    jumps = [event for event in run.events if isinstance(event, JumpEvent)]
+    for step in range(len(run.labels)):
+        state.observe(e for e in run.events[1:-1] if e.step == step)
+        assert state.num_done == sum(max(ended) <= step + 1 for ended in ends.values())
+        assert state.num_busy(step) == batch - run.labels[step].count(None)
+        num_chosen = sum(max(0, min(row.end, step + 1) - row.start) for row in rows)
+        num_forced = sum(jump.tokens for jump in jumps if jump.step <= step)
+        assert state.num_tokens(step) == num_chosen + num_forced
+    errors = [stay.outcome for stay in run.stays].count("error")
+    assert state.num_failed == errors
+    assert not state._max_tokens
+    assert not state._num_others
+
+
+def test_samples_without_a_slot_are_one_request_that_is_done():
+    for role in ("sample", "beam"):
+        state = RunState(1)
+        ends = [FinishEvent(0, 0.0, "x", i, None, "aborted", None, 0, role) for i in range(3)]
+        state.observe(ends)
+        assert state.num_done == 1
+    state = RunState(1)
+    for index in range(3):
+        state.observe([ArriveEvent(0, 0.0, "a", index, "input", 5, 0)])
+        state.observe([FinishEvent(0, 0.0, "a", index, None, "length", None, 0)])
+    assert state.num_done == 1
     assert not state._max_tokens
 
 

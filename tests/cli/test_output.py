@@ -3,13 +3,15 @@ import io
 import os
 import zlib
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.events import EndEvent
+from batcher.events import EndEvent, TokenEvent
 from batcher.formats.trace import encode_event
+from cli.running.answers import Answer
 from cli.running.files import check_distinct, check_writable
 from cli.running.input_order import InputOrder
 from cli.running.output import (
@@ -52,14 +54,62 @@ class FullDisk(io.FileIO):
         return super().write(data[:room])
 
 
+def part(place, index=0, *, is_last=True):
+    """Return an answer that stands for a result with this index."""
+    return Answer(place, [SimpleNamespace(index=index)], is_last=is_last)
+
+
+def encode(answer):
+    """Return the place and the index of an answer, in 10 characters and a newline."""
+    return b"%9d%d\n" % (answer.place, answer.results[0].index)
+
+
 def test_results_are_in_the_file_as_soon_as_they_are_written(tmp_path):
     path = tmp_path / "out"
     writer = ResultWriter(open_sink(str(path)))
-    for result in "ab":
-        writer.write([result], str.encode)
-        assert path.read_bytes().endswith(result.encode())
+    for place in (1, 0):
+        writer.write([part(place)], encode)
+        assert path.read_bytes().endswith(encode(part(place)))
     writer.close()
-    assert (path.read_bytes(), writer.num_written) == (b"ab", 2)
+    assert (path.read_bytes(), writer.num_written) == (encode(part(1)) + encode(part(0)), 2)
+
+
+def test_in_the_order_of_the_input_a_request_is_written_when_it_is_complete():
+    log = Log()
+    writer = ResultWriter(log, InputOrder())
+    writer.write([part(1), part(0, 2, is_last=False), part(2, 0, is_last=False)], encode)
+    writer.write([part(0, 0, is_last=False)], encode)
+    assert log.writes == []
+    writer.write([part(0, 1)], encode)
+    first = [part(0, 0), part(0, 1), part(0, 2), part(1)]
+    assert log.writes == [b"".join(map(encode, first))]
+    assert writer.num_written == 4
+    writer.write([part(2, 1)], encode)
+    assert log.writes[1:] == [encode(part(2, 0)) + encode(part(2, 1))]
+
+
+def test_what_is_held_back_at_the_end_is_written_in_order_too():
+    log = Log()
+    writer = ResultWriter(log, InputOrder())
+    parts = [part(4), part(0, 1, is_last=False), part(2, 1, is_last=False), part(3)]
+    writer.write([*parts, part(2, 0, is_last=False)], encode)
+    assert log.writes == []
+    writer.finish(encode)
+    rest = [part(0, 1), part(2, 0), part(2, 1), part(3), part(4)]
+    assert b"".join(log.writes) == b"".join(map(encode, rest))
+    assert writer.num_written == 5
+    writer.close()
+
+
+def test_token_events_are_written_at_once_and_are_no_results():
+    log = Log()
+    writer = ResultWriter(log)
+    writer.write_tokens([TokenEvent(3, "a", 0, [5], "x"), TokenEvent(3, "b", 1, [], "", "normal")])
+    assert b"".join(log.writes) == (
+        b'{"event":"token","step":3,"id":"a","index":0,"tokens":[5],"text":"x"}\n'
+        b'{"event":"token","step":3,"id":"b","index":1,"tokens":[],"text":"","state":"normal"}\n'
+    )
+    assert writer.num_written == 0
 
 
 def test_results_go_into_a_pipe_at_once():
@@ -70,20 +120,32 @@ def test_results_go_into_a_pipe_at_once():
             written.append(lines)
 
     writer = ResultWriter(Pipe())
-    for result in "ab":
-        writer.write([result], str.encode)
-    assert written == [b"a", b"b"]
+    for place in range(2):
+        writer.write([part(place)], encode)
+    assert written == [encode(part(0)), encode(part(1))]
 
 
 def test_a_full_disk_takes_the_results_there_is_room_for(tmp_path):
     path = tmp_path / "out"
     writer = ResultWriter(FileSink(FullDisk(path, "w"), "out"))
     with pytest.raises(WriteError, match="No space left"):
-        writer.write(["0123456789\n"] * 3, str.encode)
-    assert path.read_bytes() == b"0123456789\n" * 2
+        writer.write([part(0), part(1), part(2)], encode)
+    assert path.read_bytes() == encode(part(0)) + encode(part(1))
     assert writer.num_written == 2
     writer.close()
-    assert path.read_bytes() == b"0123456789\n" * 2
+    assert path.read_bytes() == encode(part(0)) + encode(part(1))
+
+
+def test_a_full_disk_takes_all_results_of_a_request_or_none(tmp_path):
+    path = tmp_path / "out"
+    writer = ResultWriter(FileSink(FullDisk(path, "w"), "out"), InputOrder())
+    with pytest.raises(WriteError, match="No space left"):
+        writer.write(
+            [part(1, 1, is_last=False), part(1, 0), part(0, 1, is_last=False), part(0)], encode
+        )
+    assert path.read_bytes() == encode(part(0, 0)) + encode(part(0, 1))
+    assert writer.num_written == 2
+    writer.close()
 
 
 def test_a_file_on_a_full_disk_ends_with_a_whole_line(tmp_path):

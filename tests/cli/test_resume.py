@@ -1,3 +1,4 @@
+import dataclasses
 import gzip
 import random
 import signal
@@ -6,6 +7,8 @@ import time
 import pytest
 from process import batchdecode, lines_of, start, workload
 
+from batcher.errors import BatchdecodeError
+from batcher.models.simulated import SimulatedModel
 from cli.options import RunOptions
 from cli.running.earlier_results import ResumeError
 from cli.running.runner import run
@@ -25,10 +28,34 @@ REQUESTS = lines_of(
     *[request | {"id": f"s{i}"} for i, request in enumerate(workload(30))],
 )
 
+SAMPLED = {"prompt": "Once upo", "max_tokens": 9, "temperature": 1.0}
+VARIED = lines_of(
+    *workload(5, arrivals=lambda i: 3 - i),
+    {**SAMPLED, "id": "samples", "n": 4},
+    {**SAMPLED, "id": "guided", "n": 2, "cfg_scale": 1.5, "negative_prompt": "The"},
+    {**SAMPLED, "id": "best", "n": 2, "best_of": 3},
+    {"id": "beams", "prompt": "Once", "n": 2, "num_beams": 3, "max_tokens": 8},
+    {"id": "choice", "prompt": "Once", "choice": [" yes indeed", " no"]},
+    {**SAMPLED, "id": "schema", "n": 2, "json_schema": {"type": "array", "maxItems": 2}},
+    {**SAMPLED, "id": "healed", "heal": True, "logprobs": 2, "n": 2},
+    ROW | {"body": {**SAMPLED, "n": 3}},
+    ROW | {"custom_id": "best row", "body": {**SAMPLED, "n": 2, "best_of": 3}},
+    {"id": "samples", "prompt": "again"},
+    "not a request",
+    {**SAMPLED, "id": "none", "n": 2, "max_tokens": 0},
+    *[request | {"id": f"s{i}"} for i, request in enumerate(workload(5))],
+)
+
 
 def decode(path, output, *, requests=REQUESTS, **options):
     (path / "in.jsonl").write_bytes(requests)
-    settings = {"batch": 3, "keep_going": True, "quiet": True, "trace": f"{path}/{output}.trace"}
+    settings = {
+        "batch": 3,
+        "keep_going": True,
+        "quiet": True,
+        "trace": f"{path}/{output}.trace",
+        "summary_json": f"{path}/{output}.summary",
+    }
     with StopSignals() as stop:
         return run(
             RunOptions(
@@ -70,6 +97,26 @@ def test_the_union_is_what_one_run_gives_wherever_it_was_cut(tmp_path, whole, en
     assert (tmp_path / "out.trace").read_bytes() == (tmp_path / "whole.trace").read_bytes()
 
 
+@pytest.mark.parametrize("keep_order", [False, True])
+def test_requests_of_all_kinds_are_continued_wherever_they_were_cut(tmp_path, keep_order):
+    options = {"requests": VARIED, "keep_order": keep_order}
+    decode(tmp_path, "whole", **options)
+    whole = (tmp_path / "whole").read_bytes()
+    ends = [0]
+    for line in whole.splitlines(keepends=True):
+        ends.append(ends[-1] + len(line))
+    decode(tmp_path, "out", **options)
+    for end in (*ends[::3], ends[-2] + 7):
+        pretend_to_have_stopped(tmp_path / "out", whole[:end])
+        assert decode(tmp_path, "out", resume=True, **options) == 1
+        out = (tmp_path / "out").read_bytes()
+        assert sorted(out.splitlines()) == sorted(whole.splitlines())
+        assert out == whole or not keep_order
+        for kind in ("trace", "summary"):
+            again, before = (tmp_path / f"{name}.{kind}" for name in ("out", "whole"))
+            assert again.read_bytes() == before.read_bytes()
+
+
 @pytest.mark.parametrize("end", [0, 700, 5000, None])
 def test_results_in_order_are_continued_in_order(tmp_path, end):
     decode(tmp_path, "out", keep_order=True)
@@ -97,6 +144,22 @@ def test_results_in_order_are_kept_up_to_the_first_gap(tmp_path):
     assert out.read_bytes() == whole
 
 
+def test_results_in_order_go_on_while_the_run_does(tmp_path):
+    requests = lines_of(*workload(200))
+    decode(tmp_path, "out", keep_order=True, requests=requests)
+    out = tmp_path / "out"
+    whole = out.read_bytes()
+    kept = b"".join(whole.splitlines(keepends=True)[:20])
+    pretend_to_have_stopped(out, kept)
+    arguments = ["in.jsonl", "-o", "out", "-b", "3", "--keep-order", "--resume"]
+    process = start("run", *arguments, "--step-delay", "0.005", cwd=tmp_path)
+    while process.poll() is None and out.stat().st_size == len(kept):
+        time.sleep(0.005)
+    process.kill()
+    assert len(kept) < out.stat().st_size < len(whole)
+    process.communicate()
+
+
 def test_a_run_that_gave_up_can_be_continued(tmp_path, whole):
     assert decode(tmp_path, "out", max_errors=1) == 1
     assert len((tmp_path / "out").read_bytes()) < len(whole)
@@ -122,9 +185,10 @@ def test_a_run_that_gave_up_is_told_how_to_get_further(tmp_path):
     assert len((tmp_path / "out").read_bytes().splitlines()) == 63
 
 
-def test_a_run_that_followed_is_not_to_be_continued(tmp_path):
-    decode(tmp_path, "out", follow=True)
-    with pytest.raises(ResumeError, match="that run read a pipe, or used --follow"):
+@pytest.mark.parametrize("option", ["follow", "stream"])
+def test_a_run_that_followed_or_streamed_is_not_to_be_continued(tmp_path, option):
+    decode(tmp_path, "out", **{option: True})
+    with pytest.raises(ResumeError, match="that run read a pipe, or used --follow or --stream"):
         decode(tmp_path, "out", resume=True)
     pretend_to_have_stopped(tmp_path / "out", (tmp_path / "out").read_bytes())
     with pytest.raises(ResumeError, match="did not finish: remove the file to start over"):
@@ -162,6 +226,48 @@ def test_the_model_is_not_called_again(tmp_path, monkeypatch):
     assert len(calls.read_text()) == 24 + 8
 
 
+def test_only_the_samples_that_are_missing_are_decoded_again(tmp_path, monkeypatch):
+    rows = []
+    forward = SimulatedModel.forward
+
+    def counting(model, batch):
+        rows.extend(batch.slots)
+        return forward(model, batch)
+
+    monkeypatch.setattr(SimulatedModel, "forward", counting)
+    request = {**SAMPLED, "n": 4, "ignore_eos": True, "id": "a"}
+    options = {"requests": lines_of(request), "batch": 4}
+    decode(tmp_path, "out", **options)
+    assert len(rows) == 4 * 9
+    out = tmp_path / "out"
+    lines = out.read_bytes().splitlines(keepends=True)
+    pretend_to_have_stopped(out, lines[0] + lines[2] + lines[3])
+    rows.clear()
+    decode(tmp_path, "out", resume=True, **options)
+    assert len(rows) == 9
+    assert sorted(out.read_bytes().splitlines(keepends=True)) == sorted(lines)
+
+
+def test_failed_samples_count_as_they_did(tmp_path, monkeypatch):
+    forward = SimulatedModel.forward
+
+    def failing(model, batch):
+        output = forward(model, batch)
+        return dataclasses.replace(output, failed=dict.fromkeys(batch.slots.tolist(), "no"))
+
+    monkeypatch.setattr(SimulatedModel, "forward", failing)
+    sampled = [{**SAMPLED, "n": 3, "id": name} for name in "abcd"]
+    options = {"requests": lines_of(*sampled), "max_errors": 2}
+    assert decode(tmp_path, "out", **options) == 1
+    out = tmp_path / "out"
+    before = out.read_bytes()
+    assert before.count(b"\n") == 6
+    for num_lines in (6, 4, 2):
+        pretend_to_have_stopped(out, b"".join(before.splitlines(keepends=True)[:num_lines]))
+        decode(tmp_path, "out", resume=True, **options)
+        assert out.read_bytes() == before
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -171,12 +277,13 @@ def test_the_model_is_not_called_again(tmp_path, monkeypatch):
         ({"keep_order": True}, "it was begun without --keep-order"),
         ({"batch": 8}, "--batch was 3, now it is 8"),
         ({"follow": True}, "--resume and --follow exclude each other"),
+        ({"stream": True}, "--stream and --resume exclude each other"),
         ({"output": None}, "needs --output FILE"),
-        ({"output": "/dev/null", "trace": None}, "needs --output FILE"),
+        ({"output": "/dev/null", "trace": None, "summary_json": None}, "needs --output FILE"),
     ],
 )
 def test_another_run_is_not_resumed(tmp_path, whole, change, reason):
-    with pytest.raises(ResumeError, match=reason):
+    with pytest.raises(BatchdecodeError, match=reason):
         decode(tmp_path, **({"output": "whole", "resume": True} | change))
     assert (tmp_path / "whole").read_bytes() == whole
 
@@ -224,10 +331,11 @@ def test_a_pipe_is_not_resumed_and_its_results_are_not_lost(tmp_path, whole):
     assert '"finished": true' in (tmp_path / "whole.run.json").read_text()
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_whatever_ends_it_and_whenever_the_run_can_be_continued(tmp_path, whole, seed):
+@pytest.mark.parametrize(("seed", "requests"), [(0, REQUESTS), (1, VARIED)])
+def test_whatever_ends_it_and_whenever_the_run_can_be_continued(tmp_path, seed, requests):
     draw = random.Random(seed)
-    (tmp_path / "in.jsonl").write_bytes(REQUESTS)
+    decode(tmp_path, "whole", requests=requests)
+    whole = (tmp_path / "whole").read_bytes()
     arguments = ["run", "in.jsonl", "-o", "out", "-b", "3", "--keep-going", "-q", "--resume"]
     slowly = [*arguments, "--step-delay", "0.002", "--trace", "trace"]
     for _ in range(3):

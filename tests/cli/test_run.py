@@ -83,8 +83,74 @@ def test_keep_order_gives_the_order_of_the_input(tmp_path, requests):
     run_here(requests, output=str(out))
     run_here(requests, output=str(ordered), keep_order=True)
     lines = out.read_bytes().splitlines()
-    assert ordered.read_bytes().splitlines() == sorted(lines, key=lambda x: json.loads(x)["index"])
+    in_order = sorted(lines, key=lambda line: int(json.loads(line)["id"][1:]))
+    assert ordered.read_bytes().splitlines() == in_order
     assert ordered.read_bytes() != out.read_bytes()
+
+
+SAMPLES = lines_of(
+    {"id": "late", "prompt": "x", "max_tokens": 1, "arrival_time": 2},
+    {"id": "n", "prompt": "x", "n": 5, "temperature": 1.0, "max_tokens": 9},
+    "nonsense",
+    {"id": "beams", "prompt": "x", "n": 2, "num_beams": 2, "max_tokens": 4},
+    {"id": "best", "prompt": "x", "n": 2, "best_of": 4, "temperature": 1.0},
+    {"id": "a", "prompt": "x"},
+)
+
+
+def test_in_the_order_of_the_input_the_results_of_a_request_stand_together(tmp_path):
+    path, out, ordered = write(tmp_path / "in", SAMPLES), tmp_path / "out", tmp_path / "ordered"
+    for output, keep_order in ((out, False), (ordered, True)):
+        run_here(path, output=str(output), batch=3, keep_going=True, keep_order=keep_order)
+    rows = results(ordered.read_bytes())
+    ids = ["late", "n", "3", "beams", "best", "a"]
+    assert [row["id"] for row in rows] == sorted((row["id"] for row in rows), key=ids.index)
+    for name, num_results in (("n", 5), ("beams", 2), ("best", 2)):
+        indexes = [row["index"] for row in rows if row["id"] == name]
+        assert len(set(indexes)) == num_results
+        assert indexes == sorted(indexes)
+    assert sorted(ordered.read_bytes().splitlines()) == sorted(out.read_bytes().splitlines())
+
+
+def test_an_openai_row_has_all_its_choices(tmp_path, capfdbinary):
+    body = {"prompt": "x", "max_tokens": 9, "n": 3, "temperature": 1}
+    row = {"custom_id": "o", "method": "POST", "url": "/v1/completions", "body": body}
+    path = write(tmp_path / "in", lines_of(row, {"id": "p", **body}))
+    assert run_here(path, batch=2) == 0
+    rows = results(capfdbinary.readouterr().out)
+    (answer,) = [row for row in rows if "custom_id" in row]
+    choices = answer["response"]["body"]["choices"]
+    assert [choice["index"] for choice in choices] == [0, 1, 2]
+    assert len(rows) == 4
+
+
+def test_the_summary_counts_the_constraints_that_were_compiled(tmp_path):
+    path, summary = tmp_path / "in", tmp_path / "summary"
+    request = {"prompt": "x", "choice": [" yes", " no"]}
+    for num_requests in (0, 5):
+        write(path, lines_of({"prompt": "x"}, *[request] * num_requests))
+        run_here(path, output=str(tmp_path / "out"), summary_json=str(summary))
+        counts = json.loads(summary.read_bytes())["constraints"]
+        assert counts["compiled"] == min(num_requests, 1)
+        assert counts["cache_hits"] >= num_requests - 1
+
+
+def test_a_bad_grammar_is_found_before_the_first_step(tmp_path):
+    path = write(tmp_path / "in", lines_of({"prompt": "x"}, {"prompt": "x", "regex": "(("}))
+    for command in ("run", "check"):
+        done = batchdecode(command, path)
+        assert done.returncode == 2
+        assert "error[invalid-grammar]" in done.stderr
+        assert "1 invalid of 2 lines" in done.stderr
+
+
+def test_beams_need_their_slots(tmp_path):
+    path = write(tmp_path / "in", lines_of({"prompt": "x", "num_beams": 4}))
+    for command in ("run", "check"):
+        done = batchdecode(command, path, "-b", 3)
+        assert done.returncode == 2
+        assert "error[too-few-slots]" in done.stderr
+    assert batchdecode("check", path, "-b", 4).returncode == 0
 
 
 def test_compressed_files_in_and_out(tmp_path, requests):
@@ -143,21 +209,20 @@ def test_keep_going_makes_bad_lines_results(tmp_path):
     path, trace = write(tmp_path / "in", BAD), tmp_path / "trace"
     done = batchdecode("run", path, "--keep-going", "--trace", trace, "-q")
     assert done.returncode == 1
-    rows = {row["index"]: row for row in results(done.stdout)}
-    assert sorted(rows) == list(range(12))
-    assert rows[5]["error"] | {"message": ""} == {
+    rows = {(row["id"], "error" in row): row for row in results(done.stdout)}
+    assert len(rows) == 12
+    assert rows["r1", True]["error"] | {"message": ""} == {
         "code": "duplicate-id",
         "message": "",
         "line": 6,
         "column": 8,
         "field": "id",
     }
-    assert rows[6]["id"] == "7"
-    assert rows[6]["error"]["code"] == "invalid-json"
+    assert rows["7", True]["error"]["code"] == "invalid-json"
     rejected = [e for e in results(trace.read_bytes()) if e["event"] == "reject"]
     assert [(e["id"], e["index"], e["reason"]) for e in rejected] == [
-        ("r1", 5, "duplicate-id"),
-        ("7", 6, "invalid-json"),
+        ("r1", 0, "duplicate-id"),
+        ("7", 0, "invalid-json"),
     ]
     piped = batchdecode("run", "--keep-going", "-q", stdin=BAD)
     assert (piped.returncode, piped.stdout) == (1, done.stdout)

@@ -9,6 +9,7 @@ import pytest
 from process import lines_of, workload
 
 from batcher.formats.requests import BadLine, RequestParser
+from batcher.validation import Target
 from cli.running import intake, sources
 from cli.running.entries import Duplicates, Entry, EntryReader
 from cli.running.intake import InputError, LineReader, open_input
@@ -40,7 +41,7 @@ def opened(path):
 
 def source_of(path, *, keep_going=False, follow=False):
     report = ProblemReport(str(path))
-    parser = RequestParser(vocab_size=512)
+    parser = RequestParser(target=Target(vocab_size=512))
     source = open_source(
         opened(path), parser, report, keep_going=keep_going, follow=follow, waiting=nullcontext
     )
@@ -51,7 +52,7 @@ def ids_of(source):
     entries = []
     while (entry := source.next()) is not None:
         bad = isinstance(entry.parsed, BadLine)
-        entries.append((entry.index, entry.parsed.id if bad else entry.parsed.request.id, bad))
+        entries.append((entry.place, entry.parsed.id if bad else entry.parsed.request.id, bad))
     assert source.has_ended
     return entries
 
@@ -90,7 +91,7 @@ def test_a_file_in_order_is_read_as_it_stands(tmp_path, monkeypatch, name, num_k
     source, _ = source_of(path)
     assert isinstance(source, FileSource)
     ids = ["r0", "r1", "r2", "r3", "r4", "8"]
-    assert ids_of(source) == [(index, name, False) for index, name in enumerate(ids)]
+    assert ids_of(source) == [(place, name, False) for place, name in enumerate(ids)]
 
 
 def test_a_file_that_becomes_shorter_is_an_error(tmp_path, monkeypatch):
@@ -131,12 +132,12 @@ def test_ids_given_before_are_found_again_when_the_lines_are_read(
 
 
 def test_a_survey_keeps_nothing_of_a_line_behind_the_head():
-    entry = Entry(0, RequestParser(vocab_size=None).parse(b'{"prompt":"x"}', 1))
+    entry = Entry(0, RequestParser(target=Target()).parse(b'{"prompt":"x"}', 1))
     lines = SimpleNamespace(start=2**30, number=10**6)
     survey = Survey()
     tracemalloc.start()
-    for index in range(2000):
-        entry.index = index
+    for place in range(2000):
+        entry.place = place
         survey.add(entry, lines)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
@@ -146,14 +147,14 @@ def test_a_survey_keeps_nothing_of_a_line_behind_the_head():
 def test_what_is_known_of_duplicates_is_small_and_exact():
     duplicates = Duplicates()
     tracemalloc.start()
-    for index in range(0, 30_000, 3):
-        duplicates.add(index, index // 2)
+    for place in range(0, 30_000, 3):
+        duplicates.add(place, place // 2)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert held < 20 * 10_000
-    for index in range(40_000):
-        is_one = index < 30_000 and index % 3 == 0
-        assert duplicates.first_number(index) == (index // 2 if is_one else None)
+    for place in range(40_000):
+        is_one = place < 30_000 and place % 3 == 0
+        assert duplicates.first_number(place) == (place // 2 if is_one else None)
 
 
 def test_a_bad_file_is_refused_with_all_its_problems(tmp_path):
@@ -163,7 +164,7 @@ def test_a_bad_file_is_refused_with_all_its_problems(tmp_path):
     with pytest.raises(InvalidInput, match="3 invalid of 5 lines; nothing decoded"):
         open_source(
             opened(path),
-            RequestParser(vocab_size=512),
+            RequestParser(target=Target(vocab_size=512)),
             report,
             keep_going=False,
             follow=False,
@@ -262,7 +263,7 @@ def test_a_line_too_long_is_a_bad_line(monkeypatch):
     monkeypatch.setattr("cli.running.entries.MAX_LINE_BYTES", 30)
     data = lines_of({"prompt": "x"}, {"prompt": "x" * 100}, {"prompt": "y"})
     reader = LineReader(io.BufferedReader(io.BytesIO(data)), "in", [])
-    entries = EntryReader(reader, RequestParser(vocab_size=512))
+    entries = EntryReader(reader, RequestParser(target=Target(vocab_size=512)))
     codes = [entries.read().parsed for _ in range(3)]
     assert codes[1].problems[0].code == "line-too-long"
     assert codes[2].request.id == "3"

@@ -1,5 +1,6 @@
 import pytest
 from reference_schedule import Job, jobs_of, play
+from reference_units import beams, guided, play_units, samples
 
 from batcher.metrics import RunMetrics
 from cli.screen.summary import RunFiles, render_summary
@@ -141,3 +142,44 @@ def test_colour_changes_nothing_but_the_colour():
     for code in ("\x1b[32m", "\x1b[2m", "\x1b[0m"):
         plain = plain.replace(code, "")
     assert plain.splitlines() == lines_of(summary)
+
+
+def unit_summary(units, batch=4, seed=None, compiled=0, cache_hits=0):
+    metrics = RunMetrics()
+    for event in play_units(units, batch, seed).events:
+        metrics.observe(event)
+    metrics.note_constraints(compiled, cache_hits)
+    return metrics.summary()
+
+
+def test_results_are_counted_and_then_their_requests():
+    units = [*samples("a", 3, 2), *guided("b", 2), *beams("c", 3, 2, num_results=2)]
+    lines = lines_of(unit_summary(units), RunFiles(results="out.jsonl"))
+    assert lines[0] == "✓ 5 ok  for 3 requests   4 steps · 4 slots · 93% busy · 2.1 s"
+    assert lines[-1] == "  out.jsonl (5)"
+
+
+@pytest.mark.parametrize(
+    ("line", "units", "options"),
+    [
+        (
+            "constraints: 1 compiled, 999 reused",
+            samples("a", 1),
+            {"compiled": 1, "cache_hits": 999},
+        ),
+        ("constraints: 0 compiled, 1 reused", samples("a", 1), {"cache_hits": 1}),
+        ("2 tokens forced in 2 jumps", samples("a", 8), {"seed": 4}),
+        ("beams: 6 forks", beams("b", 2, 6), {"seed": 1}),
+    ],
+)
+def test_constraints_and_beams_have_a_line_where_there_were_any(line, units, options):
+    assert f"  {line}" in lines_of(unit_summary(units, **options))
+
+
+def test_a_plain_run_says_nothing_of_constraints_and_beams():
+    assert len(lines_of(unit_summary(samples("a", 3)))) == 4
+
+
+def test_slots_that_were_too_few_for_a_request_are_named():
+    units = [*samples("a", 4), *beams("wide", 2, 4)]
+    assert "  idle: 25.0% too few free at once" in lines_of(unit_summary(units, batch=2))

@@ -18,9 +18,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptio
 DESIGN_TRACE = encode_events(play(DESIGN_JOBS, 2).events)
 DESIGN_SPANS = [
     {"slot": 0, "id": "a", "index": 0, "start": 0, "end": 3, "outcome": "length"},
-    {"slot": 1, "id": "b", "index": 1, "start": 0, "end": 1, "outcome": "length"},
-    {"slot": 1, "id": "c", "index": 2, "start": 1, "end": 3, "outcome": "length"},
-    {"slot": 0, "id": "d", "index": 3, "start": 3, "end": 7, "outcome": "length"},
+    {"slot": 1, "id": "b", "index": 0, "start": 0, "end": 1, "outcome": "length"},
+    {"slot": 1, "id": "c", "index": 0, "start": 1, "end": 3, "outcome": "length"},
+    {"slot": 0, "id": "d", "index": 0, "start": 3, "end": 7, "outcome": "length"},
 ]
 DESIGN_REQUESTS = b"".join(
     json.dumps({"id": name, "prompt": "x", "max_tokens": length, "ignore_eos": True}).encode()
@@ -60,7 +60,7 @@ def test_a_pipe_gets_spans(shown, design_trace):
     [
         ("spans", b'{"slot":0,"id":"a","index":0,"start":0,"end":3,"outcome":"length"}'),
         ("steps", b'{"step":0,"slots":["a","b"],"waiting":2}'),
-        ("csv", b"slot,id,index,start,end,outcome"),
+        ("csv", b"slot,id,index,start,end,outcome,role,jumped"),
         ("chrome", b'{"displayTimeUnit":"ms","traceEvents":['),
         ("gantt", "7 steps · 2 slots · 71% busy · 4 requests".encode()),
     ],

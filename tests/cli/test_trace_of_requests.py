@@ -75,7 +75,7 @@ def test_bad_lines_of_requests_are_reported_or_shown_as_rejected(tmp_path):
     done = command(str(path), "--format", "csv", "--keep-going")
     assert done.returncode == 0
     assert b"error[invalid-json]" in done.stderr
-    assert done.stdout.splitlines()[1:] == [b"0,a,0,0,2,length"]
+    assert done.stdout.splitlines()[1:] == [b"0,a,0,0,2,length,sample,0"]
 
 
 def test_how_requests_are_run_comes_from_the_configuration(tmp_path, design_trace):
@@ -83,9 +83,13 @@ def test_how_requests_are_run_comes_from_the_configuration(tmp_path, design_trac
     path.write_bytes(b'{"prompt":"x","max_tokens":9}\n' * 3)
     settings.write_text("batch: 2\noutput: precious\nkeep-order: true\nsimulated:\n  eos_rate: 0\n")
     rows = command(str(path), "--format", "csv", "--config", str(settings)).stdout.splitlines()
-    assert rows[1:] == [b"0,1,0,0,9,length", b"1,2,1,0,9,length", b"0,3,2,9,18,length"]
+    assert rows[1:] == [
+        b"0,1,0,0,9,length,sample,0",
+        b"1,2,0,0,9,length,sample,0",
+        b"0,3,0,9,18,length,sample,0",
+    ]
     rows = command(str(path), "--format", "csv", "--config", str(settings), "-b", "3").stdout
-    assert rows.splitlines()[-1].startswith(b"2,3,2,0,9")
+    assert rows.splitlines()[-1].startswith(b"2,3,0,0,9")
     done = command(str(design_trace), "--config", str(settings))
     assert done.returncode == 2
     assert b"--config is for requests" in done.stderr

@@ -5,8 +5,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_schedule import DESIGN_JOBS, jobs_of, play, workloads
+from reference_units import play_units, unit_workloads
 
-from batcher.events import ArriveEvent, EndEvent, FinishEvent, RunEvent
+from batcher.events import (
+    AdmitEvent,
+    ArriveEvent,
+    EndEvent,
+    FinishEvent,
+    ForkEvent,
+    JumpEvent,
+    RunEvent,
+)
 from batcher.formats.chrome import encode_chrome
 from batcher.timeline import EVERYTHING, Selection, Timeline
 
@@ -109,7 +118,7 @@ def test_a_request_is_a_slice_on_the_thread_of_its_slot():
         "dur": 2 * STEP,
         "name": "c",
         "cat": "request",
-        "args": {"index": 2, "outcome": "length"},
+        "args": {"index": 0, "outcome": "length"},
     }
     prefills = [(e["tid"], e["ts"], e["dur"]) for e in events if e["cat"] == "prefill"]
     assert prefills == [(e["tid"], e["ts"], STEP) for e in requests]
@@ -117,15 +126,15 @@ def test_a_request_is_a_slice_on_the_thread_of_its_slot():
 
 def test_a_wait_runs_from_arrival_to_admission():
     timeline = timeline_of(DESIGN_JOBS)
-    assert [(e["id"], e["ts"]) for e in events_of(timeline, "b")] == [(2, 0), (3, 0)]
-    assert [(e["id"], e["ts"]) for e in events_of(timeline, "e")] == [(2, 1 * STEP), (3, 3 * STEP)]
+    assert [(e["id"], e["ts"]) for e in events_of(timeline, "b")] == [(0, 0), (1, 0)]
+    assert [(e["id"], e["ts"]) for e in events_of(timeline, "e")] == [(0, 1 * STEP), (1, 3 * STEP)]
 
 
 def test_a_wait_that_begins_later_may_end_sooner():
     run = RunEvent(batch=1, model="test", settings={})
     waits = [(0, 9), (1, 3), (2, 5)]
-    arrivals = [ArriveEvent(s, float(s), f"r{s}", s, "input", 1, 1) for s, _ in waits]
-    ends = [FinishEvent(e, float(e), f"r{s}", s, None, "aborted", None, 0) for s, e in waits]
+    arrivals = [ArriveEvent(s, float(s), f"r{s}", 0, "input", 1, 1) for s, _ in waits]
+    ends = [FinishEvent(e, float(e), f"r{s}", 0, None, "aborted", None, 0) for s, e in waits]
     timeline = Timeline.from_events([run, *arrivals, *ends, EndEvent(10, 10.0, 0, 3)])
     check_rules(chrome_of(timeline), 1)
     assert [e["id"] for e in events_of(timeline, "e")] == [1, 2, 0]
@@ -134,6 +143,51 @@ def test_a_wait_that_begins_later_may_end_sooner():
 def counter(timeline, name, selection=EVERYTHING):
     events = events_of(timeline, "C", selection)
     return [(e["ts"] // STEP, e["args"][name]) for e in events if e["name"] == name]
+
+
+@given(unit_workloads(), st.integers(0, 9), st.integers(0, 9))
+def test_samples_partners_and_beams_keep_the_rules(workload, start, stop):
+    units, batch = workload
+    timeline = Timeline.from_events(play_units(units, batch, 3).events)
+    check_rules(chrome_of(timeline), batch)
+    check_rules(chrome_of(timeline, Selection(start=start, stop=stop)), batch)
+    check_rules(chrome_of(timeline, Selection(slots=frozenset({0}))), 1)
+    waits = events_of(timeline, "b")
+    assert len({event["id"] for event in waits}) == len(waits) == len(timeline.waits)
+
+
+def test_sequences_have_their_labels_and_what_happened_to_them():
+    run = RunEvent(batch=3, model="test", settings={})
+    events = [
+        run,
+        ArriveEvent(0, 0.0, "b", 0, "input", 1, 9),
+        AdmitEvent(0, 0.0, "b", 0, 0, "empty", "beam"),
+        AdmitEvent(0, 0.0, "b", 1, 1, "empty", "beam"),
+        ArriveEvent(0, 0.0, "g", 1, "input", 1, 9),
+        ForkEvent(0, 0.0, "b", 1, 1, 0),
+        FinishEvent(1, 1.0, "b", 0, 0, "length", None, 2, "beam"),
+        FinishEvent(1, 1.0, "b", 1, 1, "unused", None, 0, "beam"),
+        AdmitEvent(2, 2.0, "g", 1, 0, "refill"),
+        AdmitEvent(2, 2.0, "g", 1, 1, "refill", "negative"),
+        JumpEvent(2, 2.0, "g", 1, 0, 4),
+    ]
+    timeline = Timeline.from_events(events)
+    requests = [e for e in events_of(timeline, "X") if e["cat"] == "request"]
+    assert [(e["name"], e["args"]) for e in requests] == [
+        ("b", {"index": 0, "outcome": "length", "role": "beam"}),
+        (
+            "b#1",
+            {
+                "index": 1,
+                "outcome": "unused",
+                "role": "beam",
+                "forks": [{"step": 0, "parent": 0}],
+            },
+        ),
+        ("g#1", {"index": 1, "outcome": None, "jumped": 4}),
+        ("g#1~", {"index": 1, "outcome": None, "role": "negative"}),
+    ]
+    assert [e["name"] for e in events_of(timeline, "b")] == ["g#1"]
 
 
 def test_counters_show_what_changes_and_end_at_zero():

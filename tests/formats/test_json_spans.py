@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.formats.json_spans import JsonError, Span, find_members, find_value, parse
+from batcher.formats.json_spans import (
+    JsonError,
+    Span,
+    find_doubles,
+    find_key,
+    find_members,
+    find_value,
+    has_doubles,
+    parse,
+    read_distinct,
+)
 
 # (the text, the code, the marked part of the text, a word of the message); "^" stands for the end
 SYNTAX = [
@@ -109,3 +119,51 @@ def test_the_text_at_a_path_is_the_value_there(value, ensure_ascii, indent):
     assert parse(text) == value
     for path, inner in paths_of(value):
         assert json.loads(text[slice(*find_value(text, path))]) == inner
+
+
+def test_a_key_has_a_place_of_its_own():
+    text = '{"a": {"b": [1], "c": 2}, "b": 3}'
+    assert find_key(text, ("a", "c")) == Span(17, 20)
+    assert find_key(text, ("b",)) == Span(26, 29)
+    assert find_key(text, ("a", "x")) == find_value(text, ("a",))
+
+
+def test_names_given_twice_are_found_at_any_depth():
+    text = '{"a": [1, {"b": 2, "c": {"d": 3, "d": [{"e": 1, "e": 2}]}}], "b": 4, "a": 5, "a": 6}'
+    found = {(path, text[slice(*key)], first.start) for path, key, first in find_doubles(text, 0)}
+    assert found == {
+        (("a",), '"a"', 1),
+        (("a", 1, "c", "d"), '"d"', 25),
+        (("a", 1, "c", "d", 0, "e"), '"e"', 40),
+    }
+    assert sum(1 for _ in find_doubles(text, 0)) == 4
+
+
+def test_an_array_as_deep_as_can_be_parsed_is_searched():
+    depth = 900
+    text = "[" * depth + '{"a":1,"a":2}' + "]" * depth
+    ((path, _, _),) = find_doubles(text, 0)
+    assert path == (0,) * depth + ("a",)
+
+
+MEMBERS = st.recursive(
+    st.integers(0, 9).map(str),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(lambda items: f"[{', '.join(items)}]"),
+        st.lists(st.tuples(st.sampled_from("abc"), inner), max_size=3).map(
+            lambda pairs: "{" + ", ".join(f'"{key}": {value}' for key, value in pairs) + "}"
+        ),
+    ),
+    max_leaves=8,
+)
+
+
+@given(MEMBERS)
+def test_a_text_has_doubles_if_some_are_found(text):
+    found = list(find_doubles(text, 0))
+    assert has_doubles(text) == bool(found)
+    if found:
+        with pytest.raises(ValueError, match=r"^$"):
+            read_distinct(text)
+    else:
+        assert read_distinct(text) == json.loads(text)

@@ -1,10 +1,10 @@
 """The JSON Schemas against what is read and written."""
 
 import json
-from functools import partial
+import re
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -13,6 +13,8 @@ from batcher.events import (
     ArriveEvent,
     EndEvent,
     FinishEvent,
+    ForkEvent,
+    JumpEvent,
     RejectEvent,
     RunEvent,
 )
@@ -21,7 +23,17 @@ from batcher.formats.requests import ParsedLine, RequestParser
 from batcher.formats.results import encode_openai_row, encode_result
 from batcher.formats.schema import TYPES, encode_schema, make_schema
 from batcher.formats.trace import encode_event
-from batcher.request import ErrorInfo, Request, Result, StepTimes, Usage
+from batcher.request import (
+    ErrorInfo,
+    Request,
+    Result,
+    Segment,
+    StepTimes,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+from batcher.validation import RANGES, Target
 
 VALIDATORS = {kind: Draft202012Validator(make_schema(kind)) for kind in TYPES}
 
@@ -64,6 +76,50 @@ VALUES = {
     "ignore_eos": NUMBERS,
     "x": NUMBERS,
 }
+STATES = st.dictionaries(
+    st.sampled_from(["a", "b", "*", "", "x" * 41]),
+    st.lists(
+        st.fixed_dictionaries(
+            {},
+            optional={"on": SHAPES, "to": st.sampled_from(["a", "b", None, 5]), "x": TEXTS},
+        )
+        | NUMBERS,
+        max_size=2,
+    )
+    | NUMBERS,
+    max_size=3,
+)
+EDGES = {
+    name: [r.smallest, r.largest, r.smallest - 1, r.largest + 1, 0.5, None, True, "1"]
+    for name, r in RANGES.items()
+}
+OBJECTS = st.dictionaries(
+    st.sampled_from(["5", "0", "05", "-1", "a", "99999999999"]),
+    st.sampled_from([0, -100, 100.5, "1", None]),
+    max_size=2,
+)
+TEXT_LISTS = st.one_of(TEXTS, NUMBERS, st.lists(TEXTS, max_size=2))
+FLAGS = st.sampled_from([True, False, None, 0, 1, "never", "raw", "processed"])
+NEW_VALUES = {
+    **{name: st.sampled_from(EDGES[name]) for name in RANGES if name not in VALUES},
+    "logit_bias": OBJECTS | NUMBERS,
+    "allowed_token_ids": SHAPES,
+    "bad_words": TEXT_LISTS,
+    "negative_prompt": SHAPES,
+    "logprobs_mode": FLAGS,
+    "echo": FLAGS,
+    "early_stopping": FLAGS,
+    "json_schema": OBJECTS | FLAGS,
+    "regex": TEXTS,
+    "choice": TEXT_LISTS,
+    "lark": TEXTS,
+    "gbnf": TEXTS,
+    "heal": FLAGS,
+    "states": STATES | NUMBERS,
+    "initial_state": TEXTS,
+}
+# What no schema of single fields tells: contradictions, and names that have to be declared.
+UNTOLD = re.compile(r"is not declared|never be reached|has this marker already")
 OPTION_VALUES = st.sampled_from([None, 0, 1, 0.7, True, False, "", "m", {}, {"5": 1}])
 LINES = st.fixed_dictionaries({}, optional=VALUES)
 BODIES = st.fixed_dictionaries({}, optional=VALUES | dict.fromkeys(SUPPORTED_VALUES, OPTION_VALUES))
@@ -85,7 +141,7 @@ GOOD_HEAD = {"method": "POST", "url": "/v1/completions"}
 @example(GOOD_HEAD | {"body": {"prompt": "", "id": None}})
 @given(st.one_of(LINES, ROWS, ROWS.map(lambda row: row | GOOD_HEAD)))
 def test_the_schema_and_the_parser_agree(fields):
-    parsed = RequestParser(vocab_size=None).parse(json.dumps(fields).encode(), 1)
+    parsed = RequestParser(target=Target()).parse(json.dumps(fields).encode(), 1)
     errors = [error.message for error in VALIDATORS["request"].iter_errors(fields)]
     assert isinstance(parsed, ParsedLine) == (not errors), (parsed, errors)
 
@@ -97,11 +153,51 @@ def test_the_schema_and_the_parser_agree(fields):
     )
 )
 def test_they_agree_on_lines_that_have_little_wrong_with_them(fields):
-    parsed = RequestParser(vocab_size=None).parse(json.dumps(fields).encode(), 1)
+    parsed = RequestParser(target=Target()).parse(json.dumps(fields).encode(), 1)
     assert isinstance(parsed, ParsedLine) == VALIDATORS["request"].is_valid(fields)
 
 
+@settings(max_examples=300)
+@given(
+    st.sampled_from([*sorted(NEW_VALUES), *["states"] * 20]),
+    st.sampled_from(["line", "row"]),
+    st.data(),
+)
+def test_they_agree_on_each_way_to_choose_and_to_constrain_tokens(name, form, data):
+    fields = {"prompt": "a", name: data.draw(NEW_VALUES[name])}
+    line = fields if form == "line" else GOOD_HEAD | {"body": fields}
+    parsed = RequestParser(target=Target()).parse(json.dumps(line).encode(), 1)
+    problems = [] if isinstance(parsed, ParsedLine) else parsed.problems
+    told = [
+        problem.message
+        for problem in problems
+        if problem.code != "conflicting-fields" and not UNTOLD.search(problem.message)
+    ]
+    errors = [error.message for error in VALIDATORS["request"].iter_errors(line)]
+    assert bool(told) == bool(errors), (told, errors)
+
+
+def test_the_new_values_are_those_of_all_fields():
+    assert VALUES.keys() - {"x"} | NEW_VALUES.keys() >= set(Request.__struct_fields__)
+
+
 RESULTS = [
+    Result(
+        id="c",
+        index=1,
+        text="t",
+        tokens=[1],
+        finish_reason="length",
+        stop_reason=None,
+        usage=Usage(1, 1),
+        slot=0,
+        steps=StepTimes(0, 0, 0, 0),
+        cumulative_logprob=-1.5,
+        logprobs=[TokenLogprob(1, -1.5, [TopLogprob(2, -0.5), TopLogprob(1, -1.5)])],
+        score=-0.5,
+        segments=[Segment("a", "t", [1])],
+        constraint="incomplete",
+    ),
     Result(
         id="a",
         index=0,
@@ -128,12 +224,19 @@ RESULTS = [
 ]
 
 
+def encode_row(result):
+    return encode_openai_row([result], "m")
+
+
+OPTIONAL = {"error", "cumulative_logprob", "logprobs", "score", "segments", "constraint"}
+
+
 @pytest.mark.parametrize("result", RESULTS)
-@pytest.mark.parametrize("encode", [encode_result, partial(encode_openai_row, model="m")])
+@pytest.mark.parametrize("encode", [encode_result, encode_row])
 def test_results_of_both_forms_are_valid(result, encode):
     line = json.loads(encode(result))
     VALIDATORS["result"].validate(line)
-    for field in line.keys() - {"error"}:
+    for field in line.keys() - OPTIONAL:
         assert not VALIDATORS["result"].is_valid({k: v for k, v in line.items() if k != field})
 
 
@@ -141,7 +244,11 @@ EVENTS = [
     RunEvent(batch=2, model="simulated", settings={"seed": 0}),
     ArriveEvent(0, 0.0, "a", 0, "input", 5, 16),
     AdmitEvent(0, 0.0, "a", 0, 1, "empty"),
+    AdmitEvent(0, 0.0, "a", 0, 1, "empty", "negative"),
+    JumpEvent(1, 1.0, "a", 0, 1, 3),
+    ForkEvent(1, 1.0, "a", 0, 1, 2),
     FinishEvent(3, 3.0, "a", 0, 1, "stop", [1, 2], 4),
+    FinishEvent(3, 3.0, "a", 1, 1, "unused", None, 4, "beam"),
     RejectEvent(0, 0.0, "7", 6, "invalid-json"),
     EndEvent(4, 4.0, 4, 1),
 ]

@@ -11,21 +11,27 @@ from batcher.formats.diagnostics import render_problem
 from batcher.formats.line_problems import read_line
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
 from batcher.request import MAX_INT, Request
-from batcher.validation import MAX_STOP_LENGTH, find_problems
+from batcher.validation import DEFAULTS, MAX_STOP_LENGTH, RANGES, Target, find_problems
 
 VOCAB_SIZE = 512
-PARSER = RequestParser(vocab_size=VOCAB_SIZE)
+TARGET = Target(vocab_size=VOCAB_SIZE)
+PARSER = RequestParser(target=TARGET)
 
 SEEDS = [
     b'{"id":"a","prompt":[1,2,3],"max_tokens":4,"stop_token":[5],"stop_sequence":[[1,2],[3]]}',
     '{"custom_id":"é","prompt_tokens":[1],"stop":["x","\U0001f600"],"arrival_time":1.5}'.encode(),
     b'{"prompt":"a \\"b\\": \\ud83d\\ude00 \\\\","ignore_eos":true,"priority":-1,"id":null}',
     b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"prompt":"x","n":1}}',
+    b'{"prompt":"x","temperature":0.5,"logit_bias":{"5":1,"6":-1.5},"n":2,"top_k":null}',
+    b'{"prompt":"x","states":{"a":[{"on":"x","to":"b"},{"on":[5],"to":null}],"b":[]}}',
+    b'{"prompt":"x","json_schema":{"type":"object","properties":{"id":{"type":"string"}}}}',
 ]
 BITS = [b'"', b"\\", b"{", b"}", b"[", b"]", b",", b":", b"null", b"true", b"-1", b"1e999", b"NaN"]
 BITS += [
     b'"prompt":""',
     b'"id":"z"',
+    b'"on":5',
+    b'"5":1,',
     b"\xff",
     b"\xc3",
     b"\x00",
@@ -49,10 +55,10 @@ def mutated_lines(draw):
 def check(line):
     parsed = PARSER.parse(line, 413)
     if isinstance(parsed, ParsedLine):
-        assert find_problems(parsed.request, VOCAB_SIZE) == []
+        assert find_problems(parsed.request, TARGET) == []
         assert isinstance(parsed.request.id, str)
         # The fast way accepts what the thorough way accepts, as the same request.
-        assert read_line(line, 413, VOCAB_SIZE) == (parsed.request, parsed.is_openai)
+        assert read_line(line, 413, TARGET) == (parsed.request, parsed.is_openai)
         return
     length = len(line.decode(errors="backslashreplace"))
     assert isinstance(parsed, BadLine)
@@ -82,7 +88,19 @@ SCALARS = st.one_of(
 )
 NESTED = st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3), max_leaves=5)
 FIELDS = [*Request.__struct_fields__, "custom_id", "prompt_tokens", "promt"]
-OBJECTS = st.lists(st.tuples(st.sampled_from(FIELDS), NESTED), max_size=5)
+MEMBERS = st.tuples(st.sampled_from(FIELDS), NESTED)
+# More often than by chance, numbers where numbers belong, and a prompt.
+NUMBERS = st.tuples(
+    st.sampled_from([*RANGES, "heal", "echo", "early_stopping"]),
+    st.sampled_from([None, 0, 1, 2, 0.5, -1, False, True]),
+)
+PROMPTS = st.tuples(st.just("prompt"), st.sampled_from(["", "a", [1]]))
+OBJECTS = st.one_of(
+    st.lists(MEMBERS, max_size=5),
+    st.tuples(PROMPTS, st.lists(st.one_of(MEMBERS, NUMBERS), max_size=3)).map(
+        lambda pair: [pair[0], *pair[1]]
+    ),
+)
 
 
 def is_id(value):
@@ -120,6 +138,63 @@ RULES = {
 }
 
 
+def is_number(name):
+    """The rule of a number: null, or in its range."""
+    allowed = RANGES[name]
+    types = (int,) if allowed.is_integer else (int, float)
+    return lambda v: (
+        v is None
+        or (
+            type(v) in types
+            and allowed.smallest <= v <= allowed.largest
+            and not (allowed.is_open and v == allowed.smallest)
+        )
+    )
+
+
+RULES |= {name: is_number(name) for name in RANGES if name not in RULES}
+RULES |= {
+    "logit_bias": lambda v: v is None or v == {},
+    "allowed_token_ids": lambda v: v is None or is_list_of(v, is_id),
+    "bad_words": lambda v: v is None or v == [] or is_list_of(v, is_text),
+    "negative_prompt": lambda v: v is None or RULES["prompt"](v),
+    "logprobs_mode": lambda v: v is None,
+    "echo": lambda v: v is None or type(v) is bool,
+    "early_stopping": lambda v: v is None or type(v) is bool,
+    "json_schema": lambda v: v is None or type(v) is bool or v == {},
+    "regex": lambda v: v is None or type(v) is str,
+    "choice": lambda v: v is None or is_list_of(v, lambda item: type(item) is str),
+    "lark": lambda v: v is None or is_text(v),
+    "gbnf": lambda v: v is None or is_text(v),
+    "heal": lambda v: v is None or type(v) is bool,
+    "states": lambda v: v is None,
+    "initial_state": lambda v: v is None,
+}
+CONSTRAINTS = ("json_schema", "regex", "choice", "lark", "gbnf")
+CUTS = ("top_p", "min_p", "typical_p")
+
+
+def is_contradiction(r):
+    """Whether a request, each of whose fields is right by itself, contradicts itself."""
+    constraints = [name for name in CONSTRAINTS if getattr(r, name) is not None]
+    many = max(r.n, r.best_of or 1) > 1
+    is_changed = {name: getattr(r, name) != DEFAULTS[name] for name in DEFAULTS}
+    return (
+        (r.num_beams > 1 and (r.temperature != 0 or r.mirostat or r.best_of is not None))
+        or (r.num_beams > 1 and (is_changed["cfg_scale"] or r.n > r.num_beams))
+        or (r.num_beams == 1 and (is_changed["length_penalty"] or is_changed["early_stopping"]))
+        or (r.num_beams == 1 and r.temperature == 0 and (many or r.mirostat))
+        or (r.best_of is not None and r.best_of < r.n)
+        or (r.mirostat and (r.top_k > 0 or any(is_changed[name] for name in CUTS)))
+        or (not r.mirostat and (is_changed["mirostat_tau"] or is_changed["mirostat_eta"]))
+        or r.min_tokens > r.max_tokens
+        or (r.negative_prompt is not None and not is_changed["cfg_scale"])
+        or len(constraints) > 1
+        or (constraints and (r.ignore_eos or r.heal))
+        or (r.heal and not r.prompt)
+    )
+
+
 def expected_request(members):
     """The request of an object without an OpenAI body, by plain rules; None if it is none."""
     fields = dict(members)
@@ -136,7 +211,8 @@ def expected_request(members):
         return None
     if fields.get("id") is None:
         fields["id"] = "1"
-    return fields
+    request = Request(**{name: value for name, value in fields.items() if value is not None})
+    return None if is_contradiction(request) else request
 
 
 @settings(max_examples=500)
@@ -152,8 +228,9 @@ def test_the_parser_accepts_what_plain_rules_accept(members, ensure_ascii, separ
     if expected is None:
         assert isinstance(parsed, BadLine)
     else:
-        assert parsed == ParsedLine(Request(**expected), is_openai=False)
+        assert parsed == ParsedLine(expected, is_openai=False)
         assert type(parsed.request.arrival_time) is float
+        assert type(parsed.request.temperature) is float
 
 
 def test_the_plain_rules_leave_out_only_the_length_of_stops():

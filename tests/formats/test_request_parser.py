@@ -8,9 +8,10 @@ from batcher.errors import FieldProblem
 from batcher.formats.line_problems import MAX_PROBLEMS, place_problem
 from batcher.formats.openai import SUPPORTED_VALUES, CompletionBody
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
-from batcher.request import Request
+from batcher.request import Request, Transition
+from batcher.validation import Target
 
-PARSER = RequestParser(vocab_size=512)
+PARSER = RequestParser(target=Target(vocab_size=512))
 LINE = 413
 
 
@@ -22,6 +23,11 @@ def row(body, **fields):
     head = {"custom_id": "a", "method": "POST", "url": "/v1/completions"}
     return json.dumps(head | fields | {"body": body})
 
+
+BIAS = {"5": 1.0, "50": -1.5}
+STATES = {"a": [Transition("x", "b")], "b": [Transition([5], None)]}
+BEAMS = {"prompt": "a", "num_beams": 2, "early_stopping": "never"}
+SCHEMA = {"id": {"id": 1}, "body": 2, "prompt": "x", "a-b": [{"id": 1}]}
 
 GOOD = [
     ('{"prompt":""}', {"prompt": ""}),
@@ -49,6 +55,25 @@ GOOD = [
     ('{"prompt":[511]}', {"prompt": [511]}),
     (r'{"prompt":"a \"body\": 1"}', {"prompt": 'a "body": 1'}),
     ('{"prompt":"\\ud83d\\ude00\\u00e9"}', {"prompt": "\U0001f600é"}),
+    # how a token is chosen, and what the output has to be
+    (
+        '{"prompt":"a","temperature":1,"top_k":-1,"top_p":0.5,"n":2,"best_of":3,"seed":-1}',
+        {"prompt": "a", "temperature": 1.0, "top_k": -1, "top_p": 0.5, "n": 2, "best_of": 3}
+        | {"seed": -1},
+    ),
+    ('{"prompt":"a","temperature":null,"n":null,"heal":null}', {"prompt": "a"}),
+    ('{"prompt":"a","temperature":1,"n":null}', {"prompt": "a", "temperature": 1.0}),
+    ('{"prompt":"a","logit_bias":{"5":1,"50":-1.5}}', {"prompt": "a", "logit_bias": BIAS}),
+    (
+        '{"prompt":"a","states":{"a":[{"on":"x","to":"b"}],"b":[{"on":[5],"to":null}]}}',
+        {"prompt": "a", "states": STATES},
+    ),
+    ('{"prompt":"a","num_beams":2,"early_stopping":"never"}', BEAMS),
+    # keys of other objects are not those of the line
+    (
+        '{"prompt":"a","json_schema":{"id":{"id":1},"body":2,"prompt":"x","a-b":[{"id":1}]}}',
+        {"prompt": "a", "json_schema": SCHEMA},
+    ),
 ]
 
 
@@ -57,7 +82,7 @@ def test_a_good_line_is_its_request(line, fields):
     request = Request(**{"id": str(LINE)} | fields)
     parsed = parse(line)
     assert parsed == ParsedLine(request, is_openai=False)
-    assert type(parsed.request.arrival_time) is float
+    assert type(parsed.request.arrival_time) is type(parsed.request.temperature) is float
 
 
 # (the line, then the code, the column, the field and the marked text of each problem)
@@ -110,6 +135,71 @@ BAD = [
             ("invalid-value", 54, "stop", '""'),
         ],
     ),
+    ('{"prompt":"","stop_sequence":[[1],2]}', [("invalid-value", 35, "stop_sequence[1]", "2")]),
+    # numbers
+    ('{"prompt":"","temperature":-0.5}', [("invalid-value", 28, "temperature", "-0.5")]),
+    ('{"prompt":"","seed":9223372036854775808}', [("invalid-value", 21, "seed", str(2**63))]),
+    ('{"prompt":"","top_k":1.0}', [("invalid-type", 22, "top_k", "1.0")]),
+    ('{"prompt":"","temprature":1}', [("unknown-field", 14, "temprature", '"temprature"')]),
+    # contradictions
+    ('{"prompt":"","n":3}', [("conflicting-fields", 18, "n", "3")]),
+    (
+        '{"prompt":"","min_tokens":9,"max_tokens":5}',
+        [("conflicting-fields", 27, "min_tokens", "9")],
+    ),
+    (
+        '{"prompt":"","num_beams":2,"temperature":1,"best_of":2}',
+        [
+            ("conflicting-fields", 42, "temperature", "1"),
+            ("conflicting-fields", 54, "best_of", "2"),
+        ],
+    ),
+    # inside objects
+    (
+        '{"prompt":"","logit_bias":{"5":1, "70000": 2}}',
+        [("unknown-token", 35, "logit_bias.70000", '"70000"')],
+    ),
+    (
+        '{"prompt":"","logit_bias":{"5":1, "6": "x"}}',
+        [("invalid-type", 40, "logit_bias.6", '"x"')],
+    ),
+    (
+        '{"prompt":"","logit_bias":{"5":1,"5":2}}',
+        [("duplicate-field", 34, "logit_bias.5", '"5"')],
+    ),
+    (
+        '{"prompt":"","states":{"a":[],"a":[]}}',
+        [("duplicate-field", 31, "states.a", '"a"')],
+    ),
+    (
+        '{"prompt":"","states":{"a":[{"on":"x","to":"b"}]}}',
+        [("invalid-value", 44, "states.a[0].to", '"b"')],
+    ),
+    (
+        '{"prompt":"","states":{"a":[],"b":[]}}',
+        [("invalid-value", 31, "states.b", '"b"')],
+    ),
+    (
+        '{"prompt":"","states":{"a":[5,{"on":"x","too":"a"}]}}',
+        [
+            ("invalid-type", 29, "states.a[0]", "5"),
+            ("missing-field", 31, "states.a[1].to", "{"),
+            ("unknown-field", 41, "states.a[1].too", '"too"'),
+        ],
+    ),
+    (
+        '{"prompt":"","states":{"a":[{"to":null}]}}',
+        [("missing-field", 29, "states.a[0].on", "{")],
+    ),
+    (
+        '{"prompt":"","states":{"a":[{"on":"x","to":null,"on":"y"}]}}',
+        [("duplicate-field", 49, "states.a[0].on", '"on"')],
+    ),
+    (
+        '{"prompt":"","json_schema":{"a":[1,{"b":1,"b":2}]}}',
+        [("duplicate-field", 43, "json_schema.a[1].b", '"b"')],
+    ),
+    ('{"prompt":"","json_schema":"x"}', [("invalid-type", 28, "json_schema", '"x"')]),
 ]
 
 
@@ -151,6 +241,9 @@ def test_invalid_utf_8_is_shown_as_escapes():
         ("promt", "`prompt`"),
         ("Prompt", "`prompt`"),
         ("max_new_tokens", "`max_tokens`"),
+        ("temprature", "`temperature`"),
+        ("numbeams", "`num_beams`"),
+        ("json-schema", "`json_schema`"),
         ("zzz", None),
     ],
 )
@@ -180,10 +273,20 @@ def test_a_huge_line_leaves_only_what_is_near_its_problem():
 def test_problems_of_one_line_are_not_without_end():
     line = json.dumps({"prompt": "", **dict.fromkeys(map(str, range(10_000)))})
     assert len(parse(line).problems) == MAX_PROBLEMS
+    for fields in ({"stop": [""] * 1000}, {"states": {str(n): [] for n in range(1000)}}):
+        assert len(parse(json.dumps({"prompt": "", **fields})).problems) == MAX_PROBLEMS
+
+
+def test_many_states_and_transitions_are_checked_in_time():
+    names = [str(number) for number in range(5000)]
+    everywhere = [{"on": name, "to": name} for name in names]
+    states = {name: [] for name in names} | {"*": everywhere}
+    (problem,) = parse(json.dumps({"prompt": "", "states": states})).problems
+    assert "at most 1024" in problem.message
 
 
 def test_without_a_vocabulary_any_token_will_do():
-    assert isinstance(RequestParser(vocab_size=None).parse(b'{"prompt":[600]}', 1), ParsedLine)
+    assert isinstance(RequestParser(target=Target()).parse(b'{"prompt":[600]}', 1), ParsedLine)
     assert isinstance(parse('{"prompt":[600]}'), BadLine)
 
 
@@ -192,16 +295,6 @@ def test_without_a_vocabulary_any_token_will_do():
 HARMLESS = {
     "model": "m",
     "user": "u",
-    "seed": 5,
-    "temperature": 0.0,
-    "top_p": 1,
-    "n": 1,
-    "best_of": 1,
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "logit_bias": {},
-    "logprobs": None,
-    "echo": False,
     "suffix": "",
     "stream": False,
     "stream_options": None,
@@ -232,6 +325,40 @@ def test_harmless_options_are_accepted_and_so_is_null():
     )
 
 
+def test_the_options_of_openai_that_are_fields_of_a_request_mean_the_same():
+    options = {"seed": 5, "temperature": 0.7, "top_p": 0.9, "n": 2, "best_of": 3, "logprobs": 5}
+    options |= {"presence_penalty": 1.0, "frequency_penalty": -1.0, "logit_bias": {"5": -100.0}}
+    options |= {"echo": True}
+    assert parse(row({"prompt": "", **options})).request == Request(id="a", prompt="", **options)
+    assert parse(row({"prompt": "", **dict.fromkeys(options)})).request == Request(
+        id="a", prompt=""
+    )
+
+
+def test_a_row_may_hold_objects_with_any_keys():
+    schema = {"properties": {"id": {}, "body": {}, "custom_id": {}}}
+    request = parse(row({"prompt": "", "json_schema": schema})).request
+    assert request == Request(id="a", prompt="", json_schema=schema)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"logit_bias": {"5": 1.0}}, {"json_schema": SCHEMA}, {"temperature": 1.0, "seed": 5}],
+    ids=str,
+)
+def test_lines_and_rows_of_all_fields_are_decoded_without_a_second_look(fields):
+    request = Request(id="a", prompt="", **fields)
+    for line in (json.dumps({"id": "a", "prompt": "", **fields}), row({"prompt": "", **fields})):
+        assert PARSER._parse_good(line.encode(), LINE).request == request
+
+
+def test_a_place_inside_an_object_of_a_row_is_found():
+    line = row({"prompt": "", "logit_bias": {"70000": 1}})
+    (problem,) = parse(line).problems
+    assert problem.field == "body.logit_bias.70000"
+    assert line[problem.column - 1 :].startswith('"70000"')
+
+
 def test_every_option_has_its_values():
     assert set(SUPPORTED_VALUES) == set(CompletionBody.__struct_fields__) - set(
         Request.__struct_fields__
@@ -241,22 +368,22 @@ def test_every_option_has_its_values():
 @pytest.mark.parametrize(
     ("option", "value", "code"),
     [
-        ("temperature", 0.7, "unsupported-option"),
-        ("temperature", False, "unsupported-option"),
-        ("n", 2, "unsupported-option"),
-        ("n", True, "unsupported-option"),
-        ("top_p", 0.9, "unsupported-option"),
+        ("temperature", False, "invalid-type"),
+        ("n", 2, "conflicting-fields"),
+        ("n", True, "invalid-type"),
+        ("top_p", 1.5, "invalid-value"),
         ("stream", True, "unsupported-option"),
-        ("echo", 0, "unsupported-option"),
-        ("logprobs", 1, "unsupported-option"),
-        ("logit_bias", {"50256": -100}, "unsupported-option"),
+        ("stream", 0, "unsupported-option"),
+        ("stream_options", {}, "unsupported-option"),
+        ("echo", 0, "invalid-type"),
+        ("logprobs", 21, "invalid-value"),
         ("suffix", "x", "unsupported-option"),
         ("model", 5, "invalid-type"),
         ("seed", "5", "invalid-type"),
         ("seed", True, "invalid-type"),
     ],
 )
-def test_an_option_that_would_change_the_tokens_is_refused(option, value, code):
+def test_an_option_that_is_wrong_or_would_change_the_output_is_refused(option, value, code):
     line = row({"prompt": "", option: value})
     bad = parse(line)
     assert bad.is_openai
@@ -273,6 +400,8 @@ ROWS = [
     (row({"prompt": ["a", "b"]}), ["invalid-type body.prompt[0]"]),
     (row({"prompt": "", "id": "b"}), ["unknown-field body.id"]),
     (row({"prompt": "", "id": None}), ["unknown-field body.id"]),
+    (row({"prompt": "", "id": None, "echo": True}), ["unknown-field body.id"]),
+    (row({"prompt": "", "id": None, "logit_bias": {"5": 1}}), ["unknown-field body.id"]),
     (row({"prompt": ""}, max_tokens=5), ["unknown-field max_tokens"]),
     (row({"prompt": ""}, method="GET"), ["unsupported-option method"]),
     (
@@ -304,6 +433,7 @@ def test_a_bad_row_has_all_its_problems(line, problems):
         (row({"prompt": ""}), ("id",), 15, "custom_id"),
         ('{"prompt_tokens":[1,2]}', ("prompt", 1), 21, "prompt_tokens[1]"),
         ('{"prompt":""}', (), 1, None),
+        ('{"prompt":"","json_schema":{"a":1}}', ("json_schema",), 28, "json_schema"),
     ],
 )
 def test_a_problem_found_later_is_placed_in_its_line(line, path, column, field):

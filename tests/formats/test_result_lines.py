@@ -1,11 +1,11 @@
 """Results out, and in again, in both forms."""
 
 import json
-from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from batcher.errors import REQUEST_ERROR_CODES, RUN_ERROR_CODES, BatchdecodeError
 from batcher.formats.requests import RequestParser
@@ -15,13 +15,25 @@ from batcher.formats.results import (
     encode_result,
     make_rejected_result,
 )
-from batcher.request import ErrorInfo, Result, StepTimes, Usage
+from batcher.request import (
+    ErrorInfo,
+    Result,
+    Segment,
+    StepTimes,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+from batcher.validation import Target
 
-encode_row = partial(encode_openai_row, model="simulated")
+
+def encode_row(*results):
+    return encode_openai_row(list(results), "simulated")
+
 
 RESULT = Result(
     id="a",
-    index=3,
+    index=0,
     text="héllo",
     tokens=[17, 4],
     finish_reason="stop",
@@ -34,21 +46,21 @@ RESULT = Result(
 
 def test_a_result_is_the_line_of_the_contract():
     assert encode_result(RESULT).decode() == (
-        '{"id":"a","index":3,"text":"héllo","tokens":[17,4],"finish_reason":"stop",'
+        '{"id":"a","index":0,"text":"héllo","tokens":[17,4],"finish_reason":"stop",'
         '"stop_reason":4,"usage":{"prompt_tokens":5,"completion_tokens":2},"slot":0,'
         '"steps":{"arrived":0,"admitted":0,"first_token":0,"finished":1}}\n'
     )
 
 
 def test_a_row_is_a_text_completion():
-    assert json.loads(encode_openai_row(RESULT, "simulated")) == {
-        "id": "batch_req_00000003",
+    assert json.loads(encode_row(RESULT)) == {
+        "id": "batch_req_a",
         "custom_id": "a",
         "response": {
             "status_code": 200,
-            "request_id": "req-00000003",
+            "request_id": "req-a",
             "body": {
-                "id": "cmpl-00000003",
+                "id": "cmpl-a",
                 "object": "text_completion",
                 "created": 0,
                 "model": "simulated",
@@ -59,19 +71,57 @@ def test_a_row_is_a_text_completion():
                         "finish_reason": "stop",
                         "stop_reason": 4,
                         "logprobs": None,
+                        "batchdecode": {
+                            "index": 0,
+                            "tokens": [17, 4],
+                            "usage": {"prompt_tokens": 5, "completion_tokens": 2},
+                            "slot": 0,
+                            "steps": {"arrived": 0, "admitted": 0, "first_token": 0, "finished": 1},
+                        },
                     }
                 ],
                 "usage": {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7},
-                "batchdecode": {
-                    "index": 3,
-                    "tokens": [17, 4],
-                    "slot": 0,
-                    "steps": {"arrived": 0, "admitted": 0, "first_token": 0, "finished": 1},
-                },
             },
         },
         "error": None,
     }
+
+
+def changed(**fields):
+    return Result(**{name: getattr(RESULT, name) for name in Result.__struct_fields__} | fields)
+
+
+def test_a_row_holds_all_results_of_a_request():
+    results = [changed(index=2, text="x"), changed(index=0, usage=Usage(5, 40))]
+    body = json.loads(encode_row(*results))["response"]["body"]
+    assert [(choice["index"], choice["text"]) for choice in body["choices"]] == [
+        (0, "x"),
+        (1, "héllo"),
+    ]
+    assert [choice["batchdecode"]["index"] for choice in body["choices"]] == [2, 0]
+    assert body["usage"] == {"prompt_tokens": 5, "completion_tokens": 42, "total_tokens": 47}
+
+
+def test_the_logprobs_of_a_row_are_in_the_form_of_openai():
+    logprobs = [
+        TokenLogprob(17, -0.5, [TopLogprob(17, -0.5), TopLogprob(4, -2.0)]),
+        TokenLogprob(4, -9999.0, []),
+    ]
+    row = json.loads(encode_row(changed(logprobs=logprobs)))
+    assert row["response"]["body"]["choices"][0]["logprobs"] == {
+        "tokens": ["token_id:17", "token_id:4"],
+        "token_logprobs": [-0.5, -9999.0],
+        "top_logprobs": [{"token_id:17": -0.5, "token_id:4": -2.0}, {}],
+    }
+
+
+def test_a_row_fails_if_one_of_its_choices_does():
+    error = ErrorInfo("model-error", "step 3: no")
+    row = json.loads(encode_row(RESULT, changed(index=1, finish_reason="error", error=error)))
+    assert row["response"]["status_code"] == 500
+    assert row["error"] == {"code": "model-error", "message": "step 3: no"}
+    choices = row["response"]["body"]["choices"]
+    assert ["error" in choice["batchdecode"] for choice in choices] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -82,8 +132,7 @@ def test_a_row_is_a_text_completion():
 def test_a_failed_row_tells_whose_fault_it_is(codes, status):
     for code in codes:
         error = ErrorInfo(code, "m", line=3, column=5, field="stop[0]")
-        fields = {name: getattr(RESULT, name) for name in Result.__struct_fields__}
-        row = json.loads(encode_row(Result(**fields | {"error": error, "finish_reason": "error"})))
+        row = json.loads(encode_row(changed(error=error, finish_reason="error")))
         assert row["response"]["status_code"] == status
         assert row["error"] == {
             "code": code,
@@ -92,12 +141,16 @@ def test_a_failed_row_tells_whose_fault_it_is(codes, status):
             "column": 5,
             "field": "stop[0]",
         }
-        assert row["response"]["body"]["batchdecode"]["tokens"] == [17, 4]
+        assert row["response"]["body"]["choices"][0]["batchdecode"]["tokens"] == [17, 4]
 
 
 COUNT = st.integers(0, 2**31)
 MAYBE_COUNT = st.none() | COUNT
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+LOGPROB = st.floats(-9999, 0)
+TOPS = st.lists(
+    st.builds(TopLogprob, COUNT, LOGPROB), max_size=3, unique_by=lambda other: other.token
+)
 RESULTS = st.builds(
     Result,
     id=TEXT,
@@ -109,6 +162,12 @@ RESULTS = st.builds(
     usage=st.builds(Usage, COUNT, COUNT),
     slot=MAYBE_COUNT,
     steps=st.builds(StepTimes, MAYBE_COUNT, MAYBE_COUNT, MAYBE_COUNT, MAYBE_COUNT),
+    cumulative_logprob=st.none() | LOGPROB,
+    logprobs=st.none() | st.lists(st.builds(TokenLogprob, COUNT, LOGPROB, TOPS), max_size=3),
+    score=st.none() | LOGPROB,
+    segments=st.none()
+    | st.lists(st.builds(Segment, TEXT, TEXT, st.lists(COUNT, max_size=3)), max_size=2),
+    constraint=st.sampled_from([None, "complete", "incomplete"]),
     error=st.none() | st.builds(ErrorInfo, TEXT, TEXT, MAYBE_COUNT, MAYBE_COUNT, st.none() | TEXT),
 )
 
@@ -119,7 +178,13 @@ def test_both_forms_hold_the_whole_result(result):
         line = encode(result)
         assert line.endswith(b"\n")
         assert line.count(b"\n") == 1
-        assert decode_result_line(line) == result
+        assert decode_result_line(line) == [result]
+
+
+@given(st.lists(RESULTS, min_size=1, max_size=3), TEXT)
+def test_a_row_holds_each_result_whole(results, request_id):
+    results = [replace(result, id=request_id) for result in results]
+    assert decode_result_line(encode_row(*results)) == results
 
 
 @pytest.mark.parametrize(
@@ -147,6 +212,22 @@ def test_a_row_without_choices_is_an_error():
 
 
 @pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tokens", ["token_id:x"]),
+        ("tokens", []),
+        ("token_logprobs", [0.5, 0.5]),
+        ("top_logprobs", [{"x": -1.0}]),
+    ],
+)
+def test_logprobs_that_nothing_wrote_are_an_error(field, value):
+    row = json.loads(encode_row(changed(logprobs=[TokenLogprob(4, -1.0, [])])))
+    row["response"]["body"]["choices"][0]["logprobs"][field] = value
+    with pytest.raises(BatchdecodeError, match="not a result"):
+        decode_result_line(json.dumps(row).encode())
+
+
+@pytest.mark.parametrize(
     ("line", "message"),
     [
         (b'{"id":"a"}', "field `prompt` is missing"),
@@ -155,8 +236,8 @@ def test_a_row_without_choices_is_an_error():
     ],
 )
 def test_a_rejected_line_has_a_result_too(line, message):
-    bad = RequestParser(vocab_size=None).parse(line, 7)
-    result = make_rejected_result(bad.id, 6, bad.problems)
-    assert (result.id, result.index, result.finish_reason, result.tokens) == ("a", 6, "error", [])
+    bad = RequestParser(target=Target()).parse(line, 7)
+    result = make_rejected_result(bad.id, bad.problems)
+    assert (result.id, result.index, result.finish_reason, result.tokens) == ("a", 0, "error", [])
     assert result.error == ErrorInfo("missing-field", message, line=7, column=1, field="prompt")
-    assert decode_result_line(encode_result(result)) == result
+    assert decode_result_line(encode_result(result)) == [result]

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_schedule import DESIGN_JOBS, play, workloads
+from reference_units import play_units, unit_workloads
 
 from batcher.errors import BatchdecodeError
 from batcher.events import (
@@ -9,6 +10,8 @@ from batcher.events import (
     ArriveEvent,
     EndEvent,
     FinishEvent,
+    ForkEvent,
+    JumpEvent,
     RejectEvent,
     RunEvent,
 )
@@ -51,6 +54,28 @@ def lines_of(data):
             ),
         ),
         (
+            AdmitEvent(12, 12.0, "a", 1, 3, "refill", "negative"),
+            (
+                '{"event":"admit","step":12,"time":12.0,"id":"a","index":1,"slot":3,'
+                '"reason":"refill","role":"negative"}'
+            ),
+        ),
+        (
+            FinishEvent(12, 12.0, "a", 2, 3, "unused", None, 0, "beam"),
+            (
+                '{"event":"finish","step":12,"time":12.0,"id":"a","index":2,"slot":3,'
+                '"reason":"unused","stop_reason":null,"tokens":0,"role":"beam"}'
+            ),
+        ),
+        (
+            JumpEvent(3, 3.0, "a", 1, 2, 7),
+            '{"event":"jump","step":3,"time":3.0,"id":"a","index":1,"slot":2,"tokens":7}',
+        ),
+        (
+            ForkEvent(3, 3.0, "a", 1, 2, 0),
+            '{"event":"fork","step":3,"time":3.0,"id":"a","index":1,"slot":2,"parent":0}',
+        ),
+        (
             RejectEvent(0, 0.0, "9", 8, "invalid-json"),
             '{"event":"reject","step":0,"time":0.0,"id":"9","index":8,"reason":"invalid-json"}',
         ),
@@ -67,6 +92,12 @@ def test_what_is_written_is_read_back(jobs, batch):
     data = encode_events(events)
     assert data == b"".join(map(encode_event, events))
     assert list(read_trace(lines_of(data))) == events
+
+
+@given(unit_workloads())
+def test_samples_partners_and_beams_are_read_back(workload):
+    events = play_units(*workload, 5).events
+    assert list(read_trace(lines_of(encode_events(events)))) == events
 
 
 @given(st.data())
@@ -120,6 +151,10 @@ def test_unknown_fields_are_skipped():
     [
         (b'{"event":"adm\n', "run.jsonl:2: not a line of a trace: JSON is malformed"),
         (b'{"event":"\xff"}\n', "run.jsonl:2: not a line of a trace: 'utf-8'"),
+        (
+            encode_event(AdmitEvent(1, 1.0, "a", 0, 0, "empty", "judge")),
+            "Invalid enum value 'judge'",
+        ),
         (b'{"event":"end"}\n', "run.jsonl:2: not a line of a trace: .*missing required field"),
         (b'{"step":3}\n', "run.jsonl:2: not a line of a trace: .*missing required field `event`"),
         (b'{"a":' + b"[" * 100_000 + b"\n", "run.jsonl:2: not a line of a trace: .*recursion"),

@@ -2,7 +2,9 @@ import csv
 import io
 
 from reference_schedule import DESIGN_JOBS, Job, play
+from reference_units import beams, guided, play_units
 
+from batcher.events import ForkEvent, JumpEvent
 from batcher.formats.views import encode_csv, encode_spans, encode_steps
 from batcher.timeline import Selection, Timeline
 
@@ -14,9 +16,9 @@ def timeline_of(jobs, batch=2):
 def test_spans_of_the_example_of_the_design():
     assert b"".join(encode_spans(timeline_of(DESIGN_JOBS))).decode().splitlines() == [
         '{"slot":0,"id":"a","index":0,"start":0,"end":3,"outcome":"length"}',
-        '{"slot":1,"id":"b","index":1,"start":0,"end":1,"outcome":"length"}',
-        '{"slot":1,"id":"c","index":2,"start":1,"end":3,"outcome":"length"}',
-        '{"slot":0,"id":"d","index":3,"start":3,"end":7,"outcome":"length"}',
+        '{"slot":1,"id":"b","index":0,"start":0,"end":1,"outcome":"length"}',
+        '{"slot":1,"id":"c","index":0,"start":1,"end":3,"outcome":"length"}',
+        '{"slot":0,"id":"d","index":0,"start":3,"end":7,"outcome":"length"}',
     ]
 
 
@@ -29,7 +31,9 @@ def test_steps_of_the_example_of_the_design():
 
 def test_csv_has_a_header_and_quotes_what_needs_it():
     data = b"".join(encode_csv(timeline_of([Job('say "hi", é\n', 2)]))).decode()
-    assert data == 'slot,id,index,start,end,outcome\n0,"say ""hi"", é\n",0,0,2,length\n'
+    header, rest = data.split("\n", 1)
+    assert header == "slot,id,index,start,end,outcome,role,jumped"
+    assert rest == '0,"say ""hi"", é\n",0,0,2,length,sample,0\n'
 
 
 def test_a_request_that_still_runs_has_no_outcome():
@@ -46,3 +50,37 @@ def test_views_show_the_selection_alone():
     assert len(list(encode_spans(timeline, chosen))) == 1
     assert len(list(encode_csv(timeline, chosen))) == 2
     assert next(encode_steps(timeline, chosen)) == b'{"step":1,"slots":["c"],"waiting":1}\n'
+
+
+def unit_timeline():
+    units = [*guided("g", 2, 1), *beams("b", 2, 3)]
+    events = play_units(units, 4).events
+    events.insert(8, JumpEvent(0, 0.0, "g", 0, 0, 5))
+    events.insert(-3, ForkEvent(2, 2.0, "b", 1, 3, 0))
+    return Timeline.from_events(events)
+
+
+def test_spans_say_more_only_where_there_is_more():
+    assert b"".join(encode_spans(unit_timeline())).decode().splitlines() == [
+        '{"slot":0,"id":"g","index":0,"start":0,"end":2,"outcome":"length","jumped":5}',
+        '{"slot":1,"id":"g","index":0,"start":0,"end":2,"outcome":"unused","role":"negative"}',
+        '{"slot":2,"id":"g","index":1,"start":0,"end":1,"outcome":"length"}',
+        '{"slot":3,"id":"g","index":1,"start":0,"end":1,"outcome":"unused","role":"negative"}',
+        '{"slot":2,"id":"b","index":0,"start":1,"end":4,"outcome":"length","role":"beam"}',
+        (
+            '{"slot":3,"id":"b","index":1,"start":1,"end":4,"outcome":"unused","role":"beam",'
+            '"forks":[{"step":2,"parent":0}]}'
+        ),
+    ]
+
+
+def test_csv_has_columns_for_the_role_and_the_jumped_tokens():
+    rows = b"".join(encode_csv(unit_timeline())).decode().splitlines()
+    assert rows[1:3] == ["0,g,0,0,2,length,sample,5", "1,g,0,0,2,unused,negative,0"]
+    assert rows[6] == "3,b,1,1,4,unused,beam,0"
+
+
+def test_steps_have_labels():
+    lines = list(encode_steps(unit_timeline()))
+    assert lines[0] == b'{"step":0,"slots":["g","g~","g#1","g#1~"],"waiting":1}\n'
+    assert lines[2] == b'{"step":2,"slots":[null,null,"b","b#1"],"waiting":0}\n'

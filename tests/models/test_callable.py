@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from batcher import BatchdecodeError, Engine, Request, Result, decode
+from batcher.models.base import Batch, Chunk
 from batcher.models.callable import CallableModel
-from batcher.models.loading import load_model
+from batcher.models.loading import as_model, load_model
 
 
 def count_up(prefixes: list[list[int]]) -> list[int]:
@@ -183,7 +184,7 @@ def test_a_model_is_found_in_the_current_folder(
         ("./my:x", {}, None, "unknown model './my:x': './my' is no package.module"),
         ("my.py:x", {}, None, "'my.py' is no package.module"),
         ("no_such_module:x", {}, None, "cannot import no_such_module: ModuleNotFoundError"),
-        ("math:pi", {}, None, "math:pi is neither a Model nor callable"),
+        ("math:pi", {}, None, "math:pi is neither a Model nor an LLM nor callable"),
         ("math:sqrt", {}, 4, "a seed is a setting of the simulated model"),
         ("simulated", {"eos_rat": 1}, None, r"eos_rat.*settings: seed, eos_rate, newline_rate"),
         ("simulated", {"eos_rate": 2}, None, "eos_rate"),
@@ -204,6 +205,72 @@ def test_the_seed_argument_wins_over_the_settings() -> None:
 def test_a_bug_in_the_engine_is_not_a_model_error() -> None:
     engine = Engine(CallableModel(count_up), 1)
     engine.add(Request(prompt=[1]))
-    engine._history = None
+    engine._slots = None
     with pytest.raises(AttributeError):
         engine.step()
+
+
+# -- a callable that gives logits -----------------------------------------------------------------
+
+
+def rising(prefixes: list[list[int]]) -> list[list[float]]:
+    return [[float(len(prefix) + token) for token in range(3)] for prefix in prefixes]
+
+
+rising.gives, rising.vocab_size = "logits", 3
+
+
+def batch_of(*prompts: list[int]) -> Batch:
+    batch = Batch(len(prompts))
+    for slot, prompt in enumerate(prompts):
+        batch.join(Chunk(slot, prompt, 0))
+    batch.logit_slots = batch.slots
+    return batch
+
+
+@pytest.mark.parametrize("answer", [lambda rows: rows, np.array, tuple, iter, np.float16])
+def test_a_callable_may_give_logits(answer: Callable) -> None:
+    def model(prefixes: list[list[int]]) -> object:
+        return answer(rising(prefixes))
+
+    model.gives, model.vocab_size = "logits", 3
+    adapted = as_model(model)
+    adapted.allocate(2)
+    output = adapted.forward(batch_of([7], [7, 7]))
+    assert adapted.gives == "logits"
+    assert output.logits.tolist() == [[1, 2, 3], [2, 3, 4]]
+    assert output.logits.dtype == np.float32
+    assert output.failed == {}
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ([1.0, 2.0], "rising returned 2 logits, not 3"),
+        (5, "rising returned 5, which is no list of logits"),
+        (["1", "2", "3"], "which is no list of logits"),
+    ],
+)
+def test_a_row_that_is_no_logits_fails_alone(row: object, message: str) -> None:
+    def model(prefixes: list[list[int]]) -> list[object]:
+        return [row if prefix == [7] else [0.0, 1.0, 2.0] for prefix in prefixes]
+
+    model.gives, model.vocab_size = "logits", 3
+    adapted = as_model(model, "rising")
+    adapted.allocate(2)
+    output = adapted.forward(batch_of([7], [7, 7]))
+    assert output.failed.keys() == {0}
+    assert message in output.failed[0]
+    assert output.logits[1].tolist() == [0, 1, 2]
+
+
+def test_a_fork_goes_on_from_what_its_source_was() -> None:
+    seen: list[list[list[int]]] = []
+    model = CallableModel(lambda prefixes: seen.append(prefixes) or count_up(prefixes))
+    model.allocate(3)
+    batch = batch_of([1], [2, 2], [4])
+    model.forward(batch)
+    model.fork(1, 0)
+    batch.chunks, batch.tokens = [Chunk(2, [8, 9], 0)], np.array([5, 6, 7])
+    model.forward(batch)
+    assert seen == [[[1], [2, 2], [4]], [[2, 2, 5], [2, 2, 6], [8, 9]]]

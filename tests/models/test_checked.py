@@ -7,7 +7,8 @@ import pytest
 
 from batcher import BatchdecodeError, Engine, Request, Result, SimulatedModel, decode
 from batcher.errors import ModelError
-from batcher.models.base import Batch, ModelOutput
+from batcher.models.base import Batch, Chunk, ModelOutput
+from batcher.models.byte_tokenizer import ByteTokenizer
 from batcher.models.loading import as_model
 
 REQUESTS = [Request(prompt=[7] * n, max_tokens=4, ignore_eos=True) for n in (1, 2, 3)]
@@ -118,3 +119,202 @@ def test_an_engine_takes_a_callable_as_well() -> None:
 def test_a_class_that_cannot_be_made_is_a_clear_error() -> None:
     with pytest.raises(BatchdecodeError, match="cannot make a Faulty: TypeError"):
         as_model(Faulty)
+
+
+# -- logits and forks -----------------------------------------------------------------------------
+
+LOGITS = np.arange(8, dtype=np.float32).reshape(2, 4)
+
+
+class Giver:
+    """Gives `output` whatever it is asked."""
+
+    name, settings, tokenizer, vocab_size, eos_token_id = "giver", {}, ByteTokenizer(), 4, None
+    gives = "both"
+
+    def __init__(self, output: object) -> None:
+        self.output, self.forks = output, []
+
+    def allocate(self, num_slots: int) -> None: ...
+
+    def release(self, slot: int) -> None: ...
+
+    def forward(self, batch: Batch) -> object:
+        batch.logit_slots = np.array([9])  # it may
+        return self.output
+
+
+class Forking(Giver):
+    def fork(self, source: int, target: int) -> None:
+        if source == target:
+            raise MemoryError("no blocks")
+        self.forks.append((source, target))
+
+
+def answer_to(output: object, logit_slots: list[int]) -> ModelOutput:
+    """What the checked model makes of `output`, for a batch of slots 0, 1 and 3 of 4."""
+    model = as_model(Giver(output))
+    model.allocate(4)
+    batch = Batch(4)
+    for slot in (0, 1, 3):
+        batch.join(Chunk(slot, [1], 0))
+    batch.logit_slots = np.array(logit_slots)
+    return model.forward(batch)
+
+
+def test_logits_are_handed_on_for_the_rows_that_want_them() -> None:
+    output = answer_to(ModelOutput(np.array([-1, 2, 99, 3]), {3: "full"}, LOGITS), [0, 3])
+    assert output.logits.tolist() == LOGITS.tolist()
+    assert output.tokens.tolist() == [0, 2, 0, 0]  # a token beside logits means nothing
+    assert output.failed == {3: "full"}
+
+
+def test_logits_are_a_copy_that_the_engine_may_write_in() -> None:
+    for given in (LOGITS, LOGITS.astype(np.float64), np.asfortranarray(LOGITS), LOGITS.tolist()):
+        output = answer_to(ModelOutput(np.zeros(4, np.int64), {}, given), [0, 3])
+        assert output.logits.flags.c_contiguous
+        assert output.logits.dtype == np.float32
+        assert not np.shares_memory(output.logits, given)
+
+
+def test_a_model_that_gives_logits_for_every_row_needs_no_tokens() -> None:
+    logits = np.zeros((3, 4))
+    assert answer_to(ModelOutput(None, {}, logits), [0, 1, 3]).tokens.tolist() == [0, 0, 0, 0]
+
+
+def test_logits_that_are_too_large_become_infinite() -> None:
+    large = LOGITS.astype(np.float64) * 1e300
+    output = answer_to(ModelOutput(np.zeros(4, np.int64), {}, large), [0, 3])
+    assert output.logits[1].tolist() == [np.inf] * 4
+
+
+@pytest.mark.parametrize(
+    ("logits", "message"),
+    [
+        (None, r"returned logits object \[\], not numbers \[2, 4\]"),
+        (LOGITS[:1], r"returned logits float32 \[1, 4\], not numbers \[2, 4\]"),
+        (LOGITS[:, :3], r"returned logits float32 \[2, 3\], not numbers \[2, 4\]"),
+        (LOGITS[0], r"returned logits float32 \[4\], not numbers"),
+        (LOGITS > 0, r"returned logits bool \[2, 4\], not numbers"),
+        (LOGITS * 1j, r"returned logits complex"),
+        ([[1.0], [1.0, 2.0]], "raised ValueError"),
+    ],
+)
+def test_logits_that_are_none_fail_the_batch(logits: object, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        answer_to(ModelOutput(np.zeros(4, np.int64), {}, logits), [0, 3])
+
+
+def test_forks_are_handed_on() -> None:
+    model = as_model(inner := Forking(None))
+    model.fork(2, 1)
+    assert inner.forks == [(2, 1)]
+    with pytest.raises(BatchdecodeError, match="giver cannot fork slot 3: MemoryError: no blocks"):
+        model.fork(3, 3)
+
+
+class Forkless(Giver):
+    """Remembers what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(ModelOutput(np.zeros(4, np.int64)))
+        self.told: list[object] = []
+
+    def forward(self, batch: Batch) -> object:
+        chunks = [(chunk.slot, chunk.token_ids, chunk.start) for chunk in batch.chunks]
+        self.told.append((batch.slots.tolist(), chunks))
+        return self.output
+
+    def release(self, slot: int) -> None:
+        self.told.append(slot)
+
+
+def test_a_model_without_fork_is_handed_whole_prefixes_instead() -> None:
+    model = as_model(inner := Forkless())
+    model.allocate(4)
+    batch = Batch(4)
+    batch.join(Chunk(0, [1, 2], 0))
+    batch.join(Chunk(1, [3], 0))
+    model.forward(batch)
+    batch.chunks, batch.tokens = [Chunk(1, [3, 3], 1)], np.array([5, 0, 0, 0])
+    model.forward(batch)
+    batch.chunks, batch.tokens = [], np.array([6, 7, 8, 9])
+    model.fork(0, 1)  # whose row is forgotten
+    model.fork(0, 3)  # where there was none
+    model.fork(0, 2)
+    model.release(2)  # before it was told of
+    batch.enter(3)
+    model.forward(batch)
+    batch.chunks = []
+    model.forward(batch)
+    model.release(3)
+    assert inner.told == [
+        ([0, 1], [(0, [1, 2], 0), (1, [3], 0)]),
+        ([0, 1], [(1, [3, 3], 1)]),
+        1,
+        ([0, 1, 3], [(1, [1, 2, 5, 7], 0), (3, [1, 2, 5, 9], 0)]),
+        ([0, 1, 3], []),
+        3,
+    ]
+
+
+def logits_of(state: int) -> list[float]:
+    return [(state * (token + 3) % 101) / 25 for token in range(9)]
+
+
+class Cached:
+    """Its cache is a hash of the prefix; it cannot fork."""
+
+    name, settings, tokenizer, eos_token_id = "cached", {}, ByteTokenizer(), 0
+    vocab_size, gives = 9, "logits"
+
+    def allocate(self, num_slots: int) -> None:
+        self.states = [0] * num_slots
+
+    def release(self, slot: int) -> None:
+        self.states[slot] = 0
+
+    def forward(self, batch: Batch) -> ModelOutput:
+        new = {slot: [int(batch.tokens[slot])] for slot in batch.slots.tolist()}
+        for chunk in batch.chunks:
+            new[chunk.slot] = chunk.token_ids
+            if chunk.start == 0:
+                self.states[chunk.slot] = 0
+        for slot, tokens in new.items():
+            for token in tokens:
+                self.states[slot] = (self.states[slot] * 31 + token + 1) % 1009
+        return ModelOutput(None, logits=[logits_of(self.states[slot]) for slot in new])
+
+
+class Uncached:
+    """The same from the whole prefix."""
+
+    vocab_size, gives, eos_token_id = 9, "logits", 0
+
+    def __call__(self, prefixes: list[list[int]]) -> list[list[float]]:
+        states = []
+        for prefix in prefixes:
+            state = 0
+            for token in prefix:
+                state = (state * 31 + token + 1) % 1009
+            states.append(state)
+        return [logits_of(state) for state in states]
+
+
+@pytest.mark.parametrize("batch_size", [3, 8])
+def test_beams_of_a_model_without_fork_are_those_of_one_that_can(batch_size: int) -> None:
+    requests = [
+        Request(prompt=[seed], num_beams=3, n=2, max_tokens=12, ignore_eos=seed % 2 == 0)
+        for seed in range(6)
+    ]
+    outputs, others = (
+        [(result.tokens, result.score) for result in decode(requests, model=model, batch_size=size)]
+        for model, size in ((Uncached(), 8), (Cached(), batch_size))
+    )
+    assert outputs == others
+    assert len({tuple(tokens) for tokens, _ in outputs}) > 6
+
+
+def test_a_model_gives_tokens_if_it_does_not_say() -> None:
+    assert as_model(Faulty(ModelOutput)).gives == "tokens"
+    assert as_model(Giver(None)).gives == "both"

@@ -28,6 +28,9 @@ def model_with(**attributes: Any) -> Any:
         ({"vocab_size": 10, "eos_token_id": 10}, "eos_token_id 10 is not below vocab_size 10"),
         ({"tokenizer": object()}, "tokenizer lacks encode or token_bytes"),
         ({"settings": {"a": object()}}, "settings do not fit into JSON"),
+        ({"gives": "text"}, "gives is not one of tokens, logits$"),
+        ({"gives": "both", "vocab_size": 3}, "gives is not one of tokens, logits$"),
+        ({"gives": "logits"}, "vocab_size is None, and it gives logits"),
     ],
 )
 def test_what_a_model_says_of_itself_is_checked(attributes: dict, fault: str) -> None:

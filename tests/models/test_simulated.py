@@ -4,13 +4,13 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import ENGLISH, Language, as_text, decode_alone
 
 from batcher import Request, SimulatedModel, SimulatedSettings, decode
 from batcher.models.base import Batch, Chunk, join_bytes
-from batcher.models.simulated import _hash_after, reference_next_token
+from batcher.models.simulated import _hash_after, reference_logits, reference_next_token
 from batcher.models.word_tokenizer import EOS_TOKEN_ID, FIRST_WORD_ID, WordTokenizer
 
 prompts = st.lists(st.integers(0, 511), max_size=30)
@@ -44,8 +44,8 @@ def test_a_prompt_in_two_chunks_is_the_same_prompt(prompt: list[int], border: in
     assert tokens.tolist() == [reference_next_token(model, prompt)]
 
 
-def batch_of(chunk: Chunk) -> Batch:
-    batch = Batch(1)
+def batch_of(chunk: Chunk, num_slots: int = 1) -> Batch:
+    batch = Batch(num_slots)
     batch.join(chunk)
     return batch
 
@@ -56,6 +56,141 @@ def test_hashing_at_once_equals_hashing_one_by_one(state: int, token_ids: list[i
     for token_id in token_ids:
         expected = (expected + token_id) * 0x5851F42D4C957F2D % 2**64
     assert _hash_after(state, token_ids) == expected
+
+
+@settings(max_examples=30, deadline=None)  # the definition is slow
+@given(st.lists(prompts, min_size=1, max_size=4), st.data())
+def test_the_logits_of_any_slots_are_the_function_of_their_prefixes(
+    rows: list[list[int]], data: st.DataObject
+) -> None:
+    model = SimulatedModel(SimulatedSettings(seed=data.draw(st.integers(0, 99))))
+    model.allocate(len(rows))
+    heads, batch = Batch(len(rows)), Batch(len(rows))
+    prefixes = [list(prompt) for prompt in rows]
+    for slot, prompt in enumerate(rows):
+        border = data.draw(st.integers(0, max(0, len(prompt) - 1)))
+        if border:  # a prompt in two chunks
+            heads.join(Chunk(slot, prompt[:border], 0))
+        batch.join(Chunk(slot, prompt[border:], border))
+    model.forward(heads)
+    for _ in range(3):
+        wanted = sorted(data.draw(st.sets(st.integers(0, len(rows) - 1), min_size=1)))
+        batch.logit_slots = np.array(wanted)
+        output = model.forward(batch)
+        check_logits(output.logits, [reference_logits(model, prefixes[slot]) for slot in wanted])
+        tokens = [data.draw(st.integers(0, 511)) for _ in rows]
+        for prefix, token in zip(prefixes, tokens, strict=True):
+            prefix.append(token)
+        if len(rows) > 1 and data.draw(st.booleans()):
+            model.fork(0, 1)
+            prefixes[1] = [*prefixes[0][:-1], tokens[1]]
+        batch.chunks, batch.tokens = [], np.array(tokens)
+
+
+def check_logits(logits: np.ndarray | None, expected: list[list[float]]) -> None:
+    assert logits is not None
+    assert logits.dtype == np.float32
+    assert logits.flags.c_contiguous
+    assert logits.shape == np.shape(expected)
+    assert np.abs(logits - expected).max() < 1e-5
+
+
+MODEL = SimulatedModel()  # one for many tests, since it makes its table of logits once
+
+
+def logits_after(prefixes: list[list[int]]) -> tuple[np.ndarray, list[int]]:
+    """Return the logits [rows, vocab] after some prompts in one batch, and the greedy tokens."""
+    model = MODEL
+    model.allocate(len(prefixes))
+    batch = Batch(len(prefixes))
+    for slot, prefix in enumerate(prefixes):
+        batch.join(Chunk(slot, prefix, 0))
+    batch.logit_slots = batch.slots
+    output = model.forward(batch)
+    assert output.logits is not None
+    return output.logits, output.tokens.tolist()
+
+
+MANY = [[prompt, prompt % 7] for prompt in range(2, 512)] + [
+    [i, t] for t in range(512) for i in (3, 4)
+]
+
+
+def test_the_greedy_token_has_the_largest_logit_by_far_enough() -> None:
+    logits, tokens = logits_after(MANY)
+    assert np.isfinite(logits).all()
+    assert logits.argmax(axis=1).tolist() == tokens
+    best_two = np.partition(logits, -2)[:, -2:]
+    assert (best_two[:, 1] - best_two[:, 0]).min() > 0.5
+
+
+def test_the_logits_of_a_row_are_the_same_to_the_bit_in_any_batch() -> None:
+    together = logits_after(MANY[:64])[0].copy()
+    for prefix, row in zip(MANY[:64], together, strict=True):
+        alone, _ = logits_after([prefix])
+        assert (alone[0] == row).all()
+
+
+def test_the_logits_are_shaped_like_a_language_models() -> None:
+    """A few words are likely, how many varies; what breaks the grammar is rare, not impossible."""
+    model = SimulatedModel()
+    words = [[i, word] for word in model.tokenizer.words["object"] for i in range(2, 40)]
+    logits, _ = logits_after(words)
+    probabilities = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities /= probabilities.sum(axis=1, keepdims=True)
+    bits = -(probabilities * np.log2(probabilities)).sum(axis=1)
+    assert 1.5 < np.median(bits) < 4
+    assert np.quantile(bits, 0.9) - np.quantile(bits, 0.1) > 1
+    line = model.lines[words[0][-1]]
+    followers = np.unique(model.choices[line : line + 1024])
+    in_grammar = probabilities[:, followers].sum(axis=1)
+    assert 0.97 < in_grammar.mean() < 0.999
+    assert probabilities.min() > 0
+    frequent, rare = model.tokenizer.encode("."), model.tokenizer.encode(",")
+    assert probabilities[:, frequent].mean() > 2 * probabilities[:, rare].mean()
+
+
+def test_logits_are_made_for_those_who_want_them() -> None:
+    model = SimulatedModel()
+    model.allocate(1)
+    assert model.forward(batch_of(Chunk(0, [5], 0))).logits is None
+    assert "_logit_table" not in vars(model)
+
+
+def test_a_caller_may_overwrite_the_logits() -> None:
+    model = SimulatedModel()
+    model.allocate(2)
+    for prompt in ([5], [6]):
+        batch = batch_of(Chunk(1, prompt, 0), 2)
+        batch.logit_slots = np.array([1])
+        logits = model.forward(batch).logits
+        check_logits(logits, [reference_logits(model, prompt)])
+        assert logits is not None
+        logits[:] = -np.inf
+
+
+def test_golden_logits() -> None:
+    """Samples stay the same from release to release; the reference says that they are right."""
+    model = SimulatedModel()
+    logits = reference_logits(model, model.tokenizer.encode("Tell me a story"))
+    best = sorted(range(512), key=lambda token: -logits[token])[:5]
+    words = [model.tokenizer.token_bytes[token].decode() for token in best]
+    assert words == [" The", " Each", " Another", " This", " His"]
+    expected = [13.3209, 11.9359, 11.1257, 10.5509, 10.105]
+    assert [logits[token] for token in best] == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_fork_goes_on_like_its_source() -> None:
+    model = SimulatedModel()
+    model.allocate(2)
+    batch = Batch(2)
+    batch.join(Chunk(0, [5, 6], 0))
+    batch.join(Chunk(1, [7, 8, 9], 0))
+    model.forward(batch)
+    model.fork(0, 1)
+    batch.chunks, batch.tokens = [], np.array([300, 301])
+    expected = [reference_next_token(model, [5, 6, token]) for token in (300, 301)]
+    assert model.forward(batch).tokens.tolist() == expected
 
 
 @pytest.mark.parametrize("change", ["first", "middle", "last", "swap", "drop"])

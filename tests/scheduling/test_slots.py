@@ -2,7 +2,7 @@
 
 import pytest
 
-from batcher.decoding.stops import StopSet
+from batcher.decoding.machine import state_machine
 from batcher.errors import InvariantError
 from batcher.request import Request
 from batcher.scheduling.slots import SlotTable
@@ -10,7 +10,9 @@ from batcher.sequence import Sequence
 
 
 def sequence(name: str) -> Sequence:
-    return Sequence(Request(prompt=""), name, 0, [], StopSet(), "input", None)
+    request = Request(prompt="")
+    machine = state_machine(request, None)
+    return Sequence(request, name, 0, 0, [], machine, "input", None, is_plain=True)
 
 
 def test_the_lowest_free_slot_is_taken() -> None:
@@ -32,6 +34,24 @@ def test_holders_are_due_at_their_deadlines_unless_they_leave_before() -> None:
     table.vacate(2, 4)
     assert table.due == {7: [0]}
     assert (table.was_used_in(2, 4), table.was_used_in(0, 4)) == (True, False)
+
+
+def test_a_deadline_can_come_nearer() -> None:
+    table = SlotTable(2)
+    table.occupy(sequence("x"), 9)
+    table.occupy(sequence("y"), 9)
+    table.advance_deadline(1, 3)
+    assert table.due == {9: [0], 6: [1]}
+    table.vacate(1, 6)
+    assert table.due == {9: [0]}
+
+
+def test_a_companion_has_no_deadline_of_its_own() -> None:
+    table = SlotTable(2)
+    table.occupy(sequence("x"))
+    assert table.due == {}
+    table.vacate(0, 3)
+    assert table.num_free == 2
 
 
 def test_a_slot_cannot_be_vacated_twice() -> None:

@@ -1,0 +1,225 @@
+"""Beam search over the rows of one request, with the semantics of Hugging Face's `generate`.
+
+A *place* is a beam's slot.  The best child of a beam stays in its parent's place and the others go
+to places whose beam has no child, so that only a real fork copies a cache.  Ranks, not places,
+decide: of two equal candidates the one of the better beam comes first, then the lower token id.
+
+Sums and scores are float32, as in `generate`, so that both cut at the same candidates.
+"""
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from batcher.models.base import FloatArray
+
+# Divisors keep to this range, so that no length penalty makes a score infinite or NaN.
+_MIN_DIVISOR, _MAX_DIVISOR = 1e-30, 1e30
+_LOWEST = np.finfo(np.float32).min
+
+_Path = tuple["_Path", int] | None  # a beam's tokens, last one outside; forks share the rest
+
+
+class Hypothesis(NamedTuple):
+    """A sequence that the search found.
+
+    score: the sum of its log probs / (number of its tokens)^length_penalty.
+    has_ended: an EOS or a stop completed; False for one that was cut short.
+    """
+
+    tokens: list[int]
+    score: float
+    has_ended: bool
+
+
+class BeamStep(NamedTuple):
+    """How every place goes on: with the row of the place `parents[place]`, then `tokens[place]`.
+
+    tokens, parents: [num_beams].  A place p with parents[p] != p is never a parent itself.  A place
+    that no beam needs doubles the best beam, so that its row is always one that may be computed.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+
+
+class _Beam(NamedTuple):
+    """A hypothesis that goes on; its row is the one at `place`."""
+
+    place: int
+    path: _Path
+    total: np.float32  # the sum of its log probs
+
+
+class _Candidate(NamedTuple):
+    """A beam, and a token that it may go on with."""
+
+    beam: _Beam
+    token: int
+    total: np.float32
+
+    @property
+    def path(self) -> _Path:
+        """The tokens of the beam, and this one."""
+        return self.beam.path, self.token
+
+
+class _Finished(NamedTuple):
+    """A hypothesis that does not go on."""
+
+    path: _Path
+    score: float
+    has_ended: bool
+
+
+class BeamSearch:
+    """Chooses, step by step, how the beams of one request go on; it holds no model and no cache.
+
+    The search is that of transformers 5 (`GenerationMixin._beam_search`), but for the candidates
+    it has only because a tensor must be filled, at -1e9 or -inf: here they do not exist, so there
+    may be fewer beams than places, and fewer results than asked for.  One beam decodes greedily.
+
+    has_failed: every beam came to where each token is impossible, and none had finished.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_beams: int,
+        num_results: int,
+        length_penalty: float,
+        early_stopping: bool | Literal["never"],
+        max_tokens: int,
+        num_eos: int,
+    ) -> None:
+        self.has_failed = False
+        self._num_beams = num_beams
+        self._num_results = num_results
+        self._length_penalty = length_penalty
+        self._is_enough_when_full = early_stopping is True or num_beams == 1
+        self._hopes_for_length = early_stopping == "never" and length_penalty > 0
+        self._max_tokens = max_tokens
+        # so many that num_beams go on even where each of them might end with any EOS
+        self._num_candidates = max(2, 1 + num_eos) * num_beams
+        self._num_tokens = 0  # of every running beam
+        self._running = [_Beam(0, None, np.float32(0))]  # best first
+        self._finished: list[_Finished] = []  # best first
+
+    def advance(self, log_probs: FloatArray, ends: Callable[[int, int], bool]) -> BeamStep | None:
+        """Return how every place goes on, or None: the search is done.
+
+        log_probs: [num_beams, vocab] float32 by place, after the processors, without NaN; -inf is
+        an impossible token.  The first step needs [1, vocab] only: one place has a beam.
+        ends: whether a token chosen at a place ends that hypothesis.
+        """
+        candidates = self._best_candidates(log_probs)
+        if not candidates:
+            self.has_failed = not self._finished
+            if self._finished:
+                self._running = []
+            return None
+        self._num_tokens += 1
+        has_ended = [ends(beam.place, token) for beam, token, _ in candidates]
+        num_beams = self._num_beams
+        self._finish(candidates[:num_beams], has_ended[:num_beams])
+        going_on = [c for c, is_over in zip(candidates, has_ended, strict=True) if not is_over]
+        if self._is_done(going_on):
+            self._running = []
+            return None
+        return self._go_on(going_on[:num_beams])
+
+    def results(self) -> list[Hypothesis]:
+        """Return the `num_results` best hypotheses, best first; fewer if there are not as many.
+
+        Of a search that was broken off, or has failed, beams that had not finished come last.
+        """
+        found = [(f.path, f.score, f.has_ended) for f in self._finished]
+        length = max(1, self._num_tokens)
+        found += [(beam.path, self._score(beam.total, length), False) for beam in self._running]
+        return [
+            Hypothesis(_tokens(path), score, has_ended)
+            for path, score, has_ended in found[: self._num_results]
+        ]
+
+    def _best_candidates(self, log_probs: FloatArray) -> list[_Candidate]:
+        """Return the candidates to look at, best first; the impossible ones are none."""
+        totals = np.array([beam.total for beam in self._running], np.float32)
+        sums = log_probs[[beam.place for beam in self._running]]
+        with np.errstate(over="ignore"):  # to -inf, which is impossible too
+            sums += totals[:, None]
+        vocab_size, flat = sums.shape[1], sums.reshape(-1)
+        least = max(_lower_bound(flat, self._num_candidates), _LOWEST)
+        (indices,) = (flat >= least).nonzero()
+        best = indices[np.argsort(-flat[indices], kind="stable")][: self._num_candidates]
+        return [
+            _Candidate(self._running[index // vocab_size], index % vocab_size, flat[index])
+            for index in best.tolist()
+        ]
+
+    def _finish(self, candidates: list[_Candidate], has_ended: list[bool]) -> None:
+        """Keep those of the best candidates that end here, if they are among the best so far."""
+        is_last_step = self._num_tokens >= self._max_tokens
+        self._finished += [
+            _Finished(c.path, self._score(c.total, self._num_tokens), is_over)
+            for c, is_over in zip(candidates, has_ended, strict=True)
+            if is_over or is_last_step
+        ]
+        self._finished.sort(key=lambda finished: -finished.score)  # stable: the older one first
+        del self._finished[self._num_beams :]
+
+    def _is_done(self, going_on: list[_Candidate]) -> bool:
+        """Return whether nothing can go on, or nothing that does is expected to be a result.
+
+        The expectation is that of `generate`: the best beam's sum stays as it is, and its length
+        does too, unless early_stopping is "never" and longer is better.
+        """
+        if not going_on or self._num_tokens >= self._max_tokens:
+            return True
+        if len(self._finished) < self._num_beams:
+            return False
+        length = self._max_tokens if self._hopes_for_length else self._num_tokens
+        is_hopeless = self._score(going_on[0].total, length) <= self._finished[-1].score
+        return is_hopeless or self._is_enough_when_full
+
+    def _go_on(self, candidates: list[_Candidate]) -> BeamStep:
+        """Give each candidate a place, and every place that is left over the best one's double."""
+        first_ranks: dict[int, int] = {}  # of the children of each place
+        for rank, candidate in enumerate(candidates):
+            first_ranks.setdefault(candidate.beam.place, rank)
+        free = iter([place for place in range(self._num_beams) if place not in first_ranks])
+        places = [
+            candidate.beam.place if first_ranks[candidate.beam.place] == rank else next(free)
+            for rank, candidate in enumerate(candidates)
+        ]
+        at_place = dict(zip(places, candidates, strict=True))
+        self._running = [_Beam(place, c.path, c.total) for place, c in at_place.items()]
+        chosen = [at_place.get(place, candidates[0]) for place in range(self._num_beams)]
+        return BeamStep([c.token for c in chosen], [c.beam.place for c in chosen])
+
+    def _score(self, total: np.float32, num_tokens: int) -> float:
+        """Return total / num_tokens^length_penalty, in float32."""
+        with np.errstate(over="ignore", under="ignore"):
+            power = np.float64(num_tokens) ** self._length_penalty
+            divisor = np.float32(np.clip(power, _MIN_DIVISOR, _MAX_DIVISOR))
+            return float(max(total / divisor, _LOWEST))
+
+
+def _lower_bound(values: FloatArray, count: int) -> np.float32:
+    """Return a number that `count` of `values` reach, and not many more, unless many are equal.
+
+    It is the count-th largest of the maxima of many blocks, which are quicker to find.
+    """
+    width = max(1, len(values) // (16 * count))
+    maxima = values[: len(values) // width * width].reshape(-1, width).max(axis=1)
+    num_below = max(0, len(maxima) - count)
+    bound: np.float32 = np.partition(maxima, num_below)[num_below]
+    return bound
+
+
+def _tokens(path: _Path) -> list[int]:
+    tokens = []
+    while path is not None:
+        path, token = path
+        tokens.append(token)
+    return tokens[::-1]

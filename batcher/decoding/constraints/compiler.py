@@ -1,0 +1,155 @@
+"""Compiles constraints for one tokenizer, each distinct one once."""
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+from batcher.decoding.constraints.grammars import json_schema_grammar, lark_grammar
+from batcher.decoding.constraints.messages import grammar_error
+from batcher.decoding.constraints.rows import GrammarRow
+from batcher.decoding.constraints.source import ConstraintSource
+from batcher.decoding.constraints.verification import Verifier
+from batcher.errors import BatchdecodeError, GrammarError
+from batcher.models.base import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+MAX_CACHED = 256
+
+
+class MissingGrammarError(BatchdecodeError):
+    """Constraints need llguidance, and it is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "constraints need llguidance: install it with `pip install 'batchdecode[grammar]'`"
+        )
+
+
+class CompiledConstraint:
+    """A constraint ready for any number of rows.
+
+    verifier: checks finished outputs, independently of the rows.
+    """
+
+    def __init__(self, source: ConstraintSource, start: "LLMatcher", eos_token_id: int) -> None:
+        self.source, self.verifier = source, Verifier(source)
+        self._start, self._eos_token_id = start, eos_token_id
+
+    def new_row(self) -> GrammarRow:
+        """Return the constraint of an output that has not begun."""
+        return GrammarRow(self._start.deep_copy(), self._eos_token_id)
+
+
+class ConstraintCompiler:
+    """Compiles constraints for one tokenizer, and keeps those that were used last.
+
+    num_hits, num_misses: how often a constraint was there already, and how often it was compiled;
+    one that cannot be compiled is remembered as well.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        eos_token_id: int | None,
+        max_cached: int = MAX_CACHED,
+    ) -> None:
+        self.num_hits = self.num_misses = 0
+        self._tokenizer, self._vocab_size = tokenizer, vocab_size
+        self._eos_token_id, self._max_cached = eos_token_id, max_cached
+        self._bridge: LLTokenizer | None = None
+        self._known: OrderedDict[ConstraintSource, CompiledConstraint | GrammarError] = (
+            OrderedDict()
+        )
+
+    def compile(self, source: ConstraintSource) -> CompiledConstraint:
+        """Return `source`, compiled.
+
+        Raises:
+            GrammarError: it cannot be compiled, or no output could keep it.
+            MissingGrammarError: llguidance is not installed.
+        """
+        known = self._known.pop(source, None)  # put back last: a thread that reads requests may ask
+        if known is None:
+            self.num_misses += 1
+            known = self._compile(source)
+        else:
+            self.num_hits += 1
+        self._known[source] = known
+        if len(self._known) > self._max_cached:
+            self._known.popitem(last=False)
+        if isinstance(known, GrammarError):
+            raise known.with_traceback(None)
+        return known
+
+    def _compile(self, source: ConstraintSource) -> CompiledConstraint | GrammarError:
+        tokenizer = self._llguidance_tokenizer()
+        try:
+            matcher = _matcher(tokenizer, lark_grammar(source))
+        except GrammarError as error:
+            return error
+        if matcher.is_error():
+            return grammar_error(
+                source, matcher.get_error(), lambda schema: _schema_error(tokenizer, schema)
+            )
+        constraint = CompiledConstraint(source, matcher, tokenizer.eos_token)
+        first = constraint.new_row()
+        if failure := first.failure:
+            return GrammarError((source.kind,), f"no output can keep it: {failure}")
+        return constraint
+
+    def _llguidance_tokenizer(self) -> "LLTokenizer":
+        """Return the tokenizer as llguidance knows it, made when it is first needed."""
+        if self._bridge is None:
+            try:
+                from llguidance import LLTokenizer  # noqa: PLC0415 - an optional dependency
+            except ImportError as error:
+                raise MissingGrammarError from error
+            vocabulary = _Vocabulary(self._tokenizer, self._vocab_size, self._eos_token_id)
+            self._bridge = LLTokenizer(vocabulary)  # type: ignore[arg-type] # it asks for no more
+        return self._bridge
+
+
+class _Vocabulary:
+    """What llguidance reads of a tokenizer.
+
+    Only ids with text are ever allowed: not the special ones, not those the model alone knows.
+    EOS ends an output and has no text, whatever the tokenizer says.
+    """
+
+    is_tokenizer_wrapper = True  # what llguidance goes by
+    bos_token_id = None
+    special_token_ids = ()  # those without text are anyway
+
+    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_id: int | None) -> None:
+        tokens = list(tokenizer.token_bytes[:vocab_size])
+        tokens += [b""] * (vocab_size - len(tokens))
+        if eos_token_id is not None:
+            tokens[eos_token_id] = b""
+        self.tokens = tokens
+        self.eos_token_id = eos_token_id  # if None, llguidance adds an id after the last
+
+    def __call__(self, text: str) -> list[int]:
+        """Refuse to tokenize: masks that force nothing never ask."""
+        raise NotImplementedError
+
+
+def _matcher(tokenizer: "LLTokenizer", grammar: str) -> "LLMatcher":
+    """Return a matcher of a Lark grammar; it may be in error."""
+    from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415 - an optional dependency
+
+    return LLMatcher(
+        tokenizer,
+        LLMatcher.grammar_from_lark(grammar),
+        log_level=0,
+        limits=LLParserLimits(verbose_errors=False),
+    )
+
+
+def _schema_error(tokenizer: "LLTokenizer", schema: dict[str, Any]) -> str:
+    """Return what llguidance says of a JSON schema, "" if it compiles it."""
+    try:
+        return _matcher(tokenizer, json_schema_grammar(schema)).get_error()
+    except GrammarError as error:
+        return str(error)

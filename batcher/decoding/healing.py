@@ -1,0 +1,165 @@
+"""Token healing: the end of the prompt is given back, and its bytes forced on the output.
+
+A prompt that ends in `http:` makes a model that knows `://` as one token stumble, since `:` was
+cut off from it.  So the last tokens are backed up, and the output has to begin with their bytes,
+in whatever tokens (S. Lundberg, "The Art of Prompt Design: Prompt Boundaries and Token Healing",
+2023).
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batcher.errors import InvariantError
+
+
+class VocabularyIndex:
+    """The tokens of a vocabulary by their bytes.
+
+    Tokens without bytes are special, and so is EOS: they are never found.
+    """
+
+    def __init__(
+        self, token_bytes: Sequence[bytes], vocab_size: int, eos_token_id: int | None
+    ) -> None:
+        self.vocab_size = vocab_size
+        self._bytes_of = list(token_bytes[:vocab_size])
+        if eos_token_id is not None and eos_token_id < len(self._bytes_of):
+            self._bytes_of[eos_token_id] = b""
+        ids = [token_id for token_id, text in enumerate(self._bytes_of) if text]
+        ids.sort(key=self._bytes_of.__getitem__)
+        self._sorted = [self._bytes_of[token_id] for token_id in ids]
+        self._ids = np.array(ids, np.int64)
+        self.max_length = max(map(len, self._sorted), default=0)  # bytes of the longest token
+
+    def bytes_of(self, token_id: int) -> bytes:
+        """Return the bytes of a token, b"" if it is special or not known."""
+        return self._bytes_of[token_id] if token_id < len(self._bytes_of) else b""
+
+    def is_proper_prefix(self, text: bytes) -> bool:
+        """Return whether a token starts with `text` and goes on."""
+        return self._starting_with(text).stop > self._equal_to(text).stop
+
+    def next_tokens(self, text: bytes) -> NDArray[np.int64]:
+        """Return the ids of the tokens that the output can begin with, if `text` begins it.
+
+        Those are the tokens that start with `text`, and those that `text` starts with if the
+        vocabulary can write the rest as well: without a token for each byte it may not.
+        """
+        can_write = self._can_write(text)
+        found = [self._starting_with(text)]
+        found += [self._equal_to(text[:size]) for size in range(1, len(text)) if can_write[size]]
+        return np.concatenate([self._ids[places.start : places.stop] for places in found])
+
+    def _can_write(self, text: bytes) -> list[bool]:
+        """Return, for each place in `text`, whether tokens can write what follows it."""
+        size = len(text)
+        can_write = [True] * size
+        for begin in reversed(range(1, size)):
+            can_write[begin] = bool(self._starting_with(text[begin:])) or any(
+                can_write[end] and self._equal_to(text[begin:end]) for end in range(begin + 1, size)
+            )
+        return can_write
+
+    def _starting_with(self, prefix: bytes) -> range:
+        """Return the places of the tokens that start with `prefix`; those equal to it go first."""
+        size = len(prefix)
+        begin = bisect_left(self._sorted, prefix)
+        return range(begin, bisect_right(self._sorted, prefix, begin, key=lambda t: t[:size]))
+
+    def _equal_to(self, text: bytes) -> range:
+        """Return the places of the tokens that are `text`."""
+        begin = bisect_left(self._sorted, text)
+        return range(begin, bisect_right(self._sorted, text, begin))
+
+
+def heal(prompt_tokens: Sequence[int], index: VocabularyIndex) -> tuple[list[int], bytes]:
+    """Return the tokens of the prompt that are kept, and the bytes the output has to begin with.
+
+    Backs up to the earliest token from which on the prompt is the beginning, but not the whole, of
+    some token: there a longer token may have been meant.  Special tokens are never given back, nor
+    is the first token, since a model may have nothing to compute from without one.  Where no
+    longer token exists the whole prompt is kept, and b"" returned.
+    """
+    num_kept, forced, tail = len(prompt_tokens), b"", b""
+    for place in range(len(prompt_tokens) - 1, 0, -1):
+        text = index.bytes_of(prompt_tokens[place])
+        tail = text + tail
+        if not text or len(tail) >= index.max_length:
+            break
+        if index.is_proper_prefix(tail):
+            num_kept, forced = place, tail
+    return list(prompt_tokens[:num_kept]), forced
+
+
+class HealingRow:
+    """The RowConstraint (see constraints/rows.py) of an output that begins with given bytes.
+
+    remaining: the bytes still to come; with b"" the row limits nothing any more.
+    num_bytes_past: how many bytes of the token that used them up lie past the prompt.
+    """
+
+    __slots__ = ("_index", "num_bytes_past", "remaining")
+
+    def __init__(self, index: VocabularyIndex, remaining: bytes) -> None:
+        self._index, self.remaining, self.num_bytes_past = index, remaining, 0
+
+    @property
+    def is_active(self) -> bool:
+        """Whether bytes are still to come."""
+        return bool(self.remaining)
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the output may end here: not before it has all the bytes."""
+        return not self.remaining
+
+    @property
+    def must_end(self) -> bool:
+        """Whether no token can follow: never."""
+        return False
+
+    @property
+    def failure(self) -> str | None:
+        """Why no token is allowed, which only a vocabulary without these bytes can bring about."""
+        if self.remaining and not len(self._tokens()):
+            return f"no token begins like the end of the prompt, {self.remaining!r}"
+        return None
+
+    def packed_mask(self) -> bytes:
+        """Return the tokens allowed next, one bit each: all of them when nothing remains."""
+        if not self.remaining:
+            return np.packbits(
+                np.ones(self._index.vocab_size, np.bool_), bitorder="little"
+            ).tobytes()
+        is_allowed = np.zeros(self._index.vocab_size, np.bool_)
+        is_allowed[self._tokens()] = True
+        return np.packbits(is_allowed, bitorder="little").tobytes()
+
+    def forced_token(self) -> int | None:
+        """Return the only token allowed next, None if there are several."""
+        if not self.remaining:
+            return None
+        tokens = self._tokens()
+        return int(tokens[0]) if len(tokens) == 1 else None
+
+    def advance(self, token: int) -> None:
+        """Follow the output by `token`."""
+        if not self.remaining:
+            return
+        if token not in self._tokens():
+            raise InvariantError(f"token {token} does not go on with {self.remaining!r}")
+        size = len(self._index.bytes_of(token))
+        self.num_bytes_past = max(0, size - len(self.remaining))
+        self.remaining = self.remaining[size:]
+
+    def fork(self) -> "HealingRow":
+        """Return a row of the same state that moves on by itself."""
+        copy = HealingRow(self._index, self.remaining)
+        copy.num_bytes_past = self.num_bytes_past
+        return copy
+
+    def _tokens(self) -> NDArray[np.int64]:
+        return self._index.next_tokens(self.remaining)

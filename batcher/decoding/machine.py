@@ -1,0 +1,173 @@
+"""What a request's output is watched for, stated exactly: its states, and the ways out of them.
+
+A request without states has one, whose every way out ends generation: those are its stops.
+"""
+
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple, cast
+
+from msgspec import Struct
+
+from batcher.request import Request, StopReason, Transition
+from batcher.validation import ANY_STATE
+
+END = -1  # where a way out leads that ends generation
+NOWHERE = -2  # where it leads while the row may not end: it is watched for, and does nothing
+
+Pattern = bytes | tuple[int, ...]
+
+
+class Exit(Struct, frozen=True):
+    """A way out of a state.
+
+    pattern: the text, or the token ids, to be generated in that state.
+    target: the index of the state it leads to, END or NOWHERE.
+    given: what the request wrote, an id list as a tuple; None for EOS.
+    """
+
+    pattern: Pattern
+    target: int
+    given: int | tuple[int, ...] | str | None
+
+    @property
+    def stop_reason(self) -> StopReason:
+        """What a result reports if this ended it."""
+        return list(self.given) if isinstance(self.given, tuple) else self.given
+
+    @property
+    def num_ids(self) -> int:
+        """How many ids the pattern counts for in precedence; EOS gives way, as text does."""
+        is_text = isinstance(self.pattern, bytes)
+        return 0 if is_text or self.given is None else len(self.pattern)
+
+
+class StateMachine(Struct, frozen=True, cache_hash=True):
+    """The states of a request, hashable so that equal ones share one table.
+
+    exits: of each state, first the initial one, by precedence (see `precedence`).
+    names: what the request calls its states; empty if it names none.
+    """
+
+    exits: tuple[tuple[Exit, ...], ...]
+    names: tuple[str, ...] = ()
+
+    @property
+    def has_exits(self) -> bool:
+        """Whether there is anything to watch for."""
+        return any(self.exits)
+
+    @property
+    def endless(self) -> "StateMachine":
+        """This machine while the row may not end.
+
+        It knows the same patterns, so that a stop begun in it can be completed in the other: a
+        Progress of one is a Progress of the other.
+        """
+        return StateMachine(
+            tuple(
+                tuple(
+                    Exit(way.pattern, NOWHERE, way.given) if way.target == END else way
+                    for way in exits
+                )
+                for exits in self.exits
+            ),
+            self.names,
+        )
+
+
+class Progress(NamedTuple):
+    """How far a row has come in its machine: all that what it generated means for what follows.
+
+    id_node, text_node: the longest suffix of the ids, and of the text, since the state was entered
+    that begins a pattern; a node of a trie (see machine_reader.py).
+    skip: how many of the next bytes belong to the prompt; so do tokens with no byte after them.
+    """
+
+    state: int = 0
+    id_node: int = 0
+    text_node: int = 0
+    skip: int = 0
+
+
+def precedence(way: Exit, size: int, place: int) -> tuple[int, int, int]:
+    """Return what ranks, ascending, exits whose patterns end at one byte of one token.
+
+    size: of the pattern in bytes; the longest goes first.  place: its own in the exits of its
+    state.  An exit that ends at an earlier byte goes before all of them; ids end with their token.
+    """
+    return -size, -way.num_ids, place
+
+
+def state_machine(request: Request, eos_token_id: int | None) -> StateMachine:
+    """Return what the output of a valid `request` is watched for."""
+    eos_token_id = None if request.ignore_eos else eos_token_id
+    stops: tuple[Exit, ...] = ()
+    if not (request.stop_token is None and request.stop_sequence is None and request.stop is None):
+        stops = tuple(_stops(request))
+    if request.states is None:
+        if not stops:
+            return _only_eos(eos_token_id)
+        return StateMachine((stops + _eos(eos_token_id),))
+    states = request.states
+    names = [name for name in states if name != ANY_STATE]
+    if request.initial_state is not None:
+        names.sort(key=lambda name: name != request.initial_state)  # the others stay in order
+    numbers: dict[str | None, int] = {None: END} | {name: n for n, name in enumerate(names)}
+    general = states.get(ANY_STATE, [])
+    return StateMachine(
+        tuple(
+            stops
+            + tuple(_exit(way, numbers) for way in [*states[name], *general])
+            + _eos(eos_token_id)
+            for name in names
+        ),
+        tuple(names),
+    )
+
+
+@lru_cache(16)
+def _only_eos(eos_token_id: int | None) -> StateMachine:
+    return StateMachine((_eos(eos_token_id),))
+
+
+def _eos(eos_token_id: int | None) -> tuple[Exit, ...]:
+    return () if eos_token_id is None else (Exit((eos_token_id,), END, None),)
+
+
+def _exit(transition: Transition, numbers: dict[str | None, int]) -> Exit:
+    given = transition.on
+    target = numbers[transition.to]
+    if isinstance(given, str):
+        return Exit(given.encode(), target, given)
+    return Exit(tuple(given), target, tuple(given))
+
+
+def _stops(request: Request) -> Iterator[Exit]:
+    """Yield the stops of a valid request in order: stop_token, stop_sequence, stop, as listed."""
+    token = request.stop_token
+    if token is not None:
+        for token_id in [token] if isinstance(token, int) else token:
+            yield Exit((token_id,), END, token_id)
+    ids, texts = _split_sequences(request.stop_sequence)
+    if request.stop is not None:
+        texts += (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
+    for sequence in ids:
+        yield Exit(sequence, END, sequence)
+    for text in texts:
+        yield Exit(text.encode(), END, text)
+
+
+def _split_sequences(
+    stop_sequence: str | list[int | str | list[int]] | None,
+) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
+    """Return the (id sequences, texts) of a valid stop_sequence in any of its four forms."""
+    if not stop_sequence:
+        return (), ()
+    if isinstance(stop_sequence, str):
+        return (), (stop_sequence,)
+    if isinstance(stop_sequence[0], str):
+        return (), tuple(cast(list[str], stop_sequence))
+    if isinstance(stop_sequence[0], int):
+        return (tuple(cast(list[int], stop_sequence)),), ()
+    return tuple(map(tuple, cast(list[list[int]], stop_sequence))), ()

@@ -1,0 +1,172 @@
+"""What a sequence that has ended is told of its output, exactly, from its tokens.
+
+This is the definition.  The engine only learns from a table (machine_table.py) that a row has come
+to the end of its machine, and asks here, once per sequence, how.
+"""
+
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import NamedTuple
+
+from batcher.decoding.machine import Exit, Progress, StateMachine, precedence
+from batcher.decoding.machine_reader import MachineReader
+from batcher.errors import InvariantError
+from batcher.models.base import Tokenizer, join_bytes
+from batcher.request import StopReason
+
+
+class StateText(NamedTuple):
+    """What was generated in one stay in a state, without the pattern that ended it.
+
+    tokens: those with a byte in `text`, and those without bytes that stand before its end.
+    """
+
+    state: str
+    text: bytes
+    tokens: list[int]
+
+
+class Output(NamedTuple):
+    """The text before the stop, what stopped it, and, if there are named states, text by state.
+
+    segments: in order, those that are empty left out; if all are, the one in which it ended.
+    """
+
+    text: bytes
+    stop_reason: StopReason = None
+    segments: list[StateText] | None = None
+
+
+class _Stay(NamedTuple):
+    """Where in the output a stay in a state is.
+
+    begin, end: its bytes.  first, last: its tokens are in range(first, last).
+    way: how it ended; None for the stay that an output breaks off in.
+    """
+
+    state: int
+    begin: int
+    end: int
+    first: int
+    last: int
+    way: Exit | None
+
+
+class _Stays(NamedTuple):
+    """All stays of an output, and where in its text each of its tokens begins and ends."""
+
+    stays: list[_Stay]
+    spans: list[tuple[int, int]]
+
+
+def read_output(
+    machine: StateMachine,
+    tokens: list[int],
+    tokenizer: Tokenizer,
+    *,
+    has_stopped: bool,
+    skip: int = 0,
+) -> Output:
+    """Return what `tokens` are an output of.
+
+    has_stopped: whether the last token brought the machine to its end, if it could; a stop that
+    was completed before that token, or in spite of it, is text.
+    skip: how many of the first bytes belong to the prompt; so do tokens with no byte after them.
+    """
+    text = join_bytes(tokens, tokenizer.token_bytes)
+    if skip:
+        text = text[skip:]
+        tokens, skip = _without_the_prompts(tokens, tokenizer, skip)
+    may_end = has_stopped and bool(tokens)
+    if machine.names:
+        readers = [MachineReader(machine.endless, tokenizer.token_bytes)] * len(tokens)
+        if may_end:
+            readers[-1] = MachineReader(machine, tokenizer.token_bytes)
+        return _with_segments(machine.names, tokens, text, _read_stays(tokens, readers, skip))
+    final = _final_stop(machine.exits[0], tokens, text, tokenizer) if may_end else None
+    return Output(text) if final is None else Output(text[: final[0]], final[1].stop_reason)
+
+
+def _without_the_prompts(
+    tokens: list[int], tokenizer: Tokenizer, skip: int
+) -> tuple[list[int], int]:
+    """Return the tokens that have a byte after the first `skip`, and what the first one skips."""
+    for number, token_id in enumerate(tokens):
+        size = len(join_bytes([token_id], tokenizer.token_bytes))
+        if size > skip or not skip:
+            return tokens[number:], skip
+        skip -= size
+    return [], skip
+
+
+def _final_stop(
+    exits: tuple[Exit, ...], tokens: list[int], text: bytes, tokenizer: Tokenizer
+) -> tuple[int, Exit] | None:
+    """Return where the stop begins that the last of `tokens` completes, and which it is.
+
+    Only for a machine with one state: there, nothing but the last token has to be looked at.
+    """
+    token_bytes = tokenizer.token_bytes
+    num_text = len(text)
+    first_end = num_text - len(join_bytes(tokens[-1:], token_bytes)) + 1
+    found: list[tuple[int, tuple[int, int, int], int, Exit]] = []  # by precedence: end, rank
+    for place, way in enumerate(exits):
+        pattern = way.pattern
+        if isinstance(pattern, bytes):
+            size = len(pattern)
+            begin = text.find(pattern, max(0, first_end - size))
+            if begin >= 0:
+                found.append((begin + size, precedence(way, size, place), begin, way))
+        elif pattern[-1] == tokens[-1] and tuple(tokens[-len(pattern) :]) == pattern:
+            size = len(join_bytes(pattern, token_bytes))
+            begin = max(0, num_text - size)  # ids may reach back over bytes of the prompt
+            found.append((num_text, precedence(way, size, place), begin, way))
+    return min(found, key=itemgetter(0, 1))[2:] if found else None
+
+
+def _read_stays(tokens: list[int], readers: Sequence[MachineReader], skip: int) -> _Stays:
+    """Return the stays in states that `tokens` lead through.  readers: what reads each token."""
+    ended: list[_Stay] = []
+    spans: list[tuple[int, int]] = []
+    state = begin = first = position = 0
+    progress: Progress | None = Progress(skip=skip)
+    for number, (token_id, reader) in enumerate(zip(tokens, readers, strict=True)):
+        if progress is None:
+            raise InvariantError("tokens after the end of the machine")
+        size = len(reader.bytes_of(token_id)[progress.skip :])
+        spans.append((position, position + size))
+        progress, matches = reader.read(progress, token_id)
+        for way, num_read, num_cut in matches:
+            end = position + num_read
+            num_ids = 0 if isinstance(way.pattern, bytes) else len(way.pattern)
+            cut = max(begin, end - num_cut)  # ids may reach back over bytes of the prompt
+            ended.append(_Stay(state, begin, cut, first, number + 1 - num_ids, way))
+            state, begin, first = way.target, end, number + (num_ids > 0)
+        position += size
+    if progress is not None:
+        ended.append(_Stay(state, begin, position, first, len(tokens), None))
+    return _Stays(ended, spans)
+
+
+def _with_segments(names: Sequence[str], tokens: list[int], text: bytes, read: _Stays) -> Output:
+    """Return the output of a machine with named states."""
+    segments = [
+        StateText(
+            names[stay.state],
+            text[stay.begin : stay.end],
+            [tokens[n] for n in range(stay.first, stay.last) if _is_in(stay, *read.spans[n])],
+        )
+        for stay in read.stays
+    ]
+    kept = [segment for segment in segments if segment.text or segment.tokens] or segments[-1:]
+    last = read.stays[-1]
+    if last.way is None:
+        return Output(text, None, kept)
+    return Output(text[: last.end], last.way.stop_reason, kept)
+
+
+def _is_in(stay: _Stay, begin: int, end: int) -> bool:
+    """Return whether a token with these bytes belongs to a stay during which it was read."""
+    if begin == end:
+        return begin <= stay.end
+    return max(begin, stay.begin) < min(end, stay.end)

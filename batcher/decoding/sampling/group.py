@@ -1,0 +1,87 @@
+"""Rows with equal settings: who they are, and what those settings do to their logits.
+
+The order of what is done is that of Hugging Face and vLLM: guidance, constraint, allowed ids, bad
+words, min_tokens, bias, then the penalties.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batcher.decoding.byte_automaton import TokenAutomaton
+from batcher.decoding.sampling.params import SamplingParams
+from batcher.decoding.sampling.penalties import add_bias, penalize
+from batcher.models.base import FloatArray, IntArray
+
+
+class GroupKey(NamedTuple):
+    """What is equal in the rows of a group."""
+
+    params: SamplingParams
+    is_beam: bool
+    is_constrained: bool
+
+
+class Group:
+    """The slots of the rows, ascending, and what is made of their settings once.
+
+    bad_words: None if there are none.
+    """
+
+    def __init__(self, key: GroupKey, vocab_size: int, bad_words: TokenAutomaton | None) -> None:
+        self.key, self.bad_words = key, bad_words
+        self.slots: IntArray = np.zeros(0, np.int64)
+        params = key.params
+        self._bias_ids = np.array([token_id for token_id, _ in params.logit_bias], np.int64)
+        self._bias = np.array([value for _, value in params.logit_bias], np.float32)
+        self._is_refused: NDArray[np.bool_] | None = None
+        if params.allowed_token_ids is not None:
+            self._is_refused = np.ones(vocab_size, np.bool_)
+            self._is_refused[list(params.allowed_token_ids)] = False
+
+    @property
+    def can_edit(self) -> bool:
+        """Whether the settings may change any logit."""
+        params = self.key.params
+        return bool(
+            params.has_penalties
+            or params.logit_bias
+            or params.bad_words
+            or params.min_tokens
+            or params.allowed_token_ids is not None
+        )
+
+    def join(self, slot: int) -> None:
+        """Take in a row."""
+        self.slots = np.insert(self.slots, self.slots.searchsorted(slot), slot)
+
+    def leave(self, slot: int) -> None:
+        """Leave out a row."""
+        self.slots = self.slots[self.slots != slot]
+
+    def ban(self, logits: FloatArray, bad_word_states: IntArray) -> None:
+        """Set to -inf in `logits` [rows, vocab] what the settings rule out.
+
+        bad_word_states: [rows].
+        """
+        if self._is_refused is not None:
+            logits[:, self._is_refused] = -np.inf
+        if self.bad_words is not None:
+            np.copyto(logits, -np.inf, where=self.bad_words.completes(bad_word_states.tolist()))
+
+    def add_bias(self, logits: FloatArray) -> None:
+        """Add the bias to `logits` [rows, vocab]."""
+        if len(self._bias):
+            add_bias(logits, self._bias_ids, self._bias)
+
+    def penalize(self, logits: FloatArray, seen: tuple[IntArray, IntArray, IntArray]) -> None:
+        """Apply the penalties to `logits` [rows, vocab]; seen: see penalties.penalize."""
+        params = self.key.params
+        penalize(
+            logits,
+            seen,
+            repetition=params.repetition_penalty,
+            frequency=params.frequency_penalty,
+            presence=params.presence_penalty,
+        )

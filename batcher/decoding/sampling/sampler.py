@@ -1,0 +1,333 @@
+"""Sampler: the sampling state of all running rows, and one call a step that chooses their tokens.
+
+Arrays are indexed by slot.  Rows with equal settings form a group, kept up to date when rows come
+and go, and a step is done group by group.  Only log-probabilities, which are records, bad words and
+min_tokens are looked after row by row.
+"""
+
+from collections.abc import Collection
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batcher.decoding.byte_automaton import TokenAutomaton, Vocabulary
+from batcher.decoding.sampling.draw import RowStates, draw
+from batcher.decoding.sampling.group import Group, GroupKey
+from batcher.decoding.sampling.logprobs import as_told, log_softmax, token_logprob
+from batcher.decoding.sampling.params import SamplingParams
+from batcher.decoding.sampling.penalties import guide
+from batcher.decoding.sampling.seen_tokens import SeenTokens
+from batcher.errors import Failure, InvariantError
+from batcher.models.base import FloatArray, IntArray, Tokenizer
+from batcher.request import TokenLogprob
+
+MAX_AUTOMATA = 32  # of bad words, the latest in use
+NO_SLOT = -1
+
+
+class SamplingRow(NamedTuple):
+    """What the sampler has to know of a row.
+
+    key: see noise.row_key.  stop_token_ids: the ids that are held off until min_tokens, EOS among
+    them.  partner: the slot of the negative prompt's row, exactly if params.cfg_scale is not 1.
+    is_constrained: whether Masks may speak of the row.
+    """
+
+    params: SamplingParams
+    key: int
+    prompt_tokens: list[int]
+    stop_token_ids: tuple[int, ...] = ()
+    partner: int | None = None
+    is_beam: bool = False
+    is_constrained: bool = False
+
+
+class Masks(NamedTuple):
+    """What constraints leave this step; slots: [k]; allowed: [k, vocab] bool."""
+
+    slots: IntArray
+    allowed: NDArray[np.bool_]
+
+
+class Sampled(NamedTuple):
+    """What a step has chosen.
+
+    tokens: [num_slots], a partner's slot holds its leader's; 0 where nothing was chosen.
+    failed: slot -> why its row has no token, leaders only.
+    logprobs: slot -> of its token, for rows that asked.
+    beam_scores: slot -> [vocab] float32 log-probabilities after bias, penalties and masks, of rows
+    that are beams; -inf for what is ruled out.
+    """
+
+    tokens: IntArray
+    failed: dict[int, Failure]
+    logprobs: dict[int, TokenLogprob]
+    beam_scores: dict[int, FloatArray]
+
+
+class Sampler:
+    """Chooses the tokens of the rows that are open.
+
+    slots: [logit rows] the slots, ascending, whose logits `sample` wants: open rows and partners.
+    """
+
+    def __init__(self, num_slots: int, vocab_size: int, tokenizer: Tokenizer) -> None:
+        self.slots: IntArray = np.zeros(0, np.int64)
+        self._vocab_size = vocab_size
+        self._vocabulary = Vocabulary(tokenizer.token_bytes, vocab_size)
+        self._automata: dict[tuple[str, ...], TokenAutomaton] = {}
+        self._groups: dict[GroupKey, Group] = {}
+        self._rows: list[tuple[SamplingRow, Group] | None] = [None] * num_slots
+        self._is_wanted = np.zeros(num_slots, np.bool_)
+        self._logit_rows: IntArray = np.zeros(num_slots, np.int64)  # where in `slots` a slot is
+        self._partners: IntArray = np.full(num_slots, NO_SLOT)
+        self._keys = np.zeros(num_slots, np.uint64)
+        self._positions: IntArray = np.zeros(num_slots, np.int64)
+        self._mu = np.zeros(num_slots)
+        self._bad_word_states: IntArray = np.zeros(num_slots, np.int64)
+        self._cumulative = np.zeros(num_slots)
+        self._seen = SeenTokens(num_slots)
+
+    def open(self, slot: int, row: SamplingRow) -> None:
+        """Let `slot` begin a new row, and its partner's slot with it."""
+        if (row.partner is None) != (row.params.cfg_scale == 1):
+            raise InvariantError(f"cfg_scale {row.params.cfg_scale}, partner {row.partner}")
+        self._enter(slot, row)
+        self._keys[slot] = row.key
+        self._positions[slot] = 0
+        self._mu[slot] = 2 * row.params.mirostat_tau
+        self._bad_word_states[slot] = 0
+        self._cumulative[slot] = 0
+        if row.params.has_penalties:
+            self._seen.open(slot, row.prompt_tokens)
+
+    def close(self, slot: int) -> None:
+        """Forget the row in `slot` and its partner; a slot without a row of its own is let be."""
+        entry = self._rows[slot]
+        if entry is not None:
+            row, group = entry
+            group.leave(slot)
+            if not len(group.slots):
+                del self._groups[group.key]
+            self._rows[slot] = None
+            self._partners[slot] = NO_SLOT
+            self._set_wanted(slot, row, is_wanted=False)
+
+    def fork(self, source: int, target: int) -> None:
+        """Let `target`, whose row is forgotten, hold a copy of the row in `source`."""
+        entry = self._rows[source]
+        if entry is None or entry[0].partner is not None:
+            raise InvariantError(f"slot {source} cannot be forked")
+        self.close(target)
+        self._enter(target, entry[0])
+        states = (self._keys, self._positions, self._mu, self._bad_word_states, self._cumulative)
+        for state in states:
+            state[target] = state[source]
+        self._seen.fork(source, target)
+
+    def append(self, slot: int, token: int) -> None:
+        """Let the row in `slot` move on by a token that `sample` has not chosen."""
+        entry = self._rows[slot]
+        if entry is not None:
+            self._advance(entry[1], np.array([slot]), np.array([token]))
+
+    def cumulative_logprob(self, slot: int) -> float:
+        """Return the sum of the raw log-probabilities of the tokens chosen by `sample`.
+
+        Only rows with params.needs_cumulative keep it.
+        """
+        return float(self._cumulative[slot])
+
+    def sample(
+        self, logits: FloatArray, masks: Masks | None = None, skip: Collection[int] = ()
+    ) -> Sampled:
+        """Choose a token for every open row and move the rows on; beams wait for `append`.
+
+        logits: [len(self.slots), vocab] in the order of `slots`, left as they are.
+        skip: slots whose rows have no logits worth looking at, because the model failed them.
+        """
+        logits = np.ascontiguousarray(logits, np.float32)
+        if logits.shape != (len(self.slots), self._vocab_size):
+            raise InvariantError(f"logits {logits.shape} for {len(self.slots)} rows")
+        tokens: IntArray = np.zeros(len(self._rows), np.int64)
+        sampled = Sampled(tokens, self._failures(logits, skip), {}, {})
+        is_out = np.zeros(len(self._rows), np.bool_)
+        is_out[[*skip, *sampled.failed]] = True
+        mask_rows = np.full(len(self._rows), NO_SLOT)
+        if masks is not None:
+            mask_rows[masks.slots] = np.arange(len(masks.slots))
+        for group in self._groups.values():
+            slots = group.slots[~is_out[group.slots]]
+            if len(slots):
+                step = _Step(logits, masks, mask_rows[slots], sampled)
+                self._sample_group(group, slots, step)
+        return sampled
+
+    def _enter(self, slot: int, row: SamplingRow) -> None:
+        key = GroupKey(row.params, row.is_beam, row.is_constrained)
+        group = self._groups.get(key)
+        if group is None:
+            group = Group(key, self._vocab_size, self._bad_words(row.params.bad_words))
+            self._groups[key] = group
+        group.join(slot)
+        self._rows[slot] = row, group
+        self._partners[slot] = NO_SLOT if row.partner is None else row.partner
+        self._set_wanted(slot, row, is_wanted=True)
+
+    def _set_wanted(self, slot: int, row: SamplingRow, *, is_wanted: bool) -> None:
+        self._is_wanted[[slot] if row.partner is None else [slot, row.partner]] = is_wanted
+        (self.slots,) = self._is_wanted.nonzero()
+        self._logit_rows[self.slots] = np.arange(len(self.slots))
+
+    def _bad_words(self, words: tuple[str, ...]) -> TokenAutomaton | None:
+        """Return the automaton of bad words, None if there are none."""
+        if not words:
+            return None
+        automaton = self._automata.pop(words, None)
+        if automaton is None:
+            texts = [word.encode() for word in words]
+            automaton = TokenAutomaton(texts, self._vocabulary)
+        self._automata[words] = automaton  # the last is the latest in use
+        if len(self._automata) > MAX_AUTOMATA:
+            del self._automata[next(iter(self._automata))]
+        return automaton
+
+    def _failures(self, logits: FloatArray, skip: Collection[int]) -> dict[int, Failure]:
+        """Return why the rows fail whose logits are of no use, and those whose partners' are."""
+        maxima = logits.max(axis=-1)  # NaN if any is
+        unusable = {
+            int(self.slots[row]): Failure("model-error", _describe(maxima[row]))
+            for row in (~np.isfinite(maxima)).nonzero()[0]
+        }
+        for slot in skip:
+            unusable[slot] = Failure("model-error", "the model gave the row no logits")
+        failed = {}
+        for slot in [] if not unusable else self.slots.tolist():
+            own, partner = unusable.get(slot), unusable.get(int(self._partners[slot]))
+            if self._rows[slot] is None or slot in skip:
+                continue
+            if own is not None:
+                failed[slot] = own
+            elif partner is not None:
+                failed[slot] = Failure(partner.code, f"negative prompt: {partner.message}")
+        return failed
+
+    def _sample_group(self, group: Group, slots: IntArray, step: "_Step") -> None:
+        params = group.key.params
+        raw = self._logits_of(slots, step)
+        if group.key.is_beam:
+            with np.errstate(over="ignore"):
+                raw = log_softmax(raw).astype(np.float32)
+        logits = self._edit(group, slots, raw, step)
+        if logits is not raw:
+            is_left = logits.max(axis=-1) > -np.inf
+            for slot in slots[~is_left].tolist():
+                message = "no token is left that the request's settings allow"
+                step.sampled.failed[slot] = Failure("constraint-error", message)
+            slots, raw, logits = slots[is_left], raw[is_left], logits[is_left]
+        if group.key.is_beam:
+            step.sampled.beam_scores.update(zip(slots.tolist(), logits, strict=True))
+            return
+        if params.is_greedy and not params.has_processed_logprobs:
+            tokens: IntArray = logits.argmax(axis=-1)
+        else:
+            states = RowStates(self._keys[slots], self._positions[slots], self._mu[slots])
+            drawn = draw(logits, states, params)
+            tokens, self._mu[slots] = drawn.tokens, drawn.mu
+            for row, logprob in drawn.logprobs.items():
+                step.sampled.logprobs[int(slots[row])] = logprob
+        if params.needs_raw:
+            self._tell_raw(params, slots, tokens, raw, step.sampled)
+        step.sampled.tokens[slots] = tokens
+        if params.cfg_scale != 1:
+            step.sampled.tokens[self._partners[slots]] = tokens
+        self._advance(group, slots, tokens)
+
+    def _logits_of(self, slots: IntArray, step: "_Step") -> FloatArray:
+        """Return [slots, vocab] what the model gave; not always a copy."""
+        if len(slots) == len(self.slots):
+            return step.logits
+        return step.logits[self._logit_rows[slots]]
+
+    def _edit(self, group: Group, slots: IntArray, raw: FloatArray, step: "_Step") -> FloatArray:
+        """Return the logits that tokens of the group are chosen by; `raw` itself if unchanged."""
+        params = group.key.params
+        is_masked = step.mask_rows != NO_SLOT
+        logits = raw
+        if params.cfg_scale != 1:
+            logits = guide(raw, self._logits_of(self._partners[slots], step), params.cfg_scale)
+        elif group.can_edit or is_masked.any():
+            logits = raw.copy()
+        if step.masks is not None and is_masked.any():
+            allowed = step.masks.allowed[step.mask_rows[is_masked]]
+            logits[is_masked] = np.where(allowed, logits[is_masked], -np.inf)
+        if group.can_edit:
+            group.ban(logits, self._bad_word_states[slots])
+            self._hold_off_stops(params, slots, logits, is_masked)
+            group.add_bias(logits)
+            if params.has_penalties:
+                group.penalize(logits, self._seen.of(slots))
+        return logits
+
+    def _hold_off_stops(
+        self,
+        params: SamplingParams,
+        slots: IntArray,
+        logits: FloatArray,
+        is_masked: NDArray[np.bool_],
+    ) -> None:
+        """Rule out the stop ids of rows below min_tokens, unless a constraint leaves only those."""
+        for at in (self._positions[slots] < params.min_tokens).nonzero()[0]:
+            entry = self._rows[slots[at]]
+            if entry is not None:
+                stops = [id_ for id_ in entry[0].stop_token_ids if id_ < self._vocab_size]
+                before = logits[at, stops]
+                logits[at, stops] = -np.inf
+                if is_masked[at] and logits[at].max() == -np.inf:
+                    logits[at, stops] = before
+
+    def _tell_raw(
+        self,
+        params: SamplingParams,
+        slots: IntArray,
+        tokens: IntArray,
+        raw: FloatArray,
+        sampled: Sampled,
+    ) -> None:
+        """Keep and tell the log-probabilities of tokens by the model's logits `raw`."""
+        token_ids = np.arange(self._vocab_size)
+        for place, (slot, token) in enumerate(zip(slots.tolist(), tokens.tolist(), strict=True)):
+            [logprobs] = log_softmax(raw[place : place + 1])
+            self._cumulative[slot] += as_told(logprobs[token])
+            if params.num_logprobs is not None and not params.has_processed_logprobs:
+                sampled.logprobs[slot] = token_logprob(
+                    logprobs, token_ids, token, params.num_logprobs
+                )
+
+    def _advance(self, group: Group, slots: IntArray, tokens: IntArray) -> None:
+        self._positions[slots] += 1
+        if group.key.params.has_penalties:
+            self._seen.add(slots, tokens)
+        if group.bad_words is not None:
+            for slot, token in zip(slots.tolist(), tokens.tolist(), strict=True):
+                state = int(self._bad_word_states[slot])
+                self._bad_word_states[slot] = group.bad_words.next_state(state, token)
+
+
+class _Step(NamedTuple):
+    """What a group needs of the step; mask_rows: [slots of the group] where in `masks`, or -1."""
+
+    logits: FloatArray
+    masks: Masks | None
+    mask_rows: IntArray
+    sampled: Sampled
+
+
+def _describe(maximum: float) -> str:
+    """Return what is wrong with a row of logits, by its largest."""
+    if np.isnan(maximum):
+        return "a logit is not a number"
+    if maximum > 0:
+        return "a logit is infinite"
+    return "every logit is -inf, so that no token has a probability"

@@ -1,0 +1,61 @@
+"""Which tokens each row has, and how often it generated them: what penalties look at."""
+
+import numpy as np
+
+from batcher.models.base import IntArray
+
+NONE = -1  # where a row has no further token
+MIN_WIDTH = 64
+
+
+class SeenTokens:
+    """The distinct tokens of every slot's row, in the order in which they came.
+
+    A token is looked for along the row: far less memory than a count of the whole vocabulary.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._token_ids: IntArray = np.zeros((num_slots, 0), np.int64)  # wider when needed
+        self._counts: IntArray = np.zeros((num_slots, 0), np.int64)
+        self._sizes: IntArray = np.zeros(num_slots, np.int64)
+
+    def open(self, slot: int, prompt_tokens: list[int]) -> None:
+        """Let `slot` begin a new row with this prompt, of which nothing was generated."""
+        token_ids = list(dict.fromkeys(prompt_tokens))
+        self._widen(len(token_ids))
+        self._token_ids[slot] = NONE
+        self._token_ids[slot, : len(token_ids)] = token_ids
+        self._counts[slot] = 0
+        self._sizes[slot] = len(token_ids)
+
+    def fork(self, source: int, target: int) -> None:
+        """Let `target` have what `source` has."""
+        for table in (self._token_ids, self._counts, self._sizes):
+            table[target] = table[source]
+
+    def add(self, slots: IntArray, tokens: IntArray) -> None:
+        """Count one generated token for each of `slots`, tokens: [slots]."""
+        sizes = self._sizes[slots]
+        width = int(sizes.max()) + 1
+        self._widen(width)
+        is_same = self._token_ids[slots, :width] == tokens[:, None]
+        is_known = is_same.any(axis=1)
+        columns = sizes.copy()
+        columns[is_known] = is_same[is_known].argmax(axis=1)
+        self._token_ids[slots, columns] = tokens
+        self._counts[slots, columns] += 1
+        self._sizes[slots] = np.maximum(sizes, columns + 1)
+
+    def of(self, slots: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """Return (place in `slots`, token id, how often it was generated) of every seen token."""
+        width = int(self._sizes[slots].max())
+        rows, columns = (self._token_ids[slots, :width] != NONE).nonzero()
+        at = slots[rows], columns
+        return rows, self._token_ids[at], self._counts[at]
+
+    def _widen(self, width: int) -> None:
+        missing = width - self._token_ids.shape[1]
+        if missing > 0:
+            more = ((0, 0), (0, max(MIN_WIDTH, missing + width)))
+            self._token_ids = np.pad(self._token_ids, more, constant_values=NONE)
+            self._counts = np.pad(self._counts, more)

@@ -1,0 +1,100 @@
+"""The two decoders of lines: one for the fields that every file uses, one for all of them.
+
+Rule: both give the same request for a line that both can read; the plain one only is quicker.
+"""
+
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct, defstruct
+
+from batcher.formats.line_problems import ROW_FIELDS, SYNONYMS
+from batcher.formats.openai import SUPPORTED_VALUES, BatchRow
+from batcher.request import Request, TokenId
+from batcher.validation import (
+    DEFAULTS,
+    Target,
+    find_problems,
+    has_plain_stops,
+    plain_types,
+    token_type,
+)
+
+# The keys of lines and rows that a PlainDecoder reads.
+PLAIN_KEYS = frozenset(
+    name.encode() for name in (*plain_types(Target()), *SYNONYMS, *ROW_FIELDS, *SUPPORTED_VALUES)
+)
+
+
+class RequestLine(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A line that is a request, by whichever names of its fields."""
+
+    prompt: str | list[TokenId] | None = None  # type: ignore[assignment]  # or prompt_tokens is given
+    custom_id: str | None = None
+    prompt_tokens: list[TokenId] | None = None
+
+
+class FullDecoder:
+    """Decodes lines and rows with any fields of a request.
+
+    line, row: JSON to a RequestLine or a BatchRow.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.line = msgspec.json.Decoder(RequestLine).decode
+        self.row = msgspec.json.Decoder(BatchRow).decode
+
+    def make(self, fields: Request, request_id: str, prompt: str | list[int]) -> Request | None:
+        """Return the request that the fields of a line or a body stand for; None for a bad one."""
+        named = msgspec.structs.replace(fields, id=request_id, prompt=prompt)
+        request = msgspec.convert(named, Request, from_attributes=True)
+        return None if find_problems(request, self._target) else request
+
+
+class PlainDecoder:
+    """Decodes lines and rows whose keys are PLAIN_KEYS, and checks the values on the way.
+
+    line, row: JSON to what has the attributes of a RequestLine or a BatchRow, as far as plain.
+    """
+
+    def __init__(self, target: Target) -> None:
+        types = plain_types(target)
+        prompt, custom_id = types.pop("prompt"), ("custom_id", types.pop("id"), None)
+        prompt_tokens = ("prompt_tokens", list[token_type(target)] | None, None)  # type: ignore[misc]  # made at run time
+        fields: list[Any] = [(name, kind, DEFAULTS[name]) for name, kind in types.items()]
+        own = [("id", str | None, None), ("prompt", prompt | None, None)]
+        line = _define("PlainLine", [*own, custom_id, prompt_tokens, *fields])
+        options = [(name, Any, None) for name in SUPPORTED_VALUES]
+        body = _define("PlainBody", [("prompt", prompt), *fields, *options])
+        row = _define(
+            "PlainRow",
+            [
+                custom_id,
+                ("method", Literal["POST"]),
+                ("url", Literal["/v1/completions"]),
+                ("body", body),
+            ],
+        )
+        self.line = msgspec.json.Decoder(line).decode
+        self.row = msgspec.json.Decoder(row).decode
+
+    def make(self, fields: Any, request_id: str, prompt: str | list[int]) -> Request | None:
+        """Return the request that the fields of a line or a body stand for; None for a bad one."""
+        if not has_plain_stops(fields):
+            return None
+        return Request(
+            id=request_id,
+            prompt=prompt,
+            max_tokens=fields.max_tokens,
+            stop_token=fields.stop_token,
+            stop_sequence=fields.stop_sequence,
+            stop=fields.stop,
+            ignore_eos=fields.ignore_eos,
+            arrival_time=fields.arrival_time,
+            priority=fields.priority,
+        )
+
+
+def _define(name: str, fields: list[Any]) -> type[Struct]:
+    return defstruct(name, fields, kw_only=True, frozen=True, gc=False, forbid_unknown_fields=True)

@@ -1,0 +1,92 @@
+"""Threads that nobody waits for: an event loop of our own, and workers for calls that block.
+
+All of them are daemons, so a call that hangs keeps neither the caller nor the end of the
+interpreter; they end when the object that started them is gone.
+"""
+
+import weakref
+from collections.abc import Callable, Coroutine
+from queue import SimpleQueue
+from threading import Semaphore, Thread
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import asyncio
+    from concurrent.futures import Future
+
+T = TypeVar("T")
+Job = Callable[[], None]
+
+
+class BackgroundLoop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        import asyncio  # noqa: PLC0415 - only models that need it pay for it
+
+        self._loop = asyncio.new_event_loop()
+        end = self._loop.create_future()
+        Thread(target=_run_until, args=(end,), name="batcher-loop", daemon=True).start()
+        stop = weakref.finalize(self, self._loop.call_soon_threadsafe, end.set_result, None)
+        stop.atexit = False  # the thread is a daemon
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Return what `coroutine` returns; if this is interrupted, it is cancelled."""
+        import asyncio  # noqa: PLC0415 - as above
+
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+class Workers:
+    """Runs each call in a thread that no other call holds; threads are used again."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._num_idle = Semaphore(0)
+        stop = weakref.finalize(self, self._jobs.put, None)
+        stop.atexit = False  # the threads are daemons
+
+    def submit(self, function: Callable[[], T]) -> "Future[T]":
+        """Start a call of `function` and return the future that it completes."""
+        from concurrent.futures import Future  # noqa: PLC0415 - as above
+
+        future: Future[T] = Future()
+        if not self._num_idle.acquire(blocking=False):
+            work = (self._jobs, self._num_idle)
+            Thread(target=_work, args=work, name="batcher-worker", daemon=True).start()
+        self._jobs.put(lambda: _complete(future, function))
+        return future
+
+
+def _run_until(end: "asyncio.Future[None]") -> None:
+    """Run the loop of `end` until that is there, then cancel what is left in it and close it."""
+    import asyncio  # noqa: PLC0415 - as above
+
+    async def wait() -> None:
+        await end
+
+    with asyncio.Runner(loop_factory=end.get_loop) as runner:
+        runner.run(wait())
+
+
+def _work(jobs: "SimpleQueue[Job | None]", num_idle: Semaphore) -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        num_idle.release()
+    jobs.put(None)  # for the next worker
+
+
+def _complete(future: "Future[T]", function: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        answer = function()
+    except BaseException as error:  # noqa: BLE001 - whoever waits for it gets it
+        future.set_exception(error)
+    else:
+        future.set_result(answer)

@@ -1,0 +1,156 @@
+"""An adapter that makes a Model of an object that gives the logits after one list of tokens.
+
+The object is asked once a row and step, with the whole prefix; all rows of a step at once.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from operator import index as to_index
+from typing import Any, Literal, Protocol, TypeVar
+
+import numpy as np
+from msgspec import structs
+
+from batcher.errors import BatchdecodeError
+from batcher.models.base import Batch, FloatArray, ModelOutput, Tokenizer
+from batcher.models.byte_tokenizer import ByteTokenizer
+from batcher.models.calls import CallFailure, Calls, CallSettings
+from batcher.models.logits import read_logits, shown
+from batcher.models.prefixes import Prefixes
+from batcher.request import MAX_INT
+
+T = TypeVar("T")
+
+
+class LLM(Protocol):
+    """What people bring; either method may be `async`, and may be called from several threads.
+
+    Attributes `vocab_size`, `tokenizer` and `settings` are used if it has them.
+    """
+
+    def next_token_logits(
+        self, prev_token_ids: list[int]
+    ) -> Sequence[float] | Awaitable[Sequence[float]]:
+        """Return the logits [vocab] of the token after `prev_token_ids`, which may be changed."""
+
+    def get_stop_token_id(self) -> int | Awaitable[int]:
+        """Return the token that ends a text."""
+
+
+class LLMModel:
+    """A Model (see base.py) that asks `llm` for the logits of every row.
+
+    A row whose call has failed for good fails alone.  The stop token is EOS.  It is asked for here,
+    and so are, if `llm` does not say its `vocab_size`, the logits after `probe`, by default the
+    stop token alone, to count them; the first step does not ask for those again.
+
+    Raises:
+        BatchdecodeError: no answer to these could be had.
+    """
+
+    gives: Literal["logits"] = "logits"
+
+    def __init__(
+        self,
+        llm: LLM,
+        name: str | None = None,
+        call_settings: CallSettings | None = None,
+        probe: Sequence[int] | None = None,
+    ) -> None:
+        call_settings = call_settings or CallSettings()
+        self.name = name or type(llm).__qualname__
+        own_settings = {"settings": llm.settings} if hasattr(llm, "settings") else {}
+        self.settings: dict[str, Any] = {"llm": structs.asdict(call_settings), **own_settings}
+        self.tokenizer: Tokenizer = getattr(llm, "tokenizer", None) or ByteTokenizer()
+        self._llm, self._calls = llm, Calls(call_settings)
+        self.eos_token_id: int = self._ask_once("get_stop_token_id", [], _read_token_id)
+        self.vocab_size: int | None = getattr(llm, "vocab_size", None)
+        self._probed: tuple[list[int], FloatArray] | None = (
+            None  # a prefix, and the logits after it
+        )
+        if self.vocab_size is None:
+            self._probe([self.eos_token_id] if probe is None else probe)
+        self._prefixes = Prefixes()
+        self._num_slots = 0
+
+    def allocate(self, num_slots: int) -> None:
+        """Make room for `num_slots` rows."""
+        self._prefixes.clear()
+        self._num_slots = num_slots
+
+    def fork(self, source: int, target: int) -> None:
+        """Let the row in `target` be what the one in `source` is."""
+        self._prefixes.fork(source, target)
+
+    def release(self, slot: int) -> None:
+        """Forget the row in `slot`."""
+        self._prefixes.release(slot)
+
+    def forward(self, batch: Batch) -> ModelOutput:
+        """Return the logits of `batch.logit_slots`, those of rows that failed 0."""
+        self._prefixes.extend(batch)
+        logit_slots = batch.logit_slots.tolist()
+        answers = self._ask([self._prefixes.copy_of(slot) for slot in logit_slots])
+        logits = np.zeros((len(logit_slots), self.vocab_size or 0), np.float32)
+        failed = {}
+        for row, (slot, answer) in enumerate(zip(logit_slots, answers, strict=True)):
+            if isinstance(answer, CallFailure):
+                failed[slot] = f"{self.name} {answer}"
+            else:
+                logits[row] = answer
+        return ModelOutput(np.zeros(self._num_slots, np.int64), failed, logits)
+
+    def _ask(self, prefixes: list[list[int]]) -> list[FloatArray | CallFailure]:
+        """Return the logits after each of `prefixes`, or why there are none."""
+        probed, self._probed = self._probed, None
+        if probed is None:
+            return self._call(prefixes)
+        known, logits = probed
+        answers = iter(self._call([prefix for prefix in prefixes if prefix != known]))
+        return [logits if prefix == known else next(answers) for prefix in prefixes]
+
+    def _call(self, prefixes: list[list[int]]) -> list[FloatArray | CallFailure]:
+        function, read = self._llm.next_token_logits, partial(read_logits, self.vocab_size)
+        return self._calls.run(function, [[prefix] for prefix in prefixes], read)
+
+    def _probe(self, prefix: Sequence[int]) -> None:
+        """Learn the size of the vocabulary from the logits after `prefix`.
+
+        Raises:
+            BatchdecodeError: there are none.
+        """
+        logits = self._ask_once("next_token_logits", [[*prefix]], partial(read_logits, None))
+        self.vocab_size = logits.size
+        self._probed = [*prefix], logits
+
+    def _ask_once(self, method: str, arguments: list[Any], read: Callable[[Any], T]) -> T:
+        """Return what the method of this name answers to `arguments`.
+
+        Raises:
+            BatchdecodeError: it has not answered.
+        """
+        [answer] = self._calls.run(getattr(self._llm, method), [arguments], read)
+        if isinstance(answer, CallFailure):
+            raise BatchdecodeError(f"{self.name}: {method} {answer}")
+        return answer
+
+
+def is_llm(model: object) -> bool:
+    """Return whether `model` has the methods of an LLM."""
+    methods = ("next_token_logits", "get_stop_token_id")
+    return all(callable(getattr(model, method, None)) for method in methods)
+
+
+def _read_token_id(answer: Any) -> int:
+    """Return `answer` as a token id.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        token_id = -1 if isinstance(answer, bool) else to_index(answer)
+    except Exception:  # noqa: BLE001 - whatever its own __index__ raises, it is none
+        token_id = -1
+    if not 0 <= token_id <= MAX_INT:
+        raise ValueError(f"{shown(answer)}, which is not a token id")
+    return token_id

@@ -1,0 +1,41 @@
+"""The token ids of every row, for models that have no cache and are asked with whole prefixes."""
+
+from batcher.models.base import Batch
+
+
+class Prefixes:
+    """Prompt and output so far, by slot."""
+
+    def __init__(self) -> None:
+        self._prefixes: dict[int, list[int]] = {}
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self._prefixes.clear()
+
+    def extend(self, batch: Batch) -> None:
+        """Add the new tokens of every row of `batch`."""
+        has_chunk = set()
+        for chunk in batch.chunks:
+            has_chunk.add(chunk.slot)
+            self._prefixes.setdefault(chunk.slot, [])[chunk.start :] = chunk.token_ids
+        slots = batch.slots
+        for slot, token in zip(slots.tolist(), batch.tokens[slots].tolist(), strict=True):
+            if slot not in has_chunk:
+                self._prefixes[slot].append(token)
+
+    def __contains__(self, slot: int) -> bool:
+        """Whether there is a row in `slot`."""
+        return slot in self._prefixes
+
+    def copy_of(self, slot: int) -> list[int]:
+        """Return all tokens of the row in `slot`, in a list of the caller's own."""
+        return self._prefixes[slot].copy()
+
+    def fork(self, source: int, target: int) -> None:
+        """Let the row in `target` be what the one in `source` is."""
+        self._prefixes[target] = self._prefixes[source].copy()
+
+    def release(self, slot: int) -> None:
+        """Forget the row in `slot`."""
+        del self._prefixes[slot]

@@ -1,0 +1,69 @@
+"""The rows of one request's beams: where each of them is, and which have been computed."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from batcher.decoding.beams import BeamSearch, BeamStep
+from batcher.errors import Failure
+from batcher.models.base import FloatArray
+from batcher.request import NUM_DIGITS, FinishReason
+from batcher.rows.generated import Generated
+from batcher.sequence import Sequence
+
+
+class BeamRows:
+    """The beam search of a request, and its rows; beam i is the i-th sequence, its place slots[i].
+
+    Until the first step only the leader's row is computed: all beams begin with the same prompt.
+    """
+
+    def __init__(self, leader: Sequence) -> None:
+        request = leader.request
+        self.sequences = [leader, *leader.companions]
+        self.slots = [sequence.slot for sequence in self.sequences]
+        self._num_results, self._num_computed = request.n, 1
+        self._search = BeamSearch(
+            num_beams=request.num_beams,
+            num_results=request.n,
+            length_penalty=request.length_penalty,
+            early_stopping=request.early_stopping,
+            max_tokens=request.max_tokens,
+            num_eos=0 if request.ignore_eos else 1,
+        )
+
+    @property
+    def failure(self) -> Failure | None:
+        """Why the search had to give up, if it had."""
+        if not self._search.has_failed:
+            return None
+        return Failure("constraint-error", "no token is left that any beam may go on with")
+
+    def advance(
+        self, scores: dict[int, FloatArray], ends: Callable[[int, int], bool]
+    ) -> BeamStep | None:
+        """Return how every beam goes on, None if the search is done.
+
+        scores: slot -> [vocab] log-probabilities.  ends: of (slot, token), whether that ends it.
+        """
+        log_probs = np.stack([scores[slot] for slot in self.slots[: self._num_computed]])
+        self._num_computed = len(self.slots)
+        return self._search.advance(log_probs, lambda beam, token: ends(self.slots[beam], token))
+
+    def results(self, reason: FinishReason) -> list[Generated]:
+        """Return as many outputs as were asked for, best first.
+
+        reason: why the search has ended.
+        """
+        reason = "length" if reason == "stop" else reason  # of those that have not stopped
+        found = [
+            Generated(
+                beam.tokens,
+                "stop" if beam.has_ended else reason,
+                score=round(beam.score, NUM_DIGITS),
+            )
+            for beam in self._search.results()
+        ]
+        message = f"beam search found {len(found)} outputs, not {self._num_results}"
+        missing = Generated([], reason, failure=Failure("too-few-outputs", message))
+        return found + [missing] * (self._num_results - len(found))

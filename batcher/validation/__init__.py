@@ -1,0 +1,41 @@
+"""What makes a request decodable: the rules shared by the Python API and the line parser.
+
+Rule: every check works on any value whatever, because a Request built by hand may hold anything.
+"""
+
+from batcher.validation.plain import has_plain_stops, plain_copy, plain_types, token_type
+from batcher.validation.problems import find_problems
+from batcher.validation.ranges import LOGIT_BIAS, RANGES, Range
+from batcher.validation.states import ANY_STATE, MAX_NAME, initial_state_of
+from batcher.validation.stops import MAX_STOP_LENGTH
+from batcher.validation.target import (
+    CONSTRAINT_FIELDS,
+    LOGIT_FIELDS,
+    Target,
+    logit_fields_of,
+    num_slots_needed,
+)
+from batcher.validation.values import DEFAULTS, MAX_SHOWN, show
+
+__all__ = [
+    "ANY_STATE",
+    "CONSTRAINT_FIELDS",
+    "DEFAULTS",
+    "LOGIT_BIAS",
+    "LOGIT_FIELDS",
+    "MAX_NAME",
+    "MAX_SHOWN",
+    "MAX_STOP_LENGTH",
+    "RANGES",
+    "Range",
+    "Target",
+    "find_problems",
+    "has_plain_stops",
+    "initial_state_of",
+    "logit_fields_of",
+    "num_slots_needed",
+    "plain_copy",
+    "plain_types",
+    "show",
+    "token_type",
+]

@@ -1,0 +1,164 @@
+"""Fields that are right by themselves and contradict each other."""
+
+from collections.abc import Callable, Iterator
+
+from msgspec import Struct
+
+from batcher.errors import FieldProblem
+from batcher.request import Request
+from batcher.validation.states import find_doubled_markers, find_unreachable
+from batcher.validation.stops import check_total_length
+from batcher.validation.target import CONSTRAINT_FIELDS
+from batcher.validation.values import DEFAULTS
+
+ALL_TOKENS = (0, -1)  # values of top_k that cut nothing
+
+
+class Conflict(Struct, frozen=True):
+    """A problem of one field, and the other field that it depends on, if there is one."""
+
+    problem: FieldProblem
+    other: str | None = None
+
+
+Conflicts = Iterator[Conflict]
+
+
+def find_conflicts(request: Request) -> Conflicts:
+    """Yield the contradictions in `request`, each field of which is valid by itself."""
+    for rule in _RULES:
+        yield from rule(request)
+
+
+def _make(name: str, other: str, message: str) -> Conflict:
+    return Conflict(FieldProblem("conflicting-fields", (name,), message), other)
+
+
+def _useless(name: str, other: str, remedy: str) -> Conflict:
+    return _make(name, other, f"`{name}` has no effect without `{other}`; {remedy}")
+
+
+def _check_beams(request: Request) -> Conflicts:
+    if request.num_beams == 1:
+        if request.length_penalty != 1:
+            yield _useless("length_penalty", "num_beams", "give 2 beams or more")
+        if request.early_stopping is not False:
+            yield _useless("early_stopping", "num_beams", "give 2 beams or more")
+        return
+    given = {
+        "temperature": request.temperature != 0,
+        "mirostat": request.mirostat != 0,
+        "best_of": request.best_of is not None,
+        "cfg_scale": request.cfg_scale != 1,
+    }
+    for name in (name for name, is_given in given.items() if is_given):
+        message = f"`{name}` cannot go with `num_beams` {request.num_beams}: beams are not sampled"
+        if name == "cfg_scale":
+            message = "`cfg_scale` cannot go with beams: a beam has no negative prompt beside it"
+        yield _make(name, "num_beams", message)
+    if request.n > request.num_beams:
+        message = f"`n` is {request.n}, but {request.num_beams} beams give no more outputs"
+        yield _make("n", "num_beams", message)
+
+
+def _check_greedy(request: Request) -> Conflicts:
+    if request.temperature != 0 or request.num_beams > 1:
+        return
+    for name, count in (("n", request.n), ("best_of", request.best_of)):
+        if count is not None and count > 1:
+            message = f"`{name}` is {count}, but with `temperature` 0 all outputs are the same"
+            yield _make(name, "temperature", message)
+    if request.mirostat:
+        yield _make("mirostat", "temperature", "`mirostat` needs a `temperature` above 0")
+
+
+def _check_best_of(request: Request) -> Conflicts:
+    if request.best_of is not None and request.best_of < request.n:
+        message = f"`best_of` is {request.best_of}, less than the {request.n} outputs of `n`"
+        yield _make("best_of", "n", message)
+
+
+def _check_mirostat(request: Request) -> Conflicts:
+    if not request.mirostat:
+        for name in ("mirostat_tau", "mirostat_eta"):
+            if getattr(request, name) != DEFAULTS[name]:
+                yield _useless(name, "mirostat", "give version 1 or 2")
+        return
+    cuts = {
+        "top_k": request.top_k not in ALL_TOKENS,
+        "top_p": request.top_p != 1,
+        "min_p": request.min_p != 0,
+        "typical_p": request.typical_p != 1,
+    }
+    for name in (name for name, is_given in cuts.items() if is_given):
+        message = f"`{name}` cannot go with `mirostat`, which decides itself what to cut off"
+        yield _make(name, "mirostat", message)
+
+
+def _check_lengths(request: Request) -> Conflicts:
+    if request.min_tokens > request.max_tokens:
+        message = (
+            f"`min_tokens` is {request.min_tokens}, more than `max_tokens`, {request.max_tokens}"
+        )
+        yield _make("min_tokens", "max_tokens", message)
+
+
+def _check_negative_prompt(request: Request) -> Conflicts:
+    if request.negative_prompt is not None and request.cfg_scale == 1:
+        yield _useless("negative_prompt", "cfg_scale", "give one other than 1")
+
+
+def _check_logprobs_mode(request: Request) -> Conflicts:
+    if request.logprobs_mode != "raw" and request.logprobs is None:
+        yield _useless("logprobs_mode", "logprobs", "give 0 or more")
+
+
+def _check_constraints(request: Request) -> Conflicts:
+    given = [name for name in CONSTRAINT_FIELDS if getattr(request, name) is not None]
+    if not given:
+        return
+    first, *others = given
+    for name in others:
+        yield _make(name, first, f"`{name}` and `{first}` are two constraints; give one of them")
+    if request.ignore_eos:
+        message = f"`ignore_eos` cannot go with `{first}`: EOS ends an output that is whole"
+        yield _make("ignore_eos", first, message)
+    if request.heal:
+        message = f"`heal` cannot go with `{first}`, which says how the output begins"
+        yield _make("heal", first, message)
+
+
+def _check_heal(request: Request) -> Conflicts:
+    if request.heal and not request.prompt:
+        yield _make("heal", "prompt", "`heal` needs a prompt with at least one token")
+
+
+def _check_states(request: Request) -> Conflicts:
+    states = request.states
+    if states is None:
+        if request.initial_state is not None:
+            yield _useless("initial_state", "states", "declare some")
+        return
+    found = [*find_doubled_markers(states), *find_unreachable(request, states)]
+    for problem in found:
+        yield Conflict(problem, "initial_state" if problem.path[0] == "states" else "states")
+
+
+def _check_stop_lengths(request: Request) -> Conflicts:
+    for problem in check_total_length(request):
+        yield Conflict(problem)
+
+
+_RULES: tuple[Callable[[Request], Conflicts], ...] = (
+    _check_beams,
+    _check_greedy,
+    _check_best_of,
+    _check_mirostat,
+    _check_lengths,
+    _check_negative_prompt,
+    _check_logprobs_mode,
+    _check_constraints,
+    _check_heal,
+    _check_states,
+    _check_stop_lengths,
+)

@@ -1,0 +1,158 @@
+"""Which check each field of a request has to pass by itself."""
+
+import json
+from typing import Any
+
+from batcher.errors import FieldProblem, describe
+from batcher.validation.ranges import LOGIT_BIAS, RANGES, check_number, check_ranged
+from batcher.validation.states import check_states
+from batcher.validation.stops import (
+    MAX_STOP_LENGTH,
+    check_stop,
+    check_stop_sequence,
+    check_stop_token,
+)
+from batcher.validation.target import Target
+from batcher.validation.values import (
+    MAX_SHOWN,
+    Check,
+    Path,
+    Problems,
+    check_flag,
+    check_prompt,
+    check_string,
+    check_strings,
+    check_token_ids,
+    check_word,
+    largest_token,
+    quote,
+    show,
+    wrong,
+)
+
+MAX_BAD_WORDS_LENGTH = MAX_STOP_LENGTH  # all of one request together, in UTF-8 bytes
+
+
+def _or_none(check: Check) -> Check:
+    """Return a check that lets None pass and hands on everything else."""
+
+    def check_unless_none(value: Any, path: Path, target: Target) -> Problems:
+        if value is not None:
+            yield from check(value, path, target)
+
+    return check_unless_none
+
+
+def _check_text(value: object, path: Path, _: Target) -> Problems:
+    yield from check_string(value, path, "a string")
+
+
+def _check_grammar(value: object, path: Path, _: Target) -> Problems:
+    yield from check_string(value, path, "a string")
+    if isinstance(value, str) and not value:
+        yield FieldProblem("invalid-value", path, f"{quote(path)} is empty: it has no rule")
+
+
+def _check_json_schema(value: object, path: Path, _: Target) -> Problems:
+    if not isinstance(value, dict | bool):
+        yield wrong("invalid-type", path, "a JSON Schema: an object, true or false", value)
+        return
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        yield FieldProblem("invalid-value", path, f"{quote(path)} is not JSON: {describe(error)}")
+
+
+def _check_choice(value: object, path: Path, _: Target) -> Problems:
+    yield from check_strings(value, path)
+    if isinstance(value, list) and not value:
+        message = f"{quote(path)} is empty: there is nothing to choose from"
+        yield FieldProblem("invalid-value", path, message)
+
+
+def _check_bad_words(words: object, path: Path, _: Target) -> Problems:
+    problems = list(check_strings(words, path))
+    yield from problems
+    if problems or not isinstance(words, list):
+        return
+    for index, word in enumerate(words):
+        if not word:
+            message = f"{quote((*path, index))} is empty, so it would forbid everything"
+            yield FieldProblem("invalid-value", (*path, index), message)
+    total = sum(len(word.encode()) for word in words)
+    if total > MAX_BAD_WORDS_LENGTH:
+        message = f"{quote(path)} holds {total} bytes; at most {MAX_BAD_WORDS_LENGTH} are allowed"
+        yield FieldProblem("invalid-value", path, message)
+
+
+def _check_allowed(value: object, path: Path, target: Target) -> Problems:
+    if not isinstance(value, list):
+        yield wrong("invalid-type", path, "a list of token ids", value)
+    elif not value:
+        yield FieldProblem("invalid-value", path, f"{quote(path)} is empty: no token is allowed")
+    else:
+        yield from check_token_ids(value, path, target)
+
+
+def _check_logit_bias(biases: object, path: Path, target: Target) -> Problems:
+    if not isinstance(biases, dict):
+        yield wrong("invalid-type", path, "an object of token ids and numbers", biases)
+        return
+    largest = largest_token(target)
+    for key in biases:
+        if not _is_token_key(key, largest):
+            is_short = isinstance(key, str) and len(key) <= MAX_SHOWN
+            expected = f'must be token ids from "0" to "{largest}"'
+            message = f"the names in {quote(path)} {expected}, not {show(key)}"
+            place = (*path, key) if is_short else path
+            yield FieldProblem("unknown-token", place, message, is_key=is_short)
+            return
+    for key, bias in biases.items():
+        yield from check_number(bias, (*path, key), LOGIT_BIAS)
+
+
+def _is_token_key(key: object, largest: int) -> bool:
+    """Return whether `key` is a token id as a string, written in the one way there is."""
+    if not isinstance(key, str) or not key.isascii() or not key.isdigit():
+        return False
+    return len(key) <= len(str(largest)) and str(int(key)) == key and int(key) <= largest
+
+
+def _check_early_stopping(value: object, path: Path, _: Target) -> Problems:
+    expected = 'true, false or "never"'
+    if not isinstance(value, bool | str):
+        yield wrong("invalid-type", path, expected, value)
+    elif value not in {True, False, "never"}:
+        yield wrong("invalid-value", path, expected, value)
+
+
+def _check_logprobs_mode(value: object, path: Path, _: Target) -> Problems:
+    yield from check_word(value, path, ("raw", "processed"))
+
+
+CHECKS: dict[str, Check] = {
+    **dict.fromkeys(RANGES, check_ranged),
+    "id": _or_none(_check_text),
+    "prompt": check_prompt,
+    "stop_token": check_stop_token,
+    "stop_sequence": check_stop_sequence,
+    "stop": check_stop,
+    "ignore_eos": check_flag,
+    "logit_bias": _or_none(_check_logit_bias),
+    "allowed_token_ids": _or_none(_check_allowed),
+    "bad_words": _or_none(_check_bad_words),
+    "negative_prompt": _or_none(check_prompt),
+    "best_of": _or_none(check_ranged),
+    "logprobs": _or_none(check_ranged),
+    "logprobs_mode": _check_logprobs_mode,
+    "echo": check_flag,
+    "early_stopping": _check_early_stopping,
+    "json_schema": _or_none(_check_json_schema),
+    "regex": _or_none(_check_text),
+    "choice": _or_none(_check_choice),
+    "lark": _or_none(_check_grammar),
+    "gbnf": _or_none(_check_grammar),
+    "heal": check_flag,
+    "states": check_states,
+    "initial_state": _or_none(_check_text),
+}

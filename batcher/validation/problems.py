@@ -1,0 +1,34 @@
+"""Everything that is wrong with a request."""
+
+from msgspec.structs import replace
+
+from batcher.errors import FieldProblem
+from batcher.request import Request
+from batcher.validation.conflicts import find_conflicts
+from batcher.validation.fields import CHECKS
+from batcher.validation.plain import plain_copy
+from batcher.validation.target import Target, find_unserved
+from batcher.validation.values import DEFAULTS
+
+
+def find_problems(request: Request, target: Target) -> list[FieldProblem]:
+    """Return everything wrong with `request`, to be decoded by `target`; [] if nothing is."""
+    return [] if plain_copy(request, target) is not None else look_closely(request, target)
+
+
+def look_closely(request: Request, target: Target) -> list[FieldProblem]:
+    """Return what `find_problems` does, by every check there is."""
+    problems = list(CHECKS["prompt"](request.prompt, ("prompt",), target))
+    for name, default in DEFAULTS.items():
+        value = getattr(request, name)
+        if value is not default:
+            problems += CHECKS[name](value, (name,), target)
+    bad = {str(problem.path[0]) for problem in problems}
+    sound = replace(request, **{name: DEFAULTS.get(name, "") for name in bad}) if bad else request
+    problems += [
+        conflict.problem
+        for conflict in find_conflicts(sound)
+        if conflict.problem.path[0] not in bad and conflict.other not in bad
+    ]
+    problems += find_unserved(sound, target)
+    return problems

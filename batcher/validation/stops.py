@@ -1,0 +1,120 @@
+"""The stops: what may stand in each of their fields, and how much all of them may hold together."""
+
+from batcher.errors import FieldProblem
+from batcher.request import Request, Transition
+from batcher.validation.target import Target
+from batcher.validation.values import (
+    Path,
+    Problems,
+    check_string,
+    check_strings,
+    check_token_id,
+    check_token_ids,
+    is_integer,
+    quote,
+    show,
+    wrong,
+)
+
+MAX_STOP_LENGTH = 1024  # all stops of one request together, in token ids and UTF-8 bytes
+MARKER_FIELDS = ("stop_token", "stop_sequence", "stop", "states")
+
+_SEQUENCE_KINDS = (
+    "a list of token ids, a list of such lists, a string or a list of strings",
+    "a list of token ids is one sequence, a list of lists or of strings several; do not mix them",
+)
+
+
+def check_stop_token(stop: object, path: Path, target: Target) -> Problems:
+    """Yield the problems of what is neither a token id nor a list of them."""
+    if isinstance(stop, list):
+        yield from check_marker(stop, path)
+        yield from check_token_ids(stop, path, target)
+    elif is_integer(stop):
+        yield from check_token_id(stop, path, target)
+    elif stop is not None:
+        yield wrong("invalid-type", path, "a token id or a list of token ids", stop)
+
+
+def check_stop_sequence(stop: object, path: Path, target: Target) -> Problems:
+    """Yield the problems of what is neither a sequence nor a list of several of one kind."""
+    if not isinstance(stop, list):
+        yield from _check_text(stop, path, _SEQUENCE_KINDS[0])
+        return
+    yield from check_marker(stop, path)
+    kinds = [_kind(item) for item in stop]
+    odd = next((i for i, kind in enumerate(kinds) if kind is None or kind is not kinds[0]), None)
+    if odd is not None:
+        code = "invalid-type" if kinds[odd] is None else "invalid-value"
+        expected, hint = _SEQUENCE_KINDS
+        found = "a mixed list" if kinds[odd] else f"a list with {show(stop[odd])} in it"
+        message = f"{quote(path)} must be {expected}, not {found}"
+        yield FieldProblem(code, (*path, odd), message, hint)
+    elif stop and kinds[0] is int:
+        yield from check_token_ids(stop, path, target)
+    elif stop and kinds[0] is str:
+        yield from _check_texts(stop, path)
+    else:
+        for index, item in enumerate(stop):
+            yield from check_marker(item, (*path, index))
+            yield from check_token_ids(item, (*path, index), target)
+
+
+def check_stop(stop: object, path: Path, _: Target) -> Problems:
+    """Yield the problems of what is neither a text nor a list of texts."""
+    if isinstance(stop, list):
+        yield from check_marker(stop, path)
+        yield from _check_texts(stop, path)
+    else:
+        yield from _check_text(stop, path, "a string or a list of strings")
+
+
+def check_marker(marker: object, path: Path) -> Problems:
+    """Yield the problem of an empty text or list."""
+    if isinstance(marker, str | list) and not marker:
+        message = f"{quote(path)} is empty, so it would match everywhere"
+        yield FieldProblem("invalid-value", path, message, "leave it out")
+
+
+def check_total_length(request: Request) -> Problems:
+    """Yield the problem of stops and markers that hold too much together."""
+    lengths = {name: _length(getattr(request, name)) for name in MARKER_FIELDS}
+    total = sum(lengths.values())
+    if total > MAX_STOP_LENGTH:
+        message = (
+            f"the stops hold {total} token ids and bytes of text together; "
+            f"at most {MAX_STOP_LENGTH} are allowed"
+        )
+        yield FieldProblem("invalid-value", (max(lengths, key=lengths.__getitem__),), message)
+
+
+def _length(marker: object) -> int:
+    """Return the number of token ids and UTF-8 bytes in a valid stop or in states."""
+    if isinstance(marker, str):
+        return len(marker.encode())
+    if isinstance(marker, list):
+        return sum(map(_length, marker))
+    if isinstance(marker, dict):
+        return sum(map(_length, marker.values()))
+    if isinstance(marker, Transition):
+        return _length(marker.on)
+    return 0 if marker is None else 1
+
+
+def _check_text(stop: object, path: Path, expected: str) -> Problems:
+    if stop is not None:
+        yield from check_string(stop, path, expected)
+        yield from check_marker(stop, path)
+
+
+def _check_texts(stops: list[object], path: Path) -> Problems:
+    yield from check_strings(stops, path)
+    for index, stop in enumerate(stops):
+        yield from check_marker(stop if isinstance(stop, str) else None, (*path, index))
+
+
+def _kind(item: object) -> type | None:
+    """Return int, str or list for what a stop_sequence list may hold, None for anything else."""
+    if is_integer(item):
+        return int
+    return next((kind for kind in (str, list) if isinstance(item, kind)), None)

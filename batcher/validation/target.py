@@ -1,0 +1,96 @@
+"""What a request needs of the model and the batch, and whether they have it."""
+
+from collections.abc import Callable, Iterator
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from batcher.errors import BatchdecodeError, FieldProblem, GrammarError
+from batcher.request import Request
+
+CONSTRAINT_FIELDS = ("json_schema", "regex", "choice", "lark", "gbnf")
+
+# Each field that a model which gives only tokens cannot serve, and the values that ask for nothing.
+# The cuts (top_k and the like) are not here: without a temperature they change nothing.
+LOGIT_FIELDS: dict[str, tuple[object, ...]] = {
+    "temperature": (0,),
+    "repetition_penalty": (1,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "logit_bias": (None, {}),
+    "allowed_token_ids": (None,),
+    "bad_words": (None, []),
+    "min_tokens": (0,),
+    "cfg_scale": (1,),
+    "logprobs": (None,),
+    "num_beams": (1,),
+    **dict.fromkeys(CONSTRAINT_FIELDS, (None,)),
+    "heal": (False,),
+}
+
+
+class Target(Struct, frozen=True):
+    """What requests are checked against: a model and a batch, as far as they are known.
+
+    vocab_size: one more than the largest token id the model knows, None if it takes any.
+    num_slots: of the batch, None if that is not known.
+    gives_logits: whether the model does; has_eos: whether it has an end-of-sequence token.
+    check_constraint: compiles a constraint, given the field and its value; raises GrammarError if
+    that is wrong, and another BatchdecodeError where nothing can be compiled.  None if constraints
+    are not to be compiled.
+    """
+
+    vocab_size: int | None = None
+    num_slots: int | None = None
+    gives_logits: bool = True
+    has_eos: bool = True
+    check_constraint: Callable[[str, object], None] | None = None
+
+
+def num_slots_needed(request: Request) -> int:
+    """Return how many slots one admission of `request` takes.
+
+    Those are its beams, or a sample and the negative prompt beside it; samples are admitted one by
+    one.
+    """
+    if request.num_beams > 1:
+        return request.num_beams
+    return 1 if request.cfg_scale == 1 else 2
+
+
+def logit_fields_of(request: Request) -> list[str]:
+    """Return the fields of a valid `request` that need logits; [] if tokens will do."""
+    return [name for name, idle in LOGIT_FIELDS.items() if getattr(request, name) not in idle]
+
+
+def find_unserved(request: Request, target: Target) -> Iterator[FieldProblem]:
+    """Yield what the valid `request` asks for and `target` cannot give."""
+    if not target.gives_logits:
+        for name in logit_fields_of(request):
+            message = f"`{name}` needs a model that gives logits; this one gives only tokens"
+            yield FieldProblem("unsupported-model", (name,), message)
+    needed = num_slots_needed(request)
+    if target.num_slots is not None and needed > target.num_slots:
+        name = "num_beams" if request.num_beams > 1 else "cfg_scale"
+        message = (
+            f"`{name}` {getattr(request, name)} needs {needed} slots at once, "
+            f"and the batch has {target.num_slots}"
+        )
+        yield FieldProblem("too-few-slots", (name,), message, f"use a batch of {needed} or more")
+    for name in CONSTRAINT_FIELDS:
+        if getattr(request, name) is not None:
+            yield from _find_uncompiled(name, getattr(request, name), target)
+
+
+def _find_uncompiled(name: str, constraint: object, target: Target) -> Iterator[FieldProblem]:
+    if not target.has_eos:
+        message = f"`{name}` needs a model that has an end-of-sequence token; this one has none"
+        yield FieldProblem("unsupported-model", (name,), message)
+    elif target.check_constraint is not None:
+        try:
+            target.check_constraint(name, constraint)
+        except GrammarError as error:
+            problem = FieldProblem("invalid-grammar", error.path, "")
+            yield replace(problem, message=f"`{problem.field}`: {error}")
+        except BatchdecodeError as error:
+            yield FieldProblem("unsupported-model", (name,), f"`{name}`: {error}")

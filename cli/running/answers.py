@@ -1,0 +1,141 @@
+"""Requests in flight, and the answers their results become: a line for each, or one for all."""
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from msgspec import Struct, field
+
+from batcher.events import FinishEvent
+from batcher.formats.requests import BadLine, ParsedLine
+from batcher.formats.results import make_rejected_result
+from batcher.request import Request, Result
+from batcher.validation import CONSTRAINT_FIELDS
+
+_NOTHING: Mapping[int, Result] = {}
+
+
+class KnownResults(Protocol):
+    """The results of an earlier run."""
+
+    def results_of(self, request: Request, /) -> Mapping[int, Result]:
+        """Return the results that `request` has already, by their index."""
+
+    def has_rejected(self, request_id: str, line_number: int, /) -> bool:
+        """Return whether there is the result of a bad line: the id it gave and its number."""
+
+
+class Answer(Struct, gc=False):
+    """What is written at once for one line of the input.
+
+    place: of that line.  results: one of them in our own form, all of them for an OpenAI row,
+    ascending by index.  is_last: nothing more comes for this line.
+    """
+
+    place: int
+    results: list[Result]
+    is_openai: bool = False
+    is_last: bool = True
+
+
+class _Flight(Struct, gc=False):
+    """A request that is in the engine.
+
+    num_left: how many of its results have not come.  known: those that an earlier run has given.
+    is_replayed: the engine goes through the motions for them, and decodes only the others.
+    row: the results that have come, of an OpenAI row.
+    """
+
+    place: int
+    num_left: int
+    is_openai: bool
+    known: Mapping[int, Result]
+    is_replayed: bool
+    has_failed: bool = False
+    row: list[Result] = field(default_factory=list)
+
+
+class Flights:
+    """All requests in the engine, by id, and what is still to come for each."""
+
+    def __init__(self, earlier: KnownResults | None = None) -> None:
+        self.is_resumed = earlier is not None
+        self._earlier = earlier
+        self._flights: dict[str, _Flight] = {}
+
+    def begin(self, parsed: ParsedLine, place: int) -> Mapping[int, Result]:
+        """Take in the request of a line; return those of its results that the engine may replay."""
+        request = parsed.request
+        request_id: str = request.id  # type: ignore[assignment]  # its parser has set it
+        known, is_replayed = _NOTHING, False
+        if self._earlier is not None:
+            known = self._earlier.results_of(request)
+            is_replayed = can_be_replayed(request)
+        self._flights[request_id] = _Flight(place, request.n, parsed.is_openai, known, is_replayed)
+        return known if is_replayed else _NOTHING
+
+    def reject(self, bad: BadLine, place: int) -> list[Answer]:
+        """Return the answer to a bad line, nothing if an earlier run has given it."""
+        number = bad.problems[0].line
+        if self._earlier is not None and self._earlier.has_rejected(bad.id, number):
+            return []
+        return [Answer(place, [make_rejected_result(bad.id, bad.problems)], bad.is_openai)]
+
+    def is_first_failure(self, request_id: str) -> bool:
+        """Take note that a result of a request is an error; return whether it is its first."""
+        flight = self._flights[request_id]
+        is_first = not flight.has_failed
+        flight.has_failed = True
+        return is_first
+
+    def note_replayed(self, event: FinishEvent) -> bool:
+        """Take note that a sequence has ended; return whether its request failed by that.
+
+        Needed only if a run is resumed: of a replayed sample there is no result.
+        """
+        flight = self._flights.get(event.id)
+        if flight is None or not flight.is_replayed or event.index not in flight.known:
+            return False
+        if event.role == "negative":
+            return False
+        has_failed = event.reason == "error" and self.is_first_failure(event.id)
+        self._count_down(event.id, flight)
+        return has_failed
+
+    def answer(self, results: Iterable[Result]) -> list[Answer]:
+        """Return what is to be written now that these results have come."""
+        answers = []
+        for result in results:
+            flight = self._flights[result.id]
+            self._count_down(result.id, flight)
+            is_last = not flight.num_left
+            if result.index in flight.known:
+                continue
+            if not flight.is_openai:
+                answers.append(Answer(flight.place, [result], is_last=is_last))
+                continue
+            flight.row.append(result)
+            if is_last:
+                flight.row.sort(key=_index_of)
+                answers.append(Answer(flight.place, flight.row, is_openai=True))
+        return answers
+
+    def _count_down(self, request_id: str, flight: _Flight) -> None:
+        flight.num_left -= 1
+        if not flight.num_left:
+            del self._flights[request_id]
+
+
+def can_be_replayed(request: Request) -> bool:
+    """Return whether the schedule of `request` follows from its results, one by one.
+
+    Where tokens are forced, several may come in one step, and of best_of and beams some rows have
+    no result.
+    """
+    is_forced = request.heal or any(
+        getattr(request, name) is not None for name in CONSTRAINT_FIELDS
+    )
+    return request.best_of is None and request.num_beams == 1 and not is_forced
+
+
+def _index_of(result: Result) -> int:
+    return result.index

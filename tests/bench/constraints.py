@@ -1,0 +1,102 @@
+"""What constraints cost: masks of rows under several kinds of them, and compiling one."""
+
+import random
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from batcher import Request
+from batcher.decoding.constraints import (
+    ConstraintCompiler,
+    ConstraintSource,
+    RowConstraint,
+    allowed_tokens,
+    constraint_source,
+)
+from batcher.decoding.healing import HealingRow, VocabularyIndex
+from batcher.models.word_tokenizer import EOS_TOKEN_ID, WordTokenizer
+
+SCHEMA = {
+    "type": "array",
+    "minItems": 50,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 20},
+            "age": {"type": "integer", "minimum": 0, "maximum": 120},
+            "tags": {"type": "array", "items": {"enum": ["a", "b", "cc"]}, "maxItems": 5},
+            "city": {"type": "string", "pattern": "^[A-Z][a-z ]+$"},
+        },
+        "required": ["name", "age", "tags", "city"],
+    },
+}
+LISP = 'root ::= "(" (" "? root)+ ")" | [a-z]+ | [0-9]+'
+NUM_WARM_UP, NUM_STEPS = 100, 300
+
+
+class Pieces:
+    """The words of the simulated model, and random pieces of JSON up to `vocab_size` tokens."""
+
+    def __init__(self, vocab_size: int) -> None:
+        rng = random.Random(1)
+        letters = 'abcdefghijklmnopqrstuvwxyz "{}:,[]0123456789'
+        self.token_bytes = list(WordTokenizer().token_bytes[:vocab_size])
+        while len(self.token_bytes) < vocab_size:
+            self.token_bytes.append("".join(rng.choices(letters, k=rng.randint(2, 7))).encode())
+
+    def encode(self, text: str) -> list[int]:
+        """Not used by constraints."""
+        raise NotImplementedError
+
+
+def mask_time(source: ConstraintSource, vocab_size: int, num_rows: int) -> float:
+    """Return the median microseconds per row and step of masks along random outputs."""
+    rng = random.Random(0)
+    compiler = ConstraintCompiler(Pieces(vocab_size), vocab_size, EOS_TOKEN_ID)
+    rows: list[RowConstraint] = [compiler.compile(source).new_row() for _ in range(num_rows)]
+    taken = []
+    for _ in range(NUM_WARM_UP + NUM_STEPS):
+        began = time.perf_counter()
+        masks = allowed_tokens(rows, vocab_size)
+        taken.append(time.perf_counter() - began)
+        for place, mask in enumerate(masks):
+            token = int(rng.choice(mask.nonzero()[0]))
+            if token == EOS_TOKEN_ID:
+                rows[place] = compiler.compile(source).new_row()
+            else:
+                rows[place].advance(token)
+    return statistics.median(taken[NUM_WARM_UP:]) / num_rows * 1e6
+
+
+def healing_time(vocab_size: int) -> float:
+    """Return the median microseconds of a row's mask while a prompt is healed."""
+    tokens = Pieces(vocab_size).token_bytes
+    index = VocabularyIndex(tokens, vocab_size, EOS_TOKEN_ID)
+    taken = []
+    for token in tokens[-NUM_STEPS:]:
+        row = HealingRow(index, token[:-1])
+        began = time.perf_counter()
+        allowed_tokens([row], vocab_size)
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken) * 1e6
+
+
+def constraints(folder: Path) -> Iterator[tuple[str, str, str]]:
+    """Measure masks, their cache and healing; yield name, figure and target."""
+    schema = constraint_source(Request(prompt="", json_schema=SCHEMA))
+    for vocab_size in (512, 4096):
+        for num_rows in (1, 8, 64):
+            figure = mask_time(schema, vocab_size, num_rows)
+            name = f"mask of a JSON schema, V={vocab_size}, {num_rows} rows: per row and step"
+            yield name, f"{figure:.1f} µs", "<= 15 µs"
+    figure = mask_time(ConstraintSource("gbnf", LISP), 4096, 64)
+    yield "mask of a recursive GBNF, V=4096, 64 rows: per row and step", f"{figure:.1f} µs", ""
+    yield "mask of a healing row, V=4096", f"{healing_time(4096):.1f} µs", ""
+    compiler = ConstraintCompiler(Pieces(4096), 4096, EOS_TOKEN_ID)
+    began = time.perf_counter()
+    for _ in range(1000):
+        compiler.compile(constraint_source(Request(prompt="", json_schema=SCHEMA))).new_row()
+    seconds = time.perf_counter() - began
+    name = f"1,000 requests with one schema, {seconds * 1e3:.0f} ms: how often it is compiled"
+    yield name, str(compiler.num_misses), "1"

@@ -1,0 +1,115 @@
+"""Benchmark of the samplers: a step of 64 rows, against transformers' processors where torch is."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from batcher.decoding.sampling.noise import row_key
+from batcher.decoding.sampling.params import GREEDY, SamplingParams
+from batcher.decoding.sampling.sampler import Sampler, SamplingRow
+
+NUM_ROWS = 64
+TEMPERATURE, TOP_K, TOP_P = 0.8, 50, 0.9
+FILTERED = SamplingParams(temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P)
+
+
+class Row(NamedTuple):
+    """A line of the table: what was measured, the figure, and what it should be."""
+
+    name: str
+    figure: str
+    target: str
+
+
+class NoText:
+    """A tokenizer without texts."""
+
+    token_bytes: tuple[bytes, ...] = ()
+
+    def encode(self, text: str) -> list[int]:
+        raise NotImplementedError
+
+
+def language_like(vocab_size: int) -> np.ndarray:
+    """Logits [rows, vocab] of a few likely tokens and a long tail after Zipf's law."""
+    rng = np.random.default_rng(0)
+    ranks = np.stack([rng.permutation(vocab_size) for _ in range(NUM_ROWS)]) + 1
+    return (-1.2 * np.log(ranks) + rng.normal(0, 0.5, ranks.shape)).astype(np.float32)
+
+
+def our_step(logits: np.ndarray, params: SamplingParams) -> Callable[[], object]:
+    sampler = Sampler(NUM_ROWS, logits.shape[1], NoText())
+    for slot in range(NUM_ROWS):
+        sampler.open(slot, SamplingRow(params, row_key(0, str(slot), 0), []))
+    return lambda: sampler.sample(logits)
+
+
+def their_steps(logits: np.ndarray) -> list[Callable[[], object]]:
+    """The same by transformers and torch, in one thread and in many; none if they are missing."""
+    try:
+        import torch  # noqa: PLC0415 - only where it is installed
+        from transformers import (  # noqa: PLC0415
+            LogitsProcessorList,
+            TemperatureLogitsWarper,
+            TopKLogitsWarper,
+            TopPLogitsWarper,
+        )
+    except ImportError:
+        return []
+    scores, ids = torch.from_numpy(logits), torch.zeros((NUM_ROWS, 1), dtype=torch.long)
+    warpers = LogitsProcessorList(
+        [TemperatureLogitsWarper(TEMPERATURE), TopKLogitsWarper(TOP_K), TopPLogitsWarper(TOP_P)]
+    )
+
+    def step(num_threads: int) -> object:
+        torch.set_num_threads(num_threads)
+        return torch.multinomial(torch.softmax(warpers(ids, scores), dim=-1), 1)
+
+    return [partial(step, num_threads) for num_threads in {1, torch.get_num_threads()}]
+
+
+def least(step: Callable[[], object], times: int) -> float:
+    """The seconds of the fastest of `times` calls by the wall, since torch has several threads."""
+    taken = []
+    for _ in range(times):
+        began = time.perf_counter()
+        step()
+        taken.append(time.perf_counter() - began)
+    return min(taken)
+
+
+def sampling(folder: Path) -> Iterator[Row]:
+    """Measure a step of the sampler by itself, and against transformers.
+
+    Of each the least of several turns is taken: other work on the machine only ever adds.
+    """
+    for vocab_size in (2048, 32_000):
+        logits = language_like(vocab_size)
+        steps = [our_step(logits, FILTERED), *their_steps(logits)]
+        name = f"a step of {NUM_ROWS} rows, V={vocab_size:,}, temperature, top_k {TOP_K}, top_p"
+        if len(steps) == 1:
+            yield Row(f"{name}: transformers / ours", "torch is not installed", ">= 1.0x")
+            continue
+        turns = [[least(step, 5) for step in steps] for _ in range(10)]
+        ours, *theirs = map(min, zip(*turns, strict=True))
+        said = f"{name}: ours {ours * 1e6:.0f} µs, transformers {min(theirs) * 1e6:.0f} µs"
+        yield Row(said, f"{min(theirs) / ours:.1f}x", ">= 1.0x")
+    logits = language_like(2048)
+    for params, name, target in (
+        (GREEDY, "greedy", "<= 100 µs"),
+        (FILTERED, f"temperature, top_k {TOP_K}, top_p", "<= 400 µs"),
+        (SamplingParams(temperature=TEMPERATURE), "temperature alone", "<= 5,000 µs"),
+    ):
+        step = our_step(logits, params)
+        taken = least(step, 400)
+        yield Row(f"a step of {NUM_ROWS} rows, V=2,048, {name}", f"{taken * 1e6:.0f} µs", target)
+
+
+if __name__ == "__main__":
+    for line in sampling(Path()):
+        sys.stdout.write(f"| {line.name} | {line.figure} | {line.target} |\n")

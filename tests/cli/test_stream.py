@@ -1,0 +1,122 @@
+import json
+import subprocess
+from itertools import groupby
+from operator import itemgetter
+
+import pytest
+from process import COMMAND, ENVIRONMENT, batchdecode, lines_of, workload
+
+REQUESTS = lines_of(
+    *workload(6),
+    {"id": "n", "prompt": "Once", "n": 3, "temperature": 1.0},
+    {"id": "stops", "prompt": "Once", "stop": [" the", "."], "max_tokens": 40},
+    {"id": "none", "prompt": "x", "max_tokens": 0},
+    {
+        "custom_id": "row",
+        "method": "POST",
+        "url": "/v1/completions",
+        "body": {"prompt": "x", "n": 2, "temperature": 1},
+    },
+)
+
+
+def streamed(requests=REQUESTS, *arguments):
+    """Return the token events and the other lines of a stream, each with its number."""
+    done = batchdecode("run", "--stream", "-q", "-b", 4, *arguments, stdin=requests)
+    assert done.returncode == 0
+    lines = list(enumerate(map(json.loads, done.stdout.splitlines())))
+    events = [(number, line) for number, line in lines if line.get("event") == "token"]
+    return events, [(number, line) for number, line in lines if "event" not in line]
+
+
+def results_of(rows):
+    """Return the last step, tokens and text by id and index, of lines of both forms."""
+    found = {}
+    for number, row in rows:
+        if "custom_id" not in row:
+            found[row["id"], row["index"]] = (number, row["tokens"], row["text"])
+            continue
+        for choice in row["response"]["body"]["choices"]:
+            found[row["custom_id"], choice["index"]] = (number, None, choice["text"])
+    return found
+
+
+def test_the_token_events_of_a_row_are_its_result_piece_by_piece():
+    events, rows = streamed()
+    pieces = {}
+    for number, event in events:
+        pieces.setdefault((event["id"], event["index"]), []).append((number, event))
+    results = results_of(rows)
+    assert len(results) == 13
+    assert results.keys() - pieces.keys() == {("none", 0)}
+    for key, parts in pieces.items():
+        number, tokens, text = results[key]
+        assert "".join(event["text"] for _, event in parts) == text
+        assert tokens in (None, [token for _, event in parts for token in event["tokens"]])
+        assert parts[-1][0] < number
+
+
+def test_events_come_in_the_order_of_the_steps_and_results_with_their_step():
+    events, rows = streamed()
+    steps = {number: event["step"] for number, event in events}
+    steps |= {
+        number: row["steps"]["finished"] for number, row in rows if row.get("slot") is not None
+    }
+    in_order = [step for _, step in sorted(steps.items())]
+    assert in_order == sorted(in_order)
+
+
+def test_a_stream_holds_the_results_of_a_plain_run():
+    plain = batchdecode("run", "-q", "-b", 4, stdin=REQUESTS).stdout
+    _, rows = streamed()
+    assert [row for _, row in rows] == [json.loads(line) for line in plain.splitlines()]
+
+
+def test_events_tell_the_state_if_there_are_any():
+    states = {"start": [{"on": ".", "to": "rest"}], "rest": [{"on": " this", "to": "start"}]}
+    request = {"prompt": "Once", "max_tokens": 90, "states": states, "ignore_eos": True}
+    events, rows = streamed(lines_of(request))
+    told = [(event["state"], event["text"]) for _, event in events if event["text"]]
+    joined = [
+        (state, "".join(text for _, text in pieces))
+        for state, pieces in groupby(told, key=itemgetter(0))
+    ]
+    assert joined == [(part["state"], part["text"]) for part in rows[0][1]["segments"]]
+    assert len(joined) > 2
+
+
+@pytest.mark.parametrize(
+    "fields", [{"num_beams": 2, "n": 2}, {"best_of": 3, "n": 2, "temperature": 1.0}]
+)
+def test_what_is_chosen_at_the_end_is_not_streamed(fields):
+    events, rows = streamed(lines_of({"prompt": "x", **fields}))
+    assert events == []
+    assert len(rows) == 2
+
+
+def test_a_stream_goes_to_the_output_too(tmp_path):
+    to_file = tmp_path / "out"
+    assert batchdecode("run", "--stream", "-q", "-o", to_file, stdin=REQUESTS).stdout == b""
+    assert to_file.read_bytes() == batchdecode("run", "--stream", "-q", stdin=REQUESTS).stdout
+
+
+def test_the_first_lines_of_a_stream_can_be_taken(tmp_path):
+    (tmp_path / "in").write_bytes(lines_of(*workload(500, max_tokens=50)))
+    done = subprocess.run(
+        ["bash", "-c", '"$@" | head -3', "-", *COMMAND, "run", "--stream", "in"],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    assert [json.loads(line)["event"] for line in done.stdout.splitlines()] == ["token"] * 3
+    assert b"error" not in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--keep-order", "--resume"])
+def test_a_stream_is_not_ordered_and_not_resumed(tmp_path, option):
+    done = batchdecode("run", "--stream", option, "-o", tmp_path / "out", stdin=REQUESTS)
+    assert done.returncode == 2
+    assert f"error: --stream and {option} exclude each other: " in done.stderr
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,178 @@
+"""Compiling constraints: what is refused and how it is told, and what is compiled only once."""
+
+import sys
+
+import pytest
+from constrained import compiler, follow, source
+
+from batcher import Request
+from batcher.decoding.constraints import (
+    ConstraintSource,
+    MissingGrammarError,
+    constraint_source,
+)
+from batcher.errors import BatchdecodeError, GrammarError
+
+NOT_A_STRING = {"not": {"type": "string"}}
+
+DEEP: dict = {"type": "null"}
+for _ in range(200):
+    DEEP = {"type": "array", "items": DEEP}
+
+REFUSED = [
+    # kind, constraint, path after the field, message
+    ("regex", "a(?=b)", (), "offset 1: look-around, including look-ahead and look-behind, is not"),
+    ("regex", "ab(c", (), "offset 2: unclosed group"),
+    ("regex", "a/\n(b", (), "offset 3: unclosed group"),
+    ("regex", "é(\\/[", (), "offset 4: unclosed character class"),
+    ("regex", r"(a)\1", (), "offset 3: backreferences are not supported"),
+    ("regex", r"\bfoo", (), "lookarounds not supported yet; WordUnicode"),
+    ("regex", "a\\", (), r"offset 1: a '\' with nothing after it"),
+    ("regex", "a\\\\\\", (), r"offset 3: a '\' with nothing after it"),
+    ("regex", r"[^\s\S]", (), "no output can keep it: the grammar allows nothing here"),
+    ("lark", 'start: "a" foo', (), 'line 1, column 8: unknown name: "foo"'),
+    ("lark", '\nstart: "a"\nb: "c', (), "line 3, column 6: lexer error"),
+    ("lark", "start: /a", (), "the end: lexer error"),
+    ("lark", "start: /a(b/", (), "line 1, column 8: in the regex 'a(b', offset 1: unclosed group"),
+    ("lark", "", (), "no start rule found"),
+    ("lark", 'start: "<b>"\n  <eos>', (), "line 2, column 3: <eos>: references to tokens are not"),
+    ("lark", "start: /<a>/ <[7]>", (), "line 1, column 14: <[7]>: references to tokens are not"),
+    ("lark", 'start[max_tokens=3]: "a"', (), "line 1, column 7: max_tokens belongs to the request"),
+    ("gbnf", 'root ::= "a" |\n  b', (), "line 2, column 3: no rule is called 'b'"),
+    ("json_schema", False, (), "the schema false allows no output at all"),
+    ("json_schema", NOT_A_STRING, (), "not supported in a schema: not"),
+    (
+        "json_schema",
+        {"properties": {"a": {"items": NOT_A_STRING}}},
+        ("properties", "a", "items"),
+        "not supported in a schema: not",
+    ),
+    (
+        "json_schema",
+        {"anyOf": [{"type": "null"}, {"uniqueItems": True, "contains": {}}]},
+        ("anyOf", 1),
+        "not supported in a schema: contains, uniqueItems",
+    ),
+    (
+        "json_schema",
+        {"properties": {"a": {"items": NOT_A_STRING}, "b": NOT_A_STRING}},
+        ("properties", "a", "items"),  # the first of two
+        "not supported in a schema: not",
+    ),
+    (
+        "json_schema",
+        {"$defs": {"x": {"pattern": "a(b"}}, "$ref": "#/$defs/x"},
+        ("$defs", "x"),
+        "in the regex 'a(b', offset 1: unclosed group",
+    ),
+    ("json_schema", {"not": {}, '\x01é"': 1, "if": {}}, (), "not supported in a schema: "),
+    ("json_schema", DEEP, (), "the schema is nested too deeply"),
+    ("json_schema", {"$ref": "#"}, (), "no output can keep it: the grammar allows nothing here"),
+    ("json_schema", {"format": "nope"}, (), "Unknown format: nope"),
+    ("json_schema", {"type": "str"}, (), "Invalid type: str"),
+    ("json_schema", {"$ref": "#/nope"}, (), "Pointer '/nope' does not exist"),
+    ("json_schema", {"$ref": "http://a/b"}, (), "Resource 'http://a/b' is not present"),
+    (
+        "json_schema",
+        {"oneOf": [{"type": "string"}, {"minLength": 3}]},
+        (),
+        "oneOf whose alternatives are not told apart is not supported; anyOf is",
+    ),
+    (
+        "json_schema",
+        {"type": "integer", "minimum": 5, "maximum": 3},
+        (),
+        "Unsatisfiable schema: minimum (5) is greater than maximum (3)",
+    ),
+    (
+        "json_schema",
+        {"x-guidance": {"lenient": True}},
+        ("x-guidance", "lenient"),
+        "x-guidance has no option 'lenient' here; known: item_separator, key_separator, ",
+    ),
+    ("json_schema", {"x-guidance": 3}, ("x-guidance",), "x-guidance has to be an object"),
+]
+
+
+@pytest.mark.parametrize(("kind", "constraint", "path", "message"), REFUSED)
+def test_a_constraint_that_cannot_be_compiled_says_what_and_where(kind, constraint, path, message):
+    with pytest.raises(GrammarError) as caught:
+        compiler().compile(source(kind, constraint))
+    assert isinstance(caught.value, BatchdecodeError)
+    assert caught.value.path == (kind, *path)
+    assert str(caught.value).startswith(message)
+    assert "llguidance" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "constraint", "output"),
+    [
+        ("lark", 'start: "<eos>" /<[3]>/ // <eos>, max_tokens=3\n# <[3]>', "<eos><3>"),
+        ("lark", 'start: "a\\"<b>" max_tokens\nmax_tokens: /c/', 'a"<b>c'),
+        ("lark", "%llguidance {}\nstart: /a/", "a"),
+        ("regex", "a\\\\", "a\\"),
+        ("regex", "a/b\nc", "a/b\nc"),
+        ("choice", ["<|endoftext|>"], "<|endoftext|>"),
+        ("json_schema", {"const": "<|endoftext|>"}, '"<|endoftext|>"'),
+    ],
+)
+def test_text_that_looks_like_something_else_is_text(kind, constraint, output):
+    row = compiler().compile(source(kind, constraint)).new_row()
+    assert follow(row, output).must_end
+
+
+def test_a_thousand_requests_with_one_schema_compile_once():
+    ours = compiler()
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    for _ in range(1000):
+        request = Request(prompt="p", json_schema=dict(schema))
+        ours.compile(constraint_source(request)).new_row()
+    assert (ours.num_misses, ours.num_hits) == (1, 999)
+
+
+@pytest.mark.parametrize(("kind", "constraint"), [("regex", "(a"), ("json_schema", False)])
+def test_a_constraint_that_cannot_be_compiled_is_tried_once(kind, constraint):
+    ours = compiler()
+    for _ in range(3):
+        with pytest.raises(GrammarError):
+            ours.compile(source(kind, constraint))
+    assert (ours.num_misses, ours.num_hits) == (1, 2)
+
+
+def test_the_cache_forgets_what_was_used_longest_ago():
+    ours = compiler(max_cached=2)
+    for regex in ("a", "b", "a", "c", "a", "b"):
+        ours.compile(source("regex", regex))
+    assert (ours.num_misses, ours.num_hits) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"json_schema": {}}, ("json_schema", "{}")),
+        ({"json_schema": True}, ("json_schema", "true")),
+        ({"json_schema": False}, ("json_schema", "false")),
+        ({"json_schema": {"b": "é", "a": [1]}}, ("json_schema", '{"b":"é","a":[1]}')),
+        ({"choice": ["x", ""]}, ("choice", '["x",""]')),
+        ({"regex": ""}, ("regex", "")),
+        ({"lark": "start: /a/"}, ("lark", "start: /a/")),
+        ({"gbnf": 'root ::= "a"'}, ("gbnf", 'root ::= "a"')),
+    ],
+)
+def test_the_constraint_of_a_request(fields, expected):
+    found = constraint_source(Request(prompt="p", **fields))
+    assert found == (expected and ConstraintSource(*expected))
+
+
+def test_without_llguidance_the_message_says_how_to_get_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(MissingGrammarError, match=r"pip install 'batchdecode\[grammar\]'"):
+        compiler().compile(source("regex", "a"))
+
+
+def test_properties_keep_the_order_of_the_schema():
+    one = constraint_source(Request(prompt="p", json_schema={"type": "object", "title": "t"}))
+    other = constraint_source(Request(prompt="p", json_schema={"title": "t", "type": "object"}))
+    assert one != other

@@ -1,0 +1,103 @@
+"""Random outputs under JSON schemas: every one parses and keeps its schema, says jsonschema."""
+
+import json
+
+import jsonschema
+import pytest
+from constrained import WORDS, compiler, random_outputs, source
+
+from batcher.models.word_tokenizer import EOS_TOKEN_ID, byte_id
+
+NUM_OUTPUTS = 50  # of each of the 20 schemas
+# What ends a string, an object or an array is drawn more often, or outputs would not end.
+WEIGHTS = {byte_id('"'): 40, byte_id("}"): 40, byte_id("]"): 20, EOS_TOKEN_ID: 60}
+
+ADDRESS = {
+    "type": "object",
+    "properties": {"street": {"type": "string", "maxLength": 12}, "number": {"type": "integer"}},
+    "required": ["street", "number"],
+    "additionalProperties": False,
+}
+SCHEMAS = [
+    {"type": "object", "properties": {"to": ADDRESS, "from": ADDRESS}, "required": ["to"]},
+    {"type": "array", "items": {"type": "integer"}, "minItems": 2, "maxItems": 4},
+    {"type": "array", "prefixItems": [{"type": "string"}, {"type": "null"}], "items": False},
+    {"enum": ["red", "green", 7, None, {"a": [1]}]},
+    {"const": {"kind": "fixed", "values": [1, 2.5, "é"]}},
+    {"type": "string", "pattern": "^[A-Z][a-z]{2,5}( [0-9]+)?$"},
+    {"type": "string", "format": "ipv4"},
+    {"type": "array", "items": {"type": "string", "format": "uuid"}, "minItems": 1, "maxItems": 2},
+    {"type": "integer", "minimum": -17, "maximum": 230},
+    {"type": "number", "exclusiveMinimum": 0.5, "maximum": 3.25},
+    {"type": "integer", "multipleOf": 7, "minimum": 0},
+    {"anyOf": [{"type": "boolean"}, {"type": "string", "maxLength": 3}, ADDRESS]},
+    {
+        "oneOf": [
+            {"type": "object", "properties": {"k": {"const": "a"}}, "required": ["k"]},
+            {
+                "type": "object",
+                "properties": {"k": {"const": "b"}, "n": {"type": "integer"}},
+                "required": ["k", "n"],
+            },
+        ]
+    },
+    {
+        "$defs": {
+            "tree": {
+                "type": "object",
+                "properties": {
+                    "value": {"type": "integer"},
+                    "children": {"type": "array", "items": {"$ref": "#/$defs/tree"}, "maxItems": 2},
+                },
+                "required": ["value"],
+                "additionalProperties": False,
+            }
+        },
+        "$ref": "#/$defs/tree",
+    },
+    {"type": "object", "properties": {"a": {"type": "null"}}, "additionalProperties": False},
+    {"type": "object", "additionalProperties": {"type": "boolean"}},
+    {"type": "string", "minLength": 3, "maxLength": 6},
+    {"type": "object", "properties": {"größe": {"enum": ["é", "€", "😀"]}}, "required": ["größe"]},
+    {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 9}]},
+    {"type": ["string", "null", "array"], "items": {"type": "boolean"}, "maxItems": 3},
+]
+
+
+def test_there_are_twenty_schemas_and_a_thousand_outputs():
+    assert len(SCHEMAS) * NUM_OUTPUTS == 1000
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=range(len(SCHEMAS)))
+def test_every_output_parses_and_keeps_its_schema(schema):
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(
+        schema, format_checker=jsonschema.Draft202012Validator.FORMAT_CHECKER
+    )
+    constraint = compiler().compile(source("json_schema", schema))
+    outputs = random_outputs(constraint, NUM_OUTPUTS, seed=len(str(schema)), weights=WEIGHTS)
+    assert len(outputs) == NUM_OUTPUTS
+    for output in outputs:
+        validator.validate(json.loads(output.decode()))
+        assert constraint.verifier.broken_by(output) is None
+        assert constraint.verifier.broken_by_prefix(output[: len(output) // 2]) is None
+
+
+def test_outputs_have_no_white_space_unless_the_schema_asks_for_it():
+    plain = {"type": "array", "items": {"const": 1}, "minItems": 2, "maxItems": 2}
+    spaced = plain | {"x-guidance": {"item_separator": ", "}}
+    assert random_outputs(compiler().compile(source("json_schema", plain)), 1, 0) == [b"[1,1]"]
+    assert random_outputs(compiler().compile(source("json_schema", spaced)), 1, 0) == [b"[1, 1]"]
+
+
+def test_any_json_value_is_allowed_by_true_and_by_the_empty_schema():
+    for schema in (True, {}):
+        constraint = compiler().compile(source("json_schema", schema))
+        outputs = random_outputs(constraint, 30, seed=1, weights=WEIGHTS)
+        assert len({type(json.loads(output)) for output in outputs}) > 3
+
+
+def test_words_of_the_vocabulary_are_used_inside_strings():
+    constraint = compiler().compile(source("json_schema", {"type": "string"}))
+    outputs = b"".join(random_outputs(constraint, 20, seed=3, weights=WEIGHTS))
+    assert any(word in outputs for word in WORDS.token_bytes if len(word) > 3)

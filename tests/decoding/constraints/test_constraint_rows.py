@@ -1,0 +1,217 @@
+"""What a constrained row allows: exactly the tokens that keep the constraint, EOS where it ends."""
+
+import re
+
+import numpy as np
+import pytest
+from constrained import (
+    NUM_WORDS,
+    bytes_allowed,
+    compiler,
+    follow,
+    ids_allowed,
+    random_outputs,
+    source,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batcher.decoding.constraints import allowed_tokens
+from batcher.errors import InvariantError
+
+TINY = [b"", b"a", b"b", b"ab", b"ba", b"a", b"abc", b"c", b"\xc3", b"\xa9", b"\xc3\xa9", b""]
+
+
+def row_of(kind, constraint, token_bytes=None, **settings):
+    settings |= {} if token_bytes is None else {"token_bytes": token_bytes}
+    return compiler(**settings).compile(source(kind, constraint)).new_row()
+
+
+CHOICES = st.lists(st.text("abé", max_size=4), min_size=1, max_size=4, unique=True)
+
+
+@given(CHOICES, st.data())
+def test_a_mask_holds_the_tokens_that_brute_force_finds(choices, data):
+    """With tokens twice in the vocabulary, tokens that are halves of characters, and more bits."""
+    row = row_of("choice", choices, TINY, vocab_size=40)
+    whole = [choice.encode() for choice in choices]
+    output = b""
+    while True:
+        expected = {
+            token_id
+            for token_id, token in enumerate(TINY)
+            if token and any(choice.startswith(output + token) for choice in whole)
+        }
+        may_end = output in whole
+        assert set(ids_allowed(row, 40)) == expected | ({0} if may_end else set())
+        assert row.may_end == may_end
+        assert row.must_end == (may_end and not expected)
+        assert row.forced_token() == (min(expected) if len(expected) == 1 and not may_end else None)
+        assert row.failure is None
+        if not expected:
+            return
+        token = data.draw(st.sampled_from(sorted(expected)))
+        row.advance(token)
+        output += TINY[token]
+
+
+@pytest.mark.parametrize(
+    ("regex", "output", "allowed"),
+    [
+        ("ab?", "", {b"a"}),
+        ("ab?", "a", {b"b", b""}),
+        ("ab?", "ab", {b""}),
+        ("", "", {b""}),
+        (" the cat|ham", "", {b" ", b" the", b"h"}),  # every way to write the same bytes
+        (" the cat|ham", " the", {b" ", b" cat"}),
+        ("é|è", "", {b"\xc3"}),
+        ("<|endoftext|>", "", {b"<", b"e", b">"}),  # alternatives, and no special token
+        (r"<\|endoftext\|>", "<|end", {b"o"}),
+    ],
+)
+def test_masks_of_a_regex(regex, output, allowed):
+    row = follow(row_of("regex", regex), output)
+    assert bytes_allowed(row) == allowed
+    assert row.may_end == bool(re.fullmatch(regex, output))
+
+
+def test_without_an_eos_token_a_row_at_its_end_allows_nothing():
+    row = row_of("regex", "ab?", [b"x", b"a", b"b"], vocab_size=9, eos_token_id=None)
+    assert ids_allowed(row, 9) == [1]
+    row.advance(1)
+    assert (ids_allowed(row, 9), row.may_end, row.must_end) == ([2], True, False)
+    row.advance(2)
+    assert (ids_allowed(row, 9), row.may_end, row.must_end, row.failure) == ([], True, True, None)
+
+
+def test_eos_is_no_text_even_if_its_tokenizer_gives_it_some():
+    row = row_of("regex", "ab", [b"a", b"b", b"a"])
+    assert ids_allowed(row, 3) == [2]
+
+
+def test_an_eos_beyond_the_tokenizer_ends_outputs():
+    row = row_of("regex", "a", [b"a"], vocab_size=70, eos_token_id=65)
+    assert ids_allowed(row, 70) == [0]
+    row.advance(0)
+    assert ids_allowed(row, 70) == [65]
+
+
+def test_tokens_without_text_and_broken_ones_are_never_allowed():
+    tokens = [b"", b"a", b"", b"\xff", b"\xff[2]", b"\x00"]
+    row = row_of("regex", r"(?s:.)*", tokens)
+    assert ids_allowed(row, 6) == [0, 1, 5]
+
+
+@pytest.mark.parametrize("token", [0, 2, 11, 5000])
+def test_a_token_that_is_not_allowed_is_a_bug_of_the_caller(token):
+    row = row_of("regex", "a|", TINY)
+    with pytest.raises(InvariantError, match=f"token {token} "):
+        row.advance(token)
+
+
+def test_a_fork_moves_on_by_itself():
+    row = row_of("regex", "a(b|c)", TINY)
+    row.advance(1)
+    before = ids_allowed(row, len(TINY))
+    fork = row.fork()
+    row.advance(2)
+    assert ids_allowed(fork, len(TINY)) == before == [2, 7]
+    fork.advance(7)
+    assert row.must_end
+    assert fork.must_end
+
+
+def test_a_row_without_a_way_out_says_why_and_allows_nothing():
+    row = row_of("lark", 'start: "a" x\nx: "b" | /[^\\s\\S]/ "c"', [b"", b"a", b"c"])
+    row.advance(1)
+    assert ids_allowed(row, 3) == []
+    assert not row.may_end
+    assert not row.must_end
+    assert row.forced_token() is None
+    assert row.failure == "the grammar allows nothing here"
+
+
+def test_masks_of_many_rows_are_those_of_each_row_alone():
+    words = compiler()
+    constraints = [("regex", "[a-z]+"), ("choice", ["x", "yes"]), ("json_schema", True)]
+    rows = [words.compile(source(*constraint)).new_row() for constraint in constraints * 3]
+    follow(rows[4], "y")
+    follow(rows[6], "qed")
+    masks = allowed_tokens(rows, NUM_WORDS)
+    assert masks.shape == (9, NUM_WORDS)
+    assert masks.dtype == np.bool_
+    assert masks.flags.c_contiguous
+    for row, mask in zip(rows, masks, strict=True):
+        assert mask.nonzero()[0].tolist() == ids_allowed(row)
+    assert allowed_tokens([], NUM_WORDS).shape == (0, NUM_WORDS)
+
+
+@pytest.mark.parametrize("draws", [0, 1])
+def test_jumping_ahead_changes_no_output(draws):
+    """The output with and without asking for forced tokens; the `draws`-th allowed is chosen."""
+    schema = {
+        "type": "object",
+        "properties": {"name": {"enum": ["Ada", "Alan"]}, "ok": {"type": "boolean"}},
+        "required": ["name", "ok"],
+        "additionalProperties": False,
+    }
+    constraint = compiler().compile(source("json_schema", schema))
+
+    def output(*, jumps):
+        row, tokens, num_chosen = constraint.new_row(), [], 0
+        while not row.must_end:
+            allowed = [token for token in ids_allowed(row) if token]
+            tokens.append(allowed[min(draws, len(allowed) - 1)])
+            num_chosen += 1
+            row.advance(tokens[-1])
+            while jumps and (forced := row.forced_token()) is not None:
+                tokens.append(forced)
+                row.advance(forced)
+        return tokens, num_chosen
+
+    with_jumps, num_chosen = output(jumps=True)
+    assert (with_jumps, len(with_jumps)) == output(jumps=False)
+    assert num_chosen == 3  # the first letters of the name, its end, and the truth
+
+
+@pytest.mark.parametrize(
+    ("kind", "constraint", "regex"),
+    [
+        ("regex", "( the cat| the)?( on the mat)*[.!]", "( the cat| the)?( on the mat)*[.!]"),
+        ("choice", [" the cat", " the", "cat é"], "( the cat| the|cat é)"),
+        ("lark", 'start: (" the" | /[a-e]/)+ "."', "( the|[a-e])+[.]"),
+        ("gbnf", 'root ::= " t" root | "he" root | [.]', "( t|he)*[.]"),
+        ("gbnf", 'root ::= (" the" | [a-e])+ "."', "( the|[a-e])+[.]"),
+    ],
+)
+def test_random_outputs_of_words_and_bytes_keep_their_constraint(kind, constraint, regex):
+    compiled = compiler().compile(source(kind, constraint))
+    outputs = random_outputs(compiled, 40, seed=5)
+    assert len(set(outputs)) > 2
+    for output in outputs:
+        assert re.fullmatch(regex, output.decode())
+        assert compiled.verifier.broken_by(output) is None
+
+
+def test_a_mask_is_computed_once_for_a_place(monkeypatch):
+    class Matcher:
+        num_masks = 0
+
+        def compute_bitmask(self):
+            self.num_masks += 1
+            return b"\x02"
+
+        def is_error(self):
+            return False
+
+        def consume_token(self, token):
+            return True
+
+    row = row_of("regex", "a", TINY)
+    matcher = row._matcher = Matcher()
+    assert row.forced_token() == 1
+    assert ids_allowed(row, 8) == [1]
+    assert matcher.num_masks == 1
+    row.advance(1)
+    assert ids_allowed(row, 8) == [1]
+    assert matcher.num_masks == 2

@@ -1,0 +1,83 @@
+"""Noise: what it depends on, how it is spread, and that it draws what it should."""
+
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from sampling_rows import Letters, language_like
+
+from batcher.decoding.sampling import noise
+from batcher.decoding.sampling.params import SamplingParams
+from batcher.decoding.sampling.sampler import Sampler, SamplingRow
+
+
+def gumbel(keys: list[int], positions: list[int], token_ids: np.ndarray) -> np.ndarray:
+    """[rows, tokens]"""
+    rows = np.repeat(np.arange(len(keys)), len(token_ids))
+    ids = np.tile(token_ids, len(keys))
+    values = noise.gumbel_noise(np.array(keys, np.uint64), np.array(positions), rows, ids)
+    return values.reshape(len(keys), -1)
+
+
+def test_the_hash_is_splitmix64() -> None:
+    # the first outputs of its authors' code with seed 1234567
+    state, expected = 1234567, [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    states = [(state + number * noise._GAMMA) % 2**64 for number in (1, 2, 3)]
+    assert [noise._splitmix64(number) for number in states] == expected
+    assert noise._scramble(np.array(states, np.uint64)).tolist() == expected
+
+
+def test_keys_differ_by_seed_request_and_sample_and_never_change() -> None:
+    given = [(s, i, n) for s in (0, 1, -1, 2**63) for i in ("", "a", "b", "\udcff") for n in (0, 1)]
+    keys = [noise.row_key(*each) for each in given]
+    assert len(set(keys)) == len(keys)
+    assert all(0 <= key < 2**64 for key in keys)
+    assert noise.row_key(0, "1", 0) == 24513270026664046
+
+
+def test_every_position_and_token_has_noise_of_its_own() -> None:
+    values = gumbel([5, 5, 6], [0, 1, 0], np.arange(100))
+    assert len(np.unique(values)) == values.size
+    assert (gumbel([6, 5], [0, 1], np.arange(50, 60)) == values[[2, 1], 50:60]).all()
+
+
+@pytest.mark.parametrize("bits", [0, 2**64 - 1])
+def test_noise_is_finite_at_both_ends_of_the_hash(bits: int) -> None:
+    with patch.object(noise, "_scramble", lambda numbers: np.full_like(numbers, bits)):
+        assert np.isfinite(gumbel([1], [0], np.arange(3))).all()
+
+
+def test_noise_is_spread_as_gumbel_says() -> None:
+    values = gumbel(list(range(40)), [3] * 40, np.arange(1000))
+    uniform = np.exp(-np.exp(-values)).reshape(-1)
+    counts = np.histogram(uniform, bins=20, range=(0, 1))[0]
+    assert ((counts - 2000) ** 2 / 2000).sum() < 50.8  # 19 degrees of freedom, p > 1e-4
+    correlations = np.corrcoef(values)[np.triu_indices(40, 1)]
+    assert abs(correlations).max() < 0.16  # five deviations
+
+
+def draws(logits: np.ndarray, params: SamplingParams, by: str) -> np.ndarray:
+    """How often each token is chosen of 4,000: of one row at many positions, or of many rows."""
+    num_rows, num_steps = (1, 4000) if by == "position" else (400, 10)
+    sampler = Sampler(num_rows, len(logits), Letters(len(logits)))
+    for row in range(num_rows):
+        sampler.open(row, SamplingRow(params, noise.row_key(3, f"request {row}", 0), []))
+    counts = np.zeros(len(logits))
+    for _ in range(num_steps):
+        np.add.at(counts, sampler.sample(np.tile(logits, (num_rows, 1))).tokens, 1)
+    return counts
+
+
+def test_tokens_are_drawn_as_often_as_they_are_likely() -> None:
+    logits = language_like(np.random.default_rng(5), 1, 11)[0]
+    expected = np.exp(logits - logits.max())
+    expected *= 4000 / expected.sum()
+    for by in ("position", "row"):
+        counts = draws(logits, SamplingParams(temperature=1.0), by)
+        assert ((counts - expected) ** 2 / expected).sum() < 35.6  # 10 degrees, p > 1e-4
+    kept = np.sort(expected)[-3:]
+    counts = draws(logits, SamplingParams(temperature=1.0, top_k=3), "row")
+    observed = counts[np.argsort(expected)]
+    assert not observed[:-3].any()
+    expected = kept * 4000 / kept.sum()
+    assert ((observed[-3:] - expected) ** 2 / expected).sum() < 18.4  # 2 degrees

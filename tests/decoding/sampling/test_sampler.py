@@ -1,0 +1,470 @@
+"""The sampler: what a row is given depends on it alone, and what goes wrong stays with it."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+from sampling_rows import Letters, drawn_from, language_like, one_step, start
+
+from batcher.decoding.sampling.noise import row_key
+from batcher.decoding.sampling.params import GREEDY, SamplingParams
+from batcher.decoding.sampling.sampler import Masks, Sampled, Sampler, SamplingRow
+from batcher.decoding.sampling.seen_tokens import SeenTokens
+from batcher.errors import Failure, InvariantError
+from batcher.request import LOWEST_LOGPROB, TokenLogprob, TopLogprob
+
+NAN, INF = math.nan, math.inf
+SAMPLED = SamplingParams(temperature=1.0)
+VOCAB_SIZE = 300
+NUM_STEPS = 6
+POOL = [
+    GREEDY,
+    SAMPLED,
+    SamplingParams(temperature=0.8, top_k=20, top_p=0.9),
+    SamplingParams(temperature=0.8, top_k=20, top_p=0.9, num_logprobs=3, needs_cumulative=True),
+    SamplingParams(temperature=1.3, top_p=0.8, min_p=0.01, typical_p=0.9),
+    SamplingParams(temperature=1.1, typical_p=0.6, num_logprobs=2, has_processed_logprobs=True),
+    SamplingParams(temperature=1.0, mirostat=1, mirostat_tau=3.0, mirostat_eta=0.5),
+    SamplingParams(temperature=1.0, mirostat=2, mirostat_tau=2.0, mirostat_eta=0.5, num_logprobs=1),
+    SamplingParams(repetition_penalty=1.7, frequency_penalty=0.5, presence_penalty=0.5),
+    SamplingParams(temperature=1.0, bad_words=("ab", "Ā"), logit_bias=((3, 4.0),), min_tokens=3),
+    SamplingParams(temperature=0.7, cfg_scale=1.8, top_k=30, num_logprobs=1),
+    SamplingParams(allowed_token_ids=(1, 2, 3, 4, 5), needs_cumulative=True),
+]
+
+
+class Script:
+    """What a model and a constraint would say of request `number`, whatever else is running."""
+
+    def __init__(self, number: int) -> None:
+        rng = np.random.default_rng(number)
+        self.params = POOL[number % len(POOL)]
+        self.logits = language_like(rng, 2 * NUM_STEPS, VOCAB_SIZE)  # own, negative prompt's
+        if number % 3 == 0:
+            self.logits = self.logits.round(1)  # ties
+        self.allowed = rng.random((NUM_STEPS, VOCAB_SIZE)) < 0.3
+        self.is_constrained = number % 4 == 0
+        self.is_guided = self.params.cfg_scale != 1
+        self.key = row_key(number, str(number), 0)
+        self.prompt = rng.integers(0, VOCAB_SIZE, 9).tolist()
+
+
+def play(scripts: list[Script], num_slots: int, free: list[int]) -> list[list]:
+    """What each request is given, token by token; `free` is the order in which slots are taken."""
+    sampler = Sampler(num_slots, VOCAB_SIZE, Letters(VOCAB_SIZE))
+    told: list[list] = [[] for _ in scripts]
+    waiting, running = list(range(len(scripts)))[::-1], {}  # slot -> number
+    free = list(free)
+    while waiting or running:
+        while waiting and len(free) >= 1 + scripts[waiting[-1]].is_guided:
+            number = waiting.pop()
+            script, slot = scripts[number], free.pop()
+            partner = free.pop() if script.is_guided else None
+            running[slot] = number, partner
+            row = SamplingRow(script.params, script.key, script.prompt, (0, 7), partner)
+            sampler.open(slot, row._replace(is_constrained=script.is_constrained))
+        given = {}
+        for slot, (number, partner) in running.items():
+            own, negative = np.split(scripts[number].logits, 2)
+            given[slot], given[partner] = own[len(told[number])], negative[len(told[number])]
+        constrained = sorted(
+            s for s, (number, _) in running.items() if scripts[number].is_constrained
+        )
+        allowed = [scripts[running[s][0]].allowed[len(told[running[s][0]])] for s in constrained]
+        masks = Masks(np.array(constrained), np.array(allowed)) if constrained else None
+        sampled = sampler.sample(np.array([given[slot] for slot in sampler.slots.tolist()]), masks)
+        assert not sampled.failed
+        for slot, (number, partner) in list(running.items()):
+            token = int(sampled.tokens[slot])
+            told[number].append((token, sampled.logprobs.get(slot)))
+            if partner is not None:
+                assert sampled.tokens[partner] == token
+            if len(told[number]) == NUM_STEPS:
+                told[number].append(sampler.cumulative_logprob(slot))
+                sampler.close(slot)
+                del running[slot]
+                free += [slot] if partner is None else [partner, slot]
+    return told
+
+
+ALONE = {number: play([Script(number)], 2, [1, 0])[0] for number in range(3 * len(POOL))}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.sampled_from(sorted(ALONE)), min_size=1, max_size=16, unique=True),
+    st.sampled_from([2, 3, 8, 64]),
+    st.randoms(use_true_random=False),
+)
+def test_tokens_and_logprobs_are_those_of_decoding_alone(numbers, num_slots, random) -> None:
+    free = random.sample(range(num_slots), num_slots)
+    told = play([Script(number) for number in numbers], num_slots, free)
+    assert told == [ALONE[number] for number in numbers]
+
+
+def test_the_scripts_tell_rows_apart() -> None:
+    assert len({tuple(token for token, _ in told[:-1]) for told in ALONE.values()}) == len(ALONE)
+    assert sum(type(told[0][1]) is TokenLogprob for told in ALONE.values()) == 12
+
+
+@pytest.mark.parametrize("params", POOL, ids=str)
+@pytest.mark.parametrize("has_processed_logprobs", [False, True])
+def test_rows_of_one_group_do_not_change_each_others_last_bit(
+    params: SamplingParams, *, has_processed_logprobs: bool
+) -> None:
+    params = structs.replace(
+        params, num_logprobs=30, has_processed_logprobs=has_processed_logprobs, cfg_scale=1.0
+    )
+    logits = language_like(np.random.default_rng(0), 7, VOCAB_SIZE)
+    logits *= np.array([[1, 3, 0.1, 30, 1, 2, 0.5]], np.float32).T
+
+    def told(rows: list[int]) -> list[tuple]:
+        sampler = Sampler(len(rows), VOCAB_SIZE, Letters(VOCAB_SIZE))
+        for slot, row in enumerate(rows):
+            sampler.open(slot, SamplingRow(params, row, [row, 5, 7], (0,)))
+        steps = [sampler.sample(logits[rows]) for _ in range(2)]
+        return [
+            tuple((int(step.tokens[slot]), step.logprobs[slot]) for step in steps)
+            for slot in range(len(rows))
+        ]
+
+    assert told([4, 3, 2, 1, 0, 6, 5]) == [told([row])[0] for row in [4, 3, 2, 1, 0, 6, 5]]
+
+
+@pytest.mark.parametrize("num_steps", [1, 5])
+@pytest.mark.parametrize("params", [*POOL, SamplingParams(bad_words=("ĀĀ",))], ids=str)
+def test_a_slot_forgets_its_row(params: SamplingParams, num_steps: int) -> None:
+    logits = language_like(np.random.default_rng(1), 2, VOCAB_SIZE)
+    logits[:, 0] = 9  # the token Ā
+    partner = None if params.cfg_scale == 1 else 1
+    sampler = Sampler(2, VOCAB_SIZE, Letters(VOCAB_SIZE))
+
+    def decode() -> tuple:
+        sampler.open(0, SamplingRow(params, 3, [5], (7,), partner))
+        given = logits[: len(sampler.slots)]
+        tokens = [int(sampler.sample(given).tokens[0]) for _ in range(num_steps)]
+        return tokens, sampler._mu[0], sampler.cumulative_logprob(0)
+
+    first = decode()
+    sampler.close(0)
+    assert decode() == first
+
+
+def test_rows_may_come_in_any_order_of_slots() -> None:
+    sampler = Sampler(3, 3, Letters(3))
+    for slot in (2, 0, 1):
+        sampler.open(slot, SamplingRow(GREEDY, 0, []))
+    assert sampler.sample(np.eye(3, dtype=np.float32)).tokens.tolist() == [0, 1, 2]
+
+
+def test_greedy_takes_the_first_of_the_most_likely() -> None:
+    assert one_step([1, 3, 3, 2], GREEDY).tokens.tolist() == [1, 0]
+
+
+def test_a_seed_gives_the_same_again_and_another_position_or_key_another() -> None:
+    logits = np.zeros((2, 1000), np.float32)
+
+    def tokens(key: int) -> list[int]:
+        sampler = Sampler(2, 1000, Letters(1000))
+        sampler.open(0, SamplingRow(SAMPLED, key, []))
+        sampler.open(1, SamplingRow(SAMPLED, 99, []))
+        return [int(sampler.sample(logits).tokens[0]) for _ in range(20)]
+
+    assert tokens(1) == tokens(1) != tokens(2)
+    assert len(set(tokens(1))) > 15
+
+
+def test_a_forced_token_takes_a_position_as_well() -> None:
+    logits = np.zeros((1, 1000), np.float32)
+    drawn, forced = start(SAMPLED, 1000), start(SAMPLED, 1000)
+    first, second = (int(drawn.sample(logits).tokens[0]) for _ in range(2))
+    forced.append(0, first)
+    assert forced.sample(logits).tokens[0] == second
+
+
+UNUSABLE = [
+    ([0, NAN, 1], "a logit is not a number"),
+    ([0, INF, 1], "a logit is infinite"),
+    ([INF, NAN, 1], "a logit is not a number"),
+    ([-INF, -INF, -INF], "every logit is -inf, so that no token has a probability"),
+]
+
+
+@pytest.mark.parametrize(("logits", "message"), UNUSABLE, ids=str)
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED, SamplingParams(min_tokens=1)], ids=str)
+def test_unusable_logits_fail_their_row_alone(params, logits, message) -> None:
+    sampler = Sampler(3, 3, Letters(3))
+    for slot in range(3):
+        sampler.open(slot, SamplingRow(params, slot, []))
+    sampled = sampler.sample(np.array([[0, 0, 50], logits, [0, 50, 0]], np.float32))
+    assert sampled.failed == {1: Failure("model-error", message)}
+    assert sampled.tokens.tolist() == [2, 0, 1]
+
+
+def test_a_row_that_the_model_failed_is_not_looked_at() -> None:
+    sampler = Sampler(2, 2, Letters(2))
+    for slot in range(2):
+        sampler.open(slot, SamplingRow(GREEDY, slot, []))
+    sampled = sampler.sample(np.array([[NAN, 0], [0, 1]], np.float32), skip=[0])
+    assert sampled.failed == {}
+    assert sampled.tokens.tolist() == [0, 1]
+
+
+NOTHING_LEFT = Failure("constraint-error", "no token is left that the request's settings allow")
+
+
+@pytest.mark.parametrize("is_beam", [False, True])
+def test_settings_that_leave_nothing_fail_the_row_alone(*, is_beam: bool) -> None:
+    sampler = Sampler(2, 3, Letters(3))
+    for slot in range(2):
+        params = SamplingParams(temperature=0.5, allowed_token_ids=(1,))
+        sampler.open(slot, SamplingRow(params, 0, [], is_beam=is_beam))
+    sampled = sampler.sample(np.array([[0, -INF, 0], [0, 0, 0]], np.float32))
+    assert sampled.failed == {0: NOTHING_LEFT}
+    assert list(sampled.beam_scores) == ([1] if is_beam else [])
+    assert sampled.tokens.tolist() == ([0, 0] if is_beam else [0, 1])
+
+
+def masked(allowed: list[bool], params: SamplingParams, stops: tuple[int, ...]) -> np.ndarray:
+    logits = np.zeros(len(allowed), np.float32)
+    masks = Masks(np.array([0]), np.array([allowed]))
+    return np.isfinite(drawn_from(logits, params, masks, stop_token_ids=stops)).tolist()
+
+
+def test_min_tokens_holds_off_every_stop_until_there_are_so_many() -> None:
+    params = SamplingParams(min_tokens=2)
+    logits = np.zeros(4, np.float32)
+    for generated, expected in [([], [2, 3]), ([2], [2, 3]), ([2, 3], [0, 1, 2, 3])]:
+        left = drawn_from(logits, params, generated=generated, stop_token_ids=(0, 1, 10**6))
+        assert np.isfinite(left).nonzero()[0].tolist() == expected
+
+
+def test_min_tokens_gives_way_where_a_constraint_leaves_only_stops() -> None:
+    params = SamplingParams(min_tokens=2)
+    assert masked([True, False, True], params, (0,)) == [False, False, True]
+    assert masked([True, True, False], params, (0, 1)) == [True, True, False]
+    only_stops = structs.replace(params, allowed_token_ids=(0,))
+    with pytest.raises(ValueError, match="no token is left"):  # there is no constraint here
+        drawn_from(np.zeros(3, np.float32), only_stops, stop_token_ids=(0,))
+
+
+def test_a_mask_that_leaves_nothing_fails_the_row() -> None:
+    sampler = start(SAMPLED, 3)
+    masks = Masks(np.array([0]), np.zeros((1, 3), bool))
+    sampled = sampler.sample(np.zeros((1, 3), np.float32), masks)
+    assert sampled.failed == {0: NOTHING_LEFT}
+
+
+def test_bias_cannot_bring_back_what_is_ruled_out() -> None:
+    params = SamplingParams(
+        allowed_token_ids=(0, 1), logit_bias=((2, 100.0),), repetition_penalty=0.01
+    )
+    assert one_step([0, 1, 2], params, prompt=[2]).tokens[0] == 1
+
+
+def test_penalties_look_at_prompt_and_output_as_they_should() -> None:
+    logits = np.array([2.0, 2.0, -2.0, 2.0])
+
+    def after(**fields: float) -> np.ndarray:
+        """What the penalties have taken from each logit, but for what they share."""
+        row = {"prompt": [0, 0, 2], "generated": [1, 2, 2]}
+        own = drawn_from(logits.astype(np.float32), SamplingParams(temperature=1, **fields), **row)
+        return own - own[3] - (logits - logits[3])
+
+    np.testing.assert_allclose(after(repetition_penalty=2.0), [-1, -1, -2, 0], atol=1e-6)
+    np.testing.assert_allclose(after(frequency_penalty=0.5), [0, -0.5, -1, 0], atol=1e-6)
+    np.testing.assert_allclose(after(presence_penalty=0.5), [0, -0.5, -0.5, 0], atol=1e-6)
+
+
+def test_no_setting_makes_a_logit_infinite() -> None:
+    low = SamplingParams(temperature=1.0, repetition_penalty=1e-5)
+    assert one_step([3e38, 0], low, prompt=[0]).tokens[0] == 0
+    assert guided([0, 9], [9, 0], temperature=1.0, cfg_scale=3e38).tokens[0] == 1
+
+
+@pytest.mark.parametrize("num_tokens", [3, 200])
+def test_long_rows_are_counted_as_well(num_tokens: int) -> None:
+    params = SamplingParams(presence_penalty=5.0)
+    sampler = Sampler(2, 300, Letters(300))
+    sampler.open(0, SamplingRow(params, 0, []))
+    sampler.open(1, SamplingRow(params, 0, list(range(num_tokens))))
+    for token in range(num_tokens):
+        assert sampler.sample(np.zeros((2, 300), np.float32)).tokens.tolist() == [token, token]
+
+
+def test_a_long_row_beside_it_brings_back_nothing_of_the_row_before() -> None:
+    seen = SeenTokens(2)
+    seen.open(0, list(range(100, 200)))
+    seen.open(1, [1, 2, 2, 3])
+    seen.open(1, [9, 8, 9])
+    seen.add(np.array([1]), np.array([8]))
+    rows, token_ids, counts = (part.tolist() for part in seen.of(np.array([1, 0])))
+    assert list(zip(rows, token_ids, counts, strict=True))[:3] == [
+        (0, 9, 0),
+        (0, 8, 1),
+        (1, 100, 0),
+    ]
+
+
+def test_a_beam_is_told_its_scores_and_moves_on_by_append() -> None:
+    params = SamplingParams(repetition_penalty=2.0, allowed_token_ids=(0, 1))
+    sampler = start(params, 3, is_beam=True)
+    logits = np.log(np.array([[0.5, 0.25, 0.25]], np.float32)) + 3
+    for token in (0, 1):
+        scores = sampler.sample(logits).beam_scores[0]
+        seen = 2.0 if token else 1.0
+        np.testing.assert_allclose(scores, [seen * math.log(0.5), math.log(0.25), -INF], rtol=1e-6)
+        assert scores.dtype == np.float32
+        sampler.append(0, token)
+
+
+def test_a_fork_goes_on_as_its_source_would_and_they_part() -> None:
+    params = SamplingParams(temperature=1.0, presence_penalty=9.0, bad_words=("ĀĀ",))
+    sampler = Sampler(3, 50, Letters(50))
+    logits = language_like(np.random.default_rng(0), 3, 50)
+    logits[:] = logits[0]
+    sampler.open(0, SamplingRow(params, 5, [1, 2]))
+    sampler.open(2, SamplingRow(SAMPLED, 6, []))
+    sampler.sample(logits[:2])
+    sampler.fork(0, 2)
+    sampler.fork(0, 1)
+    assert sampler.slots.tolist() == [0, 1, 2]
+    tokens = sampler.sample(logits).tokens
+    assert tokens[0] == tokens[1] == tokens[2]
+    favourite = int(logits[0].argmax())
+    sampler.append(0, favourite)
+    sampler.append(1, 3)
+    sampler.append(2, 3)
+    kept = sampler._seen.of(np.array([0, 1]))
+    assert favourite in kept[1][kept[0] == 0]
+    assert sampler._positions.tolist() == [3, 3, 3]
+    tokens = sampler.sample(logits).tokens
+    assert tokens[1] == tokens[2]
+
+
+def test_a_fork_knows_what_was_seen() -> None:
+    params = SamplingParams(presence_penalty=99.0)
+    sampler = Sampler(2, 4, Letters(4))
+    sampler.open(0, SamplingRow(params, 0, []))
+    sampler.open(1, SamplingRow(params, 0, []))
+    sampler.append(0, 3)
+    sampler.fork(0, 1)
+    assert sampler.sample(np.array([[0, 0, 1, 9]] * 2, np.float32)).tokens.tolist() == [2, 2]
+
+
+def test_slots_are_those_of_open_rows_and_their_partners() -> None:
+    sampler = Sampler(6, 3, Letters(3))
+    sampler.open(4, SamplingRow(SamplingParams(cfg_scale=2.0), 0, [], partner=1))
+    sampler.open(3, SamplingRow(GREEDY, 0, []))
+    assert sampler.slots.tolist() == [1, 3, 4]
+    sampler.close(1)  # a partner leaves with its leader
+    sampler.append(1, 0)
+    assert sampler.slots.tolist() == [1, 3, 4]
+    sampler.close(4)
+    assert sampler.slots.tolist() == [3]
+    sampler.close(3)
+    assert len(sampler.slots) == len(sampler._groups) == 0
+
+
+def guided(own: list[float], negative: list[float], **fields: object) -> Sampled:
+    sampler = start(SamplingParams(**{"cfg_scale": 2.0, **fields}), len(own))
+    return sampler.sample(np.array([own, negative], np.float32))
+
+
+def test_guidance_leads_away_from_the_negative_prompt() -> None:
+    sampled = guided([2, 1.9, 0], [5, 0, 0])
+    assert sampled.tokens.tolist() == [1, 1]
+
+
+def test_a_token_that_either_prompt_rules_out_stays_out() -> None:
+    assert guided([0, 0, -INF], [-INF, 0, 0], temperature=1.0).tokens.tolist() == [1, 1]
+    assert guided([0, -INF], [-INF, 0]).failed == {0: NOTHING_LEFT}
+
+
+@pytest.mark.parametrize(("logits", "message"), UNUSABLE, ids=str)
+def test_a_failed_partner_fails_its_leader(logits: list[float], message: str) -> None:
+    sampled = guided([0, 0, 0], logits)
+    assert sampled.failed == {0: Failure("model-error", f"negative prompt: {message}")}
+    sampled = guided(logits, [0, 0, 0])
+    assert sampled.failed == {0: Failure("model-error", message)}
+    sampler = start(SamplingParams(cfg_scale=2.0), 3)
+    sampled = sampler.sample(np.array([[0, 0, 0], logits], np.float32), skip={1})
+    assert list(sampled.failed) == [0]
+
+
+def logs(*probabilities: float) -> list[float]:
+    return [math.log(probability) for probability in probabilities]
+
+
+def rounded(told: TokenLogprob) -> tuple:
+    return told.token, round(told.logprob, 5), [(t.token, round(t.logprob, 5)) for t in told.top]
+
+
+def test_raw_logprobs_are_the_models_whatever_is_done_to_its_logits() -> None:
+    fields = {"allowed_token_ids": (3,), "num_logprobs": 3, "needs_cumulative": True}
+    sampler = start(SamplingParams(**fields), 4)
+    logits = np.array([logs(0.25, 0.5, 0.15, 0.1)], np.float32) + 3
+    sampled = sampler.sample(logits)
+    low, half, fourth = (round(x, 5) for x in logs(0.1, 0.5, 0.25))
+    third = round(math.log(0.15), 5)
+    assert rounded(sampled.logprobs[0]) == (3, low, [(1, half), (0, fourth), (2, third)])
+    sampler.sample(logits)
+    assert sampler.cumulative_logprob(0) == pytest.approx(2 * math.log(0.1))
+
+
+def test_processed_logprobs_are_of_what_is_drawn_from() -> None:
+    fields = {"num_logprobs": 3, "has_processed_logprobs": True, "needs_cumulative": True}
+    params = SamplingParams(temperature=0.5, top_k=2, logit_bias=((0, -99.0),), **fields)
+    sampler = start(params, 4)
+    sampled = sampler.sample(np.array([logs(0.25, 0.5, 0.15, 0.1)], np.float32))
+    weights = 0.25, 0.0225
+    expected = [(1, math.log(weights[0] / sum(weights))), (2, math.log(weights[1] / sum(weights)))]
+    assert rounded(sampled.logprobs[0])[2] == [(i, round(value, 5)) for i, value in expected]
+    chosen = sampled.logprobs[0].token
+    assert sampled.logprobs[0].logprob == pytest.approx(dict(expected)[chosen], abs=1e-5)
+    assert sampler.cumulative_logprob(0) == pytest.approx(math.log([0, 0.5, 0.15][chosen]))
+
+
+def test_equal_logprobs_are_listed_by_id_and_no_more_than_there_are() -> None:
+    params = SamplingParams(num_logprobs=2)
+    told = one_step([0, 1, 1, 1], params).logprobs[0]
+    assert [top.token for top in told.top] == [1, 2]
+    told = one_step([0, -INF, 0], structs.replace(params, num_logprobs=9)).logprobs[0]
+    assert [top.token for top in told.top] == [0, 2]
+    assert one_step([0, 1], structs.replace(params, num_logprobs=0)).logprobs[0].top == []
+    told = one_step([0] + [1] * 200, structs.replace(params, num_logprobs=50)).logprobs[0]
+    assert [top.token for top in told.top] == list(range(1, 51))
+
+
+def test_no_logprob_is_below_the_lowest() -> None:
+    params = SamplingParams(num_logprobs=2, needs_cumulative=True, allowed_token_ids=(0,))
+    told = one_step([-1e30, 0], params).logprobs[0]
+    assert told == TokenLogprob(
+        0, LOWEST_LOGPROB, [TopLogprob(1, 0.0), TopLogprob(0, LOWEST_LOGPROB)]
+    )
+
+
+def test_logits_are_left_as_they_are() -> None:
+    for params in POOL:
+        logits = language_like(np.random.default_rng(0), 2, VOCAB_SIZE)
+        sampler = start(params, VOCAB_SIZE, prompt=[1, 2], stop_token_ids=(3,))
+        given = logits[: len(sampler.slots)]
+        before = given.copy()
+        masks = Masks(np.array([0]), np.arange(VOCAB_SIZE)[None] % 2 == 0)
+        sampler.sample(given, masks)
+        np.testing.assert_array_equal(given, before)
+
+
+def test_what_the_engine_must_not_do_is_a_bug() -> None:
+    sampler = Sampler(2, 3, Letters(3))
+    with pytest.raises(InvariantError):
+        sampler.open(0, SamplingRow(SamplingParams(cfg_scale=2.0), 0, []))
+    with pytest.raises(InvariantError):
+        sampler.open(0, SamplingRow(GREEDY, 0, [], partner=1))
+    with pytest.raises(InvariantError):
+        sampler.fork(0, 1)
+    with pytest.raises(InvariantError):
+        sampler.sample(np.zeros((1, 3), np.float32))

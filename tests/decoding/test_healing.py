@@ -1,0 +1,193 @@
+"""Healing: what is given back of a prompt, and which tokens its bytes leave, by brute force."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batcher.decoding.constraints.rows import allowed_tokens
+from batcher.decoding.healing import HealingRow, VocabularyIndex, heal
+from batcher.errors import InvariantError
+
+EOS = 0
+URLS = [
+    b"",
+    b"http",
+    b":",
+    b"://",
+    b"/",
+    b"s",
+    b"x",
+    b"",
+    b":/",
+    b"p:",
+    b"ttp",
+    b"\xc3",
+    b"\xc3\xa9",
+]
+BEGIN = 7  # a second token without bytes
+
+
+def index_of(vocabulary, eos=EOS):
+    return VocabularyIndex(vocabulary, len(vocabulary), eos)
+
+
+def ids_allowed(row, vocab_size):
+    return set(allowed_tokens([row], vocab_size)[0].nonzero()[0].tolist())
+
+
+@pytest.mark.parametrize(
+    ("prompt", "kept", "forced"),
+    [
+        ([1, 2], [1], b":"),  # `://` may have been meant
+        ([6, 1, 2], [6, 1], b":"),
+        ([6, 2, 4], [6], b":/"),  # two tokens, the beginning of one
+        ([6, 1, 5], [6, 1, 5], b""),  # nothing goes on after "s"
+        ([6, 3], [6, 3], b""),  # the longest already
+        ([2], [2], b""),  # the first token stays
+        ([], [], b""),
+        ([6, 2, BEGIN], [6, 2, BEGIN], b""),  # a special token is never given back
+        ([2, EOS, 4], [2, EOS, 4], b""),  # nor anything before it
+        ([6, BEGIN, 2], [6, BEGIN], b":"),
+        ([6, 11], [6], b"\xc3"),  # half of a character
+        ([6, 99, 2], [6, 99], b":"),  # an id without known bytes is left alone
+        ([6, 2, 99], [6, 2, 99], b""),
+    ],
+)
+def test_the_end_of_a_prompt_is_given_back_to_where_a_longer_token_may_begin(prompt, kept, forced):
+    given_prompt = list(prompt)
+    assert heal(prompt, index_of(URLS)) == (kept, forced)
+    assert prompt == given_prompt
+
+
+def test_eos_is_never_found_even_if_its_tokenizer_gives_it_text():
+    vocabulary = [b":x", b":", b"a"]
+    assert heal([2, 1], index_of(vocabulary, eos=None)) == ([2], b":")
+    assert heal([2, 1], index_of(vocabulary)) == ([2, 1], b"")
+
+
+def test_a_row_counts_the_bytes_past_the_prompt_and_then_limits_nothing():
+    row = HealingRow(index_of(URLS), b":")
+    assert row.is_active
+    assert not row.may_end
+    assert ids_allowed(row, len(URLS)) == {2, 3, 8}
+    fork = row.fork()
+    row.advance(3)
+    assert (row.remaining, row.num_bytes_past, row.is_active, row.may_end) == (b"", 2, False, True)
+    assert ids_allowed(row, len(URLS)) == set(range(len(URLS)))
+    row.advance(5)
+    assert row.num_bytes_past == 2
+    assert row.forced_token() is None
+    assert row.fork().num_bytes_past == 2
+    assert (fork.remaining, fork.num_bytes_past) == (b":", 0)
+    fork.advance(2)
+    assert (fork.num_bytes_past, fork.is_active) == (0, False)
+
+
+def test_a_fork_keeps_its_place():
+    row = HealingRow(index_of(URLS), b":/")
+    row.advance(2)
+    fork = row.fork()
+    assert fork.remaining == b"/"
+    fork.advance(4)
+    assert (row.remaining, fork.remaining) == (b"/", b"")
+
+
+def test_a_token_that_does_not_go_on_with_the_prompt_is_a_bug_of_the_caller():
+    for token in (EOS, 4, BEGIN, 99):
+        with pytest.raises(InvariantError, match=f"token {token} "):
+            HealingRow(index_of(URLS), b":").advance(token)
+
+
+def test_a_token_after_which_the_rest_cannot_be_written_is_not_allowed():
+    vocabulary = [b"", b"a", b"abc", b"ab", b"c"]
+    row = HealingRow(index_of(vocabulary), b"abc")
+    assert ids_allowed(row, 5) == {2, 3}  # "a" would leave "bc", which no tokens write
+    assert row.failure is None
+    letters = HealingRow(index_of([b"", b"a", b"b", b"c", b"bd"]), b"abc")
+    assert ids_allowed(letters, 5) == {1}  # whose rest is written a byte at a time
+
+
+def test_the_only_token_is_forced():
+    row = HealingRow(index_of([b"", b"a", b"b", b"bc"]), b"ab")
+    assert row.forced_token() == 1
+    row.advance(1)
+    assert row.forced_token() is None
+
+
+def test_bytes_that_no_token_writes_are_a_failure_and_no_crash():
+    row = HealingRow(index_of([b"", b"a"]), b"b")
+    assert ids_allowed(row, 2) == set()
+    assert "b'b'" in row.failure
+
+
+def test_ids_beyond_the_tokenizer_are_never_allowed():
+    row = HealingRow(VocabularyIndex([b"", b"a", b"ab"], 20, EOS), b"a")
+    assert ids_allowed(row, 20) == {1, 2}
+    assert heal([1, 15], VocabularyIndex([b"", b"a", b"ab"], 20, EOS)) == ([1, 15], b"")
+
+
+PIECES = st.text("abé", max_size=3).flatmap(
+    lambda text: st.tuples(st.integers(0, 6), st.integers(0, 6)).map(
+        lambda cut: text.encode()[min(cut) : max(cut)]
+    )
+)
+VOCABULARIES = st.lists(PIECES, min_size=1, max_size=12).map(lambda pieces: [b"", *pieces])
+
+
+@given(VOCABULARIES, st.data())
+def test_healing_backs_up_as_far_as_brute_force_does(vocabulary, data):
+    prompt = data.draw(st.lists(st.integers(0, len(vocabulary) - 1), max_size=6))
+    expected = (prompt, b"")
+    for place in range(len(prompt) - 1, 0, -1):
+        tail = [vocabulary[token] for token in prompt[place:]]
+        if b"" in tail:
+            break
+        text = b"".join(tail)
+        if any(token.startswith(text) and token != text for token in vocabulary):
+            expected = (prompt[:place], text)
+    assert heal(prompt, index_of(vocabulary)) == expected
+
+
+@given(VOCABULARIES, PIECES, st.data())
+def test_a_row_allows_what_brute_force_over_bytes_does(vocabulary, remaining, data):
+    def can_write(text):
+        return not text or any(
+            token
+            and (
+                token.startswith(text) or (text.startswith(token) and can_write(text[len(token) :]))
+            )
+            for token in vocabulary
+        )
+
+    row = HealingRow(index_of(vocabulary), remaining)
+    written = b""
+    while row.is_active:
+        rest = remaining[len(written) :]
+        expected = {
+            token_id
+            for token_id, token in enumerate(vocabulary)
+            if token
+            and (
+                token.startswith(rest) or (rest.startswith(token) and can_write(rest[len(token) :]))
+            )
+        }
+        assert ids_allowed(row, len(vocabulary)) == expected
+        assert (row.failure is None) == bool(expected)
+        assert row.forced_token() == (min(expected) if len(expected) == 1 else None)
+        if not expected:
+            return
+        token = data.draw(st.sampled_from(sorted(expected)))
+        row.advance(token)
+        written += vocabulary[token]
+    assert written.startswith(remaining)
+    assert row.num_bytes_past == len(written) - len(remaining)
+
+
+def test_the_mask_is_contiguous_and_its_own():
+    row = HealingRow(index_of(URLS), b":")
+    mask = allowed_tokens([row, row.fork()], len(URLS))
+    assert mask.shape == (2, len(URLS))
+    assert mask.dtype == np.bool_
+    assert mask.flags.c_contiguous
+    assert mask.flags.writeable

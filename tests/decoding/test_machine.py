@@ -1,0 +1,320 @@
+"""What an output is watched for: which stop wins, which state follows, and what text is kept."""
+
+import random
+
+import numpy as np
+import pytest
+from random_machines import PIECES, random_case
+from reference import Decoded, Language, decode_alone
+from slow_machine import SlowReader
+
+from batcher.decoding.machine import END, Progress, StateMachine, state_machine
+from batcher.decoding.machine_reader import MachineReader
+from batcher.decoding.machine_table import MachineTable
+from batcher.decoding.output import Output, StateText, read_output
+from batcher.models.byte_tokenizer import ByteTokenizer
+from batcher.request import Request, Transition
+
+BYTES = ByteTokenizer()
+
+
+class Words:
+    """A tokenizer whose tokens are pieces of words and of characters; id 0 is EOS."""
+
+    token_bytes = (b"", b"ab", b"a", b"b", b"c", b"abc", b"bca", b"\xc3", b"\xa9", b"xx", b"cab")
+
+    def encode(self, text: str) -> list[int]:
+        raise NotImplementedError
+
+
+def scripted(output: list[int], eos_token_id: int = 0, **fields: object) -> Decoded:
+    """What a request with these stops is given if the model writes `output`."""
+    machine = state_machine(Request(prompt=[], **fields), eos_token_id)
+    table = MachineTable(2, len(Words.token_bytes), Words())
+    table.open(1, machine)
+    for number, token_id in enumerate(output, 1):
+        if table.advance(np.array([0, token_id])):
+            told = read_output(machine, output[:number], Words(), has_stopped=True)
+            return Decoded(output[:number], told.text.decode(errors="replace"), "stop", told[1])
+    told = read_output(machine, output, Words(), has_stopped=False)
+    return Decoded(output, told.text.decode(errors="replace"), "length", told.stop_reason)
+
+
+CASES = [
+    # output, stops, tokens kept, text, stop_reason (... if it ends by length)
+    ([2, 3, 4], {"stop_token": 3}, 2, "a", 3),
+    ([2, 3, 4], {"stop_token": [4, 3]}, 2, "a", 3),
+    ([2, 2, 2, 3], {"stop_sequence": [2, 2, 3]}, 4, "a", [2, 2, 3]),
+    ([2, 3, 4], {"stop_sequence": [[3, 4], [2, 3]]}, 2, "", [2, 3]),
+    ([2, 3, 4], {"stop_sequence": [[2, 3, 4, 4], [5]]}, 3, "abc", ...),  # longer than the output
+    ([2, 3, 4], {"stop_sequence": [3, 4]}, 3, "a", [3, 4]),  # with the last allowed token
+    ([2, 3, 4], {"stop_token": 4, "stop_sequence": [3, 4]}, 3, "a", [3, 4]),  # the longest
+    ([2, 3, 4], {"stop_token": 4, "stop": "c"}, 3, "ab", 4),  # equally long: stop_token first
+    ([2, 3, 4], {"stop_sequence": ["c"], "stop": ["c"]}, 3, "ab", "c"),
+    ([2, 3, 4], {"stop": ["c", "bc"]}, 3, "a", "bc"),
+    (
+        [2, 5, 4],
+        {"stop": ["bc", "aab", "b"]},
+        2,
+        "",
+        "aab",
+    ),  # the earliest byte: "aab" and "b" end there
+    ([2, 5, 4], {"stop": ["c", "b"]}, 2, "aa", "b"),
+    (
+        [2, 5, 4],
+        {"stop_token": 5, "stop": "b"},
+        2,
+        "aa",
+        "b",
+    ),  # inside the token, so before its end
+    ([4, 6, 3], {"stop": "cb"}, 2, "", "cb"),  # across a border
+    ([10, 1, 4], {"stop": "babc"}, 3, "ca", "babc"),
+    ([2, 7, 8, 3], {"stop": "é"}, 3, "a", "é"),  # a character in two tokens
+    ([2, 7, 3, 8], {"stop": "é"}, 4, "a\ufffdb\ufffd", ...),
+    ([2, 7, 8], {"stop_token": 8}, 3, "a\ufffd", 8),  # the stop cuts a character in two
+    ([2, 0, 3], {}, 2, "a", None),
+    ([2, 0, 3], {"ignore_eos": True}, 3, "ab", ...),
+    ([2, 0, 3], {"stop_token": 0}, 2, "a", 0),  # what the request names goes before EOS
+    ([2, 0, 3], {"stop_sequence": [2, 0]}, 2, "", [2, 0]),
+    ([2, 0, 3], {"ignore_eos": True, "stop_token": [0]}, 2, "a", 0),
+    ([2, 4, 3], {"eos_token_id": 4}, 2, "a", None),
+    ([2, 4, 3], {"eos_token_id": 4, "stop": "c"}, 2, "a", "c"),
+    ([2, 4, 3], {"eos_token_id": 4, "stop_sequence": ["c"]}, 2, "a", "c"),
+    ([2, 4, 3], {"eos_token_id": 4, "stop": "ac"}, 2, "", "ac"),
+    ([9, 9, 9], {"stop": "xxx"}, 2, "", "xxx"),
+    ([2, 2, 3], {"stop": "aab", "stop_sequence": [2, 3]}, 3, "", "aab"),
+]
+
+
+@pytest.mark.parametrize(("output", "stops", "num_tokens", "text", "reason"), CASES)
+def test_which_stop_wins(
+    output: list[int], stops: dict, num_tokens: int, text: str, reason: object
+) -> None:
+    finish = "length" if reason is ... else "stop"
+    expected = Decoded(output[:num_tokens], text, finish, None if reason is ... else reason)
+    assert scripted(output, **stops) == expected
+
+
+def test_stop_sequence_in_all_its_forms() -> None:
+    forms = [[1, 2], [[1, 2], [3]], "ab", ["ab", "c"]]
+    machines = [state_machine(Request(prompt="", stop_sequence=form), None) for form in forms]
+    assert [[way.pattern for way in machine.exits[0]] for machine in machines] == [
+        [(1, 2)],
+        [(1, 2), (3,)],
+        [b"ab"],
+        [b"ab", b"c"],
+    ]
+
+
+def test_stops_are_the_exits_of_one_state_in_the_documented_order() -> None:
+    request = Request(prompt="", stop_token=[7, 8], stop_sequence=[[1, 2]], stop=["x", "y"])
+    machine = state_machine(request, 0)
+    assert machine.names == ()
+    assert [way.stop_reason for way in machine.exits[0]] == [7, 8, [1, 2], "x", "y", None]
+    assert {way.target for way in machine.exits[0]} == {END}
+
+
+def test_equal_requests_have_equal_machines() -> None:
+    fields = {"stop": ["a"], "states": {"s": [Transition("b", "s")]}}
+    one, other = (state_machine(Request(prompt=p, **fields), 0) for p in ("", "else"))
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != state_machine(Request(prompt="", **fields), None)
+
+
+THINKING = {
+    "*": [("<tool>", "tool")],
+    "normal": [("<think>", "think")],
+    "think": [("</think>", "normal")],
+    "tool": [("</tool>", None)],
+}
+
+STATE_CASES = [
+    # states, other fields, output, text, stop_reason, segments
+    (THINKING, {}, "hi", "hi", None, ["normal:hi"]),
+    (THINKING, {}, "<think>h</think>y", "<think>h</think>y", None, ["think:h", "normal:y"]),
+    (THINKING, {}, "so <tool>f()</tool>x", "so <tool>f()", "</tool>", ["normal:so ", "tool:f()"]),
+    (THINKING, {}, "<think>I <tool>f", "<think>I <tool>f", None, ["think:I ", "tool:f"]),
+    (THINKING, {}, "</think></tool>", "</think></tool>", None, ["normal:</think></tool>"]),
+    (THINKING, {}, "a<thin", "a<thin", None, ["normal:a<thin"]),  # cut off: it is text
+    (THINKING, {}, "a<t<think>b", "a<t<think>b", None, ["normal:a<t", "think:b"]),
+    (THINKING, {}, "<think>", "<think>", None, ["think:"]),  # all are empty: the last one
+    (THINKING, {"stop": "!"}, "a!b", "a", "!", ["normal:a"]),  # stops end every state
+    (THINKING, {"stop": "!"}, "<think>a!b", "<think>a", "!", ["think:a"]),
+    (THINKING, {"stop": ">!"}, "a<think>!", "a<think>!", None, ["normal:a", "think:!"]),
+    (THINKING, {"initial_state": "tool"}, "f</tool>", "f", "</tool>", ["tool:f"]),
+    ({"a": [("x", "b")], "b": [("x", "a")]}, {}, "1xx2x3", "1xx2x3", None, ["a:1", "a:2", "b:3"]),
+    ({"a": [("x", "a")]}, {}, "1x2", "1x2", None, ["a:1", "a:2"]),
+    ({"a": [([120], "b")], "b": []}, {}, "1x2x", "1x2x", None, ["a:1", "b:2x"]),
+    ({"a": [([49, 120], None)]}, {}, "21x3", "2", [49, 120], ["a:2"]),
+    ({"a": [("x", "b")], "b": []}, {"stop": "x"}, "1x", "1", "x", ["a:1"]),  # stops come first
+    ({"a": [("1x", "b")], "b": []}, {"stop": "x"}, "1x2", "1x2", None, ["b:2"]),  # the longest does
+    ({"*": [("x", None)], "a": [("x", "b")], "b": []}, {}, "1x2x", "1x2", "x", ["a:1", "b:2"]),
+    ({"a": [], "b": []}, {}, "12", "12", None, ["a:12"]),
+    ({"*": [("y", "a")], "a": [("x", "b")], "b": []}, {}, "1x2y", "1x2y", None, ["a:1", "b:2"]),
+]
+
+
+def machine_of(states: dict, **fields: object) -> StateMachine:
+    transitions = {name: [Transition(*way) for way in ways] for name, ways in states.items()}
+    return state_machine(Request(prompt="", states=transitions, **fields), None)
+
+
+def read_alone(machine: StateMachine, tokens: list[int], tokenizer: object = BYTES) -> Output:
+    """Read tokens up to the machine's end."""
+    reader = MachineReader(machine, tokenizer.token_bytes)
+    progress = Progress()
+    for number, token_id in enumerate(tokens, 1):
+        progress = reader.read(progress, token_id).progress
+        if progress is None:
+            return read_output(machine, tokens[:number], tokenizer, has_stopped=True)
+    return read_output(machine, tokens, tokenizer, has_stopped=False)
+
+
+@pytest.mark.parametrize(("states", "fields", "output", "text", "reason", "segments"), STATE_CASES)
+def test_states(
+    states: dict, fields: dict, output: str, text: str, reason: object, segments: list[str]
+) -> None:
+    told = read_alone(machine_of(states, **fields), list(output.encode()))
+    assert (told.text.decode(), told.stop_reason) == (text, reason)
+    assert [f"{state}:{piece.decode()}" for state, piece, _ in told.segments] == segments
+    assert all(bytes(tokens) == piece for _, piece, tokens in told.segments)
+
+
+class Marked:
+    """Tokens that go over markers, and two, 5 and 6, that have no text."""
+
+    token_bytes = (b"a", b"b<", b"x>c", b"<x><y>d", b"\xc3", b"", b"")
+
+    def encode(self, text: str) -> list[int]:
+        raise NotImplementedError
+
+
+TOKEN_CASES = [
+    # the way from s, tokens, segments
+    ("<x>", [0, 1, 2, 0], [("s", b"ab", [0, 1]), ("t", b"ca", [2, 0])]),
+    ("<x>", [3], [("t", b"<y>d", [3])]),  # one token, nothing before the marker
+    ("b<x>", [0, 1, 2], [("s", b"a", [0]), ("t", b"c", [2])]),
+    ("<x>", [0, 1, 0], [("s", b"ab<a", [0, 1, 0])]),
+    ("<x>", [5, 1, 6, 2, 5], [("s", b"b", [5, 1]), ("t", b"c", [2, 5])]),  # 6 is in the marker
+    ([5], [0, 5, 6, 0], [("s", b"a", [0]), ("t", b"a", [6, 0])]),
+    ([6, 5], [6, 6, 5, 6], [("s", b"", [6]), ("t", b"", [6])]),
+    ([0, 5], [0, 6, 0, 5], [("s", b"a", [0, 6])]),
+    ("<x>", [4, 3, 4], [("s", b"\xc3", [4]), ("t", b"<y>d\xc3", [3, 4])]),
+]
+
+
+@pytest.mark.parametrize(("on", "tokens", "segments"), TOKEN_CASES)
+def test_the_tokens_of_a_segment(on: object, tokens: list[int], segments: list) -> None:
+    machine = machine_of({"s": [(on, "t")], "t": []})
+    told = read_alone(machine, tokens, Marked())
+    assert told.segments == [StateText(*segment) for segment in segments]
+
+
+def test_one_token_may_go_through_several_states() -> None:
+    machine = machine_of({"s": [("<x>", "t")], "t": [("<y>", "u")], "u": [("d", None)]})
+    told = read_alone(machine, [0, 3], Marked())
+    assert told == (b"a<x><y>", "d", [StateText("s", b"a", [0])])
+
+
+def test_ids_count_from_the_token_after_the_one_that_led_into_the_state() -> None:
+    machine = machine_of({"s": [("<", "t")], "t": [([1], None), ([0, 1], None)]})
+    assert read_alone(machine, [1, 0, 1], Marked()).stop_reason == [0, 1]
+    assert read_alone(machine, [1], Marked()).stop_reason is None
+
+
+def test_what_is_before_a_match_does_not_count_after_it() -> None:
+    machine = machine_of({"s": [("aba", "t")], "t": [("ba", None)]})
+    told = read_alone(machine, list(b"ababa"))
+    assert (told.text, told.stop_reason) == (b"aba", "ba")
+    assert read_alone(machine, list(b"abaa")).stop_reason is None
+
+
+def test_bytes_that_belong_to_the_prompt_are_no_text_and_complete_nothing() -> None:
+    machine = state_machine(Request(prompt="", stop=["b<"]), None)
+    reader = MachineReader(machine, Marked.token_bytes)
+    assert reader.read(Progress(skip=0), 1).progress is None
+    assert reader.read(Progress(skip=1), 1).progress == Progress()
+    assert reader.read(Progress(skip=3), 1).progress == Progress(skip=1)
+    told = read_output(machine, [1, 2, 1], Marked(), has_stopped=True, skip=3)
+    assert (told.text, told.stop_reason) == (b">c", "b<")
+    ids = state_machine(Request(prompt="", stop_sequence=[1, 2]), None)
+    assert read_output(ids, [1, 2], Marked(), has_stopped=True, skip=1)[:2] == (b"", [1, 2])
+    assert read_output(ids, [1, 2], Marked(), has_stopped=True, skip=2)[:2] == (b"x>c", None)
+    assert read_output(
+        machine_of({"s": []}), [0, 1], Marked(), has_stopped=False, skip=2
+    ).segments == [StateText("s", b"<", [1])]
+
+
+def test_a_stop_that_may_not_act_yet_is_text_and_may_go_on() -> None:
+    machine = state_machine(Request(prompt="", stop=["aa"]), None)
+    endless = MachineReader(machine.endless, BYTES.token_bytes)
+    progress = endless.read(endless.read(Progress(), 97).progress, 97).progress
+    assert MachineReader(machine, BYTES.token_bytes).read(progress, 97).progress is None
+    assert endless.read(progress, 98).progress == Progress()
+    told = read_output(machine, [97, 97, 97], BYTES, has_stopped=True)
+    assert (told.text, told.stop_reason) == (b"a", "aa")
+
+
+def test_a_pattern_from_which_nothing_goes_on_is_no_place_of_its_own() -> None:
+    machine = state_machine(Request(prompt="", stop=["ba"]), None)
+    endless = MachineReader(machine.endless, BYTES.token_bytes)
+    assert endless.read(endless.read(Progress(), 98).progress, 97).progress == Progress()
+
+
+def test_an_output_that_ended_otherwise_keeps_what_looks_like_a_stop() -> None:
+    machine = state_machine(Request(prompt="", stop="b"), None)
+    assert read_output(machine, [97, 98], BYTES, has_stopped=False) == (b"ab", None, None)
+    assert read_output(machine, [97], BYTES, has_stopped=True) == (b"a", None, None)
+    assert read_output(machine, [], BYTES, has_stopped=False) == (b"", None, None)
+    named = machine_of({"s": [("b", None)]})
+    assert read_output(named, [97, 98], BYTES, has_stopped=False).segments == [
+        StateText("s", b"ab", [97, 98])
+    ]
+    assert read_output(named, [], BYTES, has_stopped=False).segments == [StateText("s", b"", [])]
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_what_is_read_and_told_is_what_the_slow_reader_finds(block: int) -> None:
+    """10,000 outputs of machines in which everything overlaps."""
+    for seed in range(block * 2000, block * 2000 + 2000):
+        case = random_case(seed)
+        slow = SlowReader(case.machine, PIECES, case.skip, case.min_tokens)
+        ending = MachineReader(case.machine, PIECES.token_bytes)
+        endless = MachineReader(case.machine.endless, PIECES.token_bytes)
+        progress = Progress(skip=case.skip)
+        for number, token_id in enumerate(case.tokens, 1):
+            slow.read(token_id)
+            reader = endless if number < case.min_tokens else ending
+            progress = reader.read(progress, token_id).progress
+            assert (progress is None) == slow.has_ended, (seed, number)
+            if slow.has_ended:
+                break
+        told = read_output(
+            case.machine, slow.tokens, PIECES, has_stopped=slow.has_ended, skip=case.skip
+        )
+        assert told[:2] == (slow.final_text(), slow.stop_reason()), seed
+        if case.machine.names:
+            segments = slow.segments()
+            kept = [segment for segment in segments if segment[1] or segment[2]]
+            assert told.segments == (kept or segments[-1:]), seed
+
+
+def test_stops_are_those_of_the_reference() -> None:
+    """The same brute force that whole runs are compared with."""
+    draw = random.Random(1)
+    letters = Language(lambda prefix: draw.choice([97, 97, 98, 99]), BYTES, 99)
+    for _ in range(400):
+        texts = ["".join(draw.choices("abc", k=draw.randint(1, 4))) for _ in range(3)]
+        request = Request(
+            prompt="",
+            max_tokens=12,
+            ignore_eos=draw.random() < 0.5,
+            stop=texts[: draw.randrange(3)] or None,
+            stop_token=draw.choice([None, 98, [98, 99]]),
+            stop_sequence=draw.choice([None, [97, 98], [[97, 97, 97], [98]], texts[2]]),
+        )
+        expected = decode_alone(request, letters)
+        eos_token_id = letters.eos_token_id
+        told = read_alone(state_machine(request, eos_token_id), expected.tokens)
+        assert (told.text.decode(), told.stop_reason) == (expected.text, expected.stop_reason)

@@ -1,0 +1,229 @@
+"""The table of all rows does what the definition says of each, whatever else is in it."""
+
+import random
+from copy import deepcopy
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+from random_machines import IDS, LONE, PIECES, random_machine
+from reference import ENGLISH
+from slow_machine import SlowReader
+
+from batcher.decoding import machine_table
+from batcher.decoding.machine import Progress, StateMachine, state_machine
+from batcher.decoding.machine_table import MachineTable
+from batcher.models.byte_tokenizer import ByteTokenizer
+from batcher.request import Request
+
+NUM_SLOTS = 4
+BYTES = ByteTokenizer()
+
+
+class Rows:
+    """A table, and beside it each row read by the slow reader; every answer is compared."""
+
+    def __init__(self, seed: int, vocab_size: int | None) -> None:
+        self.draw = random.Random(seed)
+        self.table = MachineTable(NUM_SLOTS, vocab_size, PIECES)
+        self.rows: list[SlowReader | None] = [None] * NUM_SLOTS
+        self.ids = [i for i in IDS + LONE if vocab_size is None or i < vocab_size]
+        self.machines = [random_machine(self.draw, self.draw.choice([1, 2, 3])) for _ in range(4)]
+
+    def open(self, slot: int) -> None:
+        if self.draw.random() < 0.5:
+            self.machines[slot] = random_machine(self.draw, self.draw.choice([1, 2, 3]))
+        machine, skip = self.draw.choice(self.machines), self.draw.choice([0, 0, 0, 1, 3])
+        min_tokens = self.draw.choice([0, 0, 0, 2, 4])
+        self.rows[slot] = SlowReader(machine, PIECES, skip, min_tokens)
+        first = machine.endless if min_tokens > 1 else machine
+        self.table.open(slot, first, Progress(skip=skip))
+
+    def close(self, slot: int) -> None:
+        self.rows[slot] = None
+        self.table.close(slot)
+
+    def fork(self, source: int) -> None:
+        target = self.draw.randrange(NUM_SLOTS)
+        self.table.fork(source, target)
+        self.rows[target] = deepcopy(self.rows[source])
+
+    def read_one(self, slot: int) -> None:
+        token_id = self.draw.choice(self.ids)
+        would_end = self.table.would_end(slot, token_id)
+        assert self.table.advance_row(slot, token_id) == would_end == self.has_read(slot, token_id)
+
+    def read_all(self) -> None:
+        tokens = self.draw.choices(self.ids, k=NUM_SLOTS)
+        ended = self.table.advance(np.array(tokens))
+        assert ended == [slot for slot in range(NUM_SLOTS) if self.has_read(slot, tokens[slot])]
+
+    def has_read(self, slot: int, token_id: int) -> bool:
+        """Let the slow reader read it too; return whether its row has just ended."""
+        row = self.rows[slot]
+        if row is None or row.has_ended:
+            return False
+        row.read(token_id)
+        if not row.has_ended and len(row.tokens) + 1 == row.min_tokens:
+            self.table.switch(slot, row.machine)
+        return row.has_ended
+
+
+@pytest.mark.parametrize("max_entries", [0, 1 << 12])
+@pytest.mark.parametrize("vocab_size", [None, 7, 15, 40])
+def test_rows_that_come_and_go_end_when_the_definition_says(
+    vocab_size: int | None, max_entries: int
+) -> None:
+    for seed in range(60):
+        with patch.object(machine_table, "MAX_ENTRIES", max_entries):
+            rows = Rows(seed, vocab_size)
+            for _ in range(60):
+                slot = rows.draw.randrange(NUM_SLOTS)
+                act = rows.draw.random()
+                if rows.rows[slot] is None:
+                    rows.open(slot)
+                elif act < 0.1 or rows.rows[slot].has_ended:
+                    rows.close(slot)
+                elif act < 0.2:
+                    rows.fork(slot)
+                elif act < 0.4:
+                    rows.read_one(slot)
+                else:
+                    rows.read_all()
+
+
+def stops_at(**fields: object) -> StateMachine:
+    return state_machine(Request(prompt="", **fields), None)
+
+
+@pytest.mark.parametrize("vocab_size", [None, 256, 5000])
+@pytest.mark.parametrize("stops", [{"stop": "abc"}, {"stop_sequence": [97, 98, 99]}])
+def test_a_row_keeps_its_place_when_the_table_is_cleared_under_it(
+    vocab_size: int | None, stops: dict
+) -> None:
+    with patch.object(machine_table, "MAX_ENTRIES", 0):
+        table = MachineTable(2, vocab_size, BYTES)
+    table.open(0, stops_at(**stops))
+    assert table.advance(np.array([97, 0])) == []
+    assert table.advance(np.array([98, 0])) == []
+    for number in range(50):
+        table.close(1)
+        table.open(1, stops_at(stop=f"{number}", stop_sequence=[4000 + number, number]))
+    assert len(table._places) < 10
+    assert table.advance(np.array([99, 0])) == [0]
+
+
+def test_a_long_stream_of_distinct_stops_takes_no_more_room() -> None:
+    with patch.object(machine_table, "MAX_ENTRIES", 1 << 16):
+        table = MachineTable(4, 512, ENGLISH.tokenizer)
+    size = table._table.size
+    for number in range(2000):
+        slot = number % 4
+        table.close(slot)
+        table.open(slot, stops_at(stop_sequence=[number % 500, number % 7, number % 11]))
+    assert table._table.size == size <= 1 << 16
+    assert len(table._readers) <= len(table._table)
+
+
+def test_long_stops_of_both_kinds_take_room_for_each_and_not_for_every_pair() -> None:
+    table = MachineTable(1, 512, ENGLISH.tokenizer)
+    [letter] = ENGLISH.tokenizer.encode("a")
+    table.open(0, stops_at(stop_sequence=[500] * 400, stop="a" * 400))
+    for token_id in [500, letter, *[500] * 399, *[letter] * 400]:
+        assert table.num_open
+        ended = table.advance(np.array([token_id]))
+    assert ended == [0]
+    assert len(table._places) < 900
+
+
+@pytest.mark.parametrize("stop_token", [2**31 - 1, 10_000_000])
+def test_a_huge_id_takes_no_more_room_than_a_small_one(stop_token: int) -> None:
+    table = MachineTable(2, None, BYTES)
+    table.open(0, stops_at(stop_token=[5, stop_token]))
+    assert table._columns.num_columns == 258
+    assert table.advance(np.array([70_000, 7])) == []
+    assert table.advance(np.array([stop_token - 1, 5])) == []
+    assert table.advance(np.array([stop_token, 5])) == [0]
+
+
+def test_ids_beyond_the_tokenizer_show_as_a_replacement_character() -> None:
+    for vocab_size in (None, 400):
+        table = MachineTable(1, vocab_size, BYTES)
+        table.open(0, stops_at(stop="a\ufffd", stop_token=333))
+        assert table.advance(np.array([97])) == []
+        assert table.advance(np.array([399])) == [0]
+
+
+def test_so_do_those_that_have_a_column_since_a_later_row() -> None:
+    table = MachineTable(2, None, BYTES)
+    table.open(0, stops_at(stop="\ufffd"))
+    table.open(1, stops_at(stop="\ufffd", stop_token=333))
+    assert table.advance(np.array([400, 97])) == [0]
+    assert table.advance(np.array([0, 333])) == [1]
+
+
+def test_what_stands_in_a_free_slot_is_ignored() -> None:
+    table = MachineTable(3, 256, BYTES)
+    table.open(1, stops_at(stop="ab"))
+    assert table.num_open == 1
+    assert table.would_end(1, 98) is False
+    assert table.advance(np.array([0, 97, 0])) == []
+    assert table.would_end(1, 98)
+    for garbage in (-5, 2**40, *range(5 * 256), 2 * 256 + 97, 98):
+        assert table.advance(np.array([garbage, 97, garbage])) == []
+    assert table.advance(np.array([-1, 98, 98])) == [1]
+    table.close(1)
+    assert table.num_open == 0
+
+
+def test_a_row_with_nothing_to_watch_for_costs_nothing() -> None:
+    table = MachineTable(2, 256, BYTES)
+    table.open(0, stops_at())
+    assert table.num_open == 0
+    table.open(0, stops_at(stop="a"))
+    table.fork(1, 0)
+    assert table.num_open == 0
+
+
+def test_the_first_token_of_a_vocabulary_is_read_as_any_other() -> None:
+    table = MachineTable(1, 256, BYTES)
+    table.open(0, stops_at(stop="a\0b"))
+    assert [table.advance_row(0, token_id) for token_id in b"a\0b"] == [False, False, True]
+
+
+def test_equal_requests_share_lines() -> None:
+    table = MachineTable(8, 256, BYTES)
+    for slot in range(8):
+        table.open(slot, stops_at(stop=["ab", "cd"]))
+        table.advance_row(slot, 97)
+    assert len(table._places) == 2
+
+
+def test_a_row_that_ended_is_told_once() -> None:
+    table = MachineTable(1, 256, BYTES)
+    table.open(0, stops_at(stop="a"))
+    assert table.would_end(0, 97)
+    assert not table.would_end(0, 98)
+    assert table.advance(np.array([97])) == [0]
+    assert table.advance(np.array([97])) == []
+    assert not table.advance_row(0, 97)
+
+
+def test_a_row_that_ended_has_no_part_in_what_the_table_does_later() -> None:
+    with patch.object(machine_table, "MAX_ENTRIES", 0):
+        table = MachineTable(2, 256, BYTES)
+    table.open(0, stops_at(stop="a"))
+    assert table.advance(np.array([97, 0])) == [0]
+    for number in range(20):
+        table.open(1, stops_at(stop=["a", f"{number}"]))
+        assert table.advance(np.array([97, 98])) == []
+
+
+def test_ids_that_another_row_asks_for_leave_each_row_its_own() -> None:
+    table = MachineTable(2, None, BYTES)
+    table.open(0, stops_at(stop_token=300))
+    table.open(1, stops_at(stop_token=400))
+    assert not table.would_end(0, 500)
+    assert table.advance(np.array([500, 500])) == []
+    assert table.advance(np.array([400, 300])) == []
+    assert table.advance(np.array([300, 400])) == [0, 1]

@@ -1,0 +1,38 @@
+"""Stops of whole runs."""
+
+import pytest
+from reference import TINY, decode_alone, tiny_model
+
+from batcher import Request, decode
+
+
+def test_a_stop_never_looks_into_the_prompt() -> None:
+    request = Request(prompt=[97, 97], max_tokens=3, stop_sequence=[97, 97, 97])
+    [result] = decode([request], model=lambda prefixes: [97 for _ in prefixes])
+    assert (len(result.tokens), result.finish_reason) == (3, "stop")
+    short = Request(prompt=[97, 97], max_tokens=2, stop_sequence=[97, 97, 97])
+    [result] = decode([short], model=lambda prefixes: [97 for _ in prefixes])
+    assert result.finish_reason == "length"
+
+
+@pytest.mark.parametrize("stop_token", [2**31 - 1, [5, 10_000_000]])
+def test_ids_may_be_as_large_as_ids_can_be(stop_token: int | list[int]) -> None:
+    request = Request(prompt="", max_tokens=2, stop_token=stop_token)
+    [result] = decode([request], model=lambda prefixes: [[7, 10_000_000][len(p)] for p in prefixes])
+    assert (result.finish_reason == "stop") == (stop_token != 2**31 - 1)
+
+
+def test_an_id_larger_than_every_stop_matches_nothing() -> None:
+    request = Request(prompt="", max_tokens=3, stop_token=[70_000, 98])
+    [result] = decode(
+        [request], model=lambda prefixes: [[99, 80_000, 70_000][len(p)] for p in prefixes]
+    )
+    assert (result.tokens, result.stop_reason) == ([99, 80_000, 70_000], 70_000)
+
+
+def test_the_reference_itself_stops_early() -> None:
+    """The brute force the other tests lean on does find stops."""
+    request = Request(prompt="", max_tokens=30, stop="aa")
+    alone = decode_alone(request, TINY)
+    assert alone.finish_reason == "stop"
+    assert decode([request], model=tiny_model())[0].text == alone.text

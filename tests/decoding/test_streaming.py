@@ -1,0 +1,199 @@
+"""Streamed text: never taken back, never late, and in the end the text of the result."""
+
+from itertools import product
+from os.path import commonprefix
+
+import pytest
+from random_machines import IDS, LONE, NOTHING, PIECES, Case, random_case
+from slow_machine import SlowReader
+
+from batcher.decoding.machine import END, Exit, Progress, StateMachine
+from batcher.decoding.machine_reader import MachineReader
+from batcher.decoding.streaming import SegmentStream, TextPiece, TextStream
+from batcher.errors import InvariantError
+from batcher.models.byte_tokenizer import ByteTokenizer
+
+WAIT = [NOTHING] * 6  # until every min_tokens is reached
+ENDINGS = [
+    [*tokens[:-1], *waiting, *tokens[-1:]]
+    for tokens in [
+        (),
+        *(tokens for size in (1, 2, 3) for tokens in product(LONE, repeat=size)),
+        *(tokens for size in (1, 2) for tokens in product(IDS, repeat=size)),
+    ]
+    for waiting in ([], WAIT)
+]
+
+
+def decoded(text: bytes) -> str:
+    return text.decode("utf-8", "replace")
+
+
+def stops(*patterns: str | tuple[int, ...]) -> StateMachine:
+    """A machine that ends at these."""
+    return StateMachine(
+        (
+            tuple(
+                Exit(given.encode() if isinstance(given, str) else given, END, given)
+                for given in patterns
+            ),
+        )
+    )
+
+
+class Futures:
+    """What an output may still become, found by trying what may follow."""
+
+    def __init__(self, case: Case) -> None:
+        self.min_tokens = case.min_tokens
+        self.ending = MachineReader(case.machine, PIECES.token_bytes)
+        self.endless = MachineReader(case.machine.endless, PIECES.token_bytes)
+        self.progress = Progress(skip=case.skip)
+        self.num_tokens = 0
+
+    def read(self, token_id: int) -> None:
+        self.num_tokens += 1
+        reader = self.endless if self.num_tokens < self.min_tokens else self.ending
+        self.progress = reader.read(self.progress, token_id).progress
+
+    def certain(self, text: bytes, *, until_left: bool) -> str:
+        """What all texts that begin as `text` have in common; perhaps until the state is left."""
+        return commonprefix(  # noqa: RUF071 - of texts, character by character
+            [decoded(self.text_with(ending, text, until_left=until_left)) for ending in ENDINGS]
+        )
+
+    def text_with(self, tokens: list[int], text: bytes, *, until_left: bool) -> bytes:
+        progress = self.progress
+        for number, token_id in enumerate(tokens, self.num_tokens + 1):
+            reader = self.endless if number < self.min_tokens else self.ending
+            token = reader.bytes_of(token_id)[progress.skip :]
+            progress, matches = reader.read(progress, token_id)
+            for match in matches:
+                if until_left or match.exit.target == END:
+                    end = len(text) + match.end
+                    return (text + token)[: max(0, end - match.size)]
+            text += token
+        return text
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_exactly_what_is_certain_has_been_told_at_every_time(block: int) -> None:
+    """What no continuation takes back is told; what one takes back is not."""
+    for seed in range(block * 12, block * 12 + 12):
+        case = random_case(seed)
+        slow = SlowReader(case.machine, PIECES, case.skip, case.min_tokens)
+        stream = TextStream(case.machine, PIECES, skip=case.skip, min_tokens=case.min_tokens)
+        futures = Futures(case)
+        told = ""
+        for token_id in case.tokens:
+            slow.read(token_id)
+            told += stream.push(token_id)
+            futures.read(token_id)
+            if slow.has_ended:
+                break
+            assert told == futures.certain(slow.text, until_left=False), (seed, slow.tokens)
+        assert told + stream.finish() == decoded(slow.final_text())
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_so_it_is_with_each_segment(block: int) -> None:
+    for seed in range(block * 24, block * 24 + 24):
+        case = random_case(seed)
+        if not case.machine.names:
+            continue
+        slow = SlowReader(case.machine, PIECES, case.skip, case.min_tokens)
+        stream = SegmentStream(case.machine, PIECES, skip=case.skip, min_tokens=case.min_tokens)
+        futures = Futures(case)
+        pieces = []
+        for token_id in case.tokens:
+            slow.read(token_id)
+            pieces += stream.push(token_id)
+            futures.read(token_id)
+            if slow.has_ended:
+                break
+            told = "".join(piece.text for piece in pieces if piece.stay == len(slow.found))
+            here = slow.text[slow.entered_at :]
+            assert told == futures.certain(here, until_left=True), (seed, slow.tokens)
+        assert_segments_told([*pieces, *stream.finish()], slow)
+
+
+def assert_segments_told(pieces: list[TextPiece], slow: SlowReader) -> None:
+    for stay, (state, text, _) in enumerate(slow.segments()):
+        of_stay = [piece for piece in pieces if piece.stay == stay]
+        assert "".join(piece.text for piece in of_stay) == decoded(text)
+        assert {piece.state for piece in of_stay} <= {state}
+
+
+BYTES = ByteTokenizer()
+STOPS = [
+    # stops, output, what each token adds, what finish adds
+    (["abc"], "xabd", ["x", "", "", "abd"], ""),
+    (["abc"], "xab", ["x", "", ""], "ab"),  # a stop that was cut off is text
+    (["abc"], "xabc", ["x", "", "", ""], ""),
+    (["abc", "b"], "xab", ["x", "a", ""], ""),  # after "a", "b" would end it first
+    (["aab"], "aaaab", ["", "", "a", "a", ""], ""),  # only as much as can still be taken back
+    (["é"], "aé", ["a", "", ""], ""),
+    (["éa"], "\xe8", ["", "\xe8"], ""),  # not the same second byte
+    ([(97, 98)], "aab", ["", "a", ""], ""),
+    ([(97, 98)], "xa", ["x", ""], "a"),
+    (["xq", (97, 98, 99)], "xa", ["", "x"], "a"),  # one dissolves where the other begins
+    ([], "ab", ["a", "b"], ""),
+]
+
+
+@pytest.mark.parametrize(("patterns", "output", "told", "rest"), STOPS)
+def test_what_each_token_adds(patterns: list, output: str, told: list[str], rest: str) -> None:
+    stream = TextStream(stops(*patterns), BYTES)
+    assert [stream.push(byte) for byte in output.encode()][: len(told)] == told
+    assert stream.finish() == rest
+
+
+def test_a_bad_character_is_told_once_it_is_bad_either_way() -> None:
+    stream = TextStream(stops("xy"), BYTES)
+    assert [stream.push(byte) for byte in b"\xc3xz"] == ["", "\ufffd", "xz"]
+
+
+def test_a_stop_begun_too_early_may_be_completed_in_time() -> None:
+    stream = TextStream(stops("aaa"), BYTES, min_tokens=4)
+    assert [stream.push(97) for _ in range(4)] == ["", "", "a", ""]
+    assert stream.finish() == ""
+
+
+def test_a_stop_inside_another_does_not_end_it_first_while_it_may_not() -> None:
+    stream = TextStream(stops("abc", "b"), BYTES, min_tokens=4)
+    assert [stream.push(token_id) for token_id in b"xabc"] == ["x", "", "", ""]
+
+
+def test_ids_that_can_only_be_completed_too_early_hold_nothing_back() -> None:
+    stream = TextStream(stops((97, 98)), BYTES, min_tokens=4)
+    assert [stream.push(token_id) for token_id in b"abab"] == ["a", "b", "", ""]
+    stream = TextStream(stops((97, 98, 99)), BYTES, min_tokens=4)
+    assert [stream.push(token_id) for token_id in b"xabc"] == ["x", "", "", ""]
+
+
+def test_a_marker_holds_no_text_back_but_a_stop_begun_inside_it_does() -> None:
+    exits = (Exit(b"abc", 1, "abc"), Exit(b"bd", END, "bd"))
+    machine = StateMachine((exits, ()), ("s", "t"))
+    text, segments = TextStream(machine, BYTES), SegmentStream(machine, BYTES)
+    assert [text.push(byte) for byte in b"abc"] == ["a", "", "bc"]
+    assert [segments.push(byte) for byte in b"abx"] == [[], [], [("s", "abx", 0)]]
+
+
+def test_ids_that_begin_with_bytes_of_the_prompt_hold_back_only_the_text_after_them() -> None:
+    stream = TextStream(stops((6, 6)), PIECES, skip=1)
+    assert [stream.push(6), stream.push(6), stream.finish()] == ["", "", ""]
+    stream = TextStream(stops((6, 6)), PIECES, skip=1)
+    assert [stream.push(6), stream.finish()] == ["", "ab"]
+
+
+def test_a_long_stop_that_dissolves_gives_all_of_it_back() -> None:
+    stream = TextStream(stops("a" * 500, (97,) * 500), BYTES)
+    assert {stream.push(97) for _ in range(499)} == {""}
+    assert stream.push(98) == "a" * 499 + "b"
+
+
+def test_nothing_comes_after_the_end() -> None:
+    stream = TextStream(stops("a"), BYTES)
+    assert stream.push(97) + stream.finish() == ""
+    with pytest.raises(InvariantError):
+        stream.push(97)

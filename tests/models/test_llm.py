@@ -1,0 +1,322 @@
+"""An LLM is called for all rows of a step at once, and leaves nothing behind."""
+
+import asyncio
+import gc
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_llms import (
+    EXPECTED,
+    KINDS,
+    PROMPTS,
+    STOP,
+    VOCAB_SIZE,
+    AsyncLLM,
+    HalfAsyncLLM,
+    SyncLLM,
+    decoded,
+    logits_after,
+    made,
+    raises,
+)
+
+from batcher.errors import BatchdecodeError
+from batcher.models.base import Batch, Chunk
+from batcher.models.calls import CallSettings
+from batcher.models.llm import LLMModel
+from batcher.models.loading import as_model, load_model
+
+# -- what is asked, and how it is asked -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_row_goes_on_from_its_own_prefix(kind: type[SyncLLM]) -> None:
+    llm = kind()
+    assert decoded(made(llm)) == (EXPECTED, {})
+    assert len(set(map(tuple, EXPECTED))) == 3  # the rows can be told apart
+    wanted = [
+        prompt + tokens[:step]
+        for prompt, tokens in zip(PROMPTS, EXPECTED, strict=True)
+        for step in range(4)
+    ]
+    assert sorted(llm.calls) == sorted(wanted)
+
+
+def test_only_the_rows_whose_logits_are_wanted_are_asked_for() -> None:
+    model = made(llm := SyncLLM())
+    model.allocate(3)
+    batch = Batch(3)
+    for slot, prompt in enumerate(PROMPTS):
+        batch.join(Chunk(slot, prompt, 0))
+    batch.logit_slots = np.array([0, 2])
+    logits = model.forward(batch).logits
+    assert sorted(llm.calls) == [PROMPTS[0], PROMPTS[2]]
+    assert logits.tolist() == [
+        np.float32(logits_after(PROMPTS[0])).tolist(),
+        np.float32(logits_after(PROMPTS[2])).tolist(),
+    ]
+
+
+def test_a_fork_goes_on_from_what_its_source_was() -> None:
+    model = made(llm := SyncLLM())
+    model.allocate(2)
+    batch = Batch(2)
+    batch.join(Chunk(0, [1], 0))
+    batch.join(Chunk(1, [2], 0))
+    batch.logit_slots = batch.slots
+    model.forward(batch)
+    model.fork(0, 1)
+    batch.chunks, batch.tokens = [Chunk(0, [3, 3], 1)], np.array([9, 4])
+    model.forward(batch)
+    assert sorted(llm.calls[2:]) == [[1, 3, 3], [1, 4]]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("limit", [1, 3, 8])
+def test_as_many_calls_as_the_limit_allows_are_in_flight_at_once(
+    kind: type[SyncLLM], limit: int
+) -> None:
+    now, most = 0, 0
+    lock = threading.Lock()
+
+    def enter() -> None:
+        nonlocal now, most
+        with lock:
+            now += 1
+            most = max(most, now)
+
+    def leave(_: object = None) -> None:
+        nonlocal now
+        with lock:
+            now -= 1
+
+    def wait(*_: object) -> Any:
+        enter()
+        if kind is not SyncLLM:
+            return wait_in_loop()
+        time.sleep(0.03)
+        return leave()
+
+    async def wait_in_loop() -> list[float]:
+        await asyncio.sleep(0.03)
+        leave()
+        return [0.0] * VOCAB_SIZE
+
+    llm = kind(wait)
+    if kind is HalfAsyncLLM:
+        llm.next_token_logits = wait
+    decoded(made(llm, max_concurrency=limit), [[slot] for slot in range(8)], 1)
+    assert most == limit
+
+
+def test_calls_of_a_step_meet() -> None:
+    everybody = threading.Barrier(20, timeout=5)
+
+    def meet(*_: object) -> None:
+        everybody.wait()
+
+    _, failed = decoded(made(SyncLLM(meet)), [[slot] for slot in range(20)], 2)
+    assert not failed
+
+
+def test_async_calls_all_run_in_one_loop() -> None:
+    loops = set()
+
+    class Llm(AsyncLLM):
+        async def get_stop_token_id(self) -> int:
+            loops.add(asyncio.get_running_loop())
+            return STOP
+
+        async def next_token_logits(self, prev_token_ids: list[int]) -> list[float]:
+            loops.add(asyncio.get_running_loop())
+            return logits_after(prev_token_ids)
+
+    decoded(made(Llm()))
+    assert len(loops) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_it_works_inside_a_running_event_loop(kind: type[SyncLLM]) -> None:
+    async def inside() -> tuple[list[list[int]], dict[int, str]]:
+        return decoded(made(kind()))
+
+    assert asyncio.run(inside()) == (EXPECTED, {})
+
+
+# -- what it says of itself -----------------------------------------------------------------------
+
+
+class Sizeless(SyncLLM):
+    vocab_size = None
+
+
+def test_the_size_of_the_vocabulary_is_counted_if_nobody_says_it() -> None:
+    model = made(llm := Sizeless())
+    assert model.vocab_size == VOCAB_SIZE
+    assert llm.calls == [[STOP]]
+    assert decoded(model) == (EXPECTED, {})
+    wrong = made(Sizeless(lambda prefix, _: [0.0] * 9 if prefix == [1] else None))
+    assert decoded(wrong)[1] == {0: "llm returned 9 logits, not 7 (attempt 3)"}
+
+
+def test_what_was_asked_to_count_is_not_asked_again() -> None:
+    llm = Sizeless()
+    model = LLMModel(llm, "llm", CallSettings(max_attempts=1), probe=PROMPTS[1])
+    assert llm.calls == [PROMPTS[1]]
+    assert decoded(model) == (EXPECTED, {})
+    assert llm.calls.count(PROMPTS[1]) == 1
+    assert decoded(model) == (EXPECTED, {})
+    assert llm.calls.count(PROMPTS[1]) == 2  # for the first step alone
+
+
+def test_an_llm_describes_the_model() -> None:
+    llm = SyncLLM()
+    model = load_as_llm(llm)
+    assert (model.name, model.gives, model.vocab_size) == ("mine:llm", "logits", VOCAB_SIZE)
+    assert model.eos_token_id == STOP
+    assert model.settings == {
+        "llm": {"max_concurrency": 3, "timeout": 60.0, "max_attempts": 4, "backoff": 0.5}
+    }
+    assert model.tokenizer.encode("a") == [97]
+    llm.settings, llm.tokenizer = {"a": 1}, model.tokenizer
+    assert load_as_llm(llm).settings["settings"] == {"a": 1}
+    assert load_as_llm(llm).tokenizer is model.tokenizer
+
+
+def load_as_llm(llm: object) -> LLMModel:
+    model = as_model(llm, "mine:llm", CallSettings(max_concurrency=3))
+    assert isinstance(model, LLMModel)
+    return model
+
+
+def test_a_class_and_an_llm_that_is_callable_are_llms_too() -> None:
+    class Callable(SyncLLM):
+        def __call__(self, prefixes: list[list[int]]) -> list[int]:
+            return [0 for _ in prefixes]
+
+    assert isinstance(as_model(SyncLLM), LLMModel)
+    assert isinstance(as_model(Callable()), LLMModel)
+
+
+def test_a_stop_token_may_be_any_kind_of_integer() -> None:
+    llm = SyncLLM()
+    llm.get_stop_token_id = lambda: np.int32(4)
+    assert made(llm).eos_token_id == 4
+
+
+@pytest.mark.parametrize(
+    ("stop_token", "message"),
+    [
+        (lambda: None, "llm: get_stop_token_id returned None, which is not a token id"),
+        (lambda: True, "returned True, which is not a token id"),
+        (lambda: -1, "returned -1, which is not a token id"),
+        (lambda: 2**31, "returned a huge integer, which is not a token id"),
+        (raises(ConnectionRefusedError("down")), r"ConnectionRefusedError: down \(attempt 3\)"),
+    ],
+)
+def test_an_llm_without_a_stop_token_is_refused(
+    stop_token: Callable[[], Any], message: str
+) -> None:
+    llm = SyncLLM()
+    llm.get_stop_token_id = stop_token
+    with pytest.raises(BatchdecodeError, match=message):
+        made(llm)
+
+
+def test_an_llm_that_describes_itself_wrongly_is_refused() -> None:
+    llm = SyncLLM()
+    for attributes, message in [
+        ({"vocab_size": 5}, "eos_token_id 5 is not below vocab_size 5"),
+        ({"vocab_size": "7"}, "vocab_size is neither"),
+        ({"vocab_size": 7, "settings": {"a": object()}}, "settings do not fit into JSON"),
+        ({"settings": {}, "tokenizer": object()}, "tokenizer lacks encode"),
+    ]:
+        vars(llm).update(attributes)
+        with pytest.raises(BatchdecodeError, match=message):
+            as_model(llm)
+
+
+def test_an_llm_whose_vocabulary_cannot_be_counted_is_refused() -> None:
+    with pytest.raises(BatchdecodeError, match=r"llm: next_token_logits returned 5, which is no"):
+        made(Sizeless(lambda *_: 5))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_concurrency": 0}, r"llm: .*max_concurrency.*settings: max_concurrency, timeout"),
+        ({"timeout": 0}, "timeout"),
+        ({"timeout": "1"}, "timeout"),
+        ({"max_attempts": 0}, "max_attempts"),
+        ({"backoff": -1}, "backoff"),
+        ({"retries": 1}, "retries"),
+    ],
+)
+def test_settings_that_are_none(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(BatchdecodeError, match=message):
+        load_model("my_models:x", {}, None, settings)
+
+
+# -- what is left behind --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def threads_before() -> Iterator[set[threading.Thread]]:
+    gc.collect()
+    return set(threading.enumerate())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_threads_of_a_model_end_with_it(
+    kind: type[SyncLLM], threads_before: set[threading.Thread]
+) -> None:
+    model = made(kind())
+    decoded(model)
+    ours = set(threading.enumerate()) - threads_before
+    assert ours
+    assert all(thread.daemon for thread in ours)
+    del model
+    gc.collect()
+    for thread in ours:
+        thread.join(5)
+    assert not any(thread.is_alive() for thread in ours)
+
+
+def test_threads_are_used_again() -> None:
+    names = set()
+    model = made(SyncLLM(lambda *_: names.add(threading.get_ident())))
+    decoded(model, num_steps=30)
+    assert len(names) <= 4
+
+
+def test_a_call_that_hangs_does_not_keep_the_interpreter() -> None:
+    program = """
+import time
+from batcher.models.base import Batch, Chunk
+from batcher.models.calls import CallSettings
+from batcher.models.llm import LLMModel
+
+class Hanging:
+    vocab_size = 5
+    def next_token_logits(self, prev_token_ids):
+        time.sleep(100)
+    def get_stop_token_id(self):
+        return 0
+
+model = LLMModel(Hanging(), call_settings=CallSettings(timeout=0.05, max_attempts=1))
+model.allocate(1)
+batch = Batch(1)
+batch.join(Chunk(0, [1], 0))
+batch.logit_slots = batch.slots
+print(model.forward(batch).failed)
+"""
+    command = [sys.executable, "-W", "error", "-X", "dev", "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    assert done.stdout == "{0: 'Hanging timed out after 0.05 s'}\n"
+    assert done.stderr == ""

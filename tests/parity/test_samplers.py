@@ -1,0 +1,202 @@
+"""Samplers against Hugging Face's logits processors: the same tokens stay, equally likely.
+
+`python tests/parity/test_samplers.py` writes the golden vectors anew that the default tests use.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sampling_rows import Letters, drawn_from, language_like
+
+from batcher.decoding.sampling.noise import row_key
+from batcher.decoding.sampling.params import SamplingParams
+from batcher.decoding.sampling.sampler import Sampler, SamplingRow
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+stats = pytest.importorskip("scipy.stats")
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "samplers.json"
+SIZES = [5, 512, 32_000]
+SETTINGS: list[dict] = [
+    {"temperature": 0.7},
+    {"temperature": 1.9},
+    *({"top_k": k} for k in (1, 2, 50, 10**9)),
+    *({"top_p": p} for p in (0.0, 0.1, 0.5, 0.9, 0.999, 1.0)),
+    *({"min_p": p} for p in (0.001, 0.1, 0.5, 1.0)),
+    *({"typical_p": p} for p in (0.05, 0.2, 0.5, 0.9, 0.99)),
+    *({"repetition_penalty": r} for r in (0.5, 1.3, 5.0)),
+    {"frequency_penalty": 0.7},
+    {"frequency_penalty": -2.0},
+    {"presence_penalty": 1.1},
+    {"logit_bias": ((0, 3.5), (2, -100.0), (4, 1.0))},
+    {"allowed_token_ids": (1, 2, 4)},
+    {"bad_words": ("Ă", "ĄĂ")},  # tokens 2, and 4 2
+    {"min_tokens": 6},
+    {"min_tokens": 2},
+    {"cfg_scale": 1.5},
+    {"cfg_scale": 0.0},
+    {"cfg_scale": 7.5},
+    {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
+    {"temperature": 1.4, "top_k": 3, "top_p": 0.9, "min_p": 0.05},
+    {"temperature": 0.6, "min_p": 0.02, "typical_p": 0.9},
+    {"temperature": 1.2, "top_k": 20, "typical_p": 0.8, "top_p": 0.95},
+    {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": 0.4, "top_p": 0.8},
+    {"logit_bias": ((1, 2.0),), "repetition_penalty": 1.5, "temperature": 0.5, "top_k": 4},
+    {"cfg_scale": 2.0, "bad_words": ("Ă",), "min_tokens": 9, "repetition_penalty": 1.1},
+    {"cfg_scale": 3.0, "temperature": 0.9, "top_k": 40, "top_p": 0.95, "min_p": 0.01},
+]
+PROMPT, GENERATED, STOPS = [3, 1, 3], [2, 4, 2, 4], (0,)
+
+
+def settings(fields: dict) -> SamplingParams:
+    return SamplingParams(**{"temperature": 1.0, **fields})
+
+
+def theirs(logits: np.ndarray, fields: dict) -> np.ndarray:
+    """The log-probabilities [vocab] by Hugging Face's processors; penalties of vLLM's by hand.
+
+    In double precision: in single, their sums over a large vocabulary miss a cut by a token or two.
+    """
+    params = settings(fields)
+    ids = torch.tensor([PROMPT + GENERATED])
+    scores = torch.tensor(logits[:1]).double()
+    if params.cfg_scale != 1:
+        own, negative = torch.log_softmax(torch.tensor(logits).double(), dim=-1)
+        scores = (params.cfg_scale * (own - negative) + negative)[None]
+    scores = their_processors(params)(ids, scores)
+    counts = torch.bincount(torch.tensor(GENERATED), minlength=scores.shape[1])
+    scores = scores - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
+    return torch.log_softmax(their_warpers(params)(ids, scores), dim=-1)[0].numpy()
+
+
+def their_processors(params: SamplingParams) -> Callable:
+    hf = transformers
+    processors = hf.LogitsProcessorList()
+    if params.allowed_token_ids is not None:
+        allowed = list(params.allowed_token_ids)
+        processors.append(hf.PrefixConstrainedLogitsProcessor(lambda *_: allowed, 1))
+    if params.bad_words:
+        words = [Letters(0).encode(word) for word in params.bad_words]
+        processors.append(hf.NoBadWordsLogitsProcessor(words, eos_token_id=STOPS[0]))
+    if params.min_tokens:
+        processors.append(
+            hf.MinNewTokensLengthLogitsProcessor(len(PROMPT), params.min_tokens, STOPS[0])
+        )
+    if params.logit_bias:
+        bias = {(token_id,): value for token_id, value in params.logit_bias}
+        processors.append(hf.SequenceBiasLogitsProcessor(bias))
+    if params.repetition_penalty != 1:
+        processors.append(hf.RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
+    return processors
+
+
+def their_warpers(params: SamplingParams) -> Callable:
+    hf = transformers
+    warpers = hf.LogitsProcessorList([hf.TemperatureLogitsWarper(params.temperature)])
+    if params.min_p:
+        warpers.append(hf.MinPLogitsWarper(params.min_p))
+    if params.top_k:
+        warpers.append(hf.TopKLogitsWarper(params.top_k))
+    if params.top_p < 1:
+        warpers.append(hf.TopPLogitsWarper(params.top_p))
+    if params.typical_p < 1:
+        warpers.append(hf.TypicalLogitsWarper(params.typical_p))
+    return warpers
+
+
+def ours(logits: np.ndarray, fields: dict) -> np.ndarray:
+    params = settings(fields)
+    own = logits if params.cfg_scale != 1 else logits[0]
+    return drawn_from(own, params, prompt=PROMPT, generated=GENERATED, stop_token_ids=STOPS)
+
+
+def logits_of(kind: str, seed: int, vocab_size: int) -> np.ndarray:
+    """[2, vocab]: of a row, and of its negative prompt's."""
+    rng = np.random.default_rng(seed)
+    logits = language_like(rng, 2, vocab_size)
+    if kind == "flat":
+        logits = rng.normal(0, 0.3, logits.shape).astype(np.float32)
+    if kind == "sharp":
+        logits *= 5
+    return logits
+
+
+@pytest.mark.parametrize("vocab_size", SIZES)
+@pytest.mark.parametrize("kind", ["language", "flat", "sharp"])
+@pytest.mark.parametrize("fields", SETTINGS, ids=str)
+def test_the_same_tokens_stay_and_are_as_likely(fields: dict, kind: str, vocab_size: int) -> None:
+    for seed in range(2 if vocab_size > 1000 else 20):
+        logits = logits_of(kind, seed, vocab_size)
+        own, other = ours(logits, fields), theirs(logits, fields)
+        differs = np.isfinite(own) != np.isfinite(other)
+        assert np.exp(np.maximum(own, other)[differs]).sum() < 1e-6  # what lies on a cut
+        both = np.isfinite(own) & np.isfinite(other)
+        np.testing.assert_allclose(own[both], other[both], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("fields", SETTINGS, ids=str)
+def test_as_many_stay_where_logits_are_equal(fields: dict) -> None:
+    for seed in range(40):
+        logits = logits_of("language", seed, 64 if seed % 2 else 5).round()
+        own, other = ours(logits, fields), theirs(logits, fields)
+        np.testing.assert_allclose(np.sort(own), np.sort(other), rtol=1e-5, atol=1e-5)
+
+
+def golden_cases() -> list[dict]:
+    """A small case of every setting, with Hugging Face's answer; None for what is dropped."""
+    cases = []
+    for number, fields in enumerate(SETTINGS):
+        logits = logits_of("language", number, 12).round(3)
+        expected = [None if np.isinf(x) else round(x, 6) for x in theirs(logits, fields).tolist()]
+        rows = [[round(value, 3) for value in row] for row in logits.tolist()]
+        cases.append({"settings": fields, "logits": rows, "expected": expected})
+    return cases
+
+
+def test_the_golden_vectors_are_those_of_this_version() -> None:
+    kept = json.loads(GOLDEN.read_text())
+    for case, fresh in zip(kept["cases"], golden_cases(), strict=True):
+        assert case == json.loads(json.dumps(fresh))
+
+
+@pytest.mark.parametrize("fields", SETTINGS[:1] + SETTINGS[-8:], ids=str)
+def test_tokens_are_drawn_as_often_as_they_are_likely(fields: dict) -> None:
+    num_draws = 4000
+    params = settings(fields)
+    logits = logits_of("language", 3, 40)
+    counts = draws(logits, params, num_draws)
+    expected = np.exp(theirs(logits, fields)) * num_draws
+    assert not counts[expected == 0].any()
+    rare = expected < 5  # which a test takes together
+    observed = np.append(counts[~rare], counts[rare].sum())
+    wanted = np.append(expected[~rare], expected[rare].sum())
+    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
+    if len(wanted) > 1:
+        assert stats.chisquare(observed, wanted * observed.sum() / wanted.sum()).pvalue > 1e-4
+
+
+def draws(logits: np.ndarray, params: SamplingParams, num_draws: int) -> np.ndarray:
+    """How often each token is chosen, of samples of one request."""
+    num_rows, counts = 100, np.zeros(logits.shape[1])
+    is_guided = params.cfg_scale != 1
+    for first in range(0, num_draws, num_rows):
+        sampler = Sampler(2 * num_rows, len(counts), Letters(len(counts)))
+        for row in range(num_rows):
+            key = row_key(11, "draws", first + row)
+            partner = 2 * row + 1 if is_guided else None
+            sampler.open(2 * row, SamplingRow(params, key, PROMPT, STOPS, partner))
+            for token in GENERATED:
+                sampler.append(2 * row, token)
+        given = np.tile(logits if is_guided else logits[:1], (num_rows, 1))
+        np.add.at(counts, sampler.sample(given).tokens[::2], 1)
+    return counts
+
+
+if __name__ == "__main__":
+    about = "written by tests/parity/test_samplers.py with transformers " + transformers.__version__
+    lines = ",\n".join(json.dumps(case, ensure_ascii=False) for case in golden_cases())
+    GOLDEN.write_text(f'{{"about": "{about}", "cases": [\n{lines}\n]}}\n')

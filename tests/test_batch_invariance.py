@@ -1,0 +1,80 @@
+"""Whatever a request asks for, its outputs are its own, in any batch, slot and order."""
+
+import random
+
+import pytest
+from control_requests import control_requests
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from reference import english_requests
+
+from batcher import Request, Result, SimulatedModel
+from batcher.engine import Engine
+from batcher.rows.row import Row
+from batcher.validation import num_slots_needed
+
+Outputs = dict[str, list[Result]]
+
+
+def decode(requests: list[Request], batch_size: int) -> Outputs:
+    """Return the results of each request, without what tells of the batch they were decoded in."""
+    engine = Engine(SimulatedModel(), batch_size)
+    for request in requests:
+        engine.add(request)
+    outputs: Outputs = {request.id or "": [] for request in requests}
+    while engine.has_work:
+        for result in engine.step().results:
+            outputs[result.id].append(result)
+    return {
+        request_id: [replace(result, slot=None, steps=None) for result in results]  # type: ignore[arg-type]  # not needed here
+        for request_id, results in outputs.items()
+    }
+
+
+def named(requests: list[Request]) -> list[Request]:
+    return [replace(request, id=f"r{number}") for number, request in enumerate(requests)]
+
+
+def in_order(outputs: Outputs) -> Outputs:
+    """Samples finish in any order."""
+    return {
+        request_id: sorted(results, key=lambda result: result.index)
+        for request_id, results in outputs.items()
+    }
+
+
+@given(
+    st.lists(st.one_of(control_requests(), english_requests()), min_size=1, max_size=8),
+    st.sampled_from([1, 3, 8, 64]),
+    st.randoms(use_true_random=False),
+)
+@settings(max_examples=60, deadline=None)
+def test_outputs_do_not_depend_on_the_batch_or_the_order(
+    requests: list[Request], batch_size: int, shuffler: random.Random
+) -> None:
+    requests = [request for request in named(requests) if num_slots_needed(request) <= batch_size]
+    alone: Outputs = {}
+    for request in requests:
+        alone |= decode([request], num_slots_needed(request))
+    shuffled = requests.copy()
+    shuffler.shuffle(shuffled)
+    assert in_order(decode(shuffled, batch_size)) == in_order(alone)
+
+
+@given(control_requests())
+@settings(max_examples=60, deadline=None)
+def test_a_request_gives_as_many_results_as_it_asks_for(request: Request) -> None:
+    (results,) = decode(named([request]), 4).values()
+    assert len(results) == request.n
+    assert len({result.index for result in results}) == request.n
+
+
+@given(st.lists(control_requests(), min_size=1, max_size=4))
+@settings(max_examples=40, deadline=None)
+def test_jumping_ahead_changes_no_output(requests: list[Request]) -> None:
+    jumping = decode(named(requests), 4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Row, "may_jump", False)
+        walking = decode(named(requests), 4)
+    assert in_order(jumping) == in_order(walking)

@@ -1,0 +1,213 @@
+"""`generate` and `generate_many` call an LLM that knows nothing of batches."""
+
+import asyncio
+import gc
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from batcher import BatchdecodeError, CallSettings, generate, generate_many
+from batcher.errors import ModelError, RequestError
+
+STOP = 5
+QUICK = CallSettings(timeout=5, max_attempts=2, backoff=0.001)
+
+
+class LLM:
+    """The likeliest token after n others is n % 6, so the stop token comes at every sixth place."""
+
+    def __init__(self, *, sharpness: float = 1.0) -> None:
+        self.calls: list[list[int]] = []
+        self.sharpness = sharpness
+
+    def get_stop_token_id(self) -> int:
+        return STOP
+
+    def next_token_logits(self, prev_token_ids: list[int]) -> list[float]:
+        self.calls.append(prev_token_ids.copy())
+        place = len(prev_token_ids) % 6
+        prev_token_ids.append(0)  # it may
+        return [self.sharpness * (token == place) for token in range(6)]
+
+
+class AsyncLLM(LLM):
+    async def get_stop_token_id(self) -> int:
+        return super().get_stop_token_id()
+
+    async def next_token_logits(self, prev_token_ids: list[int]) -> list[float]:
+        await asyncio.sleep(0)
+        return super().next_token_logits(prev_token_ids)
+
+
+KINDS = pytest.mark.parametrize("kind", [LLM, AsyncLLM])
+
+
+@KINDS
+def test_the_likeliest_tokens_come_up_to_and_with_the_stop_token(kind: type[LLM]) -> None:
+    prompt = [0, 1]
+    assert generate(prompt, kind()) == [2, 3, 4, STOP]
+    assert prompt == [0, 1]
+
+
+@KINDS
+def test_an_llm_is_asked_once_for_each_token_with_all_before_it(kind: type[LLM]) -> None:
+    generate([0, 1], llm := kind())
+    assert llm.calls == [[0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]]
+
+
+@pytest.mark.parametrize(("max_tokens", "expected"), [(1, [0]), (5, [0, 1, 2, 3, 4])])
+def test_max_tokens_ends_it_without_a_stop_token(max_tokens: int, expected: list[int]) -> None:
+    assert generate([], LLM(), max_tokens=max_tokens) == expected
+
+
+def test_a_prompt_may_be_any_sequence_and_hold_the_stop_token() -> None:
+    assert generate((STOP,), LLM()) == [1, 2, 3, 4, STOP]
+    assert generate(range(6), LLM())[-1] == STOP
+
+
+def test_it_goes_on_until_the_stop_token_however_long_that_takes() -> None:
+    class Long(LLM):
+        vocab_size = 6
+
+        def next_token_logits(self, prev_token_ids: list[int]) -> list[float]:
+            return [1.0, *[0.0] * 4, 2.0 * (len(prev_token_ids) == 300)]
+
+    assert generate([1], Long()) == [0] * 299 + [STOP]
+
+
+@KINDS
+def test_it_works_inside_a_running_event_loop(kind: type[LLM]) -> None:
+    async def inside() -> tuple[list[int], list[list[int]]]:
+        return generate([0], kind()), generate_many([0], kind(), 2, max_tokens=3)
+
+    one, many = asyncio.run(inside())
+    assert one == [1, 2, 3, 4, STOP]
+    assert len(many) == 2
+
+
+@KINDS
+def test_samples_are_independent_and_the_same_for_every_batch_size(kind: type[LLM]) -> None:
+    samples, *others = (
+        generate_many([0], kind(), 12, seed=3, max_tokens=20, batch_size=size)
+        for size in (1, 3, 12, 64)
+    )
+    assert others == [samples] * 3
+    assert len(set(map(tuple, samples))) > 6
+    for tokens in samples:
+        assert STOP not in tokens[:-1]
+        assert tokens[-1] == STOP or len(tokens) == 20
+
+
+def test_fewer_samples_are_the_first_ones() -> None:
+    many = generate_many([0], LLM(), 5, seed=3, max_tokens=20)
+    assert generate_many([0], LLM(), 2, seed=3, max_tokens=20) == many[:2]
+    assert generate_many([0], LLM(), 5, seed=4, max_tokens=20) != many
+
+
+def test_samples_follow_the_distribution() -> None:
+    firsts = Counter(
+        tokens[0] for tokens in generate_many([0], LLM(sharpness=2), 600, max_tokens=1)
+    )
+    share = 7.389 / (7.389 + 5)  # e^2 to five times e^0
+    assert firsts[1] / 600 == pytest.approx(share, abs=0.08)
+    assert generate_many([0], LLM(), 40, temperature=0.01) == [[1, 2, 3, 4, STOP]] * 40
+
+
+def test_samples_are_called_at_once() -> None:
+    together = threading.Barrier(6, timeout=5)
+
+    class Meeting(LLM):
+        vocab_size = 6
+
+        def next_token_logits(self, prev_token_ids: list[int]) -> list[float]:
+            together.wait()
+            return [0.0] * 6
+
+    assert len(generate_many([0], Meeting(), 6, max_tokens=1)) == 6
+
+
+def call_generate(llm: LLM) -> object:
+    return generate([0, 1], llm, max_tokens=5, call_settings=QUICK)
+
+
+def call_generate_many(llm: LLM) -> object:
+    return generate_many([0, 1], llm, 3, max_tokens=5, call_settings=QUICK)
+
+
+@pytest.mark.parametrize("call", [call_generate, call_generate_many])
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda: [0.0] * 5, r"Failing returned 5 logits, not 6 \(attempt 2\)"),
+        (lambda: [float("nan")] * 6, "step 1: "),
+        (lambda: 1 / 0, r"Failing raised ZeroDivisionError: division by zero \(attempt 2\)"),
+    ],
+)
+def test_an_llm_that_fails_is_an_error_with_its_cause(
+    call: Callable, answer: Callable, message: str
+) -> None:
+    class Failing(LLM):
+        def next_token_logits(self, prev_token_ids: list[int]) -> list[float]:
+            if len(prev_token_ids) > 2:
+                return answer()
+            return super().next_token_logits(prev_token_ids)
+
+    with pytest.raises(ModelError, match=message):
+        call(Failing())
+
+
+def test_an_llm_that_fails_at_once_is_an_error_too() -> None:
+    class Down(LLM):
+        def next_token_logits(self, prev_token_ids: list[int]) -> list[float]:
+            raise ConnectionRefusedError("nobody there")
+
+    with pytest.raises(BatchdecodeError, match="ConnectionRefusedError: nobody there"):
+        call_generate(Down())
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: generate([99], LLM()),
+        lambda: generate([0], LLM(), max_tokens=-1),
+        lambda: generate([[0]], LLM()),
+        lambda: generate("abc", LLM()),
+        lambda: generate_many([0], LLM(), 0),
+        lambda: generate_many([0], LLM(), 2, temperature=-1.0),
+        lambda: generate_many([0], LLM(), 2, temperature=0.0),
+    ],
+)
+def test_arguments_that_are_not_valid(call: Callable) -> None:
+    with pytest.raises(RequestError):
+        call()
+
+
+def test_an_llm_is_not_asked_about_what_is_not_valid() -> None:
+    llm = LLM()
+    with pytest.raises(RequestError):
+        generate(["a"], llm)
+    assert llm.calls == []
+
+
+def test_what_is_no_llm_is_a_clear_error() -> None:
+    with pytest.raises(BatchdecodeError, match="it lacks next_token_logits or get_stop_token_id"):
+        generate([0], object())
+    small = LLM()
+    small.vocab_size = 5
+    with pytest.raises(BatchdecodeError, match="eos_token_id 5 is not below vocab_size 5"):
+        generate([0], small)
+    with pytest.raises(BatchdecodeError, match="batch size"):
+        generate_many([0], LLM(), 2, batch_size=-1)
+
+
+def test_nothing_is_left_behind() -> None:
+    gc.collect()
+    before = set(threading.enumerate())
+    for _ in range(3):
+        generate([0], LLM())
+    gc.collect()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
+    assert set(threading.enumerate()) <= before

@@ -1,0 +1,132 @@
+"""Fields that contradict each other, although each is right by itself."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batcher.request import Request
+from batcher.validation import CONSTRAINT_FIELDS, Target, find_problems, plain_copy
+from batcher.validation.problems import look_closely
+
+SAMPLED = {"temperature": 1.0}
+BEAMS = {"num_beams": 4}
+CONSTRAINTS = {
+    "json_schema": True,
+    "regex": "a",
+    "choice": ["a"],
+    "lark": "start: /a/",
+    "gbnf": 'root ::= "a"',
+}
+
+# (the fields, the fields that are blamed)
+CONFLICTS = [
+    (BEAMS | {"temperature": 1}, ["temperature"]),
+    (BEAMS | {"mirostat": 1}, ["mirostat"]),
+    (BEAMS | {"temperature": 1, "mirostat": 1}, ["temperature", "mirostat"]),
+    (BEAMS | {"best_of": 4}, ["best_of"]),
+    (BEAMS | {"cfg_scale": 2}, ["cfg_scale"]),
+    (BEAMS | {"n": 5}, ["n"]),
+    ({"length_penalty": 2}, ["length_penalty"]),
+    ({"early_stopping": True}, ["early_stopping"]),
+    ({"early_stopping": "never"}, ["early_stopping"]),
+    ({"n": 2}, ["n"]),
+    ({"best_of": 2}, ["best_of"]),
+    ({"n": 2, "best_of": 3}, ["n", "best_of"]),
+    (SAMPLED | {"n": 3, "best_of": 2}, ["best_of"]),
+    ({"mirostat": 2}, ["mirostat"]),
+    (SAMPLED | {"mirostat": 1, "top_k": 5}, ["top_k"]),
+    (SAMPLED | {"mirostat": 2, "top_p": 0.5}, ["top_p"]),
+    (SAMPLED | {"mirostat": 2, "min_p": 0.5}, ["min_p"]),
+    (SAMPLED | {"mirostat": 2, "typical_p": 0.5}, ["typical_p"]),
+    ({"mirostat_tau": 3}, ["mirostat_tau"]),
+    ({"mirostat_eta": 0.5}, ["mirostat_eta"]),
+    ({"min_tokens": 17}, ["min_tokens"]),
+    ({"min_tokens": 1, "max_tokens": 0}, ["min_tokens"]),
+    ({"negative_prompt": "x"}, ["negative_prompt"]),
+    ({"logprobs_mode": "processed"}, ["logprobs_mode"]),
+    ({"regex": "a", "choice": ["a"]}, ["choice"]),
+    (CONSTRAINTS, ["regex", "choice", "lark", "gbnf"]),
+    *[({name: value, "ignore_eos": True}, ["ignore_eos"]) for name, value in CONSTRAINTS.items()],
+    *[({name: value, "heal": True}, ["heal"]) for name, value in CONSTRAINTS.items()],
+    ({"prompt": "", "heal": True}, ["heal"]),
+    ({"prompt": [], "heal": True}, ["heal"]),
+    ({"initial_state": "a"}, ["initial_state"]),
+]
+
+HARMONIES = [
+    BEAMS | {"n": 4, "top_k": 5, "early_stopping": True, "length_penalty": 0, "logprobs": 2},
+    SAMPLED | {"n": 3, "best_of": 3},
+    {"n": 1, "best_of": 1},
+    SAMPLED | {"mirostat": 1, "top_k": -1},
+    {"max_tokens": 5, "min_tokens": 5},
+    {"cfg_scale": 2, "negative_prompt": ""},
+    {"logprobs": 0, "logprobs_mode": "processed"},
+    {"prompt": [5], "heal": True},
+    {"regex": "a", "ignore_eos": False, "heal": False},
+]
+
+
+def blamed(fields):
+    problems = find_problems(Request(**{"prompt": "a"} | fields), Target(vocab_size=512))
+    assert all(problem.code == "conflicting-fields" for problem in problems)
+    assert all(f"`{problem.field}`" in problem.message for problem in problems)
+    return [problem.field for problem in problems]
+
+
+def test_the_constraints_are_all_here():
+    assert tuple(CONSTRAINTS) == CONSTRAINT_FIELDS
+
+
+@pytest.mark.parametrize(("fields", "names"), CONFLICTS, ids=lambda value: str(value)[:50])
+def test_a_contradiction_is_a_problem_of_one_of_its_fields(fields, names):
+    assert blamed(fields) == names
+
+
+@pytest.mark.parametrize("fields", HARMONIES, ids=repr)
+def test_what_goes_together_has_no_problem(fields):
+    assert blamed(fields) == []
+
+
+@pytest.mark.parametrize(("fields", "names"), CONFLICTS, ids=lambda value: str(value)[:50])
+def test_no_contradiction_takes_the_fast_way(fields, names):
+    assert names
+    assert plain_copy(Request(**{"prompt": "a"} | fields), Target()) is None
+
+
+def test_a_field_that_is_wrong_by_itself_contradicts_nothing():
+    request = Request(prompt="", max_tokens=-1, min_tokens=20, n="2", num_beams=0, mirostat=1)
+    problems = find_problems(request, Target())
+    assert [(p.code, p.field) for p in problems] == [
+        ("invalid-value", "max_tokens"),
+        ("invalid-type", "n"),
+        ("invalid-value", "num_beams"),
+        ("conflicting-fields", "mirostat"),
+    ]
+
+
+FEW = {
+    "temperature": st.sampled_from([0.0, 1.0, -1.0]),
+    "mirostat": st.sampled_from([0, 2, 3]),
+    "top_k": st.sampled_from([0, -1, 5, -2]),
+    "top_p": st.sampled_from([1.0, 0.5]),
+    "n": st.integers(0, 3),
+    "best_of": st.none() | st.integers(0, 3),
+    "num_beams": st.integers(0, 3),
+    "min_tokens": st.sampled_from([0, 5, 20]),
+    "max_tokens": st.sampled_from([5, 20]),
+    "logprobs": st.none() | st.integers(-1, 3),
+    "logprobs_mode": st.sampled_from(["raw", "processed"]),
+    "cfg_scale": st.sampled_from([1.0, 2.0]),
+    "negative_prompt": st.sampled_from([None, "x"]),
+    "regex": st.sampled_from([None, "x"]),
+    "heal": st.booleans(),
+    "early_stopping": st.sampled_from([False, True, "never"]),
+    "seed": st.integers(-5, 5),
+}
+
+
+@given(st.fixed_dictionaries({"prompt": st.sampled_from(["", "a"])}, optional=FEW), st.booleans())
+def test_the_fast_way_accepts_nothing_that_the_slow_way_refuses(fields, gives_logits):
+    request, target = Request(**fields), Target(vocab_size=512, gives_logits=gives_logits)
+    if plain_copy(request, target) is not None:
+        assert look_closely(request, target) == []

@@ -1,0 +1,328 @@
+"""What each field of a request may hold, checked on requests built by hand."""
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import batcher
+import cli
+from batcher.errors import ERROR_CODES
+from batcher.request import MAX_INT, Request
+from batcher.validation import MAX_STOP_LENGTH, RANGES, Target, find_problems, plain_copy
+from batcher.validation.fields import MAX_BAD_WORDS_LENGTH
+
+TARGET = Target(vocab_size=512)
+ANY_TOKEN = Target()
+
+GOOD = [
+    {"prompt": ""},
+    {"prompt": []},
+    {"prompt": "漢字 \U0001f600"},
+    {"prompt": [0, 511]},
+    {"prompt": "a", "id": "b"},
+    {"prompt": "a", "max_tokens": 0},
+    {"prompt": "a", "max_tokens": MAX_INT, "priority": -MAX_INT},
+    {"prompt": "a", "stop_token": 0},
+    {"prompt": "a", "stop_token": [511, 0]},
+    {"prompt": "a", "stop_sequence": [1, 2]},
+    {"prompt": "a", "stop_sequence": [[1, 2], [3]]},
+    {"prompt": "a", "stop_sequence": "x"},
+    {"prompt": "a", "stop_sequence": ["x", "y"]},
+    {"prompt": "a", "stop": "x", "stop_token": 1, "stop_sequence": [2]},
+    {"prompt": "a", "stop": ["x" * 512, "y" * 512]},
+    {"prompt": "a", "stop_sequence": [1] * MAX_STOP_LENGTH},
+    {"prompt": "a", "arrival_time": 5},
+    {"prompt": "a", "arrival_time": 1e15, "ignore_eos": True},
+    {"prompt": "a", "temperature": 0.7, "top_k": -1, "top_p": 0, "min_p": 1, "typical_p": 0.5},
+    {"prompt": "a", "temperature": 100, "mirostat": 2, "mirostat_tau": 3, "mirostat_eta": 1},
+    {"prompt": "a", "top_k": 600, "top_p": 0.5, "min_p": 0.1},  # greedy: without effect
+    {"prompt": "a", "repetition_penalty": 1.3, "frequency_penalty": -2, "presence_penalty": 2},
+    {"prompt": "a", "logit_bias": {}},
+    {"prompt": "a", "logit_bias": {"0": -100, "511": 100.0}},
+    {"prompt": "a", "allowed_token_ids": [0, 511]},
+    {"prompt": "a", "bad_words": []},
+    {"prompt": "a", "bad_words": ["x", "漢"]},
+    {"prompt": "a", "bad_words": ["é" * (MAX_BAD_WORDS_LENGTH // 2)]},
+    {"prompt": "a", "min_tokens": 16},
+    {"prompt": "a", "cfg_scale": 1.5},
+    {"prompt": "a", "cfg_scale": 0, "negative_prompt": [5]},
+    {"prompt": "a", "seed": -(2**63)},
+    {"prompt": "a", "seed": 2**63 - 1, "temperature": 1, "n": 1024, "best_of": 1024},
+    {"prompt": "a", "logprobs": 0, "logprobs_mode": "processed", "echo": True},
+    {"prompt": "a", "num_beams": 4, "n": 4, "length_penalty": -0.5, "early_stopping": "never"},
+    {"prompt": "a", "json_schema": {}},
+    {"prompt": "a", "json_schema": False},
+    {"prompt": "a", "regex": ""},
+    {"prompt": "a", "choice": ["x", ""]},
+    {"prompt": "a", "lark": "start: /x/"},
+    {"prompt": "a", "gbnf": 'root ::= "x"'},
+    {"prompt": "a", "heal": True},
+]
+
+# (the request, the code and the field of its only problem)
+BAD = [
+    ({"prompt": 5}, "invalid-type", "prompt"),
+    ({"prompt": None}, "invalid-type", "prompt"),
+    ({"prompt": (1, 2)}, "invalid-type", "prompt"),
+    ({"prompt": b"abc"}, "invalid-type", "prompt"),
+    ({"prompt": np.array([1, 2])}, "invalid-type", "prompt"),
+    ({"prompt": [1, np.int64(2)]}, "invalid-type", "prompt[1]"),
+    ({"prompt": [1, True]}, "invalid-type", "prompt[1]"),
+    ({"prompt": [1.0]}, "invalid-type", "prompt[0]"),
+    ({"prompt": [1, "a"]}, "invalid-type", "prompt[1]"),
+    ({"prompt": [3, -1]}, "unknown-token", "prompt[1]"),
+    ({"prompt": [3, 512, 513]}, "unknown-token", "prompt[1]"),
+    ({"prompt": [10**400]}, "unknown-token", "prompt[0]"),
+    ({"prompt": "a\ud800"}, "invalid-text", "prompt"),
+    ({"prompt": ["\ud800"]}, "invalid-type", "prompt[0]"),
+    ({"prompt": "", "id": 7}, "invalid-type", "id"),
+    ({"prompt": "", "id": "\udfff"}, "invalid-text", "id"),
+    ({"prompt": "", "max_tokens": -1}, "invalid-value", "max_tokens"),
+    ({"prompt": "", "arrival_time": 1.7e18}, "invalid-value", "arrival_time"),
+    ({"prompt": "", "max_tokens": MAX_INT + 1}, "invalid-value", "max_tokens"),
+    ({"prompt": "", "max_tokens": 1.0}, "invalid-type", "max_tokens"),
+    ({"prompt": "", "max_tokens": True}, "invalid-type", "max_tokens"),
+    ({"prompt": "", "max_tokens": None}, "invalid-type", "max_tokens"),
+    ({"prompt": "", "stop_token": 512}, "unknown-token", "stop_token"),
+    ({"prompt": "", "stop_token": True}, "invalid-type", "stop_token"),
+    ({"prompt": "", "stop_token": "a"}, "invalid-type", "stop_token"),
+    ({"prompt": "", "stop_token": {1}}, "invalid-type", "stop_token"),
+    ({"prompt": "", "stop_token": []}, "invalid-value", "stop_token"),
+    ({"prompt": "", "stop_token": [1, -1]}, "unknown-token", "stop_token[1]"),
+    ({"prompt": "", "stop_token": [1] * 1025}, "invalid-value", "stop_token"),
+    ({"prompt": "", "stop_sequence": []}, "invalid-value", "stop_sequence"),
+    ({"prompt": "", "stop_sequence": ""}, "invalid-value", "stop_sequence"),
+    ({"prompt": "", "stop_sequence": [[1], []]}, "invalid-value", "stop_sequence[1]"),
+    ({"prompt": "", "stop_sequence": ["a", ""]}, "invalid-value", "stop_sequence[1]"),
+    ({"prompt": "", "stop_sequence": [1, "a"]}, "invalid-value", "stop_sequence[1]"),
+    ({"prompt": "", "stop_sequence": [[1], 2]}, "invalid-value", "stop_sequence[1]"),
+    ({"prompt": "", "stop_sequence": ["a", [1]]}, "invalid-value", "stop_sequence[1]"),
+    ({"prompt": "", "stop_sequence": [1.5]}, "invalid-type", "stop_sequence[0]"),
+    ({"prompt": "", "stop_sequence": [(1, 2)]}, "invalid-type", "stop_sequence[0]"),
+    ({"prompt": "", "stop_sequence": [[1, 512]]}, "unknown-token", "stop_sequence[0][1]"),
+    ({"prompt": "", "stop_sequence": 5}, "invalid-type", "stop_sequence"),
+    ({"prompt": "", "stop_sequence": np.array(["", "a"])}, "invalid-type", "stop_sequence"),
+    ({"prompt": "", "stop": ""}, "invalid-value", "stop"),
+    ({"prompt": "", "stop": []}, "invalid-value", "stop"),
+    ({"prompt": "", "stop": ["a", ""]}, "invalid-value", "stop[1]"),
+    ({"prompt": "", "stop": ["a", 1]}, "invalid-type", "stop[1]"),
+    ({"prompt": "", "stop": "\ud800"}, "invalid-text", "stop"),
+    ({"prompt": "", "stop": ["é" * 2049]}, "invalid-value", "stop"),
+    ({"prompt": "", "ignore_eos": 1}, "invalid-type", "ignore_eos"),
+    ({"prompt": "", "arrival_time": math.nan}, "invalid-value", "arrival_time"),
+    ({"prompt": "", "arrival_time": math.inf}, "invalid-value", "arrival_time"),
+    ({"prompt": "", "arrival_time": 10**500}, "invalid-value", "arrival_time"),
+    ({"prompt": "", "arrival_time": -0.5}, "invalid-value", "arrival_time"),
+    ({"prompt": "", "arrival_time": "1"}, "invalid-type", "arrival_time"),
+    ({"prompt": "", "arrival_time": False}, "invalid-type", "arrival_time"),
+    ({"prompt": "", "priority": 2**31}, "invalid-value", "priority"),
+    ({"prompt": "", "priority": 0.5}, "invalid-type", "priority"),
+    ({"prompt": "", "temperature": math.nan}, "invalid-value", "temperature"),
+    ({"prompt": "", "temperature": None}, "invalid-type", "temperature"),
+    ({"prompt": "", "temperature": False}, "invalid-type", "temperature"),
+    ({"prompt": "", "top_p": "0.9"}, "invalid-type", "top_p"),
+    ({"prompt": "", "top_k": 5.0}, "invalid-type", "top_k"),
+    ({"prompt": "", "n": True}, "invalid-type", "n"),
+    ({"prompt": "", "logprobs": True}, "invalid-type", "logprobs"),
+    ({"prompt": "", "seed": 1.0}, "invalid-type", "seed"),
+    ({"prompt": "", "length_penalty": math.inf}, "invalid-value", "length_penalty"),
+    ({"prompt": "", "logit_bias": []}, "invalid-type", "logit_bias"),
+    ({"prompt": "", "logit_bias": {5: 1}}, "unknown-token", "logit_bias"),
+    ({"prompt": "", "logit_bias": {"512": 1}}, "unknown-token", "logit_bias.512"),
+    ({"prompt": "", "logit_bias": {"-1": 1}}, "unknown-token", "logit_bias.-1"),
+    ({"prompt": "", "logit_bias": {"05": 1}}, "unknown-token", "logit_bias.05"),
+    ({"prompt": "", "logit_bias": {"٣": 1}}, "unknown-token", "logit_bias.٣"),
+    ({"prompt": "", "logit_bias": {"": 1}}, "unknown-token", "logit_bias."),
+    ({"prompt": "", "logit_bias": {"9" * 5000: 1}}, "unknown-token", "logit_bias"),
+    ({"prompt": "", "logit_bias": {"5": 101}}, "invalid-value", "logit_bias.5"),
+    ({"prompt": "", "logit_bias": {"5": "1"}}, "invalid-type", "logit_bias.5"),
+    ({"prompt": "", "logit_bias": {"5": math.nan}}, "invalid-value", "logit_bias.5"),
+    ({"prompt": "", "allowed_token_ids": []}, "invalid-value", "allowed_token_ids"),
+    ({"prompt": "", "allowed_token_ids": [512]}, "unknown-token", "allowed_token_ids[0]"),
+    ({"prompt": "", "allowed_token_ids": "a"}, "invalid-type", "allowed_token_ids"),
+    ({"prompt": "", "bad_words": "a"}, "invalid-type", "bad_words"),
+    ({"prompt": "", "bad_words": ["a", ""]}, "invalid-value", "bad_words[1]"),
+    ({"prompt": "", "bad_words": ["a", 5]}, "invalid-type", "bad_words[1]"),
+    ({"prompt": "", "bad_words": ["\ud800"]}, "invalid-text", "bad_words[0]"),
+    ({"prompt": "", "bad_words": ["é" * 512, "a"]}, "invalid-value", "bad_words"),
+    ({"prompt": "", "negative_prompt": 5}, "invalid-type", "negative_prompt"),
+    ({"prompt": "", "negative_prompt": [1, 512]}, "unknown-token", "negative_prompt[1]"),
+    ({"prompt": "", "logprobs_mode": "other"}, "invalid-value", "logprobs_mode"),
+    ({"prompt": "", "logprobs_mode": None}, "invalid-type", "logprobs_mode"),
+    ({"prompt": "", "echo": 1}, "invalid-type", "echo"),
+    ({"prompt": "", "early_stopping": "always"}, "invalid-value", "early_stopping"),
+    ({"prompt": "", "early_stopping": 0}, "invalid-type", "early_stopping"),
+    ({"prompt": "", "json_schema": "{}"}, "invalid-type", "json_schema"),
+    ({"prompt": "", "json_schema": {"a": {1}}}, "invalid-value", "json_schema"),
+    ({"prompt": "", "json_schema": {"a": [math.inf]}}, "invalid-value", "json_schema"),
+    ({"prompt": "", "regex": 5}, "invalid-type", "regex"),
+    ({"prompt": "", "regex": "\ud800"}, "invalid-text", "regex"),
+    ({"prompt": "", "choice": []}, "invalid-value", "choice"),
+    ({"prompt": "", "choice": "x"}, "invalid-type", "choice"),
+    ({"prompt": "", "choice": ["x", None]}, "invalid-type", "choice[1]"),
+    ({"prompt": "", "lark": ""}, "invalid-value", "lark"),
+    ({"prompt": "", "gbnf": ""}, "invalid-value", "gbnf"),
+    ({"prompt": "", "heal": 1}, "invalid-type", "heal"),
+    ({"prompt": "", "heal": 0}, "invalid-type", "heal"),
+    ({"prompt": "", "initial_state": 5}, "invalid-type", "initial_state"),
+]
+
+
+@pytest.mark.parametrize("fields", GOOD, ids=repr)
+def test_good_requests_have_no_problems(fields):
+    assert find_problems(Request(**fields), TARGET) == []
+
+
+@pytest.mark.parametrize(("fields", "code", "field"), BAD, ids=lambda value: str(value)[:40])
+def test_a_bad_request_has_its_problem(fields, code, field):
+    problems = find_problems(Request(**fields), TARGET)
+    assert [(problem.code, problem.field) for problem in problems] == [(code, field)]
+
+
+# What a request with this value of the field needs beside it, to be valid.
+COMPANY = {
+    "top_k": {"temperature": 1},
+    "mirostat": {"temperature": 1},
+    "mirostat_tau": {"temperature": 1, "mirostat": 1},
+    "mirostat_eta": {"temperature": 1, "mirostat": 2},
+    "min_tokens": {"max_tokens": MAX_INT},
+    "n": {"temperature": 1},
+    "best_of": {"temperature": 1},
+    "length_penalty": {"num_beams": 2},
+}
+
+
+def step(allowed, number, direction):
+    """The next number of the kind that is allowed, upwards or downwards."""
+    if allowed.is_integer:
+        return number + direction
+    return math.nextafter(number, direction * math.inf)
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_a_number_may_be_anything_in_its_range_and_nothing_outside(name):
+    allowed = RANGES[name]
+    company = {"prompt": "a"} | COMPANY.get(name, {})
+    below, above = step(allowed, allowed.smallest, -1), step(allowed, allowed.largest, 1)
+    inside = [allowed.smallest, allowed.largest]
+    outside = [below, above]
+    if allowed.is_open:
+        inside[0], outside[0] = step(allowed, allowed.smallest, 1), allowed.smallest
+    for value in inside:
+        assert find_problems(Request(**company | {name: value}), TARGET) == []
+    for value in [*outside, 10**400, -(10**400)]:
+        problem, *_ = find_problems(Request(**company | {name: value}), TARGET)
+        assert (problem.code, problem.field) == ("invalid-value", name)
+        assert f"from {allowed.smallest} to" in problem.message or allowed.is_open
+
+
+def test_the_fast_way_takes_the_requests_of_every_day():
+    sampled = {"temperature": 0.7, "top_p": 0.9, "top_k": 50, "seed": 5, "logprobs": 3}
+    for fields in ({}, {"stop": ["a", "b"]}, {"stop_token": [1]}, {"echo": True}, sampled):
+        assert plain_copy(Request(prompt="a", **fields), TARGET) is not None
+
+
+def test_a_plain_copy_is_equal_and_has_lists_of_its_own():
+    request = Request(prompt=[1, 2], temperature=1, stop_sequence=[[1], [2]])
+    copy = plain_copy(request, TARGET)
+    assert copy is not request
+    assert all(getattr(copy, n) == getattr(request, n) for n in Request.__struct_fields__)
+    assert copy.prompt is not request.prompt
+    assert copy.stop_sequence[0] is not request.stop_sequence[0]
+
+
+def test_all_problems_are_found():
+    request = Request(prompt=[600], max_tokens=-1, stop="", stop_token=[], ignore_eos=None)
+    fields = [problem.field for problem in find_problems(request, TARGET)]
+    assert fields == ["prompt[0]", "max_tokens", "stop_token", "stop", "ignore_eos"]
+
+
+def test_the_stops_are_measured_together():
+    stops = {"stop_token": [1] * 200, "stop_sequence": [[2] * 600], "stop": "é" * 112}
+    assert find_problems(Request(prompt="", **stops), ANY_TOKEN) == []
+    (problem,) = find_problems(Request(prompt="", **stops | {"stop": "é" * 112 + "a"}), ANY_TOKEN)
+    assert problem.field == "stop_sequence"
+    assert "1025" in problem.message
+
+
+def test_without_a_vocabulary_any_31_bit_id_will_do():
+    assert find_problems(Request(prompt=[MAX_INT], stop_token=MAX_INT), ANY_TOKEN) == []
+    assert find_problems(Request(prompt=[MAX_INT + 1]), ANY_TOKEN) != []
+
+
+def test_messages_name_the_field_and_what_is_allowed():
+    (problem,) = find_problems(Request(prompt=[5, 600]), TARGET)
+    assert problem.message == "`prompt[1]` must be a token id from 0 to 511, not 600"
+
+
+def test_a_number_in_quotes_gets_a_hint():
+    (problem,) = find_problems(Request(prompt="", max_tokens="12"), TARGET)
+    assert problem.hint == "remove the quotes"
+
+
+def test_no_message_grows_with_the_value():
+    for value in ("x" * 10**6, 10**4000, [1] * 10**6, {"a": 1}):
+        (problem,) = find_problems(Request(prompt="", priority=value), TARGET)
+        assert len(problem.message) < 200
+
+
+def test_lists_that_hold_themselves_end():
+    endless = [1]
+    endless.append(endless)
+    assert find_problems(
+        Request(prompt=endless, stop_sequence=[endless], stop=endless), Target(vocab_size=5)
+    )
+
+
+ANYTHING = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-3, 8),
+        st.floats(),
+        st.text(max_size=3),
+        st.binary(max_size=3),
+        st.sampled_from(["\ud800", 10**400, -(2**31), object(), int, np.zeros(2)]),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.tuples(inner),
+        st.dictionaries(st.text(max_size=2), inner, max_size=2),
+    ),
+    max_leaves=5,
+)
+
+
+@given(
+    st.fixed_dictionaries(
+        {"prompt": ANYTHING}, optional=dict.fromkeys(Request.__struct_fields__[1:], ANYTHING)
+    )
+)
+def test_whatever_a_request_holds_problems_are_found_and_nothing_is_raised(fields):
+    for problem in find_problems(Request(**fields), Target(vocab_size=6)):
+        assert problem.code in ERROR_CODES
+        assert problem.path[0] in fields
+        assert problem.message
+
+
+@pytest.mark.parametrize("name", Request.__struct_fields__)
+def test_no_field_takes_what_json_has_not(name):
+    for value in (np.zeros(2), np.array(["a"]), {1}, b"a", object(), 5j):
+        fields = {"prompt": ""} | {name: value}
+        problems = find_problems(Request(**fields), TARGET)
+        assert [(p.code, p.field) for p in problems] == [("invalid-type", name)]
+
+
+def test_every_code_in_the_sources_has_its_meaning_written_down():
+    folders = [Path(package.__file__).parent for package in (batcher, cli)]
+    files = [path for folder in folders for path in folder.rglob("*.py")]
+    sources = "".join(path.read_text() for path in files if path.name != "errors.py")
+    used = set(re.findall(r'(?:FieldProblem|JsonError|ErrorInfo|wrong)\(\s*"([a-z-]+)"', sources))
+    assert len(used) > 5
+    assert used <= ERROR_CODES.keys()
+    assert {code for code in ERROR_CODES if f'"{code}"' not in sources} == set()

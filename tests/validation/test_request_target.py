@@ -1,0 +1,150 @@
+"""What a request asks for that this model, or this batch, cannot give."""
+
+import pytest
+
+from batcher.errors import BatchdecodeError, GrammarError
+from batcher.request import Request, Transition
+from batcher.validation import (
+    CONSTRAINT_FIELDS,
+    LOGIT_FIELDS,
+    Target,
+    find_problems,
+    logit_fields_of,
+    num_slots_needed,
+)
+
+TOKENS_ONLY = Target(vocab_size=512, gives_logits=False)
+
+
+def summary(target, **fields):
+    problems = find_problems(Request(**{"prompt": "a"} | fields), target)
+    return [(problem.code, problem.field) for problem in problems]
+
+
+NEEDS_LOGITS = [
+    {"temperature": 0.5},
+    {"repetition_penalty": 1.1},
+    {"frequency_penalty": 1},
+    {"presence_penalty": -1},
+    {"logit_bias": {"5": 1}},
+    {"allowed_token_ids": [5]},
+    {"bad_words": ["x"]},
+    {"min_tokens": 1},
+    {"cfg_scale": 2},
+    {"logprobs": 0},
+    {"num_beams": 2},
+    {"json_schema": {}},
+    {"regex": ""},
+    {"choice": ["x"]},
+    {"lark": "start: /x/"},
+    {"gbnf": 'root ::= "x"'},
+    {"heal": True},
+]
+NEEDS_TOKENS = [
+    {},
+    {"seed": 5, "echo": True},
+    {"top_k": 5, "top_p": 0.5, "min_p": 0.5, "typical_p": 0.5},  # of no effect without temperature
+    {"logit_bias": {}, "bad_words": []},
+    {"states": {"a": [Transition("x", None)]}},
+    {"n": 1, "best_of": 1, "num_beams": 1},
+]
+
+
+def test_each_field_that_needs_logits_is_here():
+    assert [name for fields in NEEDS_LOGITS for name in fields] == list(LOGIT_FIELDS)
+
+
+@pytest.mark.parametrize("fields", NEEDS_LOGITS, ids=repr)
+def test_a_model_that_gives_only_tokens_is_told_what_it_cannot_serve(fields):
+    (name,) = fields
+    assert logit_fields_of(Request(prompt="a", **fields)) == [name]
+    assert summary(TOKENS_ONLY, **fields) == [("unsupported-model", name)]
+    assert summary(Target(vocab_size=512), **fields) == []
+
+
+@pytest.mark.parametrize("fields", NEEDS_TOKENS, ids=repr)
+def test_everything_else_it_serves(fields):
+    assert logit_fields_of(Request(prompt="a", **fields)) == []
+    assert summary(TOKENS_ONLY, **fields) == []
+
+
+def test_all_fields_it_cannot_serve_are_named():
+    fields = {"temperature": 1, "logprobs": 1, "n": 2}
+    unserved = [("unsupported-model", "temperature"), ("unsupported-model", "logprobs")]
+    assert summary(TOKENS_ONLY, **fields) == unserved
+
+
+@pytest.mark.parametrize(
+    ("fields", "needed"),
+    [
+        ({}, 1),
+        ({"temperature": 1, "n": 8}, 1),
+        ({"temperature": 1, "n": 2, "best_of": 8}, 1),
+        ({"num_beams": 4}, 4),
+        ({"num_beams": 4, "n": 2}, 4),
+        ({"cfg_scale": 1.5}, 2),
+        ({"cfg_scale": 0, "temperature": 1, "n": 3}, 2),
+    ],
+    ids=repr,
+)
+def test_a_request_needs_its_beams_or_a_sample_and_its_negative_prompt_at_once(fields, needed):
+    assert num_slots_needed(Request(prompt="a", **fields)) == needed
+    assert summary(Target(num_slots=needed), **fields) == []
+    if needed > 1:
+        name = "num_beams" if "num_beams" in fields else "cfg_scale"
+        assert summary(Target(num_slots=needed - 1), **fields) == [("too-few-slots", name)]
+
+
+def test_too_few_slots_are_counted():
+    (problem,) = find_problems(Request(prompt="a", num_beams=4), Target(num_slots=3))
+    assert problem.message == "`num_beams` 4 needs 4 slots at once, and the batch has 3"
+    assert problem.hint == "use a batch of 4 or more"
+
+
+@pytest.mark.parametrize("fields", NEEDS_LOGITS, ids=repr)
+def test_a_constraint_needs_an_end_of_sequence_token(fields):
+    (name,) = fields
+    expected = [("unsupported-model", name)] if name in CONSTRAINT_FIELDS else []
+    assert summary(Target(has_eos=False), **fields) == expected
+
+
+def test_a_constraint_is_compiled_and_says_what_is_wrong_where():
+    seen = []
+
+    def check(kind, value):
+        seen.append((kind, value))
+        if value == "(":
+            raise GrammarError((kind,), "unbalanced parenthesis at 1")
+
+    target = Target(check_constraint=check)
+    assert summary(target, regex="a") == []
+    (problem,) = find_problems(Request(prompt="", regex="("), target)
+    assert (problem.code, problem.field) == ("invalid-grammar", "regex")
+    assert problem.message == "`regex`: unbalanced parenthesis at 1"
+    assert seen == [("regex", "a"), ("regex", "(")]
+
+
+def test_what_is_wrong_inside_a_constraint_has_its_place():
+    def check(*_):
+        raise GrammarError(("json_schema", "properties", "a", "items"), "no such type")
+
+    request = Request(prompt="", json_schema={})
+    (problem,) = find_problems(request, Target(check_constraint=check))
+    assert problem.field == "json_schema.properties.a.items"
+    assert problem.message == "`json_schema.properties.a.items`: no such type"
+
+
+def test_a_constraint_of_the_wrong_type_is_not_compiled():
+    target = Target(check_constraint=lambda *_: pytest.fail("compiled"))
+    assert summary(target, regex=5) == [("invalid-type", "regex")]
+    assert summary(target, choice=[]) == [("invalid-value", "choice")]
+    assert summary(target) == []
+
+
+def test_where_nothing_can_be_compiled_a_constraint_cannot_be_served():
+    def check(*_):
+        raise BatchdecodeError("install batchdecode[grammar]")
+
+    (problem,) = find_problems(Request(prompt="", gbnf="x"), Target(check_constraint=check))
+    assert (problem.code, problem.field) == ("unsupported-model", "gbnf")
+    assert problem.message == "`gbnf`: install batchdecode[grammar]"
