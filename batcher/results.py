@@ -1,6 +1,8 @@
 """What a sequence that has ended is given."""
 
-from batcher.decoding.output import StateText, read_output
+from msgspec.structs import replace
+
+from batcher.decoding.output import Output, StateText, read_output
 from batcher.errors import Failure
 from batcher.models.base import Tokenizer, join_bytes
 from batcher.request import ErrorInfo, Result, Segment, StepTimes, Usage
@@ -17,31 +19,53 @@ def make_result(
 ) -> Result:
     """Return the result of `sequence`, which ended in `step`.
 
-    failure: what went wrong, if that is why.
+    failure: what went wrong in that step, if that is why.
     """
-    request, tokens = sequence.request, generated.tokens
+    tokens = generated.tokens
     arrived = None if sequence.arrived_step == NEVER else sequence.arrived_step
     admitted = None if sequence.admitted_step == NEVER else sequence.admitted_step
-    has_stopped = generated.reason == "stop"
     output = read_output(
-        sequence.machine, tokens, tokenizer, has_stopped=has_stopped, skip=len(sequence.healing)
+        sequence.machine,
+        tokens,
+        tokenizer,
+        has_stopped=generated.reason == "stop",
+        skip=len(sequence.healing),
     )
-    text = output.text
-    if request.echo:
-        text = _bytes_of(request.prompt, tokenizer) + text
-    error = None
-    if failure is not None:
-        error = ErrorInfo(failure.code, f"step {step}: {failure.message}")
-    return Result(
+    result = Result(
         id=sequence.id,
         index=sequence.index,
-        text=text.decode("utf-8", "replace"),
+        text=output.text.decode("utf-8", "replace"),
         tokens=tokens,
-        finish_reason=generated.reason if error is None else "error",
+        finish_reason=generated.reason,
         stop_reason=output.stop_reason,
         usage=Usage(len(sequence.prompt_tokens) + sequence.num_healed, len(tokens)),
         slot=None if sequence.slot == NO_SLOT else sequence.slot,
         steps=StepTimes(arrived, admitted, admitted if tokens else None, step),
+    )
+    failure = failure or generated.failure
+    if sequence.is_plain and failure is None:
+        return result
+    return _with_more(result, sequence, generated, output, failure, tokenizer)
+
+
+def _with_more(
+    result: Result,
+    sequence: Sequence,
+    generated: Generated,
+    output: Output,
+    failure: Failure | None,
+    tokenizer: Tokenizer,
+) -> Result:
+    """Return `result` with what only some requests ask for, or have to be told."""
+    request, text, error = sequence.request, output.text, None
+    if request.echo:
+        text = _bytes_of(request.prompt, tokenizer) + text
+    if failure is not None:
+        error = ErrorInfo(failure.code, f"step {result.steps.finished}: {failure.message}")
+    return replace(
+        result,
+        text=text.decode("utf-8", "replace"),
+        finish_reason=result.finish_reason if error is None else "error",
         error=error,
         cumulative_logprob=generated.cumulative_logprob,
         logprobs=generated.logprobs,

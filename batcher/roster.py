@@ -1,60 +1,58 @@
 """Which requests are in the engine, what of each has not ended, and the results that are due."""
 
+from collections.abc import Collection
+
 from batcher.request import Request, Result
 from batcher.sequence import Sequence
 
 
 class Roster:
-    """The requests that have not ended, by id; of each, the sequences that have not.
+    """The requests that have not ended, by id.
 
     num_requests: how many have ever been entered.
     """
 
-    __slots__ = ("_candidates", "_open", "_results", "num_requests")
+    __slots__ = ("_candidates", "_num_open", "_results", "num_requests")
 
     def __init__(self) -> None:
         self.num_requests = 0
-        self._open: dict[str, list[Sequence]] = {}
+        self._num_open: dict[str, int] = {}  # how many sequences have not, companions not counted
         self._candidates: dict[str, list[Result]] = {}  # of requests that want their best samples
         self._results: list[Result] = []
 
     def __contains__(self, request_id: str) -> bool:
-        return request_id in self._open
+        return request_id in self._num_open
 
     def __bool__(self) -> bool:
-        return bool(self._open)
+        return bool(self._num_open)
 
-    def enter(self, request: Request, request_id: str, sequences: list[Sequence]) -> None:
-        """Take in a request with what waits for a slot on its behalf."""
-        self._open[request_id] = sequences
-        if len(sequences) > request.n:
+    def enter(self, request: Request, request_id: str, num_sequences: int) -> None:
+        """Take in a request for which so many sequences wait for a slot."""
+        self._num_open[request_id] = num_sequences
+        if num_sequences > request.n:
             self._candidates[request_id] = []
         self.num_requests += 1
 
-    def sequences(self, request_id: str) -> list[Sequence]:
-        """Return what has not ended of a request, without companions."""
-        return self._open[request_id].copy()
-
     def give(self, sequence: Sequence, result: Result) -> None:
         """Take in a result, which may have to compete with those of the other samples."""
-        candidates = self._candidates.get(sequence.id)
-        (self._results if candidates is None else candidates).append(result)
+        self._candidates.get(sequence.id, self._results).append(result)
 
-    def strike(self, sequence: Sequence) -> list[Result]:
-        """Forget a sequence that has ended, and its request with the last of them.
+    def strike(self, sequence: Sequence) -> Collection[Result]:
+        """Count a sequence that has ended, and forget its request with the last of them.
 
         Returns the results of those samples that are not among the best; they are not handed out.
         """
-        rest = self._open[sequence.id]
-        rest.remove(sequence)
-        if not rest:
-            del self._open[sequence.id]
-            candidates = self._candidates.pop(sequence.id, None)
-            if candidates is not None:
-                candidates.sort(key=_rank)
-                self._results += candidates[: sequence.request.n]
-                return candidates[sequence.request.n :]
-        return []
+        request_id = sequence.id
+        num_open = self._num_open[request_id]
+        if num_open > 1:
+            self._num_open[request_id] = num_open - 1
+            return ()
+        del self._num_open[request_id]
+        if not self._candidates:
+            return ()
+        candidates = sorted(self._candidates.pop(request_id, ()), key=_rank)
+        self._results += candidates[: sequence.request.n]
+        return candidates[sequence.request.n :]
 
     def take_results(self) -> list[Result]:
         """Return the results since the last call."""

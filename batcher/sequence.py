@@ -25,7 +25,7 @@ NO_SLOT = -1
 Heal = Callable[[list[int]], tuple[list[int], bytes]]
 
 
-class Sequence(Struct, eq=False):
+class Sequence(Struct, eq=False, gc=False):  # it is part of no cycle
     """What one slot is given to: a sample, a beam, or the negative prompt beside a sample.
 
     Only the engine changes it.
@@ -36,7 +36,7 @@ class Sequence(Struct, eq=False):
     known: what an earlier run found; the model is not asked again.
     is_plain: nothing is asked for but greedy tokens until a stop.
     companions: what is admitted and ends together with this one: the other beams, or the negative
-    prompt.
+    prompt.  num_slots: how many slots they all need.
     num_jumped: tokens that were added beside the one of each step.
     """
 
@@ -51,6 +51,7 @@ class Sequence(Struct, eq=False):
     is_plain: bool
     role: Role = "sample"
     companions: "tuple[Sequence, ...]" = ()
+    num_slots: int = 1
     num_healed: int = 0
     healing: bytes = b""
     state: State = State.PENDING
@@ -60,9 +61,9 @@ class Sequence(Struct, eq=False):
     num_jumped: int = 0
 
     @property
-    def num_slots(self) -> int:
-        """How many slots it needs at once."""
-        return 1 + len(self.companions)
+    def is_leader(self) -> bool:
+        """Whether it is no companion of another one."""
+        return self.role == "sample" or (self.role == "beam" and self.index == 0)
 
     @property
     def has_constraint(self) -> bool:
@@ -113,7 +114,7 @@ def _units(first: Sequence, known: Mapping[int, Result], model: Model) -> list[S
     if request.num_beams > 1 and request.max_tokens > 0:
         first.role = "beam"
         others = [_another(first, beam, None) for beam in range(1, request.num_beams)]
-        first.companions = tuple(others)
+        first.companions, first.num_slots = tuple(others), request.num_beams
         return [first]
     num_samples = (request.best_of or request.n) if request.max_tokens > 0 else request.n
     samples = [_another(first, index, known.get(index)) for index in range(num_samples)]
@@ -122,7 +123,7 @@ def _units(first: Sequence, known: Mapping[int, Result], model: Model) -> list[S
         for sample in samples:
             partner = _another(first, sample.index, sample.known)
             partner.role, partner.prompt_tokens = "negative", prompt
-            sample.companions = (partner,)
+            sample.companions, sample.num_slots = (partner,), 2
     return samples
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from batcher import ModelOutput, Request, Result, SimulatedModel
+from batcher.decoding.constraints import GrammarRow
 from batcher.engine import Engine
 from batcher.errors import RequestError
 from batcher.events import AdmitEvent, Event, FinishEvent, ForkEvent, JumpEvent, TokenEvent
@@ -281,6 +282,25 @@ def test_a_failed_companion_fails_its_leader(slot: int) -> None:
         [fields(cfg_scale=2.0, negative_prompt="x")], model=Faulty(np.nan, slot % 2)
     ).results
     assert partner.finish_reason == "error"
+
+
+def test_beams_that_do_not_exist_are_errors() -> None:
+    [only, missing] = run([fields(choice=["yes"], num_beams=3, n=2)]).results
+    assert (only.text, only.finish_reason, only.constraint) == ("yes", "stop", "complete")
+    assert missing.error is not None
+    assert (missing.error.code, missing.tokens) == ("too-few-outputs", [])
+
+
+def test_an_output_that_breaks_its_constraint_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However it came about: here the mask lets everything pass."""
+    monkeypatch.setattr(GrammarRow, "packed_mask", lambda _: b"\xff" * 64)
+    monkeypatch.setattr(GrammarRow, "forced_token", lambda _: None)
+    monkeypatch.setattr(GrammarRow, "advance", lambda _, token: None)
+    [result] = run([fields(regex="[0-9]+")]).results
+    assert result.error is not None
+    assert result.error.code == "constraint-error"
+    assert "byte 0" in result.error.message
+    assert result.finish_reason == "error"
 
 
 def test_aborting_beams_gives_what_they_have() -> None:

@@ -46,11 +46,12 @@ class TokenHistory:
     def close(self, slot: int, num_tokens: int) -> list[int]:
         """Return the first `num_tokens` tokens of the row in `slot` and forget the row."""
         first_row = self._first_rows.pop(slot)
-        row = self._page[first_row : first_row + num_tokens, slot]
         if slot in self._aside:
             rest = self._page[first_row : self._row, slot]
-            row = np.concatenate([*self._aside.pop(slot), rest])
-        tokens: list[int] = row[:num_tokens].tolist()
+            row = np.concatenate([*self._aside.pop(slot), rest])[:num_tokens]
+        else:
+            row = self._page[first_row : first_row + num_tokens, slot]
+        tokens: list[int] = row.tolist()
         return tokens
 
     def _turn_page(self) -> None:

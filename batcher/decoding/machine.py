@@ -3,7 +3,6 @@
 A request without states has one, whose every way out ends generation: those are its stops.
 """
 
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple, cast
 
@@ -101,38 +100,57 @@ def precedence(way: Exit, size: int, place: int) -> tuple[int, int, int]:
 
 def state_machine(request: Request, eos_token_id: int | None) -> StateMachine:
     """Return what the output of a valid `request` is watched for."""
-    eos_token_id = None if request.ignore_eos else eos_token_id
-    stops: tuple[Exit, ...] = ()
-    if not (request.stop_token is None and request.stop_sequence is None and request.stop is None):
-        stops = tuple(_stops(request))
+    if request.ignore_eos:
+        eos_token_id = None
+    if request.stop_token is None and request.stop_sequence is None and request.stop is None:
+        machine = _only_stops((), (), (), eos_token_id)
+    else:
+        token = request.stop_token
+        token_ids = () if token is None else (token,) if isinstance(token, int) else tuple(token)
+        ids, texts = _split_sequences(request.stop_sequence)
+        if request.stop is not None:
+            texts += (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
+        machine = _only_stops(token_ids, ids, texts, eos_token_id)
     if request.states is None:
-        if not stops:
-            return _only_eos(eos_token_id)
-        return StateMachine((stops + _eos(eos_token_id),))
-    states = request.states
+        return machine
+    return _with_states(request.states, request.initial_state, machine.exits[0])
+
+
+@lru_cache(1024)  # so that most equal machines are one, which is faster to look up
+def _only_stops(
+    token_ids: tuple[int, ...],
+    sequences: tuple[tuple[int, ...], ...],
+    texts: tuple[str, ...],
+    eos_token_id: int | None,
+) -> StateMachine:
+    """Return the machine of one state that these stops end: its exits are in their order."""
+    exits = [Exit((token_id,), END, token_id) for token_id in token_ids]
+    exits += [Exit(sequence, END, sequence) for sequence in sequences]
+    exits += [Exit(text.encode(), END, text) for text in texts]
+    if eos_token_id is not None:
+        exits.append(Exit((eos_token_id,), END, None))
+    return StateMachine((tuple(exits),))
+
+
+def _with_states(
+    states: dict[str, list[Transition]], initial_state: str | None, exits: tuple[Exit, ...]
+) -> StateMachine:
+    """Return the machine of these states, each with `exits`, too; EOS stays last."""
     names = [name for name in states if name != ANY_STATE]
-    if request.initial_state is not None:
-        names.sort(key=lambda name: name != request.initial_state)  # the others stay in order
+    if initial_state is not None:
+        names.sort(key=lambda name: name != initial_state)  # the others stay in order
     numbers: dict[str | None, int] = {None: END} | {name: n for n, name in enumerate(names)}
     general = states.get(ANY_STATE, [])
+    stops = tuple(way for way in exits if way.given is not None)
     return StateMachine(
         tuple(
             stops
             + tuple(_exit(way, numbers) for way in [*states[name], *general])
-            + _eos(eos_token_id)
+            + exits[len(stops) :]
             for name in names
         ),
         tuple(names),
     )
-
-
-@lru_cache(16)
-def _only_eos(eos_token_id: int | None) -> StateMachine:
-    return StateMachine((_eos(eos_token_id),))
-
-
-def _eos(eos_token_id: int | None) -> tuple[Exit, ...]:
-    return () if eos_token_id is None else (Exit((eos_token_id,), END, None),)
 
 
 def _exit(transition: Transition, numbers: dict[str | None, int]) -> Exit:
@@ -141,21 +159,6 @@ def _exit(transition: Transition, numbers: dict[str | None, int]) -> Exit:
     if isinstance(given, str):
         return Exit(given.encode(), target, given)
     return Exit(tuple(given), target, tuple(given))
-
-
-def _stops(request: Request) -> Iterator[Exit]:
-    """Yield the stops of a valid request in order: stop_token, stop_sequence, stop, as listed."""
-    token = request.stop_token
-    if token is not None:
-        for token_id in [token] if isinstance(token, int) else token:
-            yield Exit((token_id,), END, token_id)
-    ids, texts = _split_sequences(request.stop_sequence)
-    if request.stop is not None:
-        texts += (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
-    for sequence in ids:
-        yield Exit(sequence, END, sequence)
-    for text in texts:
-        yield Exit(text.encode(), END, text)
 
 
 def _split_sequences(

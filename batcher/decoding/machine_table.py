@@ -39,6 +39,7 @@ class MachineTable:
         self._is_special = np.zeros(num_slots, np.bool_)
         self._readers: dict[StateMachine, MachineReader] = {}
         self._lines: dict[tuple[StateMachine, Progress], int] = {}
+        self._starts: dict[StateMachine, int] = {}  # the states in which most rows begin
         self._places: list[tuple[MachineReader, Progress]] = []  # what each line stands for
         self._lay_out()
 
@@ -49,6 +50,11 @@ class MachineTable:
 
     def open(self, slot: int, machine: StateMachine, progress: Progress = START) -> None:
         """Let `slot` begin a new row, at `progress` in `machine`."""
+        state = self._starts.get(machine) if progress is START else None
+        if state is not None:
+            self._open_slots.add(slot)
+            self._states[slot] = state
+            return
         if not machine.has_exits:
             self.close(slot)
             return
@@ -58,7 +64,9 @@ class MachineTable:
         elif self._is_full:
             self._clear()
         self._open_slots.add(slot)
-        self._states[slot] = self._line_of(machine, progress) * self._width
+        self._states[slot] = state = self._line_of(machine, progress) * self._width
+        if progress is START:
+            self._starts[machine] = state
 
     def close(self, slot: int) -> None:
         """Forget the row in `slot`."""
@@ -149,6 +157,7 @@ class MachineTable:
         """Forget all lines but those in which rows stand."""
         standing = [(slot, *self._place_of(slot)) for slot in self._rows()]
         self._lines.clear()
+        self._starts.clear()
         self._places.clear()
         self._readers.clear()
         if self._columns.num_columns != self._width:

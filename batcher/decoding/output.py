@@ -5,7 +5,6 @@ to the end of its machine, and asks here, once per sequence, how.
 """
 
 from collections.abc import Sequence
-from operator import itemgetter
 from typing import NamedTuple
 
 from batcher.decoding.machine import Exit, Progress, StateMachine, precedence
@@ -106,22 +105,38 @@ def _final_stop(
 
     Only for a machine with one state: there, nothing but the last token has to be looked at.
     """
-    token_bytes = tokenizer.token_bytes
-    num_text = len(text)
-    first_end = num_text - len(join_bytes(tokens[-1:], token_bytes)) + 1
-    found: list[tuple[int, tuple[int, int, int], int, Exit]] = []  # by precedence: end, rank
+    token_bytes, num_text, last = tokenizer.token_bytes, len(text), tokens[-1]
+    num_before = num_text - len(join_bytes([last], token_bytes))
+    found: list[_Completion] = []
     for place, way in enumerate(exits):
         pattern = way.pattern
         if isinstance(pattern, bytes):
             size = len(pattern)
-            begin = text.find(pattern, max(0, first_end - size))
+            begin = text.find(pattern, max(0, num_before + 1 - size))
             if begin >= 0:
-                found.append((begin + size, precedence(way, size, place), begin, way))
-        elif pattern[-1] == tokens[-1] and tuple(tokens[-len(pattern) :]) == pattern:
+                found.append(_Completion(begin + size, size, place, begin, way))
+        elif pattern[-1] == last and tuple(tokens[-len(pattern) :]) == pattern:
             size = len(join_bytes(pattern, token_bytes))
             begin = max(0, num_text - size)  # ids may reach back over bytes of the prompt
-            found.append((num_text, precedence(way, size, place), begin, way))
-    return min(found, key=itemgetter(0, 1))[2:] if found else None
+            found.append(_Completion(num_text, size, place, begin, way))
+    if not found:
+        return None
+    first = found[0] if len(found) == 1 else min(found, key=_Completion.rank)
+    return first.begin, first.exit
+
+
+class _Completion(NamedTuple):
+    """A pattern of `size` bytes, from `begin` to `end`, of the exit that stands at `place`."""
+
+    end: int
+    size: int
+    place: int
+    begin: int
+    exit: Exit
+
+    def rank(self) -> tuple[int, tuple[int, int, int]]:
+        """Return what sorts completions by one token, the one that counts first."""
+        return self.end, precedence(self.exit, self.size, self.place)
 
 
 def _read_stays(tokens: list[int], readers: Sequence[MachineReader], skip: int) -> _Stays:

@@ -36,6 +36,7 @@ _MULTIPLIER = 0x5851F42D4C957F2D  # Knuth's MMIX generator
 _MASK = 2**64 - 1
 _CHOICE_BITS = 10
 _NUM_CHOICES = 2**_CHOICE_BITS
+_NUM_ONE_BY_ONE = 16  # tokens of a prompt that are hashed sooner one by one than all at once
 _HASH_SHIFT = 64 - _CHOICE_BITS
 
 Rate = Annotated[float, Meta(ge=0, le=1)]
@@ -207,10 +208,12 @@ _powers = np.full(1, _MULTIPLIER, np.uint64)  # ..., M^2, M^1: as many as the lo
 
 
 def _hash_after(state: int, token_ids: list[int]) -> int:
-    """Return the hash after `token_ids`, all at once: state * M^n + sum of token_i * M^(n-i)."""
+    """Return the hash after `token_ids`: many at once, state * M^n + sum of token_i * M^(n-i)."""
     global _powers  # noqa: PLW0603 - a cache of constants
     num_tokens = len(token_ids)
-    if num_tokens == 0:
+    if num_tokens <= _NUM_ONE_BY_ONE:
+        for token_id in token_ids:
+            state = (state + token_id) * _MULTIPLIER & _MASK
         return state
     if num_tokens > len(_powers):
         _powers = np.full(2 * num_tokens, _MULTIPLIER, np.uint64).cumprod()[::-1].copy()

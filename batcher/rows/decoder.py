@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+from msgspec.structs import replace
 
 from batcher.decoding.constraints import allowed_tokens
 from batcher.decoding.history import TokenHistory
@@ -110,6 +111,9 @@ class Decoder:
     def close(self, slot: int, num_tokens: int, reason: FinishReason) -> Generated:
         """Return the first `num_tokens` tokens of the row in `slot`, and forget the row."""
         generated = Generated(self._history.close(slot, num_tokens), reason)
+        if not self._rows and self.logit_slots is NO_SLOTS:
+            self._machines.close(slot)
+            return generated
         row = self._rows.get(slot)
         if row is not None:
             generated = self._close_row(slot, row, generated)
@@ -131,10 +135,10 @@ class Decoder:
             self._streamed += row.stream.finish(self._step)
         generated = row.check(generated, self._tokenizer.token_bytes, self._eos_token_id)
         if row.sequence.request.logprobs is not None:
-            generated = generated._replace(logprobs=row.logprobs)
+            generated = replace(generated, logprobs=row.logprobs)
         if self._sampler is not None and row.needs_cumulative:
             logprob = round(self._sampler.cumulative_logprob(slot), NUM_DIGITS)
-            generated = generated._replace(cumulative_logprob=logprob)
+            generated = replace(generated, cumulative_logprob=logprob)
         return generated
 
     def _forget(self, slot: int) -> None:
@@ -189,9 +193,7 @@ class Decoder:
         return Decoded([], self._as_failures(failed), {}, [])
 
     def take_streamed(self) -> list[TokenEvent]:
-        """Return what was told of samples since the last call; step and order are the caller's."""
-        if not self._is_streaming:
-            return []
+        """Return what was told of samples since the last call."""
         streamed, self._streamed = self._streamed, []
         return streamed
 

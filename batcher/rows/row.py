@@ -3,6 +3,7 @@
 from collections.abc import Sequence as List
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from batcher.decoding.constraints import CompiledConstraint, RowConstraint
 from batcher.decoding.healing import HealingRow
@@ -88,13 +89,13 @@ class Row(Struct, eq=False):
         is_whole = tokens[-1:] == [eos_token_id]
         output = join_bytes(tokens[:-1] if is_whole else tokens, token_bytes)
         problem = self.grammar.verifier.broken_by(output)
-        generated = generated._replace(constraint="incomplete" if problem else "complete")
+        generated = replace(generated, constraint="incomplete" if problem else "complete")
         if not is_whole:
             problem = self.grammar.verifier.broken_by_prefix(output)
         if problem is None:
             return generated
         failure = Failure("constraint-error", f"the output breaks its constraint: {problem}")
-        return generated._replace(failure=failure)
+        return replace(generated, failure=failure)
 
 
 def make_row(sequence: Sequence, grammars: Grammars, stream: RowStream | None) -> Row | None:

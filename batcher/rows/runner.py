@@ -22,12 +22,12 @@ class ModelRunner:
     def __init__(self, model: Model, num_slots: int, *, is_streaming: bool) -> None:
         self.decoder = Decoder(model, num_slots, is_streaming=is_streaming)
         self._model = model
-        self._has_model = True
+        self._is_robbed = False
         self._batch = Batch(num_slots)
         holder = getattr(model, "inner", model)  # a check around it is made anew
         previous = _RUNNERS.get(id(holder))
         if previous is not None:
-            previous._has_model = False  # noqa: SLF001 - of the same class
+            previous._is_robbed = True  # noqa: SLF001 - of the same class
         _RUNNERS[id(holder)] = self
         model.allocate(num_slots)
 
@@ -38,7 +38,10 @@ class ModelRunner:
         because nothing else is allowed there.
         """
         forced = self.decoder.open(leader)
-        self._batch.join(Chunk(leader.slot, leader.prompt_tokens + forced, 0))
+        if not forced:
+            self._batch.join(Chunk(leader.slot, leader.prompt_tokens, 0))
+        else:
+            self._batch.join(Chunk(leader.slot, leader.prompt_tokens + forced, 0))
         for companion in leader.companions:
             if companion.role == "negative":
                 self._batch.join(Chunk(companion.slot, companion.prompt_tokens + forced, 0))
@@ -52,20 +55,19 @@ class ModelRunner:
         Raises:
             BatchdecodeError: another runner has taken the model.
         """
-        if not self._has_model:
+        if self._is_robbed:
             raise BatchdecodeError("another engine has taken the model, which has only one cache")
         batch, decoder = self._batch, self.decoder
         batch.logit_slots = decoder.logit_slots
         try:
             output = self._model.forward(batch)
         except ModelError as error:
+            batch.chunks = []
             return decoder.fail(dict.fromkeys(batch.slots.tolist(), str(error)))
-        finally:
-            if batch.chunks:
-                batch.chunks = []
-        decoded = decoder.decode(output, step)
+        if batch.chunks:
+            batch.chunks = []
         batch.tokens = output.tokens
-        return decoded
+        return decoder.decode(output, step)
 
     def go_on_with(self, leader: Sequence, tokens: list[int], num_generated: int) -> None:
         """Let the next step compute all `tokens` a row was given at once.
@@ -91,13 +93,10 @@ class ModelRunner:
             outputs = self.decoder.close_beams(slot, reason)
         else:
             outputs = [self.decoder.close(slot, num_tokens, reason)]
-        self._release(slot)
+        self._batch.leave(slot)
+        self._model.release(slot)
         for companion in leader.companions:
-            self._release(companion.slot)
+            if self._batch.holds(companion.slot):  # not a beam before the first fork
+                self._batch.leave(companion.slot)
+                self._model.release(companion.slot)
         return outputs
-
-    def _release(self, slot: int) -> None:
-        """Compute the row in `slot` no longer, if it was: a beam that never forked was not."""
-        if self._batch.holds(slot):
-            self._batch.leave(slot)
-            self._model.release(slot)

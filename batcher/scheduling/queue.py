@@ -2,6 +2,7 @@
 
 from collections import deque
 from heapq import heapify, heappop, heappush
+from itertools import chain
 from operator import attrgetter
 
 from batcher.sequence import Sequence
@@ -77,6 +78,12 @@ class WaitingQueue:
         sequence = self._waiting.popleft()
         self.num_slots -= sequence.num_slots
         return sequence
+
+    def find(self, request_id: str) -> list[Sequence]:
+        """Return the sequences of a request that have no slot yet."""
+        pending = (entry[-1] for entry in self._pending)
+        everything = chain(self._waiting, self._arrived, pending)
+        return [sequence for sequence in everything if sequence.id == request_id]
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence, wherever on its way it is."""

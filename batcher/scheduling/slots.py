@@ -52,6 +52,11 @@ class SlotTable:
         self._deadlines[slot] = deadline - num_steps
         self.due.setdefault(deadline - num_steps, []).append(slot)
 
+    def find(self, request_id: str) -> list[Sequence]:
+        """Return the holders that are sequences of a request, by slot."""
+        holders = (sequence for sequence in self.sequences if sequence is not None)
+        return [sequence for sequence in holders if sequence.id == request_id]
+
     def was_used_in(self, slot: int, step: int) -> bool:
         """Whether the last holder of `slot` left it in `step`."""
         return self._vacated[slot] == step

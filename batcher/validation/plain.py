@@ -64,7 +64,7 @@ def plain_copy(request: Request, target: Target) -> Request | None:
         and _is_list_or_text(request.prompt)
         and (request.id is None or is_text(request.id))
         and (request.stop_token is None or type(request.stop_token) in {int, list})
-        and has_plain_stops(request)
+        and (request.stop_sequence is request.stop is None or has_plain_stops(request))
     )
     return copy if is_good else None
 
