@@ -82,8 +82,8 @@ class ModelOutput:
     may overwrite it in its next call.
     failed: slot -> what went wrong, for rows that have no token; the engine ends those, and only
     those.
-    logits: [logit rows, vocab] float32, of Batch.logit_slots in their order; the engine may
-    overwrite it.  None if no logits were wanted.
+    logits: [logit rows, vocab] float32, of Batch.logit_slots in their order; the model may
+    overwrite it in its next call.  None if no logits were wanted.
     """
 
     tokens: IntArray

@@ -85,7 +85,11 @@ class CheckedModel:
             for each of `batch.logit_slots`.
         """
         slots, logit_slots = batch.slots, batch.logit_slots  # the model may change the batch
-        token_slots = np.setdiff1d(slots, logit_slots, assume_unique=True)
+        token_slots = slots
+        if logit_slots.size:
+            is_token_slot = np.ones(self._num_slots, np.bool_)
+            is_token_slot[logit_slots] = False
+            token_slots = slots[is_token_slot[slots]]
         if self._prefixes is not None:
             self._hand_over_forks(batch, self._prefixes)
         try:
@@ -131,10 +135,10 @@ class CheckedModel:
         }
 
     def _logits(self, answered: NDArray[Any], num_rows: int) -> FloatArray:
-        """Return a copy [rows, vocab] of the answered logits, which the engine may overwrite."""
+        """Return the answered logits as [rows, vocab] float32."""
         if answered.shape != (num_rows, self.vocab_size) or answered.dtype.kind not in "iuf":
             shape = f"{answered.dtype} {list(answered.shape)}"
             wanted = f"[{num_rows}, {self.vocab_size}]"
             raise ModelError(f"{self.name} returned logits {shape}, not numbers {wanted}")
         with np.errstate(over="ignore"):  # what is too large becomes infinite
-            return np.array(answered, np.float32, order="C")
+            return np.ascontiguousarray(answered, np.float32)

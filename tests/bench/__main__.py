@@ -21,19 +21,15 @@ from typing import NamedTuple
 
 import bare
 import workload
+from constraints import constraints
+from machine import machine
+from report import Row
+from sampling import sampling
 
 from batcher import Engine, Request, SimulatedModel
 
 HERE = Path(__file__).parent
 TOOL = [str(Path(sys.executable).with_name("batchdecode"))]
-
-
-class Row(NamedTuple):
-    """A line of the table: what was measured, the figure, and what it should be."""
-
-    name: str
-    figure: str
-    target: str
 
 
 class Usage(NamedTuple):
@@ -239,7 +235,17 @@ def startup(folder: Path) -> Iterator[Row]:
 
 
 BENCHMARKS = {
-    benchmark.__name__: benchmark for benchmark in (engine, command, scaling, million, startup)
+    benchmark.__name__: benchmark
+    for benchmark in (
+        engine,
+        command,
+        scaling,
+        million,
+        startup,
+        machine,
+        sampling,
+        constraints,
+    )
 }
 
 

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from report import Row
+
 from batcher import Request
 from batcher.decoding.constraints import (
     ConstraintCompiler,
@@ -82,21 +84,21 @@ def healing_time(vocab_size: int) -> float:
     return statistics.median(taken) * 1e6
 
 
-def constraints(folder: Path) -> Iterator[tuple[str, str, str]]:
-    """Measure masks, their cache and healing; yield name, figure and target."""
+def constraints(folder: Path) -> Iterator[Row]:
+    """Measure masks, their cache and healing."""
     schema = constraint_source(Request(prompt="", json_schema=SCHEMA))
     for vocab_size in (512, 4096):
         for num_rows in (1, 8, 64):
             figure = mask_time(schema, vocab_size, num_rows)
             name = f"mask of a JSON schema, V={vocab_size}, {num_rows} rows: per row and step"
-            yield name, f"{figure:.1f} µs", "<= 15 µs"
+            yield Row(name, f"{figure:.1f} µs", "<= 15 µs")
     figure = mask_time(ConstraintSource("gbnf", LISP), 4096, 64)
-    yield "mask of a recursive GBNF, V=4096, 64 rows: per row and step", f"{figure:.1f} µs", ""
-    yield "mask of a healing row, V=4096", f"{healing_time(4096):.1f} µs", ""
+    yield Row("mask of a recursive GBNF, V=4096, 64 rows: per row and step", f"{figure:.1f} µs", "")
+    yield Row("mask of a healing row, V=4096", f"{healing_time(4096):.1f} µs", "")
     compiler = ConstraintCompiler(Pieces(4096), 4096, EOS_TOKEN_ID)
     began = time.perf_counter()
     for _ in range(1000):
         compiler.compile(constraint_source(Request(prompt="", json_schema=SCHEMA))).new_row()
     seconds = time.perf_counter() - began
     name = f"1,000 requests with one schema, {seconds * 1e3:.0f} ms: how often it is compiled"
-    yield name, str(compiler.num_misses), "1"
+    yield Row(name, str(compiler.num_misses), "1")

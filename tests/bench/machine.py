@@ -5,9 +5,9 @@ import time
 from collections.abc import Iterator
 from itertools import cycle, islice
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
+from report import Row
 
 from batcher import SimulatedModel
 from batcher.decoding.machine import StateMachine, state_machine
@@ -24,14 +24,6 @@ STATES = {
     "reasoning": [Transition(" so", "normal")],
     "tool": [Transition("</tool>", None)],
 }
-
-
-class Row(NamedTuple):
-    """A line of the table: what was measured, the figure, and what it should be."""
-
-    name: str
-    figure: str
-    target: str
 
 
 def machines() -> dict[str, StateMachine]:

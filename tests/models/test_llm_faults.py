@@ -166,6 +166,7 @@ def test_an_interrupted_step_cancels_its_calls() -> None:
 
     def interrupt() -> None:
         llm.started.wait(5)
+        time.sleep(0.2)  # until the main thread waits for the call
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     thread = threading.Thread(target=interrupt)
