@@ -10,13 +10,14 @@ if TYPE_CHECKING:
     from batcher.api import decode
     from batcher.engine import Engine
     from batcher.errors import BatchdecodeError, InvariantError, ModelError, RequestError
+    from batcher.events import TokenEvent
     from batcher.generation import generate, generate_many
     from batcher.models.base import Batch, Chunk, Model, ModelOutput, Tokenizer
     from batcher.models.byte_tokenizer import ByteTokenizer
     from batcher.models.calls import CallSettings
     from batcher.models.llm import LLM, LLMModel
     from batcher.models.simulated import SimulatedModel, SimulatedSettings
-    from batcher.request import Request, Result
+    from batcher.request import Request, Result, Transition
 
 __version__ = "0.1.0"
 
@@ -38,7 +39,9 @@ _HOME_OF = {
     "Result": "batcher.request",
     "SimulatedModel": "batcher.models.simulated",
     "SimulatedSettings": "batcher.models.simulated",
+    "TokenEvent": "batcher.events",
     "Tokenizer": "batcher.models.base",
+    "Transition": "batcher.request",
     "decode": "batcher.api",
     "generate": "batcher.generation",
     "generate_many": "batcher.generation",
@@ -62,7 +65,9 @@ __all__ = [
     "Result",
     "SimulatedModel",
     "SimulatedSettings",
+    "TokenEvent",
     "Tokenizer",
+    "Transition",
     "decode",
     "generate",
     "generate_many",

@@ -1,6 +1,7 @@
 """`batcher.decode`: a list of requests in, a list of results out."""
 
 from collections.abc import Callable, Iterable, Mapping
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -11,6 +12,7 @@ from batcher.events import TokenEvent
 from batcher.formats.requests import ParsedLine, RequestParser
 from batcher.models.base import Model
 from batcher.models.callable import ModelNext
+from batcher.models.llm import LLM
 from batcher.models.simulated import SimulatedModel
 from batcher.request import Request, Result
 from batcher.validation import Target
@@ -19,7 +21,7 @@ from batcher.validation import Target
 def decode(
     requests: Iterable[Request | Mapping[str, Any]],
     *,
-    model: Model | ModelNext | None = None,
+    model: Model | ModelNext | LLM | None = None,
     batch_size: int = 8,
     on_finish: Callable[[Result], object] | None = None,
     on_token: Callable[[TokenEvent], object] | None = None,
@@ -29,7 +31,8 @@ def decode(
     The results of one request stand together, by index; the best samples and beams, best first.
 
     requests: `Request` objects, or mappings with the fields of a requests file.
-    model: a Model, a `model_next(batch_prefixes) -> next_tokens`, or None for the simulated model.
+    model: a Model, a `model_next(batch_prefixes) -> next_tokens`, an LLM object, or None for the
+    simulated model.
     on_finish: called with each result as soon as it is there.
     on_token: called after each step with what it gave to each sample: its tokens, and exactly the
     text that can no longer be taken back.
@@ -66,10 +69,13 @@ def decode(
 def _request(fields: Mapping[str, Any], number: int) -> Request:
     """Return the request a mapping states, by the rules for a line that holds it."""
     try:
-        _refuse_bytes(fields)
+        _check_for_json(fields, "it")
         line = msgspec.json.encode(fields, enc_hook=_as_python)
     except (TypeError, ValueError) as error:
         raise BatchdecodeError(f"request {number}: {error}") from None
+    except RecursionError:
+        message = f"request {number}: it holds itself, or is nested too deeply"
+        raise BatchdecodeError(message) from None
     parsed = RequestParser(target=Target()).parse(line, number)
     if isinstance(parsed, ParsedLine):
         return parsed.request
@@ -82,19 +88,28 @@ def _request(fields: Mapping[str, Any], number: int) -> Request:
     raise RequestError(parsed.id, problems)
 
 
-def _refuse_bytes(value: object) -> None:
-    """Make sure that `value` holds nothing that JSON would take for something else.
+def _check_for_json(value: Any, name: str) -> None:
+    """Make sure that `value` holds nothing that would become something else in JSON.
+
+    name: what to call it, or the list that it is in.
 
     Raises:
-        TypeError: it does.
+        TypeError, ValueError: it does.
+        RecursionError: it is too deep to tell.
     """
     if isinstance(value, bytes | bytearray | memoryview | set | frozenset):
         raise TypeError(f"a {type(value).__name__} cannot be part of a request")
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, float) and not isfinite(value):
+        raise ValueError(f"{name} must be finite, not {value}")
     if isinstance(value, Mapping):
-        _refuse_bytes([*value.values()])
+        for key, part in value.items():
+            _check_for_json(key, "a key")
+            _check_for_json(part, f"`{key}`")
     elif isinstance(value, list | tuple) and {type(part) for part in value} != {int}:
         for part in value:
-            _refuse_bytes(part)
+            _check_for_json(part, name)
 
 
 def _as_python(value: Any) -> Any:

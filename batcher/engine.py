@@ -30,6 +30,7 @@ from batcher.events import (
 from batcher.lifecycle import Move, move
 from batcher.models.base import Model
 from batcher.models.callable import ModelNext
+from batcher.models.llm import LLM
 from batcher.models.loading import as_model
 from batcher.request import FinishReason, Request, Result, StopReason
 from batcher.results import make_result
@@ -73,7 +74,7 @@ class Engine:
     """
 
     def __init__(
-        self, model: Model | ModelNext, batch_size: int = 8, *, is_streaming: bool = False
+        self, model: Model | ModelNext | LLM, batch_size: int = 8, *, is_streaming: bool = False
     ) -> None:
         if not isinstance(batch_size, int) or not 1 <= batch_size <= MAX_BATCH_SIZE:
             message = f"batch size {batch_size!r} is not an integer from 1 to {MAX_BATCH_SIZE}"

@@ -1,18 +1,19 @@
 """`generate` and `generate_many`: token ids in, token ids out, from an LLM that people bring."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from typing import cast
 
 from batcher.engine import Engine
 from batcher.errors import BatchdecodeError, ModelError, RequestError
-from batcher.models.calls import CallSettings
-from batcher.models.llm import LLM, LLMModel, is_llm
+from batcher.models.calls import CallSettings, checked_settings
+from batcher.models.llm import LLM, LLMModel, missing_methods
 from batcher.models.loading import check_description
 from batcher.request import MAX_INT, Request, Result
 from batcher.validation import Target, find_problems
 
 
 def generate(
-    prompt_tokens: Sequence[int],
+    prompt_tokens: Iterable[int],
     llm: LLM,
     *,
     max_tokens: int | None = None,
@@ -27,12 +28,12 @@ def generate(
         BatchdecodeError: `llm` failed, or an argument is not valid.
     """
     request = _request(prompt_tokens, max_tokens)
-    [tokens] = _outputs(_model(llm, prompt_tokens, call_settings), request, batch_size=1)
+    [tokens] = _outputs(_model(llm, request, call_settings), request, batch_size=1)
     return tokens
 
 
 def generate_many(
-    prompt_tokens: Sequence[int],
+    prompt_tokens: Iterable[int],
     llm: LLM,
     n: int,
     *,
@@ -50,41 +51,44 @@ def generate_many(
     Raises:
         BatchdecodeError: `llm` failed, or an argument is not valid.
     """
-    call_settings = call_settings or CallSettings()
+    call_settings = checked_settings(call_settings)
     request = _request(prompt_tokens, max_tokens, n=n, temperature=temperature, seed=seed)
-    model = _model(llm, prompt_tokens, call_settings)
-    return _outputs(model, request, batch_size=batch_size or call_settings.max_concurrency)
+    if batch_size is None:
+        batch_size = call_settings.max_concurrency
+    return _outputs(_model(llm, request, call_settings), request, batch_size=batch_size)
 
 
-def _model(llm: LLM, prompt_tokens: Sequence[int], call_settings: CallSettings | None) -> LLMModel:
-    """Return `llm` as a Model, which asks about the prompt first.
+def _model(llm: LLM, request: Request, call_settings: CallSettings | None) -> LLMModel:
+    """Return `llm` as a Model, which asks about the prompt of `request` first.
 
     Raises:
         BatchdecodeError: it is none, or says something wrong of itself.
     """
-    if not is_llm(llm):
-        message = f"{llm!r} is no LLM: it lacks next_token_logits or get_stop_token_id"
-        raise BatchdecodeError(message)
-    model = LLMModel(llm, None, call_settings, probe=prompt_tokens)
+    missing = missing_methods(llm)
+    if missing:
+        raise BatchdecodeError(f"{llm!r} is no LLM: it lacks {' and '.join(missing)}")
+    if isinstance(llm, type):
+        raise BatchdecodeError(f"{llm!r} is a class: give an object of it")
+    model = LLMModel(llm, None, call_settings, probe=cast(list[int], request.prompt))
     check_description(model)
     return model
 
 
 def _request(
-    prompt_tokens: Sequence[int],
+    prompt_tokens: Iterable[int],
     max_tokens: int | None,
     *,
     n: int = 1,
     temperature: float = 0.0,
     seed: int = 0,
 ) -> Request:
-    """Return the request for that.
+    """Return the request for that; its prompt is token ids.
 
     Raises:
         RequestError: no LLM could decode it; the engine knows more about this one.
     """
     request = Request(
-        prompt=list(prompt_tokens),
+        prompt=list(prompt_tokens) if isinstance(prompt_tokens, Iterable) else prompt_tokens,
         max_tokens=MAX_INT if max_tokens is None else max_tokens,
         n=n,
         temperature=temperature,

@@ -7,10 +7,13 @@ from collections import Counter, defaultdict
 from operator import itemgetter
 from typing import NamedTuple, get_args
 
+from msgspec.structs import replace
+
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import (
     AdmitEvent,
     ArriveEvent,
+    DropEvent,
     EndEvent,
     EndReason,
     Event,
@@ -37,6 +40,13 @@ class Stays(NamedTuple):
     waits: list[Wait]
 
 
+class _Finished(NamedTuple):
+    """What a sample finished for, and the number of its span; None if it never held a slot."""
+
+    reason: EndReason
+    span: int | None
+
+
 class Replay:
     """Follows a run by its events; an id may come again once all that had it has ended."""
 
@@ -51,6 +61,7 @@ class Replay:
         self._admissions: dict[SequenceKey, AdmitEvent] = {}
         self._jumped: Counter[SequenceKey] = Counter()
         self._forks: defaultdict[SequenceKey, list[Fork]] = defaultdict(list)
+        self._finished: dict[SequenceKey, _Finished] = {}  # the last of each name
 
     def close(self) -> Stays:
         """Return the stays; those that have not ended do where the events break off.
@@ -87,6 +98,8 @@ class Replay:
                 self._jump(event)
             case ForkEvent():
                 self._fork(event)
+            case DropEvent():
+                self._drop(event)
             case RunEvent():
                 self._begin(event)
             case EndEvent():
@@ -119,6 +132,7 @@ class Replay:
                 f"is admitted in step {event.step} while it runs"
             )
         self._admissions[key] = event
+        self._finished.pop(key, None)
         self._leave_queue(self._arrivals.pop(key, None), event.step)
 
     def _jump(self, event: JumpEvent) -> None:
@@ -141,6 +155,20 @@ class Replay:
             )
         self._forks[key].append(Fork(event.step, event.parent))
 
+    def _drop(self, event: DropEvent) -> None:
+        """Note that a sample which has finished has no result."""
+        label = label_of(event.id, event.index, "sample")
+        finished = self._finished.pop(key_of(event.id, event.index, "sample"), None)
+        if finished is None:
+            raise InvariantError(f"{label!r} is dropped in step {event.step}, and has not finished")
+        reason, number = finished
+        if event.reason != reason:
+            raise InvariantError(
+                f"{label!r} is dropped with the reason {event.reason!r}, not {reason!r}"
+            )
+        if number is not None:
+            self._spans[number] = replace(self._spans[number], dropped=True)
+
     def _running(self, event: JumpEvent | ForkEvent) -> SequenceKey:
         """Return the key of the sequence that `event` tells of.
 
@@ -161,6 +189,9 @@ class Replay:
         """End the stay of a sequence, in its slot or in the queue."""
         self._note_step(event)
         key = key_of(event.id, event.index, event.role)
+        if event.role == "sample":
+            number = None if event.slot is None else len(self._spans)
+            self._finished[key] = _Finished(event.reason, number)
         if event.slot is None:
             self._leave_queue(self._arrivals.pop(key, None), event.step)
             return
@@ -194,7 +225,7 @@ class Replay:
                 outcome,
                 admit.role,
                 jumped,
-                forks,
+                forks=forks,
             )
         )
 

@@ -29,7 +29,7 @@ class Roster:
     def enter(self, request: Request, request_id: str, num_sequences: int) -> None:
         """Take in a request for which so many sequences wait for a slot."""
         self._num_open[request_id] = num_sequences
-        if num_sequences > request.n:
+        if (request.best_of or 1) > 1:
             self._candidates[request_id] = []
         self.num_requests += 1
 

@@ -143,8 +143,15 @@ def _encode(prompt: str | list[int], field: str, request_id: str, model: Model) 
     if not isinstance(prompt, str):
         return prompt
     try:
-        return list(model.tokenizer.encode(prompt))
+        tokens = list(model.tokenizer.encode(prompt))
     except Exception as error:  # whatever the tokenizer's own code raises
         message = f"the tokenizer fails on the {field.replace('_', ' ')}: {describe(error)}"
         problem = FieldProblem("invalid-value", (field,), message)
         raise RequestError(request_id, [problem]) from error
+    if model.vocab_size is not None and max(tokens, default=0) >= model.vocab_size:
+        message = (
+            f"the tokenizer makes token {max(tokens)} of the {field.replace('_', ' ')}, "
+            f"and the model knows {model.vocab_size} tokens"
+        )
+        raise RequestError(request_id, [FieldProblem("unknown-token", (field,), message)])
+    return tokens

@@ -23,6 +23,7 @@ class Span(Struct, frozen=True, omit_defaults=True):
 
     outcome: None if the events break off while it runs; its end is then theirs.
     jumped: how many tokens a constraint forced, beside those that the steps chose.
+    dropped: whether it has no result, since other samples of its request are better.
     forks: by step.
     """
 
@@ -34,6 +35,7 @@ class Span(Struct, frozen=True, omit_defaults=True):
     outcome: EndReason | None
     role: Role = "sample"
     jumped: int = 0
+    dropped: bool = False
     forks: tuple[Fork, ...] = ()
 
     @property

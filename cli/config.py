@@ -3,13 +3,16 @@
 Rule: nothing in the file is ignored; a key that is no option is an error.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cli.config_file import MODEL_SECTIONS, ConfigError, read_settings
+from cli.config_file import MODEL_SECTIONS, ConfigError, Setting, read_settings
+
+if TYPE_CHECKING:
+    from msgspec import Struct
 
 ENVIRONMENT = {"auto_envvar_prefix": "BATCHDECODE"}
 _COMMANDS = ("run", "check")  # those whose options a file may set
@@ -40,7 +43,8 @@ def use_config(context: typer.Context, path: str | None) -> str | None:
         if key in MODEL_SECTIONS:
             continue
         if name not in known:
-            raise ConfigError(f"{place}: {_unknown(key, known.keys())}")
+            names = {name.replace("_", "-") for name in known}.union(MODEL_SECTIONS)
+            raise ConfigError(f"{place}: {_unknown(key, sorted(names))}")
         types, expected = _KINDS.get(known[name].type.name, _TEXT_KIND)
         if value is not None and type(value) not in types:  # True is no number here
             raise ConfigError(f"{place}: {key}: expected {expected}")
@@ -70,16 +74,46 @@ def model_settings(path: str | None, section: str) -> dict[str, Any]:
     """Return what a section of the file `path`, one of MODEL_SECTIONS, holds; {} if it has none.
 
     Raises:
-        ConfigError: the file cannot be read, or the section is no mapping.
+        ConfigError: the file cannot be read, or the section is not one of its settings.
     """
     for place, key, value in read_settings(path) if path else ():
         if key == section and value is not None:
-            if not isinstance(value, Mapping):
+            if not isinstance(value, list):
                 raise ConfigError(
                     f"{place}: {key}: its settings belong below it, each with a value"
                 )
-            return dict(value)
+            return _checked(value, _record_of(section))
     return {}
+
+
+def _record_of(section: str) -> type["Struct"]:
+    """Return the record whose fields are the settings of a section."""
+    if section == "llm":
+        from batcher.models.calls import CallSettings  # noqa: PLC0415 - only for what uses it
+
+        return CallSettings
+    from batcher.models.simulated import SimulatedSettings  # noqa: PLC0415 - with it comes numpy
+
+    return SimulatedSettings
+
+
+def _checked(settings: list[Setting], record: type["Struct"]) -> dict[str, Any]:
+    """Return `settings` as a dict.
+
+    Raises:
+        ConfigError: one is no field of `record`, or not what such a field can be.
+    """
+    import msgspec  # noqa: PLC0415 - only when there is a section
+
+    types = {field.name: field.type for field in msgspec.structs.fields(record)}
+    for place, key, value in settings:
+        if key not in types:
+            raise ConfigError(f"{place}: {_unknown(key, sorted(types))}")
+        try:
+            msgspec.convert(value, types[key])
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"{place}: {key}: e{str(error)[1:]}") from None
+    return {setting.key: setting.value for setting in settings}
 
 
 def _known_options(context: typer.Context) -> dict[str, Any]:
@@ -93,8 +127,7 @@ def _known_options(context: typer.Context) -> dict[str, Any]:
     }
 
 
-def _unknown(key: str, known: Iterable[str]) -> str:
-    names = sorted({name.replace("_", "-") for name in known}.union(MODEL_SECTIONS))
-    near = get_close_matches(key.replace("_", "-"), names, n=1)
+def _unknown(key: str, known: Sequence[str]) -> str:
+    near = get_close_matches(key, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
-    return f"unknown setting {key}{hint} (known: {', '.join(names)})"
+    return f"unknown setting {key}{hint} (known: {', '.join(known)})"

@@ -23,7 +23,7 @@ class ConfigError(BatchdecodeError):
 
 
 class Setting(NamedTuple):
-    """One key of the file: its place, for messages, and its value."""
+    """One key of the file: its place, for messages, and its value; a section's are settings."""
 
     place: str
     key: str
@@ -32,7 +32,7 @@ class Setting(NamedTuple):
 
 @cache
 def read_settings(path: str) -> list[Setting]:
-    """Return what the file says at its top level; a model's section is a dict, others scalars.
+    """Return what the file says at its top level; a model's section is a list, others scalars.
 
     Raises:
         ConfigError: it cannot be read, is not YAML, or is something else than settings.
@@ -93,7 +93,7 @@ def _settings(loader: "yaml.SafeLoader", node: "yaml.Node", path: str) -> Iterat
             raise ConfigError(f"{place}: {key} is set in line {first_lines[name]} already")
         first_lines[name] = key_node.start_mark.line + 1
         if isinstance(value_node, yaml.MappingNode) and key in MODEL_SECTIONS:
-            value: Any = {inner.key: inner.value for inner in _settings(loader, value_node, path)}
+            value: Any = list(_settings(loader, value_node, path))
         elif isinstance(value_node, yaml.ScalarNode):
             value = _construct(loader, value_node, f"{place}: {key}")
         else:

@@ -27,7 +27,7 @@ STATES = {
 SAMPLING = st.fixed_dictionaries(
     {"temperature": st.sampled_from([0.3, 1.0, 1.7]), "seed": st.integers(0, 3)},
     optional={
-        "top_k": st.sampled_from([1, 5, 50]),
+        "top_k": st.sampled_from([-1, 0, 1, 5, 50, 600]),
         "top_p": st.sampled_from([0.0, 0.5, 0.95]),
         "min_p": st.sampled_from([0.02, 0.3]),
         "typical_p": st.sampled_from([0.3, 0.9]),
@@ -96,14 +96,15 @@ def control_fields(draw: st.DrawFn) -> dict[str, Any]:
     choice = draw(st.sampled_from([None, SAMPLING, MIROSTAT, BEST_OF, BEAMS, CFG]))
     if choice is not None:
         fields |= draw(choice)
-    fields |= draw(MORE)
-    if choice is not BEAMS and draw(st.booleans()):
-        fields |= draw(CONSTRAINTS)
-        return fields
-    fields |= draw(WEIGHTS) | draw(STOPS)
-    fields["max_tokens"] = max(fields["max_tokens"], fields.get("min_tokens", 0))
-    if choice is not BEAMS and fields["prompt"] and draw(st.booleans()):
+    fields |= draw(MORE) | draw(WEIGHTS) | draw(STOPS)
+    if choice is BEAMS:
+        fields.pop("logprobs", None)
+    if draw(st.booleans()):
+        fields |= {"max_tokens": 14} | draw(CONSTRAINTS) | {"ignore_eos": False}
+    elif fields["prompt"] and draw(st.booleans()):
         fields["heal"] = True
+        fields.pop("bad_words", None)
+    fields["max_tokens"] = max(fields["max_tokens"], fields.get("min_tokens", 0))
     if draw(st.booleans()):
         fields["states"] = STATES
     return fields

@@ -90,6 +90,7 @@ def decoded(
         batch.join(Chunk(slot, prompt, 0))
     for _ in range(num_steps):
         batch.logit_slots = batch.slots
+        batch.logit_slots.flags.writeable = False  # it is the engine's own
         output = model.forward(batch)
         batch.chunks, batch.tokens = [], output.tokens
         assert output.logits.shape == (len(batch.logit_slots), VOCAB_SIZE)

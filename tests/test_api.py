@@ -1,5 +1,8 @@
 """batcher.decode: what a program gets."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -78,6 +81,70 @@ def test_bytes_and_sets_are_not_taken_for_text_and_lists(fields: dict) -> None:
         decode([fields])
 
 
+def nested(depth: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"not": value}
+    return value
+
+
+def cyclic_mapping() -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    value["not"] = value
+    return value
+
+
+def cyclic_list() -> list[Any]:
+    value: list[Any] = ["a"]
+    value.append(value)
+    return value
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -np.inf, np.float32("nan")])
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        (lambda number: {"temperature": number}, "temperature"),
+        (lambda number: {"top_p": np.array(number)}, "top_p"),
+        (lambda number: {"prompt": [1, number]}, "prompt"),
+        (lambda number: {"prompt": np.array([1, number])}, "prompt"),
+        (lambda number: {"logit_bias": {"5": number}}, "5"),
+        (lambda number: {"json_schema": {"enum": [{"x": (0.5, number)}]}}, "x"),
+        (lambda number: {"json_schema": {"const": np.array([[number]], object)}}, "const"),
+    ],
+)
+def test_numbers_that_json_does_not_have_are_refused(
+    number: float, fields: Callable[[float], dict], name: str
+) -> None:
+    with pytest.raises(
+        BatchdecodeError, match=rf"request 2: `{name}` must be finite, not -?(nan|inf)"
+    ):
+        decode([{"prompt": ""}, {"prompt": "x"} | fields(number)])
+
+
+@pytest.mark.parametrize("key", [float("nan"), np.float32("inf"), b"5"])
+def test_keys_that_json_does_not_have_are_refused(key: object) -> None:
+    with pytest.raises(BatchdecodeError, match=r"request 1: a (key|bytes) (must|cannot) be"):
+        decode([{"prompt": "x", "logit_bias": {key: 1.0}}])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"json_schema": nested(5000)},
+        {"json_schema": nested(900)},
+        {"json_schema": cyclic_mapping()},
+        {"stop_sequence": cyclic_list()},
+        {"states": {"start": cyclic_list()}},
+        {"states": cyclic_mapping()},
+    ],
+    ids=["deep", "rather deep", "schema", "stops", "state", "states"],
+)
+def test_what_is_nested_without_end_is_refused(fields: dict) -> None:
+    with pytest.raises(BatchdecodeError, match=r"request '?2'?: .*nested too deep"):
+        decode([{"prompt": ""}, {"prompt": "x"} | fields])
+
+
 def test_a_model_serves_one_engine_at_a_time() -> None:
     model = SimulatedModel()
     first = batcher.Engine(model)
@@ -102,6 +169,17 @@ def test_a_prompt_that_is_changed_later_was_added_as_it_was() -> None:
     assert results[0].tokens == expected
 
 
+def test_other_fields_that_are_changed_later_were_added_as_they_were() -> None:
+    allowed = [48]
+    engine = batcher.Engine(SimulatedModel())
+    engine.add(Request(prompt="", max_tokens=2, allowed_token_ids=allowed))
+    allowed[0] = 49
+    results = []
+    while engine.has_work:
+        results += engine.step().results
+    assert results[0].tokens == [48, 48]
+
+
 def test_an_engine_takes_requests_only() -> None:
     with pytest.raises(BatchdecodeError, match="takes a Request, not a dict"):
         batcher.Engine(SimulatedModel()).add({"prompt": ""})
@@ -118,3 +196,13 @@ def test_every_public_name_can_be_had() -> None:
         assert getattr(batcher, name) is not None
     with pytest.raises(AttributeError):
         batcher.no_such_name  # noqa: B018 - the look-up is the test
+
+
+def test_samples_come_by_index_but_the_best_of_many_best_first() -> None:
+    fields = {"id": "a", "prompt": "Hi", "temperature": 1.0, "logprobs": 0, "max_tokens": 12}
+    everything = decode([{**fields, "n": 6}], batch_size=4)
+    assert [result.index for result in everything] == list(range(6))
+    best = decode([{**fields, "n": 5, "best_of": 6}], batch_size=4)
+    ranked = sorted(everything, key=lambda result: -result.cumulative_logprob)
+    assert [result.index for result in best] == [result.index for result in ranked[:5]]
+    assert [result.index for result in best] != sorted(result.index for result in best)

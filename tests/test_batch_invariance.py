@@ -77,4 +77,15 @@ def test_jumping_ahead_changes_no_output(requests: list[Request]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Row, "may_jump", False)
         walking = decode(named(requests), 4)
-    assert in_order(jumping) == in_order(walking)
+    assert without_messages(jumping) == without_messages(walking)
+
+
+def without_messages(outputs: Outputs) -> Outputs:
+    """An error names its step, which jumps bring forward."""
+    return {
+        request_id: [
+            replace(result, error=result.error and replace(result.error, message=""))
+            for result in results
+        ]
+        for request_id, results in in_order(outputs).items()
+    }

@@ -214,6 +214,74 @@ def test_a_slot_freed_by_an_abort_is_refilled_at_once() -> None:
     assert results[1].steps.admitted == 1
 
 
+def test_samples_that_arrive_together_wait_in_the_order_of_their_requests() -> None:
+    requests = [
+        Request(id=name, prompt=[5], max_tokens=1, temperature=1.0, n=2, arrival_time=1)
+        for name in "ba"
+    ]
+    events, _ = run(requests, 1)
+    admitted = [(event.id, event.index) for event in events if isinstance(event, AdmitEvent)]
+    assert admitted == [("b", 0), ("b", 1), ("a", 0), ("a", 1)]
+
+
+def test_an_abort_ends_all_samples_of_a_request_those_that_wait_too() -> None:
+    engine = Engine(SimulatedModel(), 2)
+    engine.add(Request(id="a", prompt=[5], temperature=1.0, n=5, ignore_eos=True, max_tokens=9))
+    engine.step()
+    engine.abort("a")
+    _, results = drain(engine)
+    ends = [(result.index, result.finish_reason, len(result.tokens)) for result in results]
+    assert ends == [(index, "aborted", int(index < 2)) for index in range(5)]
+    assert (engine.num_running, engine.num_waiting) == (0, 0)
+
+
+def test_a_known_result_that_never_held_a_slot_holds_none_again() -> None:
+    engine = Engine(SimulatedModel(), 1)
+    engine.add(plain("a", 3))
+    engine.add(plain("b", 3))
+    engine.step()
+    engine.abort("b")
+    _, results = drain(engine)
+    [known] = [result for result in results if result.id == "b"]
+    again = Engine(SimulatedModel(), 1)
+    again.add(plain("b", 3), known={0: known})
+    events, results = drain(again)
+    assert [type(event) for event in events] == [ArriveEvent, FinishEvent]
+    assert (results, again.num_steps) == ([], 0)
+
+
+def test_of_equal_arrival_times_the_place_decides_not_the_order_of_adding() -> None:
+    engine = Engine(SimulatedModel(), 1)
+    engine.add(plain("b", 1), place=1)
+    engine.add(plain("a", 1), place=0)
+    _, results = drain(engine)
+    assert [result.id for result in results] == ["a", "b"]
+
+
+def test_an_abort_in_the_queue_makes_room_for_another_request() -> None:
+    engine = Engine(SimulatedModel(), 2)
+    for name in "abc":
+        engine.add(plain(name, 9))
+    engine.step()
+    assert not engine.wants_request
+    engine.abort("a")
+    assert not engine.wants_request
+    engine.abort("c")
+    assert engine.wants_request
+
+
+@pytest.mark.parametrize("aborted", range(9))
+def test_an_abort_leaves_the_order_of_all_that_are_to_come(aborted: int) -> None:
+    times = [1.0, 2, 6, 3, 4, 7, 8, 5, 9]
+    engine = Engine(SimulatedModel(), 1)
+    for number, time in enumerate(times):
+        engine.add(plain(str(number), 1, arrival_time=10 * time))
+    engine.abort(str(aborted))
+    events, _ = drain(engine)
+    arrived = [event.time for event in events if isinstance(event, ArriveEvent)]
+    assert arrived == sorted(10 * time for n, time in enumerate(times) if n != aborted)
+
+
 def check_tokens(requests: list[Request], results: list[Result], language: Language) -> None:
     """Invariants 1 and 7: one result for each request, with the tokens of decoding it alone."""
     assert sorted(place_of(result) for result in results) == list(range(len(requests)))

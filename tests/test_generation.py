@@ -5,6 +5,7 @@ import gc
 import threading
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -65,6 +66,8 @@ def test_max_tokens_ends_it_without_a_stop_token(max_tokens: int, expected: list
 def test_a_prompt_may_be_any_sequence_and_hold_the_stop_token() -> None:
     assert generate((STOP,), LLM()) == [1, 2, 3, 4, STOP]
     assert generate(range(6), LLM())[-1] == STOP
+    assert generate(iter([0, 1]), llm := LLM()) == [2, 3, 4, STOP]
+    assert llm.calls[0] == [0, 1]
 
 
 def test_it_goes_on_until_the_stop_token_however_long_that_takes() -> None:
@@ -174,6 +177,8 @@ def test_an_llm_that_fails_at_once_is_an_error_too() -> None:
         lambda: generate([0], LLM(), max_tokens=-1),
         lambda: generate([[0]], LLM()),
         lambda: generate("abc", LLM()),
+        lambda: generate(None, LLM()),
+        lambda: generate(5, LLM()),
         lambda: generate_many([0], LLM(), 0),
         lambda: generate_many([0], LLM(), 2, temperature=-1.0),
         lambda: generate_many([0], LLM(), 2, temperature=0.0),
@@ -192,14 +197,15 @@ def test_an_llm_is_not_asked_about_what_is_not_valid() -> None:
 
 
 def test_what_is_no_llm_is_a_clear_error() -> None:
-    with pytest.raises(BatchdecodeError, match="it lacks next_token_logits or get_stop_token_id"):
+    with pytest.raises(BatchdecodeError, match="it lacks next_token_logits and get_stop_token_id"):
         generate([0], object())
     small = LLM()
     small.vocab_size = 5
     with pytest.raises(BatchdecodeError, match="eos_token_id 5 is not below vocab_size 5"):
         generate([0], small)
-    with pytest.raises(BatchdecodeError, match="batch size"):
-        generate_many([0], LLM(), 2, batch_size=-1)
+    for batch_size in (-1, 0, 1.5, "2"):
+        with pytest.raises(BatchdecodeError, match="batch size"):
+            generate_many([0], LLM(), 2, batch_size=batch_size)
 
 
 def test_nothing_is_left_behind() -> None:
@@ -211,3 +217,27 @@ def test_nothing_is_left_behind() -> None:
     for thread in set(threading.enumerate()) - before:
         thread.join(5)
     assert set(threading.enumerate()) <= before
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        CallSettings(max_concurrency=0),
+        CallSettings(timeout=-1),
+        CallSettings(timeout="x"),  # type: ignore[arg-type]  # the mistake
+        CallSettings(max_attempts=0),
+        {"timeout": -2},
+        7,
+        object(),
+    ],
+    ids=str,
+)
+def test_settings_out_of_their_range_are_refused_before_any_call(settings: Any) -> None:
+    for function, more in ((generate, ()), (generate_many, (2,))):
+        with pytest.raises(BatchdecodeError, match="call settings"):
+            function([1], LLM(), *more, call_settings=settings)
+
+
+def test_a_class_is_no_llm() -> None:
+    with pytest.raises(BatchdecodeError, match="give an object"):
+        generate([1], LLM)  # type: ignore[arg-type]  # the mistake

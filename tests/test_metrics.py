@@ -11,6 +11,7 @@ from reference_units import PROMPT_TOKENS, beams, guided, play_units, samples, u
 from batcher.events import (
     AdmitEvent,
     ArriveEvent,
+    DropEvent,
     FinishEvent,
     JumpEvent,
     RejectEvent,
@@ -342,3 +343,13 @@ def test_the_numbers_of_constraints_are_those_that_were_noted_last():
     metrics.note_constraints(1, 20)
     metrics.note_constraints(3, 70)
     assert metrics.summary().constraints == ConstraintCounts(compiled=3, cache_hits=70)
+
+
+def test_samples_without_a_result_are_no_outputs():
+    run = play_units(samples("s", 2, 3, 4), 3)
+    drops = [DropEvent(3, 3.0, "s", index, "length") for index in (0, 2)]
+    summary = metrics_of([*run.events[:-1], *drops, run.events[-1]]).summary()
+    assert (summary.requests, summary.outputs, summary.ok) == (1, 1, 1)
+    assert summary.finish_reasons == FinishCounts(stop=0, length=1, error=0, aborted=0)
+    assert summary.unfinished == 0
+    assert summary.busy_slot_steps == 2 + 3 + 4

@@ -8,6 +8,7 @@ from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import (
     AdmitEvent,
     ArriveEvent,
+    DropEvent,
     EndEvent,
     FinishEvent,
     ForkEvent,
@@ -157,6 +158,10 @@ def fork(number, slot, parent, step=0, index=0):
     return ForkEvent(step, float(step), f"r{number}", index, slot, parent)
 
 
+def drop(number, step=0, reason="length", index=0):
+    return DropEvent(step, float(step), f"r{number}", index, reason)
+
+
 BEAMS = [admit(0, 0, role="beam"), admit(0, 1, index=1, role="beam")]
 
 
@@ -209,6 +214,16 @@ def test_a_request_that_still_waits_does_so_up_to_the_last_known_step():
         ("'r0~' leaves slot 0", [RUN, admit(0, 0), finish(0, 0, role="negative")]),
         ("'r0' leaves slot 0", [RUN, admit(0, 0), finish(0, 0, role="beam")]),
         ("'r0#1' leaves slot 0", [RUN, admit(0, 0), finish(0, 0, index=1)]),
+        ("'r0' is dropped in step 0, and has not finished", [RUN, drop(0)]),
+        ("'r0' is dropped", [RUN, arrive(0), admit(0, 0), drop(0)]),
+        ("'r0#1' is dropped", [RUN, admit(0, 0), finish(0, 0), drop(0, index=1)]),
+        ("'r0' is dropped", [RUN, *BEAMS, finish(0, 0, role="beam"), drop(0)]),
+        ("'r0' is dropped", [RUN, admit(0, 0), finish(0, 0), drop(0), drop(0)]),
+        ("'r0' is dropped", [RUN, admit(0, 0), finish(0, 0), admit(0, 0, 1), drop(0, 1)]),
+        (
+            "with the reason 'stop', not 'length'",
+            [RUN, admit(0, 0), finish(0, 0), drop(0, 0, "stop")],
+        ),
     ],
 )
 def test_events_that_contradict_each_other_are_refused(complaint, events):
@@ -383,3 +398,18 @@ def test_what_happened_to_an_id_is_not_told_of_the_next_that_has_it():
         (1, 0, 0),
         (1, 0, 0),
     ]
+
+
+def test_a_dropped_sample_is_known_by_its_span():
+    run = [RUN, admit(0, 0), admit(0, 1, index=1), finish(0, 0), finish(0, 1, 1, index=1)]
+    timeline = Timeline.from_events([*run, drop(0, 1), admit(0, 0, 2)])
+    assert [(span.start, span.index, span.dropped) for span in timeline.spans] == [
+        (0, 0, True),
+        (0, 1, False),
+        (2, 0, False),
+    ]
+
+
+def test_a_sample_that_never_had_a_slot_may_be_dropped():
+    events = [RUN, arrive(0), finish(0, None), drop(0)]
+    assert Timeline.from_events(events).spans == []

@@ -9,6 +9,7 @@ import numpy as np
 from batcher.decoding.machine import StateMachine
 from batcher.models.base import REPLACEMENT, IntArray
 
+MAX_BEYOND = 2**16  # ids beyond the tokenizer's that have columns of their own
 END_OF_TEXT = 256  # in the place of a byte that follows
 NUM_SECONDS = 257
 
@@ -16,16 +17,18 @@ NUM_SECONDS = 257
 class TokenColumns:
     """The columns of a vocabulary.
 
-    Every id has a column of its own, unless the model takes any id: then those beyond the
-    tokenizer's share the last column, but for the ones that are asked for.
+    Every id has a column of its own, unless the model takes any id, or many more than the tokenizer
+    knows: then those beyond the tokenizer's share the last column, but for the ones that are asked
+    for.
 
     vocab_size: None for a model that takes any id.
     """
 
     def __init__(self, token_bytes: Sequence[bytes], vocab_size: int | None) -> None:
         self._token_bytes = token_bytes[:vocab_size]
-        self._takes_any_id = vocab_size is None
-        self._num_plain = len(token_bytes) if vocab_size is None else vocab_size
+        num_known = len(self._token_bytes)
+        self._takes_any_id = vocab_size is None or vocab_size - num_known > MAX_BEYOND
+        self._num_plain = num_known if vocab_size is None or self._takes_any_id else vocab_size
         self._asked_for: IntArray = np.zeros(0, np.int64)  # ascending ids
         self._column_of: dict[int, int] = {}  # of those
 

@@ -81,6 +81,8 @@ def _arguments(span: Span) -> dict[str, Any]:
         arguments["role"] = span.role
     if span.jumped:
         arguments["jumped"] = span.jumped
+    if span.dropped:
+        arguments["dropped"] = True
     if span.forks:
         arguments["forks"] = span.forks
     return arguments

@@ -32,6 +32,24 @@ OBJECT_FIELDS = ("logit_bias", "json_schema", "states")
 TRANSITION_FIELDS = Transition.__struct_fields__
 BODY_FIELDS = (*(name for name in REQUEST_FIELDS if name != "id"), *SUPPORTED_VALUES)
 
+# What other tools call a field of ours.
+OTHER_NAMES = {
+    "grammar": "gbnf",
+    "guidance_scale": "cfg_scale",
+    "guided_choice": "choice",
+    "guided_json": "json_schema",
+    "guided_regex": "regex",
+    "max_completion_tokens": "max_tokens",
+    "max_new_tokens": "max_tokens",
+    "n_predict": "max_tokens",
+    "num_return_sequences": "n",
+    "repeat_penalty": "repetition_penalty",
+    "response_format": "json_schema",
+    "stop_strings": "stop",
+    "stop_token_ids": "stop_token",
+    "token_healing": "heal",
+}
+
 _HINT = "did you mean `{}`?"
 
 # A problem, its path being the one in the line, and its place if that is not the value at the path.
@@ -285,6 +303,8 @@ def _explain_undecodable(line: bytes, line_number: int, error: UnicodeDecodeErro
 def _suggest(name: str, allowed: tuple[str, ...]) -> str | None:
     if allowed is ROW_FIELDS and name in BODY_FIELDS:
         return "it belongs inside `body`"
+    if OTHER_NAMES.get(name) in allowed:
+        return _HINT.format(OTHER_NAMES[name])
     import difflib  # noqa: PLC0415  # only bad lines pay for it
 
     matches = difflib.get_close_matches(name.lower(), allowed, n=1)

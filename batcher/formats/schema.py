@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from batcher.errors import InvariantError
-from batcher.events import Event
+from batcher.events import Event, TokenEvent
 from batcher.formats.decoders import RequestLine
 from batcher.formats.line_problems import NOT_NULL
 from batcher.formats.openai import SUPPORTED_VALUES, BatchRow
@@ -23,12 +23,12 @@ Schema = dict[str, Any]
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 TYPES: dict[Kind, tuple[type, ...]] = {
     "request": (RequestLine, BatchRow),
-    "result": (Result, ResultRow),
+    "result": (Result, ResultRow, TokenEvent),
     "trace": get_args(Event),
 }
 TITLES: dict[Kind, str] = {
     "request": "One line of a requests file: a request, or an OpenAI Batch row",
-    "result": "One line of the results: a result, or an OpenAI Batch row",
+    "result": "One line of the results: a result, an OpenAI Batch row, or a token event (--stream)",
     "trace": "One line of a trace; readers skip events they do not know",
 }
 

@@ -34,5 +34,6 @@ def encode_csv(timeline: Timeline, selection: Selection = EVERYTHING) -> Iterato
     for span in timeline.select_spans(selection):
         buffer.seek(0)
         buffer.truncate()
-        writer.writerow(msgspec.structs.astuple(span)[: len(_CSV_FIELDS)])
+        *cells, dropped = msgspec.structs.astuple(span)[: len(_CSV_FIELDS)]
+        writer.writerow([*cells, "true" if dropped else "false"])
         yield buffer.getvalue().encode()

@@ -6,8 +6,10 @@ interpreter; they end when the object that started them is gone.
 
 import weakref
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
-from threading import Semaphore, Thread
+from threading import Event, Semaphore, Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -24,10 +26,10 @@ class BackgroundLoop:
     def __init__(self) -> None:
         import asyncio  # noqa: PLC0415 - only models that need it pay for it
 
-        self._loop = asyncio.new_event_loop()
-        end = self._loop.create_future()
-        Thread(target=_run_until, args=(end,), name="batcher-loop", daemon=True).start()
-        stop = weakref.finalize(self, self._loop.call_soon_threadsafe, end.set_result, None)
+        self._loop, is_over = asyncio.new_event_loop(), Event()
+        work = (self._loop, is_over)
+        Thread(target=_run_until_over, args=work, name="batcher-loop", daemon=True).start()
+        stop = weakref.finalize(self, self._loop.call_soon_threadsafe, partial(_end, *work))
         stop.atexit = False  # the thread is a daemon
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
@@ -63,15 +65,22 @@ class Workers:
         return future
 
 
-def _run_until(end: "asyncio.Future[None]") -> None:
-    """Run the loop of `end` until that is there, then cancel what is left in it and close it."""
+def _run_until_over(loop: "asyncio.AbstractEventLoop", is_over: Event) -> None:
+    """Run `loop` until that is set, then cancel what is left in it and close it.
+
+    What runs in it is others' code: that can stop it, and no task is safe from being cancelled.
+    """
     import asyncio  # noqa: PLC0415 - as above
 
-    async def wait() -> None:
-        await end
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        while not is_over.is_set():
+            with suppress(BaseException):  # SystemExit passes through a loop
+                runner.get_loop().run_forever()
 
-    with asyncio.Runner(loop_factory=end.get_loop) as runner:
-        runner.run(wait())
+
+def _end(loop: "asyncio.AbstractEventLoop", is_over: Event) -> None:
+    is_over.set()
+    loop.stop()
 
 
 def _work(jobs: "SimpleQueue[Job | None]", num_idle: Semaphore) -> None:

@@ -37,8 +37,8 @@ class Batch:
     chunks: the rows that bring tokens of their own this step.
     tokens: [num_slots] for every other row, the token it generated in the step before; the model
     may write in it.
-    logit_slots: [logit rows] the slots whose logits are wanted, ascending; the model's token for
-    them, if it has one, is not used.
+    logit_slots: [logit rows] the slots whose logits are wanted, ascending, to be read only; the
+    model's token for them, if it has one, is not used.
     """
 
     __slots__ = ("_is_occupied", "chunks", "logit_slots", "tokens")

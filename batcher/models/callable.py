@@ -88,7 +88,9 @@ class CallableModel:
         try:
             answer = self._model_next(prefixes)
             answers = list(islice(answer, num_rows + 1)) if isinstance(answer, Iterable) else None
-        except (Exception, SystemExit) as error:  # whatever a user's code raises is its failure
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # whatever a user's code raises is its failure
             raise ModelError(f"{self.name} raised {describe(error)}") from error
         if answers is None or len(answers) != num_rows:
             raise ModelError(f"{self.name} returned {_count(answers, answer, num_rows)}")

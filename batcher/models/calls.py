@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Annotated, Any, TypeVar
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, ValidationError, convert
+from msgspec.structs import asdict
 
-from batcher.errors import describe
+from batcher.errors import BatchdecodeError, describe
 from batcher.models.background import BackgroundLoop, Workers
 
 T = TypeVar("T")
@@ -38,6 +39,22 @@ class CallSettings(Struct, frozen=True, forbid_unknown_fields=True):
     timeout: Annotated[float, Meta(gt=0, le=86400)] = 60.0  # of each attempt
     max_attempts: Annotated[int, Meta(ge=1, le=100)] = 4
     backoff: Annotated[float, Meta(ge=0, le=MAX_BACKOFF)] = 0.5  # before the second attempt
+
+
+def checked_settings(settings: CallSettings | None) -> CallSettings:
+    """Return `settings`, by default the usual ones.
+
+    Raises:
+        BatchdecodeError: one is out of its range.
+    """
+    if settings is None:
+        return CallSettings()
+    try:  # an object that is one already would not be looked at
+        return convert(
+            asdict(settings) if isinstance(settings, CallSettings) else settings, CallSettings
+        )
+    except ValidationError as error:
+        raise BatchdecodeError(f"call settings: {error}") from None
 
 
 class CallFailure(Exception):  # noqa: N818 - it is handed out more often than raised
@@ -73,7 +90,13 @@ class Calls:
         arguments: every attempt gets copies of them.
         read: what an answer stands for; a ValueError says that it is garbage, and is retried.
         """
-        return self._loop.run(self._run_all(function, arguments, read))
+        from concurrent.futures import CancelledError  # noqa: PLC0415 - as above
+
+        try:
+            return self._loop.run(self._run_all(function, arguments, read))
+        except CancelledError:  # nobody here does that: a call did it to all tasks of the loop
+            failure = CallFailure("was cancelled from within", is_worth_retry=False)
+            return [failure for _ in arguments]
 
     async def _run_all(
         self, function: Function, arguments: Sequence[Arguments], read: Callable[[Any], T]
@@ -126,6 +149,8 @@ class Calls:
             return read(answer)
         except ValueError as error:
             raise CallFailure(f"returned {error}", is_worth_retry=True) from None
+        except BaseException as error:  # noqa: BLE001 - an answer may hold code of its own
+            raise _failure(error) from None
 
     async def _call(self, function: Function, arguments: Arguments) -> Any:
         """Return the answer of one call; a CallFailure, not raised, if it raised something."""

@@ -20,7 +20,7 @@ class CheckedModel:
     def __init__(self, inner: Model) -> None:
         self.inner = inner
         self.gives: Kind = getattr(inner, "gives", "tokens")
-        self._prefixes = None if hasattr(inner, "fork") else Prefixes()
+        self._prefixes = None if callable(getattr(inner, "fork", None)) else Prefixes()
         self._forked: set[int] = set()  # slots whose rows `inner` has not been told of
         self.name, self.settings, self.tokenizer = inner.name, inner.settings, inner.tokenizer
         self.vocab_size, self.eos_token_id = inner.vocab_size, inner.eos_token_id
@@ -38,7 +38,7 @@ class CheckedModel:
             self._prefixes.clear()
         try:
             self.inner.allocate(num_slots)
-        except (Exception, SystemExit) as error:  # as in forward
+        except (Exception, SystemExit) as error:  # not what breaks off a wait for it
             message = f"{self.name} cannot make room for {num_slots} rows: {describe(error)}"
             raise BatchdecodeError(message) from error
 
@@ -56,7 +56,9 @@ class CheckedModel:
             return
         try:
             self.inner.fork(source, target)
-        except (Exception, SystemExit) as error:  # as in forward
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # as in forward
             message = f"{self.name} cannot fork slot {source}: {describe(error)}"
             raise BatchdecodeError(message) from error
 
@@ -73,7 +75,9 @@ class CheckedModel:
                 return
         try:
             self.inner.release(slot)
-        except (Exception, SystemExit) as error:  # as in forward
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # as in forward
             message = f"{self.name} cannot release slot {slot}: {describe(error)}"
             raise BatchdecodeError(message) from error
 
@@ -97,9 +101,9 @@ class CheckedModel:
             failed = dict(output.failed)
             answered = np.asarray(output.tokens) if token_slots.size else None
             logits = np.asarray(output.logits) if logit_slots.size else None
-        except ModelError:
+        except (ModelError, KeyboardInterrupt):
             raise
-        except (Exception, SystemExit) as error:  # whatever another's code raises is its failure
+        except BaseException as error:  # whatever another's code raises is its failure
             raise ModelError(f"{self.name} raised {describe(error)}") from error
         if not failed.keys() <= set(slots.tolist()):
             raise ModelError(f"{self.name} failed rows that it was not asked for: {list(failed)}")

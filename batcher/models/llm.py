@@ -14,7 +14,7 @@ from msgspec import structs
 from batcher.errors import BatchdecodeError
 from batcher.models.base import Batch, FloatArray, ModelOutput, Tokenizer
 from batcher.models.byte_tokenizer import ByteTokenizer
-from batcher.models.calls import CallFailure, Calls, CallSettings
+from batcher.models.calls import CallFailure, Calls, CallSettings, checked_settings
 from batcher.models.logits import read_logits, shown
 from batcher.models.prefixes import Prefixes
 from batcher.request import MAX_INT
@@ -45,7 +45,7 @@ class LLMModel:
     stop token alone, to count them; the first step does not ask for those again.
 
     Raises:
-        BatchdecodeError: no answer to these could be had.
+        BatchdecodeError: no answer to these could be had, or a setting is out of its range.
     """
 
     gives: Literal["logits"] = "logits"
@@ -57,7 +57,7 @@ class LLMModel:
         call_settings: CallSettings | None = None,
         probe: Sequence[int] | None = None,
     ) -> None:
-        call_settings = call_settings or CallSettings()
+        call_settings = checked_settings(call_settings)
         self.name = name or type(llm).__qualname__
         own_settings = {"settings": llm.settings} if hasattr(llm, "settings") else {}
         self.settings: dict[str, Any] = {"llm": structs.asdict(call_settings), **own_settings}
@@ -135,10 +135,10 @@ class LLMModel:
         return answer
 
 
-def is_llm(model: object) -> bool:
-    """Return whether `model` has the methods of an LLM."""
+def missing_methods(model: object) -> list[str]:
+    """Return the methods that `model` lacks to be an LLM."""
     methods = ("next_token_logits", "get_stop_token_id")
-    return all(callable(getattr(model, method, None)) for method in methods)
+    return [method for method in methods if not callable(getattr(model, method, None))]
 
 
 def _read_token_id(answer: Any) -> int:

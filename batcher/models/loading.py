@@ -15,11 +15,14 @@ from batcher.models.base import Kind, Model
 from batcher.models.callable import CallableModel, ModelNext
 from batcher.models.calls import CallSettings
 from batcher.models.checked import CheckedModel
-from batcher.models.llm import LLM, LLMModel, is_llm
+from batcher.models.llm import LLM, LLMModel, missing_methods
+from batcher.models.logits import shown
 from batcher.models.simulated import SimulatedModel, SimulatedSettings
 from batcher.request import MAX_INT
 
 S = TypeVar("S", bound=msgspec.Struct)
+
+MAX_LOGITS = 2**24  # of a row: larger than any vocabulary, and a row of them is 64 MiB
 
 
 def load_model(
@@ -59,20 +62,20 @@ def as_model(
     """
     if isinstance(model, type):
         model = _instance(model)
-    if isinstance(model, SimulatedModel | CallableModel | LLMModel | CheckedModel):
-        return model
     adapted: Model
-    if hasattr(model, "forward") and hasattr(model, "allocate"):
+    if isinstance(model, SimulatedModel | CallableModel | LLMModel | CheckedModel):
+        adapted = model
+    elif hasattr(model, "forward") and hasattr(model, "allocate"):
         try:
             adapted = CheckedModel(cast(Model, model))
         except AttributeError as error:
             raise BatchdecodeError(f"{name or repr(model)} is no Model: {error}") from None
-    elif is_llm(model):
+    elif not missing_methods(model):
         adapted = LLMModel(cast(LLM, model), name, call_settings)
     elif callable(model):
         adapted = CallableModel(cast(ModelNext, model), name)
     else:
-        raise BatchdecodeError(f"{name or repr(model)} is neither a Model nor an LLM nor callable")
+        raise BatchdecodeError(f"{name or repr(model)} is {_what_it_is_not(model)}")
     check_description(adapted)
     return adapted
 
@@ -101,12 +104,22 @@ def check_description(model: Model) -> None:
         fault = f"eos_token_id {eos} is not below vocab_size {size}"
     if fault is None and size is None and model.gives != "tokens":
         fault = "vocab_size is None, and it gives logits"
+    largest = MAX_INT + 1 if model.gives == "tokens" else MAX_LOGITS
+    if fault is None and size is not None and size > largest:
+        fault = f"vocab_size {shown(size)} is above {largest}"
     try:
         msgspec.json.encode(model.settings)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         fault = f"settings do not fit into JSON: {error}"
     if fault is not None:
         raise BatchdecodeError(f"model {model.name}: its {fault}")
+
+
+def _what_it_is_not(model: object) -> str:
+    missing = missing_methods(model)
+    if len(missing) == 1:
+        return f"neither a Model nor an LLM, which would need {missing[0]}, nor callable"
+    return "neither a Model nor an LLM nor callable"
 
 
 def _settings(given: Mapping[str, Any], kind: type[S], whose: str) -> S:

@@ -55,15 +55,17 @@ class BeamRows:
 
         reason: why the search has ended.
         """
-        reason = "length" if reason == "stop" else reason  # of those that have not stopped
+        is_done = reason in {"stop", "length"}
+        cut = "length" if is_done else reason
         found = [
             Generated(
                 beam.tokens,
-                "stop" if beam.has_ended else reason,
-                score=round(beam.score, NUM_DIGITS),
+                "stop" if beam.has_ended else cut,
+                score=None if reason == "error" else round(beam.score, NUM_DIGITS),
             )
             for beam in self._search.results()
         ]
         message = f"beam search found {len(found)} outputs, not {self._num_results}"
-        missing = Generated([], reason, failure=Failure("too-few-outputs", message))
+        failure = Failure("too-few-outputs", message) if is_done else None
+        missing = Generated([], cut, failure=failure)
         return found + [missing] * (self._num_results - len(found))

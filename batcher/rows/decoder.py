@@ -132,6 +132,8 @@ class Decoder:
 
     def _close_row(self, slot: int, row: Row, generated: Generated) -> Generated:
         if row.stream is not None:
+            if row.untold:
+                self._streamed += row.stream.push(row.untold, self._step)
             self._streamed += row.stream.finish(self._step)
         generated = row.check(generated, self._tokenizer.token_bytes, self._eos_token_id)
         if row.sequence.request.logprobs is not None:
@@ -169,9 +171,7 @@ class Decoder:
         stopped: list[int] = []
         forks: list[tuple[int, int]] = []
         for slot, row in self._rows.items():
-            if row.has_to_go_on and row.num_tokens + 1 >= row.sequence.request.min_tokens:
-                row.has_to_go_on = False
-                self._machines.switch(slot, row.machine)
+            self._let_end(slot, row)
         if self._sampler is not None and self.logit_slots is not NO_SLOTS:
             sampled = self._sample(self._sampler, output, failed)
             tokens[self.logit_slots] = sampled.tokens[self.logit_slots]
@@ -217,7 +217,9 @@ class Decoder:
             masks = Masks(np.array(list(constraints)), allowed)
         sampled = sampler.sample(output.logits, masks, output.failed)
         for slot, failure in sampled.failed.items():
-            failed.setdefault(self._leaders.get(slot, slot), failure)
+            why = constraints[slot].failure if slot in constraints else None
+            told = failure if why is None else Failure("constraint-error", why)
+            failed.setdefault(self._leaders.get(slot, slot), told)
         for slot, logprob in sampled.logprobs.items():
             self._rows[slot].logprobs.append(logprob)
         return sampled
@@ -230,7 +232,7 @@ class Decoder:
         for leader, beams in self._beams.items():
             if leader in failed:
                 continue
-            step = beams.advance(sampled.beam_scores, self._machines.would_end)
+            step = beams.advance(sampled.beam_scores, self._would_end)
             if step is None:
                 done.append(leader)
                 if beams.failure is not None:
@@ -248,6 +250,18 @@ class Decoder:
                 sampler.append(slot, token)
         return done, forks
 
+    def _let_end(self, slot: int, row: Row) -> None:
+        """Watch for the end of a row from now on if its next token may be the last."""
+        if row.has_to_go_on and row.num_tokens + 1 >= row.sequence.request.min_tokens:
+            row.has_to_go_on = False
+            self._machines.switch(slot, row.machine)
+
+    def _would_end(self, slot: int, token: int) -> bool:
+        """Return whether `token` would be the last of the row in `slot`."""
+        row = self._rows[slot]
+        is_end = row.constraint is not None and token == self._eos_token_id
+        return is_end or self._machines.would_end(slot, token)
+
     def _look_at_rows(self, given: Mapping[int, int], stopped: list[int]) -> dict[int, list[int]]:
         """Move on the rows of which more is known than tables hold; return what was forced.
 
@@ -258,8 +272,10 @@ class Decoder:
         for slot, token in given.items():
             row, tokens = self._rows[slot], [token]
             row.num_tokens += 1
+            is_cut_short = False
             if row.constraint is not None and slot not in has_stopped:
-                if token == self._eos_token_id:  # below min_tokens, but nothing else was left
+                is_cut_short = token == self._eos_token_id  # below min_tokens: nothing else is left
+                if is_cut_short:
                     stopped.append(slot)
                 else:
                     row.follow(token)
@@ -268,7 +284,8 @@ class Decoder:
                 self._history.extend(slot, tokens[1:])
                 jumps[slot] = tokens
             if row.stream is not None:
-                self._streamed += row.stream.push(row.untold + tokens, self._step)
+                told = row.stream.end if is_cut_short else row.stream.push
+                self._streamed += told(row.untold + tokens, self._step)
                 row.untold = []
         return jumps
 
@@ -283,6 +300,7 @@ class Decoder:
             token = row.constraint.forced_token()
             if token is None:
                 break
+            self._let_end(slot, row)
             if self._machines.would_end(slot, token):
                 break
             self._machines.advance_row(slot, token)

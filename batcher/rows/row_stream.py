@@ -23,7 +23,14 @@ class RowStream:
 
     def push(self, tokens: list[int], step: int) -> list[TokenEvent]:
         """Return the events of the `tokens` a step has given; the first one tells all of them."""
-        pieces = [piece for token in tokens for piece in self._pieces(self._stream.push(token))]
+        return self._told(tokens, tokens, step)
+
+    def end(self, tokens: list[int], step: int) -> list[TokenEvent]:
+        """Return the events of tokens of which the last is EOS, though no stop acts there yet."""
+        return self._told(tokens, tokens[:-1], step)
+
+    def _told(self, tokens: list[int], with_text: list[int], step: int) -> list[TokenEvent]:
+        pieces = [piece for token in with_text for piece in self._pieces(self._stream.push(token))]
         return self._events(tokens, _joined(pieces) or [("", None)], step)
 
     def finish(self, step: int) -> list[TokenEvent]:

@@ -49,13 +49,16 @@ def _check_beams(request: Request) -> Conflicts:
         "temperature": request.temperature != 0,
         "mirostat": request.mirostat != 0,
         "best_of": request.best_of is not None,
-        "cfg_scale": request.cfg_scale != 1,
     }
     for name in (name for name, is_given in given.items() if is_given):
         message = f"`{name}` cannot go with `num_beams` {request.num_beams}: beams are not sampled"
-        if name == "cfg_scale":
-            message = "`cfg_scale` cannot go with beams: a beam has no negative prompt beside it"
         yield _make(name, "num_beams", message)
+    if request.cfg_scale != 1:
+        message = "`cfg_scale` cannot go with beams: a beam has no negative prompt beside it"
+        yield _make("cfg_scale", "num_beams", message)
+    if request.logprobs is not None:
+        message = "`logprobs` cannot go with beams, which are told by the `score` of the whole"
+        yield _make("logprobs", "num_beams", message)
     if request.n > request.num_beams:
         message = f"`n` is {request.n}, but {request.num_beams} beams give no more outputs"
         yield _make("n", "num_beams", message)
@@ -131,6 +134,9 @@ def _check_constraints(request: Request) -> Conflicts:
 def _check_heal(request: Request) -> Conflicts:
     if request.heal and not request.prompt:
         yield _make("heal", "prompt", "`heal` needs a prompt with at least one token")
+    if request.heal and request.bad_words:
+        message = "`bad_words` cannot go with `heal`, which writes the end of the prompt anew"
+        yield _make("bad_words", "heal", message)
 
 
 def _check_states(request: Request) -> Conflicts:

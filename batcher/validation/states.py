@@ -11,8 +11,7 @@ from batcher.validation.values import (
     MAX_SHOWN,
     Path,
     Problems,
-    check_string,
-    check_token_ids,
+    check_text_or_tokens,
     is_text,
     quote,
     show,
@@ -95,10 +94,7 @@ def _check_transition(
         yield wrong("invalid-type", path, "an object with `on` and `to`", transition)
         return
     on: object = transition.on
-    if isinstance(on, list):
-        yield from check_token_ids(on, (*path, "on"), target)
-    else:
-        yield from check_string(on, (*path, "on"), "a string or a list of token ids")
+    yield from check_text_or_tokens(on, (*path, "on"), target, "give one transition for each text")
     yield from check_marker(on, (*path, "on"))
     to: object = transition.to
     if to is None:

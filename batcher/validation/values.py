@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from msgspec.structs import replace
+
 from batcher.errors import FieldProblem
 from batcher.request import MAX_INT, Request
 from batcher.validation.target import Target
@@ -87,10 +89,21 @@ def check_strings(values: object, path: Path) -> Problems:
 
 def check_prompt(value: object, path: Path, target: Target) -> Problems:
     """Yield the problems of what is neither text nor token ids."""
-    if isinstance(value, list):
-        yield from check_token_ids(value, path, target)
-    else:
+    yield from check_text_or_tokens(value, path, target, "give one prompt a line")
+
+
+def check_text_or_tokens(value: object, path: Path, target: Target, if_several: str) -> Problems:
+    """Yield the problems of what is neither text nor token ids.
+
+    if_several: what helps whoever gives a list of texts or of lists.
+    """
+    if not isinstance(value, list):
         yield from check_string(value, path, "a string or a list of token ids")
+        return
+    are_several = all(isinstance(item, str | list) for item in value)
+    for problem in check_token_ids(value, path, target):
+        is_bare = are_several and problem.hint is None
+        yield replace(problem, hint=if_several) if is_bare else problem
 
 
 def check_token_ids(values: list[Any], path: Path, target: Target) -> Problems:

@@ -27,13 +27,15 @@ class KnownResults(Protocol):
 class Answer(Struct, gc=False):
     """What is written at once for one line of the input.
 
-    place: of that line.  results: one of them in our own form, all of them for an OpenAI row,
-    ascending by index.  is_last: nothing more comes for this line.
+    place: of that line.  results: one of them in our own form, all of them for an OpenAI row, in
+    their order.  rank: ascends over the answers of a line in their order, which is that of the
+    index, or, with best_of, the best first.  is_last: nothing more comes for this line.
     """
 
     place: int
     results: list[Result]
     is_openai: bool = False
+    rank: int = 0
     is_last: bool = True
 
 
@@ -42,6 +44,7 @@ class _Flight(Struct, gc=False):
 
     num_left: how many of its results have not come.  known: those that an earlier run has given.
     is_replayed: the engine goes through the motions for them, and decodes only the others.
+    is_ranked: its results come in their order, all at once.
     row: the results that have come, of an OpenAI row.
     """
 
@@ -50,6 +53,7 @@ class _Flight(Struct, gc=False):
     is_openai: bool
     known: Mapping[int, Result]
     is_replayed: bool
+    is_ranked: bool
     has_failed: bool = False
     row: list[Result] = field(default_factory=list)
 
@@ -70,7 +74,9 @@ class Flights:
         if self._earlier is not None:
             known = self._earlier.results_of(request)
             is_replayed = can_be_replayed(request)
-        self._flights[request_id] = _Flight(place, request.n, parsed.is_openai, known, is_replayed)
+        self._flights[request_id] = _Flight(
+            place, request.n, parsed.is_openai, known, is_replayed, request.best_of is not None
+        )
         return known if is_replayed else _NOTHING
 
     def reject(self, bad: BadLine, place: int) -> list[Answer]:
@@ -108,15 +114,15 @@ class Flights:
             flight = self._flights[result.id]
             self._count_down(result.id, flight)
             is_last = not flight.num_left
-            if result.index in flight.known:
-                continue
-            if not flight.is_openai:
-                answers.append(Answer(flight.place, [result], is_last=is_last))
-                continue
-            flight.row.append(result)
-            if is_last:
-                flight.row.sort(key=_index_of)
-                answers.append(Answer(flight.place, flight.row, is_openai=True))
+            if flight.is_openai:
+                flight.row.append(result)
+                if is_last and not flight.known:  # of a row, all results are known or none is
+                    if not flight.is_ranked:
+                        flight.row.sort(key=_index_of)
+                    answers.append(Answer(flight.place, flight.row, is_openai=True))
+            elif result.index not in flight.known:
+                rank = -flight.num_left if flight.is_ranked else result.index
+                answers.append(Answer(flight.place, [result], rank=rank, is_last=is_last))
         return answers
 
     def _count_down(self, request_id: str, flight: _Flight) -> None:

@@ -106,10 +106,13 @@ class GzipSink:
 
 
 class ResultWriter:
-    """Writes answers as they come, or in the order of the input; `num_written` lines are out."""
+    """Writes answers as they come, or in the order of the input.
+
+    num_written: the lines of answers that are out.  num_token_events: those of a stream.
+    """
 
     def __init__(self, sink: Sink, order: InputOrder | None = None) -> None:
-        self.num_written = 0
+        self.num_written = self.num_token_events = 0
         self._sink, self._order = sink, order
         self._parts: dict[int, list[Answer]] = {}  # by place, of requests that are not complete
 
@@ -134,6 +137,7 @@ class ResultWriter:
             WriteError, BrokenPipeError: see Sink.
         """
         self._sink.write(encode_tokens(tokens))
+        self.num_token_events += len(tokens)
 
     def finish(self, encode: Callable[[Answer], bytes]) -> None:
         """Write what is still held back; no answer will come any more."""
@@ -228,8 +232,8 @@ def stdout_sink() -> Sink:
 
 
 def _join(answers: list[Answer], encode: Callable[[Answer], bytes]) -> bytes:
-    """Return the lines of all `answers` to one request, in the order of its results."""
-    answers.sort(key=lambda answer: answer.results[0].index)
+    """Return the lines of all `answers` to one request, in their order."""
+    answers.sort(key=lambda answer: answer.rank)
     return b"".join(map(encode, answers))
 
 

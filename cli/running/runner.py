@@ -152,8 +152,10 @@ def _decode(job: Job, resumption: Resumption, stop: StopSignals, command: str) -
         what_now = "to go on, add --resume and raise --max-errors\n"
     if remark is not None:
         where = options.output or "stdout"
-        went = f"{_count(recorder.results.num_written, 'result')} went to {where}"
-        say(printable_lines(f"{remark}; {went}\n"))
+        went = _count(recorder.results.num_written, "result")
+        if options.stream:
+            went += f" and {_count(recorder.results.num_token_events, 'token event')}"
+        say(printable_lines(f"{remark}; {went} went to {where}\n"))
         if resumption.is_possible:
             say(printable_lines(what_now))
     return status or (1 if loop.num_failed else 0)

@@ -1,5 +1,10 @@
 """Text in terminal cells: how wide it is, made safe to print, cut to a width."""
 
+import re
+from collections.abc import Sequence
+
+_UNIT = re.compile(r"\\(?:[nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})|.", re.DOTALL)
+
 
 def printable(text: str, *, ascii_only: bool = False) -> str:
     r"""Return `text` with `\x1b` and the like for all that moves the cursor or reorders a line."""
@@ -28,17 +33,33 @@ def cell_width(text: str) -> int:
 
 
 def cut_middle(text: str, width: int, mark: str) -> str:
-    """Return at most `width` >= 1 cells of `text`: both its ends, with `mark` between them."""
+    """Return at most `width` >= 1 cells of `text`: both its ends, with `mark` between them.
+
+    An escape, as `printable` makes them, is whole or not there.
+    """
     if cell_width(text) <= width:
         return text
     head_width = width // 2
     tail_width = width - 1 - head_width
-    head, tail = text[:head_width], text[len(text) - tail_width :]
-    while cell_width(head) > head_width:
-        head = head[:-1]
-    while cell_width(tail) > tail_width:
-        tail = tail[1:]
-    return head + mark + tail
+    units = _UNIT.findall(text)
+    head, tail = units[:head_width], units[max(0, len(units) - tail_width) :]
+    while cell_width("".join(head)) > head_width:
+        head.pop()
+    while cell_width("".join(tail)) > tail_width:
+        tail.pop(0)
+    return "".join([*head, mark, *tail])
+
+
+def fill(parts: Sequence[str], separator: str, width: int) -> list[str]:
+    """Return `parts` in as few lines as they fit in, at least one."""
+    lines = [""]
+    for part in parts:
+        joined = f"{lines[-1]}{separator}{part}" if lines[-1] else part
+        if cell_width(joined) <= width or not lines[-1]:
+            lines[-1] = joined
+        else:
+            lines.append(part)
+    return lines
 
 
 def pad(text: str, width: int) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from batcher.events import (
     AdmitEvent,
     ArriveEvent,
+    DropEvent,
     FinishEvent,
     JumpEvent,
     RejectEvent,
@@ -120,6 +121,8 @@ class RunState:
             elif type(event) is RejectEvent:
                 self.num_done += 1
                 self.num_failed += 1
+            elif type(event) is DropEvent:
+                self.num_failed -= event.reason == "error"
 
     def num_tokens(self, step: int) -> int:
         """Return how many tokens the run has generated after `step`, those of all beams counted."""

@@ -3,16 +3,17 @@
 from typing import NamedTuple
 
 from batcher.metrics import Distribution, RunSummary
-from cli.screen.cells import printable
+from cli.screen.cells import fill, printable
 
 MAX_SECONDS = 60
+WIDTH = 80
 GREEN, YELLOW, RED, DIM, RESET = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[2m", "\x1b[0m"
 
 IDLE_CAUSES = {
     "tail": "tail drain",
     "arrivals": "waiting for arrivals",
     "empty_queue": "empty queue",
-    "too_few": "too few free at once",
+    "too_few": "too few free",
 }
 
 
@@ -55,7 +56,7 @@ def render_summary(
         _times(summary),
         _idle(summary),
         _least_steps(summary),
-        _control(summary),
+        *_control(summary),
         _files(summary, files),
     ]
     shown = [line for line in lines if line]
@@ -150,8 +151,8 @@ def _least_steps(summary: RunSummary) -> str:
     )
 
 
-def _control(summary: RunSummary) -> str:
-    """Return what constraints and beams did, where there were any."""
+def _control(summary: RunSummary) -> list[str]:
+    """Return lines of what constraints and beams did, where there were any."""
     compiled, cache_hits = summary.constraints.compiled, summary.constraints.cache_hits
     parts = []
     if compiled or cache_hits:
@@ -161,7 +162,7 @@ def _control(summary: RunSummary) -> str:
         parts.append(f"{tokens} forced in {_plural(summary.jumps, 'jump')}")
     if summary.forks:
         parts.append(f"beams: {_plural(summary.forks, 'fork')}")
-    return "  " + "   ".join(parts) if parts else ""
+    return [f"  {line}" for line in fill(parts, "   ", WIDTH - 2)] if parts else []
 
 
 def _files(summary: RunSummary, files: RunFiles) -> str:

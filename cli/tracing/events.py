@@ -90,6 +90,10 @@ def _check_is_request(first_line: bytes, name: str) -> None:
         raise BatchdecodeError(
             f"{name} holds results: give the trace of that run (run --trace FILE) or its requests"
         )
+    if fields.get("event") == "token":
+        raise BatchdecodeError(
+            f"{name} holds a stream: give the trace of that run (run --trace FILE) or its requests"
+        )
     if "event" in fields:
         raise BatchdecodeError(
             f'{name}: a trace whose first line, {{"event":"run",...}}, is missing'

@@ -6,7 +6,7 @@ from string import digits
 
 from batcher.stays import Span, is_follower
 from batcher.timeline import EVERYTHING, Selection, Timeline
-from cli.screen.cells import cell_width, cut_middle, printable
+from cli.screen.cells import cell_width, cut_middle, fill, printable
 from cli.tracing.gantt_chart import (
     ASCII,
     UNICODE,
@@ -23,7 +23,7 @@ from cli.tracing.gantt_zoom import choose_zoom
 MIN_WIDTH = 40
 MAX_ROWS = 16
 MAX_CELLS_PER_STEP = 8
-MAX_LABEL_CELLS = 6
+MAX_ID_CELLS = 6
 MIN_CELLS_PER_BAR = 2
 
 
@@ -83,7 +83,7 @@ class _Page:
         num_running = len({span.id for span in timeline.spans if span.outcome is None})
         if num_running:
             parts.append(f"{num_running:,} still running")
-        return _fill(parts, f" {self.glyphs.dot} ", self.page_width)
+        return fill(parts, f" {self.glyphs.dot} ", self.page_width)
 
     def narrow(self, steps: range) -> None:
         """Leave no more cells than a close-up of `steps` fills."""
@@ -108,17 +108,18 @@ class _Page:
     def caption(self, zoom: range, what: list[str]) -> list[str]:
         """Return `what` the close-up of `zoom` shows, and on the right how to read it."""
         if not self._has_bars(zoom):
-            return _fill(what, ", ", self.page_width)
+            return fill(what, ", ", self.page_width)
         spans = self._spans_in(zoom)
-        frame = _label_frame(self._labels_of(spans).values())
+        frame = _id_frame({span.id for span in spans})
         if any(frame):
-            what = [*what, "ids " + cut_middle(self.glyphs.cut.join(frame), 24, self.glyphs.cut)]
+            ends = self.glyphs.cut.join(map(self._printable, frame))
+            what = [*what, "ids " + cut_middle(ends, 24, self.glyphs.cut)]
         legend = self._legend(spans)
-        *lines, last = _fill(what, ", ", self.page_width)
+        *lines, last = fill(what, ", ", self.page_width)
         gap = self.chart_width - cell_width(last) - len("  ".join(legend))
         if gap > 1:
             return [*lines, f"{last}{' ' * gap}{'  '.join(legend)}"]
-        return [*filter(None, [*lines, last]), *_fill(legend, "  ", self.page_width)]
+        return [*filter(None, [*lines, last]), *fill(legend, "  ", self.page_width)]
 
     def _legend(self, spans: Collection[Span]) -> list[str]:
         """Return what the marks in the bars of `spans` mean."""
@@ -126,6 +127,7 @@ class _Page:
         entries = {
             f"{glyphs.admitted} admitted": True,
             f"{glyphs.broken} failed": any(has_failed(span) for span in spans),
+            f"{glyphs.dropped} dropped": any(span.dropped for span in spans),
             "#n sample or beam n": any(span.index for span in spans),
             f"{glyphs.forked}n goes on as beam n": any(span.forks for span in spans),
             "~ negative prompt": any(span.role == "negative" for span in spans),
@@ -153,16 +155,23 @@ class _Page:
             self.timeline.select_spans(Selection(start=steps.start, stop=steps.stop, slots=slots))
         )
 
-    def _labels_of(self, spans: Iterable[Span]) -> dict[str, str]:
-        """Return what to write for each label."""
-        return {span.label: printable(span.label, ascii_only=self.ascii_only) for span in spans}
+    def _labels_of(self, spans: Collection[Span]) -> dict[str, str]:
+        """Return what to write for each label: it, without what all ids have in common."""
+        before, after = map(len, _id_frame({span.id for span in spans}))
+        return {
+            span.label: self._printable(
+                span.id[before : len(span.id) - after] + span.label[len(span.id) :]
+            )
+            for span in spans
+        }
+
+    def _printable(self, text: str) -> str:
+        return printable(text, ascii_only=self.ascii_only)
 
     def _bars(self, scale: Scale) -> list[str]:
         """Return a row for each slot, or the first of each group where there are too many."""
         spans = self._spans_in(scale.steps)
         labels = self._labels_of(spans)
-        before, after = map(len, _label_frame(labels.values()))
-        labels = {name: label[before : len(label) - after] for name, label in labels.items()}
         by_slot: dict[int, list[Span]] = {slot: [] for slot in self.slots}
         for span in spans:
             by_slot[span.slot].append(span)
@@ -213,18 +222,6 @@ class _Page:
         return f"{name:>{self.name_width}} {cells:<{width}}  {figure:>4}".rstrip()
 
 
-def _fill(parts: Sequence[str], separator: str, width: int) -> list[str]:
-    """Return `parts` in as few lines as they fit in, at least one."""
-    lines = [""]
-    for part in parts:
-        joined = f"{lines[-1]}{separator}{part}" if lines[-1] else part
-        if cell_width(joined) <= width or not lines[-1]:
-            lines[-1] = joined
-        else:
-            lines.append(part)
-    return lines
-
-
 def _in_groups(slots: Sequence[int], max_groups: int) -> list[Sequence[int]]:
     """Return `slots` in at most `max_groups` runs of the same size, the last one may be shorter."""
     size = -(-len(slots) // max_groups)
@@ -235,15 +232,15 @@ def _group_name(group: Sequence[int]) -> str:
     return f"slot {group[0]}" if len(group) == 1 else f"{group[0]}-{group[-1]}"
 
 
-def _label_frame(labels: Collection[str]) -> tuple[str, str]:
-    """Return what all ids begin and end with, empty where they are short or differ.
+def _id_frame(ids: Collection[str]) -> tuple[str, str]:
+    """Return what all of several ids begin and end with, empty where they are short or differ.
 
     Digits stay with the part that differs.
     """
-    if len(labels) <= 1 or max(map(cell_width, labels)) <= MAX_LABEL_CELLS:
+    if len(ids) <= 1 or max(map(cell_width, ids)) <= MAX_ID_CELLS:
         return "", ""
-    before = _common_prefix(labels).rstrip(digits)
-    rests = [label[: len(before) - 1 : -1] if before else label[::-1] for label in labels]
+    before = _common_prefix(ids).rstrip(digits)
+    rests = [name[len(before) :][::-1] for name in ids]
     return before, _common_prefix(rests).rstrip(digits)[::-1]
 
 

@@ -26,6 +26,7 @@ class Glyphs:
     forked: str
     bars: str
     broken: str
+    dropped: str
     shades: str
     levels: str
     tick: str
@@ -35,8 +36,8 @@ class Glyphs:
     dot: str
 
 
-UNICODE = Glyphs("┃", "╭", "━╌", "x", " ░▒▓█", " ▁▂▃▄▅▆▇█", "┬", "─", "╰─╯", "…", "·")
-ASCII = Glyphs("|", "/", "=-", "x", " .+*#", " 123456789", "+", "-", "^^^", "~", "-")
+UNICODE = Glyphs("┃", "╭", "━╌", "x", "o", " ░▒▓█", " ▁▂▃▄▅▆▇█", "┬", "─", "╰─╯", "…", "·")
+ASCII = Glyphs("|", "/", "=-", "x", "o", " .+*#", " 123456789", "+", "-", "^^^", "~", "-")
 
 
 @dataclass(frozen=True)
@@ -117,8 +118,8 @@ def bar_row(spans: Sequence[Span], labels: Mapping[str, str], scale: Scale, glyp
         first, last = scale.first_cell(steps[0]), scale.last_cell(steps[-1])
         for cell in range(first, last + 1):
             cells[cell] = glyphs.bars[number % 2] if 2 * shares[cell] >= 1 else " "
-        if has_failed(span) and span.end - 1 in steps:
-            cells[last] = glyphs.broken
+        if span.end - 1 in steps:
+            cells[last] = _end_mark(span, glyphs) or cells[last]
         if span.start in steps:
             cells[first] = glyphs.admitted
     for number, span in enumerate(spans):
@@ -152,6 +153,13 @@ def _fork_marks(span: Span, scale: Scale, forked: str) -> Iterator[tuple[int, st
 def _room(cells: Sequence[str], bar: str) -> int:
     """Return how many of `cells`, from the first on, show nothing but the bar."""
     return sum(1 for _ in takewhile(bar.__eq__, cells))
+
+
+def _end_mark(span: Span, glyphs: Glyphs) -> str:
+    """Return what stands where `span` ends, "" where that is nothing but its bar."""
+    if has_failed(span):
+        return glyphs.broken
+    return glyphs.dropped if span.dropped else ""
 
 
 def has_failed(span: Span) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from report import Row
 
-from batcher import Batch, Engine, ModelOutput, Request
+from batcher import Batch, Engine, ModelOutput, Request, SimulatedModel
 from batcher.decoding.sampling.noise import row_key
 from batcher.decoding.sampling.params import GREEDY, SamplingParams
 from batcher.decoding.sampling.sampler import Sampler, SamplingRow
@@ -105,6 +105,28 @@ def engine_rate(model: TableModel) -> float:
     return engine.num_tokens / (time.process_time() - began)
 
 
+class Both(SimulatedModel):
+    """The simulated model, which gives logits to those who want them."""
+
+
+class Tokens(SimulatedModel):
+    """The simulated model as it would be if it gave none."""
+
+    gives = "tokens"
+
+
+def greedy_step(model: SimulatedModel, batch_size: int) -> float:
+    """Return the CPU-seconds of a step in which no row needs logits."""
+    engine = Engine(model, batch_size)
+    for _ in range(batch_size):
+        engine.add(Request(prompt=[5], max_tokens=2100, ignore_eos=True, stop_token=3))
+    engine.step()
+    began = time.process_time()
+    for _ in range(2000):
+        engine.step()
+    return (time.process_time() - began) / 2000
+
+
 def least(step: Callable[[], object], times: int) -> float:
     """The seconds of the fastest of `times` calls by the wall, since torch has several threads."""
     taken = []
@@ -134,6 +156,13 @@ def sampling(folder: Path) -> Iterator[Row]:
     rates = [engine_rate(TableModel()) for _ in range(5)]
     name = f"engine, B={NUM_ROWS}, V=2,048, temperature, top_k {TOP_K}, top_p"
     yield Row(name, f"{max(rates) / 1e3:.0f}k tokens/s", ">= 100k tokens/s")
+    for batch_size in (8, 64, 256):
+        turns = [
+            (greedy_step(Tokens(), batch_size), greedy_step(Both(), batch_size)) for _ in range(15)
+        ]
+        tokens, both = map(min, zip(*turns, strict=True))
+        name = f"a greedy step, B={batch_size}: {both * 1e6:.2f} µs, against a model without logits"
+        yield Row(name, f"{both / tokens:.3f}x", "<= 1.03x")
     logits = language_like(2048)
     for params, name, target in (
         (GREEDY, "greedy", "<= 100 µs"),

@@ -76,6 +76,24 @@ def test_an_openai_row_waits_for_all_its_choices():
     assert shown(flights.answer([result("a", 1), result("a", 0)])) == [(4, [0, 1, 2], True, True)]
 
 
+def test_the_best_samples_stay_in_the_order_they_are_handed_out_in():
+    flights = Flights()
+    flights.begin(line("a", n=2, best_of=5), 0)
+    flights.begin(line("b", n=2), 1)
+    flights.begin(line("row", n=2, best_of=5, is_openai=True), 2)
+    outcome = [result("a", 4), result("a", 1), result("b", 1), result("b", 0)]
+    answers = flights.answer([*outcome, result("row", 3), result("row", 2)])
+    ranked = sorted(answers, key=lambda answer: (answer.place, answer.rank))
+    indices = [[choice.index for choice in answer.results] for answer in ranked]
+    assert indices == [[4], [1], [0], [1], [3, 2]]
+
+
+def test_a_row_of_the_best_samples_that_is_there_is_not_written_again():
+    flights = Flights(Earlier({"row": [0, 1]}))
+    flights.begin(line("row", n=2, best_of=5, is_openai=True), 2)
+    assert flights.answer([result("row", 1), result("row", 3)]) == []
+
+
 def test_a_request_fails_once_however_many_of_its_results_are_errors():
     flights = Flights()
     flights.begin(line("a", n=3), 0)

@@ -63,7 +63,14 @@ def test_one_file_serves_all_commands(check):
         ("llm: [3]", ":1:1: llm: a single value was expected"),
         ("llm:\n  a:\n    b: 1", ":2:3: a: a single value was expected"),
         ("lmm: 3", ":1:1: unknown setting lmm; did you mean llm? (known: batch,"),
-        ("simulated:\n  sede: 3", "simulated model: Object contains unknown field `sede`"),
+        ("simulated:\n  sede: 3", ":2:3: unknown setting sede; did you mean seed? (known: eos_"),
+        (
+            "simulated:\n  seed: 1\n  eos-rate: 2",
+            ":3:3: unknown setting eos-rate; did you mean eos_rate?",
+        ),
+        ("simulated:\n  eos_rate: 2", ":2:3: eos_rate: expected `float` <= 1.0"),
+        ("simulated:\n  seed: x", ":2:3: seed: expected `int`, got `str`"),
+        ("llm:\n  max_attempt: 3", ":2:3: unknown setting max_attempt; did you mean max_attempts?"),
         ("{a: 1}: 2", ":1:1: this is no name of a setting"),
         ("\x00", "cannot read"),
         ("? [1]\n: 2", ":1:3: this is no name of a setting"),
@@ -118,7 +125,7 @@ def test_the_calls_to_an_llm_have_settings(check, tmp_path, monkeypatch):
     model = ["--model", "brought:Mine"]
     assert batch_of(check("llm:\n  timeout: 2.5", *model)) == 8
     done = check("llm:\n  max_attempts: 0", *model)
-    assert "llm: Expected `int` >= 1 - at `$.max_attempts`" in str(done.exception)
+    assert ":2:3: max_attempts: expected `int` >= 1" in str(done.exception)
     (tmp_path / "calls.yaml").write_text("llm:\n  timeout: 2.5\n")
     arguments = ["in", *model, "--config", "calls.yaml"]
     done = batchdecode("run", *arguments, "-q", "--trace", "trace", cwd=tmp_path)
@@ -127,4 +134,4 @@ def test_the_calls_to_an_llm_have_settings(check, tmp_path, monkeypatch):
     assert run_event["settings"]["llm"]["timeout"] == 2.5
     (tmp_path / "calls.yaml").write_text("llm:\n  timeout: none\n")
     done = batchdecode("trace", *arguments, cwd=tmp_path)
-    assert "llm: Expected `float`, got `str` - at `$.timeout`" in done.stderr
+    assert "error: calls.yaml:2:3: timeout: expected `float`, got `str`" in done.stderr

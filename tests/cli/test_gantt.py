@@ -1,3 +1,5 @@
+import re
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -5,6 +7,7 @@ from hypothesis import strategies as st
 from reference_schedule import DESIGN_JOBS, Job, jobs_of, play, workloads
 from reference_units import beams, guided, play_units, samples, unit_workloads
 
+from batcher.events import DropEvent
 from batcher.stays import Fork, Span
 from batcher.timeline import EVERYTHING, Selection, Timeline
 from cli.screen.cells import cell_width
@@ -174,6 +177,23 @@ def test_ids_leave_out_what_all_begin_and_end_with():
     assert row_of(lines, "slot 0").startswith("slot 0 ┃000━")
 
 
+def test_what_ids_have_in_common_is_what_the_labels_leave_out():
+    units = [*samples("user-7/chat-10/turn", 20, 20), *guided("user-7/chat-11/turn", 20)]
+    lines = render_gantt(Timeline.from_events(play_units(units, 4).events), width=100)
+    assert "ids user-7/chat-…/turn" in lines[1]
+    starts = ["10━", "10#1━", "11━", "11~━"]
+    for slot, start in enumerate(starts):
+        assert row_of(lines, f"slot {slot}").startswith(f"slot {slot} ┃{start}")
+
+
+def test_the_id_of_a_single_request_is_whole():
+    timeline = Timeline.from_events(play_units(beams("wide-beam4", 2, 20), 2).events)
+    lines = render_gantt(timeline, width=100)
+    assert not any("ids " in line for line in lines)
+    assert "┃wide-beam4━" in row_of(lines, "slot 0")
+    assert "┃wide-beam4#1━" in row_of(lines, "slot 1")
+
+
 def test_short_ids_are_whole():
     assert row_of(gantt_of([Job("a1", 20), Job("a2", 20)]), "slot 1").startswith("slot 1 ┃a2━")
 
@@ -202,6 +222,14 @@ def test_escapes_stand_for_what_the_encoding_has_not():
     assert r"|\u65e5\u672c=" in row
 
 
+def test_an_escape_is_never_cut():
+    lines = gantt_of([Job("chat-\u30c6", 9), Job("chat-\u30c8", 9)], ascii_only=True)
+    assert lines[1].startswith("ids chat-~ ")
+    assert row_of(lines, "slot 0").startswith(r"slot 0 |\u30c6=")
+    cut = row_of(gantt_of([Job("b" + "\u30c8" * 20, 2)], 1, width=40, ascii_only=True), "slot 0")
+    assert re.fullmatch(r"slot 0 \|b(\\u30c8)*~(\\u30c8)*=+ +100%", cut)
+
+
 def test_a_bar_that_began_before_the_close_up_has_no_admission_in_it():
     lines = render_gantt(timeline_of(DESIGN_JOBS), Selection(start=2, stop=5))
     assert row_of(lines, "slot 0").startswith("slot 0 ━a━━━━━━┃d╌╌")
@@ -212,6 +240,15 @@ def test_failures_are_marked():
     lines = gantt_of([Job("a", 3, outcome="error"), Job("b", 3)], 1)
     assert "━x┃b" in row_of(lines, "slot 0")
     assert lines[1].endswith("┃ admitted  x failed")
+
+
+def test_samples_without_a_result_are_marked():
+    run = play_units(samples("s", 3, 4), 2)
+    events = [*run.events[:-1], DropEvent(3, 3.0, "s", 0, "length"), run.events[-1]]
+    lines = render_gantt(Timeline.from_events(events))
+    assert lines[1].endswith("┃ admitted  o dropped  #n sample or beam n")
+    assert "━o " in row_of(lines, "slot 0")
+    assert "o" not in row_of(lines, "slot 1").removeprefix("slot")
 
 
 def units_timeline(seed=5):
@@ -276,7 +313,7 @@ def test_a_fork_is_marked_where_the_beam_goes_on(forks, scale, row):
 
 
 def test_a_mark_of_a_fork_spoils_no_label_and_no_other_mark():
-    span = Span(0, "a-b", 0, 0, 4, "error", "beam", 0, (Fork(0, 0), Fork(2, 1)))
+    span = Span(0, "a-b", 0, 0, 4, "error", "beam", forks=(Fork(0, 0), Fork(2, 1)))
     assert bar_row([span], {"a-b": "a-b"}, Scale(range(4), 8), ASCII) == "|a-b==/x"
 
 

@@ -10,6 +10,7 @@ from reference_units import beams, guided, play_units, samples, unit_workloads
 
 from batcher.events import (
     ArriveEvent,
+    DropEvent,
     EndEvent,
     FinishEvent,
     JumpEvent,
@@ -147,6 +148,15 @@ def test_requests_are_done_when_all_their_samples_are(workload, seed):
     assert state.num_failed == errors
     assert not state._max_tokens
     assert not state._num_others
+
+
+def test_a_sample_that_failed_and_was_dropped_is_no_failed_output():
+    state = RunState(2)
+    run = play_units([*samples("s", 1, 2, outcome="error")], 2)
+    state.observe([*run.events[1:-1], DropEvent(1, 1.0, "s", 0, "error")])
+    assert (state.num_done, state.num_failed) == (1, 1)
+    state.observe([DropEvent(1, 1.0, "s", 1, "length")])
+    assert state.num_failed == 1
 
 
 def test_samples_without_a_slot_are_one_request_that_is_done():

@@ -100,6 +100,22 @@ def test_a_stopped_run_leaves_whole_lines_and_says_how_to_go_on(tmp_path, number
     assert events[-1]["event"] != "end"
 
 
+def test_a_stopped_stream_says_how_many_events_there_are(tmp_path):
+    (tmp_path / "in").write_bytes(lines_of(*workload(3, max_tokens=900)))
+    process = start("run", "in", "--stream", "-o", "out", "--step-delay", "0.01", cwd=tmp_path)
+    while not (tmp_path / "out").exists() or not (tmp_path / "out").stat().st_size:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    stderr = process.communicate(timeout=10)[1].decode()
+    lines = [json.loads(line) for line in (tmp_path / "out").read_bytes().splitlines()]
+    num_events = sum("event" in line for line in lines)
+    results = f"{len(lines) - num_events} result"
+    assert num_events > 0
+    assert f"stopped by SIGINT; {results}" in stderr
+    assert f" and {num_events} token event" in stderr
+    assert " went to out" in stderr
+
+
 def test_ctrl_z_puts_the_cursor_below_the_picture_and_the_run_goes_on(tmp_path):
     (tmp_path / "in").write_bytes(lines_of(*workload(3, max_tokens=30)))
     ours, theirs = pty.openpty()

@@ -2,6 +2,7 @@ import pytest
 from reference_schedule import Job, jobs_of, play
 from reference_units import beams, guided, play_units, samples
 
+from batcher.events import AdmitEvent, ArriveEvent, EndEvent, ForkEvent, JumpEvent, RunEvent
 from batcher.metrics import RunMetrics
 from cli.screen.summary import RunFiles, render_summary
 
@@ -58,6 +59,31 @@ def test_it_fits_a_terminal_of_eighty_columns():
     files = RunFiles(results="results.jsonl", trace="run.trace.jsonl")
     jobs = [Job(f"r{number}", 70, number * 34.0) for number in range(400)]
     assert max(map(len, lines_of(summary_of(jobs), files))) <= 80
+
+
+def test_long_lines_of_control_and_idle_slots_fit_too():
+    events = [
+        RunEvent(batch=1000, model="test", settings={}),
+        *[JumpEvent(0, 0.0, "a", 0, 0, 999)] * 9999,
+        *[ForkEvent(0, 0.0, "b", 1, 1, 0)] * 999_999,
+        ArriveEvent(0, 0.0, "a", 0, "input", 1, 1),
+        AdmitEvent(0, 0.0, "a", 0, 0, "empty"),
+        ArriveEvent(3000, 3000.0, "b", 0, "input", 1, 1),
+        AdmitEvent(7000, 7000.0, "b", 0, 1, "empty"),
+        EndEvent(9000, 9000.0, 1, 2),
+    ]
+    metrics = RunMetrics()
+    for event in events:
+        metrics.observe(event)
+    metrics.note_constraints(9_999, 9_999_999)
+    lines = lines_of(metrics.summary())
+    assert max(map(len, lines)) <= 80
+    assert lines[-2:] == [
+        "  constraints: 9,999 compiled, 9,999,999 reused",
+        "  9,989,001 tokens forced in 9,999 jumps   beams: 999,999 forks",
+    ]
+    assert "tail drain, " in lines[2]
+    assert lines[2].endswith("% too few free")
 
 
 @pytest.mark.parametrize(
@@ -182,4 +208,4 @@ def test_a_plain_run_says_nothing_of_constraints_and_beams():
 
 def test_slots_that_were_too_few_for_a_request_are_named():
     units = [*samples("a", 4), *beams("wide", 2, 4)]
-    assert "  idle: 25.0% too few free at once" in lines_of(unit_summary(units, batch=2))
+    assert "  idle: 25.0% too few free" in lines_of(unit_summary(units, batch=2))

@@ -47,6 +47,10 @@ def test_bad_requests_are_reported_as_by_run(tmp_path):
             "holds results: give the trace of that run",
         ),
         (b'{"id":"x","custom_id":"a","response":{},"error":null}', "holds results"),
+        (
+            b'{"event":"token","step":0,"id":"a","index":0,"tokens":[5],"text":"x"}',
+            "holds a stream: give the trace of that run (run --trace FILE) or its requests",
+        ),
         (b'{"event":"arrive","step":0}', "a trace whose first line"),
         (b'{"name":"x","id":3}', "neither a trace nor requests: its first line has no prompt"),
         (b"[1, 2]", "neither a trace nor requests"),
@@ -75,7 +79,7 @@ def test_bad_lines_of_requests_are_reported_or_shown_as_rejected(tmp_path):
     done = command(str(path), "--format", "csv", "--keep-going")
     assert done.returncode == 0
     assert b"error[invalid-json]" in done.stderr
-    assert done.stdout.splitlines()[1:] == [b"0,a,0,0,2,length,sample,0"]
+    assert done.stdout.splitlines()[1:] == [b"0,a,0,0,2,length,sample,0,false"]
 
 
 def test_how_requests_are_run_comes_from_the_configuration(tmp_path, design_trace):
@@ -84,9 +88,9 @@ def test_how_requests_are_run_comes_from_the_configuration(tmp_path, design_trac
     settings.write_text("batch: 2\noutput: precious\nkeep-order: true\nsimulated:\n  eos_rate: 0\n")
     rows = command(str(path), "--format", "csv", "--config", str(settings)).stdout.splitlines()
     assert rows[1:] == [
-        b"0,1,0,0,9,length,sample,0",
-        b"1,2,0,0,9,length,sample,0",
-        b"0,3,0,9,18,length,sample,0",
+        b"0,1,0,0,9,length,sample,0,false",
+        b"1,2,0,0,9,length,sample,0,false",
+        b"0,3,0,9,18,length,sample,0,false",
     ]
     rows = command(str(path), "--format", "csv", "--config", str(settings), "-b", "3").stdout
     assert rows.splitlines()[-1].startswith(b"2,3,0,0,9")

@@ -227,3 +227,12 @@ def test_ids_that_another_row_asks_for_leave_each_row_its_own() -> None:
     assert table.advance(np.array([500, 500])) == []
     assert table.advance(np.array([400, 300])) == []
     assert table.advance(np.array([300, 400])) == [0, 1]
+
+
+@pytest.mark.parametrize("vocab_size", [10**8, 2**31 - 1])
+def test_a_vocabulary_far_beyond_the_tokenizer_takes_no_memory(vocab_size: int) -> None:
+    table = MachineTable(4, vocab_size, BYTES)
+    table.open(1, state_machine(Request(prompt="", stop_token=10**7, stop="ab"), None))
+    assert table.advance(np.array([0, 10**7 - 1, 0, 0])) == []
+    assert table.advance(np.array([0, 97, 0, 0])) == []
+    assert table.advance(np.array([0, 10**7, 0, 0])) == [1]

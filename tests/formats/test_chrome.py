@@ -10,6 +10,7 @@ from reference_units import play_units, unit_workloads
 from batcher.events import (
     AdmitEvent,
     ArriveEvent,
+    DropEvent,
     EndEvent,
     FinishEvent,
     ForkEvent,
@@ -170,6 +171,9 @@ def test_sequences_have_their_labels_and_what_happened_to_them():
         AdmitEvent(2, 2.0, "g", 1, 0, "refill"),
         AdmitEvent(2, 2.0, "g", 1, 1, "refill", "negative"),
         JumpEvent(2, 2.0, "g", 1, 0, 4),
+        AdmitEvent(2, 2.0, "s", 0, 2, "refill"),
+        FinishEvent(2, 2.0, "s", 0, 2, "stop", 0, 1),
+        DropEvent(2, 2.0, "s", 0, "stop"),
     ]
     timeline = Timeline.from_events(events)
     requests = [e for e in events_of(timeline, "X") if e["cat"] == "request"]
@@ -186,6 +190,7 @@ def test_sequences_have_their_labels_and_what_happened_to_them():
         ),
         ("g#1", {"index": 1, "outcome": None, "jumped": 4}),
         ("g#1~", {"index": 1, "outcome": None, "role": "negative"}),
+        ("s", {"index": 0, "outcome": "stop", "dropped": True}),
     ]
     assert [e["name"] for e in events_of(timeline, "b")] == ["g#1"]
 

@@ -252,6 +252,49 @@ def test_an_unknown_field_gets_the_name_it_is_like(name, hint):
     assert [problem.hint for problem in problems] == [hint and f"did you mean {hint}?"]
 
 
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("response_format", "json_schema"),
+        ("guided_json", "json_schema"),
+        ("guided_regex", "regex"),
+        ("guided_choice", "choice"),
+        ("grammar", "gbnf"),
+        ("stop_token_ids", "stop_token"),
+        ("stop_strings", "stop"),
+        ("max_completion_tokens", "max_tokens"),
+        ("n_predict", "max_tokens"),
+        ("num_return_sequences", "n"),
+        ("repeat_penalty", "repetition_penalty"),
+        ("guidance_scale", "cfg_scale"),
+        ("token_healing", "heal"),
+    ],
+)
+def test_the_name_that_another_tool_uses_gets_ours(name, ours):
+    line = {"prompt": "", name: 1}
+    row = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": line}
+    for given in (line, row):
+        assert [p.hint for p in parse(json.dumps(given)).problems] == [f"did you mean `{ours}`?"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "hint"),
+    [
+        ({"prompt": ["Hi", "Ho"]}, "give one prompt a line"),
+        ({"prompt": [[1, 2], [3]]}, "give one prompt a line"),
+        ({"prompt": ["7", 8]}, "remove the quotes"),
+        ({"prompt": ["7", "8"]}, "remove the quotes"),
+        ({"prompt": [1, "x"]}, None),
+        (
+            {"prompt": "", "states": {"a": [{"on": ["<think>", " x"], "to": None}]}},
+            "give one transition for each text",
+        ),
+    ],
+)
+def test_several_texts_where_there_is_one_get_a_hint(fields, hint):
+    assert [problem.hint for problem in parse(json.dumps(fields)).problems] == [hint]
+
+
 def test_a_misspelt_prompt_is_one_problem():
     assert [p.code for p in parse('{"promt":"x"}').problems] == ["unknown-field"]
     assert [p.code for p in parse('{"zzz":"x"}').problems] == ["missing-field", "unknown-field"]

@@ -2,9 +2,9 @@ import csv
 import io
 
 from reference_schedule import DESIGN_JOBS, Job, play
-from reference_units import beams, guided, play_units
+from reference_units import beams, guided, play_units, samples
 
-from batcher.events import ForkEvent, JumpEvent
+from batcher.events import DropEvent, ForkEvent, JumpEvent
 from batcher.formats.views import encode_csv, encode_spans, encode_steps
 from batcher.timeline import Selection, Timeline
 
@@ -32,8 +32,8 @@ def test_steps_of_the_example_of_the_design():
 def test_csv_has_a_header_and_quotes_what_needs_it():
     data = b"".join(encode_csv(timeline_of([Job('say "hi", é\n', 2)]))).decode()
     header, rest = data.split("\n", 1)
-    assert header == "slot,id,index,start,end,outcome,role,jumped"
-    assert rest == '0,"say ""hi"", é\n",0,0,2,length,sample,0\n'
+    assert header == "slot,id,index,start,end,outcome,role,jumped,dropped"
+    assert rest == '0,"say ""hi"", é\n",0,0,2,length,sample,0,false\n'
 
 
 def test_a_request_that_still_runs_has_no_outcome():
@@ -74,10 +74,25 @@ def test_spans_say_more_only_where_there_is_more():
     ]
 
 
+def test_a_sample_without_a_result_is_called_dropped():
+    run = play_units(samples("s", 1, 2), 2)
+    events = [*run.events[:-1], DropEvent(1, 1.0, "s", 0, "length"), run.events[-1]]
+    timeline = Timeline.from_events(events)
+    assert b"".join(encode_spans(timeline)).decode().splitlines() == [
+        '{"slot":0,"id":"s","index":0,"start":0,"end":1,"outcome":"length","dropped":true}',
+        '{"slot":1,"id":"s","index":1,"start":0,"end":2,"outcome":"length"}',
+    ]
+    assert b"".join(encode_csv(timeline)).decode().splitlines() == [
+        "slot,id,index,start,end,outcome,role,jumped,dropped",
+        "0,s,0,0,1,length,sample,0,true",
+        "1,s,1,0,2,length,sample,0,false",
+    ]
+
+
 def test_csv_has_columns_for_the_role_and_the_jumped_tokens():
     rows = b"".join(encode_csv(unit_timeline())).decode().splitlines()
-    assert rows[1:3] == ["0,g,0,0,2,length,sample,5", "1,g,0,0,2,unused,negative,0"]
-    assert rows[6] == "3,b,1,1,4,unused,beam,0"
+    assert rows[1:3] == ["0,g,0,0,2,length,sample,5,false", "1,g,0,0,2,unused,negative,0,false"]
+    assert rows[6] == "3,b,1,1,4,unused,beam,0,false"
 
 
 def test_steps_have_labels():

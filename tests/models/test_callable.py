@@ -71,6 +71,23 @@ def exiting(_: list[list[int]]) -> list[int]:
     raise SystemExit(3)
 
 
+class OwnError(BaseException):
+    """Not an Exception."""
+
+
+def raising_its_own(_: list[list[int]]) -> list[int]:
+    raise OwnError("mine")
+
+
+def closing(_: list[list[int]]) -> Iterator[int]:
+    yield 1
+    raise GeneratorExit
+
+
+def interrupted(_: list[list[int]]) -> list[int]:
+    raise KeyboardInterrupt
+
+
 class Unprintable:
     def __repr__(self) -> str:
         raise ValueError("no words")
@@ -86,6 +103,8 @@ WRONG = [
     (endless, "returned more than 2 tokens"),
     (raising, "raised ValueError: no weights"),
     (exiting, "raised SystemExit"),
+    (raising_its_own, "raised OwnError: mine"),
+    (closing, "raised GeneratorExit"),
     (lambda p: [1.0] * len(p), "1.0, which is not a token id"),
     (lambda p: [True] * len(p), "True, which is not a token id"),
     (lambda p: ["1"] * len(p), "'1', which is not a token id"),
@@ -115,6 +134,11 @@ def test_a_wrong_answer_fails_the_batch_at_its_step_and_the_run_goes_on(
         assert message in result.error.message
         assert (result.steps.admitted, result.steps.finished) == (0, 2)
     assert results[2].steps.admitted == 3
+
+
+def test_ctrl_c_in_a_callable_is_no_failure_of_it() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        decode(requests(4), model=interrupted)
 
 
 def test_one_wrong_row_fails_that_row_alone() -> None:

@@ -34,7 +34,11 @@ def decoded(spoil: Callable[[np.ndarray], object]) -> list[Result]:
     return decode(REQUESTS, model=Faulty(spoil), batch_size=2)
 
 
-def fail(error: Exception) -> object:
+class OwnError(BaseException):
+    """Not an Exception."""
+
+
+def fail(error: BaseException) -> object:
     raise error
 
 
@@ -55,6 +59,8 @@ def test_a_good_model_gives_what_it_gives_unchecked() -> None:
     [
         (lambda _: fail(RuntimeError("out of memory")), "raised RuntimeError: out of memory"),
         (lambda _: fail(ModelError("shape mismatch")), "shape mismatch"),
+        (lambda _: fail(GeneratorExit()), "raised GeneratorExit"),
+        (lambda _: fail(OwnError("mine")), "raised OwnError: mine"),
         (lambda _: None, "raised AttributeError"),
         (lambda tokens: ModelOutput(tokens[:1]), r"returned int64 [1], not integers [2]"),
         (lambda tokens: ModelOutput(tokens[:, None]), r"returned int64 [2, 1], not integers [2]"),
@@ -90,6 +96,22 @@ def test_a_row_that_the_model_gives_up_fails_with_its_words() -> None:
     results = decoded(lambda tokens: ModelOutput(tokens, {1: "context is full"}))
     assert [result.finish_reason for result in results] == ["length", "error", "length"]
     assert results[1].error.message == "step 2: context is full"
+
+
+def test_ctrl_c_in_a_model_is_no_failure_of_it() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        decoded(lambda _: fail(KeyboardInterrupt()))
+
+
+def test_a_cache_may_raise_anything() -> None:
+    model = Faulty(ModelOutput)
+    model.release = lambda _: fail(OwnError("mine"))
+    with pytest.raises(BatchdecodeError, match="faulty cannot release slot 0: OwnError: mine"):
+        decode(REQUESTS, model=model)
+    model = as_model(inner := Forking(None))
+    inner.fork = lambda *_: fail(GeneratorExit())
+    with pytest.raises(BatchdecodeError, match="giver cannot fork slot 3: GeneratorExit"):
+        model.fork(3, 1)
 
 
 @pytest.mark.parametrize("method", ["allocate", "release"])
@@ -159,6 +181,7 @@ def answer_to(output: object, logit_slots: list[int]) -> ModelOutput:
     for slot in (0, 1, 3):
         batch.join(Chunk(slot, [1], 0))
     batch.logit_slots = np.array(logit_slots)
+    batch.logit_slots.flags.writeable = False  # it is the engine's own
     return model.forward(batch)
 
 
@@ -256,6 +279,22 @@ def test_a_model_without_fork_is_handed_whole_prefixes_instead() -> None:
         ([0, 1, 3], []),
         3,
     ]
+
+
+@pytest.mark.parametrize("fork", [None, 5])
+def test_a_fork_that_cannot_be_called_is_none(fork: object) -> None:
+    inner = Forkless()
+    inner.fork = fork
+    model = as_model(inner)
+    model.allocate(4)
+    batch = Batch(4)
+    batch.join(Chunk(0, [1, 2], 0))
+    model.forward(batch)
+    model.fork(0, 1)
+    batch.chunks = []
+    batch.enter(1)
+    model.forward(batch)
+    assert inner.told[-1] == ([0, 1], [(1, [1, 2, 0], 0)])
 
 
 def logits_of(state: int) -> list[float]:

@@ -234,6 +234,7 @@ def test_an_llm_that_describes_itself_wrongly_is_refused() -> None:
     for attributes, message in [
         ({"vocab_size": 5}, "eos_token_id 5 is not below vocab_size 5"),
         ({"vocab_size": "7"}, "vocab_size is neither"),
+        ({"vocab_size": 2**40}, "vocab_size a huge integer is above 16777216"),
         ({"vocab_size": 7, "settings": {"a": object()}}, "settings do not fit into JSON"),
         ({"settings": {}, "tokenizer": object()}, "tokenizer lacks encode"),
     ]:

@@ -37,6 +37,15 @@ class ForeignError(Exception):
         vars(self).update(attributes)
 
 
+class OwnError(BaseException):
+    """Not an Exception."""
+
+
+class Unreadable:
+    def __array__(self, *_: object, **__: object) -> Any:
+        raise OwnError("mine")
+
+
 PASSING = [  # what may be better the next time
     (raises(TimeoutError("slow")), "raised TimeoutError: slow"),
     (raises(ConnectionResetError("gone")), "raised ConnectionResetError: gone"),
@@ -49,6 +58,9 @@ PASSING = [  # what may be better the next time
     (raises(StopIteration()), "raised "),
     (raises(asyncio.CancelledError()), "raised CancelledError"),
     (raises(KeyboardInterrupt()), "raised KeyboardInterrupt"),
+    (raises(GeneratorExit()), "raised GeneratorExit"),
+    (raises(OwnError("mine")), "raised OwnError: mine"),
+    (Unreadable, "raised OwnError: mine"),
     (lambda: [0.0] * 6, "returned 6 logits, not 7"),
     (lambda: [0.0] * 8, "returned 8 logits, not 7"),
     (list, "returned no logits"),
@@ -154,6 +166,34 @@ class Cancellable(AsyncLLM):
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
+
+
+def exit_later() -> None:
+    asyncio.get_running_loop().call_soon(raises(SystemExit(3)))
+
+
+def stop_loop() -> None:
+    asyncio.get_running_loop().stop()
+
+
+@pytest.mark.parametrize("meddle", [stop_loop, exit_later])
+def test_a_loop_that_an_llm_stops_goes_on(meddle: Callable[[], None]) -> None:
+    llm = AsyncLLM(lambda prefix, _: meddle() if prefix == [1] else None)
+    assert decoded(made(llm)) == (EXPECTED, {})
+
+
+def cancel_all() -> None:
+    for task in asyncio.all_tasks():
+        task.cancel()
+
+
+def test_an_llm_that_cancels_every_task_fails_the_calls_of_that_step_alone() -> None:
+    llm = AsyncLLM(lambda prefix, _: cancel_all() if prefix == [1] and llm.is_bad else None)
+    llm.is_bad = True
+    model = made(llm)
+    assert decoded(model)[1] == dict.fromkeys(range(3), "llm was cancelled from within")
+    llm.is_bad = False
+    assert decoded(model) == (EXPECTED, {})
 
 
 def test_a_coroutine_that_is_given_up_is_cancelled() -> None:

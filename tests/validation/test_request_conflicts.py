@@ -26,6 +26,8 @@ CONFLICTS = [
     (BEAMS | {"best_of": 4}, ["best_of"]),
     (BEAMS | {"cfg_scale": 2}, ["cfg_scale"]),
     (BEAMS | {"n": 5}, ["n"]),
+    (BEAMS | {"logprobs": 0}, ["logprobs"]),
+    ({"heal": True, "bad_words": ["x"]}, ["bad_words"]),
     ({"length_penalty": 2}, ["length_penalty"]),
     ({"early_stopping": True}, ["early_stopping"]),
     ({"early_stopping": "never"}, ["early_stopping"]),
@@ -54,7 +56,7 @@ CONFLICTS = [
 ]
 
 HARMONIES = [
-    BEAMS | {"n": 4, "top_k": 5, "early_stopping": True, "length_penalty": 0, "logprobs": 2},
+    BEAMS | {"n": 4, "top_k": 5, "early_stopping": True, "length_penalty": 0},
     SAMPLED | {"n": 3, "best_of": 3},
     {"n": 1, "best_of": 1},
     SAMPLED | {"mirostat": 1, "top_k": -1},

@@ -72,8 +72,8 @@ class ConstraintCompiler:
         """
         known = self._known.pop(source, None)  # put back last: a thread that reads requests may ask
         if known is None:
-            self.num_misses += 1
             known = self._compile(source)
+            self.num_misses += 1
         else:
             self.num_hits += 1
         self._known[source] = known

@@ -61,6 +61,8 @@ def sampling_params(request: Request) -> SamplingParams:
         if request.mirostat:
             names = ("temperature", "mirostat", "mirostat_tau", "mirostat_eta")
         fields |= {name: getattr(request, name) for name in names}
+        if request.top_k < 0:  # as vLLM writes all
+            fields.pop("top_k", None)
     if request.allowed_token_ids is not None:
         fields["allowed_token_ids"] = tuple(sorted(set(request.allowed_token_ids)))
     if request.logprobs is not None:

@@ -32,9 +32,9 @@ def penalize(
     """
     rows, token_ids, counts = seen
     values = logits[rows, token_ids].astype(np.float64)
-    values = np.where(values < 0, values * repetition, values / repetition)
-    values -= frequency * counts + presence * (counts > 0)
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):  # a tiny repetition makes it infinite, which HIGHEST cuts
+        values = np.where(values < 0, values * repetition, values / repetition)
+        values -= frequency * counts + presence * (counts > 0)
         logits[rows, token_ids] = np.minimum(values, HIGHEST)
 
 

@@ -178,6 +178,7 @@ class Sampler:
     def _set_wanted(self, slot: int, row: SamplingRow, *, is_wanted: bool) -> None:
         self._is_wanted[[slot] if row.partner is None else [slot, row.partner]] = is_wanted
         (self.slots,) = self._is_wanted.nonzero()
+        self.slots.flags.writeable = False  # models are shown it
         self._logit_rows[self.slots] = np.arange(len(self.slots))
 
     def _bad_words(self, words: tuple[str, ...]) -> TokenAutomaton | None:
@@ -220,12 +221,14 @@ class Sampler:
             with np.errstate(over="ignore"):
                 raw = log_softmax(raw).astype(np.float32)
         logits = self._edit(group, slots, raw, step)
-        if logits is not raw:
+        if logits is not raw and not group.key.is_beam:  # a beam may come to a dead end
             is_left = logits.max(axis=-1) > -np.inf
             for slot in slots[~is_left].tolist():
                 message = "no token is left that the request's settings allow"
                 step.sampled.failed[slot] = Failure("constraint-error", message)
             slots, raw, logits = slots[is_left], raw[is_left], logits[is_left]
+            if not len(slots):
+                return
         if group.key.is_beam:
             step.sampled.beam_scores.update(zip(slots.tolist(), logits, strict=True))
             return

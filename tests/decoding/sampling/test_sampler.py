@@ -216,16 +216,27 @@ def test_a_row_that_the_model_failed_is_not_looked_at() -> None:
 NOTHING_LEFT = Failure("constraint-error", "no token is left that the request's settings allow")
 
 
-@pytest.mark.parametrize("is_beam", [False, True])
-def test_settings_that_leave_nothing_fail_the_row_alone(*, is_beam: bool) -> None:
+@pytest.mark.parametrize("num_rows", [1, 2])
+@pytest.mark.parametrize("more", [{}, {"top_k": 1}, {"repetition_penalty": 2.0}])
+def test_settings_that_leave_nothing_fail_the_row_alone(num_rows: int, more: dict) -> None:
+    sampler = Sampler(2, 3, Letters(3))
+    for slot in range(num_rows):
+        params = SamplingParams(temperature=0.5, allowed_token_ids=(1,), **more)
+        sampler.open(slot, SamplingRow(params, 0, []))
+    sampled = sampler.sample(np.array([[0, -INF, 0], [0, 0, 0]][:num_rows], np.float32))
+    assert sampled.failed == {0: NOTHING_LEFT}
+    assert sampled.tokens.tolist() == [0, num_rows - 1]
+
+
+def test_a_beam_with_nothing_left_has_come_to_a_dead_end() -> None:
     sampler = Sampler(2, 3, Letters(3))
     for slot in range(2):
-        params = SamplingParams(temperature=0.5, allowed_token_ids=(1,))
-        sampler.open(slot, SamplingRow(params, 0, [], is_beam=is_beam))
+        params = SamplingParams(allowed_token_ids=(1,))
+        sampler.open(slot, SamplingRow(params, 0, [], is_beam=True))
     sampled = sampler.sample(np.array([[0, -INF, 0], [0, 0, 0]], np.float32))
-    assert sampled.failed == {0: NOTHING_LEFT}
-    assert list(sampled.beam_scores) == ([1] if is_beam else [])
-    assert sampled.tokens.tolist() == ([0, 0] if is_beam else [0, 1])
+    assert not sampled.failed
+    assert sampled.beam_scores[0].tolist() == [-INF] * 3
+    assert np.isfinite(sampled.beam_scores[1]).tolist() == [False, True, False]
 
 
 def masked(allowed: list[bool], params: SamplingParams, stops: tuple[int, ...]) -> np.ndarray:
