@@ -4,6 +4,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from batcher.decoding.constraints.grammars import json_schema_grammar, lark_grammar
+from batcher.decoding.constraints.matchers import make_matcher
 from batcher.decoding.constraints.messages import grammar_error
 from batcher.decoding.constraints.rows import GrammarRow
 from batcher.decoding.constraints.source import ConstraintSource
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 MAX_CACHED = 256
+MAX_CACHED_CHARS = 8 * 1024 * 1024  # compiled, a text takes some 20 times its size
 
 
 class MissingGrammarError(BatchdecodeError):
@@ -54,10 +56,12 @@ class ConstraintCompiler:
         vocab_size: int,
         eos_token_id: int | None,
         max_cached: int = MAX_CACHED,
+        max_cached_chars: int = MAX_CACHED_CHARS,
     ) -> None:
         self.num_hits = self.num_misses = 0
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._eos_token_id, self._max_cached = eos_token_id, max_cached
+        self._max_cached_chars, self._num_cached_chars = max_cached_chars, 0
         self._bridge: LLTokenizer | None = None
         self._known: OrderedDict[ConstraintSource, CompiledConstraint | GrammarError] = (
             OrderedDict()
@@ -76,17 +80,26 @@ class ConstraintCompiler:
             self.num_misses += 1
         else:
             self.num_hits += 1
-        self._known[source] = known
-        if len(self._known) > self._max_cached:
-            self._known.popitem(last=False)
+            self._num_cached_chars -= len(source.text)
+        self._keep(source, known)
         if isinstance(known, GrammarError):
             raise known.with_traceback(None)
         return known
 
+    def _keep(self, source: ConstraintSource, known: CompiledConstraint | GrammarError) -> None:
+        """Remember `known`, and forget what was used longest ago beyond the limits."""
+        self._known[source] = known
+        self._num_cached_chars += len(source.text)
+        while len(self._known) > 1 and (
+            len(self._known) > self._max_cached or self._num_cached_chars > self._max_cached_chars
+        ):
+            forgotten, _ = self._known.popitem(last=False)
+            self._num_cached_chars -= len(forgotten.text)
+
     def _compile(self, source: ConstraintSource) -> CompiledConstraint | GrammarError:
         tokenizer = self._llguidance_tokenizer()
         try:
-            matcher = _matcher(tokenizer, lark_grammar(source))
+            matcher = make_matcher(tokenizer, lark_grammar(source), source.kind)
         except GrammarError as error:
             return error
         if matcher.is_error():
@@ -135,21 +148,9 @@ class _Vocabulary:
         raise NotImplementedError
 
 
-def _matcher(tokenizer: "LLTokenizer", grammar: str) -> "LLMatcher":
-    """Return a matcher of a Lark grammar; it may be in error."""
-    from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415 - an optional dependency
-
-    return LLMatcher(
-        tokenizer,
-        LLMatcher.grammar_from_lark(grammar),
-        log_level=0,
-        limits=LLParserLimits(verbose_errors=False),
-    )
-
-
 def _schema_error(tokenizer: "LLTokenizer", schema: dict[str, Any]) -> str:
     """Return what llguidance says of a JSON schema, "" if it compiles it."""
     try:
-        return _matcher(tokenizer, json_schema_grammar(schema)).get_error()
+        return make_matcher(tokenizer, json_schema_grammar(schema), "json_schema").get_error()
     except GrammarError as error:
         return str(error)

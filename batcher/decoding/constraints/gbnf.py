@@ -8,6 +8,7 @@ grammars/README.md, but for token references (`<think>`, `<[1000]>`).
 
 import json
 import re
+from collections import OrderedDict
 from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
@@ -18,6 +19,7 @@ _LINE_END = re.compile(r"\r\n|\r|\n|\Z")
 _TIMES = re.compile(r"[*+?]|\{\s*(\d+)\s*(?:,\s*(\d*)\s*)?\}")
 _ESCAPE = re.compile(r"\\(?:([nrt\\\"\[\]])|x([\dA-Fa-f]{2})|u([\dA-Fa-f]{4})|U([\dA-Fa-f]{8}))")
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t"}
+_MAX_DIGITS = 9  # of how often an item is repeated
 _MAX_NESTING = 25  # groups within groups; llguidance takes hardly more
 _LAST_SCALAR = 0x10FFFF
 _SURROGATES = range(0xD800, 0xE000)
@@ -97,25 +99,41 @@ def _is_recursive(rules: dict[str, _Parts], names: list[str]) -> bool:
 
 def _finite(rules: dict[str, _Parts], names: list[str]) -> set[str]:
     """Return which of the rules called `names` are kept by some text that ends."""
+    users: dict[str, list[str]] = {name: [] for name in names}
+    for name in names:
+        for used in _used_by(rules[name]):
+            users[used].append(name)
     finite: set[str] = set()
-    while more := {name for name in names if name not in finite and _ends(rules[name], finite)}:
-        finite |= more
+    waiting = OrderedDict.fromkeys(reversed(names))  # what others use tends to come first
+    while waiting:
+        name, _ = waiting.popitem(last=False)
+        if name not in finite and _ends(rules[name], finite):
+            finite.add(name)
+            waiting.update(dict.fromkeys(users[name]))
     return finite
 
 
 def _ends(parts: _Parts, finite: set[str]) -> bool:
     """Return whether `parts` can be written out with no other rules than those of `finite`."""
-    shape = ""  # a regex of the same form that matches "" if they can
+    # of each open group: whether an alternative before this one ends, and this one so far, and
+    # that without its last item
+    groups = [(False, True, True)]
     for part in parts:
-        if isinstance(part, _Reference):
-            shape += "(?:x?)" if part.name in finite else "x"
-        elif part[0] in "()|*+?":
-            shape += part
-        elif part[0] == "{":
-            shape += "*" if part.startswith("{0,") else "+"
-        else:
-            shape += "(?:x?)"
-    return re.fullmatch(shape, "") is not None
+        before, now, without_last = groups[-1]
+        if part == "(":
+            groups.append((False, True, True))
+        elif part == ")":
+            groups.pop()
+            outer, so_far, _ = groups[-1]
+            groups[-1] = (outer, so_far and (before or now), so_far)
+        elif part == "|":
+            groups[-1] = (before or now, True, True)
+        elif isinstance(part, _Reference):
+            groups[-1] = (before, now and part.name in finite, now)
+        elif part in {"*", "?"} or part.startswith("{0,"):
+            groups[-1] = (before, without_last, without_last)
+    [(before, now, _)] = groups
+    return before or now
 
 
 class _Parser:
@@ -156,7 +174,11 @@ class _Parser:
         parts: _Parts = []
         while item := self._item():
             self._skip(blanks)
+            num_times = 0
             while times := _TIMES.match(self._text, self._at):
+                num_times += 1
+                if num_times > _MAX_NESTING:
+                    raise self._error(f"more than {_MAX_NESTING} repetitions of one item")
                 if item[-1] != ")":  # a literal's last character, or one repetition after another
                     item = ["(", *item, ")"]
                 item = [*item, self._times(times)]
@@ -242,6 +264,8 @@ class _Parser:
             self._at = match.end()
             return match[0]
         least, most = match[1], match[1] if match[2] is None else match[2]
+        if max(len(least), len(most)) > _MAX_DIGITS:
+            raise self._error(f"a repetition count of more than {_MAX_DIGITS} digits")
         if most and int(least) > int(most):
             raise self._error("a repetition whose maximum is below its minimum")
         self._at = match.end()

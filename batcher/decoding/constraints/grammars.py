@@ -16,6 +16,7 @@ from batcher.errors import GrammarError
 # the tokenizer's own choice where the text is forced.  It stands last: there it outdoes the
 # grammar's own options, and moves no line.
 _OPTIONS = '\n%llguidance {"no_forcing": true}'
+_MAX_DEPTH = 7_000  # 8,000 terminals need more than llguidance has; 9,900 keep it busy for minutes
 _WHITESPACE_OPTIONS = {
     "item_separator",
     "key_separator",
@@ -58,7 +59,20 @@ def lark_grammar(source: ConstraintSource) -> str:
                 grammar = gbnf_to_lark(source.text)
             except GbnfError as error:
                 raise GrammarError(("gbnf",), str(error)) from error
+    if source.kind not in {"choice", "regex"}:
+        _check_depth(source, grammar)
     return grammar + _OPTIONS
+
+
+def _check_depth(source: ConstraintSource, grammar: str) -> None:
+    """Raise GrammarError if rules or schemas might lead to one another too deeply to be compiled.
+
+    llguidance follows them by recursion, and ends the process where the stack ends.  A rule takes
+    a line at least, and a schema a brace.
+    """
+    if grammar.count("\n") + grammar.count("{") > _MAX_DEPTH:
+        message = f"more than {_MAX_DEPTH:,} rules and braces are not supported"
+        raise GrammarError((source.kind,), message)
 
 
 def json_schema_grammar(schema: dict[str, Any] | bool) -> str:  # noqa: FBT001 - true and false are schemas

@@ -49,10 +49,10 @@ class RowConstraint(Protocol):
         """
 
     def advance(self, token: int) -> None:
-        """Follow the output by `token`, which is not EOS.
+        """Follow the output by `token`, which is not EOS; this may bring about a `failure`.
 
         Raises:
-            InvariantError: the token was not allowed; the row is of no use any more.
+            InvariantError: the token was not allowed.
         """
 
     def fork(self) -> Self:
@@ -122,10 +122,12 @@ class GrammarRow:
         return None if token == self._eos_token_id else token
 
     def advance(self, token: int) -> None:
-        """Follow the output by `token`."""
+        """Follow the output by `token`; if that reaches a limit of llguidance, the row fails."""
         # EOS is never fed: llguidance would take it, and count it in what it undoes
-        if token == self._eos_token_id or not self._matcher.consume_token(token):
+        if token == self._eos_token_id or not self._allows(token):
             raise InvariantError(f"token {token} is not one that the grammar allows")
+        if not self._matcher.consume_token(token) and not self._matcher.is_error():
+            raise InvariantError(f"token {token} is allowed, but cannot be followed")
         self._mask = None
 
     def fork(self) -> "GrammarRow":
@@ -133,6 +135,11 @@ class GrammarRow:
         copy = GrammarRow(self._matcher.deep_copy(), self._eos_token_id)
         copy._mask = self._mask
         return copy
+
+    def _allows(self, token: int) -> bool:
+        """Return whether the mask holds `token`."""
+        mask = self.packed_mask()
+        return token // 8 < len(mask) and bool(mask[token // 8] >> token % 8 & 1)
 
     def _tokens(self) -> int:
         """Return the mask as a number whose bit i is token i."""

@@ -9,6 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from batcher.decoding.constraints.grammars import lark_grammar
+from batcher.decoding.constraints.matchers import make_matcher
 from batcher.decoding.constraints.source import ConstraintSource
 from batcher.errors import InvariantError
 
@@ -55,10 +56,8 @@ class Verifier:
     def _matcher(self) -> "LLMatcher":
         """Return a matcher of single bytes at the start of an output."""
         if self._start is None:
-            from llguidance import LLMatcher  # noqa: PLC0415 - an optional dependency
-
-            grammar = LLMatcher.grammar_from_lark(lark_grammar(self._source))
-            self._start = LLMatcher(_byte_tokenizer(), grammar, log_level=0)
+            grammar = lark_grammar(self._source)
+            self._start = make_matcher(_byte_tokenizer(), grammar, self._source.kind)
             if self._start.is_error():
                 raise InvariantError(f"compiled once, but not again: {self._start.get_error()}")
         return self._start.deep_copy()

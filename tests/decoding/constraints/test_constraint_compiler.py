@@ -176,3 +176,65 @@ def test_properties_keep_the_order_of_the_schema():
     one = constraint_source(Request(prompt="p", json_schema={"type": "object", "title": "t"}))
     other = constraint_source(Request(prompt="p", json_schema={"title": "t", "type": "object"}))
     assert one != other
+
+
+def test_the_cache_forgets_when_its_texts_become_too_long():
+    ours = compiler(max_cached_chars=10)
+    for regex in ("aaaa", "bbbb", "aaaa", "cccc", "aaaa", "bbbb", "d" * 11, "d" * 11, "aaaa"):
+        ours.compile(source("regex", regex))
+    assert (ours.num_misses, ours.num_hits) == (6, 3)
+
+
+@pytest.mark.parametrize(
+    ("schema", "path"),
+    [
+        ({"a": [{"const": "\ud800"}]}, ("a", 0, "const")),
+        ({"a": {"\udfff": 1}}, ("a",)),
+    ],
+)
+def test_half_a_character_in_a_schema_is_told_with_its_place(schema, path):
+    with pytest.raises(GrammarError, match="half of a surrogate pair") as caught:
+        constraint_source(Request(prompt="p", json_schema=schema))
+    assert caught.value.path == ("json_schema", *path)
+
+
+def chain(num_rules, rule, last):
+    return "\n".join([*(rule.format(n, n + 1) for n in range(num_rules)), last.format(num_rules)])
+
+
+def definitions(num_rules, link):
+    names = {f"d{n}": link(f"#/$defs/d{n + 1}") for n in range(num_rules)}
+    return {"$ref": "#/$defs/d0", "$defs": {**names, f"d{num_rules}": {"type": "null"}}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "constraint", "output"),
+    [
+        ("lark", "start: r0\n" + chain(5000, 'r{}: r{} "a"', 'r{}: "b"'), b"b" + b"a" * 5000),
+        ("lark", "start: R0\n" + chain(5000, 'R{}: R{} "a"', 'R{}: "b"'), b"b" + b"a" * 5000),
+        ("gbnf", "root ::= r0\n" + chain(3000, 'r{} ::= r{} "a"', 'r{} ::= "b"'), b"b" + b"a" * 9),
+        ("json_schema", definitions(3300, lambda ref: {"$ref": ref}), b"null"),
+        ("json_schema", definitions(3300, lambda ref: {"allOf": [{"$ref": ref}]}), b"null"),
+        ("json_schema", definitions(2300, lambda ref: {"properties": {"a": {"$ref": ref}}}), b"{}"),
+    ],
+    ids=["rules", "terminals", "gbnf", "refs", "allOf", "properties"],
+)
+def test_long_chains_of_rules_are_compiled(kind, constraint, output):
+    compiled = compiler().compile(source(kind, constraint))
+    row = compiled.new_row()
+    assert row.fork().failure is None
+    assert compiled.verifier.broken_by_prefix(output) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "constraint"),
+    [
+        ("lark", "start: r0\n" + chain(50_000, "r{}: r{}", 'r{}: "b"')),
+        ("gbnf", "root ::= r0\n" + chain(20_000, "r{} ::= r{}", 'r{} ::= "b"')),
+        ("json_schema", definitions(50_000, lambda ref: {"$ref": ref})),
+    ],
+)
+def test_a_grammar_that_might_exhaust_the_stack_is_refused(kind, constraint):
+    with pytest.raises(GrammarError, match="more than 7,000 rules and braces") as caught:
+        compiler().compile(source(kind, constraint))
+    assert caught.value.path == (kind,)

@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import time
 
 import pytest
 from constrained import bytes_allowed, compiler, follow, source
@@ -103,6 +104,9 @@ def test_a_grammar_without_recursion_becomes_a_single_lexeme_which_is_the_fastes
     ("grammar", "output"),
     [
         ('root ::= "a" root?', "aa"),
+        ('root ::= ("a" | root "b") "c"', "ac"),
+        ('root ::= "a" | root "b" | root "c"', "abc"),
+        ('root ::= root "b" | root "c" | "a"', "abc"),
         ('root ::= "a" root*', "a"),
         ('root ::= ("a" root){00,2}', ""),
         ('root ::= "(" a ")"\na ::= "x" | root a', "(x)"),
@@ -120,6 +124,20 @@ def test_groups_may_be_nested_as_deep_as_is_said():
     assert verifier.broken_by(b"b") is not None
     side_by_side = Verifier(source("gbnf", "root ::= " + '("a")' * 30))
     assert side_by_side.broken_by(b"a" * 30) is None
+
+
+def test_a_long_row_of_repetitions_is_refused_where_it_becomes_too_long():
+    with pytest.raises(GbnfError, match=r"line 1, column 38: more than 25 repetitions of one item"):
+        gbnf_to_lark('root ::= "a"' + "*" * 10_000)
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_a_long_chain_of_rules_takes_time_in_proportion(is_reversed):
+    began = time.perf_counter()
+    numbers = range(8000)
+    tops = [f'r{n} ::= r{n + 1} "a" r{n + 1 if is_reversed else 8000}' for n in numbers]
+    gbnf_to_lark("\n".join(["root ::= r0", *tops, 'r8000 ::= "b"']))
+    assert time.perf_counter() - began < 3  # it was minutes when every rule was tried each time
 
 
 def test_rules_that_root_does_not_use_cost_nothing():
@@ -151,6 +169,10 @@ def test_masks_follow_a_recursive_grammar():
         ("root ::= []", "line 1, column 10: a class without characters"),
         ("root ::= [b-a]", "line 1, column 11: a range whose end comes before its start"),
         ('root ::= "a"{3,2}', "line 1, column 13: a repetition whose maximum is below its minimum"),
+        (
+            'root ::= "a"{' + "9" * 5000 + "}",
+            "line 1, column 13: a repetition count of more than 9",
+        ),
         (r'root ::= "\q"', "line 1, column 11: an escape that does not exist"),
         (r'root ::= "\uD800"', "line 1, column 11: an escape that stands for no character"),
         (r'root ::= "\U00110000"', "line 1, column 11: an escape that stands for no character"),

@@ -1,5 +1,6 @@
 """What a constrained row allows: exactly the tokens that keep the constraint, EOS where it ends."""
 
+import json
 import re
 
 import numpy as np
@@ -215,3 +216,42 @@ def test_a_mask_is_computed_once_for_a_place(monkeypatch):
     row.advance(1)
     assert ids_allowed(row, 8) == [1]
     assert matcher.num_masks == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "constraint", "message"),
+    [
+        ("lark", 'start: e\ne: e e | "a" | "b"', "Parser Error: Current row has 522 items"),
+        ("json_schema", {"type": "string", "minLength": 1_000_000}, "lexer error: too many states"),
+    ],
+)
+def test_a_row_that_reaches_a_limit_fails_alone(kind, constraint, message):
+    row = row_of(kind, constraint)
+    while row.failure is None:
+        row.advance(next(token for token in reversed(ids_allowed(row)) if token))
+    assert row.failure.startswith(message)
+    assert (row.packed_mask(), row.forced_token()) == (b"", None)
+    assert (row.may_end, row.must_end) == (False, False)
+
+
+def test_a_schema_of_many_optional_properties_is_followed():
+    properties = {f"p{number}": {"type": "integer"} for number in range(600)}
+    compiled = compiler().compile(source("json_schema", {"properties": properties}))
+    row = follow(compiled.new_row(), '{"p7":1,"p599":2}')
+    assert row.may_end
+    assert row.failure is None
+    assert compiled.verifier.broken_by(b'{"p7":1,"p599":2}') is None
+
+
+def test_a_grammar_with_many_choices_may_have_long_rows():
+    rules = " | ".join(f"r{number}" for number in range(700))
+    lines = [f'r{number}: "{number}" "x" | "{number}" "y"' for number in range(700)]
+    row = row_of("lark", "\n".join([f"start: rest+\nrest: {rules}", *lines]))
+    follow(row, "7x699y")
+    assert row.may_end
+
+
+def test_a_schema_in_a_grammar_may_have_many_properties():
+    properties = {f"p{number}": {"type": "integer"} for number in range(600)}
+    row = row_of("lark", f'start: "<" j ">"\nj: %json {json.dumps({"properties": properties})}')
+    assert follow(row, '<{"p7":1}>').must_end

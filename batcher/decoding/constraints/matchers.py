@@ -1,0 +1,49 @@
+"""Makes llguidance's matchers, within limits that keep one grammar from stalling a run."""
+
+import threading
+from typing import TYPE_CHECKING
+
+from batcher.decoding.constraints.source import Kind
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+# How long a row of Earley items may be.  A schema puts all its optional properties in one, four
+# items each; it is never ambiguous, and a row of 10,000 takes some 40 ms.
+_MAX_ITEMS = 10_000
+# In an ambiguous grammar rows grow with the output, and a step takes time as their square: 20 ms at
+# 500, 70 ms at 1,000.  In another they grow with what the grammar has to choose from, if at all.
+_MIN_ITEMS, _ITEMS_PER_CHOICE = 500, 4
+# Compiling takes up to 13 KiB of stack for each rule of a chain, of at most 7,000.
+_STACK_SIZE = 256 * 1024 * 1024
+_stack_size_lock = threading.Lock()  # the size is one for the whole process
+
+
+def make_matcher(tokenizer: "LLTokenizer", grammar: str, kind: Kind) -> "LLMatcher":
+    """Return a matcher of a Lark grammar made of a constraint of `kind`; it may be in error."""
+    from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - slow to import
+
+    from llguidance import LLMatcher, LLParserLimits  # noqa: PLC0415 - an optional dependency
+
+    limits = LLParserLimits(max_items_in_row=_max_items(grammar, kind), verbose_errors=False)
+
+    def compiled() -> LLMatcher:
+        grammars = LLMatcher.grammar_from_lark(grammar)
+        return LLMatcher(tokenizer, grammars, log_level=0, limits=limits)
+
+    with ThreadPoolExecutor(1) as pool:
+        with _stack_size_lock:
+            usual = threading.stack_size(_STACK_SIZE)
+            try:
+                future = pool.submit(compiled)  # starts the thread
+            finally:
+                threading.stack_size(usual)
+        return future.result()
+
+
+def _max_items(grammar: str, kind: Kind) -> int:
+    """Return how long a row of Earley items may become before the output fails."""
+    if kind == "json_schema":
+        return _MAX_ITEMS
+    num_choices = sum(grammar.count(mark) for mark in "|\n{")  # in a grammar, and a schema in it
+    return min(_MIN_ITEMS + _ITEMS_PER_CHOICE * num_choices, _MAX_ITEMS)
