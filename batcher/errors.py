@@ -38,15 +38,19 @@ class ModelError(BatchdecodeError):
     """A model raised, or answered something that is not one token id per row."""
 
 
+Path = tuple[str | int, ...]
+"""Where in a request something is: ("stop_sequence", 2, 0) is stop_sequence[2][0]; () is all."""
+
+
 class FieldProblem(Struct, frozen=True):
     """One thing wrong with one field of a request.
 
-    `path` leads to the value: ("stop_sequence", 2, 0) is stop_sequence[2][0]; () is the whole
-    request.  is_key: the fault is not the value's but that of the last name on the path.
+    `path` leads to the value.  is_key: the fault is not the value's but that of the last name on
+    the path.
     """
 
     code: str
-    path: tuple[str | int, ...]
+    path: Path
     message: str
     hint: str | None = None
     is_key: bool = False
@@ -61,7 +65,7 @@ class FieldProblem(Struct, frozen=True):
 class GrammarError(BatchdecodeError):
     """A constraint that cannot be compiled; `path` leads to the fault, as in a FieldProblem."""
 
-    def __init__(self, path: tuple[str | int, ...], message: str) -> None:
+    def __init__(self, path: Path, message: str) -> None:
         self.path = path
         super().__init__(message)
 

@@ -87,7 +87,7 @@ class Replay:
         """
         match event:
             case ArriveEvent():
-                key = key_of(event.id, event.index, "sample") if event.index else event.id
+                key = key_of(event.id, event.index, "sample")
                 self._arrivals[key] = self._num_arrivals, event
                 self._num_arrivals += 1
             case AdmitEvent():
@@ -104,8 +104,8 @@ class Replay:
                 self._begin(event)
             case EndEvent():
                 self._end(event)
-            case RejectEvent():
-                pass  # it was never a request, so it has no time
+            case RejectEvent() | DropEvent():
+                pass  # neither takes a slot: a bad line, and a sample that has left its own
 
     def _begin(self, event: RunEvent) -> None:
         """Take in what run it is."""

@@ -16,6 +16,7 @@ MAX_TIME = 2.0**52  # seconds; up to here a clock of steps is exact
 TokenId = Annotated[int, Meta(ge=0, le=MAX_INT)]
 FinishReason = Literal["stop", "length", "error", "aborted"]
 StopReason = int | list[int] | str | None
+ConstraintOutcome = Literal["complete", "incomplete"]
 
 
 class Transition(Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,13 +35,13 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=
 
     prompt: str | list[TokenId]
     id: str | None = None
-    max_tokens: Annotated[int, Meta(ge=0, le=MAX_INT)] = 16
+    max_tokens: int = 16
     stop_token: TokenId | list[TokenId] | None = None
     stop_sequence: str | list[TokenId | str | list[TokenId]] | None = None
     stop: str | list[str] | None = None
     ignore_eos: bool = False
-    arrival_time: Annotated[float, Meta(ge=0, le=MAX_TIME)] = 0.0
-    priority: Annotated[int, Meta(ge=-MAX_INT, le=MAX_INT)] = 0
+    arrival_time: float = 0.0  # seconds
+    priority: int = 0
     # How a token is chosen.
     temperature: float = 0.0  # 0 is greedy
     top_k: int = 0  # 0 is all
@@ -160,4 +161,4 @@ class Result(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     logprobs: list[TokenLogprob] | None = None
     score: float | None = None
     segments: list[Segment] | None = None
-    constraint: Literal["complete", "incomplete"] | None = None
+    constraint: ConstraintOutcome | None = None

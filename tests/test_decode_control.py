@@ -13,7 +13,7 @@ from ledger import LedgerModel
 from msgspec.structs import replace
 
 from batcher import ModelOutput, Request, Result, SimulatedModel
-from batcher.decoding.constraints import GrammarRow
+from batcher.decoding.constraints.rows import GrammarRow
 from batcher.engine import Engine
 from batcher.errors import RequestError
 from batcher.events import (

@@ -10,9 +10,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batcher.errors import InvariantError
+from batcher.models.base import IntArray
 
 
 class VocabularyIndex:
@@ -42,7 +42,7 @@ class VocabularyIndex:
         """Return whether a token starts with `text` and goes on."""
         return self._starting_with(text).stop > self._equal_to(text).stop
 
-    def next_tokens(self, text: bytes) -> NDArray[np.int64]:
+    def next_tokens(self, text: bytes) -> IntArray:
         """Return the ids of the tokens that the output can begin with, if `text` begins it.
 
         Those are the tokens that start with `text`, and those that `text` starts with if the
@@ -98,28 +98,17 @@ class HealingRow:
     """The RowConstraint (see constraints/rows.py) of an output that begins with given bytes.
 
     remaining: the bytes still to come; with b"" the row limits nothing any more.
-    num_bytes_past: how many bytes of the token that used them up lie past the prompt.
     """
 
-    __slots__ = ("_index", "num_bytes_past", "remaining")
+    __slots__ = ("_index", "remaining")
 
     def __init__(self, index: VocabularyIndex, remaining: bytes) -> None:
-        self._index, self.remaining, self.num_bytes_past = index, remaining, 0
+        self._index, self.remaining = index, remaining
 
     @property
     def is_active(self) -> bool:
         """Whether bytes are still to come."""
         return bool(self.remaining)
-
-    @property
-    def may_end(self) -> bool:
-        """Whether the output may end here: not before it has all the bytes."""
-        return not self.remaining
-
-    @property
-    def must_end(self) -> bool:
-        """Whether no token can follow: never."""
-        return False
 
     @property
     def failure(self) -> str | None:
@@ -130,11 +119,7 @@ class HealingRow:
 
     def packed_mask(self) -> bytes:
         """Return the tokens allowed next, one bit each: all of them when nothing remains."""
-        if not self.remaining:
-            return np.packbits(
-                np.ones(self._index.vocab_size, np.bool_), bitorder="little"
-            ).tobytes()
-        is_allowed = np.zeros(self._index.vocab_size, np.bool_)
+        is_allowed = np.full(self._index.vocab_size, not self.remaining)
         is_allowed[self._tokens()] = True
         return np.packbits(is_allowed, bitorder="little").tobytes()
 
@@ -151,15 +136,12 @@ class HealingRow:
             return
         if token not in self._tokens():
             raise InvariantError(f"token {token} does not go on with {self.remaining!r}")
-        size = len(self._index.bytes_of(token))
-        self.num_bytes_past = max(0, size - len(self.remaining))
-        self.remaining = self.remaining[size:]
+        self.remaining = self.remaining[len(self._index.bytes_of(token)) :]
 
     def fork(self) -> "HealingRow":
         """Return a row of the same state that moves on by itself."""
-        copy = HealingRow(self._index, self.remaining)
-        copy.num_bytes_past = self.num_bytes_past
-        return copy
+        return HealingRow(self._index, self.remaining)
 
-    def _tokens(self) -> NDArray[np.int64]:
+    def _tokens(self) -> IntArray:
+        """Return the ids that go on with the remaining bytes; all that have text if none remain."""
         return self._index.next_tokens(self.remaining)

@@ -4,28 +4,12 @@ Text is matched byte by byte inside the token, so one token may lead through sev
 match at a token's end.  After a match nothing before it counts, and ids count from the next token.
 """
 
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from batcher.decoding.machine import (
-    END,
-    NOWHERE,
-    Exit,
-    Pattern,
-    Progress,
-    StateMachine,
-    precedence,
-)
-from batcher.models.base import REPLACEMENT, join_bytes
-
-
-class Way(NamedTuple):
-    """An exit as it ranks among the others of its state; smaller goes first."""
-
-    rank: tuple[int, int, int]
-    exit: Exit
-    size: int  # of its pattern, in bytes
+from batcher.decoding.machine import END, Exit, Progress, StateMachine, precedence
+from batcher.decoding.trie import RankedExit, Trie
+from batcher.models.base import bytes_of, join_bytes
 
 
 class Match(NamedTuple):
@@ -46,81 +30,6 @@ class Reading(NamedTuple):
     matches: list[Match]
 
 
-class Trie:
-    """The patterns of one kind, ids or text, of one state, after Aho and Corasick.
-
-    Node 0 is the root, any other is a symbol after its parent's (CACM 18(6), 1975).
-    best: the way taken at each node, if a pattern ends there.
-    settled: the node that is as good for all that follows; a complete pattern has no node of its
-    own unless another one goes on from it.
-    """
-
-    __slots__ = ("_begun", "_children", "_fallback", "best", "settled")
-
-    def __init__(self, ways: Iterable[Way]) -> None:
-        self._children: list[dict[int, int]] = [{}]
-        self._fallback = [0]
-        self._begun: list[list[tuple[Pattern, int]]] = [[]]
-        self.best: list[Way | None] = [None]
-        for way in ways:
-            self._insert(way)
-        self.settled = [0] * len(self.best)
-        queue = deque(self._children[0].values())
-        while queue:  # breadth first: the fallback, which is shorter, is complete
-            node = queue.popleft()
-            fallback = self._fallback[node]
-            ways_here = [way for way in (self.best[node], self.best[fallback]) if way is not None]
-            self.best[node] = min(ways_here, default=None)
-            self.settled[node] = node if self._children[node] else self.settled[fallback]
-            for symbol, child in self._children[node].items():
-                self._fallback[child] = self.step(fallback, symbol)
-                queue.append(child)
-
-    def _insert(self, way: Way) -> None:
-        node = 0
-        for depth, symbol in enumerate(way.exit.pattern):
-            self._begun[node].append((way.exit.pattern, depth))
-            if symbol not in self._children[node]:
-                self._children[node][symbol] = len(self._children)
-                self._children.append({})
-                self._fallback.append(0)
-                self._begun.append([])
-                self.best.append(None)
-            node = self._children[node][symbol]
-        best = self.best[node]
-        if way.exit.target != NOWHERE and (best is None or way < best):
-            self.best[node] = way
-
-    def step(self, node: int, symbol: int) -> int:
-        """Return the node of the longest suffix that begins a pattern, `symbol` after `node`."""
-        children = self._children
-        while symbol not in children[node]:
-            if not node:
-                return 0
-            node = self._fallback[node]
-        return children[node][symbol]
-
-    def begun(self, node: int) -> Iterator[tuple[Pattern, int]]:
-        """Yield the patterns begun at `node`, each with how much of it is there; most first."""
-        for suffix in self._suffixes(node):
-            yield from self._begun[suffix]
-
-    def own_symbols(self, node: int) -> set[int]:
-        """Return the symbols that may lead from `node` to where they do not lead from the root."""
-        return {symbol for suffix in self._suffixes(node) for symbol in self._children[suffix]}
-
-    def _suffixes(self, node: int) -> Iterator[int]:
-        """Yield `node` and the nodes of its shorter suffixes, longest first, without the root."""
-        while node:
-            yield node
-            node = self._fallback[node]
-
-    @property
-    def patterns(self) -> list[Pattern]:
-        """All patterns."""
-        return [pattern for pattern, _ in self._begun[0]]
-
-
 class MachineReader:
     """A machine made ready to read tokens.
 
@@ -130,24 +39,23 @@ class MachineReader:
     def __init__(self, machine: StateMachine, token_bytes: Sequence[bytes]) -> None:
         self.machine = machine
         self._token_bytes = token_bytes
-        self._num_known = len(token_bytes)
         self.tries = [self._tries(exits) for exits in machine.exits]
 
     def _tries(self, exits: tuple[Exit, ...]) -> tuple[Trie, Trie]:
-        ids: list[Way] = []
-        texts: list[Way] = []
+        ids: list[RankedExit] = []
+        texts: list[RankedExit] = []
         for place, way in enumerate(exits):
             if isinstance(way.pattern, bytes):
                 size = len(way.pattern)
-                texts.append(Way(precedence(way, size, place), way, size))
+                texts.append(RankedExit(precedence(way, size, place), way, size))
             else:
                 size = len(join_bytes(way.pattern, self._token_bytes))
-                ids.append(Way(precedence(way, size, place), way, size))
+                ids.append(RankedExit(precedence(way, size, place), way, size))
         return Trie(ids), Trie(texts)
 
     def bytes_of(self, token_id: int) -> bytes:
         """Return what a token shows as."""
-        return self._token_bytes[token_id] if token_id < self._num_known else REPLACEMENT
+        return bytes_of(token_id, self._token_bytes)
 
     def read(self, progress: Progress, token_id: int) -> Reading:
         """Return what `token_id` leads to from `progress`."""

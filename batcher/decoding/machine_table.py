@@ -43,11 +43,6 @@ class MachineTable:
         self._places: list[tuple[MachineReader, Progress]] = []  # what each line stands for
         self._lay_out()
 
-    @property
-    def num_open(self) -> int:
-        """How many rows have something to watch for."""
-        return len(self._open_slots)
-
     def open(self, slot: int, machine: StateMachine, progress: Progress = START) -> None:
         """Let `slot` begin a new row, at `progress` in `machine`."""
         state = self._starts.get(machine) if progress is START else None

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct, defstruct
 
-from batcher.formats.line_problems import ROW_FIELDS, SYNONYMS
+from batcher.formats.line_problems import ROW_FIELDS, ROW_VALUES, SYNONYMS
 from batcher.formats.openai import SUPPORTED_VALUES, BatchRow
 from batcher.request import Request, TokenId
 from batcher.validation import (
@@ -67,15 +67,8 @@ class PlainDecoder:
         line = _define("PlainLine", [*own, custom_id, prompt_tokens, *fields])
         options = [(name, Any, None) for name in SUPPORTED_VALUES]
         body = _define("PlainBody", [("prompt", prompt), *fields, *options])
-        row = _define(
-            "PlainRow",
-            [
-                custom_id,
-                ("method", Literal["POST"]),
-                ("url", Literal["/v1/completions"]),
-                ("body", body),
-            ],
-        )
+        fixed = [(name, Literal[value]) for name, value in ROW_VALUES.items()]
+        row = _define("PlainRow", [custom_id, *fixed, ("body", body)])
         self.line = msgspec.json.Decoder(line).decode
         self.row = msgspec.json.Decoder(row).decode
 

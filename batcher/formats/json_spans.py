@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
+from batcher.errors import Path
+
 MAX_DIGITS = 400  # more than any float holds; Python itself refuses to read 4,301
 
 _STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
@@ -23,8 +25,6 @@ _SURROGATE = re.compile(
     r"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
     r"|\\."
 )
-
-Path = tuple[str | int, ...]
 
 
 class Span(NamedTuple):

@@ -12,13 +12,13 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from batcher.errors import FieldProblem
+from batcher.errors import FieldProblem, Path
 from batcher.formats import json_spans
 from batcher.formats.diagnostics import Problem, make_problem
-from batcher.formats.json_spans import JsonError, Path, Span
+from batcher.formats.json_spans import JsonError, Span
 from batcher.formats.openai import COMPLETIONS_URL, SUPPORTED_VALUES, is_supported
 from batcher.request import Request, Transition
-from batcher.validation import MAX_SHOWN, Target, find_problems, show
+from batcher.validation import Target, cut, find_problems, show
 
 MAX_PROBLEMS = 100  # of one line: of its layout, and again of its values
 
@@ -179,7 +179,7 @@ class _Line:
         keys: dict[str, Span] = {}
         start = json_spans.find_value(self._text, path).start
         for name, span, _ in json_spans.find_members(self._text, start):
-            place = (*path, _cut(name))
+            place = (*path, cut(name))
             if name in keys:
                 yield _doubled(place, keys[name]), span
             elif name not in allowed:
@@ -192,7 +192,7 @@ class _Line:
             whole = (*path, state, index)
             for name in (name for name in transition if name not in TRANSITION_FIELDS):
                 span = json_spans.find_key(self._text, (*whole, name))
-                yield _unknown((*whole, _cut(name)), TRANSITION_FIELDS), span
+                yield _unknown((*whole, cut(name)), TRANSITION_FIELDS), span
             for name in TRANSITION_FIELDS:
                 if name not in transition:
                     yield self._missing(whole, name)
@@ -203,7 +203,7 @@ class _Line:
             return
         start = json_spans.find_value(self._text, path).start
         for below, span, first in json_spans.find_doubles(self._text, start):
-            yield _doubled((*path, *below[:-1], _cut(str(below[-1]))), first), span
+            yield _doubled((*path, *below[:-1], cut(str(below[-1]))), first), span
 
     def _check_synonyms(self) -> Iterator[Finding]:
         for synonym, name in SYNONYMS.items():
@@ -309,7 +309,3 @@ def _suggest(name: str, allowed: tuple[str, ...]) -> str | None:
 
     matches = difflib.get_close_matches(name.lower(), allowed, n=1)
     return _HINT.format(matches[0]) if matches else None
-
-
-def _cut(name: str) -> str:
-    return name if len(name) <= MAX_SHOWN else name[:MAX_SHOWN] + "…"

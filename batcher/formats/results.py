@@ -3,14 +3,13 @@
 A line of our own holds one result, a row all results of a request.
 """
 
-from typing import Literal
-
 import msgspec
 from msgspec import Struct
 
 from batcher.errors import RUN_ERROR_CODES, BatchdecodeError
 from batcher.formats.diagnostics import Problem
 from batcher.request import (
+    ConstraintOutcome,
     ErrorInfo,
     FinishReason,
     Result,
@@ -52,7 +51,7 @@ class Extras(Struct, frozen=True, omit_defaults=True):
     cumulative_logprob: float | None = None
     score: float | None = None
     segments: list[Segment] | None = None
-    constraint: Literal["complete", "incomplete"] | None = None
+    constraint: ConstraintOutcome | None = None
 
 
 class Choice(Struct, frozen=True):

@@ -211,7 +211,8 @@ def _exact_fields() -> dict[str, Schema]:
     """Return new schemas of the fields whose values their types do not tell."""
     ids, texts = _list_of(_TOKEN_ID), _list_of(_TEXT)
     fields: dict[str, Schema] = {
-        name: _number(allowed) for name, allowed in RANGES.items() if name not in NOT_NULL
+        name: _number(allowed) if name in NOT_NULL else _number(allowed, "null")
+        for name, allowed in RANGES.items()
     }
     fields |= {
         "stop_token": {"anyOf": [_TOKEN_ID, ids, _NULL]},
@@ -236,9 +237,10 @@ def _exact_fields() -> dict[str, Schema]:
     return {name: schema | {"default": DEFAULTS[name]} for name, schema in fields.items()}
 
 
-def _number(allowed: Range) -> Schema:
+def _number(allowed: Range, *others: str) -> Schema:
+    """Return the schema of a number of the range, or of what has one of the `others` types."""
     kind = "integer" if allowed.is_integer else "number"
-    return {"type": [kind, "null"]} | _bounds(allowed)
+    return {"type": [kind, *others] if others else kind} | _bounds(allowed)
 
 
 def _bounds(allowed: Range) -> Schema:

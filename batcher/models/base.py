@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
-Kind = Literal["tokens", "logits", "both"]
+OutputKind = Literal["tokens", "logits", "both"]
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()
 
@@ -118,7 +118,7 @@ class Model(Protocol):
         """What beside its name reproduces the model, ready for JSON; --resume wants it equal."""
 
     @property
-    def gives(self) -> Kind:
+    def gives(self) -> OutputKind:
         """What `forward` can return: with "logits", the logits of every row are wanted."""
 
     @property
@@ -150,12 +150,16 @@ class Model(Protocol):
         """Forget what `slot` holds; its sequence has ended."""
 
 
+def bytes_of(token_id: int, token_bytes: Sequence[bytes]) -> bytes:
+    """Return the bytes `token_id` stands for; an id beyond the tokenizer's stands for U+FFFD."""
+    return token_bytes[token_id] if token_id < len(token_bytes) else REPLACEMENT
+
+
 def join_bytes(token_ids: Sequence[int], token_bytes: Sequence[bytes]) -> bytes:
-    """Return the bytes `token_ids` stand for; an id beyond the tokenizer's stands for U+FFFD."""
+    """Return the bytes `token_ids` stand for, as `bytes_of` tells them."""
     try:
         if len(token_ids) > 1:  # the getter of one is another; a comprehension takes longer
             return b"".join(itemgetter(*token_ids)(token_bytes))
         return b"".join([token_bytes[token_id] for token_id in token_ids])
     except IndexError:
-        known = len(token_bytes)
-        return b"".join(token_bytes[t] if t < known else REPLACEMENT for t in token_ids)
+        return b"".join([bytes_of(token_id, token_bytes) for token_id in token_ids])

@@ -2,22 +2,20 @@
 
 from collections.abc import Callable, Iterable
 from itertools import islice
-from operator import index as to_index
 from typing import Any
 
 import numpy as np
 
 from batcher.errors import ModelError, describe
-from batcher.models.base import Batch, Kind, ModelOutput, Tokenizer
+from batcher.models.answers import read_logits, read_token_id, shown
+from batcher.models.base import Batch, ModelOutput, OutputKind, Tokenizer
 from batcher.models.byte_tokenizer import ByteTokenizer
-from batcher.models.logits import read_logits, shown
-from batcher.models.prefixes import Prefixes
-from batcher.request import MAX_INT
+from batcher.models.prefixes import PrefixModel
 
 ModelNext = Callable[[list[list[int]]], Iterable[Any]]
 
 
-class CallableModel:
+class CallableModel(PrefixModel):
     """A Model (see base.py) that calls `model_next` once a step with the whole prefix of every row.
 
     model_next: gets a list of token-id lists, prompt and output so far, in slot order, which it may
@@ -28,28 +26,14 @@ class CallableModel:
     """
 
     def __init__(self, model_next: ModelNext, name: str | None = None) -> None:
+        super().__init__()
         self.name = name or str(getattr(model_next, "__qualname__", type(model_next).__qualname__))
         self.settings: dict[str, Any] = getattr(model_next, "settings", {})
-        self.gives: Kind = getattr(model_next, "gives", "tokens")
+        self.gives: OutputKind = getattr(model_next, "gives", "tokens")
         self.vocab_size: int | None = getattr(model_next, "vocab_size", None)
         self.eos_token_id: int | None = getattr(model_next, "eos_token_id", None)
         self.tokenizer: Tokenizer = getattr(model_next, "tokenizer", None) or ByteTokenizer()
         self._model_next = model_next
-        self._prefixes = Prefixes()
-        self._num_slots = 0
-
-    def allocate(self, num_slots: int) -> None:
-        """Make room for `num_slots` rows."""
-        self._prefixes.clear()
-        self._num_slots = num_slots
-
-    def fork(self, source: int, target: int) -> None:
-        """Let the row in `target` be what the one in `source` is."""
-        self._prefixes.fork(source, target)
-
-    def release(self, slot: int) -> None:
-        """Forget the row in `slot`."""
-        self._prefixes.release(slot)
 
     def forward(self, batch: Batch) -> ModelOutput:
         """Ask the callable for every row's next token, or logits.
@@ -65,11 +49,10 @@ class CallableModel:
         tokens = np.zeros(self._num_slots, np.int64)
         failed = {}
         for slot, answer in zip(slots, answers, strict=True):
-            problem = self._problem_with(answer)
-            if problem is None:
-                tokens[slot] = answer
-            else:
-                failed[slot] = f"{self.name} returned {problem}"
+            try:
+                tokens[slot] = read_token_id(self.vocab_size, answer)
+            except ValueError as error:
+                failed[slot] = f"{self.name} returned {error}"
         return ModelOutput(tokens, failed)
 
     def _logits(self, slots: list[int], answers: list[Any]) -> ModelOutput:
@@ -84,6 +67,11 @@ class CallableModel:
         return ModelOutput(np.zeros(self._num_slots, np.int64), failed, logits)
 
     def _ask(self, prefixes: list[list[int]]) -> list[Any]:
+        """Return what the callable answers for each of `prefixes`.
+
+        Raises:
+            ModelError: as `forward`.
+        """
         num_rows = len(prefixes)  # the callable may change the list
         try:
             answer = self._model_next(prefixes)
@@ -95,17 +83,6 @@ class CallableModel:
         if answers is None or len(answers) != num_rows:
             raise ModelError(f"{self.name} returned {_count(answers, answer, num_rows)}")
         return answers
-
-    def _problem_with(self, answer: Any) -> str | None:
-        """Return what `answer` is instead of a token id; None if it is one."""
-        largest = MAX_INT if self.vocab_size is None else self.vocab_size - 1
-        try:
-            token_id = -1 if isinstance(answer, bool) else to_index(answer)
-        except Exception:  # noqa: BLE001 - whatever its own __index__ raises, it is none
-            token_id = -1
-        if 0 <= token_id <= largest:
-            return None
-        return f"{shown(answer)}, which is not a token id, an integer from 0 to {largest}"
 
 
 def _count(answers: list[Any] | None, answer: Any, num_rows: int) -> str:

@@ -1,12 +1,14 @@
 """A Model that somebody else wrote, with its answers looked at before the engine believes them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batcher.errors import BatchdecodeError, ModelError, describe
-from batcher.models.base import Batch, Chunk, FloatArray, IntArray, Kind, Model, ModelOutput
+from batcher.models.base import Batch, Chunk, FloatArray, IntArray, Model, ModelOutput, OutputKind
 from batcher.models.prefixes import Prefixes
 from batcher.request import MAX_INT
 
@@ -19,7 +21,7 @@ class CheckedModel:
 
     def __init__(self, inner: Model) -> None:
         self.inner = inner
-        self.gives: Kind = getattr(inner, "gives", "tokens")
+        self.gives: OutputKind = getattr(inner, "gives", "tokens")
         self._prefixes = None if callable(getattr(inner, "fork", None)) else Prefixes()
         self._forked: set[int] = set()  # slots whose rows `inner` has not been told of
         self.name, self.settings, self.tokenizer = inner.name, inner.settings, inner.tokenizer
@@ -54,13 +56,8 @@ class CheckedModel:
             self._prefixes.fork(source, target)
             self._forked.add(target)
             return
-        try:
+        with self._failing_as(f"fork slot {source}"):
             self.inner.fork(source, target)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # as in forward
-            message = f"{self.name} cannot fork slot {source}: {describe(error)}"
-            raise BatchdecodeError(message) from error
 
     def release(self, slot: int) -> None:
         """Forget the row in `slot`.
@@ -73,13 +70,8 @@ class CheckedModel:
             if slot in self._forked:
                 self._forked.remove(slot)
                 return
-        try:
+        with self._failing_as(f"release slot {slot}"):
             self.inner.release(slot)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # as in forward
-            message = f"{self.name} cannot release slot {slot}: {describe(error)}"
-            raise BatchdecodeError(message) from error
 
     def forward(self, batch: Batch) -> ModelOutput:
         """Return the model's answer, with token ids out of range among its failures.
@@ -113,6 +105,16 @@ class CheckedModel:
         return ModelOutput(
             tokens, failed, None if logits is None else self._logits(logits, logit_slots.size)
         )
+
+    @contextmanager
+    def _failing_as(self, action: str) -> Iterator[None]:
+        """Let what the model raises inside become a BatchdecodeError: it cannot do `action`."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # as in forward
+            raise BatchdecodeError(f"{self.name} cannot {action}: {describe(error)}") from error
 
     def _hand_over_forks(self, batch: Batch, prefixes: Prefixes) -> None:
         """Make new rows of those that were forked, for a model that has no fork."""

@@ -5,19 +5,17 @@ The object is asked once a row and step, with the whole prefix; all rows of a st
 
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from operator import index as to_index
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from msgspec import structs
 
 from batcher.errors import BatchdecodeError
+from batcher.models.answers import read_logits, read_token_id
 from batcher.models.base import Batch, FloatArray, ModelOutput, Tokenizer
 from batcher.models.byte_tokenizer import ByteTokenizer
 from batcher.models.calls import CallFailure, Calls, CallSettings, checked_settings
-from batcher.models.logits import read_logits, shown
-from batcher.models.prefixes import Prefixes
-from batcher.request import MAX_INT
+from batcher.models.prefixes import PrefixModel
 
 T = TypeVar("T")
 
@@ -37,7 +35,7 @@ class LLM(Protocol):
         """Return the token that ends a text."""
 
 
-class LLMModel:
+class LLMModel(PrefixModel):
     """A Model (see base.py) that asks `llm` for the logits of every row.
 
     A row whose call has failed for good fails alone.  The stop token is EOS.  It is asked for here,
@@ -57,34 +55,21 @@ class LLMModel:
         call_settings: CallSettings | None = None,
         probe: Sequence[int] | None = None,
     ) -> None:
+        super().__init__()
         call_settings = checked_settings(call_settings)
         self.name = name or type(llm).__qualname__
         own_settings = {"settings": llm.settings} if hasattr(llm, "settings") else {}
         self.settings: dict[str, Any] = {"llm": structs.asdict(call_settings), **own_settings}
         self.tokenizer: Tokenizer = getattr(llm, "tokenizer", None) or ByteTokenizer()
         self._llm, self._calls = llm, Calls(call_settings)
-        self.eos_token_id: int = self._ask_once("get_stop_token_id", [], _read_token_id)
-        self.vocab_size: int | None = getattr(llm, "vocab_size", None)
-        self._probed: tuple[list[int], FloatArray] | None = (
-            None  # a prefix, and the logits after it
+        self.eos_token_id: int = self._ask_once(
+            "get_stop_token_id", [], partial(read_token_id, None)
         )
+        self.vocab_size: int | None = getattr(llm, "vocab_size", None)
+        # a prefix, and the logits after it
+        self._probed: tuple[list[int], FloatArray] | None = None
         if self.vocab_size is None:
             self._probe([self.eos_token_id] if probe is None else probe)
-        self._prefixes = Prefixes()
-        self._num_slots = 0
-
-    def allocate(self, num_slots: int) -> None:
-        """Make room for `num_slots` rows."""
-        self._prefixes.clear()
-        self._num_slots = num_slots
-
-    def fork(self, source: int, target: int) -> None:
-        """Let the row in `target` be what the one in `source` is."""
-        self._prefixes.fork(source, target)
-
-    def release(self, slot: int) -> None:
-        """Forget the row in `slot`."""
-        self._prefixes.release(slot)
 
     def forward(self, batch: Batch) -> ModelOutput:
         """Return the logits of `batch.logit_slots`, those of rows that failed 0."""
@@ -139,18 +124,3 @@ def missing_methods(model: object) -> list[str]:
     """Return the methods that `model` lacks to be an LLM."""
     methods = ("next_token_logits", "get_stop_token_id")
     return [method for method in methods if not callable(getattr(model, method, None))]
-
-
-def _read_token_id(answer: Any) -> int:
-    """Return `answer` as a token id.
-
-    Raises:
-        ValueError: it is none.
-    """
-    try:
-        token_id = -1 if isinstance(answer, bool) else to_index(answer)
-    except Exception:  # noqa: BLE001 - whatever its own __index__ raises, it is none
-        token_id = -1
-    if not 0 <= token_id <= MAX_INT:
-        raise ValueError(f"{shown(answer)}, which is not a token id")
-    return token_id

@@ -11,12 +11,12 @@ from typing import Any, TypeVar, cast, get_args
 import msgspec
 
 from batcher.errors import BatchdecodeError, describe
-from batcher.models.base import Kind, Model
+from batcher.models.answers import shown
+from batcher.models.base import Model, OutputKind
 from batcher.models.callable import CallableModel, ModelNext
 from batcher.models.calls import CallSettings
 from batcher.models.checked import CheckedModel
 from batcher.models.llm import LLM, LLMModel, missing_methods
-from batcher.models.logits import shown
 from batcher.models.simulated import SimulatedModel, SimulatedSettings
 from batcher.request import MAX_INT
 
@@ -87,7 +87,7 @@ def check_description(model: Model) -> None:
         BatchdecodeError: it does not.
     """
     size, eos = model.vocab_size, model.eos_token_id
-    kinds = ("tokens", "logits") if isinstance(model, CallableModel) else get_args(Kind)
+    kinds = ("tokens", "logits") if isinstance(model, CallableModel) else get_args(OutputKind)
     faults = {
         "name is not a string": not isinstance(model.name, str),
         f"gives is not one of {', '.join(kinds)}": model.gives not in kinds,

@@ -39,3 +39,24 @@ class Prefixes:
     def release(self, slot: int) -> None:
         """Forget the row in `slot`."""
         del self._prefixes[slot]
+
+
+class PrefixModel:
+    """The slots of a Model (see base.py) that has no cache; `forward` is its own business."""
+
+    def __init__(self) -> None:
+        self._prefixes = Prefixes()
+        self._num_slots = 0
+
+    def allocate(self, num_slots: int) -> None:
+        """Make room for `num_slots` rows."""
+        self._prefixes.clear()
+        self._num_slots = num_slots
+
+    def fork(self, source: int, target: int) -> None:
+        """Let the row in `target` be what the one in `source` is."""
+        self._prefixes.fork(source, target)
+
+    def release(self, slot: int) -> None:
+        """Forget the row in `slot`."""
+        self._prefixes.release(slot)

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta, Struct, structs
 
-from batcher.models.base import Batch, Chunk, IntArray, Kind, ModelOutput
+from batcher.models.base import Batch, Chunk, IntArray, ModelOutput, OutputKind
 from batcher.models.simulated_logits import (
     GRAMMAR_GAP,
     NUM_RANKINGS,
@@ -66,9 +66,8 @@ _GRAMMAR: dict[str, dict[str, float]] = {  # part of speech -> what follows it, 
     "preposition": {"determiner": 1},
     "conjunction": {"pronoun": 1},
     "comma": {"conjunction": 1},
-    "dash": {
-        "dash, second byte": 1
-    },  # a character of three bytes, so that texts split inside characters too
+    # a character of three bytes, so that texts split inside characters too
+    "dash": {"dash, second byte": 1},
     "dash, second byte": {"dash, third byte": 1},
     "dash, third byte": {"determiner": 1},
 }
@@ -95,7 +94,7 @@ class SimulatedModel:
 
     name = "simulated"
     eos_token_id = EOS_TOKEN_ID
-    gives: Kind = "both"
+    gives: OutputKind = "both"
 
     def __init__(self, settings: SimulatedSettings | None = None) -> None:
         settings = settings or SimulatedSettings()

@@ -11,11 +11,13 @@ from batcher.validation.stops import MAX_STOP_LENGTH
 from batcher.validation.target import (
     CONSTRAINT_FIELDS,
     LOGIT_FIELDS,
+    ConstraintField,
     Target,
+    constraint_fields_of,
     logit_fields_of,
     num_slots_needed,
 )
-from batcher.validation.values import DEFAULTS, MAX_SHOWN, show
+from batcher.validation.values import DEFAULTS, cut, show
 
 __all__ = [
     "ANY_STATE",
@@ -24,11 +26,13 @@ __all__ = [
     "LOGIT_BIAS",
     "LOGIT_FIELDS",
     "MAX_NAME",
-    "MAX_SHOWN",
     "MAX_STOP_LENGTH",
     "RANGES",
+    "ConstraintField",
     "Range",
     "Target",
+    "constraint_fields_of",
+    "cut",
     "find_problems",
     "has_plain_stops",
     "initial_state_of",

@@ -8,7 +8,7 @@ from batcher.errors import FieldProblem
 from batcher.request import Request
 from batcher.validation.states import find_doubled_markers, find_unreachable
 from batcher.validation.stops import check_total_length
-from batcher.validation.target import CONSTRAINT_FIELDS
+from batcher.validation.target import constraint_fields_of
 from batcher.validation.values import DEFAULTS
 
 ALL_TOKENS = (0, -1)  # values of top_k that cut nothing
@@ -117,7 +117,7 @@ def _check_logprobs_mode(request: Request) -> Conflicts:
 
 
 def _check_constraints(request: Request) -> Conflicts:
-    given = [name for name in CONSTRAINT_FIELDS if getattr(request, name) is not None]
+    given = constraint_fields_of(request)
     if not given:
         return
     first, *others = given

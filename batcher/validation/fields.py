@@ -1,9 +1,8 @@
-"""Which check each field of a request has to pass by itself."""
+"""Which check each field of a request has to pass by itself, unless it has its default."""
 
 import json
-from typing import Any
 
-from batcher.errors import FieldProblem, describe
+from batcher.errors import FieldProblem, Path, describe
 from batcher.validation.ranges import LOGIT_BIAS, RANGES, check_number, check_ranged
 from batcher.validation.states import check_states
 from batcher.validation.stops import (
@@ -16,14 +15,12 @@ from batcher.validation.target import Target
 from batcher.validation.values import (
     MAX_SHOWN,
     Check,
-    Path,
     Problems,
     check_flag,
     check_prompt,
     check_string,
     check_strings,
     check_token_ids,
-    check_word,
     largest_token,
     quote,
     show,
@@ -31,16 +28,6 @@ from batcher.validation.values import (
 )
 
 MAX_BAD_WORDS_LENGTH = MAX_STOP_LENGTH  # all of one request together, in UTF-8 bytes
-
-
-def _or_none(check: Check) -> Check:
-    """Return a check that lets None pass and hands on everything else."""
-
-    def check_unless_none(value: Any, path: Path, target: Target) -> Problems:
-        if value is not None:
-            yield from check(value, path, target)
-
-    return check_unless_none
 
 
 def _check_text(value: object, path: Path, _: Target) -> Problems:
@@ -127,32 +114,34 @@ def _check_early_stopping(value: object, path: Path, _: Target) -> Problems:
 
 
 def _check_logprobs_mode(value: object, path: Path, _: Target) -> Problems:
-    yield from check_word(value, path, ("raw", "processed"))
+    expected = '"raw" or "processed"'
+    if not isinstance(value, str):
+        yield wrong("invalid-type", path, expected, value)
+    elif value not in {"raw", "processed"}:
+        yield wrong("invalid-value", path, expected, value)
 
 
 CHECKS: dict[str, Check] = {
     **dict.fromkeys(RANGES, check_ranged),
-    "id": _or_none(_check_text),
+    "id": _check_text,
     "prompt": check_prompt,
     "stop_token": check_stop_token,
     "stop_sequence": check_stop_sequence,
     "stop": check_stop,
     "ignore_eos": check_flag,
-    "logit_bias": _or_none(_check_logit_bias),
-    "allowed_token_ids": _or_none(_check_allowed),
-    "bad_words": _or_none(_check_bad_words),
-    "negative_prompt": _or_none(check_prompt),
-    "best_of": _or_none(check_ranged),
-    "logprobs": _or_none(check_ranged),
+    "logit_bias": _check_logit_bias,
+    "allowed_token_ids": _check_allowed,
+    "bad_words": _check_bad_words,
+    "negative_prompt": check_prompt,
     "logprobs_mode": _check_logprobs_mode,
     "echo": check_flag,
     "early_stopping": _check_early_stopping,
-    "json_schema": _or_none(_check_json_schema),
-    "regex": _or_none(_check_text),
-    "choice": _or_none(_check_choice),
-    "lark": _or_none(_check_grammar),
-    "gbnf": _or_none(_check_grammar),
+    "json_schema": _check_json_schema,
+    "regex": _check_text,
+    "choice": _check_choice,
+    "lark": _check_grammar,
+    "gbnf": _check_grammar,
     "heal": check_flag,
     "states": check_states,
-    "initial_state": _or_none(_check_text),
+    "initial_state": _check_text,
 }

@@ -4,9 +4,10 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from batcher.errors import Path
 from batcher.request import MAX_INT, MAX_TIME
 from batcher.validation.target import Target
-from batcher.validation.values import Path, Problems, is_integer, wrong
+from batcher.validation.values import Problems, is_integer, wrong
 
 MAX_SAMPLES = 1024
 MAX_SEED = 2**63 - 1

@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from batcher.errors import FieldProblem
+from batcher.errors import FieldProblem, Path
 from batcher.request import Request, Transition
 from batcher.validation.stops import check_marker
 from batcher.validation.target import Target
 from batcher.validation.values import (
     MAX_SHOWN,
-    Path,
     Problems,
     check_text_or_tokens,
     is_text,
@@ -34,8 +33,6 @@ def initial_state_of(request: Request) -> str | None:
 
 def check_states(states: object, path: Path, target: Target) -> Problems:
     """Yield the problems of what is no object of states with their transitions."""
-    if states is None:
-        return
     if not isinstance(states, dict):
         yield wrong("invalid-type", path, "an object of states", states)
         return

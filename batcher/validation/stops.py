@@ -1,10 +1,9 @@
 """The stops: what may stand in each of their fields, and how much all of them may hold together."""
 
-from batcher.errors import FieldProblem
+from batcher.errors import FieldProblem, Path
 from batcher.request import Request, Transition
 from batcher.validation.target import Target
 from batcher.validation.values import (
-    Path,
     Problems,
     check_string,
     check_strings,
@@ -32,7 +31,7 @@ def check_stop_token(stop: object, path: Path, target: Target) -> Problems:
         yield from check_token_ids(stop, path, target)
     elif is_integer(stop):
         yield from check_token_id(stop, path, target)
-    elif stop is not None:
+    else:
         yield wrong("invalid-type", path, "a token id or a list of token ids", stop)
 
 
@@ -102,9 +101,8 @@ def _length(marker: object) -> int:
 
 
 def _check_text(stop: object, path: Path, expected: str) -> Problems:
-    if stop is not None:
-        yield from check_string(stop, path, expected)
-        yield from check_marker(stop, path)
+    yield from check_string(stop, path, expected)
+    yield from check_marker(stop, path)
 
 
 def _check_texts(stops: list[object], path: Path) -> Problems:

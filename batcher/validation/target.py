@@ -1,6 +1,7 @@
 """What a request needs of the model and the batch, and whether they have it."""
 
 from collections.abc import Callable, Iterator
+from typing import Literal, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -8,7 +9,8 @@ from msgspec.structs import replace
 from batcher.errors import BatchdecodeError, FieldProblem, GrammarError
 from batcher.request import Request
 
-CONSTRAINT_FIELDS = ("json_schema", "regex", "choice", "lark", "gbnf")
+ConstraintField = Literal["json_schema", "regex", "choice", "lark", "gbnf"]
+CONSTRAINT_FIELDS: tuple[ConstraintField, ...] = get_args(ConstraintField)
 
 # Each field that a model which gives only tokens cannot serve, and the values that ask for nothing.
 # The cuts (top_k and the like) are not here: without a temperature they change nothing.
@@ -63,6 +65,11 @@ def logit_fields_of(request: Request) -> list[str]:
     return [name for name, idle in LOGIT_FIELDS.items() if getattr(request, name) not in idle]
 
 
+def constraint_fields_of(request: Request) -> list[ConstraintField]:
+    """Return the fields of `request` that state a constraint; a valid one has one at the most."""
+    return [name for name in CONSTRAINT_FIELDS if getattr(request, name) is not None]
+
+
 def find_unserved(request: Request, target: Target) -> Iterator[FieldProblem]:
     """Yield what the valid `request` asks for and `target` cannot give."""
     if not target.gives_logits:
@@ -77,9 +84,8 @@ def find_unserved(request: Request, target: Target) -> Iterator[FieldProblem]:
             f"and the batch has {target.num_slots}"
         )
         yield FieldProblem("too-few-slots", (name,), message, f"use a batch of {needed} or more")
-    for name in CONSTRAINT_FIELDS:
-        if getattr(request, name) is not None:
-            yield from _find_uncompiled(name, getattr(request, name), target)
+    for field in constraint_fields_of(request):
+        yield from _find_uncompiled(field, getattr(request, field), target)
 
 
 def _find_uncompiled(name: str, constraint: object, target: Target) -> Iterator[FieldProblem]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from batcher.errors import FieldProblem
+from batcher.errors import FieldProblem, Path
 from batcher.request import MAX_INT, Request
 from batcher.validation.target import Target
 
@@ -15,7 +15,6 @@ HUGE = 10**MAX_SHOWN
 # All fields have one but the prompt, the first.
 DEFAULTS = dict(zip(Request.__struct_fields__[1:], Request.__struct_defaults__, strict=True))
 
-Path = tuple[str | int, ...]
 Problems = Iterator[FieldProblem]
 Check = Callable[[Any, Path, Target], Problems]
 
@@ -58,15 +57,6 @@ def check_flag(value: object, path: Path, _: Target) -> Problems:
     """Yield the problem of what is neither true nor false."""
     if not isinstance(value, bool):
         yield wrong("invalid-type", path, "true or false", value)
-
-
-def check_word(value: object, path: Path, words: tuple[str, ...]) -> Problems:
-    """Yield the problem of what is none of `words`."""
-    expected = " or ".join(f'"{word}"' for word in words)
-    if not isinstance(value, str):
-        yield wrong("invalid-type", path, expected, value)
-    elif value not in words:
-        yield wrong("invalid-value", path, expected, value)
 
 
 def check_string(value: object, path: Path, expected: str) -> Problems:

@@ -1,6 +1,7 @@
 """Requests in flight, and the answers their results become: a line for each, or one for all."""
 
 from collections.abc import Iterable, Mapping
+from operator import attrgetter
 from typing import Protocol
 
 from msgspec import Struct, field
@@ -9,7 +10,7 @@ from batcher.events import FinishEvent
 from batcher.formats.requests import BadLine, ParsedLine
 from batcher.formats.results import make_rejected_result
 from batcher.request import Request, Result
-from batcher.validation import CONSTRAINT_FIELDS
+from batcher.validation import constraint_fields_of
 
 _NOTHING: Mapping[int, Result] = {}
 
@@ -118,7 +119,7 @@ class Flights:
                 flight.row.append(result)
                 if is_last and not flight.known:  # of a row, all results are known or none is
                     if not flight.is_ranked:
-                        flight.row.sort(key=_index_of)
+                        flight.row.sort(key=attrgetter("index"))
                     answers.append(Answer(flight.place, flight.row, is_openai=True))
             elif result.index not in flight.known:
                 rank = -flight.num_left if flight.is_ranked else result.index
@@ -137,11 +138,5 @@ def can_be_replayed(request: Request) -> bool:
     Where tokens are forced, several may come in one step, and of best_of and beams some rows have
     no result.
     """
-    is_forced = request.heal or any(
-        getattr(request, name) is not None for name in CONSTRAINT_FIELDS
-    )
+    is_forced = request.heal or bool(constraint_fields_of(request))
     return request.best_of is None and request.num_beams == 1 and not is_forced
-
-
-def _index_of(result: Result) -> int:
-    return result.index

@@ -111,23 +111,25 @@ class ResultWriter:
     num_written: the lines of answers that are out.  num_token_events: those of a stream.
     """
 
-    def __init__(self, sink: Sink, order: InputOrder | None = None) -> None:
+    def __init__(
+        self, sink: Sink, encode: Callable[[Answer], bytes], order: InputOrder | None = None
+    ) -> None:
         self.num_written = self.num_token_events = 0
-        self._sink, self._order = sink, order
+        self._sink, self._encode, self._order = sink, encode, order
         self._parts: dict[int, list[Answer]] = {}  # by place, of requests that are not complete
 
-    def write(self, answers: Sequence[Answer], encode: Callable[[Answer], bytes]) -> None:
+    def write(self, answers: Sequence[Answer]) -> None:
         """Write the answers of a step, in lines; in the order of the input, those whose turn it is.
 
         Raises:
             WriteError, BrokenPipeError: see Sink.
         """
         if self._order is None:
-            lines = [encode(answer) for answer in answers]
+            lines = [self._encode(answer) for answer in answers]
         else:
             lines = []
             for answer in answers:
-                lines += self._put(self._order, answer, encode)
+                lines += self._put(self._order, answer)
         self._write_lines(lines)
 
     def write_tokens(self, tokens: Sequence[TokenEvent]) -> None:
@@ -139,11 +141,11 @@ class ResultWriter:
         self._sink.write(encode_tokens(tokens))
         self.num_token_events += len(tokens)
 
-    def finish(self, encode: Callable[[Answer], bytes]) -> None:
+    def finish(self) -> None:
         """Write what is still held back; no answer will come any more."""
         if self._order is not None:
             for place, parts in self._parts.items():
-                self._write_lines(self._order.put(place, _join(parts, encode)))
+                self._write_lines(self._order.put(place, self._join(parts)))
             for lines in self._order.rest():
                 self._write_lines([lines])
 
@@ -153,16 +155,19 @@ class ResultWriter:
             self._order.close()
         self._sink.close()
 
-    def _put(
-        self, order: InputOrder, answer: Answer, encode: Callable[[Answer], bytes]
-    ) -> list[bytes]:
+    def _put(self, order: InputOrder, answer: Answer) -> list[bytes]:
         """Return the lines whose turn has come with `answer`, those of a request together."""
         parts = self._parts.pop(answer.place, [])
         parts.append(answer)
         if answer.is_last:
-            return order.put(answer.place, _join(parts, encode))
+            return order.put(answer.place, self._join(parts))
         self._parts[answer.place] = parts
         return []
+
+    def _join(self, answers: list[Answer]) -> bytes:
+        """Return the lines of all `answers` to one request, in their order."""
+        answers.sort(key=lambda answer: answer.rank)
+        return b"".join(map(self._encode, answers))
 
     def _write_lines(self, lines: list[bytes]) -> None:
         """Write `lines` at once; if there is no room for all, those there is room for."""
@@ -229,12 +234,6 @@ def open_sink(path: str, *, append: bool = False) -> Sink:
 def stdout_sink() -> Sink:
     """Return a sink for stdout."""
     return FileSink(io.FileIO(1, "w", closefd=False), "stdout")
-
-
-def _join(answers: list[Answer], encode: Callable[[Answer], bytes]) -> bytes:
-    """Return the lines of all `answers` to one request, in their order."""
-    answers.sort(key=lambda answer: answer.rank)
-    return b"".join(map(encode, answers))
 
 
 def _reason(error: OSError | ValueError) -> str:

@@ -18,6 +18,7 @@ from cli.running.intake import Input, open_input
 from cli.running.output import stdout_sink
 from cli.running.problems import InvalidInput, ProblemReport, say
 from cli.running.sources import survey_file
+from cli.screen.cells import counted
 
 
 class Span(Struct, frozen=True):
@@ -123,12 +124,12 @@ def _describe(plan: Plan, name: str) -> str:
         ("OpenAI rows", f"{plan.openai_rows:,}" if plan.openai_rows else ""),
         (
             "steps",
-            f"at least {plan.least_steps:,} in {_count(plan.batch, 'slot')}, without any stop",
+            f"at least {plan.least_steps:,} in {counted(plan.batch, 'slot')}, without any stop",
         ),
-        ("invalid", f"{plan.invalid:,} of {_count(plan.lines, 'line')}" if plan.invalid else ""),
+        ("invalid", f"{plan.invalid:,} of {counted(plan.lines, 'line')}" if plan.invalid else ""),
     ]
-    blank = f", {_count(plan.blank, 'blank line')}" if plan.blank else ""
-    lines = [f"{name}: {_count(plan.requests, 'request')}{blank}"]
+    blank = f", {counted(plan.blank, 'blank line')}" if plan.blank else ""
+    lines = [f"{name}: {counted(plan.requests, 'request')}{blank}"]
     if plan.requests:
         lines += [f"  {title:<12}{text}" for title, text in rows if text]
     return "".join(f"{line}\n" for line in lines)
@@ -137,12 +138,12 @@ def _describe(plan: Plan, name: str) -> str:
 def _prompts(plan: Plan) -> str:
     kinds = {"of text": plan.text_prompts, "of token ids": plan.token_prompts}
     shown = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items() if count)
-    tokens = _count(plan.prompt_tokens, "token")
+    tokens = counted(plan.prompt_tokens, "token")
     return f"{shown}; {tokens}, longest {plan.longest_prompt:,}"
 
 
 def _output(plan: Plan) -> str:
-    tokens = _count(plan.output_tokens, "token")
+    tokens = counted(plan.output_tokens, "token")
     text = f"at most {tokens}, longest {plan.longest_output:,}"
     return text if plan.outputs == plan.requests else f"{plan.outputs:,} outputs, {text}"
 
@@ -158,10 +159,6 @@ def _arrivals(plan: Plan) -> str:
         return f"all at {span.first if span else 0:g}"
     order = "in order" if plan.arrivals_in_order else "out of order in the input"
     return f"from {span.first:g} to {span.last:g}, {order}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def print_plan(options: RunOptions, *, as_json: bool) -> None:

@@ -35,7 +35,7 @@ class Recorder:
         self._trace = TraceWriter(open_sink(options.trace)) if options.trace else None
         # Opening empties them, so the results come last: what else fails, fails before.
         sink = _result_sink(options.output, view, append=known is not None)
-        self.results = ResultWriter(sink, order)
+        self.results = ResultWriter(sink, loop.encode, order)
         self._loop, self._view = loop, view
         self._step_delay = options.step_delay
         self._can_resume = resumption.is_possible
@@ -64,9 +64,9 @@ class Recorder:
             self._record_outcomes(report, stop)
         except Interrupted:
             if not self._can_resume:  # or else they come again, in their turn
-                self.results.finish(self._loop.encode)
+                self.results.finish()
             raise
-        self.results.finish(self._loop.encode)
+        self.results.finish()
         self._note([engine.end_event()])
 
     def summary(self) -> RunSummary:
@@ -85,7 +85,7 @@ class Recorder:
             if tokens:
                 results_to.write_tokens(tokens)
             if answers:
-                results_to.write(answers, loop.encode)
+                results_to.write(answers)
             if report.has_news:
                 view.write_message(report.take())
             if engine.num_steps > num_steps:

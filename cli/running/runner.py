@@ -26,7 +26,7 @@ from cli.running.recorder import Recorder
 from cli.running.resume import Resumption, prepare
 from cli.running.signals import Interrupted, StopSignals
 from cli.running.sources import open_source
-from cli.screen.cells import printable_lines
+from cli.screen.cells import counted, printable_lines
 from cli.screen.choice import open_view
 from cli.screen.summary import RunFiles, render_summary
 from cli.screen.terminal import is_pipe, wants_color
@@ -148,13 +148,13 @@ def _decode(job: Job, resumption: Resumption, stop: StopSignals, command: str) -
     _refuse_bad_line(job, loop)
     what_now = f"continue with: {command}\n"
     if loop.has_given_up and remark is None:
-        remark = f"stopped after {_count(loop.num_failed, 'failed request')}"
+        remark = f"stopped after {counted(loop.num_failed, 'failed request')}"
         what_now = "to go on, add --resume and raise --max-errors\n"
     if remark is not None:
         where = options.output or "stdout"
-        went = _count(recorder.results.num_written, "result")
+        went = counted(recorder.results.num_written, "result")
         if options.stream:
-            went += f" and {_count(recorder.results.num_token_events, 'token event')}"
+            went += f" and {counted(recorder.results.num_token_events, 'token event')}"
         say(printable_lines(f"{remark}; {went} went to {where}\n"))
         if resumption.is_possible:
             say(printable_lines(what_now))
@@ -240,7 +240,3 @@ def _refuse_bad_line(job: Job, loop: Loop) -> None:
 
 def _ignore(bad: BadLine) -> None:
     """Do nothing: the line has been reported."""
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

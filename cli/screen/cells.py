@@ -1,4 +1,4 @@
-"""Text in terminal cells: how wide it is, made safe to print, cut to a width."""
+"""Text for a terminal: how wide it is, made safe to print, cut to a width, and counts in it."""
 
 import re
 from collections.abc import Sequence
@@ -65,3 +65,8 @@ def fill(parts: Sequence[str], separator: str, width: int) -> list[str]:
 def pad(text: str, width: int) -> str:
     """Return `text` filled up with spaces to `width` cells."""
     return text + " " * (width - cell_width(text))
+
+
+def counted(number: int, noun: str) -> str:
+    """Return `number` of `noun` in words: `1 slot`, `2,000 slots`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

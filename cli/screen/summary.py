@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from batcher.metrics import Distribution, RunSummary
-from cli.screen.cells import fill, printable
+from cli.screen.cells import counted, fill, printable
 
 MAX_SECONDS = 60
 WIDTH = 80
@@ -84,8 +84,8 @@ def _headline(summary: RunSummary, separator: str, elapsed: float) -> str:
     }
     results = "  ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     if summary.outputs != summary.requests:
-        results += f"  for {_plural(summary.requests, 'request')}"
-    run = [_plural(summary.steps, "step"), _plural(summary.batch, "slot")]
+        results += f"  for {counted(summary.requests, 'request')}"
+    run = [counted(summary.steps, "step"), counted(summary.batch, "slot")]
     if summary.steps:
         run.append(f"{_busy_percent(summary)}% busy")
     run.append(_duration(elapsed))
@@ -146,7 +146,7 @@ def _least_steps(summary: RunSummary) -> str:
     if least == steps:
         return "  no schedule needs fewer steps"
     return (
-        f"  any schedule needs at least {_plural(least, 'step')}; "
+        f"  any schedule needs at least {counted(least, 'step')}; "
         f"this one took {_share(steps - least, least)} more"
     )
 
@@ -158,10 +158,10 @@ def _control(summary: RunSummary) -> list[str]:
     if compiled or cache_hits:
         parts.append(f"constraints: {compiled:,} compiled, {cache_hits:,} reused")
     if summary.jumps:
-        tokens = _plural(summary.jumped_tokens, "token")
-        parts.append(f"{tokens} forced in {_plural(summary.jumps, 'jump')}")
+        tokens = counted(summary.jumped_tokens, "token")
+        parts.append(f"{tokens} forced in {counted(summary.jumps, 'jump')}")
     if summary.forks:
-        parts.append(f"beams: {_plural(summary.forks, 'fork')}")
+        parts.append(f"beams: {counted(summary.forks, 'fork')}")
     return [f"  {line}" for line in fill(parts, "   ", WIDTH - 2)] if parts else []
 
 
@@ -189,10 +189,6 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _can_encode(encoding: str) -> bool:

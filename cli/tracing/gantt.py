@@ -6,7 +6,7 @@ from string import digits
 
 from batcher.stays import Span, is_follower
 from batcher.timeline import EVERYTHING, Selection, Timeline
-from cli.screen.cells import cell_width, cut_middle, fill, printable
+from cli.screen.cells import cell_width, counted, cut_middle, fill, printable
 from cli.tracing.gantt_chart import (
     ASCII,
     UNICODE,
@@ -73,13 +73,13 @@ class _Page:
         busy = _percent(sum(timeline.occupied), timeline.num_steps * timeline.num_slots)
         num_requests = sum(not (span.index or is_follower(span)) for span in timeline.spans)
         parts = [
-            _plural(timeline.num_steps, "step"),
-            _plural(timeline.num_slots, "slot"),
+            counted(timeline.num_steps, "step"),
+            counted(timeline.num_slots, "slot"),
             f"{busy} busy",
-            _plural(num_requests, "request"),
+            counted(num_requests, "request"),
         ]
         if len(timeline.spans) > num_requests:
-            parts.append(_plural(len(timeline.spans), "sequence"))
+            parts.append(counted(len(timeline.spans), "sequence"))
         num_running = len({span.id for span in timeline.spans if span.outcome is None})
         if num_running:
             parts.append(f"{num_running:,} still running")
@@ -189,7 +189,7 @@ class _Page:
         if hidden:
             num_busy = sum(busy[slot] for slot in hidden)
             share = _percent(num_busy, len(hidden) * len(scale.steps))
-            rows.append(self._row("", f"+{_plural(len(hidden), 'more slot')}", share))
+            rows.append(self._row("", f"+{counted(len(hidden), 'more slot')}", share))
         return rows
 
     def _shades(self, scale: Scale) -> list[str]:
@@ -259,7 +259,3 @@ def _percent(part: int, whole: int) -> str:
     if whole == 0:
         return "0%"
     return "<1%" if 0 < part * 100 < whole else f"{part * 100 // whole}%"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

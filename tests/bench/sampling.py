@@ -11,11 +11,12 @@ from report import Row
 
 from batcher import Batch, Engine, ModelOutput, Request, SimulatedModel
 from batcher.decoding.sampling.noise import row_key
-from batcher.decoding.sampling.params import GREEDY, SamplingParams
+from batcher.decoding.sampling.params import SamplingParams
 from batcher.decoding.sampling.sampler import Sampler, SamplingRow
 
 NUM_ROWS = 64
 TEMPERATURE, TOP_K, TOP_P = 0.8, 50, 0.9
+GREEDY = SamplingParams()
 FILTERED = SamplingParams(temperature=TEMPERATURE, top_k=TOP_K, top_p=TOP_P)
 
 

@@ -66,9 +66,9 @@ def encode(answer):
 
 def test_results_are_in_the_file_as_soon_as_they_are_written(tmp_path):
     path = tmp_path / "out"
-    writer = ResultWriter(open_sink(str(path)))
+    writer = ResultWriter(open_sink(str(path)), encode)
     for place in (1, 0):
-        writer.write([part(place)], encode)
+        writer.write([part(place)])
         assert path.read_bytes().endswith(encode(part(place)))
     writer.close()
     assert (path.read_bytes(), writer.num_written) == (encode(part(1)) + encode(part(0)), 2)
@@ -76,25 +76,25 @@ def test_results_are_in_the_file_as_soon_as_they_are_written(tmp_path):
 
 def test_in_the_order_of_the_input_a_request_is_written_when_it_is_complete():
     log = Log()
-    writer = ResultWriter(log, InputOrder())
-    writer.write([part(1), part(0, 2, is_last=False), part(2, 0, is_last=False)], encode)
-    writer.write([part(0, 0, is_last=False)], encode)
+    writer = ResultWriter(log, encode, InputOrder())
+    writer.write([part(1), part(0, 2, is_last=False), part(2, 0, is_last=False)])
+    writer.write([part(0, 0, is_last=False)])
     assert log.writes == []
-    writer.write([part(0, 1)], encode)
+    writer.write([part(0, 1)])
     first = [part(0, 0), part(0, 1), part(0, 2), part(1)]
     assert log.writes == [b"".join(map(encode, first))]
     assert writer.num_written == 4
-    writer.write([part(2, 1)], encode)
+    writer.write([part(2, 1)])
     assert log.writes[1:] == [encode(part(2, 0)) + encode(part(2, 1))]
 
 
 def test_what_is_held_back_at_the_end_is_written_in_order_too():
     log = Log()
-    writer = ResultWriter(log, InputOrder())
+    writer = ResultWriter(log, encode, InputOrder())
     parts = [part(4), part(0, 1, is_last=False), part(2, 1, is_last=False), part(3)]
-    writer.write([*parts, part(2, 0, is_last=False)], encode)
+    writer.write([*parts, part(2, 0, is_last=False)])
     assert log.writes == []
-    writer.finish(encode)
+    writer.finish()
     rest = [part(0, 1), part(2, 0), part(2, 1), part(3), part(4)]
     assert b"".join(log.writes) == b"".join(map(encode, rest))
     assert writer.num_written == 5
@@ -103,7 +103,7 @@ def test_what_is_held_back_at_the_end_is_written_in_order_too():
 
 def test_token_events_are_written_at_once_and_are_no_results():
     log = Log()
-    writer = ResultWriter(log)
+    writer = ResultWriter(log, encode)
     writer.write_tokens([TokenEvent(3, "a", 0, [5], "x"), TokenEvent(3, "b", 1, [], "", "normal")])
     assert b"".join(log.writes) == (
         b'{"event":"token","step":3,"id":"a","index":0,"tokens":[5],"text":"x"}\n'
@@ -119,17 +119,17 @@ def test_results_go_into_a_pipe_at_once():
         def write(self, lines):
             written.append(lines)
 
-    writer = ResultWriter(Pipe())
+    writer = ResultWriter(Pipe(), encode)
     for place in range(2):
-        writer.write([part(place)], encode)
+        writer.write([part(place)])
     assert written == [encode(part(0)), encode(part(1))]
 
 
 def test_a_full_disk_takes_the_results_there_is_room_for(tmp_path):
     path = tmp_path / "out"
-    writer = ResultWriter(FileSink(FullDisk(path, "w"), "out"))
+    writer = ResultWriter(FileSink(FullDisk(path, "w"), "out"), encode)
     with pytest.raises(WriteError, match="No space left"):
-        writer.write([part(0), part(1), part(2)], encode)
+        writer.write([part(0), part(1), part(2)])
     assert path.read_bytes() == encode(part(0)) + encode(part(1))
     assert writer.num_written == 2
     writer.close()
@@ -138,11 +138,9 @@ def test_a_full_disk_takes_the_results_there_is_room_for(tmp_path):
 
 def test_a_full_disk_takes_all_results_of_a_request_or_none(tmp_path):
     path = tmp_path / "out"
-    writer = ResultWriter(FileSink(FullDisk(path, "w"), "out"), InputOrder())
+    writer = ResultWriter(FileSink(FullDisk(path, "w"), "out"), encode, InputOrder())
     with pytest.raises(WriteError, match="No space left"):
-        writer.write(
-            [part(1, 1, is_last=False), part(1, 0), part(0, 1, is_last=False), part(0)], encode
-        )
+        writer.write([part(1, 1, is_last=False), part(1, 0), part(0, 1, is_last=False), part(0)])
     assert path.read_bytes() == encode(part(0, 0)) + encode(part(0, 1))
     assert writer.num_written == 2
     writer.close()

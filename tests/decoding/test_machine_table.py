@@ -130,7 +130,7 @@ def test_long_stops_of_both_kinds_take_room_for_each_and_not_for_every_pair() ->
     [letter] = ENGLISH.tokenizer.encode("a")
     table.open(0, stops_at(stop_sequence=[500] * 400, stop="a" * 400))
     for token_id in [500, letter, *[500] * 399, *[letter] * 400]:
-        assert table.num_open
+        assert table._open_slots
         ended = table.advance(np.array([token_id]))
     assert ended == [0]
     assert len(table._places) < 900
@@ -165,7 +165,7 @@ def test_so_do_those_that_have_a_column_since_a_later_row() -> None:
 def test_what_stands_in_a_free_slot_is_ignored() -> None:
     table = MachineTable(3, 256, BYTES)
     table.open(1, stops_at(stop="ab"))
-    assert table.num_open == 1
+    assert len(table._open_slots) == 1
     assert table.would_end(1, 98) is False
     assert table.advance(np.array([0, 97, 0])) == []
     assert table.would_end(1, 98)
@@ -173,16 +173,16 @@ def test_what_stands_in_a_free_slot_is_ignored() -> None:
         assert table.advance(np.array([garbage, 97, garbage])) == []
     assert table.advance(np.array([-1, 98, 98])) == [1]
     table.close(1)
-    assert table.num_open == 0
+    assert len(table._open_slots) == 0
 
 
 def test_a_row_with_nothing_to_watch_for_costs_nothing() -> None:
     table = MachineTable(2, 256, BYTES)
     table.open(0, stops_at())
-    assert table.num_open == 0
+    assert len(table._open_slots) == 0
     table.open(0, stops_at(stop="a"))
     table.fork(1, 0)
-    assert table.num_open == 0
+    assert len(table._open_slots) == 0
 
 
 def test_the_first_token_of_a_vocabulary_is_read_as_any_other() -> None:

@@ -9,7 +9,7 @@ from batcher.decoding.constraints.compiler import (
     ConstraintCompiler,
     MissingGrammarError,
 )
-from batcher.decoding.constraints.rows import GrammarRow, RowConstraint, allowed_tokens
+from batcher.decoding.constraints.rows import RowConstraint, allowed_tokens
 from batcher.decoding.constraints.source import ConstraintSource, constraint_source
 from batcher.decoding.constraints.verification import Verifier
 
@@ -17,7 +17,6 @@ __all__ = [
     "CompiledConstraint",
     "ConstraintCompiler",
     "ConstraintSource",
-    "GrammarRow",
     "MissingGrammarError",
     "RowConstraint",
     "Verifier",

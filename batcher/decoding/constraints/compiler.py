@@ -3,7 +3,7 @@
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from batcher.decoding.constraints.grammars import json_schema_grammar, lark_grammar
+from batcher.decoding.constraints.lark import json_schema_grammar, lark_grammar
 from batcher.decoding.constraints.matchers import make_matcher
 from batcher.decoding.constraints.messages import grammar_error
 from batcher.decoding.constraints.rows import GrammarRow

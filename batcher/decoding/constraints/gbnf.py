@@ -12,6 +12,8 @@ from collections import OrderedDict
 from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
+from batcher.decoding.constraints.source import place_in
+
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _BLANKS = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
 _BLANK_LINES = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
@@ -29,9 +31,7 @@ class GbnfError(Exception):
     """What is wrong with a grammar, and where."""
 
     def __init__(self, text: str, offset: int, message: str) -> None:
-        before = text[:offset]
-        line, column = before.count("\n") + 1, offset - (before.rfind("\n") + 1) + 1
-        super().__init__(f"line {line}, column {column}: {message}")
+        super().__init__(f"{place_in(text, offset)}: {message}")
 
 
 class _Reference(NamedTuple):
@@ -62,8 +62,8 @@ def gbnf_to_lark(text: str) -> str:
         raise GbnfError(
             text, 0, "no text keeps this grammar: its rules lead to one another forever"
         )
-    letter = "rule_" if _is_recursive(rules, used) else "TERMINAL_"  # case tells rules from lexemes
-    names = {name: f"{letter}{number}" for number, name in enumerate(used)}
+    prefix = "rule_" if _is_recursive(rules, used) else "TERMINAL_"  # case tells rules from lexemes
+    names = {name: f"{prefix}{number}" for number, name in enumerate(used)}
     lines = [f"start: {names['root']}"]
     for name in used:
         written = [part if isinstance(part, str) else names[part.name] for part in rules[name]]

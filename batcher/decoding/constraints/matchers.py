@@ -3,7 +3,7 @@
 import threading
 from typing import TYPE_CHECKING
 
-from batcher.decoding.constraints.source import Kind
+from batcher.validation import ConstraintField
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 # How long a row of Earley items may be.  A schema puts all its optional properties in one, four
 # items each; it is never ambiguous, and a row of 10,000 takes some 40 ms.
 _MAX_ITEMS = 10_000
-# In an ambiguous grammar rows grow with the output, and a step takes time as their square: 20 ms at
-# 500, 70 ms at 1,000.  In another they grow with what the grammar has to choose from, if at all.
-_MIN_ITEMS, _ITEMS_PER_CHOICE = 500, 4
+# In an ambiguous grammar rows grow with the output, and a step takes time as their square: 70 ms at
+# 1,000.  They grow as well where a rule ends in itself, and with what there is to choose from.
+_MIN_ITEMS, _ITEMS_PER_CHOICE = 2000, 4
 # Compiling takes up to 13 KiB of stack for each rule of a chain, of at most 7,000.
 _STACK_SIZE = 256 * 1024 * 1024
 _stack_size_lock = threading.Lock()  # the size is one for the whole process
 
 
-def make_matcher(tokenizer: "LLTokenizer", grammar: str, kind: Kind) -> "LLMatcher":
+def make_matcher(tokenizer: "LLTokenizer", grammar: str, kind: ConstraintField) -> "LLMatcher":
     """Return a matcher of a Lark grammar made of a constraint of `kind`; it may be in error."""
     from concurrent.futures import ThreadPoolExecutor  # noqa: PLC0415 - slow to import
 
@@ -41,7 +41,7 @@ def make_matcher(tokenizer: "LLTokenizer", grammar: str, kind: Kind) -> "LLMatch
         return future.result()
 
 
-def _max_items(grammar: str, kind: Kind) -> int:
+def _max_items(grammar: str, kind: ConstraintField) -> int:
     """Return how long a row of Earley items may become before the output fails."""
     if kind == "json_schema":
         return _MAX_ITEMS

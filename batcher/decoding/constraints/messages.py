@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from batcher.decoding.constraints.source import ConstraintSource
-from batcher.errors import GrammarError
+from batcher.errors import GrammarError, Path
 
 _PLACE = re.compile(r"\A(?:at )?(\d+)\((\d+)\): ")
 _EXCERPT = re.compile(r"\n +\d+ \| .*", re.DOTALL)  # the lines of the grammar around the place
@@ -85,11 +85,9 @@ def _schema_message(said: str) -> str:
     return _regex_message(None, message)
 
 
-def _path_of_fault(
-    schema: Any, message: str, error_of_schema: Callable[[Any], str]
-) -> tuple[str | int, ...]:
+def _path_of_fault(schema: Any, message: str, error_of_schema: Callable[[Any], str]) -> Path:
     """Return the path of the innermost part of `schema` that has the same fault on its own."""
-    found: tuple[str | int, ...] = ()
+    found: Path = ()
     for number, (path, part) in enumerate(_parts(schema, ())):
         if number == _MAX_CANDIDATES:
             break
@@ -99,7 +97,7 @@ def _path_of_fault(
     return found
 
 
-def _parts(value: Any, path: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+def _parts(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
     """Yield every object within `value` that may be a schema, the outer ones first."""
     items: Any = ()
     if isinstance(value, dict):

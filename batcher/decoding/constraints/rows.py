@@ -25,22 +25,14 @@ class RowConstraint(Protocol):
         """Whether it still limits anything; once False, it stays False."""
 
     @property
-    def may_end(self) -> bool:
-        """Whether the output so far is a whole.  Exactly then the mask holds EOS, if there is one.
-
-        It may go on all the same, unless `must_end`.
-        """
-
-    @property
-    def must_end(self) -> bool:
-        """Whether the output is a whole and no token can follow: only EOS, if there is one."""
-
-    @property
     def failure(self) -> str | None:
         """Why the constraint cannot be followed any further; then it allows no token at all."""
 
     def packed_mask(self) -> bytes:
-        """Return the tokens allowed next: bit i % 8 of byte i // 8 is token i; 0 beyond the end."""
+        """Return the tokens allowed next: bit i % 8 of byte i // 8 is token i; 0 beyond the end.
+
+        Of a grammar, EOS is among them exactly if the output so far is a whole.
+        """
 
     def forced_token(self) -> int | None:
         """Return the only token allowed next, None if there are several or it is EOS.
@@ -87,16 +79,6 @@ class GrammarRow:
         self._mask: bytes | None = None
 
     @property
-    def may_end(self) -> bool:
-        """Whether the output so far is a whole."""
-        return self._matcher.is_accepting()
-
-    @property
-    def must_end(self) -> bool:
-        """Whether the output is a whole and no token can follow."""
-        return self._tokens() == 1 << self._eos_token_id
-
-    @property
     def failure(self) -> str | None:
         """Why no token keeps the grammar, or llguidance's limit that was reached."""
         self.packed_mask()  # some failures come to light only here
@@ -115,7 +97,7 @@ class GrammarRow:
 
     def forced_token(self) -> int | None:
         """Return the only token allowed next, None if there are several or it is EOS."""
-        tokens = self._tokens()
+        tokens = int.from_bytes(self.packed_mask(), "little")  # bit i is token i
         if not tokens or tokens & (tokens - 1):
             return None
         token = tokens.bit_length() - 1
@@ -140,7 +122,3 @@ class GrammarRow:
         """Return whether the mask holds `token`."""
         mask = self.packed_mask()
         return token // 8 < len(mask) and bool(mask[token // 8] >> token % 8 & 1)
-
-    def _tokens(self) -> int:
-        """Return the mask as a number whose bit i is token i."""
-        return int.from_bytes(self.packed_mask(), "little")

@@ -1,23 +1,23 @@
 """What an output has to be, as a request states it: a kind of constraint and its text."""
 
 import json
-from typing import Any, Literal
+from typing import Any
 
 from msgspec import Struct
 
 from batcher.errors import GrammarError
 from batcher.request import Request
-
-Kind = Literal["json_schema", "regex", "choice", "lark", "gbnf"]
+from batcher.validation import ConstraintField, constraint_fields_of
 
 
 class ConstraintSource(Struct, frozen=True, cache_hash=True):
     """A constraint before it is compiled; equal ones are compiled once.
 
+    kind: the field that states it.
     text: the regex or the grammar; of a schema or a list of choices, its JSON.
     """
 
-    kind: Kind
+    kind: ConstraintField
     text: str
 
 
@@ -27,26 +27,27 @@ def constraint_source(request: Request) -> ConstraintSource | None:
     Raises:
         GrammarError: its schema holds half of a character, which no text can.
     """
-    if request.json_schema is not None:
-        text = canonical_json(request.json_schema)
-        if not _is_text(text):
-            path = _path_of_fault(request.json_schema)
-            raise GrammarError(("json_schema", *path), "a text holds half of a surrogate pair")
-        return ConstraintSource("json_schema", text)
-    if request.choice is not None:
-        return ConstraintSource("choice", canonical_json(request.choice))
-    if request.regex is not None:
-        return ConstraintSource("regex", request.regex)
-    if request.lark is not None:
-        return ConstraintSource("lark", request.lark)
-    if request.gbnf is not None:
-        return ConstraintSource("gbnf", request.gbnf)
-    return None
+    fields = constraint_fields_of(request)
+    if not fields:
+        return None
+    stated = getattr(request, fields[0])
+    text = stated if isinstance(stated, str) else canonical_json(stated)
+    if not _is_text(text):
+        path = (fields[0], *_path_of_fault(stated))
+        raise GrammarError(path, "a text holds half of a surrogate pair")
+    return ConstraintSource(fields[0], text)
 
 
 def canonical_json(value: object) -> str:
     """Return `value` as JSON without spaces, keys in their order: properties are written in it."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def place_in(text: str, offset: int) -> str:
+    """Return where `offset` is in `text`, as a person counts: lines and columns from 1."""
+    line_break = text.rfind("\n", 0, offset)  # -1 in the first line
+    line = text.count("\n", 0, offset) + 1
+    return f"line {line}, column {offset - line_break}"
 
 
 def _is_text(text: str) -> bool:

@@ -8,7 +8,7 @@ import json
 from functools import cache
 from typing import TYPE_CHECKING
 
-from batcher.decoding.constraints.grammars import lark_grammar
+from batcher.decoding.constraints.lark import lark_grammar
 from batcher.decoding.constraints.matchers import make_matcher
 from batcher.decoding.constraints.source import ConstraintSource
 from batcher.errors import InvariantError

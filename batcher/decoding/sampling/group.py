@@ -1,17 +1,13 @@
-"""Rows with equal settings: who they are, and what those settings do to their logits.
-
-The order of what is done is that of Hugging Face and vLLM: guidance, constraint, allowed ids, bad
-words, min_tokens, bias, then the penalties.
-"""
+"""Rows with equal settings: who they are, and what those settings do to their logits."""
 
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batcher.decoding.byte_automaton import TokenAutomaton
+from batcher.decoding.sampling.bad_words import BadWords
 from batcher.decoding.sampling.params import SamplingParams
-from batcher.decoding.sampling.penalties import add_bias, penalize
+from batcher.decoding.sampling.penalties import penalize
 from batcher.models.base import FloatArray, IntArray
 
 
@@ -29,7 +25,7 @@ class Group:
     bad_words: None if there are none.
     """
 
-    def __init__(self, key: GroupKey, vocab_size: int, bad_words: TokenAutomaton | None) -> None:
+    def __init__(self, key: GroupKey, vocab_size: int, bad_words: BadWords | None) -> None:
         self.key, self.bad_words = key, bad_words
         self.slots: IntArray = np.zeros(0, np.int64)
         params = key.params
@@ -73,7 +69,7 @@ class Group:
     def add_bias(self, logits: FloatArray) -> None:
         """Add the bias to `logits` [rows, vocab]."""
         if len(self._bias):
-            add_bias(logits, self._bias_ids, self._bias)
+            logits[:, self._bias_ids] += self._bias
 
     def penalize(self, logits: FloatArray, seen: tuple[IntArray, IntArray, IntArray]) -> None:
         """Apply the penalties to `logits` [rows, vocab]; seen: see penalties.penalize."""

@@ -50,9 +50,6 @@ class SamplingParams(Struct, frozen=True, cache_hash=True, kw_only=True):
         return has_raw or self.needs_cumulative
 
 
-GREEDY = SamplingParams()
-
-
 def sampling_params(request: Request) -> SamplingParams:
     """Return the settings of a valid `request`."""
     fields: dict[str, object] = {}

@@ -1,7 +1,4 @@
-"""What raises or lowers single logits: bias, penalties for repeating, guidance by a second prompt.
-
-All change `logits` [rows, vocab] in place, and only where they have something to say.
-"""
+"""What raises or lowers logits by what a row has: penalties for repeating, guidance by a prompt."""
 
 import numpy as np
 
@@ -9,11 +6,6 @@ from batcher.decoding.sampling.logprobs import log_softmax
 from batcher.models.base import FloatArray, IntArray
 
 HIGHEST = np.finfo(np.float32).max  # what no penalty goes beyond, since inf is no logit
-
-
-def add_bias(logits: FloatArray, token_ids: IntArray, values: FloatArray) -> None:
-    """Add `values` to the logits of `token_ids`, both [biased tokens], in every row."""
-    logits[:, token_ids] += values
 
 
 def penalize(
@@ -26,6 +18,7 @@ def penalize(
 ) -> None:
     """Make tokens that a row has already less likely, or more if a penalty is below its neutral.
 
+    logits: [rows, vocab], changed in place.
     seen: row, token id and how often it was generated of every token that a row has; 0 for those
     in its prompt only.  Repetition (Keskar et al. 2019, CTRL, section 4.1) looks at all of them,
     frequency and presence (OpenAI) at what was generated.

@@ -6,12 +6,13 @@ min_tokens are looked after row by row.
 """
 
 from collections.abc import Collection
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from batcher.decoding.byte_automaton import TokenAutomaton, Vocabulary
+from batcher.decoding.sampling.bad_words import BadWords, Vocabulary
 from batcher.decoding.sampling.draw import RowStates, draw
 from batcher.decoding.sampling.group import Group, GroupKey
 from batcher.decoding.sampling.logprobs import as_told, log_softmax, token_logprob
@@ -22,8 +23,8 @@ from batcher.errors import Failure, InvariantError
 from batcher.models.base import FloatArray, IntArray, Tokenizer
 from batcher.request import TokenLogprob
 
-MAX_AUTOMATA = 32  # of bad words, the latest in use
-NO_SLOT = -1
+MAX_BAD_WORDS = 32  # lists of them, the latest in use
+NONE = -1  # where a row has no partner, or no mask
 
 
 class SamplingRow(NamedTuple):
@@ -75,13 +76,13 @@ class Sampler:
     def __init__(self, num_slots: int, vocab_size: int, tokenizer: Tokenizer) -> None:
         self.slots: IntArray = np.zeros(0, np.int64)
         self._vocab_size = vocab_size
-        self._vocabulary = Vocabulary(tokenizer.token_bytes, vocab_size)
-        self._automata: dict[tuple[str, ...], TokenAutomaton] = {}
+        vocabulary = Vocabulary(tokenizer.token_bytes, vocab_size)
+        self._bad_words = lru_cache(MAX_BAD_WORDS)(partial(BadWords, vocabulary=vocabulary))
         self._groups: dict[GroupKey, Group] = {}
         self._rows: list[tuple[SamplingRow, Group] | None] = [None] * num_slots
         self._is_wanted = np.zeros(num_slots, np.bool_)
         self._logit_rows: IntArray = np.zeros(num_slots, np.int64)  # where in `slots` a slot is
-        self._partners: IntArray = np.full(num_slots, NO_SLOT)
+        self._partners: IntArray = np.full(num_slots, NONE)
         self._keys = np.zeros(num_slots, np.uint64)
         self._positions: IntArray = np.zeros(num_slots, np.int64)
         self._mu = np.zeros(num_slots)
@@ -111,7 +112,7 @@ class Sampler:
             if not len(group.slots):
                 del self._groups[group.key]
             self._rows[slot] = None
-            self._partners[slot] = NO_SLOT
+            self._partners[slot] = NONE
             self._set_wanted(slot, row, is_wanted=False)
 
     def fork(self, source: int, target: int) -> None:
@@ -154,7 +155,7 @@ class Sampler:
         sampled = Sampled(tokens, self._failures(logits, skip), {}, {})
         is_out = np.zeros(len(self._rows), np.bool_)
         is_out[[*skip, *sampled.failed]] = True
-        mask_rows = np.full(len(self._rows), NO_SLOT)
+        mask_rows = np.full(len(self._rows), NONE)
         if masks is not None:
             mask_rows[masks.slots] = np.arange(len(masks.slots))
         for group in self._groups.values():
@@ -168,11 +169,13 @@ class Sampler:
         key = GroupKey(row.params, row.is_beam, row.is_constrained)
         group = self._groups.get(key)
         if group is None:
-            group = Group(key, self._vocab_size, self._bad_words(row.params.bad_words))
+            words = row.params.bad_words
+            bad_words = self._bad_words(words) if words else None
+            group = Group(key, self._vocab_size, bad_words)
             self._groups[key] = group
         group.join(slot)
         self._rows[slot] = row, group
-        self._partners[slot] = NO_SLOT if row.partner is None else row.partner
+        self._partners[slot] = NONE if row.partner is None else row.partner
         self._set_wanted(slot, row, is_wanted=True)
 
     def _set_wanted(self, slot: int, row: SamplingRow, *, is_wanted: bool) -> None:
@@ -180,19 +183,6 @@ class Sampler:
         (self.slots,) = self._is_wanted.nonzero()
         self.slots.flags.writeable = False  # models are shown it
         self._logit_rows[self.slots] = np.arange(len(self.slots))
-
-    def _bad_words(self, words: tuple[str, ...]) -> TokenAutomaton | None:
-        """Return the automaton of bad words, None if there are none."""
-        if not words:
-            return None
-        automaton = self._automata.pop(words, None)
-        if automaton is None:
-            texts = [word.encode() for word in words]
-            automaton = TokenAutomaton(texts, self._vocabulary)
-        self._automata[words] = automaton  # the last is the latest in use
-        if len(self._automata) > MAX_AUTOMATA:
-            del self._automata[next(iter(self._automata))]
-        return automaton
 
     def _failures(self, logits: FloatArray, skip: Collection[int]) -> dict[int, Failure]:
         """Return why the rows fail whose logits are of no use, and those whose partners' are."""
@@ -203,8 +193,10 @@ class Sampler:
         }
         for slot in skip:
             unusable[slot] = Failure("model-error", "the model gave the row no logits")
+        if not unusable:
+            return {}
         failed = {}
-        for slot in [] if not unusable else self.slots.tolist():
+        for slot in self.slots.tolist():
             own, partner = unusable.get(slot), unusable.get(int(self._partners[slot]))
             if self._rows[slot] is None or slot in skip:
                 continue
@@ -254,9 +246,13 @@ class Sampler:
         return step.logits[self._logit_rows[slots]]
 
     def _edit(self, group: Group, slots: IntArray, raw: FloatArray, step: "_Step") -> FloatArray:
-        """Return the logits that tokens of the group are chosen by; `raw` itself if unchanged."""
+        """Return the logits that tokens of the group are chosen by; `raw` itself if unchanged.
+
+        The order is that of Hugging Face and vLLM: guidance, constraint, allowed ids, bad words,
+        min_tokens, bias, then the penalties.
+        """
         params = group.key.params
-        is_masked = step.mask_rows != NO_SLOT
+        is_masked = step.mask_rows != NONE
         logits = raw
         if params.cfg_scale != 1:
             logits = guide(raw, self._logits_of(self._partners[slots], step), params.cfg_scale)

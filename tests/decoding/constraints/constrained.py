@@ -42,6 +42,16 @@ def bytes_allowed(row, token_bytes=WORDS.token_bytes):
     return {token_bytes[token_id] for token_id in ids_allowed(row, len(token_bytes))}
 
 
+def may_end(row):
+    """Whether the output so far is a whole, as the grammar has it, which the mask does not say."""
+    return row._matcher.is_accepting()
+
+
+def must_end(row):
+    """Whether a row allows nothing but EOS, in the numbering of its own tokenizer."""
+    return int.from_bytes(row.packed_mask(), "little") == 1 << row._eos_token_id
+
+
 def follow(row, text, token_bytes=WORDS.token_bytes):
     """Let a row follow `text`, byte by byte, and return it."""
     for byte in text.encode():

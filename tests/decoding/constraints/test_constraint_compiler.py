@@ -3,7 +3,7 @@
 import sys
 
 import pytest
-from constrained import compiler, follow, source
+from constrained import compiler, follow, must_end, source
 
 from batcher import Request
 from batcher.decoding.constraints import (
@@ -119,7 +119,7 @@ def test_a_constraint_that_cannot_be_compiled_says_what_and_where(kind, constrai
 )
 def test_text_that_looks_like_something_else_is_text(kind, constraint, output):
     row = compiler().compile(source(kind, constraint)).new_row()
-    assert follow(row, output).must_end
+    assert must_end(follow(row, output))
 
 
 def test_a_thousand_requests_with_one_schema_compile_once():

@@ -5,7 +5,7 @@ import re
 import time
 
 import pytest
-from constrained import bytes_allowed, compiler, follow, source
+from constrained import bytes_allowed, compiler, follow, must_end, source
 
 from batcher.decoding.constraints import Verifier
 from batcher.decoding.constraints.gbnf import GbnfError, gbnf_to_lark
@@ -150,7 +150,7 @@ def test_masks_follow_a_recursive_grammar():
     follow(row, "((x")
     assert bytes_allowed(row) == {b")"}
     follow(row, "))")
-    assert row.must_end
+    assert must_end(row)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batcher.decoding import byte_automaton
-from batcher.decoding.byte_automaton import TokenAutomaton, Vocabulary
+from batcher.decoding.sampling import bad_words
+from batcher.decoding.sampling.bad_words import BadWords, Vocabulary
 from batcher.decoding.sampling.params import SamplingParams
-from batcher.decoding.sampling.sampler import MAX_AUTOMATA, Sampler, SamplingRow
+from batcher.decoding.sampling.sampler import MAX_BAD_WORDS, Sampler, SamplingRow
 
 PIECES = (b"", b"a", b"b", b"c", b"ab", b"ba", b"abc", b"bca", b"\xc3", b"\xa9", b"x\xc3", b"cab")
 
@@ -74,36 +74,36 @@ def test_every_row_has_a_state_of_its_own() -> None:
 
 def test_only_so_many_automata_are_kept() -> None:
     sampler = Sampler(1, len(PIECES), Pieces())
-    for number in range(MAX_AUTOMATA + 9):
+    for number in range(MAX_BAD_WORDS + 9):
         sampler.open(0, SamplingRow(SamplingParams(bad_words=("b" * (number + 1),)), 0, []))
         sampler.close(0)
         sampler.open(0, SamplingRow(SamplingParams(bad_words=("a",)), 0, []))
         sampler.close(0)
-    assert len(sampler._automata) == MAX_AUTOMATA
-    assert ("a",) in sampler._automata
+    kept = sampler._bad_words.cache_info()
+    assert (kept.currsize, kept.misses) == (MAX_BAD_WORDS, MAX_BAD_WORDS + 10)  # "a" only once
 
 
 @pytest.mark.parametrize("words", [["aa"], ["a", "aa"], ["é"], ["abab", "bb", "cé"]])
 def test_the_automaton_is_that_of_a_search(words: list[str]) -> None:
-    automaton = TokenAutomaton([word.encode() for word in words], Vocabulary(PIECES, len(PIECES)))
+    with patch.object(bad_words, "MAX_LINES", 2):
+        automaton = BadWords(words, Vocabulary(PIECES, len(PIECES)))
     rng = np.random.default_rng(0)
-    with patch.object(byte_automaton, "MAX_LINES", 2):
-        for _ in range(50):
-            state, text = 0, b""
-            for token in rng.integers(0, len(PIECES), 10).tolist():
-                ends = range(len(text) + 1, len(text) + len(PIECES[token]) + 1)
-                text += PIECES[token]
-                found = any(text[:end].endswith(word.encode()) for end in ends for word in words)
-                assert automaton.completes([state, 0])[0, token] == found
-                assert len(automaton._lines) <= 2
-                state = automaton.next_state(state, token)
+    for _ in range(50):
+        state, text = 0, b""
+        for token in rng.integers(0, len(PIECES), 10).tolist():
+            ends = range(len(text) + 1, len(text) + len(PIECES[token]) + 1)
+            text += PIECES[token]
+            found = any(text[:end].endswith(word.encode()) for end in ends for word in words)
+            assert automaton.completes([state, 0])[0, token] == found
+            assert automaton._line.cache_info().currsize <= 2
+            state = automaton.next_state(state, token)
 
 
 def test_a_thousand_bad_words_take_memory_for_what_is_reached() -> None:
     rng = np.random.default_rng(0)
     words = ["".join(rng.choice(list("abc"), 30)) for _ in range(1000)]
-    automaton = TokenAutomaton([word.encode() for word in words], Vocabulary(PIECES, 100_000))
+    automaton = BadWords(words, Vocabulary(PIECES, 100_000))
     completes = automaton.completes([0, 5, 0])
     assert completes.shape == (3, 100_000)
     assert not completes.any()
-    assert len(automaton._lines) == 2
+    assert automaton._line.cache_info().currsize == 2

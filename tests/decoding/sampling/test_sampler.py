@@ -10,14 +10,14 @@ from msgspec import structs
 from sampling_rows import Letters, drawn_from, language_like, one_step, start
 
 from batcher.decoding.sampling.noise import row_key
-from batcher.decoding.sampling.params import GREEDY, SamplingParams
+from batcher.decoding.sampling.params import SamplingParams
 from batcher.decoding.sampling.sampler import Masks, Sampled, Sampler, SamplingRow
 from batcher.decoding.sampling.seen_tokens import SeenTokens
 from batcher.errors import Failure, InvariantError
 from batcher.request import LOWEST_LOGPROB, TokenLogprob, TopLogprob
 
 NAN, INF = math.nan, math.inf
-SAMPLED = SamplingParams(temperature=1.0)
+GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=1.0)
 VOCAB_SIZE = 300
 NUM_STEPS = 6
 POOL = [

@@ -3,8 +3,10 @@
 import pytest
 
 from batcher import Request
-from batcher.decoding.sampling.params import GREEDY, SamplingParams, sampling_params
+from batcher.decoding.sampling.params import SamplingParams, sampling_params
 from batcher.validation import logit_fields_of
+
+GREEDY = SamplingParams()
 
 CASES = [
     ({}, GREEDY),

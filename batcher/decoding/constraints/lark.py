@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from batcher.decoding.constraints.gbnf import GbnfError, gbnf_to_lark
-from batcher.decoding.constraints.source import ConstraintSource, canonical_json
+from batcher.decoding.constraints.source import ConstraintSource, canonical_json, place_in
 from batcher.errors import GrammarError
 
 # A mask has to hold every token that keeps the grammar; by default llguidance leaves in it only
@@ -76,7 +76,11 @@ def _check_depth(source: ConstraintSource, grammar: str) -> None:
 
 
 def json_schema_grammar(schema: dict[str, Any] | bool) -> str:  # noqa: FBT001 - true and false are schemas
-    """Return the Lark grammar of a JSON schema."""
+    """Return the Lark grammar of a JSON schema.
+
+    Raises:
+        GrammarError: it allows nothing, or its `x-guidance` is not one that is known here.
+    """
     if schema is False:
         raise GrammarError(("json_schema",), "the schema false allows no output at all")
     fields = {} if schema is True else schema
@@ -95,6 +99,11 @@ def json_schema_grammar(schema: dict[str, Any] | bool) -> str:  # noqa: FBT001 -
 
 
 def _regex_grammar(regex: str) -> str:
+    """Return the Lark grammar of a regex.
+
+    Raises:
+        GrammarError: it ends in the middle of an escape.
+    """
     from llguidance import LLMatcher  # noqa: PLC0415 - an optional dependency
 
     if _TRAILING_ESCAPE.search(regex):
@@ -104,7 +113,11 @@ def _regex_grammar(regex: str) -> str:
 
 
 def _check_lark(grammar: str) -> None:
-    """Raise GrammarError if a grammar speaks of tokens: a constraint is about text alone."""
+    """Make sure that a grammar does not speak of tokens: a constraint is about text alone.
+
+    Raises:
+        GrammarError: it does.
+    """
     for match in _LARK_TOKENS.finditer(grammar):
         if match["reference"]:
             message = f"{match['reference']}: references to tokens are not supported"
@@ -112,6 +125,4 @@ def _check_lark(grammar: str) -> None:
             message = "max_tokens belongs to the request, not to a rule"
         else:
             continue
-        before = grammar[: match.start()]
-        line, column = before.count("\n") + 1, match.start() - (before.rfind("\n") + 1) + 1
-        raise GrammarError(("lark",), f"line {line}, column {column}: {message}")
+        raise GrammarError(("lark",), f"{place_in(grammar, match.start())}: {message}")

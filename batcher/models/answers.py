@@ -1,6 +1,7 @@
-"""Logits that somebody else's code gave: one row of them, if it is one."""
+"""What somebody else's code answered for a row: its logits or a token id, if it is that."""
 
 import reprlib
+from operator import index as to_index
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,25 @@ def read_logits(vocab_size: int | None, answer: Any) -> FloatArray:
         raise ValueError(f"{logits.size} logits, not {vocab_size}")
     with np.errstate(over="ignore"):  # what is too large becomes infinite
         return logits.astype(np.float32)
+
+
+def read_token_id(vocab_size: int | None, answer: Any) -> int:
+    """Return `answer` as a token id.
+
+    vocab_size: one more than the largest; None if any will do.
+
+    Raises:
+        ValueError: it is none; the message says what it is.
+    """
+    largest = MAX_INT if vocab_size is None else vocab_size - 1
+    try:
+        token_id = -1 if isinstance(answer, bool) else to_index(answer)
+    except Exception:  # noqa: BLE001 - whatever its own __index__ raises, it is none
+        token_id = -1
+    if not 0 <= token_id <= largest:
+        message = f"{shown(answer)}, which is not a token id, an integer from 0 to {largest}"
+        raise ValueError(message)
+    return token_id
 
 
 def shown(answer: Any) -> str:
