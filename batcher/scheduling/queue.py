@@ -58,7 +58,8 @@ class WaitingQueue:
         pending, arrived = self._pending, self._arrived
         while pending and pending[0][0] <= now:
             arrived.append(heappop(pending)[-1])
-        arrived.sort(key=ARRIVAL_ORDER)
+        if len(arrived) > 1:
+            arrived.sort(key=ARRIVAL_ORDER)
         self._arrived = []
         self.num_pending = len(pending)
         return arrived

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Protocol
 
-from msgspec import Struct, field
+from msgspec import Struct
 
 from batcher.events import FinishEvent
 from batcher.formats.requests import BadLine, ParsedLine
@@ -46,17 +46,16 @@ class _Flight(Struct, gc=False):
     num_left: how many of its results have not come.  known: those that an earlier run has given.
     is_replayed: the engine goes through the motions for them, and decodes only the others.
     is_ranked: its results come in their order, all at once.
-    row: the results that have come, of an OpenAI row.
+    row: the results that have come, of an OpenAI row; None for a request in our own form.
     """
 
     place: int
     num_left: int
-    is_openai: bool
     known: Mapping[int, Result]
     is_replayed: bool
     is_ranked: bool
     has_failed: bool = False
-    row: list[Result] = field(default_factory=list)
+    row: list[Result] | None = None
 
 
 class Flights:
@@ -75,9 +74,11 @@ class Flights:
         if self._earlier is not None:
             known = self._earlier.results_of(request)
             is_replayed = can_be_replayed(request)
-        self._flights[request_id] = _Flight(
-            place, request.n, parsed.is_openai, known, is_replayed, request.best_of is not None
-        )
+        is_ranked = request.best_of is not None
+        flight = _Flight(place, request.n, known, is_replayed, is_ranked)
+        if parsed.is_openai:
+            flight.row = []
+        self._flights[request_id] = flight
         return known if is_replayed else _NOTHING
 
     def reject(self, bad: BadLine, place: int) -> list[Answer]:
@@ -115,7 +116,7 @@ class Flights:
             flight = self._flights[result.id]
             self._count_down(result.id, flight)
             is_last = not flight.num_left
-            if flight.is_openai:
+            if flight.row is not None:
                 flight.row.append(result)
                 if is_last and not flight.known:  # of a row, all results are known or none is
                     if not flight.is_ranked:

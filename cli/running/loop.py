@@ -90,6 +90,8 @@ class Loop:
     def _step(self) -> Outcome:
         events, results, tokens = self.engine.step()
         flights = self._flights
+        if not (results or flights.is_resumed):  # as in most steps
+            return Outcome(events, [], tokens)
         for result in results:
             if result.error is not None and flights.is_first_failure(result.id):
                 self._count_failure()

@@ -1,0 +1,203 @@
+"""What fails, fails alone: a row without a token, a companion, an output that breaks its rules."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_runs import fields, run
+
+from batcher import ModelOutput, Request, SimulatedModel
+from batcher.decoding.constraints.rows import GrammarRow
+from batcher.engine import Engine
+from batcher.errors import RequestError
+from batcher.models.base import Batch
+from batcher.models.callable import CallableModel
+from batcher.models.simulated import SimulatedSettings
+
+
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({"num_beams": 5}, "num_beams"),
+        ({"cfg_scale": 2.0, "negative_prompt": ""}, "cfg_scale"),
+    ],
+)
+def test_what_needs_more_slots_than_there_are_is_refused(more: dict[str, Any], field: str) -> None:
+    engine = Engine(SimulatedModel(), 1)
+    with pytest.raises(RequestError, match="slots") as caught:
+        engine.add(fields(**more))
+    [problem] = caught.value.problems
+    assert (problem.code, problem.field) == ("too-few-slots", field)
+
+
+class Faulty(SimulatedModel):
+    """A model whose logits in some slot are of no use in its third call."""
+
+    def __init__(self, fault: float, slot: int) -> None:
+        super().__init__(SimulatedSettings())
+        self._fault, self._slot, self._num_calls = fault, slot, 0
+
+    def forward(self, batch: Batch) -> ModelOutput:
+        output = super().forward(batch)
+        self._num_calls += 1
+        if self._num_calls == 3 and output.logits is not None:
+            output.logits[batch.logit_slots.tolist().index(self._slot)] = self._fault
+        return output
+
+
+@pytest.mark.parametrize("fault", [np.nan, -np.inf, np.inf])
+def test_logits_of_no_use_fail_their_request_alone_with_the_step(fault: float) -> None:
+    requests = [fields(id=name, temperature=1.0, ignore_eos=True) for name in "abc"]
+    good = {result.id: result for result in run(requests).results}
+    results = {result.id: result for result in run(requests, model=Faulty(fault, 1)).results}
+    assert results["a"] == good["a"]
+    assert results["c"] == good["c"]
+    error = results["b"].error
+    assert error is not None
+    assert (error.code, error.message.partition(":")[0]) == ("model-error", "step 2")
+    assert results["b"].tokens == good["b"].tokens[:2]
+
+
+@pytest.mark.parametrize("slot", [0, 1, 2])
+def test_a_failed_companion_fails_its_leader(slot: int) -> None:
+    done = run([fields(num_beams=3, n=2), fields(id="b")], model=Faulty(np.nan, slot))
+    beams = [result for result in done.results if result.id == "a"]
+    assert [result.finish_reason for result in beams] == ["error", "error"]
+    errors = [result.error for result in beams]
+    assert [error and error.code for error in errors] == ["model-error", "model-error"]
+    [partner] = run(
+        [fields(cfg_scale=2.0, negative_prompt="x")], model=Faulty(np.nan, slot % 2)
+    ).results
+    assert partner.finish_reason == "error"
+
+
+def test_a_row_without_a_token_left_fails_alone() -> None:
+    """Even if it is the only one of its settings."""
+    lost = fields(id="lost", regex="abc", allowed_token_ids=[5], repetition_penalty=1.2)
+    results = {result.id: result for result in run([lost, fields(id="ok")]).results}
+    assert results["lost"].error is not None
+    assert results["lost"].error.code == "constraint-error"
+    assert results["ok"].tokens == run([fields(id="ok")]).results[0].tokens
+
+
+def test_a_beam_at_a_dead_end_is_no_failure_of_the_others() -> None:
+    [result] = run([fields(num_beams=2, regex="abc|xyz", bad_words=["bc"], max_tokens=9)]).results
+    assert (result.text, result.finish_reason) == ("xyz", "stop")
+
+
+class Interrupted(SimulatedModel):
+    """A model that fails all rows of its first call."""
+
+    def forward(self, batch: Batch) -> ModelOutput:
+        return replace_output(super().forward(batch), dict.fromkeys(batch.slots.tolist(), "no"))
+
+
+def replace_output(output: ModelOutput, failed: dict[int, str]) -> ModelOutput:
+    return ModelOutput(output.tokens, failed, output.logits)
+
+
+def test_tokens_forced_before_a_failure_are_streamed() -> None:
+    done = run([fields(regex="abcdef[0-9]")], model=Interrupted())
+    [result] = done.results
+    assert (result.text, result.finish_reason) == ("abcdef", "error")
+    assert "".join(event.text for event in done.tokens) == "abcdef"
+    assert [token for event in done.tokens for token in event.tokens] == result.tokens
+
+
+def test_beams_that_do_not_exist_are_errors() -> None:
+    [only, missing] = run([fields(choice=["yes"], num_beams=3, n=2)]).results
+    assert (only.text, only.finish_reason, only.constraint) == (
+        "yes",
+        "stop",
+        "complete",
+    )
+    assert missing.error is not None
+    assert (missing.error.code, missing.tokens) == ("too-few-outputs", [])
+
+
+@pytest.mark.parametrize("field", ["prompt", "negative_prompt"])
+def test_a_text_of_tokens_that_the_model_does_not_know_is_refused(field: str) -> None:
+    class Small(CallableModel):
+        def __init__(self) -> None:
+            super().__init__(lambda prefixes: [[0.0] * 20 for _ in prefixes], "small")
+            self.vocab_size, self.gives = 20, "logits"
+
+    request = {"prompt": [1], "cfg_scale": 2.0, field: "ab"}
+    with pytest.raises(RequestError, match="token 98") as caught:
+        Engine(Small(), 2).add(Request(**request))
+    assert caught.value.problems[0].field == field
+
+
+def test_an_output_that_breaks_its_constraint_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However it came about: here the mask lets everything pass."""
+    monkeypatch.setattr(GrammarRow, "packed_mask", lambda _: b"\xff" * 64)
+    monkeypatch.setattr(GrammarRow, "forced_token", lambda _: None)
+    monkeypatch.setattr(GrammarRow, "advance", lambda _, token: None)
+    [result] = run([fields(regex="[0-9]+")]).results
+    assert result.error is not None
+    assert result.error.code == "constraint-error"
+    assert "byte 0" in result.error.message
+    assert result.finish_reason == "error"
+
+
+class Breaking(SimulatedModel):
+    """A model that fails one slot in its third call, in which it gives every row an EOS."""
+
+    def __init__(self, slot: int = 0) -> None:
+        super().__init__()
+        self._slot, self._num_calls = slot, 0
+
+    def forward(self, batch: Batch) -> ModelOutput:
+        output = super().forward(batch)
+        self._num_calls += 1
+        if self._num_calls != 3:
+            return output
+        output.tokens[:] = self.eos_token_id
+        return ModelOutput(output.tokens, {self._slot: "no more"}, output.logits)
+
+
+@pytest.mark.parametrize("slot", [0, 1])
+@pytest.mark.parametrize(
+    "more", [{"num_beams": 2, "n": 2}, {"cfg_scale": 2.0, "negative_prompt": "x"}]
+)
+def test_what_a_model_fails_in_a_companion_fails_its_leader(
+    more: dict[str, Any], slot: int
+) -> None:
+    *results, beside = run([fields(**more), fields(id="b")], 3, model=Breaking(slot)).results
+    errors = [result.error and result.error.message for result in results]
+    assert errors == ["step 2: no more"] * len(results)
+    assert (len(results), beside.finish_reason) == (more.get("n", 1), "stop")
+
+
+def test_of_a_failed_output_no_constraint_is_told() -> None:
+    [failed] = run([fields(regex="[a-z ]*")], model=Breaking()).results
+    assert (failed.finish_reason, failed.constraint) == ("error", None)
+
+
+@pytest.mark.parametrize("more", [{}, {"regex": "[a-z ]*"}, {"temperature": 1.0}])
+def test_a_failed_row_is_told_no_token_for_the_step_that_failed(
+    more: dict[str, Any],
+) -> None:
+    done = run([fields(**more), fields(id="b")], model=Breaking())
+    told = [(event.step, event.tokens) for event in done.tokens if event.id == "a" and event.tokens]
+    assert told == [(step, [token]) for step, token in enumerate(done.results[0].tokens)]
+    assert len(told) == 2
+
+
+def test_a_row_that_failed_has_not_stopped_whatever_stands_at_its_slot() -> None:
+    failed, stopped = run([fields(), fields(id="b")], model=Breaking()).results
+    assert (failed.finish_reason, failed.stop_reason, len(failed.tokens)) == (
+        "error",
+        None,
+        2,
+    )
+    assert failed.error is not None
+    assert failed.error.message == "step 2: no more"
+    assert (stopped.finish_reason, stopped.tokens[2:]) == ("stop", [0])
+
+
+def test_a_stop_in_the_last_step_allowed_is_a_stop() -> None:
+    [_, result] = run([fields(), fields(id="b", max_tokens=3)], model=Breaking()).results
+    assert (result.finish_reason, len(result.tokens)) == ("stop", 3)

@@ -1,0 +1,319 @@
+"""Beams, negative prompts and samples: what is admitted, aborted and replayed together."""
+
+import re
+from typing import Any
+
+import pytest
+from control_requests import control_requests
+from engine_runs import fields, of_kind, run
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from batcher import ModelOutput, Request, Result, SimulatedModel
+from batcher.engine import Engine
+from batcher.events import (
+    AdmitEvent,
+    DropEvent,
+    FinishEvent,
+    ForkEvent,
+)
+from batcher.models.base import Batch
+from batcher.validation import CONSTRAINT_FIELDS
+
+
+def test_a_negative_prompt_has_a_slot_of_its_own_beside_its_sample() -> None:
+    done = run([fields(cfg_scale=1.5, negative_prompt="No", temperature=1.0, n=2)], 3)
+    admits = of_kind(done.events, AdmitEvent)
+    assert [(admit.slot, admit.index, admit.role) for admit in admits] == [
+        (0, 0, "sample"),
+        (1, 0, "negative"),
+        (0, 1, "sample"),
+        (1, 1, "negative"),
+    ]
+    unused = [finish for finish in of_kind(done.events, FinishEvent) if finish.reason == "unused"]
+    assert [(finish.role, finish.tokens) for finish in unused] == [("negative", 0)] * 2
+    assert [result.index for result in done.results] == [0, 1]
+
+
+def test_a_scale_of_one_without_a_partner_and_of_zero_are_the_two_ends() -> None:
+    """At 0 the negative prompt alone speaks: its tokens are those of that prompt by itself."""
+    [only_negative] = run([fields(cfg_scale=0.0, negative_prompt="The fox")]).results
+    [by_itself] = run([fields(prompt="The fox")]).results
+    assert only_negative.tokens == by_itself.tokens
+
+
+def test_a_unit_that_finds_no_room_waits_and_those_behind_it_too() -> None:
+    requests = [
+        fields(id="short", max_tokens=2, ignore_eos=True),
+        fields(id="beams", num_beams=3, max_tokens=2),
+        fields(id="late", max_tokens=1),
+    ]
+    admits = of_kind(run(requests, 3).events, AdmitEvent)
+    assert [(admit.id, admit.step) for admit in admits] == [
+        ("short", 0),
+        ("beams", 2),
+        ("beams", 2),
+        ("beams", 2),
+        ("late", 4),
+    ]
+
+
+def test_beams_fork_from_the_first_and_their_events_name_parents() -> None:
+    done = run([fields(num_beams=3, n=2)], 4)
+    forks = of_kind(done.events, ForkEvent)
+    assert [(fork.step, fork.slot, fork.parent) for fork in forks[:2]] == [
+        (0, 1, 0),
+        (0, 2, 0),
+    ]
+    assert all(fork.parent != fork.index for fork in forks)
+    first, second = done.results
+    assert (first.index, second.index) == (0, 1)
+    assert first.score is not None
+    assert second.score is not None
+    assert first.score >= second.score
+    reasons = [(finish.index, finish.reason) for finish in of_kind(done.events, FinishEvent)]
+    assert reasons == [
+        (0, first.finish_reason),
+        (1, second.finish_reason),
+        (2, "unused"),
+    ]
+
+
+def test_one_beam_is_greedy() -> None:
+    assert run([fields(num_beams=1)]).results == run([fields()]).results
+
+
+def test_beams_end_where_a_constraint_leaves_only_the_end() -> None:
+    results = run([fields(regex="[0-9]{3}", num_beams=2, n=2, min_tokens=6)]).results
+    ends = {(result.finish_reason, result.constraint, len(result.tokens)) for result in results}
+    assert ends == {("stop", "complete", 4)}
+
+
+def test_aborting_beams_gives_what_they_have() -> None:
+    engine = Engine(SimulatedModel(), 4)
+    engine.add(fields(num_beams=3, n=2, ignore_eos=True))
+    engine.step()
+    engine.step()
+    engine.abort("a")
+    results = engine.step().results
+    ends = [(result.finish_reason, len(result.tokens)) for result in results]
+    assert ends == [("aborted", 2)] * 2
+    assert not engine.has_work
+    assert engine.num_running == 0
+
+
+def test_beams_and_partners_arrived_when_their_leader_did() -> None:
+    requests = [fields(id="first", max_tokens=3), fields(num_beams=3, n=3)]
+    results = [result for result in run(requests, 3).results if result.id == "a"]
+    assert [(r.steps.arrived, r.steps.admitted) for r in results] == [(0, 3)] * 3
+
+
+@pytest.mark.parametrize(
+    ("more", "ends"),
+    [
+        ({"num_beams": 3, "n": 2}, [(0, "beam"), (1, "beam")]),
+        ({"cfg_scale": 2.0, "negative_prompt": "x"}, [(0, "sample")]),
+        (
+            {"temperature": 1.0, "best_of": 3},
+            [(0, "sample"), (1, "sample"), (2, "sample")],
+        ),
+    ],
+)
+def test_what_is_aborted_before_it_has_a_slot_gives_what_was_asked_for(
+    more: dict[str, Any], ends: list[tuple[int, str]]
+) -> None:
+    request = fields(**more)
+    engine = Engine(SimulatedModel(), 4)
+    engine.add(request)
+    engine.abort("a")
+    outcome = engine.step()
+    finishes = of_kind(outcome.events, FinishEvent)
+    assert [(finish.index, finish.role) for finish in finishes] == ends
+    assert [result.index for result in outcome.results] == list(range(request.n))
+    drops = [(drop.index, drop.reason) for drop in of_kind(outcome.events, DropEvent)]
+    assert drops == [(index, "aborted") for index, _ in ends[request.n :]]
+    assert not engine.has_work
+
+
+def test_behind_a_known_sample_and_its_partner_the_model_computes_again() -> None:
+    requests = [
+        fields(cfg_scale=2.0, negative_prompt="x", ignore_eos=True),
+        fields(id="b", ignore_eos=True),
+    ]
+    first, second = run(requests, 2).results
+    engine = Engine(SimulatedModel(), 2)
+    engine.add(requests[0], known={0: first})
+    engine.add(requests[1])
+    results = []
+    while engine.has_work:
+        results += engine.step().results
+    assert results == [second]
+
+
+def test_samples_that_are_whole_are_better_than_those_that_were_aborted() -> None:
+    """The second sample has a token still when the first two have all eight of theirs."""
+    engine = Engine(SimulatedModel(), 2)
+    engine.add(fields(temperature=1.0, n=1, best_of=3, ignore_eos=True))
+    for _ in range(9):
+        assert engine.step().results == []
+    engine.abort("a")
+    outcome = engine.step()
+    [best] = outcome.results
+    drops = of_kind(outcome.events, DropEvent)
+    assert best.finish_reason == "length"
+    assert best.index in {0, 1}
+    assert [(drop.index, drop.reason) for drop in drops] == [
+        (1 - best.index, "length"),
+        (2, "aborted"),
+    ]
+
+
+def test_what_is_aborted_ended_in_the_step_before() -> None:
+    engine = Engine(SimulatedModel(), 4)
+    engine.add(fields(temperature=1.0, best_of=2, ignore_eos=True))
+    engine.step()
+    engine.step()
+    engine.abort("a")
+    events = engine.step().events
+    ends = [(type(event), event.step, event.time) for event in events]
+    assert ends == [(FinishEvent, 1, 1.0), (FinishEvent, 1, 1.0), (DropEvent, 1, 1.0)]
+
+
+def test_a_known_sample_and_its_partner_never_call_the_model() -> None:
+    request = fields(cfg_scale=2.0, negative_prompt="x", n=2, temperature=1.0)
+    results = run([request], 2).results
+
+    class Silent(SimulatedModel):
+        def forward(self, batch: Batch) -> ModelOutput:
+            raise AssertionError("the model was asked")
+
+    engine = Engine(Silent(), 2)
+    engine.add(request, known={result.index: result for result in results})
+    while engine.has_work:
+        assert engine.step().results == []
+    assert engine.num_tokens == sum(len(result.tokens) for result in results)
+
+
+def test_beams_end_with_a_stop_or_for_their_length_each_for_itself() -> None:
+    results = run([fields(num_beams=3, n=3, ignore_eos=True)]).results
+    assert [result.finish_reason for result in results] == ["length"] * 3
+    stop = results[0].tokens[3]
+    results = run([fields(num_beams=3, n=3, ignore_eos=True, stop_token=stop)]).results
+    assert {result.finish_reason for result in results} >= {"stop"}
+    for result in results:
+        assert (result.finish_reason == "stop") == (stop in result.tokens)
+
+
+def test_text_stops_of_beams_are_found_in_any_slots() -> None:
+    [free] = run([fields(num_beams=3, ignore_eos=True, max_tokens=12)]).results
+    for start in range(len(free.text) - 3):
+        beams = fields(num_beams=3, n=3, max_tokens=12, stop=free.text[start : start + 3])
+        alone = run([beams], 3).results
+        beside = run([fields(id="b", max_tokens=1), fields(id="c", max_tokens=20), beams], 5)
+        found = [result for result in beside.results if result.id == "a"]
+        assert [(r.tokens, r.text) for r in found] == [(r.tokens, r.text) for r in alone]
+
+
+def test_a_beam_that_forks_takes_along_how_far_a_stop_has_come() -> None:
+    token_bytes = SimulatedModel().tokenizer.token_bytes
+    [free] = run([fields(num_beams=3, ignore_eos=True, max_tokens=12)]).results
+    for start in range(len(free.text) - 5):
+        stop = free.text[start : start + 5]
+        for result in run([fields(num_beams=3, n=3, max_tokens=12, stop=stop)]).results:
+            *before, last = (token_bytes[token] for token in result.tokens)
+            assert stop.encode() not in b"".join(before)
+            assert (stop.encode() in b"".join([*before, last])) == (result.stop_reason == stop)
+
+
+@pytest.mark.parametrize("min_tokens", [2, 4, 7])
+def test_each_beam_may_stop_from_min_tokens_on(min_tokens: int) -> None:
+    [free] = run([fields(num_beams=3, ignore_eos=True, max_tokens=12)]).results
+    seen = set()
+    for stop in sorted(set(free.tokens)):
+        beams = fields(
+            num_beams=3,
+            n=3,
+            max_tokens=12,
+            ignore_eos=True,
+            stop_token=stop,
+            min_tokens=min_tokens,
+        )
+        for result in run([beams]).results:
+            assert len(result.tokens) >= min_tokens
+            assert stop not in result.tokens[min_tokens - 1 : -1]
+            assert (result.finish_reason == "stop") == (result.tokens[-1] == stop)
+            seen.add(result.finish_reason)
+    assert seen == {"stop", "length"}
+
+
+@pytest.mark.parametrize("min_tokens", [3, 6])
+def test_text_stops_of_beams_act_from_min_tokens_on(min_tokens: int) -> None:
+    token_bytes = SimulatedModel().tokenizer.token_bytes
+    [free] = run([fields(num_beams=3, ignore_eos=True, max_tokens=12)]).results
+    for start in range(len(free.text) - 3):
+        stop = free.text[start : start + 3]
+        beams = fields(num_beams=3, n=3, max_tokens=14, stop=stop, min_tokens=min_tokens)
+        for result in run([beams]).results:
+            late = b"".join(token_bytes[token] for token in result.tokens[min_tokens:])
+            assert stop.encode() not in late or result.stop_reason == stop
+
+
+@pytest.mark.parametrize("max_tokens", [3, 30])
+def test_of_every_beam_it_is_told_whether_it_keeps_its_constraint(
+    max_tokens: int,
+) -> None:
+    done = run([fields(num_beams=3, n=3, regex="(ab|cd)+e", max_tokens=max_tokens)])
+    assert of_kind(done.events, ForkEvent)
+    for result in done.results:
+        is_whole = re.fullmatch("(ab|cd)+e", result.text) is not None
+        assert result.constraint == ("complete" if is_whole else "incomplete")
+
+
+def test_penalties_count_the_tokens_of_each_beam() -> None:
+    """Of six tokens that are about as likely, the one that is new costs least."""
+    allowed = [48, 49, 50, 51, 52, 53]
+    beams = fields(num_beams=3, max_tokens=6, allowed_token_ids=allowed, frequency_penalty=2.0)
+    [best] = run([beams]).results
+    assert sorted(best.tokens) == allowed
+
+
+def test_what_is_aborted_before_its_time_has_not_arrived() -> None:
+    engine = Engine(SimulatedModel(), 1)
+    engine.add(fields(arrival_time=9.0))
+    engine.abort("a")
+    [result] = engine.step().results
+    assert (result.steps.arrived, result.steps.admitted) == (None, None)
+
+
+def is_replayed(request: Request) -> bool:
+    """Whether a run that goes on replays what there is of a request: see docs/cli.md."""
+    constraints = [getattr(request, field) for field in CONSTRAINT_FIELDS]
+    is_forced = request.heal or any(constraint is not None for constraint in constraints)
+    return not (is_forced or request.num_beams > 1 or request.best_of is not None)
+
+
+@given(st.lists(control_requests(), max_size=15), st.data())
+@settings(max_examples=40, deadline=None)
+def test_known_samples_replay_the_schedule_whatever_is_beside_them(
+    requests: list[Request], data: st.DataObject
+) -> None:
+    requests = [
+        replace(request, id=f"r{place}")
+        for place, request in enumerate(filter(is_replayed, requests))
+    ]
+    done = run(requests, 3)
+    known: dict[str, dict[int, Result]] = {request.id or "": {} for request in requests}
+    for result in done.results:
+        if data.draw(st.booleans(), label="finished before"):
+            known[result.id][result.index] = result
+    engine = Engine(SimulatedModel(), 3)
+    for request in requests:
+        engine.add(request, known=known[request.id or ""])
+    events, results = [], []
+    while engine.has_work:
+        outcome = engine.step()
+        events += outcome.events
+        results += outcome.results
+    assert events == done.events
+    assert results == [r for r in done.results if r.index not in known[r.id]]
