@@ -6,27 +6,21 @@ known ahead is a deadline of the slot table, what depends on data is the decoder
 tells only which rows are done.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from copy import deepcopy
 from itertools import zip_longest
 from typing import NamedTuple, cast
 
 from batcher.errors import BatchdecodeError, Failure, FieldProblem, RequestError
 from batcher.events import (
-    AdmitEvent,
-    AdmitReason,
-    ArriveEvent,
     ArriveReason,
-    DropEvent,
     EndEvent,
     EndReason,
-    FinishEvent,
-    ForkEvent,
-    JumpEvent,
     RequestEvent,
     RunEvent,
     TokenEvent,
 )
+from batcher.journal import Journal
 from batcher.lifecycle import Move, move
 from batcher.models.base import Model
 from batcher.models.callable import ModelNext
@@ -41,7 +35,7 @@ from batcher.rows.runner import ModelRunner
 from batcher.scheduling.clock import Clock
 from batcher.scheduling.queue import WaitingQueue
 from batcher.scheduling.slots import NO_DEADLINE, SlotTable
-from batcher.sequence import NO_SLOT, Sequence, make_sequences
+from batcher.sequence import Sequence, make_sequences
 from batcher.validation import Target, find_problems, plain_copy
 
 MAX_BATCH_SIZE = 2**20
@@ -89,7 +83,7 @@ class Engine:
         self._slots = SlotTable(batch_size)
         self._num_known = 0  # slots whose holders need no model
         self._clock = Clock()
-        self._events: list[RequestEvent] = []
+        self._journal = Journal(self._clock)
         self.target = Target(
             vocab_size=self._model.vocab_size,
             num_slots=batch_size,
@@ -128,7 +122,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` still has something to do or to hand out."""
-        return bool(self._roster or self._events)
+        return bool(self._roster or self._journal)
 
     @property
     def wants_request(self) -> bool:
@@ -247,10 +241,9 @@ class Engine:
             self._compute()
             self._clock.advance()
         tokens = self._runner.decoder.take_streamed() if self._is_streaming else []
-        if not self._events:
+        if not self._journal:
             return StepOutcome([], [], tokens)
-        events, self._events = self._events, []
-        return StepOutcome(events, self._roster.take_results(), tokens)
+        return StepOutcome(self._journal.take(), self._roster.take_results(), tokens)
 
     def _id_of(self, request: Request, place: int | None) -> str:
         if request.id is not None:
@@ -273,17 +266,7 @@ class Engine:
         move(sequence, Move.ARRIVE)
         request, known = sequence.request, sequence.known
         step = sequence.arrived_step = self._clock.step_at(request.arrival_time)
-        self._events.append(
-            ArriveEvent(
-                step,
-                request.arrival_time,
-                sequence.id,
-                sequence.index,
-                sequence.reason,
-                len(sequence.prompt_tokens),
-                request.max_tokens,
-            )
-        )
+        self._journal.arrived(sequence)
         if request.max_tokens == 0 or (known is not None and known.slot is None):
             self._end_unstarted(sequence, step, "length")
         else:
@@ -307,15 +290,13 @@ class Engine:
     def _occupy(self, sequence: Sequence, deadline: int) -> None:
         """Give the lowest free slot to `sequence`; a companion leaves it with its leader."""
         move(sequence, Move.ADMIT)
-        clock, slots = self._clock, self._slots
-        step = sequence.admitted_step = clock.step
-        slot = sequence.slot = slots.occupy(sequence, deadline)
+        slots, step = self._slots, self._clock.step
+        sequence.admitted_step, slot = step, slots.occupy(sequence, deadline)
+        sequence.slot = slot
         if sequence.known is not None:
             self._num_known += 1
-        reason: AdmitReason = "refill" if slots.was_used_in(slot, step - 1) else "empty"
-        self._events.append(
-            AdmitEvent(step, clock.now, sequence.id, sequence.index, slot, reason, sequence.role)
-        )
+        was_used = slots.was_used_in(slot, step - 1)
+        self._journal.admitted(sequence, "refill" if was_used else "empty")
 
     # -- compute and commit ----------------------------------------------------------------------
 
@@ -335,13 +316,12 @@ class Engine:
 
     def _go_on(self, decoded: Decoded) -> None:
         """Tell the model of rows that go on by more than one token, or from another row's cache."""
-        step, now, sequences = self._clock.step, self._clock.now, self._slots.sequences
+        step, sequences = self._clock.step, self._slots.sequences
         for source, target in decoded.forks:
             parent, child = sequences[source], sequences[target]
             if parent is not None and child is not None:  # their request has not ended just now
                 self._runner.fork(source, target)
-                event = ForkEvent(step, now, child.id, child.index, target, parent.index)
-                self._events.append(event)
+                self._journal.forked(child, parent)
         for slot, tokens in decoded.jumps.items():
             leader = cast(Sequence, sequences[slot])  # a row that jumps goes on: see Decoder
             num_generated = step - leader.admitted_step + 1 + leader.num_jumped
@@ -349,10 +329,9 @@ class Engine:
 
     def _note_jump(self, sequence: Sequence, num_forced: int) -> None:
         """Count `num_forced` more tokens of a row, which comes to its end so much the sooner."""
-        step, now, slot = self._clock.step, self._clock.now, sequence.slot
         sequence.num_jumped += num_forced
-        self._slots.advance_deadline(slot, num_forced)
-        self._events.append(JumpEvent(step, now, sequence.id, sequence.index, slot, num_forced))
+        self._slots.advance_deadline(sequence.slot, num_forced)
+        self._journal.jumped(sequence, num_forced)
 
     def _commit(self, step: int, decoded: Decoded) -> None:
         """End the rows that failed, completed a stop or reached max_tokens; that is their order."""
@@ -390,14 +369,14 @@ class Engine:
                     self._end(companion, output, last_step, failure)
         dropped = self._roster.strike(leader)
         if dropped:
-            self._tell_dropped(dropped, last_step)
+            self._journal.dropped(dropped, last_step)
 
     def _end_unstarted(self, sequence: Sequence, step: int, reason: FinishReason) -> None:
         """End a sequence that never had a slot, and give it its results."""
         for row in (sequence, *sequence.companions):
             if row.role == "sample" or (row.role == "beam" and row.index < row.request.n):
                 self._end(row, Generated([], reason), step, None)
-        self._tell_dropped(self._roster.strike(sequence), step)
+        self._journal.dropped(self._roster.strike(sequence), step)
 
     def _end(
         self, sequence: Sequence, output: Generated, step: int, failure: Failure | None
@@ -411,26 +390,8 @@ class Engine:
         self.num_tokens += num_tokens
         self._note_end(sequence, step, result.finish_reason, result.stop_reason, num_tokens)
 
-    def _tell_dropped(self, results: Iterable[Result], step: int) -> None:
-        """Tell which samples have turned out not to be among the best of their request."""
-        now = self._clock.start_of(step)
-        self._events += [DropEvent(step, now, r.id, r.index, r.finish_reason) for r in results]
-
     def _note_end(
         self, sequence: Sequence, step: int, reason: EndReason, stop: StopReason, num_tokens: int
     ) -> None:
         move(sequence, Move.ABORT if reason == "aborted" else Move.FINISH)
-        clock = self._clock
-        self._events.append(
-            FinishEvent(
-                step,
-                clock.now if step == clock.step else clock.start_of(step),
-                sequence.id,
-                sequence.index,
-                None if sequence.slot == NO_SLOT else sequence.slot,
-                reason,
-                stop,
-                num_tokens,
-                sequence.role,
-            )
-        )
+        self._journal.finished(sequence, step, reason, stop, num_tokens)
