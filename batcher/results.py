@@ -24,11 +24,14 @@ def make_result(
     tokens = generated.tokens
     arrived = None if sequence.arrived_step == NEVER else sequence.arrived_step
     admitted = None if sequence.admitted_step == NEVER else sequence.admitted_step
+    machine, has_stopped = sequence.machine, generated.reason == "stop"
+    if has_stopped and len(tokens) < sequence.request.min_tokens:  # stops do not act there
+        machine = machine.until_eos
     output = read_output(
-        sequence.machine,
+        machine,
         tokens,
         tokenizer,
-        has_stopped=generated.reason == "stop",
+        has_stopped=has_stopped,
         skip=len(sequence.healing),
     )
     result = Result(

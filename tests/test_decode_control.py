@@ -17,6 +17,7 @@ from batcher.events import (
     FinishEvent,
     JumpEvent,
 )
+from batcher.request import Transition
 from batcher.rows.row import Row
 
 FORCED = [
@@ -84,6 +85,22 @@ def test_a_grammar_that_allows_nothing_but_the_end_ends() -> None:
     [result] = run([fields(regex="", min_tokens=3)]).results
     assert (result.text, result.tokens, result.finish_reason) == ("", [0], "stop")
     assert result.constraint == "complete"
+
+
+@pytest.mark.parametrize("stop", [{"stop_token": 0}, {"stop_sequence": [103, 0]}, {"stop": "e"}])
+@pytest.mark.parametrize("states", [None, {"x": [Transition([103, 0], None)]}])
+def test_where_only_the_end_is_left_stops_do_not_act_before_min_tokens(
+    stop: dict[str, Any], states: dict[str, list[Transition]] | None
+) -> None:
+    """103 is the e of the output: what the stop would take away is kept."""
+    [result] = run(
+        [fields(choice=["e"], min_tokens=9, max_tokens=12, states=states, **stop)]
+    ).results
+    assert (result.tokens, result.text, result.stop_reason) == ([103, 0], "e", None)
+    assert (result.finish_reason, result.constraint) == ("stop", "complete")
+    if states is not None:
+        assert result.segments is not None
+        assert [segment.text for segment in result.segments] == ["e"]
 
 
 def test_tokens_before_min_tokens_do_not_stop() -> None:

@@ -3,6 +3,7 @@
 A request without states has one, whose every way out ends generation: those are its stops.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple, cast
 
@@ -63,11 +64,19 @@ class StateMachine(Struct, frozen=True, cache_hash=True):
         It knows the same patterns, so that a stop begun in it can be completed in the other: a
         Progress of one is a Progress of the other.
         """
+        return self._without(lambda way: way.target == END)
+
+    @property
+    def until_eos(self) -> "StateMachine":
+        """This machine where EOS ends a row that may not end yet, because nothing else is left."""
+        return self._without(lambda way: way.target == END and way.given is not None)
+
+    def _without(self, is_out: Callable[[Exit], bool]) -> "StateMachine":
+        """Return this machine with exits that are watched for, and do nothing."""
         return StateMachine(
             tuple(
                 tuple(
-                    Exit(way.pattern, NOWHERE, way.given) if way.target == END else way
-                    for way in exits
+                    Exit(way.pattern, NOWHERE, way.given) if is_out(way) else way for way in exits
                 )
                 for exits in self.exits
             ),

@@ -7,7 +7,7 @@ to the end of its machine, and asks here, once per sequence, how.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from batcher.decoding.machine import Exit, Progress, StateMachine, precedence
+from batcher.decoding.machine import END, Exit, Progress, StateMachine, precedence
 from batcher.decoding.machine_reader import MachineReader
 from batcher.errors import InvariantError
 from batcher.models.base import Tokenizer, join_bytes
@@ -110,6 +110,8 @@ def _final_stop(
     found: list[_Completion] = []
     for place, way in enumerate(exits):
         pattern = way.pattern
+        if way.target != END:
+            continue
         if isinstance(pattern, bytes):
             size = len(pattern)
             begin = text.find(pattern, max(0, num_before + 1 - size))
