@@ -138,7 +138,7 @@ class Engine:
 
     @property
     def constraint_counts(self) -> tuple[int, int]:
-        """How many constraints were compiled, and how often one was there already."""
+        """How many constraints were compiled, and for how many rows one was there already."""
         return self._runner.decoder.grammars.counts
 
     def run_event(self) -> RunEvent:
@@ -356,7 +356,6 @@ class Engine:
             outputs = self._runner.stop(leader, num_steps + leader.num_jumped, reason)
         else:
             outputs = [Generated([], reason)]
-        if leader.known is not None:
             self._num_known -= leader.num_slots
         self._slots.vacate(leader.slot, last_step)
         self._end(leader, outputs[0], last_step, failure)

@@ -13,7 +13,6 @@ from batcher.events import ArriveReason, Role
 from batcher.lifecycle import State
 from batcher.models.base import Model
 from batcher.request import Request, Result
-from batcher.validation import CONSTRAINT_FIELDS
 
 # Fields that a model which gives only tokens can serve, and the rest as a plain request has it.
 _NUM_PLAIN_FIELDS = Request.__struct_fields__.index("priority") + 1
@@ -64,11 +63,6 @@ class Sequence(Struct, eq=False, gc=False):  # it is part of no cycle
     def is_leader(self) -> bool:
         """Whether it is no companion of another one."""
         return self.role == "sample" or (self.role == "beam" and self.index == 0)
-
-    @property
-    def has_constraint(self) -> bool:
-        """Whether its output has to keep a grammar."""
-        return any(getattr(self.request, field) is not None for field in CONSTRAINT_FIELDS)
 
     @property
     def max_steps(self) -> int:

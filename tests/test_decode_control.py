@@ -51,6 +51,16 @@ def test_forced_tokens_come_in_one_step_and_count() -> None:
     assert (result.finish_reason, result.constraint) == ("stop", "complete")
 
 
+def test_a_constraint_that_one_request_has_is_not_said_to_be_reused() -> None:
+    for num_requests in (1, 3):
+        engine = Engine(SimulatedModel(), 2)
+        for number in range(num_requests):
+            engine.add(fields(id=str(number), regex="[ab]+c"))
+        while engine.has_work:
+            engine.step()
+        assert engine.constraint_counts == (1, num_requests - 1)
+
+
 @pytest.mark.parametrize("max_tokens", [1, 2, 5, 9, 10, 30])
 def test_max_tokens_cuts_a_constrained_output_and_says_so(max_tokens: int) -> None:
     [result] = run([fields(json_schema=SCHEMA, max_tokens=max_tokens)]).results

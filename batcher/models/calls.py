@@ -3,7 +3,6 @@
 Rule: whatever the called code does, a call ends, with an answer or a `CallFailure`.
 """
 
-import inspect
 from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Annotated, Any, TypeVar
@@ -155,14 +154,15 @@ class Calls:
     async def _call(self, function: Function, arguments: Arguments) -> Any:
         """Return the answer of one call; a CallFailure, not raised, if it raised something."""
         import asyncio  # noqa: PLC0415 - as above
+        from inspect import isawaitable, iscoroutinefunction  # noqa: PLC0415 - as above
 
         arguments = [copy(argument) for argument in arguments]
         try:
-            if inspect.iscoroutinefunction(function):
+            if iscoroutinefunction(function):
                 return await function(*arguments)
             future = self._workers.submit(lambda: _outcome(function, arguments))
             answer = await asyncio.wrap_future(future)
-            return await answer if inspect.isawaitable(answer) else answer
+            return await answer if isawaitable(answer) else answer
         except BaseException as error:  # noqa: BLE001 - it must not end the loop
             return _failure(error)
 

@@ -126,7 +126,7 @@ class Decoder:
         for beam_slot in beams.slots:
             self._forget(beam_slot)
         return [
-            row.check(generated, self._tokenizer.token_bytes, self._eos_token_id)
+            row.check(generated, self._tokenizer, self._eos_token_id)
             for generated in beams.results(reason)
         ]
 
@@ -135,7 +135,7 @@ class Decoder:
             if row.untold:
                 self._streamed += row.stream.push(row.untold, self._step)
             self._streamed += row.stream.finish(self._step)
-        generated = row.check(generated, self._tokenizer.token_bytes, self._eos_token_id)
+        generated = row.check(generated, self._tokenizer, self._eos_token_id)
         if row.sequence.request.logprobs is not None:
             generated = replace(generated, logprobs=row.logprobs)
         if self._sampler is not None and row.needs_cumulative:

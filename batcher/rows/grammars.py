@@ -2,18 +2,16 @@
 
 from functools import cached_property
 
-from msgspec.structs import replace
-
 from batcher.decoding.constraints import (
     CompiledConstraint,
     ConstraintCompiler,
     constraint_source,
+    stated_source,
 )
 from batcher.decoding.healing import VocabularyIndex, heal
 from batcher.models.base import Model
 from batcher.request import Request
-
-_NO_REQUEST = Request(prompt="")
+from batcher.validation import ConstraintField
 
 
 class Grammars:
@@ -21,11 +19,13 @@ class Grammars:
 
     def __init__(self, model: Model) -> None:
         self._model = model
+        self._num_rows = 0  # that were given a constraint
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many constraints were compiled, and how often one was there already."""
-        return self._compiler.num_misses, self._compiler.num_hits
+        """How many constraints were compiled, and for how many rows one was there already."""
+        num_compiled = self._compiler.num_misses
+        return num_compiled, max(0, self._num_rows - num_compiled)
 
     @cached_property
     def vocabulary(self) -> VocabularyIndex:
@@ -41,22 +41,25 @@ class Grammars:
         model = self._model
         return ConstraintCompiler(model.tokenizer, model.vocab_size or 0, model.eos_token_id)
 
-    def check(self, field: str, value: object) -> None:
+    def check(self, field: ConstraintField, value: object) -> None:
         """Make sure that the constraint which `field` of a request states can be compiled.
 
         Raises:
             GrammarError, MissingGrammarError: it cannot.
         """
-        self.compile(replace(_NO_REQUEST, **{field: value}))
+        self._compiler.compile(stated_source(field, value))
 
-    def compile(self, request: Request) -> CompiledConstraint | None:
-        """Return the constraint of a request, None if it has none.
+    def of_row(self, request: Request) -> CompiledConstraint | None:
+        """Return the constraint of a row of `request`, None if it has none.
 
         Raises:
             GrammarError, MissingGrammarError: it cannot be compiled.
         """
         source = constraint_source(request)
-        return None if source is None else self._compiler.compile(source)
+        if source is None:
+            return None
+        self._num_rows += 1
+        return self._compiler.compile(source)
 
     def heal(self, prompt_tokens: list[int]) -> tuple[list[int], bytes]:
         """Return what the model is to read of a prompt, and the bytes to be generated anew."""

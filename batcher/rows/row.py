@@ -1,7 +1,5 @@
 """What a row has to be looked at for by itself: all but being sampled, stopped and cut."""
 
-from collections.abc import Sequence as List
-
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -9,15 +7,16 @@ from batcher.decoding.constraints import CompiledConstraint, RowConstraint
 from batcher.decoding.healing import HealingRow
 from batcher.decoding.machine import StateMachine
 from batcher.decoding.sampling.noise import row_key
-from batcher.decoding.sampling.params import sampling_params
+from batcher.decoding.sampling.params import needs_cumulative, sampling_params
 from batcher.decoding.sampling.sampler import SamplingRow
 from batcher.errors import Failure, InvariantError
-from batcher.models.base import join_bytes
+from batcher.models.base import Tokenizer, join_bytes
 from batcher.request import Request, TokenLogprob
 from batcher.rows.generated import Generated
 from batcher.rows.grammars import Grammars
 from batcher.rows.row_stream import RowStream
 from batcher.sequence import Sequence
+from batcher.validation import constraint_fields_of
 
 
 class Row(Struct, eq=False):
@@ -49,8 +48,7 @@ class Row(Struct, eq=False):
     @property
     def needs_cumulative(self) -> bool:
         """Whether its result tells the log-probability of the whole output."""
-        request = self.sequence.request
-        return request.logprobs is not None or (request.best_of or 1) > 1
+        return needs_cumulative(self.sequence.request)
 
     @property
     def may_jump(self) -> bool:
@@ -80,14 +78,14 @@ class Row(Struct, eq=False):
         )
 
     def check(
-        self, generated: Generated, token_bytes: List[bytes], eos_token_id: int | None
+        self, generated: Generated, tokenizer: Tokenizer, eos_token_id: int | None
     ) -> Generated:
         """Return an output of this row with what its grammar says of it."""
         if self.grammar is None or generated.reason == "error":
             return generated
         tokens = generated.tokens
         is_whole = tokens[-1:] == [eos_token_id]
-        output = join_bytes(tokens[:-1] if is_whole else tokens, token_bytes)
+        output = join_bytes(tokens[:-1] if is_whole else tokens, tokenizer.token_bytes)
         problem = self.grammar.verifier.broken_by(output)
         generated = replace(generated, constraint="incomplete" if problem else "complete")
         if not is_whole:
@@ -101,7 +99,7 @@ class Row(Struct, eq=False):
 def make_row(sequence: Sequence, grammars: Grammars, stream: RowStream | None) -> Row | None:
     """Return the row of a sequence that has just got its slot; None if it needs none."""
     request = sequence.request
-    grammar = grammars.compile(request)
+    grammar = grammars.of_row(request)
     constraint: RowConstraint | None = None
     if grammar is not None:
         constraint = grammar.new_row()
@@ -135,7 +133,7 @@ def sampling_row(sequence: Sequence, eos_token_id: int | None) -> SamplingRow:
         stop_token_ids=_stop_token_ids(request, eos_token_id),
         partner=partner,
         is_beam=sequence.role == "beam",
-        is_constrained=bool(sequence.healing) or sequence.has_constraint,
+        is_constrained=bool(sequence.healing or constraint_fields_of(request)),
     )
 
 

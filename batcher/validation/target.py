@@ -46,7 +46,7 @@ class Target(Struct, frozen=True):
     num_slots: int | None = None
     gives_logits: bool = True
     has_eos: bool = True
-    check_constraint: Callable[[str, object], None] | None = None
+    check_constraint: Callable[[ConstraintField, object], None] | None = None
 
 
 def num_slots_needed(request: Request) -> int:
@@ -88,7 +88,9 @@ def find_unserved(request: Request, target: Target) -> Iterator[FieldProblem]:
         yield from _find_uncompiled(field, getattr(request, field), target)
 
 
-def _find_uncompiled(name: str, constraint: object, target: Target) -> Iterator[FieldProblem]:
+def _find_uncompiled(
+    name: ConstraintField, constraint: object, target: Target
+) -> Iterator[FieldProblem]:
     if not target.has_eos:
         message = f"`{name}` needs a model that has an end-of-sequence token; this one has none"
         yield FieldProblem("unsupported-model", (name,), message)

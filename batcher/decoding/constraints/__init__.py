@@ -10,7 +10,7 @@ from batcher.decoding.constraints.compiler import (
     MissingGrammarError,
 )
 from batcher.decoding.constraints.rows import RowConstraint, allowed_tokens
-from batcher.decoding.constraints.source import ConstraintSource, constraint_source
+from batcher.decoding.constraints.source import ConstraintSource, constraint_source, stated_source
 from batcher.decoding.constraints.verification import Verifier
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "Verifier",
     "allowed_tokens",
     "constraint_source",
+    "stated_source",
 ]

@@ -88,8 +88,9 @@ class ConstraintCompiler:
 
     def _keep(self, source: ConstraintSource, known: CompiledConstraint | GrammarError) -> None:
         """Remember `known`, and forget what was used longest ago beyond the limits."""
+        if source not in self._known:  # another thread may have been sooner
+            self._num_cached_chars += len(source.text)
         self._known[source] = known
-        self._num_cached_chars += len(source.text)
         while len(self._known) > 1 and (
             len(self._known) > self._max_cached or self._num_cached_chars > self._max_cached_chars
         ):

@@ -28,14 +28,20 @@ def constraint_source(request: Request) -> ConstraintSource | None:
         GrammarError: its schema holds half of a character, which no text can.
     """
     fields = constraint_fields_of(request)
-    if not fields:
-        return None
-    stated = getattr(request, fields[0])
+    return stated_source(fields[0], getattr(request, fields[0])) if fields else None
+
+
+def stated_source(field: ConstraintField, stated: Any) -> ConstraintSource:
+    """Return the constraint that `field` of a request states.
+
+    Raises:
+        GrammarError: a schema holds half of a character, which no text can.
+    """
     text = stated if isinstance(stated, str) else canonical_json(stated)
     if not _is_text(text):
-        path = (fields[0], *_path_of_fault(stated))
+        path = (field, *_path_of_fault(stated))
         raise GrammarError(path, "a text holds half of a surrogate pair")
-    return ConstraintSource(fields[0], text)
+    return ConstraintSource(field, text)
 
 
 def canonical_json(value: object) -> str:

@@ -50,6 +50,11 @@ class SamplingParams(Struct, frozen=True, cache_hash=True, kw_only=True):
         return has_raw or self.needs_cumulative
 
 
+def needs_cumulative(request: Request) -> bool:
+    """Return whether the log-probability of the whole output is told, or ranks it."""
+    return request.logprobs is not None or (request.best_of or 1) > 1
+
+
 def sampling_params(request: Request) -> SamplingParams:
     """Return the settings of a valid `request`."""
     fields: dict[str, object] = {}
@@ -74,6 +79,6 @@ def sampling_params(request: Request) -> SamplingParams:
         min_tokens=request.min_tokens,
         cfg_scale=request.cfg_scale,
         num_logprobs=request.logprobs,
-        needs_cumulative=request.logprobs is not None or (request.best_of or 1) > 1,
+        needs_cumulative=needs_cumulative(request),
         **fields,  # type: ignore[arg-type]  # the values are those of Request's fields
     )
