@@ -1,0 +1,168 @@
+"""Fits the terms of a profile to a log of real step times, and says how far the fit is off.
+
+With c = w / f, max(w, f*T) is f * max(c, T): for a given c all terms are linear, so the fit is a
+search for c alone, around least squares.  They are of relative errors, for those are stated.
+"""
+
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from msgspec import Struct
+
+from batcher.errors import BatchdecodeError
+from batcher.timing.nonnegative import fit_nonnegative
+from batcher.timing.step_log import StepLog
+
+LEAST_STEPS = 20
+_HELD_OUT = 5  # every fifth step is held out
+_NUM_CANDIDATES = 48
+_NUM_REFINEMENTS = 24
+_STEPS_FOR_CROSSING = 4000  # as many, evenly chosen, find where w ends; all of them fit the rest
+_GOLDEN = (5**0.5 - 1) / 2
+_DIGITS = 4  # more than a log can tell, fewer than what arithmetic differs in between machines
+_MS = 1000.0
+
+Terms = dict[str, float]
+
+
+class FitErrors(Struct, frozen=True, kw_only=True):
+    """How far a fit is off: shares of the real time of a step.
+
+    mape: the mean.  p95: what 95 % of the steps are within.  r2: the share of the variance that is
+    explained.  held_out_mape: the mean over every fifth step, with a fit to all others.
+    """
+
+    num_steps: int
+    mape: float
+    p95: float
+    r2: float
+    held_out_mape: float
+
+    def describe(self) -> str:
+        """Return it as a person reads it."""
+        return (
+            f"MAPE {self.mape:.2%}, p95 {self.p95:.2%}, R2 {self.r2:.4f}, held out "
+            f"{self.held_out_mape:.2%}; {self.num_steps:,} steps"
+        ).replace("%", " %")
+
+
+class Fit(Struct, frozen=True):
+    """The terms of a profile in milliseconds, how far they are off, and what the log left open."""
+
+    terms: Terms
+    errors: FitErrors
+    notes: list[str]
+
+
+def fit_steps(log: StepLog, name: str) -> Fit:
+    """Return the profile that fits a log of steps best; `name` is that of its file.
+
+    Raises:
+        BatchdecodeError: it has too few steps.
+    """
+    if log.num_steps < LEAST_STEPS:
+        raise BatchdecodeError(f"{name}: {log.num_steps} steps are too few: {LEAST_STEPS} at least")
+    held_out = np.arange(log.num_steps) % _HELD_OUT == _HELD_OUT - 1
+    others = fit_terms(log.part(~held_out))
+    terms = fit_terms(log)
+    off = relative_errors(terms, log)
+    left = (predicted_seconds(terms, log) - log.seconds) ** 2
+    spread = (log.seconds - log.seconds.mean()) ** 2
+    errors = FitErrors(
+        num_steps=log.num_steps,
+        mape=float(off.mean()),
+        p95=float(np.quantile(off, 0.95)),
+        r2=1 - float(left.sum() / spread.sum()) if np.ptp(log.seconds) else 1.0,
+        held_out_mape=float(relative_errors(others, log.part(held_out)).mean()),
+    )
+    return Fit(terms, errors, _open_questions(log))
+
+
+def predicted_seconds(terms: Terms, log: StepLog) -> Any:
+    """Return what the terms say of each step: [steps] float64."""
+    milliseconds = (
+        terms["t0"]
+        + np.maximum(terms["w"], terms["f"] * log.num_tokens)
+        + terms["g"] * log.num_sequences
+        + (terms["d"] + terms["h"] * (log.prefill_work > 0)) * log.kv_read
+        + terms["e"] / 2 * log.prefill_work
+    )
+    return milliseconds / _MS
+
+
+def relative_errors(terms: Terms, log: StepLog) -> Any:
+    """Return how far the terms are off at each step, as a share of its time: [steps] float64."""
+    return np.abs(predicted_seconds(terms, log) / log.seconds - 1)
+
+
+def fit_terms(log: StepLog) -> Terms:
+    """Return the terms, in milliseconds, with the least squares of relative errors."""
+    every = -(-log.num_steps // _STEPS_FOR_CROSSING)
+    some = log.part(slice(None, None, every))
+    crossing = _least(lambda place: _fit(some, place)[1], _candidates(some.num_tokens))
+    t0, f, g, d, h, e = (_fit(log, crossing)[0] * _MS).tolist()
+    terms = {"t0": t0, "w": f * crossing, "f": f, "g": g, "d": d, "h": h, "e": e}
+    return {term: float(f"{value:.{_DIGITS}g}") for term, value in terms.items()}
+
+
+def _fit(log: StepLog, crossing: float) -> tuple[Any, float]:
+    """Return all terms but w [6], in seconds, if w ends at so many tokens; and the loss."""
+    columns = np.column_stack(
+        [
+            np.ones(log.num_steps),
+            np.maximum(crossing, log.num_tokens),
+            log.num_sequences,
+            log.kv_read,
+            log.kv_read * (log.prefill_work > 0),
+            log.prefill_work / 2,
+        ]
+    )
+    return fit_nonnegative(columns / log.seconds[:, None], np.ones(log.num_steps))
+
+
+def _candidates(num_tokens: Any) -> list[float]:
+    """Return places where the floor of a step could end, in order, from 0 on."""
+    shares = np.linspace(0, 1, _NUM_CANDIDATES)
+    return [0.0, *np.unique(np.quantile(num_tokens, shares)).tolist()]
+
+
+def _least(loss: Callable[[float], float], places: list[float]) -> float:
+    """Return where `loss` is least: the best of `places`, or better ones around it."""
+    losses = [loss(place) for place in places]
+    best = min(range(len(places)), key=losses.__getitem__)
+    around = places[max(best - 1, 0) : best + 2]
+    refined = [_golden(loss, low, high) for low, high in pairwise(around)]
+    return min([places[best], *refined], key=loss)
+
+
+def _golden(loss: Callable[[float], float], low: float, high: float) -> float:
+    """Return where `loss` is least between two places, by golden sections."""
+    left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
+    at_left, at_right = loss(left), loss(right)
+    for _ in range(_NUM_REFINEMENTS):
+        if at_left <= at_right:
+            high, right, at_right = right, left, at_left
+            left = high - _GOLDEN * (high - low)
+            at_left = loss(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + _GOLDEN * (high - low)
+            at_right = loss(right)
+    return left if at_left <= at_right else right
+
+
+def _open_questions(log: StepLog) -> list[str]:
+    """Return what the log cannot tell, whatever fits."""
+    notes = []
+    has_prefill = log.prefill_work > 0
+    if not has_prefill.any():
+        notes.append("no step computes a prompt: t0 + w, g and d are known, f, h and e are guesses")
+    elif not (has_prefill & (log.kv_read > 0)).any():
+        notes.append("no step computes prompts while others decode: h is a guess")
+    if has_prefill.all():
+        notes.append("no step only decodes: w and d are guesses")
+    if np.ptp(log.num_sequences) == 0:
+        notes.append("all steps have as many sequences: g cannot be told from t0")
+    return notes

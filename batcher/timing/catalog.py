@@ -1,0 +1,155 @@
+"""Named records in YAML: those that come with the project, and those in a file of a user's.
+
+Rule: whatever a record does not know, lacks or cannot be is an error that says what is allowed.
+"""
+
+import re
+from difflib import get_close_matches
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+import yaml
+
+from batcher.errors import BatchdecodeError
+
+R = TypeVar("R", bound=msgspec.Struct)
+
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e9, description="a number from 0 to 1e9")]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9, description="a number above 0, up to 1e9")]
+Count = Annotated[int, msgspec.Meta(ge=1, le=2**40, description="a whole number of at least 1")]
+OptionalCount = Annotated[
+    Annotated[int, msgspec.Meta(ge=1, le=2**40)] | None,
+    msgspec.Meta(description="a whole number of at least 1, or null"),
+]
+Flag = Annotated[bool, msgspec.Meta(description="true or false")]
+Text = Annotated[str, msgspec.Meta(description="text, in quotes if need be")]
+OptionalText = Annotated[str | None, msgspec.Meta(description="text, or null")]
+
+_MAX_SHOWN = 40  # characters of a wrong value
+
+
+class CatalogError(BatchdecodeError):
+    """A file of records, or one of its records, that cannot be used."""
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """Reads YAML in which no mapping has a key twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - as yaml has it
+        """Return the mapping of `node`.
+
+        Raises:
+            yaml.MarkedYAMLError: a key stands twice in it.
+        """
+        lines: dict[Any, int] = {}
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.MarkedYAMLError(problem="expected a name", problem_mark=key.start_mark)
+            line = key.start_mark.line + 1
+            if lines.setdefault(key.value, line) != line:
+                problem = f"{key.value} is there in line {lines[key.value]} already"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+        return super().construct_mapping(node, deep=deep)
+
+
+_UniqueKeyLoader.add_implicit_resolver(  # 5e-6, which is a number everywhere but in YAML 1.1
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+@cache
+def shipped(file: str) -> dict[str, Any]:
+    """Return what a YAML file of this package holds."""
+    return _loaded(files("batcher.timing").joinpath(file).read_text("utf-8"), file)
+
+
+def read_mapping(path: str) -> dict[str, Any]:
+    """Return what the YAML or JSON file of a user holds, with names for keys.
+
+    Raises:
+        CatalogError: it cannot be read, or is something else.
+    """
+    try:
+        text = Path(path).read_text("utf-8-sig")
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise CatalogError(f"cannot read {path}: {reason}") from None
+    return _loaded(text, path)
+
+
+def _loaded(text: str, place: str) -> dict[str, Any]:
+    """Return what a text holds, with names for keys; it is JSON if `place` says so, else YAML.
+
+    Raises:
+        CatalogError: it holds something else.
+    """
+    try:
+        if place.endswith(".json"):
+            content = msgspec.json.decode(text)
+        else:
+            content = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - a SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f"{place}:{mark.line + 1}:{mark.column + 1}" if mark else place
+        raise CatalogError(f"{where}: {error.problem}") from None
+    except RecursionError:
+        raise CatalogError(f"{place}: nested too deeply") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise CatalogError(f"{place}: {error}") from None
+    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
+        raise CatalogError(f"{place}: expected names, each with what belongs to it")
+    return content
+
+
+def find(name: str, records: dict[str, Any], kind: str) -> Any:
+    """Return the one of `records` that has this name.
+
+    Raises:
+        CatalogError: there is none; it lists those that exist.
+    """
+    if name in records:
+        return records[name]
+    close = get_close_matches(name, records, n=1, cutoff=0.5)
+    hint = f" (did you mean {close[0]}?)" if close else ""
+    raise CatalogError(f"unknown {kind} {name}{hint}; known: {', '.join(records)}")
+
+
+def as_record(values: Any, record: type[R], place: str) -> R:
+    """Return `values` as a record; `place` says in messages where they stand.
+
+    Raises:
+        CatalogError: a field is unknown, missing, or not what it can be.
+    """
+    fields = {field.name: field for field in msgspec.structs.fields(record)}
+    if not isinstance(values, dict):
+        raise CatalogError(f"{place}: expected {', '.join(fields)}, each with a value")
+    for key in values:
+        if key not in fields:
+            close = get_close_matches(str(key), fields, n=1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            raise CatalogError(f"{place}: unknown field {key}{hint}; allowed: {', '.join(fields)}")
+    missing = [name for name, field in fields.items() if field.required and name not in values]
+    if missing:
+        needed = ", ".join(name for name, field in fields.items() if field.required)
+        raise CatalogError(f"{place}: {', '.join(missing)} missing; needed are {needed}")
+    return record(**{name: _value(fields[name], v, place) for name, v in values.items()})
+
+
+def _value(field: Any, value: Any, place: str) -> Any:
+    """Return the value of one field, whose type says in a description what it can be.
+
+    Raises:
+        CatalogError: it cannot be that.
+    """
+    try:
+        return msgspec.convert(value, field.type)
+    except msgspec.ValidationError:
+        (meta,) = field.type.__metadata__
+        shown = repr(value)
+        shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}…"
+        raise CatalogError(
+            f"{place}: {field.name}: expected {meta.description}, not {shown}"
+        ) from None

@@ -1,0 +1,210 @@
+"""The step times: constant, the seven terms of a profile, and the roofline of a GPU.
+
+Rule: all of them count in whole ticks, so the closed forms are exactly the sums.
+"""
+
+import sys
+from decimal import Decimal
+from typing import Any
+
+from batcher.timing.ramps import least_steps, sum_of_ramp
+from batcher.timing.step_time import TICKS_PER_SECOND
+
+TICKS_PER_MILLISECOND = TICKS_PER_SECOND // 1000
+
+
+def whole_ticks(amount: float, ticks_per_unit: int) -> int:
+    """Return `amount` units, as its decimal digits say it, in ticks."""
+    return round(Decimal(repr(amount)) * ticks_per_unit)
+
+
+class ConstantStepTime:
+    """Every step takes `seconds`, at least a tick."""
+
+    __slots__ = ("_seconds", "_ticks")
+
+    name = "constant"
+
+    def __init__(self, seconds: float = 1.0) -> None:
+        self._seconds = seconds
+        self._ticks = max(whole_ticks(seconds, TICKS_PER_SECOND), 1)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The seconds of a step."""
+        return {"seconds": self._seconds}
+
+    def ticks(
+        self,
+        num_tokens: int,  # noqa: ARG002 - as all step times
+        num_sequences: int,  # noqa: ARG002 - as above
+        kv_read: int,  # noqa: ARG002 - as above
+        prefill_work: int,  # noqa: ARG002 - as above
+    ) -> int:
+        """Return how long a step takes."""
+        return self._ticks
+
+    def ticks_of_decodes(self, num_sequences: int, kv_read: int, num_steps: int) -> int:  # noqa: ARG002 - as above
+        """Return the sum over `num_steps` steps."""
+        return num_steps * self._ticks
+
+    def num_decodes_until(self, num_sequences: int, kv_read: int, ticks: int) -> int:  # noqa: ARG002 - as above
+        """Return the least number of steps that take `ticks` together."""
+        return -(-ticks // self._ticks)
+
+
+class ProfileStepTime:
+    """A step takes t0 + max(w, f*T) + g*n + (d + h*[prefill])*kv_read + e/2*prefill_work.
+
+    T: the tokens of the step.  n: its sequences.  The terms are given in milliseconds.
+    """
+
+    __slots__ = (
+        "_base",
+        "_half_per_work",
+        "_least",
+        "_most_tokens_of_least",
+        "_name",
+        "_per_kv",
+        "_per_kv_with_prefill",
+        "_per_sequence",
+        "_per_token",
+        "_terms",
+    )
+
+    def __init__(self, name: str, terms: dict[str, float]) -> None:
+        self._name, self._terms = name, dict(terms)
+        ticks = {term: whole_ticks(amount, TICKS_PER_MILLISECOND) for term, amount in terms.items()}
+        self._base, self._least = ticks["t0"], ticks["t0"] + ticks["w"]
+        self._per_token, self._per_sequence = ticks["f"], ticks["g"]
+        # f*T <= w, without the product: most steps are so
+        self._most_tokens_of_least = ticks["w"] // ticks["f"] if ticks["f"] else sys.maxsize
+        self._per_kv = ticks["d"]
+        self._per_kv_with_prefill = ticks["d"] + ticks["h"]
+        self._half_per_work = whole_ticks(terms["e"], TICKS_PER_MILLISECOND // 2)
+
+    @property
+    def name(self) -> str:
+        """The name of the profile."""
+        return self._name
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Its terms, in milliseconds."""
+        return dict(self._terms)
+
+    def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
+        """Return how long a step takes."""
+        if num_tokens <= self._most_tokens_of_least:
+            common = self._least + num_sequences * self._per_sequence
+        else:
+            common = self._base + num_tokens * self._per_token + num_sequences * self._per_sequence
+        if prefill_work:
+            return common + kv_read * self._per_kv_with_prefill + prefill_work * self._half_per_work
+        return common + kv_read * self._per_kv
+
+    def ticks_of_decodes(self, num_sequences: int, kv_read: int, num_steps: int) -> int:
+        """Return the sum over `num_steps` steps in which so many rows decode, and nothing else."""
+        first = self.ticks(num_sequences, num_sequences, kv_read, 0)
+        return sum_of_ramp(first, num_sequences * self._per_kv, num_steps)
+
+    def num_decodes_until(self, num_sequences: int, kv_read: int, ticks: int) -> int:
+        """Return the least number of such steps that take `ticks` together."""
+        first = self.ticks(num_sequences, num_sequences, kv_read, 0)
+        return least_steps(first, num_sequences * self._per_kv, ticks)
+
+
+class RooflineStepTime:
+    """A step takes what its arithmetic takes, or its memory traffic, whichever is more.
+
+    compute: ticks for each token, sequence, cached token read and unit of prefill_work.
+    memory: ticks for the weights (at least one), each token and each cached token read.
+    """
+
+    __slots__ = ("_compute", "_memory", "_name", "_settings")
+
+    def __init__(
+        self,
+        name: str,
+        settings: dict[str, Any],
+        compute: tuple[int, int, int, int],
+        memory: tuple[int, int, int],
+    ) -> None:
+        self._name, self._settings = name, settings
+        self._compute, self._memory = compute, memory
+
+    @property
+    def name(self) -> str:
+        """What it was made of: roofline:MODEL:GPU:TP."""
+        return self._name
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The shape of the model, the data sheet of the GPU, and how many of them there are."""
+        return self._settings
+
+    def compute_ticks(
+        self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int
+    ) -> int:
+        """Return how long the arithmetic of a step takes."""
+        per_token, per_sequence, per_kv, per_work = self._compute
+        return (
+            num_tokens * per_token
+            + num_sequences * per_sequence
+            + kv_read * per_kv
+            + prefill_work * per_work
+        )
+
+    def memory_ticks(self, num_tokens: int, kv_read: int) -> int:
+        """Return how long the memory traffic of a step takes."""
+        weights, per_token, per_kv = self._memory
+        return weights + num_tokens * per_token + kv_read * per_kv
+
+    def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
+        """Return how long a step takes."""
+        per_token, per_sequence, per_kv, per_work = self._compute
+        compute = (
+            num_tokens * per_token
+            + num_sequences * per_sequence
+            + kv_read * per_kv
+            + prefill_work * per_work
+        )
+        weights, per_token, per_kv = self._memory
+        memory = weights + num_tokens * per_token + kv_read * per_kv
+        return compute if compute > memory else memory  # noqa: FURB136 - max() takes twice as long
+
+    def ticks_of_decodes(self, num_sequences: int, kv_read: int, num_steps: int) -> int:
+        """Return the sum over `num_steps` steps in which so many rows decode, and nothing else."""
+        (first, slope), (then, steeper), crossing = self._ramps(num_sequences, kv_read)
+        if crossing is None or num_steps <= crossing:
+            return sum_of_ramp(first, slope, num_steps)
+        return sum_of_ramp(first, slope, crossing) + sum_of_ramp(
+            then + steeper * crossing, steeper, num_steps - crossing
+        )
+
+    def num_decodes_until(self, num_sequences: int, kv_read: int, ticks: int) -> int:
+        """Return the least number of such steps that take `ticks` together."""
+        (first, slope), (then, steeper), crossing = self._ramps(num_sequences, kv_read)
+        if crossing is None:
+            return least_steps(first, slope, ticks)
+        before = sum_of_ramp(first, slope, crossing)
+        if before >= ticks:
+            return least_steps(first, slope, ticks)
+        return crossing + least_steps(then + steeper * crossing, steeper, ticks - before)
+
+    def _ramps(
+        self, num_sequences: int, kv_read: int
+    ) -> tuple[tuple[int, int], tuple[int, int], int | None]:
+        """Return the ramp that is the higher one at first, the other, and where that overtakes it.
+
+        The last is None if it never does.
+        """
+        compute = (
+            self.compute_ticks(num_sequences, num_sequences, kv_read, 0),
+            num_sequences * self._compute[2],
+        )
+        memory = self.memory_ticks(num_sequences, kv_read), num_sequences * self._memory[2]
+        higher, lower = (compute, memory) if compute[0] > memory[0] else (memory, compute)
+        if lower[1] <= higher[1]:
+            return higher, lower, None
+        return higher, lower, (higher[0] - lower[0]) // (lower[1] - higher[1]) + 1

@@ -1,0 +1,118 @@
+"""Profiles: how long a step of a real engine takes, in seven terms, and where they come from."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from batcher.timing.catalog import (
+    Amount,
+    CatalogError,
+    Count,
+    OptionalCount,
+    OptionalText,
+    Text,
+    as_record,
+    find,
+    read_mapping,
+    shipped,
+)
+from batcher.timing.formulas import ProfileStepTime
+
+TERMS = ("t0", "w", "f", "g", "d", "h", "e")
+YAML_SUFFIXES = (".yaml", ".yml")
+
+
+class Profile(Struct, frozen=True, kw_only=True):
+    """What a step takes, in milliseconds; see ProfileStepTime, and docs/timing.md for each term.
+
+    hardware, model: names of hardware.yaml and models.yaml, or of something not there.
+    tensor_parallel: the GPUs that share the work.  kv_tokens: how many tokens the engine had room
+    for.  error: how far it is from what was measured.
+    """
+
+    t0: Amount
+    w: Amount
+    f: Amount
+    g: Amount
+    d: Amount
+    h: Amount
+    e: Amount
+    hardware: OptionalText = None
+    model: OptionalText = None
+    tensor_parallel: Count = 1
+    kv_tokens: OptionalCount = None
+    error: Text = "not stated"
+    source: Text = "not stated"
+
+    @property
+    def terms(self) -> dict[str, float]:
+        """The terms by their names."""
+        return {term: getattr(self, term) for term in TERMS}
+
+    def step_time(self, name: str) -> ProfileStepTime:
+        """Return the step time that a profile of this name stands for."""
+        return ProfileStepTime(name, self.terms)
+
+
+@cache
+def shipped_profiles() -> dict[str, Profile]:
+    """Return the profiles that come with the project, by name."""
+    return _as_profiles(shipped("profiles.yaml"), "profiles.yaml")
+
+
+def read_profiles(path: str) -> dict[str, Profile]:
+    """Return the profiles of a YAML file by name; one that stands alone has that of the file.
+
+    Raises:
+        CatalogError: the file cannot be read, or one of its profiles is none.
+    """
+    content = read_mapping(path)
+    if any(isinstance(value, dict) for value in content.values()):
+        return _as_profiles(content, path)
+    name = Path(path).stem
+    return _as_profiles({name: content}, path)
+
+
+def is_file(text: str) -> bool:
+    """Return whether `text` names a file of profiles, and none of them."""
+    return text.endswith(YAML_SUFFIXES)
+
+
+def load_profile(text: str) -> tuple[str, Profile]:
+    """Return the name and the profile that `text` names: a shipped one, FILE.yaml, FILE.yaml:NAME.
+
+    Raises:
+        CatalogError: there is none, or a file has several and none is named.
+    """
+    path, colon, name = text.rpartition(":")
+    if not colon or not is_file(path):
+        path, name = text, ""
+    if not is_file(path):
+        return text, find(text, shipped_profiles(), "profile")
+    profiles = read_profiles(path)
+    if name:
+        return name, find(name, profiles, f"profile in {path}:")
+    if len(profiles) != 1:
+        raise CatalogError(f"{path} has {len(profiles)} profiles: {path}:NAME; {_names(profiles)}")
+    return next(iter(profiles.items()))
+
+
+def _as_profiles(content: dict[str, Any], place: str) -> dict[str, Profile]:
+    """Return what a file holds as profiles.
+
+    Raises:
+        CatalogError: something in it is none.
+    """
+    profiles = {}
+    for name, values in content.items():
+        profile = as_record(values, Profile, f"{place}: profile {name}")
+        if not profile.step_time(name).ticks(1, 1, 0, 0):
+            raise CatalogError(f"{place}: profile {name}: t0, w, f and g are 0: a step takes time")
+        profiles[name] = profile
+    return profiles
+
+
+def _names(profiles: dict[str, Profile]) -> str:
+    return f"known: {', '.join(profiles)}"

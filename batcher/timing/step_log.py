@@ -1,0 +1,109 @@
+"""Logs of real step times: JSON lines that say what each step computed and how long it took."""
+
+from array import array
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+from msgspec import Meta, Struct
+
+from batcher.errors import BatchdecodeError
+
+Positive = Annotated[int, Meta(ge=1, le=2**40)]
+NotNegative = Annotated[int, Meta(ge=0, le=2**53)]  # as far as floats are exact
+
+_FIELDS = "num_tokens, num_sequences, kv_read, seconds, prefill_work or chunks, and maybe time"
+_NUM_COLUMNS = 5
+
+
+class StepLine(Struct, frozen=True, forbid_unknown_fields=True):
+    """A line of a log: one step; see StepTime for the first four.
+
+    chunks: [context, tokens] of each prompt that was computed, in place of prefill_work.
+    seconds: how long it took.  time: when it began.
+    """
+
+    num_tokens: Positive
+    num_sequences: Positive
+    kv_read: NotNegative
+    seconds: Annotated[float, Meta(gt=0, le=1e6)]
+    prefill_work: NotNegative | None = None
+    chunks: list[tuple[NotNegative, Positive]] | None = None
+    time: float | None = None
+
+    @property
+    def work(self) -> int:
+        """The prefill_work, given or counted."""
+        if self.chunks is None:
+            return self.prefill_work or 0
+        return sum(tokens * (2 * context + tokens) for context, tokens in self.chunks)
+
+
+class StepLog(Struct, frozen=True):
+    """Steps as columns [steps] float64: what they computed, and how long they took."""
+
+    num_tokens: Any
+    num_sequences: Any
+    kv_read: Any
+    prefill_work: Any
+    seconds: Any
+
+    @property
+    def num_steps(self) -> int:
+        """How many there are."""
+        return len(self.seconds)
+
+    def part(self, chosen: Any) -> "StepLog":
+        """Return the steps that a slice, or a mask [steps] bool, chooses."""
+        columns = (self.num_tokens, self.num_sequences, self.kv_read, self.prefill_work)
+        return StepLog(*(column[chosen] for column in (*columns, self.seconds)))
+
+
+def read_step_log(lines: Iterable[tuple[int, bytes]], name: str) -> StepLog:
+    """Return the steps of a log, given as (line number, line); `name` is that of the file.
+
+    Raises:
+        BatchdecodeError: a line is no step, contradicts itself, or begins before the one above it.
+    """
+    decoder = msgspec.json.Decoder(StepLine)
+    values = array("d")
+    last = float("-inf")
+    for number, text in lines:
+        try:
+            line = decoder.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BatchdecodeError(f"{name}:{number}: {_fault(error)}; fields: {_FIELDS}") from None
+        if fault := _contradiction(line, last):
+            raise BatchdecodeError(f"{name}:{number}: {fault}")
+        last = last if line.time is None else line.time
+        values.extend((line.num_tokens, line.num_sequences, line.kv_read, line.work, line.seconds))
+    table = np.frombuffer(values).reshape(-1, _NUM_COLUMNS) if values else np.empty((0, 5))
+    return StepLog(*np.ascontiguousarray(table.T))
+
+
+def _fault(error: Exception) -> str:
+    """Return what msgspec says of a line, as the end of a sentence."""
+    text = str(error).replace(" - at `$.", " at `")
+    return text[:1].lower() + text[1:]
+
+
+def _contradiction(line: StepLine, last: float) -> str | None:
+    """Return what is wrong with a line whose values are each allowed; None if nothing is."""
+    if (line.prefill_work is None) == (line.chunks is None):
+        return "one of prefill_work and chunks is needed, and only one"
+    if line.time is not None and line.time < last:
+        return f"time goes back from {last:g} to {line.time:g}"
+    if line.num_sequences > line.num_tokens:
+        return (
+            f"num_sequences {line.num_sequences} with num_tokens {line.num_tokens}: "
+            "each sequence computes a token at least"
+        )
+    if line.num_tokens > line.num_sequences and not line.work:
+        return (
+            f"num_tokens {line.num_tokens} of {line.num_sequences} sequences, but no prompt: "
+            "a sequence that decodes computes one token"
+        )
+    if line.chunks is not None and sum(tokens for _, tokens in line.chunks) > line.num_tokens:
+        return f"chunks have more than the {line.num_tokens} of num_tokens"
+    return None

@@ -1,0 +1,120 @@
+"""`batchdecode calibrate`: fits a profile to a log of real times, and states its error."""
+
+import os
+from typing import Annotated, Any
+
+import typer
+
+from cli.commands.arguments import OUTPUT, none_for_stdout
+
+PROFILE, REQUESTS = "Profile", "For a log of requests"
+MAX_COUNT = 2**31 - 1
+
+
+def _count(metavar: str, text: str) -> Any:
+    """Return an option that is a count, and is for logs of requests only."""
+    return typer.Option(
+        min=1,
+        max=MAX_COUNT,
+        metavar=metavar,
+        help=text,
+        show_default=False,
+        rich_help_panel=REQUESTS,
+    )
+
+
+def calibrate(
+    context: typer.Context,
+    log: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="LOG",
+            help="Steps, or requests, one JSON object per line: a file, a .gz file, or -.",
+        ),
+    ] = None,
+    *,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="What the profile is called.  [default: the name of LOG]",
+            show_default=False,
+            rich_help_panel=PROFILE,
+        ),
+    ] = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option(
+            metavar="GPU", help="The GPU it was measured on, to check it.", rich_help_panel=PROFILE
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL", help="The model that ran, to check it.", rich_help_panel=PROFILE
+        ),
+    ] = None,
+    tensor_parallel: Annotated[
+        int,
+        typer.Option(
+            min=1, max=1024, metavar="N", help="GPUs that shared it.", rich_help_panel=PROFILE
+        ),
+    ] = 1,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PROFILE",
+            help="What the search begins with.  [default: the roofline of --hardware, --model]",
+            show_default=False,
+            rich_help_panel=REQUESTS,
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None, _count("N", "Requests that were run at once.  [default: 256]")
+    ] = None,
+    kv_blocks: Annotated[
+        int | None, _count("N", "Blocks of KV memory there were.  [default: no limit]")
+    ] = None,
+    max_batch_tokens: Annotated[
+        int | None, _count("N", "Tokens of a step at most.  [default: no limit]")
+    ] = None,
+    tries: Annotated[int | None, _count("N", "Simulations at most.  [default: 200]")] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="Where the profile goes, as YAML.  [default: stdout]",
+            callback=none_for_stdout,
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+) -> None:
+    """Fit a profile to a log of real times, of steps or of requests, and state its error."""
+    if log is None and os.isatty(0):
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(2)
+    from cli.timing.calibrate import (  # noqa: PLC0415 - numpy
+        Calibration,
+        RunOfRequests,
+        write_profile,
+    )
+
+    write_profile(
+        Calibration(
+            log=log,
+            name=name,
+            hardware=hardware,
+            model=model,
+            tensor_parallel=tensor_parallel,
+            output=output,
+            run=RunOfRequests(
+                batch=batch,
+                kv_blocks=kv_blocks,
+                max_batch_tokens=max_batch_tokens,
+                start=start,
+                tries=tries,
+            ),
+        )
+    )

@@ -1,0 +1,1 @@
+"""The profiles and calibrate commands: step times shown, checked, and fitted to logs."""

@@ -1,0 +1,199 @@
+"""`batchdecode calibrate`: from a log of steps or requests to a YAML file with a profile."""
+
+from collections.abc import Iterable
+from contextlib import nullcontext
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+from msgspec import Struct
+
+from batcher.errors import BatchdecodeError
+from batcher.settings import SchedulingSettings
+from batcher.simulation.fitting import MAX_TRIES, fit_requests
+from batcher.simulation.request_log import MARK, read_request_log
+from batcher.timing.calibration import fit_steps
+from batcher.timing.physics import check_physics
+from batcher.timing.profiles import Profile, is_file, load_profile
+from batcher.timing.roofline import load_gpu, load_model_shape
+from batcher.timing.step_log import read_step_log
+from batcher.timing.term_search import roofline_profile
+from cli.running.intake import numbered, open_input
+from cli.running.output import open_sink, stdout_sink
+from cli.running.problems import say
+from cli.screen.cells import counted, printable
+from cli.timing.report import physics_of
+
+DEFAULT_SLOTS = 256
+OPEN_IN_REQUESTS = "requests tell of sums of steps: other terms may fit as well; steps tell more"
+_DEFAULT_NAME = "calibrated"
+
+
+class RunOfRequests(Struct, frozen=True, kw_only=True):
+    """How the requests of a log were run, and how to search; None where not given."""
+
+    batch: int | None = None
+    kv_blocks: int | None = None
+    max_batch_tokens: int | None = None
+    start: str | None = None
+    tries: int | None = None
+
+    @property
+    def given(self) -> list[str]:
+        """The names of those that were given."""
+        return [name for name in self.__struct_fields__ if getattr(self, name) is not None]
+
+    @property
+    def num_slots(self) -> int:
+        """How many requests were run at once at most."""
+        return self.batch or DEFAULT_SLOTS
+
+    @property
+    def num_tries(self) -> int:
+        """How many profiles are tried at most."""
+        return self.tries or MAX_TRIES
+
+    def settings(self) -> SchedulingSettings:
+        """Return what decided the schedule."""
+        return SchedulingSettings(
+            kv_blocks=self.kv_blocks, max_batch_tokens=self.max_batch_tokens
+        )
+
+
+class Calibration(Struct, frozen=True, kw_only=True):
+    """The options of `batchdecode calibrate`; docs/timing.md says what each one means."""
+
+    log: str | None
+    name: str | None
+    hardware: str | None
+    model: str | None
+    tensor_parallel: int
+    output: str | None
+    run: RunOfRequests = RunOfRequests()
+
+
+def write_profile(options: Calibration) -> None:
+    """Carry out `batchdecode calibrate`.
+
+    Raises:
+        BatchdecodeError: the log cannot be used, or an option cannot be.
+        WriteError: the profile cannot be written.
+    """
+    _check(options)
+    with open_input(options.log, nullcontext) as source:
+        lines = numbered(source.lines())
+        head = list(islice(lines, 1))
+        fit = _fit_steps
+        if head and MARK in head[0][1]:
+            fit = _fit_requests
+        known, summary = fit(options, chain(head, lines), source.name)
+        say(source.take_notes() + summary)
+    sink = stdout_sink() if options.output is None else open_sink(options.output)
+    stated = {key: value for key, value in known.items() if value is not None}
+    text = yaml.safe_dump({_name(options): stated}, sort_keys=False, allow_unicode=True, width=100)
+    sink.write(text.encode())
+    sink.close()
+
+
+def _fit_steps(
+    options: Calibration, lines: Iterable[tuple[int, bytes]], name: str
+) -> tuple[dict[str, Any], str]:
+    """Return the fields of the profile that fits a log of steps, and what is said of it.
+
+    Raises:
+        BatchdecodeError: the log cannot be used, or an option is for logs of requests.
+    """
+    if options.run.given:
+        given = ", ".join(f"--{field.replace('_', '-')}" for field in options.run.given)
+        raise BatchdecodeError(f"{name} is a log of steps; for a log of requests only: {given}")
+    log = read_step_log(lines, name)
+    fit = fit_steps(log, name)
+    known = {
+        **fit.terms,
+        "hardware": options.hardware,
+        "model": options.model,
+        "tensor_parallel": options.tensor_parallel,
+        "error": fit.errors.describe(),
+        "source": f"fitted to {counted(log.num_steps, 'step')} of {Path(name).name}",
+    }
+    count = counted(fit.errors.num_steps, "step")
+    profile = msgspec.convert(known, Profile)
+    rows = [("error", fit.errors.describe()), *(("open", note) for note in fit.notes)]
+    return known, _summary(f"{printable(name)}: {count}", profile, rows)
+
+
+def _fit_requests(
+    options: Calibration, lines: Iterable[tuple[int, bytes]], name: str
+) -> tuple[dict[str, Any], str]:
+    """Return the fields of the profile that fits a log of requests, and what is said of it.
+
+    Raises:
+        BatchdecodeError: the log cannot be used, or there is no profile to start from.
+    """
+    run, log = options.run, read_request_log(lines, name)
+    start = _start(options)
+    fit = fit_requests(log, run.num_slots, run.settings(), start, run.num_tries)
+    source = f"fitted to the times of {counted(len(log), 'request')} of {Path(name).name}"
+    known = {
+        **fit.profile.terms,
+        "hardware": options.hardware or start.hardware,
+        "model": options.model or start.model,
+        "tensor_parallel": options.tensor_parallel,
+        "error": fit.describe(),
+        "source": source,
+    }
+    count = f"{counted(len(log), 'request')}, {counted(fit.num_tries, 'simulation')}"
+    profile = msgspec.convert(known, Profile)
+    rows = [("error", fit.describe()), ("open", OPEN_IN_REQUESTS)]
+    return known, _summary(f"{printable(name)}: {count}", profile, rows)
+
+
+def _start(options: Calibration) -> Profile:
+    """Return the profile that a search begins with.
+
+    Raises:
+        BatchdecodeError: none is named, nor what a roofline can be made of.
+    """
+    if options.run.start is not None:
+        return load_profile(options.run.start)[1]
+    if options.hardware is None or options.model is None:
+        raise BatchdecodeError(
+            "the times of requests are fitted by a search: name the profile it begins with "
+            "(--start PROFILE), or --hardware and --model for a roofline"
+        )
+    shape, gpu = load_model_shape(options.model), load_gpu(options.hardware)
+    return roofline_profile(shape, gpu, options.tensor_parallel)
+
+
+def _check(options: Calibration) -> None:
+    """Make sure, before the log is read, that the options can be used.
+
+    Raises:
+        BatchdecodeError: one cannot be.
+    """
+    if options.hardware is not None:
+        load_gpu(options.hardware)
+    if options.model is not None:
+        load_model_shape(options.model)
+    if options.output is not None and not is_file(options.output):
+        raise BatchdecodeError(f"--output {options.output}: profiles are in .yaml or .yml files")
+
+
+def _name(options: Calibration) -> str:
+    if options.name is not None:
+        return options.name
+    stem = Path(options.log or "-").name.partition(".")[0]
+    return _DEFAULT_NAME if stem in ("", "-") else stem
+
+
+def _summary(title: str, profile: Profile, rows: list[tuple[str, str]]) -> str:
+    """Return what a person should know of a fit; `rows`: its error, and what else is to be said."""
+    physics = physics_of(check_physics(profile))
+    terms = "  ".join(f"{term} {value:g}" for term, value in profile.terms.items())
+    error, *notes = rows
+    verdict = f"{physics.verdict}: {physics.reason}" if physics.reason else physics.verdict
+    shown = [("terms", f"{terms}  (ms)"), error, ("physics", verdict), *notes]
+    lines = [title, *(f"  {name:<10}{text}" for name, text in shown)]
+    return "".join(f"{line}\n" for line in lines)

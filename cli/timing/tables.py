@@ -1,0 +1,120 @@
+"""Step times as people read them: a list of profiles, or one with what it predicts."""
+
+from collections.abc import Sequence
+
+from cli.screen.cells import printable
+from cli.timing.report import StepTimeReport
+
+_TO_UNITS = {"t0": 1.0, "w": 1.0, "f": 1e3, "g": 1e3, "d": 1e6, "h": 1e6, "e": 1e6}
+_HEADS = ("profile", "t0 ms", "w ms", "f µs", "g µs", "d ns", "h ns", "e ns", "KV tokens")
+
+
+def table_of(reports: Sequence[StepTimeReport]) -> str:
+    """Return profiles as tables: their terms, then how good they are, then where they are from."""
+    terms = [_HEADS, *(_terms_row(report) for report in reports)]
+    sources = list(dict.fromkeys(report.source for report in reports))
+    notes = [("profile", "physics", "source", "error")]
+    for report in reports:
+        physics = report.physics
+        notes.append(
+            (
+                printable(report.name),
+                physics.verdict if physics else "",
+                f"[{sources.index(report.source) + 1}]",
+                printable(report.error or ""),
+            )
+        )
+    listed = [f"[{number}] {printable(source or '')}" for number, source in enumerate(sources, 1)]
+    beaten = [
+        f"{printable(report.name)} is faster than its hardware: {report.physics.reason}"
+        for report in reports
+        if report.physics and report.physics.verdict == "too fast"
+    ]
+    blocks = [_aligned(terms, numbers=True), _aligned(notes, numbers=False), listed, beaten]
+    return "\n".join("".join(f"{line}\n" for line in block) for block in blocks if block)
+
+
+def details_of(report: StepTimeReport) -> str:
+    """Return one step time with all that is known of it, and what it predicts."""
+    rows = [
+        ("terms", "  ".join(_shown_settings(report))),
+        ("hardware", _hardware(report)),
+        ("KV", _room(report)),
+        ("error", report.error),
+        ("source", report.source),
+        ("physics", _physics(report)),
+    ]
+    lines = [printable(report.name)]
+    lines += [f"  {title:<10}{printable(text)}" for title, text in rows if text]
+    table = [("step", "ms", "at least", "times", "limit")]
+    for step in report.predictions:
+        least = step.least_seconds
+        bound = ("", "", "")
+        if least is not None:
+            bound = _ms(least), f"{step.seconds / least:.2f}", step.limit or ""
+        table.append((step.load, _ms(step.seconds), *bound))
+    if not any(row[2] for row in table[1:]):
+        table = [row[:2] for row in table]  # type: ignore[misc]  # shorter rows, all of them
+    return "".join(f"{line}\n" for line in [*lines, "", *_aligned(table, numbers=True)])
+
+
+def _terms_row(report: StepTimeReport) -> tuple[str, ...]:
+    terms = (f"{report.settings[term] * unit:.4g}" for term, unit in _TO_UNITS.items())
+    return printable(report.name), *terms, _short_room(report)
+
+
+def _short_room(report: StepTimeReport) -> str:
+    if report.kv_tokens is not None:
+        return f"{report.kv_tokens:,}"
+    return "?" if report.kv_tokens_that_fit is None else f"~{report.kv_tokens_that_fit:,}"
+
+
+def _aligned(rows: Sequence[Sequence[str]], *, numbers: bool) -> list[str]:
+    """Return rows as lines; columns after the first are set to the right if they are `numbers`."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0])]
+        for cell, width in zip(row[1:], widths[1:], strict=True):
+            cells.append(cell.rjust(width) if numbers else cell.ljust(width))
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def _shown_settings(report: StepTimeReport) -> list[str]:
+    is_plain = all(isinstance(value, int | float) for value in report.settings.values())
+    if not is_plain:
+        return []
+    unit = "s" if "seconds" in report.settings else "ms"
+    return [f"{name} {value:g}" for name, value in report.settings.items()] + [f"({unit})"]
+
+
+def _hardware(report: StepTimeReport) -> str:
+    if report.hardware is None:
+        return ""
+    gpus = report.tensor_parallel or 1
+    return f"{gpus} x {report.hardware}" + (f", {report.model}" if report.model else "")
+
+
+def _room(report: StepTimeReport) -> str:
+    parts = []
+    if report.kv_tokens is not None:
+        parts.append(f"{report.kv_tokens:,} tokens reported")
+    if report.kv_tokens_that_fit == 0:
+        parts.append("the weights do not fit")
+    elif report.kv_tokens_that_fit is not None:
+        parts.append(f"{report.kv_tokens_that_fit:,} fit beside the weights")
+    if report.kv_blocks:
+        parts.append(f"--kv-blocks {report.kv_blocks}")
+    return "; ".join(parts)
+
+
+def _physics(report: StepTimeReport) -> str:
+    if report.physics is None:
+        return ""
+    reason = f": {report.physics.reason}" if report.physics.reason else ""
+    return report.physics.verdict + reason
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.3f}"

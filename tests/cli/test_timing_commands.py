@@ -1,0 +1,97 @@
+"""`batchdecode profiles` and `batchdecode calibrate`, from their arguments to their output."""
+
+import json
+
+import pytest
+import yaml
+from process import ROOT, batchdecode
+
+from batcher.timing.profiles import shipped_profiles
+
+SAMPLES = ROOT / "samples" / "timing"
+
+
+def test_profiles_lists_all_with_terms_error_source_room_and_verdict():
+    done = batchdecode("profiles")
+    text = done.stdout.decode()
+    assert done.returncode == 0
+    for name, profile in shipped_profiles().items():
+        assert name in text
+        assert profile.error in text
+        assert profile.source in text
+    assert "41,408" in text
+    assert "possible" in text
+    assert "too fast" not in text
+
+
+def test_profiles_of_a_file_says_what_beats_its_hardware():
+    text = batchdecode("profiles", SAMPLES / "profiles.yaml").stdout.decode()
+    assert "our-gpu   unchecked" in text
+    assert "too-good  too fast" in text
+    assert "too-good is faster than its hardware: prefill 2,048: 1.27 times as fast as" in text
+
+
+def test_one_profile_shows_what_it_predicts():
+    text = batchdecode("profiles", "rtx4090_llama3.1-8b").stdout.decode()
+    assert "--kv-blocks 2588" in text
+    assert "prefill 2,048       191.141   179.709   1.06           compute" in text
+
+
+@pytest.mark.parametrize(
+    "name", ["constant:0.02", f"roofline:{SAMPLES}/config.json:{SAMPLES}/our-gpu.yaml:2"]
+)
+def test_any_step_time_can_be_shown(name):
+    done = batchdecode("profiles", name)
+    assert "decode 1 x 1,024" in done.stdout.decode()
+    assert done.returncode == 0
+
+
+def test_profiles_as_json():
+    (report,) = json.loads(batchdecode("profiles", "rtx4090_llama3.1-8b", "--json").stdout)
+    assert report["kv_tokens"] == 41408
+    assert report["physics"]["verdict"] == "possible"
+    assert report["settings"]["t0"] == 9.159
+    assert len(json.loads(batchdecode("profiles", "--json").stdout)) == 12
+
+
+def test_an_unknown_profile_is_a_user_error():
+    done = batchdecode("profiles", "rtx4090")
+    assert done.returncode == 2
+    assert done.stdout == b""
+    assert "did you mean rtx4090_llama3.1-8b?" in done.stderr
+
+
+def test_calibrate_writes_a_profile_that_can_be_used(tmp_path):
+    flags = ["--hardware", "rtx-4090", "--model", "llama-3.1-8b", "--name", "mine"]
+    done = batchdecode("calibrate", SAMPLES / "steps.jsonl", *flags, "-o", "p.yaml", cwd=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout == b""
+    assert "MAPE 2." in done.stderr
+    assert "physics   possible" in done.stderr
+    profile = yaml.safe_load((tmp_path / "p.yaml").read_text())["mine"]
+    assert profile["t0"] == pytest.approx(9.159, rel=0.1)
+    assert "MAPE 2." in profile["error"]
+    shown = batchdecode("profiles", "p.yaml", cwd=tmp_path).stdout.decode()
+    assert "physics   possible" in shown
+
+
+def test_calibrate_reads_a_pipe_and_writes_stdout():
+    done = batchdecode("calibrate", stdin=(SAMPLES / "steps.jsonl").read_bytes())
+    assert list(yaml.safe_load(done.stdout)) == ["calibrated"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "message"),
+    [
+        ([], b"", "error: <stdin>: 0 steps are too few: 20 at least"),
+        ([], b'\n{"num_tokens":1}\n', "error: <stdin>:2: object missing required field"),
+        (["--hardware", "h100"], b"", "error: unknown GPU h100 (did you mean h100-sxm?)"),
+        (["--model", "gpt"], b"", "error: unknown model gpt"),
+        (["-o", "p.txt"], b"", "error: --output p.txt: profiles are in .yaml or .yml files"),
+    ],
+)
+def test_calibrate_says_what_is_wrong(arguments, stdin, message, tmp_path):
+    done = batchdecode("calibrate", *arguments, stdin=stdin, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert list(tmp_path.iterdir()) == []

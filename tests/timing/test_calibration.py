@@ -1,0 +1,218 @@
+"""Calibration: terms found again, errors stated truly, bad logs refused with their line."""
+
+import json
+import random
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from batcher.errors import BatchdecodeError
+from batcher.timing.calibration import Terms, fit_steps, predicted_seconds, relative_errors
+from batcher.timing.nonnegative import fit_nonnegative
+from batcher.timing.profiles import TERMS, Profile, shipped_profiles
+from batcher.timing.roofline import load_gpu, load_model_shape
+from batcher.timing.step_log import StepLog, read_step_log
+from batcher.timing.step_time import TICKS_PER_SECOND
+from batcher.timing.term_search import fit_profile, roofline_profile
+
+STEP = {"num_tokens": 4, "num_sequences": 4, "kv_read": 40, "prefill_work": 0, "seconds": 0.02}
+GOOD_LINE = json.dumps(STEP)
+
+
+def log_of(*lines: str | dict[str, object]) -> StepLog:
+    texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+    return read_step_log(((i, text.encode()) for i, text in enumerate(texts, 1)), "log")
+
+
+def made_log(profile: Profile, num_steps: int, noise: float, *, prompts: bool = True) -> StepLog:
+    """A log of random steps that last as a profile says, give or take `noise`."""
+    draw, step_time, lines = random.Random(3), profile.step_time("true"), []
+    for _ in range(num_steps):
+        decodes = draw.choice([0, 1, 4, 16, 64] if prompts else [1, 4, 16, 64])
+        kv_read = sum(draw.randint(1, 2000) for _ in range(decodes))
+        count = draw.choice([0, 1, 2]) if decodes else 1
+        chunks = [(draw.choice([0, 512]), draw.randint(1, 900)) for _ in range(count * prompts)]
+        num_tokens = decodes + sum(tokens for _, tokens in chunks)
+        work = sum(tokens * (2 * context + tokens) for context, tokens in chunks)
+        ticks = step_time.ticks(num_tokens, decodes + len(chunks), kv_read, work)
+        lines.append(
+            {
+                "num_tokens": num_tokens,
+                "num_sequences": decodes + len(chunks),
+                "kv_read": kv_read,
+                "chunks": chunks,
+                "seconds": ticks / TICKS_PER_SECOND * (1 + draw.uniform(-noise, noise)),
+            }
+        )
+    return log_of(*lines)
+
+
+@pytest.mark.parametrize("name", ["rtx4090_llama3.1-8b", "h100_llama3.1-70b_tp8"])
+def test_the_terms_of_an_exact_log_are_found_again(name: str) -> None:
+    profile = shipped_profiles()[name]
+    fit = fit_steps(made_log(profile, 400, 0), "log")
+    assert fit.terms == pytest.approx(profile.terms, rel=1e-3, abs=1e-9)
+    assert fit.errors.mape < 2e-4
+    assert fit.errors.r2 > 0.999999
+    assert fit.notes == []
+
+
+def test_errors_are_what_they_say() -> None:
+    log = made_log(shipped_profiles()["rtx4090_llama3.1-8b"], 1000, 0.1)
+    fit = fit_steps(log, "log")
+    # noise is even from -10 % to 10 %: 5 % in the mean, 95 % of it within 9.5 %
+    assert fit.errors.mape == pytest.approx(0.05, abs=0.005)
+    assert fit.errors.p95 == pytest.approx(0.095, abs=0.007)
+    assert fit.errors.held_out_mape == pytest.approx(0.05, abs=0.007)
+    assert fit.errors.num_steps == 1000
+    off = np.sort(relative_errors(fit.terms, log))
+    assert fit.errors.mape == pytest.approx(off.mean())
+    assert (off <= fit.errors.p95).mean() == pytest.approx(0.95, abs=0.002)
+    assert "MAPE" in fit.errors.describe()
+    assert "1,000 steps" in fit.errors.describe()
+
+
+def test_held_out_steps_have_no_part_in_the_fit_they_judge() -> None:
+    log = made_log(shipped_profiles()["rtx4090_llama3.1-8b"], 400, 0)
+    seconds = log.seconds.copy()
+    seconds[4::5] *= 2  # a fit to the others says half of these, whatever they are
+    doubled = StepLog(log.num_tokens, log.num_sequences, log.kv_read, log.prefill_work, seconds)
+    assert fit_steps(doubled, "log").errors.held_out_mape == pytest.approx(0.5, abs=1e-3)
+
+
+def test_the_fit_is_the_best_there_is_nearby() -> None:
+    log = made_log(shipped_profiles()["rtx4090_llama3.1-8b"], 300, 0.1)
+    terms = fit_steps(log, "log").terms
+
+    def loss(tried: Terms) -> float:
+        return float(((predicted_seconds(tried, log) / log.seconds - 1) ** 2).sum())
+
+    for term, factor in product(TERMS, (0.98, 1.02)):
+        assert loss(terms | {term: terms[term] * factor}) >= loss(terms) * (1 - 1e-4)
+
+
+def test_the_same_log_gives_the_same_profile() -> None:
+    log = made_log(shipped_profiles()["rtx4090_llama3.1-8b"], 100, 0.1)
+    assert fit_steps(log, "log") == fit_steps(log, "log")
+
+
+def test_predictions_are_those_of_the_step_time() -> None:
+    profile = shipped_profiles()["rtx4090_llama3.1-8b"]
+    log = made_log(profile, 50, 0)
+    assert predicted_seconds(profile.terms, log) == pytest.approx(log.seconds)
+
+
+def test_what_a_log_cannot_tell_is_said() -> None:
+    profile = shipped_profiles()["rtx4090_llama3.1-8b"]
+    decoding = fit_steps(made_log(profile, 50, 0, prompts=False), "log")
+    assert decoding.notes == [
+        "no step computes a prompt: t0 + w, g and d are known, f, h and e are guesses"
+    ]
+    assert decoding.errors.mape < 2e-4
+    prompts = [
+        STEP | {"num_tokens": n, "num_sequences": 1, "kv_read": 0, "prefill_work": n * n}
+        for n in range(2, 40)
+    ]
+    assert fit_steps(log_of(*prompts), "log").notes == [
+        "no step computes prompts while others decode: h is a guess",
+        "no step only decodes: w and d are guesses",
+        "all steps have as many sequences: g cannot be told from t0",
+    ]
+
+
+@given(
+    st.integers(1, 4),
+    st.lists(st.lists(st.integers(-3, 3), min_size=5, max_size=5), min_size=1, max_size=8),
+)
+def test_least_squares_without_negative_coefficients(
+    num_columns: int, rows: list[list[int]]
+) -> None:
+    table = np.array(rows, float)
+    columns, target = table[:, :num_columns], table[:, -1]
+    found, loss = fit_nonnegative(columns, target)
+    assert (found >= 0).all()
+    rest = columns @ found - target
+    assert loss == pytest.approx(rest @ rest, abs=1e-7)
+    # the optimum: no slope leads down, but into the negative
+    slopes = columns.T @ rest
+    assert (slopes >= -1e-6).all()
+    assert np.abs(slopes * found).max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "log:2: "),
+        ("[]", "log:2: expected `object`, got `array`"),
+        (STEP | {"seconds": -1}, "log:2: expected `float` > 0.0 at `seconds`"),
+        (STEP | {"seconds": 0}, "log:2: expected `float` > 0.0 at `seconds`"),
+        (STEP | {"kv_read": -1}, "log:2: expected `int` >= 0 at `kv_read`"),
+        (STEP | {"num_tokens": 2.5}, "log:2: expected `int`, got `float` at `num_tokens`"),
+        (STEP | {"tokens": 3}, "log:2: object contains unknown field `tokens`; fields: num_tokens"),
+        ('{"num_tokens":1}', "log:2: object missing required field `num_sequences`; fields: "),
+        (STEP | {"time": 0.5}, "log:2: time goes back from 1 to 0.5"),
+        (STEP | {"chunks": []}, "log:2: one of prefill_work and chunks is needed, and only one"),
+        (STEP | {"prefill_work": None}, "log:2: one of prefill_work and chunks is needed"),
+        (STEP | {"num_tokens": 3}, "log:2: num_sequences 4 with num_tokens 3"),
+        (STEP | {"num_tokens": 9}, "log:2: num_tokens 9 of 4 sequences, but no prompt"),
+        (
+            STEP | {"prefill_work": None, "chunks": [[0, 5]]},
+            "log:2: chunks have more than the 4 of num_tokens",
+        ),
+        (GOOD_LINE.replace("0.02", "NaN"), "log:2: "),
+        (GOOD_LINE.replace("0.02", "1e999"), "log:2: "),
+    ],
+)
+def test_a_bad_line_is_named(line: str | dict[str, object], message: str) -> None:
+    with pytest.raises(BatchdecodeError, match=message):
+        log_of(STEP | {"time": 1.0}, line)
+
+
+def test_chunks_are_counted_as_prefill_work() -> None:
+    step = {"num_tokens": 30, "num_sequences": 3, "kv_read": 9, "seconds": 1}
+    log = log_of(step | {"chunks": [[0, 8], [100, 21]]})
+    assert log.prefill_work.tolist() == [8 * 8 + 21 * (200 + 21)]
+
+
+@pytest.mark.parametrize("count", [0, 19])
+def test_too_few_steps_are_refused(count: int) -> None:
+    with pytest.raises(BatchdecodeError, match=f"log: {count} steps are too few: 20 at least"):
+        fit_steps(log_of(*[STEP] * count), "log")
+
+
+def test_equal_steps_can_be_fitted() -> None:
+    fit = fit_steps(log_of(*[STEP] * 20), "log")
+    assert fit.errors.mape < 1e-5
+    assert fit.errors.r2 == 1
+
+
+def test_a_search_finds_terms_by_trying() -> None:
+    true = shipped_profiles()["rtx4090_llama3.1-8b"]
+    log = made_log(true, 100, 0)
+
+    def loss(profile: Profile) -> float:
+        return float(relative_errors(profile.terms, log).mean())
+
+    start = roofline_profile(load_model_shape("llama-3.1-8b"), load_gpu("rtx-4090"))
+    assert all(value > 0 for value in start.terms.values())
+    search = fit_profile(start, loss)
+    assert search.loss == loss(search.profile) < 0.012 < loss(start)
+    assert search.num_tries <= 400
+
+
+def test_a_search_keeps_to_its_limit_and_its_zeros() -> None:
+    start = replace(shipped_profiles()["rtx4090_llama3.1-8b"], h=0.0)
+    tried: list[Profile] = []
+
+    def loss(profile: Profile) -> float:
+        tried.append(profile)
+        return -profile.t0
+
+    search = fit_profile(start, loss, max_tries=25)
+    assert search.num_tries == len(tried) == 25
+    assert search.profile.t0 == max(profile.t0 for profile in tried)
+    assert all(profile.h == 0 for profile in tried)

@@ -1,0 +1,171 @@
+"""Rooflines: counted by hand for known models, and checked against what GPUs can do."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from batcher.timing.catalog import CatalogError, shipped
+from batcher.timing.loading import step_time_of
+from batcher.timing.physics import LOADS, check_physics
+from batcher.timing.profiles import Profile, shipped_profiles
+from batcher.timing.roofline import GPU, load_gpu, load_model_shape, num_kv_tokens, roofline
+
+GPU_OF_ONE = GPU(tflops=1.0, bandwidth_gb_s=1.0, memory_gb=1.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "kv_bytes"),
+    [
+        ("llama-3.1-8b", 8.03, 131072),
+        ("llama-3.1-70b", 70.55, 327680),
+        ("llama-2-70b", 68.98, 327680),
+    ],
+)
+def test_shipped_models_have_their_published_size(
+    name: str, billions: float, kv_bytes: int
+) -> None:
+    shape = load_model_shape(name)
+    weights = shape.layer_weights + 2 * shape.output_weights  # norms are less than a millionth
+    assert weights / 1e9 == pytest.approx(billions, rel=1e-3)
+    assert shape.kv_bytes_per_token == kv_bytes
+
+
+def test_a_step_is_counted_by_hand(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    config = {
+        "hidden_size": 8,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 10,
+        "torch_dtype": "float16",
+        "model_type": "anything",
+    }
+    path.write_text(json.dumps(config, indent="\t"))  # which is no YAML
+    shape = load_model_shape(str(path))
+    # a layer: queries and outputs 8 x 8 each, keys and values 8 x 4 each, MLP 3 x 8 x 16
+    assert shape.layer_weights == 2 * (2 * 64 + 2 * 32 + 3 * 128)
+    assert shape.kv_bytes_per_token == 2 * 2 * 4 * 2  # keys and values, layers, numbers, bytes
+    step_time = roofline("test", shape, GPU_OF_ONE)
+    # 3 decoding rows that read 50 tokens; an operation lasts 10^3 ticks, a byte 10^6
+    operations = 2 * (3 * shape.layer_weights + 3 * 80) + 4 * 2 * 8 * 50
+    num_bytes = 2 * (shape.layer_weights + 80) + 32 * (50 + 3)
+    assert step_time.compute_ticks(3, 3, 50, 0) == operations * 10**3
+    assert step_time.memory_ticks(3, 50) == num_bytes * 10**6
+    # a prompt of 7 on top of 5: pairs of queries and keys are 7 * (5 + 7/2)
+    prompt = step_time.compute_ticks(7, 1, 0, 7 * (10 + 7)) - step_time.compute_ticks(7, 1, 0, 0)
+    assert prompt == 4 * 2 * 8 * 7 * (5 + 3.5) * 10**3
+
+
+def test_gpus_share_the_work() -> None:
+    shape = load_model_shape("llama-3.1-70b")
+    alone, four = (roofline("test", shape, load_gpu("h100-sxm"), n) for n in (1, 4))
+    assert four.ticks(8, 8, 9000, 0) == pytest.approx(alone.ticks(8, 8, 9000, 0) / 4)
+
+
+def test_the_room_beside_the_weights() -> None:
+    shape, gpu = load_model_shape("llama-3.1-8b"), load_gpu("rtx-4090")
+    assert num_kv_tokens(shape, gpu) == pytest.approx(41408, rel=0.03)  # what vLLM found there
+    assert num_kv_tokens(load_model_shape("llama-3.1-70b"), load_gpu("h100-sxm")) == 0
+
+
+def test_tied_embeddings_are_kept_once(tmp_path: Path) -> None:
+    config = shipped("models.yaml")["llama-3.1-8b"]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config | {"tie_word_embeddings": True}))
+    gpu = load_gpu("rtx-4090")
+    saved = num_kv_tokens(load_model_shape(str(path)), gpu) - num_kv_tokens(
+        load_model_shape("llama-3.1-8b"), gpu
+    )
+    assert saved == pytest.approx(4096 * 128256 * 2 / 131072, abs=1)
+
+
+def test_all_data_sheets_can_be_used_and_name_their_source() -> None:
+    for name in shipped("hardware.yaml"):
+        assert load_gpu(name).source.startswith("NVIDIA")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_local_experts": 8}, "num_local_experts: only dense models"),
+        ({"kv_lora_rank": 512}, "kv_lora_rank: only dense models"),
+        ({"hidden_size": 0}, "hidden_size: expected a whole number of at least 1, not 0"),
+        ({"hidden_size": None}, "hidden_size: expected a whole number of at least 1, not None"),
+        ({"torch_dtype": "int3"}, "torch_dtype: expected float32, bfloat16"),
+        ({"num_attention_heads": 5000}, "num_attention_heads: at most hidden_size"),
+    ],
+)
+def test_a_config_of_another_kind_is_refused(
+    tmp_path: Path, change: dict[str, object], message: str
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(shipped("models.yaml")["llama-3.1-8b"] | change))
+    with pytest.raises(CatalogError, match=message):
+        load_model_shape(str(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("roofline:llama-3.1-8b", "expected roofline:MODEL:GPU"),
+        ("roofline:llama-3.1-8b:", "expected roofline:MODEL:GPU"),
+        ("roofline:llama:h100-sxm", r"unknown model llama \(did you mean llama-"),
+        (
+            "roofline:llama-3.1-8b:h100",
+            r"unknown GPU h100 \(did you mean h100-sxm\?\); known: h100",
+        ),
+        ("roofline:llama-3.1-8b:h100-sxm:0", "expected 1 to 1024 GPUs, not 0"),
+        ("roofline:llama-3.1-8b:h100-sxm:two", "expected 1 to 1024 GPUs, not two"),
+    ],
+)
+def test_a_wrong_roofline_is_an_error(text: str, message: str) -> None:
+    with pytest.raises(CatalogError, match=message):
+        step_time_of(text)
+
+
+def profile_of(**changes: object) -> Profile:
+    values: dict[str, object] = {
+        "t0": 9.0, "w": 8.0, "f": 0.1, "g": 0.1, "d": 2e-4, "h": 0.0, "e": 6e-6,
+        "hardware": "rtx-4090", "model": "llama-3.1-8b",
+    }  # fmt: skip
+    return Profile(**values | changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", sorted(shipped_profiles()))
+def test_no_shipped_profile_beats_its_hardware(name: str) -> None:
+    verdict = check_physics(shipped_profiles()[name])
+    assert verdict.unchecked is None
+    assert len(verdict.bounds) == len(LOADS)
+    assert verdict.worst is None
+
+
+def test_a_profile_that_beats_the_memory_is_flagged() -> None:
+    # 16 GB of weights at 1,008 GB/s take 15 ms, so 3 ms are 5 times too fast
+    worst = check_physics(profile_of(t0=1.0, w=2.0, f=0.08, g=0.0, d=1.4e-4)).worst
+    assert worst is not None
+    assert (worst.load, worst.limit) == ("decode 1 x 1,024", "memory bandwidth")
+    assert worst.least / worst.predicted == pytest.approx(15.02 / 3.143, rel=0.01)
+
+
+def test_a_profile_that_beats_the_arithmetic_is_flagged() -> None:
+    # 2,048 tokens need 33 TFLOP, 0.18 s at 165 TFLOPS
+    worst = check_physics(profile_of(t0=20.0, w=0.0, f=0.02, e=0.0)).worst
+    assert worst is not None
+    assert (worst.load, worst.limit) == ("prefill 2,048", "compute")
+    assert worst.least == pytest.approx(0.18, rel=0.01)
+
+
+def test_more_gpus_allow_more() -> None:
+    fast = {"t0": 4.0, "w": 4.0, "f": 0.05, "g": 0.01, "d": 1e-4}
+    assert check_physics(profile_of(**fast)).worst is not None
+    assert check_physics(profile_of(**fast, tensor_parallel=2)).worst is None
+
+
+@pytest.mark.parametrize("changes", [{"hardware": None}, {"model": None}, {"hardware": "b-300"}])
+def test_what_is_not_known_is_not_checked(changes: dict[str, object]) -> None:
+    verdict = check_physics(profile_of(**changes))
+    assert verdict.unchecked
+    assert (verdict.worst, verdict.bounds) == (None, ())

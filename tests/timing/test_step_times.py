@@ -1,0 +1,161 @@
+"""Step times: whole ticks, closed forms that equal the sums, and the least number of steps."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batcher.timing.formulas import (
+    ConstantStepTime,
+    ProfileStepTime,
+    RooflineStepTime,
+    whole_ticks,
+)
+from batcher.timing.profiles import TERMS, shipped_profiles
+from batcher.timing.ramps import least_steps, sum_of_ramp
+from batcher.timing.step_time import StepTime
+
+AMOUNTS = st.one_of(st.just(0.0), st.decimals(0, 50, places=6).map(float))
+
+
+def profile(**terms: float) -> ProfileStepTime:
+    return ProfileStepTime("test", dict.fromkeys(TERMS, 0.0) | terms)
+
+
+PROFILES = st.fixed_dictionaries(dict.fromkeys(TERMS, AMOUNTS)).map(
+    lambda terms: profile(**terms | {"t0": terms["t0"] + 0.001})
+)
+CONSTANTS = st.decimals(0, 100, places=15).map(float).map(ConstantStepTime)
+SMALL = st.integers(0, 40)
+ROOFLINES = st.builds(
+    lambda compute, memory: RooflineStepTime("test", {}, compute, memory),
+    st.tuples(SMALL, SMALL, SMALL, SMALL),
+    st.tuples(st.integers(1, 4000), SMALL, SMALL),
+)
+STEP_TIMES = st.one_of(PROFILES, CONSTANTS, ROOFLINES)
+
+
+def one_by_one(step_time: StepTime, num_sequences: int, kv_read: int, num_steps: int) -> list[int]:
+    """What each of so many steps takes in which all sequences decode."""
+    return [
+        step_time.ticks(num_sequences, num_sequences, kv_read + step * num_sequences, 0)
+        for step in range(num_steps)
+    ]
+
+
+@given(STEP_TIMES, st.integers(1, 300), st.integers(0, 3000), st.integers(0, 200))
+def test_the_closed_form_is_the_sum_of_the_steps(
+    step_time: StepTime, num_sequences: int, kv_read: int, num_steps: int
+) -> None:
+    ticks = one_by_one(step_time, num_sequences, kv_read, num_steps)
+    assert step_time.ticks_of_decodes(num_sequences, kv_read, num_steps) == sum(ticks)
+    assert all(type(each) is int and each >= 1 for each in ticks)
+
+
+@given(STEP_TIMES, st.integers(1, 300), st.integers(0, 3000), st.integers(1, 200), st.data())
+def test_num_decodes_until_is_the_least(
+    step_time: StepTime, num_sequences: int, kv_read: int, num_steps: int, data: st.DataObject
+) -> None:
+    around = sum(one_by_one(step_time, num_sequences, kv_read, num_steps))
+    ticks = data.draw(
+        st.one_of(
+            st.sampled_from([1, max(around - 1, 1), around, around + 1]), st.integers(1, around)
+        )
+    )
+    found = step_time.num_decodes_until(num_sequences, kv_read, ticks)
+    assert step_time.ticks_of_decodes(num_sequences, kv_read, found) >= ticks
+    assert step_time.ticks_of_decodes(num_sequences, kv_read, found - 1) < ticks
+
+
+@given(st.integers(1, 10**17), st.integers(0, 10**14), st.integers(1, 10**24))
+def test_ramps_stay_exact_however_long(first: int, slope: int, ticks: int) -> None:
+    found = least_steps(first, slope, ticks)
+    assert sum_of_ramp(first, slope, found) >= ticks > sum_of_ramp(first, slope, found - 1)
+
+
+def by_definition(
+    terms: dict[str, float], decoding: list[int], chunks: list[tuple[int, int]]
+) -> Fraction:
+    """The milliseconds of a step, as the documentation has it.
+
+    decoding: what each decoding row reads.  chunks: (context, tokens) of each prompt.
+    """
+    t0, w, f, g, d, h, e = (Fraction(repr(terms[term])) for term in TERMS)
+    num_tokens = len(decoding) + sum(tokens for _, tokens in chunks)
+    per_kv = d + h if chunks else d
+    attention = sum(
+        (tokens * (context + Fraction(tokens, 2)) for context, tokens in chunks), Fraction()
+    )
+    return (
+        t0
+        + max(w, f * num_tokens)
+        + g * (len(decoding) + len(chunks))
+        + per_kv * sum(decoding)
+        + e * attention
+    )
+
+
+@given(
+    st.sampled_from(sorted(shipped_profiles())),
+    st.lists(st.integers(1, 4000), max_size=64),
+    st.lists(st.tuples(st.integers(0, 4000), st.integers(1, 2048)), max_size=4),
+)
+def test_a_profile_is_its_definition_to_the_tick(
+    name: str, decoding: list[int], chunks: list[tuple[int, int]]
+) -> None:
+    chosen = shipped_profiles()[name]
+    ticks = chosen.step_time(name).ticks(
+        len(decoding) + sum(tokens for _, tokens in chunks),
+        len(decoding) + len(chunks),
+        sum(decoding),
+        sum(tokens * (2 * context + tokens) for context, tokens in chunks),
+    )
+    assert ticks == by_definition(chosen.terms, decoding, chunks) * 10**12
+
+
+@pytest.mark.parametrize(
+    ("amount", "ticks"),
+    [(1.0, 10**15), (0.02, 2 * 10**13), (0.1, 10**14), (8.03, 803 * 10**13), (1e-15, 1)],
+)
+def test_ticks_are_what_the_digits_say(amount: float, ticks: int) -> None:
+    assert whole_ticks(amount, 10**15) == ticks
+
+
+def test_a_constant_is_a_tick_at_least() -> None:
+    assert ConstantStepTime(1e-20).ticks(1, 1, 0, 0) == 1
+
+
+def test_a_roofline_is_the_larger_of_its_two_sides() -> None:
+    step_time = RooflineStepTime("test", {}, (10, 5, 3, 2), (100, 1, 4))
+    assert step_time.ticks(4, 2, 1, 0) == 100 + 4 + 4  # compute: 40 + 10 + 3
+    assert step_time.ticks(40, 2, 1, 7) == 400 + 10 + 3 + 14  # memory: 100 + 40 + 4
+    assert step_time.compute_ticks(40, 2, 1, 7) == 427
+    assert step_time.memory_ticks(40, 1) == 144
+
+
+def test_where_one_side_of_a_roofline_overtakes_the_other() -> None:
+    step_time = RooflineStepTime("test", {}, (1, 1, 3, 0), (120, 1, 1))
+    ticks = one_by_one(step_time, 2, 5, 60)
+    sides = [step_time.compute_ticks(2, 2, 5 + 2 * k, 0) == each for k, each in enumerate(ticks)]
+    assert sides == sorted(sides)  # memory first, then compute
+    assert 0 < sum(sides) < 60
+    for wanted in range(1, sum(ticks) + 1):
+        least = next(k for k in range(61) if sum(ticks[:k]) >= wanted)
+        assert step_time.num_decodes_until(2, 5, wanted) == least
+
+
+@pytest.mark.parametrize("name", sorted(shipped_profiles()))
+def test_the_floor_of_a_profile_ends_at_the_right_token(name: str) -> None:
+    chosen = shipped_profiles()[name]
+    crossing = int(chosen.w / chosen.f)
+    for tokens in range(crossing - 1, crossing + 3):
+        ticks = chosen.step_time(name).ticks(tokens, 1, 0, tokens * tokens)
+        assert ticks == by_definition(chosen.terms, [], [(0, tokens)]) * 10**12
+
+
+def test_settings_reproduce_a_step_time() -> None:
+    first = profile(t0=1.5, f=0.25, e=3e-6)
+    again = ProfileStepTime("test", first.settings)
+    assert again.ticks(7, 3, 100, 50) == first.ticks(7, 3, 100, 50)
+    assert ConstantStepTime(0.02).settings == {"seconds": 0.02}
