@@ -1,0 +1,219 @@
+"""Distributions of lengths and of times, as text names them: `lognormal:512,0.8`.
+
+Rule: TIMES and LENGTHS are all there is; a name that is not in them is an error that lists them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+from msgspec import Struct
+from numpy.random import PCG64, Generator, SeedSequence
+from numpy.typing import NDArray
+
+from batcher.workloads.rows import MAX_LENGTH, WorkloadError
+
+MAX_PARAMETER = 1e9
+MAX_SIGMA, MIN_ALPHA, MAX_ALPHA = 10, 0.1, 100  # beyond, a draw may be too large for a float
+_BLOCK = 1024  # numbers drawn at once
+
+Numbers = NDArray[np.float64]
+
+
+class Distribution(Protocol):
+    """Where numbers are drawn from."""
+
+    def draw(self, generator: Generator, count: int) -> Numbers:
+        """Return `count` numbers: [count] float64; of lengths, they are still to be rounded."""
+
+
+class Drawn(Struct, frozen=True):
+    """What a function of a generator, a count and some parameters draws."""
+
+    function: Callable[..., Numbers]
+    parameters: tuple[float, ...]
+
+    def draw(self, generator: Generator, count: int) -> Numbers:
+        """Return `count` numbers; see Distribution."""
+        return self.function(generator, count, *self.parameters)
+
+
+class Empirical(Struct, frozen=True):
+    """Every one of `values`, [at least 1] float64, with the same chance."""
+
+    values: Numbers
+
+    def draw(self, generator: Generator, count: int) -> Numbers:
+        """Return `count` numbers; see Distribution."""
+        return self.values[generator.integers(len(self.values), size=count)]
+
+
+class Zipf:
+    """The whole numbers from 1 to `largest`, k with a chance in proportion to k ** -alpha."""
+
+    def __init__(self, alpha: float, largest: float) -> None:
+        weights = np.arange(1, int(largest) + 1, dtype=np.float64) ** -alpha
+        self._cumulative = np.cumsum(weights) / weights.sum()
+        self._cumulative[-1] = 1.0  # whatever the rounding, no draw is beyond the largest
+
+    def draw(self, generator: Generator, count: int) -> Numbers:
+        """Return `count` numbers; see Distribution."""
+        indices = np.searchsorted(self._cumulative, generator.random(count), side="right")
+        return indices.astype(np.float64) + 1
+
+
+class Family(Struct, frozen=True):
+    """Distributions that differ in their parameters.
+
+    make: takes a number for each of `parameters`, in order.  allowed: what `is_allowed` tests, in
+    words.
+    """
+
+    parameters: tuple[str, ...]
+    make: Callable[..., Distribution]
+    is_allowed: Callable[..., bool]
+    allowed: str
+
+
+def make_generator(seed: int, stream: int) -> Generator:
+    """Return the generator of one of the independent streams of random numbers of a seed."""
+    return Generator(PCG64(SeedSequence(seed, spawn_key=(stream,))))
+
+
+def draw_lengths(
+    distribution: Distribution, generator: Generator, maximum: int = MAX_LENGTH
+) -> Iterator[int]:
+    """Yield whole numbers without end: at least 1, and at most `maximum`."""
+    while True:
+        numbers = np.clip(distribution.draw(generator, _BLOCK), 1, maximum)
+        yield from np.rint(numbers).astype(np.int64).tolist()
+
+
+def draw_seconds(distribution: Distribution, generator: Generator) -> Iterator[float]:
+    """Yield times without end: in whole microseconds, at least 0."""
+    while True:
+        numbers = np.maximum(distribution.draw(generator, _BLOCK), 0)
+        yield from (round(number, 6) for number in numbers.tolist())
+
+
+def parse_distribution(
+    text: str, option: str, families: Mapping[str, Family], *others: str
+) -> Distribution:
+    """Return the distribution that `text`, the value of `option`, names; a number is constant.
+
+    others: what the option takes beside these, for the error.
+
+    Raises:
+        WorkloadError: it names none.
+    """
+    place = f"{option} {text}"
+    name, _, numbers = text.partition(":")
+    if name not in families:
+        if not _is_number(text):
+            usages = (_usage(*item) for item in families.items())
+            known = "; ".join(["N", *usages, *others])
+            raise WorkloadError(f"{place}: unknown distribution {name!r} (known: {known})")
+        name, numbers = "constant", text
+    family = families[name]
+    usage = _usage(name, family)
+    values = numbers.replace(":", ",").split(",")
+    if len(values) != len(family.parameters):
+        raise WorkloadError(f"{place}: expected {usage} with {family.allowed}")
+    for value in values:
+        if not _is_number(value):
+            raise WorkloadError(
+                f"{place}: {value!r} is not a number up to {MAX_PARAMETER:g} (expected {usage})"
+            )
+    parameters = [float(value) for value in values]
+    if not family.is_allowed(*parameters):
+        raise WorkloadError(f"{place}: expected {usage} with {family.allowed}")
+    return family.make(*parameters)
+
+
+def _usage(name: str, family: Family) -> str:
+    return f"{name}:{','.join(family.parameters)}"
+
+
+def _is_number(text: str) -> bool:
+    """Return whether `text` is a number that can be a parameter."""
+    try:
+        value = float(text)
+    except ValueError:
+        return False
+    return abs(value) <= MAX_PARAMETER  # which nan and infinity are not
+
+
+def _drawn(function: Callable[..., Numbers]) -> Callable[..., Distribution]:
+    """Return what makes distributions of numbers that `function` draws."""
+    return lambda *parameters: Drawn(function, parameters)
+
+
+def _draw_constant(_generator: Generator, count: int, value: float) -> Numbers:
+    return np.full(count, value)
+
+
+def _draw_uniform(generator: Generator, count: int, low: float, high: float) -> Numbers:
+    return generator.uniform(low, high, count)
+
+
+def _draw_whole(generator: Generator, count: int, low: float, high: float) -> Numbers:
+    # Half a token more on either side: when all is rounded, the ends are as likely as the rest.
+    return np.clip(generator.uniform(low - 0.5, high + 0.5, count), low, high)
+
+
+def _draw_normal(generator: Generator, count: int, mean: float, deviation: float) -> Numbers:
+    return mean + deviation * generator.standard_normal(count)
+
+
+def _draw_lognormal(generator: Generator, count: int, median: float, sigma: float) -> Numbers:
+    return median * np.exp(sigma * generator.standard_normal(count))
+
+
+def _draw_exponential(generator: Generator, count: int, mean: float) -> Numbers:
+    return mean * generator.standard_exponential(count)
+
+
+def _draw_pareto(generator: Generator, count: int, least: float, alpha: float) -> Numbers:
+    return least * np.exp(generator.standard_exponential(count) / alpha)
+
+
+_UNIFORM = partial(
+    Family,
+    ("LOW", "HIGH"),
+    is_allowed=lambda low, high: 0 <= low <= high,
+    allowed="0 <= LOW <= HIGH",
+)
+
+TIMES = {
+    "constant": Family(("N",), _drawn(_draw_constant), lambda value: value >= 0, "N >= 0"),
+    "uniform": _UNIFORM(_drawn(_draw_uniform)),
+    "normal": Family(
+        ("MEAN", "STD"),
+        _drawn(_draw_normal),
+        lambda mean, deviation: mean >= 0 and deviation >= 0,
+        "MEAN >= 0 and STD >= 0",
+    ),
+    "lognormal": Family(
+        ("MEDIAN", "SIGMA"),
+        _drawn(_draw_lognormal),
+        lambda median, sigma: median > 0 and 0 <= sigma <= MAX_SIGMA,
+        f"MEDIAN > 0 and SIGMA from 0 to {MAX_SIGMA}",
+    ),
+    "exponential": Family(("MEAN",), _drawn(_draw_exponential), lambda mean: mean > 0, "MEAN > 0"),
+    "pareto": Family(
+        ("MIN", "ALPHA"),
+        _drawn(_draw_pareto),
+        lambda least, alpha: least > 0 and MIN_ALPHA <= alpha <= MAX_ALPHA,
+        f"MIN > 0 and ALPHA from {MIN_ALPHA} to {MAX_ALPHA}",
+    ),
+}
+LENGTHS = TIMES | {
+    "uniform": _UNIFORM(_drawn(_draw_whole)),
+    "zipf": Family(
+        ("ALPHA", "MAX"),
+        Zipf,
+        lambda alpha, largest: 0 < alpha <= MAX_ALPHA and 1 <= largest <= MAX_LENGTH,
+        f"ALPHA above 0, up to {MAX_ALPHA}, and MAX from 1 to {MAX_LENGTH:,}",
+    ),
+}

@@ -1,0 +1,1 @@
+"""The workload command: from its options to a requests file."""

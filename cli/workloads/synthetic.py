@@ -1,0 +1,92 @@
+"""A synthetic workload, from the options of `batchdecode workload`."""
+
+from collections.abc import Callable, Iterable
+from itertools import islice
+
+from batcher.workloads.arrivals import Arrivals, Bursty, Constant, Gamma, Poisson
+from batcher.workloads.distributions import LENGTHS, TIMES, parse_distribution
+from batcher.workloads.lengths import ReadLines, parse_lengths
+from batcher.workloads.rows import DEFAULT_NAME, MAX_LENGTH, WorkloadRow
+from batcher.workloads.synthetic import (
+    SyntheticWorkload,
+    closed_rows,
+    open_rows,
+    parse_shared_prefix,
+    session_rows,
+)
+from cli.workloads.options import (
+    MAX_BURSTINESS,
+    MAX_PERIOD,
+    MAX_RATE,
+    MIN_BURSTINESS,
+    MIN_PERIOD,
+    MIN_RATE,
+    WorkloadOptions,
+    check_range,
+)
+
+DEFAULT_REQUESTS = 1000
+DEFAULT_RATE = 1.0
+DEFAULT_PROMPT_TOKENS, DEFAULT_OUTPUT_TOKENS = "1024", "128"  # as vLLM's benchmark has them
+DEFAULT_THINK_TIME = "0"
+
+
+def make_rows(options: WorkloadOptions, read_lines: ReadLines) -> Iterable[WorkloadRow]:
+    """Return the rows that were asked for; `read_lines` gives the lines of a file.
+
+    Raises:
+        BatchdecodeError: an option is not right.
+    """
+    workload = _make_workload(options, read_lines)
+    num_requests = DEFAULT_REQUESTS if options.requests is None else options.requests
+    pause = parse_distribution(options.think_time or DEFAULT_THINK_TIME, "--think-time", TIMES)
+    if options.users is not None:
+        return islice(closed_rows(workload, options.users, pause), num_requests)
+    arrivals = PATTERNS[options.source](options)
+    if options.turns is None:
+        return islice(open_rows(workload, arrivals), num_requests)
+    num_turns = parse_distribution(options.turns, "--turns", LENGTHS)
+    return islice(session_rows(workload, arrivals, num_turns, pause), num_requests)
+
+
+def _make_workload(options: WorkloadOptions, read_lines: ReadLines) -> SyntheticWorkload:
+    prompt_lengths = parse_lengths(
+        options.prompt_tokens or DEFAULT_PROMPT_TOKENS, "--prompt-tokens", "prompt", read_lines
+    )
+    output_lengths = parse_lengths(
+        options.output_tokens or DEFAULT_OUTPUT_TOKENS, "--output-tokens", "output", read_lines
+    )
+    prefix = options.shared_prefix
+    return SyntheticWorkload(
+        prompt_lengths=prompt_lengths,
+        output_lengths=output_lengths,
+        max_prompt_tokens=options.max_prompt_tokens or MAX_LENGTH,
+        max_output_tokens=options.max_output_tokens or MAX_LENGTH,
+        shared_prefix=None if prefix is None else parse_shared_prefix(prefix, "--shared-prefix"),
+        seed=options.seed or 0,
+        name=DEFAULT_NAME if options.name is None else options.name,
+    )
+
+
+def _rate(options: WorkloadOptions) -> float:
+    rate = DEFAULT_RATE if options.rate is None else options.rate
+    return check_range(rate, "--rate", MIN_RATE, MAX_RATE)
+
+
+def _make_gamma(options: WorkloadOptions) -> Arrivals:
+    burstiness = options.burstiness or 0.0
+    check_range(burstiness, "--burstiness", MIN_BURSTINESS, MAX_BURSTINESS)
+    return Gamma(_rate(options), burstiness)
+
+
+def _make_bursty(options: WorkloadOptions) -> Arrivals:
+    on = check_range(options.on or 0.0, "--on", MIN_PERIOD, MAX_PERIOD)
+    return Bursty(_rate(options), on, check_range(options.off or 0.0, "--off", 0, MAX_PERIOD))
+
+
+PATTERNS: dict[str, Callable[[WorkloadOptions], Arrivals]] = {
+    "constant": lambda options: Constant(_rate(options)),
+    "poisson": lambda options: Poisson(_rate(options)),
+    "gamma": _make_gamma,
+    "bursty": _make_bursty,
+}

@@ -1,0 +1,71 @@
+"""Arrival patterns begin at 0, never go back, and keep the rate and the shape they promise."""
+
+from itertools import islice, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batcher.workloads.arrivals import Bursty, Constant, Gamma, Poisson
+from batcher.workloads.distributions import make_generator
+
+RATES = st.floats(1e-3, 1e3)
+PATTERNS = st.one_of(
+    st.builds(Constant, RATES),
+    st.builds(Poisson, RATES),
+    st.builds(Gamma, RATES, st.floats(0.05, 50)),
+    st.builds(Bursty, RATES, st.floats(0.01, 100), st.floats(0, 100)),
+)
+
+
+def times(pattern, count, seed=0):
+    return list(islice(pattern.times(make_generator(seed, 0)), count))
+
+
+def gaps(pattern, count=20_000):
+    return np.diff(times(pattern, count))
+
+
+@given(PATTERNS, st.integers(0, 2**32))
+def test_the_first_comes_at_0_and_none_before_the_last(pattern, seed):
+    found = times(pattern, 3000, seed)
+    assert found[0] == 0.0
+    assert all(earlier <= later for earlier, later in pairwise(found))
+    assert found == [round(time, 6) for time in found]
+    assert found == times(pattern, 3000, seed)
+
+
+def test_constant_arrivals_do_not_drift():
+    assert times(Constant(3.0), 30_001)[-1] == 10_000.0
+    assert times(Constant(4.0), 3) == [0.0, 0.25, 0.5]
+
+
+@pytest.mark.parametrize(
+    "pattern", [Poisson(5.0), Gamma(5.0, 0.25), Gamma(5.0, 8.0), Bursty(5.0, 2.0, 6.0)]
+)
+def test_the_mean_rate_is_the_one_asked_for(pattern):
+    assert 1 / gaps(pattern).mean() == pytest.approx(5.0, rel=0.04)
+
+
+@pytest.mark.parametrize("burstiness", [0.25, 1.0, 4.0])
+def test_the_gaps_of_gamma_arrivals_vary_as_burstiness_says(burstiness):
+    found = gaps(Gamma(2.0, burstiness))
+    assert found.std() / found.mean() == pytest.approx(burstiness**-0.5, rel=0.05)
+
+
+def test_the_gaps_of_poisson_arrivals_are_exponential():
+    found = gaps(Poisson(2.0))
+    assert found.std() / found.mean() == pytest.approx(1, rel=0.03)
+    assert (found > 1).mean() == pytest.approx(np.exp(-2), rel=0.05)
+
+
+def test_bursty_arrivals_come_only_while_it_is_on():
+    found = np.array(times(Bursty(5.0, 2.0, 6.0), 5000))
+    assert (found % 8).max() <= 2.0
+    assert len(set(found // 8)) > 100
+
+
+def test_another_rate_stretches_the_same_arrivals():
+    slow, fast = times(Poisson(1.0), 2000), times(Poisson(8.0), 2000)
+    assert np.allclose(np.array(slow) / 8, fast, atol=1e-5)

@@ -1,0 +1,177 @@
+"""Synthetic workloads: a seed gives the same bytes, and each kind of number its own stream."""
+
+from itertools import islice, pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from batcher.formats.requests import ParsedLine, RequestParser
+from batcher.validation import Target
+from batcher.workloads.arrivals import Bursty, Constant, Gamma, Poisson
+from batcher.workloads.distributions import LENGTHS, TIMES, parse_distribution
+from batcher.workloads.rows import WorkloadError, encode_rows
+from batcher.workloads.synthetic import (
+    SharedPrefix,
+    SyntheticWorkload,
+    closed_rows,
+    open_rows,
+    parse_shared_prefix,
+    session_rows,
+)
+
+
+def lengths(text):
+    return parse_distribution(text, "--tokens", LENGTHS)
+
+
+def seconds(text):
+    return parse_distribution(text, "--think-time", TIMES)
+
+
+WORKLOAD = SyntheticWorkload(
+    prompt_lengths=lengths("lognormal:512,0.8"), output_lengths=lengths("uniform:16,256")
+)
+
+WORKLOADS = st.builds(
+    SyntheticWorkload,
+    prompt_lengths=st.sampled_from(["9", "zipf:1.2,300", "normal:50,30"]).map(lengths),
+    output_lengths=st.sampled_from(["1", "exponential:60"]).map(lengths),
+    max_prompt_tokens=st.integers(1, 400),
+    max_output_tokens=st.integers(1, 400),
+    shared_prefix=st.none() | st.builds(SharedPrefix, st.integers(1, 64), st.integers(1, 4)),
+    seed=st.integers(0, 2**40),
+    name=st.sampled_from(["r", "", 'chat "ü" ']),
+)
+SOURCES = st.one_of(
+    st.just(lambda workload: open_rows(workload, Poisson(3.0))),
+    st.just(lambda workload: open_rows(workload, Bursty(2.0, 1.0, 3.0))),
+    st.just(
+        lambda workload: session_rows(
+            workload, Gamma(1.0, 0.3), lengths("uniform:1,4"), seconds("exponential:2")
+        )
+    ),
+    st.just(lambda workload: closed_rows(workload, 5, seconds("lognormal:2,1"))),
+)
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def first(rows, count):
+    return list(islice(rows, count))
+
+
+def test_the_same_seed_gives_these_bytes():
+    rows = first(open_rows(WORKLOAD, Poisson(5.0)), 3)
+    assert b"".join(encode_rows(rows)) == (GOLDEN / "open.jsonl").read_bytes()
+
+
+def test_the_same_seed_gives_these_sessions():
+    workload = replace(WORKLOAD, shared_prefix=SharedPrefix(64, 2), name="chat-", seed=7)
+    rows = session_rows(workload, Gamma(2.0, 0.5), lengths("uniform:1,3"), seconds("2.5"))
+    assert b"".join(encode_rows(first(rows, 4))) == (GOLDEN / "sessions.jsonl").read_bytes()
+
+
+@given(WORKLOADS, SOURCES, st.integers(0, 700), st.integers(0, 700))
+def test_rows_are_good_requests_in_order_and_a_longer_workload_begins_alike(
+    workload, source, count, more
+):
+    rows = first(source(workload), count)
+    assert rows == first(source(workload), count + more)[:count]
+    parser = RequestParser(target=Target(vocab_size=512))
+    lines = b"".join(encode_rows(rows)).splitlines()
+    assert len(lines) == count
+    for number, (line, row) in enumerate(zip(lines, rows, strict=True), 1):
+        parsed = parser.parse(line, number)
+        assert isinstance(parsed, ParsedLine), parsed
+        request = parsed.request
+        assert (request.id, request.arrival_time) == (row.id, row.arrival_time)
+        assert request.session == row.session
+        assert request.think_time == (row.think_time or 0.0)
+        assert [(s.length, s.seed, s.type) for s in request.prompt] == [
+            (s.length, s.seed, s.type) for s in row.prompt
+        ]
+        assert request.max_tokens == row.max_tokens <= workload.max_output_tokens
+        assert request.ignore_eos
+        assert row.prompt[-1].length <= workload.max_prompt_tokens
+    assert all(a.arrival_time <= b.arrival_time for a, b in pairwise(rows))
+    assert len({row.id for row in rows}) == count
+
+
+def test_other_seeds_give_other_rows():
+    def rows(seed):
+        found = first(open_rows(replace(WORKLOAD, seed=seed), Poisson(5.0)), 50)
+        return [(row.arrival_time, row.prompt_tokens, row.max_tokens) for row in found]
+
+    assert rows(1) == rows(1)
+    assert rows(1) != rows(2)
+
+
+def test_a_change_of_one_thing_leaves_the_others_as_they_were():
+    base = first(open_rows(WORKLOAD, Poisson(5.0)), 200)
+    other_times = first(open_rows(WORKLOAD, Constant(1.0)), 200)
+    other_outputs = first(
+        open_rows(replace(WORKLOAD, output_lengths=lengths("zipf:1,9")), Poisson(5.0)), 200
+    )
+    with_prefix = first(
+        open_rows(replace(WORKLOAD, shared_prefix=SharedPrefix(8, 3)), Poisson(5.0)), 200
+    )
+    assert [(r.prompt, r.max_tokens) for r in other_times] == [
+        (r.prompt, r.max_tokens) for r in base
+    ]
+    assert [(r.prompt, r.arrival_time) for r in other_outputs] == [
+        (r.prompt, r.arrival_time) for r in base
+    ]
+    assert [(r.prompt[1:], r.arrival_time, r.max_tokens) for r in with_prefix] == [
+        (r.prompt, r.arrival_time, r.max_tokens) for r in base
+    ]
+
+
+def test_prompts_of_one_group_begin_with_the_same_segment():
+    workload = replace(WORKLOAD, shared_prefix=SharedPrefix(100, 4))
+    rows = first(open_rows(workload, Poisson(1.0)), 2000)
+    groups = [row.prompt[0].seed for row in rows]
+    assert set(groups) == {f"prefix-r{group}" for group in range(4)}
+    assert all(400 < groups.count(group) < 600 for group in set(groups))
+    assert all((row.prompt[0].length, row.prompt[0].type) == (100, "system") for row in rows)
+    assert len({row.prompt[1].seed for row in rows}) == 2000
+
+
+def test_the_turns_of_a_session_follow_each_other_and_only_the_first_has_the_prefix():
+    workload = replace(WORKLOAD, shared_prefix=SharedPrefix(100))
+    rows = first(session_rows(workload, Poisson(2.0), lengths("uniform:1,4"), seconds("3")), 900)
+    sessions = [row.session for row in rows]
+    assert [later for earlier, later in pairwise(sessions) if earlier != later] == [
+        f"r{number}" for number in range(1, len(set(sessions)))
+    ]
+    assert {sessions.count(session) for session in set(sessions)} == {1, 2, 3, 4}
+    for previous, row in pairwise(rows):
+        if row.session == previous.session:
+            assert row.arrival_time == previous.arrival_time
+            assert row.think_time == 3.0
+            assert len(row.prompt) == 1
+        else:
+            assert row.think_time is None
+            assert len(row.prompt) == 2
+
+
+def test_each_user_of_a_closed_loop_has_one_turn_after_another():
+    rows = first(closed_rows(WORKLOAD, 3, seconds("exponential:2")), 11)
+    assert [row.session for row in rows] == (["r0", "r1", "r2"] * 4)[:11]
+    assert [row.id for row in rows[:4]] == ["r0.0", "r1.0", "r2.0", "r0.1"]
+    assert [row.think_time is None for row in rows] == [True] * 3 + [False] * 8
+    assert all(row.arrival_time == 0.0 for row in rows)
+
+
+def test_a_shared_prefix_is_tokens_and_perhaps_groups():
+    assert parse_shared_prefix("512", "-p") == SharedPrefix(512, 1)
+    assert parse_shared_prefix("512:4", "-p") == SharedPrefix(512, 4)
+
+
+@pytest.mark.parametrize("text", ["", "0", "x", "5:", "5:0", "5:x", "5:2:3", "9999999"])
+def test_a_wrong_shared_prefix_is_named(text):
+    with pytest.raises(WorkloadError) as caught:
+        parse_shared_prefix(text, "--shared-prefix")
+    assert f"--shared-prefix {text}: expected TOKENS or TOKENS:GROUPS" in str(caught.value)
