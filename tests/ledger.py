@@ -1,39 +1,58 @@
 """A model that keeps account of what it is told, and insists that it is right."""
 
 from batcher import ModelOutput, SimulatedModel
-from batcher.models.base import Batch
+from batcher.models.base import Batch, Chunk
+
+UNKNOWN = -1  # a token that another row has computed into shared blocks
 
 
 class LedgerModel(SimulatedModel):
     """The simulated model; it refuses what no cache could serve.
 
     rows: slot -> all tokens it holds for the row there.
+    parts: slots whose rows yield no token yet.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_attentive: bool = False) -> None:
         self.rows: dict[int, list[int]] = {}
-        super().__init__()
+        self.parts: set[int] = set()
+        super().__init__(is_attentive=is_attentive)
 
     def forward(self, batch: Batch) -> ModelOutput:
         fresh = set()
         for chunk in batch.chunks:
             assert chunk.slot not in fresh, "two chunks for one slot"
             fresh.add(chunk.slot)
-            if chunk.slot not in self.rows:
-                self.rows[chunk.slot] = []
-            assert chunk.start == len(self.rows[chunk.slot]), "not where the row goes on"
-            self.rows[chunk.slot] += chunk.token_ids
+            self._take(chunk, batch)
         slots = set(batch.slots.tolist())
-        assert slots == set(self.rows), "the rows computed are not those that are held"
+        assert slots or batch.chunks, "nothing to compute"
+        self.parts = (self.parts | fresh) - slots
+        self._note_forks(slots - fresh, batch)
+        held = set(self.rows) - self.parts
+        assert slots in (held, set()), "the rows computed are not those that are held"
         for slot in slots - fresh:
             self.rows[slot].append(int(batch.tokens[slot]))
         assert slots.issuperset(batch.logit_slots.tolist())
         return super().forward(batch)
+
+    def _take(self, chunk: Chunk, batch: Batch) -> None:
+        if chunk.slot not in self.rows:
+            num_found = chunk.start if batch.pages is not None else 0
+            self.rows[chunk.slot] = [UNKNOWN] * num_found
+        assert chunk.start == len(self.rows[chunk.slot]), "not where the row goes on"
+        self.rows[chunk.slot] += chunk.token_ids
+
+    def _note_forks(self, slots: set[int], batch: Batch) -> None:
+        """Take in the rows that go on in pages from where another one stands."""
+        for slot in slots - set(self.rows):
+            assert batch.pages is not None, "a row of which nothing was told"
+            self.rows[slot] = [UNKNOWN] * batch.pages.moved[slot]
 
     def fork(self, source: int, target: int) -> None:
         self.rows[target] = self.rows[source].copy()
         super().fork(source, target)
 
     def release(self, slot: int) -> None:
-        del self.rows[slot]
+        self.rows.pop(slot, None)
+        self.parts.discard(slot)
         super().release(slot)

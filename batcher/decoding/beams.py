@@ -129,6 +129,14 @@ class BeamSearch:
             return None
         return self._go_on(going_on[:num_beams])
 
+    def running_tokens(self) -> list[list[int]]:
+        """Return the tokens of each beam that goes on, by place; one list before the first step."""
+        if self._num_tokens == 0:
+            return [[]]
+        best = self._running[0].path
+        paths = {beam.place: beam.path for beam in self._running}
+        return [_tokens(paths.get(place, best)) for place in range(self._num_beams)]
+
     def results(self) -> list[Hypothesis]:
         """Return the `num_results` best hypotheses, best first; fewer if there are not as many.
 

@@ -1,4 +1,4 @@
-"""The tokens of running rows: written once a step for all, cut out once, when a row ends."""
+"""The tokens of running rows: written once a step for all, cut out once, when a row leaves."""
 
 import numpy as np
 
@@ -7,6 +7,7 @@ from batcher.models.base import IntArray
 MAX_PAGE_STEPS = 1024
 MAX_PAGE_TOKENS = 2**21
 MIN_PAGE_STEPS = 16
+MAX_PARTS = 8  # of what a row has put aside, before a look at it joins them
 
 
 class TokenHistory:
@@ -51,6 +52,28 @@ class TokenHistory:
             row = np.concatenate([*self._aside.pop(slot), rest])[:num_tokens]
         else:
             row = self._page[first_row : first_row + num_tokens, slot]
+        tokens: list[int] = row.tolist()
+        return tokens
+
+    def resume(self, slot: int, tokens: list[int]) -> None:
+        """Let `slot` go on with a row that was closed when it had `tokens`."""
+        self._first_rows[slot] = self._row
+        if tokens:
+            self._aside[slot] = [np.array(tokens, np.int64)]
+
+    def read(self, slot: int, start: int, stop: int) -> list[int]:
+        """Return tokens number `start` to `stop`, exclusive, of those the row in `slot` has."""
+        first_row = self._first_rows[slot]
+        parts = self._aside.get(slot)
+        if parts is not None:
+            if len(parts) > MAX_PARTS:
+                parts[:] = [np.concatenate(parts)]
+            first_row -= sum(map(len, parts))
+        if parts is None or first_row + start >= self._first_rows[slot]:
+            row = self._page[first_row + start : first_row + stop, slot]
+        else:
+            rest = self._page[self._first_rows[slot] : self._row, slot]
+            row = np.concatenate([*parts, rest])[start:stop]
         tokens: list[int] = row.tolist()
         return tokens
 

@@ -7,6 +7,7 @@ automata of Cox, "Regular Expression Matching in the Wild" (2010).
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,13 @@ ENDED = -1  # the entry of a token that ends generation
 UNKNOWN = -2  # that of a token which no row has had there yet
 MAX_ENTRIES = 1 << 22  # of 8 bytes; memory is taken as lines are made
 START = Progress()
+
+
+class Place(NamedTuple):
+    """Where a row stands in its machine."""
+
+    machine: StateMachine
+    progress: Progress
 
 
 class MachineTable:
@@ -67,6 +75,22 @@ class MachineTable:
         """Forget the row in `slot`."""
         self._open_slots.discard(slot)
         self._states[slot] = FREE_LINE
+
+    def suspend(self, slot: int) -> Place | None:
+        """Forget the row in `slot`; return where it stands, None if it watches for nothing."""
+        place = None
+        if self._states.item(slot) != FREE_LINE:
+            reader, progress = self._place_of(slot)
+            place = Place(reader.machine, progress)
+        self.close(slot)
+        return place
+
+    def resume(self, slot: int, place: Place | None) -> None:
+        """Let a row go on in `slot` from where it stood."""
+        if place is None:
+            self.close(slot)
+        else:
+            self.open(slot, place.machine, place.progress)
 
     def fork(self, source: int, target: int) -> None:
         """Let `target`, whose row is forgotten, stand where `source` does."""

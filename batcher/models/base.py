@@ -4,10 +4,11 @@ Arrays are indexed by slot, so nothing has to be gathered or scattered; what sta
 is not in `Batch.slots` is ignored, both ways.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeGuard
 
 import numpy as np
 from msgspec import Struct
@@ -17,13 +18,15 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
 OutputKind = Literal["tokens", "logits", "both"]
 
+NO_SLOTS: IntArray = np.zeros(0, np.int64)
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}".encode()
 
 
 class Chunk(Struct, frozen=True, gc=False):
-    """All new tokens of one row: a prompt or a part of one, or several generated at once.
+    """New tokens of one row: a prompt or a part of one, or several generated at once.
 
-    start: the position of the first of `token_ids`, 0 when the slot changes hands.
+    start: the position of the first of `token_ids`; 0 when the slot changes hands, unless what is
+    before it can be read in pages.
     """
 
     slot: int
@@ -31,47 +34,92 @@ class Chunk(Struct, frozen=True, gc=False):
     start: int
 
 
+@dataclass(slots=True)
+class Pages:
+    """Where the tokens of every row are kept, for a model that is paged.
+
+    A cell holds what the model keeps of one token; a block is `block_size` cells on end.  The token
+    at position p of the row in a slot is in cell `p % block_size` of block
+    `tables[slot][p // block_size]`.  Rows may share blocks.
+
+    tables: [num_slots] the blocks of each row, in order; the model only reads them.
+    moved: slot -> the position of the token that the row computes in this step, for rows that
+    compute the one they generated last, where its cell is not the one after that of the token
+    before: a block begins, a block was copied, the row was forked or has come back.
+    copies: (source, target) blocks to copy, in order, before anything is computed in this step.
+    num_blocks: how many there are, numbered from 0; it may grow.
+    """
+
+    block_size: int
+    tables: list[list[int]]
+    moved: dict[int, int] = field(default_factory=dict)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    num_blocks: int = 0
+
+
 class Batch:
     """What one step computes, ragged.  The engine changes it in place between steps.
 
-    chunks: the rows that bring tokens of their own this step.
-    tokens: [num_slots] for every other row, the token it generated in the step before; the model
-    may write in it.
+    chunks: the tokens of rows that bring some of their own this step.  A row that is not in `slots`
+    yields no token yet: its chunk is a part, and a later one goes on where it ends.
+    tokens: [num_slots] for every other row in `slots`, the token it generated in the step before;
+    the model may write in it.
     logit_slots: [logit rows] the slots whose logits are wanted, ascending, to be read only; the
     model's token for them, if it has one, is not used.
+    pages: where tokens are kept, None unless the model is paged and the engine pages.
     """
 
-    __slots__ = ("_is_occupied", "chunks", "logit_slots", "tokens")
+    __slots__ = ("_is_yielding", "chunks", "logit_slots", "pages", "tokens")
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, pages: Pages | None = None) -> None:
         self.chunks: list[Chunk] = []
         self.tokens: IntArray = np.zeros(num_slots, np.int64)
-        self.logit_slots: IntArray = np.zeros(0, np.int64)
-        self._is_occupied = np.zeros(num_slots, np.bool_)
+        self.logit_slots = NO_SLOTS
+        self.pages = pages
+        self._is_yielding = np.zeros(num_slots, np.bool_)
 
     @property
     def slots(self) -> IntArray:
-        """[rows] the slots to compute, ascending.  Every one of them yields one token."""
-        return self._is_occupied.nonzero()[0]
+        """[rows] the slots whose rows yield a token in this step, ascending; one for each."""
+        return self._is_yielding.nonzero()[0]
 
     def join(self, chunk: Chunk) -> None:
-        """Take in the first chunk of a new row."""
-        self._is_occupied[chunk.slot] = True
+        """Take in the last chunk of a prompt, or the only one; the row yields from now on."""
+        self._is_yielding[chunk.slot] = True
+        self.chunks.append(chunk)
+
+    def add_part(self, chunk: Chunk) -> None:
+        """Take in a chunk of a row that yields no token in this step."""
+        self._is_yielding[chunk.slot] = False
         self.chunks.append(chunk)
 
     def enter(self, slot: int) -> None:
         """Compute the row in `slot` from now on; it goes on from a cache that was forked."""
-        self._is_occupied[slot] = True
+        self._is_yielding[slot] = True
 
     def holds(self, slot: int) -> bool:
-        """Whether the row in `slot` is computed."""
-        return bool(self._is_occupied[slot])
+        """Whether the row in `slot` yields tokens."""
+        return bool(self._is_yielding[slot])
 
     def leave(self, slot: int) -> None:
         """Compute the row in `slot` no longer."""
-        self._is_occupied[slot] = False
+        self._is_yielding[slot] = False
         if self.chunks:
             self.chunks = [chunk for chunk in self.chunks if chunk.slot != slot]
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Let a step inside compute the chunks alone: no row yields, and none forgets that it does.
+
+        What a model writes into `tokens` inside is undone; no logits are wanted.
+        """
+        is_yielding, tokens, logit_slots = self._is_yielding, self.tokens.copy(), self.logit_slots
+        self._is_yielding = np.zeros_like(is_yielding)
+        self.logit_slots = NO_SLOTS
+        try:
+            yield
+        finally:
+            self._is_yielding, self.tokens, self.logit_slots = is_yielding, tokens, logit_slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +128,8 @@ class ModelOutput:
 
     tokens: [num_slots] int64, the next token of every row whose logits were not wanted; the model
     may overwrite it in its next call.
-    failed: slot -> what went wrong, for rows that have no token; the engine ends those, and only
-    those.
+    failed: slot -> what went wrong, for rows that have no token, or whose part could not be
+    computed; the engine ends those, and only those.
     logits: [logit rows, vocab] float32, of Batch.logit_slots in their order; the model may
     overwrite it in its next call.  None if no logits were wanted.
     """
@@ -106,7 +154,9 @@ class Model(Protocol):
     """A language model with a cache of its own, addressed by slot.
 
     The token of a row must be a function of the row's tokens alone: never of its slot or of the
-    other rows.
+    other rows.  A row that is neither in `Batch.slots` nor has a chunk stands still: what the model
+    holds for it stays as it is.  Once a row yields, it yields in every step until it is released,
+    but for steps in which it has a part, and those in which no row yields.
     """
 
     @property
@@ -137,17 +187,41 @@ class Model(Protocol):
         """Make room for `num_slots` rows, all empty.  Called once, before the first step."""
 
     def forward(self, batch: Batch) -> ModelOutput:
-        """Compute the new tokens of every row in `batch` and return each row's next token.
+        """Compute the new tokens of all rows in `batch`; return the next one of each in `slots`.
 
         Raises:
-            ModelError: no row of this batch has a token; the engine ends all of them.
+            ModelError: nothing was computed; the engine ends all rows that yield or have a chunk.
         """
 
     def fork(self, source: int, target: int) -> None:
         """Let `target`, whose row is to be forgotten, hold what `source` does."""
 
     def release(self, slot: int) -> None:
-        """Forget what `slot` holds; its sequence has ended."""
+        """Forget what `slot` holds, if anything; its sequence has ended, or waits again."""
+
+
+class PagedModel(Model, Protocol):
+    """A Model that can keep its cache in pages, where rows share what they have in common.
+
+    With pages it holds nothing by slot: a row's past is read through `Batch.pages`, whoever wrote
+    it there.  A chunk may begin after tokens that another row computed, in an earlier step or in
+    this one, by a chunk before it or by a row without a chunk.  `fork` has nothing to do then.
+    """
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether `allocate_pages` may be called."""
+
+    def allocate_pages(self, num_slots: int, num_blocks: int | None, block_size: int) -> None:
+        """Make room for `num_slots` rows in `num_blocks` blocks.  Called instead of `allocate`.
+
+        num_blocks: None if `Pages.num_blocks` grows without a limit.
+        """
+
+
+def can_page(model: Model) -> TypeGuard[PagedModel]:
+    """Return whether `model` can keep its cache in pages."""
+    return bool(getattr(model, "is_paged", False))
 
 
 def bytes_of(token_id: int, token_bytes: Sequence[bytes]) -> bytes:

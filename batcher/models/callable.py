@@ -43,6 +43,8 @@ class CallableModel(PrefixModel):
         """
         self._prefixes.extend(batch)
         slots = batch.slots.tolist()
+        if not slots:  # parts of prompts alone
+            return ModelOutput(np.zeros(self._num_slots, np.int64))
         answers = self._ask([self._prefixes.copy_of(slot) for slot in slots])
         if self.gives == "logits":
             return self._logits(slots, answers)

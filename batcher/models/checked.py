@@ -7,8 +7,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from batcher.errors import BatchdecodeError, ModelError, describe
-from batcher.models.base import Batch, Chunk, FloatArray, IntArray, Model, ModelOutput, OutputKind
+from batcher.errors import BatchdecodeError, InvariantError, ModelError, describe
+from batcher.models.base import (
+    Batch,
+    Chunk,
+    FloatArray,
+    IntArray,
+    Model,
+    ModelOutput,
+    OutputKind,
+    can_page,
+)
 from batcher.models.prefixes import Prefixes
 from batcher.request import MAX_INT
 
@@ -16,17 +25,20 @@ from batcher.request import MAX_INT
 class CheckedModel:
     """Passes everything on to `inner`; an answer that is none fails the rows it is about.
 
-    If `inner` has no `fork`, it is handed the whole prefix of a forked row, as that of a new one.
+    If `inner` has no `fork`, it is handed the whole prefix of a forked row, as that of a new one;
+    in pages, there is nothing to fork.
     """
 
     def __init__(self, inner: Model) -> None:
         self.inner = inner
         self.gives: OutputKind = getattr(inner, "gives", "tokens")
-        self._prefixes = None if callable(getattr(inner, "fork", None)) else Prefixes()
+        self.is_paged = can_page(inner)
+        self._has_fork = callable(getattr(inner, "fork", None))
+        self._prefixes: Prefixes | None = None
         self._forked: set[int] = set()  # slots whose rows `inner` has not been told of
         self.name, self.settings, self.tokenizer = inner.name, inner.settings, inner.tokenizer
         self.vocab_size, self.eos_token_id = inner.vocab_size, inner.eos_token_id
-        self._num_slots = 0
+        self._num_slots, self._is_paging = 0, False
 
     def allocate(self, num_slots: int) -> None:
         """Make room for `num_slots` rows.
@@ -34,14 +46,35 @@ class CheckedModel:
         Raises:
             BatchdecodeError: the model raised.
         """
-        self._num_slots = num_slots
-        self._forked.clear()
-        if self._prefixes is not None:
-            self._prefixes.clear()
-        try:
+        self._begin(num_slots, None if self._has_fork else Prefixes())
+        with self._making_room(f"{num_slots} rows"):
             self.inner.allocate(num_slots)
+
+    def allocate_pages(self, num_slots: int, num_blocks: int | None, block_size: int) -> None:
+        """Make room for `num_slots` rows in `num_blocks` blocks.
+
+        Raises:
+            BatchdecodeError: the model raised.
+        """
+        self._begin(num_slots, None)
+        self._is_paging = True
+        if not can_page(self.inner):
+            raise InvariantError(f"{self.name} is not paged")
+        count = "blocks" if num_blocks is None else f"{num_blocks} blocks"
+        with self._making_room(f"{num_slots} rows in {count} of {block_size} tokens"):
+            self.inner.allocate_pages(num_slots, num_blocks, block_size)
+
+    def _begin(self, num_slots: int, prefixes: Prefixes | None) -> None:
+        self._num_slots, self._prefixes, self._is_paging = num_slots, prefixes, False
+        self._forked.clear()
+
+    @contextmanager
+    def _making_room(self, what: str) -> Iterator[None]:
+        """Let what the model raises inside become a BatchdecodeError: it has no room for `what`."""
+        try:
+            yield
         except (Exception, SystemExit) as error:  # not what breaks off a wait for it
-            message = f"{self.name} cannot make room for {num_slots} rows: {describe(error)}"
+            message = f"{self.name} cannot make room for {what}: {describe(error)}"
             raise BatchdecodeError(message) from error
 
     def fork(self, source: int, target: int) -> None:
@@ -55,6 +88,8 @@ class CheckedModel:
                 self.release(target)
             self._prefixes.fork(source, target)
             self._forked.add(target)
+            return
+        if self._is_paging:
             return
         with self._failing_as(f"fork slot {source}"):
             self.inner.fork(source, target)
@@ -82,6 +117,7 @@ class CheckedModel:
         """
         slots, logit_slots = batch.slots, batch.logit_slots  # the model may change the batch
         token_slots = slots
+        computed = {*slots.tolist(), *(chunk.slot for chunk in batch.chunks)}
         if logit_slots.size:
             is_token_slot = np.ones(self._num_slots, np.bool_)
             is_token_slot[logit_slots] = False
@@ -97,7 +133,7 @@ class CheckedModel:
             raise
         except BaseException as error:  # whatever another's code raises is its failure
             raise ModelError(f"{self.name} raised {describe(error)}") from error
-        if not failed.keys() <= set(slots.tolist()):
+        if not failed.keys() <= computed:
             raise ModelError(f"{self.name} failed rows that it was not asked for: {list(failed)}")
         tokens = np.zeros(self._num_slots, np.int64)
         if answered is not None:
@@ -119,11 +155,12 @@ class CheckedModel:
     def _hand_over_forks(self, batch: Batch, prefixes: Prefixes) -> None:
         """Make new rows of those that were forked, for a model that has no fork."""
         prefixes.extend(batch)
-        if self._forked:
+        due = {slot for slot in self._forked if batch.holds(slot)}
+        if due:
             chunks = {chunk.slot: chunk for chunk in batch.chunks}
-            chunks |= {slot: Chunk(slot, prefixes.copy_of(slot), 0) for slot in self._forked}
+            chunks |= {slot: Chunk(slot, prefixes.copy_of(slot), 0) for slot in due}
             batch.chunks = [chunks[slot] for slot in sorted(chunks)]
-            self._forked.clear()
+            self._forked -= due
 
     def _take_tokens(
         self, answered: NDArray[Any], slots: IntArray, tokens: IntArray

@@ -75,7 +75,8 @@ class LLMModel(PrefixModel):
         """Return the logits of `batch.logit_slots`, those of rows that failed 0."""
         self._prefixes.extend(batch)
         logit_slots = batch.logit_slots.tolist()
-        answers = self._ask([self._prefixes.copy_of(slot) for slot in logit_slots])
+        prefixes = [self._prefixes.copy_of(slot) for slot in logit_slots]
+        answers = self._ask(prefixes) if prefixes else []  # parts of prompts alone ask for nothing
         logits = np.zeros((len(logit_slots), self.vocab_size or 0), np.float32)
         failed = {}
         for row, (slot, answer) in enumerate(zip(logit_slots, answers, strict=True)):

@@ -1,16 +1,13 @@
 """From what a person names to a Model: `simulated`, `package.module:name`, or a Python object."""
 
-import sys
 from collections.abc import Mapping
-from difflib import get_close_matches
-from importlib import import_module
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar, cast, get_args
 
 import msgspec
 
 from batcher.errors import BatchdecodeError, describe
+from batcher.importing import import_object
 from batcher.models.answers import shown
 from batcher.models.base import Model, OutputKind
 from batcher.models.callable import CallableModel, ModelNext
@@ -46,7 +43,7 @@ def load_model(
     if seed is not None:
         raise BatchdecodeError(f"a seed is a setting of the simulated model; {spec} takes none")
     call_settings = _settings(llm_settings, CallSettings, "llm")
-    return as_model(_import_object(spec), spec, call_settings)
+    return as_model(import_object(spec, "model", "simulated"), spec, call_settings)
 
 
 def as_model(
@@ -136,27 +133,3 @@ def _instance(model_class: type) -> object:
     except (Exception, SystemExit) as error:  # whatever the class's own code raises
         message = f"cannot make a {model_class.__name__}: {describe(error)}"
         raise BatchdecodeError(message) from error
-
-
-def _import_object(spec: str) -> object:
-    module_name, separator, name = spec.partition(":")
-    if not (module_name and separator and name):
-        raise BatchdecodeError(f"unknown model {spec!r}, known: simulated, package.module:name")
-    if not all(part.isidentifier() for part in module_name.split(".")) or module_name.endswith(
-        ".py"
-    ):
-        raise BatchdecodeError(f"unknown model {spec!r}: {module_name!r} is no package.module")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    try:
-        found: Any = import_module(module_name)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except AttributeError as error:
-        near = get_close_matches(name, dir(error.obj), n=1)
-        hint = f"; did you mean {module_name}:{near[0]}?" if near else ""
-        raise BatchdecodeError(f"{module_name} has no {name!r}{hint}") from None
-    except (Exception, SystemExit) as error:  # whatever the module's own code raises
-        raise BatchdecodeError(f"cannot import {module_name}: {describe(error)}") from error
-    return cast(object, found)

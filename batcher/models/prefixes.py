@@ -14,7 +14,7 @@ class Prefixes:
         self._prefixes.clear()
 
     def extend(self, batch: Batch) -> None:
-        """Add the new tokens of every row of `batch`."""
+        """Add the new tokens of every row of `batch`, whether it yields yet or not."""
         has_chunk = set()
         for chunk in batch.chunks:
             has_chunk.add(chunk.slot)
@@ -37,8 +37,8 @@ class Prefixes:
         self._prefixes[target] = self._prefixes[source].copy()
 
     def release(self, slot: int) -> None:
-        """Forget the row in `slot`."""
-        del self._prefixes[slot]
+        """Forget the row in `slot`, if there is one."""
+        self._prefixes.pop(slot, None)
 
 
 class PrefixModel:
@@ -58,5 +58,5 @@ class PrefixModel:
         self._prefixes.fork(source, target)
 
     def release(self, slot: int) -> None:
-        """Forget the row in `slot`."""
+        """Forget the row in `slot`, if there is one."""
         self._prefixes.release(slot)

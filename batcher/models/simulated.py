@@ -3,7 +3,7 @@
 A prefix is hashed token by token, h <- (h + token) * M modulo 2^64, from a seed and a begin token
 on.  The part of speech of its last token selects a line in a table of choices, and the top bits of
 h select the next token in that line.  A slot's cache is its h alone, so a stale or mixed-up slot
-changes every token that follows.
+changes every token that follows; in pages, that of a token is the h after it.
 
 `reference_next_token` and `reference_logits` compute from a prefix by the definition and nothing
 else; the cache and the vector operations of `SimulatedModel` are tested against them.
@@ -19,6 +19,7 @@ import numpy as np
 from msgspec import Meta, Struct, structs
 
 from batcher.models.base import Batch, Chunk, IntArray, ModelOutput, OutputKind
+from batcher.models.simulated_hash import MASK, MULTIPLIER, hash_after
 from batcher.models.simulated_logits import (
     GRAMMAR_GAP,
     NUM_RANKINGS,
@@ -30,13 +31,11 @@ from batcher.models.simulated_logits import (
     scramble,
     uniform_bits,
 )
+from batcher.models.simulated_pages import AttentivePages, PagedHashes
 from batcher.models.word_tokenizer import BEGIN_TOKEN_ID, EOS_TOKEN_ID, WordTokenizer, byte_id
 
-_MULTIPLIER = 0x5851F42D4C957F2D  # Knuth's MMIX generator
-_MASK = 2**64 - 1
 _CHOICE_BITS = 10
 _NUM_CHOICES = 2**_CHOICE_BITS
-_NUM_ONE_BY_ONE = 16  # tokens of a prompt that are hashed sooner one by one than all at once
 _HASH_SHIFT = 64 - _CHOICE_BITS
 
 Rate = Annotated[float, Meta(ge=0, le=1)]
@@ -90,24 +89,35 @@ class SimulatedSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SimulatedModel:
-    """A Model (see base.py) that needs no weights."""
+    """A PagedModel (see base.py) that needs no weights.
+
+    is_attentive: whether, in pages, every token of every row is read again in every step, so that
+    nothing a row has can change unnoticed.  Slow; `allocate_pages` looks at it.
+    """
 
     name = "simulated"
     eos_token_id = EOS_TOKEN_ID
     gives: OutputKind = "both"
 
-    def __init__(self, settings: SimulatedSettings | None = None) -> None:
+    is_paged = True
+
+    def __init__(
+        self, settings: SimulatedSettings | None = None, *, is_attentive: bool = False
+    ) -> None:
         settings = settings or SimulatedSettings()
+        self.is_attentive = is_attentive
         self.tokenizer = WordTokenizer()
         self.vocab_size = len(self.tokenizer.token_bytes)
         self.settings: dict[str, Any] = structs.asdict(settings)
         self.seed_hash = scramble(settings.seed)
-        self.begin_hash = _hash_after(self.seed_hash, [BEGIN_TOKEN_ID])
+        self.begin_hash = hash_after(self.seed_hash, [BEGIN_TOKEN_ID])
         self.lines, self.choices = _choices(settings, self.tokenizer)
         self.allocate(0)
 
     def allocate(self, num_slots: int) -> None:
         """Make room for `num_slots` rows."""
+        self._pages: PagedHashes | AttentivePages | None = None
+        self._parts: dict[int, int] = {}  # slot -> the hash of a row that yields no token yet
         self._hashes = np.zeros(num_slots, np.uint64)
         self._tokens = np.zeros(num_slots, np.int64)
         self._tokens_unsigned = self._tokens.view(np.uint64)
@@ -115,23 +125,40 @@ class SimulatedModel:
         self._index = np.zeros(num_slots, np.uint64)
         self._index_signed = self._index.view(np.int64)
         # arrays, since numpy takes longer to combine an array with a scalar
-        self._multiplier = np.full(num_slots, _MULTIPLIER, np.uint64)
+        self._multiplier = np.full(num_slots, MULTIPLIER, np.uint64)
         self._shift = np.full(num_slots, _HASH_SHIFT, np.uint64)
         self._output = ModelOutput(self._tokens)
+
+    def allocate_pages(self, num_slots: int, num_blocks: int | None, block_size: int) -> None:
+        """Make room for `num_slots` rows in blocks, of as many as `Pages.num_blocks` says by then.
+
+        num_blocks: how many to make room for at once.
+        """
+        self.allocate(num_slots)
+        num_cells, hashes = (num_blocks or 0) * block_size, (self.seed_hash, self.begin_hash)
+        if self.is_attentive:
+            self._pages = AttentivePages(num_cells, *hashes)
+        else:
+            self._pages = PagedHashes(num_slots, num_cells, *hashes)
 
     def forward(self, batch: Batch) -> ModelOutput:
         """Compute one token for every slot; what an empty slot gets means nothing."""
         tokens, hashes, index = self._tokens, self._hashes, self._index
         if batch.tokens is not tokens:
             tokens[:] = batch.tokens
-        for chunk in batch.chunks:
-            self._prefill(chunk)
+        if self._pages is not None:
+            if not self._pages.load(batch, tokens, hashes):
+                return self._output
+        elif batch.chunks and not self._prefill(batch):
+            return self._output
         self.lines.take(tokens, None, self._lines, "clip")
         np.add(hashes, self._tokens_unsigned, hashes)
         np.multiply(hashes, self._multiplier, hashes)
         np.right_shift(hashes, self._shift, index)
         np.add(self._index_signed, self._lines, self._index_signed)
         self.choices.take(self._index_signed, None, tokens, "clip")
+        if self._pages is not None:
+            self._pages.store(hashes)
         slots = batch.logit_slots
         if slots.size:
             parts = self._lines[slots] // _NUM_CHOICES
@@ -140,28 +167,50 @@ class SimulatedModel:
         return self._output
 
     def fork(self, source: int, target: int) -> None:
-        """Let `target` hold what `source` does."""
+        """Let `target` hold what `source` does; in pages, it does already."""
         self._hashes[target] = self._hashes[source]
 
     def release(self, slot: int) -> None:
         """Forget the row in `slot`."""
         self._hashes[slot] = 0
+        if self._pages is not None:
+            self._pages.release(slot)
+        elif self._parts:
+            self._parts.pop(slot, None)
 
     @cached_property
     def _logit_table(self) -> LogitTable:
         return LogitTable(self.choices.reshape(-1, _NUM_CHOICES), self.vocab_size)
 
-    def _prefill(self, chunk: Chunk) -> None:
+    def _prefill(self, batch: Batch) -> bool:
+        """Take in the chunks of a step; return whether any row yields a token."""
+        has_part = False
+        for chunk in batch.chunks:
+            if batch.holds(chunk.slot):
+                self._hash_all_but_last(chunk)
+            else:
+                has_part = True
+                before = self._hash_before(chunk)
+                self._parts[chunk.slot] = hash_after(before, chunk.token_ids)
+        return not has_part or batch.slots.size > 0
+
+    def _hash_all_but_last(self, chunk: Chunk) -> None:
         """Hash a chunk but for its last token, which `forward` takes in like a generated one."""
         slot, token_ids = chunk.slot, chunk.token_ids
-        if chunk.start > 0:
-            before = int(self._hashes[slot])
-        elif token_ids:
-            before = self.begin_hash
-        else:
+        before = self._hash_before(chunk)
+        if self._parts:
+            self._parts.pop(slot, None)
+        if not token_ids:
             before, token_ids = self.seed_hash, [BEGIN_TOKEN_ID]
-        self._hashes[slot] = _hash_after(before, token_ids[:-1])
+        self._hashes[slot] = hash_after(before, token_ids[:-1])
         self._tokens[slot] = token_ids[-1]
+
+    def _hash_before(self, chunk: Chunk) -> int:
+        """Return the hash that a chunk goes on from."""
+        if chunk.start == 0:
+            return self.begin_hash
+        part = self._parts.get(chunk.slot)
+        return int(self._hashes[chunk.slot]) if part is None else part
 
 
 def reference_next_token(model: SimulatedModel, prefix: Sequence[int]) -> int:
@@ -192,7 +241,7 @@ def reference_logits(model: SimulatedModel, prefix: Sequence[int]) -> list[float
 def _reference_hash(model: SimulatedModel, prefix: Sequence[int]) -> int:
     state = model.seed_hash
     for token_id in [BEGIN_TOKEN_ID, *prefix]:
-        state = (state + token_id) * _MULTIPLIER & _MASK
+        state = (state + token_id) * MULTIPLIER & MASK
     return state
 
 
@@ -201,24 +250,6 @@ def _reference_line(model: SimulatedModel, prefix: Sequence[int]) -> list[int]:
     first = model.lines[prefix[-1] if prefix else BEGIN_TOKEN_ID]
     line: list[int] = model.choices[first : first + _NUM_CHOICES].tolist()
     return line
-
-
-_powers = np.full(1, _MULTIPLIER, np.uint64)  # ..., M^2, M^1: as many as the longest prompt needs
-
-
-def _hash_after(state: int, token_ids: list[int]) -> int:
-    """Return the hash after `token_ids`: many at once, state * M^n + sum of token_i * M^(n-i)."""
-    global _powers  # noqa: PLW0603 - a cache of constants
-    num_tokens = len(token_ids)
-    if num_tokens <= _NUM_ONE_BY_ONE:
-        for token_id in token_ids:
-            state = (state + token_id) * _MULTIPLIER & _MASK
-        return state
-    if num_tokens > len(_powers):
-        _powers = np.full(2 * num_tokens, _MULTIPLIER, np.uint64).cumprod()[::-1].copy()
-    powers = _powers[-num_tokens:]
-    terms = np.vdot(np.array(token_ids, np.uint64), powers)
-    return (state * int(powers[0]) + int(terms)) & _MASK
 
 
 def _choices(settings: SimulatedSettings, tokenizer: WordTokenizer) -> tuple[IntArray, IntArray]:

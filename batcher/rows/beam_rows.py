@@ -1,6 +1,7 @@
 """The rows of one request's beams: where each of them is, and which have been computed."""
 
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 
@@ -20,7 +21,7 @@ class BeamRows:
 
     def __init__(self, leader: Sequence) -> None:
         request = leader.request
-        self.sequences = [leader, *leader.companions]
+        self.sequences = cast(list[Sequence], [leader, *leader.companions])
         self.slots = [sequence.slot for sequence in self.sequences]
         self._num_results, self._num_computed = request.n, 1
         self._search = BeamSearch(
@@ -38,6 +39,18 @@ class BeamRows:
         if not self._search.has_failed:
             return None
         return Failure("constraint-error", "no token is left that any beam may go on with")
+
+    def tokens(self) -> list[list[int]]:
+        """Return the tokens of every row that has been computed, in the order of `sequences`."""
+        return self._search.running_tokens()
+
+    def tokens_in(self, slot: int) -> list[int]:
+        """Return the tokens of the row in `slot`, none if it has not been computed."""
+        return dict(zip(self.slots, self.tokens(), strict=False)).get(slot, [])
+
+    def move(self) -> None:
+        """Look for the rows in the slots that the sequences have by now."""
+        self.slots = [sequence.slot for sequence in self.sequences]
 
     def advance(
         self, scores: dict[int, FloatArray], ends: Callable[[int, int], bool]

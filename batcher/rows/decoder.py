@@ -5,7 +5,7 @@ a row asks for is in its Row.
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from msgspec.structs import replace
@@ -17,17 +17,16 @@ from batcher.decoding.machine_table import MachineTable
 from batcher.decoding.sampling.sampler import Masks, Sampled, Sampler
 from batcher.errors import Failure, InvariantError
 from batcher.events import TokenEvent
-from batcher.models.base import IntArray, Model, ModelOutput
+from batcher.models.base import NO_SLOTS, IntArray, Model, ModelOutput
 from batcher.request import NUM_DIGITS, FinishReason
 from batcher.rows.beam_rows import BeamRows
 from batcher.rows.generated import Generated
 from batcher.rows.grammars import Grammars
-from batcher.rows.row import Row, make_row, sampling_row
+from batcher.rows.row import Row, make_row, partner_slot, sampling_row
 from batcher.rows.row_stream import RowStream
+from batcher.rows.suspended import SuspendedRow, SuspendedRows
 from batcher.sequence import Sequence
 from batcher.validation import logit_fields_of
-
-NO_SLOTS: IntArray = np.zeros(0, np.int64)
 
 
 class Decoded(NamedTuple):
@@ -116,7 +115,9 @@ class Decoder:
             return generated
         row = self._rows.get(slot)
         if row is not None:
-            generated = self._close_row(slot, row, generated)
+            sampler = self._sampler
+            logprob = None if sampler is None else sampler.cumulative_logprob(slot)
+            generated = self._close_row(row, generated, logprob)
         self._forget(slot)
         return generated
 
@@ -125,12 +126,83 @@ class Decoder:
         beams, row = self._beams.pop(slot), self._rows[slot]
         for beam_slot in beams.slots:
             self._forget(beam_slot)
+        return self._beam_outputs(beams, row, reason)
+
+    def read(self, slot: int, start: int, stop: int) -> list[int]:
+        """Return tokens number `start` to `stop`, exclusive, of those the row in `slot` has."""
+        leader = self._leaders.get(slot, slot)
+        if leader in self._beams:
+            return self._beams[leader].tokens_in(slot)[start:stop]
+        return self._history.read(leader, start, stop)
+
+    # -- a row is out of the batch for a while ---------------------------------------------------
+
+    def suspend(self, leader: Sequence, num_tokens: int) -> SuspendedRows:
+        """Take the rows of `leader` out of their slots, to be resumed in others, or closed.
+
+        num_tokens: how many of the row's tokens are its output; beams know that themselves.
+        """
+        slot = leader.slot
+        if leader.role == "beam":
+            beams = self._beams.pop(slot)
+            rows = [self._suspend_row(beam_slot) for beam_slot in beams.slots]
+            return SuspendedRows(beams.tokens(), rows, beams)
+        tokens = [self._history.close(slot, num_tokens)]
+        if not self._rows and self.logit_slots is NO_SLOTS:
+            return SuspendedRows(tokens, [SuspendedRow(self._machines.suspend(slot))])
+        return SuspendedRows(tokens * leader.num_slots, [self._suspend_row(slot)])
+
+    def resume(self, leader: Sequence, suspended: SuspendedRows) -> None:
+        """Let suspended rows go on in the slots that `leader` and its companions have by now."""
+        slot = leader.slot
+        if suspended.beams is None:
+            self._history.resume(slot, suspended.tokens[0])
+        else:
+            suspended.beams.move()
+            self._beams[slot] = suspended.beams
+        for companion in leader.companions:
+            self._leaders[companion.slot] = slot
+        for sequence, row in zip((leader, *leader.companions), suspended.rows, strict=False):
+            self._resume_row(cast(Sequence, sequence), row)
+
+    def close_suspended(self, suspended: SuspendedRows, reason: FinishReason) -> list[Generated]:
+        """Return what suspended rows had generated: the row's output, or those of its beams."""
+        first = suspended.rows[0]
+        if suspended.beams is not None:
+            return self._beam_outputs(suspended.beams, cast(Row, first.row), reason)
+        generated = Generated(suspended.tokens[0], reason)
+        if first.row is None:
+            return [generated]
+        sampling = first.sampling
+        logprob = None if sampling is None else sampling.cumulative_logprob
+        return [self._close_row(first.row, generated, logprob)]
+
+    def _suspend_row(self, slot: int) -> SuspendedRow:
+        sampling = None if self._sampler is None else self._sampler.suspend(slot)
+        row = SuspendedRow(self._machines.suspend(slot), self._rows.get(slot), sampling)
+        self._forget(slot)
+        return row
+
+    def _resume_row(self, sequence: Sequence, suspended: SuspendedRow) -> None:
+        slot = sequence.slot
+        self._machines.resume(slot, suspended.place)
+        if suspended.row is not None:
+            self._rows[slot] = suspended.row
+        if suspended.sampling is not None and self._sampler is not None:
+            self._sampler.resume(slot, suspended.sampling, partner_slot(sequence))
+            self.logit_slots = self._sampler.slots
+
+    # -- what comes of a row ---------------------------------------------------------------------
+
+    def _beam_outputs(self, beams: BeamRows, row: Row, reason: FinishReason) -> list[Generated]:
         return [
             row.check(generated, self._tokenizer, self._eos_token_id)
             for generated in beams.results(reason)
         ]
 
-    def _close_row(self, slot: int, row: Row, generated: Generated) -> Generated:
+    def _close_row(
+        self, row: Row, generated: Generated, cumulative_logprob: float | None
+    ) -> Generated:
         if row.stream is not None:
             if row.untold:
                 self._streamed += row.stream.push(row.untold, self._step)
@@ -138,8 +210,8 @@ class Decoder:
         generated = row.check(generated, self._tokenizer, self._eos_token_id)
         if row.sequence.request.logprobs is not None:
             generated = replace(generated, logprobs=row.logprobs)
-        if self._sampler is not None and row.needs_cumulative:
-            logprob = round(self._sampler.cumulative_logprob(slot), NUM_DIGITS)
+        if cumulative_logprob is not None and row.needs_cumulative:
+            logprob = round(cumulative_logprob, NUM_DIGITS)
             generated = replace(generated, cumulative_logprob=logprob)
         return generated
 

@@ -125,16 +125,20 @@ def make_row(sequence: Sequence, grammars: Grammars, stream: RowStream | None) -
 def sampling_row(sequence: Sequence, eos_token_id: int | None) -> SamplingRow:
     """Return what the sampler has to know of a sequence that has just got its slot."""
     request = sequence.request
-    partner = next((c.slot for c in sequence.companions if c.role == "negative"), None)
     return SamplingRow(
         sampling_params(request),
         row_key(request.seed, sequence.id, sequence.index),
         sequence.prompt_tokens,
         stop_token_ids=_stop_token_ids(request, eos_token_id),
-        partner=partner,
+        partner=partner_slot(sequence),
         is_beam=sequence.role == "beam",
         is_constrained=bool(sequence.healing or constraint_fields_of(request)),
     )
+
+
+def partner_slot(sequence: Sequence) -> int | None:
+    """Return the slot of the negative prompt's row beside that of a sequence, if it has one."""
+    return next((c.slot for c in sequence.companions if c.role == "negative"), None)
 
 
 def _stop_token_ids(request: Request, eos_token_id: int | None) -> tuple[int, ...]:

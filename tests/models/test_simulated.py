@@ -10,7 +10,8 @@ from reference import ENGLISH, Language, as_text, decode_alone
 
 from batcher import Request, SimulatedModel, SimulatedSettings, decode
 from batcher.models.base import Batch, Chunk, join_bytes
-from batcher.models.simulated import _hash_after, reference_logits, reference_next_token
+from batcher.models.simulated import reference_logits, reference_next_token
+from batcher.models.simulated_hash import hash_after
 from batcher.models.word_tokenizer import EOS_TOKEN_ID, FIRST_WORD_ID, WordTokenizer
 
 prompts = st.lists(st.integers(0, 511), max_size=30)
@@ -55,7 +56,7 @@ def test_hashing_at_once_equals_hashing_one_by_one(state: int, token_ids: list[i
     expected = state
     for token_id in token_ids:
         expected = (expected + token_id) * 0x5851F42D4C957F2D % 2**64
-    assert _hash_after(state, token_ids) == expected
+    assert hash_after(state, token_ids) == expected
 
 
 @settings(max_examples=30, deadline=None)  # the definition is slow
@@ -262,6 +263,11 @@ def test_a_released_slot_remembers_nothing() -> None:
     model.forward(batch_of(Chunk(0, [5, 6], 0)))
     model.release(0)
     assert model._hashes.tolist() == [0]
+    part = Batch(1)
+    part.add_part(Chunk(0, [5, 6], 0))
+    model.forward(part)
+    model.release(0)
+    assert not model._parts
 
 
 @given(st.text())

@@ -44,6 +44,23 @@ class SamplingRow(NamedTuple):
     is_constrained: bool = False
 
 
+class SuspendedSampling(NamedTuple):
+    """A row that was taken out of the sampler, to go on in another slot.
+
+    numbers: what it has in each of the arrays by slot.  seen: see SeenTokens.read; None for a row
+    without penalties.
+    """
+
+    row: SamplingRow
+    numbers: list[float]
+    seen: tuple[IntArray, IntArray] | None
+
+    @property
+    def cumulative_logprob(self) -> float:
+        """The sum that Sampler.cumulative_logprob would tell."""
+        return self.numbers[-1]
+
+
 class Masks(NamedTuple):
     """What constraints leave this step; slots: [k]; allowed: [k, vocab] bool."""
 
@@ -89,6 +106,13 @@ class Sampler:
         self._bad_word_states: IntArray = np.zeros(num_slots, np.int64)
         self._cumulative = np.zeros(num_slots)
         self._seen = SeenTokens(num_slots)
+        self._states = (
+            self._keys,
+            self._positions,
+            self._mu,
+            self._bad_word_states,
+            self._cumulative,
+        )
 
     def open(self, slot: int, row: SamplingRow) -> None:
         """Let `slot` begin a new row, and its partner's slot with it."""
@@ -115,6 +139,25 @@ class Sampler:
             self._partners[slot] = NONE
             self._set_wanted(slot, row, is_wanted=False)
 
+    def suspend(self, slot: int) -> SuspendedSampling | None:
+        """Forget the row in `slot` and its partner; return it, None if there is none."""
+        entry = self._rows[slot]
+        if entry is None:
+            return None
+        [row, _] = entry
+        numbers = [state.item(slot) for state in self._states]
+        seen = self._seen.read(slot) if row.params.has_penalties else None
+        self.close(slot)
+        return SuspendedSampling(row, numbers, seen)
+
+    def resume(self, slot: int, suspended: SuspendedSampling, partner: int | None) -> None:
+        """Let a row go on in `slot`; partner: that of its partner by now."""
+        self._enter(slot, suspended.row._replace(partner=partner))
+        for state, number in zip(self._states, suspended.numbers, strict=True):
+            state[slot] = number
+        if suspended.seen is not None:
+            self._seen.resume(slot, *suspended.seen)
+
     def fork(self, source: int, target: int) -> None:
         """Let `target`, whose row is forgotten, hold a copy of the row in `source`."""
         entry = self._rows[source]
@@ -122,8 +165,7 @@ class Sampler:
             raise InvariantError(f"slot {source} cannot be forked")
         self.close(target)
         self._enter(target, entry[0])
-        states = (self._keys, self._positions, self._mu, self._bad_word_states, self._cumulative)
-        for state in states:
+        for state in self._states:
             state[target] = state[source]
         self._seen.fork(source, target)
 

@@ -21,12 +21,23 @@ class SeenTokens:
 
     def open(self, slot: int, prompt_tokens: list[int]) -> None:
         """Let `slot` begin a new row with this prompt, of which nothing was generated."""
-        token_ids = list(dict.fromkeys(prompt_tokens))
-        self._widen(len(token_ids))
+        token_ids = np.array(list(dict.fromkeys(prompt_tokens)), np.int64)
+        self.resume(slot, token_ids, np.zeros_like(token_ids))
+
+    def read(self, slot: int) -> tuple[IntArray, IntArray]:
+        """Return the token ids that the row in `slot` has, and how often it generated each."""
+        size = self._sizes[slot]
+        return self._token_ids[slot, :size].copy(), self._counts[slot, :size].copy()
+
+    def resume(self, slot: int, token_ids: IntArray, counts: IntArray) -> None:
+        """Let `slot` go on with a row of which `read` told these."""
+        size = len(token_ids)
+        self._widen(size)
         self._token_ids[slot] = NONE
-        self._token_ids[slot, : len(token_ids)] = token_ids
+        self._token_ids[slot, :size] = token_ids
         self._counts[slot] = 0
-        self._sizes[slot] = len(token_ids)
+        self._counts[slot, :size] = counts
+        self._sizes[slot] = size
 
     def fork(self, source: int, target: int) -> None:
         """Let `target` have what `source` has."""

@@ -1,0 +1,40 @@
+"""The objects that people name on a command line as `package.module:name`."""
+
+import sys
+from difflib import get_close_matches
+from importlib import import_module
+from pathlib import Path
+from typing import Any, cast
+
+from batcher.errors import BatchdecodeError, describe
+
+
+def import_object(spec: str, kind: str, known: str) -> object:
+    """Return what `package.module:name` names; the current folder is importable.
+
+    kind: what it is meant to be, for messages; known: what else it may be, likewise.
+
+    Raises:
+        BatchdecodeError: there is no such thing.
+    """
+    module_name, separator, name = spec.partition(":")
+    if not (module_name and separator and name):
+        raise BatchdecodeError(f"unknown {kind} {spec!r}, known: {known}, package.module:name")
+    if not all(part.isidentifier() for part in module_name.split(".")) or module_name.endswith(
+        ".py"
+    ):
+        raise BatchdecodeError(f"unknown {kind} {spec!r}: {module_name!r} is no package.module")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        found: Any = import_module(module_name)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except AttributeError as error:
+        near = get_close_matches(name, dir(error.obj), n=1)
+        hint = f"; did you mean {module_name}:{near[0]}?" if near else ""
+        raise BatchdecodeError(f"{module_name} has no {name!r}{hint}") from None
+    except (Exception, SystemExit) as error:  # whatever the module's own code raises
+        raise BatchdecodeError(f"cannot import {module_name}: {describe(error)}") from error
+    return cast(object, found)

@@ -1,0 +1,156 @@
+"""Rows decoded without an engine, so that a test can say who is in the batch and in which slot."""
+
+from collections.abc import Callable
+from random import Random
+from typing import NamedTuple
+
+from batcher import Request, SimulatedModel
+from batcher.models.base import Batch, Chunk
+from batcher.request import FinishReason
+from batcher.rows.decoder import Decoded, Decoder
+from batcher.rows.generated import Generated
+from batcher.rows.suspended import SuspendedRows
+from batcher.sequence import Sequence, make_sequences
+
+NUM_SLOTS = 7
+MODEL = SimulatedModel()  # one for many tests, since it makes its table of logits once
+Choose = Callable[[], bool]
+
+
+class Outcome(NamedTuple):
+    """What came of each unit, by its id and index: its outputs, and what was told of it."""
+
+    outputs: dict[tuple[str, int], list[Generated]]
+    told: dict[tuple[str, int], list[tuple[list[int], str, str | None]]]
+
+
+class SlottedRows:
+    """A batch of rows; every leader is running, suspended, or done."""
+
+    def __init__(self, requests: list[Request]) -> None:
+        self.decoder = Decoder(MODEL, NUM_SLOTS, is_streaming=True)
+        self.batch, self.step = Batch(NUM_SLOTS), 0
+        self.free = list(range(NUM_SLOTS))
+        MODEL.allocate(NUM_SLOTS)
+        heal = self.decoder.grammars.heal
+        self.waiting: list[Sequence] = []
+        for place, request in enumerate(requests):
+            if request.max_tokens > 0:
+                name = f"r{place}"
+                self.waiting += make_sequences(request, name, place, "input", {}, MODEL, heal, [])
+        self.running: dict[int, Sequence] = {}  # by the leader's slot
+        self.suspended: list[tuple[Sequence, SuspendedRows]] = []
+        self.num_tokens: dict[tuple[str, int], int] = {}
+        self.outcome = Outcome({}, {})
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.running or self.suspended)
+
+    def take_slots(self, leader: Sequence, random: Random) -> None:
+        for row in (leader, *leader.companions):
+            row.slot = self.free.pop(random.randrange(len(self.free)))
+        self.running[leader.slot] = leader
+
+    def leave_slots(self, leader: Sequence) -> None:
+        del self.running[leader.slot]
+        for row in (leader, *leader.companions):
+            if self.batch.holds(row.slot):
+                MODEL.release(row.slot)
+            self.batch.leave(row.slot)
+            self.free.append(row.slot)
+
+    def start(self, leader: Sequence) -> None:
+        """Begin a row in its slot; beams wait for the first fork."""
+        forced = self.decoder.open(leader)
+        self.num_tokens[leader.id, leader.index] = len(forced)
+        rows = [leader] if leader.role == "beam" else [leader, *leader.companions]
+        for row in rows:
+            self.batch.join(Chunk(row.slot, row.prompt_tokens + forced, 0))
+
+    def suspend(self, leader: Sequence) -> None:
+        num_tokens = self.num_tokens[leader.id, leader.index]
+        self.suspended.append((leader, self.decoder.suspend(leader, num_tokens)))
+        self.leave_slots(leader)
+
+    def resume(self, leader: Sequence, suspended: SuspendedRows) -> None:
+        self.decoder.resume(leader, suspended)
+        for row, tokens in zip((leader, *leader.companions), suspended.tokens, strict=False):
+            self.batch.join(Chunk(row.slot, row.prompt_tokens + tokens, 0))
+
+    def admit(self, random: Random, leaves_at_once: Choose) -> None:
+        for leader in self.waiting.copy():
+            if leader.num_slots <= len(self.free):
+                self.waiting.remove(leader)
+                self.take_slots(leader, random)
+                self.start(leader)
+                if leaves_at_once():
+                    self.suspend(leader)
+
+    def compute(self) -> None:
+        """Let the model and the decoder do a step of all running rows."""
+        self.batch.logit_slots = self.decoder.logit_slots
+        output = MODEL.forward(self.batch)
+        self.batch.chunks, self.batch.tokens = [], output.tokens
+        decoded = self.decoder.decode(output, self.step)
+        self.step += 1
+        for slot, leader in list(self.running.items()):
+            self._commit(leader, slot, decoded)
+        for source, target in decoded.forks:
+            if target in self.decoder._leaders or target in self.running:
+                MODEL.fork(source, target)
+                self.batch.enter(target)
+
+    def _commit(self, leader: Sequence, slot: int, decoded: Decoded) -> None:
+        tokens = decoded.jumps.get(slot, [0])
+        self.num_tokens[leader.id, leader.index] += 0 if slot in decoded.failed else len(tokens)
+        num_tokens = self.num_tokens[leader.id, leader.index]
+        if slot in decoded.failed:
+            self.end(leader, "error")
+        elif slot in decoded.stopped:
+            self.end(leader, "stop")
+        elif num_tokens >= leader.request.max_tokens:
+            self.end(leader, "length")
+        elif len(tokens) > 1:
+            for row in (leader, *leader.companions):
+                start = len(row.prompt_tokens) + num_tokens - len(tokens)
+                self.batch.chunks.append(Chunk(row.slot, tokens, start))
+
+    def end(self, leader: Sequence, reason: FinishReason) -> None:
+        key = leader.id, leader.index
+        if leader.role == "beam":
+            self.outcome.outputs[key] = self.decoder.close_beams(leader.slot, reason)
+        else:
+            num_tokens = self.num_tokens[key]
+            output = self.decoder.close(leader.slot, num_tokens, reason)
+            self.outcome.outputs[key] = [output]
+        self.leave_slots(leader)
+
+    def finish(self) -> Outcome:
+        for event in self.decoder.take_streamed():
+            told = self.outcome.told.setdefault((event.id, event.index), [])
+            told.append((event.tokens, event.text, event.state))
+        return self.outcome
+
+
+def never() -> bool:
+    return False
+
+
+def decode_all(requests: list[Request], random: Random, leaves: Choose = never) -> Outcome:
+    """Decode requests to their end; whenever `leaves` says so a row is out of the batch."""
+    rows = SlottedRows(requests)
+    while rows.has_work:
+        for place in reversed(range(len(rows.suspended))):
+            leader, suspended = rows.suspended[place]
+            if leader.num_slots <= len(rows.free) and not leaves():
+                del rows.suspended[place]
+                rows.take_slots(leader, random)
+                rows.resume(leader, suspended)
+        rows.admit(random, leaves)
+        for leader in list(rows.running.values()):
+            if leaves():
+                rows.suspend(leader)
+        if rows.running:
+            rows.compute()
+    return rows.finish()

@@ -1,0 +1,176 @@
+"""A row that leaves the batch and comes back has lost nothing, whatever it was asked for."""
+
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+from control_requests import SCHEMA, STATES, control_requests
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slotted_rows import MODEL, SlottedRows, decode_all, never
+
+from batcher import Request
+from batcher.decoding.history import TokenHistory
+from batcher.decoding.machine import state_machine
+from batcher.decoding.machine_table import MachineTable
+
+EVERY_KIND: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "stop": {"stop": ["s.", "e t"], "max_tokens": 30},
+    "states": {"states": STATES, "max_tokens": 30},
+    "sampled": {"temperature": 1.3, "top_p": 0.9, "seed": 2, "n": 3},
+    "mirostat": {"temperature": 1.0, "mirostat": 2, "mirostat_tau": 3.0},
+    "penalties": {"frequency_penalty": 1.5, "repetition_penalty": 1.4, "temperature": 1.0},
+    "bad words": {"bad_words": ["door", "r. ", "e"], "min_tokens": 4},
+    "logprobs": {"logprobs": 2, "temperature": 0.7},
+    "best of": {"best_of": 3, "n": 2, "temperature": 1.0},
+    "guidance": {"cfg_scale": 1.5, "negative_prompt": "No no", "temperature": 1.0},
+    "beams": {"num_beams": 3, "n": 2, "length_penalty": 0.5},
+    "constrained beams": {"num_beams": 2, "regex": "(ab|cd)+ the door", "frequency_penalty": 1.0},
+    "fewer ways than beams": {"num_beams": 3, "choice": ["yes", "no"]},
+    "schema": {"json_schema": SCHEMA, "max_tokens": 60},
+    "forced from the outset": {"choice": ["yes indeed now"], "max_tokens": 20},
+    "guided schema": {
+        "json_schema": SCHEMA,
+        "max_tokens": 40,
+        "cfg_scale": 1.5,
+        "negative_prompt": "",
+    },
+    "healed": {"prompt": "Count the bo", "heal": True},
+    "min_tokens": {"min_tokens": 9, "stop": " ", "max_tokens": 12},
+}
+
+
+def request(kind: str) -> Request:
+    return Request(**{"prompt": "Count the boats", "max_tokens": 14, **EVERY_KIND[kind]})
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+def test_a_row_that_leaves_after_every_step_is_the_same_row(kind: str) -> None:
+    """With a companion of another kind that stays, so that the tables are never empty."""
+    requests = [request(kind), request("stop")]
+    expected = decode_all(requests, Random(0))
+    turns = Random(1)
+    assert decode_all(requests, turns, lambda: turns.random() < 0.5) == expected
+    assert expected.outputs
+
+
+@given(
+    st.lists(control_requests(), min_size=1, max_size=5),
+    st.integers(0, 2**32),
+    st.sampled_from([0.05, 0.3, 0.7]),
+)
+@settings(max_examples=100, deadline=None)
+def test_rows_of_any_kind_may_leave_and_come_back_anywhere(
+    requests: list[Request], seed: int, rate: float
+) -> None:
+    random = Random(seed)
+    left = decode_all(requests, random, lambda: random.random() < rate)
+    assert left == decode_all(requests, Random(0))
+
+
+@pytest.mark.parametrize("kind", EVERY_KIND)
+@pytest.mark.parametrize("num_steps", [0, 1, 3])
+def test_a_row_that_ends_outside_the_batch_gives_what_it_had(kind: str, num_steps: int) -> None:
+    def begun() -> SlottedRows:
+        rows = SlottedRows([request(kind)])
+        rows.admit(Random(0), never)
+        for _ in range(num_steps):
+            rows.compute()
+        return rows
+
+    inside, outside = begun(), begun()
+    for leader in list(inside.running.values()):
+        inside.end(leader, "aborted")
+    for leader in list(outside.running.values()):
+        outside.suspend(leader)
+    for leader, suspended in outside.suspended:
+        outputs = outside.decoder.close_suspended(suspended, "aborted")
+        outside.outcome.outputs[leader.id, leader.index] = outputs
+    assert outside.finish() == inside.finish()
+    assert outside.decoder.logit_slots.size == 0
+
+
+def test_suspended_rows_tell_what_the_model_has_to_compute_again() -> None:
+    rows = SlottedRows([request("guidance"), request("beams")])
+    rows.admit(Random(0), never)
+    guided, beams = rows.running.values()
+    rows.suspend(beams)
+    [(_, before)] = rows.suspended
+    assert before.tokens == [[]]
+    rows.suspended.clear()
+    rows.take_slots(beams, Random(1))
+    rows.resume(beams, before)
+    for _ in range(4):
+        rows.compute()
+    for leader in (guided, beams):
+        slots = [row.slot for row in (leader, *leader.companions)]
+        read = [rows.decoder.read(slot, 0, 4) for slot in slots]
+        rows.suspend(leader)
+        assert rows.suspended[-1][1].tokens == read
+        assert [len(tokens) for tokens in read] == [4] * leader.num_slots
+    own, negative = rows.suspended[0][1].tokens
+    assert own == negative
+
+
+def test_a_place_that_no_beam_needs_has_the_tokens_of_the_best() -> None:
+    rows = SlottedRows([request("fewer ways than beams")])
+    rows.admit(Random(0), never)
+    rows.compute()
+    [leader] = rows.running.values()
+    rows.suspend(leader)
+    [(_, suspended)] = rows.suspended
+    assert len({tuple(tokens) for tokens in suspended.tokens}) == 2
+    assert [len(tokens) for tokens in suspended.tokens] == [1, 1, 1]
+
+
+def test_a_plain_row_is_not_in_the_way_of_those_that_stay() -> None:
+    rows = SlottedRows([request("plain")])
+    rows.admit(Random(0), never)
+    rows.compute()
+    [leader] = rows.running.values()
+    rows.suspend(leader)
+    decoder = rows.decoder
+    assert not decoder._rows
+    assert not decoder._history._first_rows
+    assert not decoder._machines._open_slots
+
+
+@given(st.lists(st.sampled_from(["step", "jump", "leave"]), max_size=60), st.data())
+def test_any_part_of_a_row_can_be_read(moves: list[str], data: st.DataObject) -> None:
+    history = TokenHistory(2)
+    history._page_steps = 5
+    history._page = np.zeros((5, 2), np.int64)
+    history.open(1)
+    row: list[int] = []
+    for token, move in enumerate(moves):
+        if move == "step":
+            history.append(np.array([-1, token]))
+            row.append(token)
+        elif move == "jump":
+            history.extend(1, [token, token])
+            row += [token, token]
+        else:
+            assert history.close(1, len(row)) == row
+            history.append(np.array([-1, -1]))
+            history.resume(1, row)
+        start = data.draw(st.integers(0, len(row)))
+        stop = data.draw(st.integers(start, len(row)))
+        assert history.read(1, start, stop) == row[start:stop]
+    assert history.close(1, len(row)) == row
+
+
+def test_a_row_stands_in_its_machine_where_it_stood_though_the_table_was_cleared() -> None:
+    """Between leaving and coming back all lines are made anew."""
+    table = MachineTable(2, MODEL.vocab_size, MODEL.tokenizer)
+    encode = MODEL.tokenizer.encode
+    first, second = encode("a"), encode("b")
+    machine = state_machine(Request(prompt="", stop="ab"), None)
+    table.open(0, machine)
+    table.advance(np.array([first[0], 0]))
+    place = table.suspend(0)
+    table._clear()
+    table.open(0, state_machine(Request(prompt="", stop="xyz"), None))
+    table.resume(1, place)
+    assert table.advance(np.array([5, second[0]])) == [1]

@@ -1,0 +1,324 @@
+"""The simulated model in pages: its answers are the function of what the block tables say."""
+
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batcher import BatchdecodeError, ModelOutput, SimulatedModel
+from batcher.models.base import Batch, Chunk, Pages, can_page
+from batcher.models.checked import CheckedModel
+from batcher.models.simulated import reference_logits, reference_next_token
+from batcher.models.simulated_hash import hash_after, hashes_after
+
+REFERENCE = SimulatedModel()
+NUM_SLOTS = 5
+
+
+class Row:
+    """A row of a slot: its tokens, how many are computed, how many were before this step."""
+
+    def __init__(self, tokens: list[int], num_computed: int, num_before: int) -> None:
+        self.tokens, self.num_computed, self.num_before = tokens, num_computed, num_before
+
+    @property
+    def num_new(self) -> int:
+        return len(self.tokens) - self.num_computed
+
+
+class PagedRows:
+    """Rows that share blocks, are cut into chunks, stand still, fork, leave; a pager to try out."""
+
+    def __init__(self, model: SimulatedModel | CheckedModel, random: Random) -> None:
+        self.model, self.random = model, random
+        size = random.choice([1, 2, 4, 16])
+        self.pages = Pages(size, [[] for _ in range(NUM_SLOTS)])
+        self.batch = Batch(NUM_SLOTS, self.pages)
+        self.counts: dict[int, int] = {}  # block -> how many tables have it
+        self.rows: dict[int, Row] = {}
+        is_limited = random.random() < 0.5
+        self.pages.num_blocks = 600 if is_limited else 0
+        model.allocate_pages(NUM_SLOTS, 600 if is_limited else None, size)
+
+    def pick_block(self) -> int:
+        """Take a free block, any; there are more of them if there were none."""
+        free = [block for block in range(self.pages.num_blocks) if block not in self.counts]
+        if not free:
+            self.pages.num_blocks += 3
+            return self.pick_block()
+        block = self.random.choice(free)
+        self.counts[block] = 1
+        return block
+
+    def drop(self, table: list[int]) -> None:
+        for block in table:
+            self.counts[block] -= 1
+            if not self.counts[block]:
+                del self.counts[block]
+        table.clear()
+
+    def own(self, slot: int, start: int, stop: int) -> None:
+        """Have blocks that nobody else has where the row writes."""
+        table, size = self.pages.tables[slot], self.pages.block_size
+        while len(table) * size < stop:
+            table.append(self.pick_block())
+        for place in range(start // size, -(-stop // size)):
+            if self.counts[table[place]] > 1:
+                self.counts[table[place]] -= 1
+                copy = self.pick_block()
+                self.pages.copies.append((table[place], copy))
+                table[place] = copy
+
+    def change(self) -> None:
+        """Let rows go and be forked."""
+        for slot in list(self.rows):
+            if self.random.random() < 0.1:
+                self.leave(slot)
+        decoding = [slot for slot, row in self.rows.items() if self.is_decoding(slot, row)]
+        free = [slot for slot in range(NUM_SLOTS) if slot not in self.rows]
+        if decoding and free and self.random.random() < 0.3:
+            self.fork(self.random.choice(decoding), self.random.choice(free))
+
+    def leave(self, slot: int) -> None:
+        del self.rows[slot]
+        self.drop(self.pages.tables[slot])
+        self.pages.moved.pop(slot, None)
+        self.batch.leave(slot)
+        self.model.release(slot)
+
+    def is_decoding(self, slot: int, row: Row) -> bool:
+        return self.batch.holds(slot) and row.num_new == 1
+
+    def fork(self, source: int, target: int) -> None:
+        row, token = self.rows[source], self.random.randrange(512)
+        self.share(source, target, len(row.tokens))
+        self.rows[target] = Row([*row.tokens[:-1], token], row.num_computed, row.num_computed)
+        self.model.fork(source, target)
+        self.batch.enter(target)
+        self.batch.tokens[target] = token
+        self.pages.moved[target] = row.num_computed
+
+    def share(self, source: int, target: int, num_tokens: int) -> None:
+        shared = self.pages.tables[source][: -(-num_tokens // self.pages.block_size)]
+        for block in shared:
+            self.counts[block] += 1
+        self.pages.tables[target].extend(shared)
+
+    def admit(self, slot: int) -> None:
+        """Begin a row; half of them after tokens that another one has, or will have by then."""
+        size = self.random.choice([0, 1, 5, 30, 60])
+        tokens = [self.random.randrange(512) for _ in range(size)]
+        num_shared = num_before = 0
+        if self.rows and tokens and self.random.random() < 0.5:
+            source = self.random.choice(list(self.rows))
+            row, block_size = self.rows[source], self.pages.block_size
+            num_shared = self.random.randint(0, row.num_computed)
+            if num_shared > row.num_before:  # what is written in this step cannot be copied in it
+                num_shared = num_shared // block_size * block_size
+            self.share(source, slot, num_shared)
+            num_before = min(num_shared, row.num_before)
+            tokens = row.tokens[:num_shared] + tokens
+        self.rows[slot] = Row(tokens, num_shared, num_before)
+
+    def step(self) -> None:
+        """Compute some of what is there to compute, and check what every row yields."""
+        stands_still = self.random.random() < 0.2
+        for row in self.rows.values():
+            row.num_before = row.num_computed
+        yielding = [slot for slot, row in self.rows.items() if self.is_decoding(slot, row)]
+        if stands_still:
+            yielding = []
+        for slot in yielding:
+            self.decode(slot)
+        for slot in self.random.sample(range(NUM_SLOTS), NUM_SLOTS):
+            if slot not in self.rows and self.random.random() < 0.5:
+                self.admit(slot)
+            if slot in self.rows and slot not in yielding and self.add_chunk(slot, stands_still):
+                yielding.append(slot)
+        if stands_still and self.batch.chunks:
+            with self.batch.standing_still():
+                self.model.forward(self.batch)
+        elif self.batch.chunks or yielding:
+            self.check(yielding)
+            self.pages.moved.clear()
+        self.batch.chunks = []
+        self.pages.copies.clear()
+
+    def decode(self, slot: int) -> None:
+        position = self.rows[slot].num_computed
+        before = self.pages.tables[slot].copy()
+        self.own(slot, position, position + 1)
+        if before != self.pages.tables[slot]:
+            self.pages.moved[slot] = position
+        self.rows[slot].num_computed += 1
+
+    def add_chunk(self, slot: int, stands_still: bool) -> bool:  # noqa: FBT001 - of the step
+        """Plan some of a row's new tokens; return whether it yields."""
+        row = self.rows[slot]
+        start, is_jump = row.num_computed, self.batch.holds(slot)
+        if stands_still:
+            count = 0 if is_jump else self.random.randrange(max(1, row.num_new))
+        else:
+            count = self.random.randint(1 if is_jump else 0, row.num_new)
+        does_yield = count == row.num_new and not stands_still
+        if not count and not does_yield:
+            return False
+        self.own(slot, start, start + count)
+        chunk = Chunk(slot, row.tokens[start : start + count], start)
+        row.num_computed += count
+        if does_yield:
+            self.batch.join(chunk)
+        else:
+            self.batch.add_part(chunk)
+        return does_yield
+
+    def check(self, yielding: list[int]) -> None:
+        assert self.batch.slots.tolist() == sorted(yielding)
+        tokens = self.model.forward(self.batch).tokens
+        for slot in yielding:
+            row = self.rows[slot]
+            assert int(tokens[slot]) == reference_next_token(REFERENCE, row.tokens)
+            jumped = [self.random.randrange(512) for _ in range(self.random.choice([0, 0, 3]))]
+            row.tokens += [int(tokens[slot]), *jumped]
+        self.batch.tokens = tokens
+
+
+@pytest.mark.parametrize("is_attentive", [False, True])
+@pytest.mark.parametrize("is_checked", [False, True])
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=60, deadline=None)
+def test_rows_that_share_blocks_are_the_function_of_their_prefixes(
+    seed: int, *, is_attentive: bool, is_checked: bool
+) -> None:
+    model = SimulatedModel(is_attentive=is_attentive)
+    rows = PagedRows(CheckedModel(model) if is_checked else model, Random(seed))
+    for _ in range(30):
+        rows.change()
+        rows.step()
+
+
+@given(st.integers(0, 2**64 - 1), st.lists(st.integers(0, 511), max_size=70))
+def test_the_hash_after_each_token_is_that_of_the_tokens_so_far(
+    state: int, tokens: list[int]
+) -> None:
+    expected = [hash_after(state, tokens[: size + 1]) for size in range(len(tokens))]
+    assert hashes_after(state, tokens).tolist() == expected
+
+
+def begun(*, is_attentive: bool) -> tuple[SimulatedModel, Batch, list[int]]:
+    """Return a model with a row of 9 tokens in blocks 5, 2, and 7 of 4 tokens."""
+    model = SimulatedModel(is_attentive=is_attentive)
+    model.allocate_pages(2, 8, 4)
+    batch = Batch(2, Pages(4, [[5, 2, 7], []], num_blocks=8))
+    prompt = [*range(300, 309)]
+    batch.join(Chunk(0, prompt, 0))
+    batch.tokens = model.forward(batch).tokens
+    batch.chunks = []
+    return model, batch, [*prompt, int(batch.tokens[0])]
+
+
+@pytest.mark.parametrize("block", [5, 2])
+def test_an_attentive_model_sees_that_any_earlier_block_was_overwritten(block: int) -> None:
+    """The row in slot 1 writes where the one in slot 0 still reads."""
+    model, batch, prefix = begun(is_attentive=True)
+    assert batch.pages is not None
+    batch.pages.tables[1] = [block]
+    batch.add_part(Chunk(1, [11], 0))
+    token = int(model.forward(batch).tokens[0])
+    spoiled = prefix.copy()
+    spoiled[{5: 0, 2: 4}[block]] = 11
+    assert token == reference_next_token(REFERENCE, spoiled)
+    assert token != reference_next_token(REFERENCE, prefix)
+
+
+@pytest.mark.parametrize(("block", "is_seen"), [(5, False), (2, False), (7, True)])
+def test_a_model_that_is_not_attentive_sees_it_of_the_last_token(block: int, is_seen: bool) -> None:  # noqa: FBT001 - a case
+    model, batch, prefix = begun(is_attentive=False)
+    assert batch.pages is not None
+    batch.pages.tables[1] = [block]
+    batch.add_part(Chunk(1, [11], 0))
+    token = int(model.forward(batch).tokens[0])
+    assert (token != reference_next_token(REFERENCE, prefix)) == is_seen
+
+
+@pytest.mark.parametrize("is_attentive", [False, True])
+def test_a_row_that_has_left_writes_nothing_any_more(*, is_attentive: bool) -> None:
+    model, batch, prefix = begun(is_attentive=is_attentive)
+    assert batch.pages is not None
+    batch.leave(0)
+    model.release(0)
+    batch.pages.tables[1], batch.pages.tables[0] = batch.pages.tables[0], []
+    batch.join(Chunk(1, [prefix[-1]], 9))
+    for _ in range(3):
+        batch.tokens = model.forward(batch).tokens
+        token = int(batch.tokens[1])
+        assert token == reference_next_token(REFERENCE, prefix)
+        prefix.append(token)
+        batch.chunks = []
+
+
+def test_an_empty_prompt_begins_without_a_block() -> None:
+    for is_attentive in (False, True):
+        model = SimulatedModel(is_attentive=is_attentive)
+        model.allocate_pages(1, None, 4)
+        batch = Batch(1, Pages(4, [[]]))
+        batch.join(Chunk(0, [], 0))
+        prefix: list[int] = []
+        for position in range(10):
+            batch.tokens = model.forward(batch).tokens
+            token = int(batch.tokens[0])
+            assert token == reference_next_token(REFERENCE, prefix)
+            prefix.append(token)
+            batch.chunks = []
+            assert batch.pages is not None
+            batch.pages.moved.clear()
+            if position % 4 == 0:
+                batch.pages.tables[0].append(batch.pages.num_blocks)
+                batch.pages.num_blocks += 1
+                batch.pages.moved[0] = position
+
+
+def test_logits_in_pages_are_those_of_the_prefix() -> None:
+    model, batch, prefix = begun(is_attentive=False)
+    batch.logit_slots = np.array([0])
+    logits = model.forward(batch).logits
+    assert logits is not None
+    assert np.abs(logits[0] - reference_logits(model, prefix)).max() < 1e-5
+
+
+def test_allocate_forgets_the_pages() -> None:
+    model, _, _ = begun(is_attentive=False)
+    model.allocate(1)
+    batch = Batch(1)
+    batch.join(Chunk(0, [5], 0))
+    assert model.forward(batch).tokens.tolist() == [reference_next_token(model, [5])]
+
+
+def test_a_checked_model_is_paged_exactly_if_its_own_is() -> None:
+    class Unpaged(SimulatedModel):
+        is_paged = False
+
+    class Small(SimulatedModel):
+        def allocate_pages(self, num_slots: int, num_blocks: int | None, block_size: int) -> None:
+            raise MemoryError(f"{num_slots} {num_blocks} {block_size}")
+
+    class Plain:
+        name, settings, tokenizer = "plain", REFERENCE.settings, REFERENCE.tokenizer
+        vocab_size, eos_token_id = 512, 0
+
+        def allocate(self, num_slots: int) -> None: ...
+        def forward(self, batch: Batch) -> ModelOutput:
+            return ModelOutput(batch.tokens)
+
+        def fork(self, source: int, target: int) -> None: ...
+        def release(self, slot: int) -> None: ...
+
+    assert can_page(CheckedModel(SimulatedModel()))
+    assert not can_page(CheckedModel(Unpaged()))
+    assert not can_page(Plain())
+    assert not can_page(CheckedModel(Plain()))
+    expected = "simulated cannot make room for 2 rows in 9 blocks of 16 tokens: MemoryError: 2 9 16"
+    with pytest.raises(BatchdecodeError, match=expected):
+        CheckedModel(Small()).allocate_pages(2, 9, 16)
