@@ -26,6 +26,8 @@ RUN_ERROR_CODES = {
     "model-error": "the model raised, or gave no usable token or logits for the row",
     "too-few-outputs": "beam search found fewer outputs than were asked for",
     "constraint-error": "the output broke its constraint, or nothing was left that keeps it",
+    "kv-too-small": "all blocks together cannot hold what the request may need",
+    "session-failed": "the request before it in its session failed, or was aborted",
 }
 ERROR_CODES = REQUEST_ERROR_CODES | INPUT_ERROR_CODES | RUN_ERROR_CODES
 

@@ -14,20 +14,28 @@ from batcher.request import FinishReason, StopReason
 
 TRACE_VERSION = 1
 
-ArriveReason = Literal["input", "follow"]
+ArriveReason = Literal["input", "follow", "turn"]
 AdmitReason = Literal["empty", "refill"]
+PreemptReason = Literal["kv"]
+HoldReason = Literal["kv", "tokens", "preemption", "batch"]
 Role = Literal["sample", "beam", "negative"]
 EndReason = FinishReason | Literal["unused"]
 
 
 class RunEvent(Struct, frozen=True, tag="run", tag_field="event", kw_only=True):
-    """The first line of a trace: all that is needed to reproduce the run."""
+    """The first line of a trace: all that is needed to reproduce the run.
+
+    scheduling: SchedulingSettings that are not the default, without the policy.
+    step_time: what `time` is: the name of a StepTime and its settings; {} if a step lasts 1.0.
+    """
 
     version: int = TRACE_VERSION
     batch: int
     policy: str = "fcfs"
     model: str
     settings: dict[str, Any]
+    scheduling: dict[str, Any] = {}
+    step_time: dict[str, Any] = {}
 
 
 class ArriveEvent(
@@ -39,8 +47,9 @@ class ArriveEvent(
 
     `step` is the first step that starts at or after its arrival, `time` the arrival itself.  A
     request is read only when a slot is free for it, so this line may follow lines of later steps.
-    Reason: "input" (the file gave the arrival time) or "follow" (it came while the run was going
-    on).
+    Reason: "input" (the file gave the arrival time), "follow" (it came while the run was going on)
+    or "turn" (it waited for the turn of its session before it).
+    deadline: when it was to have ended, if it says so; in seconds, as `time`.
     """
 
     step: int
@@ -50,12 +59,16 @@ class ArriveEvent(
     reason: ArriveReason
     prompt_tokens: int
     max_tokens: int
+    deadline: float | None = None
 
 
 class AdmitEvent(Struct, frozen=True, tag="admit", tag_field="event", gc=False, omit_defaults=True):
     """A sequence was given a slot.
 
     Reason: "refill" (the step before still used the slot) or "empty" (the slot was idle).
+    generated: how many tokens it had generated before it was preempted; they are computed again.
+    cached: how many of its tokens need not be computed, since blocks that hold them were found.
+    left: how many of the others this step leaves to later ones; if none, it gives a token.
     """
 
     step: int
@@ -65,6 +78,87 @@ class AdmitEvent(Struct, frozen=True, tag="admit", tag_field="event", gc=False, 
     slot: int
     reason: AdmitReason
     role: Role = "sample"
+    generated: int = 0
+    cached: int = 0
+    left: int = 0
+
+
+class PrefillEvent(
+    Struct, frozen=True, tag="prefill", tag_field="event", gc=False, omit_defaults=True
+):
+    """A step computed `tokens` more of what an admitted sequence starts with, and left `left`.
+
+    With none left it gives a token.  No such line for what the step of an admission computes.
+    """
+
+    step: int
+    time: float
+    id: str
+    index: int
+    slot: int
+    tokens: int
+    left: int
+    role: Role = "sample"
+
+
+class PreemptEvent(
+    Struct, frozen=True, tag="preempt", tag_field="event", gc=False, omit_defaults=True
+):
+    """A running sequence lost its slot and its blocks before `step`, and waits again.
+
+    Reason: "kv" (no block was free).  for_id, for_index: the sequence that needed one.
+    tokens: how many were computed that have to be computed again, unless blocks are found.
+    generated: how many of its own it has; none of them is lost.
+    """
+
+    step: int
+    time: float
+    id: str
+    index: int
+    slot: int
+    reason: PreemptReason
+    for_id: str
+    for_index: int
+    tokens: int
+    generated: int
+    role: Role = "sample"
+
+
+class HoldEvent(Struct, frozen=True, tag="hold", tag_field="event", gc=False, omit_defaults=True):
+    """From `step` on a slot was free for the first of the waiting queue, and it was not let in.
+
+    It holds back those behind it until it is admitted, or another reason or sequence holds.
+    Reason: "kv" (it needs `blocks` and too few are free), "tokens" (nothing was left of what the
+    step may compute), "preemption" (the step preempted a sequence), "batch" (static batching waits
+    for the last row).
+    """
+
+    step: int
+    time: float
+    id: str
+    index: int
+    reason: HoldReason
+    blocks: int = 0
+
+
+class StepsEvent(Struct, frozen=True, tag="steps", tag_field="event", gc=False):
+    """What each of the steps from `step` on computed: lists of equal length, one item for each.
+
+    Written if a step may last another time than 1.0, or blocks or tokens are limited; it may follow
+    lines about later steps.  ends: when it ended.  decodes: rows that computed one token after
+    another that they had generated.  prefills: other tokens computed.  rows: all rows computed.
+    blocks: how many were held by sequences.  prefill_padding, decode_padding: positions that rows
+    of equal length would have computed, or read, beside the real ones.
+    """
+
+    step: int
+    ends: list[float]
+    decodes: list[int]
+    prefills: list[int]
+    rows: list[int]
+    blocks: list[int]
+    prefill_padding: list[int]
+    decode_padding: list[int]
 
 
 class FinishEvent(
@@ -158,6 +252,16 @@ class EndEvent(Struct, frozen=True, tag="end", tag_field="event", gc=False):
 
 
 RequestEvent = (
-    ArriveEvent | AdmitEvent | JumpEvent | ForkEvent | FinishEvent | DropEvent | RejectEvent
+    ArriveEvent
+    | AdmitEvent
+    | PrefillEvent
+    | PreemptEvent
+    | HoldEvent
+    | JumpEvent
+    | ForkEvent
+    | FinishEvent
+    | DropEvent
+    | RejectEvent
+    | StepsEvent
 )
 Event = RunEvent | RequestEvent | EndEvent

@@ -24,6 +24,7 @@ class Move(StrEnum):
 
     ARRIVE = "arrive"
     ADMIT = "admit"
+    PREEMPT = "preempt"
     FINISH = "finish"
     ABORT = "abort"
 
@@ -31,9 +32,11 @@ class Move(StrEnum):
 TRANSITIONS = {
     (State.PENDING, Move.ARRIVE): State.WAITING,
     (State.PENDING, Move.ABORT): State.FINISHED,
+    (State.PENDING, Move.FINISH): State.FINISHED,  # the turn before it in its session failed
     (State.WAITING, Move.ADMIT): State.RUNNING,
-    (State.WAITING, Move.FINISH): State.FINISHED,  # max_tokens 0: done without a slot
+    (State.WAITING, Move.FINISH): State.FINISHED,  # done without a slot, or too large for one
     (State.WAITING, Move.ABORT): State.FINISHED,
+    (State.RUNNING, Move.PREEMPT): State.WAITING,
     (State.RUNNING, Move.FINISH): State.FINISHED,
     (State.RUNNING, Move.ABORT): State.FINISHED,
 }

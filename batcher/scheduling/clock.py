@@ -1,20 +1,64 @@
-"""The engine's clock: which step it is, and what time that step starts.
+"""The engine's clocks: which step it is, and what time that step starts.
 
-A step lasts 1.0 seconds.  When the engine is idle the clock jumps to the next arrival; a jump is
-not a step.
+A step lasts 1.0 seconds, as long as a formula says, or as long as it takes.  When the engine is
+idle the clock jumps to the next arrival; a jump is not a step.
 """
 
+import time
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from fractions import Fraction
 from math import ceil
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from batcher.errors import InvariantError
+from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
 
 STEP_SECONDS = 1.0
 
 
-class Clock:
+class StepLoad(NamedTuple):
+    """What a step computes; see StepTime for the first four."""
+
+    num_tokens: int
+    num_sequences: int
+    kv_read: int
+    prefill_work: int
+
+
+class Clock(Protocol):
     """Counts steps and knows when each of them started.
+
+    step: the current one.  now: when it starts, in seconds.
+    """
+
+    step: int
+    now: float
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What reproduces the times, ready for JSON; {} if every step lasts 1.0 seconds."""
+
+    def advance(self, load: StepLoad | None) -> None:
+        """Go on to the next step, after one that computed `load`; None where nobody measures it."""
+
+    def start_of(self, step: int) -> float:
+        """Return when `step`, which is not later than the current one, started."""
+
+    def jump(self, time: float) -> None:
+        """Let the current step start at `time`, or as soon after it as can be.
+
+        Raises:
+            InvariantError: `time` is not later than now.
+        """
+
+    def step_at(self, time: float) -> int:
+        """Return the first step that starts at or after `time`, which is not later than now."""
+
+
+class ConstantClock:
+    """A clock whose steps last 1.0 seconds.
 
     step: the current one.  now: when it starts, in seconds.
 
@@ -24,13 +68,15 @@ class Clock:
 
     __slots__ = ("_first_steps", "_first_times", "now", "step")
 
+    settings: ClassVar[dict[str, Any]] = {}
+
     def __init__(self) -> None:
         self.step = 0
         self.now = 0.0
         self._first_times = array("d", [0.0])
         self._first_steps = array("q", [0])
 
-    def advance(self) -> None:
+    def advance(self, load: StepLoad | None) -> None:  # noqa: ARG002 - see Clock
         """Go on to the next step."""
         self.step += 1
         self.now = self.start_of(self.step)
@@ -67,3 +113,99 @@ class Clock:
             step -= 1
         is_last_run = run + 1 == len(self._first_steps)
         return step if is_last_run else min(step, self._first_steps[run + 1])
+
+
+class _RecordedClock:
+    """A clock that keeps when each step started: 8 bytes a step."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.now = 0.0
+        self._starts = array("d", [0.0])
+
+    def start_of(self, step: int) -> float:
+        """Return when `step`, which is not later than the current one, started."""
+        return self._starts[step]
+
+    def step_at(self, time: float) -> int:
+        """Return the first step that starts at or after `time`, which is not later than now."""
+        return bisect_left(self._starts, time)
+
+    def _begin_step(self, now: float) -> None:
+        self.step += 1
+        self.now = now
+        self._starts.append(now)
+
+    def _move(self, now: float) -> None:
+        if now <= self.now:
+            raise InvariantError(f"the clock cannot jump from {self.now} to {now}")
+        self.now = self._starts[-1] = now
+
+
+class FormulaClock(_RecordedClock):
+    """A clock whose steps last as long as a StepTime says; it counts in whole ticks.
+
+    ticks: now, exactly.
+    """
+
+    def __init__(self, step_time: StepTime) -> None:
+        super().__init__()
+        self.ticks = 0
+        self.settings: dict[str, Any] = {"name": step_time.name, **step_time.settings}
+        self._step_ticks = step_time.ticks
+
+    def advance(self, load: StepLoad | None) -> None:
+        """Go on to the next step."""
+        if load is None:
+            raise InvariantError("nobody has measured what the step computed")
+        self.ticks += self._step_ticks(*load)
+        self._begin_step(self.ticks / TICKS_PER_SECOND)
+
+    def jump(self, time: float) -> None:
+        """Let the current step start at the first tick that is not before `time`."""
+        self.ticks = ticks_until(time)
+        self._move(self.ticks / TICKS_PER_SECOND)
+
+
+class WallClock(_RecordedClock):
+    """A clock that shows how long it is since the first arrival; it sleeps until others.
+
+    measure, sleep: as time.monotonic and time.sleep.
+    """
+
+    settings: ClassVar[dict[str, Any]] = {"name": "wall"}
+
+    def __init__(
+        self,
+        measure: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        super().__init__()
+        self._measure, self._sleep = measure, sleep
+        self._started: float | None = None
+
+    def advance(self, load: StepLoad | None) -> None:  # noqa: ARG002 - see Clock
+        """Go on to the next step."""
+        self._begin_step(max(self._elapsed(), self.now))
+
+    def jump(self, time: float) -> None:
+        """Sleep until `time`."""
+        while (left := time - self._elapsed()) > 0:
+            self._sleep(left)
+        self._move(max(self._elapsed(), time))
+
+    def step_at(self, time: float) -> int:
+        """Return the first step that starts at or after `time`, which is not later than now."""
+        self._elapsed()  # it starts to count with the first arrival, of which this is asked
+        return super().step_at(time)
+
+    def _elapsed(self) -> float:
+        measured = self._measure()
+        if self._started is None:
+            self._started = measured
+        return measured - self._started
+
+
+def ticks_until(time: float) -> int:
+    """Return how many whole ticks it takes until `time` has come."""
+    return ceil(Fraction(time) * TICKS_PER_SECOND)

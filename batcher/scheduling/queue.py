@@ -1,17 +1,17 @@
 """The way of a sequence to a slot: known, but still to come; arrived; in the waiting queue."""
 
-from collections import deque
 from heapq import heapify, heappop, heappush
 from itertools import chain
 from operator import attrgetter
 
-from batcher.sequence import Sequence
+from batcher.scheduling.orderings import Ordering
+from batcher.scheduling.sequence import NEVER, ScheduledSequence
 
-ARRIVAL_ORDER = attrgetter("request.arrival_time", "place", "index")
+ARRIVAL_ORDER = attrgetter("arrival_time", "place", "index")
 
 
 class WaitingQueue:
-    """Sequences without a slot, in order of (arrival time, place in the input, sample).
+    """Sequences without a slot; those that have arrived wait in the order of `ordering`.
 
     A sequence is admitted together with its companions, so it waits for as many slots at once.
 
@@ -19,19 +19,27 @@ class WaitingQueue:
     num_pending: how many sequences have not joined the queue yet.
     """
 
-    __slots__ = ("_arrived", "_num_added", "_pending", "_waiting", "num_pending", "num_slots")
+    __slots__ = (
+        "_arrived",
+        "_num_added",
+        "_num_joined",
+        "_ordering",
+        "_pending",
+        "num_pending",
+        "num_slots",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, ordering: Ordering) -> None:
         self.num_slots = self.num_pending = 0
-        self._num_added = 0
-        self._pending: list[tuple[float, int, int, Sequence]] = []  # a heap, by arrival time
-        self._arrived: list[Sequence] = []  # since arrivals last joined
-        self._waiting: deque[Sequence] = deque()
+        self._num_added = self._num_joined = 0
+        self._pending: list[tuple[float, int, int, ScheduledSequence]] = []  # a heap, by arrival
+        self._arrived: list[ScheduledSequence] = []  # since arrivals last joined
+        self._ordering = ordering
 
     @property
     def num_waiting(self) -> int:
         """How many sequences wait, companions not counted."""
-        return len(self._waiting)
+        return len(self._ordering)
 
     @property
     def next_arrival(self) -> float | None:
@@ -43,17 +51,17 @@ class WaitingQueue:
         """Whether some are known that will arrive later."""
         return bool(self._pending)
 
-    def add(self, sequence: Sequence, now: float) -> None:
+    def add(self, sequence: ScheduledSequence, now: float) -> None:
         """Take in a sequence, which joins once its arrival time has come."""
         self.num_pending += 1
-        time = sequence.request.arrival_time
+        time = sequence.arrival_time
         if time <= now:
             self._arrived.append(sequence)
         else:
             heappush(self._pending, (time, sequence.place, self._num_added, sequence))
             self._num_added += 1
 
-    def take_arrivals(self, now: float) -> list[Sequence]:
+    def take_arrivals(self, now: float) -> list[ScheduledSequence]:
         """Return those that have arrived by `now` and not been returned before, in order."""
         pending, arrived = self._pending, self._arrived
         while pending and pending[0][0] <= now:
@@ -64,33 +72,36 @@ class WaitingQueue:
         self.num_pending = len(pending)
         return arrived
 
-    def push(self, sequence: Sequence) -> None:
-        """Let `sequence` wait behind all others."""
-        self._waiting.append(sequence)
+    def push(self, sequence: ScheduledSequence) -> None:
+        """Let `sequence` wait, after it has arrived or was preempted."""
+        if sequence.queue_number == NEVER:
+            sequence.queue_number = self._num_joined
+            self._num_joined += 1
+        self._ordering.push(sequence)
         self.num_slots += sequence.num_slots
 
-    def pop(self, num_free: int) -> Sequence | None:
-        """Take the first out of the queue; None if there is none, or it needs more slots.
+    def peek(self, now: float) -> ScheduledSequence | None:
+        """Return the one that is to be admitted first; None if none waits.
 
-        Those behind one that needs more than are free wait, too: else it might wait for ever.
+        Those behind it wait even if there is room for them: else it might wait for ever.
         """
-        if not self._waiting or self._waiting[0].num_slots > num_free:
-            return None
-        sequence = self._waiting.popleft()
-        self.num_slots -= sequence.num_slots
-        return sequence
+        return self._ordering.first(now)
 
-    def find(self, request_id: str) -> list[Sequence]:
-        """Return the sequences of a request that have no slot yet."""
+    def take(self, sequence: ScheduledSequence) -> None:
+        """Take one that waits out of the queue."""
+        self._ordering.remove(sequence)
+        self.num_slots -= sequence.num_slots
+
+    def find(self, request_id: str) -> list[ScheduledSequence]:
+        """Return the sequences of a request that have no slot."""
         pending = (entry[-1] for entry in self._pending)
-        everything = chain(self._waiting, self._arrived, pending)
+        everything = chain(self._ordering, self._arrived, pending)
         return [sequence for sequence in everything if sequence.id == request_id]
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: ScheduledSequence) -> None:
         """Forget a sequence, wherever on its way it is."""
-        if sequence in self._waiting:
-            self._waiting.remove(sequence)
-            self.num_slots -= sequence.num_slots
+        if sequence in self._ordering:
+            self.take(sequence)
         else:
             self.num_pending -= 1
             self._pending = [entry for entry in self._pending if entry[-1] is not sequence]

@@ -5,19 +5,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.errors import InvariantError
-from batcher.scheduling.clock import Clock
+from batcher.scheduling.clock import ConstantClock
 
 MOVES = st.lists(st.one_of(st.integers(1, 6), st.floats(0.01, 50)), max_size=12)
 
 
-def clock_after(moves: list[float]) -> tuple[Clock, list[float]]:
+def clock_after(moves: list[float]) -> tuple[ConstantClock, list[float]]:
     """A clock that took steps (int) and jumps (float), and the start of each step it counted."""
-    clock, starts = Clock(), []
+    clock, starts = ConstantClock(), []
     for move in moves:
         if isinstance(move, int):
             for _ in range(move):
                 starts.append(clock.now)
-                clock.advance()
+                clock.advance(None)
         else:
             clock.jump(clock.now + move)
     return clock, starts
@@ -42,18 +42,18 @@ def test_start_of_gives_every_start_again(moves: list[float]) -> None:
 
 
 def test_the_clock_never_goes_back() -> None:
-    clock = Clock()
-    clock.advance()
-    clock.advance()
+    clock = ConstantClock()
+    clock.advance(None)
+    clock.advance(None)
     for time in (1.5, 2.0):
         with pytest.raises(InvariantError, match="cannot jump"):
             clock.jump(time)
 
 
 def test_a_jump_is_no_step() -> None:
-    clock = Clock()
-    clock.advance()
-    clock.advance()
+    clock = ConstantClock()
+    clock.advance(None)
+    clock.advance(None)
     clock.jump(10.5)
     assert (clock.step, clock.now) == (2, 10.5)
     assert clock.step_at(1.5) == clock.step_at(2.0) == clock.step_at(10.5) == 2

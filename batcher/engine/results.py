@@ -5,9 +5,11 @@ from msgspec.structs import replace
 from batcher.decoding.output import Output, StateText, read_output
 from batcher.errors import Failure
 from batcher.models.base import Tokenizer, join_bytes
+from batcher.prompts import count_tokens
 from batcher.request import ErrorInfo, Result, Segment, StepTimes, Usage
 from batcher.rows.generated import Generated
-from batcher.sequence import NEVER, NO_SLOT, Sequence
+from batcher.scheduling.sequence import NEVER, NO_SLOT
+from batcher.sequence import Sequence
 
 
 def make_result(
@@ -43,7 +45,7 @@ def make_result(
         stop_reason=output.stop_reason,
         usage=Usage(len(sequence.prompt_tokens) + sequence.num_healed, len(tokens)),
         slot=None if sequence.slot == NO_SLOT else sequence.slot,
-        steps=StepTimes(arrived, admitted, admitted if tokens else None, step),
+        steps=StepTimes(arrived, admitted, sequence.first_token_step if tokens else None, step),
     )
     failure = failure or generated.failure
     if sequence.is_plain and failure is None:
@@ -62,7 +64,7 @@ def _with_more(
     """Return `result` with what only some requests ask for, or have to be told."""
     request, text, error = sequence.request, output.text, None
     if request.echo:
-        text = _bytes_of(request.prompt, tokenizer) + text
+        text = _prompt_bytes(sequence, tokenizer) + text
     if failure is not None:
         error = ErrorInfo(failure.code, f"step {result.steps.finished}: {failure.message}")
     return replace(
@@ -78,8 +80,14 @@ def _with_more(
     )
 
 
-def _bytes_of(prompt: str | list[int], tokenizer: Tokenizer) -> bytes:
-    return prompt.encode() if isinstance(prompt, str) else join_bytes(prompt, tokenizer.token_bytes)
+def _prompt_bytes(sequence: Sequence, tokenizer: Tokenizer) -> bytes:
+    """Return the text of the request's own prompt, whatever its session has before it."""
+    prompt = sequence.request.prompt
+    if isinstance(prompt, str):
+        return prompt.encode()
+    num_kept = count_tokens(prompt, tokenizer) - sequence.num_healed
+    tokens = sequence.prompt_tokens[len(sequence.prompt_tokens) - num_kept :]
+    return join_bytes(tokens, tokenizer.token_bytes) + sequence.healing
 
 
 def _segment(stay: StateText) -> Segment:

@@ -1,0 +1,60 @@
+"""A scheduler as settings describe it, after making sure that they make sense."""
+
+from batcher.errors import BatchdecodeError
+from batcher.scheduling.kv_cache import Contents, KVCache
+from batcher.scheduling.orderings import ArrivalOrder, KeyOrder, Ordering, PrefixOrder
+from batcher.scheduling.policies import LONGEST_PREFIX_MATCH, policy_of, queue_number
+from batcher.scheduling.scheduler import Scheduler
+from batcher.settings import SchedulingSettings
+
+
+def make_scheduler(num_slots: int, settings: SchedulingSettings, contents: Contents) -> Scheduler:
+    """Return a scheduler of `num_slots` slots.
+
+    contents: what stands for the tokens of a sequence in the prefix cache.
+
+    Raises:
+        BatchdecodeError: the settings contradict each other, or are not what there is.
+    """
+    check_settings(num_slots, settings)
+    kv_cache = KVCache(settings, contents) if settings.is_paged else None
+    return Scheduler(num_slots, settings, _ordering(settings, kv_cache), kv_cache)
+
+
+def _ordering(settings: SchedulingSettings, kv_cache: KVCache | None) -> Ordering:
+    if settings.policy == LONGEST_PREFIX_MATCH and kv_cache is not None:
+        return PrefixOrder(lambda sequence: kv_cache.match(sequence).num_tokens, settings.aging)
+    policy = policy_of(settings.policy)
+    return ArrivalOrder() if policy is queue_number else KeyOrder(policy, settings.aging)
+
+
+def check_settings(num_slots: int, settings: SchedulingSettings) -> None:
+    """Make sure that `settings` make sense for `num_slots` slots.
+
+    Raises:
+        BatchdecodeError: they do not; the message says why and what would.
+    """
+    for name in ("max_batch_tokens", "long_prefill_threshold", "kv_blocks", "block_size"):
+        value = getattr(settings, name)
+        if value is not None and value < 1:
+            raise BatchdecodeError(f"{name} must be at least 1, not {value}")
+    if not settings.aging > 0:
+        raise BatchdecodeError(f"aging must be more than 0 seconds, not {settings.aging}")
+    if not 0 <= settings.watermark < 1:
+        message = f"watermark must be a share from 0 to less than 1, not {settings.watermark}"
+        raise BatchdecodeError(message)
+    policy_of(settings.policy)
+    budget, block_size = settings.max_batch_tokens, settings.block_size
+    if budget is not None and budget < num_slots:
+        raise BatchdecodeError(
+            f"max_batch_tokens {budget} is less than the {num_slots} slots: "
+            "a step could not give each of them a token"
+        )
+    if budget is not None and settings.is_paged and budget < block_size:
+        raise BatchdecodeError(
+            f"max_batch_tokens {budget} is less than a block of {block_size} tokens"
+        )
+    if settings.policy == LONGEST_PREFIX_MATCH and not settings.has_prefix_cache:
+        raise BatchdecodeError("the policy lpm needs a prefix cache: prefix_cache or kv_blocks")
+    if settings.capacity != "on-demand" and settings.kv_blocks is None:
+        raise BatchdecodeError(f"capacity {settings.capacity} needs kv_blocks")

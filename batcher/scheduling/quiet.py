@@ -1,0 +1,92 @@
+"""Steps in which nothing is decided: rows go on, tables of blocks grow, and that is all.
+
+Rule: what happens in them is what the scheduler would have planned for each of them.
+"""
+
+from math import inf
+
+from batcher.scheduling.scheduler import Scheduler
+
+
+class QuietSteps:
+    """Looks for the next decision of a scheduler, and takes the steps before it all at once."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._queue, self._slots = scheduler.queue, scheduler.slots
+        self._kv_cache, self._decoding = scheduler.kv_cache, scheduler.decoding
+        settings = scheduler.settings
+        self._block_size = settings.block_size
+        self._is_static = settings.batching == "static"
+        self._names = scheduler.kv_cache is not None and settings.has_prefix_cache
+        self._grows = scheduler.kv_cache is not None and settings.capacity != "no-evict"
+
+    def steady_until(self, now: float) -> float | None:
+        """Return until when nothing is decided if no row ends and none arrives; None: not now."""
+        scheduler = self._scheduler
+        if scheduler.chasing or not self._decoding.num_rows:
+            return None
+        if not (self._queue.num_slots and self._slots.num_free):
+            return inf
+        if self._is_static:
+            hold = scheduler.hold
+            return inf if hold is not None and hold.reason == "batch" else None
+        return scheduler.refuses_until(now)
+
+    def num_steps(self) -> int:
+        """Return how many steps there are until a row ends, or may need a block that is not free.
+
+        The step that ends a row is one of them.
+        """
+        step = self._scheduler.decode_step
+        num_steps = min(self._slots.due) - step + 1
+        if not self._grows or self._kv_cache is None:
+            return num_steps
+        if self._names and self._queue.num_slots and self._slots.num_free:
+            return min(num_steps, self._decoding.num_steps_to_border(step))
+        num_free = self._kv_cache.pool.num_free
+        if self._kv_cache.has_room(num_steps // self._block_size * self._decoding.num_rows
+                                   + self._decoding.num_rows):
+            return num_steps
+        return min(num_steps, self._decoding.num_steps_for(step, num_free))
+
+    def skip(self, num_steps: int) -> int:
+        """Take so many steps; return for how many steps new blocks were held, summed up."""
+        scheduler, kv_cache = self._scheduler, self._kv_cache
+        step = scheduler.decode_step
+        scheduler.decode_step = step + num_steps
+        if kv_cache is None:
+            return 0
+        if self._names or not self._grows:
+            return self._grow_in_order(step, num_steps)
+        size, block_steps = self._block_size, 0
+        take = kv_cache.pool.take
+        for border, rows in self._decoding.by_border():
+            first = (border - step) % size
+            if first >= num_steps or not rows:
+                continue
+            count = (num_steps - first - 1) // size + 1
+            blocks = take(count * len(rows))
+            if count == 1:
+                for row, block in zip(rows, blocks, strict=True):
+                    row.table.append(block)
+            else:
+                for place, row in enumerate(rows):
+                    row.table += blocks[place * count : (place + 1) * count]
+            held = count * (num_steps - first) - size * (count * (count - 1) // 2)
+            block_steps += held * len(rows)
+        return block_steps
+
+    def _grow_in_order(self, first_step: int, num_steps: int) -> int:
+        """Let the tables grow step by step, since blocks are found and given up in that order."""
+        kv_cache, block_steps = self._kv_cache, 0
+        if kv_cache is None:
+            return 0
+        pool = kv_cache.pool
+        for number in range(num_steps):
+            rows = self._decoding.at_border(first_step + number)
+            if rows:
+                num_used = pool.num_used
+                kv_cache.grow_all(rows, first_step + number)
+                block_steps += (pool.num_used - num_used) * (num_steps - number)
+        return block_steps

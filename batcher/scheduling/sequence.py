@@ -1,0 +1,74 @@
+"""What the scheduler knows of a sequence: how long it is, what of it is computed, where it stands.
+
+Rule: only the scheduler changes these fields, but for those that say when something happened.
+"""
+
+from msgspec import Struct
+
+from batcher.events import Role
+from batcher.lifecycle import State
+
+NEVER = -1  # the step of what has not happened
+NO_SLOT = -1
+
+
+class ScheduledSequence(Struct, eq=False, gc=False, kw_only=True):  # it is part of no cycle
+    """A sample, a beam, or the negative prompt beside a sample.
+
+    index: of the sample or beam in its request.  place: the request's, in the input.
+    num_prompt_tokens: how many tokens it starts with.  max_tokens: how many it generates at most.
+    companions: what is admitted, preempted and ended together with this one: the other beams, or
+    the negative prompt.  num_slots: how many slots they all need.  has_siblings: whether there are
+    other samples of its request, which start with the same tokens.
+    cache_salt: whose blocks it may share.  ranks: where segments of the prompt end, each with how
+    long its blocks are worth keeping.
+
+    num_tokens: of those it starts with and those it has generated, when it began to compute them.
+    num_computed: how many of them are.  Once it decodes, `offset` counts for both: the position of
+    the token it computes in a decode step is the number of that step plus `offset`.
+    queue_number, admission: the numbers of when it first joined the queue, and of its admission;
+    later ones have larger numbers.
+    num_cached: how many tokens of its last admission were found in blocks.
+    table: the blocks it holds, in the order of its tokens; the first num_named of them can be found
+    by others, the last of these as the parent `node` of what follows.
+    """
+
+    id: str
+    index: int = 0
+    place: int = 0
+    arrival_time: float = 0.0
+    num_prompt_tokens: int
+    max_tokens: int
+    priority: int = 0
+    deadline: float | None = None
+    cache_salt: str | None = None
+    ranks: tuple[tuple[int, int], ...] = ()
+    role: Role = "sample"
+    companions: "tuple[ScheduledSequence, ...]" = ()
+    num_slots: int = 1
+    has_siblings: bool = False
+    state: State = State.PENDING
+    slot: int = NO_SLOT
+    arrived_step: int = NEVER
+    admitted_step: int = NEVER
+    first_token_step: int = NEVER
+    num_tokens: int = 0
+    num_computed: int = 0
+    num_cached: int = 0
+    offset: int = 0
+    is_decoding: bool = False
+    queue_number: int = NEVER
+    admission: int = NEVER
+    table: list[int] = []
+    num_named: int = 0
+    node: int | str = 0
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether it is no companion of another one."""
+        return self.role == "sample" or (self.role == "beam" and self.index == 0)
+
+    @property
+    def num_generated(self) -> int:
+        """How many tokens it had generated when it began to compute what it knows."""
+        return self.num_tokens - self.num_prompt_tokens

@@ -1,0 +1,59 @@
+"""What decides a schedule beside the requests and the batch size: limits, orders, memory, time.
+
+Rule: the first line of a trace holds these, so whatever changes a schedule has a field here.
+"""
+
+from typing import Literal
+
+from msgspec import Struct
+
+Batching = Literal["continuous", "static"]
+PrefillOrder = Literal["decode-first", "prefill-first"]
+Capacity = Literal["on-demand", "no-evict", "watermark"]
+
+DEFAULT_BLOCK_SIZE = 16  # tokens
+DEFAULT_AGING = 300.0  # seconds
+DEFAULT_WATERMARK = 0.01  # of all blocks
+
+
+class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How requests are scheduled; docs/scheduling.md says what each one means.
+
+    policy: a name of batcher.scheduling.policies, or `module:function`.
+    aging: seconds after which a request that waits goes before all that have waited less.
+    batching: "static" fills the slots only when all of them are empty.
+    max_batch_tokens: the tokens a step computes at most, at least one for each slot.
+    long_prefill_threshold: the prompt tokens of one sequence that a step computes at most.
+    prefill_order: "prefill-first" computes prompts in steps of their own, while rows that decode
+    stand still.
+    kv_blocks: how many blocks of block_size tokens there are; None is no limit.
+    prefix_cache: whether full blocks are found again by their tokens; None: where kv_blocks is set.
+    capacity: when a sequence is let in: if what it computes next has room ("on-demand"), if all of
+    it that is known has and `watermark` of all blocks stay free ("watermark"), or if all it can
+    ever need has ("no-evict").
+    """
+
+    policy: str = "fcfs"
+    aging: float = DEFAULT_AGING
+    batching: Batching = "continuous"
+    max_batch_tokens: int | None = None
+    long_prefill_threshold: int | None = None
+    prefill_order: PrefillOrder = "decode-first"
+    kv_blocks: int | None = None
+    block_size: int = DEFAULT_BLOCK_SIZE
+    prefix_cache: bool | None = None
+    capacity: Capacity = "on-demand"
+    watermark: float = DEFAULT_WATERMARK
+
+    @property
+    def has_prefix_cache(self) -> bool:
+        """Whether blocks are found again by their tokens."""
+        return self.kv_blocks is not None if self.prefix_cache is None else self.prefix_cache
+
+    @property
+    def is_paged(self) -> bool:
+        """Whether there are blocks at all."""
+        return self.kv_blocks is not None or self.has_prefix_cache
+
+
+DEFAULT_SCHEDULING = SchedulingSettings()
