@@ -15,8 +15,8 @@ from batcher.events import (
     JumpEvent,
     RunEvent,
 )
-from batcher.stays import Fork, Span, Wait, key_of, label_of
 from batcher.timeline import Selection, Timeline
+from batcher.timeline.stays import Fork, Span, Wait, key_of, label_of
 
 
 def timeline_of(jobs, batch=2):

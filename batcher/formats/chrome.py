@@ -1,8 +1,10 @@
 """A timeline as a Chrome trace, the JSON that Perfetto and chrome://tracing open.
 
-Rule: a step is a millisecond; thread `slot + 1` is a slot, and on it a sequence encloses its
-prefill, the first step; nothing else on a thread overlaps.  Waits are asynchronous events, told
-apart by a number.  A fork, which is no event on a thread, is an argument of the beam it changed.
+Rule: a step is a millisecond, or as long as it took where the events tell that; thread `slot + 1`
+is a slot, and on it a sequence encloses its prefill, the steps up to its first token; nothing else
+on a thread overlaps.  A preemption is an instant where its slice ends.  Waits are asynchronous
+events, told apart by a number.  A fork, which is no event on a thread, is an argument of the beam
+it changed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,10 +14,11 @@ from typing import Any
 
 import msgspec
 
-from batcher.stays import Span, Wait
 from batcher.timeline import EVERYTHING, Selection, Timeline
+from batcher.timeline.stays import Span, Wait
 
 MICROSECONDS_PER_STEP = 1000
+MICROSECONDS = 10**6
 PROCESS_ID = 1
 
 TraceEvent = dict[str, Any]
@@ -36,14 +39,40 @@ def _trace_events(timeline: Timeline, selection: Selection) -> Iterator[TraceEve
     """Yield the names of what is shown, then every event by time."""
     yield from _names(timeline, selection)
     window = timeline.window(selection)
+    scale = _Scale(timeline)
+    counters = {"occupied slots": timeline.occupied, "waiting": timeline.waiting}
+    if timeline.has_figures:
+        figures, num_steps = timeline.figures, timeline.num_steps  # one may be ahead of the other
+        counters["tokens"] = figures.tokens[:num_steps]
+        counters["blocks"] = figures.blocks[:num_steps]
     yield from merge(
-        _slices(timeline, selection),
-        _wait_begins(timeline, selection),
-        _wait_ends(timeline, selection),
-        _counter("occupied slots", timeline.occupied, window),
-        _counter("waiting", timeline.waiting, window),
+        _slices(timeline, selection, scale),
+        _preemptions(timeline, selection, scale),
+        _wait_begins(timeline, selection, scale),
+        _wait_ends(timeline, selection, scale),
+        *(_counter(name, by_step, window, scale) for name, by_step in counters.items()),
         key=itemgetter("ts"),
     )
+
+
+class _Scale:
+    """Steps onto microseconds: those of the engine's clock, or as many for each step."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._figures = timeline.figures
+        self._has_times = timeline.has_figures
+
+    def start_of(self, step: int) -> int:
+        """Return when `step` begins."""
+        if not self._has_times:
+            return step * MICROSECONDS_PER_STEP
+        return round(self._figures.start_of(step) * MICROSECONDS)
+
+    def end_before(self, step: int) -> int:
+        """Return when the step before `step` ends: before it begins, if the clock jumped there."""
+        if not self._has_times or not step:
+            return self.start_of(step)
+        return round(self._figures.end_of(step - 1) * MICROSECONDS)
 
 
 def _names(timeline: Timeline, selection: Selection) -> Iterator[TraceEvent]:
@@ -56,22 +85,35 @@ def _names(timeline: Timeline, selection: Selection) -> Iterator[TraceEvent]:
         yield thread | {"name": "thread_sort_index", "args": {"sort_index": slot + 1}}
 
 
-def _slices(timeline: Timeline, selection: Selection) -> Iterator[TraceEvent]:
+def _slices(timeline: Timeline, selection: Selection, scale: _Scale) -> Iterator[TraceEvent]:
     """Yield each sequence in its slot, and after it the prefill it encloses."""
     for span in timeline.select_spans(selection):
-        place = {
-            "ph": "X",
-            "pid": PROCESS_ID,
-            "tid": span.slot + 1,
-            "ts": span.start * MICROSECONDS_PER_STEP,
-        }
+        start = scale.start_of(span.start)
+        place = {"ph": "X", "pid": PROCESS_ID, "tid": span.slot + 1, "ts": start}
         yield place | {
             "name": span.label,
             "cat": "request",
-            "dur": (span.end - span.start) * MICROSECONDS_PER_STEP,
+            "dur": scale.end_before(span.end) - start,
             "args": _arguments(span),
         }
-        yield place | {"name": "prefill", "cat": "prefill", "dur": MICROSECONDS_PER_STEP}
+        duration = scale.end_before(span.start + span.prefill) - start
+        yield place | {"name": "prefill", "cat": "prefill", "dur": duration}
+
+
+def _preemptions(timeline: Timeline, selection: Selection, scale: _Scale) -> Iterator[TraceEvent]:
+    """Yield an instant for each sequence that lost its slot, by time."""
+    spans = (span for span in timeline.select_spans(selection) if span.preemption is not None)
+    for span in sorted(spans, key=lambda span: (span.end, span.slot)):
+        yield {
+            "ph": "i",
+            "s": "t",
+            "pid": PROCESS_ID,
+            "tid": span.slot + 1,
+            "ts": scale.end_before(span.end),
+            "name": f"preempted: {span.label}",
+            "cat": "preemption",
+            "args": span.preemption,
+        }
 
 
 def _arguments(span: Span) -> dict[str, Any]:
@@ -85,46 +127,56 @@ def _arguments(span: Span) -> dict[str, Any]:
         arguments["dropped"] = True
     if span.forks:
         arguments["forks"] = span.forks
+    for name in ("cached", "generated", "resumed"):
+        if getattr(span, name):
+            arguments[name] = getattr(span, name)
     return arguments
 
 
-def _wait_begins(timeline: Timeline, selection: Selection) -> Iterator[TraceEvent]:
+def _wait_begins(timeline: Timeline, selection: Selection, scale: _Scale) -> Iterator[TraceEvent]:
     """Yield where each wait begins, by time."""
     for number, wait in enumerate(timeline.select_waits(selection)):
-        yield _queue_event("b", number, wait, wait.start)
+        yield _queue_event("b", number, wait, scale.start_of(wait.start))
 
 
-def _wait_ends(timeline: Timeline, selection: Selection) -> Iterator[TraceEvent]:
+def _wait_ends(timeline: Timeline, selection: Selection, scale: _Scale) -> Iterator[TraceEvent]:
     """Yield where each wait ends, by time."""
     numbered = enumerate(timeline.select_waits(selection))
     for number, wait in sorted(numbered, key=lambda item: item[1].end):
-        yield _queue_event("e", number, wait, wait.end)
+        yield _queue_event("e", number, wait, scale.start_of(wait.end))
 
 
-def _queue_event(phase: str, number: int, wait: Wait, step: int) -> TraceEvent:
-    """Return one end of `wait`."""
+def _queue_event(phase: str, number: int, wait: Wait, time: int) -> TraceEvent:
+    """Return one end of `wait`, which is at `time`."""
     return {
         "ph": phase,
         "pid": PROCESS_ID,
         "tid": 0,
-        "ts": step * MICROSECONDS_PER_STEP,
+        "ts": time,
         "name": wait.label,
         "cat": "queue",
         "id": number,
     }
 
 
-def _counter(name: str, by_step: Sequence[int], window: range) -> Iterator[TraceEvent]:
-    """Yield a count where `window` begins and wherever it changes; after the last step it is 0."""
+def _counter(
+    name: str, by_step: Sequence[int], window: range, scale: _Scale
+) -> Iterator[TraceEvent]:
+    """Yield a count where `window` begins and wherever it changes.
+
+    It is 0 after the last step, and wherever the clock jumps over a time without a step.
+    """
     last = None
     for step in range(window.start, window.stop + 1):
+        end_before, start = scale.end_before(step), scale.start_of(step)
+        if end_before < start and last:
+            yield _count(name, end_before, 0)
+            last = 0
         count = by_step[step] if step < len(by_step) else 0
         if count != last:
-            yield {
-                "ph": "C",
-                "pid": PROCESS_ID,
-                "ts": step * MICROSECONDS_PER_STEP,
-                "name": name,
-                "args": {name: count},
-            }
+            yield _count(name, end_before if step >= len(by_step) else start, count)
         last = count
+
+
+def _count(name: str, time: int, count: int) -> TraceEvent:
+    return {"ph": "C", "pid": PROCESS_ID, "ts": time, "name": name, "args": {name: count}}

@@ -10,7 +10,7 @@ from msgspec import Struct, defstruct
 
 from batcher.formats.line_problems import ROW_FIELDS, ROW_VALUES, SYNONYMS
 from batcher.formats.openai import SUPPORTED_VALUES, BatchRow
-from batcher.request import Request, TokenId
+from batcher.request import PromptInput, Request, TokenId
 from batcher.validation import (
     DEFAULTS,
     Target,
@@ -29,7 +29,7 @@ PLAIN_KEYS = frozenset(
 class RequestLine(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A line that is a request, by whichever names of its fields."""
 
-    prompt: str | list[TokenId] | None = None  # type: ignore[assignment]  # or prompt_tokens is given
+    prompt: PromptInput | None = None  # type: ignore[assignment]  # or prompt_tokens is given
     custom_id: str | None = None
     prompt_tokens: list[TokenId] | None = None
 
@@ -45,7 +45,7 @@ class FullDecoder:
         self.line = msgspec.json.Decoder(RequestLine).decode
         self.row = msgspec.json.Decoder(BatchRow).decode
 
-    def make(self, fields: Request, request_id: str, prompt: str | list[int]) -> Request | None:
+    def make(self, fields: Request, request_id: str, prompt: PromptInput) -> Request | None:
         """Return the request that the fields of a line or a body stand for; None for a bad one."""
         named = msgspec.structs.replace(fields, id=request_id, prompt=prompt)
         request = msgspec.convert(named, Request, from_attributes=True)
@@ -72,7 +72,7 @@ class PlainDecoder:
         self.line = msgspec.json.Decoder(line).decode
         self.row = msgspec.json.Decoder(row).decode
 
-    def make(self, fields: Any, request_id: str, prompt: str | list[int]) -> Request | None:
+    def make(self, fields: Any, request_id: str, prompt: PromptInput) -> Request | None:
         """Return the request that the fields of a line or a body stand for; None for a bad one."""
         if not has_plain_stops(fields):
             return None

@@ -5,7 +5,6 @@ in which it finds nothing is a request.
 """
 
 from collections.abc import Iterator
-from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -16,8 +15,16 @@ from batcher.errors import FieldProblem, Path
 from batcher.formats import json_spans
 from batcher.formats.diagnostics import Problem, make_problem
 from batcher.formats.json_spans import JsonError, Span
+from batcher.formats.line_records import (
+    BUILDERS,
+    SEGMENT_FIELDS,
+    TRANSITION_FIELDS,
+    find_segments,
+    find_transitions,
+)
 from batcher.formats.openai import COMPLETIONS_URL, SUPPORTED_VALUES, is_supported
-from batcher.request import Request, Transition
+from batcher.formats.suggestions import HINT, suggest
+from batcher.request import Request
 from batcher.validation import Target, cut, find_problems, show
 
 MAX_PROBLEMS = 100  # of one line: of its layout, and again of its values
@@ -28,29 +35,8 @@ LINE_FIELDS = (*REQUEST_FIELDS, *SYNONYMS)
 ROW_FIELDS = ("custom_id", "method", "url", "body")
 ROW_VALUES = {"method": "POST", "url": COMPLETIONS_URL}
 NOT_NULL = ("prompt", "max_tokens", "ignore_eos", "arrival_time", "priority")
-OBJECT_FIELDS = ("logit_bias", "json_schema", "states")
-TRANSITION_FIELDS = Transition.__struct_fields__
+OBJECT_FIELDS = ("prompt", "logit_bias", "json_schema", "states")
 BODY_FIELDS = (*(name for name in REQUEST_FIELDS if name != "id"), *SUPPORTED_VALUES)
-
-# What other tools call a field of ours.
-OTHER_NAMES = {
-    "grammar": "gbnf",
-    "guidance_scale": "cfg_scale",
-    "guided_choice": "choice",
-    "guided_json": "json_schema",
-    "guided_regex": "regex",
-    "max_completion_tokens": "max_tokens",
-    "max_new_tokens": "max_tokens",
-    "n_predict": "max_tokens",
-    "num_return_sequences": "n",
-    "repeat_penalty": "repetition_penalty",
-    "response_format": "json_schema",
-    "stop_strings": "stop",
-    "stop_token_ids": "stop_token",
-    "token_healing": "heal",
-}
-
-_HINT = "did you mean `{}`?"
 
 # A problem, its path being the one in the line, and its place if that is not the value at the path.
 Finding = tuple[FieldProblem, Span | None]
@@ -145,7 +131,8 @@ class _Line:
             holder = self._holder(path)
             value = holder.get(path[-1])
             if value is not None or (path[-1] in holder and name in NOT_NULL):
-                given[name] = _build_states(value) if name == "states" else value
+                build = BUILDERS.get(path[-1])
+                given[name] = value if build is None else build(value)
         return Request(**given)
 
     def _holder(self, path: Path) -> dict[Any, Any]:
@@ -169,8 +156,9 @@ class _Line:
         for name in OBJECT_FIELDS:
             yield from self._check_doubles((*path, name))
         yield from self._check_transitions((*path, "states"))
+        yield from self._check_segments((*path, "prompt"))
         prompt = self._paths["prompt"]
-        is_misspelt = any(problem.hint == _HINT.format("prompt") for problem, _ in findings)
+        is_misspelt = any(problem.hint == HINT.format("prompt") for problem, _ in findings)
         if prompt[-1] not in self._holder(prompt) and not is_misspelt:
             yield self._missing(path, "prompt")
 
@@ -188,7 +176,7 @@ class _Line:
 
     def _check_transitions(self, path: Path) -> Iterator[Finding]:
         """Yield the problems of names in the transitions of the states at `path`."""
-        for state, index, transition in _find_transitions(self._holder(path).get("states")):
+        for state, index, transition in find_transitions(self._holder(path).get("states")):
             whole = (*path, state, index)
             for name in (name for name in transition if name not in TRANSITION_FIELDS):
                 span = json_spans.find_key(self._text, (*whole, name))
@@ -196,6 +184,13 @@ class _Line:
             for name in TRANSITION_FIELDS:
                 if name not in transition:
                     yield self._missing(whole, name)
+
+    def _check_segments(self, path: Path) -> Iterator[Finding]:
+        """Yield the problems of names in the segments of the prompt at `path`."""
+        for index, segment in find_segments(self._holder(path).get("prompt")):
+            for name in (name for name in segment if name not in SEGMENT_FIELDS):
+                span = json_spans.find_key(self._text, (*path, index, name))
+                yield _unknown((*path, index, cut(name)), SEGMENT_FIELDS), span
 
     def _check_doubles(self, path: Path) -> Iterator[Finding]:
         """Yield the names that are given twice in an object at or below `path`."""
@@ -263,25 +258,6 @@ def _doubled(path: Path, first: Span) -> FieldProblem:
     return FieldProblem("duplicate-field", path, f"field `{path[-1]}` is given twice", hint)
 
 
-def _find_transitions(states: object) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Yield the objects where the transitions of `states` belong: state, index and object."""
-    for name, transitions in states.items() if isinstance(states, dict) else ():
-        for index, transition in enumerate(transitions if isinstance(transitions, list) else ()):
-            if isinstance(transition, dict):
-                yield name, index, transition
-
-
-def _build_states(states: object) -> Any:
-    """Return `states` with a Transition for each object where one belongs."""
-    if not isinstance(states, dict):
-        return states
-    built = {n: list(part) if isinstance(part, list) else part for n, part in states.items()}
-    for name, index, transition in _find_transitions(states):
-        on: Any = transition.get("on")
-        built[name][index] = Transition(on, transition.get("to"))
-    return built
-
-
 def _parse_object(text: str) -> dict[str, Any]:
     value = json_spans.parse(text)
     if isinstance(value, dict):
@@ -299,13 +275,7 @@ def _explain_undecodable(line: bytes, line_number: int, error: UnicodeDecodeErro
     return make_problem(fault, line_number, text, span)
 
 
-@lru_cache(maxsize=256)  # a field misspelt once is misspelt on every line
 def _suggest(name: str, allowed: tuple[str, ...]) -> str | None:
     if allowed is ROW_FIELDS and name in BODY_FIELDS:
         return "it belongs inside `body`"
-    if OTHER_NAMES.get(name) in allowed:
-        return _HINT.format(OTHER_NAMES[name])
-    import difflib  # noqa: PLC0415  # only bad lines pay for it
-
-    matches = difflib.get_close_matches(name.lower(), allowed, n=1)
-    return _HINT.format(matches[0]) if matches else None
+    return suggest(name, allowed)

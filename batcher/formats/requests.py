@@ -14,7 +14,7 @@ from batcher.formats.diagnostics import Problem
 from batcher.formats.json_spans import read_distinct
 from batcher.formats.line_problems import BadRequestError, read_line
 from batcher.formats.openai import has_only_supported_options
-from batcher.request import Request
+from batcher.request import PromptInput, Request
 from batcher.validation import Target
 
 # Every key of the line, or "" where a quote and a colon end something else: a key with escapes or
@@ -66,12 +66,12 @@ class RequestParser:
         if b"" in keys:
             keys = _KEY.findall(line.replace(rb"\"", b""))
         distinct = set(keys)
+        decoder = self._plain if distinct <= PLAIN_KEYS else self._full
         if len(distinct) < len(keys) or b"" in distinct:
             distinct = _read_keys(line)
         is_openai = b"body" in distinct
         if is_openai and b"id" in distinct:
             return None  # the decoder would take a body's id if it is null
-        decoder = self._plain if distinct <= PLAIN_KEYS else self._full
         found = _read_row(decoder.row(line)) if is_openai else _read_line(decoder.line(line))
         if found is None:
             return None
@@ -82,7 +82,7 @@ class RequestParser:
         return None if request is None else ParsedLine(request, is_openai)
 
 
-Found = tuple[Any, str | None, str | list[int]]  # the fields, with the id and the prompt they mean
+Found = tuple[Any, str | None, PromptInput]  # the fields, with the id and the prompt they mean
 
 
 def _read_line(fields: Any) -> Found | None:

@@ -6,7 +6,7 @@ cut off is the end.
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 
@@ -30,12 +30,23 @@ _kind_decoder = msgspec.json.Decoder(_Kind)
 
 def encode_event(event: Event) -> bytes:
     """Return `event` as one line of a trace, newline included."""
-    return _encoder.encode(event) + b"\n"
+    return _encoder.encode(_as_written(event)) + b"\n"
 
 
 def encode_events(events: Iterable[Event]) -> bytes:
     """Return `events` as lines of a trace; cheaper than one call for each."""
-    return _encoder.encode_lines(events)
+    return _encoder.encode_lines(
+        [event if type(event) is not RunEvent else _as_written(event) for event in events]
+    )
+
+
+def _as_written(event: Event) -> Event | dict[str, Any]:
+    """Return what stands for `event`: of a run, sections that say nothing are left out."""
+    if not isinstance(event, RunEvent):
+        return event
+    fields = msgspec.structs.asdict(event)
+    left_out = {name for name in ("scheduling", "step_time") if not fields[name]}
+    return {"event": "run"} | {k: v for k, v in fields.items() if k not in left_out}
 
 
 def is_trace(first_line: bytes) -> bool:

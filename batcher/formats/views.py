@@ -6,11 +6,11 @@ from io import StringIO
 
 import msgspec
 
-from batcher.stays import Span
 from batcher.timeline import EVERYTHING, Selection, Timeline
 
 _encoder = msgspec.json.Encoder()
-_CSV_FIELDS = Span.__struct_fields__[:-1]  # forks, the last, are more than a cell can say
+_CSV_FIELDS = ("slot", "id", "index", "start", "end", "outcome", "role", "jumped", "dropped")
+_CSV_MEMORY_FIELDS = ("prefill", "cached", "generated", "resumed")
 
 
 def encode_spans(timeline: Timeline, selection: Selection = EVERYTHING) -> Iterator[bytes]:
@@ -26,14 +26,24 @@ def encode_steps(timeline: Timeline, selection: Selection = EVERYTHING) -> Itera
 
 
 def encode_csv(timeline: Timeline, selection: Selection = EVERYTHING) -> Iterator[bytes]:
-    """Yield a header and a CSV line for each span, as RFC 4180 but ended by a newline alone."""
+    """Yield a header and a CSV line for each span, as RFC 4180 but ended by a newline alone.
+
+    There are columns about what was computed and preempted if that happened anywhere in the run.
+    """
+    fields = _CSV_FIELDS + (_CSV_MEMORY_FIELDS if timeline.has_memory else ())
     buffer = StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(_CSV_FIELDS)
+    writer.writerow(fields)
     yield buffer.getvalue().encode()
     for span in timeline.select_spans(selection):
         buffer.seek(0)
         buffer.truncate()
-        *cells, dropped = msgspec.structs.astuple(span)[: len(_CSV_FIELDS)]
-        writer.writerow([*cells, "true" if dropped else "false"])
+        writer.writerow(_cell(getattr(span, field)) for field in fields)
         yield buffer.getvalue().encode()
+
+
+def _cell(value: str | int | None) -> str | int | None:
+    """Return what stands for `value` in a cell."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value

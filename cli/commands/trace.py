@@ -5,10 +5,37 @@ from typing import Annotated, Literal
 
 import typer
 
-from cli.commands.arguments import DISPLAY, MAX_BATCH, OUTPUT, none_for_stdout
-from cli.config import use_run_config
+from cli.commands.arguments import DISPLAY, OUTPUT, none_for_stdout
+from cli.commands.trace_arguments import (
+    REQUESTS,
+    RunBatch,
+    RunConfig,
+    RunKeepGoing,
+    RunModel,
+    RunSeed,
+    given,
+)
+from cli.commands.trace_diff import diff
+from cli.commands.trace_why import why
+from cli.help import GroupedCommand, NestingCommand
+from cli.scheduling_options import SchedulingOptions, takes_scheduling
 
-SELECTION, REQUESTS = "Only", "If INPUT holds requests"
+SELECTION = "Only"
+
+_subcommands = typer.Typer(rich_markup_mode=None)
+_subcommands.command(cls=GroupedCommand)(takes_scheduling(why, REQUESTS))
+_subcommands.command(cls=GroupedCommand)(diff)
+
+
+class TraceCommand(NestingCommand):
+    """`trace`, and the commands below it."""
+
+    subcommands = typer.main.get_group(_subcommands).commands
+
+
+def _names_of_subcommands(incomplete: str) -> list[str]:
+    """Return what a shell may offer where INPUT can stand; it adds the files itself."""
+    return [name for name in TraceCommand.subcommands if name.startswith(incomplete)]
 
 
 def trace(
@@ -18,6 +45,7 @@ def trace(
         typer.Argument(
             metavar="INPUT",
             help="A trace, or requests, which are run for it: a file, a .gz file, or - for stdin.",
+            autocompletion=_names_of_subcommands,
         ),
     ] = None,
     *,
@@ -70,48 +98,12 @@ def trace(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
-    batch: Annotated[
-        int | None,
-        typer.Option(
-            "--batch",
-            "-b",
-            min=1,
-            max=MAX_BATCH,
-            metavar="N",
-            help="Slots of the batch.  [default: 8]",
-            rich_help_panel=REQUESTS,
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="simulated, or package.module:name of a Python callable.  [default: simulated]",
-            rich_help_panel=REQUESTS,
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Seed of the simulated model.  [default: 0]",
-            rich_help_panel=REQUESTS,
-        ),
-    ] = None,
-    keep_going: Annotated[
-        bool,
-        typer.Option("--keep-going", help="Show bad lines as rejected.", rich_help_panel=REQUESTS),
-    ] = False,
-    config: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE",
-            help="YAML: what it says of these options, and of the simulated model.",
-            is_eager=True,
-            callback=use_run_config,
-            rich_help_panel=REQUESTS,
-        ),
-    ] = None,
+    batch: RunBatch = None,
+    model: RunModel = None,
+    seed: RunSeed = None,
+    keep_going: RunKeepGoing = False,
+    scheduling: SchedulingOptions,
+    config: RunConfig = None,
 ) -> None:
     """Show which request held which slot at which step."""
     if source is None and sys.stdin.isatty():
@@ -119,13 +111,6 @@ def trace(
         raise typer.Exit(2)
     from cli.tracing.show import TraceOptions, show_trace  # noqa: PLC0415 - heavy
 
-    choices = {
-        "config": config,
-        "batch": batch,
-        "model": model,
-        "seed": seed,
-        "keep_going": keep_going or None,
-    }
     show_trace(
         TraceOptions(
             input=source,
@@ -135,6 +120,13 @@ def trace(
             slots=tuple(slot or ()),
             width=width,
             output=output,
-            run_options={name: value for name, value in choices.items() if value is not None},
+            run_options=given(
+                config=config,
+                batch=batch,
+                model=model,
+                seed=seed,
+                keep_going=keep_going or None,
+                **scheduling.given,
+            ),
         )
     )

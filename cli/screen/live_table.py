@@ -136,7 +136,7 @@ class LiveTable:
     def _row(self, number: int, slot: SlotState, step: int) -> Row:
         if not slot.is_busy(step):
             return Row(number, self._glyphs.nobody, "idle", 0, 0)
-        phase = slot.outcome or ("prefill" if slot.admitted == step else PHASES[slot.role])
+        phase = slot.outcome or ("prefill" if slot.is_prefilling(step) else PHASES[slot.role])
         name = cut_middle(self._printable(slot.label), MAX_REQUEST_WIDTH, self._glyphs.cut)
         return Row(number, name, phase, slot.tokens_after(step), slot.max_tokens)
 

@@ -20,6 +20,7 @@ from batcher.events import Event
 from batcher.formats.trace import is_trace, read_trace
 from cli.config import model_settings
 from cli.running.intake import Input, InputError, PatientPipe, open_input
+from cli.scheduling_options import SchedulingOptions
 
 STDIN = "-"
 CHUNK_BYTES = 2**16
@@ -67,6 +68,7 @@ def events_of(path: str, source: Input, run_options: Mapping[str, Any]) -> Itera
             input=path,
             model_settings=model_settings(config, "simulated"),
             llm_settings=model_settings(config, "llm"),
+            scheduling=SchedulingOptions.take_from(options),
             **options,
         )
     )

@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import takewhile
 from string import digits
 
-from batcher.stays import Span, is_follower
 from batcher.timeline import EVERYTHING, Selection, Timeline
+from batcher.timeline.stays import Span, is_follower
 from cli.screen.cells import cell_width, counted, cut_middle, fill, printable
 from cli.tracing.gantt_chart import (
     ASCII,
@@ -71,15 +71,19 @@ class _Page:
         """Return what run it is."""
         timeline = self.timeline
         busy = _percent(sum(timeline.occupied), timeline.num_steps * timeline.num_slots)
-        num_requests = sum(not (span.index or is_follower(span)) for span in timeline.spans)
+        sequences = [span for span in timeline.spans if not span.resumed]
+        num_requests = sum(not (span.index or is_follower(span)) for span in sequences)
+        num_preemptions = sum(span.preemption is not None for span in timeline.spans)
         parts = [
             counted(timeline.num_steps, "step"),
             counted(timeline.num_slots, "slot"),
             f"{busy} busy",
             counted(num_requests, "request"),
         ]
-        if len(timeline.spans) > num_requests:
-            parts.append(counted(len(timeline.spans), "sequence"))
+        if len(sequences) > num_requests:
+            parts.append(counted(len(sequences), "sequence"))
+        if num_preemptions:
+            parts.append(counted(num_preemptions, "preemption"))
         num_running = len({span.id for span in timeline.spans if span.outcome is None})
         if num_running:
             parts.append(f"{num_running:,} still running")
@@ -128,6 +132,8 @@ class _Page:
             f"{glyphs.admitted} admitted": True,
             f"{glyphs.broken} failed": any(has_failed(span) for span in spans),
             f"{glyphs.dropped} dropped": any(span.dropped for span in spans),
+            f"{glyphs.prefill} prefill": any(span.prefill > 1 for span in spans),
+            f"{glyphs.preempted} preempted": any(span.preemption for span in spans),
             "#n sample or beam n": any(span.index for span in spans),
             f"{glyphs.forked}n goes on as beam n": any(span.forks for span in spans),
             "~ negative prompt": any(span.role == "negative" for span in spans),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
 
-from batcher.stays import Span
+from batcher.timeline.stays import Span
 from cli.screen.cells import cell_width, cut_middle
 
 MIN_CUT_CELLS = 6
@@ -19,7 +19,8 @@ MIN_TICK_GAP = 2
 class Glyphs:
     """What charts are drawn with.
 
-    bars: of sequences that follow each other.  shades, levels: from nothing to everything.
+    bars: of sequences that follow each other.  prefill: of one that takes several steps for it.
+    shades, levels: from nothing to everything.
     """
 
     admitted: str
@@ -27,6 +28,8 @@ class Glyphs:
     bars: str
     broken: str
     dropped: str
+    prefill: str
+    preempted: str
     shades: str
     levels: str
     tick: str
@@ -36,8 +39,10 @@ class Glyphs:
     dot: str
 
 
-UNICODE = Glyphs("┃", "╭", "━╌", "x", "o", " ░▒▓█", " ▁▂▃▄▅▆▇█", "┬", "─", "╰─╯", "…", "·")
-ASCII = Glyphs("|", "/", "=-", "x", "o", " .+*#", " 123456789", "+", "-", "^^^", "~", "-")
+UNICODE = Glyphs(
+    "┃", "╭", "━╌", "x", "o", "▪", "«", " ░▒▓█", " ▁▂▃▄▅▆▇█", "┬", "─", "╰─╯", "…", "·"
+)
+ASCII = Glyphs("|", "/", "=-", "x", "o", ":", "<", " .+*#", " 123456789", "+", "-", "^^^", "~", "-")
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,8 @@ def bar_row(spans: Sequence[Span], labels: Mapping[str, str], scale: Scale, glyp
         first, last = scale.first_cell(steps[0]), scale.last_cell(steps[-1])
         for cell in range(first, last + 1):
             cells[cell] = glyphs.bars[number % 2] if 2 * shares[cell] >= 1 else " "
+        for cell in _prefill_cells(span, scale):
+            cells[cell] = glyphs.prefill if cells[cell] != " " else " "
         if span.end - 1 in steps:
             cells[last] = _end_mark(span, glyphs) or cells[last]
         if span.start in steps:
@@ -125,6 +132,7 @@ def bar_row(spans: Sequence[Span], labels: Mapping[str, str], scale: Scale, glyp
     for number, span in enumerate(spans):
         steps = scale.clip(span)
         first, last = scale.first_cell(steps[0]) + 1, scale.last_cell(steps[-1])
+        first = max([first, *(cell + 1 for cell in _prefill_cells(span, scale)[-1:])])
         bar = glyphs.bars[number % 2]
         label = cut_to_room(labels[span.label], _room(cells[first : last + 1], bar), glyphs.cut)
         _write(cells, first, label)
@@ -134,6 +142,15 @@ def bar_row(spans: Sequence[Span], labels: Mapping[str, str], scale: Scale, glyp
                 if cell >= label_end:
                     _write(cells, cell, mark[: _room(cells[cell : cell + len(mark)], bar)])
     return "".join(cells)
+
+
+def _prefill_cells(span: Span, scale: Scale) -> range:
+    """Return the cells of the steps before its first token, none where that is the first step."""
+    first = max(span.start, scale.steps.start)
+    stop = min(span.start + span.prefill - 1, scale.steps.stop)
+    if first >= stop:
+        return range(0)
+    return range(scale.first_cell(first), scale.last_cell(stop - 1) + 1)
 
 
 def _fork_marks(span: Span, scale: Scale, forked: str) -> Iterator[tuple[int, str]]:
@@ -159,6 +176,8 @@ def _end_mark(span: Span, glyphs: Glyphs) -> str:
     """Return what stands where `span` ends, "" where that is nothing but its bar."""
     if has_failed(span):
         return glyphs.broken
+    if span.preemption is not None:
+        return glyphs.preempted
     return glyphs.dropped if span.dropped else ""
 
 

@@ -2,8 +2,8 @@
 
 from itertools import accumulate
 
-from batcher.stays import Span, Wait
 from batcher.timeline import Selection, Timeline
+from batcher.timeline.stays import Span, Wait
 from cli.screen.cells import cell_width
 
 MAX_LABEL_CELLS = 6

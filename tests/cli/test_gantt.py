@@ -4,12 +4,13 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_paged import CROWDED, Limits, paged_workloads, play_paged
 from reference_schedule import DESIGN_JOBS, Job, jobs_of, play, workloads
 from reference_units import beams, guided, play_units, samples, unit_workloads
 
 from batcher.events import DropEvent
-from batcher.stays import Fork, Span
 from batcher.timeline import EVERYTHING, Selection, Timeline
+from batcher.timeline.stays import Fork, Span
 from cli.screen.cells import cell_width
 from cli.tracing.gantt import render_gantt
 from cli.tracing.gantt_chart import (
@@ -407,3 +408,34 @@ def test_axis_numbers_stand_at_their_ticks_and_never_touch():
         "1400",
     ]
     assert numbers.split() == ["1037", "1100", "1200", "1300", "1400"]
+
+
+def test_a_long_prefill_and_a_preemption_have_marks():
+    timeline = Timeline.from_events(play_paged(CROWDED, Limits()).events)
+    lines = render_gantt(timeline, width=80)
+    assert lines[0] == "16 steps · 2 slots · 71% busy · 3 requests · 1 preemption"
+    assert lines[1].strip() == "┃ admitted  ▪ prefill  « preempted"
+    assert lines[4:] == [
+        "slot 0 ┃a━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┃▪▪▪▪▪▪▪b╌╌╌╌╌╌╌┃▪▪▪c━━━━━━━  100%",
+        "slot 1 ┃b━━━━━━━━━━━━━━━━━━━━━━━━━«                                       43%",
+        " queue ▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄████████▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄              max 2",
+    ]
+    assert render_gantt(timeline, width=80, ascii_only=True)[4:6] == [
+        "slot 0 |a==================================|:::::::b-------|:::c=======  100%",
+        "slot 1 |b=========================<                                       43%",
+    ]
+
+
+@given(paged_workloads(), st.integers(40, 120))
+def test_the_gantt_of_any_run_with_limits_fits_and_marks_what_happened(workload, width):
+    timeline = Timeline.from_events(play_paged(*workload).events)
+    lines = render_gantt(timeline, width=width)
+    assert max(map(cell_width, lines)) <= width
+    title = " ".join(lines[:2])
+    num_preemptions = sum(span.outcome == "preempted" for span in timeline.spans)
+    assert (f"{num_preemptions} preemption" in title) == (num_preemptions > 0)
+    requests = f"{len(workload[0])} request{'s' * (len(workload[0]) != 1)}"
+    assert requests in title
+    rows = "".join(line for line in lines if line.startswith("slot "))
+    if not num_preemptions:
+        assert "«" not in rows

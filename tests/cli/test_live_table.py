@@ -6,6 +6,7 @@ import pytest
 from emulated_run import Clock, Run, Screen, long_requests
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
 from reference_units import beams, guided, play_units, samples, unit_workloads
 
 from batcher.events import (
@@ -14,8 +15,10 @@ from batcher.events import (
     EndEvent,
     FinishEvent,
     JumpEvent,
+    PrefillEvent,
     RejectEvent,
     RunEvent,
+    StepsEvent,
 )
 from cli.screen.live import LiveView
 from cli.screen.live_header import format_seconds
@@ -314,3 +317,86 @@ def test_time_reads_as_on_a_clock(seconds, text):
 def test_ascii_and_boxes_have_the_same_parts():
     assert len(ASCII.turns) == len(BOXES.turns) == 2
     assert all(len(text) == 1 for text in (ASCII.admitted, ASCII.cut, BOXES.admitted, BOXES.cut))
+
+
+def events_by_step(events):
+    """The events of each step; figures come right after the step they end with."""
+    found = {}
+    for event in events[1:-1]:
+        step = event.step + len(getattr(event, "ends", [None])) - 1
+        found.setdefault(step, []).append(event)
+    return found
+
+
+@given(paged_workloads())
+def test_a_preempted_row_leaves_its_slot_and_keeps_its_tokens(workload):
+    jobs, limits = workload
+    limits = limits._replace(is_prefill_first=False)  # standstills are told a little later
+    run = play_paged(jobs, limits)
+    by_step = events_by_step(run.events)
+    state = RunState(limits.batch)
+    lengths = {job.id: job.length for job in jobs}
+    for step, labels in enumerate(run.slots):
+        state.observe(by_step.get(step, []))
+        shown = [slot.label if slot.is_busy(step) else None for slot in state.slots]
+        assert shown == labels
+        for slot in state.slots:
+            if slot.is_busy(step):
+                assert slot.tokens_after(step) == run.tokens[step][slot.label]
+                assert slot.max_tokens == lengths[slot.label]
+                is_prefill = run.states[slot.label][step].phase == "prefill"
+                assert slot.is_prefilling(step) == is_prefill
+    assert state.num_done == len(jobs)
+    assert state.num_tokens(len(run.slots)) == sum(lengths.values())
+    assert not state._max_tokens
+    assert not state._preempted
+
+
+@given(paged_workloads())
+def test_steps_that_compute_prompts_alone_give_the_others_no_tokens(workload):
+    jobs, limits = workload
+    run = play_paged(jobs, limits._replace(is_prefill_first=True))
+    by_step = events_by_step(run.events)
+    state = RunState(limits.batch)
+    for step in range(len(run.slots)):
+        events = by_step.get(step, [])
+        state.observe(events)
+        if any(isinstance(event, StepsEvent) for event in events):
+            for slot in state.slots:
+                if slot.is_busy(step):
+                    assert slot.tokens_after(step) == run.tokens[step][slot.label]
+
+
+def test_tokens_never_go_back_when_a_row_is_preempted():
+    run = play_paged(CROWDED, Limits())
+    state = RunState(2)
+    by_step = events_by_step(run.events)
+    counts = []
+    for step in range(len(run.slots)):
+        state.observe(by_step.get(step, []))
+        counts.append(state.num_tokens(step))
+    assert counts == sorted(counts)
+    assert counts[-1] == 20
+
+
+def test_a_long_prompt_is_in_prefill_until_its_first_token():
+    events = play_paged([PagedJob("a", 9, 3)], Limits()).events
+    phases = [shown_after(events, step, 1, batch_size=1)[4].split()[2] for step in range(4)]
+    assert phases == ["prefill", "prefill", "prefill", "decode"]
+    assert "0/3" in shown_after(events, 1, 1, batch_size=1)[4]
+
+
+def test_a_preempted_row_that_is_aborted_in_the_queue_leaves_its_old_slot_alone():
+    run = play_paged(CROWDED, Limits())
+    state = RunState(2)
+    state.observe([event for event in run.events[1:-1] if event.step < 8])
+    state.observe([FinishEvent(8, 4.0, "b", 0, 1, "aborted", None, 7)])
+    assert (state.num_done, state.num_tokens(7)) == (1, 15)
+    assert not state.slots[1].is_busy(7)
+
+
+def test_a_step_that_computes_what_was_forced_gives_no_token():
+    state = RunState(1)
+    state.observe(play_paged([PagedJob("a", 2, 9)], Limits()).events[1:3])
+    state.observe([JumpEvent(1, 1.0, "a", 0, 0, 6), PrefillEvent(2, 2.0, "a", 0, 0, 3, 4)])
+    assert [state.slots[0].tokens_after(step) for step in (2, 3)] == [8, 9]

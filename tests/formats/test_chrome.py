@@ -4,6 +4,7 @@ from collections import defaultdict
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_paged import CROWDED, Limits, paged_workloads, play_paged
 from reference_schedule import DESIGN_JOBS, jobs_of, play, workloads
 from reference_units import play_units, unit_workloads
 
@@ -68,14 +69,14 @@ def check_waits_balance(events):
     assert not open_waits
 
 
-def check_rules(chrome, num_slots):
+def check_rules(chrome, num_slots, unit=STEP):
     assert chrome["displayTimeUnit"] == "ms"
     events = chrome["traceEvents"]
-    assert {event["ph"] for event in events} <= set("MXCbe")
+    assert {event["ph"] for event in events} <= set("MXCbei")
     assert {event["pid"] for event in events} == {1}
     times = [event["ts"] for event in events if event["ph"] != "M"]
     assert times == sorted(times)
-    assert all(isinstance(ts, int) and ts >= 0 and ts % STEP == 0 for ts in times)
+    assert all(isinstance(ts, int) and ts >= 0 and ts % unit == 0 for ts in times)
     named = {e["tid"] for e in events if e["name"] == "thread_name"}
     assert {e["tid"] for e in events if e["ph"] == "X"} <= named <= set(range(1, num_slots + 1))
     assert all(list(e["args"]) == [e["name"]] for e in events if e["ph"] == "C")
@@ -226,3 +227,62 @@ def test_a_run_without_requests_is_a_whole_file():
 def test_it_is_made_as_it_is_written():
     pieces = encode_chrome(timeline_of(jobs_of(*[3] * 500)))
     assert len(next(pieces)) < 200
+
+
+@given(paged_workloads(), st.integers(0, 9), st.integers(0, 9))
+def test_runs_with_limits_keep_the_rules_in_their_own_time(workload, start, stop):
+    jobs, limits = workload
+    run = play_paged(jobs, limits)
+    timeline = Timeline.from_events(run.events)
+    check_rules(chrome_of(timeline), limits.batch, unit=1)
+    check_rules(chrome_of(timeline, Selection(start=start, stop=stop)), limits.batch, unit=1)
+    for broken_off in range(1, len(run.events), 5):
+        check_rules(chrome_of(Timeline.from_events(run.events[:broken_off])), limits.batch, unit=1)
+
+
+def test_a_slice_lasts_as_long_as_its_steps_and_encloses_its_prefill():
+    timeline = Timeline.from_events(play_paged(CROWDED, Limits()).events)
+    slices = [(e["name"], e["ts"], e["dur"]) for e in events_of(timeline, "X")]
+    assert slices[4:] == [
+        ("b", 4_500_000, 2_250_000),
+        ("prefill", 4_500_000, 1_875_000),
+        ("c", 6_750_000, 1_750_000),
+        ("prefill", 6_750_000, 1_375_000),
+    ]
+    resumed = [e["args"] for e in events_of(timeline, "X") if e["name"] == "b"][1]
+    assert resumed == {"index": 0, "outcome": "length", "generated": 7, "resumed": True}
+
+
+def test_a_preemption_is_an_instant_where_the_slice_ends():
+    timeline = Timeline.from_events(play_paged(CROWDED, Limits()).events)
+    assert events_of(timeline, "i") == [
+        {
+            "ph": "i",
+            "s": "t",
+            "pid": 1,
+            "tid": 2,
+            "ts": 3_750_000,
+            "name": "preempted: b",
+            "cat": "preemption",
+            "args": {"reason": "kv", "for_id": "a", "for_index": 0, "tokens": 8, "generated": 7},
+        }
+    ]
+    waits = [
+        (e["name"], e["ph"], e["ts"]) for e in chrome_of(timeline)["traceEvents"] if e["ph"] in "be"
+    ]
+    assert ("b", "b", 3_750_000) in waits
+    assert ("b", "e", 4_500_000) in waits
+
+
+def test_blocks_and_tokens_are_counters_that_end_at_zero_wherever_nothing_runs():
+    jobs = [CROWDED[0], CROWDED[1]._replace(id="later", arrival=40.0)]
+    timeline = Timeline.from_events(play_paged(jobs, Limits()).events)
+    last_end = timeline.figures.ends[8]
+    first, *_ = events_of(timeline, "X")
+    assert first["ts"] + first["dur"] == last_end * 10**6
+    for name, first in (("blocks", 1), ("tokens", 2), ("occupied slots", 1)):
+        counts = [(e["ts"], e["args"][name]) for e in events_of(timeline, "C") if e["name"] == name]
+        assert counts[0] == (0, first)
+        assert (last_end * 10**6, 0) in counts
+        assert (40_000_000, first) in counts
+        assert counts[-1] == (timeline.figures.ends[-1] * 10**6, 0)

@@ -62,8 +62,23 @@ SHAPES = st.one_of(
     st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=2), max_size=2),
 )
 NUMBERS = st.sampled_from([0, 1, -1, 2**31, 1.5, -0.5, True, None, "1"])
+SEGMENTS = st.lists(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "text": TEXTS,
+            "tokens": SHAPES,
+            "length": st.sampled_from([0, 1, 5, 2**20, 2**20 + 1, 1.5, "1", None]),
+            "seed": st.sampled_from([0, 5, -(2**63), 2**63, "", "a", None, 1.5, True]),
+            "type": st.sampled_from(["user", "system", "assistant", "bot", None, 5]),
+            "pin": st.sampled_from([True, False, None, 1]),
+            "x": TEXTS,
+        },
+    ),
+    max_size=2,
+).filter(lambda segments: [s.get("length") for s in segments] != [2**20] * 2)
 VALUES = {
-    "prompt": SHAPES,
+    "prompt": SHAPES | SEGMENTS,
     "prompt_tokens": SHAPES,
     "id": TEXTS,
     "custom_id": TEXTS,
@@ -117,6 +132,8 @@ NEW_VALUES = {
     "heal": FLAGS,
     "states": STATES | NUMBERS,
     "initial_state": TEXTS,
+    "session": TEXTS,
+    "cache_salt": TEXTS,
 }
 # What no schema of single fields tells: contradictions, and names that have to be declared.
 UNTOLD = re.compile(r"is not declared|never be reached|has this marker already")
@@ -175,6 +192,14 @@ def test_they_agree_on_each_way_to_choose_and_to_constrain_tokens(name, form, da
     ]
     errors = [error.message for error in VALIDATORS["request"].iter_errors(line)]
     assert bool(told) == bool(errors), (told, errors)
+
+
+@settings(max_examples=500)
+@given(SEGMENTS | st.lists(st.sampled_from([{"text": "a"}, {"length": 2, "seed": "b"}, 5, "a"])))
+def test_they_agree_on_segments(prompt):
+    fields = {"prompt": prompt}
+    parsed = RequestParser(target=Target()).parse(json.dumps(fields).encode(), 1)
+    assert isinstance(parsed, ParsedLine) == VALIDATORS["request"].is_valid(fields), parsed
 
 
 def test_the_new_values_are_those_of_all_fields():

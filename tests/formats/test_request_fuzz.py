@@ -24,6 +24,8 @@ SEEDS = [
     b'{"custom_id":"a","method":"POST","url":"/v1/completions","body":{"prompt":"x","n":1}}',
     b'{"prompt":"x","temperature":0.5,"logit_bias":{"5":1,"6":-1.5},"n":2,"top_k":null}',
     b'{"prompt":"x","states":{"a":[{"on":"x","to":"b"},{"on":[5],"to":null}],"b":[]}}',
+    b'{"prompt":[{"text":"x","pin":true},{"length":5,"seed":"a"},{"tokens":[5],"type":"user"}]}',
+    b'{"prompt":"x","session":"s","think_time":2,"deadline":5.5,"cache_salt":"y"}',
     b'{"prompt":"x","json_schema":{"type":"object","properties":{"id":{"type":"string"}}}}',
 ]
 BITS = [b'"', b"\\", b"{", b"}", b"[", b"]", b",", b":", b"null", b"true", b"-1", b"1e999", b"NaN"]
@@ -31,6 +33,9 @@ BITS += [
     b'"prompt":""',
     b'"id":"z"',
     b'"on":5',
+    b'"text":"a",',
+    b'"length":1',
+    b"5,",
     b'"5":1,',
     b"\xff",
     b"\xc3",
@@ -169,6 +174,8 @@ RULES |= {
     "heal": lambda v: v is None or type(v) is bool,
     "states": lambda v: v is None,
     "initial_state": lambda v: v is None,
+    "session": lambda v: v is None or is_text(v),
+    "cache_salt": lambda v: v is None or is_text(v),
 }
 CONSTRAINTS = ("json_schema", "regex", "choice", "lark", "gbnf")
 CUTS = ("top_p", "min_p", "typical_p")
@@ -192,6 +199,10 @@ def is_contradiction(r):
         or len(constraints) > 1
         or (constraints and (r.ignore_eos or r.heal))
         or (r.heal and not r.prompt)
+        or (r.session is None and r.think_time != 0)
+        or (r.session is not None and (r.n > 1 or r.best_of is not None or r.num_beams > 1))
+        or (r.session is not None and (is_changed["cfg_scale"] or r.heal))
+        or (r.deadline is not None and r.deadline < r.arrival_time)
     )
 
 

@@ -8,6 +8,7 @@ from batcher.errors import FieldProblem
 from batcher.formats.line_problems import MAX_PROBLEMS, place_problem
 from batcher.formats.openai import SUPPORTED_VALUES, CompletionBody
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
+from batcher.request import PromptSegment as Segment
 from batcher.request import Request, Transition
 from batcher.validation import Target
 
@@ -24,6 +25,7 @@ def row(body, **fields):
     return json.dumps(head | fields | {"body": body})
 
 
+BOOK = Segment(length=5, seed="b", type="user", pin=True)
 BIAS = {"5": 1.0, "50": -1.5}
 STATES = {"a": [Transition("x", "b")], "b": [Transition([5], None)]}
 BEAMS = {"prompt": "a", "num_beams": 2, "early_stopping": "never"}
@@ -69,6 +71,24 @@ GOOD = [
         {"prompt": "a", "states": STATES},
     ),
     ('{"prompt":"a","num_beams":2,"early_stopping":"never"}', BEAMS),
+    # segments
+    (
+        '{"prompt":[{"text":"a"},{"tokens":[5]}]}',
+        {"prompt": [Segment(text="a"), Segment(tokens=[5])]},
+    ),
+    (
+        '{"prompt":[{"length":5,"seed":"b","type":"user","pin":true},{"length":9,"seed":-1}]}',
+        {"prompt": [BOOK, Segment(length=9, seed=-1)]},
+    ),
+    (
+        '{"prompt":[{"text":null,"length":3,"seed":null,"type":null,"pin":null}]}',
+        {"prompt": [Segment(length=3)]},
+    ),
+    (
+        '{"prompt":"a","session":"s","think_time":2,"deadline":5,"cache_salt":"x"}',
+        {"prompt": "a", "session": "s", "think_time": 2.0, "deadline": 5.0, "cache_salt": "x"},
+    ),
+    ('{"prompt":"a","session":null,"think_time":null,"deadline":null}', {"prompt": "a"}),
     # keys of other objects are not those of the line
     (
         '{"prompt":"a","json_schema":{"id":{"id":1},"body":2,"prompt":"x","a-b":[{"id":1}]}}',
@@ -200,6 +220,63 @@ BAD = [
         [("duplicate-field", 43, "json_schema.a[1].b", '"b"')],
     ),
     ('{"prompt":"","json_schema":"x"}', [("invalid-type", 28, "json_schema", '"x"')]),
+    # segments
+    ('{"prompt":[{"text":"a"},{"text":""}]}', [("invalid-value", 33, "prompt[1].text", '""')]),
+    ('{"prompt":[{"tokens":[]}]}', [("invalid-value", 22, "prompt[0].tokens", "[]")]),
+    ('{"prompt":[{"tokens":[5,512]}]}', [("unknown-token", 25, "prompt[0].tokens[1]", "512")]),
+    ('{"prompt":[{"tokens":"a"}]}', [("invalid-type", 22, "prompt[0].tokens", '"a"')]),
+    ('{"prompt":[{"text":5}]}', [("invalid-type", 20, "prompt[0].text", "5")]),
+    ('{"prompt":[{"length":0}]}', [("invalid-value", 22, "prompt[0].length", "0")]),
+    ('{"prompt":[{"length":1048577}]}', [("invalid-value", 22, "prompt[0].length", "1048577")]),
+    ('{"prompt":[{"length":"5"}]}', [("invalid-type", 22, "prompt[0].length", '"5"')]),
+    ('{"prompt":[{"pin":true}]}', [("missing-field", 12, "prompt[0]", '{"pin":true}')]),
+    (
+        '{"prompt":[{"text":"a","tokens":[5],"length":2}]}',
+        [
+            ("conflicting-fields", 33, "prompt[0].tokens", "[5]"),
+            ("conflicting-fields", 46, "prompt[0].length", "2"),
+        ],
+    ),
+    (
+        '{"prompt":[{"text":"a","seed":1},{"length":2,"seed":1.5}]}',
+        [
+            ("conflicting-fields", 31, "prompt[0].seed", "1"),
+            ("invalid-type", 53, "prompt[1].seed", "1.5"),
+        ],
+    ),
+    (
+        '{"prompt":[{"length":2,"seed":9223372036854775808}]}',
+        [("invalid-value", 31, "prompt[0].seed", "9223372036854775808")],
+    ),
+    (
+        '{"prompt":[{"text":"a","type":"bot","pin":1}]}',
+        [
+            ("invalid-value", 31, "prompt[0].type", '"bot"'),
+            ("invalid-type", 43, "prompt[0].pin", "1"),
+        ],
+    ),
+    (
+        '{"prompt":[{"text":"a","txet":"b","text":"c"}]}',
+        [
+            ("unknown-field", 24, "prompt[0].txet", '"txet"'),
+            ("duplicate-field", 35, "prompt[0].text", '"text"'),
+        ],
+    ),
+    ('{"prompt":[5,{"text":"a"}]}', [("invalid-type", 14, "prompt[1]", '{"text":"a"}')]),
+    ('{"prompt":[{"text":"a"},5,6]}', [("invalid-type", 25, "prompt[1]", "5")]),
+    ('{"prompt":["a",{"text":"a"}]}', [("invalid-type", 12, "prompt[0]", '"a"')]),
+    (
+        '{"prompt":[{"length":1048576},{"length":1}]}',
+        [("invalid-value", 11, "prompt", '[{"length":1048576},{"length":1}]')],
+    ),
+    (
+        '{"prompt_tokens":[{"text":"a"}]}',
+        [("invalid-type", 19, "prompt_tokens[0]", '{"text":"a"}')],
+    ),
+    (
+        '{"prompt":"","cfg_scale":2,"negative_prompt":[{"text":"a"}]}',
+        [("invalid-type", 47, "negative_prompt[0]", '{"text":"a"}')],
+    ),
 ]
 
 
@@ -268,6 +345,8 @@ def test_an_unknown_field_gets_the_name_it_is_like(name, hint):
         ("repeat_penalty", "repetition_penalty"),
         ("guidance_scale", "cfg_scale"),
         ("token_healing", "heal"),
+        ("session_id", "session"),
+        ("conversation_id", "session"),
     ],
 )
 def test_the_name_that_another_tool_uses_gets_ours(name, ours):
@@ -285,6 +364,9 @@ def test_the_name_that_another_tool_uses_gets_ours(name, ours):
         ({"prompt": ["7", 8]}, "remove the quotes"),
         ({"prompt": ["7", "8"]}, "remove the quotes"),
         ({"prompt": [1, "x"]}, None),
+        ({"prompt": [1, {"text": "x"}]}, "a list holds token ids or segments; do not mix them"),
+        ({"prompt": [{"text": "x"}, 1]}, "a list holds token ids or segments; do not mix them"),
+        ({"prompt": [{"text": ""}]}, "leave the segment out"),
         (
             {"prompt": "", "states": {"a": [{"on": ["<think>", " x"], "to": None}]}},
             "give one transition for each text",
@@ -350,6 +432,20 @@ def test_a_row_is_a_request_with_the_fields_of_its_body():
         id="a", prompt=[1, 2], max_tokens=3, stop=["x"], stop_token=5, arrival_time=2.0
     )
     assert parse(row(body)) == ParsedLine(request, is_openai=True)
+
+
+def test_a_body_may_hold_segments_and_say_with_whom_it_shares():
+    body = {"prompt": [{"text": "a", "pin": True}], "priority": -1, "cache_salt": "x"}
+    prompt = [Segment(text="a", pin=True)]
+    request = Request(id="a", prompt=prompt, priority=-1, cache_salt="x")
+    assert parse(row(body)) == ParsedLine(request, is_openai=True)
+    bad = row({"prompt": [{"text": ""}, {"txet": "b"}], "cache_salt": ""})
+    assert [(problem.code, problem.field) for problem in parse(bad).problems] == [
+        ("invalid-value", "body.prompt[0].text"),
+        ("missing-field", "body.prompt[1]"),
+        ("unknown-field", "body.prompt[1].txet"),
+        ("invalid-value", "body.cache_salt"),
+    ]
 
 
 def test_a_row_without_an_id_has_its_line_number():

@@ -130,7 +130,7 @@ def test_a_torn_last_line_is_the_end(torn):
 @pytest.mark.parametrize(
     "line",
     [
-        b'{"event":"preempt","step":3}',
+        b'{"event":"migrate","step":3}',
         b'{"event":"admit2","slot":[]}',
         b"\n",
         b"  \r\n",

@@ -1,6 +1,7 @@
 import csv
 import io
 
+from reference_paged import CROWDED, Limits, play_paged
 from reference_schedule import DESIGN_JOBS, Job, play
 from reference_units import beams, guided, play_units, samples
 
@@ -99,3 +100,42 @@ def test_steps_have_labels():
     lines = list(encode_steps(unit_timeline()))
     assert lines[0] == b'{"step":0,"slots":["g","g~","g#1","g#1~"],"waiting":1}\n'
     assert lines[2] == b'{"step":2,"slots":[null,null,"b","b#1"],"waiting":0}\n'
+
+
+def crowded_timeline():
+    return Timeline.from_events(play_paged(CROWDED, Limits()).events)
+
+
+def test_spans_tell_of_prefills_and_preemptions_where_there_are_some():
+    lines = b"".join(encode_spans(crowded_timeline())).decode().splitlines()
+    assert lines == [
+        '{"slot":0,"id":"a","index":0,"start":0,"end":9,"outcome":"length"}',
+        (
+            '{"slot":1,"id":"b","index":0,"start":0,"end":7,"outcome":"preempted","preemption":'
+            '{"reason":"kv","for_id":"a","for_index":0,"tokens":8,"generated":7}}'
+        ),
+        (
+            '{"slot":0,"id":"b","index":0,"start":9,"end":13,"outcome":"length","prefill":3,'
+            '"generated":7,"resumed":true}'
+        ),
+        '{"slot":0,"id":"c","index":0,"start":13,"end":16,"outcome":"length","prefill":2}',
+    ]
+
+
+def test_csv_has_more_columns_for_all_spans_of_such_a_run_and_each_part_of_it():
+    rows = list(csv.reader(io.StringIO(b"".join(encode_csv(crowded_timeline())).decode())))
+    assert rows[0][9:] == ["prefill", "cached", "generated", "resumed"]
+    assert [row[9:] for row in rows[1:]] == [
+        ["1", "0", "0", "false"],
+        ["1", "0", "0", "false"],
+        ["3", "0", "7", "true"],
+        ["2", "0", "0", "false"],
+    ]
+    part = encode_csv(crowded_timeline(), Selection(request_ids=frozenset({"a"})))
+    assert next(part).decode().strip().split(",") == rows[0]
+
+
+def test_steps_have_figures_where_the_trace_has_them():
+    assert next(encode_steps(crowded_timeline())) == (
+        b'{"step":0,"slots":["a","b"],"waiting":1,"begin":0.0,"end":0.75,"tokens":4,"blocks":2}\n'
+    )

@@ -4,7 +4,6 @@ Rule: events that contradict each other are refused where they do.
 """
 
 from collections import Counter, defaultdict
-from operator import itemgetter
 from typing import NamedTuple, get_args
 
 from msgspec.structs import replace
@@ -19,12 +18,30 @@ from batcher.events import (
     Event,
     FinishEvent,
     ForkEvent,
+    HoldEvent,
     JumpEvent,
+    PreemptEvent,
+    PrefillEvent,
     RejectEvent,
     Role,
     RunEvent,
+    StepsEvent,
 )
-from batcher.stays import Fork, SequenceKey, Span, Wait, key_of, label_of
+from batcher.timeline.prefills import Prefills
+from batcher.timeline.stays import (
+    Fork,
+    Hold,
+    Outcome,
+    SequenceKey,
+    Span,
+    Wait,
+    is_follower,
+    key_of,
+    label_of,
+    preemption_of,
+)
+from batcher.timeline.step_figures import StepFigures
+from batcher.timeline.waiting_room import WaitingRoom
 
 MAX_SLOTS = 2**20
 MAX_STEPS = 2**28
@@ -32,12 +49,18 @@ MAX_STEPS = 2**28
 
 
 class Stays(NamedTuple):
-    """All stays of a run.  spans: by their end.  waits: in order of arrival."""
+    """All stays of a run.
+
+    spans: by their end.  waits: in the order in which they joined the queue.  holds: by step, and
+    no two at once.
+    """
 
     run: RunEvent
     num_steps: int
     spans: list[Span]
     waits: list[Wait]
+    holds: list[Hold]
+    figures: StepFigures
 
 
 class _Finished(NamedTuple):
@@ -54,10 +77,11 @@ class Replay:
         self._run: RunEvent | None = None
         self._num_steps = 0
         self._last_step = -1  # of any event, whether it takes a slot or not
-        self._num_arrivals = 0
         self._spans: list[Span] = []
-        self._numbered_waits: list[tuple[int, Wait]] = []
-        self._arrivals: dict[SequenceKey, tuple[int, ArriveEvent]] = {}
+        self._queue = WaitingRoom()
+        self._preempted: set[SequenceKey] = set()  # those that have not come back
+        self._prefills = Prefills()
+        self._figures = StepFigures()
         self._admissions: dict[SequenceKey, AdmitEvent] = {}
         self._jumped: Counter[SequenceKey] = Counter()
         self._forks: defaultdict[SequenceKey, list[Fork]] = defaultdict(list)
@@ -73,10 +97,8 @@ class Replay:
             raise InvariantError("there is no run event")
         for key, admit in self._admissions.items():
             self._leave_slot(key, admit, self._num_steps, None)
-        for arrival in self._arrivals.values():
-            self._leave_queue(arrival, self._num_steps)
-        waits = [wait for _, wait in sorted(self._numbered_waits, key=itemgetter(0))]
-        return Stays(self._run, self._num_steps, self._spans, waits)
+        waits, holds = self._queue.close(self._num_steps)
+        return Stays(self._run, self._num_steps, self._spans, waits, holds, self._figures)
 
     def add(self, event: Event) -> None:
         """Take in the next event.
@@ -87,13 +109,27 @@ class Replay:
         """
         match event:
             case ArriveEvent():
-                key = key_of(event.id, event.index, "sample")
-                self._arrivals[key] = self._num_arrivals, event
-                self._num_arrivals += 1
+                self._queue.join(event)
             case AdmitEvent():
                 self._admit(event)
             case FinishEvent():
                 self._finish(event)
+            case StepsEvent():
+                self._figures.add(event)
+            case _:
+                self._add_rare(event)
+
+    def _add_rare(self, event: Event) -> None:
+        """Take in an event of a kind that is rare."""
+        match event:
+            case PrefillEvent():
+                self._note_step(event)
+                key = key_of(event.id, event.index, event.role)
+                self._prefills.add(event, self._admissions.get(key))
+            case PreemptEvent():
+                self._preempt(event)
+            case HoldEvent():
+                self._queue.hold(event)
             case JumpEvent():
                 self._jump(event)
             case ForkEvent():
@@ -104,8 +140,8 @@ class Replay:
                 self._begin(event)
             case EndEvent():
                 self._end(event)
-            case RejectEvent() | DropEvent():
-                pass  # neither takes a slot: a bad line, and a sample that has left its own
+            case RejectEvent():
+                pass  # a bad line takes no slot
 
     def _begin(self, event: RunEvent) -> None:
         """Take in what run it is."""
@@ -113,7 +149,9 @@ class Replay:
             raise BatchdecodeError(f"a batch of {event.batch} slots; there are 1 to {MAX_SLOTS}")
         self._run = event
 
-    def _note_step(self, event: AdmitEvent | FinishEvent | JumpEvent | ForkEvent) -> None:
+    def _note_step(
+        self, event: AdmitEvent | FinishEvent | JumpEvent | ForkEvent | PrefillEvent
+    ) -> None:
         """Note that the run has come as far as `event`."""
         if not 0 <= event.step < MAX_STEPS:
             raise BatchdecodeError(f"step {event.step}; a timeline has steps 0 to {MAX_STEPS - 1}")
@@ -131,9 +169,38 @@ class Replay:
                 f"{label_of(event.id, event.index, event.role)!r} "
                 f"is admitted in step {event.step} while it runs"
             )
+        if event.generated and key not in self._preempted:
+            raise InvariantError(
+                f"{label_of(event.id, event.index, event.role)!r} is admitted in step {event.step} "
+                f"with {event.generated} tokens of its own, but was not preempted"
+            )
         self._admissions[key] = event
         self._finished.pop(key, None)
-        self._leave_queue(self._arrivals.pop(key, None), event.step)
+        self._figures.note_start(event.step, event.time)
+        if event.left:
+            self._prefills.begin(key, event)
+        self._queue.leave(key, event.step)
+
+    def _preempt(self, event: PreemptEvent) -> None:
+        """Move a sequence from its slot back into the queue."""
+        label = label_of(event.id, event.index, event.role)
+        if not 0 <= event.step < MAX_STEPS:
+            raise BatchdecodeError(f"step {event.step}; a timeline has steps 0 to {MAX_STEPS - 1}")
+        key = key_of(event.id, event.index, event.role)
+        admit = self._admissions.pop(key, None)
+        if admit is None or admit.slot != event.slot or admit.role != event.role:
+            raise InvariantError(
+                f"{label!r} is preempted in slot {event.slot}, which it does not hold"
+            )
+        if event.step <= admit.step:
+            raise InvariantError(
+                f"{label!r} is preempted in step {event.step}, but was admitted in {admit.step}"
+            )
+        self._num_steps = max(self._num_steps, event.step)
+        self._leave_slot(key, admit, event.step, "preempted", event)
+        self._preempted.add(key)
+        if not is_follower(event):
+            self._queue.join(event)
 
     def _jump(self, event: JumpEvent) -> None:
         """Add the tokens that a constraint forced to those of the sequence."""
@@ -142,6 +209,7 @@ class Replay:
         if event.tokens < 1:
             raise InvariantError(f"{event.id!r} jumps over {event.tokens} tokens")
         self._jumped[key] += event.tokens
+        self._prefills.jump(key)
 
     def _fork(self, event: ForkEvent) -> None:
         """Note where a beam goes on from."""
@@ -190,15 +258,20 @@ class Replay:
         self._note_step(event)
         key = key_of(event.id, event.index, event.role)
         if event.role == "sample":
-            number = None if event.slot is None else len(self._spans)
+            number = len(self._spans) if key in self._admissions else None
             self._finished[key] = _Finished(event.reason, number)
-        if event.slot is None:
-            self._leave_queue(self._arrivals.pop(key, None), event.step)
+        is_preempted = key in self._preempted and key not in self._admissions
+        if event.slot is None or is_preempted:
+            self._preempted.discard(key)
+            self._queue.leave(key, event.step)
             return
         admit = self._admissions.pop(key, None)
         if admit is None or admit.slot != event.slot or admit.role != event.role:
             label = label_of(event.id, event.index, event.role)
             raise InvariantError(f"{label!r} leaves slot {event.slot}, which it does not hold")
+        if event.reason in {"stop", "length"} and self._prefills.has_begun(key):
+            label = label_of(event.id, event.index, event.role)
+            raise InvariantError(f"{label!r} ends ({event.reason}) before its prompt was computed")
         self._leave_slot(key, admit, event.step + 1, event.reason)
 
     def _end(self, event: EndEvent) -> None:
@@ -210,9 +283,14 @@ class Replay:
         self._num_steps = event.steps
 
     def _leave_slot(
-        self, key: SequenceKey, admit: AdmitEvent, end: int, outcome: EndReason | None
+        self,
+        key: SequenceKey,
+        admit: AdmitEvent,
+        end: int,
+        outcome: Outcome | None,
+        preempt: PreemptEvent | None = None,
     ) -> None:
-        """Record the stay that began with `admit`."""
+        """Record the stay that began with `admit`; `preempt` is what ended it, if that did."""
         jumped = self._jumped.pop(key, 0) if self._jumped else 0
         forks = tuple(self._forks.pop(key, ())) if self._forks else ()
         self._spans.append(
@@ -226,15 +304,11 @@ class Replay:
                 admit.role,
                 jumped,
                 forks=forks,
+                prefill=self._prefills.end(key, admit, end) if admit.left or jumped else 1,
+                cached=admit.cached,
+                generated=admit.generated,
+                resumed=key in self._preempted,
+                preemption=None if preempt is None else preemption_of(preempt),
             )
         )
-
-    def _leave_queue(self, arrival: tuple[int, ArriveEvent] | None, end: int) -> None:
-        """Record a wait, if there was one."""
-        if arrival is None:
-            return
-        number, arrive = arrival
-        if arrive.step < 0:
-            raise InvariantError(f"{arrive.id!r} arrives in step {arrive.step}")
-        if arrive.step < end:
-            self._numbered_waits.append((number, Wait(arrive.id, arrive.index, arrive.step, end)))
+        self._preempted.discard(key)

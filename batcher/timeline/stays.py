@@ -3,12 +3,27 @@
 Rule: a sequence is known by its request's id, its index and its role; nothing else tells two apart.
 """
 
+from typing import Literal
+
 from msgspec import Struct
 
-from batcher.events import AdmitEvent, EndReason, FinishEvent, Role
+from batcher.events import (
+    AdmitEvent,
+    EndReason,
+    FinishEvent,
+    HoldReason,
+    PreemptEvent,
+    PreemptReason,
+    PrefillEvent,
+    Role,
+)
 
 SequenceKey = str | tuple[str, int, Role]
 """What tells a sequence from all others: most often the id alone, which takes the least time."""
+
+
+Outcome = EndReason | Literal["preempted"]
+"""What a stay in a slot ended with."""
 
 
 class Fork(Struct, frozen=True):
@@ -18,6 +33,24 @@ class Fork(Struct, frozen=True):
     parent: int
 
 
+class Preemption(Struct, frozen=True):
+    """Why a sequence lost its slot: for_id and for_index are those of the one that needed room.
+
+    tokens: how many have to be computed again.  generated: how many of its own it had by then.
+    """
+
+    reason: PreemptReason
+    for_id: str
+    for_index: int
+    tokens: int
+    generated: int
+
+    @property
+    def for_label(self) -> str:
+        """What the sequence that needed room is called."""
+        return label_of(self.for_id, self.for_index, "sample")
+
+
 class Span(Struct, frozen=True, omit_defaults=True):
     """One stay of a sequence in a slot, over the steps [start, end).
 
@@ -25,6 +58,12 @@ class Span(Struct, frozen=True, omit_defaults=True):
     jumped: how many tokens a constraint forced, beside those that the steps chose.
     dropped: whether it has no result, since other samples of its request are better.
     forks: by step.
+    prefill: how many steps it took to compute what it began with, the one that gave its first token
+    included.
+    cached: how many tokens it began with were found computed.
+    generated: how many tokens it had from stays before this one.
+    resumed: whether there was a stay before this one, which a preemption ended.
+    preemption: that which ended this one.
     """
 
     slot: int
@@ -32,11 +71,16 @@ class Span(Struct, frozen=True, omit_defaults=True):
     index: int
     start: int
     end: int
-    outcome: EndReason | None
+    outcome: Outcome | None
     role: Role = "sample"
     jumped: int = 0
     dropped: bool = False
     forks: tuple[Fork, ...] = ()
+    prefill: int = 1
+    cached: int = 0
+    generated: int = 0
+    resumed: bool = False
+    preemption: Preemption | None = None
 
     @property
     def label(self) -> str:
@@ -61,12 +105,39 @@ class Wait(Struct, frozen=True):
         return label_of(self.id, self.index, "sample")
 
 
-class StepRow(Struct, frozen=True):
-    """The batch in one step: the label in each slot (None: empty), and how many waited."""
+class Hold(Struct, frozen=True):
+    """Why a free slot stayed empty over the steps [start, end): the first in the queue had to wait.
+
+    blocks: how many it needed, if the reason is "kv".
+    """
+
+    id: str
+    index: int
+    start: int
+    end: int
+    reason: HoldReason
+    blocks: int
+
+    @property
+    def label(self) -> str:
+        """What the sequence that was held is called."""
+        return label_of(self.id, self.index, "sample")
+
+
+class StepRow(Struct, frozen=True, omit_defaults=True):
+    """The batch in one step: the label in each slot (None: empty), and how many waited.
+
+    Where the trace has figures of its steps: the time when it began and when it ended, in seconds,
+    how many tokens it computed, and how many blocks were held.
+    """
 
     step: int
     slots: list[str | None]
     waiting: int
+    begin: float | None = None
+    end: float | None = None
+    tokens: int | None = None
+    blocks: int | None = None
 
 
 def label_of(request_id: str, index: int, role: Role) -> str:
@@ -85,9 +156,14 @@ def key_of(request_id: str, index: int, role: Role) -> SequenceKey:
     return request_id, index, role
 
 
-def is_follower(sequence: AdmitEvent | FinishEvent | Span) -> bool:
+def is_follower(sequence: AdmitEvent | PrefillEvent | PreemptEvent | FinishEvent | Span) -> bool:
     """Return whether it came along with a leader: a beam but the first, or a negative prompt.
 
     Only leaders have arrive events.
     """
     return sequence.role == "negative" or (sequence.role == "beam" and sequence.index > 0)
+
+
+def preemption_of(event: PreemptEvent) -> Preemption:
+    """Return what a preemption did to the sequence that lost its slot."""
+    return Preemption(event.reason, event.for_id, event.for_index, event.tokens, event.generated)

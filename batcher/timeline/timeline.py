@@ -10,9 +10,10 @@ from heapq import heappop, heappush
 from itertools import accumulate, pairwise
 
 from batcher.errors import InvariantError
-from batcher.events import Event
-from batcher.replay import Replay
-from batcher.stays import Span, StepRow, Wait, is_follower, label_of
+from batcher.events import Event, RunEvent
+from batcher.timeline.replay import Replay
+from batcher.timeline.stays import Hold, Span, StepRow, Wait, is_follower, label_of
+from batcher.timeline.step_figures import StepFigures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,17 +38,36 @@ EVERYTHING = Selection()
 
 
 class Timeline:
-    """What happened in a run; `model` names what decoded it.
+    """What happened in a run, as `run` began it.
 
-    spans: by (start, slot).  waits: by start, and those that start together as they arrived.
+    spans: by (start, slot).  waits: by start, and those that start together as they joined the
+    queue.  holds: by start.  figures: of the steps.
     """
 
     def __init__(
-        self, *, model: str, num_slots: int, num_steps: int, spans: list[Span], waits: list[Wait]
+        self,
+        *,
+        run: RunEvent,
+        num_steps: int,
+        spans: list[Span],
+        waits: list[Wait],
+        holds: list[Hold],
+        figures: StepFigures,
     ) -> None:
-        self.model, self.num_slots, self.num_steps = model, num_slots, num_steps
+        self.run, self.num_steps = run, num_steps
         self.spans = sorted(spans, key=lambda span: (span.start, span.slot))
         self.waits = sorted(waits, key=lambda wait: wait.start)
+        self.holds, self.figures = holds, figures
+
+    @property
+    def model(self) -> str:
+        """What decoded it."""
+        return self.run.model
+
+    @property
+    def num_slots(self) -> int:
+        """How many slots the batch has."""
+        return self.run.batch
 
     @classmethod
     def from_events(cls, events: Iterable[Event]) -> "Timeline":
@@ -60,9 +80,19 @@ class Timeline:
         replay = Replay()
         for event in events:
             replay.add(event)
-        run, num_steps, spans, waits = replay.close()
-        return cls(
-            model=run.model, num_slots=run.batch, num_steps=num_steps, spans=spans, waits=waits
+        return cls(**replay.close()._asdict())
+
+    @property
+    def has_figures(self) -> bool:
+        """Whether the events tell when steps ended and what they computed."""
+        return bool(self.figures.ends)
+
+    @cached_property
+    def has_memory(self) -> bool:
+        """Whether what the steps computed, or the blocks, made any stay differ from a plain one."""
+        return any(
+            span.prefill > 1 or span.cached or span.generated or span.resumed or span.preemption
+            for span in self.spans
         )
 
     @cached_property
@@ -126,7 +156,22 @@ class Timeline:
                 heappush(ends, (upcoming.end, upcoming.slot))
                 upcoming = next(spans, None)
             if chosen or not selection.request_ids:
-                yield StepRow(step, [labels[slot] for slot in columns], self.waiting[step])
+                yield self._row(step, [labels[slot] for slot in columns])
+
+    def _row(self, step: int, labels: list[str | None]) -> StepRow:
+        """Return the row of `step`, with the figures the events tell."""
+        figures = self.figures
+        if step >= len(figures.ends):
+            return StepRow(step, labels, self.waiting[step])
+        return StepRow(
+            step,
+            labels,
+            self.waiting[step],
+            figures.start_of(step),
+            figures.ends[step],
+            figures.tokens[step],
+            figures.blocks[step],
+        )
 
     def check_integrity(self) -> None:
         """Make sure that the spans can have happened.

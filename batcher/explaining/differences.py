@@ -1,0 +1,247 @@
+"""Where two runs of one workload part, why as far as their events tell, and what came of it.
+
+Rule: two schedules are equal if the same decisions were made in the same steps, whenever that was.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import chain, zip_longest
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from batcher.events import (
+    AdmitEvent,
+    Event,
+    FinishEvent,
+    HoldEvent,
+    PreemptEvent,
+    PrefillEvent,
+    Role,
+    RunEvent,
+)
+from batcher.explaining.changes import Change, RunTotals, changes_of, pair_lives, totals_of
+from batcher.explaining.lives import Life, Lives, leader_index
+from batcher.explaining.story import Story, story_of
+from batcher.timeline import Timeline
+from batcher.timeline.replay import Replay
+from batcher.timeline.stays import label_of
+
+MAX_INVOLVED = 3
+
+Decision = AdmitEvent | PrefillEvent | PreemptEvent | HoldEvent | FinishEvent
+
+
+class Setting(Struct, frozen=True):
+    """What the first lines of the two traces say differently; None where one says nothing."""
+
+    name: str
+    a: Any
+    b: Any
+
+
+class Parting(Struct, frozen=True):
+    """The first step whose decisions differ, and those that only one of the runs made in it."""
+
+    step: int
+    time_a: float
+    time_b: float
+    only_a: list[Decision]
+    only_b: list[Decision]
+
+
+class Involved(Struct, frozen=True):
+    """A request that the runs decide about differently where they part, and how it went in each.
+
+    None: there is no such request in the run.
+    """
+
+    label: str
+    a: Story | None
+    b: Story | None
+
+
+class Comparison(Struct, frozen=True):
+    """How two runs differ.
+
+    parting: None if their schedules are equal.  involved: the first few requests it is about.
+    only_a, only_b: labels of what the workload of the other run lacks.  altered: labels of requests
+    that arrived at another time or asked for something else.  num_compared: samples in both.
+    changes: of those that went another way, the one that changed most first.
+    """
+
+    settings: list[Setting]
+    parting: Parting | None
+    involved: list[Involved]
+    only_a: list[str]
+    only_b: list[str]
+    altered: list[str]
+    num_compared: int
+    changes: list[Change]
+    totals_a: RunTotals
+    totals_b: RunTotals
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether the schedules are, of equal workloads."""
+        return self.parting is None and not (self.only_a or self.only_b or self.altered)
+
+
+class RunReader:
+    """Reads a run step by step; what is read is kept as its lives."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self._events = iter(events)
+        self._replay, self._lives = Replay(), Lives()
+        self._run: RunEvent | None = None
+        self._timeline: Timeline | None = None
+
+    def decisions(self) -> Iterator[tuple[int, list[Decision]]]:
+        """Yield each step in which something was decided, with that."""
+        step, found = 0, list[Decision]()
+        for event in self._read():
+            if not isinstance(event, Decision) or is_no_decision(event):
+                continue
+            if event.step > step:
+                if found:
+                    yield step, found
+                step, found = event.step, []
+            found.append(replace(event, time=0.0))
+        if found:
+            yield step, found
+
+    def close(self) -> tuple[Timeline, list[Life]]:
+        """Read what is left, and return the timeline and the lives of the run."""
+        for _ in self._read():
+            pass
+        if self._timeline is None:
+            self._timeline = Timeline(**self._replay.close()._asdict())
+            self._timeline.check_integrity()
+        return self._timeline, self._lives.all
+
+    def _read(self) -> Iterator[Event]:
+        for event in self._events:
+            self._replay.add(event)
+            self._lives.add(event)
+            yield event
+
+
+def is_no_decision(event: Decision) -> bool:
+    """Return whether it ended without ever having a slot, which is told late."""
+    return isinstance(event, FinishEvent) and event.slot is None
+
+
+def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> Comparison:
+    """Return how two runs differ.
+
+    Raises:
+        InvariantError, BatchdecodeError: see Timeline.from_events.
+    """
+    reader_a, reader_b = RunReader(events_a), RunReader(events_b)
+    parted = _first_difference(reader_a, reader_b)
+    timeline_a, lives_a = reader_a.close()
+    timeline_b, lives_b = reader_b.close()
+    pairs, only_a, only_b = pair_lives(lives_a, lives_b)
+    parting = None
+    if parted is not None:
+        step, found_a, found_b = parted
+        time_a, time_b = (t.figures.start_of(step) for t in (timeline_a, timeline_b))
+        parting = Parting(step, time_a, time_b, found_a, found_b)
+    return Comparison(
+        settings=differing_settings(timeline_a.run, timeline_b.run),
+        parting=parting,
+        involved=[
+            Involved(label, _find(timeline_a, lives_a, label), _find(timeline_b, lives_b, label))
+            for label in (_labels_in(parting) if parting is not None else [])
+        ],
+        only_a=only_a,
+        only_b=only_b,
+        altered=[a.label for a, b in pairs if _is_altered(a, b)],
+        num_compared=len(pairs),
+        changes=changes_of(timeline_a, timeline_b, pairs),
+        totals_a=totals_of(timeline_a, lives_a),
+        totals_b=totals_of(timeline_b, lives_b),
+    )
+
+
+def differing_settings(run_a: RunEvent, run_b: RunEvent) -> list[Setting]:
+    """Return what the two run events say differently, by name."""
+    a, b = _flat(msgspec.to_builtins(run_a)), _flat(msgspec.to_builtins(run_b))
+    names = list(dict.fromkeys([*a, *b]))
+    return [Setting(name, a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)]
+
+
+def _labels_in(parting: Parting) -> list[str]:
+    """Return what the first few sequences are called that a parting is about."""
+    decisions = chain.from_iterable(zip_longest(parting.only_a, parting.only_b))
+    labels = (
+        label_of(decision.id, leader_index(decision.index, role_of(decision)), "sample")
+        for decision in decisions
+        if decision is not None
+    )
+    return list(dict.fromkeys(labels))[:MAX_INVOLVED]
+
+
+def role_of(decision: Decision) -> Role:
+    """Return the role of the sequence that a decision is about."""
+    return "sample" if isinstance(decision, HoldEvent) else decision.role
+
+
+def _find(timeline: Timeline, lives: list[Life], label: str) -> Story | None:
+    """Return the story of the first life of this label, if there is one."""
+    return next((story_of(timeline, life) for life in lives if life.label == label), None)
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return `settings` with those of a section by themselves, named "section.name"."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        if isinstance(value, dict):
+            section = "" if name == "scheduling" else f"{name}."
+            flat |= {f"{section}{inner}": item for inner, item in value.items()}
+        else:
+            flat[name] = value
+    return flat
+
+
+def _first_difference(
+    a: RunReader, b: RunReader
+) -> tuple[int, list[Decision], list[Decision]] | None:
+    """Return the first step that differs, and what only one of the runs decided in it."""
+    nothing: tuple[int, list[Decision]] = (-1, [])
+    for (step_a, found_a), (step_b, found_b) in zip_longest(
+        a.decisions(), b.decisions(), fillvalue=nothing
+    ):
+        step = min(step for step in (step_a, step_b) if step >= 0)
+        in_a = found_a if step_a == step else []
+        in_b = found_b if step_b == step else []
+        if Counter(map(_bytes_of, in_a)) != Counter(map(_bytes_of, in_b)):
+            return step, _without(in_a, in_b), _without(in_b, in_a)
+    return None
+
+
+def _without(decisions: list[Decision], others: list[Decision]) -> list[Decision]:
+    """Return those of `decisions` that are not among `others`."""
+    known = Counter(map(_bytes_of, others))
+    left = []
+    for decision in decisions:
+        key = _bytes_of(decision)
+        if known[key]:
+            known[key] -= 1
+        else:
+            left.append(decision)
+    return left
+
+
+def _bytes_of(decision: Decision) -> bytes:
+    return msgspec.json.encode(decision)
+
+
+def _is_altered(a: Life, b: Life) -> bool:
+    """Return whether the two are not the same request, as far as their arrivals tell."""
+    if a.arrive is None or b.arrive is None:
+        return a.arrive is not b.arrive
+    asked_a = (a.arrive.time, a.arrive.prompt_tokens, a.arrive.max_tokens)
+    return asked_a != (b.arrive.time, b.arrive.prompt_tokens, b.arrive.max_tokens)

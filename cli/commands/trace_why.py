@@ -1,0 +1,57 @@
+"""`batchdecode trace why`: tells what a request waited for and what became of it."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from cli.commands.arguments import OUTPUT
+from cli.commands.trace_arguments import (
+    RunBatch,
+    RunConfig,
+    RunKeepGoing,
+    RunModel,
+    RunSeed,
+    TraceInput,
+    given,
+)
+from cli.scheduling_options import SchedulingOptions
+
+
+def why(
+    context: typer.Context,
+    request_id: Annotated[str, typer.Argument(metavar="ID", help="The id of a request.")],
+    source: TraceInput = None,
+    *,
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="The story as JSON, for programs.", rich_help_panel=OUTPUT),
+    ] = False,
+    batch: RunBatch = None,
+    model: RunModel = None,
+    seed: RunSeed = None,
+    keep_going: RunKeepGoing = False,
+    scheduling: SchedulingOptions,
+    config: RunConfig = None,
+) -> None:
+    """Tell a request's story: what it waited for, was computed and ended with, step by step."""
+    if source is None and sys.stdin.isatty():
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(2)
+    from cli.tracing.asking import WhyOptions, show_why  # noqa: PLC0415 - heavy
+
+    show_why(
+        WhyOptions(
+            request_id=request_id,
+            input=source,
+            as_json=as_json,
+            run_options=given(
+                config=config,
+                batch=batch,
+                model=model,
+                seed=seed,
+                keep_going=keep_going or None,
+                **scheduling.given,
+            ),
+        )
+    )

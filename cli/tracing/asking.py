@@ -1,0 +1,123 @@
+"""`batchdecode trace why` and `trace diff`: from traces or requests to an answer on stdout."""
+
+import sys
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from batcher.errors import BatchdecodeError, InvariantError
+from batcher.explaining.differences import compare
+from batcher.explaining.lives import Lives, read_lives
+from batcher.explaining.story import answer_of
+from cli.running.output import stdout_sink
+from cli.screen.cells import printable
+from cli.tracing.difference_text import describe
+from cli.tracing.events import STDIN, events_of, open_twice
+from cli.tracing.story_text import tell, tell_reject
+
+MAX_IDS_COMPARED = 20_000
+EQUAL, DIFFERENT = 0, 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhyOptions:
+    """The options of `batchdecode trace why`; docs/cli.md says what each one means.
+
+    run_options: those for running requests that were given.
+    """
+
+    request_id: str
+    input: str | None
+    as_json: bool = False
+    run_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DiffOptions:
+    """The options of `batchdecode trace diff`; docs/cli.md says what each one means."""
+
+    a: str
+    b: str
+    top: int = 10
+    as_json: bool = False
+
+
+def show_why(options: WhyOptions) -> None:
+    """Carry out `batchdecode trace why`.
+
+    Raises:
+        BatchdecodeError: the input is not right, or has no such request.
+        WriteError, BrokenPipeError: the output takes no more.
+    """
+    path, source = open_twice(options.input)
+    with redirect_stdout(sys.stderr):  # what a model prints is no part of the answer
+        events = events_of(path, source, options.run_options)
+        try:
+            timeline, lives = read_lives(events, options.request_id)
+            _check_is_known(options.request_id, lives, source.name)
+            answer = answer_of(timeline, lives)
+        except InvariantError as error:
+            raise BatchdecodeError(
+                f"{source.name}: its events contradict each other: {error}"
+            ) from error
+    if options.as_json:
+        _write_json(answer)
+        return
+    stories = [*map(tell, answer.stories), *map(tell_reject, answer.rejects)]
+    _write_lines([line for story in stories for line in story])
+
+
+def show_diff(options: DiffOptions) -> int:
+    """Carry out `batchdecode trace diff`, and return its exit status.
+
+    Raises:
+        BatchdecodeError: an input is not right.
+        WriteError, BrokenPipeError: the output takes no more.
+    """
+    if options.a == options.b == STDIN:
+        raise BatchdecodeError("A and B are both stdin: give a file for one of them")
+    (path_a, source_a), (path_b, source_b) = open_twice(options.a), open_twice(options.b)
+    with redirect_stdout(sys.stderr):  # as above
+        try:
+            comparison = compare(events_of(path_a, source_a, {}), events_of(path_b, source_b, {}))
+        except InvariantError as error:
+            raise BatchdecodeError(
+                f"{source_a.name} or {source_b.name}: events contradict each other: {error}"
+            ) from error
+    if options.as_json:
+        _write_json(comparison)
+    else:
+        _write_lines(describe(comparison, source_a.name, source_b.name, options.top))
+    return EQUAL if comparison.is_equal else DIFFERENT
+
+
+def _check_is_known(request_id: str, lives: Lives, name: str) -> None:
+    """Make sure that the run has the request.
+
+    Raises:
+        BatchdecodeError: it has not; the message names some that look alike.
+    """
+    if request_id in lives.ids:
+        return
+    from difflib import get_close_matches  # noqa: PLC0415 - for a mistake only
+
+    near = get_close_matches(request_id, sorted(lives.ids)[:MAX_IDS_COMPARED])
+    hint = f"; there is {', '.join(near)}" if near else ""
+    raise BatchdecodeError(f"{name} has no request {request_id}{hint}")
+
+
+def _write_json(answer: msgspec.Struct) -> None:
+    sink = stdout_sink()
+    sink.write(msgspec.json.format(msgspec.json.encode(answer), indent=2) + b"\n")
+    sink.close()
+
+
+def _write_lines(lines: list[str]) -> None:
+    encoding = sys.stdout.encoding
+    sink = stdout_sink()
+    text = "".join(f"{printable(line)}\n" for line in lines)
+    sink.write(text.encode(encoding, "backslashreplace"))
+    sink.close()

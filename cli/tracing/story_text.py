@@ -1,0 +1,215 @@
+"""The story of a request in words: a sentence for each thing that happened to it."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from batcher.events import RejectEvent
+from batcher.explaining.parts import Cause, Part
+from batcher.explaining.story import Stay, Story
+from batcher.timeline.stays import Preemption
+from cli.screen.cells import counted
+
+MAX_NAMES = 3
+MAX_PARTS = 6
+_SHORT_CAUSES: Mapping[Cause, str] = {
+    "slots": "for a slot",
+    "queue": "for others before it in the queue",
+    "kv": "for KV blocks",
+    "tokens": "for tokens of the step",
+    "preemption": "because the step preempted",
+    "batch": "for the batch to end",
+}
+
+
+def tell_reject(reject: RejectEvent) -> list[str]:
+    """Return what is to say of a line that was no request."""
+    return [f"{reject.id}: no valid request ({reject.reason}), so it never joined the queue"]
+
+
+def tell(story: Story) -> list[str]:
+    """Return `story` as lines: a title, a sentence for each thing that happened, and the sums."""
+    return [_title(story), *(f"  {line}" for line in _sentences(story))]
+
+
+def names(labels: Sequence[str]) -> str:
+    """Return some of `labels`, and how many more there are."""
+    shown = list(labels[:MAX_NAMES])
+    if len(labels) > MAX_NAMES:
+        return f"{', '.join(shown[:-1])} and {len(labels) - MAX_NAMES + 1} more"
+    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+
+
+def span_of(start: int, end: int) -> str:
+    """Return the steps [start, end) in words."""
+    return f"step {start:,}" if end - start == 1 else f"steps {start:,}-{end - 1:,}"
+
+
+def why_waiting(part: Part, story: Story) -> str:
+    """Return what a sequence waited for in `part`, to follow "waited 3 steps "."""
+    if part.cause == "slots":
+        wanted = "a slot" if story.num_rows == 1 else f"{story.num_rows} slots at once"
+        verb = "was" if len(part.by) == 1 else "were"
+        return f"for {wanted}: {len(part.by)} of {story.batch} {verb} taken, by {names(part.by)}"
+    if part.cause == "queue":
+        return "in the queue: one before it needed more slots than were free"
+    whose = "it" if part.behind is None else part.behind
+    reason = {
+        "kv": f"for KV blocks: {whose} needed {_blocks(part, story)}",
+        "tokens": f"for tokens of the step: none were left for {whose}",
+        "preemption": "because the step preempted: it lets in nobody",
+        "batch": f"for the batch to end: {names(part.by)} held it up",
+    }[part.cause]
+    return reason if part.behind is None else f"behind {part.behind} {reason}"
+
+
+def _blocks(part: Part, story: Story) -> str:
+    """Return how many blocks were needed, and who had the others."""
+    total = "" if story.kv_blocks is None else f" of {story.kv_blocks:,}"
+    holders = f", and {names(part.by)} held the others" if part.by else ""
+    return f"{part.blocks:,}{total}{holders}"
+
+
+def _title(story: Story) -> str:
+    arrived = story.arrived
+    if arrived is None:
+        return f"{story.label}: aborted before it arrived"
+    asked = f"{counted(arrived.prompt_tokens, 'prompt token')}, at most {arrived.max_tokens:,} more"
+    rows = f", {story.num_rows} slots at once" if story.num_rows > 1 else ""
+    return f"{story.label}: {asked}{rows}"
+
+
+def _sentences(story: Story) -> Iterator[str]:
+    """Yield what happened, in order."""
+    if story.arrived is None:
+        return
+    yield f"arrived at step {story.arrived.step:,} ({time_of(story.arrived.time)})"
+    stays = list(story.stays)
+    previous: Stay | None = None
+    for stay in stays:
+        yield from _waits(story, previous, stay.start)
+        yield from _stay(story, stay, previous)
+        previous = stay
+    if previous is None or previous.preemption is not None:
+        yield from _waits(story, previous, None)
+    yield _ending(story)
+    yield _sums(story)
+
+
+def _waits(story: Story, previous: Stay | None, until: int | None) -> Iterator[str]:
+    """Yield what it waited for after `previous`, up to step `until`."""
+    start = 0 if previous is None else previous.end
+    parts = [
+        part
+        for part in story.parts
+        if part.phase == "wait" and part.start >= start and (until is None or part.end <= until)
+    ]
+    if len(parts) > MAX_PARTS:
+        yield _many_waits(parts)
+        return
+    for part in parts:
+        passed = f"; {counted(part.num_passed, 'other')} went before it" if part.num_passed else ""
+        yield (
+            f"waited {counted(part.num_steps, 'step')} {why_waiting(part, story)}{passed} "
+            f"({span_of(part.start, part.end)})"
+        )
+
+
+def _many_waits(parts: Sequence[Part]) -> str:
+    """Return the sums of many short waits, the cause that took most first."""
+    sums: Counter[Cause] = Counter()
+    heads: defaultdict[Cause, Counter[str]] = defaultdict(Counter)
+    for part in parts:
+        sums[part.cause] += part.num_steps
+        if part.behind is not None:
+            heads[part.cause][part.behind] += part.num_steps
+    causes = []
+    for cause, num_steps in sums.most_common():
+        behind = [f"{label} for {number:,}" for label, number in heads[cause].most_common()]
+        whom = f" (behind {names(behind)})" if behind else ""
+        causes.append(f"{num_steps:,} {_SHORT_CAUSES[cause]}{whom}")
+    total = counted(sum(sums.values()), "step")
+    steps = span_of(parts[0].start, parts[-1].end)
+    return f"waited {total}: {', '.join(causes)} ({steps})"
+
+
+def _stay(story: Story, stay: Stay, previous: Stay | None) -> Iterator[str]:
+    """Yield what happened in one stay in a slot."""
+    verb = "admitted to" if previous is None else "resumed in"
+    known = (0 if story.arrived is None else story.arrived.prompt_tokens) + stay.generated
+    kind = "tokens" if stay.generated else "prompt tokens"
+    found = f"; {stay.cached:,} of {known:,} {kind} were in the cache" if stay.cached else ""
+    slots = f"slot {stay.slot}" if story.num_rows == 1 else f"slot {stay.slot} and others"
+    yield f"{verb} {slots} at step {stay.start:,} ({time_of(stay.time)}){found}"
+    prefill_end = stay.end if stay.first_token is None else stay.first_token + 1
+    what = "what it had" if stay.generated else "its prompt"
+    which = "next" if stay.generated else "first"
+    if stay.first_token is None:
+        what, came = f"a part of {what}", ""
+    else:
+        came = f"; the {which} token came with step {stay.first_token:,}"
+    yield f"computed {what} in {_taken(story, stay.start, prefill_end)}{came}"
+    if prefill_end < stay.end:
+        yield f"generated for {_taken(story, prefill_end, stay.end)}"
+    if stay.preemption is not None:
+        yield _preemption(story, stay, stay.preemption)
+
+
+def _preemption(story: Story, stay: Stay, preemption: Preemption) -> str:
+    why = f"for {preemption.for_label}, which needed KV blocks"
+    if (preemption.for_id, preemption.for_index) == (story.id, story.index):
+        why = "as no KV block was left for it"
+    lost = f"{counted(preemption.tokens, 'token')} to compute again"
+    kept = f", none lost of {preemption.generated:,} generated" if preemption.generated else ""
+    return f"preempted before step {stay.end:,} {why}: {lost}{kept}"
+
+
+def _taken(story: Story, start: int, end: int) -> str:
+    """Return how many steps [start, end) are, and in how many it had no share, and why."""
+    sums = Counter(
+        {
+            cause: sum(
+                part.num_steps
+                for part in story.parts
+                if part.cause == cause and part.phase != "wait" and start <= part.start < end
+            )
+            for cause in ("tokens", "prefill")
+        }
+    )
+    reasons = {"tokens": "others used up the tokens", "prefill": "others computed their prompts"}
+    found = [f"{sums[cause]:,} while {reason}" for cause, reason in reasons.items() if sums[cause]]
+    still = f", standing still for {' and '.join(found)}" if found else ""
+    return f"{counted(end - start, 'step')} ({span_of(start, end)}{still})"
+
+
+def _ending(story: Story) -> str:
+    ended = story.ended
+    if ended is None:
+        state = "it waits"
+        if story.stays and story.stays[-1].preemption is None:
+            state = f"it holds slot {story.stays[-1].slot}"
+        return f"the trace breaks off while {state}"
+    if not story.parts:
+        return f"ended where it arrived ({ended.reason}), without a slot"
+    tokens = counted(ended.tokens, "token")
+    return f"ended with step {ended.step:,} ({time_of(ended.time)}): {ended.reason}, {tokens}"
+
+
+def _sums(story: Story) -> str:
+    parts = [
+        f"{counted(int(number), 'step')} {what}"
+        for number, what in (
+            (story.steps.wait, "waiting"),
+            (story.steps.prefill, "prefill"),
+            (story.steps.decode, "decode"),
+            (story.steps.standstill, "standing still"),
+        )
+        if number
+    ]
+    of_what = f": {', '.join(parts)}" if parts else ""
+    return f"in all {counted(int(story.steps.sum), 'step')}, {time_of(story.seconds.sum)}{of_what}"
+
+
+def time_of(seconds: float) -> str:
+    """Return a time such that a thousandth of a second shows, if it is not a whole number."""
+    digits = 1 if round(seconds, 1) == round(seconds, 6) else 3
+    return f"{seconds:,.{digits}f} s"

@@ -1,0 +1,276 @@
+"""`trace why` and `trace diff` at the command line: sentences, JSON, exit statuses, mistakes."""
+
+import json
+import subprocess
+
+import pytest
+from hypothesis import given
+from process import COMMAND, ENVIRONMENT, batchdecode, lines_of
+from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
+
+from batcher.explaining.differences import compare
+from batcher.explaining.lives import read_lives
+from batcher.explaining.story import answer_of
+from batcher.formats.trace import encode_events
+from cli.tracing.difference_text import describe
+from cli.tracing.story_text import names, tell, time_of
+
+
+@pytest.fixture
+def traces(tmp_path):
+    for name, limits in {"tight": Limits(), "roomy": Limits(blocks=30)}.items():
+        (tmp_path / f"{name}.jsonl").write_bytes(encode_events(play_paged(CROWDED, limits).events))
+    return tmp_path
+
+
+def test_the_story_of_a_request_that_waits_for_others(traces):
+    done = batchdecode("trace", "why", "c", "tight.jsonl", cwd=traces)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.decode().splitlines() == [
+        "c: 7 prompt tokens, at most 2 more",
+        "  arrived at step 0 (0.0 s)",
+        (
+            "  waited 7 steps for a slot: 2 of 2 were taken, by a and b; 2 others went before it "
+            "(steps 0-6)"
+        ),
+        "  waited 1 step behind b because the step preempted: it lets in nobody (step 7)",
+        "  waited 1 step behind b for KV blocks: b needed 5 of 8, and a held the others (step 8)",
+        (
+            "  waited 4 steps for KV blocks: it needed 4 of 8, and b held the others; 1 other went "
+            "before it (steps 9-12)"
+        ),
+        "  admitted to slot 0 at step 13 (6.750 s)",
+        "  computed its prompt in 2 steps (steps 13-14); the first token came with step 14",
+        "  generated for 1 step (step 15)",
+        "  ended with step 15 (8.5 s): length, 2 tokens",
+        "  in all 16 steps, 8.5 s: 13 steps waiting, 2 steps prefill, 1 step decode",
+    ]
+
+
+def test_the_story_of_a_request_that_is_preempted(traces):
+    told = batchdecode("trace", "why", "b", "tight.jsonl", cwd=traces).stdout.decode()
+    assert (
+        "  preempted before step 7 for a, which needed KV blocks: 8 tokens to compute again, none "
+        "lost of 7 generated\n" in told
+    )
+    assert "  resumed in slot 0 at step 9 (4.5 s)\n" in told
+    assert (
+        "  computed what it had in 3 steps (steps 9-11); the next token came with step 11" in told
+    )
+
+
+def test_the_story_as_json(traces):
+    done = batchdecode("trace", "why", "c", "tight.jsonl", "--json", cwd=traces)
+    (story,) = json.loads(done.stdout)["stories"]
+    assert story["parts"][2] == {
+        "start": 8,
+        "end": 9,
+        "phase": "wait",
+        "cause": "kv",
+        "behind": "b",
+        "blocks": 5,
+        "by": ["a"],
+    }
+    assert story["steps"] == {"wait": 13, "prefill": 2, "decode": 1, "standstill": 0}
+    assert story["ended"] == {"step": 15, "time": 8.5, "reason": "length", "tokens": 2}
+
+
+def test_an_unknown_id_gets_those_like_it(traces):
+    done = batchdecode("trace", "why", "d", "tight.jsonl", cwd=traces)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr == "error: tight.jsonl has no request d\n"
+    requests = lines_of({"id": "first", "prompt": "x"}, {"id": "second", "prompt": "x"})
+    done = batchdecode("trace", "why", "fist", "-", cwd=traces, stdin=requests)
+    assert done.stderr == "error: <stdin> has no request fist; there is first\n"
+
+
+def test_requests_are_run_and_each_sample_is_told(tmp_path):
+    two = {"id": "a", "prompt": "x", "max_tokens": 2, "ignore_eos": True, "n": 2, "temperature": 1}
+    bad = {"id": "b", "prompt": "x", "max_tokens": "2"}
+    (tmp_path / "r.jsonl").write_bytes(lines_of(two, bad))
+    told = batchdecode("trace", "why", "a", "r.jsonl", "-b1", "--keep-going", cwd=tmp_path)
+    lines = told.stdout.decode().splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == [
+        "a: 1 prompt token, at most 2 more",
+        "a#1: 1 prompt token, at most 2 more",
+    ]
+    assert (
+        "  waited 2 steps for a slot: 1 of 1 was taken, by a; 1 other went before it "
+        in told.stdout.decode()
+    )
+    told = batchdecode("trace", "why", "b", "r.jsonl", "--keep-going", cwd=tmp_path)
+    assert told.stdout == b"b: no valid request (invalid-type), so it never joined the queue\n"
+
+
+def test_options_for_requests_are_refused_for_a_trace(traces):
+    done = batchdecode("trace", "why", "a", "tight.jsonl", "--batch", "3", cwd=traces)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: --batch is for requests, and tight.jsonl is a trace\n",
+    )
+
+
+@given(paged_workloads())
+def test_whatever_happened_there_are_words_for_it(workload):
+    run = play_paged(*workload)
+    for number in (len(run.events), len(run.events) // 2):
+        for story in answer_of(*read_lives(run.events[:number])).stories:
+            title, *lines = tell(story)
+            assert title.startswith(f"{story.id}: ")
+            assert lines[0].startswith("  arrived at step ")
+            assert lines[-1].startswith(f"  in all {story.steps.sum:,} step")
+
+
+def test_a_difference_says_where_why_and_how_much(traces):
+    done = batchdecode("trace", "diff", "tight.jsonl", "roomy.jsonl", "--top", "2", cwd=traces)
+    assert (done.returncode, done.stderr) == (1, "")
+    lines = done.stdout.decode().splitlines()
+    assert lines[:12] == [
+        "A: tight.jsonl",
+        "B: roomy.jsonl",
+        "kv_blocks: 8 in A, 30 in B",
+        "the schedules part at step 7 (3.750 s in A, 3.750 s in B):",
+        "  A preempts b in slot 1 for a (kv), 8 tokens to compute again",
+        "  A holds b back (preemption)",
+        "  B decides nothing else",
+        "what these do in step 7:",
+        "  b in A waits because the step preempted: it lets in nobody (step 7)",
+        "  b in B holds slot 1 and generates (steps 1-8)",
+        "3 of 3 samples went another way; the 2 that changed most:",
+        "     latency A      B   B - A  wait A  B  preempted A  B  ended A       B",
+    ]
+    assert lines[12].split()[:8] == ["c", "8.500", "6.500", "-2.000", "13", "9", "0", "0"]
+    assert "  preemptions                    1      0      -1" in lines
+
+
+def test_equal_schedules_have_exit_status_0(traces):
+    done = batchdecode("trace", "diff", "tight.jsonl", "tight.jsonl", cwd=traces)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "schedules: equal, the same decisions in the same steps" in done.stdout.decode()
+
+
+def test_a_difference_as_json(traces):
+    done = batchdecode("trace", "diff", "tight.jsonl", "roomy.jsonl", "--json", cwd=traces)
+    assert done.returncode == 1
+    found = json.loads(done.stdout)
+    assert found["settings"] == [{"name": "kv_blocks", "a": 8, "b": 30}]
+    assert found["parting"]["step"] == 7
+    assert [event["event"] for event in found["parting"]["only_a"]] == ["preempt", "hold"]
+    assert found["totals_a"]["recomputed"] == 8
+
+
+def test_a_trace_may_be_compared_with_a_new_run_of_its_requests(tmp_path):
+    requests = lines_of({"id": "a", "prompt": "x"}, {"id": "b", "prompt": "y"})
+    (tmp_path / "r.jsonl").write_bytes(requests)
+    batchdecode("run", "r.jsonl", "-q", "-o", "out", "--trace", "t.jsonl", cwd=tmp_path)
+    assert batchdecode("trace", "diff", "t.jsonl", "r.jsonl", cwd=tmp_path).returncode == 0
+    done = batchdecode("trace", "diff", "t.jsonl", "-", cwd=tmp_path, stdin=requests)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_bad_input_has_exit_status_2(traces):
+    done = batchdecode("trace", "diff", "tight.jsonl", "none.jsonl", cwd=traces)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr == "error: cannot read none.jsonl: No such file or directory\n"
+    done = batchdecode("trace", "diff", "-", "-", cwd=traces)
+    assert (done.returncode, done.stderr.startswith("error: A and B are both stdin")) == (2, True)
+    broken = (
+        (traces / "tight.jsonl")
+        .read_bytes()
+        .replace(b'"slot":1,"reason":"kv"', b'"slot":0,"reason":"kv"')
+    )
+    (traces / "broken.jsonl").write_bytes(broken)
+    for arguments in (["why", "a", "broken.jsonl"], ["diff", "broken.jsonl", "tight.jsonl"]):
+        done = batchdecode("trace", *arguments, cwd=traces)
+        assert (done.returncode, done.stdout) == (2, b"")
+        assert "contradict each other: 'b' is preempted in slot 0" in done.stderr
+    assert batchdecode("trace", "why", cwd=traces).returncode == 2
+    assert batchdecode("trace", "diff", "tight.jsonl", cwd=traces).returncode == 2
+
+
+@given(paged_workloads(), paged_workloads())
+def test_whatever_differs_there_are_words_for_it(workload, other):
+    a, b = play_paged(*workload), play_paged(*other)
+    comparison = compare(a.events, b.events)
+    lines = describe(comparison, "a", "b", 3)
+    assert lines[:2] == ["A: a", "B: b"]
+    assert any(line.startswith("the schedules part") for line in lines) == (
+        comparison.parting is not None
+    )
+
+
+def test_a_file_that_is_called_like_a_command_can_be_given_with_its_folder(traces):
+    (traces / "why").write_bytes((traces / "tight.jsonl").read_bytes())
+    done = batchdecode("trace", "./why", "--format", "csv", cwd=traces)
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 5)
+    done = batchdecode("trace", "--format", "csv", "why", cwd=traces)
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 5)
+
+
+def test_help_lists_the_commands_below_and_each_has_its_own():
+    done = batchdecode("trace", "--help")
+    told = done.stdout.decode()
+    assert told.startswith("Usage: batchdecode trace [OPTIONS] [INPUT]")
+    assert "\nCommands:\n  why                     Tell a request's story" in told
+    for name, usage in {"why": "{ID} [INPUT]", "diff": "{A} {B}"}.items():
+        told = batchdecode("trace", name, "-h").stdout.decode()
+        assert told.startswith(f"Usage: batchdecode trace {name} [OPTIONS] {usage}")
+
+
+def test_a_shell_completes_the_commands_below_and_their_options():
+    for typed, offered in {
+        "batchdecode trace w": "why",
+        "batchdecode trace di": "diff",
+        "batchdecode trace --form": "--format",
+        "batchdecode trace why --js": "--json",
+        "batchdecode trace diff a b --t": "--top",
+        "batchdecode trace run.j": "",
+    }.items():
+        done = subprocess.run(
+            COMMAND,
+            env=ENVIRONMENT
+            | {
+                "_BATCHDECODE_COMPLETE": "complete_bash",
+                "COMP_WORDS": typed,
+                "COMP_CWORD": str(len(typed.split()) - 1),
+            },
+            capture_output=True,
+            check=False,
+        )
+        assert (done.stdout.decode().strip(), done.stderr) == (offered, b""), typed
+
+
+@pytest.mark.parametrize(
+    ("labels", "text"),
+    [
+        (["a"], "a"),
+        (["a", "b"], "a and b"),
+        (["a", "b", "c"], "a, b and c"),
+        (["a", "b", "c", "d"], "a, b and 2 more"),
+    ],
+)
+def test_of_many_names_some_are_told(labels, text):
+    assert names(labels) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.0, "0.0 s"), (12.5, "12.5 s"), (0.0625, "0.062 s"), (1e4, "10,000.0 s")],
+)
+def test_times_have_as_many_digits_as_they_need(seconds, text):
+    assert time_of(seconds) == text
+
+
+def test_many_waits_are_summed_up_by_cause():
+    jobs = [PagedJob(f"r{number}", 3, 10 - number) for number in range(8)]
+    run = play_paged(jobs, Limits(batch=3, blocks=7))
+    timeline, lives = read_lives(run.events, "r7")
+    (story,) = answer_of(timeline, lives).stories
+    waits = [part for part in story.parts if part.phase == "wait"]
+    (line,) = [line for line in tell(story) if "waited" in line]
+    assert len(waits) > 6
+    assert line == (
+        "  waited 32 steps: 16 for KV blocks (behind r1 for 4, r2 for 3 and 4 more), 6 for tokens "
+        "of the step (behind r2 for 2, r4 for 2 and 2 more), 6 because the step preempted (behind "
+        "r2 for 2, r1 for 1 and 3 more), 4 for a slot (steps 0-31)"
+    )

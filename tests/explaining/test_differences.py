@@ -1,0 +1,134 @@
+"""Two runs part where the first decision differs, and what came of it is added up right."""
+
+from itertools import zip_longest
+
+import pytest
+from hypothesis import given
+from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
+from reference_schedule import DESIGN_JOBS, play
+
+from batcher.events import FinishEvent, PreemptEvent, RunEvent
+from batcher.explaining.differences import compare, differing_settings
+
+
+def decisions_by_step(events, num_steps):
+    """What was decided in each step, by hand: all that tells of a slot or of a hold."""
+    kinds = {"admit", "prefill", "preempt", "hold", "finish"}
+    found = [set() for _ in range(num_steps)]
+    for event in events:
+        if event.__struct_config__.tag in kinds:
+            found[event.step].add(
+                tuple(
+                    str(getattr(event, name)) for name in event.__struct_fields__ if name != "time"
+                )
+            )
+    return found
+
+
+@given(paged_workloads(), paged_workloads())
+def test_runs_part_at_the_first_step_with_another_decision(workload, other):
+    jobs, limits = workload
+    room = max(limits.blocks * limits.block_size, other[1].blocks * other[1].block_size)
+    limits_b = other[1]._replace(blocks=-(-room // other[1].block_size))
+    a, b = play_paged(jobs, limits), play_paged(jobs, limits_b)
+    by_step = zip_longest(
+        decisions_by_step(a.events, len(a.slots)), decisions_by_step(b.events, len(b.slots))
+    )
+    parted = [step for step, (in_a, in_b) in enumerate(by_step) if in_a != in_b]
+    comparison = compare(a.events, b.events)
+    assert comparison.is_equal == (not parted)
+    if parted:
+        assert comparison.parting.step == parted[0]
+        assert comparison.parting.only_a or comparison.parting.only_b
+        assert comparison.involved
+
+
+@given(paged_workloads())
+def test_a_run_equals_itself(workload):
+    run = play_paged(*workload)
+    comparison = compare(run.events, run.events)
+    assert comparison.is_equal
+    assert (comparison.settings, comparison.changes, comparison.involved) == ([], [], [])
+    assert comparison.totals_a == comparison.totals_b
+    assert comparison.totals_a.preemptions == sum(isinstance(e, PreemptEvent) for e in run.events)
+    assert comparison.totals_a.tokens == sum(job.length for job in workload[0])
+    assert comparison.num_compared == len(workload[0])
+
+
+def test_other_times_alone_are_no_other_schedule():
+    jobs = [PagedJob("a", 2, 3), PagedJob("b", 2, 3)]
+    slow, fast = (play_paged(jobs, Limits(duration=duration)) for duration in (2.0, 0.5))
+    comparison = compare(slow.events, fast.events)
+    assert comparison.is_equal
+    assert [setting.name for setting in comparison.settings] == ["step_time.duration"]
+    assert {change.later for change in comparison.changes} == {-4.5}
+
+
+def test_the_parting_has_both_decisions_and_the_settings_that_differ():
+    a, b = (play_paged(CROWDED, Limits(blocks=blocks)) for blocks in (8, 30))
+    comparison = compare(a.events, b.events)
+    assert [(s.name, s.a, s.b) for s in comparison.settings] == [("kv_blocks", 8, 30)]
+    parting = comparison.parting
+    kinds = [event.__struct_config__.tag for event in parting.only_a]
+    assert (parting.step, kinds, parting.only_b) == (7, ["preempt", "hold"], [])
+    (involved,) = comparison.involved
+    assert (involved.label, involved.a.parts[2].cause, involved.b.steps.wait) == (
+        "b",
+        "preemption",
+        0,
+    )
+
+
+def test_the_sample_that_changed_most_comes_first():
+    a, b = (play_paged(CROWDED, Limits(blocks=blocks)) for blocks in (8, 30))
+    comparison = compare(a.events, b.events)
+    assert [(c.label, c.later) for c in comparison.changes] == [
+        ("c", -2.0),
+        ("b", -2.0),
+        ("a", 0.25),
+    ]
+    changed = comparison.changes[1]
+    assert (changed.a.preemptions, changed.a.recomputed, changed.a.wait_steps) == (1, 8, 2)
+    assert (changed.b.preemptions, changed.b.recomputed, changed.b.wait_steps) == (0, 0, 0)
+
+
+def test_other_workloads_are_told_apart():
+    jobs = DESIGN_JOBS
+    comparison = compare(
+        play(jobs, 2).events, play([*jobs[:3], jobs[3]._replace(id="x")], 2).events
+    )
+    assert (comparison.only_a, comparison.only_b) == (["d"], ["x"])
+    later = [*jobs[:3], jobs[3]._replace(arrival=1.0)]
+    comparison = compare(play(jobs, 2).events, play(later, 2).events)
+    assert (comparison.only_a, comparison.altered) == ([], ["d"])
+    assert comparison.parting is None
+    assert not comparison.is_equal
+
+
+def test_a_workload_with_more_at_its_end_parts_there():
+    few, many = play(DESIGN_JOBS[:2], 2).events, play(DESIGN_JOBS[:3], 2).events
+    assert compare(few, many).parting.step == 1
+    assert compare(many, few).parting.step == 1
+    assert compare(many, few).only_a == ["c"]
+
+
+def test_where_requests_without_a_slot_stand_in_the_trace_decides_nothing():
+    run, *events = play(DESIGN_JOBS, 2).events
+    instant = FinishEvent(0, 0.0, "none", 0, None, "length", None, 0)
+    assert compare([run, instant, *events], [run, *events[:-1], instant, events[-1]]).is_equal
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "names"),
+    [
+        ({}, {"batch": 3}, ["batch"]),
+        ({"policy": "sjf"}, {}, ["policy"]),
+        ({"settings": {"seed": 1}}, {"settings": {"seed": 2}}, ["settings.seed"]),
+        ({"scheduling": {"kv_blocks": 3}}, {}, ["kv_blocks"]),
+        ({}, {}, []),
+    ],
+)
+def test_settings_that_differ_have_names(a, b, names):
+    plain = {"batch": 2, "model": "test", "settings": {}}
+    found = differing_settings(RunEvent(**plain | a), RunEvent(**plain | b))
+    assert [setting.name for setting in found] == names

@@ -1,0 +1,241 @@
+"""Each step of a request's life is explained once, and by what really happened."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
+from reference_schedule import play, workloads
+from reference_units import beams, guided, play_units, samples, unit_workloads
+
+from batcher.events import (
+    AdmitEvent,
+    ArriveEvent,
+    FinishEvent,
+    HoldEvent,
+    JumpEvent,
+    PrefillEvent,
+    RejectEvent,
+    RunEvent,
+)
+from batcher.explaining.lives import read_lives
+from batcher.explaining.parts import Part
+from batcher.explaining.story import answer_of
+
+
+def stories_of(events, request_id=None):
+    return answer_of(*read_lives(events, request_id)).stories
+
+
+def steps_of(story):
+    """Which part each step belongs to; a step in two parts is an error."""
+    found = {}
+    for part in story.parts:
+        for step in range(part.start, part.end):
+            assert step not in found
+            found[step] = part
+    return found
+
+
+@given(paged_workloads())
+def test_every_step_is_explained_once_and_by_what_happened_in_it(workload):
+    jobs, limits = workload
+    run = play_paged(jobs, limits)
+    stories = stories_of(run.events)
+    assert {story.id for story in stories} == {job.id for job in jobs}
+    for story in stories:
+        found = steps_of(story)
+        assert {step: (p.phase, p.cause, p.behind) for step, p in found.items()} == run.states[
+            story.id
+        ]
+        assert story.steps.sum == story.ended.step + 1 - story.arrived.step == len(found)
+
+
+@given(paged_workloads())
+def test_the_seconds_of_the_parts_are_those_from_arrival_to_end(workload):
+    jobs, limits = workload
+    run = play_paged(jobs, limits)
+    arrivals = {job.id: job.arrival for job in jobs}
+    for story in stories_of(run.events):
+        assert story.ended.time == run.ends[story.ended.step]
+        assert story.seconds.sum == pytest.approx(story.ended.time - arrivals[story.id])
+
+
+@given(paged_workloads(), st.data())
+def test_events_that_break_off_are_explained_up_to_there(workload, data):
+    jobs, limits = workload
+    run = play_paged(jobs, limits)
+    kept = run.events[: data.draw(st.integers(1, len(run.events)))]
+    timeline, lives = read_lives(kept)
+    for life, story in zip(lives.all, answer_of(timeline, lives).stories, strict=True):
+        assert sorted(steps_of(story)) == list(life.steps(timeline.num_steps))
+
+
+@given(workloads(), st.integers(1, 5))
+def test_a_plain_run_has_only_waits_for_slots(jobs, batch):
+    for story in stories_of(play(jobs, batch).events):
+        waits = [part for part in story.parts if part.phase == "wait"]
+        assert {part.cause for part in waits} <= {"slots"}
+        assert all(len(part.by) == batch for part in waits)
+        assert len(waits) <= 1
+
+
+@given(unit_workloads())
+def test_samples_partners_and_beams_are_told_once_each(workload):
+    units, batch = workload
+    stories = stories_of(play_units(units, batch, 5).events)
+    assert sorted((s.id, s.index) for s in stories) == sorted((u.id, u.rows[0][0]) for u in units)
+    rows = {(unit.id, unit.rows[0][0]): len(unit.rows) for unit in units}
+    for story in stories:
+        assert story.num_rows == rows[story.id, story.index]
+        assert len(steps_of(story)) == story.ended.step + 1 - story.arrived.step
+
+
+def test_a_unit_that_needs_more_slots_than_are_free_waits_for_slots_and_holds_up_the_rest():
+    units = [*samples("z", 3), *beams("m", 2, 1), *guided("s", 2)]
+    stories = {story.id: story for story in stories_of(play_units(units, 2).events)}
+    assert [(p.cause, p.start, p.end, p.by) for p in stories["m"].parts[:1]] == [
+        ("slots", 0, 3, ("z",))
+    ]
+    one = [*samples("z", 3), *beams("m", 2, 1), *samples("s", 1)]
+    waits = next(s for s in stories_of(play_units(one, 2).events) if s.id == "s").parts[:-1]
+    assert [(p.cause, p.start, p.end) for p in waits] == [("queue", 0, 3), ("slots", 3, 4)]
+
+
+def test_a_wait_says_who_had_the_slots_and_how_many_went_before():
+    (story,) = stories_of(play_paged(CROWDED, Limits()).events, "c")
+    assert story.parts == [
+        Part(0, 7, "wait", "slots", by=("a", "b"), num_passed=2),
+        Part(7, 8, "wait", "preemption", "b", by=("a",)),
+        Part(8, 9, "wait", "kv", "b", 5, ("a",)),
+        Part(9, 13, "wait", "kv", None, 4, ("b",), num_passed=1),
+        Part(13, 15, "prefill"),
+        Part(15, 16, "decode"),
+    ]
+    assert (story.batch, story.kv_blocks) == (2, 8)
+
+
+def test_a_preempted_request_has_two_stays_and_what_it_cost():
+    (story,) = stories_of(play_paged(CROWDED, Limits()).events, "b")
+    first, second = story.stays
+    assert (first.start, first.end, first.preemption.for_label) == (0, 7, "a")
+    assert (first.preemption.tokens, first.preemption.generated) == (8, 7)
+    assert (second.start, second.end, second.first_token, second.generated) == (9, 13, 11, 7)
+    assert (story.steps.wait, story.steps.prefill, story.steps.decode) == (2, 4, 7)
+
+
+def test_rows_stand_still_while_prompts_are_computed_first():
+    jobs = [PagedJob("a", 1, 4), PagedJob("b", 8, 1, arrival=0.1)]
+    (story,) = stories_of(play_paged(jobs, Limits(is_prefill_first=True)).events, "a")
+    assert [(p.phase, p.cause, p.num_steps) for p in story.parts] == [
+        ("prefill", "", 1),
+        ("decode", "prefill", 2),
+        ("decode", "", 3),
+    ]
+    assert story.steps.standstill == 2
+
+
+RUN = RunEvent(batch=2, model="test", settings={})
+
+
+def arrive(name, step=0):
+    return ArriveEvent(step, float(step), name, 0, "input", 3, 9)
+
+
+def admit(name, slot, step=0):
+    return AdmitEvent(step, float(step), name, 0, slot, "empty")
+
+
+def finish(name, slot, step):
+    return FinishEvent(step, float(step), name, 0, slot, "length", None, 1)
+
+
+def test_a_hold_is_over_when_who_is_held_is_aborted():
+    events = [
+        RUN,
+        *map(arrive, "abc"),
+        admit("a", 0),
+        HoldEvent(0, 0.0, "b", 0, "batch"),
+        FinishEvent(2, 2.0, "b", 0, None, "aborted", None, 0),
+        HoldEvent(3, 3.0, "c", 0, "batch"),
+        finish("a", 0, 5),
+        admit("c", 0, 6),
+        finish("c", 0, 6),
+    ]
+    stories = {story.id: story for story in stories_of(events)}
+    assert [(p.cause, p.behind, p.start, p.end) for p in stories["c"].parts] == [
+        ("batch", "b", 0, 2),
+        ("queue", None, 2, 3),
+        ("batch", None, 3, 6),
+        ("", None, 6, 7),
+    ]
+    assert [(p.cause, p.start, p.end) for p in stories["b"].parts] == [("batch", 0, 2)]
+
+
+def test_an_id_that_comes_again_has_two_stories():
+    once = [arrive("a"), admit("a", 0), finish("a", 0, 0)]
+    again = [arrive("a", 1), admit("a", 0, 1), finish("a", 0, 2)]
+    stories = stories_of([RUN, *once, *again], "a")
+    assert [(s.arrived.step, s.ended.step) for s in stories] == [(0, 0), (1, 2)]
+
+
+def test_what_never_had_a_slot_has_a_story_too():
+    events = [
+        RUN,
+        arrive("a"),
+        finish("a", None, 0),
+        FinishEvent(0, 0.0, "b", 0, None, "aborted", None, 0),
+        RejectEvent(0, 0.0, "c", 0, "invalid-type"),
+    ]
+    timeline, lives = read_lives(events)
+    answer = answer_of(timeline, lives)
+    assert [(s.id, s.arrived is None, s.parts) for s in answer.stories] == [
+        ("a", False, []),
+        ("b", True, []),
+    ]
+    assert [reject.id for reject in answer.rejects] == ["c"]
+    assert lives.ids == {"a", "b", "c"}
+
+
+def test_a_story_of_a_plain_run_is_short_json():
+    (story,) = stories_of([RUN, arrive("a"), admit("a", 0), finish("a", 0, 1)], "a")
+    parts = msgspec.to_builtins(story)["parts"]
+    assert parts == [
+        {"start": 0, "end": 1, "phase": "prefill"},
+        {"start": 1, "end": 2, "phase": "decode"},
+    ]
+
+
+def test_what_was_forced_later_is_no_prefill():
+    events = [
+        RUN,
+        arrive("a"),
+        admit("a", 0),
+        JumpEvent(1, 1.0, "a", 0, 0, 6),
+        PrefillEvent(2, 2.0, "a", 0, 0, 3, 4),
+        PrefillEvent(3, 3.0, "a", 0, 0, 4, 0),
+        finish("a", 0, 4),
+    ]
+    (story,) = stories_of(events)
+    assert [(part.phase, part.start, part.end) for part in story.parts] == [
+        ("prefill", 0, 1),
+        ("decode", 1, 5),
+    ]
+
+
+def test_where_no_slot_is_free_an_older_hold_is_no_reason():
+    events = [
+        RUN,
+        *map(arrive, "ab"),
+        admit("a", 0),
+        HoldEvent(0, 0.0, "b", 0, "kv", 9),
+        arrive("first", 2),  # the policy puts it before b
+        admit("first", 1, 2),
+        finish("first", 1, 3),
+        finish("a", 0, 5),
+        admit("b", 0, 6),
+        finish("b", 0, 6),
+    ]
+    (story,) = stories_of(events, "b")
+    waits = [(p.cause, p.start, p.end, p.num_passed) for p in story.parts if p.phase == "wait"]
+    assert waits == [("kv", 0, 2, 1), ("slots", 2, 4, 1), ("kv", 4, 6, 0)]
