@@ -12,6 +12,7 @@ from cli.running.output import ResultWriter, Sink, TraceWriter, open_sink, stdou
 from cli.running.problems import ProblemReport
 from cli.running.resume import Resumption
 from cli.running.signals import Interrupted, StopSignals
+from cli.running.timeseries import SeriesWriter
 from cli.screen.terminal import is_same_terminal
 from cli.screen.view import View
 
@@ -31,8 +32,12 @@ class Recorder:
     def __init__(self, options: RunOptions, loop: Loop, resumption: Resumption, view: View) -> None:
         known = resumption.known
         order = InputOrder(known.num_complete if known else 0) if options.keep_order else None
-        self.metrics = RunMetrics()
+        self.metrics = RunMetrics(options.slo)
         self._trace = TraceWriter(open_sink(options.trace)) if options.trace else None
+        self._series: SeriesWriter | None = None
+        if options.timeseries is not None:
+            series_sink = open_sink(options.timeseries)
+            self._series = SeriesWriter(series_sink, options.timeseries_interval)
         # Opening empties them, so the results come last: what else fails, fails before.
         sink = _result_sink(options.output, view, append=known is not None)
         self.results = ResultWriter(sink, loop.encode, order)
@@ -47,6 +52,8 @@ class Recorder:
         try:
             if self._trace is not None:
                 self._trace.close()
+            if self._series is not None:
+                self._series.close(self._loop.engine.num_steps)
         finally:
             self.results.close()
 
@@ -102,6 +109,8 @@ class Recorder:
         """Pass `events` on to the trace and the numbers."""
         if self._trace is not None:
             self._trace.write(events)
+        if self._series is not None:
+            self._series.write(events)
         observe = self.metrics.observe
         for event in events:
             observe(event)

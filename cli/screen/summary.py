@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from batcher.metrics import Distribution, RunSummary
 from cli.screen.cells import counted, fill, printable
+from cli.screen.summary_timed import HOLD_CAUSES, timed_lines
 
 MAX_SECONDS = 60
 WIDTH = 80
@@ -56,6 +57,7 @@ def render_summary(
         _times(summary),
         _idle(summary),
         _least_steps(summary),
+        *timed_lines(summary),
         *_control(summary),
         _files(summary, files),
     ]
@@ -98,6 +100,8 @@ def _color_of(headline: str, marks: Marks) -> str:
 
 def _times(summary: RunSummary) -> str:
     """Return how long samples waited, for their slot, their first token and their last."""
+    if summary.computed is not None:  # steps are not alike, so seconds say more
+        return ""
     parts = []
     if summary.wait:
         parts.append(f"wait {_spread(summary.wait)}")
@@ -128,6 +132,9 @@ def _idle(summary: RunSummary) -> str:
         for field, cause in IDLE_CAUSES.items()
         if getattr(summary.idle, field)
     ]
+    held = sum(getattr(summary.idle, reason) for reason in HOLD_CAUSES)
+    if held:
+        causes.append(f"{_share(held, total)} held back")
     if len(causes) == 1:
         return f"  idle: {causes[0]}"
     return f"  idle: {_share(summary.idle_slot_steps, total)} = {', '.join(causes)}"
@@ -141,7 +148,7 @@ def _busy_percent(summary: RunSummary) -> int:
 def _least_steps(summary: RunSummary) -> str:
     """Return how far the run is from the shortest that these outputs allow."""
     least, steps = summary.least_steps, summary.steps
-    if not least or summary.unfinished:
+    if not least or summary.unfinished or summary.computed is not None:
         return ""
     if least == steps:
         return "  no schedule needs fewer steps"

@@ -228,11 +228,12 @@ def test_memory_does_not_grow_with_the_number_of_requests(num_requests):
     assert current < 150_000
 
 
-def test_the_json_is_readable_and_has_every_field():
+def test_the_json_is_readable_and_of_a_plain_run_has_the_fields_that_all_have():
     encoded = encode_summary(summary_of(jobs_of(3, 1, 2)))
     assert encoded.endswith(b"}\n")
     assert b'\n  "busy_share": 1.0,\n' in encoded
-    assert list(msgspec.json.decode(encoded)) == list(RunSummary.__struct_fields__)
+    fields = [field.name for field in msgspec.structs.fields(RunSummary) if field.required]
+    assert list(msgspec.json.decode(encoded)) == fields
 
 
 @given(unit_workloads(), st.integers(0, 2**32))
@@ -262,7 +263,7 @@ def test_slots_of_partners_and_beams_are_busy_and_idle_ones_have_a_cause(workloa
     summary = metrics_of(run.events).summary()
     assert summary.busy_slot_steps == sum(stay.end - stay.start for stay in run.stays)
     assert summary.busy_slot_steps + summary.idle_slot_steps == batch * len(run.labels)
-    assert msgspec.structs.asdict(summary.idle) == run.idle
+    assert summary.idle == IdleCauses(**run.idle)
     stays = [stay.end - stay.start for stay in run.stays]
     assert summary.least_steps == max([-(-sum(stays) // batch), *stays])
     assert summary.least_steps <= summary.steps

@@ -1,0 +1,98 @@
+"""Latencies and goodput of requests whose times are arrays, by the definitions of a run's summary.
+
+Rule: a time here and the same time in a trace give the same microseconds.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batcher.metrics.distributions import (
+    MICROSECONDS,
+    PERCENTS,
+    SecondsDistribution,
+    seconds_distribution,
+)
+from batcher.metrics.latencies import Latencies
+from batcher.metrics.slo import NUM_DIGITS, Goodput, Slo
+
+Seconds = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+
+class ServedTimes(NamedTuple):
+    """When each request that came to its end by itself did what: [request], all of one length.
+
+    arrival, admitted, first_token, end: float64, in seconds on one clock.  num_tokens: int64, those
+    that it generated, at least 1.
+    """
+
+    arrival: Seconds
+    admitted: Seconds
+    first_token: Seconds
+    end: Seconds
+    num_tokens: Counts
+
+    def values(self, metric: str) -> NDArray[np.int64]:
+        """Return one of the METRICS of an SLO in microseconds [request]; tpot is 0 of one token."""
+        if metric == "tpot":
+            gaps = np.maximum(self.num_tokens - 1, 1)
+            seconds = ((self.end - self.arrival) - (self.first_token - self.arrival)) / gaps
+            return _microseconds(np.where(self.num_tokens > 1, seconds, 0.0))
+        until = {"queue": self.admitted, "ttft": self.first_token, "e2e": self.end}[metric]
+        return _microseconds(until - self.arrival)
+
+
+def latencies_of(
+    arrivals: Seconds, admitted: Seconds, first_token: Seconds, end: Seconds, num_tokens: Counts
+) -> Latencies:
+    """Return the latencies of requests, see ServedTimes; percentiles are exact by nearest rank.
+
+    There is no itl, which these times do not tell.
+    """
+    times = ServedTimes(arrivals, admitted, first_token, end, num_tokens)
+    return Latencies(
+        queue=distribution_of(times.values("queue")),
+        ttft=distribution_of(times.values("ttft")),
+        tpot=distribution_of(times.values("tpot")[num_tokens > 1]),
+        itl=None,
+        e2e=distribution_of(times.values("e2e")),
+    )
+
+
+def goodput_of(slo: Slo, times: ServedTimes, num_failed: int = 0) -> Goodput:
+    """Return how many requests met `slo`, with `num_failed` others that did not come to an end."""
+    num_requests = len(times.arrival) + num_failed
+    is_good = np.ones(len(times.arrival), bool)
+    missed = {"failed": num_failed} if num_failed else {}
+    for metric, limit in slo.limits.items():
+        is_late = times.values(metric) > round(limit * MICROSECONDS)
+        is_good &= ~is_late
+        if is_late.any():
+            missed[metric] = int(is_late.sum())
+    good = int(is_good.sum())
+    makespan = float(times.end.max() - times.arrival.min()) if len(times.arrival) else 0.0
+    return Goodput(
+        limits=slo.limits,
+        requests=num_requests,
+        good=good,
+        share=round(good / num_requests, NUM_DIGITS) if num_requests else 0.0,
+        per_second=round(good / makespan, NUM_DIGITS) if makespan else 0.0,
+        missed=dict(sorted(missed.items())),
+    )
+
+
+def distribution_of(values: NDArray[np.int64]) -> SecondsDistribution | None:
+    """Return how `values`, in microseconds, are distributed; None if there are none."""
+    count = len(values)
+    if not count:
+        return None
+    ranks = [-(-count * percent // 100) - 1 for percent in PERCENTS]
+    percentiles = [int(value) for value in np.sort(values)[ranks]]
+    mean = int(values.sum()) / count
+    return seconds_distribution(count, mean, percentiles, int(values.max()))
+
+
+def _microseconds(seconds: Seconds) -> NDArray[np.int64]:
+    return np.maximum(np.rint(seconds * MICROSECONDS), 0).astype(np.int64)

@@ -1,0 +1,239 @@
+"""What the steps of a run used of what is limited: blocks, tokens, the prefix cache.
+
+Rule: nothing here depends on who was given a token, only on what was computed and held.
+"""
+
+from collections import Counter
+
+from msgspec import Struct
+
+from batcher.events import AdmitEvent, ArriveEvent, Event, FinishEvent, HoldEvent, PreemptEvent
+from batcher.metrics.steps import WholeStep, leader_key
+from batcher.settings import SchedulingSettings
+from batcher.timeline.stays import SequenceKey, key_of
+
+NUM_DIGITS = 6
+HOLDS = ("kv", "tokens", "preemption", "batch")
+
+
+class KvUse(Struct, frozen=True, kw_only=True):
+    """Blocks that sequences held; means are over the time that steps took.
+
+    total, and shares of it: None if their number is not limited.
+    """
+
+    block_size: int
+    total: int | None
+    mean_blocks: float
+    max_blocks: int
+    mean_share: float | None
+    max_share: float | None
+
+
+class BudgetUse(Struct, frozen=True, kw_only=True):
+    """How many of the tokens that a step may compute were computed.
+
+    mean_share: over the steps.  full_steps: steps that computed as many as they may.
+    """
+
+    max_batch_tokens: int
+    mean_share: float
+    full_steps: int
+
+
+class PrefixHits(Struct, frozen=True, kw_only=True):
+    """How many tokens were found in blocks, of all that samples were admitted with.
+
+    share: found of asked, by those admitted the first time.  again: by those admitted after a
+    preemption.
+    """
+
+    asked: int
+    found: int
+    share: float
+    asked_again: int
+    found_again: int
+
+
+class Preemptions(Struct, frozen=True, kw_only=True):
+    """count: how often a sample, or all beams of a request, lost its slot.
+
+    recomputed_tokens: those computed before, which were not found when it was admitted again.
+    """
+
+    count: int
+    recomputed_tokens: int
+
+
+class HoldSteps(Struct, frozen=True, kw_only=True):
+    """Steps in which the first of the queue was not let in although a slot was free, by reason."""
+
+    kv: int
+    tokens: int
+    preemption: int
+    batch: int
+
+
+class Computed(Struct, frozen=True, kw_only=True):
+    """Tokens that were computed, and positions that other layouts would compute or read beside.
+
+    prefill_tokens: of prompts, and again after preemptions.  decode_tokens: one after another.
+    right_padding: more tokens computed if all rows of a prefill were as long as the longest.
+    left_padding: more positions read if all decoding rows were.  A ragged layout has neither.
+    prefill_share: of what a right-padded prefill computes, the part that is padding.
+    """
+
+    prefill_tokens: int
+    decode_tokens: int
+    right_padding: int
+    left_padding: int
+    prefill_share: float
+
+
+class StepUse:
+    """Adds up what each step computed and held."""
+
+    def __init__(self, settings: SchedulingSettings) -> None:
+        self._settings = settings
+        self.num_steps = self.num_full = 0
+        self.prefill_tokens = self.decode_tokens = 0
+        self.right_padding = self.left_padding = 0
+        self.max_blocks = 0
+        self.seconds = self.block_seconds = 0.0
+
+    def observe(self, step: WholeStep) -> None:
+        """Take in the next step."""
+        duration = step.end - step.start
+        self.num_steps += 1
+        self.num_full += step.decodes + step.prefills == self._settings.max_batch_tokens
+        self.prefill_tokens += step.prefills
+        self.decode_tokens += step.decodes
+        self.right_padding += step.prefill_padding
+        self.left_padding += step.decode_padding
+        self.max_blocks = max(self.max_blocks, step.blocks)
+        self.seconds += duration
+        self.block_seconds += step.blocks * duration
+
+    def kv(self) -> KvUse | None:
+        """Return how many blocks were held, None where there are no blocks."""
+        if not self._settings.is_paged:
+            return None
+        total = self._settings.kv_blocks
+        mean = self.block_seconds / self.seconds if self.seconds else 0.0
+        return KvUse(
+            block_size=self._settings.block_size,
+            total=total,
+            mean_blocks=round(mean, 3),
+            max_blocks=self.max_blocks,
+            mean_share=None if total is None else round(mean / total, NUM_DIGITS),
+            max_share=None if total is None else round(self.max_blocks / total, NUM_DIGITS),
+        )
+
+    def budget(self) -> BudgetUse | None:
+        """Return how far the token budget was used, None where there is none."""
+        budget = self._settings.max_batch_tokens
+        if budget is None:
+            return None
+        mean = (self.prefill_tokens + self.decode_tokens) / max(1, self.num_steps)
+        return BudgetUse(
+            max_batch_tokens=budget,
+            mean_share=round(mean / budget, NUM_DIGITS),
+            full_steps=self.num_full,
+        )
+
+    def computed(self) -> Computed:
+        """Return what was computed, and what padding would have cost."""
+        padded = self.prefill_tokens + self.right_padding
+        return Computed(
+            prefill_tokens=self.prefill_tokens,
+            decode_tokens=self.decode_tokens,
+            right_padding=self.right_padding,
+            left_padding=self.left_padding,
+            prefill_share=round(self.right_padding / padded, NUM_DIGITS) if padded else 0.0,
+        )
+
+
+class CacheUse:
+    """Counts what was found in blocks at admissions, and what preemptions threw away."""
+
+    def __init__(self) -> None:
+        self.asked = self.found = self.asked_again = self.found_again = 0
+        self.num_preempted = self.recomputed = 0
+        self._prompts: dict[SequenceKey, int] = {}  # prompt tokens of those that have not ended
+        self._lost: dict[SequenceKey, int] = {}  # computed tokens of those that were preempted
+
+    def observe(self, event: Event) -> None:
+        """Take in the next event."""
+        if isinstance(event, ArriveEvent):
+            self._prompts[key_of(event.id, event.index, "sample")] = event.prompt_tokens
+        elif isinstance(event, AdmitEvent):
+            self._admit(event)
+        elif isinstance(event, PreemptEvent):
+            self.num_preempted += leader_key(event) is not None
+            self._lost[key_of(event.id, event.index, event.role)] = event.tokens
+        elif isinstance(event, FinishEvent):
+            key = key_of(event.id, event.index, event.role)
+            self._prompts.pop(key, None)
+            self._lost.pop(key, None)
+
+    def prefix(self) -> PrefixHits:
+        """Return how often prefixes were found."""
+        return PrefixHits(
+            asked=self.asked,
+            found=self.found,
+            share=round(self.found / self.asked, NUM_DIGITS) if self.asked else 0.0,
+            asked_again=self.asked_again,
+            found_again=self.found_again,
+        )
+
+    def preemptions(self) -> Preemptions:
+        """Return what preemptions cost."""
+        return Preemptions(count=self.num_preempted, recomputed_tokens=self.recomputed)
+
+    def _admit(self, event: AdmitEvent) -> None:
+        key = key_of(event.id, event.index, event.role)
+        lost = self._lost.pop(key, None)
+        if lost is not None:
+            self.recomputed += max(0, lost - event.cached)
+        num_prompt = self._prompts.get(key)
+        if num_prompt is None:  # it came along with another one
+            return
+        if lost is None:
+            self.asked += num_prompt
+            self.found += event.cached
+        else:
+            self.asked_again += num_prompt + event.generated
+            self.found_again += event.cached
+
+
+class HoldCount:
+    """Counts the steps in which somebody was held back, from what begins and ends that."""
+
+    def __init__(self) -> None:
+        self._steps: Counter[str] = Counter()
+        self._held: HoldEvent | None = None
+
+    def begin(self, event: HoldEvent) -> None:
+        """From now on `event` holds, and nothing that held before."""
+        self._end(event.step)
+        self._held = event
+
+    def release(self, event: AdmitEvent | FinishEvent) -> None:
+        """Hold no more if it was this sequence that was held back."""
+        held = self._held
+        if held is not None and (held.id, held.index) == (event.id, event.index):
+            self._end(event.step)
+
+    def steps(self, num_steps: int) -> HoldSteps | None:
+        """Return how long each reason held in a run of `num_steps`, None if none ever did."""
+        steps, held = Counter(self._steps), self._held
+        if held is not None:
+            steps[held.reason] += max(0, num_steps - held.step)
+        elif not steps:
+            return None
+        return HoldSteps(**{reason: steps[reason] for reason in HOLDS})
+
+    def _end(self, step: int) -> None:
+        if self._held is not None:
+            self._steps[self._held.reason] += max(0, step - self._held.step)
+            self._held = None

@@ -1,0 +1,131 @@
+"""What a service promises of each request, and how many requests got it."""
+
+import re
+from collections import Counter
+from math import isfinite
+
+from msgspec import Struct
+
+from batcher.errors import BatchdecodeError
+from batcher.metrics.distributions import microseconds
+from batcher.metrics.latencies import Ended
+
+METRICS = {
+    "queue": "from arrival to admission",
+    "ttft": "from arrival to the first token",
+    "tpot": "the mean time of a token after the first",
+    "e2e": "from arrival to the last token",
+}
+UNITS = {"": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
+NUM_DIGITS = 6
+
+_LIMIT = re.compile(r"([^=]*)=([^=]*)")
+_TIME = re.compile(r"((?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?) ?([^\d\s]*)")
+
+
+class Slo(Struct, frozen=True):
+    """The most seconds that each of some METRICS may take, at least one of them."""
+
+    limits: dict[str, float]
+
+    def missed(self, request: Ended) -> list[str]:
+        """Return which limits the times of `request` exceed; times are compared in microseconds."""
+        return [
+            name
+            for name, limit in self.limits.items()
+            if (value := getattr(request, name)) is not None
+            and microseconds(value) > microseconds(limit)
+        ]
+
+
+class Goodput(Struct, frozen=True, kw_only=True):
+    """How many requests came to their end in the time they were promised.
+
+    limits: in seconds, by metric; {} if there are deadlines only.  requests: all that count, see
+    GoodputCount.  good: of these, those that ended by themselves and met all limits and their
+    deadline.  share: of 1.  per_second: good ones, over the makespan.  missed: how many exceeded
+    which limit, "deadline" among them, or did not come to their end ("failed").
+    """
+
+    limits: dict[str, float]
+    requests: int
+    good: int
+    share: float
+    per_second: float
+    missed: dict[str, int]
+
+
+class GoodputCount:
+    """Counts requests that were good: all, or without an SLO those that have a deadline.
+
+    What asked for no token is not counted.  A sample, or all beams of a request, is one.
+    """
+
+    def __init__(self, slo: Slo | None) -> None:
+        self._slo = slo
+        self._num_requests = self._num_good = 0
+        self._missed: Counter[str] = Counter()
+
+    def add(self, request: Ended) -> None:
+        """Count a request that has ended."""
+        if not request.max_tokens or (self._slo is None and request.deadline is None):
+            return
+        self._num_requests += 1
+        if not request.is_ok:
+            self._missed["failed"] += 1
+            return
+        missed = [] if self._slo is None else self._slo.missed(request)
+        if request.deadline is not None and microseconds(request.end - request.deadline) > 0:
+            missed.append("deadline")
+        self._missed.update(missed)
+        self._num_good += not missed
+
+    def goodput(self, makespan: float) -> Goodput | None:
+        """Return what was counted in a run of `makespan` seconds; None if nothing is promised."""
+        if self._slo is None and not self._num_requests:
+            return None
+        good, total = self._num_good, self._num_requests
+        return Goodput(
+            limits={} if self._slo is None else self._slo.limits,
+            requests=total,
+            good=good,
+            share=round(good / total, NUM_DIGITS) if total else 0.0,
+            per_second=round(good / makespan, NUM_DIGITS) if makespan else 0.0,
+            missed=dict(sorted(self._missed.items())),
+        )
+
+
+def parse_slo(text: str) -> Slo:
+    """Return the SLO that `text` states: `ttft=0.5,tpot=50ms`, in seconds unless it has a unit.
+
+    Raises:
+        BatchdecodeError: it is no list of such limits.
+    """
+    limits: dict[str, float] = {}
+    for part in text.split(","):
+        match = _LIMIT.fullmatch(part.strip())
+        if match is None:
+            raise BatchdecodeError(f"SLO {text!r}: {part!r} is no limit such as ttft=0.5")
+        name, value = (group.strip() for group in match.groups())
+        if name not in METRICS:
+            known = ", ".join(METRICS)
+            raise BatchdecodeError(f"SLO {text!r}: unknown metric {name!r}; known: {known}")
+        if name in limits:
+            raise BatchdecodeError(f"SLO {text!r}: {name} is there twice")
+        limits[name] = _seconds(value, f"SLO {text!r}: {name}")
+    return Slo(limits)
+
+
+def _seconds(text: str, place: str) -> float:
+    """Return a time above 0 in seconds; `place` says whose, for messages."""
+    match = _TIME.fullmatch(text)
+    if match is None:
+        raise BatchdecodeError(f"{place}: {text!r} is no time such as 0.5 or 500ms")
+    number, unit = match.groups()
+    if unit not in UNITS:
+        known = ", ".join(name for name in UNITS if name)
+        raise BatchdecodeError(f"{place}: unknown unit {unit!r}; known: {known}, none for seconds")
+    seconds = float(number) * UNITS[unit]
+    if not (isfinite(seconds) and microseconds(seconds)):
+        raise BatchdecodeError(f"{place}: {text} is not a time of at least a microsecond")
+    return seconds

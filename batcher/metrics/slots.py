@@ -1,0 +1,116 @@
+"""Which share of the slots was in use, and what the others were waiting for."""
+
+from collections import Counter
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from batcher.events import ArriveEvent, ArriveReason, HoldReason
+
+
+class IdleCauses(Struct, frozen=True, omit_defaults=True):
+    """Slot-steps without a sequence, by what would have filled them.
+
+    tail: nothing, no later request needed a slot.  arrivals: the next one had its arrival time
+    still to come.  empty_queue: the next one had not been sent yet.  too_few: the next one waited
+    for more slots at once than were free.  kv, tokens, preemption, batch: the next one was held
+    back, see HoldEvent.
+    """
+
+    tail: int
+    arrivals: int
+    empty_queue: int
+    too_few: int
+    kv: int = 0
+    tokens: int = 0
+    preemption: int = 0
+    batch: int = 0
+
+
+class _Idle(NamedTuple):
+    """So many idle slots in the steps [start, end); hold: what held back the next, if known."""
+
+    start: int
+    end: int
+    num_slots: int
+    hold: HoldReason | None
+
+
+class SlotUse:
+    """Busy and idle slot-steps, integrated from one event to the next.
+
+    Which request the idle slots were waiting for is known when the next one is admitted: until then
+    they are undecided.
+    """
+
+    def __init__(self) -> None:
+        self.num_slots = self.num_occupied = 0
+        self.integrated_steps = 0
+        self.busy = self.num_too_few = 0
+        self.idle: Counter[ArriveReason] = Counter()
+        self.held: Counter[HoldReason] = Counter()
+        self.undecided: list[_Idle] = []  # of all steps
+        self._hold: HoldReason | None = None
+
+    def take(self, step: int, arrive: ArriveEvent) -> None:
+        """Occupy a slot from `step` on, with a request that arrived as `arrive` says."""
+        if step != self.integrated_steps:
+            self._integrate(step)
+        if self.undecided:
+            self._decide(arrive)
+        self._hold = None
+        self.num_occupied += 1
+
+    def join(self, step: int) -> None:
+        """Occupy a slot from `step` on, with a sequence that comes along with its leader."""
+        if step != self.integrated_steps:
+            self._integrate(step)
+        self.num_occupied += 1
+
+    def leave(self, step: int) -> None:
+        """Free a slot from `step` on."""
+        if step != self.integrated_steps:
+            self._integrate(step)
+        self.num_occupied -= 1
+
+    def hold(self, step: int, reason: HoldReason) -> None:
+        """Take note that from `step` on the next one is held back for `reason`."""
+        if step != self.integrated_steps:
+            self._integrate(step)
+        self._hold = reason
+
+    def totals(self, num_steps: int) -> tuple[int, IdleCauses]:
+        """Return the busy slot-steps of a run of `num_steps`, and the idle ones by cause."""
+        steps_since = num_steps - self.integrated_steps
+        busy = self.busy + self.num_occupied * steps_since
+        tail = (self.num_slots - self.num_occupied) * steps_since
+        tail += sum((idle.end - idle.start) * idle.num_slots for idle in self.undecided)
+        return busy, IdleCauses(
+            tail=tail,
+            arrivals=self.idle["input"] + self.idle["turn"],
+            empty_queue=self.idle["follow"],
+            too_few=self.num_too_few,
+            kv=self.held["kv"],
+            tokens=self.held["tokens"],
+            preemption=self.held["preemption"],
+            batch=self.held["batch"],
+        )
+
+    def _integrate(self, step: int) -> None:
+        """Add up the steps before `step`, in which nothing has changed since the last event."""
+        start, self.integrated_steps = self.integrated_steps, step
+        self.busy += self.num_occupied * (step - start)
+        if self.num_occupied < self.num_slots:
+            num_idle = self.num_slots - self.num_occupied
+            self.undecided.append(_Idle(start, step, num_idle, self._hold))
+
+    def _decide(self, arrive: ArriveEvent) -> None:
+        """Say why slots were idle: first the request had not arrived, then it was held back."""
+        for start, end, num_idle, hold in self.undecided:
+            arrived = min(max(start, arrive.step), end)
+            self.idle[arrive.reason] += (arrived - start) * num_idle
+            if hold is None:
+                self.num_too_few += (end - arrived) * num_idle
+            else:
+                self.held[hold] += (end - arrived) * num_idle
+        self.undecided.clear()

@@ -1,0 +1,105 @@
+"""Every number of a run, as one record."""
+
+import msgspec
+from msgspec import Struct
+
+from batcher.metrics.distributions import Distribution
+from batcher.metrics.latencies import Latencies
+from batcher.metrics.resources import (
+    BudgetUse,
+    Computed,
+    HoldSteps,
+    KvUse,
+    Preemptions,
+    PrefixHits,
+)
+from batcher.metrics.slo import Goodput
+from batcher.metrics.slots import IdleCauses
+
+
+class FinishCounts(Struct, frozen=True):
+    """How many results there are of each finish reason; rejected lines count as errors."""
+
+    stop: int
+    length: int
+    error: int
+    aborted: int
+
+
+class ConstraintCounts(Struct, frozen=True):
+    """How many grammars were compiled, and how often one was there already."""
+
+    compiled: int
+    cache_hits: int
+
+
+class Throughput(Struct, frozen=True, kw_only=True):
+    """What was done in a second of the engine's clock, on average.
+
+    makespan: from the first arrival to the end of the last step, in seconds.  requests: outputs
+    that ended by themselves.  prompt_tokens: of each request once.  output_tokens: generated.
+    """
+
+    makespan: float
+    requests: float
+    prompt_tokens: float
+    output_tokens: float
+
+
+class RunSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Every number of a run; times are steps, shares are of 1 with six digits, means have three.
+
+    outputs = ok + failed + aborted + unfinished: a request has one for each result it gets, or is
+    one while its beams run.  `rejected` are those of the failed that were not valid requests.
+    prompt_tokens: of each request once.  wait: steps from arrival to admission, 0 for a sample
+    admitted in the step it arrived.  first_token, latency: steps from arrival up to and including
+    the one that gave the first and the last token; latency is of ok ones that held a slot.  All
+    beams of a request are one in these.  least_steps: what any schedule needs for these outputs,
+    whenever they arrive.  jumps, jumped_tokens: how often a constraint forced tokens, and how many.
+
+    The others are None, and not written, where they say nothing: latencies and throughput, in
+    seconds, if a step may last another time than 1.0 or compute less than all there is, or an SLO
+    is given; goodput for an SLO or deadlines; computed, kv, budget, prefix_cache, preemptions and
+    holds where there are such limits.
+    """
+
+    requests: int
+    outputs: int
+    ok: int
+    failed: int
+    rejected: int
+    aborted: int
+    unfinished: int
+    finish_reasons: FinishCounts
+    prompt_tokens: int
+    generated_tokens: int
+    longest_output: int
+    batch: int
+    steps: int
+    least_steps: int
+    tokens_per_step: float
+    busy_slot_steps: int
+    idle_slot_steps: int
+    busy_share: float
+    idle: IdleCauses
+    jumps: int
+    jumped_tokens: int
+    forks: int
+    constraints: ConstraintCounts
+    wait: Distribution | None
+    first_token: Distribution | None
+    latency: Distribution | None
+    latencies: Latencies | None = None
+    throughput: Throughput | None = None
+    goodput: Goodput | None = None
+    kv: KvUse | None = None
+    budget: BudgetUse | None = None
+    prefix_cache: PrefixHits | None = None
+    preemptions: Preemptions | None = None
+    holds: HoldSteps | None = None
+    computed: Computed | None = None
+
+
+def encode_summary(summary: RunSummary) -> bytes:
+    """Return `summary` as indented JSON, newline included; equal runs give equal bytes."""
+    return msgspec.json.format(msgspec.json.encode(summary), indent=2) + b"\n"

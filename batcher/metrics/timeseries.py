@@ -1,0 +1,240 @@
+"""A run over time: a row of numbers for each interval of the engine's clock, from events alone.
+
+Rule: a step belongs to the interval in which it ended, its end included; an interval in which
+nothing began or ended has no row.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from math import ceil
+
+from msgspec import Struct
+
+from batcher.events import (
+    AdmitEvent,
+    ArriveEvent,
+    EndEvent,
+    Event,
+    FinishEvent,
+    PreemptEvent,
+    RunEvent,
+)
+from batcher.metrics.latencies import TokenTimes
+from batcher.metrics.steps import SequenceEvent, StepFeed, WholeStep, leader_key, open_feed
+from batcher.metrics.timed import settings_of
+from batcher.timeline.stays import SequenceKey, key_of
+
+FIRST_INTERVAL = 1.0  # seconds, if none is given
+MAX_ROWS = 1000  # if no interval is given: beyond, it is doubled
+
+
+class SeriesRow(Struct, frozen=True):
+    """An interval; None for what cannot be told of it.
+
+    time: its end, in seconds.  steps, prompt_tokens, output_tokens, finished, preemptions: in it;
+    prompt_tokens are those computed, recomputed ones too, output_tokens those given to samples.
+    running: sequences in slots, at its end.  waiting: arrived, without a slot, at its end.  blocks:
+    the most that a step held; kv_share: of all.  tokens_per_s: output_tokens over its length.
+    ttft_mean: of the first tokens given in it, in seconds.
+    """
+
+    time: float
+    steps: int
+    running: int
+    waiting: int
+    blocks: int
+    kv_share: float | None
+    prompt_tokens: int
+    output_tokens: int
+    tokens_per_s: float
+    arrived: int
+    admitted: int
+    finished: int
+    preemptions: int
+    ttft_mean: float | None
+
+
+@dataclass(slots=True)
+class _Bin:
+    """What happened in an interval."""
+
+    steps: int = 0
+    blocks: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    arrived: int = 0
+    admitted: int = 0  # first time or again, those that arrived
+    finished: int = 0
+    preemptions: int = 0
+    num_first: int = 0
+    sum_ttft: float = 0.0
+    joined_slots: int = 0  # sequences let in, less those that left
+    joined_queue: int = 0
+
+    def add(self, other: "_Bin") -> None:
+        """Take in what happened in the next interval."""
+        blocks = max(self.blocks, other.blocks)
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
+        self.blocks = blocks
+
+
+class TimeSeries:
+    """Takes in events, and gives rows as soon as nothing that is still to come changes them.
+
+    interval: in seconds; None: a second, doubled whenever there are more than a thousand rows. Then
+    all rows are given at the end of the run.  Otherwise those are kept whose `waiting` is not known
+    yet, since a request is read only when a slot may be free for it.
+    """
+
+    def __init__(self, interval: float | None = None) -> None:
+        self._interval = FIRST_INTERVAL if interval is None else interval
+        self._is_fixed = interval is not None
+        self._bins: dict[int, _Bin] = {}
+        self._first_open = 0  # the first interval that was not given
+        self._num_running = self._num_waiting = 0  # at the end of the last that was
+        self._feed: StepFeed | None = None
+        self._times = TokenTimes()
+        self._present: set[SequenceKey | None] = set()  # those that have arrived and not ended
+        self._total_blocks: int | None = None
+        self._known_arrivals = self._known_steps = 0.0  # up to when all is known
+        self._done: list[SeriesRow] = []
+
+    def observe(self, event: Event) -> None:
+        """Take in the next event."""
+        if self._feed is None:
+            if isinstance(event, RunEvent):
+                self._total_blocks = settings_of(event).kv_blocks
+                self._feed = open_feed(event)
+            return
+        for step in self._feed.take(event):
+            self._take(step)
+        if isinstance(event, EndEvent):
+            self._take_rest()
+
+    def take(self) -> list[SeriesRow]:
+        """Return the rows that have become known since the last call."""
+        rows, self._done = self._done, []
+        return rows
+
+    def finish(self, num_steps: int = 0) -> list[SeriesRow]:
+        """Return all rows that were not taken yet, at the end of a run of `num_steps`."""
+        if self._feed is not None:
+            for step in self._feed.catch_up(num_steps):
+                self._take(step)
+            self._take_rest()
+        self._done += self._rows(sorted(self._bins))
+        return self.take()
+
+    def _take(self, step: WholeStep) -> None:
+        for event in step.events:
+            self._count(event, step)
+        given, _ = self._times.observe(step)
+        found = self._bin(step.end)
+        found.steps += 1
+        found.blocks = max(found.blocks, step.blocks)
+        found.prompt_tokens += step.prefills
+        found.output_tokens += given.num_tokens
+        found.num_first += given.num_first
+        found.sum_ttft += given.sum_ttft
+        self._known_steps = step.end
+        if self._is_fixed:
+            self._close_bins()
+        elif len(self._bins) > MAX_ROWS:
+            self._double()
+
+    def _take_rest(self) -> None:
+        if self._feed is not None:
+            events = self._feed.rest()
+            for event in events:
+                self._count(event, None)
+            self._times.interrupt(events)
+
+    def _count(self, event: SequenceEvent, step: WholeStep | None) -> None:
+        """Count one event; `step` is the one that it is part of, None after the last."""
+        if isinstance(event, ArriveEvent):
+            found = self._bin(event.time)
+            found.arrived += 1
+            found.joined_queue += 1
+            self._present.add(key_of(event.id, event.index, "sample"))
+            self._known_arrivals = max(self._known_arrivals, event.time)
+        elif isinstance(event, AdmitEvent):
+            found = self._bin(event.time)
+            found.joined_slots += 1
+            if leader_key(event) is not None:
+                found.admitted += 1
+                found.joined_queue -= 1
+        elif isinstance(event, PreemptEvent):
+            found = self._bin(event.time)
+            found.joined_slots -= 1
+            if leader_key(event) is not None:
+                found.preemptions += 1
+                found.joined_queue += 1
+        elif isinstance(event, FinishEvent):
+            self._finish(event, step)
+
+    def _finish(self, event: FinishEvent, step: WholeStep | None) -> None:
+        key = leader_key(event)
+        has_arrived = key is not None and key in self._present
+        if has_arrived:
+            self._present.remove(key)
+        if event.slot is not None:
+            is_late = step is None or event.step < step.step  # it ended with the step before
+            found = self._bin(self._known_steps if is_late or step is None else step.end)
+            found.joined_slots -= 1
+            found.finished += has_arrived
+        elif has_arrived:
+            found = self._bin(event.time)
+            found.joined_queue -= 1
+            found.finished += 1
+
+    def _bin(self, time: float) -> _Bin:
+        """Return the interval of `time`, or if its row was given already, the next one."""
+        index = max(ceil(time / self._interval) - 1, self._first_open, 0)
+        found = self._bins.get(index)
+        if found is None:
+            found = self._bins[index] = _Bin()
+        return found
+
+    def _double(self) -> None:
+        """Make one interval of each two."""
+        bins, self._bins = self._bins, {}
+        self._interval *= 2
+        for index, found in sorted(bins.items()):
+            if index // 2 in self._bins:
+                self._bins[index // 2].add(found)
+            else:
+                self._bins[index // 2] = found
+
+    def _close_bins(self) -> None:
+        """Give the rows of intervals that nothing to come is part of."""
+        known = min(self._known_arrivals, self._known_steps)
+        first_open = max(ceil(known / self._interval) - 1, self._first_open, 0)
+        if first_open > self._first_open:
+            closed = sorted(index for index in self._bins if index < first_open)
+            self._done += self._rows(closed)
+            self._first_open = first_open
+
+    def _rows(self, indexes: list[int]) -> Iterator[SeriesRow]:
+        """Yield the rows of some intervals, and forget them."""
+        for index in indexes:
+            found = self._bins.pop(index)
+            self._num_running += found.joined_slots
+            self._num_waiting += found.joined_queue
+            total, num_first = self._total_blocks, found.num_first
+            yield SeriesRow(
+                time=(index + 1) * self._interval,
+                steps=found.steps,
+                running=self._num_running,
+                waiting=self._num_waiting,
+                blocks=found.blocks,
+                kv_share=None if total is None else round(found.blocks / total, 6),
+                prompt_tokens=found.prompt_tokens,
+                output_tokens=found.output_tokens,
+                tokens_per_s=round(found.output_tokens / self._interval, 3),
+                arrived=found.arrived,
+                admitted=found.admitted,
+                finished=found.finished,
+                preemptions=found.preemptions,
+                ttft_mean=round(found.sum_ttft / num_first, 6) if num_first else None,
+            )

@@ -1,0 +1,115 @@
+import pytest
+from msgspec.structs import replace
+
+from batcher.events import AdmitEvent, ArriveEvent, EndEvent, FinishEvent, RunEvent, StepsEvent
+from batcher.metrics import Goodput, RunMetrics, parse_slo
+from batcher.metrics.resources import (
+    BudgetUse,
+    Computed,
+    HoldSteps,
+    KvUse,
+    Preemptions,
+    PrefixHits,
+)
+from cli.screen.summary import RunFiles, render_summary
+from cli.screen.summary_timed import number, percent, timed_lines, whole_percent
+
+
+def summary_of(slo="ttft=0.5,tpot=50ms", **changes):
+    """The numbers of two requests: three tokens in 0.3 s, and one in 2 s."""
+    run = RunEvent(batch=2, model="test", settings={}, step_time={"name": "test"})
+    events = [
+        run,
+        ArriveEvent(0, 0.0, "a", 0, "input", 5, 3),
+        ArriveEvent(0, 0.0, "b", 0, "input", 5, 1),
+        AdmitEvent(0, 0.0, "a", 0, 0, "empty"),
+        FinishEvent(2, 0.25, "a", 0, 0, "length", None, 3),
+        AdmitEvent(3, 0.3, "b", 0, 0, "refill"),
+        FinishEvent(3, 0.3, "b", 0, 0, "length", None, 1),
+        StepsEvent(0, [0.2, 0.25, 0.3, 2.0], [0, 1, 1, 0], [5, 0, 0, 5], *[[1, 1, 1, 1]] * 4),
+        EndEvent(4, 2.0, 4, 2),
+    ]
+    metrics = RunMetrics(None if slo is None else parse_slo(slo))
+    for event in events:
+        metrics.observe(event)
+    return replace(metrics.summary(), **changes)
+
+
+def test_seconds_take_the_place_of_steps_where_steps_are_not_alike():
+    text = render_summary(
+        summary_of(), RunFiles(), is_complete=True, elapsed=1.0, encoding="utf-8", has_color=False
+    )
+    assert text.splitlines() == [
+        "✓ 2 ok   4 steps · 2 slots · 50% busy · 1.0 s",
+        "  idle: 50.0% = 12.5% tail drain, 37.5% too few free",
+        "  queue p50 0 p99 300 ms   ttft p50 0.2 p99 2 s   tpot 50 ms",
+        "  itl p50 50 p99 50 ms   e2e p50 0.3 p99 2 s",
+        "  throughput 1 requests/s, 2 output tokens/s",
+        "  goodput 50.0% of requests (0.5/s) within ttft 0.5 s, tpot 50 ms",
+        "  missed: 1 ttft",
+        "  right padding would add 40.0% to prefills",
+    ]
+
+
+FULL = {
+    "kv": KvUse(
+        block_size=16, total=99, mean_blocks=92.1, max_blocks=99, mean_share=0.9304, max_share=1.0
+    ),
+    "preemptions": Preemptions(count=12, recomputed_tokens=4096),
+    "prefix_cache": PrefixHits(asked=100, found=61, share=0.61, asked_again=0, found_again=0),
+    "budget": BudgetUse(max_batch_tokens=2048, mean_share=0.451, full_steps=1234),
+    "holds": HoldSteps(kv=30, tokens=12, preemption=0, batch=0),
+    "computed": Computed(
+        prefill_tokens=100, decode_tokens=9, right_padding=0, left_padding=0, prefill_share=0.0
+    ),
+}
+
+
+def test_what_was_limited_has_lines_of_its_own():
+    assert timed_lines(summary_of(None, **FULL))[-3:] == [
+        "  kv 93% used, 100% at most   12 preemptions recomputed 4,096 tokens",
+        "  prefix hits 61%",
+        "  token budget 45% used, full in 1,234 steps   steps held back: KV 30, budget 12",
+    ]
+
+
+def test_no_line_is_longer_than_a_terminal():
+    many = HoldSteps(kv=34_567, tokens=4_567, preemption=1_345, batch=345)
+    summary = summary_of("ttft=0.123,tpot=45.6ms,e2e=12.3,queue=4", **(FULL | {"holds": many}))
+    assert max(map(len, timed_lines(summary))) <= 80
+
+
+def test_deadlines_alone_are_named():
+    goodput = Goodput(
+        limits={}, requests=3, good=1, share=0.333333, per_second=0.01, missed={"deadline": 2}
+    )
+    assert timed_lines(summary_of(None, goodput=goodput))[3] == (
+        "  goodput 33.3% of requests (0.01/s) within their deadlines   missed: 2 deadline"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (0.000012, "0.000012"),
+        (0.0421, "0.0421"),
+        (0.4999, "0.5"),
+        (3.1, "3.1"),
+        (9.999, "10"),
+        (12.34, "12.3"),
+        (123.4, "123"),
+        (1234.5, "1,234"),
+    ],
+)
+def test_numbers_have_three_digits_that_count(value, text):
+    assert number(value) == text
+
+
+def test_a_share_is_100_per_cent_only_if_it_is_all():
+    assert percent(9999, 10000) == "99.9%"
+    assert percent(1, 10**6) == "<0.1%"
+    assert percent(0, 0) == "0%"
+    assert whole_percent(0.999999) == "99%"
+    assert whole_percent(0.29) == "29%"
+    assert whole_percent(0.001) == "<1%"

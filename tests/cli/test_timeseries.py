@@ -1,0 +1,91 @@
+import csv
+import gzip
+import io
+import json
+import signal
+import time
+
+from process import batchdecode, lines_of, start, workload
+
+COLUMNS = [
+    "time", "steps", "running", "waiting", "blocks", "kv_share", "prompt_tokens",
+    "output_tokens", "tokens_per_s", "arrived", "admitted", "finished", "preemptions",
+    "ttft_mean",
+]  # fmt: skip
+
+
+def rows_of(data):
+    return list(csv.DictReader(io.StringIO(data.decode())))
+
+
+def test_a_run_over_time_is_a_table(tmp_path):
+    (tmp_path / "in.jsonl").write_bytes(lines_of(*workload(9, arrivals=lambda i: i * 1.5)))
+    options = ["--timeseries", "t.csv", "--timeseries-interval", 4, "--summary-json", "s.json"]
+    done = batchdecode("run", "in.jsonl", "-b", 2, *options, "-q", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of((tmp_path / "t.csv").read_bytes())
+    summary = json.loads((tmp_path / "s.json").read_bytes())
+    assert list(rows[0]) == COLUMNS
+    assert [float(row["time"]) for row in rows] == [4.0 * n for n in range(1, len(rows) + 1)]
+    for column, total in (
+        ("steps", summary["steps"]),
+        ("output_tokens", summary["generated_tokens"]),
+        ("prompt_tokens", summary["prompt_tokens"]),
+        ("finished", 9),
+        ("arrived", 9),
+    ):
+        assert sum(int(row[column]) for row in rows) == total, column
+    assert (rows[-1]["running"], rows[-1]["waiting"]) == ("0", "0")
+    assert "latencies" not in summary
+
+
+def test_gz_is_packed_and_no_requests_give_a_header(tmp_path):
+    done = batchdecode("run", "-q", "--timeseries", "t.csv.gz", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    packed = (tmp_path / "t.csv.gz").read_bytes()
+    assert gzip.decompress(packed).decode().splitlines() == [",".join(COLUMNS)]
+
+
+def test_a_run_that_is_stopped_leaves_the_rows_up_to_there(tmp_path):
+    (tmp_path / "in.jsonl").write_bytes(lines_of(*workload(30, max_tokens=200)))
+    options = ["--timeseries", "t.csv", "--timeseries-interval", 1, "--step-delay", 0.01]
+    process = start("run", "in.jsonl", "-o", "out.jsonl", *options, cwd=tmp_path)
+    while not (tmp_path / "out.jsonl").exists() or not (tmp_path / "out.jsonl").stat().st_size:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130, stderr
+    rows = rows_of((tmp_path / "t.csv").read_bytes())
+    assert rows
+    assert sum(int(row["steps"]) for row in rows) == len(rows)
+
+
+def test_goodput_is_told_where_an_slo_is_given(tmp_path):
+    (tmp_path / "in.jsonl").write_bytes(lines_of(*workload(9)))
+    options = ["-b", 2, "--slo", "ttft=12,tpot=1500ms", "--summary-json", "s.json"]
+    done = batchdecode("run", "in.jsonl", *options, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "s.json").read_bytes())
+    goodput = summary["goodput"]
+    assert goodput["limits"] == {"ttft": 12.0, "tpot": 1.5}
+    assert 0 < goodput["good"] < goodput["requests"] == 9
+    assert goodput["missed"] == {"ttft": 9 - goodput["good"]}
+    assert f"goodput {goodput['good'] / 9:.0%}"[:9] in done.stderr
+    assert "within ttft 12 s, tpot 1.5 s" in done.stderr
+
+
+def test_bad_options_are_refused_before_anything_is_written(tmp_path):
+    (tmp_path / "in.jsonl").write_bytes(lines_of(*workload(2)))
+    for options, message in (
+        (["--slo", "tfft=1"], "unknown metric 'tfft'; known: queue, ttft, tpot, e2e"),
+        (["--timeseries-interval", 1], "--timeseries-interval needs --timeseries FILE"),
+        (["--timeseries", "t.csv", "--timeseries-interval", "nan"], "nan is not a number"),
+        (["--timeseries", "t.csv", "--timeseries-interval", 0], "is not in the range"),
+        (["--timeseries", "-"], "give a file"),
+        (["--timeseries", "out.jsonl"], "is --output too"),
+        (["--timeseries", "no/such/t.csv"], "cannot write no/such/t.csv"),
+    ):
+        done = batchdecode("run", "in.jsonl", "-o", "out.jsonl", *options, cwd=tmp_path)
+        assert done.returncode == 2, options
+        assert message in " ".join(done.stderr.replace("│", " ").split()), options
+        assert not (tmp_path / "out.jsonl").exists()

@@ -1,0 +1,49 @@
+"""Every number that a summary or a time series may hold is defined in docs/metrics.md."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from batcher.metrics import Goodput, Latencies, RunSummary, SecondsDistribution, Throughput
+from batcher.metrics.resources import (
+    BudgetUse,
+    Computed,
+    HoldSteps,
+    KvUse,
+    Preemptions,
+    PrefixHits,
+)
+from batcher.metrics.slo import METRICS, UNITS
+from batcher.metrics.timeseries import SeriesRow
+
+PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+DOCUMENTED = set(re.findall(r"`([^`\n]+)`", PAGE))
+RECORDS = [
+    BudgetUse,
+    Computed,
+    Goodput,
+    HoldSteps,
+    KvUse,
+    Latencies,
+    Preemptions,
+    PrefixHits,
+    SecondsDistribution,
+    SeriesRow,
+    Throughput,
+]
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_every_field_is_defined(record):
+    assert set(record.__struct_fields__) <= DOCUMENTED
+
+
+def test_every_optional_part_of_the_summary_is_defined():
+    optional = RunSummary.__struct_fields__[-9:]
+    assert optional[0] == "latencies"
+    assert set(optional) <= DOCUMENTED
+
+
+def test_every_metric_and_unit_of_an_slo_is_named():
+    assert {*METRICS, *filter(None, UNITS)} <= DOCUMENTED

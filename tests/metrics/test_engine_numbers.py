@@ -1,0 +1,86 @@
+"""The engine's own events and results agree on when tokens were given."""
+
+from random import Random
+
+import pytest
+
+from batcher import Engine, Request, SimulatedModel
+from batcher.events import ArriveEvent, StepsEvent
+from batcher.formats.trace import encode_events, read_trace
+from batcher.metrics import RunMetrics, Slo, encode_summary
+from batcher.settings import SchedulingSettings
+
+LIMITED = {
+    "a budget": SchedulingSettings(max_batch_tokens=16),
+    "prompts first": SchedulingSettings(max_batch_tokens=16, prefill_order="prefill-first"),
+    "few blocks": SchedulingSettings(kv_blocks=12, max_batch_tokens=32),
+    "few blocks, prompts first": SchedulingSettings(kv_blocks=9, prefill_order="prefill-first"),
+    "a policy": SchedulingSettings(policy="priority"),
+    "static batching": SchedulingSettings(batching="static"),
+}
+
+
+def decoded(settings, batch=4, num_requests=40):
+    """The events and results of requests that come faster than they are served."""
+    random, events, results = Random(7), [], []
+    engine = Engine(SimulatedModel(), batch, settings=settings)
+    for number in range(num_requests):
+        prompt = [random.randrange(1, 200) for _ in range(random.randint(1, 60))]
+        request = Request(
+            prompt=prompt,
+            id=f"r{number}",
+            max_tokens=random.randint(1, 40),
+            arrival_time=number / 3,
+            ignore_eos=number % 2 == 0,
+        )
+        engine.add(request)
+    events.append(engine.run_event())
+    while engine.has_work:
+        outcome = engine.step()
+        events += outcome.events
+        results += outcome.results
+    return [*events, engine.end_event()], results
+
+
+def summary_of(events):
+    metrics = RunMetrics(Slo({"ttft": 50.0}))
+    for event in events:
+        metrics.observe(event)
+    return metrics.summary()
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_times_are_those_that_the_steps_of_the_results_tell(name):
+    events, results = decoded(LIMITED[name])
+    ends = [end for event in events if isinstance(event, StepsEvent) for end in event.ends]
+    arrivals = {event.id: event.time for event in events if isinstance(event, ArriveEvent)}
+    ttfts = [ends[result.steps.first_token] - arrivals[result.id] for result in results]
+    e2es = [ends[result.steps.finished] - arrivals[result.id] for result in results]
+    summary = summary_of(events)
+    found = summary.latencies
+    assert found.ttft.count == found.e2e.count == len(results)
+    assert found.ttft.mean == pytest.approx(sum(ttfts) / len(ttfts), abs=2e-6)
+    assert found.ttft.max == pytest.approx(max(ttfts), abs=1e-6)
+    assert found.e2e.mean == pytest.approx(sum(e2es) / len(e2es), abs=2e-6)
+    assert found.itl.count == sum(len(result.tokens) - 1 for result in results)
+    gaps = sum(e2es) - sum(ttfts)
+    assert found.itl.mean == pytest.approx(gaps / found.itl.count, abs=2e-6)
+    assert summary.first_token.mean == pytest.approx(
+        sum(r.steps.first_token + 1 - r.steps.arrived for r in results) / len(results), abs=1e-3
+    )
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_the_trace_gives_the_same_bytes_as_the_run(name):
+    events, _ = decoded(LIMITED[name])
+    again = read_trace(encode_events(events).splitlines(keepends=True))
+    assert encode_summary(summary_of(again)) == encode_summary(summary_of(events))
+
+
+def test_few_blocks_preempt_and_hold_back():
+    summary = summary_of(decoded(LIMITED["few blocks"])[0])
+    assert summary.preemptions.count > 5
+    assert summary.preemptions.recomputed_tokens > 0
+    assert summary.holds.kv > 0
+    assert summary.kv.max_share == 1.0
+    assert summary.idle.kv > 0

@@ -1,0 +1,300 @@
+from fractions import Fraction
+from math import ceil
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from slow_server import BUDGET, TOTAL_BLOCKS, Job, SlowServer
+
+from batcher.events import ArriveEvent
+from batcher.formats.trace import encode_events, read_trace
+from batcher.metrics import RunMetrics, Slo, encode_summary
+from batcher.metrics.arrays import ServedTimes, goodput_of, latencies_of
+from batcher.metrics.distributions import SecondsHistogram
+from batcher.metrics.timeseries import TimeSeries
+
+SLO = Slo({"queue": 4.0, "ttft": 6.0, "tpot": 1.1, "e2e": 12.5})
+ARRIVALS = [0.0, 0.5, 1.0, 1.013, 3.0, 3.0, 7.25, 40.0]
+
+
+@st.composite
+def served(draw):
+    """The events of a run of drawn jobs, and the truth of it."""
+    jobs = [
+        Job(
+            f"r{number}",
+            arrival,
+            draw(st.integers(1, 9)),
+            draw(st.integers(0, 12)),
+            draw(st.sampled_from(["length", "stop", "length", "error", "aborted"])),
+            draw(st.sampled_from([None, None, arrival + 9.0])),
+            draw(st.sampled_from([False, False, True])),
+        )
+        for number, arrival in enumerate(
+            sorted(draw(st.lists(st.sampled_from(ARRIVALS), min_size=1, max_size=10)))
+        )
+    ]
+    server = SlowServer(jobs, draw(st.integers(1, 4)), draw(st.integers(0, 2**32)))
+    return server.serve()
+
+
+def metrics_of(events, slo=None):
+    metrics = RunMetrics(slo)
+    for event in events:
+        metrics.observe(event)
+    return metrics
+
+
+def micro(seconds):
+    return round(seconds * 10**6)
+
+
+def check_distribution(found, seconds):
+    """Compare with all the numbers themselves."""
+    values = sorted(map(micro, seconds))
+    if not values:
+        assert found is None
+        return
+    assert found.count == len(values)
+    assert found.mean == round(sum(values) / len(values) / 10**6, 6)
+    assert micro(found.max) == values[-1]
+    for percent in (50, 90, 95, 99):
+        exact = values[-(-len(values) * percent // 100) - 1]
+        assert exact - Fraction(exact, 2000) <= micro(getattr(found, f"p{percent}")) <= exact
+
+
+def oks(truth):
+    return [job for job in truth.jobs if job.ended_as in {"length", "stop"} and job.token_times]
+
+
+def times_of(job):
+    tokens = job.token_times
+    ttft, e2e = tokens[0] - job.arrival, job.end - job.arrival
+    tpot = (e2e - ttft) / (len(tokens) - 1) if len(tokens) > 1 else 0.0
+    return {"queue": job.admitted[0] - job.arrival, "ttft": ttft, "tpot": tpot, "e2e": e2e}
+
+
+@given(served())
+@settings(max_examples=300, deadline=None)
+def test_latencies_are_those_of_looking_at_every_token(run):
+    events, truth = run
+    found = metrics_of(events).summary().latencies
+    jobs, good = truth.jobs, oks(truth)
+    check_distribution(found.queue, [j.admitted[0] - j.arrival for j in jobs if j.admitted])
+    check_distribution(found.ttft, [j.token_times[0] - j.arrival for j in jobs if j.token_times])
+    check_distribution(found.e2e, [times_of(job)["e2e"] for job in good])
+    check_distribution(
+        found.tpot, [times_of(job)["tpot"] for job in good if len(job.token_times) > 1]
+    )
+    gaps = [b - a for j in jobs for a, b in zip(j.token_times, j.token_times[1:], strict=False)]
+    check_distribution(found.itl, gaps)
+
+
+@given(served())
+@settings(max_examples=200, deadline=None)
+def test_throughput_is_over_the_time_from_the_first_arrival_to_the_end_of_the_last_step(run):
+    events, truth = run
+    summary = metrics_of(events).summary()
+    if not truth.steps:
+        assert summary.throughput is None
+        return
+    makespan = truth.steps[-1]["end"] - min(job.arrival for job in truth.jobs)
+    found = summary.throughput
+    assert found.makespan == round(makespan, 6)
+    assert found.requests == round(summary.ok / makespan, 6)
+    assert found.prompt_tokens == round(sum(j.prompt for j in truth.jobs) / makespan, 3)
+    num_tokens = sum(len(job.token_times) for job in truth.jobs)
+    assert found.output_tokens == round(num_tokens / makespan, 3)
+    assert summary.generated_tokens == num_tokens
+
+
+@given(served(), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_goodput_counts_requests_that_met_all_limits(run, has_slo):
+    events, truth = run
+    found = metrics_of(events, SLO if has_slo else None).summary().goodput
+    judged = [j for j in truth.jobs if j.length and (has_slo or j.deadline is not None)]
+    if not has_slo and not judged:
+        assert found is None
+        return
+    limits = SLO.limits if has_slo else {}
+    good, missed = 0, {}
+    for job in judged:
+        reasons = ["failed"]
+        if job in oks(truth):
+            times = times_of(job)
+            reasons = [name for name in limits if micro(times[name]) > micro(limits[name])]
+            if job.deadline is not None and micro(job.end) > micro(job.deadline):
+                reasons.append("deadline")
+        good += not reasons
+        for reason in reasons:
+            missed[reason] = missed.get(reason, 0) + 1
+    assert (found.requests, found.good, found.missed) == (len(judged), good, missed)
+    assert found.share == (round(good / len(judged), 6) if judged else 0.0)
+
+
+@given(served())
+@settings(max_examples=200, deadline=None)
+def test_what_steps_used_is_what_they_told(run):
+    events, truth = run
+    summary, steps = metrics_of(events).summary(), truth.steps
+    seconds = sum(step["end"] - step["start"] for step in steps)
+    if steps:
+        mean = sum(step["blocks"] * (step["end"] - step["start"]) for step in steps) / seconds
+        assert summary.kv.mean_blocks == pytest.approx(mean, abs=1e-3)
+        assert summary.kv.mean_share == pytest.approx(mean / TOTAL_BLOCKS, abs=1e-6)
+        assert summary.kv.max_blocks == max(step["blocks"] for step in steps)
+        tokens = [step["decodes"] + step["prefills"] for step in steps]
+        share = sum(tokens) / len(tokens) / BUDGET
+        assert summary.budget.mean_share == pytest.approx(share, abs=1e-6)
+        assert summary.budget.full_steps == tokens.count(BUDGET)
+    computed = summary.computed
+    for field, name in (
+        ("prefill_tokens", "prefills"),
+        ("decode_tokens", "decodes"),
+        ("right_padding", "prefill_padding"),
+        ("left_padding", "decode_padding"),
+    ):
+        assert getattr(computed, field) == sum(step[name] for step in steps)
+
+
+@given(served())
+@settings(max_examples=200, deadline=None)
+def test_hits_preemptions_and_holds_are_counted(run):
+    events, truth = run
+    summary = metrics_of(events).summary()
+    hits = summary.prefix_cache
+    assert (hits.asked, hits.found) == (truth.asked, truth.found)
+    assert (hits.asked_again, hits.found_again) == (truth.asked_again, truth.found_again)
+    preempted = summary.preemptions
+    assert preempted.count == len(truth.preemptions)
+    assert preempted.recomputed_tokens == truth.recomputed
+    held = {} if summary.holds is None else msgspec.structs.asdict(summary.holds)
+    assert {name: steps for name, steps in held.items() if steps} == {
+        name: steps for name, steps in truth.hold_steps.items() if steps
+    }
+
+
+@given(served())
+@settings(max_examples=100, deadline=None)
+def test_slots_of_preempted_rows_are_not_busy(run):
+    events, truth = run
+    summary = metrics_of(events).summary()
+    ends = [step["start"] for step in truth.steps]
+    busy = sum(sum(move[1] for move in truth.moves if move[0] <= start) for start in ends)
+    assert summary.busy_slot_steps == busy
+
+
+@given(served())
+@settings(max_examples=300, deadline=None)
+def test_the_first_token_is_counted_in_steps_from_the_arrival(run):
+    events, truth = run
+    found = metrics_of(events).summary().first_token
+    arrived = {event.id: event.step for event in events if isinstance(event, ArriveEvent)}
+    ends = [step["end"] for step in truth.steps]
+    waits = [
+        ends.index(job.token_times[0]) + 1 - arrived[job.id]
+        for job in truth.jobs
+        if job.token_times
+    ]
+    assert (found.count if found else 0) == len(waits)
+    if found:
+        assert found.mean == round(sum(waits) / len(waits), 3)
+
+
+def test_a_percentile_is_a_time_that_was_there():
+    histogram = SecondsHistogram()
+    for microseconds in (5001, 5000, 5001):
+        histogram.add(microseconds / 10**6)
+    assert histogram.distribution().p99 == 0.005
+
+
+@given(served(), st.sampled_from([None, SLO]))
+@settings(max_examples=100, deadline=None)
+def test_the_trace_gives_the_same_bytes_as_the_run(run, slo):
+    events, _ = run
+    again = read_trace(encode_events(events).splitlines(keepends=True))
+    assert encode_summary(metrics_of(again, slo).summary()) == encode_summary(
+        metrics_of(events, slo).summary()
+    )
+
+
+def rows_by_hand(truth, interval):
+    """What happened in each interval, by looking at everything for each."""
+
+    def index_of(time):
+        return max(0, ceil(time / interval) - 1)
+
+    moments = [time for time, _, _ in truth.moves] + [step["end"] for step in truth.steps]
+    rows = []
+    for index in sorted({index_of(time) for time in moments}):
+        steps = [step for step in truth.steps if index_of(step["end"]) == index]
+        past = [move for move in truth.moves if index_of(move[0]) <= index]
+        ttfts = [
+            job.token_times[0] - job.arrival
+            for job in truth.jobs
+            if job.token_times and index_of(job.token_times[0]) == index
+        ]
+        blocks = max((step["blocks"] for step in steps), default=0)
+        rows.append(
+            {
+                "time": (index + 1) * interval,
+                "steps": len(steps),
+                "running": sum(move[1] for move in past),
+                "waiting": sum(move[2] for move in past),
+                "blocks": blocks,
+                "kv_share": round(blocks / TOTAL_BLOCKS, 6),
+                "prompt_tokens": sum(step["prefills"] for step in steps),
+                "output_tokens": sum(step["num_tokens"] for step in steps),
+                "arrived": sum(index_of(job.arrival) == index for job in truth.jobs),
+                "finished": sum(index_of(job.end) == index for job in truth.jobs),
+                "preemptions": sum(index_of(time) == index for time in truth.preemptions),
+                "ttft_mean": pytest.approx(sum(ttfts) / len(ttfts), abs=2e-6) if ttfts else None,
+            }
+        )
+    return rows
+
+
+def series_of(events, interval):
+    series, rows = TimeSeries(interval), []
+    for event in events:
+        series.observe(event)
+        rows += series.take()
+    return rows + series.finish()
+
+
+@given(served(), st.sampled_from([0.25, 1.0, 3.0]))
+@settings(max_examples=200, deadline=None)
+def test_a_time_series_tells_what_happened_in_each_interval(run, interval):
+    events, truth = run
+    found = [msgspec.structs.asdict(row) for row in series_of(events, interval)]
+    expected = rows_by_hand(truth, interval)
+    assert [{name: row[name] for name in expected[0]} for row in found] == expected
+
+
+@given(served())
+@settings(max_examples=100, deadline=None)
+def test_times_in_arrays_give_the_latencies_that_the_events_give(run):
+    events, truth = run
+    summary, good = metrics_of(events, Slo(SLO.limits)).summary(), oks(truth)
+    times = ServedTimes(
+        np.array([job.arrival for job in good]),
+        np.array([job.admitted[0] for job in good]),
+        np.array([job.token_times[0] for job in good]),
+        np.array([job.end for job in good]),
+        np.array([len(job.token_times) for job in good], np.int64),
+    )
+    found = latencies_of(*times)
+    check_distribution(found.queue, [times_of(job)["queue"] for job in good])
+    for name in ("tpot", "e2e"):
+        exact, streamed = getattr(found, name), getattr(summary.latencies, name)
+        assert (exact and (exact.count, exact.mean, exact.max)) == (
+            streamed and (streamed.count, streamed.mean, streamed.max)
+        )
+    met = goodput_of(SLO, times)
+    assert met.good == sum(
+        all(micro(times_of(job)[name]) <= micro(limit) for name, limit in SLO.limits.items())
+        for job in good
+    )
