@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from batcher.models.calls import CallSettings
     from batcher.models.llm import LLM, LLMModel
     from batcher.models.simulated import SimulatedModel, SimulatedSettings
-    from batcher.request import Request, Result, Transition
+    from batcher.request import PromptSegment, Request, Result, Transition
 
 __version__ = "0.1.0"
 
@@ -34,6 +34,7 @@ _HOME_OF = {
     "Model": "batcher.models.base",
     "ModelError": "batcher.errors",
     "ModelOutput": "batcher.models.base",
+    "PromptSegment": "batcher.request",
     "Request": "batcher.request",
     "RequestError": "batcher.errors",
     "Result": "batcher.request",
@@ -60,6 +61,7 @@ __all__ = [
     "Model",
     "ModelError",
     "ModelOutput",
+    "PromptSegment",
     "Request",
     "RequestError",
     "Result",

@@ -4,7 +4,7 @@ Both are plain records that know nothing of slots or models.  Names, defaults an
 fields are the contract of docs/requests-and-results.md.
 """
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -16,6 +16,7 @@ MAX_TIME = 2.0**52  # seconds; up to here a clock of steps is exact
 TokenId = Annotated[int, Meta(ge=0, le=MAX_INT)]
 FinishReason = Literal["stop", "length", "error", "aborted"]
 StopReason = int | list[int] | str | None
+PromptType = Literal["system", "user", "assistant"]
 ConstraintOutcome = Literal["complete", "incomplete"]
 
 
@@ -26,6 +27,27 @@ class Transition(Struct, frozen=True, forbid_unknown_fields=True):
     to: str | None
 
 
+class PromptSegment(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
+    """A part of a prompt: a text, token ids, or `length` tokens that `seed` stands for.
+
+    type: what it is good for; of blocks that are cached, those of "system" are given up after those
+    of "user", and these after all others.  pin: given up last of all.
+    """
+
+    text: str | None = None
+    tokens: list[TokenId] | None = None
+    length: int | None = None
+    seed: int | str = 0
+    type: PromptType | None = None
+    pin: bool = False
+
+
+if TYPE_CHECKING:
+    PromptInput = str | list[TokenId] | list[PromptSegment]
+else:  # msgspec takes no union of two lists; the rules of validation refuse a mixed one
+    PromptInput = str | list[TokenId | PromptSegment]
+
+
 class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False):
     """One generation request, as a line of a requests file states it.
 
@@ -33,7 +55,7 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=
     RequestError.
     """
 
-    prompt: str | list[TokenId]
+    prompt: PromptInput
     id: str | None = None
     max_tokens: int = 16
     stop_token: TokenId | list[TokenId] | None = None
@@ -42,6 +64,10 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=
     ignore_eos: bool = False
     arrival_time: float = 0.0  # seconds
     priority: int = 0
+    deadline: float | None = None  # seconds on the clock that arrival_time is read from
+    session: str | None = None
+    think_time: float = 0.0  # seconds
+    cache_salt: str | None = None
     # How a token is chosen.
     temperature: float = 0.0  # 0 is greedy
     top_k: int = 0  # 0 is all

@@ -11,14 +11,27 @@ import typer
 
 import batcher
 from batcher.errors import BatchdecodeError
+from cli.commands.axis_arguments import takes_axes
+from cli.commands.calibrate import calibrate
 from cli.commands.check import check
+from cli.commands.compare import EXAMPLES as COMPARE_EXAMPLES
+from cli.commands.compare import compare
 from cli.commands.completion import COMPLETION_VARIABLE, SET_UP, completion, prepare_completion
+from cli.commands.plan import EXAMPLES as PLAN_EXAMPLES
+from cli.commands.plan import plan
+from cli.commands.profiles import profiles
+from cli.commands.replay import EXAMPLES as REPLAY_EXAMPLES
+from cli.commands.replay import replay
 from cli.commands.run import EXAMPLES, run
 from cli.commands.schema import schema
-from cli.commands.trace import trace
+from cli.commands.trace import TraceCommand, trace
+from cli.commands.trace_arguments import REQUESTS
+from cli.commands.verify import verify
+from cli.commands.workload import DISTRIBUTIONS, workload
 from cli.config import ENVIRONMENT
 from cli.errors import WriteError
 from cli.help import GroupedCommand
+from cli.scheduling_options import takes_scheduling
 from cli.screen.cells import printable_lines
 
 FAILURE, USER_ERROR = 1, 2
@@ -31,9 +44,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(cls=GroupedCommand, context_settings=ENVIRONMENT, epilog=EXAMPLES)(run)
+app.command(cls=GroupedCommand, context_settings=ENVIRONMENT, epilog=EXAMPLES)(
+    takes_scheduling(run)
+)
 app.command(cls=GroupedCommand, context_settings=ENVIRONMENT)(check)
-app.command(cls=GroupedCommand)(trace)
+app.command(cls=TraceCommand)(takes_scheduling(trace, REQUESTS))
+app.command(cls=GroupedCommand)(verify)
+app.command(cls=GroupedCommand, epilog=DISTRIBUTIONS)(workload)
+app.command(cls=GroupedCommand, epilog=COMPARE_EXAMPLES)(takes_axes(compare, as_lists=True))
+app.command(cls=GroupedCommand, epilog=PLAN_EXAMPLES)(takes_axes(plan, as_lists=False))
+app.command(cls=GroupedCommand, epilog=REPLAY_EXAMPLES)(takes_scheduling(replay))
+app.command(cls=GroupedCommand)(profiles)
+app.command(cls=GroupedCommand)(calibrate)
 app.command(cls=GroupedCommand)(schema)
 app.command(cls=GroupedCommand, epilog=SET_UP)(completion)
 

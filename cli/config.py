@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from cli.config_file import MODEL_SECTIONS, ConfigError, Setting, read_settings
+from cli.scheduling_options import NAMES as SCHEDULING_NAMES
 
 if TYPE_CHECKING:
     from msgspec import Struct
 
 ENVIRONMENT = {"auto_envvar_prefix": "BATCHDECODE"}
 _COMMANDS = ("run", "check")  # those whose options a file may set
-_OF_REQUESTS = {"batch", "model", "seed", "keep_going"}
+_OF_REQUESTS = {"batch", "model", "seed", "keep_going"} | SCHEDULING_NAMES
 _NOT_IN_A_FILE = {"config", "help"}
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "boolean": ((bool,), "true or false"),

@@ -1,9 +1,11 @@
 """Help without boxes: options in groups, that read well in 80 columns."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from typer.core import TyperCommand
 
+_MAX_SHORT_HELP = 120
 _COLUMN = 22  # the names of all groups take as much, so that the texts stand below each other
 
 
@@ -26,3 +28,34 @@ class GroupedCommand(TyperCommand):
         for title, records in groups.items():
             with formatter.section(title):
                 formatter.write_dl(records, col_max=_COLUMN + 2)
+
+
+class NestingCommand(GroupedCommand):
+    """A command that has others below it: their names stand where its first argument would.
+
+    A file that is called as one of them can be given as ./NAME.
+    """
+
+    subcommands: Mapping[str, Any] = {}
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
+        """Return the context of the command that `args` name, this one or one below it."""
+        name = args[0] if args else ""
+        if name in self.subcommands:
+            below = self.subcommands[name]
+            return below.make_context(f"{info_name} {name}", args[1:], parent=parent, **extra)
+        return super().make_context(info_name, args, parent=parent, **extra)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the options, and after them the commands below this one."""
+        super().format_options(ctx, formatter)
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [
+                    (name.ljust(_COLUMN), below.get_short_help_str(_MAX_SHORT_HELP))
+                    for name, below in self.subcommands.items()
+                ],
+                col_max=_COLUMN + 2,
+            )

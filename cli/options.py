@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from batcher.metrics.slo import Slo
+from cli.scheduling_options import SchedulingOptions
 from cli.screen.choice import LiveChoice
 from cli.screen.terminal import ColorChoice
 
@@ -17,9 +19,13 @@ class RunOptions:
     seed: int | None = None
     model_settings: dict[str, Any] = field(default_factory=dict)
     llm_settings: dict[str, Any] = field(default_factory=dict)
+    scheduling: SchedulingOptions = field(default_factory=SchedulingOptions)
     output: str | None = None
     trace: str | None = None
     summary_json: str | None = None
+    slo: Slo | None = None
+    timeseries: str | None = None
+    timeseries_interval: float | None = None  # seconds
     keep_order: bool = False
     keep_going: bool = False
     max_errors: int | None = None

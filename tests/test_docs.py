@@ -10,9 +10,9 @@ from consoles import PAGES, ROOT, regenerated
 
 from batcher import Request, Result, SimulatedSettings
 from batcher.errors import ERROR_CODES
-from batcher.events import AdmitReason, ArriveReason, Event, Role
+from batcher.events import AdmitReason, ArriveReason, Event, HoldReason, PreemptReason, Role
 from batcher.lifecycle import TRANSITIONS
-from batcher.request import ErrorInfo, FinishReason, StepTimes, Usage
+from batcher.request import ErrorInfo, FinishReason, PromptSegment, StepTimes, Usage
 from cli.app import app
 
 DOCS = ROOT / "docs"
@@ -36,7 +36,10 @@ def code_spans(page: str) -> set[str]:
 
 def test_every_command_and_option_is_documented() -> None:
     documented = code_spans("cli.md")
-    commands = typer.main.get_command(app).commands
+    commands = dict(typer.main.get_command(app).commands)
+    for name, command in list(commands.items()):
+        below = getattr(command, "subcommands", {})
+        commands |= {f"{name} {inner}": nested for inner, nested in below.items()}
     for name, command in commands.items():
         assert f"batchdecode {name}" in " ".join(documented), name
         for parameter in command.params:
@@ -50,7 +53,7 @@ def test_every_command_and_option_is_documented() -> None:
 
 def test_every_field_is_documented() -> None:
     documented = code_spans("requests-and-results.md")
-    for record in (Request, Result, Usage, StepTimes, ErrorInfo):
+    for record in (Request, PromptSegment, Result, Usage, StepTimes, ErrorInfo):
         assert set(record.__struct_fields__) <= documented, record
     assert {"custom_id", "prompt_tokens"} <= documented
     assert set(get_args(FinishReason)) <= documented
@@ -66,6 +69,7 @@ def test_every_event_and_reason_is_documented() -> None:
         assert event.__struct_config__.tag in documented
         assert set(event.__struct_fields__) <= documented, event
     reasons = {*get_args(AdmitReason), *get_args(ArriveReason), *get_args(FinishReason), "unused"}
+    reasons |= {*get_args(PreemptReason), *get_args(HoldReason)}
     assert reasons | {*get_args(Role)} <= documented
 
 

@@ -150,6 +150,35 @@ def _check_states(request: Request) -> Conflicts:
         yield Conflict(problem, "initial_state" if problem.path[0] == "states" else "states")
 
 
+def _check_sessions(request: Request) -> Conflicts:
+    if request.session is None:
+        if request.think_time != 0:
+            yield _useless("think_time", "session", "name one")
+        return
+    given = {
+        "n": request.n > 1,
+        "best_of": request.best_of is not None,
+        "num_beams": request.num_beams > 1,
+        "cfg_scale": request.cfg_scale != 1,
+    }
+    for name in (name for name, is_given in given.items() if is_given):
+        message = f"`{name}` cannot go with `session`, which goes on from one output"
+        yield _make(name, "session", message)
+    if request.heal:
+        message = (
+            "`heal` cannot go with `session`: what goes before its prompt is generated already"
+        )
+        yield _make("heal", "session", message)
+
+
+def _check_deadline(request: Request) -> Conflicts:
+    if request.deadline is not None and request.deadline < request.arrival_time:
+        message = (
+            f"`deadline` is {request.deadline:g}, before `arrival_time`, {request.arrival_time:g}"
+        )
+        yield _make("deadline", "arrival_time", message)
+
+
 def _check_stop_lengths(request: Request) -> Conflicts:
     for problem in check_total_length(request):
         yield Conflict(problem)
@@ -166,5 +195,7 @@ _RULES: tuple[Callable[[Request], Conflicts], ...] = (
     _check_constraints,
     _check_heal,
     _check_states,
+    _check_sessions,
+    _check_deadline,
     _check_stop_lengths,
 )

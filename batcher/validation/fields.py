@@ -3,6 +3,7 @@
 import json
 
 from batcher.errors import FieldProblem, Path, describe
+from batcher.validation.prompts import check_negative_prompt, check_prompt
 from batcher.validation.ranges import LOGIT_BIAS, RANGES, check_number, check_ranged
 from batcher.validation.states import check_states
 from batcher.validation.stops import (
@@ -17,7 +18,6 @@ from batcher.validation.values import (
     Check,
     Problems,
     check_flag,
-    check_prompt,
     check_string,
     check_strings,
     check_token_ids,
@@ -32,6 +32,13 @@ MAX_BAD_WORDS_LENGTH = MAX_STOP_LENGTH  # all of one request together, in UTF-8 
 
 def _check_text(value: object, path: Path, _: Target) -> Problems:
     yield from check_string(value, path, "a string")
+
+
+def _check_filled_text(value: object, path: Path, _: Target) -> Problems:
+    yield from check_string(value, path, "a string")
+    if isinstance(value, str) and not value:
+        message = f"{quote(path)} is empty"
+        yield FieldProblem("invalid-value", path, message, "leave it out")
 
 
 def _check_grammar(value: object, path: Path, _: Target) -> Problems:
@@ -129,10 +136,12 @@ CHECKS: dict[str, Check] = {
     "stop_sequence": check_stop_sequence,
     "stop": check_stop,
     "ignore_eos": check_flag,
+    "session": _check_filled_text,
+    "cache_salt": _check_filled_text,
     "logit_bias": _check_logit_bias,
     "allowed_token_ids": _check_allowed,
     "bad_words": _check_bad_words,
-    "negative_prompt": check_prompt,
+    "negative_prompt": check_negative_prompt,
     "logprobs_mode": _check_logprobs_mode,
     "echo": check_flag,
     "early_stopping": _check_early_stopping,

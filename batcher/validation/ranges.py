@@ -51,6 +51,8 @@ RANGES = {
     "max_tokens": Range(0, MAX_INT, is_integer=True),
     "arrival_time": Range(0, int(MAX_TIME), unit=" of seconds"),
     "priority": Range(-MAX_INT, MAX_INT, is_integer=True),
+    "deadline": Range(0, int(MAX_TIME), unit=" of seconds"),
+    "think_time": Range(0, int(MAX_TIME), unit=" of seconds"),
     "temperature": Range(0, 100),
     "top_k": Range(-1, MAX_INT, is_integer=True),
     "top_p": Range(0, 1),
@@ -73,6 +75,7 @@ RANGES = {
     "length_penalty": Range(-10, 10),
 }
 LOGIT_BIAS = Range(-100, 100)
+SEGMENT_LENGTH = Range(1, 2**20, is_integer=True)  # tokens
 
 
 def check_number(value: object, path: Path, allowed: Range) -> Problems:

@@ -6,7 +6,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from batcher.errors import FieldProblem, Path
-from batcher.request import MAX_INT, Request
+from batcher.request import MAX_INT, PromptSegment, Request, Transition
 from batcher.validation.target import Target
 
 MAX_SHOWN = 40  # characters of a value or a name that a message quotes
@@ -29,9 +29,9 @@ def show(value: object) -> str:
         return str(value) if abs(value) < HUGE else "a huge integer"
     if isinstance(value, float):
         return repr(float(value))
-    if isinstance(value, list):
-        return "a list"
-    return "an object" if isinstance(value, dict) else f"a {type(value).__name__}"
+    if isinstance(value, dict | PromptSegment | Transition):
+        return "an object"
+    return "a list" if isinstance(value, list) else f"a {type(value).__name__}"
 
 
 def cut(text: str) -> str:
@@ -75,11 +75,6 @@ def check_strings(values: object, path: Path) -> Problems:
         return
     for index, value in enumerate(values):
         yield from check_string(value, (*path, index), "a string")
-
-
-def check_prompt(value: object, path: Path, target: Target) -> Problems:
-    """Yield the problems of what is neither text nor token ids."""
-    yield from check_text_or_tokens(value, path, target, "give one prompt a line")
 
 
 def check_text_or_tokens(value: object, path: Path, target: Target, if_several: str) -> Problems:

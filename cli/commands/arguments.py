@@ -10,6 +10,7 @@ from cli.config import use_config
 STDOUT = "-"
 MAX_BATCH = 2**20  # as batcher.engine has it, which would load numpy
 MAX_DELAY = 24 * 60 * 60
+MIN_INTERVAL = 1e-6  # seconds: times are known to a microsecond
 INPUT, DECODING, OUTPUT, ERRORS, DISPLAY = "Input", "Decoding", "Output", "Errors", "Display"
 
 
@@ -29,13 +30,13 @@ def refuse_stdout(path: str | None) -> str | None:
     return path
 
 
-def refuse_nan(number: float) -> float:
-    """Return `number`, which is to be one: no range excludes nan; the callback of --step-delay.
+def refuse_nan(number: float | None) -> float | None:
+    """Return `number`, which is to be one if it is given: no range excludes nan; a callback.
 
     Raises:
         typer.BadParameter: it is none.
     """
-    if math.isnan(number):
+    if number is not None and math.isnan(number):
         raise typer.BadParameter("nan is not a number.")
     return number
 

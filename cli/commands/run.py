@@ -13,6 +13,7 @@ from cli.commands.arguments import (
     ERRORS,
     INPUT,
     MAX_DELAY,
+    MIN_INTERVAL,
     OUTPUT,
     BatchOption,
     ColorOption,
@@ -25,6 +26,7 @@ from cli.commands.arguments import (
     refuse_stdout,
 )
 from cli.config import model_settings
+from cli.scheduling_options import SchedulingOptions
 
 EXAMPLES = """\b
 Examples:
@@ -58,6 +60,7 @@ def run(
     batch: BatchOption = 8,
     model: ModelOption = "simulated",
     seed: SeedOption = None,
+    scheduling: SchedulingOptions,
     output: Annotated[
         str | None,
         typer.Option(
@@ -108,6 +111,35 @@ def run(
             metavar="FILE",
             help="Where the numbers of the run go, as JSON.",
             callback=refuse_stdout,
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    slo: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LIMITS",
+            help="Count the requests that meet them: ttft=0.5,tpot=50ms,e2e=10,queue=1.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    timeseries: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="Where the run over time goes, as CSV; with .gz compressed.",
+            callback=refuse_stdout,
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    timeseries_interval: Annotated[
+        float | None,
+        typer.Option(
+            min=MIN_INTERVAL,
+            max=MAX_DELAY,
+            metavar="SECONDS",
+            help="Engine time of a row.  [default: 1, more in a long run]",
+            show_default=False,
+            callback=refuse_nan,
             rich_help_panel=OUTPUT,
         ),
     ] = None,
@@ -163,6 +195,7 @@ def run(
     if requests is None and os.isatty(0):
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(2)
+    from batcher.metrics.slo import parse_slo  # noqa: PLC0415 - heavy
     from cli.options import RunOptions  # noqa: PLC0415 - heavy
     from cli.running.runner import run as run_requests  # noqa: PLC0415 - heavy
     from cli.running.signals import Interrupted, StopSignals, die_of_closed_pipe  # noqa: PLC0415 - as above
@@ -174,9 +207,13 @@ def run(
         seed=seed,
         model_settings=model_settings(config, "simulated"),
         llm_settings=model_settings(config, "llm"),
+        scheduling=scheduling,
         output=output,
         trace=trace,
         summary_json=summary_json,
+        slo=None if slo is None else parse_slo(slo),
+        timeseries=timeseries,
+        timeseries_interval=timeseries_interval,
         keep_order=keep_order,
         keep_going=keep_going,
         max_errors=max_errors,

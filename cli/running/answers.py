@@ -21,6 +21,13 @@ class KnownResults(Protocol):
     def results_of(self, request: Request, /) -> Mapping[int, Result]:
         """Return the results that `request` has already, by their index."""
 
+    def check_replay(self, request: Request, known: Mapping[int, Result], /) -> None:
+        """Make sure that `known` results of `request` can be replayed.
+
+        Raises:
+            BatchdecodeError: one cannot have come about in a plain run.
+        """
+
     def has_rejected(self, request_id: str, line_number: int, /) -> bool:
         """Return whether there is the result of a bad line: the id it gave and its number."""
 
@@ -59,10 +66,15 @@ class _Flight(Struct, gc=False):
 
 
 class Flights:
-    """All requests in the engine, by id, and what is still to come for each."""
+    """All requests in the engine, by id, and what is still to come for each.
 
-    def __init__(self, earlier: KnownResults | None = None) -> None:
+    is_plain: what every step does follows from how many tokens each row has, so that known results
+    need not be decoded again.
+    """
+
+    def __init__(self, earlier: KnownResults | None = None, *, is_plain: bool = True) -> None:
         self.is_resumed = earlier is not None
+        self._is_plain = is_plain
         self._earlier = earlier
         self._flights: dict[str, _Flight] = {}
 
@@ -73,7 +85,9 @@ class Flights:
         known, is_replayed = _NOTHING, False
         if self._earlier is not None:
             known = self._earlier.results_of(request)
-            is_replayed = can_be_replayed(request)
+            is_replayed = self._is_plain and can_be_replayed(request)
+            if is_replayed:
+                self._earlier.check_replay(request, known)
         is_ranked = request.best_of is not None
         flight = _Flight(place, request.n, known, is_replayed, is_ranked)
         if parsed.is_openai:

@@ -5,7 +5,7 @@ Of each result only where it stands is held in memory.
 
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from itertools import islice
 from pathlib import Path
@@ -49,19 +49,23 @@ class EarlierResults:
         self._lines.close()
 
     def results_of(self, request: Request, /) -> dict[int, Result]:
-        """Return the results that `request` has in the file, by their index.
-
-        Raises:
-            ResumeError: one took more steps than it can have taken.
-        """
+        """Return the results that `request` has in the file, by their index."""
         request_id: str = request.id  # type: ignore[assignment]  # its parser has set it
         found = {}
         for index in range(max(request.n, request.best_of or 0)):
             result = self._get(request_id, index)
             if result is not None:
-                _check_duration(result, request.max_tokens)
                 found[index] = result
         return found
+
+    def check_replay(self, request: Request, known: Mapping[int, Result], /) -> None:
+        """Make sure that `known` results of `request` can be replayed.
+
+        Raises:
+            ResumeError: one took more steps than it can have taken.
+        """
+        for result in known.values():
+            _check_duration(result, request.max_tokens)
 
     def has_rejected(self, request_id: str, line_number: int, /) -> bool:
         """Return whether the file has the result of a bad line: the id it gave and its number."""

@@ -8,7 +8,7 @@ import os
 import select
 import stat
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import BinaryIO, Self
 
@@ -210,6 +210,12 @@ class LineReader:
         while part and not part.endswith(b"\n"):
             part = self._readline(_CHUNK_BYTES)
             self._next_start += len(part)
+
+
+def numbered(lines: LineReader) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are left, each with its number."""
+    while (line := lines.read()) is not None:
+        yield lines.number, line
 
 
 class PatientPipe(io.RawIOBase):

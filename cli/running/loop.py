@@ -27,6 +27,7 @@ class Outcome(NamedTuple):
 class Loop:
     """Iterates over the outcomes of a run.
 
+    is_plain: see Flights.
     num_read: lines taken from the source.  num_failed: requests that failed so far.
     first_failure: what the model did to the first request that failed in it.
     has_refused: a bad line has ended the reading, since such lines are not skipped.
@@ -39,6 +40,7 @@ class Loop:
         *,
         model_name: str,
         known: KnownResults | None = None,
+        is_plain: bool = True,
         keep_going: bool = False,
         max_errors: int | None = None,
         on_bad_line: Callable[[BadLine], None] | None = None,
@@ -47,7 +49,7 @@ class Loop:
         self.num_read = self.num_failed = 0
         self.has_refused = False
         self.first_failure: str | None = None
-        self._flights = Flights(known)
+        self._flights = Flights(known, is_plain=is_plain)
         self._model_name = model_name
         self._keep_going = keep_going
         self._max_errors = max_errors or float("inf")

@@ -10,6 +10,7 @@ from batcher.engine import Engine
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
 from batcher.models.base import Tokenizer
 from batcher.models.loading import load_model
+from batcher.prompts import count_tokens, has_segments
 from batcher.request import Request
 from batcher.validation import num_slots_needed
 from cli.options import RunOptions
@@ -43,6 +44,7 @@ class Plan(Struct, kw_only=True):
     openai_rows: int = 0
     text_prompts: int = 0
     token_prompts: int = 0
+    segment_prompts: int = 0
     prompt_tokens: int = 0
     longest_prompt: int = 0
     outputs: int = 0
@@ -76,10 +78,11 @@ class Plan(Struct, kw_only=True):
         prompt = request.prompt
         if isinstance(prompt, str):
             self.text_prompts += 1
-            num_tokens = len(tokenizer.encode(prompt))
+        elif has_segments(prompt):
+            self.segment_prompts += 1
         else:
             self.token_prompts += 1
-            num_tokens = len(prompt)
+        num_tokens = count_tokens(prompt, tokenizer)
         self.prompt_tokens += num_tokens
         self.longest_prompt = max(self.longest_prompt, num_tokens)
 
@@ -136,7 +139,11 @@ def _describe(plan: Plan, name: str) -> str:
 
 
 def _prompts(plan: Plan) -> str:
-    kinds = {"of text": plan.text_prompts, "of token ids": plan.token_prompts}
+    kinds = {
+        "of text": plan.text_prompts,
+        "of token ids": plan.token_prompts,
+        "of segments": plan.segment_prompts,
+    }
     shown = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items() if count)
     tokens = counted(plan.prompt_tokens, "token")
     return f"{shown}; {tokens}, longest {plan.longest_prompt:,}"

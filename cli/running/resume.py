@@ -12,20 +12,23 @@ from typing import Any, Literal, Self
 import msgspec
 from msgspec.structs import replace
 
+from batcher.events import RunEvent
 from batcher.formats.requests import ParsedLine, RequestParser
-from batcher.models.base import Model
+from batcher.settings import SchedulingSettings
 from batcher.validation import Target
 from cli.options import RunOptions
 from cli.running.earlier_results import EarlierResults, Expected, ResumeError, take_over
 from cli.running.intake import Input
 from cli.running.output import OutputError
+from cli.scheduling_options import WALL
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What decides the results of a run, and whether it has come to its end.
 
-    input_sha256: None if the run cannot be continued: its input cannot be read again, following it
-    depended on timing, or there are token events among the results.
+    scheduling, step_time: as the first line of a trace has them, but with the policy.
+    input_sha256: None if the run cannot be continued: its input cannot be read again, what it did
+    depended on how fast it was, or there are token events among the results.
     """
 
     version: Literal[1] = 1
@@ -33,6 +36,8 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     settings: dict[str, Any]
     batch: int
+    scheduling: dict[str, Any] = {}
+    step_time: dict[str, Any] = {}
     keep_order: bool
     input_sha256: str | None
 
@@ -79,8 +84,10 @@ class Resumption:
             _write_record(self._output, replace(self._record, finished=True))
 
 
-def prepare(options: RunOptions, requests: Input, model: Model) -> Resumption:
+def prepare(options: RunOptions, requests: Input, run: RunEvent) -> Resumption:
     """Find what there is to resume, and see to it that no results are lost.
+
+    run: the first line of this run's trace.
 
     Raises:
         ResumeError: there is something to resume, but not by this run, or not without --resume.
@@ -103,11 +110,14 @@ def prepare(options: RunOptions, requests: Input, model: Model) -> Resumption:
             f"{output} holds the results of a run that did not finish: "
             f"{what_now} the file to start over"
         )
-    is_repeatable = requests.is_file and not (options.follow or options.stream)
+    is_timed = options.follow or options.scheduling.profile == WALL
+    is_repeatable = requests.is_file and not (is_timed or options.stream)
     record = RunRecord(
-        model=model.name,
-        settings=msgspec.to_builtins(model.settings),
-        batch=options.batch,
+        model=run.model,
+        settings=msgspec.to_builtins(run.settings),
+        batch=run.batch,
+        scheduling=msgspec.to_builtins(options.scheduling.settings()),
+        step_time=run.step_time,
         keep_order=options.keep_order,
         input_sha256=requests.digest() if is_repeatable else None,
     )
@@ -137,6 +147,11 @@ def _check_repeatable(options: RunOptions, requests: Input) -> None:
         raise ResumeError("--resume needs the requests in a file: a pipe cannot be read again")
     if options.follow:
         raise ResumeError("--resume and --follow exclude each other: following depends on timing")
+    if options.scheduling.profile == WALL:
+        raise ResumeError(
+            "--resume and --profile wall exclude each other: what a run does then depends on "
+            "how fast it is"
+        )
 
 
 def _check_same_run(output: str, earlier: RunRecord | None, now: RunRecord) -> None:
@@ -152,7 +167,8 @@ def _check_same_run(output: str, earlier: RunRecord | None, now: RunRecord) -> N
         )
     if earlier.input_sha256 is None:
         raise ResumeError(
-            f"cannot resume {output}: that run read a pipe, or used --follow or --stream. "
+            f"cannot resume {output}: that run read a pipe, or used --follow, --stream or "
+            "--profile wall. "
             "Remove the file to start over."
         )
     reasons = []
@@ -164,6 +180,7 @@ def _check_same_run(output: str, earlier: RunRecord | None, now: RunRecord) -> N
         reasons += _differences(earlier.settings, now.settings)
     if earlier.batch != now.batch:
         reasons.append(f"--batch was {earlier.batch}, now it is {now.batch}")
+    reasons += _scheduling_differences(earlier, now)
     if earlier.keep_order != now.keep_order:
         reasons.append(f"it was begun {'with' if earlier.keep_order else 'without'} --keep-order")
     if reasons:
@@ -179,6 +196,31 @@ def _differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
         for name in sorted(earlier.keys() | now.keys())
         if earlier.get(name) != now.get(name)
     ]
+
+
+def _scheduling_differences(earlier: RunRecord, now: RunRecord) -> list[str]:
+    then_values, now_values = (
+        msgspec.structs.asdict(msgspec.convert(record.scheduling, SchedulingSettings))
+        for record in (earlier, now)
+    )
+    reasons = [
+        f"--{name.replace('_', '-')} was {_shown(then_values[name])}, now it is {_shown(value)}"
+        for name, value in now_values.items()
+        if value != then_values[name]
+    ]
+    then_name, now_name = (
+        record.step_time.get("name", "1 second a step") for record in (earlier, now)
+    )
+    if then_name != now_name:
+        reasons.append(f"--profile was {then_name}, now it is {now_name}")
+    else:
+        differences = _differences(earlier.step_time, now.step_time)
+        reasons += [f"--profile: {difference}" for difference in differences]
+    return reasons
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else str(value)
 
 
 def _record_path(output: str) -> Path:

@@ -13,6 +13,7 @@ from batcher.events import Event
 from batcher.formats.requests import BadLine, RequestParser
 from batcher.metrics import encode_summary
 from batcher.models.loading import load_model
+from batcher.models.simulated import SimulatedModel
 from cli.errors import WriteError
 from cli.options import RunOptions
 from cli.running.answers import KnownResults
@@ -42,14 +43,41 @@ class Job:
 
     def __init__(self, options: RunOptions, waiting: Waiting = nullcontext) -> None:
         self.options = options
+        self._waiting = waiting
         self.requests = open_input(options.input, waiting)
         with waiting():
             self.model = load_model(
                 options.model, options.model_settings, options.seed, options.llm_settings
             )
-            self.engine = Engine(self.model, options.batch, is_streaming=options.stream)
+            self.engine = self._make_engine()
         self.report = ProblemReport(self.requests.name, options.color)
-        self._waiting = waiting
+
+    def _make_engine(self) -> Engine:
+        """Return the engine that the options describe.
+
+        Raises:
+            BatchdecodeError: they contradict each other, name what there is not, or ask for more
+            memory than there is.
+        """
+        options, scheduling = self.options, self.options.scheduling
+        if scheduling.check and isinstance(self.model, SimulatedModel):
+            self.model.is_attentive = True
+        try:
+            return Engine(
+                self.model,
+                options.batch,
+                settings=scheduling.settings(),
+                step_time=scheduling.step_time(),
+                clock=scheduling.clock(self._sleep),
+                is_streaming=options.stream,
+                is_checked=bool(scheduling.check),
+            )
+        except MemoryError as error:
+            raise BatchdecodeError(f"there is no memory for so many blocks: {error}") from error
+
+    def _sleep(self, seconds: float) -> None:
+        with self._waiting():
+            time.sleep(seconds)
 
     def loop(self, known: KnownResults | None = None) -> Loop:
         """Return the loop over the requests; a file has been read through once by then.
@@ -77,6 +105,7 @@ class Job:
             source,
             model_name=self.model.name,
             known=known,
+            is_plain=options.scheduling.is_plain,
             keep_going=keep_going,
             max_errors=options.max_errors,
             on_bad_line=_ignore if is_reported else self.report.add,
@@ -110,13 +139,13 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
         BrokenPipeError: whoever reads the output has gone.
         Interrupted: a signal came before the first step.
     """
-    _check_stream(options)
+    _check_options(options)
     job = Job(options, stop.waiting)
     with job.requests:
         _check_files(options, job)
         with (
             OutputLock(options.output) as lock,
-            prepare(options, job.requests, job.model) as resumption,
+            prepare(options, job.requests, job.engine.run_event()) as resumption,
         ):
             lock.renew()
             return _decode(job, resumption, stop, command)
@@ -161,8 +190,8 @@ def _decode(job: Job, resumption: Resumption, stop: StopSignals, command: str) -
     return status or (1 if loop.num_failed else 0)
 
 
-def _check_stream(options: RunOptions) -> None:
-    """Make sure that no other option asks for what a stream cannot be.
+def _check_options(options: RunOptions) -> None:
+    """Make sure that no option asks for what another one rules out.
 
     Raises:
         BatchdecodeError: one does.
@@ -175,6 +204,8 @@ def _check_stream(options: RunOptions) -> None:
         raise BatchdecodeError(
             "--stream and --resume exclude each other: what was streamed is not repeated"
         )
+    if options.timeseries_interval is not None and options.timeseries is None:
+        raise BatchdecodeError("--timeseries-interval needs --timeseries FILE, which it is about")
 
 
 def _check_files(options: RunOptions, job: Job) -> None:
@@ -188,6 +219,7 @@ def _check_files(options: RunOptions, job: Job) -> None:
         *[("what stands beside --output,", path) for path in side_files(options.output)],
         ("--trace", options.trace),
         ("--summary-json", options.summary_json),
+        ("--timeseries", options.timeseries),
     ]
     check_distinct(job.requests.status, outputs)
     for _, path in outputs:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from batcher.events import ArriveReason
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
+from batcher.request import Request
 from cli.running.entries import Entry, EntryReader, LineParser
 from cli.running.intake import Input, InputError, LineReader, Waiting
 from cli.running.problems import (
@@ -43,6 +44,21 @@ class Source(Protocol):
         """Come back when next() has something to give, or the input has ended."""
 
 
+class Arrivals:
+    """When requests arrive at the earliest: a turn of a session not before the turns before it."""
+
+    def __init__(self) -> None:
+        self._sessions: dict[str, float] = {}
+
+    def time_of(self, request: Request) -> float:
+        """Return when `request` arrives, after all that were asked for before."""
+        if request.session is None:
+            return request.arrival_time
+        time = max(request.arrival_time, self._sessions.get(request.session, 0.0))
+        self._sessions[request.session] = time
+        return time
+
+
 class Survey:
     """What one pass over a file finds out, so that it can be read in the order of arrival.
 
@@ -55,14 +71,14 @@ class Survey:
         self.is_in_order = True
         self.head: deque[Entry] = deque()
         self.rest = (0, 0)
-        self._last_arrival = 0.0
+        self._arrivals, self._last_arrival = Arrivals(), 0.0
 
     def add(self, entry: Entry, lines: LineReader) -> None:
         """Take note of the line that `lines` has just read."""
         parsed = entry.parsed
         self.num_lines += 1
         if isinstance(parsed, ParsedLine):
-            arrival = parsed.request.arrival_time
+            arrival = self._arrivals.time_of(parsed.request)
             self.is_in_order &= arrival >= self._last_arrival
             self._last_arrival = arrival
         else:
@@ -139,10 +155,11 @@ class IndexedSource:
         import numpy as np  # noqa: PLC0415 - only for a file that is out of order
 
         lines, arrivals, arrival = self._lines, array("d"), 0.0
+        times = Arrivals()
         while (line := lines.read()) is not None:
             parsed = self._parser.parse(line, lines.number, len(arrivals))
             if isinstance(parsed, ParsedLine):
-                arrival = parsed.request.arrival_time
+                arrival = times.time_of(parsed.request)
             arrivals.append(arrival)
             self._starts.append(lines.start)
             self._numbers.append(lines.number)
@@ -159,7 +176,7 @@ class PipeSource:
     def __init__(self, entries: EntryReader) -> None:
         self.has_ended = False
         self._entries = entries
-        self._last_arrival = 0.0
+        self._arrivals, self._last_arrival = Arrivals(), 0.0
 
     def next(self) -> Entry | None:
         """Return the next line; see Source."""
@@ -169,7 +186,7 @@ class PipeSource:
             return None
         parsed = entry.parsed
         if isinstance(parsed, ParsedLine):
-            arrival = parsed.request.arrival_time
+            arrival = self._arrivals.time_of(parsed.request)
             if arrival < self._last_arrival:
                 number, line = self._entries.lines.number, self._entries.line
                 entry.parsed = arrival_goes_back(parsed, line, number, self._last_arrival)

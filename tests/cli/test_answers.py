@@ -39,6 +39,9 @@ class Earlier:
     def results_of(self, request):
         return {index: result(request.id, index) for index in self.given.get(request.id, ())}
 
+    def check_replay(self, request, known):
+        self.checked = request.id, sorted(known)
+
     def has_rejected(self, request_id, line_number):
         return (request_id, line_number) in self.rejected
 
@@ -104,8 +107,10 @@ def test_a_request_fails_once_however_many_of_its_results_are_errors():
 
 
 def test_known_samples_are_replayed_and_the_others_decoded():
-    flights = Flights(Earlier({"a": [0, 2]}))
+    earlier = Earlier({"a": [0, 2]})
+    flights = Flights(earlier)
     assert sorted(flights.begin(line("a", n=3), 4)) == [0, 2]
+    assert earlier.checked == ("a", [0, 2])
     assert flights.begin(line("b", n=2), 5) == {}
     assert not flights.note_replayed(finish("a", 0))
     assert not flights.note_replayed(finish("a", 1))
@@ -154,10 +159,19 @@ def test_what_cannot_be_replayed_is_decoded_again_and_not_answered_twice(fields)
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"n": 3, "temperature": 1.0}, {"cfg_scale": 2.0}, {"states": {}}]
+    "fields",
+    [{}, {"n": 3, "temperature": 1.0}, {"cfg_scale": 2.0}, {"states": {}}, {"session": "ann"}],
 )
 def test_what_takes_a_step_for_each_token_can_be_replayed(fields):
     assert can_be_replayed(Request(prompt="x", **fields))
+
+
+def test_nothing_is_replayed_where_a_schedule_has_limits():
+    earlier = Earlier({"a": [1]})
+    flights = Flights(earlier, is_plain=False)
+    assert flights.begin(line("a", n=2), 4) == {}
+    assert not hasattr(earlier, "checked")  # it may have taken any number of steps
+    assert shown(flights.answer([result("a", 1), result("a", 0)])) == [(4, [0], False, True)]
 
 
 def test_an_openai_row_that_is_there_is_not_written_again():

@@ -43,6 +43,7 @@ def test_the_plan_counts_everything(check):
         "openai_rows": 1,
         "text_prompts": 2,
         "token_prompts": 2,
+        "segment_prompts": 0,
         "outputs": 4,
         "output_tokens": 5 + 7 + 16 + 16,
         "longest_output": 16,
@@ -54,6 +55,15 @@ def test_the_plan_counts_everything(check):
         "slot_steps": 44,
         "least_steps": 16,
     }
+
+
+def test_segments_are_counted_by_their_tokens(check):
+    prompt = [{"text": "ab"}, {"length": 1000, "seed": 5}, {"tokens": [5, 6, 7]}]
+    lines = lines_of({"prompt": prompt}, {"prompt": [5]})
+    plan = json.loads(check(lines, "--json").plan)
+    assert (plan["segment_prompts"], plan["token_prompts"]) == (1, 1)
+    assert (plan["prompt_tokens"], plan["longest_prompt"]) == (1006, 1005)
+    assert "1 of token ids, 1 of segments; 1,006 tokens, longest 1,005" in check(lines).plan
 
 
 @pytest.mark.parametrize(

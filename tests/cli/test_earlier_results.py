@@ -147,7 +147,7 @@ def test_a_result_that_is_there_twice_is_refused(took_over, lines):
 def test_a_result_that_took_for_ever_is_not_replayed(took_over):
     known = took_over(encode_result(result(finished=2**63 - 1)))
     with pytest.raises(ResumeError, match="steps, but max_tokens is 16"):
-        known.results_of(request())
+        known.check_replay(request(), known.results_of(request()))
 
 
 ROW = (

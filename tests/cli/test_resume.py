@@ -188,7 +188,7 @@ def test_a_run_that_gave_up_is_told_how_to_get_further(tmp_path):
 @pytest.mark.parametrize("option", ["follow", "stream"])
 def test_a_run_that_followed_or_streamed_is_not_to_be_continued(tmp_path, option):
     decode(tmp_path, "out", **{option: True})
-    with pytest.raises(ResumeError, match="that run read a pipe, or used --follow or --stream"):
+    with pytest.raises(ResumeError, match="that run read a pipe, or used --follow, --stream or"):
         decode(tmp_path, "out", resume=True)
     pretend_to_have_stopped(tmp_path / "out", (tmp_path / "out").read_bytes())
     with pytest.raises(ResumeError, match="did not finish: remove the file to start over"):

@@ -53,6 +53,13 @@ CONFLICTS = [
     ({"prompt": "", "heal": True}, ["heal"]),
     ({"prompt": [], "heal": True}, ["heal"]),
     ({"initial_state": "a"}, ["initial_state"]),
+    (SAMPLED | {"session": "s", "n": 2}, ["n"]),
+    ({"session": "s", "best_of": 1}, ["best_of"]),
+    (BEAMS | {"session": "s"}, ["num_beams"]),
+    ({"session": "s", "cfg_scale": 2}, ["cfg_scale"]),
+    ({"session": "s", "heal": True}, ["heal"]),
+    ({"think_time": 2}, ["think_time"]),
+    ({"arrival_time": 5, "deadline": 4.5}, ["deadline"]),
 ]
 
 HARMONIES = [
@@ -65,6 +72,8 @@ HARMONIES = [
     {"logprobs": 0, "logprobs_mode": "processed"},
     {"prompt": [5], "heal": True},
     {"regex": "a", "ignore_eos": False, "heal": False},
+    {"session": "s", "max_tokens": 0, "logprobs": 2, "regex": "a"},
+    {"session": "s", "arrival_time": 5, "deadline": 5, "think_time": 9, "cache_salt": "x"},
 ]
 
 
@@ -124,6 +133,11 @@ FEW = {
     "heal": st.booleans(),
     "early_stopping": st.sampled_from([False, True, "never"]),
     "seed": st.integers(-5, 5),
+    "session": st.sampled_from([None, "s", "", 5, "\ud800"]),
+    "think_time": st.sampled_from([0.0, 0, 2.0, -1.0]),
+    "arrival_time": st.sampled_from([0.0, 5.0]),
+    "deadline": st.sampled_from([None, 0, 3.0, 5, -1.0]),
+    "cache_salt": st.sampled_from([None, "s", "", "\ud800"]),
 }
 
 

@@ -62,6 +62,9 @@ GOOD = [
     {"prompt": "a", "lark": "start: /x/"},
     {"prompt": "a", "gbnf": 'root ::= "x"'},
     {"prompt": "a", "heal": True},
+    {"prompt": "a", "arrival_time": 2.5, "deadline": 2.5},
+    {"prompt": "a", "deadline": 0, "cache_salt": "é"},
+    {"prompt": "a", "session": "s", "think_time": 0.5, "n": 1, "temperature": 1, "echo": True},
 ]
 
 # (the request, the code and the field of its only problem)
@@ -170,6 +173,16 @@ BAD = [
     ({"prompt": "", "heal": 1}, "invalid-type", "heal"),
     ({"prompt": "", "heal": 0}, "invalid-type", "heal"),
     ({"prompt": "", "initial_state": 5}, "invalid-type", "initial_state"),
+    ({"prompt": "", "deadline": "5"}, "invalid-type", "deadline"),
+    ({"prompt": "", "deadline": math.nan}, "invalid-value", "deadline"),
+    ({"prompt": "", "deadline": -1}, "invalid-value", "deadline"),
+    ({"prompt": "", "session": 5}, "invalid-type", "session"),
+    ({"prompt": "", "session": ""}, "invalid-value", "session"),
+    ({"prompt": "", "session": "\ud800"}, "invalid-text", "session"),
+    ({"prompt": "", "session": "s", "think_time": None}, "invalid-type", "think_time"),
+    ({"prompt": "", "session": "s", "think_time": True}, "invalid-type", "think_time"),
+    ({"prompt": "", "cache_salt": ["a"]}, "invalid-type", "cache_salt"),
+    ({"prompt": "", "cache_salt": ""}, "invalid-value", "cache_salt"),
 ]
 
 
@@ -194,6 +207,7 @@ COMPANY = {
     "n": {"temperature": 1},
     "best_of": {"temperature": 1},
     "length_penalty": {"num_beams": 2},
+    "think_time": {"session": "s"},
 }
 
 
@@ -234,6 +248,35 @@ def test_a_plain_copy_is_equal_and_has_lists_of_its_own():
     assert all(getattr(copy, n) == getattr(request, n) for n in Request.__struct_fields__)
     assert copy.prompt is not request.prompt
     assert copy.stop_sequence[0] is not request.stop_sequence[0]
+
+
+def test_a_request_of_a_type_with_other_fields_is_looked_at_closely():
+    class Named(Request, frozen=True, kw_only=True):
+        name: str = ""
+
+    class Reordered(Request, frozen=True):
+        id: str | None = None  # now the first field, since it is not by keyword alone
+
+    for request in (Named(prompt="a", id="b"), Reordered(prompt="a", id="b")):
+        assert plain_copy(request, TARGET) is None
+        assert find_problems(request, TARGET) == []
+
+
+def test_a_plain_copy_can_be_copied_again():
+    copy = plain_copy(Request(prompt="a", max_tokens=3), TARGET)
+    assert plain_copy(copy, TARGET) == copy
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0.5, "logprobs": 2},
+        {"session": "s", "think_time": 2, "cache_salt": "é"},
+        {"arrival_time": 2, "deadline": 2.5, "priority": 5},
+    ],
+)
+def test_what_goes_with_anything_takes_the_fast_way(fields):
+    assert plain_copy(Request(prompt="a", **fields), TARGET) is not None
 
 
 def test_all_problems_are_found():

@@ -1,0 +1,1 @@
+"""Runs the scheduler without a model: schedules and times where only lengths matter."""

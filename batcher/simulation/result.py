@@ -1,0 +1,98 @@
+"""What a simulation comes to: the times of each sequence, and what the steps were used for."""
+
+from collections import Counter
+
+from msgspec import Struct, field
+
+from batcher.simulation.sequence import SimulatedSequence
+from batcher.timing.step_time import TICKS_PER_SECOND
+
+BINDINGS = ("arrivals", "slots", "kv", "tokens", "preemption", "batch")
+"""What kept the first of the waiting queue out of a step; "arrivals": nobody waited."""
+
+
+class Totals(Struct, gc=False):
+    """What all steps come to.
+
+    num_steps: those that computed something.  num_prompt_steps: those in which no row decoded on,
+    as all that decode stood still.
+    computed_tokens: known or generated.  prefill_tokens: those of them that were known.
+    recomputed_tokens: computed, lost by preemptions, and not found in blocks again.
+    asked_tokens, found_tokens: what sequences were admitted with the first time, and what of it was
+    found in blocks.  num_cached: found in blocks by all admissions.
+    slot_steps, block_steps: slots and blocks held, summed over all steps.
+    """
+
+    num_steps: int = 0
+    num_prompt_steps: int = 0
+    computed_tokens: int = 0
+    prefill_tokens: int = 0
+    recomputed_tokens: int = 0
+    num_preemptions: int = 0
+    asked_tokens: int = 0
+    found_tokens: int = 0
+    num_cached: int = 0
+    slot_steps: int = 0
+    block_steps: int = 0
+    binding_ticks: Counter[str] = field(default_factory=Counter)
+
+
+class SimulationResult(Struct, frozen=True):
+    """sequences: in the order of the workload's jobs.
+
+    num_slots, num_blocks, max_batch_tokens: the limits; None for none.
+    end_ticks: when the last step had ended.
+    """
+
+    sequences: list[SimulatedSequence]
+    totals: Totals
+    num_slots: int
+    num_blocks: int | None
+    max_batch_tokens: int | None
+    end_ticks: int
+
+    @property
+    def end(self) -> float:
+        """When the last step had ended, in seconds."""
+        return self.end_ticks / TICKS_PER_SECOND
+
+    @property
+    def makespan(self) -> float:
+        """From the first arrival to the end of the last step, in seconds."""
+        first = min((sequence.arrival_time for sequence in self.sequences), default=0.0)
+        return self.end - first
+
+    @property
+    def slot_utilisation(self) -> float:
+        """The share of slots that were held, over all steps."""
+        return _share(self.totals.slot_steps, self.num_slots * self.totals.num_steps)
+
+    @property
+    def kv_utilisation(self) -> float | None:
+        """The share of blocks that were held, over all steps; None without a limit."""
+        if self.num_blocks is None:
+            return None
+        return _share(self.totals.block_steps, self.num_blocks * self.totals.num_steps)
+
+    @property
+    def budget_utilisation(self) -> float | None:
+        """The share of max_batch_tokens that was computed, over all steps; None without one."""
+        if self.max_batch_tokens is None:
+            return None
+        return _share(self.totals.computed_tokens, self.max_batch_tokens * self.totals.num_steps)
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of tokens that were found in blocks, of those admitted the first time."""
+        return _share(self.totals.found_tokens, self.totals.asked_tokens)
+
+    @property
+    def binding_shares(self) -> dict[str, float]:
+        """Of the time of all steps, for which share each of BINDINGS bound; largest first."""
+        ticks = self.totals.binding_ticks
+        total = sum(ticks.values())
+        return {name: count / total for name, count in ticks.most_common()} if total else {}
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0

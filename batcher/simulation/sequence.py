@@ -1,0 +1,111 @@
+"""A sequence that is simulated: what the scheduler knows of it, what it holds, and its times."""
+
+from collections.abc import Hashable
+
+from batcher.scheduling.sequence import NEVER, ScheduledSequence
+from batcher.simulation.workload import Job, Piece
+from batcher.timing.step_time import TICKS_PER_SECOND
+
+
+class SimulatedSequence(ScheduledSequence, eq=False, gc=False, kw_only=True):
+    """A job on its way.
+
+    pieces: what its tokens are, prompt and output.
+    arrival_time: of a turn, when it went on at last.  admitted_ticks: when its first admission
+    began; first_token_ticks, end_ticks: when the steps of its first and its last token had ended;
+    all NEVER if that did not happen.  has_failed: it could never run, or a turn before it could not.
+    num_cached_at_first: the tokens found in blocks when it was first admitted.
+    num_preemptions: how often it lost its slot.  num_lost: the computed tokens it lost the last time.
+    """
+
+    job: Job
+    pieces: tuple[Piece, ...]
+    admitted_ticks: int = NEVER
+    first_token_ticks: int = NEVER
+    end_ticks: int = NEVER
+    has_failed: bool = False
+    num_cached_at_first: int = 0
+    num_preemptions: int = 0
+    num_lost: int = 0
+
+    @property
+    def admitted(self) -> float | None:
+        """When the step began that first gave it a slot, in seconds."""
+        return _seconds(self.admitted_ticks)
+
+    @property
+    def first_token(self) -> float | None:
+        """When the step ended that gave it its first token, in seconds."""
+        return _seconds(self.first_token_ticks)
+
+    @property
+    def end(self) -> float | None:
+        """When the step ended that gave it its last token, in seconds; None if it failed."""
+        return _seconds(self.end_ticks)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """How many tokens it is given."""
+        return 0 if self.has_failed else self.job.num_output_tokens
+
+
+def _seconds(ticks: int) -> float | None:
+    return None if ticks == NEVER else ticks / TICKS_PER_SECOND
+
+
+def make_sequence(job: Job, history: tuple[Piece, ...] = ()) -> SimulatedSequence:
+    """Return what waits in the queue for `job`; `history` is what its session has come to."""
+    start = sum(piece.length for piece in history)
+    num_tokens = start + job.num_prompt_tokens
+    sequence = SimulatedSequence(
+        id=job.id,
+        index=job.index,
+        place=job.place,
+        arrival_time=job.arrival_time,
+        num_prompt_tokens=num_tokens,
+        num_tokens=num_tokens,
+        max_tokens=job.max_tokens,
+        priority=job.priority,
+        deadline=job.deadline,
+        cache_salt=job.cache_salt,
+        has_siblings=job.has_siblings,
+        job=job,
+        pieces=(*history, *job.prompt, job.output),
+    )
+    if job.ranks:
+        borders = tuple((start + end, rank) for end, rank in job.ranks)
+        sequence.ranks = ((start, 0), *borders) if start else borders
+    return sequence
+
+
+def contents(sequence: ScheduledSequence, start: int, stop: int) -> Hashable:
+    """Return what stands for the tokens start..stop of a simulated sequence.
+
+    It is the tokens themselves where they are known; equal ones stand for equal tokens, if what is
+    before them is equal, too.
+    """
+    pieces: tuple[Piece, ...] = sequence.pieces  # type: ignore[attr-defined]  # it is simulated
+    length, symbol, tokens = pieces[0]
+    if stop <= length:  # nearly always
+        return (symbol, start, stop - start) if tokens is None else tokens[start:stop]
+    return _contents_of_several(pieces, start, stop)
+
+
+def _contents_of_several(pieces: tuple[Piece, ...], start: int, stop: int) -> Hashable:
+    """Return what stands for tokens that may be in more than one piece."""
+    parts: list[tuple[Hashable, ...]] = []
+    first = 0
+    for length, symbol, tokens in pieces:
+        end = first + length
+        if end > start:
+            begin, last = max(start - first, 0), min(stop, end) - first
+            if tokens is None:
+                parts.append((symbol, begin, last - begin))
+            elif parts and isinstance(parts[-1][0], int):  # a list of tokens goes on
+                parts[-1] = (*parts[-1], *tokens[begin:last])
+            else:
+                parts.append(tokens[begin:last])
+            if end >= stop:
+                break
+        first = end
+    return parts[0] if len(parts) == 1 else tuple(parts)

@@ -1,0 +1,241 @@
+"""Workloads: requests of which only times, lengths and shared contents matter."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from batcher.errors import BatchdecodeError
+from batcher.models.base import Model
+from batcher.prompts import Border, has_segments, rank_of
+from batcher.request import PromptInput, Request
+from batcher.sequence import is_plain
+from batcher.workloads.rows import WorkloadRow
+
+
+class Piece(NamedTuple):
+    """`length` tokens of a prompt or an output: those listed, or those that `symbol` stands for.
+
+    Equal symbols have equal tokens from the first on, or, where the symbol is GREEDY, equal tokens
+    after equal ones.
+    """
+
+    length: int
+    symbol: tuple[int | str, ...] = ()
+    tokens: tuple[int, ...] | None = None
+
+
+GREEDY: tuple[int | str, ...] = ("greedy",)
+
+
+class Job(Struct, frozen=True, kw_only=True, gc=False):
+    """One sample of a request.
+
+    place: the request's, in the input.  max_tokens: what the scheduler is told; num_output_tokens:
+    what it comes to, at most as many.
+    prompt, output: what they hold, for the prefix cache.  ranks: see ScheduledSequence.
+    session, think_time: see Request.  has_siblings: whether there are other samples of it.
+    """
+
+    id: str
+    index: int = 0
+    place: int
+    arrival_time: float
+    num_prompt_tokens: int
+    num_output_tokens: int
+    max_tokens: int
+    priority: int = 0
+    deadline: float | None = None
+    cache_salt: str | None = None
+    prompt: tuple[Piece, ...]
+    output: Piece
+    ranks: tuple[Border, ...] = ()
+    session: str | None = None
+    think_time: float = 0.0
+    has_siblings: bool = False
+
+
+class Workload(Struct, frozen=True, gc=False):
+    """Jobs in the order of the input.
+
+    num_requests: how many requests they are the samples of.
+    """
+
+    jobs: list[Job]
+    num_requests: int
+
+    @property
+    def num_output_tokens(self) -> int:
+        """How many tokens all jobs generate together."""
+        return sum(job.num_output_tokens for job in self.jobs)
+
+
+def workload_of_rows(rows: Iterable[WorkloadRow]) -> Workload:
+    """Return the workload of generated or converted rows, whose outputs are as long as max_tokens.
+
+    Raises:
+        BatchdecodeError: a row may end before max_tokens.
+    """
+    jobs = []
+    for place, row in enumerate(rows):
+        if not row.ignore_eos:
+            raise _unknown_length(row.id)
+        prompt = tuple(Piece(segment.length, ("seed", segment.seed)) for segment in row.prompt)
+        jobs.append(
+            Job(
+                id=row.id,
+                place=place,
+                arrival_time=row.arrival_time,
+                num_prompt_tokens=row.prompt_tokens,
+                num_output_tokens=row.max_tokens,
+                max_tokens=row.max_tokens,
+                prompt=prompt,
+                output=Piece(row.max_tokens, GREEDY),
+                ranks=_borders(
+                    (piece.length, 2 * (segment.type == "system"))
+                    for piece, segment in zip(prompt, row.prompt, strict=True)
+                ),
+                session=row.session,
+                think_time=row.think_time or 0.0,
+            )
+        )
+    return Workload(jobs, len(jobs))
+
+
+def workload_of(
+    requests: Iterable[Request],
+    model: Model,
+    outputs: Mapping[tuple[int, int], Sequence[int]] | None = None,
+) -> Workload:
+    """Return the workload of valid `requests`, as `model` reads their prompts.
+
+    outputs: (place of the request, index) -> the tokens each sample is given.  They never depend on
+    the schedule, so a run of any batch size has them.  Without it all requests must have exactly
+    max_tokens: ignore_eos, and nothing that ends them earlier.
+
+    Raises:
+        BatchdecodeError: a request has beams or cfg_scale, or how long its output is is not known.
+    """
+    jobs: list[Job] = []
+    num_requests = 0
+    for place, request in enumerate(requests):
+        num_requests += 1
+        request_id = request.id if request.id is not None else str(place + 1)
+        _check_simulated(request, request_id)
+        prompt, borders = _read(request.prompt, model)
+        num_prompt = sum(piece.length for piece in prompt)
+        num_samples = (request.best_of or request.n) if request.max_tokens else request.n
+        for index in range(num_samples):
+            output = _output(request, request_id, (place, index), outputs)
+            jobs.append(
+                Job(
+                    id=request_id,
+                    index=index,
+                    place=place,
+                    arrival_time=request.arrival_time,
+                    num_prompt_tokens=num_prompt,
+                    num_output_tokens=output.length,
+                    max_tokens=request.max_tokens,
+                    priority=request.priority,
+                    deadline=request.deadline,
+                    cache_salt=request.cache_salt,
+                    prompt=prompt,
+                    output=output,
+                    ranks=borders,
+                    session=request.session,
+                    think_time=request.think_time,
+                    has_siblings=num_samples > 1,
+                )
+            )
+    return Workload(jobs, num_requests)
+
+
+def has_exact_length(request: Request) -> bool:
+    """Return whether the output of a valid `request` is known to have max_tokens tokens."""
+    return (
+        request.max_tokens == 0
+        or request.ignore_eos
+        and not (request.stop or request.stop_sequence)
+        and request.stop_token in (None, [])
+        and not (request.states or request.heal or request.json_schema is not None)
+        and not (request.regex or request.choice or request.lark or request.gbnf)
+    )
+
+
+def _check_simulated(request: Request, request_id: str) -> None:
+    """Make sure that the schedule of a request follows from lengths.
+
+    Raises:
+        BatchdecodeError: it does not.
+    """
+    for field, plain in (("num_beams", 1), ("cfg_scale", 1.0)):
+        value = getattr(request, field)
+        if value != plain and request.max_tokens:
+            raise BatchdecodeError(
+                f"request {request_id!r}: {field} {value} cannot be simulated by lengths alone; "
+                f"only {field} {plain} can"
+            )
+
+
+def _unknown_length(request_id: str) -> BatchdecodeError:
+    return BatchdecodeError(
+        f"request {request_id!r} may end before max_tokens: set ignore_eos and no stops, "
+        "or decode it once for the length of its output"
+    )
+
+
+def _output(
+    request: Request,
+    request_id: str,
+    key: tuple[int, int],
+    outputs: Mapping[tuple[int, int], Sequence[int]] | None,
+) -> Piece:
+    """Return what a sample generates.
+
+    Raises:
+        BatchdecodeError: how much it is is not known.
+    """
+    if outputs is not None and key in outputs:
+        tokens = tuple(outputs[key])
+        return Piece(len(tokens), tokens=tokens)
+    if not has_exact_length(request):
+        raise _unknown_length(request_id)
+    symbol = GREEDY if is_plain(request) else ("output", *key)
+    return Piece(request.max_tokens, symbol)
+
+
+def _read(prompt: PromptInput, model: Model) -> tuple[tuple[Piece, ...], tuple[Border, ...]]:
+    """Return what a prompt holds, and where its segments end."""
+    if isinstance(prompt, str):
+        return _listed(model.tokenizer.encode(prompt)), ()
+    if not has_segments(prompt):
+        return _listed(prompt), ()  # type: ignore[arg-type]  # of ids, then
+    pieces: list[Piece] = []
+    ends: list[tuple[int, int]] = []
+    for segment in prompt:
+        if segment.text is not None:
+            found = _listed(model.tokenizer.encode(segment.text))
+        elif segment.tokens is not None:
+            found = _listed(segment.tokens)
+        else:
+            found = (Piece(segment.length or 0, ("seed", segment.seed)),)
+        num_tokens = sum(piece.length for piece in found)
+        if num_tokens:
+            pieces += found
+            ends.append((num_tokens, rank_of(segment)))
+    return tuple(pieces), _borders(ends)
+
+
+def _listed(tokens: Iterable[int]) -> tuple[Piece, ...]:
+    kept = tuple(tokens)
+    return (Piece(len(kept), tokens=kept),) if kept else ()
+
+
+def _borders(segments: Iterable[tuple[int, int]]) -> tuple[Border, ...]:
+    """Return where segments, given by length and rank, end, each with its rank."""
+    borders: list[Border] = []
+    end = 0
+    for length, rank in segments:
+        end += length
+        borders.append((end, rank))
+    return tuple(borders)

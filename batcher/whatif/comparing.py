@@ -1,0 +1,90 @@
+"""A grid of deployments, each simulated, with the knees among them."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from msgspec import Struct
+
+from batcher.errors import BatchdecodeError
+from batcher.whatif.deployments import AXES, Deployment, Value
+from batcher.whatif.knee import knees_of
+from batcher.whatif.measuring import Outcome, Question, measure, problem_of
+from batcher.whatif.workers import Workers
+
+SMALL = 2_000  # samples to simulate, over all cells: fewer are done before a process has started
+
+
+class Cell(Struct, frozen=True, kw_only=True):
+    """A deployment of a grid and what it comes to.
+
+    problem: why its settings make no sense; then there is no outcome.
+    is_knee: see batcher.whatif.knee.
+    """
+
+    deployment: Deployment
+    outcome: Outcome | None = None
+    problem: str | None = None
+    is_knee: bool = False
+
+
+def compare(
+    question: Question,
+    grid: Sequence[Deployment],
+    *,
+    growth: float,
+    num_jobs: int = 1,
+    small: int = SMALL,
+    on_done: Callable[[int], object] = lambda _: None,
+) -> list[Cell]:
+    """Return what each deployment of `grid` makes of the workload, in the order of the grid.
+
+    The answer does not depend on `num_jobs`, the processes that work on it.
+
+    growth: below so much more for a doubled batch, it is past its knee.
+    small: below so many simulated samples no process is started.
+    on_done: called with how many deployments are done.
+
+    Raises:
+        BatchdecodeError: no deployment makes sense, or a process was killed.
+    """
+    problems = [problem_of(deployment) for deployment in grid]
+    places = [place for place, problem in enumerate(problems) if problem is None]
+    if not places:
+        raise BatchdecodeError(f"no combination of settings makes sense: {problems[0]}")
+    outcomes: dict[int, Outcome] = {}
+    num_samples = len(question.workload.jobs) * len(places)
+    with Workers(measure, question, 1 if num_samples < small else num_jobs) as workers:
+        for task, outcome in workers.answers([grid[place] for place in places]):
+            outcomes[places[task]] = outcome
+            on_done(len(outcomes))
+    knees = knees_of(
+        [
+            (deployment, None if place not in outcomes else _served(outcomes[place]))
+            for place, deployment in enumerate(grid)
+        ],
+        growth,
+    )
+    return [
+        Cell(
+            deployment=deployment,
+            outcome=outcomes.get(place),
+            problem=problems[place],
+            is_knee=place in knees,
+        )
+        for place, deployment in enumerate(grid)
+    ]
+
+
+def settings_of(deployment: Deployment) -> dict[str, Value]:
+    """Return what `deployment` has on each of AXES, by name."""
+    return {name: axis.value_of(deployment) for name, axis in AXES.items()}
+
+
+def varied(deployments: Iterable[Deployment]) -> list[str]:
+    """Return the names of the AXES on which the deployments differ."""
+    values = [settings_of(deployment) for deployment in deployments]
+    return [name for name in AXES if any(each[name] != values[0][name] for each in values)]
+
+
+def _served(outcome: Outcome) -> float:
+    """Return what is to grow with the batch: good requests, or without an SLO tokens, a second."""
+    return outcome.tokens_per_s if outcome.goodput is None else outcome.goodput.per_second

@@ -1,0 +1,189 @@
+"""A deployment, one way to serve a workload, and the axes along which deployments differ.
+
+Rule: whatever can be varied is an axis here; commands, tables and searches know only axes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from itertools import product
+from math import isfinite
+from typing import Any, get_args
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from batcher.errors import BatchdecodeError
+from batcher.scheduling.policies import policy_of
+from batcher.settings import (
+    DEFAULT_SCHEDULING,
+    Batching,
+    Capacity,
+    PrefillOrder,
+    SchedulingSettings,
+)
+from batcher.timing.loading import step_time_of
+
+MAX_COUNT = 2**40
+MAX_BATCH = 2**20  # slots
+NO_LIMIT = "none"
+
+Value = Any
+
+
+class Deployment(Struct, frozen=True, kw_only=True):
+    """A way to serve a workload.
+
+    profile: the name of a step time.  rate: how many times as fast as in the file requests arrive.
+    """
+
+    batch: int = 8
+    scheduling: SchedulingSettings = DEFAULT_SCHEDULING
+    profile: str = "constant"
+    rate: float = 1.0
+
+
+class Axis(Struct, frozen=True):
+    """What may differ between deployments: a field of Deployment or of its scheduling.
+
+    read: makes a value of a text, or raises a ValueError that says what is expected.
+    """
+
+    name: str
+    title: str
+    read: Callable[[str], Value]
+
+    @property
+    def option(self) -> str:
+        """Return the option that gives its values."""
+        return f"--{self.name.replace('_', '-')}"
+
+    def value_of(self, deployment: Deployment) -> Value:
+        """Return the value that `deployment` has on it."""
+        if self.name in Deployment.__struct_fields__:
+            return getattr(deployment, self.name)
+        return getattr(deployment.scheduling, self.name)
+
+    def set(self, deployment: Deployment, value: Value) -> Deployment:
+        """Return `deployment` with another value on it."""
+        if self.name in Deployment.__struct_fields__:
+            return replace(deployment, **{self.name: value})
+        scheduling = replace(deployment.scheduling, **{self.name: value})
+        return replace(deployment, scheduling=scheduling)
+
+    def values(self, text: str) -> list[Value]:
+        """Return the values that a text with commas lists, in its order.
+
+        Raises:
+            BatchdecodeError: one is not such a value, or is there twice.
+        """
+        found: list[Value] = []
+        for part in text.split(","):
+            try:
+                value = self.read(part.strip())
+            except ValueError as error:
+                raise BatchdecodeError(f"{self.option} {part.strip() or text!r}: {error}") from None
+            if value in found:
+                raise BatchdecodeError(f"{self.option} {text}: {part.strip()} is there twice")
+            found.append(value)
+        return found
+
+
+def _count(maximum: int = MAX_COUNT, *, has_none: bool = False) -> Callable[[str], int | None]:
+    expected = f"expected a whole number from 1 to {maximum:,}"
+    expected += f", or {NO_LIMIT}" if has_none else ""
+
+    def read(text: str) -> int | None:
+        if has_none and text == NO_LIMIT:
+            return None
+        if not (text.isascii() and text.isdecimal() and 1 <= int(text) <= maximum):
+            raise ValueError(expected)
+        return int(text)
+
+    return read
+
+
+def _number(is_allowed: Callable[[float], bool], expected: str) -> Callable[[str], float]:
+    def read(text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            raise ValueError(expected) from None
+        if not (isfinite(number) and is_allowed(number)):
+            raise ValueError(expected)
+        return number
+
+    return read
+
+
+def _one_of(names: Mapping[str, Value]) -> Callable[[str], Value]:
+    def read(text: str) -> Value:
+        if text not in names:
+            near = get_close_matches(text, names, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise ValueError(f"{hint}there is {', '.join(names)}")
+        return names[text]
+
+    return read
+
+
+def _policy(text: str) -> str:
+    policy_of(text)
+    return text
+
+
+def _profile(text: str) -> str:
+    step_time_of(text)
+    return text
+
+
+def _named(literal: Any) -> Mapping[str, str]:
+    return {name: name for name in get_args(literal)}
+
+
+# In the order of their columns; the last one changes fastest from row to row.
+AXES = {
+    axis.name: axis
+    for axis in (
+        Axis("profile", "profile", _profile),
+        Axis("batching", "batching", _one_of(_named(Batching))),
+        Axis("policy", "policy", _policy),
+        Axis("aging", "aging", _number(lambda value: value > 0, "expected seconds above 0")),
+        Axis("prefill_order", "prefill", _one_of(_named(PrefillOrder))),
+        Axis("prefix_cache", "cache", _one_of({"auto": None, "on": True, "off": False})),
+        Axis("capacity", "capacity", _one_of(_named(Capacity))),
+        Axis(
+            "watermark",
+            "watermark",
+            _number(lambda value: 0 <= value < 1, "expected a share from 0 to less than 1"),
+        ),
+        Axis("block_size", "block", _count()),
+        Axis("kv_blocks", "blocks", _count(has_none=True)),
+        Axis("max_batch_tokens", "budget", _count(has_none=True)),
+        Axis("long_prefill_threshold", "threshold", _count(has_none=True)),
+        Axis("batch", "batch", _count(MAX_BATCH)),
+    )
+}
+
+
+def show_value(axis: Axis, value: Value) -> str:
+    """Return a value as a person gives it."""
+    if axis.name == "prefix_cache":
+        return {None: "auto", True: "on", False: "off"}[value]
+    if value is None:
+        return NO_LIMIT
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def grid_of(values: Mapping[str, Sequence[Value]], base: Deployment) -> list[Deployment]:
+    """Return all combinations of the values of some AXES, by name; the rest is as in `base`.
+
+    They are in the order of AXES, the last of them changing fastest.
+    """
+    axes = [axis for name, axis in AXES.items() if name in values]
+    deployments = []
+    for combination in product(*(values[axis.name] for axis in axes)):
+        deployment = base
+        for axis, value in zip(axes, combination, strict=True):
+            deployment = axis.set(deployment, value)
+        deployments.append(deployment)
+    return deployments

@@ -1,0 +1,53 @@
+"""How long outputs are that only the model knows: requests are decoded once, whatever the batch.
+
+Rule: tokens never depend on the schedule, so one run tells what every deployment gives.
+"""
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from batcher.engine import Engine
+from batcher.errors import BatchdecodeError
+from batcher.models.base import Model
+from batcher.request import Request
+from batcher.simulation.workload import has_exact_length
+
+LARGE_BATCH = 256
+
+Outputs = dict[tuple[int, int], Sequence[int]]
+
+
+def num_unknown(requests: Sequence[Request]) -> int:
+    """Return how many of valid `requests` may end before max_tokens."""
+    return sum(not has_exact_length(request) for request in requests)
+
+
+def decoded_outputs(requests: Sequence[Request], model: Model) -> Outputs:
+    """Return the tokens of each sample of valid `requests`, by the place of its request and index.
+
+    Raises:
+        BatchdecodeError: a sample failed.
+    """
+    engine = Engine(model, LARGE_BATCH)
+    places: dict[str, int] = {}
+    for place, request in enumerate(requests):
+        places[engine.enqueue(_at_once(request), place=place)] = place
+    outputs: Outputs = {}
+    while engine.has_work:
+        for result in engine.step().results:
+            if result.error is not None:
+                raise BatchdecodeError(
+                    f"request {result.id!r}: the length of its output is not known, since "
+                    f"decoding it failed: {result.error.message}"
+                )
+            outputs[places[result.id], result.index] = result.tokens
+    return outputs
+
+
+def _at_once(request: Request) -> Request:
+    """Return `request` without what only delays it, and with a result for each of its samples."""
+    num_samples = request.best_of or request.n
+    return replace(
+        request, arrival_time=0.0, think_time=0.0, deadline=None, n=num_samples, best_of=None
+    )

@@ -1,0 +1,164 @@
+"""What a deployment makes of a workload: one simulation, and the numbers that are asked of it.
+
+Rule: the same workload and deployment give the same outcome, in whatever process.
+"""
+
+from fractions import Fraction
+from math import ceil
+
+import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
+
+from batcher.errors import BatchdecodeError
+from batcher.metrics.arrays import ServedTimes, goodput_of, latencies_of
+from batcher.metrics.distributions import MICROSECONDS
+from batcher.metrics.latencies import Latencies
+from batcher.metrics.slo import Goodput, Slo
+from batcher.scheduling.making import check_settings
+from batcher.simulation.result import SimulationResult
+from batcher.simulation.sequence import SimulatedSequence
+from batcher.simulation.simulator import simulate
+from batcher.simulation.workload import Job, Workload
+from batcher.timing.loading import step_time_of
+from batcher.whatif.binding import Binding, binding_of
+from batcher.whatif.deployments import Deployment
+
+NUM_DIGITS = 6
+
+
+class Question(Struct, frozen=True):
+    """What is to be served, what is promised, and for which share of the requests."""
+
+    workload: Workload
+    slo: Slo | None = None
+    asked: float = 1.0
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """What a deployment comes to; latencies and goodput as docs/metrics.md defines them.
+
+    served, failed: samples that came to their end, and that could never run.
+    makespan: in seconds.  requests_per_s, tokens_per_s: served, and output tokens, over it.
+    slots_used, kv_used, budget_used: shares over the steps, None without such a limit.
+    prefix_hits: the share of prompt tokens found in blocks, None without a prefix cache.
+    tails: for each limit of the SLO, what the asked share of samples does not exceed; None if
+    fewer were served.
+    """
+
+    served: int
+    failed: int
+    steps: int
+    makespan: float
+    requests_per_s: float
+    tokens_per_s: float
+    latencies: Latencies
+    goodput: Goodput | None
+    slots_used: float
+    kv_used: float | None
+    budget_used: float | None
+    preemptions: int
+    recomputed_tokens: int
+    prefix_hits: float | None
+    tails: dict[str, float | None]
+    binding: Binding
+
+
+def measure(question: Question, deployment: Deployment) -> Outcome:
+    """Return what `deployment` makes of the workload of `question`.
+
+    Raises:
+        BatchdecodeError: its settings make no sense.
+    """
+    workload = at_rate(question.workload, deployment.rate)
+    step_time = step_time_of(deployment.profile)
+    result = simulate(workload, deployment.batch, deployment.scheduling, step_time)
+    times, totals, slo = _times_of(result), result.totals, question.slo
+    num_failed = sum(sequence.has_failed for sequence in result.sequences)
+    num_served, makespan = len(times.arrival), result.makespan
+    num_tokens = int(times.num_tokens.sum())
+    has_cache = deployment.scheduling.has_prefix_cache
+    return Outcome(
+        served=num_served,
+        failed=num_failed,
+        steps=totals.num_steps,
+        makespan=round(makespan, NUM_DIGITS),
+        requests_per_s=round(num_served / makespan, NUM_DIGITS) if makespan else 0.0,
+        tokens_per_s=round(num_tokens / makespan, NUM_DIGITS) if makespan else 0.0,
+        latencies=latencies_of(*times),
+        goodput=None if slo is None else goodput_of(slo, times, num_failed),
+        slots_used=round(result.slot_utilisation, NUM_DIGITS),
+        kv_used=_rounded(result.kv_utilisation),
+        budget_used=_rounded(result.budget_utilisation),
+        preemptions=totals.num_preemptions,
+        recomputed_tokens=totals.recomputed_tokens,
+        prefix_hits=_rounded(result.hit_rate) if has_cache else None,
+        tails={} if slo is None else _tails(slo, times, num_failed, question.asked),
+        binding=binding_of(result, step_time),
+    )
+
+
+def good_share(outcome: Outcome) -> float:
+    """Return the share of the requests that met the SLO, as it is, not as it is shown."""
+    goodput = outcome.goodput
+    if goodput is None or not goodput.requests:
+        return 0.0
+    return goodput.good / goodput.requests
+
+
+def problem_of(deployment: Deployment) -> str | None:
+    """Return why the settings of `deployment` make no sense, None if they do."""
+    try:
+        check_settings(deployment.batch, deployment.scheduling)
+    except BatchdecodeError as error:
+        return str(error)
+    return None
+
+
+def at_rate(workload: Workload, rate: float) -> Workload:
+    """Return `workload` with requests that arrive `rate` times as fast.
+
+    A deadline stays as long after its arrival as it was.
+    """
+    if rate == 1:
+        return workload
+
+    def moved(job: Job) -> Job:
+        arrival = job.arrival_time / rate
+        deadline = None if job.deadline is None else job.deadline - job.arrival_time + arrival
+        return replace(job, arrival_time=arrival, deadline=deadline)
+
+    return replace(workload, jobs=[moved(job) for job in workload.jobs])
+
+
+def _times_of(result: SimulationResult) -> ServedTimes:
+    """Return the times of the sequences that were given tokens and came to their end."""
+    rows = [_row(sequence) for sequence in result.sequences if sequence.first_token is not None]
+    columns = np.array(rows, float).reshape(len(rows), 5).T
+    arrival, admitted, first_token, end, num_tokens = columns
+    return ServedTimes(arrival, admitted, first_token, end, num_tokens.astype(np.int64))
+
+
+def _row(sequence: SimulatedSequence) -> tuple[float | None, ...]:
+    return (
+        sequence.arrival_time,
+        sequence.admitted,
+        sequence.first_token,
+        sequence.end,
+        sequence.num_output_tokens,
+    )
+
+
+def _tails(slo: Slo, times: ServedTimes, num_failed: int, asked: float) -> dict[str, float | None]:
+    """Return for each limit the least time that the asked share of samples does not exceed."""
+    num_served = len(times.arrival)
+    rank = max(1, ceil(Fraction(str(asked)) * (num_served + num_failed)))
+    tails: dict[str, float | None] = {}
+    for metric in slo.limits:
+        values = np.sort(times.values(metric))
+        tails[metric] = int(values[rank - 1]) / MICROSECONDS if rank <= num_served else None
+    return tails
+
+
+def _rounded(share: float | None) -> float | None:
+    return None if share is None else round(share, NUM_DIGITS)

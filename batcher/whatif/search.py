@@ -1,0 +1,113 @@
+"""The least whole number that is enough, found with few tries, and what contradicts it.
+
+Rule: it is assumed that what is enough stays enough for all that is larger; the assumption is
+checked around the answer, and whatever was seen against it is reported.
+"""
+
+from collections.abc import Callable, Sequence
+
+Score = tuple[float, float]  # what counts, and which of equal ones is nearer; the larger the better
+
+NEAR = (1, 2, 4, 8)  # how far from the answer it is checked
+NUM_PROBES = 8  # between rungs of which none is enough
+MAX_ROUNDS = 8  # of finding a smaller one by a check
+
+
+class Search:
+    """Looks for the least number of whose score the first part reaches `asked`.
+
+    score: of a number; each is asked for once.
+    rungs: ascending; the first is the least that may be tried, the last the largest.
+    scores: of all that were tried.  least: of these, the least that is enough, None if none is.
+    """
+
+    def __init__(self, score: Callable[[int], Score], asked: float, rungs: Sequence[int]) -> None:
+        self._score, self._asked, self._rungs = score, asked, rungs
+        self.scores: dict[int, Score] = {}
+
+    @property
+    def least(self) -> int | None:
+        """The least number tried that is enough."""
+        return min((number for number in self.scores if self._is_enough(number)), default=None)
+
+    @property
+    def contradictions(self) -> list[int]:
+        """The numbers tried that are larger than the least, and yet not enough, ascending."""
+        least = self.least
+        if least is None:
+            return []
+        return sorted(n for n in self.scores if n > least and not self._is_enough(n))
+
+    @property
+    def nearest(self) -> int:
+        """The number tried with the best score; the least of several."""
+        return max(self.scores, key=lambda number: (self.scores[number], -number))
+
+    def run(self, start: int = 0) -> None:
+        """Search from the rung at place `start` on."""
+        self._climb(start)
+        if self.least is None:
+            self._probe_around(self.nearest)
+        for _ in range(MAX_ROUNDS):
+            least = self.least
+            if least is None:
+                return
+            self._bisect(least)
+            least = self.least
+            self._check_around()
+            if self.least == least:
+                return
+
+    def _is_enough(self, number: int) -> bool:
+        if number not in self.scores:
+            self.scores[number] = self._score(number)
+        return self.scores[number][0] >= self._asked
+
+    def _climb(self, place: int) -> None:
+        """Go up the rungs to the first that is enough, or down as long as they are."""
+        rungs = self._rungs
+        if self._is_enough(rungs[place]):
+            while place > 0 and self._is_enough(rungs[place - 1]):
+                place -= 1
+            return
+        while place + 1 < len(rungs) and not self._is_enough(rungs[place + 1]):
+            place += 1
+
+    def _probe_around(self, best: int) -> None:
+        """Try some numbers between the rungs before and after the one with the best score."""
+        place = self._rungs.index(best)
+        low = self._rungs[max(0, place - 1)]
+        high = self._rungs[min(len(self._rungs) - 1, place + 1)]
+        for part in range(1, NUM_PROBES + 1):
+            self._is_enough(low + (high - low) * part // (NUM_PROBES + 1))
+
+    def _bisect(self, least: int) -> None:
+        """Halve the distance to the largest smaller number that is not enough, down to 1."""
+        low = max((number for number in self.scores if number < least), default=least - 1)
+        while least - low > 1:
+            middle = (low + least) // 2
+            if self._is_enough(middle):
+                least = middle
+            else:
+                low = middle
+
+    def _check_around(self) -> None:
+        """Try numbers near the answer, and the rung after it."""
+        least = self.least
+        if least is None:
+            return
+        first, last = self._rungs[0], self._rungs[-1]
+        after = next((rung for rung in self._rungs if rung > least), least)
+        near = [least + sign * distance for distance in NEAR for sign in (-1, 1)]
+        for number in (*near, after):
+            if first <= number <= last:
+                self._is_enough(number)
+
+
+def doublings(first: int, last: int) -> list[int]:
+    """Return `first`, twice that and so on below `last`, and `last`."""
+    rungs = []
+    while first < last:
+        rungs.append(first)
+        first *= 2
+    return [*rungs, last]

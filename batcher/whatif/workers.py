@@ -1,0 +1,141 @@
+"""Work spread over processes: the same answers in the same order, however many there are.
+
+Rule: processes are spawned, hold what all tasks share once, and die with the one that started them.
+"""
+
+import signal
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.resource_tracker import ensure_running
+from typing import Any, Generic, Self, TypeVar, cast
+
+from batcher.errors import BatchdecodeError, InvariantError
+
+Shared = TypeVar("Shared")
+Task = TypeVar("Task")
+Answer = TypeVar("Answer")
+
+_Message = tuple[str, Any]  # "answer", or "error" or "bug" with a text
+
+
+class Workers(Generic[Shared, Task, Answer]):
+    """Computes `work(shared, task)` for many tasks; a context manager.
+
+    work: a function of a module, and all that goes in and out of it can be pickled.
+    num_jobs: how many processes compute; 1 is this one, more are others.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Shared, Task], Answer],
+        shared: Shared,
+        num_jobs: int,
+    ) -> None:
+        self._work, self._shared, self._num_jobs = work, shared, num_jobs
+        self._processes: list[Any] = []
+        self._connections: list[Connection] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+        for connection in self._connections:
+            connection.close()
+        self._processes, self._connections = [], []
+
+    def answers(self, tasks: Sequence[Task]) -> Iterator[tuple[int, Answer]]:
+        """Yield the place of each task with its answer, as they are done.
+
+        Raises:
+            BatchdecodeError: a task has raised it, or a process was killed.
+            InvariantError: a task has raised something else.
+        """
+        if self._num_jobs == 1:
+            for place, task in enumerate(tasks):
+                yield place, self._work(self._shared, task)
+        else:
+            yield from self._answers_of_others(tasks)
+
+    def _answers_of_others(self, tasks: Sequence[Task]) -> Iterator[tuple[int, Answer]]:
+        """Yield what other processes answer."""
+        places = iter(range(len(tasks)))
+        self._start(min(self._num_jobs, len(tasks)))
+        busy: dict[Connection, int] = {}
+        for connection, place in zip(self._connections, places, strict=False):
+            _send(connection, tasks[place])
+            busy[connection] = place
+        while busy:
+            for connection in cast(list[Connection], wait(list(busy))):
+                answer: Answer = _taken(connection)
+                done = busy.pop(connection)
+                place = next(places, -1)
+                if place >= 0:
+                    _send(connection, tasks[place])
+                    busy[connection] = place
+                yield done, answer
+
+    def _start(self, num_processes: int) -> None:
+        """Start processes that take no notice of Ctrl-C: it is this one that ends them."""
+        context = get_context("spawn")
+        ensure_running()  # which would let signals through again
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which they inherit
+        try:
+            for _ in range(num_processes):
+                ours, theirs = context.Pipe()
+                process = context.Process(target=serve, args=(theirs, self._work), daemon=True)
+                process.start()
+                theirs.close()
+                self._processes.append(process)
+                self._connections.append(ours)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        for connection in self._connections:  # all of them are starting up meanwhile
+            _send(connection, self._shared)
+
+
+def serve(connection: Connection, work: Callable[[Shared, Task], Answer]) -> None:
+    """Take what is shared, and answer the tasks that come; what a process does."""
+    with suppress(EOFError, OSError):
+        shared = connection.recv()
+        while True:
+            connection.send(_message(work, shared, connection.recv()))
+
+
+def _message(work: Callable[[Shared, Task], Answer], shared: Shared, task: Task) -> _Message:
+    try:
+        return "answer", work(shared, task)
+    except BatchdecodeError as error:
+        return "error", str(error)
+    except Exception:  # noqa: BLE001 - it is raised again where the others are
+        return "bug", traceback.format_exc()
+
+
+def _send(connection: Connection, what: object) -> None:
+    try:
+        connection.send(what)
+    except OSError:
+        raise _killed() from None
+
+
+def _killed() -> BatchdecodeError:
+    return BatchdecodeError("a process was killed, perhaps for want of memory: give fewer --jobs")
+
+
+def _taken(connection: Connection) -> Any:
+    """Return the answer that has come."""
+    try:
+        kind, content = connection.recv()
+    except (EOFError, OSError):
+        raise _killed() from None
+    if kind == "error":
+        raise BatchdecodeError(content)
+    if kind == "bug":
+        raise InvariantError(content)
+    return content

@@ -1,0 +1,1 @@
+"""The replay command: a log of a real run against its simulation."""

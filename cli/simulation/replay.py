@@ -1,0 +1,101 @@
+"""`batchdecode replay`: a log of a real run, simulated, and how far off that is."""
+
+import sys
+from contextlib import nullcontext
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from batcher.errors import BatchdecodeError
+from batcher.simulation.replaying import Comparison, Replay, replay
+from batcher.simulation.request_log import LoggedRequest, read_request_log
+from cli.running.intake import numbered, open_input
+from cli.running.output import stdout_sink
+from cli.running.problems import say
+from cli.scheduling_options import SchedulingOptions
+from cli.screen.cells import counted, printable
+
+_HEADS = ("", "real", "simulated", "error")
+_MILLISECONDS = 1000
+
+
+class ReplayOptions(Struct, frozen=True, kw_only=True):
+    """The options of `batchdecode replay`; docs/replay.md says what each one means."""
+
+    log: str | None
+    batch: int
+    scheduling: SchedulingOptions
+    as_json: bool
+
+
+def show_replay(options: ReplayOptions) -> None:
+    """Carry out `batchdecode replay`.
+
+    Raises:
+        BatchdecodeError: the log cannot be used, or an option cannot be.
+        WriteError: stdout takes no more.
+    """
+    scheduling = options.scheduling
+    step_time = scheduling.step_time()
+    if step_time is None:
+        raise BatchdecodeError(
+            "--profile is needed: how long a step of the real run took; "
+            "batchdecode profiles lists what is known"
+        )
+    if scheduling.check is not None:
+        raise BatchdecodeError("--check is not for replay, which computes no token")
+    with open_input(options.log, nullcontext) as source:
+        log = read_request_log(numbered(source.lines()), source.name)
+        say(source.take_notes())
+    outcome = replay(log, options.batch, scheduling.settings(), step_time)
+    if options.as_json:
+        text = msgspec.json.format(msgspec.json.encode(_record(outcome, log))).decode() + "\n"
+    else:
+        text = _table(outcome, log, source.name)
+    stdout_sink().write(text.encode(sys.stdout.encoding, "backslashreplace"))
+
+
+def _record(outcome: Replay, log: list[LoggedRequest]) -> dict[str, Any]:
+    result, totals = outcome.result, outcome.result.totals
+    return {
+        "requests": len(log),
+        "output_tokens": sum(request.output_toks for request in log),
+        "steps": totals.num_steps,
+        "preemptions": totals.num_preemptions,
+        "recomputed_tokens": totals.recomputed_tokens,
+        "binding": result.binding_shares,
+        "numbers": outcome.comparisons,
+    }
+
+
+def _table(outcome: Replay, log: list[LoggedRequest], name: str) -> str:
+    """Return the numbers of both runs as people read them."""
+    result, totals = outcome.result, outcome.result.totals
+    num_tokens = sum(request.output_toks for request in log)
+    rows = [_HEADS, *(_row(comparison) for comparison in outcome.comparisons)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
+    lines = [
+        f"{printable(name)}: {counted(len(log), 'request')}, {num_tokens:,} output tokens",
+        "",
+        *("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows),
+        "",
+        f"simulated in {counted(totals.num_steps, 'step')}, with "
+        f"{counted(totals.num_preemptions, 'preemption')} and {totals.recomputed_tokens:,} tokens "
+        "computed again",
+        "binding: "
+        + ", ".join(f"{limit} {share * 100:.0f} %" for limit, share in result.binding_shares.items()),
+    ]
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def _row(comparison: Comparison) -> tuple[str, str, str, str]:
+    error = "" if comparison.error is None else f"{comparison.error:+.1%}".replace("%", " %")
+    shown = (_shown(comparison.name, value) for value in (comparison.real, comparison.simulated))
+    return comparison.name, *shown, error  # type: ignore[return-value]  # there are two of them
+
+
+def _shown(name: str, seconds: float) -> str:
+    if name.startswith("tpot"):
+        return f"{seconds * _MILLISECONDS:.2f} ms"
+    return f"{seconds:.3f} s"

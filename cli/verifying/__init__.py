@@ -1,0 +1,1 @@
+"""The verify command: requests in, a verdict out."""

@@ -1,0 +1,1 @@
+"""`batchdecode compare` and `batchdecode plan`, from requests to tables."""

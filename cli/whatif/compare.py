@@ -1,0 +1,47 @@
+"""`batchdecode compare`, from its options to its table."""
+
+import os
+
+from batcher.whatif.comparing import Cell, compare
+from batcher.whatif.deployments import AXES, Deployment, grid_of
+from batcher.whatif.knee import DEFAULT_GROWTH
+from batcher.whatif.measuring import Question
+from cli.whatif.columns import best_first, column_of
+from cli.whatif.options import CompareOptions, RequestOptions
+from cli.whatif.progress import progress_of
+from cli.whatif.reading import read_workload, write_text
+from cli.whatif.tables import csv_of, json_of, table_of
+
+FORMS = {"table": table_of, "csv": csv_of, "json": json_of}
+
+
+def compare_requests(source: RequestOptions, options: CompareOptions) -> int:
+    """Carry out `batchdecode compare`; return its exit status.
+
+    Raises:
+        BatchdecodeError: the input or an option is not right.
+        WriteError, BrokenPipeError: the output takes no more.
+    """
+    grid = grid_of(
+        {name: AXES[name].values(text) for name, text in options.axes.items()}, Deployment()
+    )
+    column = None if options.sort is None else column_of(options.sort)
+    workload = read_workload(source, quiet=options.quiet)
+    num_jobs = min(options.jobs or _num_cores(), len(grid))
+    with progress_of(len(grid), num_jobs, quiet=options.quiet) as progress:
+        cells: list[Cell] = compare(
+            Question(workload, options.slo),
+            grid,
+            growth=DEFAULT_GROWTH if options.knee is None else options.knee,
+            num_jobs=num_jobs,
+            on_done=progress.show,
+        )
+    if column is not None:
+        cells = best_first(cells, column)
+    write_text(FORMS[options.form](cells))
+    return 0
+
+
+def _num_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

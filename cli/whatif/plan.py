@@ -1,0 +1,55 @@
+"""`batchdecode plan`, from its options to what it tells."""
+
+import msgspec
+
+from batcher.errors import BatchdecodeError
+from batcher.whatif.deployments import AXES, Deployment, grid_of
+from batcher.whatif.measuring import Question
+from batcher.whatif.planning import find_plan
+from cli.screen.cells import counted
+from cli.whatif.options import PlanOptions, RequestOptions
+from cli.whatif.plan_text import describe
+from cli.whatif.progress import Lines, Silence
+from cli.whatif.reading import read_workload, write_text
+
+MET, NOT_MET = 0, 1
+
+
+def plan_requests(source: RequestOptions, options: PlanOptions) -> int:
+    """Carry out `batchdecode plan`; return its exit status.
+
+    Raises:
+        BatchdecodeError: the input or an option is not right.
+        WriteError, BrokenPipeError: the output takes no more.
+    """
+    base = _base_of(options)
+    if not options.goodput > 0:
+        raise BatchdecodeError("--goodput 0 is met by anything: give more")
+    workload = read_workload(source, quiet=options.quiet)
+    question = Question(workload, options.slo, options.goodput)
+    shows = Silence() if options.quiet else Lines(lambda done: f"{counted(done, 'value')} tried")
+    plan = find_plan(question, base, options.search, shows.show)
+    if options.as_json:
+        write_text(msgspec.json.format(msgspec.json.encode(plan)).decode() + "\n")
+    else:
+        write_text("".join(f"{line}\n" for line in describe(plan)))
+    return MET if plan.is_met else NOT_MET
+
+
+def _base_of(options: PlanOptions) -> Deployment:
+    """Return the deployment that all values are tried in.
+
+    Raises:
+        BatchdecodeError: an option lists several values, or is the one that is searched.
+    """
+    values = {}
+    for name, text in options.axes.items():
+        axis = AXES[name]
+        if name == options.search:
+            found = f"--search {name.replace('_', '-')}"
+            raise BatchdecodeError(f"{axis.option} is what {found} finds: leave it out")
+        values[name] = axis.values(text)
+        if len(values[name]) > 1:
+            raise BatchdecodeError(f"{axis.option} {text}: a plan takes one value, compare several")
+    (base,) = grid_of(values, Deployment())
+    return base

@@ -1,0 +1,117 @@
+"""A plan as people read it: what is enough, what binds, and how much headroom is left."""
+
+from collections.abc import Iterator
+
+from batcher.whatif.deployments import Value
+from batcher.whatif.measuring import good_share
+from batcher.whatif.planning import Plan
+from batcher.whatif.relief import Relief
+from cli.screen.cells import counted, fill
+from cli.screen.summary_timed import duration, number, whole_percent
+from cli.whatif.tables import BINDS
+
+WIDTH, TITLE_WIDTH = 80, 11
+MAX_SHOWN = 5  # of what contradicts the assumption
+
+
+def describe(plan: Plan) -> list[str]:
+    """Return the lines that tell of a plan."""
+    lines = [_headline(plan)]
+    for title, parts in _details(plan):
+        texts = fill([f"{part}," for part in parts[:-1]] + parts[-1:], " ", WIDTH - TITLE_WIDTH - 2)
+        heads = [title, *("" for _ in texts[1:])]
+        lines += [f"  {head:<{TITLE_WIDTH}}{text}" for head, text in zip(heads, texts, strict=True)]
+    return lines
+
+
+def _headline(plan: Plan) -> str:
+    named, reached = f"{_name(plan)} {_short(plan, plan.value)}", _share(good_share(plan.outcome))
+    requests = 0 if plan.outcome.goodput is None else plan.outcome.goodput.requests
+    asked = f"{plan.asked * 100:g}%"
+    if plan.is_met:
+        best = "largest" if plan.searched == "rate" else "smallest"
+        of_all = f"{reached} of {counted(requests, 'request')} do, {asked} is asked"
+        return f"{named} is the {best} that meets the SLO: {of_all}"
+    low, high = sorted((plan.trials[0].value, plan.trials[-1].value))
+    tried = f"no {_name(plan)} from {_short(plan, low)} to {_short(plan, high)}"
+    of_all = f"for {asked} of {counted(requests, 'request')}"
+    return f"{tried} meets the SLO {of_all}; the nearest is {named}, with {reached}"
+
+
+def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
+    """Yield titles, each with the parts of its text, which have commas between them."""
+    if plan.searched == "rate" and plan.file_rate is not None:
+        rate = number(plan.file_rate * plan.value)
+        yield "rate", [f"{rate} requests/s", f"{number(plan.file_rate)} in the file"]
+    yield from ((metric, [_headroom(plan, metric, limit)]) for metric, limit in plan.limits.items())
+    if plan.outcome.failed:
+        yield "failed", [f"{counted(plan.outcome.failed, 'request')} can never run: too few blocks"]
+    if plan.is_met:
+        yield "next", _next(plan)
+    if plan.binding is not None:
+        yield "binding", _binding(plan)
+    shares = sorted(plan.outcome.binding.shares.items(), key=lambda item: -item[1])
+    yield "time", [f"{BINDS[name]} {whole_percent(share)}" for name, share in shares]
+    if plan.contradictions:
+        yield "but", _contradictions(plan)
+    yield "tried", [_short(plan, value) for value in sorted(trial.value for trial in plan.trials)]
+
+
+def _headroom(plan: Plan, metric: str, limit: float) -> str:
+    """Return how far the asked share of requests stays below a limit."""
+    tail = plan.outcome.tails[metric]
+    percentile = f"p{plan.asked * 100:g}"
+    if tail is None:
+        return f"{percentile} never: too few requests come to their end"
+    of_limit = f"{percentile} {duration(tail)} of {duration(limit)}"
+    if tail > limit:
+        return f"{of_limit}, {number(tail / limit)} times too long"
+    return f"{of_limit}, headroom {whole_percent(1 - tail / limit)}"
+
+
+def _next(plan: Plan) -> list[str]:
+    """Return how far the value after the one that was found is from being enough."""
+    outcome = plan.next_outcome
+    if outcome is None:
+        return ["nothing further was tried"]
+    missed = {} if outcome.goodput is None else outcome.goodput.missed
+    reached = f"{_name(plan)} {_short(plan, plan.next_value)} reaches {_share(good_share(outcome))}"
+    return [reached, *(f"{count:,} miss {name}" for name, count in missed.items())]
+
+
+def _binding(plan: Plan) -> list[str]:
+    """Return what binds, and what each relief would reach."""
+    if plan.binding is None:
+        return []
+    place = plan.next_value if plan.is_met else plan.value
+    helps = [f"{_share(relief.share)} with {_setting(relief)}" for relief in plan.reliefs]
+    helps = helps or ["nothing can be relieved"]
+    helps[0] = f"{BINDS[plan.binding]}: at {_name(plan)} {_short(plan, place)} {helps[0]}"
+    return helps
+
+
+def _setting(relief: Relief) -> str:
+    return f"{relief.setting.replace('_', '-')} {relief.value}"
+
+
+def _contradictions(plan: Plan) -> list[str]:
+    """Return what was tried that should be enough, and is not."""
+    failing = plan.contradictions
+    shown = [f"{_short(plan, trial.value)} ({_share(trial.share)})" for trial in failing]
+    if len(shown) > MAX_SHOWN:
+        shown = [*shown[:MAX_SHOWN], f"{len(shown) - MAX_SHOWN} more"]
+    kind = "lower" if plan.searched == "rate" else "larger"
+    return [f"not all {kind} ones meet it: {shown[0]}", *shown[1:]]
+
+
+def _name(plan: Plan) -> str:
+    return plan.searched.replace("_", "-")
+
+
+def _short(plan: Plan, value: Value) -> str:
+    return f"{value:.3g}x" if plan.searched == "rate" else f"{value:,}"
+
+
+def _share(share: float) -> str:
+    """Return a share rounded down to a tenth of a per cent: 100 only for all."""
+    return f"{int(share * 1000 + 1e-6) / 10:g}%"

@@ -1,0 +1,113 @@
+"""How far a comparison is: a bar on a terminal, else a plain line now and then, on stderr.
+
+Rule: what is over soon says nothing.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol, Self
+
+from cli.running.problems import say
+from cli.screen.cells import counted
+from cli.screen.terminal import can_animate
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
+LARGE_GRID = 100  # cells: more are announced
+LINE_INTERVAL = 5.0  # seconds
+
+
+class Progress(Protocol):
+    """A context in which it is shown how many cells are done."""
+
+    def __enter__(self) -> Self:
+        """Begin to show it."""
+
+    def __exit__(self, *_: object) -> None:
+        """Leave nothing half drawn."""
+
+    def show(self, num_done: int) -> None:
+        """Take note that so many are done."""
+
+
+class Silence:
+    """Shows nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def show(self, num_done: int) -> None:
+        """Do nothing."""
+
+
+class Lines(Silence):
+    """Writes a line at most every LINE_INTERVAL seconds; `text` makes it of how many are done."""
+
+    def __init__(self, text: Callable[[int], str]) -> None:
+        self._text = text
+        self._next = time.monotonic() + LINE_INTERVAL
+
+    def show(self, num_done: int) -> None:
+        """Write a line if it is time for one."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + LINE_INTERVAL
+            say(f"{self._text(num_done)}\n")
+
+
+class Bar:
+    """Draws a bar, and takes it away at the end."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._bar: RichProgress | None = None
+
+    def __enter__(self) -> Self:
+        from rich.console import Console  # noqa: PLC0415 - only on a terminal
+        from rich.progress import (  # noqa: PLC0415 - as above
+            BarColumn,
+            MofNCompleteColumn,
+            TimeRemainingColumn,
+        )
+        from rich.progress import Progress as RichProgress  # noqa: PLC0415 - as above
+
+        self._bar = RichProgress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            "cells",
+            TimeRemainingColumn(),
+            console=Console(file=sys.stderr),
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._bar.add_task("", total=self._total)
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, num_done: int) -> None:
+        """Move the bar."""
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=num_done)
+
+
+def progress_of(total: int, num_jobs: int, *, quiet: bool) -> Progress:
+    """Return what shows the progress of `total` cells; a large grid is announced."""
+    if quiet:
+        return Silence()
+    if total > LARGE_GRID:
+        say(f"{counted(total, 'cell')}, {num_jobs} at a time\n")
+    return (
+        Bar(total)
+        if can_animate(2, os.environ)
+        else Lines(lambda done: f"{done:,} of {counted(total, 'cell')}")
+    )

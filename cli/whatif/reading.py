@@ -1,0 +1,73 @@
+"""From requests as a person gives them to a workload, all of it in memory."""
+
+import sys
+from contextlib import nullcontext
+
+from batcher.engine import Engine
+from batcher.errors import BatchdecodeError
+from batcher.formats.requests import ParsedLine, RequestParser
+from batcher.models.base import Model
+from batcher.models.loading import load_model
+from batcher.request import Request
+from batcher.simulation.workload import Workload, workload_of
+from batcher.whatif.lengths import decoded_outputs, num_unknown
+from cli.running.entries import EntryReader
+from cli.running.intake import open_input
+from cli.running.problems import InvalidInput, ProblemReport, say
+from cli.screen.cells import counted
+from cli.whatif.options import RequestOptions
+
+
+def read_workload(options: RequestOptions, *, quiet: bool) -> Workload:
+    """Return the workload of the requests; what only the model knows of it is found by decoding.
+
+    Raises:
+        BatchdecodeError: the input has bad lines, which have been reported, or cannot be read, or
+            its requests cannot be simulated.
+    """
+    model = load_model(options.model, options.model_settings, options.seed, options.llm_settings)
+    requests = _read_requests(options, model)
+    num_decoded = num_unknown(requests)
+    if not num_decoded:
+        return workload_of(requests, model)
+    if not quiet:
+        say(
+            f"{counted(num_decoded, 'request')} of {len(requests):,} may end before max_tokens: "
+            "all are decoded once to learn when\n"
+        )
+    return workload_of(requests, model, decoded_outputs(requests, model))
+
+
+def _read_requests(options: RequestOptions, model: Model) -> list[Request]:
+    """Return all requests of the input."""
+    found: list[Request] = []
+    num_lines = 0
+    with open_input(options.input, nullcontext) as source:
+        report = ProblemReport(source.name, options.color)
+        entries = EntryReader(source.lines(), RequestParser(target=Engine(model, 256).target))
+        while (entry := entries.read()) is not None:
+            num_lines += 1
+            report.add_if_bad(entry.parsed)
+            if isinstance(entry.parsed, ParsedLine):
+                found.append(entry.parsed.request)
+        say(source.take_notes() + report.closing())
+        if report.num_lines:
+            raise InvalidInput(report, num_lines, "nothing was simulated.")
+        if not found:
+            raise BatchdecodeError(f"{source.name} has no requests")
+    return found
+
+
+def write_text(text: str) -> None:
+    """Write an answer to stdout, whole.
+
+    Raises:
+        WriteError, BrokenPipeError: the output takes no more.
+    """
+    from cli.running.output import stdout_sink  # noqa: PLC0415 - only once there is an answer
+
+    sink = stdout_sink()
+    sink.write(
+        text.encode(sys.__stdout__.encoding if sys.__stdout__ else "utf-8", "backslashreplace")
+    )
+    sink.close()

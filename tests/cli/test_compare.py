@@ -1,0 +1,125 @@
+"""`batchdecode compare`, from its arguments to its table."""
+
+import csv
+import io
+import json
+import os
+import signal
+import time
+
+import pytest
+from process import ROOT, batchdecode, lines_of, start, workload
+
+CHAT = ROOT / "samples" / "what-if" / "chat.jsonl"
+PROFILE = ("--profile", "rtx4090_llama3.1-8b")
+
+
+def rows_of(*arguments):
+    done = batchdecode("compare", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_row_for_each_cell_with_what_varies_what_binds_and_the_knee():
+    done = batchdecode("compare", CHAT, *PROFILE, "--batch", "4,8,16,32", "--policy", "fcfs,sjf")
+    lines = done.stdout.decode().splitlines()
+    assert lines[1].split()[:3] == ["policy", "batch", "tokens/s"]
+    settings = [line.split()[:2] for line in lines[2:]]
+    assert settings == [[p, n] for p in ("fcfs", "sjf") for n in ("4", "8", "16", "32")]
+    assert "slots 89%" in lines[2]
+    assert [line.endswith("knee") for line in lines[2:6]] == [False, False, True, False]
+    assert done.stderr == ""
+
+
+def test_numbers_by_arithmetic(tmp_path):
+    # 8 requests of 10 tokens at 0, a second a step: two rounds in 4 slots
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(lines_of(*[{"prompt": [1], "max_tokens": 10, "ignore_eos": True}] * 8))
+    (four, eight) = rows_of(path, "--batch", "4,8", "--slo", "e2e=10")
+    assert (four["settings"]["batch"], eight["settings"]["batch"]) == (4, 8)
+    assert (four["outcome"]["tokens_per_s"], eight["outcome"]["tokens_per_s"]) == (4.0, 8.0)
+    assert (four["outcome"]["goodput"]["good"], eight["outcome"]["goodput"]["good"]) == (4, 8)
+    assert four["outcome"]["binding"]["constraint"] == "slots"
+    assert eight["outcome"]["binding"]["constraint"] == "compute"
+
+
+def test_processes_change_nothing(tmp_path):
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(lines_of(*workload(800, arrivals=lambda i: i)))
+    grid = (path, "--batch", "2,3,5,8", "--json")
+    one, four = (batchdecode("compare", *grid, "--jobs", jobs).stdout for jobs in (1, 4))
+    assert one == four
+    assert len(one.splitlines()) == 4
+
+
+def test_csv_has_all_settings_and_numbers():
+    done = batchdecode("compare", CHAT, "--batch", "4,16", "--kv-blocks", "none", "--csv")
+    rows = list(csv.DictReader(io.StringIO(done.stdout.decode())))
+    assert [row["batch"] for row in rows] == ["4", "16"]
+    assert [row["kv_blocks"] for row in rows] == ["none", "none"]
+    assert rows[0]["binding"] == "slots"
+    assert float(rows[0]["ttft_p99"]) > float(rows[1]["ttft_p99"])
+
+
+@pytest.mark.parametrize(("column", "batches"), [("throughput", [16, 8, 4]), ("slots", [4, 8, 16])])
+def test_sorted_the_best_comes_first(column, batches):
+    cells = rows_of(CHAT, *PROFILE, "--batch", "8,4,16", "--sort", column)
+    assert [cell["settings"]["batch"] for cell in cells] == batches
+
+
+def test_lengths_that_are_not_known_are_decoded_for():
+    done = batchdecode("compare", ROOT / "samples" / "requests.jsonl", "--batch", "8")
+    run = batchdecode(
+        "run", ROOT / "samples" / "requests.jsonl", "--summary-json", "/dev/stdout", "-q"
+    )
+    assert "25 requests of 27 may end before max_tokens: all are decoded once" in done.stderr
+    assert "5.84" in done.stdout.decode(), "the throughput of the run itself"
+    assert b'"steps":152' in run.stdout.replace(b" ", b"")
+    (cell,) = rows_of(ROOT / "samples" / "requests.jsonl", "--batch", "8")
+    assert cell["outcome"]["steps"] == 152
+
+
+def test_a_pipe_is_as_good_as_a_file():
+    piped = batchdecode("compare", "-", "--batch", "4,8", stdin=CHAT.read_bytes())
+    assert piped.stdout == batchdecode("compare", CHAT, "--batch", "4,8").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--policy", "sfj"], "unknown policy 'sfj'; did you mean sjf?"),
+        (["--profile", "x"], "unknown profile x; known: rtx4090_llama3.1-8b"),
+        (["--sort", "speed"], "--sort: unknown column 'speed' (known: throughput, requests"),
+        (["--slo", "ttft=1h"], "unknown unit 'h'; known: s, ms, us"),
+        (["--kv-blocks", "lots"], "--kv-blocks 'lots': expected a whole number"),
+        (["--batch", "8", "--max-batch-tokens", "4"], "no combination of settings makes sense"),
+        (["--json", "--csv"], "--json and --csv exclude each other"),
+    ],
+)
+def test_bad_options(arguments, message):
+    done = batchdecode("compare", CHAT, *arguments)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert message in done.stderr
+
+
+def test_bad_requests():
+    done = batchdecode("compare", "-", stdin=b'{"promt": "x"}\n{"prompt": "x"}\n')
+    assert done.returncode == 2
+    assert "did you mean `prompt`" in done.stderr
+    assert "1 invalid of 2 lines; nothing was simulated" in done.stderr
+    assert "has no requests" in batchdecode("compare", "-").stderr
+    beams = batchdecode("compare", "-", stdin=b'{"prompt": "x", "num_beams": 2}\n')
+    assert "num_beams 2 cannot be simulated" in beams.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_and_all_its_processes_at_once(tmp_path, number):
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(lines_of(*workload(3000, max_tokens=200, arrivals=lambda i: i)))
+    batches = ",".join(str(size) for size in range(1, 202))
+    process = start("compare", path, "--batch", batches, "--jobs", 2, start_new_session=True)
+    assert process.stderr.readline() == b"201 cells, 2 at a time\n"
+    time.sleep(0.5)  # while processes start, or are at work
+    os.killpg(process.pid, number)
+    out, error = process.communicate(timeout=10)
+    assert (process.returncode, out, error) == (128 + number, b"", b"")

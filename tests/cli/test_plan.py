@@ -1,0 +1,82 @@
+"""`batchdecode plan`, from its arguments to what it tells."""
+
+import json
+
+import pytest
+from process import ROOT, batchdecode, lines_of
+
+CHAT = ROOT / "samples" / "what-if" / "chat.jsonl"
+EIGHT = lines_of(*[{"prompt": [1], "max_tokens": 10, "ignore_eos": True}] * 8)
+
+
+def plan(*arguments, stdin=EIGHT):
+    return batchdecode("plan", "-", *arguments, stdin=stdin)
+
+
+def test_the_smallest_batch_with_what_binds_and_the_headroom():
+    # a second a step: 4 slots need two rounds of 10 s
+    done = plan("--slo", "e2e=25")
+    assert done.returncode == 0
+    assert done.stdout.decode().splitlines() == [
+        "batch 4 is the smallest that meets the SLO: 100% of 8 requests do, 99% is asked",
+        "  e2e        p99 20 s of 25 s, headroom 20%",
+        "  next       batch 3 reaches 75%, 2 miss e2e",
+        "  binding    slots: at batch 3 100% with batch 6",
+        "  time       slots 50%, compute 50%",
+        "  tried      1, 2, 3, 4, 5, 6, 8",
+    ]
+
+
+def test_an_slo_nobody_can_meet_shows_the_nearest_and_fails():
+    done = plan("--slo", "e2e=8")
+    assert done.returncode == 1
+    assert done.stdout.decode().splitlines()[:3] == [
+        "no batch from 1 to 8 meets the SLO for 99% of 8 requests; the nearest is batch 8, with 0%",
+        "  e2e        p99 10 s of 8 s, 1.25 times too long",
+        "  binding    compute: at batch 8 0% with batch 16",
+    ]
+
+
+def test_the_largest_rate():
+    rows = [
+        {"prompt": [1], "max_tokens": 10, "ignore_eos": True, "arrival_time": 20 * i}
+        for i in range(20)
+    ]
+    done = plan("--slo", "queue=1", "--search", "rate", "--batch", "1", stdin=lines_of(*rows))
+    text = done.stdout.decode()
+    assert text.startswith("rate 2x is the largest that meets the SLO: 100% of 20 requests do")
+    assert "rate       0.1 requests/s, 0.05 in the file" in text
+
+
+def test_json_has_all_of_it():
+    found = json.loads(plan("--slo", "e2e=25", "--json").stdout)
+    assert (found["is_met"], found["value"], found["next_value"]) == (True, 4, 3)
+    assert [trial["value"] for trial in found["trials"]] == [1, 2, 3, 4, 5, 6, 8]
+    assert found["outcome"]["tails"] == {"e2e": 20.0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Missing option '--slo'"),
+        (["--slo", "ttfs=1"], "unknown metric 'ttfs'; known: queue, ttft, tpot, e2e"),
+        (["--slo", "e2e=1", "--batch", "4"], "--batch is what --search batch finds: leave it out"),
+        (["--slo", "e2e=1", "--policy", "fcfs,sjf"], "a plan takes one value"),
+        (["--slo", "e2e=1", "--search", "rate"], "all requests arrive at once"),
+        (["--slo", "e2e=1", "--search", "speed"], "'speed' is not one of"),
+        (["--slo", "e2e=1", "--goodput", "0"], "--goodput 0 is met by anything"),
+        (["--slo", "e2e=1", "--profile", "x"], "unknown profile x; known: rtx4090"),
+    ],
+)
+def test_bad_options(arguments, message):
+    done = plan(*arguments)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert message in done.stderr
+
+
+def test_a_batch_of_the_configuration_file_is_none_of_a_search_for_one(tmp_path):
+    config = tmp_path / "c.yaml"
+    config.write_text("batch: 2\n")
+    assert plan("--slo", "e2e=25", "--config", config).stdout.startswith(b"batch 4 is the smallest")
+    searched = plan("--slo", "ttft=1", "--config", config, "--search", "kv-blocks")
+    assert b"with batch 4" in searched.stdout, "twice that of the file"

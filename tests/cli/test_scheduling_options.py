@@ -1,0 +1,204 @@
+"""How requests are scheduled, as flags, environment and file say it, in every command."""
+
+import json
+
+import pytest
+from process import batchdecode, lines_of, workload
+
+from batcher.settings import SchedulingSettings
+from cli.scheduling_options import NAMES, SchedulingOptions
+
+LIMITS = ["--kv-blocks", "12", "--block-size", "4", "--max-batch-tokens", "8", "--check"]
+REQUESTS = lines_of(*workload(30, arrivals=lambda i: i * 7 % 11))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "in").write_bytes(REQUESTS)
+    return tmp_path
+
+
+def run(folder, *arguments, stdin=b"", **environment):
+    done = batchdecode("run", *arguments, "-b", 3, "-q", cwd=folder, stdin=stdin, **environment)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def run_event(folder, *arguments, **environment):
+    run(folder, "in", "--trace", "trace", *arguments, **environment)
+    return json.loads((folder / "trace").read_text().splitlines()[0])
+
+
+def pretend_to_have_stopped(folder, size):
+    """Leave so much of the results, and make their run one that has not finished."""
+    out, record = folder / "out", folder / "out.run.json"
+    out.write_bytes(out.read_bytes()[:size])
+    record.write_text(record.read_text().replace('"finished": true', '"finished": false'))
+
+
+def test_there_is_an_option_for_every_setting():
+    assert {*SchedulingSettings.__struct_fields__, "check", "profile"} == NAMES
+
+
+def test_what_is_given_is_in_the_trace(folder):
+    event = run_event(
+        folder,
+        *[*LIMITS, "--policy", "sjf", "--aging", "7", "--batching", "static"],
+        *["--long-prefill-threshold", "5", "--prefill-order", "prefill-first"],
+        *["--no-prefix-cache", "--capacity", "watermark", "--watermark", "0.2"],
+        *["--profile", "constant:0.25"],
+    )
+    assert event["policy"] == "sjf"
+    assert event["scheduling"] == {
+        "aging": 7.0,
+        "batching": "static",
+        "max_batch_tokens": 8,
+        "long_prefill_threshold": 5,
+        "prefill_order": "prefill-first",
+        "kv_blocks": 12,
+        "block_size": 4,
+        "prefix_cache": False,
+        "capacity": "watermark",
+        "watermark": 0.2,
+    }
+    assert event["step_time"]["name"] == "constant"
+
+
+def test_a_flag_goes_before_the_environment_and_that_before_the_file(folder):
+    (folder / "c.yaml").write_text("kv-blocks: 40\nblock-size: 4\nprefix_cache: false\n")
+    found = run_event(folder, "--config", "c.yaml")["scheduling"]
+    assert found == {"kv_blocks": 40, "block_size": 4, "prefix_cache": False}
+    environment = {"BATCHDECODE_BLOCK_SIZE": "5", "BATCHDECODE_PREFIX_CACHE": "1"}
+    found = run_event(folder, "--config", "c.yaml", "--kv-blocks", "50", **environment)
+    assert found["scheduling"] == {"kv_blocks": 50, "block_size": 5, "prefix_cache": True}
+
+
+def test_the_trace_command_runs_requests_as_run_does(folder):
+    run(folder, "in", *LIMITS, "--policy", "ljf", "--trace", "trace")
+    (folder / "c.yaml").write_text("kv-blocks: 12\npolicy: ljf\noutput: no-file\n")
+    arguments = ["-b", 3, "--config", "c.yaml", *LIMITS[2:]]
+    views = [
+        batchdecode("trace", *source, "--format", "steps", cwd=folder).stdout
+        for source in (["trace"], ["in", *arguments])
+    ]
+    assert views[0] == views[1]
+    stories = [
+        batchdecode("trace", "why", "r9", *source, cwd=folder).stdout
+        for source in (["trace"], ["in", *arguments])
+    ]
+    assert stories[0] == stories[1] != b""
+
+
+def test_a_trace_takes_no_options_of_scheduling(folder):
+    run(folder, "in", "--trace", "trace")
+    done = batchdecode("trace", "trace", "--kv-blocks", 3, cwd=folder)
+    assert done.returncode == 2
+    assert "--kv-blocks is for requests, and trace is a trace" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--policy", "priorty"], "did you mean priority? (known: fcfs, priority, sjf,"),
+        (["--policy", "nowhere:key"], "nowhere"),
+        (["--batching", "statc"], "not one of 'continuous', 'static'"),
+        (["--capacity", "watermark"], "capacity watermark needs kv_blocks"),
+        (["--profile", "h200"], "known: rtx4090_llama3.1-8b"),
+        (["--max-batch-tokens", "2"], "max_batch_tokens 2 is less than the 3 slots"),
+        (["--kv-blocks", "0"], "0 is not in the range"),
+        (["--kv-blocks", "16777216", "--block-size", "1048576"], "no memory for so many blocks"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(folder, arguments, message):
+    done = batchdecode("run", "in", "-b", 3, *arguments, cwd=folder)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stdout == b""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [LIMITS, ["--policy", "sjf"], ["--profile", "h100_llama3.1-8b_tp1", "--policy", "deadline"]],
+)
+def test_a_pipe_and_a_file_in_any_order_give_the_same_schedule(folder, options):
+    lines = REQUESTS.splitlines(keepends=True)
+    ordered = b"".join(sorted(lines, key=lambda line: json.loads(line)["arrival_time"]))
+    (folder / "ordered").write_bytes(ordered)
+    from_file = run(folder, "ordered", *options)
+    assert run(folder, *options, stdin=ordered) == from_file
+    assert sorted(run(folder, "in", *options).splitlines()) == sorted(from_file.splitlines())
+
+
+def test_following_goes_by_what_has_come(folder):
+    requests = lines_of(*workload(6))
+    for options in (LIMITS, ["--policy", "sjf"], ["--profile", "h100_llama3.1-8b_tp1"]):
+        lines = run(folder, "--follow", *options, stdin=requests).splitlines()
+        tokens = {json.loads(line)["id"]: json.loads(line)["tokens"] for line in lines}
+        alone = run(folder, stdin=requests).splitlines()
+        assert tokens == {json.loads(line)["id"]: json.loads(line)["tokens"] for line in alone}
+
+
+@pytest.mark.parametrize("options", [LIMITS, ["--profile", "h100_llama3.1-8b_tp1"]])
+def test_a_run_with_limits_is_continued_as_if_it_had_never_stopped(folder, options):
+    whole = run(folder, "in", *options, "-o", "out", "--trace", "whole")
+    whole = (folder / "out").read_bytes()
+    for size in (0, 900, len(whole) - 5):
+        pretend_to_have_stopped(folder, size)
+        run(folder, "in", *options, "-o", "out", "--trace", "again", "--resume")
+        assert sorted((folder / "out").read_bytes().splitlines()) == sorted(whole.splitlines())
+        assert (folder / "again").read_bytes() == (folder / "whole").read_bytes()
+        (folder / "out").write_bytes(whole)
+
+
+def test_only_a_run_without_limits_and_step_times_is_plain():
+    assert SchedulingOptions().is_plain
+    assert SchedulingOptions(policy="fcfs", check=True).is_plain
+    assert not SchedulingOptions(profile="constant").is_plain
+    assert not SchedulingOptions(policy="sjf").is_plain
+
+
+def test_sessions_are_continued(folder):
+    turns = [{"session": "s", "prompt": "And", "max_tokens": 9, "ignore_eos": True}] * 4
+    (folder / "in").write_bytes(lines_of(*turns, *workload(9)))
+    run(folder, "in", "-o", "out")
+    whole = (folder / "out").read_bytes()
+    for size in range(0, len(whole), 400):
+        pretend_to_have_stopped(folder, size)
+        run(folder, "in", "-o", "out", "--resume")
+        assert sorted((folder / "out").read_bytes().splitlines()) == sorted(whole.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "reason"),
+    [
+        ([], ["--kv-blocks", "30"], "--kv-blocks was not set, now it is 30"),
+        (["--policy", "sjf"], [], "--policy was sjf, now it is fcfs"),
+        (["--aging", "5"], ["--aging", "6"], "--aging was 5.0, now it is 6.0"),
+        (
+            [],
+            ["--profile", "h100_llama3.1-8b_tp1"],
+            "--profile was 1 second a step, now it is h100_llama3.1-8b_tp1",
+        ),
+        (
+            ["--profile", "constant:2"],
+            ["--profile", "constant:3"],
+            "--profile: seconds was 2.0, now it is 3.0",
+        ),
+    ],
+)
+def test_another_schedule_is_not_resumed(folder, then, now, reason):
+    run(folder, "in", *then, "-o", "out")
+    pretend_to_have_stopped(folder, 700)
+    done = batchdecode("run", "in", "-b", 3, *now, "-o", "out", "--resume", cwd=folder)
+    assert done.returncode == 2
+    assert reason in done.stderr
+
+
+def test_the_wall_clock_is_not_resumed(folder):
+    (folder / "in").write_bytes(lines_of(*workload(3)))
+    run(folder, "in", "--profile", "wall", "-o", "out")
+    pretend_to_have_stopped(folder, 100)
+    for options in (["--profile", "wall"], []):
+        done = batchdecode("run", "in", "-b", 3, *options, "-o", "out", "--resume", cwd=folder)
+        assert done.returncode == 2
+        assert "--profile wall" in done.stderr

@@ -1,0 +1,141 @@
+"""`batchdecode verify`: its verdicts, and the commands that show a difference again."""
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+
+import pytest
+from process import batchdecode, lines_of, workload
+
+SAMPLES = Path(__file__).parents[2] / "samples"
+REQUESTS = lines_of(*workload(9, arrivals=lambda i: i * 7 % 11))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "in").write_bytes(REQUESTS)
+    shutil.copy(SAMPLES / "batch_dependent.py", tmp_path)
+    return tmp_path
+
+
+def verify(folder, *arguments, stdin=b"", **environment):
+    done = batchdecode("verify", *arguments, cwd=folder, stdin=stdin, **environment)
+    done.text = done.stdout.decode()
+    return done
+
+
+def test_a_proof_says_what_it_rests_on(folder):
+    done = verify(folder, "in", "--settings", 12)
+    assert done.returncode == 0
+    first, second, third = done.text.splitlines()
+    assert first.startswith("in: 9 requests, 9 outputs, ")
+    assert second == "the same alone, twice, and under 12 settings"
+    assert third.startswith("on the way: ")
+    assert done.text == verify(folder, "-", "--settings", 12, stdin=REQUESTS).text.replace(
+        "<stdin>", "in"
+    )
+
+
+def test_the_settings_are_drawn_from_the_seed(folder):
+    texts = [verify(folder, "in", "--settings", 12, "--seed", seed).text for seed in (0, 0, 5)]
+    assert texts[0] == texts[1] != texts[2]
+
+
+@pytest.mark.parametrize("name", ["mixes_rows", "forgets_order", "KnowsSlots"])
+def test_a_difference_comes_with_what_shows_it_again(folder, name):
+    model = f"batch_dependent:{name}"
+    done = verify(folder, "in", "--model", model, "--seed", 3)
+    assert done.returncode == 1
+    lines = dict(line.split(maxsplit=1) for line in done.text.splitlines()[1:])
+    assert lines["first"].startswith("difference at token ")
+    alone, here = lines["alone"], lines["here"]
+    assert alone != here
+    assert "[" in alone
+    command = shlex.split(lines["verify"])
+    assert command[:2] == ["batchdecode", "verify"]
+    assert command[-4:-1] == ["--seed", "3", "--only"]
+    again = verify(folder, *command[2:])
+    assert again.returncode == 1
+    assert again.text.splitlines()[:4] == done.text.splitlines()[:4]
+    run = batchdecode(*shlex.split(lines["run"])[1:], cwd=folder)
+    results = {result["id"]: result for result in map(json.loads, run.stdout.splitlines())}
+    wrong = done.text.splitlines()[0].split("request ")[1].split(",")[0]
+    tokens = [int(token.split()[0]) for token in here.replace("[", "").split("  ")[:2]]
+    position = int(done.text.split("at token ")[1].split(",")[0])
+    start = max(position - 6, 0)
+    assert position > 6 or results[wrong]["tokens"][start : start + 2] == tokens
+
+
+@pytest.mark.parametrize("name", ["draws", "StaleCache"])
+def test_a_model_that_differs_from_itself_is_said_to(folder, name):
+    done = verify(folder, "in", "--model", f"batch_dependent:{name}")
+    assert done.returncode == 1
+    assert done.text.startswith("not deterministic even alone")
+    assert "setting" not in done.text
+
+
+def test_a_verdict_is_for_programs_too(folder):
+    proof = json.loads(verify(folder, "in", "--settings", 5, "--json").text)
+    assert proof["is_proven"]
+    assert proof["is_deterministic"]
+    assert proof["num_settings"] == 5
+    assert proof["difference"] is None
+    done = verify(folder, "in", "--json", "--model", "batch_dependent:mixes_rows")
+    assert done.returncode == 1
+    verdict = json.loads(done.text)
+    assert not verdict["is_proven"]
+    assert verdict["difference"]["field"] == "tokens"
+    assert verdict["case"]["number"] == verdict["num_settings"] + 1
+    assert f"--only {verdict['case']['number']}" in verdict["again"]
+
+
+def test_a_configuration_gives_the_model_and_nothing_that_is_drawn(folder):
+    (folder / "c.yaml").write_text(
+        "seed: 4\nbatch: 2\noutput: none\nmodel: batch_dependent:mixes_rows\n"
+    )
+    done = verify(folder, "in", "--config", "c.yaml")
+    assert done.returncode == 1
+    assert "verify in --config c.yaml --model batch_dependent:mixes_rows --only 1\n" in done.text
+    (folder / "c.yaml").write_text("simulated:\n  sede: 3\n")
+    done = verify(folder, "in", "--config", "c.yaml")
+    assert done.returncode == 2
+    assert "did you mean seed?" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "message"),
+    [
+        (["in", "--model", "nowhere:model"], b"", "nowhere"),
+        (["missing"], b"", "cannot read missing"),
+        (["-"], b"", "<stdin> has no requests"),
+        (["-"], b'{"prompt":"x"}\n{"promt":"x"}\n', "1 invalid of 2 lines; nothing decoded."),
+        (["-"], b'{"id":"a","prompt":"x"}\n' * 2, "duplicate-id"),
+        (["in", "--settings", "0"], b"", "0 is not in the range"),
+    ],
+)
+def test_bad_input_is_not_a_difference(folder, arguments, stdin, message):
+    done = verify(folder, *arguments, stdin=stdin)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.text == ""
+
+
+def test_requests_for_many_slots_are_decoded_in_as_many(folder):
+    beams = [{"id": "b", "prompt": "Once", "num_beams": 5, "n": 2, "max_tokens": 6}]
+    (folder / "in").write_bytes(lines_of(*beams, *workload(3)))
+    done = verify(folder, "in", "--settings", 10)
+    assert done.returncode == 0
+    assert "4 requests, 5 outputs" in done.text
+
+
+def test_a_failing_model_fails_alone_too(folder):
+    (folder / "mine.py").write_text(
+        "def tired(prefixes):\n"
+        "    if max(map(len, prefixes)) > 9:\n"
+        "        raise RuntimeError('no')\n"
+        "    return [1 for _ in prefixes]\n"
+    )
+    done = verify(folder, "in", "--model", "mine:tired")
+    assert done.returncode == 1  # it fails the others in its batch
+    assert "not the same" in done.text

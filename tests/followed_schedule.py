@@ -1,0 +1,278 @@
+"""What must be true of a schedule, followed event by event: a model made of events alone.
+
+A unit is what is admitted, preempted and ended together; the documentation says of what it
+consists.  All of this is for Engine, but it knows nothing of how that works.
+"""
+
+from collections import Counter
+from math import inf
+from typing import NamedTuple
+
+from msgspec import structs
+from scheduling_settings import blocks_needed
+
+from batcher import Request
+from batcher.events import (
+    AdmitEvent,
+    ArriveEvent,
+    DropEvent,
+    FinishEvent,
+    ForkEvent,
+    HoldEvent,
+    JumpEvent,
+    PreemptEvent,
+    PrefillEvent,
+    RequestEvent,
+    StepsEvent,
+)
+from batcher.sequence import is_plain
+from batcher.settings import SchedulingSettings
+
+
+class Row(NamedTuple):
+    """A sequence: a sample, a beam or a negative prompt."""
+
+    id: str
+    index: int
+    role: str
+
+
+Unit = tuple[Row, ...]  # the leader first
+
+
+def units_of(request: Request, request_id: str) -> list[Unit]:
+    """Return what waits on behalf of a request, by the documentation."""
+    if request.max_tokens == 0:
+        return [(Row(request_id, index, "sample"),) for index in range(request.n)]
+    if request.num_beams > 1:
+        return [tuple(Row(request_id, index, "beam") for index in range(request.num_beams))]
+    roles = ["sample"] if request.cfg_scale == 1 else ["sample", "negative"]
+    return [
+        tuple(Row(request_id, index, role) for role in roles)
+        for index in range(request.best_of or request.n)
+    ]
+
+
+class FollowedSchedule:
+    """Who waits, who runs and where, from events; each event is checked against that."""
+
+    def __init__(self, num_slots: int, settings: SchedulingSettings) -> None:
+        self.num_slots, self.settings = num_slots, settings
+        self.requests: dict[str, Request] = {}
+        self.drops: Counter[str] = Counter()
+        self.pending: dict[Row, Unit] = {}  # by leader, as the next two
+        self.waiting: dict[Row, Unit] = {}
+        self.running: dict[Row, Unit] = {}
+        self.holders: dict[int, Row] = {}  # slot -> sequence
+        self.arrived: dict[Row, ArriveEvent] = {}
+        self.queue_numbers: dict[Row, int] = {}
+        self.admitted: dict[Row, AdmitEvent] = {}  # for the last time
+        self.preempted: dict[Row, PreemptEvent] = {}  # for the last time
+        self.left: dict[Row, int] = {}  # tokens still to be computed, of running rows
+        self.jumped: Counter[Row] = Counter()
+        self.to_admit: list[Row] = []  # what is left of a unit that is being admitted,
+        self.to_end: list[Row] = []  # and of one that is ending,
+        self.to_preempt: list[Row] = []  # and of one that is preempted
+        self.hold: HoldEvent | None = None
+        self.times = [0.0]
+        self.computed: list[int] = []  # tokens of each step, as far as that has been told
+        self.blocks: list[int] = []
+        self.ends: list[float] = []
+
+    def add(self, request: Request, request_id: str) -> None:
+        """Take in a request that the engine has accepted."""
+        self.requests[request_id] = request
+        self.pending |= {unit[0]: unit for unit in units_of(request, request_id)}
+
+    def follow(self, event: RequestEvent) -> None:
+        """Check one event, and take note of it."""
+        assert not self.to_admit or isinstance(event, AdmitEvent), "a unit was torn apart"
+        assert not self.to_preempt or isinstance(event, PreemptEvent), "a unit was torn apart"
+        if isinstance(event, ArriveEvent):
+            self._follow_arrival(event)
+        elif isinstance(event, AdmitEvent):
+            self._follow_admission(event)
+        elif isinstance(event, PrefillEvent):
+            self._follow_chunk(event)
+        elif isinstance(event, PreemptEvent):
+            self._follow_preemption(event)
+        elif isinstance(event, HoldEvent):
+            self._follow_hold(event)
+        elif isinstance(event, StepsEvent):
+            self._follow_steps(event)
+        elif isinstance(event, FinishEvent):
+            self._follow_end(event)
+        elif isinstance(event, DropEvent):
+            self.drops[event.id] += 1
+        else:
+            self._follow_row(event)
+        if not isinstance(event, ArriveEvent | StepsEvent | DropEvent) and (
+            not isinstance(event, FinishEvent) or event.slot is not None
+        ):
+            self.times.append(event.time)  # the others happen at a time which may be long past
+
+    def check_no_slot_is_wasted(self, now: float) -> None:
+        """Make sure that no slot is empty while somebody could have it: invariant 5."""
+        num_free = self.num_slots - len(self.holders)
+        head = self.head(now)
+        if head is None or len(self.waiting[head]) > num_free:
+            return
+        assert self.hold is not None, "a slot is empty for no reason (invariant 5)"
+        assert Row(self.hold.id, self.hold.index, head.role) in self.waiting
+        if self.settings.policy != "lpm":
+            assert head[:2] == (self.hold.id, self.hold.index), "somebody else is held back"
+
+    def head(self, now: float) -> Row | None:
+        """Return who is to be admitted first, if all that wait are sorted anew."""
+        if not self.waiting:
+            return None
+        oldest = min(self.waiting, key=self.queue_numbers.__getitem__)
+        if self.settings.policy != "fcfs":
+            has_aged = now - self.arrived[oldest].time >= self.settings.aging
+            return oldest if has_aged else min(self.waiting, key=self._key)
+        return oldest
+
+    def _key(self, leader: Row) -> tuple[float, int]:
+        request, arrival = self.requests[leader.id], self.arrived[leader]
+        size = arrival.prompt_tokens + arrival.max_tokens
+        keys = {
+            "priority": request.priority,
+            "sjf": size,
+            "ljf": -size,
+            "deadline": inf if request.deadline is None else request.deadline,
+        }
+        return keys.get(self.settings.policy, 0), self.queue_numbers[leader]
+
+    def _follow_arrival(self, event: ArriveEvent) -> None:
+        leader = next(row for row in self.pending if row[:2] == (event.id, event.index))
+        self.waiting[leader] = self.pending.pop(leader)
+        self.arrived[leader] = event
+        self.queue_numbers[leader] = len(self.queue_numbers)
+
+    def _follow_admission(self, event: AdmitEvent) -> None:
+        row = Row(event.id, event.index, event.role)
+        if not self.to_admit:
+            if self.settings.policy != "lpm":
+                assert row == self.head(event.time), "not the first of the queue (invariant 5)"
+            if self.settings.batching == "static":
+                before = [held for held in self.holders.values() if held in self.admitted]
+                steps = {self.admitted[held].step for held in before}
+                assert steps <= {event.step}, "a static batch has grown"
+            self.running[row] = self.waiting.pop(row)
+            self.to_admit = list(self.running[row])
+            self.hold = None
+        assert row == self.to_admit.pop(0), "companions are admitted together, in order"
+        assert event.slot not in self.holders, "a slot with two sequences (invariant 2)"
+        assert row not in self.holders.values(), "a sequence with two slots (invariant 2)"
+        free = set(range(self.num_slots)) - set(self.holders)
+        assert event.slot == min(free), "not the lowest free slot"
+        self.holders[event.slot] = row
+        self.admitted[row], self.left[row] = event, event.left
+        before_now = self.preempted.pop(row, None)
+        assert event.generated == (before_now.generated if before_now else 0), "tokens are lost"
+        if is_plain(self.requests[row.id]):
+            self._check_first_chunk(event, self.arrived[row].prompt_tokens + event.generated)
+
+    def _check_first_chunk(self, event: AdmitEvent, num_known: int) -> None:
+        assert event.cached < max(num_known, 1), "nothing was left to compute"
+        num_computed = num_known - event.cached - event.left
+        threshold = self.settings.long_prefill_threshold
+        assert threshold is None or num_computed <= threshold, "too long a chunk (invariant 11)"
+        assert num_computed >= 0
+
+    def _follow_chunk(self, event: PrefillEvent) -> None:
+        row = self.holders[event.slot]
+        assert row == (event.id, event.index, event.role), "not who holds the slot"
+        threshold = self.settings.long_prefill_threshold
+        if threshold is not None:
+            assert event.tokens <= max(threshold, 2), "a chunk is too long (invariant 11)"
+            if row.role == "sample" and self.requests[row.id].cfg_scale == 1:
+                assert event.tokens <= threshold, "a chunk is too long (invariant 11)"
+        assert event.tokens > 0
+        assert event.left >= 0
+        self.left[row] = event.left
+
+    def _follow_preemption(self, event: PreemptEvent) -> None:
+        row = Row(event.id, event.index, event.role)
+        assert self.settings.kv_blocks is not None, "there are blocks enough"
+        assert self.settings.capacity != "no-evict", "that was not to happen"
+        assert self.holders.pop(event.slot) == row, "not who held it"
+        beneficiary = (event.for_id, event.for_index)
+        assert beneficiary in {held[:2] for held in (*self.holders.values(), row)}
+        if not self.to_preempt:
+            self.to_preempt = list(self.running[row])
+            self.waiting[row] = self.running.pop(row)
+        assert row == self.to_preempt.pop(0), "companions are preempted together, in order"
+        self.preempted[row] = event
+
+    def _follow_hold(self, event: HoldEvent) -> None:
+        leader = next(row for row in self.waiting if row[:2] == (event.id, event.index))
+        assert len(self.waiting[leader]) <= self.num_slots
+        assert len(self.holders) < self.num_slots, "no slot was free"
+        if self.settings.policy != "lpm":
+            assert leader == self.head(event.time), "not the first of the queue"
+        if event.reason == "kv":
+            assert event.blocks > 0
+            assert self.settings.kv_blocks is not None
+        elif event.reason == "batch":
+            assert self.settings.batching == "static"
+            assert self.holders
+        elif event.reason == "tokens":
+            assert self.settings.max_batch_tokens is not None
+        self.hold = event
+
+    def _follow_steps(self, event: StepsEvent) -> None:
+        assert event.step == len(self.computed), "steps are left out, or told twice"
+        parts = structs.astuple(event)[1:]
+        assert len({len(part) for part in parts}) == 1
+        computed = [sum(pair) for pair in zip(event.decodes, event.prefills, strict=True)]
+        budget = self.settings.max_batch_tokens
+        assert budget is None or max(computed) <= budget, "too many tokens (invariant 11)"
+        assert max(event.rows) <= self.num_slots
+        kv_blocks = self.settings.kv_blocks
+        assert kv_blocks is None or max(event.blocks) <= kv_blocks, "invariant 10"
+        assert min(*event.prefill_padding, *event.decode_padding, 0) == 0
+        self.computed += computed
+        self.blocks += event.blocks
+        self.ends += event.ends
+        assert self.ends == sorted(self.ends), "invariant 4"
+
+    def _follow_row(self, event: JumpEvent | ForkEvent) -> None:
+        row = self.holders[event.slot]
+        assert row[:2] == (event.id, event.index)
+        if isinstance(event, JumpEvent):
+            self.jumped[row] += event.tokens
+        else:
+            beams = self.running[row._replace(index=0)]
+            assert beams[event.parent] in self.holders.values()
+
+    def _follow_end(self, event: FinishEvent) -> None:
+        row = Row(event.id, event.index, event.role)
+        if event.slot is None:
+            self._follow_end_without_slot(row, event)
+            return
+        assert self.holders.pop(event.slot) == row, "not who held it (invariant 3)"
+        unit = self.running.get(row)
+        if unit is not None:
+            del self.running[row]
+            self.to_end = list(unit)
+        assert row == self.to_end.pop(0), "companions end together, in order"
+        if row.role == "negative" or (row.role == "beam" and row.index >= self.requests[row.id].n):
+            assert (event.reason, event.tokens) == ("unused", 0)
+        if event.reason in {"stop", "length"}:
+            assert self.left[row] == 0 or row.role != "sample", "it could not have had a token"
+
+    def _follow_end_without_slot(self, row: Row, event: FinishEvent) -> None:
+        request = self.requests[row.id]
+        is_leader = row in self.pending or row in self.waiting
+        assert is_leader or row.role != "sample"
+        is_empty = row in self.waiting and request.max_tokens == 0
+        if event.reason == "error":
+            needed = blocks_needed(request, self.settings.block_size)
+            assert request.session is not None or needed > (self.settings.kv_blocks or inf)
+        else:
+            assert event.reason in {"aborted", "unused"} or is_empty, "no legal move (invariant 3)"
+        self.pending.pop(row, None)
+        self.waiting.pop(row, None)
+        if self.hold is not None and row[:2] == (self.hold.id, self.hold.index):
+            self.hold = None

@@ -1,0 +1,127 @@
+"""Random requests and settings for simulations, and what an engine says of them."""
+
+from random import Random
+from typing import Any, NamedTuple
+
+from batcher import Engine, Request, SimulatedModel
+from batcher.errors import BatchdecodeError
+from batcher.events import AdmitEvent, Event, FinishEvent, PreemptEvent, StepsEvent
+from batcher.request import PromptSegment, Result
+from batcher.scheduling.making import check_settings
+from batcher.settings import SchedulingSettings
+from batcher.timing.formulas import ConstantStepTime, ProfileStepTime
+from batcher.timing.loading import step_time_of
+from batcher.timing.step_time import StepTime
+
+Logged = tuple[str, int, str, int, float, int]
+"""What happened, in which step, to which sample, when, and with how many tokens."""
+
+STEP_TIMES: list[StepTime] = [
+    ConstantStepTime(),
+    ConstantStepTime(0.25),
+    step_time_of("rtx4090_llama3.1-8b"),
+    ProfileStepTime(
+        "steep", {"t0": 300, "w": 100, "f": 20, "g": 10, "d": 1.5, "h": 2, "e": 0.01}
+    ),
+    step_time_of("roofline:llama-3.1-8b:h100-sxm"),
+]
+POLICIES = ["fcfs", "priority", "sjf", "ljf", "deadline", "lpm"]
+
+
+class EngineRun(NamedTuple):
+    """log: admissions, preemptions and ends.  ends: of each step, in seconds."""
+
+    log: list[Logged]
+    ends: list[float]
+    blocks: list[int]
+    results: dict[tuple[str, int], Result]
+
+
+def run_engine(
+    requests: list[Request], num_slots: int, settings: SchedulingSettings, step_time: StepTime
+) -> EngineRun:
+    """Return what the engine does with the simulated model, which ends nothing early."""
+    engine = Engine(
+        SimulatedModel(), num_slots, settings=settings, step_time=step_time, is_measured=True
+    )
+    for request in requests:
+        engine.add(request)
+    events: list[Event] = []
+    results = {}
+    while engine.has_work:
+        outcome = engine.step()
+        events += outcome.events
+        results |= {(result.id, result.index): result for result in outcome.results}
+    log: list[Logged] = []
+    ends: list[float] = []
+    blocks: list[int] = []
+    for event in events:
+        if isinstance(event, AdmitEvent):
+            log.append(("admit", event.step, event.id, event.index, event.time, event.cached))
+        elif isinstance(event, PreemptEvent):
+            log.append(("preempt", event.step, event.id, event.index, event.time, event.tokens))
+        elif isinstance(event, FinishEvent) and event.slot is not None:
+            log.append(("finish", event.step, event.id, event.index, event.time, event.tokens))
+        elif isinstance(event, StepsEvent):
+            ends += event.ends
+            blocks += event.blocks
+    return EngineRun(log, ends, blocks, results)
+
+
+def random_requests(random: Random, *, may_stop: bool = True) -> list[Request]:
+    """Some requests: shared prefixes, samples, sessions, priorities, deadlines, salts."""
+    base = random.choices([3, 4, 5], k=random.randint(0, 40))
+    drawn: list[Request] = []
+    for number in range(random.randint(1, 12)):
+        session = random.choice([None, None, None, "s", "t"])
+        more: dict[str, Any] = {}
+        if may_stop and random.random() < 0.2:
+            more["stop_token"] = random.choices(range(3, 500), k=30)
+        if session is None and random.random() < 0.2:
+            more |= {"n": random.randint(2, 3), "temperature": 1.0}
+        if random.random() < 0.2:
+            more["cache_salt"] = random.choice("ab")
+        tail = random.choices(range(3, 500), k=random.randint(0, 12))
+        prompt: Any = base[: random.randint(0, len(base))] + tail
+        if random.random() < 0.25:
+            prompt = [
+                PromptSegment(tokens=(base + [7] * 20)[: random.randint(1, 20)], type="system")
+                for _ in range(random.randint(1, 3))
+            ]
+        drawn.append(
+            Request(
+                id=f"r{number}",
+                prompt=prompt,
+                max_tokens=random.choice([0, 1, 2, 5, 17, 40, 90]),
+                ignore_eos=True,
+                arrival_time=random.choice([0.0, 0.0, 0.5, 3.0, 3.25, 10.0, 33.3, 60.0]),
+                priority=random.randint(0, 2),
+                deadline=random.choice([None, None, 70.0, 200.0]),
+                session=session,
+                think_time=random.choice([0.0, 1.5]) if session else 0.0,
+                **more,
+            )
+        )
+    return drawn
+
+
+def random_settings(random: Random) -> tuple[int, SchedulingSettings]:
+    """A number of slots and settings under which some requests can run."""
+    num_slots = random.randint(1, 6)
+    settings = SchedulingSettings(
+        policy=random.choice(POLICIES),
+        aging=random.choice([0.5, 2.0, 7.5, 300.0]),
+        batching=random.choice(["continuous", "continuous", "static"]),
+        prefill_order=random.choice(["decode-first", "prefill-first"]),
+        max_batch_tokens=random.choice([None, None, 16, 20, 40]),
+        long_prefill_threshold=random.choice([None, None, 3, 11]),
+        block_size=random.choice([1, 2, 4, 16]),
+        kv_blocks=random.choice([None, 10, 40, 60, 120, 300]),
+        prefix_cache=random.choice([None, True, False, False]),
+        capacity=random.choice(["on-demand", "on-demand", "no-evict", "watermark"]),
+    )
+    try:
+        check_settings(num_slots, settings)
+    except BatchdecodeError:
+        return num_slots, SchedulingSettings(kv_blocks=settings.kv_blocks)
+    return num_slots, settings

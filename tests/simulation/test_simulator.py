@@ -1,0 +1,113 @@
+"""The simulation against the engine with a model, and from event to event against step by step."""
+
+from random import Random
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated_workloads import (
+    STEP_TIMES,
+    Logged,
+    random_requests,
+    random_settings,
+    run_engine,
+)
+
+from batcher import Request, SimulatedModel, decode
+from batcher.scheduling.plan import StepPlan
+from batcher.settings import SchedulingSettings
+from batcher.simulation.result import SimulationResult
+from batcher.simulation.sequence import SimulatedSequence
+from batcher.simulation.simulator import StepSimulation, simulate, simulate_steps
+from batcher.simulation.workload import Workload, workload_of
+
+
+class LoggedSimulation(StepSimulation):
+    """A simulation that tells of its steps what an engine's events tell."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.log: list[Logged] = []
+        self.ends: list[float] = []
+        self.blocks: list[int] = []
+
+    def _note(self, plan: StepPlan) -> None:
+        super()._note(plan)
+        for preemption in plan.preempted:
+            self._log("preempt", preemption.leader, preemption.num_computed[preemption.leader])
+        for sequence in plan.admitted:
+            self._log("admit", sequence, sequence.num_cached)
+
+    def _compute(self, plan: StepPlan) -> None:
+        self.blocks.append(self._pool.num_used)
+        self.start = self._now
+        super()._compute(plan)
+        self.ends.append(self._now)
+
+    def _end(self, sequence: SimulatedSequence) -> None:
+        if sequence.admitted_ticks >= 0:
+            row = ("finish", self._step - 1, sequence.id, sequence.index, self.start)
+            self.log.append((*row, sequence.num_output_tokens))
+        super()._end(sequence)
+
+    def _log(self, what: str, sequence: Any, num_tokens: int) -> None:
+        self.log.append(
+            (what, self._step, sequence.id, sequence.index, self._now, num_tokens)
+        )
+
+
+def workload_from(drawn: list[Request]) -> Workload:
+    """The workload of requests that have been decoded once."""
+    places = {request.id: place for place, request in enumerate(drawn)}
+    results = decode(drawn, batch_size=64)
+    outputs = {(places[result.id], result.index): result.tokens for result in results}
+    return workload_of(drawn, SimulatedModel(), outputs)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32))
+def test_a_simulation_is_the_engine_step_for_step_and_tick_for_tick(seed: int) -> None:
+    random = Random(seed)
+    drawn = random_requests(random)
+    num_slots, chosen = random_settings(random)
+    step_time = random.choice(STEP_TIMES)
+    engine = run_engine(drawn, num_slots, chosen, step_time)
+    simulation = LoggedSimulation(workload_from(drawn), num_slots, chosen, step_time)
+    result = simulation.run()
+    assert simulation.log == engine.log
+    assert simulation.ends == engine.ends
+    assert simulation.blocks == engine.blocks
+    for sequence in result.sequences:
+        ended = engine.results[sequence.id, sequence.index]
+        assert sequence.has_failed == (ended.finish_reason == "error")
+
+
+def outcome(result: SimulationResult) -> Any:
+    """All that a simulation tells."""
+    times = [
+        (
+            sequence.id,
+            sequence.index,
+            sequence.arrival_time,
+            sequence.admitted_ticks,
+            sequence.first_token_ticks,
+            sequence.end_ticks,
+            sequence.has_failed,
+            sequence.num_cached_at_first,
+            sequence.num_preemptions,
+        )
+        for sequence in result.sequences
+    ]
+    return times, result.totals, result.end_ticks
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2**32))
+def test_from_event_to_event_is_exactly_step_by_step(seed: int) -> None:
+    random = Random(seed)
+    drawn = random_requests(random, may_stop=False)
+    num_slots, chosen = random_settings(random)
+    step_time = random.choice(STEP_TIMES)
+    workload = workload_of(drawn, SimulatedModel())
+    stepwise = simulate_steps(workload, num_slots, chosen, step_time)
+    assert outcome(simulate(workload, num_slots, chosen, step_time)) == outcome(stepwise)

@@ -1,0 +1,219 @@
+"""Prompts of every kind, read into token ids."""
+
+import os
+import subprocess
+import sys
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batcher import Request, SimulatedModel, decode
+from batcher.errors import RequestError
+from batcher.models.callable import CallableModel
+from batcher.prompts import Prompt, count_tokens, read_prompt, segment_tokens
+from batcher.request import PromptSegment
+
+MODEL = SimulatedModel()
+ENCODE = MODEL.tokenizer.encode
+MASK = 2**64 - 1
+
+
+def read(prompt, model=MODEL):
+    return read_prompt(prompt, "prompt", "a", model)
+
+
+def drawn(seed, length, vocab_size=512):
+    return segment_tokens(PromptSegment(length=length, seed=seed), vocab_size)
+
+
+def splitmix64(state):
+    """Yield the numbers of splitmix64 as its authors write it."""
+    while True:
+        state = (state + 0x9E3779B97F4A7C15) & MASK
+        bits = state
+        bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9 & MASK
+        bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EB & MASK
+        yield bits ^ (bits >> 31)
+
+
+def test_a_prompt_of_ids_is_the_list_itself_and_has_no_borders():
+    tokens = [5, 6, 7]
+    assert read(tokens).tokens is tokens
+    assert read(tokens).borders == read([]).borders == read("Hi").borders == ()
+    assert read("Tell me") == Prompt(ENCODE("Tell me"))
+
+
+def test_segments_stand_one_behind_the_other_and_each_ends_at_a_border():
+    prompt = [
+        PromptSegment(text="Be brief.", type="system"),
+        PromptSegment(length=40, seed="book", pin=True),
+        PromptSegment(tokens=[9, 8], type="user"),
+        PromptSegment(text=" No", type="assistant"),
+        PromptSegment(text="!"),
+    ]
+    parts = [ENCODE("Be brief."), drawn("book", 40), [9, 8], ENCODE(" No"), ENCODE("!")]
+    ends = np.cumsum([len(part) for part in parts]).tolist()
+    assert read(prompt) == Prompt([*chain(*parts)], tuple(zip(ends, [2, 3, 1, 0, 0], strict=True)))
+    assert count_tokens(prompt, MODEL.tokenizer) == ends[-1]
+
+
+def test_texts_are_encoded_one_by_one():
+    """ "ri" and "ver" are no word, though the whole is: equal segments have equal tokens."""
+    whole, parts = [" the river"], [" the ri", "ver"]
+    assert [
+        read([PromptSegment(text=text) for text in texts]).tokens for texts in (whole, parts)
+    ] == [
+        ENCODE(" the river"),
+        ENCODE(" the ri") + ENCODE("ver"),
+    ]
+    assert ENCODE(" the river") != ENCODE(" the ri") + ENCODE("ver")
+
+
+def test_what_a_seed_stands_for_depends_on_seed_and_position_alone():
+    assert drawn(7, 100)[:30] == drawn(7, 30)
+    before = [PromptSegment(text="x"), PromptSegment(length=30, seed=7)]
+    assert read(before).tokens[1:] == drawn(7, 30)
+    kinds = [0, 1, -1, 2**63 - 1, "", "0", "1", "é"]
+    assert len({tuple(drawn(seed, 20)) for seed in kinds}) == len(kinds)
+
+
+def test_it_is_splitmix64_of_the_hashed_seed():
+    numbers = splitmix64(next(splitmix64(5)))
+    assert drawn(5, 50, 1000) == [3 + ((next(numbers) >> 32) * 997 >> 32) for _ in range(50)]
+
+
+def test_what_a_seed_stands_for_is_the_same_in_every_process():
+    code = (
+        "from batcher.prompts import segment_tokens as t; from batcher.request import PromptSegment"
+        " as S; print(t(S(length=9, seed='book'), 512) + t(S(length=9, seed=-3), 512))"
+    )
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    ]
+    assert said == [f"{drawn('book', 9) + drawn(-3, 9)}\n"] * 2
+
+
+@given(st.integers(-(2**63), 2**63 - 1) | st.text(max_size=5), st.integers(1, 200))
+def test_drawn_tokens_are_ordinary_tokens_of_the_model(seed, length):
+    for vocab_size in (1, 3, 4, 5, 512, 2**31):
+        tokens = drawn(seed, length, vocab_size)
+        first = 3 if vocab_size > 3 else 0
+        assert len(tokens) == length
+        assert all(type(token) is int and first <= token < vocab_size for token in tokens)
+    assert drawn(seed, length, None) == drawn(seed, length, 512)
+
+
+def test_prompts_share_the_integers_they_are_made_of():
+    tokens = drawn(1, 5000)
+    assert len({id(token) for token in tokens}) == len(set(tokens))
+
+
+def test_drawn_tokens_are_uniform():
+    """Chi-square over 509 ids: mean 508, deviation 32."""
+    counts = np.bincount(drawn(1, 509 * 200), minlength=512)
+    assert not counts[:3].any()
+    assert ((counts[3:] - 200) ** 2 / 200).sum() == pytest.approx(508, abs=130)
+
+
+def test_a_prompt_is_cut_at_a_border_of_its_own():
+    prompt = Prompt([1, 2, 3, 4, 5], ((2, 2), (4, 0), (5, 1)))
+    assert prompt.cut(5) == prompt
+    assert prompt.cut(3) == Prompt([1, 2, 3], ((2, 2), (3, 0)))
+    assert prompt.cut(2) == Prompt([1, 2], ((2, 2),))
+    assert prompt.cut(0) == Prompt([])
+
+
+class Faulty:
+    """A tokenizer that gives no token for a space, a large one for "!", and fails on "?"."""
+
+    token_bytes = [b"x"] * 10
+
+    def encode(self, text):
+        if text == "?":
+            raise OSError("no")
+        return [] if text == " " else [99 if text == "!" else 5]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("?", ("invalid-value", "the tokenizer fails on the prompt: OSError: no")),
+        (
+            "!",
+            (
+                "unknown-token",
+                "the tokenizer makes token 99 of the prompt, and the model knows 10 tokens",
+            ),
+        ),
+    ],
+)
+def test_a_text_that_cannot_be_encoded_is_told_with_its_place(text, problem):
+    model = CallableModel(lambda prefixes: [1 for _ in prefixes])
+    model.tokenizer, model.vocab_size = Faulty(), 10
+    for prompt, field in (
+        (text, "prompt"),
+        ([PromptSegment(tokens=[1]), PromptSegment(text=text)], "prompt[1].text"),
+    ):
+        with pytest.raises(RequestError) as caught:
+            read(prompt, model)
+        assert [(p.code, p.message, p.field) for p in caught.value.problems] == [(*problem, field)]
+    nothing = [PromptSegment(tokens=[1]), PromptSegment(text=" ", type="user")]
+    assert read(nothing, model) == Prompt([1], ((1, 0),))
+
+
+SEGMENTS = [
+    PromptSegment(text="She opened"),
+    PromptSegment(length=3, seed=2),
+    PromptSegment(text=" the wind"),
+]
+
+
+def test_segments_give_what_their_tokens_give():
+    tokens = read(SEGMENTS).tokens
+    fields = {"max_tokens": 9, "heal": True}
+    [of_segments] = decode([Request(prompt=SEGMENTS, **fields)])
+    [of_tokens] = decode([Request(prompt=tokens, **fields)])
+    assert of_segments == of_tokens
+    assert of_segments.usage.prompt_tokens == len(tokens)
+    assert of_segments.text.startswith("ow")
+
+
+@pytest.mark.parametrize("heal", [False, True])
+def test_an_echo_begins_with_the_text_of_the_segments(heal):
+    [plain] = decode([Request(prompt=SEGMENTS, heal=heal)])
+    [echoed] = decode([Request(prompt=SEGMENTS, heal=heal, echo=True)])
+    drawn_text = b"".join(MODEL.tokenizer.token_bytes[token] for token in drawn(2, 3))
+    prompt = b"She opened" + drawn_text + b" the wind"
+    assert echoed.text == prompt.decode("utf-8", "replace") + plain.text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"),
+    [
+        (" the wind", " the wind"),
+        (ENCODE(" the wind"), " the wind"),
+        (SEGMENTS[::2], "She opened the wind"),
+    ],
+)
+def test_an_echo_leaves_out_what_the_session_has_before(prompt, text):
+    first = Request(prompt="Tell me", session="s", max_tokens=5)
+    turns = [first, Request(prompt=prompt, session="s", max_tokens=5)]
+    told = [turns[0], Request(prompt=prompt, session="s", max_tokens=5, echo=True)]
+    [_, plain], [_, echoed] = decode(turns), decode(told)
+    assert echoed.text == text + plain.text
+    assert echoed.usage.prompt_tokens > len(ENCODE(text))
+
+
+def test_a_mapping_may_hold_segments():
+    prompt = [{"text": "She opened"}, {"length": 3, "seed": 2}, {"text": " the wind"}]
+    assert decode([{"prompt": prompt}]) == decode([Request(prompt=SEGMENTS)])

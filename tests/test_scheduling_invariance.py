@@ -1,0 +1,134 @@
+"""No setting of the scheduler changes a token: blocks, budgets, orders, preemption, static batches.
+
+Invariant 7 with all that a request can ask for, under all that a schedule can be.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from control_requests import control_requests
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from ledger import LedgerModel
+from msgspec.structs import replace
+from reference import english_requests, tiny_model, tiny_requests
+from scheduling_settings import (
+    BLOCK_SIZES,
+    blocks_needed,
+    scheduling_settings,
+    sharing,
+    step_times,
+)
+
+from batcher import Engine, Request, Result, SimulatedModel
+from batcher.events import AdmitEvent, PreemptEvent
+from batcher.models.callable import CallableModel
+from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
+from batcher.timing.step_time import StepTime
+from batcher.validation import num_slots_needed
+
+Outputs = dict[tuple[str, int], Result]
+MakeModel = Callable[[], SimulatedModel | CallableModel]
+MAX_STEPS = 5000
+
+
+class Case(NamedTuple):
+    """Requests in one batch."""
+
+    requests: list[Request]
+    batch_size: int
+    settings: SchedulingSettings
+    step_time: StepTime | None
+
+
+def attentive() -> SimulatedModel:
+    """A model that reads every token of every row again in every step."""
+    return SimulatedModel(is_attentive=True)
+
+
+@st.composite
+def cases(draw: st.DrawFn, requests: st.SearchStrategy[Request]) -> Case:
+    """Draw up to a dozen requests, and settings under which each of them can run."""
+    drawn = draw(st.lists(sharing(requests), min_size=1, max_size=12))
+    batch_size = draw(st.sampled_from([3, 4, 8]))
+    block_size = draw(st.sampled_from(BLOCK_SIZES))
+    least = max(blocks_needed(request, block_size) for request in drawn)
+    num_blocks = st.one_of(
+        st.integers(least, least + 4), st.integers(least, 3 * least), st.none()
+    )
+    return Case(
+        [replace(request, id=f"r{number}") for number, request in enumerate(drawn)],
+        batch_size,
+        draw(scheduling_settings(batch_size, num_blocks, block_size)),
+        draw(step_times()),
+    )
+
+
+def alone(make_model: MakeModel, request: Request) -> Outputs:
+    """Decode a request with a batch to itself, nothing limited."""
+    engine = Engine(make_model(), num_slots_needed(request), settings=DEFAULT_SCHEDULING)
+    engine.add(replace(request, arrival_time=0.0))
+    return run(engine)
+
+
+def run(engine: Engine) -> Outputs:
+    outputs: Outputs = {}
+    streamed: dict[tuple[str, int], list[int]] = {}
+    num_preemptions = num_cached = 0
+    while engine.has_work:
+        assert engine.num_steps < MAX_STEPS
+        outcome = engine.step()
+        for told in outcome.tokens:
+            streamed.setdefault((told.id, told.index), []).extend(told.tokens)
+        for result in outcome.results:
+            assert (result.id, result.index) not in outputs
+            outputs[result.id, result.index] = timeless(result)
+        for told in outcome.events:
+            num_preemptions += isinstance(told, PreemptEvent)
+            num_cached += isinstance(told, AdmitEvent) and told.cached > 0
+    for row, tokens in streamed.items():
+        if row in outputs:  # with best_of, others may have been better
+            assert tokens == outputs[row].tokens, "not what was streamed"
+    event(f"preemptions: {bool(num_preemptions)}, hits: {bool(num_cached)}")
+    return outputs
+
+
+def timeless(result: Result) -> Result:
+    """Return a result without what tells of the batch; an error names its step."""
+    error = result.error and replace(result.error, message=result.error.message.partition(": ")[2])
+    return replace(result, slot=None, steps=None, error=error)  # type: ignore[arg-type]  # left out
+
+
+def check(case: Case, make_model: MakeModel, make_reference: MakeModel) -> None:
+    expected: Outputs = {}
+    for request in case.requests:
+        expected |= alone(make_reference, request)
+    engine = Engine(
+        make_model(),
+        case.batch_size,
+        settings=case.settings,
+        step_time=case.step_time,
+        is_streaming=True,
+        is_checked=True,
+    )
+    for request in case.requests:
+        engine.add(request)
+    assert run(engine) == expected
+
+
+@given(cases(st.one_of(english_requests(), control_requests())))
+@settings(max_examples=60, deadline=None, derandomize=True)
+def test_a_model_that_attends_to_its_pages_gives_the_same(case: Case) -> None:
+    check(case, attentive, SimulatedModel)
+
+
+@given(cases(st.one_of(english_requests(), control_requests())))
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_a_model_is_told_of_every_token_once(case: Case) -> None:
+    check(case, LedgerModel, SimulatedModel)
+
+
+@given(cases(tiny_requests()))
+@settings(max_examples=30, deadline=None, derandomize=True)
+def test_a_model_without_pages_gives_the_same(case: Case) -> None:
+    check(case, tiny_model, tiny_model)

@@ -1,0 +1,146 @@
+"""The proof: it holds for the simulated model, and not for one that depends on the batch."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batcher import Request, SimulatedModel
+from batcher.engine import Engine
+from batcher.errors import InvariantError
+from batcher.formats.requests import RequestParser
+from batcher.models.loading import as_model
+from batcher.rows.decoder import Decoder
+from batcher.scheduling.kv_cache import KVCache
+from batcher.validation import Target
+from batcher.verifying.cases import make_cases, needs_of
+from batcher.verifying.verification import verify
+
+SAMPLES = Path(__file__).parents[2] / "samples"
+sys.path.insert(0, str(SAMPLES))
+import batch_dependent  # noqa: E402 - it is a sample
+
+
+def requests_of(name):
+    parser = RequestParser(target=Target())
+    lines = (SAMPLES / name).read_bytes().splitlines()
+    return [parser.parse(line, number).request for number, line in enumerate(lines, start=1)]
+
+
+def verdict_of(requests, make_model=SimulatedModel, num_cases=40, seed=0):
+    cases = make_cases(needs_of(requests, make_model().tokenizer), num_cases, seed)
+    done = []
+    found = verify(requests, make_model, cases, seed, done.append)
+    assert done == [*range(1, found.num_settings + 1)]
+    return found
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "scheduling/requests.jsonl",
+        "prompts/sessions.jsonl",
+        "decoding/beams.jsonl",
+        "decoding/healing.jsonl",
+        "decoding/states.jsonl",
+        "decoding/sampling.jsonl",
+    ],
+)
+def test_the_simulated_model_is_proven(name):
+    found = verdict_of(requests_of(name))
+    assert found.difference is None
+    assert found.num_settings == 40
+    assert found.exercised.cached_tokens
+    assert found.exercised.chunks
+    assert found.exercised.preemptions or name == "prompts/sessions.jsonl"
+
+
+@given(
+    st.lists(
+        st.builds(
+            Request,
+            prompt=st.lists(st.integers(0, 3), max_size=12),
+            max_tokens=st.integers(0, 9),
+            arrival_time=st.integers(0, 9).map(float),
+            priority=st.integers(0, 2),
+            session=st.sampled_from([None, None, "a", "b"]),
+        ),
+        min_size=1,
+        max_size=7,
+    ),
+    st.integers(0, 99),
+)
+@settings(max_examples=15, deadline=None)
+def test_small_requests_of_all_kinds_are_proven(requests, seed):
+    named = [
+        Request(**{name: getattr(request, name) for name in FIELDS}, id=str(place))
+        for place, request in enumerate(requests)
+    ]
+    assert verdict_of(named, num_cases=24, seed=seed).difference is None
+
+
+FIELDS = ("prompt", "max_tokens", "arrival_time", "priority", "session")
+PLAIN = requests_of("scheduling/requests.jsonl")
+
+
+def model_of(name):
+    return lambda: as_model(getattr(batch_dependent, name))
+
+
+@pytest.mark.parametrize("name", ["mixes_rows", "forgets_order", "KnowsSlots"])
+def test_a_model_that_looks_beyond_its_rows_is_caught(name):
+    found = verdict_of(PLAIN, model_of(name))
+    assert found.is_deterministic
+    assert found.difference.field == "tokens"
+    assert found.case is not None
+
+
+@pytest.mark.parametrize("name", ["draws", "StaleCache"])
+def test_a_model_that_differs_from_itself_is_told_apart(name):
+    found = verdict_of(PLAIN, model_of(name))
+    assert not found.is_deterministic
+    assert found.case is None
+    assert found.num_settings == 0
+
+
+def test_a_model_of_the_same_file_that_looks_at_its_rows_alone_is_proven():
+    assert verdict_of(PLAIN, model_of("honest")).difference is None
+
+
+def test_a_model_that_fails_in_a_large_batch_is_caught():
+    def tired(prefixes):
+        if len(prefixes) > 3:
+            raise RuntimeError("too many")
+        return [len(prefix) % 50 for prefix in prefixes]
+
+    found = verdict_of(PLAIN, lambda: as_model(tired))
+    assert found.difference is not None
+    assert found.case.batch > 3
+
+
+def test_a_copy_that_is_lost_is_caught(monkeypatch):
+    monkeypatch.setattr(KVCache, "take_copies", lambda _: [])
+    found = verdict_of(requests_of("decoding/beams.jsonl"))
+    assert found.case.settings.is_paged
+
+
+def test_blocks_that_are_shared_wrongly_are_caught(monkeypatch):
+    monkeypatch.setattr(Engine, "_contents", lambda _, __, start, stop: stop - start)
+    found = verdict_of(PLAIN)
+    assert found.case.settings.has_prefix_cache
+
+
+def test_blocks_that_are_lost_are_caught_where_it_happens(monkeypatch):
+    monkeypatch.setattr(KVCache, "close", lambda *_: None)
+    with pytest.raises(InvariantError, match=r"\(under setting \d+\)"):
+        verdict_of(PLAIN)
+
+
+def test_a_stream_that_tells_something_else_is_caught(monkeypatch):
+    take = Decoder.take_streamed
+    monkeypatch.setattr(Decoder, "take_streamed", lambda decoder: take(decoder)[1:])
+    found = verdict_of(PLAIN)
+    assert found.difference.field == "stream"
+    assert found.case.is_streaming

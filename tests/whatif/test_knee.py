@@ -1,0 +1,70 @@
+"""The knee of a row of batch sizes."""
+
+from math import log2
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from served import deployment_of
+
+from batcher.whatif.knee import knee_of, knees_of
+
+
+@pytest.mark.parametrize(
+    ("curve", "knee"),
+    [
+        ([(1, 10), (2, 20), (4, 40), (8, 41)], 4),
+        ([(1, 10), (2, 10), (4, 10)], 1),
+        ([(1, 10), (2, 20), (4, 40)], None),  # who knows what comes after 4
+        ([(1, 10), (2, 10.5), (4, 20)], None),  # 2 adds little, but 4 doubles
+        ([(4, 100), (16, 120)], 4),  # 9.5 % a doubling
+        ([(4, 100), (16, 122)], None),  # 10.5 %
+        ([(4, 100), (5, 103)], 4),  # 9.6 %, though it is not doubled
+        ([(8, 10), (16, 5)], 8),
+        ([(8, 0), (16, 0)], None),
+        ([(8, 0), (16, 5), (32, 5)], 16),
+        ([(8, 10)], None),
+    ],
+)
+def test_the_knee_is_the_smallest_that_no_larger_one_beats_by_a_tenth_a_doubling(curve, knee):
+    place = knee_of(curve, 0.1)
+    assert (None if place is None else curve[place][0]) == knee
+
+
+CURVES = st.dictionaries(st.integers(1, 64), st.floats(0.1, 100), min_size=1, max_size=8).map(
+    lambda sizes: sorted(sizes.items())
+)
+
+
+@given(CURVES, st.floats(0.01, 1))
+def test_it_is_what_its_definition_says(curve, growth):
+    found = knee_of(curve, growth)
+    gains = [
+        max(
+            (
+                (later / served) ** (1 / log2(larger / batch)) - 1
+                for larger, later in curve[at + 1 :]
+            ),
+            default=None,
+        )
+        for at, (batch, served) in enumerate(curve)
+    ]
+    for place, gain in enumerate(gains[:-1]):
+        if abs(gain - growth) < 1e-9:
+            return  # rounding decides
+        if gain < growth:
+            assert found == place
+            return
+    assert found is None
+
+
+def test_each_family_that_differs_in_batch_only_has_its_own():
+    cells = [
+        (deployment_of(4, policy="fcfs"), 10.0),
+        (deployment_of(4, policy="sjf"), 10.0),
+        (deployment_of(16, policy="sjf"), 20.0),
+        (deployment_of(8, policy="fcfs"), 10.0),
+        (deployment_of(8, policy="sjf"), 20.0),
+        (deployment_of(2, policy="fcfs"), None),
+    ]
+    assert knees_of(cells, 0.1) == {0, 4}

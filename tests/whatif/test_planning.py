@@ -1,0 +1,109 @@
+"""Plans that can be worked out by hand: a step lasts a second."""
+
+import pytest
+from served import MODEL, deployment_of, question_of
+
+from batcher.errors import BatchdecodeError
+from batcher.metrics.slo import parse_slo
+from batcher.request import Request
+from batcher.simulation.workload import workload_of
+from batcher.whatif.planning import find_plan, num_blocks, rate_of
+
+EIGHT = [(0, 1, 10)] * 8
+
+
+def plan(*rows, slo, searched, asked=1.0, batch=8, **scheduling):
+    question = question_of(*rows, slo=parse_slo(slo), asked=asked)
+    return find_plan(question, deployment_of(batch, **scheduling), searched)
+
+
+def test_the_smallest_batch():
+    # rounds of 10 s each: two of them need 4 slots
+    found = plan(*EIGHT, slo="e2e=20", searched="batch")
+    assert (found.is_met, found.value, found.outcome.tails) == (True, 4, {"e2e": 20.0})
+    assert (found.next_value, found.next_outcome.goodput.good) == (3, 6)
+    assert found.binding == "slots"
+    assert not found.contradictions
+
+
+def test_for_a_share_of_the_requests():
+    assert plan(*EIGHT, slo="e2e=20", searched="batch", asked=0.75).value == 3
+    assert plan(*EIGHT, slo="e2e=20", searched="batch", asked=0.76).value == 4
+
+
+def test_if_the_first_is_enough_nothing_binds():
+    found = plan(*EIGHT, slo="e2e=80", searched="batch")
+    assert (found.value, found.is_last, found.binding, found.next_value) == (1, True, None, None)
+    assert not plan(*EIGHT, slo="e2e=20", searched="batch").is_last
+
+
+def test_the_fewest_blocks():
+    # of 4 + 5 - 1 tokens: 2 blocks of 4; two rounds of two requests, 5 s each
+    found = plan(
+        *[(0, 4, 5)] * 4,
+        slo="e2e=10",
+        searched="kv_blocks",
+        batch=4,
+        block_size=4,
+        capacity="no-evict",
+        prefix_cache=False,
+    )
+    assert (found.value, found.binding) == (4, "kv")
+    relief = {relief.setting: (relief.value, relief.share) for relief in found.reliefs}
+    assert relief == {"batch": (8, 0.5), "kv_blocks": (6, 1.0)}
+
+
+def test_the_smallest_token_budget():
+    # 4 prompts of 8 tokens in 2 steps
+    found = plan(*[(0, 8, 1)] * 4, slo="ttft=2", searched="max_batch_tokens", batch=4)
+    assert (found.value, found.binding) == (16, "tokens")
+
+
+def test_the_largest_rate():
+    # every 20 s a request of 10 s: twice as fast nobody waits yet
+    found = plan(*[(20 * i, 1, 10) for i in range(20)], slo="queue=1", searched="rate", batch=1)
+    assert (found.is_met, found.value) == (True, 2.0)
+    assert found.file_rate == pytest.approx(0.05)
+    assert found.next_value == pytest.approx(2 ** (65 / 64))
+    assert found.binding == "slots"
+
+
+def test_a_rate_below_that_of_the_file():
+    found = plan(*[(5 * i, 1, 10) for i in range(20)], slo="queue=1ms", searched="rate", batch=1)
+    assert (found.is_met, found.value) == (True, 0.5)
+
+
+def test_an_slo_that_nobody_can_meet_shows_the_nearest():
+    found = plan(*EIGHT, slo="e2e=9", searched="batch")
+    assert not found.is_met
+    assert (found.value, found.outcome.tails) == (8, {"e2e": 10.0})
+    assert found.binding == "compute", "twice the slots do not help"
+
+
+def test_more_that_is_not_enough_is_reported(tmp_path):
+    # a step lasts a second for each row, so tpot is the batch; one at a time, the last waits 9 s
+    profile = tmp_path / "p.yaml"
+    profile.write_text("{t0: 0, w: 0, f: 0, g: 1000, d: 0, h: 0, e: 0}")
+    question = question_of(*[(0, 1, 3)] * 4, slo=parse_slo("queue=6,tpot=2"))
+    found = find_plan(question, deployment_of(8, profile=str(profile)), "batch")
+    assert (found.is_met, found.value) == (True, 2)
+    assert [trial.value for trial in found.contradictions] == [3, 4]
+
+
+def test_nothing_to_search():
+    with pytest.raises(BatchdecodeError, match="all requests arrive at once"):
+        plan(*EIGHT, slo="e2e=9", searched="rate")
+
+
+def test_settings_that_make_no_sense():
+    with pytest.raises(BatchdecodeError, match="capacity no-evict needs kv_blocks"):
+        plan(*EIGHT, slo="e2e=9", searched="batch", capacity="no-evict")
+
+
+def test_rates_and_blocks_of_a_workload():
+    workload = question_of((0, 10, 7), (4, 16, 1), (10, 1, 1)).workload
+    assert rate_of(workload) == pytest.approx(0.2)
+    assert num_blocks(workload, 16) == 2 + 2 + 1
+    turns = [Request(prompt=[1] * 10, max_tokens=6, ignore_eos=True, session="s")] * 2
+    assert num_blocks(workload_of(turns, MODEL), 16) == 1 + 2
+    assert rate_of(question_of((3, 1, 1), (3, 1, 1)).workload) is None

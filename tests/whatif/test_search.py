@@ -1,0 +1,73 @@
+"""The least number that is enough: exact where the assumption holds, frank where it does not."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batcher.whatif.search import NUM_PROBES, Search, doublings
+
+
+def search(is_enough, *, high=1000, start=0):
+    found = Search(lambda number: (float(is_enough(number)), 0.0), 1.0, doublings(1, high))
+    found.run(start)
+    return found
+
+
+@given(st.integers(1, 5000), st.integers(1, 5000), st.integers(0, 100))
+def test_of_what_stays_enough_the_least_is_found_in_few_tries(least, high, start):
+    rungs = doublings(1, high)
+    found = search(lambda number: number >= least, high=high, start=start % len(rungs))
+    assert found.least == (least if least <= high else None)
+    assert found.contradictions == []
+    assert len(found.scores) <= 2 * len(rungs) + NUM_PROBES + 8
+    assert all(1 <= number <= high for number in found.scores)
+
+
+@given(st.sets(st.integers(1, 200)), st.integers(1, 200))
+def test_whatever_it_is_told_is_what_it_has_seen(enough, high):
+    asked = []
+
+    def is_enough(number):
+        asked.append(number)
+        return number in enough
+
+    found = search(is_enough, high=high)
+    assert len(asked) == len(set(asked)), "nothing is simulated twice"
+    seen = sorted(set(asked) & enough)
+    assert found.least == (seen[0] if seen else None)
+    if seen:
+        assert found.least == 1 or found.least - 1 in asked, "the one before it was tried"
+        assert found.contradictions == sorted(n for n in asked if n > seen[0] and n not in enough)
+
+
+def test_a_hole_near_the_answer_is_reported():
+    found = search(lambda number: number >= 100 and number != 104)
+    assert found.least == 100
+    assert found.contradictions == [104]
+
+
+def test_a_smaller_one_that_a_check_comes_upon_is_taken():
+    found = search(lambda number: number >= 100 or number == 96)
+    assert found.least == 96
+    assert 97 in found.contradictions
+
+
+def test_a_band_between_two_rungs_is_found():
+    found = search(lambda number: 80 <= number <= 110, high=128)
+    assert found.least is None or found.least >= 80  # which rung is nearest is not known here
+    score = lambda number: (1.0 if 80 <= number <= 110 else 0.5, -abs(number - 90))  # noqa: E731
+    found = Search(score, 1.0, doublings(1, 1000))
+    found.run()
+    assert found.least == 80
+    assert found.contradictions
+
+
+def test_if_none_is_enough_the_nearest_is_told():
+    found = Search(lambda number: (0.5, -abs(number - 64)), 1.0, doublings(1, 300))
+    found.run()
+    assert found.least is None
+    assert found.nearest == 64
+
+
+def test_rungs_double_up_to_the_last():
+    assert doublings(3, 20) == [3, 6, 12, 20]
+    assert doublings(1, 1) == [1]

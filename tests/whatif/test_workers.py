@@ -1,0 +1,62 @@
+"""Work in other processes: the same answers, and what happens if one fails or dies."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from batcher.errors import BatchdecodeError, InvariantError
+from batcher.whatif.workers import Workers
+
+
+def answer(shared, task):
+    time.sleep(0.01 * (task % 3))  # so that they are not done in order
+    return shared + task
+
+
+def fail(shared, task):
+    if task == 2:
+        raise shared("no such thing")
+    return task
+
+
+def die(shared, task):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("num_jobs", [1, 2, 4])
+def test_every_task_is_answered_once(num_jobs):
+    with Workers(answer, 100, num_jobs) as workers:
+        assert dict(workers.answers(range(10))) == {task: 100 + task for task in range(10)}
+
+
+def test_more_processes_than_tasks():
+    with Workers(answer, 0, 4) as workers:
+        assert list(workers.answers([5])) == [(0, 5)]
+
+
+def test_a_mistake_of_the_user_is_raised_here():
+    with (
+        Workers(fail, BatchdecodeError, 2) as workers,
+        pytest.raises(BatchdecodeError, match="no such"),
+    ):
+        list(workers.answers(range(4)))
+
+
+def test_a_bug_is_raised_here_with_its_place():
+    with Workers(fail, ValueError, 2) as workers, pytest.raises(InvariantError, match="in fail"):
+        list(workers.answers(range(4)))
+
+
+def test_a_process_that_is_killed_is_told_of():
+    with Workers(die, None, 2) as workers, pytest.raises(BatchdecodeError, match="was killed"):
+        list(workers.answers(range(4)))
+
+
+def test_none_is_left_when_it_ends_early():
+    with Workers(answer, 0, 2) as workers:
+        next(workers.answers(range(50)))
+        processes = list(workers._processes)
+        assert any(process.is_alive() for process in processes)
+    assert not any(process.is_alive() for process in processes)
