@@ -241,8 +241,7 @@ class EngineMachine(RuleBasedStateMachine):
             assert len(results) == request.n, "invariant 1"
             num_samples = (request.best_of or request.n) if request.max_tokens else request.n
             assert self.schedule.drops[request_id] == num_samples - request.n
-            if results[0].error is not None:
-                self.check_error(request, results[0])
+            if self.has_failed_before_it_ran(request, results[0]):
                 continue
             if histories.get(request_id):
                 tokens = [*histories[request_id], *tokens_of(request)]
@@ -279,16 +278,17 @@ class EngineMachine(RuleBasedStateMachine):
                 has_failed = has_failed or result.finish_reason in {"error", "aborted"}
         return histories
 
-    def check_error(self, request: Request, result: Result) -> None:
+    def has_failed_before_it_ran(self, request: Request, result: Result) -> bool:
+        """Return whether that is so, after making sure that there was a reason."""
+        if result.error is None or result.error.code not in {"session-failed", "kv-too-small"}:
+            return False
+        assert (result.tokens, result.slot) == ([], None)
         if result.error.code == "session-failed":
             assert request.session is not None
-            assert result.tokens == []
-            return
-        assert result.error.code == "kv-too-small"
-        if request.session is None:
-            block_size = self.engine.settings.block_size
-            assert blocks_needed(request, block_size) > self.engine.settings.kv_blocks
-        assert result.slot is None
+        elif request.session is None:
+            settings = self.engine.settings
+            assert blocks_needed(request, settings.block_size) > settings.kv_blocks
+        return True
 
     def check_plain(self, request: Request, result: Result) -> None:
         alone = decode_alone(structs.replace(request, prompt=tokens_of(request)), ENGLISH)
@@ -310,8 +310,13 @@ class EngineMachine(RuleBasedStateMachine):
             elif request.num_beams == 1 or result.error is None:
                 assert timeless(result) == expected, "invariant 7"
         if (request.best_of or 1) > request.n and results[0].id not in self.aborted:
-            best = sorted(alone.values(), key=lambda r: (-(r.cumulative_logprob or 0.0), r.index))
+            best = sorted(alone.values(), key=likeliest_first)
             assert [r.index for r in results] == [r.index for r in best[: request.n]]
+
+
+def likeliest_first(result: Result) -> tuple[bool, float, int]:
+    """Return what sorts the samples of a request: those that failed come last."""
+    return result.finish_reason == "error", -(result.cumulative_logprob or 0.0), result.index
 
 
 def can_be_a_turn(request: Request) -> bool:

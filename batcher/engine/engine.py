@@ -355,12 +355,15 @@ class Engine:
         self._runner.fork(parent, child)
         self._journal.forked(child, parent)
 
-    def _contents(self, sequence: ScheduledSequence, start: int, stop: int) -> tuple[int, ...]:
-        """Return the tokens start..stop of a sequence, prompt and output in one."""
+    def _contents(
+        self, sequence: ScheduledSequence, start: int, stop: int, size: int
+    ) -> list[tuple[int, ...]]:
+        """Return the tokens start..stop of a sequence, prompt and output in one, by blocks."""
         row = cast(Sequence, sequence)
-        num_prompt = len(row.prompt_tokens)
-        if stop <= num_prompt or row.generated is not None:
-            return tuple(row.known_tokens(start, stop))
-        first = max(start - num_prompt, 0)
-        generated = self._runner.decoder.read(row.slot, first, stop - num_prompt)
-        return (*row.prompt_tokens[start:], *generated)
+        tokens, num_prompt = row.prompt_tokens, row.num_prompt_tokens
+        if stop > num_prompt:
+            generated = row.generated
+            if generated is None:
+                generated = self._runner.decoder.read(row.slot, 0, stop - num_prompt)
+            tokens = tokens + generated
+        return [tuple(tokens[at : min(at + size, stop)]) for at in range(start, stop, size)]

@@ -12,24 +12,13 @@ MAX_STEPS = 256  # in one event
 class StepLog:
     """Measures steps; an engine whose steps nobody asks about has none."""
 
-    __slots__ = (
-        "_blocks",
-        "_decode_padding",
-        "_decodes",
-        "_ends",
-        "_first_step",
-        "_num_steps",
-        "_padding",
-        "_prefill_padding",
-        "_prefills",
-        "_rows",
-        "_scheduler",
-    )
+    __slots__ = ("_ends", "_first_step", "_measures", "_num_steps", "_padding", "_scheduler")
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._num_steps = self._padding = 0
-        self._forget()
+        self._num_steps = self._first_step = self._padding = 0
+        self._ends: list[float] = []
+        self._measures: list[tuple[int, ...]] = []  # of each step, as StepsEvent names them
 
     def __bool__(self) -> bool:
         return bool(self._ends)
@@ -47,15 +36,18 @@ class StepLog:
     def measure(self, plan: StepPlan) -> StepLoad:
         """Return what the step of `plan` computes, before it has ended."""
         load = load_of(self._scheduler, plan)
-        sizes = [chunk.num_tokens for chunk in plan.chunks]
-        num_known = sum(sizes)
         kv_cache = self._scheduler.kv_cache
-        self._decodes.append(load.num_tokens - num_known)
-        self._prefills.append(num_known)
-        self._rows.append(load.num_sequences)
-        self._blocks.append(kv_cache.pool.num_used if kv_cache is not None else 0)
-        self._prefill_padding.append(max(sizes) * len(sizes) - num_known if sizes else 0)
-        self._decode_padding.append(self._padding if plan.decodes else 0)
+        num_blocks = 0 if kv_cache is None else kv_cache.pool.num_used
+        num_known = prefill_padding = 0
+        if plan.chunks:
+            sizes = [chunk.num_tokens for chunk in plan.chunks]
+            num_known = sum(sizes)
+            prefill_padding = max(sizes) * len(sizes) - num_known
+        decode_padding = self._padding if plan.decodes else 0
+        num_decodes, num_rows = load.num_tokens - num_known, load.num_sequences
+        self._measures.append(
+            (num_decodes, num_known, num_rows, num_blocks, prefill_padding, decode_padding)
+        )
         return load
 
     def end_step(self, end: float) -> None:
@@ -64,26 +56,8 @@ class StepLog:
         self._num_steps += 1
 
     def take(self) -> StepsEvent:
-        """Return the event of all steps since the last call."""
-        event = StepsEvent(
-            self._first_step,
-            self._ends,
-            self._decodes,
-            self._prefills,
-            self._rows,
-            self._blocks,
-            self._prefill_padding,
-            self._decode_padding,
-        )
-        self._forget()
+        """Return the event of all steps since the last call, of which there are some."""
+        columns = map(list, zip(*self._measures, strict=True))
+        event = StepsEvent(self._first_step, self._ends, *columns)
+        self._ends, self._measures, self._first_step = [], [], self._num_steps
         return event
-
-    def _forget(self) -> None:
-        self._first_step = self._num_steps
-        self._ends: list[float] = []
-        self._decodes: list[int] = []
-        self._prefills: list[int] = []
-        self._rows: list[int] = []
-        self._blocks: list[int] = []
-        self._prefill_padding: list[int] = []
-        self._decode_padding: list[int] = []

@@ -17,6 +17,8 @@ _SEED = 1  # the one before it, which an empty prompt is computed from
 _SCRATCH = 2
 _NUM_FIXED = 3
 
+_MANY_BLOCKS = 16  # of a chunk that are sooner filled all at once than one by one
+
 
 class _Cells:
     """A number for every cell of every block, behind a few fixed ones."""
@@ -101,8 +103,14 @@ class PagedHashes:
 
     def _point(self, slot: int, position: int, pages: Pages) -> None:
         """Let `slot` compute the token at `position` next."""
-        self._read[slot] = _cell(pages, slot, position - 1) if position else _BEGIN
-        self._write[slot] = _cell(pages, slot, position)
+        size, table = pages.block_size, pages.tables[slot]
+        place = position // size
+        cell = _NUM_FIXED + table[place] * size + position - place * size
+        self._write[slot] = cell
+        if position > place * size:
+            self._read[slot] = cell - 1
+        else:
+            self._read[slot] = _NUM_FIXED + table[place - 1] * size + size - 1 if place else _BEGIN
         self._strides[slot] = 1
 
     def _compute(self, chunk: Chunk, pages: Pages) -> None:
@@ -111,8 +119,11 @@ class PagedHashes:
         if chunk.token_ids:
             values = self._cells.values
             before = int(values[_cell(pages, slot, start - 1) if start else _BEGIN])
-            cells = _cells_of(pages, slot, start, start + len(chunk.token_ids))
-            values[cells] = hashes_after(before, chunk.token_ids)
+            hashes = hashes_after(before, chunk.token_ids)
+            if len(hashes) > _MANY_BLOCKS * pages.block_size:
+                values[_cells_of(pages, slot, start, start + len(hashes))] = hashes
+            else:
+                _put(values, pages, slot, start, hashes)
 
     def _enter(self, chunk: Chunk, pages: Pages, tokens: IntArray) -> None:
         """Let a slot compute the last token of its chunk, as if it went on by that one."""
@@ -184,6 +195,18 @@ def _cell(pages: Pages, slot: int, position: int) -> int:
     """Return the cell of the token at `position` of the row in `slot`."""
     block, offset = divmod(position, pages.block_size)
     return _NUM_FIXED + pages.tables[slot][block] * pages.block_size + offset
+
+
+def _put(values: Hashes, pages: Pages, slot: int, start: int, hashes: Hashes) -> None:
+    """Keep `hashes` of the tokens from position `start` on in their cells, block by block."""
+    size, table = pages.block_size, pages.tables[slot]
+    done, num_hashes = 0, len(hashes)
+    place, offset = divmod(start, size)
+    while done < num_hashes:
+        num_more = min(size - offset, num_hashes - done)
+        first = _NUM_FIXED + table[place] * size + offset
+        values[first : first + num_more] = hashes[done : done + num_more]
+        done, place, offset = done + num_more, place + 1, 0
 
 
 def _cells_of(pages: Pages, slot: int, start: int, stop: int) -> IntArray:

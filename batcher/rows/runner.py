@@ -12,7 +12,7 @@ from batcher.rows.generated import Generated
 from batcher.rows.suspended import SuspendedRows
 from batcher.scheduling.kv_cache import KVCache
 from batcher.scheduling.plan import StepPlan
-from batcher.scheduling.scheduler import rows_of
+from batcher.scheduling.running import rows_of
 from batcher.sequence import Sequence
 
 # Who has a model, by the model's id, which is its own as long as the runner lives.
@@ -177,8 +177,8 @@ class ModelRunner:
         if self._kv_cache is not None:
             pages.copies = self._kv_cache.take_copies()
             pages.num_blocks = self._kv_cache.pool.num_total
-        for row in plan.grown:
-            pages.moved[row.slot] = plan.decode_step + row.offset
+        for grown in plan.grown:
+            pages.moved[grown.slot] = plan.decode_step + grown.offset
 
     def _chunk(self, row: Sequence, start: int, num_tokens: int) -> Chunk:
         """Return a planned chunk; with all that is before it, if the model does not have that."""

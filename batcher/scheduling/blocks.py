@@ -12,6 +12,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from batcher.errors import InvariantError
 
 NUM_RANKS = 4  # nothing special or assistant, user, system, pinned
+NO_NODE = -1
 ROOT = 0  # the parent of the first block of a sequence without a salt
 
 Node = int | str
@@ -23,6 +24,8 @@ class BlockPool:
     """`num_blocks` blocks, or as many as are asked for.
 
     num_total: how many there are so far.  num_free: how many nobody holds.
+    num_named: how often one could be found that could not before.  num_evicted: how often one that
+    could be found was taken.
     """
 
     __slots__ = (
@@ -31,12 +34,13 @@ class BlockPool:
         "_idle",
         "_is_growing",
         "_keys",
+        "_more_keys",
         "_nodes",
-        "_num_nodes",
         "_ranks",
         "found",
         "num_evicted",
         "num_free",
+        "num_named",
         "num_total",
     )
 
@@ -48,20 +52,17 @@ class BlockPool:
         self._blank = list(range(self.num_total - 1, -1, -1))  # free, and holding nothing; a stack
         self._idle: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(NUM_RANKS)]
         self._extra_holders: dict[int, int] = {}  # of blocks that more than one sequence holds
-        self._keys: dict[int, list[Key]] = {}
-        self._nodes: dict[int, int] = {}
-        self._ranks: dict[int, int] = {}  # of blocks that have one above 0
-        self._num_nodes = ROOT
+        # By block: the key it is found by and its node, if it is; further keys, if it has any.
+        self._keys: list[Key | None] = [None] * self.num_total
+        self._nodes = [NO_NODE] * self.num_total
+        self._ranks = [0] * self.num_total
+        self._more_keys: dict[int, list[Key]] = {}
+        self.num_named = ROOT
 
     @property
     def num_used(self) -> int:
         """How many blocks are held."""
         return self.num_total - self.num_free
-
-    @property
-    def version(self) -> tuple[int, int, int]:
-        """What changes whenever more, or less, can be found or taken."""
-        return self.num_free, self._num_nodes, self.num_evicted
 
     def has_room(self, num_blocks: int) -> bool:
         """Whether so many blocks can be taken."""
@@ -86,23 +87,21 @@ class BlockPool:
             return blocks
         blocks = blank[::-1]
         blank.clear()
-        while len(blocks) < num_blocks:
-            blocks.append(self._evict())
+        self._evict(num_blocks - len(blocks), blocks)
         return blocks
 
     def share(self, block: int) -> None:
         """Give a block that can be found, or that another holds, one more holder."""
-        if block in self._keys:
-            idle = self._idle[self._ranks.get(block, 0)]
-            if block in idle:
-                del idle[block]
-                self.num_free -= 1
-                return
-        self._extra_holders[block] = self._extra_holders.get(block, 0) + 1
+        idle = self._idle[self._ranks[block]]
+        if block in idle:
+            del idle[block]
+            self.num_free -= 1
+        else:
+            self._extra_holders[block] = self._extra_holders.get(block, 0) + 1
 
     def is_idle(self, block: int) -> bool:
         """Whether a block that can be found is held by nobody."""
-        return block in self._idle[self._ranks.get(block, 0)]
+        return block in self._idle[self._ranks[block]]
 
     def is_shared(self, block: int) -> bool:
         """Whether more than one holds `block`."""
@@ -113,22 +112,20 @@ class BlockPool:
 
         The last of them are the first to be taken again.
         """
-        if not self._extra_holders and not self._keys:
-            self._blank.extend(reversed(blocks))
+        extra, nodes, ranks, idle = self._extra_holders, self._nodes, self._ranks, self._idle
+        if not extra and not self.found:
+            self._blank += blocks[::-1]
             self.num_free += len(blocks)
             return
-        extra, keys = self._extra_holders, self._keys
-        blanks = []
         for block in reversed(blocks):
             if block in extra:
                 self._let_go(block)
                 continue
             self.num_free += 1
-            if block in keys:
-                self._idle[self._ranks.get(block, 0)][block] = None
+            if nodes[block] == NO_NODE:
+                self._blank.append(block)
             else:
-                blanks.append(block)
-        self._blank += blanks
+                idle[ranks[block]][block] = None
 
     def name(self, block: int, key: Key, rank: int = 0) -> int:
         """Let a held block be found by `key`, if no other is; return the node of the key."""
@@ -136,20 +133,46 @@ class BlockPool:
         if holder is not None:
             return self._nodes[holder]
         self.found[key] = block
-        self._keys.setdefault(block, []).append(key)
-        if rank > self._ranks.get(block, 0):
-            self._ranks[block] = rank
-        if block not in self._nodes:
-            self._num_nodes += 1
-            self._nodes[block] = self._num_nodes
+        if self._nodes[block] == NO_NODE:
+            self.num_named += 1
+            self._nodes[block], self._keys[block] = self.num_named, key
+        else:
+            self._more_keys.setdefault(block, []).append(key)
+        self._ranks[block] = max(self._ranks[block], rank)
         return self._nodes[block]
+
+    def name_all(self, blocks: Iterable[int], node: Node, contents: Iterable[Hashable]) -> Node:
+        """Do what `name` does with the blocks of a chain that goes on from `node`.
+
+        Returns the node of the last one.
+        """
+        found, nodes, keys = self.found, self._nodes, self._keys
+        for block, content in zip(blocks, contents, strict=True):
+            key = node, content
+            holder = found.get(key)
+            if holder is not None:
+                node = nodes[holder]
+                continue
+            found[key] = block
+            if nodes[block] == NO_NODE:
+                self.num_named += 1
+                node = nodes[block] = self.num_named
+                keys[block] = key
+            else:  # it could be found in part
+                self._more_keys.setdefault(block, []).append(key)
+                node = nodes[block]
+        return node
 
     def forget(self, block: int) -> None:
         """Let a held block be found no longer: it does not hold what was promised."""
-        for key in self._keys.pop(block, ()):
+        key = self._keys[block]
+        if key is not None:
             del self.found[key]
-        self._nodes.pop(block, None)
-        self._ranks.pop(block, None)
+            for other in self._more_keys.pop(block, ()) if self._more_keys else ():
+                del self.found[other]
+            self._keys[block] = None
+            self._nodes[block] = NO_NODE
+            self._ranks[block] = 0
 
     def node_of(self, block: int) -> int:
         """Return the node of a block that can be found: the parent in the keys of what follows."""
@@ -195,15 +218,27 @@ class BlockPool:
         self._blank[:0] = new  # after those there were, as if they had been there
         self.num_total += num_more
         self.num_free += num_more
+        self._keys += [None] * num_more
+        self._nodes += [NO_NODE] * num_more
+        self._ranks += [0] * num_more
 
-    def _evict(self) -> int:
-        """Return the free block that is worth the least, and forget what it holds."""
-        for idle in self._idle:
-            if idle:
+    def _evict(self, num_blocks: int, evicted: list[int]) -> None:
+        """Add to `evicted` the free blocks that are worth the least, and forget what they hold."""
+        keys, nodes, found = self._keys, self._nodes, self.found
+        self.num_evicted += num_blocks
+        for rank, idle in enumerate(self._idle):
+            is_usual = not (rank or self._more_keys)
+            for _ in range(min(num_blocks, len(idle))):
                 block, _ = idle.popitem(last=False)
-                self.forget(block)
-                self.num_evicted += 1
-                return block
+                evicted.append(block)
+                if is_usual:  # as in `forget`
+                    del found[keys[block]]  # type: ignore[arg-type]  # what is idle has a key
+                    keys[block], nodes[block] = None, NO_NODE
+                else:
+                    self.forget(block)
+                num_blocks -= 1
+            if not num_blocks:
+                return
         raise InvariantError("there is no free block")
 
     def _let_go(self, block: int) -> None:

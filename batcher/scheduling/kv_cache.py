@@ -7,15 +7,16 @@ of it can be found, too, and is copied.
 Rule: ask first, then act: nothing here takes a block that `has_room` has not promised.
 """
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import NamedTuple
 
-from batcher.scheduling.blocks import ROOT, BlockPool, Node
+from batcher.scheduling.blocks import ROOT, BlockPool, Key, Node
 from batcher.scheduling.sequence import ScheduledSequence
 from batcher.settings import SchedulingSettings
 
-Contents = Callable[[ScheduledSequence, int, int], Hashable]
-"""Return what stands for the tokens start..stop of a sequence, prompt and output in one."""
+Contents = Callable[[ScheduledSequence, int, int, int], Sequence[Hashable]]
+"""Return what stands for the tokens start..stop of a sequence, prompt and output in one, for every
+`size` of them on end: contents(sequence, start, stop, size)."""
 
 
 class Match(NamedTuple):
@@ -53,11 +54,14 @@ class _Border(NamedTuple):
 
 
 class KVCache:
-    """Block tables of sequences over one pool."""
+    """Block tables of sequences over one pool.
+
+    max_blocks: how many blocks there can be, None for as many as are asked for.
+    """
 
     def __init__(self, settings: SchedulingSettings, contents: Contents) -> None:
         self.pool = BlockPool(settings.kv_blocks)
-        self.block_size = settings.block_size
+        self.block_size, self.max_blocks = settings.block_size, settings.kv_blocks
         self._copies: list[tuple[int, int]] = []
         self._has_prefix_cache = settings.has_prefix_cache
         self._contents = contents
@@ -156,25 +160,20 @@ class KVCache:
         size = self.block_size
         for sequence, end, rank, parent in self._borders:
             place = end // size
-            tokens = self._contents(sequence, place * size, end)
-            self.pool.name(sequence.table[place], (parent, ("part", tokens)), rank)
+            key = _part_key(parent, self._contents(sequence, place * size, end, size))
+            self.pool.name(sequence.table[place], key, rank)
         self._borders.clear()
 
     def grow(self, sequence: ScheduledSequence, num_tokens: int) -> None:
         """Give a row that decodes the block of its last token of `num_tokens`, which begins it."""
-        if self._has_prefix_cache:
-            self._name(sequence, (num_tokens - 1) // self.block_size)
         self.extend(sequence, num_tokens)
 
     def grow_all(self, rows: Iterable[ScheduledSequence], decode_step: int) -> None:
         """Give rows that decode, each by itself, the block that they begin in `decode_step`."""
-        size, take = self.block_size, self.pool.take
-        for row in rows:
-            place = (decode_step + row.offset) // size
-            if self._has_prefix_cache:
-                self._name(row, place)
-            if len(row.table) <= place:
-                row.table += take(1)
+        size = self.block_size
+        growing = [row for row in rows if len(row.table) <= (decode_step + row.offset) // size]
+        for row, block in zip(growing, self.pool.take(len(growing)), strict=True):
+            row.table.append(block)
 
     def fork(self, parent: ScheduledSequence, child: ScheduledSequence, num_computed: int) -> None:
         """Let `child` hold what `parent` does, of which so many tokens are computed.
@@ -207,10 +206,13 @@ class KVCache:
         self._siblings.setdefault(sequence.id, sequence)
 
     def close(self, sequence: ScheduledSequence, num_computed: int) -> None:
-        """Take its blocks from `sequence`; what `num_computed` tokens fill can still be found."""
+        """Take its blocks from `sequence`; what `num_computed` tokens fill can be found.
+
+        So what a sequence generates is found once it has left, and its prompt from the outset.
+        """
         if self._has_prefix_cache:
             self._name(sequence, num_computed // self.block_size)
-        if self._siblings.get(sequence.id) is sequence:
+        if self._siblings and self._siblings.get(sequence.id) is sequence:
             del self._siblings[sequence.id]
         self.pool.give_back(sequence.table)
         sequence.table = []
@@ -234,11 +236,11 @@ class KVCache:
     # -- names -----------------------------------------------------------------------------------
 
     def _match_prefix(self, sequence: ScheduledSequence) -> Match:
-        size, pool, contents = self.block_size, self.pool, self._contents
+        size, pool = self.block_size, self.pool
         node, blocks = _root(sequence), []
-        found = pool.found
-        for first in range(0, sequence.num_tokens - size, size):
-            block = found.get((node, contents(sequence, first, first + size)))
+        num_whole = (sequence.num_tokens - 1) // size
+        for content in self._contents(sequence, 0, max(num_whole, 0) * size, size):
+            block = pool.found.get((node, content))
             if block is None:
                 break
             blocks.append(block)
@@ -246,21 +248,28 @@ class KVCache:
         first = len(blocks) * size
         for end, _ in reversed(sequence.ranks):
             if first < end < min(first + size, sequence.num_tokens):
-                source = found.get((node, ("part", contents(sequence, first, end))))
+                key = _part_key(node, self._contents(sequence, first, end, size))
+                source = pool.found.get(key)
                 if source is not None:
                     return Match(blocks, end, source, len(blocks), node)
         return Match(blocks, first, -1, len(blocks), node)
 
     def _name(self, sequence: ScheduledSequence, num_blocks: int) -> None:
         """Let the first `num_blocks` blocks of `sequence` be found by what they hold."""
-        size, name = self.block_size, self.pool.name
+        size, first = self.block_size, sequence.num_named
         if sequence.role != "sample":  # of the others, only the prompt is told
             num_blocks = min(num_blocks, sequence.num_prompt_tokens // size)
-        for place in range(sequence.num_named, num_blocks):
-            tokens = self._contents(sequence, place * size, (place + 1) * size)
-            rank = _rank_of(sequence, place * size, (place + 1) * size) if sequence.ranks else 0
-            sequence.node = name(sequence.table[place], (sequence.node, tokens), rank)
-            sequence.num_named = place + 1
+        if first >= num_blocks:
+            return
+        blocks = sequence.table[first:num_blocks]
+        contents = self._contents(sequence, first * size, num_blocks * size, size)
+        sequence.num_named = num_blocks
+        if not sequence.ranks:
+            sequence.node = self.pool.name_all(blocks, sequence.node, contents)
+            return
+        for place, (block, content) in enumerate(zip(blocks, contents, strict=True), first):
+            rank = _rank_of(sequence, place * size, (place + 1) * size)
+            sequence.node = self.pool.name(block, (sequence.node, content), rank)
 
     def _has_shared_end(self, sequence: ScheduledSequence) -> bool:
         return bool(sequence.table) and self.pool.is_shared(sequence.table[-1])
@@ -277,6 +286,11 @@ class KVCache:
 def _root(sequence: ScheduledSequence) -> Node:
     """Return the node from which the chain of `sequence` starts: one for each salt."""
     return ROOT if sequence.cache_salt is None else sequence.cache_salt
+
+
+def _part_key(parent: Node, contents: Sequence[Hashable]) -> Key:
+    """Return the key of the beginning of a block."""
+    return parent, ("part", *contents)
 
 
 def _rank_of(sequence: ScheduledSequence, start: int, stop: int) -> int:

@@ -2,7 +2,8 @@
 
 from batcher.scheduling.clock import StepLoad
 from batcher.scheduling.plan import StepPlan
-from batcher.scheduling.scheduler import Scheduler, rows_of
+from batcher.scheduling.running import rows_of
+from batcher.scheduling.scheduler import Scheduler
 
 
 def load_of(scheduler: Scheduler, plan: StepPlan) -> StepLoad:

@@ -8,6 +8,7 @@ in the input, then by sample.
 from collections.abc import Callable
 from difflib import get_close_matches
 from math import inf
+from operator import attrgetter
 from typing import Any
 
 from msgspec import Struct
@@ -35,9 +36,8 @@ class Candidate(Struct, frozen=True, gc=False):
     generated: int
 
 
-def queue_number(sequence: ScheduledSequence) -> int:
-    """Return how many had joined the waiting queue before `sequence` first did."""
-    return sequence.queue_number
+# How many had joined the waiting queue before a sequence first did.
+queue_number: Policy = attrgetter("queue_number")
 
 
 def _size(sequence: ScheduledSequence) -> int:

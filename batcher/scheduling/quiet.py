@@ -45,8 +45,9 @@ class QuietSteps:
         if self._names and self._queue.num_slots and self._slots.num_free:
             return min(num_steps, self._decoding.num_steps_to_border(step))
         num_free = self._kv_cache.pool.num_free
-        if self._kv_cache.has_room(num_steps // self._block_size * self._decoding.num_rows
-                                   + self._decoding.num_rows):
+        if self._kv_cache.has_room(
+            num_steps // self._block_size * self._decoding.num_rows + self._decoding.num_rows
+        ):
             return num_steps
         return min(num_steps, self._decoding.num_steps_for(step, num_free))
 

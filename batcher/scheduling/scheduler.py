@@ -8,32 +8,46 @@ Rows that have met go on in lockstep, one token a decode step, so nothing is don
 one: the position of each is the number of the decode step plus a constant of its own.
 """
 
-from collections.abc import Iterator
+from typing import NamedTuple
 
-from batcher.errors import Failure, InvariantError
+from batcher.errors import InvariantError
 from batcher.events import HoldReason
-from batcher.lifecycle import Move, State, move
-from batcher.scheduling.decoding_rows import DecodingRows
+from batcher.lifecycle import Move, State
 from batcher.scheduling.kv_cache import KVCache, Match
 from batcher.scheduling.orderings import Ordering
 from batcher.scheduling.plan import NOTHING_NEW, Hold, PlannedChunk, Preemption, StepPlan
 from batcher.scheduling.queue import WaitingQueue
+from batcher.scheduling.running import Rows, Running, most_tokens, rows_of
 from batcher.scheduling.sequence import NO_SLOT, ScheduledSequence
-from batcher.scheduling.slots import SlotTable
 from batcher.settings import SchedulingSettings
 
-Rows = tuple[ScheduledSequence, ...]
-Asked = tuple[ScheduledSequence, int, tuple[int, int, int]]  # who, its budget, version of the pool
+Chunks = list[tuple[ScheduledSequence, int]]
+
+
+class _Asked(NamedTuple):
+    """What decides whether there are blocks for a leader, but for how many are free."""
+
+    leader: ScheduledSequence
+    budget: int
+    is_alone: bool  # nothing runs
+    num_named: int
+    num_evicted: int
+
+
+class _Refusal(NamedTuple):
+    """There were too few blocks for a leader: num_needed, where num_free were."""
+
+    asked: _Asked
+    num_free: int
+    num_needed: int
+
 
 UNLIMITED = 2**62
 """Tokens in a step: more than there are."""
 
 
-class Scheduler:
-    """Slots, waiting queue and blocks, and the plan of each step.
-
-    decode_step: the number of the current decode step; steps that only compute prompts are none.
-    """
+class Scheduler(Running):
+    """What runs and what waits, and the plan of each step."""
 
     def __init__(
         self,
@@ -42,28 +56,17 @@ class Scheduler:
         ordering: Ordering,
         kv_cache: KVCache | None,
     ) -> None:
+        super().__init__(num_slots, kv_cache)
         self.settings = settings
-        self.decode_step = 0
-        self.slots = SlotTable(num_slots)
         self.queue = WaitingQueue(ordering)
-        self.kv_cache = kv_cache
-        self.decoding = DecodingRows(0 if kv_cache is None else settings.block_size)
         self._ordering = ordering
         self._max_tokens = settings.max_batch_tokens or UNLIMITED
         self._max_chunk = settings.long_prefill_threshold or UNLIMITED
         self._is_prefill_first = settings.prefill_order == "prefill-first"
         self._is_static = settings.batching == "static"
-        self._chasing: list[ScheduledSequence] = []  # leaders, by admission
-        self._leaders: dict[ScheduledSequence, ScheduledSequence] = {}  # of running companions
-        self._num_admissions = 0
         self._step, self._now = 0, 0.0
         self._hold: Hold | None = None
-        self._refused: Asked | None = None
-
-    @property
-    def chasing(self) -> list[ScheduledSequence]:
-        """The running leaders that a step gives no token, by admission."""
-        return self._chasing
+        self._refusal: _Refusal | None = None
 
     @property
     def hold(self) -> Hold | None:
@@ -128,9 +131,7 @@ class Scheduler:
             self._begin_if_met(plan, leader)
         return spent
 
-    def _chunks_of(
-        self, leader: ScheduledSequence, budget: int, num_kept: int
-    ) -> list[tuple[ScheduledSequence, int]]:
+    def _chunks_of(self, leader: ScheduledSequence, budget: int, num_kept: int) -> Chunks:
         """Return how much of which row to compute, within `budget`.
 
         The rows of one leader have to meet their last tokens in the same step.
@@ -159,20 +160,6 @@ class Scheduler:
         if self.kv_cache is not None:
             self.kv_cache.compute(row, start, stop)
 
-    def _begin_if_met(self, plan: StepPlan, leader: ScheduledSequence) -> None:
-        """Let a leader decode from this step on if all it knows is computed."""
-        rows, step = rows_of(leader), self.decode_step
-        for row in rows:
-            if row.num_computed < row.num_tokens:
-                return
-        for row in rows:
-            row.is_decoding = True
-            row.offset = row.num_tokens - 1 - step
-            self.decoding.add(row)
-        num_generated = leader.num_tokens - leader.num_prompt_tokens
-        self.slots.set_deadline(leader.slot, step + leader.max_tokens - num_generated - 1)
-        plan.begun.append(leader)
-
     # -- the waiting queue -----------------------------------------------------------------------
 
     def _admit(self, plan: StepPlan, budget: int, num_kept: int) -> int:
@@ -191,14 +178,19 @@ class Scheduler:
             if budget < leader.num_slots:
                 self._note_hold(plan, leader, "tokens")
                 break
-            if self.kv_cache is not None and not self._open(plan, leader, budget, num_kept):
-                break
+            if self.kv_cache is None:
+                chunks = self._chunks_of(leader, budget, num_kept)
+            else:
+                opened = self._open(plan, leader, budget, num_kept)
+                if opened is None:
+                    break
+                chunks = opened
             queue.take(leader)
             self._hold = None
             num_free -= leader.num_slots
             self._occupy(leader)
             plan.admitted.append(leader)
-            for row, num_tokens in self._chunks_of(leader, budget, num_kept):
+            for row, num_tokens in chunks:
                 self._plan_chunk(plan, row, num_tokens)
                 budget -= num_tokens
             if not num_kept:
@@ -207,58 +199,52 @@ class Scheduler:
                 self._chasing.append(leader)
         return budget
 
-    def _occupy(self, leader: ScheduledSequence) -> None:
-        """Give slots to `leader` and its companions."""
-        self._num_admissions += 1
-        for row in (leader, *leader.companions):
-            move(row, Move.ADMIT)
-            row.slot = self.slots.occupy(row)
-            row.admission = self._num_admissions
-            if row is not leader:
-                self._leaders[row] = leader
-
-    def _open(self, plan: StepPlan, leader: ScheduledSequence, budget: int, num_kept: int) -> bool:
-        """Give a leader that is to be admitted its blocks, if there is room for it."""
+    def _open(
+        self, plan: StepPlan, leader: ScheduledSequence, budget: int, num_kept: int
+    ) -> Chunks | None:
+        """Give a leader that is to be admitted its blocks, if there is room; return its chunks."""
         kv_cache = self.kv_cache
         if kv_cache is None:
             raise InvariantError("there are no blocks")
-        asked = leader, budget, kv_cache.pool.version
-        if self._refused is not None and _is_no_better(asked, self._refused):
-            return False
+        asked, num_free = self._ask(kv_cache, leader, budget), kv_cache.pool.num_free
+        refusal = self._refusal
+        if refusal is not None and asked == refusal.asked and num_free <= refusal.num_free:
+            self._note_hold(plan, leader, "kv", refusal.num_needed)
+            return None
         rows = rows_of(leader)
         matches = [kv_cache.match(row) for row in rows]
         for place in range(1, len(rows)):  # what the first one takes may be what it would copy
             matches[place] = matches[place].without_source(kv_cache.block_size)
         for row, match in zip(rows, matches, strict=True):
             row.num_computed = match.num_tokens
-        stops = {row: row.num_computed for row in rows}
-        for row, num_tokens in self._chunks_of(leader, budget, num_kept):
-            stops[row] += num_tokens
-        num_needed = self._num_needed(rows, matches, list(stops.values()))
+        chunks = self._chunks_of(leader, budget, num_kept)
+        stops = [match.num_tokens for match in matches]
+        for row, num_tokens in chunks:
+            stops[rows.index(row)] += num_tokens
+        if self.settings.capacity == "no-evict":
+            stops = [most_tokens(row) for row in rows]
+        num_needed = self._num_needed(kv_cache, rows, matches, stops)
         if not kv_cache.has_room(num_needed):
-            self._refused = asked
+            self._refusal = _Refusal(asked, num_free, num_needed)
             self._note_hold(plan, leader, "kv", num_needed)
-            return False
+            return None
         for row, match in zip(rows, matches, strict=True):
             kv_cache.attach(row, match)
-        for row, match in zip(rows, matches, strict=True):
-            reserved = most_tokens(row) if self.settings.capacity == "no-evict" else stops[row]
-            kv_cache.fill(row, match, reserved)
-        return True
+        for row, match, stop in zip(rows, matches, stops, strict=True):
+            kv_cache.fill(row, match, stop)
+        return chunks
 
-    def _num_needed(self, rows: Rows, matches: list[Match], stops: list[int]) -> int:
-        """Return how many blocks must be free to let a leader with these rows in."""
-        if self.kv_cache is None:
-            raise InvariantError("there are no blocks")
-        settings, num_kept_free = self.settings, 0
-        if settings.capacity == "no-evict":
-            stops = [most_tokens(row) for row in rows]
-        elif settings.capacity == "watermark":
-            stops = [row.num_tokens for row in rows]
-            if self.slots.num_occupied:  # else nothing would ever make room
-                num_kept_free = int(settings.watermark * self.kv_cache.pool.num_total)
-        need = map(self.kv_cache.num_blocks_to_take, matches, stops)
-        return sum(need) + num_kept_free
+    def _num_needed(
+        self, kv_cache: KVCache, rows: Rows, matches: list[Match], stops: list[int]
+    ) -> int:
+        """Return how many blocks have to be free for rows that are to hold `stops` tokens."""
+        if self.settings.capacity != "watermark":
+            return sum(map(kv_cache.num_blocks_to_take, matches, stops))
+        known = [row.num_tokens for row in rows]
+        num_needed = sum(map(kv_cache.num_blocks_to_take, matches, known))
+        if self.slots.num_occupied:  # else nothing would ever make room
+            num_needed += int(self.settings.watermark * kv_cache.pool.num_total)
+        return num_needed
 
     def _note_hold(
         self,
@@ -279,16 +265,21 @@ class Scheduler:
 
         It does if nothing comes, ends or can be found that could not before.
         """
-        kv_cache, refused = self.kv_cache, self._refused
-        if kv_cache is None or refused is None or self._is_prefill_first:
+        kv_cache, refusal = self.kv_cache, self._refusal
+        if kv_cache is None or refusal is None or self._is_prefill_first:
             return None
         until = self._ordering.steady_until(now)
         leader = self.queue.peek(now) if until > now else None
         if leader is None:
             return None
-        asked = leader, self._max_tokens - self.decoding.num_rows, kv_cache.pool.version
+        asked = self._ask(kv_cache, leader, self._max_tokens - self.decoding.num_rows)
         is_told = self._hold is not None and self._hold.reason == "kv"
-        return until if is_told and _is_no_better(asked, refused) else None
+        is_no_better = asked == refusal.asked and kv_cache.pool.num_free <= refusal.num_free
+        return until if is_told and is_no_better else None
+
+    def _ask(self, kv_cache: KVCache, leader: ScheduledSequence, budget: int) -> _Asked:
+        pool, is_alone = kv_cache.pool, not self.slots.num_occupied
+        return _Asked(leader, budget, is_alone, pool.num_named, pool.num_evicted)
 
     # -- blocks of running sequences -------------------------------------------------------------
 
@@ -321,7 +312,8 @@ class Scheduler:
         if kv_cache is None:
             raise InvariantError("there are no blocks")
         while not kv_cache.has_room(kv_cache.num_blocks_to_grow(row, num_tokens)):
-            busy = {*plan.admitted, *(self.leader_of(chunk.sequence) for chunk in plan.chunks)}
+            computing = (self.leader_of(chunk.sequence) for chunk in plan.chunks)
+            busy = {*plan.admitted, *plan.begun, *computing}
             victims = [other for other in self._running() if other is leader or other not in busy]
             victim = self._ordering.last(victims, self._now)
             self._preempt(plan, victim, leader)
@@ -362,69 +354,6 @@ class Scheduler:
         if self.kv_cache is not None:
             self.kv_cache.forget(chunk.sequence)
 
-    def _stop_decoding(self, row: ScheduledSequence) -> None:
-        """Let a row leave the lockstep, before a decode step or after it."""
-        row.num_computed = self.decode_step + row.offset
-        row.num_tokens = row.num_computed + 1
-        row.is_decoding = False
-        self.decoding.remove(row)
-
-    def _running(self) -> Iterator[ScheduledSequence]:
-        """Yield the leaders that hold slots."""
-        for holder in self.slots.sequences:
-            if holder is not None and holder not in self._leaders:
-                yield holder
-
-    def _vacate(self, leader: ScheduledSequence, last_step: int, why: Move) -> None:
-        for row in (leader, *leader.companions):
-            move(row, why)
-            self.slots.vacate(row.slot, last_step)
-            if row is not leader:
-                del self._leaders[row]
-        if self._chasing:
-            self._chasing = [other for other in self._chasing if other is not leader]
-
-    # -- after a step ----------------------------------------------------------------------------
-
-    def end_step(self, plan: StepPlan) -> None:
-        """Take note that the step has been computed."""
-        if plan.decodes:
-            self.decode_step += 1
-        if self.kv_cache is not None:
-            self.kv_cache.end_step()
-            for leader in plan.begun:
-                if leader.has_siblings:
-                    self.kv_cache.note_sibling(leader)
-
-    def why_never(self, leader: ScheduledSequence) -> Failure | None:
-        """Return why `leader` could never end, if so: all blocks together cannot hold it."""
-        kv_cache = self.kv_cache
-        if kv_cache is None:
-            return None
-        rows = (leader, *leader.companions)
-        num_needed = sum(kv_cache.num_blocks(most_tokens(row)) for row in rows)
-        if self.settings.kv_blocks is None or num_needed <= self.settings.kv_blocks:
-            return None
-        what = f"{leader.num_prompt_tokens} prompt tokens and max_tokens {leader.max_tokens}"
-        return Failure(
-            "kv-too-small",
-            f"it can never run: with {what} it needs up to {num_needed} blocks of "
-            f"{kv_cache.block_size} tokens, and there are {self.settings.kv_blocks}",
-        )
-
-    def leader_of(self, row: ScheduledSequence) -> ScheduledSequence:
-        """Return the leader of a running row, perhaps itself."""
-        return self._leaders.get(row, row) if self._leaders else row
-
-    def lengthen(self, leader: ScheduledSequence, num_more: int) -> None:
-        """Let a decoding leader, which was given `num_more` tokens at once, catch up with them."""
-        for row in rows_of(leader):
-            self._stop_decoding(row)
-            row.num_tokens += num_more
-        self.slots.clear_deadline(leader.slot)
-        self._chasing.append(leader)
-        self._chasing.sort(key=lambda other: other.admission)
-
     def lengthen_begun(self, plan: StepPlan, leader: ScheduledSequence, num_more: int) -> None:
         """Let a leader of the current `plan`, just admitted, begin with `num_more` tokens more.
 
@@ -445,7 +374,7 @@ class Scheduler:
             plan.merge_chunks()
             self._chasing = [other for other in self._chasing if not other.is_decoding]
 
-    def _has_room_for(self, chunks: list[tuple[ScheduledSequence, int]]) -> bool:
+    def _has_room_for(self, chunks: Chunks) -> bool:
         """Whether running rows can compute so many tokens more without anybody giving way."""
         kv_cache = self.kv_cache
         if kv_cache is None:
@@ -453,64 +382,3 @@ class Scheduler:
         return kv_cache.has_room(
             sum(kv_cache.num_blocks_to_grow(row, row.num_computed + more) for row, more in chunks)
         )
-
-    def fork(self, parent: ScheduledSequence, child: ScheduledSequence) -> None:
-        """Let a beam go on from where another of its request stands, between two steps."""
-        if not child.is_decoding:
-            child.is_decoding, child.offset, child.num_tokens = True, parent.offset, 1
-            self.decoding.add(child)
-        if self.kv_cache is not None:
-            self.kv_cache.fork(parent, child, self.decode_step + parent.offset)
-            self.decoding.note_fork(parent)
-            self.decoding.note_fork(child)
-
-    def leave(
-        self, leader: ScheduledSequence, last_step: int, why: Move, *, has_failed: bool
-    ) -> int:
-        """Take a running leader and its companions out of their slots; they are over.
-
-        Returns how many tokens the leader has, counting one from each decode step.
-
-        has_failed: what the last step was to compute of them is not to be relied on.
-        """
-        kv_cache = self.kv_cache
-        for row in rows_of(leader):
-            if row.is_decoding:
-                self._stop_decoding(row)
-            if kv_cache is not None:
-                if has_failed:
-                    kv_cache.forget(row)
-                    row.num_computed = 0
-                kv_cache.close(row, row.num_computed)
-        self._vacate(leader, last_step, why)
-        return leader.num_tokens
-
-    def check(self) -> None:
-        """Make sure that no block is lost, shared wrongly or held by who does not run.
-
-        Raises:
-            InvariantError: that is not so.
-        """
-        if self.kv_cache is not None:
-            holders = (holder for holder in self.slots.sequences if holder is not None)
-            self.kv_cache.check(holders)
-
-
-def rows_of(leader: ScheduledSequence) -> Rows:
-    """Return `leader` and those of its companions that are computed: beams are after a fork."""
-    if not leader.companions:
-        return (leader,)
-    return (leader, *(row for row in leader.companions if row.num_tokens or row.role != "beam"))
-
-
-def most_tokens(row: ScheduledSequence) -> int:
-    """Return how many tokens of `row` are computed at most: the last one it generates is not."""
-    return max(row.num_prompt_tokens + row.max_tokens - 1, 1)
-
-
-def _is_no_better(asked: Asked, refused: Asked) -> bool:
-    """Return whether what was `refused` would be again: nothing has changed, but less is free."""
-    leader, budget, (num_free, *changes) = asked
-    last_leader, last_budget, (num_free_then, *changes_then) = refused
-    is_same = leader is last_leader and budget == last_budget and changes == changes_then
-    return is_same and num_free <= num_free_then

@@ -1,4 +1,4 @@
-"""Fits a profile to the times of requests: by simulating their run until it looks like the real one."""
+"""Fits a profile to the times of requests: simulates their run until it is like the real one."""
 
 from collections.abc import Callable
 from typing import Any

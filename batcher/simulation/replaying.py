@@ -82,7 +82,9 @@ def _numbers_of_result(result: SimulationResult) -> dict[str, float]:
     )
 
 
-def _numbers(queued: Any, scheduled: Any, first: Any, last: Any, num_tokens: Any) -> dict[str, float]:
+def _numbers(
+    queued: Any, scheduled: Any, first: Any, last: Any, num_tokens: Any
+) -> dict[str, float]:
     """Return mean and percentiles, by nearest rank, of all latencies, and the makespan.
 
     Of each request [requests]: when it was queued, scheduled (None: not known), given its first and

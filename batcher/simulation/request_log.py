@@ -1,4 +1,4 @@
-"""Logs of real runs, as vLLM tells of each request: how long it was, and when what happened to it."""
+"""Logs of real runs, as vLLM tells of requests: how long each was, and when what happened to it."""
 
 from collections.abc import Iterable
 from typing import Annotated
@@ -44,7 +44,7 @@ def read_request_log(lines: Iterable[tuple[int, bytes]], name: str) -> list[Logg
     name: how errors call the file.
 
     Raises:
-        BatchdecodeError: a line is no such request, or has no times that could be; or there is none.
+        BatchdecodeError: a line is no such request, or its times cannot be; or there is none.
     """
     decoder = msgspec.json.Decoder(LoggedRequest)
     requests, lines_of = [], dict[str, int]()

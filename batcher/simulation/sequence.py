@@ -13,9 +13,9 @@ class SimulatedSequence(ScheduledSequence, eq=False, gc=False, kw_only=True):
     pieces: what its tokens are, prompt and output.
     arrival_time: of a turn, when it went on at last.  admitted_ticks: when its first admission
     began; first_token_ticks, end_ticks: when the steps of its first and its last token had ended;
-    all NEVER if that did not happen.  has_failed: it could never run, or a turn before it could not.
+    all NEVER if that did not happen.  has_failed: it, or a turn before it, could never run.
     num_cached_at_first: the tokens found in blocks when it was first admitted.
-    num_preemptions: how often it lost its slot.  num_lost: the computed tokens it lost the last time.
+    num_preemptions: how often it lost its slot.  num_lost: computed tokens, lost the last time.
     """
 
     job: Job
@@ -78,17 +78,22 @@ def make_sequence(job: Job, history: tuple[Piece, ...] = ()) -> SimulatedSequenc
     return sequence
 
 
-def contents(sequence: ScheduledSequence, start: int, stop: int) -> Hashable:
-    """Return what stands for the tokens start..stop of a simulated sequence.
+def contents(sequence: ScheduledSequence, start: int, stop: int, size: int) -> list[Hashable]:
+    """Return what stands for the tokens start..stop of a simulated sequence, by blocks.
 
     It is the tokens themselves where they are known; equal ones stand for equal tokens, if what is
     before them is equal, too.
     """
     pieces: tuple[Piece, ...] = sequence.pieces  # type: ignore[attr-defined]  # it is simulated
     length, symbol, tokens = pieces[0]
-    if stop <= length:  # nearly always
-        return (symbol, start, stop - start) if tokens is None else tokens[start:stop]
-    return _contents_of_several(pieces, start, stop)
+    if stop > length:
+        return [
+            _contents_of_several(pieces, at, min(at + size, stop))
+            for at in range(start, stop, size)
+        ]
+    if tokens is None:
+        return [(symbol, at, min(size, stop - at)) for at in range(start, stop, size)]
+    return [tokens[at : min(at + size, stop)] for at in range(start, stop, size)]
 
 
 def _contents_of_several(pieces: tuple[Piece, ...], start: int, stop: int) -> Hashable:

@@ -79,7 +79,7 @@ class StepSimulation:
             if queue.num_pending:
                 self._join_arrivals()
             self._go_on()
-            if turns.begun:
+            if turns.ended:
                 self._go_on_with_turns()
         self._uses.turn(self._step, self._ticks)
         return SimulationResult(
@@ -120,24 +120,26 @@ class StepSimulation:
         """Note that a sequence has all its tokens by now."""
         sequence.end_ticks = self._ticks
         if sequence.job.session is not None:
-            self._turns.end(sequence, self._now)
+            self._turns.ended.append(sequence)
 
     def _fail(self, sequence: SimulatedSequence) -> None:
         """End a sequence that waits, and can never run."""
         move(sequence, Move.FINISH)
         sequence.has_failed = True
         if sequence.job.session is not None:
-            self._turns.end(sequence, self._now)
+            self._turns.ended.append(sequence)
 
     def _go_on_with_turns(self) -> None:
         """Let the turns arrive whose predecessors have ended; they fail if those have."""
         turns = self._turns
-        while turns.begun:
-            for sequence in turns.take_begun():
-                if sequence.has_failed:
-                    self._fail(sequence)
-                else:
-                    self._queue.add(sequence, self._now)
+        while turns.ended:
+            sequence = turns.go_on(self._now)
+            if sequence is None:
+                continue
+            if sequence.has_failed:
+                self._fail(sequence)
+            else:
+                self._queue.add(sequence, self._now)
 
     # -- a step ----------------------------------------------------------------------------------
 
@@ -251,7 +253,7 @@ class EventSimulation(StepSimulation):
     def _num_steps(self, until: float) -> int:
         """Return how many steps begin before `until`, the next arrival or another event."""
         num_steps, queue = self._quiet.num_steps(), self._queue
-        has_news = self._turns.begun or (queue.num_pending and queue.next_arrival is None)
+        has_news = self._turns.ended or (queue.num_pending and queue.next_arrival is None)
         if num_steps < 2 or has_news:  # noqa: PLR2004 - one is no more than the next step
             return 0
         can_ignore = self._all_wait and queue.num_slots and not self._slots.num_free

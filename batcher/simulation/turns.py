@@ -3,33 +3,21 @@
 from collections import deque
 
 from batcher.simulation.sequence import SimulatedSequence, make_sequence
-from batcher.simulation.workload import Job, Piece, Workload
-
-
-class _Session:
-    """What one conversation has come to, and the jobs of the turns that are left."""
-
-    __slots__ = ("end", "has_failed", "pieces", "places")
-
-    def __init__(self) -> None:
-        self.places: deque[int] = deque()
-        self.pieces: tuple[Piece, ...] = ()
-        self.end: float | None = None
-        self.has_failed = False
+from batcher.simulation.workload import Workload
 
 
 class Turns:
     """Makes the sequences of a workload; of one session at most one is on its way.
 
     sequences: one for each job, those of turns that have not begun without a history.
-    begun: turns that go on, until they are taken.
+    ended: turns that have ended since the next ones went on.
     """
 
     def __init__(self, workload: Workload) -> None:
         self._jobs = workload.jobs
         self.sequences = [make_sequence(job) for job in workload.jobs]
-        self.begun: list[SimulatedSequence] = []
-        self._sessions: dict[str, _Session] = {}
+        self.ended: list[SimulatedSequence] = []
+        self._sessions: dict[str, deque[int]] = {}  # the places of turns that wait
 
     @property
     def all_wait(self) -> bool:
@@ -43,30 +31,27 @@ class Turns:
             if job.session is None:
                 first.append(self.sequences[place])
                 continue
-            session = self._sessions.get(job.session)
-            if session is None:
-                self._sessions[job.session] = _Session()
+            waiting = self._sessions.get(job.session)
+            if waiting is None:
+                self._sessions[job.session] = deque()
                 first.append(self.sequences[place])
             else:
-                session.places.append(place)
+                waiting.append(place)
         return first
 
-    def take_begun(self) -> list[SimulatedSequence]:
-        """Return the turns that go on since the last call; those that have failed at once, too."""
-        begun, self.begun = self.begun, []
-        return begun
+    def go_on(self, now: float) -> SimulatedSequence | None:
+        """Return the turn after the first that has ended, which goes on at `now`; None for none.
 
-    def end(self, sequence: SimulatedSequence, now: float) -> None:
-        """Take note that a turn has ended at `now`; the next one of its session goes on."""
-        session = self._sessions[sequence.job.session or ""]
-        session.pieces, session.end = sequence.pieces, now
-        session.has_failed = sequence.has_failed
-        if not session.places:
-            return
-        place = session.places.popleft()
-        job: Job = self._jobs[place]
-        turn = make_sequence(job, session.pieces)
+        It has failed if the one before it has.
+        """
+        ended = self.ended.pop(0)
+        waiting = self._sessions[ended.job.session or ""]
+        if not waiting:
+            return None
+        place = waiting.popleft()
+        job = self._jobs[place]
+        turn = make_sequence(job, ended.pieces)
         turn.arrival_time = max(job.arrival_time, now + job.think_time)
-        turn.has_failed = session.has_failed
+        turn.has_failed = ended.has_failed
         self.sequences[place] = turn
-        self.begun.append(turn)
+        return turn

@@ -152,9 +152,8 @@ def workload_of(
 
 def has_exact_length(request: Request) -> bool:
     """Return whether the output of a valid `request` is known to have max_tokens tokens."""
-    return (
-        request.max_tokens == 0
-        or request.ignore_eos
+    return request.max_tokens == 0 or (
+        request.ignore_eos
         and not (request.stop or request.stop_sequence)
         and request.stop_token in (None, [])
         and not (request.states or request.heal or request.json_schema is not None)

@@ -15,6 +15,7 @@ from batcher.timing.step_time import TICKS_PER_SECOND
 _FIRST_FACTOR = 1.5
 _LAST_FACTOR = 1.005
 _DIGITS = 6
+_TOGETHER = (TERMS, *((term,) for term in TERMS))
 
 
 class Search(Struct, frozen=True):
@@ -30,20 +31,20 @@ def fit_profile(
 ) -> Search:
     """Return the profile with the least loss that a search from `start` comes to.
 
-    One term after the other is made larger, then smaller, and what is better is kept; when a round
-    changes nothing, the factor goes to its square root.  A term that is 0 stays 0.  It is
-    deterministic if `loss_of` is.
+    All terms together, then one after the other, are made larger, then smaller, and what is better
+    is kept; when a round changes nothing, the factor goes to its square root.  A term that is 0
+    stays 0.  It is deterministic if `loss_of` is.
     """
     best, least, num_tries, factor = start, loss_of(start), 1, _FIRST_FACTOR
     while factor > _LAST_FACTOR and num_tries < max_tries:
         is_better = False
-        for term in TERMS:
-            if not getattr(best, term):
+        for terms in _TOGETHER:
+            if not any(getattr(best, term) for term in terms):
                 continue
             for change in (factor, 1 / factor):
                 if num_tries >= max_tries:
                     break
-                tried = replace(best, **{term: _rounded(getattr(best, term) * change)})
+                tried = _changed(best, terms, change)
                 loss, num_tries = loss_of(tried), num_tries + 1
                 if loss < least:
                     best, least, is_better = tried, loss, True
@@ -51,6 +52,11 @@ def fit_profile(
         if not is_better:
             factor **= 0.5
     return Search(best, least, num_tries)
+
+
+def _changed(profile: Profile, terms: tuple[str, ...], factor: float) -> Profile:
+    """Return `profile` with some of its terms multiplied by `factor`."""
+    return replace(profile, **{term: _rounded(getattr(profile, term) * factor) for term in terms})
 
 
 def roofline_profile(shape: ModelShape, gpu: GPU, tensor_parallel: int = 1) -> Profile:

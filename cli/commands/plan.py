@@ -4,7 +4,6 @@ import os
 from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
-from click.core import ParameterSource
 
 from cli.commands.arguments import (
     OUTPUT,
@@ -83,8 +82,8 @@ def plan(
     from cli.whatif.stopping import until_stopped  # noqa: PLC0415 - as above
 
     searched = search.replace("-", "_")
-    source_of = context.get_parameter_source
-    if searched in axes and source_of(searched) is ParameterSource.DEFAULT_MAP:
+    origin = context.get_parameter_source(searched)
+    if searched in axes and origin is not None and origin.name == "DEFAULT_MAP":
         del axes[searched]  # the file speaks of other commands, too
     options = PlanOptions(
         axes=axes,

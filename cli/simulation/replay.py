@@ -75,17 +75,17 @@ def _table(outcome: Replay, log: list[LoggedRequest], name: str) -> str:
     num_tokens = sum(request.output_toks for request in log)
     rows = [_HEADS, *(_row(comparison) for comparison in outcome.comparisons)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
-    lines = [
-        f"{printable(name)}: {counted(len(log), 'request')}, {num_tokens:,} output tokens",
-        "",
-        *("  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows),
-        "",
+    title = f"{printable(name)}: {counted(len(log), 'request')}, {num_tokens:,} output tokens"
+    steps = (
         f"simulated in {counted(totals.num_steps, 'step')}, with "
         f"{counted(totals.num_preemptions, 'preemption')} and {totals.recomputed_tokens:,} tokens "
-        "computed again",
-        "binding: "
-        + ", ".join(f"{limit} {share * 100:.0f} %" for limit, share in result.binding_shares.items()),
+        "computed again"
+    )
+    shares = [f"{limit} {share * 100:.0f} %" for limit, share in result.binding_shares.items()]
+    table = [
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
     ]
+    lines = [title, "", *table, "", steps, f"binding: {', '.join(shares)}"]
     return "".join(f"{line.rstrip()}\n" for line in lines)
 
 

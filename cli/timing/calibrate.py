@@ -57,9 +57,7 @@ class RunOfRequests(Struct, frozen=True, kw_only=True):
 
     def settings(self) -> SchedulingSettings:
         """Return what decided the schedule."""
-        return SchedulingSettings(
-            kv_blocks=self.kv_blocks, max_batch_tokens=self.max_batch_tokens
-        )
+        return SchedulingSettings(kv_blocks=self.kv_blocks, max_batch_tokens=self.max_batch_tokens)
 
 
 class Calibration(Struct, frozen=True, kw_only=True):
@@ -133,13 +131,12 @@ def _fit_requests(
         BatchdecodeError: the log cannot be used, or there is no profile to start from.
     """
     run, log = options.run, read_request_log(lines, name)
-    start = _start(options)
-    fit = fit_requests(log, run.num_slots, run.settings(), start, run.num_tries)
+    fit = fit_requests(log, run.num_slots, run.settings(), _start(options), run.num_tries)
     source = f"fitted to the times of {counted(len(log), 'request')} of {Path(name).name}"
     known = {
         **fit.profile.terms,
-        "hardware": options.hardware or start.hardware,
-        "model": options.model or start.model,
+        "hardware": options.hardware,
+        "model": options.model,
         "tensor_parallel": options.tensor_parallel,
         "error": fit.describe(),
         "source": source,

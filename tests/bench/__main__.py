@@ -23,8 +23,10 @@ import bare
 import workload
 from constraints import constraints
 from machine import machine
+from paging import paging
 from report import Row
 from sampling import sampling
+from simulation import simulation
 
 from batcher import Engine, Request, SimulatedModel
 
@@ -238,6 +240,7 @@ BENCHMARKS = {
     benchmark.__name__: benchmark
     for benchmark in (
         engine,
+        paging,
         command,
         scaling,
         million,
@@ -245,6 +248,7 @@ BENCHMARKS = {
         machine,
         sampling,
         constraints,
+        simulation,
     )
 }
 

@@ -124,7 +124,7 @@ def test_a_shell_completes_commands_and_options(tmp_path):
     done = subprocess.run(
         ["bash", "--norc", "-c", script], env=environment, capture_output=True, check=True
     )
-    assert done.stdout == b"completion\n--keep-order --keep-going\n"
+    assert done.stdout == b"compare completion\n--keep-order --keep-going\n"
 
 
 INTERRUPTED_IMPORT = """

@@ -47,7 +47,7 @@ def test_one_file_serves_all_commands(check):
     [
         (
             "bacth: 3",
-            ":1:1: unknown setting bacth; did you mean batch? (known: aging, batch, batching, block-size,",
+            ":1:1: unknown setting bacth; did you mean batch? (known: aging, batch,",
         ),
         ("batch: 3\n\nquit: true", ":3:1: unknown setting quit; did you mean quiet?"),
         ("config: x.yaml", ":1:1: unknown setting config"),

@@ -9,7 +9,9 @@ from batcher.settings import SchedulingSettings
 from cli.scheduling_options import NAMES, SchedulingOptions
 
 LIMITS = ["--kv-blocks", "12", "--block-size", "4", "--max-batch-tokens", "8", "--check"]
-REQUESTS = lines_of(*workload(30, arrivals=lambda i: i * 7 % 11))
+TURN = {"session": "s", "prompt": "And", "max_tokens": 9, "ignore_eos": True, "arrival_time": 4}
+TURNS = [TURN | {"id": f"turn{i}", "think_time": i} for i in range(4)]
+REQUESTS = lines_of(*workload(20, arrivals=lambda i: i * 7 % 11), *TURNS, *workload(30)[20:])
 
 
 @pytest.fixture
@@ -122,7 +124,7 @@ def test_what_makes_no_sense_is_refused(folder, arguments, message):
 )
 def test_a_pipe_and_a_file_in_any_order_give_the_same_schedule(folder, options):
     lines = REQUESTS.splitlines(keepends=True)
-    ordered = b"".join(sorted(lines, key=lambda line: json.loads(line)["arrival_time"]))
+    ordered = b"".join(sorted(lines, key=lambda line: json.loads(line).get("arrival_time", 0)))
     (folder / "ordered").write_bytes(ordered)
     from_file = run(folder, "ordered", *options)
     assert run(folder, *options, stdin=ordered) == from_file
@@ -158,8 +160,7 @@ def test_only_a_run_without_limits_and_step_times_is_plain():
 
 
 def test_sessions_are_continued(folder):
-    turns = [{"session": "s", "prompt": "And", "max_tokens": 9, "ignore_eos": True}] * 4
-    (folder / "in").write_bytes(lines_of(*turns, *workload(9)))
+    (folder / "in").write_bytes(lines_of(*TURNS, *workload(9)))
     run(folder, "in", "-o", "out")
     whole = (folder / "out").read_bytes()
     for size in range(0, len(whole), 400):

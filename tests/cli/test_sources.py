@@ -268,3 +268,24 @@ def test_a_line_too_long_is_a_bad_line(monkeypatch):
     assert codes[1].problems[0].code == "line-too-long"
     assert codes[2].request.id == "3"
     assert entries.read() is None
+
+
+TURNS = lines_of(
+    {"id": "a1", "prompt": "x", "session": "a", "arrival_time": 4},
+    {"id": "b1", "prompt": "x", "session": "b", "arrival_time": 4},
+    {"id": "a2", "prompt": "x", "session": "a"},
+)
+
+
+def test_the_turns_of_a_session_are_read_in_their_order_whenever_they_arrive(tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(TURNS)
+    source, _ = source_of(path)
+    assert isinstance(source, FileSource)  # none arrives before the one in front of it
+    path.write_bytes(TURNS + lines_of({"id": "early", "prompt": "x", "arrival_time": 1}))
+    source, _ = source_of(path)
+    assert isinstance(source, IndexedSource)
+    assert [entry[1] for entry in ids_of(source)] == ["early", "a1", "b1", "a2"]
+    parser = RequestParser(target=Target())
+    pipe = PipeSource(EntryReader(LineReader(io.BytesIO(TURNS), "", []), parser))
+    assert [entry[1:] for entry in ids_of(pipe)] == [("a1", False), ("b1", False), ("a2", False)]

@@ -20,9 +20,7 @@ STEP_TIMES: list[StepTime] = [
     ConstantStepTime(),
     ConstantStepTime(0.25),
     step_time_of("rtx4090_llama3.1-8b"),
-    ProfileStepTime(
-        "steep", {"t0": 300, "w": 100, "f": 20, "g": 10, "d": 1.5, "h": 2, "e": 0.01}
-    ),
+    ProfileStepTime("steep", {"t0": 300, "w": 100, "f": 20, "g": 10, "d": 1.5, "h": 2, "e": 0.01}),
     step_time_of("roofline:llama-3.1-8b:h100-sxm"),
 ]
 POLICIES = ["fcfs", "priority", "sjf", "ljf", "deadline", "lpm"]

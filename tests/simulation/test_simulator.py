@@ -15,7 +15,6 @@ from simulated_workloads import (
 
 from batcher import Request, SimulatedModel, decode
 from batcher.scheduling.plan import StepPlan
-from batcher.settings import SchedulingSettings
 from batcher.simulation.result import SimulationResult
 from batcher.simulation.sequence import SimulatedSequence
 from batcher.simulation.simulator import StepSimulation, simulate, simulate_steps
@@ -51,9 +50,7 @@ class LoggedSimulation(StepSimulation):
         super()._end(sequence)
 
     def _log(self, what: str, sequence: Any, num_tokens: int) -> None:
-        self.log.append(
-            (what, self._step, sequence.id, sequence.index, self._now, num_tokens)
-        )
+        self.log.append((what, self._step, sequence.id, sequence.index, self._now, num_tokens))
 
 
 def workload_from(drawn: list[Request]) -> Workload:

@@ -1,0 +1,127 @@
+"""Benchmark of the simulation: rates on a real trace, a real run replayed, prefix hits counted.
+
+The recorded data are not part of the project: BATCHDECODE_DATA names the folder they are in.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import bare
+import workload
+from report import Row
+
+from batcher.settings import SchedulingSettings
+from batcher.simulation.replaying import replay
+from batcher.simulation.request_log import read_request_log
+from batcher.simulation.simulator import simulate, simulate_steps
+from batcher.simulation.workload import Workload, workload_of_rows
+from batcher.timing.formulas import ConstantStepTime
+from batcher.timing.loading import step_time_of
+from batcher.workloads.azure import azure_rows
+from batcher.workloads.mooncake import BLOCK_TOKENS, mooncake_rows
+from batcher.workloads.trace_checks import TraceChecks
+
+PROFILE, KV_BLOCKS, BUDGET, NUM_SLOTS = "rtx4090_llama3.1-8b", 2588, 2048, 256
+LIMITED = SchedulingSettings(kv_blocks=KV_BLOCKS, prefix_cache=False, max_batch_tokens=BUDGET)
+CACHED = SchedulingSettings(kv_blocks=KV_BLOCKS, max_batch_tokens=BUDGET)
+UNLIMITED = SchedulingSettings(max_batch_tokens=BUDGET)
+AZURE, MOONCAKE = "AzureLLMInferenceTrace_conv.csv", "mooncake_synthetic_trace.jsonl"
+LOG = "vllm_rtx4090_llama3.1-8b_requests.jsonl"
+TARGETS = {
+    "ttft mean": "3 %",
+    "tpot mean": "3 %",
+    "e2e mean": "3 %",
+    "ttft p99": "5 %",
+    "makespan": "2 %",
+}
+
+
+def simulation(folder: Path) -> Iterator[Row]:
+    """Measure the simulation on recorded data."""
+    data = os.environ.get("BATCHDECODE_DATA")
+    if data is None:
+        yield Row("simulation: set BATCHDECODE_DATA to the folder of the traces", "not run", "")
+        return
+    yield from rates(workload_of_rows(azure_rows(numbered(data, AZURE), TraceChecks(AZURE))))
+    yield from replay_errors(data)
+    yield prefix_hits(data)
+
+
+def numbered(data: str, name: str) -> list[tuple[int, bytes]]:
+    """Return the lines of a file with their numbers."""
+    return list(enumerate(Path(data, name).read_bytes().splitlines(), 1))
+
+
+def rates(trace: Workload) -> Iterator[Row]:
+    """Measure output tokens per CPU-second over a whole trace."""
+    kv, cache = f"{KV_BLOCKS:,} KV blocks", "prefix cache"
+    for how, run, settings, target in (
+        (f"step by step, {kv}", simulate_steps, LIMITED, ">= 4M"),
+        (f"event to event, {kv}", simulate, LIMITED, ""),
+        (f"event to event, {kv}, {cache}", simulate, CACHED, ""),
+        ("step by step, no KV limit", simulate_steps, UNLIMITED, ">= 4M"),
+        ("event to event, no KV limit", simulate, UNLIMITED, ">= 20M"),
+    ):
+        rate = best_rate(trace, run, settings)
+        name = f"Azure trace, {PROFILE}, {BUDGET:,} tokens a step, {how}"
+        yield Row(
+            f"{name}: output tokens per CPU-second (bare loop: {bare_rate() / 1e6:.2f}M)",
+            f"{rate / 1e6:.2f}M",
+            target,
+        )
+
+
+def best_rate(trace: Workload, run: Callable[..., Any], settings: SchedulingSettings) -> float:
+    """Return the output tokens per CPU-second of the fastest of three runs."""
+    step_time = step_time_of(PROFILE)
+    least = float("inf")
+    for _ in range(3):
+        began = time.process_time()
+        run(trace, NUM_SLOTS, settings, step_time)
+        least = min(least, time.process_time() - began)
+    return trace.num_output_tokens / least
+
+
+def bare_rate() -> float:
+    """Return the same of the bare loop, which tells how fast the machine is just now."""
+    rows = list(workload.rows(2000))
+    began = time.process_time()
+    num_tokens = sum(len(tokens) for tokens, _ in dict(bare.decode(rows, NUM_SLOTS)).values())
+    return num_tokens / (time.process_time() - began)
+
+
+def replay_errors(data: str) -> Iterator[Row]:
+    """Measure how far off the simulation of a real run is."""
+    log = read_request_log(numbered(data, LOG), LOG)
+    for one in replay(log, NUM_SLOTS, CACHED, step_time_of(PROFILE)).comparisons:
+        if one.name in TARGETS and one.error is not None:
+            name = f"replay of a real run of {len(log)} requests: {one.name}"
+            yield Row(name, f"{one.error:+.1%}", f"within {TARGETS[one.name]}")
+
+
+def prefix_hits(data: str) -> Row:
+    """Measure the hits of a trace against a count over its hash_ids."""
+    lines = numbered(data, MOONCAKE)
+    trace = workload_of_rows(mooncake_rows(lines, TraceChecks(MOONCAKE)))
+    settings = SchedulingSettings(prefix_cache=True, block_size=BLOCK_TOKENS)
+    result = simulate(trace, len(lines), settings, ConstantStepTime(0.01))
+    hits = result.totals.found_tokens // BLOCK_TOKENS
+    expected = counted_hits([json.loads(line) for _, line in lines])
+    return Row("Mooncake trace, hits in blocks of 512", f"{hits:,}", f"{expected:,}")
+
+
+def counted_hits(lines: list[dict[str, Any]]) -> int:
+    """Return how many full blocks were there before, with a token left to compute."""
+    nodes: dict[tuple[int, int], int] = {}  # (parent, hash_id) -> node
+    num_hits = 0
+    for line in lines:
+        node, is_hit, length = 0, True, line["input_length"]
+        for place, hash_id in enumerate(line["hash_ids"][: length // BLOCK_TOKENS], 1):
+            is_hit = is_hit and (node, hash_id) in nodes and place * BLOCK_TOKENS < length
+            num_hits += is_hit
+            node = nodes.setdefault((node, hash_id), len(nodes) + 1)
+    return num_hits

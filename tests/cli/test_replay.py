@@ -1,0 +1,83 @@
+"""`batchdecode replay`, and `calibrate` with a log of requests."""
+
+import json
+
+import pytest
+import yaml
+from process import ROOT, batchdecode
+
+LOG = ROOT / "samples" / "timing" / "requests.jsonl"
+RUN = ["--batch", "32", "--kv-blocks", "1200", "--max-batch-tokens", "1024"]
+
+
+def test_replay_shows_the_real_run_the_simulated_one_and_the_error():
+    done = batchdecode("replay", LOG, "--profile", "rtx4090_llama3.1-8b", *RUN)
+    text = done.stdout.decode()
+    assert done.returncode == 0
+    assert "60 requests, 8,834 output tokens" in text
+    for name in ("queue", "ttft", "tpot", "e2e"):
+        assert all(f"{name} {which}" in text for which in ("mean", "p50", "p99"))
+    assert "makespan" in text
+    assert "binding: arrivals" in text
+
+
+def test_replay_as_json_reads_stdin():
+    done = batchdecode(
+        "replay",
+        "--profile",
+        "rtx4090_llama3.1-8b",
+        "--json",
+        *RUN,
+        stdin=LOG.read_bytes(),
+    )
+    report = json.loads(done.stdout)
+    assert report["requests"] == 60
+    numbers = {number["name"]: number for number in report["numbers"]}
+    ttft = numbers["ttft mean"]
+    assert ttft["error"] == pytest.approx(ttft["simulated"] / ttft["real"] - 1)
+    assert abs(ttft["error"]) < 0.05
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--profile is needed"),
+        (["--profile", "wall"], "--profile is needed"),
+        (["--profile", "constant:1", "--check"], "--check is not for replay"),
+        (["--profile", "nobody"], "unknown profile nobody"),
+        (["--profile", "constant:1", "--kv-blocks", "3"], "can never run with kv_blocks 3"),
+        (["--profile", "constant:1", "--policy", "lpm"], "the policy lpm needs a prefix cache"),
+    ],
+)
+def test_what_replay_cannot_do_is_a_user_error(arguments, message):
+    done = batchdecode("replay", LOG, *arguments)
+    assert done.returncode == 2
+    assert done.stdout == b""
+    assert message in done.stderr
+
+
+def test_calibrate_fits_the_times_of_requests_and_states_the_error():
+    done = batchdecode(
+        "calibrate",
+        LOG,
+        *("--start", "rtx4090_llama3.1-8b", "--hardware", "rtx-4090", "--tries", "20"),
+        *RUN,
+    )
+    (profile,) = yaml.safe_load(done.stdout).values()
+    assert done.returncode == 0
+    assert profile["error"].startswith("of the replay it was fitted to: ttft mean ")
+    assert profile["source"] == "fitted to the times of 60 requests of requests.jsonl"
+    assert profile["hardware"] == "rtx-4090"
+    assert "60 requests, 20 simulations" in done.stderr
+
+
+def test_calibrate_of_requests_needs_something_to_start_from():
+    done = batchdecode("calibrate", LOG)
+    assert done.returncode == 2
+    assert "name the profile it begins with (--start PROFILE)" in done.stderr
+
+
+def test_what_is_for_requests_is_refused_with_a_log_of_steps():
+    done = batchdecode("calibrate", LOG.with_name("steps.jsonl"), "--kv-blocks", "5")
+    assert done.returncode == 2
+    assert "is a log of steps; for a log of requests only: --kv-blocks" in done.stderr

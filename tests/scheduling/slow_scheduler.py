@@ -1,0 +1,395 @@
+"""The schedule by the slowest obvious means: lists, sorted and searched anew in every step."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import inf
+from typing import NamedTuple
+
+from batcher.settings import SchedulingSettings
+
+
+class Job(NamedTuple):
+    """What a schedule depends on: tokens that many have in common, and how long the output is."""
+
+    id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    arrival: float = 0.0
+    priority: int = 0
+    deadline: float | None = None
+    salt: str | None = None
+    negative: tuple[int, ...] | None = None
+
+
+class SlowPool:
+    """One list of free blocks; the first is taken, unless another one is worth less.
+
+    keys: block -> what it can be found by, ranks: how long that is worth keeping, nodes: a number
+    that no other block ever had, for the keys of what follows.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.free = list(range(num_blocks))
+        self.holders = [0] * num_blocks
+        self.keys: dict[int, list[object]] = {}
+        self.ranks: dict[int, int] = {}
+        self.nodes: dict[int, int] = {}
+        self.num_named = 0
+
+    def find(self, key: object) -> int | None:
+        return next((block for block, keys in self.keys.items() if key in keys), None)
+
+    def take(self) -> int:
+        block = min(self.free, key=self._worth)
+        self.free.remove(block)
+        self.forget(block)
+        self.holders[block] = 1
+        return block
+
+    def _worth(self, block: int) -> int:
+        return 1 + self.ranks.get(block, 0) if block in self.keys else 0
+
+    def share(self, block: int) -> None:
+        if block in self.free:
+            self.free.remove(block)
+        self.holders[block] += 1
+
+    def give_back(self, blocks: list[int]) -> None:
+        for block in reversed(blocks):
+            self.holders[block] -= 1
+            if self.holders[block] == 0:
+                if block in self.keys:
+                    self.free.append(block)
+                else:
+                    self.free.insert(0, block)
+
+    def name(self, block: int, key: object, rank: int = 0) -> int:
+        holder = self.find(key)
+        if holder is not None:
+            return self.nodes[holder]
+        self.num_named += 1
+        self.keys.setdefault(block, []).append(key)
+        self.ranks[block] = max(rank, self.ranks.get(block, 0))
+        return self.nodes.setdefault(block, self.num_named)
+
+    def forget(self, block: int) -> None:
+        self.keys.pop(block, None)
+        self.ranks.pop(block, None)
+        self.nodes.pop(block, None)
+
+
+@dataclass(eq=False)
+class SlowRow:
+    """A sample, or the negative prompt beside it."""
+
+    job: Job
+    role: str
+    prompt: tuple[int, ...]
+    num_generated: int = 0
+    num_computed: int = 0
+    num_cached: int = 0
+    num_named: int = 0
+    node: object = None
+    blocks: list[int] = field(default_factory=list)
+
+    @property
+    def num_known(self) -> int:
+        return len(self.prompt) + self.num_generated
+
+    @property
+    def name(self) -> tuple[str, str]:
+        return self.job.id, self.role
+
+    def tokens(self, start: int, stop: int) -> tuple[object, ...]:
+        """Return some of its tokens; what it generates is its own."""
+        own = [(self.name, place) for place in range(stop - len(self.prompt))]
+        return (*self.prompt, *own)[start:stop]
+
+
+@dataclass(eq=False)
+class SlowUnit:
+    """What is admitted together, the leader first."""
+
+    job: Job
+    rows: list[SlowRow]
+    queue_number: int
+    admission: int = -1
+    slots: list[int] = field(default_factory=list)
+    is_decoding: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.job.id
+
+
+@dataclass
+class SlowPlan:
+    """A step: names, in order."""
+
+    preempted: list[tuple[str, str, dict[tuple[str, str], int]]] = field(default_factory=list)
+    admitted: list[str] = field(default_factory=list)
+    chunks: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    begun: list[str] = field(default_factory=list)
+    decodes: bool = True
+    hold: tuple[str, str] | None = None
+
+
+class SlowScheduler:
+    """Plans each step from scratch, by the documentation."""
+
+    def __init__(self, num_slots: int, settings: SchedulingSettings) -> None:
+        self.settings, self.num_slots = settings, num_slots
+        self.size = settings.block_size
+        self.pool = SlowPool(settings.kv_blocks) if settings.kv_blocks is not None else None
+        self.waiting: list[SlowUnit] = []
+        self.running: list[SlowUnit] = []  # by admission
+        self.num_joined = self.num_admissions = 0
+
+    # -- orders ----------------------------------------------------------------------------------
+
+    def key(self, unit: SlowUnit) -> tuple[float, int]:
+        job = unit.job
+        size = len(job.prompt) + job.max_tokens
+        keys = {
+            "priority": job.priority,
+            "sjf": size,
+            "ljf": -size,
+            "deadline": inf if job.deadline is None else job.deadline,
+        }
+        return keys.get(self.settings.policy, 0), unit.queue_number
+
+    def is_aged(self, unit: SlowUnit) -> bool:
+        is_aging = self.settings.policy != "fcfs"
+        return is_aging and self.now - unit.job.arrival >= self.settings.aging
+
+    def head(self) -> SlowUnit | None:
+        if not self.waiting:
+            return None
+        in_order = sorted(self.waiting, key=lambda unit: unit.queue_number)
+        if self.is_aged(in_order[0]):
+            return in_order[0]
+        if self.settings.policy == "lpm":
+            return max(in_order, key=lambda unit: len(self.match(unit.rows[0])))
+        return min(self.waiting, key=self.key)
+
+    def victim(self, units: list[SlowUnit]) -> SlowUnit:
+        if self.settings.policy in {"fcfs", "lpm"}:
+            return max(units, key=lambda unit: unit.queue_number)
+        return max(units, key=lambda unit: (not self.is_aged(unit), self.key(unit)))
+
+    # -- blocks ----------------------------------------------------------------------------------
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.size)
+
+    def match(self, row: SlowRow) -> list[int]:
+        blocks: list[int] = []
+        if self.pool is None or not self.settings.has_prefix_cache:
+            return blocks
+        node: object = ("root", row.job.salt)
+        for start in range(0, row.num_known - self.size, self.size):
+            block = self.pool.find((node, row.tokens(start, start + self.size)))
+            if block is None:
+                break
+            blocks.append(block)
+            node = self.pool.nodes[block]
+        return blocks
+
+    def name_full_blocks(self, row: SlowRow, num_tokens: int) -> None:
+        if self.pool is None or not self.settings.has_prefix_cache:
+            return
+        if row.role == "negative":
+            num_tokens = min(num_tokens, len(row.prompt))
+        for place in range(row.num_named, num_tokens // self.size):
+            tokens = row.tokens(place * self.size, (place + 1) * self.size)
+            row.node = self.pool.name(row.blocks[place], (row.node, tokens))
+            row.num_named = place + 1
+
+    def extend(self, row: SlowRow, num_tokens: int) -> None:
+        while self.pool is not None and len(row.blocks) < self.blocks_for(num_tokens):
+            row.blocks.append(self.pool.take())
+
+    def make_room(self, plan: SlowPlan, unit: SlowUnit, row: SlowRow, num_tokens: int) -> bool:
+        if self.pool is None:
+            return True
+        while self.blocks_for(num_tokens) - len(row.blocks) > len(self.pool.free):
+            busy = {name for name, _ in plan.chunks} | {*plan.admitted, *plan.begun}
+            victim = self.victim(
+                [other for other in self.running if other is unit or other.name not in busy]
+            )
+            self.preempt(plan, victim, unit)
+            if victim is unit:
+                return False
+        return True
+
+    def preempt(self, plan: SlowPlan, unit: SlowUnit, beneficiary: SlowUnit) -> None:
+        for row in unit.rows:
+            if row.name in plan.chunks:
+                row.num_computed = plan.chunks.pop(row.name)[0]
+                for block in row.blocks[row.num_cached // self.size :]:
+                    self.pool.forget(block)
+                row.num_named = len(row.blocks)  # nothing more
+        lost = {row.name: row.num_computed for row in unit.rows}
+        for row in unit.rows:
+            self.close(row)
+        self.running.remove(unit)
+        self.waiting.append(unit)
+        unit.is_decoding, unit.slots = False, []
+        plan.preempted.append((unit.name, beneficiary.name, lost))
+
+    def close(self, row: SlowRow) -> None:
+        self.name_full_blocks(row, row.num_computed)
+        if self.pool is not None:
+            self.pool.give_back(row.blocks)
+        row.blocks, row.num_computed, row.num_named = [], 0, 0
+
+    # -- a step ----------------------------------------------------------------------------------
+
+    def plan(self, now: float) -> SlowPlan:
+        self.now = now
+        plan = SlowPlan()
+        budget = self.settings.max_batch_tokens or 10**9
+        if self.settings.prefill_order == "prefill-first":
+            self.spend(plan, budget, 1)
+            if plan.chunks:
+                plan.decodes = False
+                return plan
+        for unit in self.running.copy():
+            if unit.is_decoding:
+                self.grow(plan, unit)
+        num_decoding = sum(len(unit.rows) for unit in self.running if unit.is_decoding)
+        self.spend(plan, budget - num_decoding, 0)
+        return plan
+
+    def grow(self, plan: SlowPlan, unit: SlowUnit) -> None:
+        for row in unit.rows:
+            place = row.num_known - 1
+            if unit in self.running and place % self.size == 0:
+                if self.make_room(plan, unit, row, place + 1):
+                    self.extend(row, place + 1)
+
+    def spend(self, plan: SlowPlan, budget: int, num_kept: int) -> None:
+        for unit in self.running.copy():
+            if unit in self.running and not unit.is_decoding and budget > 0:
+                budget -= self.go_on(plan, unit, budget, num_kept)
+        if plan.preempted:
+            head = self.head()
+            if len(self.slots()) < self.num_slots and head is not None:
+                plan.hold = (head.name, "preemption")
+        else:
+            self.admit(plan, budget, num_kept)
+
+    def chunks_of(
+        self, unit: SlowUnit, budget: int, num_kept: int
+    ) -> Iterator[tuple[SlowRow, int]]:
+        max_chunk = self.settings.long_prefill_threshold or 10**9
+        budget = min(budget, max(max_chunk, len(unit.rows)))
+        if sum(row.num_known - row.num_computed for row in unit.rows) > budget:
+            if len(unit.rows) > 1:
+                num_kept = 1
+        for row in unit.rows:
+            num_tokens = min(row.num_known - row.num_computed - num_kept, budget)
+            if num_tokens > 0:
+                yield row, num_tokens
+                budget -= num_tokens
+
+    def go_on(self, plan: SlowPlan, unit: SlowUnit, budget: int, num_kept: int) -> int:
+        spent = 0
+        for row, num_tokens in list(self.chunks_of(unit, budget, num_kept)):
+            stop = row.num_computed + num_tokens
+            if not self.make_room(plan, unit, row, stop):
+                return spent
+            self.extend(row, stop)
+            self.compute(plan, row, num_tokens)
+            spent += num_tokens
+        self.begin_if_met(plan, unit, num_kept)
+        return spent
+
+    def compute(self, plan: SlowPlan, row: SlowRow, num_tokens: int) -> None:
+        plan.chunks[row.name] = row.num_computed, num_tokens
+        row.num_computed += num_tokens
+        self.name_full_blocks(row, row.num_computed)
+
+    def begin_if_met(self, plan: SlowPlan, unit: SlowUnit, num_kept: int) -> None:
+        if not num_kept and all(row.num_computed >= row.num_known for row in unit.rows):
+            unit.is_decoding = True
+            plan.begun.append(unit.name)
+
+    def slots(self) -> set[int]:
+        return {slot for unit in self.running for slot in unit.slots}
+
+    def admit(self, plan: SlowPlan, budget: int, num_kept: int) -> None:
+        is_static = self.settings.batching == "static"
+        is_busy = bool(self.running)
+        while (unit := self.head()) is not None and len(self.slots()) < self.num_slots:
+            if is_static and is_busy:
+                plan.hold = (unit.name, "batch")
+                return
+            free = sorted(set(range(self.num_slots)) - self.slots())
+            if len(unit.rows) > len(free):
+                return
+            if budget < len(unit.rows):
+                plan.hold = (unit.name, "tokens")
+                return
+            if self.pool is not None and not self.give_blocks(unit, budget, num_kept):
+                plan.hold = (unit.name, "kv")
+                return
+            self.waiting.remove(unit)
+            self.running.append(unit)
+            unit.slots = free[: len(unit.rows)]
+            plan.admitted.append(unit.name)
+            for row, num_tokens in list(self.chunks_of(unit, budget, num_kept)):
+                self.compute(plan, row, num_tokens)
+                budget -= num_tokens
+            self.begin_if_met(plan, unit, num_kept)
+
+    def give_blocks(self, unit: SlowUnit, budget: int, num_kept: int) -> bool:
+        capacity, rows = self.settings.capacity, unit.rows
+        matches = [self.match(row) for row in rows]
+        for row, blocks in zip(rows, matches, strict=True):
+            row.num_computed = row.num_cached = len(blocks) * self.size
+        stops = {row.role: row.num_computed for row in rows}
+        for row, num_tokens in self.chunks_of(unit, budget, num_kept):
+            stops[row.role] += num_tokens
+        most = {row.role: max(len(row.prompt) + row.job.max_tokens - 1, 1) for row in rows}
+        known = {row.role: row.num_known for row in rows}
+        needed = {"on-demand": stops, "watermark": known, "no-evict": most}[capacity]
+        num_needed = sum(self.blocks_for(num_tokens) for num_tokens in needed.values())
+        for blocks in matches:
+            num_needed -= sum(block not in self.pool.free for block in blocks)
+        if capacity == "watermark" and self.running:
+            num_needed += int(self.settings.watermark * len(self.pool.holders))
+        if num_needed > len(self.pool.free):
+            return False
+        for row, blocks in zip(rows, matches, strict=True):
+            for block in blocks:
+                self.pool.share(block)
+            row.blocks, row.num_named = blocks, len(blocks)
+            row.node = self.pool.nodes[blocks[-1]] if blocks else ("root", row.job.salt)
+        for row in rows:
+            self.extend(row, (most if capacity == "no-evict" else stops)[row.role])
+        return True
+
+    def end_step(self, plan: SlowPlan) -> list[int]:
+        """Give every decoding row its token; return the slots of leaders that are done."""
+        done = []
+        for unit in self.running:
+            if unit.is_decoding and plan.decodes:
+                for row in unit.rows:
+                    row.num_computed = row.num_known
+                    row.num_generated += 1
+                if unit.rows[0].num_generated == unit.job.max_tokens:
+                    done.append(unit.slots[0])
+        return sorted(done)
+
+    def leave(self, unit: SlowUnit) -> None:
+        for row in unit.rows:
+            self.close(row)
+        self.running.remove(unit)
+
+    def push(self, job: Job) -> None:
+        rows = [SlowRow(job, "sample", job.prompt)]
+        if job.negative is not None:
+            rows.append(SlowRow(job, "negative", job.negative))
+        self.waiting.append(SlowUnit(job, rows, self.num_joined))
+        self.num_joined += 1

@@ -1,0 +1,226 @@
+"""Blocks are taken, shared, found and forgotten as in a plain list of free ones."""
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from slow_scheduler import SlowPool
+
+from batcher.errors import InvariantError
+from batcher.scheduling.blocks import NUM_RANKS, ROOT, BlockPool
+
+NUM_BLOCKS = 7
+
+
+class Pools(RuleBasedStateMachine):
+    """Does the same to both pools; `tables` are those of sequences."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool, self.slow = BlockPool(NUM_BLOCKS), SlowPool(NUM_BLOCKS)
+        self.tables: list[list[int]] = []
+
+    @rule(num_blocks=st.integers(1, 4))
+    def take(self, num_blocks: int) -> None:
+        if not self.pool.has_room(num_blocks):
+            assert num_blocks > len(self.slow.free)
+            with pytest.raises(InvariantError, match="are taken where"):
+                self.pool.take(num_blocks)
+            return
+        expected = [self.slow.take() for _ in range(num_blocks)]
+        blocks = self.pool.take(num_blocks)
+        assert blocks == expected, "not those that are worth the least"
+        self.tables.append(blocks)
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        table = self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1)))
+        self.pool.give_back(table)
+        self.slow.give_back(table)
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data(), content=st.integers(0, 9), rank=st.integers(0, NUM_RANKS - 1))
+    def name(self, data: st.DataObject, content: int, rank: int) -> None:
+        block = data.draw(st.sampled_from(data.draw(st.sampled_from(self.tables))))
+        key = (ROOT, content)
+        node = self.pool.name(block, key, rank)
+        self.slow.name(block, key, rank)
+        assert node == self.pool.node_of(self.pool.found[key])
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data(), contents=st.lists(st.integers(10, 12), max_size=4))
+    def name_a_chain(self, data: st.DataObject, contents: list[int]) -> None:
+        table = data.draw(st.sampled_from(self.tables))[: len(contents)]
+        contents = contents[: len(table)]
+        nodes = [ROOT]
+        for block, content in zip(table, contents, strict=True):
+            key = (nodes[-1], content)
+            self.slow.name(block, key)
+            holder = self.slow.find(key)
+            known = self.pool.found.get(key)
+            assert known in (None, holder)
+            nodes.append(self.pool.name(block, key) if data.draw(st.booleans()) else None)
+            if nodes[-1] is None:
+                nodes[-1] = self.pool.name_all([block], nodes[-2], [content])
+        assert self.pool.name_all(table, ROOT, contents) == nodes[-1], "named again, it is the same"
+
+    @precondition(lambda self: self.slow.keys)
+    @rule(data=st.data())
+    def share(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(sorted(self.slow.keys)))
+        assert self.pool.is_idle(block) == (block in self.slow.free)
+        self.pool.share(block)
+        self.slow.share(block)
+        self.tables.append([block])
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(data.draw(st.sampled_from(self.tables))))
+        self.pool.forget(block)
+        self.slow.forget(block)
+
+    @invariant()
+    def both_are_the_same(self) -> None:
+        pool, slow = self.pool, self.slow
+        pool.check(self.tables)
+        assert pool.num_free == len(slow.free)
+        assert pool.num_used + pool.num_free == NUM_BLOCKS, "invariant 10"
+        expected = {key: block for block, keys in slow.keys.items() for key in keys}
+        assert pool.found == expected, "what is evicted is found no longer"
+        counts = Counter(block for table in self.tables for block in table)
+        assert [pool.is_shared(block) for block in range(NUM_BLOCKS)] == [
+            counts[block] > 1 for block in range(NUM_BLOCKS)
+        ]
+
+
+TestPools = Pools.TestCase
+TestPools.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+def idle_pool(ranks: list[int]) -> BlockPool:
+    """Return a pool whose blocks can all be found, freed one after the other."""
+    pool = BlockPool(len(ranks))
+    tables = [pool.take(1) for _ in ranks]
+    for (block,), rank in zip(tables, ranks, strict=True):
+        pool.name(block, (ROOT, block), rank)
+    for table in tables:
+        pool.give_back(table)
+    return pool
+
+
+def test_the_least_recently_used_goes_first_and_a_hit_refreshes() -> None:
+    pool = idle_pool([0, 0, 0])
+    pool.share(0)
+    pool.give_back([0])
+    assert [pool.take(1)[0] for _ in range(3)] == [1, 2, 0]
+    assert pool.found == {}
+    assert pool.num_evicted == 3
+
+
+def test_what_cannot_be_found_goes_before_what_can() -> None:
+    pool = idle_pool([0, 0, 0])
+    pool.take(1)
+    pool.give_back([0])
+    assert [pool.take(1)[0] for _ in range(3)] == [0, 1, 2]
+
+
+def test_the_end_of_a_chain_is_evicted_before_its_beginning() -> None:
+    pool = BlockPool(3)
+    table = pool.take(3)
+    pool.name_all(table, ROOT, "abc")
+    pool.give_back(table)
+    assert pool.take(2) == [2, 1]
+    assert list(pool.found) == [(ROOT, "a")]
+
+
+def test_typed_blocks_are_evicted_rank_by_rank_pinned_ones_last() -> None:
+    pool = idle_pool([3, 1, 0, 2, 0])
+    assert [pool.take(1)[0] for _ in range(5)] == [2, 4, 1, 3, 0]
+
+
+def test_an_evicted_block_has_lost_its_rank() -> None:
+    pool = idle_pool([3, 0])
+    first, second = pool.take(2)
+    pool.name(0, (ROOT, "new"))
+    pool.give_back([first, second])
+    assert pool.take(2) == [1, 0]
+
+
+def test_a_block_that_is_evicted_takes_all_its_keys_along() -> None:
+    pool = BlockPool(1)
+    (block,) = pool.take(1)
+    node = pool.name(block, (ROOT, "part"))
+    assert pool.name(block, (ROOT, "whole")) == node
+    pool.give_back([block])
+    pool.take(1)
+    assert pool.found == {}
+
+
+def test_a_pool_without_a_limit_grows_and_takes_old_blocks_first() -> None:
+    pool = BlockPool(None)
+    assert pool.has_room(10**9)
+    first = pool.take(3)
+    pool.name(first[0], (ROOT, "kept"))
+    pool.give_back(first)
+    assert set(first[1:]) <= set(pool.take(4))
+    assert pool.found == {(ROOT, "kept"): first[0]}
+    pool.take(100)
+    assert len(pool.found) == 1, "nothing is evicted while there can be more blocks"
+    assert pool.num_used + pool.num_free == pool.num_total
+
+
+def lose_a_block(pool: BlockPool) -> None:
+    pool._blank.pop()
+
+
+def free_one_twice(pool: BlockPool) -> None:
+    pool._blank.append(pool._blank[0])
+
+
+def free_a_held_one(pool: BlockPool) -> None:
+    pool._blank[0] = 0
+
+
+def count_a_holder_too_many(pool: BlockPool) -> None:
+    pool._extra_holders[0] = 1
+
+
+def count_holders_of_a_free_one(pool: BlockPool) -> None:
+    pool._extra_holders[pool._blank[0]] = 1
+
+
+def miscount(pool: BlockPool) -> None:
+    pool.num_free += 1
+
+
+CORRUPTIONS = [
+    lose_a_block,
+    free_one_twice,
+    free_a_held_one,
+    count_a_holder_too_many,
+    count_holders_of_a_free_one,
+    miscount,
+]
+
+
+@pytest.mark.parametrize("corrupt", CORRUPTIONS)
+def test_a_corrupt_pool_is_found_out(corrupt: Callable[[BlockPool], None]) -> None:
+    pool = BlockPool(5)
+    tables = [pool.take(2)]
+    pool.check(tables)
+    corrupt(pool)
+    with pytest.raises(InvariantError):
+        pool.check(tables)
+
+
+@pytest.mark.parametrize("tables", [[], [[0]], [[0, 1], [1]], [[0, 1, 2]], [[0, 2]]])
+def test_tables_that_are_not_those_of_the_pool_are_found_out(tables: list[list[int]]) -> None:
+    pool = BlockPool(5)
+    pool.take(2)
+    with pytest.raises(InvariantError):
+        pool.check(tables)

@@ -1,0 +1,218 @@
+"""What the scheduler plans step by step is what follows from sorting and searching all anew."""
+
+from typing import Any, NamedTuple
+
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
+from scheduling_settings import scheduling_settings
+from slow_scheduler import Job, SlowPlan, SlowScheduler
+
+from batcher.lifecycle import Move, State
+from batcher.scheduling.making import make_scheduler
+from batcher.scheduling.plan import StepPlan
+from batcher.scheduling.running import rows_of
+from batcher.scheduling.sequence import ScheduledSequence
+from batcher.settings import SchedulingSettings
+
+PROMPTS = st.builds(
+    lambda shared, own: (*range(100, 100 + shared), *own),
+    st.integers(0, 14),
+    st.lists(st.integers(0, 2), max_size=4),
+)
+MAX_STEPS = 3000
+
+
+class Workload(NamedTuple):
+    """Jobs in order of arrival, and who is aborted when: step -> place among the living."""
+
+    jobs: list[Job]
+    num_slots: int
+    settings: SchedulingSettings
+    aborts: dict[int, int]
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    num_slots = draw(st.integers(2, 5))
+    block_size = draw(st.sampled_from([1, 2, 3, 4]))
+    arrivals = draw(st.lists(st.sampled_from([0.0, 0.0, 1.0, 2.5, 4.0, 30.0]), max_size=10))
+    jobs = [
+        Job(
+            f"j{number}",
+            draw(PROMPTS),
+            draw(st.integers(1, 12)),
+            arrival,
+            draw(st.integers(0, 2)),
+            draw(st.sampled_from([None, arrival + 3.0, arrival + 20.0])),
+            draw(st.sampled_from([None, None, "salt"])),
+            draw(st.sampled_from([None, None, None, (), (100, 101, 102), (7,) * 6])),
+        )
+        for number, arrival in enumerate(sorted(arrivals))
+    ]
+    least = max((num_blocks(job, block_size) for job in jobs), default=1)
+    blocks = st.one_of(st.integers(least, least + 3), st.integers(least, 3 * least))
+    chosen = draw(scheduling_settings(num_slots, blocks, block_size))
+    aborts = draw(st.dictionaries(st.integers(0, 40), st.integers(0, 9), max_size=3))
+    return Workload(jobs, num_slots, chosen, aborts)
+
+
+def num_blocks(job: Job, block_size: int) -> int:
+    prompts = [job.prompt] if job.negative is None else [job.prompt, job.negative]
+    most = [max(len(prompt) + job.max_tokens - 1, 1) for prompt in prompts]
+    return sum(-(-num_tokens // block_size) for num_tokens in most)
+
+
+class Play:
+    """Runs a workload through both schedulers, side by side."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self.slow = SlowScheduler(workload.num_slots, workload.settings)
+        self.scheduler = make_scheduler(workload.num_slots, workload.settings, self.contents)
+        self.leaders: dict[str, ScheduledSequence] = {}
+        self.jobs = {job.id: job for job in workload.jobs}
+        self.unread = list(workload.jobs)
+        self.step, self.now = 0, 0.0
+
+    def contents(
+        self, row: ScheduledSequence, start: int, stop: int, size: int
+    ) -> list[tuple[Any, ...]]:
+        job = self.jobs[row.id]
+        prompt = job.negative if row.role == "negative" else job.prompt
+        tokens = [
+            prompt[place] if place < len(prompt) else (row.id, row.role, place - len(prompt))
+            for place in range(start, stop)
+        ]
+        return [tuple(tokens[first : first + size]) for first in range(0, len(tokens), size)]
+
+    def run(self) -> None:
+        while self.unread or self.slow.waiting or self.slow.running:
+            assert self.step < MAX_STEPS, "it hangs"
+            if not (self.slow.waiting or self.slow.running):
+                self.now = max(self.now, self.unread[0].arrival)
+            while self.unread and self.unread[0].arrival <= self.now:
+                self.push(self.unread.pop(0))
+            self.one_step()
+        assert self.scheduler.queue.num_waiting == self.scheduler.slots.num_occupied == 0
+        assert self.scheduler.kv_cache.pool.num_used == 0
+        assert self.scheduler.decoding.num_rows == 0
+        assert self.scheduler.slots.due == {}
+
+    def push(self, job: Job) -> None:
+        self.slow.push(job)
+        leader = make_sequence(job)
+        self.leaders[job.id] = leader
+        self.scheduler.queue.push(leader)
+
+    def one_step(self) -> None:
+        plan = self.scheduler.plan(self.step, self.now)
+        expected = self.slow.plan(self.now)
+        expected_hold, expected.hold = expected.hold, None
+        assert summary(plan) == expected
+        if expected_hold is not None:
+            self.check_hold(expected_hold)
+        self.check_blocks(plan)
+        self.scheduler.end_step(plan)
+        due = self.scheduler.slots.due.get(self.scheduler.decode_step - 1, [])
+        done = self.slow.end_step(expected)
+        assert sorted(due if plan.decodes else []) == done
+        for slot in done:
+            self.leave(slot, Move.FINISH)
+        self.scheduler.check()
+        self.step += 1
+        self.now += 1.0
+        self.abort_somebody()
+        event(f"preempts: {bool(expected.preempted)}")
+
+    def check_hold(self, expected: tuple[str, str]) -> None:
+        hold = self.scheduler.hold
+        assert hold is not None, "nothing is said of who is held back"
+        assert (hold.leader.id, hold.reason) == expected
+
+    def check_blocks(self, plan: StepPlan) -> None:
+        kv_cache, slow = self.scheduler.kv_cache, self.slow.pool
+        assert kv_cache.pool.num_free == len(slow.free)
+        assert len(kv_cache.pool.found) == sum(map(len, slow.keys.values()))
+        for unit in self.slow.running:
+            leader = self.leaders[unit.name]
+            for row, other in zip(unit.rows, rows_of(leader), strict=True):
+                assert len(other.table) == len(row.blocks)
+                assert other.num_cached == row.num_cached
+                assert self.scheduler.slots.sequences[other.slot] is other
+                assert other.slot == unit.slots[unit.rows.index(row)]
+        budget = self.workload.settings.max_batch_tokens
+        num_computed = sum(chunk.num_tokens for chunk in plan.chunks)
+        if plan.decodes:
+            fresh = sum(len(rows_of(leader)) for leader in plan.begun)
+            num_computed += self.scheduler.decoding.num_rows - fresh
+        assert budget is None or num_computed <= budget, "invariant 11"
+
+    def leave(self, slot: int, why: Move) -> None:
+        leader = self.scheduler.slots.sequences[slot]
+        self.slow.leave(next(unit for unit in self.slow.running if slot in unit.slots))
+        self.scheduler.leave(leader, self.step, why, has_failed=False)
+
+    def abort_somebody(self) -> None:
+        place = self.workload.aborts.get(self.step)
+        units = [*self.slow.running, *self.slow.waiting]
+        if place is None or not units:
+            return
+        unit = units[place % len(units)]
+        if unit in self.slow.running:
+            self.leave(unit.slots[0], Move.ABORT)
+        else:
+            self.slow.waiting.remove(unit)
+            self.scheduler.queue.take(self.leaders[unit.name])
+
+
+def make_sequence(job: Job) -> ScheduledSequence:
+    """Return what stands for a job in the scheduler, waiting."""
+
+    def row(role: Any, prompt: tuple[int, ...]) -> ScheduledSequence:
+        return ScheduledSequence(
+            id=job.id,
+            role=role,
+            arrival_time=job.arrival,
+            num_prompt_tokens=len(prompt),
+            num_tokens=len(prompt),
+            max_tokens=job.max_tokens,
+            priority=job.priority,
+            deadline=job.deadline,
+            cache_salt=job.salt,
+            state=State.WAITING,
+            table=[],
+        )
+
+    leader = row("sample", job.prompt)
+    if job.negative is not None:
+        leader.companions, leader.num_slots = (row("negative", job.negative),), 2
+    return leader
+
+
+def summary(plan: StepPlan) -> SlowPlan:
+    """Return a plan by names, without the hold."""
+    chunks = {
+        (chunk.sequence.id, chunk.sequence.role): (chunk.start, chunk.num_tokens)
+        for chunk in plan.chunks
+    }
+    assert len(chunks) == len(plan.chunks), "two chunks of one row"
+    return SlowPlan(
+        [
+            (
+                preemption.leader.id,
+                preemption.beneficiary.id,
+                {(row.id, row.role): number for row, number in preemption.num_computed.items()},
+            )
+            for preemption in plan.preempted
+        ],
+        [leader.id for leader in plan.admitted],
+        chunks,
+        [leader.id for leader in plan.begun],
+        plan.decodes,
+    )
+
+
+@given(workloads())
+@settings(max_examples=200, deadline=None)
+def test_the_plan_of_each_step_is_one_made_from_scratch(workload: Workload) -> None:
+    Play(workload).run()

@@ -1,0 +1,12 @@
+"""Sequences that wait, for the tests of queues and orders."""
+
+from typing import Any
+
+from batcher.lifecycle import State
+from batcher.scheduling.sequence import ScheduledSequence
+
+
+def waiting(name: str, **fields: Any) -> ScheduledSequence:
+    """Return a sequence that waits; one prompt token and one to generate if not told."""
+    fields = {"num_prompt_tokens": 1, "max_tokens": 1, "table": [], **fields}
+    return ScheduledSequence(id=name, state=State.WAITING, **fields)

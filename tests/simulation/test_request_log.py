@@ -1,0 +1,134 @@
+"""Logs of real runs: what they may hold, and what a replay of them comes to."""
+
+import json
+from typing import Any
+
+import pytest
+
+from batcher.errors import BatchdecodeError
+from batcher.settings import SchedulingSettings
+from batcher.simulation.fitting import fit_requests
+from batcher.simulation.replaying import replay
+from batcher.simulation.request_log import LoggedRequest, read_request_log, workload_of_log
+from batcher.simulation.simulator import simulate
+from batcher.timing.profiles import load_profile
+from batcher.timing.step_time import StepTime
+
+SETTINGS = SchedulingSettings(kv_blocks=24, max_batch_tokens=64)
+NUM_SLOTS = 6
+
+
+def line(**more: Any) -> dict[str, Any]:
+    """A line of a log."""
+    return {
+        "request_id": "a",
+        "input_toks": 10,
+        "output_toks": 5,
+        "queued_ts": 100.0,
+        "scheduled_ts": 100.5,
+        "first_token_ts": 101.0,
+        "last_token_ts": 103.0,
+        **more,
+    }
+
+
+def read(*lines: dict[str, Any]) -> list[LoggedRequest]:
+    numbered = [(number, json.dumps(one).encode()) for number, one in enumerate(lines, 1)]
+    return read_request_log(numbered, "log")
+
+
+def simulated_log(step_time: StepTime) -> list[LoggedRequest]:
+    """The log of a run that was a simulation itself."""
+    lines = [
+        line(
+            request_id=f"r{number}",
+            input_toks=40 + 37 * number % 90,
+            output_toks=1 + 29 * number % 60,
+            queued_ts=50 + 0.06 * number,
+            scheduled_ts=None,
+            first_token_ts=99,
+            last_token_ts=99,
+        )
+        for number in range(40)
+    ]
+    log = read(*lines)
+    result = simulate(workload_of_log(log), NUM_SLOTS, SETTINGS, step_time)
+    return read(
+        *(
+            one
+            | {
+                "scheduled_ts": 50 + sequence.admitted,
+                "first_token_ts": 50 + sequence.first_token,
+                "last_token_ts": 50 + sequence.end,
+            }
+            for one, sequence in zip(lines, result.sequences, strict=True)
+        )
+    )
+
+
+def test_requests_come_in_the_order_they_were_queued_from_0_on() -> None:
+    log = read(line(request_id="b", queued_ts=100.25), line())
+    jobs = workload_of_log(log).jobs
+    assert [(job.id, job.arrival_time) for job in jobs] == [("a", 0.0), ("b", 0.25)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([line(queued_ts="x")], "log:1: expected `float`, got `str` at `queued_ts`; fields: req"),
+        ([{"request_id": "a"}], "log:1: object missing required field `input_toks`; fields: req"),
+        ([line(output_toks=0)], "log:1: expected `int` >= 1 at `output_toks`"),
+        ([line(first_token_ts=90.0)], "log:1: first_token_ts 90.0 is before scheduled_ts 100.5"),
+        ([line(), line()], "log:2: request_id 'a' is in line 1 already"),
+        ([], "log: there are no requests in it"),
+    ],
+)
+def test_a_log_that_cannot_be_used_says_why(lines: list[dict[str, Any]], message: str) -> None:
+    with pytest.raises(BatchdecodeError) as caught:
+        read(*lines)
+    assert str(caught.value).startswith(message)
+
+
+def test_the_replay_of_a_simulated_run_is_that_run() -> None:
+    _, profile = load_profile("rtx4090_llama3.1-8b")
+    step_time = profile.step_time("p")
+    outcome = replay(simulated_log(step_time), NUM_SLOTS, SETTINGS, step_time)
+    assert outcome.result.totals.num_preemptions
+    for one in outcome.comparisons:
+        assert one.simulated == pytest.approx(one.real, abs=1e-9)
+    names = [one.name for one in outcome.comparisons]
+    assert names[:3] == ["queue mean", "queue p50", "queue p99"]
+    assert names[-1] == "makespan"
+
+
+def test_numbers_are_vllms() -> None:
+    log = read(
+        line(),
+        line(request_id="b", output_toks=1, queued_ts=101.0, scheduled_ts=None, last_token_ts=101),
+    )
+    _, profile = load_profile("rtx4090_llama3.1-8b")
+    outcome = replay(log, 2, SchedulingSettings(), profile.step_time("p"))
+    real = {one.name: one.real for one in outcome.comparisons}
+    assert real["ttft mean"] == 0.5
+    assert real["tpot mean"] == real["tpot p99"] == 0.5  # of the one with several tokens
+    assert real["e2e mean"] == 1.5
+    assert real["makespan"] == 3.0
+    assert "queue mean" not in real  # it is not known of all of them
+
+
+def test_a_request_that_can_never_run_cannot_have_run() -> None:
+    _, profile = load_profile("rtx4090_llama3.1-8b")
+    with pytest.raises(BatchdecodeError, match="'a', can never run with kv_blocks 24"):
+        replay(read(line(input_toks=5000)), NUM_SLOTS, SETTINGS, profile.step_time("p"))
+
+
+def test_a_profile_is_found_again_from_the_times_of_requests() -> None:
+    _, profile = load_profile("rtx4090_llama3.1-8b")
+    _, start = load_profile("h100_llama3.1-8b_tp1")
+    log = simulated_log(profile.step_time("p"))
+    fit = fit_requests(log, NUM_SLOTS, SETTINGS, start, max_tries=200)
+    assert fit.num_tries <= 200
+    errors = {one.name: one.error for one in fit.comparisons}
+    assert abs(errors["e2e mean"]) < 0.02
+    assert abs(errors["tpot mean"]) < 0.02
+    assert fit.describe().startswith("of the replay it was fitted to: ttft mean ")

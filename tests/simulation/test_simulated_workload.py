@@ -1,0 +1,98 @@
+"""What can be simulated by lengths alone, and what a workload makes of requests."""
+
+from typing import Any
+
+import pytest
+
+from batcher import Request, SimulatedModel
+from batcher.errors import BatchdecodeError
+from batcher.request import PromptSegment
+from batcher.settings import SchedulingSettings
+from batcher.simulation.simulator import simulate
+from batcher.simulation.workload import Workload, workload_of, workload_of_rows
+from batcher.timing.formulas import ConstantStepTime
+from batcher.workloads.rows import LengthSegment, WorkloadRow
+
+MODEL = SimulatedModel()
+
+
+def request(**more: Any) -> Request:
+    return Request(**{"prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True, **more})
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"num_beams": 2}, "request '1': num_beams 2 cannot be simulated by lengths alone"),
+        ({"cfg_scale": 1.5}, "request '1': cfg_scale 1.5 cannot be simulated by lengths alone"),
+        ({"ignore_eos": False}, "request '1' may end before max_tokens"),
+        ({"stop": "x"}, "request '1' may end before max_tokens"),
+        ({"regex": "a+"}, "request '1' may end before max_tokens"),
+    ],
+)
+def test_what_does_not_follow_from_lengths_is_refused(more: dict[str, Any], message: str) -> None:
+    with pytest.raises(BatchdecodeError) as caught:
+        workload_of([request(**more)], MODEL)
+    assert str(caught.value).startswith(message)
+
+
+def test_outputs_that_are_known_may_end_early() -> None:
+    workload = workload_of([request(ignore_eos=False)], MODEL, {(0, 0): [9, 2]})
+    (job,) = workload.jobs
+    assert (job.num_output_tokens, job.max_tokens) == (2, 4)
+    (sequence,) = simulate(workload, 1, SchedulingSettings(), ConstantStepTime()).sequences
+    assert (sequence.admitted, sequence.first_token, sequence.end) == (0.0, 1.0, 2.0)
+
+
+def test_samples_are_jobs_of_their_own() -> None:
+    workload = workload_of([request(n=3, temperature=1.0), request()], MODEL)
+    assert [(job.id, job.index, job.place) for job in workload.jobs] == [
+        ("1", 0, 0),
+        ("1", 1, 0),
+        ("1", 2, 0),
+        ("2", 0, 1),
+    ]
+    assert workload.num_requests == 2
+    assert workload.num_output_tokens == 16
+
+
+def test_a_row_that_may_end_early_is_refused() -> None:
+    row = WorkloadRow(
+        id="r",
+        arrival_time=0,
+        prompt=[LengthSegment(length=3, seed=1)],
+        max_tokens=2,
+        ignore_eos=False,
+    )
+    with pytest.raises(BatchdecodeError, match="request 'r' may end before max_tokens"):
+        workload_of_rows([row])
+
+
+def found(first: Request, second: Request) -> int:
+    """How many tokens the second finds in blocks of 4 when the first has ended."""
+    settings = SchedulingSettings(prefix_cache=True, block_size=4)
+    workload: Workload = workload_of([first, second], MODEL)
+    return simulate(workload, 1, settings, ConstantStepTime()).sequences[1].num_cached_at_first
+
+
+def test_equal_seeds_are_equal_tokens_and_others_are_not() -> None:
+    def drawn(*parts: tuple[int, int]) -> Request:
+        segments = [PromptSegment(length=length, seed=seed) for length, seed in parts]
+        return request(prompt=segments)
+
+    assert found(drawn((10, 1)), drawn((20, 1))) == 8
+    assert found(drawn((10, 1)), drawn((20, 2))) == 0
+    assert found(drawn((8, 1), (8, 2)), drawn((8, 1), (8, 3))) == 8
+    assert found(request(prompt=[7] * 9), request(prompt=[7] * 9)) == 8
+    assert found(request(prompt=[7] * 9), request(prompt=[7] * 9, cache_salt="a")) == 0
+
+
+def test_greedy_outputs_of_equal_prompts_are_equal() -> None:
+    def turn(prompt: list[int], **more: Any) -> Request:
+        return request(prompt=prompt, max_tokens=9, session="s", **more)
+
+    settings = SchedulingSettings(prefix_cache=True, block_size=4)
+    workload = workload_of([turn([5] * 4), turn([6] * 4)], MODEL)
+    result = simulate(workload, 2, settings, ConstantStepTime())
+    assert result.sequences[1].num_prompt_tokens == 17
+    assert result.sequences[1].num_cached_at_first == 12  # of 4 + 9 the last is not computed
