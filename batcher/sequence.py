@@ -30,7 +30,7 @@ class Sequence(ScheduledSequence, eq=False, gc=False, kw_only=True):  # it is pa
     known: what an earlier run found; the model is not asked again.
     is_plain: nothing is asked for but greedy tokens until a stop.
     generated: the tokens it has generated that the model has to compute again, or all at once;
-    None while each goes to the model by itself.
+    None while each goes to the model by itself.  has_jumped: whether the last step gave it several.
     """
 
     request: Request
@@ -42,6 +42,7 @@ class Sequence(ScheduledSequence, eq=False, gc=False, kw_only=True):  # it is pa
     num_healed: int = 0
     healing: bytes = b""
     generated: list[int] | None = None
+    has_jumped: bool = False
 
     @property
     def rows(self) -> "tuple[Sequence, ...]":

@@ -168,6 +168,9 @@ class FollowedSchedule:
         assert event.slot not in self.holders, "a slot with two sequences (invariant 2)"
         assert row not in self.holders.values(), "a sequence with two slots (invariant 2)"
         free = set(range(self.num_slots)) - set(self.holders)
+        if self.settings.prefill_order == "prefill-first":  # which admits before rows that decode,
+            taken = [row.slot for row in self.preempted.values() if row.step == event.step]
+            free -= set(taken)  # and so before any of them gives way
         assert event.slot == min(free), "not the lowest free slot"
         self.holders[event.slot] = row
         self.admitted[row], self.left[row] = event, event.left

@@ -19,6 +19,7 @@ from scheduling_settings import (
     sharing,
     step_times,
 )
+from soaking import kept
 
 from batcher import Engine, Request, RequestError, Result
 from batcher.engine import StepOutcome
@@ -49,21 +50,6 @@ def timeless(result: Result) -> Result:
     return structs.replace(result, slot=None, steps=None, error=None)  # type: ignore[arg-type]  # not needed here
 
 
-def left_behind(engine: Engine) -> list[object]:
-    """Return what the engine still keeps of rows."""
-    decoder, runner, scheduler = engine._runner.decoder, engine._runner, engine._scheduler
-    kept: list[Any] = [decoder._rows, decoder._beams, decoder._leaders]
-    kept += [decoder._history._first_rows, decoder._history._aside]
-    kept += [runner._batch.slots.tolist(), decoder.logit_slots.tolist(), runner._suspended]
-    kept += [engine._slots.due, engine._roster._candidates, runner._batch.chunks, runner._lost]
-    kept += [scheduler._chasing, scheduler._leaders, scheduler.decoding.num_rows]
-    kept += [scheduler.decoding.take_forked(), engine._boarding._jumped]
-    kv_cache = scheduler.kv_cache
-    if kv_cache is not None:
-        kept += [kv_cache.pool.num_used, kv_cache._siblings, kv_cache._borders]
-    return [part for part in kept if part]
-
-
 class EngineMachine(RuleBasedStateMachine):
     """Adds, aborts and steps; what must be true follows from events and results alone."""
 
@@ -76,7 +62,9 @@ class EngineMachine(RuleBasedStateMachine):
         self.told: dict[tuple[str, int], list[int]] = defaultdict(list)
         self.text: dict[tuple[str, int], str] = defaultdict(str)
 
-    @initialize(batch_size=st.sampled_from([1, 2, 3, 7]), is_plain_run=st.booleans(), data=st.data())
+    @initialize(
+        batch_size=st.sampled_from([1, 2, 3, 7]), is_plain_run=st.booleans(), data=st.data()
+    )
     def start(self, *, batch_size: int, is_plain_run: bool, data: Any) -> None:
         self.model = LedgerModel(is_attentive=True)
         self.is_streaming = data.draw(st.booleans())
@@ -256,7 +244,7 @@ class EngineMachine(RuleBasedStateMachine):
         assert schedule.pending | schedule.waiting | schedule.running == {}
         assert schedule.holders == {}
         assert self.model.rows == {}
-        assert left_behind(self.engine) == []
+        assert kept(self.engine) == {}
         if schedule.computed:
             assert len(schedule.computed) <= self.engine.num_steps
 
@@ -269,9 +257,11 @@ class EngineMachine(RuleBasedStateMachine):
             for request_id in turns:
                 (result,) = self.results[request_id]
                 histories[request_id] = history
+                is_cut_off = result.error is not None and result.error.code == "session-failed"
+                assert is_cut_off == (has_failed and request_id not in self.aborted)
                 if has_failed:
-                    assert result.error is not None or request_id in self.aborted
-                elif result.steps.admitted is not None:
+                    continue
+                if result.steps.admitted is not None:
                     assert result.steps.admitted > end, "it has not waited for its turn"
                     end = result.steps.finished
                 history = [*history, *tokens_of(self.requests[request_id]), *result.tokens]
@@ -302,7 +292,7 @@ class EngineMachine(RuleBasedStateMachine):
         request = structs.replace(request, session=None, think_time=0.0)
         alone = decode_control_alone(request, results[0].id)
         if request.num_beams > 1 and results[0].id in self.aborted:
-            return  # the best beams so far, some of which may have ended; better ones might have come
+            return  # the best beams so far; better ones might have come
         for result in results:
             expected = alone[result.index]
             if result.finish_reason == "aborted":
@@ -320,7 +310,7 @@ def likeliest_first(result: Result) -> tuple[bool, float, int]:
 
 
 def can_be_a_turn(request: Request) -> bool:
-    """Return whether a request may be part of a session, and is one that is easily decoded alone."""
+    """Return whether a request may be part of a session, and be decoded alone by its tokens."""
     has_one_output = request.n == request.num_beams == 1 and request.best_of is None
     return has_one_output and request.cfg_scale == 1 and not (request.heal or request.echo)
 

@@ -17,6 +17,7 @@ from batcher.formats.results import decode_result_line
 from batcher.formats.trace import read_trace
 from batcher.metrics import RunMetrics
 from batcher.timeline import Timeline
+from batcher.timeline.stays import Span
 from batcher.validation import Target
 
 ROOT = Path(__file__).parent.parent
@@ -30,6 +31,10 @@ CASES = {  # name -> arguments of run
     "sampling": ["samples/decoding/sampling.jsonl", "--batch", "5"],
     "beams": ["samples/decoding/beams.jsonl", "--batch", "5"],
     "states": ["samples/decoding/states.jsonl", "--batch", "1"],
+    "paged": [
+        *("samples/requests.jsonl", "--batch", "6", "--policy", "sjf"),
+        *("--kv-blocks", "56", "--block-size", "4", "--max-batch-tokens", "12"),
+    ],
     "healing": ["samples/decoding/healing.jsonl", "--batch", "2"],
 }
 
@@ -60,10 +65,12 @@ def test_the_trace_accounts_for_the_results(name: str) -> None:
     )
     timeline = Timeline.from_events(events)
     timeline.check_integrity()
+    stays: dict[tuple[str, int], list[Span]] = {}
+    for span in sorted(timeline.spans, key=lambda span: span.start):
+        if span.outcome != "unused":
+            stays.setdefault((span.id, span.index), []).append(span)
     spans = {
-        (span.id, span.index, span.slot, span.start, span.end - 1)
-        for span in timeline.spans
-        if span.outcome != "unused"
+        (*row, of_it[-1].slot, of_it[0].start, of_it[-1].end - 1) for row, of_it in stays.items()
     }
     held = [result for result in results if result.slot is not None]
     kept = {(r.id, r.index, r.slot, r.steps.admitted, r.steps.finished) for r in held}
@@ -76,7 +83,7 @@ def test_the_trace_accounts_for_the_results(name: str) -> None:
     assert (summary.outputs, summary.steps) == (len(results), timeline.num_steps)
 
 
-@pytest.mark.parametrize("name", ["example", "sample", "openai"])
+@pytest.mark.parametrize("name", ["example", "sample", "openai", "paged"])
 def test_the_results_are_those_of_decoding_alone(name: str) -> None:
     source = (ROOT / CASES[name][0]).read_bytes().splitlines()
     parser = RequestParser(target=Target(vocab_size=512))

@@ -27,7 +27,6 @@ class Boarding:
         self._scheduler, self._slots = scheduler, scheduler.slots
         self._runner, self._endings, self._journal = runner, endings, journal
         self._clock = clock
-        self._jumped: set[Sequence] = set()  # rows that were given several tokens just now
 
     def carry_out(self, plan: StepPlan) -> None:
         """Do all of a plan up to the point where the model computes."""
@@ -36,21 +35,25 @@ class Boarding:
             self._preempt(preemption)
         for leader in plan.admitted:
             self._admit(plan, leader, step)  # type: ignore[arg-type]  # the engine has no others
-        if plan.has_continued or self._jumped:
+        if plan.has_continued:
             self._note_chunks(plan)
         if plan.hold is not None:
             self._journal.held(plan.hold)
-        for leader in plan.begun:
+        waiting = cast(list[Sequence], self._scheduler.chasing)
+        for leader in waiting:
+            leader.has_jumped = False  # it could not go on at once
+        for leader in cast(list[Sequence], plan.begun):
+            leader.has_jumped = False
             if leader.first_token_step == NEVER:
                 leader.first_token_step = step
                 for companion in leader.companions:
                     companion.first_token_step = step
-        self._runner.prepare(plan, self._scheduler.chasing)  # type: ignore[arg-type]  # as above
+        self._runner.prepare(plan, waiting)
 
     def note_jump(self, leader: Sequence) -> None:
         """Take note that a row was given several tokens, all of which it computes next."""
         self._runner.note_jump(leader)
-        self._jumped.add(leader)
+        leader.has_jumped = True
 
     def _preempt(self, preemption: Preemption) -> None:
         """Take a leader and its companions out of the batch, with all they have generated."""
@@ -86,9 +89,8 @@ class Boarding:
 
     def _note_chunks(self, plan: StepPlan) -> None:
         """Tell of the chunks of rows admitted before, but for those that jumped just now."""
-        self._jumped.difference_update(self._scheduler.chasing)  # they could not go on at once
-        expected = {*plan.admitted, *self._jumped}
         for chunk in plan.chunks:
-            if self._scheduler.leader_of(chunk.sequence) not in expected:
+            leader = cast(Sequence, self._scheduler.leader_of(chunk.sequence))
+            goes_on = leader.has_jumped and leader.is_decoding
+            if not goes_on and leader not in plan.admitted:
                 self._journal.computed(chunk)
-        self._jumped.clear()

@@ -56,7 +56,7 @@ class Entrance:
             self.has_turns = True
             session = self._sessions.enter(request.session, turn)
             if session is not None:
-                self._begin_turn(turn, session)
+                self._begin_turn(turn, session, session.failure)
             return
         for sequence in sequences:
             self._queue.add(sequence, self._clock.now)
@@ -72,7 +72,8 @@ class Entrance:
             (sequence,) = self._make(turns[0], NO_TOKENS)
             self._endings.end_waiting(sequence, step, "aborted")
         for turn in turns[1:]:
-            self._begin_turn(turn, self._sessions.of(cast(str, turn.request.session)))
+            session = self._sessions.of(cast(str, turn.request.session))
+            self._begin_turn(turn, session, session.failure)
 
     def join_arrivals(self) -> None:
         """Let what has arrived wait for a slot; if all is idle, jump to the next arrival."""
@@ -90,20 +91,22 @@ class Entrance:
             for sequence, result in turns:
                 name = cast(str, sequence.request.session)
                 tokens = [*sequence.prompt_tokens, *result.tokens]
+                has_failed = result.finish_reason in {"error", "aborted"}
                 for turn in self._sessions.leave(
                     name, sequence.id, tokens, self._clock.now, result.finish_reason
                 ):
-                    self._begin_turn(turn, self._sessions.of(name))
+                    session = self._sessions.of(name)
+                    self._begin_turn(turn, session, session.failure if has_failed else None)
 
     def _make(self, turn: Turn, history: list[int]) -> list[Sequence]:
         """Return what a request waits with; `history` is what its session has come to."""
         return make_sequences(*turn, self._model, self._heal, history)
 
-    def _begin_turn(self, turn: Turn, session: Session) -> None:
-        """Let a turn arrive, the one before it having ended; it has failed if that has."""
+    def _begin_turn(self, turn: Turn, session: Session, why: str | None) -> None:
+        """Let a turn arrive, the one before it having ended, or fail for the reason `why`."""
         (sequence,) = self._make(turn, session.tokens)
-        if session.failure is not None:
-            failure = Failure("session-failed", session.failure)
+        if why is not None:
+            failure = Failure("session-failed", why)
             self._endings.end_waiting(sequence, self._clock.step, "error", failure)
             return
         arrival = session.arrival_time(turn.request)

@@ -6,7 +6,7 @@ Rule: the first of an ordering is the same as if all that wait were sorted from 
 from bisect import insort
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import inf
 from typing import Protocol
@@ -14,6 +14,9 @@ from typing import Protocol
 from batcher.scheduling.policies import Key, Policy, queue_number
 from batcher.scheduling.sequence import ScheduledSequence
 
+Entry = tuple[Key, int, ScheduledSequence]
+
+MAX_GONE = 256  # entries of a KeyOrder that are no more than forgotten
 MAX_MATCHED = 128  # that have waited longest: only for these is it looked up what is cached
 
 
@@ -88,14 +91,15 @@ class ArrivalOrder:
 class KeyOrder:
     """The smallest key first, but before it the one that has waited for `aging` seconds.
 
-    Both are heaps; what has gone is skipped when it comes to the top.
+    Both are heaps; what has gone is skipped when it comes to the top, and cleared out when it is
+    most of what is there.
     """
 
     def __init__(self, policy: Policy, aging: float) -> None:
         self._policy, self._aging = policy, aging
         self._members: dict[ScheduledSequence, int] = {}  # and the number of its entries
-        self._by_key: list[tuple[Key, int, ScheduledSequence]] = []
-        self._by_arrival: list[tuple[Key, int, ScheduledSequence]] = []
+        self._by_key: list[Entry] = []
+        self._by_arrival: list[Entry] = []
         self._num_pushed = 0
 
     def __len__(self) -> int:
@@ -126,7 +130,12 @@ class KeyOrder:
 
     def remove(self, sequence: ScheduledSequence) -> None:
         """Let one go."""
-        del self._members[sequence]
+        members = self._members
+        del members[sequence]
+        num_entries = len(self._by_key) + len(self._by_arrival)
+        if not members or num_entries > 4 * len(members) + MAX_GONE:
+            self._by_key = self._still_here(self._by_key)
+            self._by_arrival = self._still_here(self._by_arrival)
 
     def steady_until(self, now: float) -> float:
         """Return when the one that has waited longest will have waited too long."""
@@ -143,7 +152,13 @@ class KeyOrder:
 
         return max(sequences, key=key)
 
-    def _top(self, heap: list[tuple[Key, int, ScheduledSequence]]) -> ScheduledSequence:
+    def _still_here(self, heap: list[Entry]) -> list[Entry]:
+        """Return a heap without what has gone."""
+        kept = [entry for entry in heap if self._members.get(entry[-1]) == entry[1]]
+        heapify(kept)
+        return kept
+
+    def _top(self, heap: list[Entry]) -> ScheduledSequence:
         while True:
             _, number, sequence = heap[0]
             if self._members.get(sequence) == number:

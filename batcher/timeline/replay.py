@@ -210,6 +210,7 @@ class Replay:
             raise InvariantError(f"{event.id!r} jumps over {event.tokens} tokens")
         self._jumped[key] += event.tokens
         self._prefills.jump(key)
+        self._prefills.jump(key_of(event.id, event.index, "negative"))  # if there is one
 
     def _fork(self, event: ForkEvent) -> None:
         """Note where a beam goes on from."""

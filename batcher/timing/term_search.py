@@ -15,7 +15,6 @@ from batcher.timing.step_time import TICKS_PER_SECOND
 _FIRST_FACTOR = 1.5
 _LAST_FACTOR = 1.005
 _DIGITS = 6
-_TOGETHER = (TERMS, *((term,) for term in TERMS))
 
 
 class Search(Struct, frozen=True):
@@ -31,26 +30,41 @@ def fit_profile(
 ) -> Search:
     """Return the profile with the least loss that a search from `start` comes to.
 
-    All terms together, then one after the other, are made larger, then smaller, and what is better
-    is kept; when a round changes nothing, the factor goes to its square root.  A term that is 0
-    stays 0.  It is deterministic if `loss_of` is.
+    At first all terms are made larger, then smaller, together; then one after the other, and what
+    is better is kept.  When a round changes nothing, the factor goes to its square root.  A term
+    that is 0 stays 0.  It is deterministic if `loss_of` is.
     """
-    best, least, num_tries, factor = start, loss_of(start), 1, _FIRST_FACTOR
-    while factor > _LAST_FACTOR and num_tries < max_tries:
-        is_better = False
-        for terms in _TOGETHER:
-            if not any(getattr(best, term) for term in terms):
-                continue
-            for change in (factor, 1 / factor):
-                if num_tries >= max_tries:
-                    break
-                tried = _changed(best, terms, change)
-                loss, num_tries = loss_of(tried), num_tries + 1
-                if loss < least:
-                    best, least, is_better = tried, loss, True
-                    break
-        if not is_better:
-            factor **= 0.5
+    found = Search(start, loss_of(start), 1)
+    for groups in ((TERMS,), tuple((term,) for term in TERMS)):
+        factor = _FIRST_FACTOR
+        while factor > _LAST_FACTOR and found.num_tries < max_tries:
+            better = _tried(found, loss_of, groups, factor, max_tries)
+            if better.loss == found.loss:
+                factor **= 0.5
+            found = better
+    return found
+
+
+def _tried(
+    found: Search,
+    loss_of: Callable[[Profile], float],
+    groups: tuple[tuple[str, ...], ...],
+    factor: float,
+    max_tries: int,
+) -> Search:
+    """Return what is best after each group of terms was multiplied, and divided, by `factor`."""
+    best, least, num_tries = found.profile, found.loss, found.num_tries
+    for terms in groups:
+        if not any(getattr(best, term) for term in terms):
+            continue
+        for change in (factor, 1 / factor):
+            if num_tries >= max_tries:
+                break
+            tried = _changed(best, terms, change)
+            loss, num_tries = loss_of(tried), num_tries + 1
+            if loss < least:
+                best, least = tried, loss
+                break
     return Search(best, least, num_tries)
 
 

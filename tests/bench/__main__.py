@@ -27,6 +27,7 @@ from paging import paging
 from report import Row
 from sampling import sampling
 from simulation import simulation
+from soak import soak
 
 from batcher import Engine, Request, SimulatedModel
 
@@ -249,6 +250,7 @@ BENCHMARKS = {
         sampling,
         constraints,
         simulation,
+        soak,
     )
 }
 

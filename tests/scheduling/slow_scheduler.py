@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
+from slow_pool import SlowPool
+
 from batcher.settings import SchedulingSettings
 
 
@@ -19,63 +21,6 @@ class Job(NamedTuple):
     deadline: float | None = None
     salt: str | None = None
     negative: tuple[int, ...] | None = None
-
-
-class SlowPool:
-    """One list of free blocks; the first is taken, unless another one is worth less.
-
-    keys: block -> what it can be found by, ranks: how long that is worth keeping, nodes: a number
-    that no other block ever had, for the keys of what follows.
-    """
-
-    def __init__(self, num_blocks: int) -> None:
-        self.free = list(range(num_blocks))
-        self.holders = [0] * num_blocks
-        self.keys: dict[int, list[object]] = {}
-        self.ranks: dict[int, int] = {}
-        self.nodes: dict[int, int] = {}
-        self.num_named = 0
-
-    def find(self, key: object) -> int | None:
-        return next((block for block, keys in self.keys.items() if key in keys), None)
-
-    def take(self) -> int:
-        block = min(self.free, key=self._worth)
-        self.free.remove(block)
-        self.forget(block)
-        self.holders[block] = 1
-        return block
-
-    def _worth(self, block: int) -> int:
-        return 1 + self.ranks.get(block, 0) if block in self.keys else 0
-
-    def share(self, block: int) -> None:
-        if block in self.free:
-            self.free.remove(block)
-        self.holders[block] += 1
-
-    def give_back(self, blocks: list[int]) -> None:
-        for block in reversed(blocks):
-            self.holders[block] -= 1
-            if self.holders[block] == 0:
-                if block in self.keys:
-                    self.free.append(block)
-                else:
-                    self.free.insert(0, block)
-
-    def name(self, block: int, key: object, rank: int = 0) -> int:
-        holder = self.find(key)
-        if holder is not None:
-            return self.nodes[holder]
-        self.num_named += 1
-        self.keys.setdefault(block, []).append(key)
-        self.ranks[block] = max(rank, self.ranks.get(block, 0))
-        return self.nodes.setdefault(block, self.num_named)
-
-    def forget(self, block: int) -> None:
-        self.keys.pop(block, None)
-        self.ranks.pop(block, None)
-        self.nodes.pop(block, None)
 
 
 @dataclass(eq=False)
@@ -131,6 +76,7 @@ class SlowPlan:
     chunks: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     begun: list[str] = field(default_factory=list)
     decodes: bool = True
+    has_preempted: bool = False
     hold: tuple[str, str] | None = None
 
 
@@ -235,7 +181,11 @@ class SlowScheduler:
         self.running.remove(unit)
         self.waiting.append(unit)
         unit.is_decoding, unit.slots = False, []
-        plan.preempted.append((unit.name, beneficiary.name, lost))
+        plan.has_preempted = True
+        if unit.name in plan.admitted:  # so it has not been let in at all
+            plan.admitted.remove(unit.name)
+        else:
+            plan.preempted.append((unit.name, beneficiary.name, lost))
 
     def close(self, row: SlowRow) -> None:
         self.name_full_blocks(row, row.num_computed)
@@ -264,15 +214,15 @@ class SlowScheduler:
     def grow(self, plan: SlowPlan, unit: SlowUnit) -> None:
         for row in unit.rows:
             place = row.num_known - 1
-            if unit in self.running and place % self.size == 0:
-                if self.make_room(plan, unit, row, place + 1):
-                    self.extend(row, place + 1)
+            begins_block = unit in self.running and place % self.size == 0
+            if begins_block and self.make_room(plan, unit, row, place + 1):
+                self.extend(row, place + 1)
 
     def spend(self, plan: SlowPlan, budget: int, num_kept: int) -> None:
         for unit in self.running.copy():
             if unit in self.running and not unit.is_decoding and budget > 0:
                 budget -= self.go_on(plan, unit, budget, num_kept)
-        if plan.preempted:
+        if plan.has_preempted:
             head = self.head()
             if len(self.slots()) < self.num_slots and head is not None:
                 plan.hold = (head.name, "preemption")
@@ -284,9 +234,9 @@ class SlowScheduler:
     ) -> Iterator[tuple[SlowRow, int]]:
         max_chunk = self.settings.long_prefill_threshold or 10**9
         budget = min(budget, max(max_chunk, len(unit.rows)))
-        if sum(row.num_known - row.num_computed for row in unit.rows) > budget:
-            if len(unit.rows) > 1:
-                num_kept = 1
+        num_left = sum(row.num_known - row.num_computed for row in unit.rows)
+        if len(unit.rows) > 1 and num_left > budget:
+            num_kept = 1
         for row in unit.rows:
             num_tokens = min(row.num_known - row.num_computed - num_kept, budget)
             if num_tokens > 0:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from slow_scheduler import SlowPool
+from slow_pool import SlowPool
 
 from batcher.errors import InvariantError
 from batcher.scheduling.blocks import NUM_RANKS, ROOT, BlockPool
@@ -145,10 +145,11 @@ def test_typed_blocks_are_evicted_rank_by_rank_pinned_ones_last() -> None:
 
 def test_an_evicted_block_has_lost_its_rank() -> None:
     pool = idle_pool([3, 0])
-    first, second = pool.take(2)
-    pool.name(0, (ROOT, "new"))
-    pool.give_back([first, second])
-    assert pool.take(2) == [1, 0]
+    for block in pool.take(2):
+        pool.name(block, (ROOT, f"new {block}"))
+    for block in (0, 1):
+        pool.give_back([block])
+    assert pool.take(2) == [0, 1], "the least recently used of two that are worth the same"
 
 
 def test_a_block_that_is_evicted_takes_all_its_keys_along() -> None:

@@ -1,11 +1,16 @@
 """Steps and times: what starts when, and which step an arrival falls into."""
 
+from fractions import Fraction
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batcher import Engine, Request, SimulatedModel
 from batcher.errors import InvariantError
-from batcher.scheduling.clock import ConstantClock
+from batcher.scheduling.clock import ConstantClock, FormulaClock, StepLoad, WallClock, ticks_until
+from batcher.timing.step_time import TICKS_PER_SECOND
 
 MOVES = st.lists(st.one_of(st.integers(1, 6), st.floats(0.01, 50)), max_size=12)
 
@@ -57,3 +62,154 @@ def test_a_jump_is_no_step() -> None:
     clock.jump(10.5)
     assert (clock.step, clock.now) == (2, 10.5)
     assert clock.step_at(1.5) == clock.step_at(2.0) == clock.step_at(10.5) == 2
+
+
+class OddTime:
+    """Steps of a third of a nanosecond for each token, and a bit."""
+
+    name = "odd"
+    settings: dict[str, Any] = {"a": 1}  # noqa: RUF012 - as StepTime has it
+
+    def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
+        return 1 + 333_333 * num_tokens + num_sequences + kv_read + 2 * prefill_work
+
+    def ticks_of_decodes(self, num_sequences: int, kv_read: int, num_steps: int) -> int:
+        raise NotImplementedError
+
+    def num_decodes_until(self, num_sequences: int, kv_read: int, ticks: int) -> int:
+        raise NotImplementedError
+
+
+LOADS = st.builds(StepLoad, *[st.integers(0, 10**6)] * 4)
+
+
+@given(st.lists(st.one_of(LOADS, st.floats(1e-9, 1e4)), max_size=20))
+def test_a_formula_counts_whole_ticks_and_loses_none(moves: list[StepLoad | float]) -> None:
+    clock, ticks, starts = FormulaClock(OddTime()), 0, [0]
+    for move in moves:
+        if isinstance(move, StepLoad):
+            clock.advance(move)
+            ticks += OddTime().ticks(*move)
+            starts.append(ticks)
+        else:
+            arrival = clock.now + move
+            if arrival <= clock.now:
+                continue
+            clock.jump(arrival)
+            assert Fraction(clock.ticks, TICKS_PER_SECOND) >= Fraction(arrival), "before it"
+            assert Fraction(clock.ticks - 1, TICKS_PER_SECOND) < Fraction(arrival)
+            ticks = starts[-1] = clock.ticks
+        assert clock.ticks == ticks
+    assert clock.step == len(starts) - 1
+    assert [clock.start_of(step) for step in range(len(starts))] == [
+        start / TICKS_PER_SECOND for start in starts
+    ]
+    assert clock.now == clock.start_of(clock.step)
+
+
+@given(st.lists(LOADS, min_size=1, max_size=9), st.floats(0, 1))
+def test_a_step_of_a_formula_is_found_by_its_time(loads: list[StepLoad], part: float) -> None:
+    clock, starts = FormulaClock(OddTime()), [0.0]
+    for load in loads:
+        clock.advance(load)
+        starts.append(clock.now)
+    time = clock.now * part
+    assert clock.step_at(time) == next(step for step, at in enumerate(starts) if at >= time)
+
+
+def test_a_formula_that_nobody_feeds_is_found_out() -> None:
+    with pytest.raises(InvariantError, match="measured"):
+        FormulaClock(OddTime()).advance(None)
+
+
+def test_a_formula_never_goes_back() -> None:
+    clock = FormulaClock(OddTime())
+    clock.jump(2.0)
+    for time in (1.5, 2.0):
+        with pytest.raises(InvariantError, match="cannot jump"):
+            clock.jump(time)
+
+
+def test_clocks_tell_what_reproduces_their_times() -> None:
+    assert ConstantClock().settings == {}
+    assert FormulaClock(OddTime()).settings == {"name": "odd", "a": 1}
+    assert WallClock().settings == {"name": "wall"}
+
+
+@given(st.floats(0, 1e6))
+def test_ticks_until_a_time_are_the_fewest_that_reach_it(time: float) -> None:
+    ticks = ticks_until(time)
+    assert Fraction(ticks - 1, TICKS_PER_SECOND) < Fraction(time)
+    assert Fraction(ticks, TICKS_PER_SECOND) >= Fraction(time)
+
+
+class FakeTime:
+    """A timer that passes only when it is told, or slept on; it wakes up early once."""
+
+    def __init__(self) -> None:
+        self.time = 1000.0
+        self.slept: list[float] = []
+
+    def measure(self) -> float:
+        return self.time
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.time += seconds / 2 if len(self.slept) == 1 else seconds
+
+    def clock(self) -> WallClock:
+        clock = WallClock(self.measure, self.sleep)
+        assert clock.step_at(0.0) == 0  # which starts it
+        return clock
+
+
+def test_the_wall_shows_how_long_it_has_been() -> None:
+    timer = FakeTime()
+    clock = timer.clock()
+    timer.time += 0.25
+    clock.advance(None)
+    timer.time += 0.5
+    clock.advance(None)
+    assert (clock.step, clock.now, clock.start_of(1)) == (2, 0.75, 0.25)
+    assert [clock.step_at(time) for time in (0.0, 0.1, 0.25, 0.3)] == [0, 1, 1, 2]
+
+
+def test_the_wall_sleeps_until_an_arrival_and_again_if_it_wakes_up_early() -> None:
+    timer = FakeTime()
+    clock = timer.clock()
+    clock.jump(8.0)
+    assert timer.slept == [8.0, 4.0]
+    assert (clock.step, clock.now) == (0, 8.0)
+
+
+def test_the_wall_does_not_sleep_when_it_is_late() -> None:
+    timer = FakeTime()
+    clock = timer.clock()
+    timer.time += 9.0
+    clock.jump(8.0)
+    assert timer.slept == []
+    assert clock.now == 9.0
+
+
+def test_a_wall_that_goes_back_stands_still() -> None:
+    timer = FakeTime()
+    clock = timer.clock()
+    timer.time += 5.0
+    clock.advance(None)
+    timer.time -= 3.0
+    clock.advance(None)
+    assert (clock.now, clock.start_of(1)) == (5.0, 5.0)
+
+
+def test_an_engine_on_the_wall_waits_for_arrivals() -> None:
+    timer = FakeTime()
+    engine = Engine(SimulatedModel(), 2, clock=WallClock(timer.measure, timer.sleep))
+    engine.add(Request(prompt="a", max_tokens=2, arrival_time=0.0))
+    engine.add(Request(prompt="a", max_tokens=2, arrival_time=30.0))
+    results = []
+    while engine.has_work:
+        timer.time += 0.125
+        results += engine.step().results
+    assert len(results) == 2
+    assert sum(timer.slept) > 20
+    assert engine.now >= 30.0

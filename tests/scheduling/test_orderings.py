@@ -193,9 +193,7 @@ def test_what_has_waited_too_long_is_no_victim_either() -> None:
 @pytest.mark.parametrize("policy", list(POLICIES))
 def test_what_has_gone_is_not_kept(policy: str) -> None:
     ordering = make_ordering(policy)
-    sequences = [
-        waiting(f"s{number}", queue_number=number, priority=number) for number in range(9)
-    ]
+    sequences = [waiting(f"s{number}", queue_number=number, priority=number) for number in range(9)]
     for sequence in sequences:
         ordering.push(sequence)
     for sequence in sequences:
@@ -209,9 +207,7 @@ def test_a_queue_that_never_empties_keeps_no_more_than_what_waits() -> None:
     ordering = make_ordering("sjf")
     ordering.push(waiting("stays", queue_number=0, arrival_time=1e9, num_prompt_tokens=5))
     for number in range(1, 2000):
-        sequence = waiting(
-            f"s{number}", queue_number=number, arrival_time=1e9, num_prompt_tokens=9
-        )
+        sequence = waiting(f"s{number}", queue_number=number, arrival_time=1e9, num_prompt_tokens=9)
         ordering.push(sequence)
         ordering.first(0.0)
         ordering.remove(sequence)
@@ -232,5 +228,3 @@ def test_the_cache_is_asked_only_for_those_that_have_waited_longest() -> None:
         ordering.push(sequence)
     assert ordering.first(0.0) is sequences[MAX_MATCHED - 1]
     assert asked == sequences[:MAX_MATCHED]
-
-

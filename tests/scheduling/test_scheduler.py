@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from hypothesis import event, given, settings
+from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from scheduling_settings import scheduling_settings
 from slow_scheduler import Job, SlowPlan, SlowScheduler
@@ -209,10 +209,33 @@ def summary(plan: StepPlan) -> SlowPlan:
         chunks,
         [leader.id for leader in plan.begun],
         plan.decodes,
+        plan.has_preempted,
     )
 
 
+WATERMARK = SchedulingSettings(kv_blocks=10, block_size=4, capacity="watermark", watermark=0.9)
+LAST_ONE_HOLDS_NO_BLOCK = Workload(
+    [Job("nothing", (), 1), Job("large", (5,) * 16, 2)], 2, WATERMARK, {}
+)
+NO_EVICT = SchedulingSettings(
+    policy="ljf", kv_blocks=13, block_size=3, capacity="no-evict", prefix_cache=False
+)
+SOMEBODY_ELSE_IN_BETWEEN = Workload(
+    [
+        Job("short", (1, 2, 3), 2, negative=(7,) * 6),
+        Job("long", (1,) * 8, 8, negative=(7,) * 6),
+        Job("middle", (1, 2, 3), 12, 1.0),
+        Job("late", (2,) * 8, 10, 2.5, negative=(7,) * 6),
+    ],
+    3,
+    NO_EVICT,
+    {},
+)
+
+
 @given(workloads())
+@example(LAST_ONE_HOLDS_NO_BLOCK)
+@example(SOMEBODY_ELSE_IN_BETWEEN)
 @settings(max_examples=200, deadline=None)
 def test_the_plan_of_each_step_is_one_made_from_scratch(workload: Workload) -> None:
     Play(workload).run()

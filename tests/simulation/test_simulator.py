@@ -15,10 +15,12 @@ from simulated_workloads import (
 
 from batcher import Request, SimulatedModel, decode
 from batcher.scheduling.plan import StepPlan
+from batcher.settings import SchedulingSettings
 from batcher.simulation.result import SimulationResult
 from batcher.simulation.sequence import SimulatedSequence
 from batcher.simulation.simulator import StepSimulation, simulate, simulate_steps
 from batcher.simulation.workload import Workload, workload_of
+from batcher.timing.formulas import ConstantStepTime
 
 
 class LoggedSimulation(StepSimulation):
@@ -74,9 +76,35 @@ def test_a_simulation_is_the_engine_step_for_step_and_tick_for_tick(seed: int) -
     assert simulation.log == engine.log
     assert simulation.ends == engine.ends
     assert simulation.blocks == engine.blocks
+    assert result.totals.recomputed_tokens == recomputed(engine.log)
     for sequence in result.sequences:
         ended = engine.results[sequence.id, sequence.index]
         assert sequence.has_failed == (ended.finish_reason == "error")
+
+
+def recomputed(log: list[Logged]) -> int:
+    """How many tokens were lost by preemptions and not found at the next admissions."""
+    lost: dict[tuple[str, int], int] = {}
+    total = 0
+    for what, _, request_id, index, _, num_tokens in log:
+        if what == "preempt":
+            lost[request_id, index] = num_tokens
+        elif what == "admit":
+            total += max(0, lost.pop((request_id, index), 0) - num_tokens)
+    return total
+
+
+def test_one_that_has_waited_too_long_is_let_in_between_two_events() -> None:
+    drawn = [
+        Request(prompt=[3] * 60, max_tokens=30, ignore_eos=True),
+        Request(prompt=[3] * 4, max_tokens=90, arrival_time=0.5, ignore_eos=True),
+        Request(prompt=[3] * 40, max_tokens=1, arrival_time=0.5, ignore_eos=True),
+    ]
+    chosen = SchedulingSettings(
+        policy="sjf", aging=10, kv_blocks=24, block_size=4, prefix_cache=False
+    )
+    result = simulate(workload_of(drawn, SimulatedModel()), 2, chosen, ConstantStepTime())
+    assert [sequence.admitted for sequence in result.sequences[:2]] == [0.0, 11.0]
 
 
 def outcome(result: SimulationResult) -> Any:

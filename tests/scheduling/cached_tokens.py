@@ -1,0 +1,65 @@
+"""A KV cache that knows the tokens of its sequences, for tests that take its steps one by one."""
+
+from typing import Any
+
+from batcher.scheduling.kv_cache import KVCache, Match
+from batcher.scheduling.sequence import ScheduledSequence
+from batcher.settings import SchedulingSettings
+
+SIZE = 4
+
+
+class Cache(KVCache):
+    """A cache that knows the tokens of its sequences, and lets steps be taken one by one."""
+
+    def __init__(self, num_blocks: int | None = 20, *, prefix_cache: bool = True) -> None:
+        fields = {"kv_blocks": num_blocks, "block_size": SIZE, "prefix_cache": prefix_cache}
+        super().__init__(SchedulingSettings(**fields), self.contents)
+        self.tokens: dict[str, list[int]] = {}
+        self.sequences: list[ScheduledSequence] = []
+
+    def contents(
+        self, sequence: ScheduledSequence, start: int, stop: int, size: int
+    ) -> list[tuple[int, ...]]:
+        tokens = self.tokens[sequence.id]
+        assert stop <= len(tokens)
+        return [tuple(tokens[at : min(at + size, stop)]) for at in range(start, stop, size)]
+
+    def sequence(self, name: str, tokens: Any, **fields: Any) -> ScheduledSequence:
+        self.tokens[name] = list(tokens)
+        num_tokens = len(self.tokens[name])
+        return ScheduledSequence(
+            id=name,
+            num_prompt_tokens=num_tokens,
+            num_tokens=num_tokens,
+            max_tokens=9,
+            table=[],
+            **fields,
+        )
+
+    def admit(self, sequence: ScheduledSequence, stop: int | None = None) -> Match:
+        """Let `sequence` compute up to `stop` tokens, all of them if not told, in one step."""
+        match = self.match(sequence)
+        stop = sequence.num_tokens if stop is None else stop
+        num_needed = self.num_blocks_to_take(match, stop)
+        num_free = self.pool.num_free
+        assert self.has_room(num_needed)
+        self.attach(sequence, match)
+        self.fill(sequence, match, stop)
+        assert self.pool.num_free == num_free - num_needed, "not what was asked for"
+        self.go_on(sequence, stop)
+        self.sequences.append(sequence)
+        return match
+
+    def go_on(self, sequence: ScheduledSequence, stop: int) -> None:
+        self.extend(sequence, stop)
+        self.compute(sequence, sequence.num_computed, stop)
+        sequence.num_computed = stop
+
+    def leave(self, sequence: ScheduledSequence) -> None:
+        self.close(sequence, sequence.num_computed)
+        self.sequences.remove(sequence)
+        assert sequence.table == []
+
+    def check_all(self) -> None:
+        self.check(self.sequences)

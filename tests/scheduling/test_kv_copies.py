@@ -1,0 +1,189 @@
+"""Blocks that are shared and copied: by forks, by samples of one request, and what went wrong."""
+
+from typing import Any
+
+import pytest
+from cached_tokens import SIZE, Cache
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from batcher.errors import InvariantError
+from batcher.scheduling.sequence import ScheduledSequence
+
+
+@pytest.mark.parametrize("num_computed", [1, 3, 4, 5, 8])
+def test_a_fork_shares_full_blocks_and_has_a_last_one_of_its_own(num_computed: int) -> None:
+    cache = Cache()
+    parent = cache.sequence("p", range(num_computed), role="beam")
+    child = cache.sequence("c", range(50, 50 + num_computed), role="beam")
+    cache.admit(parent)
+    cache.admit(child)
+    own = child.table[num_computed // SIZE :]
+    cache.fork(parent, child, num_computed)
+    num_full = num_computed // SIZE
+    assert child.table[:num_full] == parent.table[:num_full]
+    assert child.table[num_full:] == own
+    copies = [(parent.table[num_full], own[0])] if num_computed % SIZE else []
+    assert cache.take_copies() == copies
+    cache.check_all()
+
+
+def test_a_fork_without_a_block_of_its_own_shares_the_last_one_until_it_writes() -> None:
+    cache = Cache()
+    parent = cache.sequence("p", range(6), role="beam")
+    child = cache.sequence("c", (), role="beam")
+    cache.admit(parent)
+    cache.sequences.append(child)
+    cache.fork(parent, child, 6)
+    assert child.table == parent.table
+    assert cache.take_copies() == []
+    assert [cache.num_blocks_to_grow(row, 7) for row in (parent, child)] == [1, 1]
+    cache.copy_shared_end(child)
+    assert cache.take_copies() == [(parent.table[1], child.table[1])]
+    assert child.table[1] != parent.table[1]
+    assert [cache.num_blocks_to_grow(row, 7) for row in (parent, child)] == [0, 0]
+    cache.copy_shared_end(parent)
+    assert cache.take_copies() == []
+    cache.check_all()
+
+
+def test_forks_of_one_parent_give_their_blocks_back_one_by_one() -> None:
+    cache = Cache()
+    rows = [cache.sequence(name, range(6), role="beam") for name in "abc"]
+    for row in rows:
+        cache.admit(row)
+    for child in rows[1:]:
+        cache.fork(rows[0], child, 6)
+    cache.check_all()
+    for row in rows:
+        cache.leave(row)
+        cache.check_all()
+    assert cache.pool.num_used == 0
+
+
+@pytest.mark.parametrize(("length", "num_found"), [(3, 2), (4, 3), (8, 7), (9, 8), (1, 0)])
+def test_a_sample_starts_from_what_its_sibling_has_computed(length: int, num_found: int) -> None:
+    cache = Cache(prefix_cache=False)
+    cache.admit(first := cache.sequence("a", range(length)))
+    second = cache.sequence("a", range(length), index=1)
+    assert cache.match(second).num_tokens == 0, "not before the step is over"
+    cache.note_sibling(first)
+    cache.admit(second)
+    assert second.num_cached == num_found
+    whole = num_found // SIZE
+    assert second.table[:whole] == first.table[:whole]
+    assert second.table[whole:] != first.table[whole:]
+    copies = [(first.table[whole], second.table[whole])] if num_found % SIZE else []
+    assert cache.take_copies() == copies
+    cache.check_all()
+    cache.leave(first)
+    cache.check_all()
+    assert cache.match(cache.sequence("a", range(length), index=2)).num_tokens == 0
+
+
+def test_a_sample_that_was_preempted_starts_from_the_whole_prompt_of_its_sibling() -> None:
+    cache = Cache(prefix_cache=False)
+    cache.admit(first := cache.sequence("a", range(6)))
+    cache.note_sibling(first)
+    second = cache.sequence("a", range(6), index=1)
+    second.num_tokens = 9  # it has generated three
+    cache.tokens["a"] += [7, 8, 9]
+    cache.admit(second)
+    assert second.num_cached == 6
+    cache.check_all()
+
+
+def test_what_another_request_has_computed_is_no_siblings() -> None:
+    cache = Cache(prefix_cache=False)
+    cache.admit(first := cache.sequence("a", range(6)))
+    cache.note_sibling(first)
+    assert cache.match(cache.sequence("b", range(6))).num_tokens == 0
+    assert cache.match(cache.sequence("a", range(6), role="negative")).num_tokens == 0
+
+
+# -- what went wrong -------------------------------------------------------------------------------
+
+
+def test_what_was_not_computed_after_all_is_not_found() -> None:
+    cache = Cache()
+    cache.admit(cache.sequence("a", range(4)))
+    cache.admit(other := cache.sequence("b", range(12), ranks=((6, 0), (12, 0))))
+    cache.forget(other)
+    cache.end_step()
+    other.num_computed = 0
+    cache.leave(other)
+    assert cache.match(cache.sequence("c", range(13))).num_tokens == 4, "what was there before is"
+    assert cache.match(cache.sequence("c", range(7), ranks=((6, 0), (7, 0)))).num_tokens == 4
+    cache.check_all()
+
+
+def test_sequences_that_are_not_told_of_are_found_out() -> None:
+    cache = Cache()
+    cache.admit(cache.sequence("a", range(9)))
+    with pytest.raises(InvariantError):
+        cache.check([])
+
+
+# -- all of it -------------------------------------------------------------------------------------
+
+PROMPTS = st.builds(
+    lambda shared, own: [*range(shared), *own],
+    st.integers(0, 14),
+    st.lists(st.integers(50, 51), max_size=4),
+)
+
+
+class Cells:
+    """What each cell of each block holds: the prefix of the row that computed it, up to there."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.cache = cache
+        self.cells: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def compute(self, planned: list[tuple[ScheduledSequence, int]]) -> None:
+        """Copy blocks, then write what was planned: rows, each from a position on."""
+        for source, target in self.cache.take_copies():
+            for place in range(SIZE):
+                self.cells[target, place] = self.cells.get((source, place), ())
+        for sequence, start in planned:
+            for place in range(start, sequence.num_computed):
+                cell = (sequence.table[place // SIZE], place % SIZE)
+                self.cells[cell] = tuple(self.cache.tokens[sequence.id][: place + 1])
+        self.cache.end_step()
+
+    def check(self) -> None:
+        """Read all that is computed of those that run."""
+        for sequence in self.cache.sequences:
+            for place in range(sequence.num_computed):
+                held = self.cells[sequence.table[place // SIZE], place % SIZE]
+                assert held == tuple(self.cache.tokens[sequence.id][: place + 1])
+        self.cache.check_all()
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_what_is_read_is_always_what_was_written(data: Any) -> None:
+    cache = Cache(data.draw(st.integers(6, 14)))
+    cells = Cells(cache)
+    for number in range(data.draw(st.integers(1, 25))):
+        planned: list[tuple[ScheduledSequence, int]] = []
+        for sequence in cache.sequences:
+            more = data.draw(st.integers(0, sequence.num_tokens - sequence.num_computed))
+            stop = sequence.num_computed + more
+            if cache.has_room(cache.num_blocks_to_grow(sequence, stop)):
+                planned.append((sequence, sequence.num_computed))
+                cache.go_on(sequence, stop)
+        tokens = data.draw(PROMPTS)
+        ends = sorted(data.draw(st.sets(st.integers(1, max(len(tokens), 1)), max_size=3)))
+        ranks = tuple((end, end % 4) for end in ends) if tokens else ()
+        sequence = cache.sequence(f"s{number}", tokens, ranks=ranks)
+        match = cache.match(sequence)
+        stop = data.draw(st.integers(min(match.num_tokens + 1, len(tokens)), len(tokens)))
+        if cache.has_room(cache.num_blocks_to_take(match, stop)):
+            cache.admit(sequence, stop)
+            planned.append((sequence, sequence.num_cached))
+        cells.compute(planned)
+        cells.check()
+        for sequence in [row for row in cache.sequences if data.draw(st.booleans())]:
+            cache.leave(sequence)
+        cache.check_all()

@@ -1,0 +1,57 @@
+"""Settings that make no sense are refused, and the message says what would."""
+
+from typing import Any
+
+import pytest
+
+from batcher import Engine, SimulatedModel
+from batcher.errors import BatchdecodeError
+from batcher.scheduling.making import check_settings
+from batcher.settings import SchedulingSettings
+
+CASES: list[tuple[dict[str, Any], str]] = [
+    ({"kv_blocks": 0}, "kv_blocks must be at least 1, not 0"),
+    ({"block_size": 0}, "block_size must be at least 1, not 0"),
+    ({"max_batch_tokens": -1}, "max_batch_tokens must be at least 1, not -1"),
+    ({"long_prefill_threshold": 0}, "long_prefill_threshold must be at least 1, not 0"),
+    ({"aging": 0.0}, "aging must be more than 0 seconds, not 0.0"),
+    ({"aging": float("nan")}, "aging must be more than 0 seconds, not nan"),
+    ({"watermark": 1.0}, "watermark must be a share from 0 to less than 1, not 1.0"),
+    ({"watermark": -0.1}, "watermark must be a share"),
+    ({"policy": "fifo"}, "unknown policy 'fifo'"),
+    ({"max_batch_tokens": 7}, "max_batch_tokens 7 is less than the 8 slots"),
+    (
+        {"max_batch_tokens": 9, "kv_blocks": 5},
+        "max_batch_tokens 9 is less than a block of 16 tokens",
+    ),
+    (
+        {"max_batch_tokens": 9, "prefix_cache": True, "block_size": 10},
+        "max_batch_tokens 9 is less than a block of 10 tokens",
+    ),
+    ({"policy": "lpm"}, "the policy lpm needs a prefix cache"),
+    ({"policy": "lpm", "kv_blocks": 9, "prefix_cache": False}, "the policy lpm needs a prefix"),
+    ({"capacity": "no-evict"}, "capacity no-evict needs kv_blocks"),
+    ({"capacity": "watermark", "prefix_cache": True}, "capacity watermark needs kv_blocks"),
+]
+
+
+@pytest.mark.parametrize(("fields", "message"), CASES)
+def test_settings_that_make_no_sense_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(BatchdecodeError) as caught:
+        Engine(SimulatedModel(), 8, settings=SchedulingSettings(**fields))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_batch_tokens": 8},
+        {"max_batch_tokens": 16, "kv_blocks": 1},
+        {"policy": "lpm", "kv_blocks": 9},
+        {"policy": "lpm", "prefix_cache": True},
+        {"capacity": "no-evict", "kv_blocks": 1, "watermark": 0.0},
+        {"aging": float("inf")},
+    ],
+)
+def test_settings_at_their_limits_are_fine(fields: dict[str, Any]) -> None:
+    check_settings(8, SchedulingSettings(**fields))

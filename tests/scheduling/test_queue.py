@@ -1,0 +1,116 @@
+"""The way to a slot: still to come, arrived, in the queue; and out of it, from wherever."""
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from waiting import waiting
+
+from batcher.scheduling.orderings import ArrivalOrder
+from batcher.scheduling.queue import WaitingQueue
+from batcher.scheduling.sequence import ScheduledSequence
+
+
+def test_arrivals_come_by_time_then_place_then_sample() -> None:
+    queue = WaitingQueue(ArrivalOrder())
+    given = [
+        waiting("d", arrival_time=2.0, place=0),
+        waiting("c", arrival_time=1.0, place=7),
+        waiting("b", arrival_time=1.0, place=3, index=1),
+        waiting("a", arrival_time=1.0, place=3),
+    ]
+    for sequence in given:
+        queue.add(sequence, 0.0)
+    assert queue.next_arrival == 1.0
+    assert [sequence.id for sequence in queue.take_arrivals(1.5)] == ["a", "b", "c"]
+    assert (queue.num_pending, queue.next_arrival) == (1, 2.0)
+    assert [sequence.id for sequence in queue.take_arrivals(2.0)] == ["d"]
+    assert queue.take_arrivals(9.0) == []
+
+
+def test_one_that_came_in_the_past_joins_at_once_in_its_order() -> None:
+    queue = WaitingQueue(ArrivalOrder())
+    queue.add(waiting("later", arrival_time=4.0), 5.0)
+    queue.add(waiting("earlier", arrival_time=3.0), 5.0)
+    assert queue.next_arrival is None, "there is nothing to wait for"
+    assert [sequence.id for sequence in queue.take_arrivals(5.0)] == ["earlier", "later"]
+
+
+def test_one_that_comes_back_goes_before_all_that_came_later() -> None:
+    queue = WaitingQueue(ArrivalOrder())
+    first, second, third = (waiting(name) for name in "abc")
+    for sequence in (first, second):
+        queue.push(sequence)
+    queue.take(first)
+    queue.push(third)
+    queue.push(first)
+    assert [queue.peek(0.0), first.queue_number, third.queue_number] == [first, 0, 2]
+
+
+class Queue(RuleBasedStateMachine):
+    """Sequences on their way, in plain lists."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = WaitingQueue(ArrivalOrder())
+        self.to_come: list[ScheduledSequence] = []
+        self.waiting: list[ScheduledSequence] = []
+        self.now, self.num_added = 0.0, 0
+
+    @rule(delay=st.sampled_from([-1.0, 0.0, 2.0]), num_slots=st.integers(1, 3))
+    def add(self, delay: float, num_slots: int) -> None:
+        sequence = waiting(
+            f"r{self.num_added % 5}",
+            arrival_time=max(0.0, self.now + delay),
+            place=self.num_added,
+            num_slots=num_slots,
+        )
+        self.num_added += 1
+        self.queue.add(sequence, self.now)
+        self.to_come.append(sequence)
+
+    @rule(delay=st.sampled_from([0.0, 1.0, 3.0]))
+    def arrive(self, delay: float) -> None:
+        self.now += delay
+        come = [sequence for sequence in self.to_come if sequence.arrival_time <= self.now]
+        come.sort(key=lambda sequence: (sequence.arrival_time, sequence.place))
+        assert self.queue.take_arrivals(self.now) == come
+        for sequence in come:
+            self.to_come.remove(sequence)
+            self.queue.push(sequence)
+            self.waiting.append(sequence)
+
+    @precondition(lambda self: self.waiting)
+    @rule()
+    def admit(self) -> None:
+        first = self.queue.peek(self.now)
+        assert first is self.waiting.pop(0)
+        self.queue.take(first)
+
+    @precondition(lambda self: self.to_come or self.waiting)
+    @rule(data=st.data())
+    def abort(self, data: Any) -> None:
+        request_id = data.draw(st.sampled_from([s.id for s in self.to_come + self.waiting]))
+        found = self.queue.find(request_id)
+        of_it = [s for s in self.to_come + self.waiting if s.id == request_id]
+        assert sorted(found, key=id) == sorted(of_it, key=id)
+        for sequence in found:
+            self.queue.remove(sequence)
+            (self.to_come if sequence in self.to_come else self.waiting).remove(sequence)
+
+    @invariant()
+    def the_counts_are_right(self) -> None:
+        queue = self.queue
+        assert queue.num_pending == len(self.to_come)
+        assert queue.num_waiting == len(self.waiting)
+        assert queue.num_slots == sum(sequence.num_slots for sequence in self.waiting)
+        times = [sequence.arrival_time for sequence in self.to_come]
+        if times and min(times) > self.now:
+            assert queue.next_arrival == min(times)
+        elif not times:
+            assert queue.next_arrival is None
+
+
+TestQueue = Queue.TestCase
+TestQueue.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)

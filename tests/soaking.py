@@ -1,0 +1,144 @@
+"""A workload without an end: pressure on the blocks, prefixes that come and go, and aborts."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from batcher import Engine, Request, SimulatedModel
+from batcher.events import AdmitEvent, PreemptEvent, RequestEvent
+from batcher.settings import SchedulingSettings
+
+NUM_SLOTS = 64
+NUM_IN_FLIGHT = 160
+SETTINGS = SchedulingSettings(
+    policy="sjf", aging=200.0, kv_blocks=190, block_size=4, max_batch_tokens=256
+)
+LIFE_OF_A_PREFIX = 400  # requests
+NUM_CHECKED_STEPS = 2000  # each; after that one in as many as this
+CHECK_EVERY = 50
+
+
+class Soaked(NamedTuple):
+    """What a soak has come to.
+
+    resident: MB at the end of each twentieth of the requests.  kept: what the engine still holds.
+    """
+
+    outcomes: Counter[str]
+    num_steps: int
+    num_preemptions: int
+    num_hits: int
+    resident: list[float]
+    kept: dict[str, int]
+
+    @property
+    def growth(self) -> float:
+        """The peak of the last tenth against that of the second."""
+        return max(self.resident[-2:]) / max(self.resident[2:4])
+
+
+def requests(num_requests: int) -> Iterator[Request]:
+    """Yield requests whose prompts begin as those of their time do; one in fifty asks for two."""
+    draw = random.Random(0)
+    for number in range(num_requests):
+        family = number // LIFE_OF_A_PREFIX + draw.randint(0, 2)
+        prefix = random.Random(family)
+        shared = [prefix.randrange(3, 500) for _ in range(draw.choice([0, 4, 8, 14]))]
+        more: dict[str, Any] = {"n": 2, "temperature": 1.0} if number % 50 == 0 else {}
+        if number % 40 == 0:
+            more["cache_salt"] = f"salt {family}"
+        yield Request(
+            id=f"r{number}",
+            prompt=[*shared, *(draw.randrange(3, 500) for _ in range(draw.randint(0, 6)))],
+            max_tokens=draw.randint(1, 24),
+            stop_token=[4, 5] if number % 3 else None,
+            **more,
+        )
+
+
+def soak(num_requests: int) -> Soaked:
+    """Run so many requests through one engine, and abort one in thirty at some stage."""
+    engine = Engine(SimulatedModel(), NUM_SLOTS, settings=SETTINGS)
+    draw, outcomes = random.Random(1), Counter[str]()
+    living: dict[str, None] = {}
+    resident: list[float] = []
+    num_preemptions = num_hits = num_ended = 0
+    unread = requests(num_requests)
+    while True:
+        for request in unread:
+            living[engine.add(request)] = None
+            if len(living) >= NUM_IN_FLIGHT:
+                break
+        if not engine.has_work:
+            break
+        if draw.random() < 0.25:
+            engine.abort(draw.choice([*living]) if draw.random() < 0.5 else next(iter(living)))
+        outcome = engine.step()
+        for result in outcome.results:
+            outcomes[result.finish_reason] += 1
+            num_ended += result.id in living
+            living.pop(result.id, None)
+        num_preemptions += count_preemptions(outcome.events)
+        num_hits += count_hits(outcome.events)
+        if engine.num_steps < NUM_CHECKED_STEPS or engine.num_steps % CHECK_EVERY == 0:
+            engine._scheduler.check()
+        while num_ended >= (len(resident) + 1) * num_requests // 20 and len(resident) < 20:
+            resident.append(resident_megabytes())
+    engine._scheduler.check()
+    return Soaked(outcomes, engine.num_steps, num_preemptions, num_hits, resident, kept(engine))
+
+
+def count_preemptions(events: list[RequestEvent]) -> int:
+    return sum(isinstance(event, PreemptEvent) for event in events)
+
+
+def count_hits(events: list[RequestEvent]) -> int:
+    return sum(isinstance(event, AdmitEvent) and event.cached > 0 for event in events)
+
+
+def resident_megabytes() -> float:
+    """Return how much memory the process has now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * 4096 / 2**20
+
+
+def kept(engine: Engine) -> dict[str, int]:
+    """Return how much an engine still holds of rows that have ended, by place; {} if nothing."""
+    scheduler, runner, roster = engine._scheduler, engine._runner, engine._roster
+    decoder, queue, ordering = runner.decoder, scheduler.queue, scheduler._ordering
+    sizes = {
+        "rows": len(decoder._rows),
+        "beams": len(decoder._beams),
+        "leaders": len(decoder._leaders) + len(scheduler._leaders),
+        "first rows": len(decoder._history._first_rows),
+        "rows aside": len(decoder._history._aside),
+        "logit rows": len(decoder.logit_slots),
+        "rows in the batch": len(runner._batch.slots),
+        "chunks": len(runner._batch.chunks),
+        "suspended": len(runner._suspended),
+        "lost": len(runner._lost),
+        "due": len(scheduler.slots.due),
+        "occupied": scheduler.slots.num_occupied,
+        "chasing": len(scheduler.chasing),
+        "decoding": scheduler.decoding.num_rows,
+        "forked": len(scheduler.decoding._forked),
+        "waiting": len(ordering) + queue.num_slots,
+        "order": sum(len(getattr(ordering, name, ())) for name in ("_by_key", "_by_arrival")),
+        "pending": queue.num_pending + len(queue._pending) + len(queue._arrived),
+        "open requests": len(roster._num_open),
+        "candidates": len(roster._candidates),
+        "results": len(roster._results),
+    }
+    kv_cache = scheduler.kv_cache
+    if kv_cache is not None:
+        pages = runner._pages
+        sizes |= {
+            "blocks": kv_cache.pool.num_used,
+            "shared blocks": len(kv_cache.pool._extra_holders),
+            "siblings": len(kv_cache._siblings),
+            "borders": len(kv_cache._borders),
+            "moved rows": len(pages.moved) if pages is not None else 0,
+        }
+    return {name: size for name, size in sizes.items() if size}

@@ -1,0 +1,231 @@
+"""Turns of a conversation: each waits for the one before it, and goes on from what that left."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+from reference import ENGLISH, decode_alone
+
+from batcher import Engine, Request, RequestError, Result, SimulatedModel
+from batcher.events import AdmitEvent, ArriveEvent, PreemptEvent, RequestEvent
+from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
+
+ENCODE = ENGLISH.tokenizer.encode
+PAGED = SchedulingSettings(kv_blocks=60, block_size=4)
+
+
+def turn(name: str, prompt: str | list[int] = "Tell me", **fields: Any) -> Request:
+    return Request(id=name, **{"prompt": prompt, "session": "s", "max_tokens": 8, **fields})
+
+
+class Run:
+    """An engine, and all it has said."""
+
+    def __init__(
+        self,
+        requests: Iterable[Request] = (),
+        batch_size: int = 3,
+        settings: SchedulingSettings = DEFAULT_SCHEDULING,
+    ) -> None:
+        model = SimulatedModel(is_attentive=True)
+        self.engine = Engine(model, batch_size, settings=settings, is_checked=True)
+        self.results: dict[str, Result] = {}
+        self.events: list[RequestEvent] = []
+        for request in requests:
+            self.engine.add(request)
+
+    def step(self, num_steps: int = 1) -> "Run":
+        for _ in range(num_steps):
+            outcome = self.engine.step()
+            self.events += outcome.events
+            self.results |= {result.id: result for result in outcome.results}
+        return self
+
+    def finish(self) -> "Run":
+        while self.engine.has_work:
+            assert self.engine.num_steps < 1000
+            self.step()
+        return self
+
+    def arrivals(self) -> dict[str, tuple[float, str]]:
+        told = [event for event in self.events if isinstance(event, ArriveEvent)]
+        return {event.id: (event.time, event.reason) for event in told}
+
+
+def check_conversation(requests: list[Request], results: dict[str, Result]) -> None:
+    """Each turn is what its prompt, behind all that was said before it, gives alone."""
+    history: list[int] = []
+    for request in requests:
+        own = ENCODE(request.prompt) if isinstance(request.prompt, str) else request.prompt
+        prompt = [*history, *own]
+        result = results[request.id]
+        alone = decode_alone(replace(request, prompt=prompt), ENGLISH)
+        assert (result.tokens, result.finish_reason) == (alone.tokens, alone.finish_reason)
+        assert result.usage.prompt_tokens == len(prompt)
+        history = [*prompt, *result.tokens]
+
+
+CONVERSATION = [
+    turn("a", " the river", ignore_eos=True),
+    turn("b", [5, 6, 7], max_tokens=13),
+    turn("c", "", max_tokens=5, stop_token=46),
+    turn("d", "é—", max_tokens=0),
+    turn("e", "And then?", max_tokens=20),
+]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        DEFAULT_SCHEDULING,
+        PAGED,
+        replace(PAGED, prefix_cache=False, max_batch_tokens=6),
+        replace(PAGED, kv_blocks=30, prefill_order="prefill-first"),
+        SchedulingSettings(policy="lpm", prefix_cache=True, long_prefill_threshold=3),
+    ],
+)
+def test_a_turn_goes_on_from_all_that_was_said_before(settings: SchedulingSettings) -> None:
+    others = [Request(id=f"o{n}", prompt=[n] * 9, max_tokens=30, ignore_eos=True) for n in (3, 4)]
+    run = Run([*CONVERSATION, *others], settings=settings).finish()
+    check_conversation(CONVERSATION, run.results)
+
+
+def test_a_turn_is_admitted_only_when_the_one_before_it_has_ended() -> None:
+    run = Run(CONVERSATION, batch_size=8).finish()
+    before = -1
+    for request in CONVERSATION:
+        steps = run.results[request.id].steps
+        if request.max_tokens:
+            assert steps.admitted == before + 1
+            before = steps.finished
+
+
+def test_turns_of_two_sessions_run_side_by_side() -> None:
+    requests = [turn(f"{s}{n}", session=s, ignore_eos=True) for n in range(2) for s in "xy"]
+    run = Run(requests, batch_size=4).finish()
+    assert [run.results[name].steps.admitted for name in ("x0", "y0", "x1", "y1")] == [0, 0, 8, 8]
+
+
+def test_a_turn_arrives_when_it_has_been_thought_about() -> None:
+    requests = [
+        turn("a", ignore_eos=True),
+        turn("b", think_time=2.5, ignore_eos=True),
+        turn("c", arrival_time=40.0, think_time=1.0),
+        turn("d", arrival_time=3.0),
+    ]
+    run = Run(requests).finish()
+    end = {name: run.results[name].steps.finished for name in "abc"}
+    arrivals = run.arrivals()
+    assert arrivals["a"] == (0.0, "input")
+    assert arrivals["b"] == (8.0 + 2.5, "turn")
+    assert arrivals["c"] == (40.0, "input"), "it comes later than it could"
+    assert arrivals["d"][1] == "turn"
+    assert arrivals["d"][0] == 40.0 + end["c"] - run.results["c"].steps.admitted + 1
+
+
+def test_blocks_of_the_turn_before_are_found() -> None:
+    run = Run([turn("a", list(range(3, 20))), turn("b", "?")], settings=PAGED).finish()
+    admissions = [event for event in run.events if isinstance(event, AdmitEvent)]
+    num_computed = 17 + len(run.results["a"].tokens) - 1
+    assert [event.cached for event in admissions] == [0, num_computed // 4 * 4]
+
+
+def test_a_turn_that_was_preempted_loses_nothing() -> None:
+    settings = SchedulingSettings(kv_blocks=14, block_size=4, policy="priority")
+    talk = [turn(n, [9] * 6, max_tokens=12, ignore_eos=True, priority=1) for n in "ab"]
+    other = Request(id="o", prompt=[4] * 12, max_tokens=24, ignore_eos=True, arrival_time=10.0)
+    run = Run([*talk, other], settings=settings).finish()
+    assert any(isinstance(event, PreemptEvent) and event.id == "b" for event in run.events)
+    check_conversation(talk, run.results)
+
+
+# -- what cannot go on -----------------------------------------------------------------------------
+
+
+def failed(run: Run) -> list[str]:
+    """Return who has failed for want of a turn to go on from."""
+    errors = {name: result.error for name, result in run.results.items() if result.error}
+    assert {error.code for error in errors.values()} <= {"session-failed"}
+    return sorted(errors)
+
+
+def test_behind_a_turn_that_failed_all_fail() -> None:
+    settings = SchedulingSettings(kv_blocks=5, block_size=4)
+    requests = [turn("a"), turn("big", [5] * 40), turn("c"), turn("d"), turn("x", session="y")]
+    run = Run(requests, settings=settings).finish()
+    assert run.results["big"].error.code == "kv-too-small"
+    del run.results["big"]
+    assert failed(run) == ["c", "d"]
+    assert "'big'" in run.results["c"].error.message
+    run.engine.add(turn("e"))
+    assert failed(run.finish()) == ["c", "d", "e"]
+
+
+def test_aborting_the_turn_that_runs_ends_all_behind_it() -> None:
+    run = Run([turn(name, ignore_eos=True) for name in "abc"]).step(3)
+    run.engine.abort("a")
+    run.finish()
+    assert run.results["a"].finish_reason == "aborted"
+    assert len(run.results["a"].tokens) == 3
+    assert failed(run) == ["b", "c"]
+
+
+def test_aborting_a_turn_that_waits_leaves_the_one_that_runs_alone() -> None:
+    run = Run([turn(name, ignore_eos=True) for name in "abc"]).step(3)
+    run.engine.abort("b")
+    run.engine.add(turn("d"))
+    run.step()
+    assert run.engine.num_running == 1, "two turns run at once"
+    run.finish()
+    run.engine.add(turn("e"))
+    run.finish()
+    assert run.results["a"].finish_reason == "length"
+    assert run.results["b"].finish_reason == "aborted"
+    assert failed(run) == ["c", "d", "e"]
+
+
+def test_turns_before_one_that_was_aborted_go_on() -> None:
+    requests = [turn(name, ignore_eos=True) for name in "abcd"]
+    run = Run(requests).step(3)
+    run.engine.abort("c")
+    run.finish()
+    assert failed(run) == ["d"]
+    check_conversation(requests[:2], run.results)
+
+
+@pytest.mark.parametrize("num_steps", [0, 9, 12])
+def test_a_turn_can_be_aborted_before_its_time_and_while_it_waits(num_steps: int) -> None:
+    requests = [turn("a", ignore_eos=True), turn("b", think_time=5.0), turn("c")]
+    run = Run(requests, batch_size=1, settings=PAGED).step(num_steps)
+    run.engine.abort("b")
+    run.finish()
+    assert run.results["b"].finish_reason == "aborted"
+    assert failed(run) == ["c"]
+    assert run.engine._scheduler.kv_cache.pool.num_used == 0
+
+
+def test_every_turn_can_be_aborted_in_turn() -> None:
+    run = Run([turn(name, ignore_eos=True) for name in "abcd"]).step(2)
+    for name in "dbca":
+        if name in run.engine._roster:
+            run.engine.abort(name)
+    run.finish()
+    assert run.results["d"].finish_reason == "aborted"
+    assert sorted(run.results) == list("abcd")
+    assert not run.engine.has_work
+
+
+def test_a_turn_has_its_id_from_the_outset() -> None:
+    run = Run([turn("a"), turn("b")]).step()
+    with pytest.raises(RequestError, match="not ended"):
+        run.engine.add(turn("b"))
+
+
+def test_a_session_is_remembered_after_its_last_turn() -> None:
+    run = Run([turn("a", ignore_eos=True)]).finish()
+    late = turn("b", think_time=3.0)
+    run.engine.add(late)
+    run.finish()
+    check_conversation([turn("a", ignore_eos=True), late], run.results)
+    assert run.arrivals()["b"] == (11.0, "turn")
