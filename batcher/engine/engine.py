@@ -19,7 +19,7 @@ from batcher.engine.journal import Journal
 from batcher.engine.roster import Roster
 from batcher.engine.sessions import Turn
 from batcher.engine.step_log import StepLog
-from batcher.errors import BatchdecodeError, FieldProblem, RequestError
+from batcher.errors import BatchdecodeError, Failure, FieldProblem, RequestError
 from batcher.events import (
     ArriveReason,
     EndEvent,
@@ -320,11 +320,26 @@ class Engine:
         elif slots.num_occupied > self._endings.num_known:
             decoded = self._runner.step(step)
         scheduler.end_step(plan)
+        if decoded.failed and plan.chunks and self._runner.has_pages:
+            decoded = self._with_sharers(decoded, plan)
         if decoded is not NOTHING_DECODED or scheduler.decode_step - 1 in slots.due:
             self._commit(step, decoded, is_decode_step=plan.decodes)
         clock.advance(load)
         if self._steps is not None:
             self._steps.end_step(clock.now)
+
+    def _with_sharers(self, decoded: Decoded, plan: StepPlan) -> Decoded:
+        """Let rows fail, too, that were to go on from what a failed one has not computed."""
+        failed, leader_of = dict(decoded.failed), self._scheduler.leader_of
+        for chunk in plan.chunks:  # in order: who shares with one may be shared with
+            failure = failed.get(leader_of(chunk.sequence).slot)
+            if failure is not None:
+                why = f"its first tokens are those of request {chunk.sequence.id!r}, which failed"
+                for row in self._scheduler.sharing(chunk):
+                    other = Failure(failure.code, f"{why}: {failure.message}")
+                    failed.setdefault(leader_of(row).slot, other)
+        jumps = {slot: tokens for slot, tokens in decoded.jumps.items() if slot not in failed}
+        return decoded._replace(failed=failed, jumps=jumps)
 
     def _commit(self, step: int, decoded: Decoded, *, is_decode_step: bool) -> None:
         """End the rows that failed, completed a stop or reached max_tokens; that is their order."""

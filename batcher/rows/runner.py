@@ -50,6 +50,11 @@ class ModelRunner:
             model.allocate(num_slots)
         self._batch = Batch(num_slots, self._pages)
 
+    @property
+    def has_pages(self) -> bool:
+        """Whether the model reads and writes what rows have computed through their blocks."""
+        return self._pages is not None
+
     # -- a row comes, waits and goes -------------------------------------------------------------
 
     def open(self, leader: Sequence) -> int:

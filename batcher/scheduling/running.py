@@ -8,7 +8,7 @@ from batcher.errors import Failure
 from batcher.lifecycle import Move, move
 from batcher.scheduling.decoding_rows import DecodingRows
 from batcher.scheduling.kv_cache import KVCache
-from batcher.scheduling.plan import StepPlan
+from batcher.scheduling.plan import PlannedChunk, StepPlan
 from batcher.scheduling.sequence import ScheduledSequence
 from batcher.scheduling.slots import SlotTable
 
@@ -136,6 +136,16 @@ class Running:
                 kv_cache.close(row, row.num_computed)
         self._vacate(leader, last_step, why)
         return leader.num_tokens
+
+    def sharing(self, chunk: PlannedChunk) -> list[ScheduledSequence]:
+        """Return the other rows that hold blocks which `chunk` was to fill."""
+        kv_cache, row = self.kv_cache, chunk.sequence
+        if kv_cache is None:
+            return []
+        stop = kv_cache.num_blocks(chunk.start + chunk.num_tokens)
+        blocks = set(row.table[chunk.start // kv_cache.block_size : stop])
+        holders = [holder for holder in self.slots.sequences if holder is not None]
+        return [holder for holder in holders if holder is not row and blocks & {*holder.table}]
 
     def why_never(self, leader: ScheduledSequence) -> Failure | None:
         """Return why `leader` could never end, if so: all blocks together cannot hold it."""

@@ -56,6 +56,7 @@ def _seconds(ticks: int) -> float | None:
 def make_sequence(job: Job, history: tuple[Piece, ...] = ()) -> SimulatedSequence:
     """Return what waits in the queue for `job`; `history` is what its session has come to."""
     start = sum(piece.length for piece in history)
+    pieces = (*history, *job.prompt, job.output)
     num_tokens = start + job.num_prompt_tokens
     sequence = SimulatedSequence(
         id=job.id,
@@ -70,7 +71,7 @@ def make_sequence(job: Job, history: tuple[Piece, ...] = ()) -> SimulatedSequenc
         cache_salt=job.cache_salt,
         has_siblings=job.has_siblings,
         job=job,
-        pieces=(*history, *job.prompt, job.output),
+        pieces=tuple(piece for piece in pieces if piece.length) or (job.output,),
     )
     if job.ranks:
         borders = tuple((start + end, rank) for end, rank in job.ranks)

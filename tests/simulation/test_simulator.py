@@ -136,3 +136,15 @@ def test_from_event_to_event_is_exactly_step_by_step(seed: int) -> None:
     workload = workload_of(drawn, SimulatedModel())
     stepwise = simulate_steps(workload, num_slots, chosen, step_time)
     assert outcome(simulate(workload, num_slots, chosen, step_time)) == outcome(stepwise)
+
+
+def test_a_turn_without_output_leaves_its_prompt_to_the_next() -> None:
+    requests = [
+        Request(id="a", session="s", prompt=[5] * 25, max_tokens=0),
+        Request(id="b", session="s", prompt=[6] * 10, max_tokens=4, ignore_eos=True),
+    ]
+    workload = workload_of(requests, SimulatedModel())
+    chosen = SchedulingSettings(kv_blocks=120)
+    result = simulate(workload, 2, chosen, ConstantStepTime())
+    assert [sequence.num_output_tokens for sequence in result.sequences] == [0, 4]
+    assert result.sequences[1].num_prompt_tokens == 35
