@@ -26,6 +26,9 @@ class LedgerModel(SimulatedModel):
             self._take(chunk, batch)
         slots = set(batch.slots.tolist())
         assert slots or batch.chunks, "nothing to compute"
+        if batch.pages is not None and slots:
+            moved = set(batch.pages.moved)
+            assert moved <= slots - fresh, "told of rows that compute nothing they generated"
         self.parts = (self.parts | fresh) - slots
         self._note_forks(slots - fresh, batch)
         held = set(self.rows) - self.parts

@@ -43,7 +43,7 @@ def results_of(model: SimulatedModel, requests: Iterable[Request]) -> dict[str, 
 
 
 @pytest.mark.parametrize("is_attentive", [False, True])
-def test_who_shares_what_was_not_computed_fails_and_nobody_else(is_attentive: bool) -> None:
+def test_who_shares_what_was_not_computed_fails_and_nobody_else(*, is_attentive: bool) -> None:
     alone = results_of(SimulatedModel(), [OTHER])["other"]
     results = results_of(FailsOnAToken(is_attentive=is_attentive), [BAD, GOOD, OTHER])
     assert results["bad"].error.message == "step 0: boom"

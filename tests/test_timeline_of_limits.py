@@ -246,9 +246,7 @@ def test_a_negative_prompt_catches_up_with_a_jump_in_several_steps() -> None:
         negative_prompt="A long negative prompt",
         choice=["yes", "no", "not yet"],
     )
-    engine = Engine(
-        SimulatedModel(), 2, settings=SchedulingSettings(prefill_order="prefill-first")
-    )
+    engine = Engine(SimulatedModel(), 2, settings=SchedulingSettings(prefill_order="prefill-first"))
     engine.add(request)
     events: list[Event] = [engine.run_event()]
     while engine.has_work:

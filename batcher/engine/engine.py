@@ -17,7 +17,6 @@ from batcher.engine.endings import Endings
 from batcher.engine.entrance import Entrance
 from batcher.engine.journal import Journal
 from batcher.engine.roster import Roster
-from batcher.engine.sessions import Turn
 from batcher.engine.step_log import StepLog
 from batcher.errors import BatchdecodeError, Failure, FieldProblem, RequestError
 from batcher.events import (
@@ -259,7 +258,7 @@ class Engine:
             raise RequestError(request_id, [FieldProblem("duplicate-id", ("id",), message)])
         if place is None:
             place = self._roster.num_requests
-        self._entrance.enter(Turn(request, request_id, place, reason, known))
+        self._entrance.enter(request, request_id, place, reason, known)
         return request_id
 
     def abort(self, request_id: str) -> None:

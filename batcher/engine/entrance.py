@@ -1,5 +1,6 @@
 """The way of requests into the waiting queue: as sequences, at their time, turn by turn."""
 
+from collections.abc import Mapping
 from typing import cast
 
 from batcher.engine.endings import Endings
@@ -7,8 +8,10 @@ from batcher.engine.journal import Journal
 from batcher.engine.roster import Roster
 from batcher.engine.sessions import Session, Sessions, Turn
 from batcher.errors import Failure
+from batcher.events import ArriveReason
 from batcher.lifecycle import Move, move
 from batcher.models.base import Model
+from batcher.request import Request, Result
 from batcher.scheduling.clock import Clock
 from batcher.scheduling.scheduler import Scheduler
 from batcher.sequence import Heal, Sequence, make_sequences
@@ -41,19 +44,28 @@ class Entrance:
         self._model, self._heal = model, heal
         self._sessions = Sessions()
 
-    def enter(self, turn: Turn) -> None:
+    def enter(
+        self,
+        request: Request,
+        request_id: str,
+        place: int,
+        reason: ArriveReason,
+        known: Mapping[int, Result],
+    ) -> None:
         """Take in a request.
 
         Raises:
             RequestError: the model's tokenizer fails on its prompt.
         """
-        request = turn.request
-        sequences = make_sequences(*turn, self._model, self._heal, NO_TOKENS)
-        self._roster.enter(request, turn.request_id, len(sequences))
+        sequences = make_sequences(
+            request, request_id, place, reason, known, self._model, self._heal, NO_TOKENS
+        )
+        self._roster.enter(request, request_id, len(sequences))
         if request.arrival_time > self.latest_arrival:  # noqa: PLR1730 - max() takes longer
             self.latest_arrival = request.arrival_time
         if request.session is not None:
             self.has_turns = True
+            turn = Turn(request, request_id, place, reason, known)
             session = self._sessions.enter(request.session, turn)
             if session is not None:
                 self._begin_turn(turn, session, session.failure)

@@ -58,6 +58,7 @@ class RunMetrics:
         self._admit_steps: dict[SequenceKey, int] = {}  # of those that have an arrival
         # Of those that are not given a token in the step that admits them: the one that gives it.
         self._first_steps: dict[SequenceKey, int] = {}
+        self._preempt_steps: dict[SequenceKey, int] = {}  # of those that are not back
 
     def observe(self, event: Event) -> None:
         """Take in the next event of the run.
@@ -108,6 +109,9 @@ class RunMetrics:
                     self._first_steps[key] = event.step
         elif isinstance(event, PreemptEvent):
             self.slots.leave(event.step)
+            if not is_follower(event):
+                key = key_of(event.id, event.index, event.role)
+                self._preempt_steps[key] = event.step
         elif isinstance(event, HoldEvent):
             self.slots.hold(event.step, event.reason)
             self.holds.begin(event)
@@ -190,7 +194,11 @@ class RunMetrics:
                 return
             key = key_of(event.id, event.index, event.role)
         arrive = self._arrivals[key]
-        self.slots.take(event.step, arrive)
+        preempted = self._preempt_steps.pop(key, None) if self._preempt_steps else None
+        if preempted is None:
+            self.slots.take(event.step, arrive)
+        else:
+            self.slots.take_again(event.step, preempted)
         self.holds.release(event)
         if key not in self._admit_steps:
             self.wait.add(event.step - arrive.step)
@@ -222,6 +230,7 @@ class RunMetrics:
         admit_step = self._admit_steps.pop(key, None)
         if admit_step is None:
             return
+        self._preempt_steps.pop(key, None)
         first_step = self._first_steps.pop(key, admit_step) if self._first_steps else admit_step
         end = event.step + 1
         if end - admit_step > self.longest_stay:  # noqa: PLR1730 - max() takes twice as long

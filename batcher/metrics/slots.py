@@ -61,6 +61,24 @@ class SlotUse:
         self._hold = None
         self.num_occupied += 1
 
+    def take_again(self, step: int, preempted: int) -> None:
+        """Occupy a slot from `step` on, with a sequence that was preempted before `preempted`.
+
+        Slots that were idle before that were not waiting for it, but for one still to come.
+        """
+        if step != self.integrated_steps:
+            self._integrate(step)
+        earlier = [
+            idle._replace(end=min(idle.end, preempted))
+            for idle in self.undecided
+            if idle.start < preempted
+        ]
+        for start, end, num_idle, hold in self.undecided:
+            self._count(hold, max(0, end - max(start, preempted)) * num_idle)
+        self.undecided = earlier
+        self._hold = None
+        self.num_occupied += 1
+
     def join(self, step: int) -> None:
         """Occupy a slot from `step` on, with a sequence that comes along with its leader."""
         if step != self.integrated_steps:
@@ -109,8 +127,12 @@ class SlotUse:
         for start, end, num_idle, hold in self.undecided:
             arrived = min(max(start, arrive.step), end)
             self.idle[arrive.reason] += (arrived - start) * num_idle
-            if hold is None:
-                self.num_too_few += (end - arrived) * num_idle
-            else:
-                self.held[hold] += (end - arrived) * num_idle
+            self._count(hold, (end - arrived) * num_idle)
         self.undecided.clear()
+
+    def _count(self, hold: HoldReason | None, slot_steps: int) -> None:
+        """Add idle slot-steps of one that waited: it was held back, or too few were free."""
+        if hold is None:
+            self.num_too_few += slot_steps
+        else:
+            self.held[hold] += slot_steps

@@ -5,7 +5,7 @@ from typing import cast
 from weakref import WeakValueDictionary
 
 from batcher.errors import BatchdecodeError, ModelError
-from batcher.models.base import Batch, Chunk, Model, ModelOutput, Pages, can_page
+from batcher.models.base import Batch, Chunk, Model, Pages, can_page
 from batcher.request import FinishReason
 from batcher.rows.decoder import NOTHING_DECODED, Decoded, Decoder
 from batcher.rows.generated import Generated
@@ -14,6 +14,8 @@ from batcher.scheduling.kv_cache import KVCache
 from batcher.scheduling.plan import StepPlan
 from batcher.scheduling.running import rows_of
 from batcher.sequence import Sequence
+
+ROBBED = "another engine has taken the model, which has only one cache"
 
 # Who has a model, by the model's id, which is its own as long as the runner lives.
 _RUNNERS: "WeakValueDictionary[int, ModelRunner]" = WeakValueDictionary()
@@ -203,13 +205,16 @@ class ModelRunner:
         """
         batch, decoder = self._batch, self.decoder
         batch.logit_slots = decoder.logit_slots
+        if self._is_robbed:
+            raise BatchdecodeError(ROBBED)
         try:
-            output = self._forward(batch)
+            output = self._model.forward(batch)
         except ModelError as error:
             slots = [*batch.slots.tolist(), *(chunk.slot for chunk in batch.chunks)]
             self._forget_step()
             return decoder.fail(dict.fromkeys(slots, str(error)))
-        self._forget_step()
+        if batch.chunks or self._pages is not None:
+            self._forget_step()
         batch.tokens = output.tokens
         return decoder.decode(output, step)
 
@@ -220,9 +225,11 @@ class ModelRunner:
             BatchdecodeError: another runner has taken the model.
         """
         batch, decoder = self._batch, self.decoder
+        if self._is_robbed:
+            raise BatchdecodeError(ROBBED)
         try:
             with batch.standing_still():
-                failed = dict(self._forward(batch).failed)
+                failed = dict(self._model.forward(batch).failed)
         except ModelError as error:
             failed = dict.fromkeys((chunk.slot for chunk in batch.chunks), str(error))
         self._forget_step()
@@ -235,8 +242,3 @@ class ModelRunner:
         pages = self._pages
         if pages is not None and (pages.moved or pages.copies):
             pages.moved, pages.copies = {}, []
-
-    def _forward(self, batch: Batch) -> ModelOutput:
-        if self._is_robbed:
-            raise BatchdecodeError("another engine has taken the model, which has only one cache")
-        return self._model.forward(batch)

@@ -78,8 +78,8 @@ class ConstantClock:
 
     def advance(self, load: StepLoad | None) -> None:  # noqa: ARG002 - see Clock
         """Go on to the next step."""
-        self.step += 1
-        self.now = self.start_of(self.step)
+        self.step = step = self.step + 1
+        self.now = self._first_times[-1] + (step - self._first_steps[-1]) * STEP_SECONDS
 
     def start_of(self, step: int) -> float:
         """Return when `step`, which is not later than the current one, started."""

@@ -26,7 +26,7 @@ class Timed(NamedTuple):
 
 
 def paging(folder: Path) -> Iterator[Row]:
-    """Measure the engine with blocks of 16 tokens against the bare loop, and with too few blocks."""
+    """Measure the engine with blocks of 16 tokens against the bare loop, and with too few."""
     rows = list(workload.rows(4000))
     requests = [Request(**row) for row in rows]
     for batch_size, target in ((64, 1.5), (256, 2.0)):

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from batcher import Engine, Request, SimulatedModel
-from batcher.events import ArriveEvent, StepsEvent
+from batcher.events import ArriveEvent, PreemptEvent, StepsEvent
 from batcher.formats.trace import encode_events, read_trace
 from batcher.metrics import RunMetrics, Slo, encode_summary
 from batcher.settings import SchedulingSettings
@@ -84,3 +84,26 @@ def test_few_blocks_preempt_and_hold_back():
     assert summary.holds.kv > 0
     assert summary.kv.max_share == 1.0
     assert summary.idle.kv > 0
+
+
+def test_slots_idle_before_a_preemption_wait_for_who_arrives_next():
+    settings = SchedulingSettings(kv_blocks=5)
+    engine = Engine(SimulatedModel(), 3, settings=settings)
+    for number, (max_tokens, arrival) in enumerate([(10, 0.0), (5, 0.0), (5, 3.5)]):
+        prompt = [number + 1] * 30
+        engine.add(
+            Request(
+                prompt=prompt,
+                id=f"r{number}",
+                max_tokens=max_tokens,
+                arrival_time=arrival,
+                ignore_eos=True,
+            )
+        )
+    events = [engine.run_event()]
+    while engine.has_work:
+        events += engine.step().events
+    idle = summary_of([*events, engine.end_event()]).idle
+    assert any(isinstance(event, PreemptEvent) for event in events)
+    assert (idle.arrivals, idle.too_few) == (3, 0)
+    assert (idle.tail, idle.kv, idle.preemption) == (8, 12, 2)
