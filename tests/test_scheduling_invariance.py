@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import pytest
-from control_requests import control_requests
+from control_requests import SCHEMA, control_requests
 from hypothesis import currently_in_test_context, event, given, settings
 from hypothesis import strategies as st
 from ledger import LedgerModel
@@ -20,6 +20,7 @@ from scheduling_settings import (
     sharing,
     step_times,
 )
+from soaking import kept
 
 from batcher import Engine, ModelOutput, Request, Result, SimulatedModel
 from batcher.events import AdmitEvent, PreemptEvent
@@ -86,6 +87,7 @@ def run(engine: Engine) -> Outputs:
         for told in outcome.events:
             num_preemptions += isinstance(told, PreemptEvent)
             num_cached += isinstance(told, AdmitEvent) and told.cached > 0
+    assert kept(engine) == {}
     for row, tokens in streamed.items():
         if row in outputs:  # with best_of, others may have been better
             assert tokens == outputs[row].tokens, "not what was streamed"
@@ -152,6 +154,43 @@ class FailingModel(SimulatedModel):
         output = super().forward(batch)
         batch.chunks, batch._is_yielding = whole
         return ModelOutput(output.tokens, dict.fromkeys(failed, "no memory"), output.logits)
+
+
+def test_a_row_that_jumps_leaves_no_deadline_behind() -> None:
+    engine = Engine(attentive(), 2, is_checked=True)
+    for number, max_tokens in enumerate((60, 30)):
+        engine.add(
+            Request(id=f"r{number}", prompt="Count", json_schema=SCHEMA, max_tokens=max_tokens)
+        )
+    assert len(run(engine)) == 2
+
+
+def test_what_a_row_that_failed_was_to_compute_is_not_found() -> None:
+    bad = Request(id="bad", prompt=[*range(10, 30), 499], max_tokens=5)
+    good = Request(id="good", prompt=[*range(10, 30), 5], max_tokens=5, arrival_time=3.0)
+    settings = SchedulingSettings(kv_blocks=60, block_size=4)
+    engine = Engine(FailingModel(is_attentive=True), 4, settings=settings, is_checked=True)
+    for request in (bad, good):
+        engine.add(request)
+    assert run(engine)["good", 0] == alone(SimulatedModel, good)["good", 0]
+
+
+def test_a_sample_starts_from_what_its_sibling_has_computed() -> None:
+    request = Request(id="r", prompt=list(range(10, 20)), max_tokens=6, n=2, temperature=1.0)
+    settings = SchedulingSettings(
+        kv_blocks=30, block_size=4, prefix_cache=False, max_batch_tokens=10
+    )
+    engine = Engine(attentive(), 2, settings=settings, is_checked=True)
+    engine.add(request)
+    outputs: Outputs = {}
+    admissions: dict[int, AdmitEvent] = {}
+    while engine.has_work:
+        outcome = engine.step()
+        outputs |= {(result.id, result.index): timeless(result) for result in outcome.results}
+        told = [event for event in outcome.events if isinstance(event, AdmitEvent)]
+        admissions |= {event.index: event for event in told}
+    assert [admissions[index].cached for index in range(2)] == [0, 9]
+    assert outputs == alone(SimulatedModel, request)
 
 
 @pytest.mark.parametrize("max_batch_tokens", [None, 8, 30])

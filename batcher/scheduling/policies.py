@@ -98,7 +98,7 @@ def _policy_of_ones_own(name: str, rank: Callable[[Candidate], Any]) -> Policy:
         )
         try:
             found = rank(candidate)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # whatever the policy's own code raises
             raise BatchdecodeError(f"the policy {name} raised {describe(error)}") from error
         numbers = found if isinstance(found, tuple) else (found,)
         if not all(isinstance(number, int | float) and number == number for number in numbers):  # noqa: PLR0124 - NaN

@@ -86,17 +86,22 @@ class Scheduler(Running):
         self._step, self._now = step, now
         plan = StepPlan(self.decode_step)
         if self._is_prefill_first:
-            self._compute_known(plan, self._max_tokens, 1)
+            budget = self._continue_all(plan, self._max_tokens, 1)
+            plan.budget = self._let_in(plan, budget, 1)
             if plan.chunks:
                 plan.decodes = False
                 return plan
         if kv_cache is not None:
             self._grow(plan, kv_cache)
-        self._compute_known(plan, self._max_tokens - self.decoding.num_rows, 0)
+        plan.budget = self._continue_all(plan, self._max_tokens - self.decoding.num_rows, 0)
+        if plan.has_preempted or not self._is_prefill_first:
+            plan.budget = self._let_in(plan, plan.budget, 0)
+        if plan.begun and self._chasing:
+            self._chasing = [leader for leader in self._chasing if not leader.is_decoding]
         return plan
 
-    def _compute_known(self, plan: StepPlan, budget: int, num_kept: int) -> None:
-        """Spend `budget` on tokens that are known: of running sequences, then of waiting ones.
+    def _continue_all(self, plan: StepPlan, budget: int, num_kept: int) -> int:
+        """Spend `budget` on tokens that running sequences know; return what is left of it.
 
         num_kept: how many of each are left for a later step, 0 or 1.
         """
@@ -105,13 +110,14 @@ class Scheduler(Running):
                 break
             if leader.state is State.RUNNING:  # it has not been preempted just now
                 budget -= self._continue(plan, leader, budget, num_kept)
-        if self.queue.num_slots and not plan.has_preempted:
-            budget = self._admit(plan, budget, num_kept)
-        elif plan.has_preempted:
+        return budget
+
+    def _let_in(self, plan: StepPlan, budget: int, num_kept: int) -> int:
+        """Spend `budget` on sequences that wait, unless somebody had to give way."""
+        if plan.has_preempted:
             self._note_hold(plan, self.queue.peek(self._now), "preemption")
-        plan.budget = budget
-        if plan.begun and self._chasing:
-            self._chasing = [leader for leader in self._chasing if not leader.is_decoding]
+            return budget
+        return self._admit(plan, budget, num_kept) if self.queue.num_slots else budget
 
     def _continue(
         self, plan: StepPlan, leader: ScheduledSequence, budget: int, num_kept: int

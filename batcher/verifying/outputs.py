@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from batcher.request import NUM_DIGITS, Result, TokenLogprob
+from batcher.request import NUM_DIGITS, ErrorInfo, Result, TokenLogprob
 
 Outputs = Mapping[tuple[str, int], Result]
 """By id of the request and index of the output."""
@@ -19,7 +19,8 @@ class Difference(Struct, frozen=True, kw_only=True):
     """The first thing that is not the same: in which output, which field, and both values.
 
     position: of the first token that differs, None if the field is not about tokens.
-    alone_tokens, here_tokens: all tokens of the output.
+    alone_tokens, here_tokens: all tokens of the output.  alone_error, here_error: why it ended
+    early, if it did; then the rest follows from it.
     """
 
     id: str
@@ -30,6 +31,8 @@ class Difference(Struct, frozen=True, kw_only=True):
     here: Any
     alone_tokens: list[int]
     here_tokens: list[int]
+    alone_error: ErrorInfo | None = None
+    here_error: ErrorInfo | None = None
 
 
 def first_difference(order: Sequence[str], alone: Outputs, here: Outputs) -> Difference | None:
@@ -110,4 +113,6 @@ def _difference(
         here=other_value,
         alone_tokens=[] if one is None else one.tokens,
         here_tokens=[] if other is None else other.tokens,
+        alone_error=None if one is None else one.error,
+        here_error=None if other is None else other.error,
     )

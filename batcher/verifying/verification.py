@@ -102,5 +102,6 @@ def _difference_under(
             here="".join(error.told.texts),
             alone_tokens=result.tokens,
             here_tokens=error.told.tokens,
+            alone_error=result.error,
         )
     return first_difference(order, alone, here)

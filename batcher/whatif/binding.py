@@ -44,6 +44,8 @@ class Binding(Struct, frozen=True):
 
 def binding_of(result: SimulationResult, step_time: StepTime) -> Binding:
     """Return what bound a simulated run whose steps took `step_time`."""
+    if result.sequences and all(sequence.has_failed for sequence in result.sequences):
+        return Binding("kv", 1.0, {"kv": 1.0}, 0.0)  # there is no time to share out
     ticks = dict.fromkeys(get_args(Constraint), 0)
     for reason, lacking in _LACKS.items():
         ticks[lacking] += result.totals.binding_ticks[reason]

@@ -14,8 +14,9 @@ from batcher.errors import BatchdecodeError
 from batcher.simulation.workload import Workload
 from batcher.whatif.binding import Constraint
 from batcher.whatif.deployments import AXES, MAX_BATCH, Deployment, Value
+from batcher.whatif.limits import num_blocks, num_tokens
 from batcher.whatif.measuring import Outcome, Question, good_share, measure, problem_of
-from batcher.whatif.relief import Relief, binding_of_reliefs, reliefs_of
+from batcher.whatif.relief import Analysis, Relief, Removal, analyse
 from batcher.whatif.search import Score, Search, doublings
 
 Searched = Literal["batch", "kv_blocks", "max_batch_tokens", "rate"]
@@ -40,7 +41,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     once.
     is_last: no better value could be tried.
     next_value, next_outcome: the value after it that was tried and is not enough, None for none.
-    binding, reliefs: see batcher.whatif.relief; of the next value, or of the nearest.
+    binding, reliefs, removal: see batcher.whatif.relief; of the next value, or of the nearest.
     contradictions: values tried that are easier than `value`, and yet not enough.
     trials: all that were tried, in the order of their values.
     """
@@ -56,8 +57,9 @@ class Plan(Struct, frozen=True, kw_only=True):
     is_last: bool
     next_value: Value
     next_outcome: Outcome | None
-    binding: Constraint | None
+    binding: list[Constraint]
     reliefs: list[Relief]
+    removal: Removal | None
     contradictions: list[Trial]
     trials: list[Trial]
 
@@ -84,8 +86,9 @@ def find_plan(
     failing = [number for number in search.scores if number < best and search.least is not None]
     after = max(failing, default=None)
     binds = best if search.least is None else after
-    reliefs = [] if binds is None else reliefs_of(question, planner.deployment_of(binds))
-    binding = None if binds is None else binding_of_reliefs(reliefs, planner.share_of(binds))
+    analysis = Analysis(binding=[], reliefs=[])
+    if binds is not None:
+        analysis = analyse(question, planner.deployment_of(binds), planner.outcomes[binds])
     return Plan(
         searched=searched,
         asked=question.asked,
@@ -98,8 +101,9 @@ def find_plan(
         is_last=best == planner.rungs[0],
         next_value=None if after is None else planner.value_of(after),
         next_outcome=None if after is None else planner.outcomes[after],
-        binding=binding,
-        reliefs=reliefs,
+        binding=analysis.binding,
+        reliefs=analysis.reliefs,
+        removal=analysis.removal,
         contradictions=[planner.trial_of(number) for number in search.contradictions],
         trials=[planner.trial_of(number) for number in sorted(search.scores)],
     )
@@ -171,7 +175,7 @@ class _Planner:
             return doublings(1, max(1, most)), 0
         if self._searched == "max_batch_tokens":
             first = max(self._base.batch, scheduling.block_size if scheduling.is_paged else 1)
-            most = sum(job.num_prompt_tokens + job.num_output_tokens for job in workload.jobs)
+            most = num_tokens(workload)
             return doublings(first, max(first, most)), 0
         most = num_blocks(workload, scheduling.block_size)
         return doublings(1, max(1, most)), 0
@@ -182,16 +186,3 @@ def rate_of(workload: Workload) -> float | None:
     arrivals = [job.arrival_time for job in workload.jobs if not job.index]
     first, last = min(arrivals, default=0.0), max(arrivals, default=0.0)
     return (len(arrivals) - 1) / (last - first) if last > first else None
-
-
-def num_blocks(workload: Workload, block_size: int) -> int:
-    """Return how many blocks hold all there can be at once, each turn with all before it."""
-    total = 0
-    histories: dict[str, int] = {}
-    for job in workload.jobs:
-        num_tokens = job.num_prompt_tokens + job.max_tokens
-        if job.session is not None:
-            num_tokens += histories.get(job.session, 0)
-            histories[job.session] = num_tokens
-        total += -(-num_tokens // block_size)
-    return total

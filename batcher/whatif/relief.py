@@ -1,17 +1,17 @@
-"""What would help a deployment that does not meet its SLO: each limit relieved, one at a time.
+"""What would help a deployment that does not meet its SLO: each limit relieved, then all of them.
 
-Rule: nothing is inferred; every relief is simulated.
+Rule: nothing is inferred but from requests that can never run; every relief is simulated.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from math import floor
 
 from msgspec import Struct
-from msgspec.structs import replace
 
-from batcher.settings import SchedulingSettings
 from batcher.whatif.binding import Constraint
-from batcher.whatif.deployments import MAX_BATCH, Deployment, Value
-from batcher.whatif.measuring import Question, good_share, measure, problem_of
+from batcher.whatif.deployments import AXES, Deployment, Value
+from batcher.whatif.limits import SETTINGS, doubled, limits_of, without
+from batcher.whatif.measuring import Outcome, Question, good_share, measure, problem_of
 
 
 class Relief(Struct, frozen=True, kw_only=True):
@@ -23,45 +23,74 @@ class Relief(Struct, frozen=True, kw_only=True):
     share: float
 
 
+class Removal(Struct, frozen=True, kw_only=True):
+    """Limits that were out of the way together, and the share that meets the SLO so."""
+
+    constraints: list[Constraint]
+    share: float
+
+
+class Analysis(Struct, frozen=True, kw_only=True):
+    """What binds a deployment, in the order of SETTINGS, and what that rests on.
+
+    removal: the fewest limits that have to go together, None if doubling one of them is enough.
+    """
+
+    binding: list[Constraint]
+    reliefs: list[Relief]
+    removal: Removal | None = None
+
+
+def analyse(question: Question, deployment: Deployment, outcome: Outcome) -> Analysis:
+    """Return what binds `deployment`, which comes to `outcome`, so that more do not meet the SLO.
+
+    It is the limit that doubled helps most; if none does, the fewest that together do if nobody
+    meets them; if these do not either, the time that steps take.  Where too many requests can never
+    run there are too few blocks, whatever else.
+    """
+    share, removal = good_share(outcome), None
+    reliefs = reliefs_of(question, deployment)
+    best = max(reliefs, key=lambda relief: relief.share, default=None)
+    binding: set[Constraint] = set()
+    if best is not None and best.share > share:
+        binding = {best.constraint}
+    else:
+        removal = _removal(question, deployment, share)
+        binding.update(removal.constraints if removal else ())
+    num_allowed = floor((1 - question.asked) * (outcome.served + outcome.failed) + 1e-9)
+    if outcome.failed > num_allowed:
+        binding.add("kv")
+    return Analysis(
+        binding=[limit for limit in SETTINGS if limit in binding] or ["compute"],
+        reliefs=reliefs,
+        removal=removal,
+    )
+
+
 def reliefs_of(question: Question, deployment: Deployment) -> list[Relief]:
     """Return what it helps to double each limit of `deployment`, or to batch continuously."""
     reliefs = []
-    for constraint, setting, relieved in _relieved(deployment):
-        if problem_of(relieved) is None:
+    for limit in limits_of(deployment):
+        relieved, setting = doubled(deployment, limit), SETTINGS[limit]
+        if relieved != deployment and problem_of(relieved) is None:
             share = good_share(measure(question, relieved))
-            value = relieved.batch
-            if setting != "batch":
-                value = getattr(relieved.scheduling, setting)
-            reliefs.append(Relief(constraint=constraint, setting=setting, value=value, share=share))
+            value = AXES[setting].value_of(relieved)
+            reliefs.append(Relief(constraint=limit, setting=setting, value=value, share=share))
     return reliefs
 
 
-def binding_of_reliefs(reliefs: Sequence[Relief], share: float) -> Constraint:
-    """Return the constraint whose relief helps most where `share` meets the SLO without any.
+def _removal(question: Question, deployment: Deployment, share: float) -> Removal | None:
+    """Return the fewest limits without which more than `share` meet the SLO, None if none do."""
 
-    If none helps, it is the time that steps take.
-    """
-    best = max(reliefs, key=lambda relief: relief.share, default=None)
-    return "compute" if best is None or best.share <= share else best.constraint
+    def share_without(limits: Sequence[Constraint]) -> float:
+        return good_share(measure(question, without(deployment, limits, question.workload)))
 
-
-def _relieved(deployment: Deployment) -> Iterator[tuple[Constraint, str, Deployment]]:
-    """Yield each constraint with the setting that relieves it, and the deployment so relieved."""
-    scheduling = deployment.scheduling
-    num_slots, budget = 2 * deployment.batch, scheduling.max_batch_tokens
-    if num_slots <= MAX_BATCH:
-        roomy = scheduling
-        if budget is not None and budget < num_slots:
-            roomy = replace(scheduling, max_batch_tokens=num_slots)
-        yield "slots", "batch", replace(deployment, batch=num_slots, scheduling=roomy)
-
-    def changed(**settings: Value) -> Deployment:
-        relieved: SchedulingSettings = replace(scheduling, **settings)
-        return replace(deployment, scheduling=relieved)
-
-    if scheduling.kv_blocks is not None:
-        yield "kv", "kv_blocks", changed(kv_blocks=2 * scheduling.kv_blocks)
-    if budget is not None:
-        yield "tokens", "max_batch_tokens", changed(max_batch_tokens=2 * budget)
-    if scheduling.batching == "static":
-        yield "static", "batching", changed(batching="continuous")
+    limits = limits_of(deployment)
+    reached = share_without(limits)
+    if reached <= share:
+        return None
+    for limit in list(limits):
+        others = [other for other in limits if other != limit]
+        if others and share_without(others) >= reached:
+            limits = others
+    return Removal(constraints=limits, share=reached)

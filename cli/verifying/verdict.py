@@ -121,6 +121,9 @@ def _difference(
         lines = [f"not the same under setting {case.number}: {which}"]
         here = "here"
     lines += [f"  {line}" for line in _values(difference, here, tokenizer)]
+    for side, error in (("alone", difference.alone_error), (here, difference.here_error)):
+        if error is not None:
+            lines.append(f"  {side:<9}ended with {error.code}: {error.message}")
     if case is not None:
         lines.append(f"  setting  {shlex.join(arguments_of(case))}; {_ARRIVALS[case.arrivals]}")
     lines.append(f"  verify   {again.command(case)}")

@@ -12,6 +12,7 @@ from cli.whatif.progress import progress_of
 from cli.whatif.reading import read_workload, write_text
 from cli.whatif.tables import csv_of, json_of, table_of
 
+SERVED, NOTHING_SERVED = 0, 1
 FORMS = {"table": table_of, "csv": csv_of, "json": json_of}
 
 
@@ -39,7 +40,13 @@ def compare_requests(source: RequestOptions, options: CompareOptions) -> int:
     if column is not None:
         cells = best_first(cells, column)
     write_text(FORMS[options.form](cells))
-    return 0
+    return SERVED if any(map(_has_served, cells)) else NOTHING_SERVED
+
+
+def _has_served(cell: Cell) -> bool:
+    """Return whether some request can run; of no request all can."""
+    outcome = cell.outcome
+    return outcome is not None and (outcome.served > 0 or not outcome.failed)
 
 
 def _num_cores() -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from batcher.whatif.binding import Constraint
 from batcher.whatif.deployments import Value
 from batcher.whatif.measuring import good_share
 from batcher.whatif.planning import Plan
@@ -11,6 +12,12 @@ from cli.screen.summary_timed import duration, number, whole_percent
 from cli.whatif.tables import BINDS
 
 WIDTH, TITLE_WIDTH = 80, 11
+_LIMITS: dict[Constraint, str] = {
+    "slots": "slots",
+    "kv": "blocks",
+    "tokens": "tokens",
+    "static": "batches",
+}
 MAX_SHOWN = 5  # of what contradicts the assumption
 
 
@@ -48,7 +55,7 @@ def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
         yield "failed", [f"{counted(plan.outcome.failed, 'request')} can never run: too few blocks"]
     if plan.is_met:
         yield "next", _next(plan)
-    if plan.binding is not None:
+    if plan.binding:
         yield "binding", _binding(plan)
     shares = sorted(plan.outcome.binding.shares.items(), key=lambda item: -item[1])
     yield "time", [f"{BINDS[name]} {whole_percent(share)}" for name, share in shares]
@@ -81,12 +88,14 @@ def _next(plan: Plan) -> list[str]:
 
 def _binding(plan: Plan) -> list[str]:
     """Return what binds, and what each relief would reach."""
-    if plan.binding is None:
-        return []
     place = plan.next_value if plan.is_met else plan.value
     helps = [f"{_share(relief.share)} with {_setting(relief)}" for relief in plan.reliefs]
+    if plan.removal is not None:
+        limits = " and ".join(_LIMITS[limit] for limit in plan.removal.constraints)
+        helps.append(f"{_share(plan.removal.share)} without a limit of {limits}")
     helps = helps or ["nothing can be relieved"]
-    helps[0] = f"{BINDS[plan.binding]}: at {_name(plan)} {_short(plan, place)} {helps[0]}"
+    names = " and ".join(BINDS[limit] for limit in plan.binding)
+    helps[0] = f"{names}: at {_name(plan)} {_short(plan, place)} {helps[0]}"
     return helps
 
 

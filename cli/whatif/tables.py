@@ -2,13 +2,13 @@
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from batcher.whatif.comparing import Cell, settings_of, varied
 from batcher.whatif.deployments import AXES, show_value
-from cli.screen.cells import cell_width, printable
+from cli.screen.cells import cell_width, counted, printable
 from cli.screen.summary_timed import whole_percent
 from cli.whatif.columns import COLUMNS, ONLY_IF_NOT_0, TABLE, Column
 
@@ -24,7 +24,7 @@ BINDS = {
 
 
 def table_of(cells: Sequence[Cell]) -> str:
-    """Return a table with a row for each cell, and what no combination can be below it."""
+    """Return a table with a row for each cell, and below it what no combination can be, or run."""
     names = varied(cell.deployment for cell in cells) or ["batch"]
     axes = [AXES[name] for name in AXES if name in names]
     columns = [COLUMNS[name] for name in TABLE if _has_news(COLUMNS[name], cells)]
@@ -37,8 +37,8 @@ def table_of(cells: Sequence[Cell]) -> str:
         numbers = [column.text_of(cell) for column in columns]
         rows.append([*settings, *numbers, _binding(cell), "knee" if cell.is_knee else ""])
     lines = _aligned(rows, num_right=len(axes) + len(columns))
-    notes = dict.fromkeys(cell.problem for cell in cells if cell.problem is not None)
-    return "".join(f"{line}\n" for line in [*lines, *(f"impossible: {note}" for note in notes)])
+    notes = dict.fromkeys(note for cell in cells for note in _notes(cell))
+    return "".join(f"{line}\n" for line in [*lines, *notes])
 
 
 def csv_of(cells: Sequence[Cell]) -> str:
@@ -78,6 +78,20 @@ def _has_news(column: Column, cells: Sequence[Cell]) -> bool:
     if column.name in ONLY_IF_NOT_0:
         return any(values)
     return any(value is not None for value in values)
+
+
+def _notes(cell: Cell) -> Iterator[str]:
+    """Yield why a cell has no numbers, or not those of all requests."""
+    if cell.problem is not None:
+        yield f"impossible: {cell.problem}"
+    outcome, scheduling = cell.outcome, cell.deployment.scheduling
+    if outcome is not None and outcome.failed:
+        total = outcome.served + outcome.failed
+        blocks = counted(scheduling.kv_blocks or 0, "block")
+        yield (
+            f"failed: {outcome.failed:,} of {counted(total, 'request')} can never run, "
+            f"they do not fit into {blocks} of {counted(scheduling.block_size, 'token')}"
+        )
 
 
 def _binding(cell: Cell) -> str:

@@ -61,6 +61,24 @@ def test_csv_has_all_settings_and_numbers():
     assert float(rows[0]["ttft_p99"]) > float(rows[1]["ttft_p99"])
 
 
+def test_requests_that_can_never_run_are_told_of_and_if_none_can_it_fails(tmp_path):
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(lines_of(*[{"prompt": [1] * n, "max_tokens": 9} for n in (40, 60, 12)]))
+    done = batchdecode("compare", path, "--kv-blocks", "1,2", "--batch", "2,4")
+    lines = done.stdout.decode().splitlines()
+    why = "of 3 requests can never run, they do not fit into"
+    assert lines[-2:] == [
+        f"failed: 3 {why} 1 block of 16 tokens",
+        f"failed: 2 {why} 2 blocks of 16 tokens",
+    ]
+    assert done.returncode == 0, "one runs in 2 blocks"
+    done = batchdecode("compare", path, "--kv-blocks", "1", "--batch", "2,4")
+    assert done.returncode == 1
+    assert [line.split()[-2:] for line in done.stdout.decode().splitlines()[2:4]] == [
+        ["KV", "100%"]
+    ] * 2
+
+
 @pytest.mark.parametrize(("column", "batches"), [("throughput", [16, 8, 4]), ("slots", [4, 8, 16])])
 def test_sorted_the_best_comes_first(column, batches):
     cells = rows_of(CHAT, *PROFILE, "--batch", "8,4,16", "--sort", column)

@@ -75,6 +75,29 @@ def test_a_model_that_differs_from_itself_is_said_to(folder, name):
     assert "setting" not in done.text
 
 
+FAILS_IN_A_BATCH = """
+def fails(batch_prefixes):
+    if len(batch_prefixes) > 1:
+        raise RuntimeError("only one row at a time")
+    return [9] * len(batch_prefixes)
+"""
+
+
+def test_if_one_side_failed_it_is_said_with_what(folder):
+    (folder / "failing.py").write_text(FAILS_IN_A_BATCH)
+    arguments = ("in", "--model", "failing:fails")
+    done = verify(folder, *arguments)
+    assert done.returncode == 1
+    (line,) = [line for line in done.text.splitlines() if "ended with" in line]
+    assert line.split(maxsplit=1)[0] == "here"
+    assert "ended with model-error: " in line
+    assert "only one row at a time" in line
+    difference = json.loads(verify(folder, *arguments, "--json").text)["difference"]
+    assert difference["alone_error"] is None
+    assert difference["here_error"]["code"] == "model-error"
+    assert "only one row at a time" in difference["here_error"]["message"]
+
+
 def test_a_verdict_is_for_programs_too(folder):
     proof = json.loads(verify(folder, "in", "--settings", 5, "--json").text)
     assert proof["is_proven"]

@@ -199,8 +199,9 @@ class SlowScheduler:
         self.now = now
         plan = SlowPlan()
         budget = self.settings.max_batch_tokens or 10**9
-        if self.settings.prefill_order == "prefill-first":
-            self.spend(plan, budget, 1)
+        is_prefill_first = self.settings.prefill_order == "prefill-first"
+        if is_prefill_first:
+            self.let_in(plan, self.go_on_with_all(plan, budget, 1), 1)
             if plan.chunks:
                 plan.decodes = False
                 return plan
@@ -208,7 +209,9 @@ class SlowScheduler:
             if unit.is_decoding:
                 self.grow(plan, unit)
         num_decoding = sum(len(unit.rows) for unit in self.running if unit.is_decoding)
-        self.spend(plan, budget - num_decoding, 0)
+        budget = self.go_on_with_all(plan, budget - num_decoding, 0)
+        if plan.has_preempted or not is_prefill_first:
+            self.let_in(plan, budget, 0)
         return plan
 
     def grow(self, plan: SlowPlan, unit: SlowUnit) -> None:
@@ -218,16 +221,19 @@ class SlowScheduler:
             if begins_block and self.make_room(plan, unit, row, place + 1):
                 self.extend(row, place + 1)
 
-    def spend(self, plan: SlowPlan, budget: int, num_kept: int) -> None:
+    def go_on_with_all(self, plan: SlowPlan, budget: int, num_kept: int) -> int:
         for unit in self.running.copy():
             if unit in self.running and not unit.is_decoding and budget > 0:
                 budget -= self.go_on(plan, unit, budget, num_kept)
-        if plan.has_preempted:
-            head = self.head()
-            if len(self.slots()) < self.num_slots and head is not None:
-                plan.hold = (head.name, "preemption")
-        else:
+        return budget
+
+    def let_in(self, plan: SlowPlan, budget: int, num_kept: int) -> None:
+        if not plan.has_preempted:
             self.admit(plan, budget, num_kept)
+            return
+        head = self.head()
+        if len(self.slots()) < self.num_slots and head is not None:
+            plan.hold = (head.name, "preemption")
 
     def chunks_of(
         self, unit: SlowUnit, budget: int, num_kept: int

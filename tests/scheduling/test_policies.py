@@ -69,6 +69,7 @@ def test_a_policy_of_ones_own_orders_a_run(own: Callable[[str], str]) -> None:
     ("body", "message"),
     [
         ("    raise ValueError('no idea')", "raised ValueError: no idea"),
+        ("    raise SystemExit(3)", "raised SystemExit: 3"),
         ("    return float('nan')", "returned nan, not a number or a tuple of numbers"),
         ("    return None", "returned None, not a number"),
         ("    return 'first'", "returned 'first', not a number"),

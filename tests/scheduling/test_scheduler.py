@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from scheduling_settings import scheduling_settings
@@ -232,10 +233,39 @@ SOMEBODY_ELSE_IN_BETWEEN = Workload(
     {},
 )
 
+ONE_OF_TWO_HAS_NOTHING_TO_COMPUTE = Workload(
+    [Job("half", (), 3, negative=(7,) * 6)],
+    2,
+    SchedulingSettings(kv_blocks=10, block_size=4, long_prefill_threshold=2),
+    {},
+)
+
 
 @given(workloads())
+@example(ONE_OF_TWO_HAS_NOTHING_TO_COMPUTE)
 @example(LAST_ONE_HOLDS_NO_BLOCK)
 @example(SOMEBODY_ELSE_IN_BETWEEN)
 @settings(max_examples=200, deadline=None)
 def test_the_plan_of_each_step_is_one_made_from_scratch(workload: Workload) -> None:
     Play(workload).run()
+
+
+@pytest.mark.parametrize(
+    ("job", "fits"),
+    [
+        (Job("x", (1,) * 9, 8), True),  # the last token is never computed
+        (Job("x", (1,) * 9, 9), False),
+        (Job("x", (), 17), True),
+        (Job("x", (), 18), False),
+        (Job("x", (1,) * 4, 5, negative=(2,) * 4), True),
+        (Job("x", (1,) * 4, 6, negative=(2,) * 4), False),
+    ],
+)
+def test_what_no_number_of_preemptions_makes_room_for_is_told(job: Job, *, fits: bool) -> None:
+    settings = SchedulingSettings(kv_blocks=4, block_size=4)
+    scheduler = make_scheduler(2, settings, Play(Workload([job], 2, settings, {})).contents)
+    failure = scheduler.why_never(make_sequence(job))
+    assert (failure is None) == fits
+    if failure is not None:
+        assert failure.code == "kv-too-small"
+        assert "there are 4" in failure.message

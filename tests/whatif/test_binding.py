@@ -90,3 +90,7 @@ def test_who_was_preempted_waits_even_while_nobody_is_to_come():
     outcome = outcome_of(*[(0, 4, 9)] * 2, batch=2, kv_blocks=4, block_size=4, prefix_cache=False)
     assert (outcome.preemptions, outcome.steps) == (1, 13)
     check(outcome, "compute", kv=4 / 13, compute=9 / 13)
+
+
+def test_if_nobody_can_ever_run_it_is_for_want_of_blocks():
+    check(outcome_of((0, 40, 1), (3, 40, 1), batch=2, kv_blocks=4, block_size=4), "kv", kv=1.0)

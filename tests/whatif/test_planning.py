@@ -7,7 +7,10 @@ from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import parse_slo
 from batcher.request import Request
 from batcher.simulation.workload import workload_of
-from batcher.whatif.planning import find_plan, num_blocks, rate_of
+from batcher.whatif.limits import num_blocks
+from batcher.whatif.measuring import measure
+from batcher.whatif.planning import find_plan, rate_of
+from batcher.whatif.relief import Removal, analyse
 
 EIGHT = [(0, 1, 10)] * 8
 
@@ -22,7 +25,7 @@ def test_the_smallest_batch():
     found = plan(*EIGHT, slo="e2e=20", searched="batch")
     assert (found.is_met, found.value, found.outcome.tails) == (True, 4, {"e2e": 20.0})
     assert (found.next_value, found.next_outcome.goodput.good) == (3, 6)
-    assert found.binding == "slots"
+    assert found.binding == ["slots"]
     assert not found.contradictions
 
 
@@ -33,7 +36,7 @@ def test_for_a_share_of_the_requests():
 
 def test_if_the_first_is_enough_nothing_binds():
     found = plan(*EIGHT, slo="e2e=80", searched="batch")
-    assert (found.value, found.is_last, found.binding, found.next_value) == (1, True, None, None)
+    assert (found.value, found.is_last, found.binding, found.next_value) == (1, True, [], None)
     assert not plan(*EIGHT, slo="e2e=20", searched="batch").is_last
 
 
@@ -48,7 +51,7 @@ def test_the_fewest_blocks():
         capacity="no-evict",
         prefix_cache=False,
     )
-    assert (found.value, found.binding) == (4, "kv")
+    assert (found.value, found.binding) == (4, ["kv"])
     relief = {relief.setting: (relief.value, relief.share) for relief in found.reliefs}
     assert relief == {"batch": (8, 0.5), "kv_blocks": (6, 1.0)}
 
@@ -56,7 +59,7 @@ def test_the_fewest_blocks():
 def test_the_smallest_token_budget():
     # 4 prompts of 8 tokens in 2 steps
     found = plan(*[(0, 8, 1)] * 4, slo="ttft=2", searched="max_batch_tokens", batch=4)
-    assert (found.value, found.binding) == (16, "tokens")
+    assert (found.value, found.binding) == (16, ["tokens"])
 
 
 def test_the_largest_rate():
@@ -65,7 +68,7 @@ def test_the_largest_rate():
     assert (found.is_met, found.value) == (True, 2.0)
     assert found.file_rate == pytest.approx(0.05)
     assert found.next_value == pytest.approx(2 ** (65 / 64))
-    assert found.binding == "slots"
+    assert found.binding == ["slots"]
 
 
 def test_a_rate_below_that_of_the_file():
@@ -77,7 +80,25 @@ def test_an_slo_that_nobody_can_meet_shows_the_nearest():
     found = plan(*EIGHT, slo="e2e=9", searched="batch")
     assert not found.is_met
     assert (found.value, found.outcome.tails) == (8, {"e2e": 10.0})
-    assert found.binding == "compute", "twice the slots do not help"
+    assert found.binding == ["compute"], "twice the slots do not help"
+
+
+def test_requests_that_can_never_run_are_bound_by_kv():
+    # of 16 tokens in 4 blocks of 4; neither twice the blocks nor any number makes a step shorter
+    found = plan(*[(0, 13, 4)] * 4, slo="ttft=1ms", searched="batch", kv_blocks=1, block_size=4)
+    assert found.outcome.failed == 4
+    assert found.binding == ["kv"]
+
+
+def test_limits_that_only_help_together_are_named_together():
+    # with 4 slots there are blocks for one, with more blocks there is one slot
+    question = question_of(*[(0, 4, 5)] * 4, slo=parse_slo("e2e=5"), asked=1.0)
+    settings = {"kv_blocks": 2, "block_size": 4, "prefix_cache": False}
+    deployment = deployment_of(1, max_batch_tokens=100, **settings)
+    found = analyse(question, deployment, measure(question, deployment))
+    assert found.binding == ["slots", "kv"]
+    assert found.removal == Removal(constraints=["slots", "kv"], share=1.0)
+    assert {relief.share for relief in found.reliefs} == {0.25}
 
 
 def test_more_that_is_not_enough_is_reported(tmp_path):
