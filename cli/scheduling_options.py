@@ -174,11 +174,18 @@ class SchedulingOptions:
         return self.profile is None and self.settings() == DEFAULT_SCHEDULING
 
     def settings(self) -> "SchedulingSettings":
-        """Return what decides the schedule."""
+        """Return what decides the schedule.
+
+        Raises:
+            BatchdecodeError: an option has no effect.
+        """
+        from batcher.scheduling.making import check_effects  # noqa: PLC0415 - heavy
         from batcher.settings import SchedulingSettings  # noqa: PLC0415 - heavy
 
         known = SchedulingSettings.__struct_fields__
-        return SchedulingSettings(**{k: v for k, v in self.given.items() if k in known})
+        settings = SchedulingSettings(**{k: v for k, v in self.given.items() if k in known})
+        check_effects(self.given, [settings])
+        return settings
 
     def step_time(self) -> "StepTime | None":
         """Return how long steps take; None if it is a second, or as long as they do.
@@ -191,6 +198,21 @@ class SchedulingOptions:
         from batcher.timing.loading import step_time_of  # noqa: PLC0415 - with it comes yaml
 
         return step_time_of(self.profile)
+
+    def memory_note(self) -> str | None:
+        """Return what is to be said of the memory of the profile, None if nothing is."""
+        if self.profile is None or self.profile == WALL:
+            return None
+        from batcher.timing.loading import kv_tokens_of  # noqa: PLC0415 - with it comes yaml
+
+        num_tokens, settings = kv_tokens_of(self.profile), self.settings()
+        if num_tokens == 0:
+            return f"the weights do not fit into the GPU of {self.profile}"
+        if num_tokens is None or settings.kv_blocks is not None:
+            return None
+        num_blocks = num_tokens // settings.block_size
+        room = f"the profile's GPU has {num_tokens:,} tokens"
+        return f"KV is unlimited; {room}" + (f": --kv-blocks {num_blocks}" if num_blocks else "")
 
     def clock(self, sleep: Callable[[float], object]) -> "Clock | None":
         """Return the clock on the wall if that is to be read; `sleep` waits for an arrival."""

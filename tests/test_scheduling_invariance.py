@@ -136,6 +136,18 @@ def test_a_model_is_told_of_every_token_once(case: Case) -> None:
     check(case, LedgerModel, SimulatedModel)
 
 
+class UnpagedModel(LedgerModel):
+    """A model with a cache by slot, and no pages."""
+
+    is_paged = False
+
+
+@given(cases(st.one_of(english_requests(), control_requests())))
+@settings(max_examples=25, deadline=None, derandomize=True)
+def test_a_model_with_a_cache_by_slot_gives_the_same(case: Case) -> None:
+    check(case, UnpagedModel, SimulatedModel)
+
+
 @given(cases(tiny_requests()))
 @settings(max_examples=20, deadline=None, derandomize=True)
 def test_a_model_without_pages_gives_the_same(case: Case) -> None:
@@ -154,6 +166,39 @@ class FailingModel(SimulatedModel):
         output = super().forward(batch)
         batch.chunks, batch._is_yielding = whole
         return ModelOutput(output.tokens, dict.fromkeys(failed, "no memory"), output.logits)
+
+
+class CountingModel(LedgerModel):
+    """Counts the tokens of its chunks."""
+
+    num_tokens = 0
+
+    def forward(self, batch: Batch) -> ModelOutput:
+        self.num_tokens += sum(len(chunk.token_ids) for chunk in batch.chunks)
+        return super().forward(batch)
+
+
+def test_what_is_found_in_the_cache_is_not_computed_again() -> None:
+    model = CountingModel(is_attentive=True)
+    engine = Engine(model, 1, settings=SchedulingSettings(kv_blocks=30, block_size=4))
+    for own in (3, 4):
+        engine.add(Request(prompt=[*range(10, 30), own], max_tokens=2))
+    run(engine)
+    assert model.num_tokens == 21 + 1
+
+
+def test_the_first_token_of_a_row_that_was_preempted_is_its_first() -> None:
+    settings = SchedulingSettings(kv_blocks=6, block_size=4)
+    engine = Engine(attentive(), 2, settings=settings, is_checked=True)
+    for number in range(2):
+        engine.add(Request(id=f"r{number}", prompt=[5] * 4, max_tokens=16, ignore_eos=True))
+    first_tokens, preempted = {}, set()
+    while engine.has_work:
+        outcome = engine.step()
+        preempted |= {event.id for event in outcome.events if isinstance(event, PreemptEvent)}
+        first_tokens |= {result.id: result.steps.first_token for result in outcome.results}
+    assert preempted == {"r1"}
+    assert first_tokens == {"r0": 0, "r1": 0}
 
 
 def test_a_row_that_jumps_leaves_no_deadline_behind() -> None:

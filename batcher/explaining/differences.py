@@ -4,34 +4,22 @@ Rule: two schedules are equal if the same decisions were made in the same steps,
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain, zip_longest
 from typing import Any
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
-from batcher.events import (
-    AdmitEvent,
-    Event,
-    FinishEvent,
-    HoldEvent,
-    PreemptEvent,
-    PrefillEvent,
-    Role,
-    RunEvent,
-)
+from batcher.events import Event, HoldEvent, Role, RunEvent
 from batcher.explaining.changes import Change, RunTotals, changes_of, pair_lives, totals_of
-from batcher.explaining.lives import Life, Lives, leader_index
+from batcher.explaining.lives import Life, leader_index
+from batcher.explaining.reading import Decision, RunReader
 from batcher.explaining.story import Story, story_of
 from batcher.timeline import Timeline
-from batcher.timeline.replay import Replay
 from batcher.timeline.stays import label_of
 
 MAX_INVOLVED = 3
-
-Decision = AdmitEvent | PrefillEvent | PreemptEvent | HoldEvent | FinishEvent
 
 
 class Setting(Struct, frozen=True):
@@ -70,6 +58,8 @@ class Comparison(Struct, frozen=True):
     only_a, only_b: labels of what the workload of the other run lacks.  altered: labels of requests
     that arrived at another time or asked for something else.  num_compared: samples in both.
     changes: of those that went another way, the one that changed most first.
+    breaks_off_a, breaks_off_b: the step at which the trace breaks off, None if it does not; all
+    else is then of the steps before, and of requests that are known in both by then.
     """
 
     settings: list[Setting]
@@ -82,59 +72,17 @@ class Comparison(Struct, frozen=True):
     changes: list[Change]
     totals_a: RunTotals
     totals_b: RunTotals
+    breaks_off_a: int | None = None
+    breaks_off_b: int | None = None
 
     @property
     def is_equal(self) -> bool:
-        """Whether the schedules are, of equal workloads."""
+        """Whether the schedules are, of equal workloads, as far as both traces go."""
         return self.parting is None and not (self.only_a or self.only_b or self.altered)
 
 
-class RunReader:
-    """Reads a run step by step; what is read is kept as its lives."""
-
-    def __init__(self, events: Iterable[Event]) -> None:
-        self._events = iter(events)
-        self._replay, self._lives = Replay(), Lives()
-        self._run: RunEvent | None = None
-        self._timeline: Timeline | None = None
-
-    def decisions(self) -> Iterator[tuple[int, list[Decision]]]:
-        """Yield each step in which something was decided, with that."""
-        step, found = 0, list[Decision]()
-        for event in self._read():
-            if not isinstance(event, Decision) or is_no_decision(event):
-                continue
-            if event.step > step:
-                if found:
-                    yield step, found
-                step, found = event.step, []
-            found.append(replace(event, time=0.0))
-        if found:
-            yield step, found
-
-    def close(self) -> tuple[Timeline, list[Life]]:
-        """Read what is left, and return the timeline and the lives of the run."""
-        for _ in self._read():
-            pass
-        if self._timeline is None:
-            self._timeline = Timeline(**self._replay.close()._asdict())
-            self._timeline.check_integrity()
-        return self._timeline, self._lives.all
-
-    def _read(self) -> Iterator[Event]:
-        for event in self._events:
-            self._replay.add(event)
-            self._lives.add(event)
-            yield event
-
-
-def is_no_decision(event: Decision) -> bool:
-    """Return whether it ended without ever having a slot, which is told late."""
-    return isinstance(event, FinishEvent) and event.slot is None
-
-
 def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> Comparison:
-    """Return how two runs differ.
+    """Return how two runs differ; they are gone through a second time if one breaks off.
 
     Raises:
         InvariantError, BatchdecodeError: see Timeline.from_events.
@@ -143,12 +91,20 @@ def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> Comparison:
     parted = _first_difference(reader_a, reader_b)
     timeline_a, lives_a = reader_a.close()
     timeline_b, lives_b = reader_b.close()
+    breaks = [reader.breaks_off for reader in (reader_a, reader_b)]
+    until = min((step for step in breaks if step is not None), default=None)
+    if until is not None:
+        reader_a, reader_b = RunReader(events_a, until), RunReader(events_b, until)
+        parted = _first_difference(reader_a, reader_b)
+        timeline_a, lives_a = reader_a.close()
+        timeline_b, lives_b = reader_b.close()
     pairs, only_a, only_b = pair_lives(lives_a, lives_b)
     parting = None
     if parted is not None:
         step, found_a, found_b = parted
         time_a, time_b = (t.figures.start_of(step) for t in (timeline_a, timeline_b))
         parting = Parting(step, time_a, time_b, found_a, found_b)
+    ended = [pair for pair in pairs if until is None or all(life.finish for life in pair)]
     return Comparison(
         settings=differing_settings(timeline_a.run, timeline_b.run),
         parting=parting,
@@ -156,13 +112,15 @@ def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> Comparison:
             Involved(label, _find(timeline_a, lives_a, label), _find(timeline_b, lives_b, label))
             for label in (_labels_in(parting) if parting is not None else [])
         ],
-        only_a=only_a,
-        only_b=only_b,
+        only_a=only_a if until is None else [],  # the other one may not have read them yet
+        only_b=only_b if until is None else [],
         altered=[a.label for a, b in pairs if _is_altered(a, b)],
-        num_compared=len(pairs),
-        changes=changes_of(timeline_a, timeline_b, pairs),
+        num_compared=len(ended),
+        changes=changes_of(timeline_a, timeline_b, ended),
         totals_a=totals_of(timeline_a, lives_a),
         totals_b=totals_of(timeline_b, lives_b),
+        breaks_off_a=breaks[0],
+        breaks_off_b=breaks[1],
     )
 
 

@@ -108,10 +108,7 @@ class RunMetrics:
                 if self._first_steps.get(key) == NOT_YET:
                     self._first_steps[key] = event.step
         elif isinstance(event, PreemptEvent):
-            self.slots.leave(event.step)
-            if not is_follower(event):
-                key = key_of(event.id, event.index, event.role)
-                self._preempt_steps[key] = event.step
+            self._preempt(event)
         elif isinstance(event, HoldEvent):
             self.slots.hold(event.step, event.reason)
             self.holds.begin(event)
@@ -124,6 +121,11 @@ class RunMetrics:
             self.finish_reasons[event.reason] -= 1
         elif isinstance(event, RejectEvent):
             self.num_rejected += 1
+
+    def _preempt(self, event: PreemptEvent) -> None:
+        self.slots.leave(event.step)
+        if not is_follower(event):
+            self._preempt_steps[key_of(event.id, event.index, event.role)] = event.step
 
     def note_constraints(self, compiled: int, cache_hits: int) -> None:
         """Take note of the grammars of the whole run so far, which no event tells of."""

@@ -1,11 +1,27 @@
-"""A scheduler as settings describe it, after making sure that they make sense."""
+"""A scheduler as settings describe it, after making sure that they make sense.
+
+Rule: settings that do not go together are called as on the command line, where most of them come
+from.
+"""
+
+from collections.abc import Callable, Collection, Sequence
 
 from batcher.errors import BatchdecodeError
 from batcher.scheduling.kv_cache import Contents, KVCache
 from batcher.scheduling.orderings import ArrivalOrder, KeyOrder, Ordering, PrefixOrder
 from batcher.scheduling.policies import LONGEST_PREFIX_MATCH, policy_of, queue_number
 from batcher.scheduling.scheduler import Scheduler
-from batcher.settings import SchedulingSettings
+from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
+
+# Setting -> whether it has an effect beside others, and what it has none without.
+_EFFECTS: dict[str, tuple[Callable[[SchedulingSettings], bool], str]] = {
+    "block_size": (lambda settings: settings.is_paged, "--kv-blocks or --prefix-cache"),
+    "watermark": (lambda settings: settings.capacity == "watermark", "--capacity watermark"),
+    "aging": (
+        lambda settings: settings.policy != DEFAULT_SCHEDULING.policy,
+        "a --policy other than fcfs",
+    ),
+}
 
 
 def make_scheduler(num_slots: int, settings: SchedulingSettings, contents: Contents) -> Scheduler:
@@ -39,22 +55,34 @@ def check_settings(num_slots: int, settings: SchedulingSettings) -> None:
         if value is not None and value < 1:
             raise BatchdecodeError(f"{name} must be at least 1, not {value}")
     if not settings.aging > 0:
-        raise BatchdecodeError(f"aging must be more than 0 seconds, not {settings.aging}")
+        raise BatchdecodeError(f"--aging must be more than 0 seconds, not {settings.aging}")
     if not 0 <= settings.watermark < 1:
-        message = f"watermark must be a share from 0 to less than 1, not {settings.watermark}"
+        message = f"--watermark must be a share from 0 to less than 1, not {settings.watermark}"
         raise BatchdecodeError(message)
     policy_of(settings.policy)
     budget, block_size = settings.max_batch_tokens, settings.block_size
     if budget is not None and budget < num_slots:
         raise BatchdecodeError(
-            f"max_batch_tokens {budget} is less than the {num_slots} slots: "
+            f"--max-batch-tokens {budget} is less than the {num_slots} slots: "
             "a step could not give each of them a token"
         )
     if budget is not None and settings.is_paged and budget < block_size:
         raise BatchdecodeError(
-            f"max_batch_tokens {budget} is less than a block of {block_size} tokens"
+            f"--max-batch-tokens {budget} is less than a block of {block_size} tokens"
         )
     if settings.policy == LONGEST_PREFIX_MATCH and not settings.has_prefix_cache:
-        raise BatchdecodeError("the policy lpm needs a prefix cache: prefix_cache or kv_blocks")
+        raise BatchdecodeError("the policy lpm needs a prefix cache: --prefix-cache or --kv-blocks")
     if settings.capacity != "on-demand" and settings.kv_blocks is None:
-        raise BatchdecodeError(f"capacity {settings.capacity} needs kv_blocks")
+        raise BatchdecodeError(f"--capacity {settings.capacity} has no effect without --kv-blocks")
+
+
+def check_effects(given: Collection[str], alternatives: Sequence[SchedulingSettings]) -> None:
+    """Make sure that each setting which was given has an effect in one of the `alternatives`.
+
+    Raises:
+        BatchdecodeError: one has not; the message says without what.
+    """
+    for name, (has_effect, needed) in _EFFECTS.items():
+        if name in given and not any(map(has_effect, alternatives)):
+            option = f"--{name.replace('_', '-')}"
+            raise BatchdecodeError(f"{option} has no effect without {needed}")

@@ -48,7 +48,7 @@ def replay(
     if failed:
         raise BatchdecodeError(
             f"{len(failed):,} requests, the first of them {failed[0]!r}, can never run with "
-            f"kv_blocks {settings.kv_blocks}, and they did"
+            f"--kv-blocks {settings.kv_blocks}, and they did"
         )
     real, simulated = _numbers_of_log(log), _numbers_of_result(result)
     comparisons = [

@@ -52,8 +52,7 @@ def read_request_log(lines: Iterable[tuple[int, bytes]], name: str) -> list[Logg
         try:
             request = decoder.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            fault = str(error).replace(" - at `$.", " at `")
-            message = f"{name}:{number}: {fault[:1].lower()}{fault[1:]}; fields: {FIELDS}"
+            message = f"{name}:{number}: {_fault(error)}; fields: {FIELDS}"
             raise BatchdecodeError(message) from None
         first_line = lines_of.setdefault(request.request_id, number)
         if first_line != number:
@@ -64,6 +63,25 @@ def read_request_log(lines: Iterable[tuple[int, bytes]], name: str) -> list[Logg
     if not requests:
         raise BatchdecodeError(f"{name}: there are no requests in it; fields of a line: {FIELDS}")
     return sorted(requests, key=lambda request: request.queued_ts)
+
+
+_WORDS = {
+    "`int`": "a whole number",
+    "`float`": "a number",
+    "`str`": "a text",
+    "`bool`": "true or false",
+    "`array`": "a list",
+    "`object`": "an object",
+    " - at `$.": " at `",
+}
+
+
+def _fault(error: Exception) -> str:
+    """Return what is wrong with a line, in the words of JSON and not of Python."""
+    text = str(error)
+    for theirs, ours in _WORDS.items():
+        text = text.replace(theirs, ours)
+    return text if text.startswith("JSON") else f"{text[:1].lower()}{text[1:]}"
 
 
 def _check_times(request: LoggedRequest, place: str) -> None:

@@ -3,6 +3,7 @@
 Rule: the scheduler decides, as it does for the engine; nothing here knows a rule of scheduling.
 """
 
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -22,11 +23,18 @@ from batcher.simulation.uses import StepUses
 from batcher.simulation.workload import Workload
 from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
 
+OnEnded = Callable[[int], object]
+"""Called with how many sequences have ended by now, whenever some do."""
+
 _SAFE_BITS = 49  # of 53: times this near to each other may be the same as floats
 
 
 def simulate(
-    workload: Workload, num_slots: int, settings: SchedulingSettings, step_time: StepTime
+    workload: Workload,
+    num_slots: int,
+    settings: SchedulingSettings,
+    step_time: StepTime,
+    on_ended: OnEnded = lambda _: None,
 ) -> SimulationResult:
     """Return when everything happens to a workload; from event to event where it can be.
 
@@ -35,7 +43,7 @@ def simulate(
     Raises:
         BatchdecodeError: the settings make no sense.
     """
-    return EventSimulation(workload, num_slots, settings, step_time).run()
+    return EventSimulation(workload, num_slots, settings, step_time, on_ended).run()
 
 
 def simulate_steps(
@@ -58,7 +66,9 @@ class StepSimulation:
         num_slots: int,
         settings: SchedulingSettings,
         step_time: StepTime,
+        on_ended: OnEnded = lambda _: None,
     ) -> None:
+        self._on_ended, self._num_ended = on_ended, 0
         self._scheduler = make_scheduler(num_slots, settings, contents)
         self._queue, self._slots = self._scheduler.queue, self._scheduler.slots
         kv_cache = self._scheduler.kv_cache
@@ -119,6 +129,7 @@ class StepSimulation:
     def _end(self, sequence: SimulatedSequence) -> None:
         """Note that a sequence has all its tokens by now."""
         sequence.end_ticks = self._ticks
+        self._num_ended += 1
         if sequence.job.session is not None:
             self._turns.ended.append(sequence)
 
@@ -213,6 +224,7 @@ class StepSimulation:
             sequence: Any = self._slots.sequences[slot]
             self._scheduler.leave(sequence, self._step - 1, Move.FINISH, has_failed=False)
             self._end(sequence)
+        self._on_ended(self._num_ended)
         self._uses.turn(self._step, self._ticks)
 
 
@@ -225,8 +237,9 @@ class EventSimulation(StepSimulation):
         num_slots: int,
         settings: SchedulingSettings,
         step_time: StepTime,
+        on_ended: OnEnded = lambda _: None,
     ) -> None:
-        super().__init__(workload, num_slots, settings, step_time)
+        super().__init__(workload, num_slots, settings, step_time, on_ended)
         self._quiet = QuietSteps(self._scheduler)
         self._all_wait = self._turns.all_wait and not self._has_too_large(workload)
 

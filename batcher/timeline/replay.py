@@ -87,6 +87,10 @@ class Replay:
         self._forks: defaultdict[SequenceKey, list[Fork]] = defaultdict(list)
         self._finished: dict[SequenceKey, _Finished] = {}  # the last of each name
 
+    def go_on_to(self, num_steps: int) -> None:
+        """Take note that the run has taken `num_steps` at least, if nothing else tells."""
+        self._num_steps = max(self._num_steps, num_steps)
+
     def close(self) -> Stays:
         """Return the stays; those that have not ended do where the events break off.
 

@@ -99,6 +99,8 @@ def _loaded(text: str, place: str) -> dict[str, Any]:
         raise CatalogError(f"{place}: nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:
         raise CatalogError(f"{place}: {error}") from None
+    if content is None:
+        raise CatalogError(f"{place} is empty")
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
         raise CatalogError(f"{place}: expected names, each with what belongs to it")
     return content

@@ -15,7 +15,7 @@ from batcher.models.base import Tokenizer
 from batcher.prompts import count_tokens
 from batcher.request import Request
 from batcher.scheduling.policies import LONGEST_PREFIX_MATCH, POLICIES
-from batcher.settings import DEFAULT_BLOCK_SIZE, SchedulingSettings
+from batcher.settings import DEFAULT_BLOCK_SIZE, DEFAULT_SCHEDULING, SchedulingSettings
 from batcher.validation import num_slots_needed
 
 Arrivals = Literal["given", "at-once", "shuffled", "scattered"]
@@ -157,4 +157,8 @@ def _drawn(needs: Needs, random: Random) -> dict[str, Any]:
     fields["policy"] = pick(
         [name for name in POLICIES if has_cache or name != LONGEST_PREFIX_MATCH]
     )
+    if fields["policy"] == DEFAULT_SCHEDULING.policy:
+        del fields["aging"]  # it would have no effect
+    if "kv_blocks" not in fields and not has_cache:
+        del fields["block_size"]  # as above
     return fields

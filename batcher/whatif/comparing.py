@@ -33,7 +33,7 @@ def compare(
     growth: float,
     num_jobs: int = 1,
     small: int = SMALL,
-    on_done: Callable[[int], object] = lambda _: None,
+    on_done: Callable[[float], object] = lambda _: None,
 ) -> list[Cell]:
     """Return what each deployment of `grid` makes of the workload, in the order of the grid.
 
@@ -41,7 +41,7 @@ def compare(
 
     growth: below so much more for a doubled batch, it is past its knee.
     small: below so many simulated samples no process is started.
-    on_done: called with how many deployments are done.
+    on_done: called with how many deployments are done, those that are not for what is done of them.
 
     Raises:
         BatchdecodeError: no deployment makes sense, or a process was killed.
@@ -51,11 +51,18 @@ def compare(
     if not places:
         raise BatchdecodeError(f"no combination of settings makes sense: {problems[0]}")
     outcomes: dict[int, Outcome] = {}
+    parts: dict[int, float] = {}
+
+    def note_part(task: int, share: float) -> None:
+        parts[task] = share
+        on_done(len(outcomes) + sum(parts.values()))
+
     num_samples = len(question.workload.jobs) * len(places)
     with Workers(measure, question, 1 if num_samples < small else num_jobs) as workers:
-        for task, outcome in workers.answers([grid[place] for place in places]):
+        for task, outcome in workers.answers([grid[place] for place in places], note_part):
             outcomes[places[task]] = outcome
-            on_done(len(outcomes))
+            parts.pop(task, None)
+            on_done(len(outcomes) + sum(parts.values()))
     knees = knees_of(
         [
             (deployment, None if place not in outcomes else _served(outcomes[place]))

@@ -23,6 +23,7 @@ from batcher.simulation.workload import Job, Workload
 from batcher.timing.loading import step_time_of
 from batcher.whatif.binding import Binding, binding_of
 from batcher.whatif.deployments import Deployment
+from batcher.whatif.workers import OnPart
 
 NUM_DIGITS = 6
 
@@ -64,15 +65,26 @@ class Outcome(Struct, frozen=True, kw_only=True):
     binding: Binding
 
 
-def measure(question: Question, deployment: Deployment) -> Outcome:
+def measure(
+    question: Question, deployment: Deployment, on_part: OnPart = lambda _: None
+) -> Outcome:
     """Return what `deployment` makes of the workload of `question`.
+
+    on_part: called with the share of the samples that have ended, again and again.
 
     Raises:
         BatchdecodeError: its settings make no sense.
     """
     workload = at_rate(question.workload, deployment.rate)
     step_time = step_time_of(deployment.profile)
-    result = simulate(workload, deployment.batch, deployment.scheduling, step_time)
+    num_jobs = len(workload.jobs)
+    result = simulate(
+        workload,
+        deployment.batch,
+        deployment.scheduling,
+        step_time,
+        lambda num_ended: on_part(num_ended / num_jobs),
+    )
     times, totals, slo = _times_of(result), result.totals, question.slo
     num_failed = sum(sequence.has_failed for sequence in result.sequences)
     num_served, makespan = len(times.arrival), result.makespan

@@ -72,7 +72,7 @@ def find_plan(
 ) -> Plan:
     """Return the best value of what is `searched`, all else as in `base`.
 
-    on_tried: called with how many values were tried.
+    on_tried: called with how many values were tried, while one is, too.
 
     Raises:
         BatchdecodeError: the settings make no sense, or there is nothing to search.
@@ -140,7 +140,10 @@ class _Planner:
 
     def score(self, number: int) -> Score:
         """Return the share of the requests that meet the SLO, and how near the others are to it."""
-        outcome = measure(self._question, self.deployment_of(number))
+        num_tried = len(self.outcomes)
+        outcome = measure(
+            self._question, self.deployment_of(number), lambda _: self._on_tried(num_tried)
+        )
         self.outcomes[number] = outcome
         self._on_tried(len(self.outcomes))
         limits = {} if self._question.slo is None else self._question.slo.limits

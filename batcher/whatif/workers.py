@@ -4,9 +4,11 @@ Rule: processes are spawned, hold what all tasks share once, and die with the on
 """
 
 import signal
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.resource_tracker import ensure_running
@@ -18,11 +20,18 @@ Shared = TypeVar("Shared")
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
 
-_Message = tuple[str, Any]  # "answer", or "error" or "bug" with a text
+OnPart = Callable[[float], object]
+"""Called with how much of a task is done, a share of 1."""
+
+Work = Callable[[Shared, Task, OnPart], Answer]
+
+PART_INTERVAL = 0.5  # seconds between what a task tells of itself
+
+_Message = tuple[str, Any]  # "answer", "part", or "error" or "bug" with a text
 
 
 class Workers(Generic[Shared, Task, Answer]):
-    """Computes `work(shared, task)` for many tasks; a context manager.
+    """Computes `work(shared, task, on_part)` for many tasks; a context manager.
 
     work: a function of a module, and all that goes in and out of it can be pickled.
     num_jobs: how many processes compute; 1 is this one, more are others.
@@ -30,7 +39,7 @@ class Workers(Generic[Shared, Task, Answer]):
 
     def __init__(
         self,
-        work: Callable[[Shared, Task], Answer],
+        work: Work[Shared, Task, Answer],
         shared: Shared,
         num_jobs: int,
     ) -> None:
@@ -50,8 +59,12 @@ class Workers(Generic[Shared, Task, Answer]):
             connection.close()
         self._processes, self._connections = [], []
 
-    def answers(self, tasks: Sequence[Task]) -> Iterator[tuple[int, Answer]]:
+    def answers(
+        self, tasks: Sequence[Task], on_part: Callable[[int, float], object] = lambda _, __: None
+    ) -> Iterator[tuple[int, Answer]]:
         """Yield the place of each task with its answer, as they are done.
+
+        on_part: called now and then with the place of a task and how much of it is done.
 
         Raises:
             BatchdecodeError: a task has raised it, or a process was killed.
@@ -59,11 +72,13 @@ class Workers(Generic[Shared, Task, Answer]):
         """
         if self._num_jobs == 1:
             for place, task in enumerate(tasks):
-                yield place, self._work(self._shared, task)
+                yield place, self._work(self._shared, task, _seldom(partial(on_part, place)))
         else:
-            yield from self._answers_of_others(tasks)
+            yield from self._answers_of_others(tasks, on_part)
 
-    def _answers_of_others(self, tasks: Sequence[Task]) -> Iterator[tuple[int, Answer]]:
+    def _answers_of_others(
+        self, tasks: Sequence[Task], on_part: Callable[[int, float], object]
+    ) -> Iterator[tuple[int, Answer]]:
         """Yield what other processes answer."""
         places = iter(range(len(tasks)))
         self._start(min(self._num_jobs, len(tasks)))
@@ -73,7 +88,10 @@ class Workers(Generic[Shared, Task, Answer]):
             busy[connection] = place
         while busy:
             for connection in cast(list[Connection], wait(list(busy))):
-                answer: Answer = _taken(connection)
+                kind, answer = _taken(connection)
+                if kind == "part":
+                    on_part(busy[connection], answer)
+                    continue
                 done = busy.pop(connection)
                 place = next(places, -1)
                 if place >= 0:
@@ -100,17 +118,34 @@ class Workers(Generic[Shared, Task, Answer]):
             _send(connection, self._shared)
 
 
-def serve(connection: Connection, work: Callable[[Shared, Task], Answer]) -> None:
+def serve(connection: Connection, work: Work[Shared, Task, Answer]) -> None:
     """Take what is shared, and answer the tasks that come; what a process does."""
     with suppress(EOFError, OSError):
         shared = connection.recv()
         while True:
-            connection.send(_message(work, shared, connection.recv()))
+            on_part = _seldom(lambda share: connection.send(("part", share)))
+            connection.send(_message(work, shared, connection.recv(), on_part))
 
 
-def _message(work: Callable[[Shared, Task], Answer], shared: Shared, task: Task) -> _Message:
+def _seldom(on_part: OnPart) -> OnPart:
+    """Return what calls `on_part` at most once in PART_INTERVAL."""
+    last = time.monotonic()
+
+    def call(share: float) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= PART_INTERVAL:
+            last = now
+            on_part(share)
+
+    return call
+
+
+def _message(
+    work: Work[Shared, Task, Answer], shared: Shared, task: Task, on_part: OnPart
+) -> _Message:
     try:
-        return "answer", work(shared, task)
+        return "answer", work(shared, task, on_part)
     except BatchdecodeError as error:
         return "error", str(error)
     except Exception:  # noqa: BLE001 - it is raised again where the others are
@@ -128,8 +163,8 @@ def _killed() -> BatchdecodeError:
     return BatchdecodeError("a process was killed, perhaps for want of memory: give fewer --jobs")
 
 
-def _taken(connection: Connection) -> Any:
-    """Return the answer that has come."""
+def _taken(connection: Connection) -> _Message:
+    """Return what has come: an answer, or how much of a task is done."""
     try:
         kind, content = connection.recv()
     except (EOFError, OSError):
@@ -138,4 +173,4 @@ def _taken(connection: Connection) -> Any:
         raise BatchdecodeError(content)
     if kind == "bug":
         raise InvariantError(content)
-    return content
+    return kind, content

@@ -27,6 +27,14 @@ def why(
         bool,
         typer.Option("--json", help="The story as JSON, for programs.", rich_help_panel=OUTPUT),
     ] = False,
+    tells_all: Annotated[
+        bool,
+        typer.Option(
+            "--all",
+            help="Tell of each wait and stay, however many there are.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
     batch: RunBatch = None,
     model: RunModel = None,
     seed: RunSeed = None,
@@ -45,6 +53,7 @@ def why(
             request_id=request_id,
             input=source,
             as_json=as_json,
+            tells_all=tells_all,
             run_options=given(
                 config=config,
                 batch=batch,

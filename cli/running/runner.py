@@ -253,6 +253,9 @@ def _summarize(options: RunOptions, loop: Loop, recorder: Recorder, seconds: flo
             has_color=wants_color(options.color, 2, os.environ),
         )
         say(text)
+        note = options.scheduling.memory_note()
+        if note is not None:
+            say(printable_lines(f"{note}\n"))
     if options.summary_json is not None:
         sink = open_sink(options.summary_json)
         sink.write(encode_summary(summary))

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 
+HANGING_INDENT = "  "
 _UNIT = re.compile(r"\\(?:[nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})|.", re.DOTALL)
 
 
@@ -60,6 +61,20 @@ def fill(parts: Sequence[str], separator: str, width: int) -> list[str]:
         else:
             lines.append(part)
     return lines
+
+
+def wrapped(line: str, width: int) -> list[str]:
+    """Return `line` in lines of at most `width` cells if its words allow, the later ones indented.
+
+    Words are not broken; those of an indented line stay behind its indent.
+    """
+    if cell_width(line) <= width:
+        return [line]
+    text = line.lstrip(" ")
+    indent = " " * (len(line) - len(text))
+    hanging = indent + HANGING_INDENT
+    first, *rest = fill(text.split(" "), " ", width - len(hanging))
+    return [indent + first, *(hanging + more for more in rest)]
 
 
 def pad(text: str, width: int) -> str:

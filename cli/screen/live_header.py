@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
-from cli.screen.cells import cell_width, cut_middle
+from cli.screen.cells import cell_width, counted, cut_middle
 from cli.screen.live_state import RunState
+from cli.screen.summary_timed import HOLD_CAUSES
 
 GAP = "  "
 MIN_TITLE_WIDTH = 8
@@ -39,6 +40,9 @@ def facts(run: RunState, moment: Moment) -> list[Fact]:
         found.append(Fact(4, "failed", f"{run.num_failed:,} failed"))
     if moment.num_queued is not None:
         found.append(Fact(3, "queued", f"{moment.num_queued:,} queued"))
+    if run.held is not None:
+        needs = f", needs {counted(run.held.blocks, 'block')}" if run.held.blocks else ""
+        found.append(Fact(3, "held", f"held back: {HOLD_CAUSES[run.held.reason]}{needs}"))
     found.append(Fact(2, "rate", f"{moment.tokens_per_step:.1f} tok/step"))
     found.append(Fact(1, "elapsed", format_seconds(moment.seconds)))
     return found

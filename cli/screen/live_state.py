@@ -8,6 +8,7 @@ from batcher.events import (
     ArriveEvent,
     DropEvent,
     FinishEvent,
+    HoldEvent,
     JumpEvent,
     PreemptEvent,
     PrefillEvent,
@@ -122,11 +123,15 @@ class SlotState:
 
 
 class RunState:
-    """The slots of a run, and how many requests are done and outputs failed."""
+    """The slots of a run, and how many requests are done and outputs failed.
+
+    held: what holds back the first of the queue; None if nothing does.
+    """
 
     def __init__(self, batch_size: int) -> None:
         self.slots = [SlotState() for _ in range(batch_size)]
         self.num_done = self.num_failed = 0
+        self.held: HoldEvent | None = None
         # By id and index: of what waits, and of beams while they run.
         self._max_tokens: dict[tuple[str, int], int] = {}
         self._num_others: dict[str, int] = {}  # samples of a request that end before its last
@@ -157,6 +162,8 @@ class RunState:
                 self.slots[event.slot].prefill(event)
             case PreemptEvent():
                 self._preempt(event)
+            case HoldEvent():
+                self.held = event
             case StepsEvent():
                 self._note_standstills(event)
             case RejectEvent():
@@ -176,7 +183,13 @@ class RunState:
         """Return how many slots were used in `step`."""
         return sum(slot.is_busy(step) for slot in self.slots)
 
+    def _release(self, event: AdmitEvent | FinishEvent) -> None:
+        """Forget what held back the sequence, which waits no more."""
+        if self.held is not None and self.held.id == event.id and self.held.index == event.index:
+            self.held = None
+
     def _admit(self, event: AdmitEvent) -> None:
+        self._release(event)
         if self._preempted:
             self._preempted.pop((event.id, event.index, event.role), None)
         if event.role == "sample":
@@ -202,6 +215,7 @@ class RunState:
                     slot.num_extra -= 1
 
     def _finish(self, event: FinishEvent) -> None:
+        self._release(event)
         self.num_failed += event.reason == "error"
         num_kept = self._preempted.pop((event.id, event.index, event.role), None)
         has_arrived = event.slot is not None and num_kept is None

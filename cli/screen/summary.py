@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from batcher.metrics import Distribution, RunSummary
 from cli.screen.cells import counted, fill, printable
-from cli.screen.summary_timed import HOLD_CAUSES, timed_lines
+from cli.screen.summary_timed import HOLD_CAUSES, percent, timed_lines, whole_percent
 
 MAX_SECONDS = 60
 WIDTH = 80
@@ -89,7 +89,8 @@ def _headline(summary: RunSummary, separator: str, elapsed: float) -> str:
         results += f"  for {counted(summary.requests, 'request')}"
     run = [counted(summary.steps, "step"), counted(summary.batch, "slot")]
     if summary.steps:
-        run.append(f"{_busy_percent(summary)}% busy")
+        total = summary.busy_slot_steps + summary.idle_slot_steps
+        run.append(f"{whole_percent(summary.busy_slot_steps / total)} busy")
     run.append(_duration(elapsed))
     return f"{results}   {separator.join(run)}"
 
@@ -128,21 +129,16 @@ def _idle(summary: RunSummary) -> str:
     if not summary.idle_slot_steps:
         return ""
     causes = [
-        f"{_share(getattr(summary.idle, field), total)} {cause}"
+        f"{percent(getattr(summary.idle, field), total)} {cause}"
         for field, cause in IDLE_CAUSES.items()
         if getattr(summary.idle, field)
     ]
     held = sum(getattr(summary.idle, reason) for reason in HOLD_CAUSES)
     if held:
-        causes.append(f"{_share(held, total)} held back")
+        causes.append(f"{percent(held, total)} held back")
     if len(causes) == 1:
         return f"  idle: {causes[0]}"
-    return f"  idle: {_share(summary.idle_slot_steps, total)} = {', '.join(causes)}"
-
-
-def _busy_percent(summary: RunSummary) -> int:
-    """Return the busy share in per cent, 100 only if no slot was ever idle."""
-    return summary.busy_slot_steps * 100 // (summary.busy_slot_steps + summary.idle_slot_steps)
+    return f"  idle: {percent(summary.idle_slot_steps, total)} = {', '.join(causes)}"
 
 
 def _least_steps(summary: RunSummary) -> str:
@@ -154,7 +150,7 @@ def _least_steps(summary: RunSummary) -> str:
         return "  no schedule needs fewer steps"
     return (
         f"  any schedule needs at least {counted(least, 'step')}; "
-        f"this one took {_share(steps - least, least)} more"
+        f"this one took {percent(steps - least, least)} more"
     )
 
 
@@ -182,12 +178,6 @@ def _files(summary: RunSummary, files: RunFiles) -> str:
     if files.trace is not None:
         parts.append(f"trace: batchdecode trace {quote(printable(files.trace))}")
     return "  " + "   ".join(parts) if parts else ""
-
-
-def _share(part: int, whole: int) -> str:
-    """Return a share in per cent with one digit, which is never 0.0 for something."""
-    per_mille = part * 1000 / whole
-    return "<0.1%" if 0 < per_mille < 1 else f"{per_mille / 10:.1f}%"
 
 
 def _duration(seconds: float) -> str:

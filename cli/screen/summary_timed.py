@@ -1,17 +1,20 @@
 """The lines of the summary about seconds, and about what was limited."""
 
+from math import floor
+
 from batcher.metrics import Goodput, RunSummary, SecondsDistribution
 from cli.screen.cells import counted, fill
 
 WIDTH = 80
 INDENT, GAP = "  ", "   "
+ROUNDING_ERROR = 1e-9
 NUM_DIGITS = 3  # that count, of a number that is no whole one
 
 HOLD_CAUSES = {
     "kv": "KV",
     "tokens": "budget",
     "preemption": "preemption",
-    "batch": "static",
+    "batch": "batch",
 }
 
 
@@ -119,15 +122,20 @@ def number(value: float) -> str:
 
 
 def percent(part: float, whole: float) -> str:
-    """Return a share in per cent with one digit: 100 only for all, 0 only for nothing."""
+    """Return a share in per cent with one digit, rounded: 100 only for all, 0 only for nothing."""
     if not whole:
         return "0%"
     per_mille = part * 1000 / whole
-    if 0 < per_mille < 1:
-        return "<0.1%"
-    return f"{int(per_mille) / 10:.1f}%"
+    return "<0.1%" if 0 < per_mille < 1 else f"{_rounded(per_mille, 1000) / 10:.1f}%"
 
 
 def whole_percent(share: float) -> str:
-    """Return a share of 1 in per cent, rounded down, but never 0 for something."""
-    return "<1%" if 0 < share < 0.01 else f"{int(share * 100 + 1e-9)}%"  # noqa: PLR2004 - a per cent
+    """Return a share of 1 in whole per cent, rounded: 100 only for all, 0 only for nothing."""
+    return "<1%" if 0 < share < 0.01 else f"{_rounded(share * 100, 100)}%"  # noqa: PLR2004 - a per cent
+
+
+def _rounded(amount: float, everything: int) -> int:
+    """Return the next whole number, a half up, but not `everything` for less."""
+    nearest = floor(amount + 0.5 + ROUNDING_ERROR)
+    is_less = amount + ROUNDING_ERROR < everything
+    return min(nearest, everything - 1) if is_less else nearest

@@ -155,6 +155,11 @@ def _start(options: Calibration) -> Profile:
     """
     if options.run.start is not None:
         return load_profile(options.run.start)[1]
+    if (options.hardware is None) != (options.model is None):
+        given, missing = ("--hardware", "--model")[:: 1 if options.model is None else -1]
+        raise BatchdecodeError(
+            f"{given} alone makes no roofline to begin with: add {missing}, or give --start PROFILE"
+        )
     if options.hardware is None or options.model is None:
         raise BatchdecodeError(
             "the times of requests are fitted by a search: name the profile it begins with "

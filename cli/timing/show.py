@@ -42,7 +42,7 @@ def _reports(name: str | None) -> list[StepTimeReport]:
         step_time = step_time_of(name)
         return [
             StepTimeReport(
-                name=step_time.name,
+                name=name,
                 settings=step_time.settings,
                 predictions=predictions_of(step_time),
             )

@@ -1,7 +1,8 @@
 """`batchdecode trace why` and `trace diff`: from traces or requests to an answer on stdout."""
 
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,14 +10,17 @@ from typing import Any
 import msgspec
 
 from batcher.errors import BatchdecodeError, InvariantError
+from batcher.events import Event
 from batcher.explaining.differences import compare
 from batcher.explaining.lives import Lives, read_lives
 from batcher.explaining.story import answer_of
+from cli.running.intake import Input
 from cli.running.output import stdout_sink
-from cli.screen.cells import printable
-from cli.tracing.difference_text import describe
+from cli.screen.cells import printable, wrapped
+from cli.screen.terminal import terminal_size
+from cli.tracing.difference_text import describe, results_of
 from cli.tracing.events import STDIN, events_of, open_twice
-from cli.tracing.story_text import tell, tell_reject
+from cli.tracing.story_text import SHORT, WHOLE, tell, tell_reject
 
 MAX_IDS_COMPARED = 20_000
 EQUAL, DIFFERENT = 0, 1
@@ -26,12 +30,14 @@ EQUAL, DIFFERENT = 0, 1
 class WhyOptions:
     """The options of `batchdecode trace why`; docs/cli.md says what each one means.
 
+    tells_all: whether each of many waits and stays is told by itself.
     run_options: those for running requests that were given.
     """
 
     request_id: str
     input: str | None
     as_json: bool = False
+    tells_all: bool = False
     run_options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -43,6 +49,17 @@ class DiffOptions:
     b: str
     top: int = 10
     as_json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Events:
+    """The events of an input, as often as they are wanted."""
+
+    path: str
+    source: Input
+
+    def __iter__(self) -> Iterator[Event]:
+        return events_of(self.path, self.source, {})
 
 
 def show_why(options: WhyOptions) -> None:
@@ -66,8 +83,10 @@ def show_why(options: WhyOptions) -> None:
     if options.as_json:
         _write_json(answer)
         return
-    stories = [*map(tell, answer.stories), *map(tell_reject, answer.rejects)]
-    _write_lines([line for story in stories for line in story])
+    length = WHOLE if options.tells_all else SHORT
+    stories = [tell(story, length) for story in answer.stories]
+    stories += map(tell_reject, answer.rejects)
+    _write_lines(_in_columns([line for story in stories for line in story]))
 
 
 def show_diff(options: DiffOptions) -> int:
@@ -82,7 +101,7 @@ def show_diff(options: DiffOptions) -> int:
     (path_a, source_a), (path_b, source_b) = open_twice(options.a), open_twice(options.b)
     with redirect_stdout(sys.stderr):  # as above
         try:
-            comparison = compare(events_of(path_a, source_a, {}), events_of(path_b, source_b, {}))
+            comparison = compare(_Events(path_a, source_a), _Events(path_b, source_b))
         except InvariantError as error:
             raise BatchdecodeError(
                 f"{source_a.name} or {source_b.name}: events contradict each other: {error}"
@@ -90,7 +109,8 @@ def show_diff(options: DiffOptions) -> int:
     if options.as_json:
         _write_json(comparison)
     else:
-        _write_lines(describe(comparison, source_a.name, source_b.name, options.top))
+        told = describe(comparison, source_a.name, source_b.name)
+        _write_lines([*_in_columns(told), *results_of(comparison, options.top)])
     return EQUAL if comparison.is_equal else DIFFERENT
 
 
@@ -113,6 +133,12 @@ def _write_json(answer: msgspec.Struct) -> None:
     sink = stdout_sink()
     sink.write(msgspec.json.format(msgspec.json.encode(answer), indent=2) + b"\n")
     sink.close()
+
+
+def _in_columns(lines: list[str]) -> list[str]:
+    """Return `lines` as wide as the terminal, or 80 columns, at most."""
+    width = terminal_size(1, os.environ).columns
+    return [part for line in lines for part in wrapped(printable(line), width)]
 
 
 def _write_lines(lines: list[str]) -> None:

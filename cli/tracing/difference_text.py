@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 
 from batcher.events import AdmitEvent, FinishEvent, HoldEvent, PreemptEvent
 from batcher.explaining.changes import Change, Course, RunTotals
-from batcher.explaining.differences import Comparison, Decision, Involved, Parting, role_of
+from batcher.explaining.differences import Comparison, Parting, role_of
+from batcher.explaining.reading import Decision
 from batcher.explaining.story import Story
 from batcher.timeline.stays import label_of
 from cli.screen.cells import cell_width, counted, cut_middle
@@ -18,29 +19,31 @@ _TOTALS = {
     "ended": "samples ended",
     "tokens": "tokens generated",
     "latency": "mean latency, seconds",
-    "wait_steps": "mean wait, steps",
+    "wait_steps": "mean of all waits, steps",
     "preemptions": "preemptions",
     "recomputed": "tokens preempted",
     "cached": "tokens found in the cache",
 }
 
 
-def describe(comparison: Comparison, name_a: str, name_b: str, max_rows: int) -> list[str]:
-    """Return how run A differs from run B, with at most `max_rows` samples that changed."""
+def describe(comparison: Comparison, name_a: str, name_b: str) -> list[str]:
+    """Return how run A differs from run B, in sentences of any length."""
     lines = [f"A: {name_a}", f"B: {name_b}", *_settings(comparison), *_workloads(comparison)]
+    lines += _breaks(comparison)
     if comparison.parting is None:
-        decisions = "the same decisions in the same steps"
-        return [*lines, f"schedules: equal, {decisions}", *_results(comparison, max_rows)]
-    return [
-        *lines,
-        *_parting(comparison.parting),
-        *_reasons(comparison.involved, comparison.parting.step),
-        *_results(comparison, max_rows),
-    ]
+        how_far = " up to there" if _is_broken(comparison) else ""
+        return [*lines, f"schedules: equal{how_far}, the same decisions in the same steps"]
+    return [*lines, *_parting(comparison.parting), *_reasons(comparison)]
 
 
 def _settings(comparison: Comparison) -> Iterator[str]:
+    """Yield what is set differently; two kinds of step time have no terms to compare."""
+    names = {setting.name for setting in comparison.settings}
     for setting in comparison.settings:
+        if setting.name.startswith("step_time.") and "step_time.name" in names:
+            if setting.name == "step_time.name":
+                yield f"step_time: {_shown(setting.a)} in A, {_shown(setting.b)} in B"
+            continue
         yield f"{setting.name}: {_shown(setting.a)} in A, {_shown(setting.b)} in B"
 
 
@@ -57,6 +60,19 @@ def _workloads(comparison: Comparison) -> Iterator[str]:
     if altered:
         what = "came at another time or asked for something else"
         yield f"not the same: {names(altered)} {what} ({counted(len(altered), 'sample')})"
+
+
+def _is_broken(comparison: Comparison) -> bool:
+    return comparison.breaks_off_a is not None or comparison.breaks_off_b is not None
+
+
+def _breaks(comparison: Comparison) -> Iterator[str]:
+    """Yield where a trace breaks off, and what that leaves to compare."""
+    breaks = {"A": comparison.breaks_off_a, "B": comparison.breaks_off_b}
+    found = {letter: step for letter, step in breaks.items() if step is not None}
+    if found:
+        where = " and ".join(f"{letter} breaks off at step {at:,}" for letter, at in found.items())
+        yield f"{where}: only what came before step {min(found.values()):,} is compared"
 
 
 def _parting(parting: Parting) -> Iterator[str]:
@@ -97,19 +113,22 @@ def decided(decision: Decision) -> str:
             return f"computes {tokens} of {label}, {decision.left:,} left"
 
 
-def _reasons(involved: Sequence[Involved], step: int) -> Iterator[str]:
+def _reasons(comparison: Comparison) -> Iterator[str]:
     """Yield what those the parting is about do there in each run, and why."""
-    if involved:
+    if comparison.parting is None:
+        return
+    step = comparison.parting.step
+    if comparison.involved:
         yield f"what these do in step {step:,}:"
-    for one in involved:
+    missing = "is not known yet" if _is_broken(comparison) else "does not exist"
+    for one in comparison.involved:
         for letter, story in (("A", one.a), ("B", one.b)):
-            yield f"  {one.label} in {letter} {_doing(story, step)}"
+            doing = missing if story is None else _doing(story, step)
+            yield f"  {one.label} in {letter} {doing}"
 
 
-def _doing(story: Story | None, step: int) -> str:
+def _doing(story: Story, step: int) -> str:
     """Return what the sequence of `story` does in `step`, to follow its name."""
-    if story is None:
-        return "does not exist"
     part = next((part for part in story.parts if part.start <= step < part.end), None)
     if part is None:
         if story.ended is not None and story.ended.step < step:
@@ -124,8 +143,8 @@ def _doing(story: Story | None, step: int) -> str:
     return f"holds slot {slot}{still} and {what} ({steps})"
 
 
-def _results(comparison: Comparison, max_rows: int) -> Iterator[str]:
-    """Yield the tables."""
+def results_of(comparison: Comparison, max_rows: int) -> Iterator[str]:
+    """Yield what came of it in tables, with at most `max_rows` samples that changed."""
     changes, num_compared = comparison.changes, comparison.num_compared
     if changes:
         shown = changes[:max_rows]

@@ -7,6 +7,7 @@ from string import digits
 from batcher.timeline import EVERYTHING, Selection, Timeline
 from batcher.timeline.stays import Span, is_follower
 from cli.screen.cells import cell_width, counted, cut_middle, fill, printable
+from cli.screen.summary_timed import whole_percent
 from cli.tracing.gantt_chart import (
     ASCII,
     UNICODE,
@@ -182,7 +183,7 @@ class _Page:
         for span in spans:
             by_slot[span.slot].append(span)
         busy = {slot: _busy_steps(held, scale) for slot, held in by_slot.items()}
-        shown = [group[0] for group in self.groups]
+        shown = self._shown(busy)
         rows = [
             self._row(
                 f"slot {slot}",
@@ -197,6 +198,22 @@ class _Page:
             share = _percent(num_busy, len(hidden) * len(scale.steps))
             rows.append(self._row("", f"+{counted(len(hidden), 'more slot')}", share))
         return rows
+
+    def _shown(self, busy: dict[int, int]) -> list[int]:
+        """Return the slots that get a bar: where there are too many, those that are used.
+
+        busy: in how many steps each is.  Of slots that are all used, or none, the first of each
+        group stands for it.
+        """
+        shown = [group[0] for group in self.groups]
+        if len(shown) == len(self.slots):
+            return shown
+        used = [slot for slot in self.slots if busy[slot]]
+        if len(used) > len(shown):
+            return [group[0] for group in _in_groups(used, MAX_ROWS)]
+        idle = [slot for slot in [*shown, *self.slots] if not busy[slot]]
+        filling = list(dict.fromkeys(idle))[: len(shown) - len(used)]
+        return sorted([*used, *filling])
 
     def _shades(self, scale: Scale) -> list[str]:
         """Return a row for each slot or group of slots."""
@@ -262,6 +279,4 @@ def _busy_steps(spans: Iterable[Span], scale: Scale) -> int:
 
 def _percent(part: int, whole: int) -> str:
     """Return a share such that 0% is nothing and 100% is all."""
-    if whole == 0:
-        return "0%"
-    return "<1%" if 0 < part * 100 < whole else f"{part * 100 // whole}%"
+    return whole_percent(part / whole) if whole else "0%"

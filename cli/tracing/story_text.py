@@ -1,7 +1,9 @@
 """The story of a request in words: a sentence for each thing that happened to it."""
 
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from batcher.events import RejectEvent
 from batcher.explaining.parts import Cause, Part
@@ -10,7 +12,6 @@ from batcher.timeline.stays import Preemption
 from cli.screen.cells import counted
 
 MAX_NAMES = 3
-MAX_PARTS = 6
 _SHORT_CAUSES: Mapping[Cause, str] = {
     "slots": "for a slot",
     "queue": "for others before it in the queue",
@@ -21,14 +22,24 @@ _SHORT_CAUSES: Mapping[Cause, str] = {
 }
 
 
+class Length(NamedTuple):
+    """How many waits in a row, and stays in a slot, are told one by one before they are summed."""
+
+    max_waits: int
+    max_stays: int
+
+
+SHORT, WHOLE = Length(6, 4), Length(sys.maxsize, sys.maxsize)
+
+
 def tell_reject(reject: RejectEvent) -> list[str]:
     """Return what is to say of a line that was no request."""
     return [f"{reject.id}: no valid request ({reject.reason}), so it never joined the queue"]
 
 
-def tell(story: Story) -> list[str]:
+def tell(story: Story, length: Length = SHORT) -> list[str]:
     """Return `story` as lines: a title, a sentence for each thing that happened, and the sums."""
-    return [_title(story), *(f"  {line}" for line in _sentences(story))]
+    return [_title(story), *(f"  {line}" for line in _sentences(story, length))]
 
 
 def names(labels: Sequence[str]) -> str:
@@ -78,24 +89,53 @@ def _title(story: Story) -> str:
     return f"{story.label}: {asked}{rows}"
 
 
-def _sentences(story: Story) -> Iterator[str]:
+def _sentences(story: Story, length: Length) -> Iterator[str]:
     """Yield what happened, in order."""
     if story.arrived is None:
         return
     yield f"arrived at step {story.arrived.step:,} ({time_of(story.arrived.time)})"
     stays = list(story.stays)
     previous: Stay | None = None
+    if len(stays) > length.max_stays:
+        first, *folded, last = stays
+        yield from _waits(story, None, first.start, length)
+        yield from _stay(story, first, None)
+        yield _rounds(story, folded, first.end)
+        stays, previous = [last], folded[-1]
     for stay in stays:
-        yield from _waits(story, previous, stay.start)
+        yield from _waits(story, previous, stay.start, length)
         yield from _stay(story, stay, previous)
         previous = stay
     if previous is None or previous.preemption is not None:
-        yield from _waits(story, previous, None)
+        yield from _waits(story, previous, None, length)
     yield _ending(story)
     yield _sums(story)
 
 
-def _waits(story: Story, previous: Stay | None, until: int | None) -> Iterator[str]:
+def _rounds(story: Story, stays: Sequence[Stay], start: int) -> str:
+    """Return the sums of `stays`, each ended by a preemption, with the waits from `start` on."""
+    end = stays[-1].end
+    parts = [part for part in story.parts if start <= part.start < end]
+    waits = [part for part in parts if part.phase == "wait"]
+    counts = Counter[str]()
+    for part in parts:
+        is_still = part.phase != "wait" and part.cause
+        counts["standing still" if is_still else part.phase] += part.num_steps
+    sums = [
+        f"{counted(counts[phase], 'step')} {phase}"
+        for phase in ("prefill", "decode", "standing still")
+        if counts[phase]
+    ]
+    if waits:
+        sums.insert(0, f"{counted(counts['wait'], 'step')} waiting ({_by_cause(waits)})")
+    lost = sum(stay.preemption.tokens for stay in stays if stay.preemption is not None)
+    return (
+        f"waited, was resumed and preempted again {len(stays):,} times: {', '.join(sums)}; "
+        f"{counted(lost, 'token')} to compute again ({span_of(start, end)}; --all tells each)"
+    )
+
+
+def _waits(story: Story, previous: Stay | None, until: int | None, length: Length) -> Iterator[str]:
     """Yield what it waited for after `previous`, up to step `until`."""
     start = 0 if previous is None else previous.end
     parts = [
@@ -103,7 +143,7 @@ def _waits(story: Story, previous: Stay | None, until: int | None) -> Iterator[s
         for part in story.parts
         if part.phase == "wait" and part.start >= start and (until is None or part.end <= until)
     ]
-    if len(parts) > MAX_PARTS:
+    if len(parts) > length.max_waits:
         yield _many_waits(parts)
         return
     for part in parts:
@@ -115,7 +155,14 @@ def _waits(story: Story, previous: Stay | None, until: int | None) -> Iterator[s
 
 
 def _many_waits(parts: Sequence[Part]) -> str:
-    """Return the sums of many short waits, the cause that took most first."""
+    """Return the sums of many short waits."""
+    total = counted(sum(part.num_steps for part in parts), "step")
+    steps = span_of(parts[0].start, parts[-1].end)
+    return f"waited {total}: {_by_cause(parts)} ({steps})"
+
+
+def _by_cause(parts: Sequence[Part]) -> str:
+    """Return the sums of waits, the cause that took most first."""
     sums: Counter[Cause] = Counter()
     heads: defaultdict[Cause, Counter[str]] = defaultdict(Counter)
     for part in parts:
@@ -127,9 +174,7 @@ def _many_waits(parts: Sequence[Part]) -> str:
         behind = [f"{label} for {number:,}" for label, number in heads[cause].most_common()]
         whom = f" (behind {names(behind)})" if behind else ""
         causes.append(f"{num_steps:,} {_SHORT_CAUSES[cause]}{whom}")
-    total = counted(sum(sums.values()), "step")
-    steps = span_of(parts[0].start, parts[-1].end)
-    return f"waited {total}: {', '.join(causes)} ({steps})"
+    return ", ".join(causes)
 
 
 def _stay(story: Story, stay: Stay, previous: Stay | None) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import os
 
+from batcher.scheduling.making import check_effects
 from batcher.whatif.comparing import Cell, compare
 from batcher.whatif.deployments import AXES, Deployment, grid_of
 from batcher.whatif.knee import DEFAULT_GROWTH
@@ -26,6 +27,7 @@ def compare_requests(source: RequestOptions, options: CompareOptions) -> int:
     grid = grid_of(
         {name: AXES[name].values(text) for name, text in options.axes.items()}, Deployment()
     )
+    check_effects(options.axes, [deployment.scheduling for deployment in grid])
     column = None if options.sort is None else column_of(options.sort)
     workload = read_workload(source, quiet=options.quiet)
     num_jobs = min(options.jobs or _num_cores(), len(grid))

@@ -3,6 +3,7 @@
 import msgspec
 
 from batcher.errors import BatchdecodeError
+from batcher.scheduling.making import check_effects
 from batcher.whatif.deployments import AXES, Deployment, grid_of
 from batcher.whatif.measuring import Question
 from batcher.whatif.planning import find_plan
@@ -27,7 +28,9 @@ def plan_requests(source: RequestOptions, options: PlanOptions) -> int:
         raise BatchdecodeError("--goodput 0 is met by anything: give more")
     workload = read_workload(source, quiet=options.quiet)
     question = Question(workload, options.slo, options.goodput)
-    shows = Silence() if options.quiet else Lines(lambda done: f"{counted(done, 'value')} tried")
+    shows = (
+        Silence() if options.quiet else Lines(lambda done: f"{counted(int(done), 'value')} tried")
+    )
     plan = find_plan(question, base, options.search, shows.show)
     if options.as_json:
         write_text(msgspec.json.format(msgspec.json.encode(plan)).decode() + "\n")
@@ -40,7 +43,7 @@ def _base_of(options: PlanOptions) -> Deployment:
     """Return the deployment that all values are tried in.
 
     Raises:
-        BatchdecodeError: an option lists several values, or is the one that is searched.
+        BatchdecodeError: an option lists several values, is what is searched, or has no effect.
     """
     values = {}
     for name, text in options.axes.items():
@@ -52,4 +55,6 @@ def _base_of(options: PlanOptions) -> Deployment:
         if len(values[name]) > 1:
             raise BatchdecodeError(f"{axis.option} {text}: a plan takes one value, compare several")
     (base,) = grid_of(values, Deployment())
+    tried = AXES[options.search].set(base, 1) if options.search in AXES else base
+    check_effects(options.axes, [tried.scheduling])
     return base

@@ -29,8 +29,8 @@ class Progress(Protocol):
     def __exit__(self, *_: object) -> None:
         """Leave nothing half drawn."""
 
-    def show(self, num_done: int) -> None:
-        """Take note that so many are done."""
+    def show(self, num_done: float) -> None:
+        """Take note that so many are done, with what is done of others."""
 
 
 class Silence:
@@ -42,18 +42,18 @@ class Silence:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def show(self, num_done: int) -> None:
+    def show(self, num_done: float) -> None:
         """Do nothing."""
 
 
 class Lines(Silence):
     """Writes a line at most every LINE_INTERVAL seconds; `text` makes it of how many are done."""
 
-    def __init__(self, text: Callable[[int], str]) -> None:
+    def __init__(self, text: Callable[[float], str]) -> None:
         self._text = text
         self._next = time.monotonic() + LINE_INTERVAL
 
-    def show(self, num_done: int) -> None:
+    def show(self, num_done: float) -> None:
         """Write a line if it is time for one."""
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + LINE_INTERVAL
@@ -94,7 +94,7 @@ class Bar:
         if self._bar is not None:
             self._bar.stop()
 
-    def show(self, num_done: int) -> None:
+    def show(self, num_done: float) -> None:
         """Move the bar."""
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=num_done)
@@ -109,5 +109,9 @@ def progress_of(total: int, num_jobs: int, *, quiet: bool) -> Progress:
     return (
         Bar(total)
         if can_animate(2, os.environ)
-        else Lines(lambda done: f"{done:,} of {counted(total, 'cell')}")
+        else Lines(
+            lambda done: (
+                f"{int(done):,} of {counted(total, 'cell')}, {done / total:.0%} of the work"
+            )
+        )
     )

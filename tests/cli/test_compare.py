@@ -10,6 +10,8 @@ import time
 import pytest
 from process import ROOT, batchdecode, lines_of, start, workload
 
+from cli.whatif.progress import progress_of
+
 CHAT = ROOT / "samples" / "what-if" / "chat.jsonl"
 PROFILE = ("--profile", "rtx4090_llama3.1-8b")
 
@@ -26,7 +28,7 @@ def test_a_row_for_each_cell_with_what_varies_what_binds_and_the_knee():
     assert lines[1].split()[:3] == ["policy", "batch", "tokens/s"]
     settings = [line.split()[:2] for line in lines[2:]]
     assert settings == [[p, n] for p in ("fcfs", "sjf") for n in ("4", "8", "16", "32")]
-    assert "slots 89%" in lines[2]
+    assert "slots 90%" in lines[2]
     assert [line.endswith("knee") for line in lines[2:6]] == [False, False, True, False]
     assert done.stderr == ""
 
@@ -79,6 +81,13 @@ def test_requests_that_can_never_run_are_told_of_and_if_none_can_it_fails(tmp_pa
     ] * 2
 
 
+def test_a_line_now_and_then_within_a_cell(capfd, monkeypatch):
+    monkeypatch.setattr("cli.whatif.progress.LINE_INTERVAL", 0)
+    with progress_of(2, 1, quiet=False) as progress:
+        progress.show(0.5)
+    assert capfd.readouterr().err == "0 of 2 cells, 25% of the work\n"
+
+
 @pytest.mark.parametrize(("column", "batches"), [("throughput", [16, 8, 4]), ("slots", [4, 8, 16])])
 def test_sorted_the_best_comes_first(column, batches):
     cells = rows_of(CHAT, *PROFILE, "--batch", "8,4,16", "--sort", column)
@@ -105,6 +114,8 @@ def test_a_pipe_is_as_good_as_a_file():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["--block-size", "4,8"], "--block-size has no effect without --kv-blocks or"),
+        (["--profile", "wall"], "wall, the time that steps really take, is for run"),
         (["--policy", "sfj"], "unknown policy 'sfj'; did you mean sjf?"),
         (["--profile", "x"], "unknown profile x; known: rtx4090_llama3.1-8b"),
         (["--sort", "speed"], "--sort: unknown column 'speed' (known: throughput, requests"),

@@ -8,7 +8,7 @@ from reference_paged import CROWDED, Limits, paged_workloads, play_paged
 from reference_schedule import DESIGN_JOBS, Job, jobs_of, play, workloads
 from reference_units import beams, guided, play_units, samples, unit_workloads
 
-from batcher.events import DropEvent
+from batcher.events import AdmitEvent, ArriveEvent, DropEvent, FinishEvent, RunEvent
 from batcher.timeline import EVERYTHING, Selection, Timeline
 from batcher.timeline.stays import Fork, Span
 from cli.screen.cells import cell_width
@@ -46,7 +46,7 @@ def test_the_example_of_the_design():
         "  step 0           2           4           6",
         "       ┬───────────┬───────────┬───────────┬─────  busy",
         "slot 0 ┃a━━━━━━━━━━━━━━━━┃d╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌╌  100%",
-        "slot 1 ┃b━━━━┃c╌╌╌╌╌╌╌╌╌╌                           42%",
+        "slot 1 ┃b━━━━┃c╌╌╌╌╌╌╌╌╌╌                           43%",
         " queue ██████▄▄▄▄▄▄▄▄▄▄▄▄                          max 2",
     ]
 
@@ -58,7 +58,7 @@ def test_the_example_of_the_design_in_ascii():
         "  step 0           2           4           6",
         "       +-----------+-----------+-----------+-----  busy",
         "slot 0 |a================|d----------------------  100%",
-        "slot 1 |b====|c----------                           42%",
+        "slot 1 |b====|c----------                           43%",
         " queue 999999555555555555                          max 2",
     ]
 
@@ -261,7 +261,7 @@ def test_samples_partners_and_beams_have_their_labels_and_forks_their_parents():
     title, legend, *_, slot_0, slot_1, slot_2, slot_3, slot_4, slot_5, _ = render_gantt(
         units_timeline(), width=100
     )
-    assert title == "14 steps · 6 slots · 61% busy · 3 requests · 10 sequences"
+    assert title == "14 steps · 6 slots · 62% busy · 3 requests · 10 sequences"
     assert legend.strip() == (
         "┃ admitted  #n sample or beam n  ╭n goes on as beam n  ~ negative prompt"
     )
@@ -413,16 +413,16 @@ def test_axis_numbers_stand_at_their_ticks_and_never_touch():
 def test_a_long_prefill_and_a_preemption_have_marks():
     timeline = Timeline.from_events(play_paged(CROWDED, Limits()).events)
     lines = render_gantt(timeline, width=80)
-    assert lines[0] == "16 steps · 2 slots · 71% busy · 3 requests · 1 preemption"
+    assert lines[0] == "16 steps · 2 slots · 72% busy · 3 requests · 1 preemption"
     assert lines[1].strip() == "┃ admitted  ▪ prefill  « preempted"
     assert lines[4:] == [
         "slot 0 ┃a━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┃▪▪▪▪▪▪▪b╌╌╌╌╌╌╌┃▪▪▪c━━━━━━━  100%",
-        "slot 1 ┃b━━━━━━━━━━━━━━━━━━━━━━━━━«                                       43%",
+        "slot 1 ┃b━━━━━━━━━━━━━━━━━━━━━━━━━«                                       44%",
         " queue ▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄████████▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄              max 2",
     ]
     assert render_gantt(timeline, width=80, ascii_only=True)[4:6] == [
         "slot 0 |a==================================|:::::::b-------|:::c=======  100%",
-        "slot 1 |b=========================<                                       43%",
+        "slot 1 |b=========================<                                       44%",
     ]
 
 
@@ -439,3 +439,21 @@ def test_the_gantt_of_any_run_with_limits_fits_and_marks_what_happened(workload,
     rows = "".join(line for line in lines if line.startswith("slot "))
     if not num_preemptions:
         assert "«" not in rows
+
+
+def test_a_close_up_of_more_slots_than_rows_shows_those_that_are_used():
+    events = [RunEvent(batch=64, model="test", settings={})]
+    for slot in (7, 9, 33):
+        events += [
+            ArriveEvent(0, 0.0, f"r{slot}", 0, "input", 1, 9),
+            AdmitEvent(0, 0.0, f"r{slot}", 0, slot, "empty"),
+        ]
+    lines = render_gantt(Timeline.from_events([*events, *finishes(7, 9, 33)]))
+    for slot in (7, 9, 33):
+        (row,) = [line for line in lines if line.lstrip().startswith(f"slot {slot} ")]
+        assert row.endswith("100%")
+    assert any("+48 more slots" in line and line.endswith("0%") for line in lines)
+
+
+def finishes(*slots):
+    return [FinishEvent(8, 8.0, f"r{slot}", 0, slot, "length", None, 9) for slot in slots]

@@ -10,10 +10,12 @@ from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_pag
 from reference_units import beams, guided, play_units, samples, unit_workloads
 
 from batcher.events import (
+    AdmitEvent,
     ArriveEvent,
     DropEvent,
     EndEvent,
     FinishEvent,
+    HoldEvent,
     JumpEvent,
     PrefillEvent,
     RejectEvent,
@@ -21,7 +23,7 @@ from batcher.events import (
     StepsEvent,
 )
 from cli.screen.live import LiveView
-from cli.screen.live_header import format_seconds
+from cli.screen.live_header import Moment, facts, format_seconds
 from cli.screen.live_state import MAX_STRIP, RunState
 from cli.screen.live_table import ASCII, BOXES, plan_columns
 
@@ -400,3 +402,14 @@ def test_a_step_that_computes_what_was_forced_gives_no_token():
     state.observe(play_paged([PagedJob("a", 2, 9)], Limits()).events[1:3])
     state.observe([JumpEvent(1, 1.0, "a", 0, 0, 6), PrefillEvent(2, 2.0, "a", 0, 0, 3, 4)])
     assert [state.slots[0].tokens_after(step) for step in (2, 3)] == [8, 9]
+
+
+def test_the_header_says_what_holds_back_the_first_of_the_queue():
+    state = RunState(2)
+    moment = Moment(3, None, None, 1.0, 0.0)
+    state.observe([ArriveEvent(0, 0.0, "a", 0, "input", 3, 4), HoldEvent(0, 0.0, "a", 0, "kv", 5)])
+    assert "held back: KV, needs 5 blocks" in [fact.text for fact in facts(state, moment)]
+    state.observe([HoldEvent(1, 1.0, "a", 0, "tokens")])
+    assert "held back: budget" in [fact.text for fact in facts(state, moment)]
+    state.observe([AdmitEvent(2, 2.0, "a", 0, 0, "empty")])
+    assert not any("held" in fact.text for fact in facts(state, moment))

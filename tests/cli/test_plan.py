@@ -65,6 +65,7 @@ def test_json_has_all_of_it():
         (["--slo", "e2e=1", "--search", "rate"], "all requests arrive at once"),
         (["--slo", "e2e=1", "--search", "speed"], "'speed' is not one of"),
         (["--slo", "e2e=1", "--goodput", "0"], "--goodput 0 is met by anything"),
+        (["--slo", "e2e=1", "--aging", "5"], "--aging has no effect without a --policy other"),
         (["--slo", "e2e=1", "--profile", "x"], "unknown profile x; known: rtx4090"),
     ],
 )
@@ -72,6 +73,10 @@ def test_bad_options(arguments, message):
     done = plan(*arguments)
     assert (done.returncode, done.stdout) == (2, b"")
     assert message in done.stderr
+
+
+def test_the_size_of_blocks_matters_to_a_search_for_them():
+    assert plan("--slo", "e2e=25", "--search", "kv-blocks", "--block-size", "4").returncode == 0
 
 
 def test_a_batch_of_the_configuration_file_is_none_of_a_search_for_one(tmp_path):

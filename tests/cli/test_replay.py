@@ -45,7 +45,7 @@ def test_replay_as_json_reads_stdin():
         (["--profile", "wall"], "--profile is needed"),
         (["--profile", "constant:1", "--check"], "--check is not for replay"),
         (["--profile", "nobody"], "unknown profile nobody"),
-        (["--profile", "constant:1", "--kv-blocks", "3"], "can never run with kv_blocks 3"),
+        (["--profile", "constant:1", "--kv-blocks", "3"], "can never run with --kv-blocks 3"),
         (["--profile", "constant:1", "--policy", "lpm"], "the policy lpm needs a prefix cache"),
     ],
 )
@@ -75,6 +75,19 @@ def test_calibrate_of_requests_needs_something_to_start_from():
     done = batchdecode("calibrate", LOG)
     assert done.returncode == 2
     assert "name the profile it begins with (--start PROFILE)" in done.stderr
+
+
+def test_a_roofline_to_start_from_needs_hardware_and_model():
+    for given, missing in (
+        (("--hardware", "rtx-4090"), "--model"),
+        (
+            ("--model", "llama-3.1-8b"),
+            "--hardware",
+        ),
+    ):
+        done = batchdecode("calibrate", LOG, *given)
+        assert done.returncode == 2
+        assert f"{given[0]} alone makes no roofline to begin with: add {missing}" in done.stderr
 
 
 def test_what_is_for_requests_is_refused_with_a_log_of_steps():

@@ -91,6 +91,31 @@ def test_the_trace_command_runs_requests_as_run_does(folder):
     assert stories[0] == stories[1] != b""
 
 
+@pytest.mark.parametrize(
+    ("arguments", "note"),
+    [
+        (
+            ["rtx4090_llama3.1-8b"],
+            "KV is unlimited; the profile's GPU has 41,408 tokens: --kv-blocks 2588",
+        ),
+        (["rtx4090_llama3.1-8b", "--prefix-cache", "--block-size", "32"], "--kv-blocks 1294"),
+        (["rtx4090_llama3.1-8b", "--kv-blocks", "99"], None),
+        (["constant:2"], None),
+        (["roofline:llama-3.1-70b:rtx-4090"], "the weights do not fit into the GPU of roofline:"),
+        (["roofline:llama-3.1-70b:rtx-4090", "--kv-blocks", "99"], "the weights do not fit"),
+        (["rtx4090_llama3.1-8b", "-q"], None),
+    ],
+)
+def test_memory_that_is_unlimited_though_a_gpu_has_some_is_said(folder, arguments, note):
+    done = batchdecode("run", "in", "-o", "out", "--profile", *arguments, cwd=folder)
+    assert done.returncode == 0
+    if note is None:
+        assert "KV is unlimited" not in done.stderr
+        assert "weights" not in done.stderr
+    else:
+        assert note in done.stderr
+
+
 def test_a_trace_takes_no_options_of_scheduling(folder):
     run(folder, "in", "--trace", "trace")
     done = batchdecode("trace", "trace", "--kv-blocks", 3, cwd=folder)
@@ -104,9 +129,12 @@ def test_a_trace_takes_no_options_of_scheduling(folder):
         (["--policy", "priorty"], "did you mean priority? (known: fcfs, priority, sjf,"),
         (["--policy", "nowhere:key"], "nowhere"),
         (["--batching", "statc"], "not one of 'continuous', 'static'"),
-        (["--capacity", "watermark"], "capacity watermark needs kv_blocks"),
+        (["--capacity", "watermark"], "--capacity watermark has no effect without --kv-blocks"),
+        (["--block-size", "4"], "--block-size has no effect without --kv-blocks or --prefix-cache"),
+        (["--watermark", "0.2"], "--watermark has no effect without --capacity watermark"),
+        (["--aging", "60"], "--aging has no effect without a --policy other than fcfs"),
         (["--profile", "h200"], "known: rtx4090_llama3.1-8b"),
-        (["--max-batch-tokens", "2"], "max_batch_tokens 2 is less than the 3 slots"),
+        (["--max-batch-tokens", "2"], "--max-batch-tokens 2 is less than the 3 slots"),
         (["--kv-blocks", "0"], "0 is not in the range"),
         (["--kv-blocks", "16777216", "--block-size", "1048576"], "no memory for so many blocks"),
     ],
@@ -174,7 +202,11 @@ def test_sessions_are_continued(folder):
     [
         ([], ["--kv-blocks", "30"], "--kv-blocks was not set, now it is 30"),
         (["--policy", "sjf"], [], "--policy was sjf, now it is fcfs"),
-        (["--aging", "5"], ["--aging", "6"], "--aging was 5.0, now it is 6.0"),
+        (
+            ["--policy", "sjf", "--aging", "5"],
+            ["--policy", "sjf", "--aging", "6"],
+            "--aging was 5.0, now it is 6.0",
+        ),
         (
             [],
             ["--profile", "h100_llama3.1-8b_tp1"],

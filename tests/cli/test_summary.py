@@ -90,7 +90,7 @@ def test_long_lines_of_control_and_idle_slots_fit_too():
     ("headline", "jobs", "num_events"),
     [
         ("✓ no requests", [], None),
-        ("✓ 1 ok   16 steps · 8 slots · 12% busy · 2.1 s", jobs_of(16), None),
+        ("✓ 1 ok   16 steps · 8 slots · 13% busy · 2.1 s", jobs_of(16), None),
         ("✓ 2 ok   1 step · 8 slots · 25% busy · 2.1 s", jobs_of(1, 1), None),
         ("✓ 1 ok   0 steps · 8 slots · 2.1 s", jobs_of(0), None),
         (
@@ -99,7 +99,7 @@ def test_long_lines_of_control_and_idle_slots_fit_too():
             None,
         ),
         (
-            "✓ 1 ok  1 aborted   3 steps · 8 slots · 20% busy · 2.1 s",
+            "✓ 1 ok  1 aborted   3 steps · 8 slots · 21% busy · 2.1 s",
             [Job("a", 2, outcome="aborted"), Job("b", 3)],
             None,
         ),
@@ -181,7 +181,7 @@ def unit_summary(units, batch=4, seed=None, compiled=0, cache_hits=0):
 def test_results_are_counted_and_then_their_requests():
     units = [*samples("a", 3, 2), *guided("b", 2), *beams("c", 3, 2, num_results=2)]
     lines = lines_of(unit_summary(units), RunFiles(results="out.jsonl"))
-    assert lines[0] == "✓ 5 ok  for 3 requests   4 steps · 4 slots · 93% busy · 2.1 s"
+    assert lines[0] == "✓ 5 ok  for 3 requests   4 steps · 4 slots · 94% busy · 2.1 s"
     assert lines[-1] == "  out.jsonl (5)"
 
 

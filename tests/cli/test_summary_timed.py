@@ -111,5 +111,12 @@ def test_a_share_is_100_per_cent_only_if_it_is_all():
     assert percent(1, 10**6) == "<0.1%"
     assert percent(0, 0) == "0%"
     assert whole_percent(0.999999) == "99%"
+    assert whole_percent(1) == "100%"
     assert whole_percent(0.29) == "29%"
     assert whole_percent(0.001) == "<1%"
+
+
+def test_shares_are_rounded_wherever_they_are_told():
+    assert (percent(2, 3), whole_percent(2 / 3)) == ("66.7%", "67%")
+    assert (percent(1, 3), whole_percent(1 / 3)) == ("33.3%", "33%")
+    assert (percent(5, 2), whole_percent(0.125), whole_percent(-0.25)) == ("250.0%", "13%", "-25%")

@@ -95,3 +95,7 @@ def test_calibrate_says_what_is_wrong(arguments, stdin, message, tmp_path):
     assert done.returncode == 2
     assert message in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_constant_is_shown_with_its_value():
+    assert batchdecode("profiles", "constant:2").stdout.startswith(b"constant:2\n")

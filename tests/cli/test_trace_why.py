@@ -1,19 +1,23 @@
 """`trace why` and `trace diff` at the command line: sentences, JSON, exit statuses, mistakes."""
 
 import json
+import re
 import subprocess
 
 import pytest
 from hypothesis import given
+from msgspec.structs import replace
 from process import COMMAND, ENVIRONMENT, batchdecode, lines_of
 from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
 
+from batcher import Engine, Request, SimulatedModel
 from batcher.explaining.differences import compare
 from batcher.explaining.lives import read_lives
 from batcher.explaining.story import answer_of
 from batcher.formats.trace import encode_events
-from cli.tracing.difference_text import describe
-from cli.tracing.story_text import names, tell, time_of
+from batcher.settings import SchedulingSettings
+from cli.tracing.difference_text import describe, results_of
+from cli.tracing.story_text import WHOLE, names, tell, time_of
 
 
 @pytest.fixture
@@ -29,18 +33,16 @@ def test_the_story_of_a_request_that_waits_for_others(traces):
     assert done.stdout.decode().splitlines() == [
         "c: 7 prompt tokens, at most 2 more",
         "  arrived at step 0 (0.0 s)",
-        (
-            "  waited 7 steps for a slot: 2 of 2 were taken, by a and b; 2 others went before it "
-            "(steps 0-6)"
-        ),
+        "  waited 7 steps for a slot: 2 of 2 were taken, by a and b; 2 others went",
+        "    before it (steps 0-6)",
         "  waited 1 step behind b because the step preempted: it lets in nobody (step 7)",
-        "  waited 1 step behind b for KV blocks: b needed 5 of 8, and a held the others (step 8)",
-        (
-            "  waited 4 steps for KV blocks: it needed 4 of 8, and b held the others; 1 other went "
-            "before it (steps 9-12)"
-        ),
+        "  waited 1 step behind b for KV blocks: b needed 5 of 8, and a held the others",
+        "    (step 8)",
+        "  waited 4 steps for KV blocks: it needed 4 of 8, and b held the others; 1",
+        "    other went before it (steps 9-12)",
         "  admitted to slot 0 at step 13 (6.750 s)",
-        "  computed its prompt in 2 steps (steps 13-14); the first token came with step 14",
+        "  computed its prompt in 2 steps (steps 13-14); the first token came with step",
+        "    14",
         "  generated for 1 step (step 15)",
         "  ended with step 15 (8.5 s): length, 2 tokens",
         "  in all 16 steps, 8.5 s: 13 steps waiting, 2 steps prefill, 1 step decode",
@@ -50,8 +52,8 @@ def test_the_story_of_a_request_that_waits_for_others(traces):
 def test_the_story_of_a_request_that_is_preempted(traces):
     told = batchdecode("trace", "why", "b", "tight.jsonl", cwd=traces).stdout.decode()
     assert (
-        "  preempted before step 7 for a, which needed KV blocks: 8 tokens to compute again, none "
-        "lost of 7 generated\n" in told
+        "  preempted before step 7 for a, which needed KV blocks: 8 tokens to compute\n"
+        "    again, none lost of 7 generated\n" in told
     )
     assert "  resumed in slot 0 at step 9 (4.5 s)\n" in told
     assert (
@@ -95,7 +97,7 @@ def test_requests_are_run_and_each_sample_is_told(tmp_path):
         "a#1: 1 prompt token, at most 2 more",
     ]
     assert (
-        "  waited 2 steps for a slot: 1 of 1 was taken, by a; 1 other went before it "
+        "  waited 2 steps for a slot: 1 of 1 was taken, by a; 1 other went before it\n"
         in told.stdout.decode()
     )
     told = batchdecode("trace", "why", "b", "r.jsonl", "--keep-going", cwd=tmp_path)
@@ -149,6 +151,17 @@ def test_equal_schedules_have_exit_status_0(traces):
     assert "schedules: equal, the same decisions in the same steps" in done.stdout.decode()
 
 
+def test_a_trace_that_breaks_off_is_compared_up_to_there(traces):
+    lines = (traces / "tight.jsonl").read_bytes().splitlines(keepends=True)
+    (traces / "cut.jsonl").write_bytes(b"".join(lines[:-3]))
+    done = batchdecode("trace", "diff", "cut.jsonl", "tight.jsonl", cwd=traces)
+    assert (done.returncode, done.stderr) == (0, "")
+    told = done.stdout.decode().splitlines()
+    assert told[2] == "A breaks off at step 14: only what came before step 14 is compared"
+    assert told[3] == "schedules: equal up to there, the same decisions in the same steps"
+    assert not any("has not arrived" in line for line in told)
+
+
 def test_a_difference_as_json(traces):
     done = batchdecode("trace", "diff", "tight.jsonl", "roomy.jsonl", "--json", cwd=traces)
     assert done.returncode == 1
@@ -192,7 +205,7 @@ def test_bad_input_has_exit_status_2(traces):
 def test_whatever_differs_there_are_words_for_it(workload, other):
     a, b = play_paged(*workload), play_paged(*other)
     comparison = compare(a.events, b.events)
-    lines = describe(comparison, "a", "b", 3)
+    lines = [*describe(comparison, "a", "b"), *results_of(comparison, 3)]
     assert lines[:2] == ["A: a", "B: b"]
     assert any(line.startswith("the schedules part") for line in lines) == (
         comparison.parting is not None
@@ -274,3 +287,59 @@ def test_many_waits_are_summed_up_by_cause():
         "of the step (behind r2 for 2, r4 for 2 and 2 more), 6 because the step preempted (behind "
         "r2 for 2, r1 for 1 and 3 more), 4 for a slot (steps 0-31)"
     )
+
+
+def test_many_rounds_are_one_line_that_adds_up_and_all_tells_each():
+    settings = SchedulingSettings(policy="sjf", kv_blocks=12, block_size=4)
+    engine = Engine(SimulatedModel(), 8, settings=settings)
+    for number in range(30):
+        prompt = [number + 1] * 4
+        engine.add(Request(prompt=prompt, id=f"r{number}", max_tokens=40 - number, ignore_eos=True))
+    events = [engine.run_event()]
+    while engine.has_work:
+        events += engine.step().events
+    stories = answer_of(*read_lives([*events, engine.end_event()])).stories
+    story = max(stories, key=lambda story: len(story.stays))
+    assert len(story.stays) > 4
+    told = tell(story)
+    (line,) = [line for line in told if "preempted again" in line]
+    assert f"preempted again {len(story.stays) - 2} times: " in line
+    summed = re.findall(r"(\d+) steps? (?:waiting|prefill|decode|standing still)", line)
+    assert sum(map(int, summed)) == story.stays[-2].end - story.stays[0].end
+    assert sum("resumed" in line for line in told) == 2
+    whole = tell(story, WHOLE)
+    assert sum("resumed in" in line for line in whole) == len(story.stays) - 1
+    waits = [part for part in story.parts if part.phase == "wait"]
+    assert sum(line.startswith("  waited") for line in whole) == len(waits)
+
+
+def test_lines_break_between_words_at_the_width_of_the_terminal(traces):
+    for columns in (40, 80, 200):
+        done = subprocess.run(
+            [*COMMAND, "trace", "why", "c", "tight.jsonl"],
+            env=ENVIRONMENT | {"COLUMNS": str(columns)},
+            cwd=traces,
+            capture_output=True,
+            check=True,
+        )
+        lines = done.stdout.decode().splitlines()
+        assert max(map(len, lines)) <= columns
+        assert all(line.startswith("  ") for line in lines[1:])
+        assert "preempted: it lets in nobody" in " ".join(" ".join(lines).split())
+
+
+def test_two_kinds_of_step_time_are_one_line():
+    run, *events = play_paged(CROWDED, Limits()).events
+    names = ("step-linear", "roofline")
+    runs = [
+        replace(run, step_time={"name": name, "a": number, "b": 2 * number})
+        for number, name in enumerate(names)
+    ]
+    a, b = ([run, *events] for run in runs)
+    lines = describe(compare(a, b), "a", "b")
+    assert lines[2:4] == [
+        "step_time: step-linear in A, roofline in B",
+        "schedules: equal, the same decisions in the same steps",
+    ]
+    other = [replace(runs[0], step_time={"name": names[0], "a": 0, "b": 7}), *events]
+    assert describe(compare(a, other), "a", "b")[2] == "step_time.b: 0 in A, 7 in B"

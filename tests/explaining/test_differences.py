@@ -132,3 +132,26 @@ def test_settings_that_differ_have_names(a, b, names):
     plain = {"batch": 2, "model": "test", "settings": {}}
     found = differing_settings(RunEvent(**plain | a), RunEvent(**plain | b))
     assert [setting.name for setting in found] == names
+
+
+def test_a_run_that_breaks_off_equals_itself_up_to_there():
+    events = play_paged(CROWDED, Limits()).events
+    for number in range(1, len(events)):
+        for a, b in ((events[:number], events), (events, events[:number])):
+            comparison = compare(a, b)
+            assert comparison.is_equal
+            assert comparison.changes == []
+            assert comparison.totals_a.steps == comparison.totals_b.steps
+            assert [comparison.breaks_off_a, comparison.breaks_off_b].count(None) == 1
+
+
+def test_what_differs_before_a_run_breaks_off_is_found_and_what_would_later_is_not():
+    a, b = (play_paged(CROWDED, Limits(blocks=blocks)).events for blocks in (8, 30))
+    number = next(i for i, event in enumerate(a) if isinstance(event, PreemptEvent))
+    short = compare(a[: number + 1], b)
+    assert (short.parting, short.breaks_off_a, short.breaks_off_b) == (None, 7, None)
+    later = next(i for i, event in enumerate(a) if getattr(event, "step", 0) > 8)
+    comparison = compare(a[: later + 1], b)
+    assert (comparison.parting.step, comparison.breaks_off_a) == (7, a[later].step)
+    (involved,) = comparison.involved
+    assert all(story.parts[-1].end == a[later].step for story in (involved.a, involved.b))

@@ -6,7 +6,7 @@ import pytest
 
 from batcher import Engine, SimulatedModel
 from batcher.errors import BatchdecodeError
-from batcher.scheduling.making import check_settings
+from batcher.scheduling.making import check_effects, check_settings
 from batcher.settings import SchedulingSettings
 
 CASES: list[tuple[dict[str, Any], str]] = [
@@ -14,24 +14,24 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"block_size": 0}, "block_size must be at least 1, not 0"),
     ({"max_batch_tokens": -1}, "max_batch_tokens must be at least 1, not -1"),
     ({"long_prefill_threshold": 0}, "long_prefill_threshold must be at least 1, not 0"),
-    ({"aging": 0.0}, "aging must be more than 0 seconds, not 0.0"),
-    ({"aging": float("nan")}, "aging must be more than 0 seconds, not nan"),
-    ({"watermark": 1.0}, "watermark must be a share from 0 to less than 1, not 1.0"),
-    ({"watermark": -0.1}, "watermark must be a share"),
+    ({"aging": 0.0}, "--aging must be more than 0 seconds, not 0.0"),
+    ({"aging": float("nan")}, "--aging must be more than 0 seconds, not nan"),
+    ({"watermark": 1.0}, "--watermark must be a share from 0 to less than 1, not 1.0"),
+    ({"watermark": -0.1}, "--watermark must be a share"),
     ({"policy": "fifo"}, "unknown policy 'fifo'"),
-    ({"max_batch_tokens": 7}, "max_batch_tokens 7 is less than the 8 slots"),
+    ({"max_batch_tokens": 7}, "--max-batch-tokens 7 is less than the 8 slots"),
     (
         {"max_batch_tokens": 9, "kv_blocks": 5},
-        "max_batch_tokens 9 is less than a block of 16 tokens",
+        "--max-batch-tokens 9 is less than a block of 16 tokens",
     ),
     (
         {"max_batch_tokens": 9, "prefix_cache": True, "block_size": 10},
-        "max_batch_tokens 9 is less than a block of 10 tokens",
+        "--max-batch-tokens 9 is less than a block of 10 tokens",
     ),
     ({"policy": "lpm"}, "the policy lpm needs a prefix cache"),
     ({"policy": "lpm", "kv_blocks": 9, "prefix_cache": False}, "the policy lpm needs a prefix"),
-    ({"capacity": "no-evict"}, "capacity no-evict needs kv_blocks"),
-    ({"capacity": "watermark", "prefix_cache": True}, "capacity watermark needs kv_blocks"),
+    ({"capacity": "no-evict"}, "--capacity no-evict has no effect without --kv-blocks"),
+    ({"capacity": "watermark", "prefix_cache": True}, "--capacity watermark has no effect without"),
 ]
 
 
@@ -55,3 +55,24 @@ def test_settings_that_make_no_sense_are_refused(fields: dict[str, Any], message
 )
 def test_settings_at_their_limits_are_fine(fields: dict[str, Any]) -> None:
     check_settings(8, SchedulingSettings(**fields))
+
+
+@pytest.mark.parametrize(
+    ("name", "without", "settings"),
+    [
+        ("block_size", {}, {"kv_blocks": 9}),
+        ("block_size", {"kv_blocks": None}, {"prefix_cache": True}),
+        ("watermark", {"kv_blocks": 9}, {"kv_blocks": 9, "capacity": "watermark"}),
+        ("aging", {"kv_blocks": 9}, {"policy": "sjf"}),
+        ("aging", {"kv_blocks": 9}, {"kv_blocks": 9, "policy": "lpm"}),
+    ],
+)
+def test_what_is_given_has_an_effect(
+    name: str, without: dict[str, Any], settings: dict[str, Any]
+) -> None:
+    none, some = SchedulingSettings(**without), SchedulingSettings(**settings)
+    check_effects([name], [some])
+    check_effects([name], [none, some])
+    check_effects([], [none])
+    with pytest.raises(BatchdecodeError, match=f"--{name.replace('_', '-')} has no effect without"):
+        check_effects([name], [none])

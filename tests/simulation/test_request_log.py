@@ -75,9 +75,10 @@ def test_requests_come_in_the_order_they_were_queued_from_0_on() -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        ([line(queued_ts="x")], "log:1: expected `float`, got `str` at `queued_ts`; fields: req"),
+        ([line(queued_ts="x")], "log:1: expected a number, got a text at `queued_ts`; fields: req"),
+        ([line(input_toks=1.5)], "log:1: expected a whole number, got a number at `input_toks`"),
         ([{"request_id": "a"}], "log:1: object missing required field `input_toks`; fields: req"),
-        ([line(output_toks=0)], "log:1: expected `int` >= 1 at `output_toks`"),
+        ([line(output_toks=0)], "log:1: expected a whole number >= 1 at `output_toks`"),
         ([line(first_token_ts=90.0)], "log:1: first_token_ts 90.0 is before scheduled_ts 100.5"),
         ([line(), line()], "log:2: request_id 'a' is in line 1 already"),
         ([], "log: there are no requests in it"),
@@ -87,6 +88,11 @@ def test_a_log_that_cannot_be_used_says_why(lines: list[dict[str, Any]], message
     with pytest.raises(BatchdecodeError) as caught:
         read(*lines)
     assert str(caught.value).startswith(message)
+
+
+def test_json_that_is_none_is_called_so() -> None:
+    with pytest.raises(BatchdecodeError, match=r"^log:1: JSON is malformed"):
+        read_request_log([(1, b"nope")], "log")
 
 
 def test_the_replay_of_a_simulated_run_is_that_run() -> None:
@@ -118,7 +124,7 @@ def test_numbers_are_vllms() -> None:
 
 def test_a_request_that_can_never_run_cannot_have_run() -> None:
     _, profile = load_profile("rtx4090_llama3.1-8b")
-    with pytest.raises(BatchdecodeError, match="'a', can never run with kv_blocks 24"):
+    with pytest.raises(BatchdecodeError, match="'a', can never run with --kv-blocks 24"):
         replay(read(line(input_toks=5000)), NUM_SLOTS, SETTINGS, profile.step_time("p"))
 
 

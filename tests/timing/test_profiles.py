@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from batcher.timing.catalog import CatalogError
-from batcher.timing.loading import step_time_of
+from batcher.timing.loading import kv_tokens_of, step_time_of
 from batcher.timing.profiles import TERMS, load_profile, read_profiles, shipped_profiles
 
 GOOD = "t0: 1.0\nw: 2\nf: 0.1\ng: 0\nd: 1.0e-4\nh: 0\ne: 5e-6\n"
@@ -79,7 +79,7 @@ def test_a_file_holds_one_profile_or_named_ones(tmp_path: Path) -> None:
         ("1: 2", "expected names, each with what belongs to it"),
         ("t0: [\n", r"mine.yaml:2:1: "),
         ("- 1\n", "expected names, each with what belongs to it"),
-        ("", "expected names, each with what belongs to it"),
+        ("", "is empty"),
         ("{t0: 0, w: 0, f: 0, g: 0, d: 1, h: 0, e: 0}", "t0, w, f and g are 0: a step takes time"),
     ],
 )
@@ -97,6 +97,7 @@ def test_what_is_wrong_with_a_file_is_said(tmp_path: Path, text: str, message: s
         ),
         ("", "no step time is named; give constant, constant:SECONDS"),
         ("nowhere.yaml", "cannot read nowhere.yaml: No such file"),
+        ("wall", "wall, the time that steps really take, is for run; give constant"),
         ("constant:", "constant:: expected the seconds of a step, above 0 and up to 1e6"),
         ("constant:0", "expected the seconds"),
         ("constant:-1", "expected the seconds"),
@@ -123,3 +124,15 @@ def test_step_times_by_name(tmp_path: Path) -> None:
     mine = step_time_of(written(tmp_path, GOOD))
     assert mine.name == "mine"
     assert tuple(mine.settings) == TERMS
+
+
+@pytest.mark.parametrize(
+    ("name", "num_tokens"),
+    [
+        ("constant:2", None),
+        ("rtx4090_llama3.1-8b", 41_408),
+        ("roofline:llama-3.1-70b:rtx-4090", 0),
+    ],
+)
+def test_what_is_known_of_memory(name, num_tokens):
+    assert kv_tokens_of(name) == num_tokens

@@ -2,10 +2,11 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import to_builtins
 
 from batcher import Request
 from batcher.models.byte_tokenizer import ByteTokenizer
-from batcher.scheduling.making import check_settings
+from batcher.scheduling.making import check_effects, check_settings
 from batcher.scheduling.policies import POLICIES
 from batcher.verifying.cases import Needs, make_cases, needs_of
 from batcher.verifying.decoding import arranged
@@ -22,6 +23,7 @@ def test_all_settings_make_sense_and_have_room_for_each_request(needs, seed):
     for case in make_cases(needs, 80, seed):
         settings = case.settings
         check_settings(case.batch, settings)
+        check_effects(to_builtins(settings), [settings])
         assert case.batch >= needs.num_slots
         if settings.kv_blocks is not None:
             assert settings.kv_blocks >= needs.num_blocks(settings.block_size)

@@ -41,6 +41,14 @@ def test_each_cell_is_what_it_is_alone():
     assert second.outcome == outcome_of(*ROWS, batch=4)
 
 
+def test_progress_counts_what_is_done_of_a_cell(monkeypatch):
+    monkeypatch.setattr("batcher.whatif.workers.PART_INTERVAL", 0)
+    seen = []
+    question = question_of(*[(0, 1, 10)] * 4)
+    compare(question, grid(batch="2,4"), growth=0.1, on_done=seen.append)
+    assert seen == [0.5, 1.0, 1, 2.0, 2]
+
+
 def test_the_numbers_of_a_cell():
     # 4 requests of 10 tokens, two at a time: 20 s
     outcome = outcome_of(*[(0, 3, 10)] * 4, batch=2, slo=parse_slo("queue=1"))
@@ -92,7 +100,7 @@ def test_what_can_never_run_has_failed_and_is_not_good():
 def test_a_combination_that_makes_no_sense_is_told_of_and_the_others_go_on():
     cells = compare(question_of(*ROWS), grid(batch="2,8", max_batch_tokens="4"), growth=0.1)
     assert [cell.outcome is None for cell in cells] == [False, True]
-    assert "max_batch_tokens 4 is less than the 8 slots" in cells[1].problem
+    assert "--max-batch-tokens 4 is less than the 8 slots" in cells[1].problem
     with pytest.raises(BatchdecodeError, match="no combination of settings makes sense"):
         compare(question_of(*ROWS), grid(batch="8", max_batch_tokens="4"), growth=0.1)
 

@@ -117,7 +117,7 @@ def test_nothing_to_search():
 
 
 def test_settings_that_make_no_sense():
-    with pytest.raises(BatchdecodeError, match="capacity no-evict needs kv_blocks"):
+    with pytest.raises(BatchdecodeError, match="--capacity no-evict has no effect"):
         plan(*EIGHT, slo="e2e=9", searched="batch", capacity="no-evict")
 
 

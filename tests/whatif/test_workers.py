@@ -7,22 +7,37 @@ import time
 import pytest
 
 from batcher.errors import BatchdecodeError, InvariantError
-from batcher.whatif.workers import Workers
+from batcher.whatif.workers import PART_INTERVAL, Workers
 
 
-def answer(shared, task):
+def answer(shared, task, on_part):
     time.sleep(0.01 * (task % 3))  # so that they are not done in order
     return shared + task
 
 
-def fail(shared, task):
+def fail(shared, task, on_part):
     if task == 2:
         raise shared("no such thing")
     return task
 
 
-def die(shared, task):
+def die(shared, task, on_part):
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def tell(shared, task, on_part):
+    time.sleep(PART_INTERVAL)
+    on_part(0.25)
+    on_part(0.5)  # too soon to be told
+    return task
+
+
+@pytest.mark.parametrize("num_jobs", [1, 2])
+def test_a_task_tells_now_and_then_how_much_of_it_is_done(num_jobs):
+    parts = []
+    with Workers(tell, None, num_jobs) as workers:
+        list(workers.answers(range(2), lambda place, share: parts.append((place, share))))
+    assert sorted(parts) == [(0, 0.25), (1, 0.25)]
 
 
 @pytest.mark.parametrize("num_jobs", [1, 2, 4])
