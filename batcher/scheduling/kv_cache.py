@@ -67,6 +67,13 @@ class KVCache:
         self._contents = contents
         self._borders: list[_Border] = []  # computed in this step
         self._siblings: dict[str, ScheduledSequence] = {}
+        self._num_noted = 0  # siblings
+        self._matched: tuple[ScheduledSequence | None, Sequence[Hashable]] = None, ()
+
+    @property
+    def version(self) -> tuple[int, int, int]:
+        """What changes whenever something else can be found."""
+        return self.pool.num_named, self.pool.num_evicted, self._num_noted
 
     def num_blocks(self, num_tokens: int) -> int:
         """Return how many blocks hold so many tokens."""
@@ -204,6 +211,7 @@ class KVCache:
     def note_sibling(self, sequence: ScheduledSequence) -> None:
         """Take note that other samples of its request may start from what it has computed."""
         self._siblings.setdefault(sequence.id, sequence)
+        self._num_noted += 1
 
     def close(self, sequence: ScheduledSequence, num_computed: int) -> None:
         """Take its blocks from `sequence`; what `num_computed` tokens fill can be found.
@@ -238,8 +246,10 @@ class KVCache:
     def _match_prefix(self, sequence: ScheduledSequence) -> Match:
         size, pool = self.block_size, self.pool
         node, blocks = _root(sequence), []
-        num_whole = (sequence.num_tokens - 1) // size
-        for content in self._contents(sequence, 0, max(num_whole, 0) * size, size):
+        num_whole = max((sequence.num_tokens - 1) // size, 0)
+        contents = self._contents(sequence, 0, num_whole * size, size)
+        self._matched = sequence, contents  # to name them a moment later
+        for content in contents:
             block = pool.found.get((node, content))
             if block is None:
                 break
@@ -262,7 +272,11 @@ class KVCache:
         if first >= num_blocks:
             return
         blocks = sequence.table[first:num_blocks]
-        contents = self._contents(sequence, first * size, num_blocks * size, size)
+        matched, contents = self._matched
+        if matched is sequence and num_blocks <= len(contents):
+            contents = contents[first:num_blocks]
+        else:
+            contents = self._contents(sequence, first * size, num_blocks * size, size)
         sequence.num_named = num_blocks
         if not sequence.ranks:
             sequence.node = self.pool.name_all(blocks, sequence.node, contents)

@@ -24,20 +24,17 @@ from batcher.settings import SchedulingSettings
 Chunks = list[tuple[ScheduledSequence, int]]
 
 
-class _Asked(NamedTuple):
-    """What decides whether there are blocks for a leader, but for how many are free."""
+class _Refusal(NamedTuple):
+    """There were too few blocks for a leader: num_needed, where num_free were.
+
+    budget, is_alone, version: what else decides: the tokens it may compute, whether nothing runs,
+    and what can be found.
+    """
 
     leader: ScheduledSequence
     budget: int
-    is_alone: bool  # nothing runs
-    num_named: int
-    num_evicted: int
-
-
-class _Refusal(NamedTuple):
-    """There were too few blocks for a leader: num_needed, where num_free were."""
-
-    asked: _Asked
+    is_alone: bool
+    version: tuple[int, int, int]
     num_free: int
     num_needed: int
 
@@ -212,9 +209,8 @@ class Scheduler(Running):
         kv_cache = self.kv_cache
         if kv_cache is None:
             raise InvariantError("there are no blocks")
-        asked, num_free = self._ask(kv_cache, leader, budget), kv_cache.pool.num_free
         refusal = self._refusal
-        if refusal is not None and asked == refusal.asked and num_free <= refusal.num_free:
+        if refusal is not None and self._would_refuse(kv_cache, refusal, leader, budget):
             self._note_hold(plan, leader, "kv", refusal.num_needed)
             return None
         rows = rows_of(leader)
@@ -231,7 +227,10 @@ class Scheduler(Running):
             stops = [most_tokens(row) for row in rows]
         num_needed = self._num_needed(kv_cache, rows, matches, stops)
         if not kv_cache.has_room(num_needed):
-            self._refusal = _Refusal(asked, num_free, num_needed)
+            is_alone, num_free = not self.slots.num_occupied, kv_cache.pool.num_free
+            self._refusal = _Refusal(
+                leader, budget, is_alone, kv_cache.version, num_free, num_needed
+            )
             self._note_hold(plan, leader, "kv", num_needed)
             return None
         for row, match in zip(rows, matches, strict=True):
@@ -278,14 +277,22 @@ class Scheduler(Running):
         leader = self.queue.peek(now) if until > now else None
         if leader is None:
             return None
-        asked = self._ask(kv_cache, leader, self._max_tokens - self.decoding.num_rows)
+        budget = self._max_tokens - self.decoding.num_rows
         is_told = self._hold is not None and self._hold.reason == "kv"
-        is_no_better = asked == refusal.asked and kv_cache.pool.num_free <= refusal.num_free
-        return until if is_told and is_no_better else None
+        would_refuse = self._would_refuse(kv_cache, refusal, leader, budget)
+        return until if is_told and would_refuse else None
 
-    def _ask(self, kv_cache: KVCache, leader: ScheduledSequence, budget: int) -> _Asked:
-        pool, is_alone = kv_cache.pool, not self.slots.num_occupied
-        return _Asked(leader, budget, is_alone, pool.num_named, pool.num_evicted)
+    def _would_refuse(
+        self, kv_cache: KVCache, refusal: _Refusal, leader: ScheduledSequence, budget: int
+    ) -> bool:
+        """Whether what was refused would be again: nothing has changed, but less may be free."""
+        return (
+            leader is refusal.leader
+            and kv_cache.pool.num_free <= refusal.num_free
+            and budget == refusal.budget
+            and refusal.is_alone == (not self.slots.num_occupied)
+            and kv_cache.version == refusal.version
+        )
 
     # -- blocks of running sequences -------------------------------------------------------------
 
