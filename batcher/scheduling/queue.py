@@ -46,11 +46,6 @@ class WaitingQueue:
         """When the next sequence will arrive; None if one has arrived already, or none will."""
         return self._pending[0][0] if self._pending and not self._arrived else None
 
-    @property
-    def has_pending(self) -> bool:
-        """Whether some are known that will arrive later."""
-        return bool(self._pending)
-
     def add(self, sequence: ScheduledSequence, now: float) -> None:
         """Take in a sequence, which joins once its arrival time has come."""
         self.num_pending += 1
