@@ -15,6 +15,10 @@ DEFAULT_BLOCK_SIZE = 16  # tokens
 DEFAULT_AGING = 300.0  # seconds
 DEFAULT_WATERMARK = 0.01  # of all blocks
 
+# What a person says of the prefix cache -> the setting.
+PREFIX_CACHE = {"on": True, "off": False, "auto": None}
+PREFIX_CACHE_WORDS = {setting: word for word, setting in PREFIX_CACHE.items()}
+
 
 class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How requests are scheduled; docs/scheduling.md says what each one means.

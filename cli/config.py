@@ -39,7 +39,7 @@ def use_config(context: typer.Context, path: str | None) -> str | None:
     options = {option.name: option for option in context.command.params}
     known = _known_options(context)
     defaults = {}
-    for place, key, value in read_settings(path):
+    for place, key, written in read_settings(path):
         name = key.replace("-", "_")
         if key in MODEL_SECTIONS:
             continue
@@ -47,6 +47,7 @@ def use_config(context: typer.Context, path: str | None) -> str | None:
             names = {name.replace("_", "-") for name in known}.union(MODEL_SECTIONS)
             raise ConfigError(f"{place}: {_unknown(key, sorted(names))}")
         types, expected = _KINDS.get(known[name].type.name, _TEXT_KIND)
+        value = _in_words(known[name], written)
         if value is not None and type(value) not in types:  # True is no number here
             raise ConfigError(f"{place}: {key}: expected {expected}")
         if name in options:
@@ -57,6 +58,13 @@ def use_config(context: typer.Context, path: str | None) -> str | None:
             defaults[name] = value
     context.default_map = defaults
     return path
+
+
+def _in_words(option: Any, value: Any) -> Any:
+    """Return a value as `option` takes it: on and off, which are booleans in YAML, as words."""
+    if isinstance(value, bool) and "on" in getattr(option.type, "choices", ()):
+        return "on" if value else "off"
+    return value
 
 
 def use_run_config(context: typer.Context, path: str | None) -> str | None:

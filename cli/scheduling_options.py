@@ -110,10 +110,11 @@ class SchedulingOptions:
         ),
     ] = None
     prefix_cache: Annotated[
-        bool | None,
+        Literal["on", "off", "auto"] | None,
         typer.Option(
-            "--prefix-cache/--no-prefix-cache",
-            help="Find full blocks again by their tokens.  [default: with --kv-blocks]",
+            metavar="WHEN",
+            help="Find full blocks again by their tokens: on, off, or auto: on with --kv-blocks.  "
+            "[default: auto]",
             rich_help_panel=SCHEDULING,
         ),
     ] = None
@@ -180,10 +181,13 @@ class SchedulingOptions:
             BatchdecodeError: an option has no effect.
         """
         from batcher.scheduling.making import check_effects  # noqa: PLC0415 - heavy
-        from batcher.settings import SchedulingSettings  # noqa: PLC0415 - heavy
+        from batcher.settings import PREFIX_CACHE, SchedulingSettings  # noqa: PLC0415 - heavy
 
         known = SchedulingSettings.__struct_fields__
-        settings = SchedulingSettings(**{k: v for k, v in self.given.items() if k in known})
+        values = {name: value for name, value in self.given.items() if name in known}
+        if self.prefix_cache is not None:
+            values["prefix_cache"] = PREFIX_CACHE[self.prefix_cache]
+        settings = SchedulingSettings(**values)
         check_effects(self.given, [settings])
         return settings
 

@@ -16,6 +16,8 @@ from batcher.errors import BatchdecodeError
 from batcher.scheduling.policies import policy_of
 from batcher.settings import (
     DEFAULT_SCHEDULING,
+    PREFIX_CACHE,
+    PREFIX_CACHE_WORDS,
     Batching,
     Capacity,
     PrefillOrder,
@@ -149,7 +151,7 @@ AXES = {
         Axis("policy", "policy", _policy),
         Axis("aging", "aging", _number(lambda value: value > 0, "expected seconds above 0")),
         Axis("prefill_order", "prefill", _one_of(_named(PrefillOrder))),
-        Axis("prefix_cache", "cache", _one_of({"auto": None, "on": True, "off": False})),
+        Axis("prefix_cache", "cache", _one_of(PREFIX_CACHE)),
         Axis("capacity", "capacity", _one_of(_named(Capacity))),
         Axis(
             "watermark",
@@ -168,7 +170,7 @@ AXES = {
 def show_value(axis: Axis, value: Value) -> str:
     """Return a value as a person gives it."""
     if axis.name == "prefix_cache":
-        return {None: "auto", True: "on", False: "off"}[value]
+        return PREFIX_CACHE_WORDS[value]
     if value is None:
         return NO_LIMIT
     return f"{value:g}" if isinstance(value, float) else str(value)

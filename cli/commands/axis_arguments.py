@@ -42,7 +42,7 @@ AXIS_OPTIONS = {
     "block_size": ("N", "Tokens of a block.  [default: 16]", SCHEDULING),
     "prefix_cache": (
         "WHEN",
-        "on, off, or auto: with --kv-blocks.  [default: auto]",
+        "on, off, or auto: on with --kv-blocks.  [default: auto]",
         SCHEDULING,
     ),
     "capacity": (

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from batcher.events import RunEvent
 from batcher.formats.requests import ParsedLine, RequestParser
-from batcher.settings import SchedulingSettings
+from batcher.settings import PREFIX_CACHE_WORDS, SchedulingSettings
 from batcher.validation import Target
 from cli.options import RunOptions
 from cli.running.earlier_results import EarlierResults, Expected, ResumeError, take_over
@@ -204,7 +204,8 @@ def _scheduling_differences(earlier: RunRecord, now: RunRecord) -> list[str]:
         for record in (earlier, now)
     )
     reasons = [
-        f"--{name.replace('_', '-')} was {_shown(then_values[name])}, now it is {_shown(value)}"
+        f"--{name.replace('_', '-')} was {_setting(name, then_values[name])}, "
+        f"now it is {_setting(name, value)}"
         for name, value in now_values.items()
         if value != then_values[name]
     ]
@@ -219,7 +220,10 @@ def _scheduling_differences(earlier: RunRecord, now: RunRecord) -> list[str]:
     return reasons
 
 
-def _shown(value: Any) -> str:
+def _setting(name: str, value: Any) -> str:
+    """Return a setting as its option is given."""
+    if name == "prefix_cache":
+        return PREFIX_CACHE_WORDS[value]
     return "not set" if value is None else str(value)
 
 

@@ -47,7 +47,7 @@ def test_what_is_given_is_in_the_trace(folder):
         folder,
         *[*LIMITS, "--policy", "sjf", "--aging", "7", "--batching", "static"],
         *["--long-prefill-threshold", "5", "--prefill-order", "prefill-first"],
-        *["--no-prefix-cache", "--capacity", "watermark", "--watermark", "0.2"],
+        *["--prefix-cache", "off", "--capacity", "watermark", "--watermark", "0.2"],
         *["--profile", "constant:0.25"],
     )
     assert event["policy"] == "sjf"
@@ -67,10 +67,10 @@ def test_what_is_given_is_in_the_trace(folder):
 
 
 def test_a_flag_goes_before_the_environment_and_that_before_the_file(folder):
-    (folder / "c.yaml").write_text("kv-blocks: 40\nblock-size: 4\nprefix_cache: false\n")
+    (folder / "c.yaml").write_text("kv-blocks: 40\nblock-size: 4\nprefix-cache: off\n")
     found = run_event(folder, "--config", "c.yaml")["scheduling"]
     assert found == {"kv_blocks": 40, "block_size": 4, "prefix_cache": False}
-    environment = {"BATCHDECODE_BLOCK_SIZE": "5", "BATCHDECODE_PREFIX_CACHE": "1"}
+    environment = {"BATCHDECODE_BLOCK_SIZE": "5", "BATCHDECODE_PREFIX_CACHE": "on"}
     found = run_event(folder, "--config", "c.yaml", "--kv-blocks", "50", **environment)
     assert found["scheduling"] == {"kv_blocks": 50, "block_size": 5, "prefix_cache": True}
 
@@ -98,7 +98,7 @@ def test_the_trace_command_runs_requests_as_run_does(folder):
             ["rtx4090_llama3.1-8b"],
             "KV is unlimited; the profile's GPU has 41,408 tokens: --kv-blocks 2588",
         ),
-        (["rtx4090_llama3.1-8b", "--prefix-cache", "--block-size", "32"], "--kv-blocks 1294"),
+        (["rtx4090_llama3.1-8b", "--prefix-cache", "on", "--block-size", "32"], "--kv-blocks 1294"),
         (["rtx4090_llama3.1-8b", "--kv-blocks", "99"], None),
         (["constant:2"], None),
         (["roofline:llama-3.1-70b:rtx-4090"], "the weights do not fit into the GPU of roofline:"),
@@ -130,12 +130,17 @@ def test_a_trace_takes_no_options_of_scheduling(folder):
         (["--policy", "nowhere:key"], "nowhere"),
         (["--batching", "statc"], "not one of 'continuous', 'static'"),
         (["--capacity", "watermark"], "--capacity watermark has no effect without --kv-blocks"),
-        (["--block-size", "4"], "--block-size has no effect without --kv-blocks or --prefix-cache"),
+        (
+            ["--block-size", "4"],
+            "--block-size has no effect without --kv-blocks or --prefix-cache on",
+        ),
         (["--watermark", "0.2"], "--watermark has no effect without --capacity watermark"),
         (["--aging", "60"], "--aging has no effect without a --policy other than fcfs"),
         (["--profile", "h200"], "known: rtx4090_llama3.1-8b"),
         (["--max-batch-tokens", "2"], "--max-batch-tokens 2 is less than the 3 slots"),
         (["--kv-blocks", "0"], "0 is not in the range"),
+        (["--prefix-cache", "yes"], "'yes' is not one of 'on', 'off', 'auto'"),
+        (["--no-prefix-cache"], "No such option: --no-prefix-cache"),
         (["--kv-blocks", "16777216", "--block-size", "1048576"], "no memory for so many blocks"),
     ],
 )
@@ -208,6 +213,11 @@ def test_sessions_are_continued(folder):
             "--aging was 5.0, now it is 6.0",
         ),
         (
+            ["--kv-blocks", "30"],
+            ["--kv-blocks", "30", "--prefix-cache", "off"],
+            "--prefix-cache was auto, now it is off",
+        ),
+        (
             [],
             ["--profile", "h100_llama3.1-8b_tp1"],
             "--profile was 1 second a step, now it is h100_llama3.1-8b_tp1",
@@ -235,3 +245,20 @@ def test_the_wall_clock_is_not_resumed(folder):
         done = batchdecode("run", "in", "-b", 3, *options, "-o", "out", "--resume", cwd=folder)
         assert done.returncode == 2
         assert "--profile wall" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("written", "found"),
+    [("on", True), ("off", False), ("'off'", False), ("false", False), ("auto", None)],
+)
+def test_a_file_says_on_and_off_as_an_option_does(folder, written, found):
+    (folder / "c.yaml").write_text(f"kv-blocks: 40\nprefix-cache: {written}\n")
+    event = run_event(folder, "--config", "c.yaml")
+    assert event["scheduling"].get("prefix_cache") == found
+
+
+def test_the_prefix_cache_has_one_name_in_every_command():
+    for command in ("run", "trace", "compare", "plan", "replay"):
+        shown = batchdecode(command, "--help").stdout.decode()
+        assert "--prefix-cache WHEN" in shown, command
+        assert "--no-prefix-cache" not in shown, command

@@ -118,7 +118,7 @@ def test_a_combination_that_makes_no_sense_is_told_of_and_the_others_go_on():
         ("profile", "nothing", "unknown profile nothing; known: rtx4090_llama3.1-8b"),
         ("capacity", "evict", "there is on-demand, no-evict, watermark"),
         ("batching", "statik", "did you mean static? there is continuous, static"),
-        ("prefix_cache", "yes", "there is auto, on, off"),
+        ("prefix_cache", "yes", "there is on, off, auto"),
         ("aging", "nan", "expected seconds above 0"),
         ("watermark", "1", "expected a share from 0 to less than 1"),
     ],
