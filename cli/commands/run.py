@@ -3,7 +3,6 @@
 import os
 import shlex
 import sys
-from contextlib import redirect_stdout
 from typing import Annotated, Literal
 
 import typer
@@ -199,6 +198,7 @@ def run(
     from cli.options import RunOptions  # noqa: PLC0415 - heavy
     from cli.running.runner import run as run_requests  # noqa: PLC0415 - heavy
     from cli.running.signals import Interrupted, StopSignals, die_of_closed_pipe  # noqa: PLC0415 - as above
+    from cli.running.stdout import user_code_prints_to_stderr  # noqa: PLC0415 - as above
 
     options = RunOptions(
         input=requests,
@@ -225,8 +225,7 @@ def run(
         color=color,
         quiet=quiet,
     )
-    # What the model prints goes to stderr; results bypass sys.stdout.
-    with redirect_stdout(sys.stderr), StopSignals() as stop:
+    with user_code_prints_to_stderr(), StopSignals() as stop:
         try:
             status = run_requests(options, stop, _continuing_command())
         except (Interrupted, KeyboardInterrupt):  # before the first step, or a second time

@@ -1,8 +1,6 @@
 """`batchdecode verify`: proves that outputs do not depend on the batch, or shows where they do."""
 
 import os
-import sys
-from contextlib import redirect_stdout
 from typing import Annotated
 
 import typer
@@ -82,6 +80,7 @@ def verify(
     if requests is None and os.isatty(0):
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(2)
+    from cli.running.stdout import user_code_prints_to_stderr  # noqa: PLC0415 - as the next
     from cli.verifying.verify import VerifyOptions, verify_requests  # noqa: PLC0415 - heavy
 
     options = VerifyOptions(
@@ -96,6 +95,6 @@ def verify(
         as_json=json,
         color=color,
     )
-    with redirect_stdout(sys.stderr):  # what a model prints is no part of the verdict
+    with user_code_prints_to_stderr():
         status = verify_requests(options)
     raise typer.Exit(status)

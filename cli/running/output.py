@@ -19,6 +19,7 @@ from batcher.formats.trace import encode_events
 from cli.errors import WriteError
 from cli.running.answers import Answer
 from cli.running.input_order import InputOrder
+from cli.running.stdout import stdout_descriptor
 
 _FLUSH_SECONDS = 0.2
 _MAX_BUFFERED = 1000
@@ -233,7 +234,7 @@ def open_sink(path: str, *, append: bool = False) -> Sink:
 
 def stdout_sink() -> Sink:
     """Return a sink for stdout."""
-    return FileSink(io.FileIO(1, "w", closefd=False), "stdout")
+    return FileSink(io.FileIO(stdout_descriptor(), "w", closefd=False), "stdout")
 
 
 def _reason(error: OSError | ValueError) -> str:

@@ -1,7 +1,7 @@
 """What a run of an input would have to do, as far as it can be told without decoding anything."""
 
 import sys
-from contextlib import nullcontext, redirect_stdout
+from contextlib import nullcontext
 
 import msgspec
 from msgspec import Struct
@@ -19,6 +19,7 @@ from cli.running.intake import Input, open_input
 from cli.running.output import stdout_sink
 from cli.running.problems import InvalidInput, ProblemReport, say
 from cli.running.sources import survey_file
+from cli.running.stdout import user_code_prints_to_stderr
 from cli.screen.cells import counted
 
 
@@ -177,7 +178,7 @@ def print_plan(options: RunOptions, *, as_json: bool) -> None:
     """
     with open_input(options.input, nullcontext) as requests:
         report = ProblemReport(requests.name, options.color)
-        with redirect_stdout(sys.stderr):  # what a model prints while it loads is no plan
+        with user_code_prints_to_stderr():
             plan = _make_plan(options, requests, report)
     say(requests.take_notes() + report.closing())
     if as_json:

@@ -12,6 +12,7 @@ from cli.running.output import ResultWriter, Sink, TraceWriter, open_sink, stdou
 from cli.running.problems import ProblemReport
 from cli.running.resume import Resumption
 from cli.running.signals import Interrupted, StopSignals
+from cli.running.stdout import stdout_descriptor
 from cli.running.timeseries import SeriesWriter
 from cli.screen.terminal import is_same_terminal
 from cli.screen.view import View
@@ -138,7 +139,7 @@ class _ViewSink:
 def _result_sink(output: str | None, view: View, *, append: bool) -> Sink:
     if output is not None:
         return open_sink(output, append=append)
-    if is_same_terminal(1, 2):
+    if is_same_terminal(stdout_descriptor(), 2):
         from cli.screen.live import LiveView  # noqa: PLC0415 - a run without a terminal starts faster
 
         if isinstance(view, LiveView):

@@ -27,6 +27,7 @@ from cli.running.recorder import Recorder
 from cli.running.resume import Resumption, prepare
 from cli.running.signals import Interrupted, StopSignals
 from cli.running.sources import open_source
+from cli.running.stdout import stdout_descriptor
 from cli.screen.cells import counted, printable_lines
 from cli.screen.choice import open_view
 from cli.screen.summary import RunFiles, render_summary
@@ -236,7 +237,7 @@ def _open_view(options: RunOptions, job: Job, loop: Loop) -> View:
         batch_size=options.batch,
         total=loop.source.total,
         every_step=options.step_delay > 0,
-        is_piped=options.output is None and is_pipe(1),
+        is_piped=options.output is None and is_pipe(stdout_descriptor()),
     )
 
 

@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +15,7 @@ from batcher.explaining.lives import Lives, read_lives
 from batcher.explaining.story import answer_of
 from cli.running.intake import Input
 from cli.running.output import stdout_sink
+from cli.running.stdout import user_code_prints_to_stderr
 from cli.screen.cells import printable, wrapped
 from cli.screen.terminal import terminal_size
 from cli.tracing.difference_text import describe, results_of
@@ -70,7 +70,7 @@ def show_why(options: WhyOptions) -> None:
         WriteError, BrokenPipeError: the output takes no more.
     """
     path, source = open_twice(options.input)
-    with redirect_stdout(sys.stderr):  # what a model prints is no part of the answer
+    with user_code_prints_to_stderr():
         events = events_of(path, source, options.run_options)
         try:
             timeline, lives = read_lives(events, options.request_id)
@@ -99,7 +99,7 @@ def show_diff(options: DiffOptions) -> int:
     if options.a == options.b == STDIN:
         raise BatchdecodeError("A and B are both stdin: give a file for one of them")
     (path_a, source_a), (path_b, source_b) = open_twice(options.a), open_twice(options.b)
-    with redirect_stdout(sys.stderr):  # as above
+    with user_code_prints_to_stderr():
         try:
             comparison = compare(_Events(path_a, source_a), _Events(path_b, source_b))
         except InvariantError as error:

@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Iterable, Mapping
-from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,6 +13,7 @@ from batcher.formats.views import encode_csv, encode_spans, encode_steps
 from batcher.timeline import Selection, Timeline
 from cli.running.files import check_distinct
 from cli.running.output import Sink, open_sink, stdout_sink
+from cli.running.stdout import user_code_prints_to_stderr
 from cli.screen.terminal import can_print_boxes, terminal_size
 from cli.tracing.events import events_of, open_twice
 
@@ -55,7 +55,7 @@ def show_trace(options: TraceOptions) -> None:
     """
     path, source = open_twice(options.input)
     check_distinct(source.status, [("--output", options.output)])
-    with redirect_stdout(sys.stderr):  # what a model prints is no part of the view
+    with user_code_prints_to_stderr():
         events = events_of(path, source, options.run_options)
         timeline = _timeline_of(events, source.name)
     selection = _selection(timeline, options)

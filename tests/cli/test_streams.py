@@ -44,6 +44,36 @@ def test_what_the_model_prints_is_not_among_the_results(tmp_path):
         assert "hello\n" in done.stderr
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", "-q"],
+        ["check", "--json"],
+        ["trace", "--format", "chrome"],
+        ["trace", "why", "a", "--json"],
+        ["verify", "--json", "--settings", "1"],
+        ["compare", "--json", "-q"],
+    ],
+)
+def test_descriptor_1_of_a_model_and_its_child_processes_is_stderr(tmp_path, command):
+    (tmp_path / "noisy.py").write_text(
+        "import ctypes, os, subprocess\n"
+        "def next_tokens(rows):\n"
+        "    os.write(1, b'by descriptor\\n')\n"
+        "    subprocess.run(['echo', 'by a child'], check=True)\n"
+        "    ctypes.CDLL(None).puts(b'by a library')\n"
+        "    return [5] * len(rows)\n"
+        "os.write(1, b'while it loads\\n')\n"
+    )
+    path = write(tmp_path / "in", lines_of({"id": "a", "prompt": "x", "max_tokens": 2}))
+    done = batchdecode(*command, path, "--model", "noisy:next_tokens", cwd=tmp_path)
+    assert json.loads(done.stdout)
+    assert "while it loads\n" in done.stderr
+    if command[0] != "check":
+        for line in ("by descriptor\n", "by a child\n", "by a library\n"):
+            assert line in done.stderr
+
+
 @pytest.mark.parametrize("name", ["in", "-"])
 def test_compressed_data_without_the_name_is_said_so(tmp_path, name):
     packed = gzip.compress(DESIGN)
