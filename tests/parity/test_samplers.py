@@ -1,10 +1,9 @@
-"""Samplers against Hugging Face's logits processors: the same tokens stay, equally likely.
+"""Samplers against the list of processors that transformers' `generate` makes of the same settings.
 
 `python tests/parity/test_samplers.py` writes the golden vectors anew that the default tests use.
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +41,8 @@ SETTINGS: list[dict] = [
     {"cfg_scale": 7.5},
     {"temperature": 0.8, "top_k": 50, "top_p": 0.9},
     {"temperature": 1.4, "top_k": 3, "top_p": 0.9, "min_p": 0.05},
+    {"top_p": 0.8, "min_p": 0.3},  # the one that comes first decides what the other sees
+    {"top_p": 0.5, "min_p": 0.1, "typical_p": 0.7},
     {"temperature": 0.6, "min_p": 0.02, "typical_p": 0.9},
     {"temperature": 1.2, "top_k": 20, "typical_p": 0.8, "top_p": 0.95},
     {"repetition_penalty": 1.2, "frequency_penalty": 0.3, "presence_penalty": 0.4, "top_p": 0.8},
@@ -56,56 +57,73 @@ def settings(fields: dict) -> SamplingParams:
     return SamplingParams(**{"temperature": 1.0, **fields})
 
 
+class Telling(transformers.PreTrainedModel, transformers.GenerationMixin):
+    """A model that gives the same logits [vocab] whatever it is asked: those of a negative row."""
+
+    config_class = transformers.PreTrainedConfig
+    device = torch.device("cpu")  # which it would take from its weights
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        super().__init__(transformers.PreTrainedConfig())
+        self.logits = logits
+
+    def forward(self, input_ids: torch.Tensor, **_: object) -> transformers.utils.ModelOutput:
+        logits = self.logits.expand(*input_ids.shape, -1)
+        return transformers.utils.ModelOutput(logits=logits, past_key_values=None)
+
+
+class CountPenalties(transformers.LogitsProcessor):
+    """vLLM's frequency and presence penalties, which transformers has not."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self.params = params
+
+    def __call__(self, _: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        counts = torch.bincount(torch.tensor(GENERATED), minlength=scores.shape[1])
+        frequency = self.params.frequency_penalty * counts
+        return scores - frequency - self.params.presence_penalty * (counts > 0)
+
+
 def theirs(logits: np.ndarray, fields: dict) -> np.ndarray:
-    """The log-probabilities [vocab] by Hugging Face's processors; penalties of vLLM's by hand.
+    """The log-probabilities [vocab] by the list of processors that `generate` makes and applies.
 
     In double precision: in single, their sums over a large vocabulary miss a cut by a token or two.
     """
     params = settings(fields)
     ids = torch.tensor([PROMPT + GENERATED])
-    scores = torch.tensor(logits[:1]).double()
-    if params.cfg_scale != 1:
-        own, negative = torch.log_softmax(torch.tensor(logits).double(), dim=-1)
-        scores = (params.cfg_scale * (own - negative) + negative)[None]
-    scores = their_processors(params)(ids, scores)
-    counts = torch.bincount(torch.tensor(GENERATED), minlength=scores.shape[1])
-    scores = scores - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
-    return torch.log_softmax(their_warpers(params)(ids, scores), dim=-1)[0].numpy()
+    own, negative = torch.tensor(logits).double()
+    model = Telling(negative)
+    config = their_config(params)
+    model._prepare_special_tokens(config)
+    allowed = None if params.allowed_token_ids is None else list(params.allowed_token_ids)
+    processors = model._get_logits_processor(
+        config,
+        input_ids_seq_length=len(PROMPT),
+        prefix_allowed_tokens_fn=None if allowed is None else lambda *_: allowed,
+        logits_processor=transformers.LogitsProcessorList([CountPenalties(params)]),
+        negative_prompt_ids=torch.tensor([[1]]),
+    )
+    return torch.log_softmax(processors(ids, own[None]), dim=-1)[0].numpy()
 
 
-def their_processors(params: SamplingParams) -> Callable:
-    hf = transformers
-    processors = hf.LogitsProcessorList()
-    if params.allowed_token_ids is not None:
-        allowed = list(params.allowed_token_ids)
-        processors.append(hf.PrefixConstrainedLogitsProcessor(lambda *_: allowed, 1))
-    if params.bad_words:
-        words = [Letters(0).encode(word) for word in params.bad_words]
-        processors.append(hf.NoBadWordsLogitsProcessor(words, eos_token_id=STOPS[0]))
-    if params.min_tokens:
-        processors.append(
-            hf.MinNewTokensLengthLogitsProcessor(len(PROMPT), params.min_tokens, STOPS[0])
-        )
-    if params.logit_bias:
-        bias = {(token_id,): value for token_id, value in params.logit_bias}
-        processors.append(hf.SequenceBiasLogitsProcessor(bias))
-    if params.repetition_penalty != 1:
-        processors.append(hf.RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
-    return processors
-
-
-def their_warpers(params: SamplingParams) -> Callable:
-    hf = transformers
-    warpers = hf.LogitsProcessorList([hf.TemperatureLogitsWarper(params.temperature)])
-    if params.min_p:
-        warpers.append(hf.MinPLogitsWarper(params.min_p))
-    if params.top_k:
-        warpers.append(hf.TopKLogitsWarper(params.top_k))
-    if params.top_p < 1:
-        warpers.append(hf.TopPLogitsWarper(params.top_p))
-    if params.typical_p < 1:
-        warpers.append(hf.TypicalLogitsWarper(params.typical_p))
-    return warpers
+def their_config(params: SamplingParams) -> transformers.GenerationConfig:
+    words = [Letters(0).encode(word) for word in params.bad_words]
+    return transformers.GenerationConfig(
+        do_sample=True,
+        num_beams=1,
+        eos_token_id=STOPS[0],
+        guidance_scale=params.cfg_scale,
+        sequence_bias={(token_id,): value for token_id, value in params.logit_bias} or None,
+        bad_words_ids=words or None,
+        min_new_tokens=params.min_tokens or None,
+        repetition_penalty=params.repetition_penalty,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p or None,
+        typical_p=params.typical_p,
+        renormalize_logits=False,
+    )
 
 
 def ours(logits: np.ndarray, fields: dict) -> np.ndarray:

@@ -69,8 +69,7 @@ def draw(logits: FloatArray, states: RowStates, params: SamplingParams) -> Drawn
 def _narrow(logits: FloatArray, params: SamplingParams) -> Iterator[Candidates]:
     """Yield all that can be drawn, as few as top_k allows.
 
-    top_k, the temperature and min_p commute: none changes the order, and each of the two filters
-    keeps what is above a threshold of its own.
+    top_k and the temperature commute: the temperature does not change which are largest.
     """
     if params.top_k:
         return filters.top_candidates(logits, params.top_k)
@@ -78,13 +77,17 @@ def _narrow(logits: FloatArray, params: SamplingParams) -> Iterator[Candidates]:
 
 
 def _filter(scores: Floats, states: RowStates, params: SamplingParams) -> None:
+    """Drop what is not to be drawn, in the order of transformers' `generate`.
+
+    The order counts: vLLM, which applies min_p before top_p, may keep fewer.
+    """
     if params.mirostat == 1:
         mirostat.keep_zipf(scores, states.mu)
     elif params.mirostat:
         mirostat.keep_below(scores, states.mu)
     else:
-        filters.keep_min_p(scores, params.min_p)
         filters.keep_top_p(scores, params.top_p)
+        filters.keep_min_p(scores, params.min_p)
         filters.keep_typical(scores, params.typical_p)
 
 

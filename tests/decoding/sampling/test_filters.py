@@ -108,6 +108,8 @@ LIMITS = [
     ([1, 3, 2], {"typical_p": 1.0}, {0, 1, 2}),
     ([0, 0, 0, 0], {"typical_p": 0.01}, {0, 1, 2, 3}),
     ([5], {"top_k": 3, "top_p": 0.5, "typical_p": 0.5, "min_p": 0.5}, {0}),
+    # of .4 .3 .15 .1 .05: top_p looks at all of them, whatever min_p will leave
+    ([math.log(p) for p in (0.4, 0.3, 0.15, 0.1, 0.05)], {"top_p": 0.8, "min_p": 0.3}, {0, 1, 2}),
     ([-math.inf, 0, -math.inf], {"top_k": 2, "top_p": 0.9, "typical_p": 0.9}, {1}),
     ([1e30, -1e30, 0], {"temperature": 1e-300, "top_p": 0.9}, {0}),
     ([3.4e38, -3.4e38], {"temperature": 2.0, "typical_p": 0.5}, {0}),
