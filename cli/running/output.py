@@ -20,6 +20,7 @@ from cli.errors import WriteError
 from cli.running.answers import Answer
 from cli.running.input_order import InputOrder
 from cli.running.stdout import stdout_descriptor
+from cli.screen.cells import printable_json
 
 _FLUSH_SECONDS = 0.2
 _MAX_BUFFERED = 1000
@@ -104,6 +105,21 @@ class GzipSink:
         if self._is_needed:
             self._sink.write(self._compressor.flush(zlib.Z_FINISH))
         self._sink.close()
+
+
+class TerminalJson:
+    """Writes JSON to a terminal, with escapes for what would move the cursor or reorder a line."""
+
+    def __init__(self, terminal: Sink) -> None:
+        self._terminal = terminal
+
+    def write(self, lines: bytes) -> None:
+        """Write `lines`, which are JSON, such that they say the same."""
+        self._terminal.write(printable_json(lines.decode()).encode())
+
+    def close(self) -> None:
+        """Close the terminal."""
+        self._terminal.close()
 
 
 class ResultWriter:
@@ -235,6 +251,12 @@ def open_sink(path: str, *, append: bool = False) -> Sink:
 def stdout_sink() -> Sink:
     """Return a sink for stdout."""
     return FileSink(io.FileIO(stdout_descriptor(), "w", closefd=False), "stdout")
+
+
+def stdout_json_sink() -> Sink:
+    """Return a sink for JSON on stdout."""
+    sink = stdout_sink()
+    return TerminalJson(sink) if os.isatty(stdout_descriptor()) else sink
 
 
 def _reason(error: OSError | ValueError) -> str:

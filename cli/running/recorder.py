@@ -8,7 +8,14 @@ from batcher.metrics import RunMetrics, RunSummary
 from cli.options import RunOptions
 from cli.running.input_order import InputOrder
 from cli.running.loop import Loop
-from cli.running.output import ResultWriter, Sink, TraceWriter, open_sink, stdout_sink
+from cli.running.output import (
+    ResultWriter,
+    Sink,
+    TerminalJson,
+    TraceWriter,
+    open_sink,
+    stdout_json_sink,
+)
 from cli.running.problems import ProblemReport
 from cli.running.resume import Resumption
 from cli.running.signals import Interrupted, StopSignals
@@ -143,5 +150,5 @@ def _result_sink(output: str | None, view: View, *, append: bool) -> Sink:
         from cli.screen.live import LiveView  # noqa: PLC0415 - a run without a terminal starts faster
 
         if isinstance(view, LiveView):
-            return _ViewSink(view)
-    return stdout_sink()
+            return TerminalJson(_ViewSink(view))
+    return stdout_json_sink()

@@ -1,5 +1,6 @@
 """Text for a terminal: how wide it is, made safe to print, cut to a width, and counts in it."""
 
+import json
 import re
 from collections.abc import Sequence
 
@@ -16,6 +17,15 @@ def printable(text: str, *, ascii_only: bool = False) -> str:
         if char.isprintable() and (char.isascii() or not ascii_only)
         else char.encode("unicode_escape").decode("ascii")
         for char in text
+    )
+
+
+def printable_json(text: str) -> str:
+    r"""Return JSON, a line or more, that says the same with `\u202e` and the like for such."""
+    if text.replace("\n", "").isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text
     )
 
 

@@ -14,7 +14,7 @@ from batcher.explaining.differences import compare
 from batcher.explaining.lives import Lives, read_lives
 from batcher.explaining.story import answer_of
 from cli.running.intake import Input
-from cli.running.output import stdout_sink
+from cli.running.output import stdout_json_sink, stdout_sink
 from cli.running.stdout import user_code_prints_to_stderr
 from cli.screen.cells import printable, wrapped
 from cli.screen.terminal import terminal_size
@@ -130,7 +130,7 @@ def _check_is_known(request_id: str, lives: Lives, name: str) -> None:
 
 
 def _write_json(answer: msgspec.Struct) -> None:
-    sink = stdout_sink()
+    sink = stdout_json_sink()
     sink.write(msgspec.json.format(msgspec.json.encode(answer), indent=2) + b"\n")
     sink.close()
 

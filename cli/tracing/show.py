@@ -14,6 +14,7 @@ from batcher.timeline import Selection, Timeline
 from cli.running.files import check_distinct
 from cli.running.output import Sink, open_sink, stdout_sink
 from cli.running.stdout import user_code_prints_to_stderr
+from cli.screen.cells import printable, printable_json
 from cli.screen.terminal import can_print_boxes, terminal_size
 from cli.tracing.events import events_of, open_twice
 
@@ -145,17 +146,26 @@ def _lines(timeline: Timeline, selection: Selection, options: TraceOptions) -> I
     to_terminal = options.output is None and os.isatty(1)
     name = options.format or ("gantt" if to_terminal else "spans")
     if name != "gantt":
-        return ENCODERS[name](timeline, selection)
+        lines = ENCODERS[name](timeline, selection)
+        if not to_terminal:
+            return lines
+        shown = _printable_row if name == "csv" else printable_json
+        return (shown(line.decode()).encode() for line in lines)
     from cli.tracing.gantt import render_gantt  # noqa: PLC0415 - the other formats start faster without
 
     encoding = sys.stdout.encoding if options.output is None else "utf-8"
-    lines = render_gantt(
+    gantt = render_gantt(
         timeline,
         selection,
         width=options.width or terminal_size(1, os.environ).columns,
         ascii_only=not can_print_boxes(encoding),
     )
-    return [f"{line}\n".encode(encoding, "backslashreplace") for line in lines]
+    return [f"{line}\n".encode(encoding, "backslashreplace") for line in gantt]
+
+
+def _printable_row(row: str) -> str:
+    """Return a row of CSV in one line of a terminal."""
+    return printable(row.removesuffix("\n")) + "\n"
 
 
 def _write(lines: Iterable[bytes], sink: Sink) -> None:

@@ -17,7 +17,7 @@ from batcher.verifying.cases import Case, make_cases, needs_of
 from batcher.verifying.verification import verify
 from cli.running.entries import EntryReader
 from cli.running.intake import open_input
-from cli.running.output import stdout_sink
+from cli.running.output import stdout_json_sink, stdout_sink
 from cli.running.problems import InvalidInput, ProblemReport, say
 from cli.screen.terminal import ColorChoice
 from cli.verifying.verdict import Again, encode_verdict, render_verdict
@@ -77,10 +77,9 @@ def verify_requests(options: VerifyOptions) -> int:
     verdict = verify(requests, options.make_model, cases, options.seed, Progress(len(cases)).show)
     again = Again(options.input, options.config, options.model, options.seed)
     if options.as_json:
-        output = encode_verdict(verdict, again)
+        sink, output = stdout_json_sink(), encode_verdict(verdict, again)
     else:
-        output = render_verdict(verdict, again, name, model.tokenizer)
-    sink = stdout_sink()
+        sink, output = stdout_sink(), render_verdict(verdict, again, name, model.tokenizer)
     sink.write(output)
     sink.close()
     return PROVEN if verdict.difference is None else DIFFERENT

@@ -1,11 +1,14 @@
 import gzip
 import json
 import os
+import pty
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from process import batchdecode, lines_of, start, workload
 
+NASTY = "\x9b2Ja\u202eb\u2066"
 DESIGN = lines_of(
     *[
         {"id": name, "prompt": "x", "max_tokens": length, "ignore_eos": True}
@@ -72,6 +75,44 @@ def test_descriptor_1_of_a_model_and_its_child_processes_is_stderr(tmp_path, com
     if command[0] != "check":
         for line in ("by descriptor\n", "by a child\n", "by a library\n"):
             assert line in done.stderr
+
+
+def on_a_terminal(*arguments, cwd):
+    """Run the command with stdout on a terminal; return what that was sent."""
+    ours, theirs = pty.openpty()
+    process = start(*arguments, cwd=cwd, stdout=theirs)
+    os.close(theirs)
+    shown = b""
+    with suppress(OSError):  # that is how the end comes
+        while chunk := os.read(ours, 65536):
+            shown += chunk
+    os.close(ours)
+    assert process.communicate()[1] is not None
+    return shown.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(["trace", "--format", view] for view in ("spans", "steps", "csv", "chrome")),
+        ["trace", "why", NASTY, "--json"],
+        ["run", "-q"],
+        ["run", "--live", "always"],
+        ["verify", "--json", "--settings", "1"],
+    ],
+)
+def test_a_terminal_is_sent_nothing_that_moves_its_cursor_or_reorders_a_line(tmp_path, command):
+    path = write(tmp_path / "in", lines_of({"id": NASTY, "prompt": "x", "max_tokens": 2}))
+    shown = on_a_terminal(*command, path, cwd=tmp_path)
+    plain = batchdecode(*command, path, cwd=tmp_path).stdout.decode()
+    assert shown.replace("\n", "").isprintable()
+    if "csv" in command:
+        assert shown.splitlines()[1] == r"0,\x9b2Ja\u202eb\u2066,0,0,2,length,sample,0,false"
+        assert NASTY in plain
+    elif "chrome" in command or "--json" in command:
+        assert json.loads(shown) == json.loads(plain)
+    else:
+        assert results(shown) == results(plain)
 
 
 @pytest.mark.parametrize("name", ["in", "-"])
