@@ -131,9 +131,9 @@ class SchedulingOptions:
         float | None,
         typer.Option(
             min=0,
-            max=1,
             metavar="SHARE",
-            help="Of all blocks, what --capacity watermark keeps free.  [default: 0.01]",
+            help="Of all blocks, what --capacity watermark keeps free: less than 1.  "
+            "[default: 0.01]",
             show_default=False,
             rich_help_panel=SCHEDULING,
         ),
@@ -202,21 +202,6 @@ class SchedulingOptions:
         from batcher.timing.loading import step_time_of  # noqa: PLC0415 - with it comes yaml
 
         return step_time_of(self.profile)
-
-    def memory_note(self) -> str | None:
-        """Return what is to be said of the memory of the profile, None if nothing is."""
-        if self.profile is None or self.profile == WALL:
-            return None
-        from batcher.timing.loading import kv_tokens_of  # noqa: PLC0415 - with it comes yaml
-
-        num_tokens, settings = kv_tokens_of(self.profile), self.settings()
-        if num_tokens == 0:
-            return f"the weights do not fit into the GPU of {self.profile}"
-        if num_tokens is None or settings.kv_blocks is not None:
-            return None
-        num_blocks = num_tokens // settings.block_size
-        room = f"the profile's GPU has {num_tokens:,} tokens"
-        return f"KV is unlimited; {room}" + (f": --kv-blocks {num_blocks}" if num_blocks else "")
 
     def clock(self, sleep: Callable[[float], object]) -> "Clock | None":
         """Return the clock on the wall if that is to be read; `sleep` waits for an arrival."""

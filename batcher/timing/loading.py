@@ -5,7 +5,7 @@ from math import isfinite
 from batcher.timing.catalog import CatalogError
 from batcher.timing.formulas import ConstantStepTime
 from batcher.timing.profiles import load_profile
-from batcher.timing.roofline import num_kv_tokens, parts_of, roofline_of
+from batcher.timing.roofline import roofline_of
 from batcher.timing.step_time import StepTime
 
 MAX_STEP_SECONDS = 1e6
@@ -32,23 +32,6 @@ def step_time_of(text: str) -> StepTime:
         raise CatalogError(f"no step time is named; give {FORMS}")
     name, profile = load_profile(text)
     return profile.step_time(name)
-
-
-def kv_tokens_of(text: str) -> int | None:
-    """Return for how many tokens there is memory where steps take what `text` names.
-
-    It is 0 if not even the weights fit, and None if nothing is known of the memory.
-
-    Raises:
-        CatalogError: there is no such step time.
-    """
-    kind, colon, rest = text.partition(":")
-    if kind == "constant":
-        return None
-    if kind == "roofline" and colon:
-        return num_kv_tokens(*parts_of(rest))
-    _, profile = load_profile(text)
-    return profile.kv_tokens
 
 
 def _seconds(text: str) -> float:

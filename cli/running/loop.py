@@ -98,7 +98,7 @@ class Loop:
             if result.error is not None and flights.is_first_failure(result.id):
                 self._count_failure()
                 if self.first_failure is None:
-                    self.first_failure = f"{result.id}: {result.error.message}"
+                    self.first_failure = f"{result.id}, {result.error.message}"
         if flights.is_resumed:
             for event in events:
                 if type(event) is FinishEvent and flights.note_replayed(event):

@@ -28,7 +28,8 @@ from cli.running.resume import Resumption, prepare
 from cli.running.signals import Interrupted, StopSignals
 from cli.running.sources import open_source
 from cli.running.stdout import stdout_descriptor
-from cli.screen.cells import counted, printable_lines
+from cli.scheduling_options import SchedulingOptions
+from cli.screen.cells import counted, printable, printable_lines
 from cli.screen.choice import open_view
 from cli.screen.summary import RunFiles, render_summary
 from cli.screen.terminal import is_pipe, wants_color
@@ -254,13 +255,21 @@ def _summarize(options: RunOptions, loop: Loop, recorder: Recorder, seconds: flo
             has_color=wants_color(options.color, 2, os.environ),
         )
         say(text)
-        note = options.scheduling.memory_note()
-        if note is not None:
-            say(printable_lines(f"{note}\n"))
+        _say_of_memory(options.scheduling)
     if options.summary_json is not None:
         sink = open_sink(options.summary_json)
         sink.write(encode_summary(summary))
         sink.close()
+
+
+def _say_of_memory(scheduling: SchedulingOptions) -> None:
+    """Say so if memory is taken to be without limit, though the GPU of the profile has some."""
+    if scheduling.profile is not None:
+        from cli.memory_note import memory_note  # noqa: PLC0415 - with it comes yaml
+
+        note = memory_note(scheduling.profile, scheduling.settings())
+        if note is not None:
+            say(f"{printable(note)}\n")
 
 
 def _refuse_bad_line(job: Job, loop: Loop) -> None:

@@ -5,12 +5,10 @@ from typing import Any
 from msgspec import Struct
 
 from batcher.settings import DEFAULT_BLOCK_SIZE
-from batcher.timing.catalog import CatalogError
+from batcher.timing.memory import num_tokens_that_fit
 from batcher.timing.physics import LOADS, Verdict, check_physics
 from batcher.timing.profiles import Profile
 from batcher.timing.roofline import (
-    load_gpu,
-    load_model_shape,
     num_kv_tokens,
     parts_of,
     roofline,
@@ -62,7 +60,7 @@ def report_of_profile(name: str, profile: Profile) -> StepTimeReport:
         Prediction(bound.load, bound.predicted, bound.least, bound.limit)
         for bound in verdict.bounds
     ]
-    fit = _tokens_that_fit(profile)
+    fit = num_tokens_that_fit(profile)
     num_tokens = profile.kv_tokens or fit
     return StepTimeReport(
         name=name,
@@ -103,17 +101,6 @@ def predictions_of(step_time: StepTime) -> list[Prediction]:
         )
         for load in LOADS
     ]
-
-
-def _tokens_that_fit(profile: Profile) -> int | None:
-    """Return the room beside the weights; None if the hardware or the model is not known."""
-    if profile.hardware is None or profile.model is None:
-        return None
-    try:
-        shape, gpu = load_model_shape(profile.model), load_gpu(profile.hardware)
-    except CatalogError:
-        return None
-    return num_kv_tokens(shape, gpu, profile.tensor_parallel)
 
 
 def report_of_roofline(name: str) -> StepTimeReport:

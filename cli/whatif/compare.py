@@ -10,7 +10,7 @@ from batcher.whatif.measuring import Question
 from cli.whatif.columns import best_first, column_of
 from cli.whatif.options import CompareOptions, RequestOptions
 from cli.whatif.progress import progress_of
-from cli.whatif.reading import read_workload, write_text
+from cli.whatif.reading import read_workload, say_of_memory, write_text
 from cli.whatif.tables import csv_of, json_of, table_of
 
 SERVED, NOTHING_SERVED = 0, 1
@@ -30,6 +30,8 @@ def compare_requests(source: RequestOptions, options: CompareOptions) -> int:
     check_effects(options.axes, [deployment.scheduling for deployment in grid])
     column = None if options.sort is None else column_of(options.sort)
     workload = read_workload(source, quiet=options.quiet)
+    if not options.quiet:
+        say_of_memory(grid)
     num_jobs = min(options.jobs or _num_cores(), len(grid))
     with progress_of(len(grid), num_jobs, quiet=options.quiet) as progress:
         cells: list[Cell] = compare(

@@ -11,7 +11,7 @@ from cli.screen.cells import counted
 from cli.whatif.options import PlanOptions, RequestOptions
 from cli.whatif.plan_text import describe
 from cli.whatif.progress import Lines, Silence
-from cli.whatif.reading import read_workload, write_text
+from cli.whatif.reading import read_workload, say_of_memory, write_text
 
 MET, NOT_MET = 0, 1
 
@@ -23,10 +23,12 @@ def plan_requests(source: RequestOptions, options: PlanOptions) -> int:
         BatchdecodeError: the input or an option is not right.
         WriteError, BrokenPipeError: the output takes no more.
     """
-    base = _base_of(options)
+    base, tried = _base_of(options)
     if not options.goodput > 0:
         raise BatchdecodeError("--goodput 0 is met by anything: give more")
     workload = read_workload(source, quiet=options.quiet)
+    if not options.quiet:
+        say_of_memory([tried])
     question = Question(workload, options.slo, options.goodput)
     shows = (
         Silence() if options.quiet else Lines(lambda done: f"{counted(int(done), 'value')} tried")
@@ -39,8 +41,8 @@ def plan_requests(source: RequestOptions, options: PlanOptions) -> int:
     return MET if plan.is_met else NOT_MET
 
 
-def _base_of(options: PlanOptions) -> Deployment:
-    """Return the deployment that all values are tried in.
+def _base_of(options: PlanOptions) -> tuple[Deployment, Deployment]:
+    """Return the deployment that all values are tried in, and the same with the least of them.
 
     Raises:
         BatchdecodeError: an option lists several values, is what is searched, or has no effect.
@@ -57,4 +59,4 @@ def _base_of(options: PlanOptions) -> Deployment:
     (base,) = grid_of(values, Deployment())
     tried = AXES[options.search].set(base, 1) if options.search in AXES else base
     check_effects(options.axes, [tried.scheduling])
-    return base
+    return base, tried

@@ -1,6 +1,7 @@
 """From requests as a person gives them to a workload, all of it in memory."""
 
 import sys
+from collections.abc import Iterable
 from contextlib import nullcontext
 
 from batcher.engine import Engine
@@ -10,11 +11,13 @@ from batcher.models.base import Model
 from batcher.models.loading import load_model
 from batcher.request import Request
 from batcher.simulation.workload import Workload, workload_of
+from batcher.whatif.deployments import Deployment
 from batcher.whatif.lengths import decoded_outputs, num_unknown
+from cli.memory_note import memory_notes
 from cli.running.entries import EntryReader
 from cli.running.intake import open_input
 from cli.running.problems import InvalidInput, ProblemReport, say
-from cli.screen.cells import counted
+from cli.screen.cells import counted, printable
 from cli.whatif.options import RequestOptions
 
 
@@ -56,6 +59,12 @@ def _read_requests(options: RequestOptions, model: Model) -> list[Request]:
         if not found:
             raise BatchdecodeError(f"{source.name} has no requests")
     return found
+
+
+def say_of_memory(deployments: Iterable[Deployment]) -> None:
+    """Say for which profiles memory is taken to be without limit, though their GPU has some."""
+    for note in memory_notes((each.profile, each.scheduling) for each in deployments):
+        say(f"{printable(note)}\n")
 
 
 def write_text(text: str) -> None:

@@ -30,7 +30,19 @@ def test_a_row_for_each_cell_with_what_varies_what_binds_and_the_knee():
     assert settings == [[p, n] for p in ("fcfs", "sjf") for n in ("4", "8", "16", "32")]
     assert "slots 90%" in lines[2]
     assert [line.endswith("knee") for line in lines[2:6]] == [False, False, True, False]
-    assert done.stderr == ""
+    assert done.stderr == (
+        "KV is unlimited; the GPU of rtx4090_llama3.1-8b has room for 41,408 tokens: "
+        "--kv-blocks 2588\n"
+    )
+
+
+def test_memory_that_is_unlimited_is_said_once_for_each_profile():
+    profiles = "rtx4090_llama3.1-8b,h100_llama3.1-8b_tp1,constant:1"
+    grid = (CHAT, "--batch", "64,80", "--profile", profiles)
+    for blocks, num_notes in (((), 2), (("--kv-blocks", "none,2588"), 2), (("-q",), 0)):
+        assert batchdecode("compare", *grid, *blocks).stderr.count("KV is unlimited") == num_notes
+    limited = batchdecode("compare", *grid, "--kv-blocks", "2588")
+    assert limited.stderr == ""
 
 
 def test_numbers_by_arithmetic(tmp_path):

@@ -85,3 +85,10 @@ def test_a_batch_of_the_configuration_file_is_none_of_a_search_for_one(tmp_path)
     assert plan("--slo", "e2e=25", "--config", config).stdout.startswith(b"batch 4 is the smallest")
     searched = plan("--slo", "ttft=1", "--config", config, "--search", "kv-blocks")
     assert b"with batch 4" in searched.stdout, "twice that of the file"
+
+
+def test_memory_that_is_unlimited_is_said_unless_it_is_searched():
+    arguments = ("--slo", "e2e=25", "--profile", "rtx4090_llama3.1-8b")
+    assert "KV is unlimited" in plan(*arguments).stderr
+    assert plan(*arguments, "--quiet").stderr == ""
+    assert plan(*arguments, "--search", "kv-blocks", "--batch", "4").stderr == ""

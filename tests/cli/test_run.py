@@ -348,5 +348,5 @@ def test_the_first_failure_of_a_model_is_told(tmp_path):
     done = batchdecode("run", "in", "--model", "broken:model", "--quiet", cwd=tmp_path)
     assert done.returncode == 1
     told = done.stderr
-    assert "first failure: 1: step 0: broken:model raised ValueError: " in told
+    assert "first failure: 1, step 0: broken:model raised ValueError: " in told
     assert "\x1b" not in told

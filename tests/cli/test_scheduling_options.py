@@ -1,6 +1,7 @@
 """How requests are scheduled, as flags, environment and file say it, in every command."""
 
 import json
+import re
 
 import pytest
 from process import batchdecode, lines_of, workload
@@ -96,9 +97,13 @@ def test_the_trace_command_runs_requests_as_run_does(folder):
     [
         (
             ["rtx4090_llama3.1-8b"],
-            "KV is unlimited; the profile's GPU has 41,408 tokens: --kv-blocks 2588",
+            "the GPU of rtx4090_llama3.1-8b has room for 41,408 tokens: --kv-blocks 2588",
         ),
         (["rtx4090_llama3.1-8b", "--prefix-cache", "on", "--block-size", "32"], "--kv-blocks 1294"),
+        (
+            ["h100_llama3.1-8b_tp1"],
+            "has room for about 426,788 tokens by its data sheet: --kv-blocks 26674",
+        ),
         (["rtx4090_llama3.1-8b", "--kv-blocks", "99"], None),
         (["constant:2"], None),
         (["roofline:llama-3.1-70b:rtx-4090"], "the weights do not fit into the GPU of roofline:"),
@@ -135,6 +140,10 @@ def test_a_trace_takes_no_options_of_scheduling(folder):
             "--block-size has no effect without --kv-blocks or --prefix-cache on",
         ),
         (["--watermark", "0.2"], "--watermark has no effect without --capacity watermark"),
+        (
+            ["--kv-blocks", "9", "--capacity", "watermark", "--watermark", "1"],
+            "--watermark must be a share from 0 to less than 1, not 1.0",
+        ),
         (["--aging", "60"], "--aging has no effect without a --policy other than fcfs"),
         (["--profile", "h200"], "known: rtx4090_llama3.1-8b"),
         (["--max-batch-tokens", "2"], "--max-batch-tokens 2 is less than the 3 slots"),
@@ -262,3 +271,10 @@ def test_the_prefix_cache_has_one_name_in_every_command():
         shown = batchdecode(command, "--help").stdout.decode()
         assert "--prefix-cache WHEN" in shown, command
         assert "--no-prefix-cache" not in shown, command
+
+
+def test_the_help_of_the_watermark_says_what_is_allowed():
+    shown = " ".join(batchdecode("run", "--help").stdout.decode().split())
+    (text,) = re.findall(r"--watermark SHARE.*?0\.01\]", shown)
+    assert "less than 1" in text
+    assert "<=1" not in text

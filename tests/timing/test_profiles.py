@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from batcher.timing.catalog import CatalogError
-from batcher.timing.loading import kv_tokens_of, step_time_of
+from batcher.timing.loading import step_time_of
+from batcher.timing.memory import KvRoom, kv_room_of
 from batcher.timing.profiles import TERMS, load_profile, read_profiles, shipped_profiles
 
 GOOD = "t0: 1.0\nw: 2\nf: 0.1\ng: 0\nd: 1.0e-4\nh: 0\ne: 5e-6\n"
@@ -127,12 +128,14 @@ def test_step_times_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "num_tokens"),
+    ("name", "room"),
     [
         ("constant:2", None),
-        ("rtx4090_llama3.1-8b", 41_408),
-        ("roofline:llama-3.1-70b:rtx-4090", 0),
+        ("rtx4090_llama3.1-8b", KvRoom(41_408, is_reported=True)),
+        ("h100_llama3.1-8b_tp1", KvRoom(426_788, is_reported=False)),
+        ("rtxpro6000_llama3.1-8b", KvRoom(536_651, is_reported=False)),
+        ("roofline:llama-3.1-70b:rtx-4090", KvRoom(0, is_reported=False)),
     ],
 )
-def test_what_is_known_of_memory(name, num_tokens):
-    assert kv_tokens_of(name) == num_tokens
+def test_what_is_known_of_memory_and_who_says_so(name, room):
+    assert kv_room_of(name) == room

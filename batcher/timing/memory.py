@@ -1,0 +1,47 @@
+"""How many tokens the memory of a GPU holds, and whether an engine has said so."""
+
+from msgspec import Struct
+
+from batcher.timing.catalog import CatalogError
+from batcher.timing.profiles import Profile, load_profile
+from batcher.timing.roofline import load_gpu, load_model_shape, num_kv_tokens, parts_of
+
+
+class KvRoom(Struct, frozen=True):
+    """Room for so many tokens; 0 if not even the weights fit.
+
+    is_reported: an engine has reported it.  If not, it is the memory of the data sheet less the
+    weights.
+    """
+
+    num_tokens: int
+    is_reported: bool
+
+
+def kv_room_of(text: str) -> KvRoom | None:
+    """Return what is known of the memory where steps take what `text` names, None if nothing is.
+
+    Raises:
+        CatalogError: there is no such step time.
+    """
+    kind, colon, rest = text.partition(":")
+    if kind == "constant":
+        return None
+    if kind == "roofline" and colon:
+        return KvRoom(num_kv_tokens(*parts_of(rest)), is_reported=False)
+    _, profile = load_profile(text)
+    if profile.kv_tokens is not None:
+        return KvRoom(profile.kv_tokens, is_reported=True)
+    num_tokens = num_tokens_that_fit(profile)
+    return None if num_tokens is None else KvRoom(num_tokens, is_reported=False)
+
+
+def num_tokens_that_fit(profile: Profile) -> int | None:
+    """Return the room beside the weights; None if the hardware or the model is not known."""
+    if profile.hardware is None or profile.model is None:
+        return None
+    try:
+        shape, gpu = load_model_shape(profile.model), load_gpu(profile.hardware)
+    except CatalogError:
+        return None
+    return num_kv_tokens(shape, gpu, profile.tensor_parallel)

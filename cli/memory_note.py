@@ -1,0 +1,29 @@
+"""What is said where memory is taken to be without limit, though the GPU of a profile has some."""
+
+from collections.abc import Iterable
+
+from batcher.settings import SchedulingSettings
+from batcher.timing.memory import kv_room_of
+from cli.scheduling_options import WALL
+
+
+def memory_note(profile: str, settings: SchedulingSettings) -> str | None:
+    """Return what is to be said of the memory of a profile, None if nothing is."""
+    room = None if profile == WALL else kv_room_of(profile)
+    if room is None:
+        return None
+    if room.num_tokens == 0:
+        return f"the weights do not fit into the GPU of {profile}"
+    if settings.kv_blocks is not None:
+        return None
+    count = f"{room.num_tokens:,} tokens"
+    known = count if room.is_reported else f"about {count} by its data sheet"
+    num_blocks = room.num_tokens // settings.block_size
+    option = f": --kv-blocks {num_blocks}" if num_blocks else ""
+    return f"KV is unlimited; the GPU of {profile} has room for {known}{option}"
+
+
+def memory_notes(pairs: Iterable[tuple[str, SchedulingSettings]]) -> list[str]:
+    """Return what is to be said of all these profiles and settings, each thing once."""
+    notes = (memory_note(profile, settings) for profile, settings in pairs)
+    return list(dict.fromkeys(note for note in notes if note is not None))
