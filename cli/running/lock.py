@@ -1,12 +1,16 @@
 """One run at a time for one file of results: two would write into each other's lines."""
 
+import errno
 import fcntl
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+from cli.errors import WriteError
 from cli.running.output import OutputError
+
+_NAMELESS = "a file that has no name any more"
 
 
 class OutputLock:
@@ -35,6 +39,37 @@ class OutputLock:
             path.unlink()
         for descriptor in self._descriptors:
             os.close(descriptor)
+
+    def settle(self) -> None:
+        """Make sure that what was written is on the disk, in the file that has this name.
+
+        Raises:
+            WriteError: it is not, or the file with this name is gone, or another one.
+        """
+        if self._descriptors:
+            where = self.whereabouts()
+            try:
+                os.fsync(self._descriptors[-1])
+                if where != self._path:
+                    what = "deleted" if where == _NAMELESS else "moved"
+                    raise FileNotFoundError(errno.ENOENT, f"it was {what} while it was written")
+            except OSError as error:
+                raise WriteError(self._path or "", error) from error
+
+    def whereabouts(self) -> str:
+        """Return where the results are: the path, or what has become of the file since."""
+        if self._path is None or not self._descriptors:
+            return self._path or "stdout"
+        held = os.fstat(self._descriptors[-1])
+        with suppress(OSError):
+            if os.path.samestat(held, Path(self._path).stat()):
+                return self._path
+        if not held.st_nlink:
+            return _NAMELESS
+        try:
+            return str(Path(f"/proc/self/fd/{self._descriptors[-1]}").readlink())
+        except OSError:  # where descriptors have no names
+            return "a file with another name"
 
     def renew(self) -> None:
         """Hold the file that has this name now: mending a .gz file puts another in its place."""

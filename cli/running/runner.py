@@ -150,10 +150,12 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
             prepare(options, job.requests, job.engine.run_event()) as resumption,
         ):
             lock.renew()
-            return _decode(job, resumption, stop, command)
+            return _decode(job, lock, resumption, stop, command)
 
 
-def _decode(job: Job, resumption: Resumption, stop: StopSignals, command: str) -> int:
+def _decode(
+    job: Job, lock: OutputLock, resumption: Resumption, stop: StopSignals, command: str
+) -> int:
     """Run what is ready to be run; return the exit status."""
     gc.freeze()  # not to look for garbage among the modules: 10 % less time for three requests
     started, options = time.monotonic(), job.options
@@ -165,6 +167,7 @@ def _decode(job: Job, resumption: Resumption, stop: StopSignals, command: str) -
         with view, recorder:
             resumption.begin()
             recorder.record(job.report, stop)
+        lock.settle()
         if loop.is_complete:
             resumption.finish()
     except Interrupted:
@@ -182,12 +185,12 @@ def _decode(job: Job, resumption: Resumption, stop: StopSignals, command: str) -
         remark = f"stopped after {counted(loop.num_failed, 'failed request')}"
         what_now = "to go on, add --resume and raise --max-errors\n"
     if remark is not None:
-        where = options.output or "stdout"
         went = counted(recorder.results.num_written, "result")
         if options.stream:
             went += f" and {counted(recorder.results.num_token_events, 'token event')}"
+        where = lock.whereabouts()
         say(printable_lines(f"{remark}; {went} went to {where}\n"))
-        if resumption.is_possible:
+        if resumption.is_possible and where == options.output:
             say(printable_lines(what_now))
     return status or (1 if loop.num_failed else 0)
 

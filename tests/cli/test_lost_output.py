@@ -1,0 +1,68 @@
+"""Results that are complete are on the disk, in the file that was asked for, or the run fails."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from process import batchdecode, lines_of, start, workload
+
+from cli.options import RunOptions
+from cli.running.runner import run
+from cli.running.signals import StopSignals
+
+
+@pytest.fixture
+def running(tmp_path):
+    """A run to `out` that has written its first results and goes on for a moment."""
+    (tmp_path / "in").write_bytes(lines_of(*workload(60)))
+    process = start("run", "in", "-o", "out", "-q", "--step-delay", "0.01", cwd=tmp_path)
+    while not (tmp_path / "out").exists() or not (tmp_path / "out").stat().st_size:
+        time.sleep(0.005)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_results_that_were_deleted_while_they_were_written_are_an_error(tmp_path, running):
+    (tmp_path / "out").unlink()
+    stderr = running.communicate()[1].decode()
+    assert running.returncode == 1
+    assert stderr == (
+        "error: cannot write out: it was deleted while it was written; "
+        "60 results went to a file that has no name any more\n"
+    )
+    assert '"finished": false' in (tmp_path / "out.run.json").read_text()
+    assert batchdecode("run", "in", "-o", "out", "-q", "--resume", cwd=tmp_path).returncode == 0
+    assert len((tmp_path / "out").read_bytes().splitlines()) == 60
+
+
+def test_results_that_were_moved_or_replaced_are_told_where_they_are(tmp_path, running):
+    (tmp_path / "out").rename(tmp_path / "moved")
+    (tmp_path / "out").write_text("another file")
+    stderr = running.communicate()[1].decode()
+    assert running.returncode == 1
+    assert stderr == (
+        "error: cannot write out: it was moved while it was written; "
+        f"60 results went to {tmp_path}/moved\n"
+    )
+    assert (tmp_path / "out").read_text() == "another file"
+    assert len((tmp_path / "moved").read_bytes().splitlines()) == 60
+
+
+def test_results_are_on_the_disk_before_the_record_says_finished(tmp_path, monkeypatch):
+    (tmp_path / "in").write_bytes(lines_of(*workload(5)))
+    synced = []
+    fsync = os.fsync
+
+    def note(descriptor):
+        path = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+        synced.append((path, (tmp_path / "out.run.json").read_text().count('"finished": true')))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    with StopSignals() as stop:
+        options = RunOptions(input=f"{tmp_path}/in", output=f"{tmp_path}/out", quiet=True)
+        assert run(options, stop, "continue") == 0
+    assert synced[-1] == (f"{tmp_path}/out", 0)
+    assert '"finished": true' in (tmp_path / "out.run.json").read_text()
