@@ -1,6 +1,7 @@
 """Every error the project raises: a family for what users can cause, a class for our own bugs."""
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 REQUEST_ERROR_CODES = {
     "invalid-json": "the line is not one JSON object",
@@ -40,6 +41,14 @@ class ModelError(BatchdecodeError):
     """A model raised, or answered something that is not one token id per row."""
 
 
+class RaisedError(BatchdecodeError):
+    """Somebody else's code raised where nothing can go on; `__cause__` is what it raised."""
+
+
+class BrokenModelError(RaisedError):
+    """A model raised in the middle of a run, and nobody knows what its rows hold by now."""
+
+
 Path = tuple[str | int, ...]
 """Where in a request something is: ("stop_sequence", 2, 0) is stop_sequence[2][0]; () is all."""
 
@@ -70,6 +79,20 @@ class GrammarError(BatchdecodeError):
     def __init__(self, path: Path, message: str) -> None:
         self.path = path
         super().__init__(message)
+
+
+class EncodingError(BatchdecodeError):
+    """A text that the model's tokenizer cannot encode; code: one of REQUEST_ERROR_CODES."""
+
+    def __init__(self, code: str, message: str) -> None:
+        self.code = code
+        super().__init__(message)
+
+
+def not_encoded(path: Path, error: EncodingError) -> FieldProblem:
+    """Return what is wrong with the text at `path`, which a tokenizer cannot encode."""
+    problem = FieldProblem(error.code, path, "")
+    return replace(problem, message=f"`{problem.field}` cannot be encoded: {error}")
 
 
 class Failure(Struct, frozen=True):

@@ -6,7 +6,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
-from batcher.errors import BatchdecodeError, describe
+from batcher.attributes import ABSENT, attribute_of
+from batcher.errors import BatchdecodeError, RaisedError
+from batcher.raised import described_at
 
 
 def import_object(spec: str, kind: str, known: str) -> object:
@@ -16,6 +18,7 @@ def import_object(spec: str, kind: str, known: str) -> object:
 
     Raises:
         BatchdecodeError: there is no such thing.
+        RaisedError: the module's own code raised.
     """
     module_name, separator, name = spec.partition(":")
     if not (module_name and separator and name):
@@ -29,12 +32,20 @@ def import_object(spec: str, kind: str, known: str) -> object:
         sys.path.insert(0, here)
     try:
         found: Any = import_module(module_name)
-        for part in name.split("."):
-            found = getattr(found, part)
-    except AttributeError as error:
-        near = get_close_matches(name, dir(error.obj), n=1)
-        hint = f"; did you mean {module_name}:{near[0]}?" if near else ""
-        raise BatchdecodeError(f"{module_name} has no {name!r}{hint}") from None
     except (Exception, SystemExit) as error:  # whatever the module's own code raises
-        raise BatchdecodeError(f"cannot import {module_name}: {describe(error)}") from error
+        raise _not_imported(module_name, error) from error
+    for part in name.split("."):
+        holder = found
+        try:
+            found = attribute_of(holder, part)
+        except (Exception, SystemExit) as error:  # as above, for it may have a `__getattr__`
+            raise _not_imported(spec, error) from error
+        if found is ABSENT:
+            near = get_close_matches(name, dir(holder), n=1)
+            hint = f"; did you mean {module_name}:{near[0]}?" if near else ""
+            raise BatchdecodeError(f"{module_name} has no {name!r}{hint}")
     return cast(object, found)
+
+
+def _not_imported(what: str, error: BaseException) -> RaisedError:
+    return RaisedError(f"cannot import {what}: {described_at(error)}")

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from batcher.errors import FieldProblem, RequestError, describe
+from batcher.errors import EncodingError, RequestError, not_encoded
 from batcher.models.base import Model, Tokenizer
 from batcher.models.simulated_logits import scramble
 from batcher.request import PromptInput, PromptSegment
@@ -145,16 +145,7 @@ def _hash(seed: int | str) -> int:
 
 
 def _encode(text: str, path: tuple[str | int, ...], request_id: str, model: Model) -> list[int]:
-    name = str(path[0]).replace("_", " ")
     try:
-        tokens = list(model.tokenizer.encode(text))
-    except Exception as error:  # whatever the tokenizer's own code raises
-        message = f"the tokenizer fails on the {name}: {describe(error)}"
-        raise RequestError(request_id, [FieldProblem("invalid-value", path, message)]) from error
-    if model.vocab_size is not None and max(tokens, default=0) >= model.vocab_size:
-        message = (
-            f"the tokenizer makes token {max(tokens)} of the {name}, "
-            f"and the model knows {model.vocab_size} tokens"
-        )
-        raise RequestError(request_id, [FieldProblem("unknown-token", path, message)])
-    return tokens
+        return model.tokenizer.encode(text)
+    except EncodingError as error:
+        raise RequestError(request_id, [not_encoded(path, error)]) from error

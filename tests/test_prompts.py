@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher import Request, SimulatedModel, decode
+from batcher import Engine, Request, SimulatedModel, decode
 from batcher.errors import RequestError
-from batcher.models.callable import CallableModel
+from batcher.models.loading import as_model
 from batcher.prompts import Prompt, count_tokens, read_prompt, segment_tokens
 from batcher.request import PromptSegment
 
@@ -144,31 +144,40 @@ class Faulty:
         return [] if text == " " else [99 if text == "!" else 5]
 
 
+def faulty_model():
+    def model(prefixes):
+        return [1 for _ in prefixes]
+
+    model.tokenizer, model.vocab_size = Faulty(), 10
+    return as_model(model)
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("?", ("invalid-value", "the tokenizer fails on the prompt: OSError: no")),
-        (
-            "!",
-            (
-                "unknown-token",
-                "the tokenizer makes token 99 of the prompt, and the model knows 10 tokens",
-            ),
-        ),
+        ("?", ("invalid-value", "the tokenizer raised OSError: no")),
+        ("!", ("unknown-token", "the tokenizer returned token 99, and the model knows 0 to 9")),
     ],
 )
 def test_a_text_that_cannot_be_encoded_is_told_with_its_place(text, problem):
-    model = CallableModel(lambda prefixes: [1 for _ in prefixes])
-    model.tokenizer, model.vocab_size = Faulty(), 10
+    code, why = problem
+    model = faulty_model()
     for prompt, field in (
         (text, "prompt"),
         ([PromptSegment(tokens=[1]), PromptSegment(text=text)], "prompt[1].text"),
     ):
+        expected = [(code, f"`{field}` cannot be encoded: {why}", field)]
         with pytest.raises(RequestError) as caught:
             read(prompt, model)
-        assert [(p.code, p.message, p.field) for p in caught.value.problems] == [(*problem, field)]
+        assert [(p.code, p.message, p.field) for p in caught.value.problems] == expected
+        with pytest.raises(RequestError) as caught:
+            Engine(model).add(Request(prompt=prompt))
+        assert [(p.code, p.message, p.field) for p in caught.value.problems] == expected
+
+
+def test_a_text_without_tokens_has_no_border():
     nothing = [PromptSegment(tokens=[1]), PromptSegment(text=" ", type="user")]
-    assert read(nothing, model) == Prompt([1], ((1, 0),))
+    assert read(nothing, faulty_model()) == Prompt([1], ((1, 0),))
 
 
 SEGMENTS = [

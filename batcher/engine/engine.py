@@ -28,6 +28,7 @@ from batcher.events import (
 )
 from batcher.models.base import Model
 from batcher.models.callable import ModelNext
+from batcher.models.checked_tokenizer import CheckedTokenizer
 from batcher.models.llm import LLM
 from batcher.models.loading import as_model
 from batcher.request import FinishReason, Request, Result
@@ -120,12 +121,14 @@ class Engine:
             self._runner.decoder.grammars.heal,
         )
         self._reads_all = settings.policy != DEFAULT_SCHEDULING.policy
+        tokenizer = self._model.tokenizer
         self.target = Target(
             vocab_size=self._model.vocab_size,
             num_slots=batch_size,
             gives_logits=self._model.gives != "tokens",
             has_eos=self._model.eos_token_id is not None,
             check_constraint=self._runner.decoder.grammars.check,
+            encode=tokenizer.encode if isinstance(tokenizer, CheckedTokenizer) else None,
         )
 
     # -- what a driver looks at ------------------------------------------------------------------

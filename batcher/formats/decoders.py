@@ -59,6 +59,7 @@ class PlainDecoder:
     """
 
     def __init__(self, target: Target) -> None:
+        self._can_encode = None if target.encode is None else target.can_encode
         types = plain_types(target)
         prompt, custom_id = types.pop("prompt"), ("custom_id", types.pop("id"), None)
         prompt_tokens = ("prompt_tokens", list[token_type(target)] | None, None)  # type: ignore[misc]  # made at run time
@@ -75,6 +76,8 @@ class PlainDecoder:
     def make(self, fields: Any, request_id: str, prompt: PromptInput) -> Request | None:
         """Return the request that the fields of a line or a body stand for; None for a bad one."""
         if not has_plain_stops(fields):
+            return None
+        if self._can_encode is not None and not self._can_encode(prompt):
             return None
         return Request(
             id=request_id,

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from batcher.attributes import attribute_of
 from batcher.errors import ModelError, describe
 from batcher.models.answers import read_logits, read_token_id, shown
 from batcher.models.base import Batch, ModelOutput, OutputKind, Tokenizer
@@ -28,11 +29,12 @@ class CallableModel(PrefixModel):
     def __init__(self, model_next: ModelNext, name: str | None = None) -> None:
         super().__init__()
         self.name = name or str(getattr(model_next, "__qualname__", type(model_next).__qualname__))
-        self.settings: dict[str, Any] = getattr(model_next, "settings", {})
-        self.gives: OutputKind = getattr(model_next, "gives", "tokens")
-        self.vocab_size: int | None = getattr(model_next, "vocab_size", None)
-        self.eos_token_id: int | None = getattr(model_next, "eos_token_id", None)
-        self.tokenizer: Tokenizer = getattr(model_next, "tokenizer", None) or ByteTokenizer()
+        self.settings: dict[str, Any] = attribute_of(model_next, "settings", {})
+        self.gives: OutputKind = attribute_of(model_next, "gives", "tokens")
+        self.vocab_size: int | None = attribute_of(model_next, "vocab_size", None)
+        self.eos_token_id: int | None = attribute_of(model_next, "eos_token_id", None)
+        tokenizer = attribute_of(model_next, "tokenizer", None)
+        self.tokenizer: Tokenizer = ByteTokenizer() if tokenizer is None else tokenizer
         self._model_next = model_next
 
     def forward(self, batch: Batch) -> ModelOutput:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from batcher.attributes import attribute_of
 from batcher.errors import BatchdecodeError, InvariantError, ModelError, describe
 from batcher.models.base import (
     Batch,
@@ -16,6 +17,7 @@ from batcher.models.base import (
     Model,
     ModelOutput,
     OutputKind,
+    Tokenizer,
     can_page,
 )
 from batcher.models.prefixes import Prefixes
@@ -31,12 +33,13 @@ class CheckedModel:
 
     def __init__(self, inner: Model) -> None:
         self.inner = inner
-        self.gives: OutputKind = getattr(inner, "gives", "tokens")
+        self.gives: OutputKind = attribute_of(inner, "gives", "tokens")
         self.is_paged = can_page(inner)
-        self._has_fork = callable(getattr(inner, "fork", None))
+        self._has_fork = callable(attribute_of(inner, "fork", None))
         self._prefixes: Prefixes | None = None
         self._forked: set[int] = set()  # slots whose rows `inner` has not been told of
-        self.name, self.settings, self.tokenizer = inner.name, inner.settings, inner.tokenizer
+        self.name, self.settings = inner.name, inner.settings
+        self.tokenizer: Tokenizer = inner.tokenizer
         self.vocab_size, self.eos_token_id = inner.vocab_size, inner.eos_token_id
         self._num_slots, self._is_paging = 0, False
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import numpy as np
 from msgspec import structs
 
+from batcher.attributes import ABSENT, attribute_of
 from batcher.errors import BatchdecodeError
 from batcher.models.answers import read_logits, read_token_id
 from batcher.models.base import Batch, FloatArray, ModelOutput, Tokenizer
@@ -58,14 +59,15 @@ class LLMModel(PrefixModel):
         super().__init__()
         call_settings = checked_settings(call_settings)
         self.name = name or type(llm).__qualname__
-        own_settings = {"settings": llm.settings} if hasattr(llm, "settings") else {}
+        settings, tokenizer = attribute_of(llm, "settings"), attribute_of(llm, "tokenizer", None)
+        own_settings = {} if settings is ABSENT else {"settings": settings}
         self.settings: dict[str, Any] = {"llm": structs.asdict(call_settings), **own_settings}
-        self.tokenizer: Tokenizer = getattr(llm, "tokenizer", None) or ByteTokenizer()
+        self.tokenizer: Tokenizer = ByteTokenizer() if tokenizer is None else tokenizer
         self._llm, self._calls = llm, Calls(call_settings)
         self.eos_token_id: int = self._ask_once(
             "get_stop_token_id", [], partial(read_token_id, None)
         )
-        self.vocab_size: int | None = getattr(llm, "vocab_size", None)
+        self.vocab_size: int | None = attribute_of(llm, "vocab_size", None)
         # a prefix, and the logits after it
         self._probed: tuple[list[int], FloatArray] | None = None
         if self.vocab_size is None:

@@ -2,23 +2,28 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from batcher.errors import BatchdecodeError, describe
+from batcher.attributes import has_attribute
+from batcher.errors import BatchdecodeError, RaisedError
 from batcher.importing import import_object
 from batcher.models.answers import shown
 from batcher.models.base import Model, OutputKind
-from batcher.models.callable import CallableModel, ModelNext
+from batcher.models.callable import CallableModel
 from batcher.models.calls import CallSettings
 from batcher.models.checked import CheckedModel
-from batcher.models.llm import LLM, LLMModel, missing_methods
+from batcher.models.checked_tokenizer import checked_tokenizer
+from batcher.models.llm import LLMModel, missing_methods
 from batcher.models.simulated import SimulatedModel, SimulatedSettings
+from batcher.raised import described_at
 from batcher.request import MAX_INT
 
 S = TypeVar("S", bound=msgspec.Struct)
+Adapted = SimulatedModel | CallableModel | LLMModel | CheckedModel
 
+ATTRIBUTES = ("name", "settings", "tokenizer", "vocab_size", "eos_token_id")  # of a Model
 MAX_LOGITS = 2**24  # of a row: larger than any vocabulary, and a row of them is 64 MiB
 
 
@@ -57,24 +62,37 @@ def as_model(
         BatchdecodeError: it is none of these, the class cannot be instantiated, or an LLM does not
         answer.
     """
-    if isinstance(model, type):
-        model = _instance(model)
-    adapted: Model
-    if isinstance(model, SimulatedModel | CallableModel | LLMModel | CheckedModel):
-        adapted = model
-    elif hasattr(model, "forward") and hasattr(model, "allocate"):
-        try:
-            adapted = CheckedModel(cast(Model, model))
-        except AttributeError as error:
-            raise BatchdecodeError(f"{name or repr(model)} is no Model: {error}") from None
-    elif not missing_methods(model):
-        adapted = LLMModel(cast(LLM, model), name, call_settings)
-    elif callable(model):
-        adapted = CallableModel(cast(ModelNext, model), name)
-    else:
-        raise BatchdecodeError(f"{name or repr(model)} is {_what_it_is_not(model)}")
-    check_description(adapted)
+    try:
+        made = _instance(model) if isinstance(model, type) else model
+        adapted = _adapted(made, name, call_settings)
+        check_description(adapted)
+        adapted.tokenizer = checked_tokenizer(adapted.tokenizer, adapted.vocab_size)
+    except BatchdecodeError:
+        raise
+    except (Exception, SystemExit) as error:  # whatever the model's own attributes raise
+        called = name or shown(model)
+        raise RaisedError(f"{called} cannot be used: {described_at(error)}") from error
     return adapted
+
+
+def _adapted(model: Any, name: str | None, call_settings: CallSettings | None) -> Adapted:
+    """Return `model`, which is no class, as a Model.
+
+    Raises:
+        BatchdecodeError: it is none, or an LLM does not answer.
+    """
+    if isinstance(model, Adapted):
+        return model
+    if has_attribute(model, "forward") and has_attribute(model, "allocate"):
+        lacking = [needed for needed in ATTRIBUTES if not has_attribute(model, needed)]
+        if lacking:
+            raise BatchdecodeError(f"{name or shown(model)} is no Model: it lacks {lacking[0]}")
+        return CheckedModel(model)
+    if not missing_methods(model):
+        return LLMModel(model, name, call_settings)
+    if callable(model):
+        return CallableModel(model, name)
+    raise BatchdecodeError(f"{name or shown(model)} is {_what_it_is_not(model)}")
 
 
 def check_description(model: Model) -> None:
@@ -89,12 +107,10 @@ def check_description(model: Model) -> None:
         "name is not a string": not isinstance(model.name, str),
         f"gives is not one of {', '.join(kinds)}": model.gives not in kinds,
         "vocab_size is neither a positive int nor None": size is not None
-        and not (isinstance(size, int) and size > 0),
+        and not (_is_int(size) and size > 0),
         "eos_token_id is neither a token id nor None": eos is not None
-        and not (isinstance(eos, int) and 0 <= eos <= MAX_INT),
-        "tokenizer lacks encode or token_bytes": not (
-            hasattr(model.tokenizer, "encode") and hasattr(model.tokenizer, "token_bytes")
-        ),
+        and not (_is_int(eos) and 0 <= eos <= MAX_INT),
+        "settings are not a dict": not isinstance(model.settings, dict),
     }
     fault = next((text for text, is_so in faults.items() if is_so), None)
     if fault is None and size is not None and eos is not None and eos >= size:
@@ -109,7 +125,12 @@ def check_description(model: Model) -> None:
     except (TypeError, ValueError, RecursionError) as error:
         fault = f"settings do not fit into JSON: {error}"
     if fault is not None:
-        raise BatchdecodeError(f"model {model.name}: its {fault}")
+        name = model.name if isinstance(model.name, str) else shown(model.name)
+        raise BatchdecodeError(f"model {name}: its {fault}")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _what_it_is_not(model: object) -> str:
@@ -131,5 +152,5 @@ def _instance(model_class: type) -> object:
     try:
         return model_class()
     except (Exception, SystemExit) as error:  # whatever the class's own code raises
-        message = f"cannot make a {model_class.__name__}: {describe(error)}"
-        raise BatchdecodeError(message) from error
+        message = f"cannot make a {model_class.__name__}: {described_at(error)}"
+        raise RaisedError(message) from error

@@ -74,6 +74,7 @@ def plain_copy(request: Request, target: Target) -> Request | None:
             or _has_plain_company(request)
         )
         and (request.think_time == 0 or request.session is not None)
+        and target.can_encode(request.prompt)
     )
     return copy if is_good else None
 

@@ -6,8 +6,15 @@ from typing import Literal, get_args
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batcher.errors import BatchdecodeError, FieldProblem, GrammarError
-from batcher.request import Request
+from batcher.errors import (
+    BatchdecodeError,
+    EncodingError,
+    FieldProblem,
+    GrammarError,
+    Path,
+    not_encoded,
+)
+from batcher.request import PromptSegment, Request
 
 ConstraintField = Literal["json_schema", "regex", "choice", "lark", "gbnf"]
 CONSTRAINT_FIELDS: tuple[ConstraintField, ...] = get_args(ConstraintField)
@@ -47,6 +54,17 @@ class Target(Struct, frozen=True):
     gives_logits: bool = True
     has_eos: bool = True
     check_constraint: Callable[[ConstraintField, object], None] | None = None
+    encode: Callable[[str], object] | None = None
+
+    def can_encode(self, prompt: object) -> bool:
+        """Return whether a prompt, if it is a text, can be encoded."""
+        if self.encode is None or not isinstance(prompt, str):
+            return True
+        try:
+            self.encode(prompt)
+        except EncodingError:
+            return False
+        return True
 
 
 def num_slots_needed(request: Request) -> int:
@@ -86,6 +104,24 @@ def find_unserved(request: Request, target: Target) -> Iterator[FieldProblem]:
         yield FieldProblem("too-few-slots", (name,), message, f"use a batch of {needed} or more")
     for field in constraint_fields_of(request):
         yield from _find_uncompiled(field, getattr(request, field), target)
+    if target.encode is not None:
+        for path, text in _texts_of(request):
+            try:
+                target.encode(text)
+            except EncodingError as error:
+                yield not_encoded(path, error)
+
+
+def _texts_of(request: Request) -> Iterator[tuple[Path, str]]:
+    """Yield the texts that are to be encoded, each with its path."""
+    for name in ("prompt", "negative_prompt"):
+        prompt = getattr(request, name)
+        if isinstance(prompt, str):
+            yield (name,), prompt
+        elif isinstance(prompt, list):
+            for index, segment in enumerate(prompt):
+                if isinstance(segment, PromptSegment) and segment.text is not None:
+                    yield (name, index, "text"), segment.text
 
 
 def _find_uncompiled(

@@ -1,11 +1,14 @@
 """A model that describes itself wrongly is refused in one line, before anything is decoded."""
 
+import itertools
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
 
-from batcher import BatchdecodeError, Request, RequestError, decode, generate
+from batcher import BatchdecodeError, ByteTokenizer, Request, RequestError, decode, generate
+from batcher.errors import RaisedError
 from batcher.models.callable import CallableModel
 from batcher.models.loading import as_model
 
@@ -16,6 +19,64 @@ def model_with(**attributes: Any) -> Any:
 
     vars(model).update(attributes)
     return model
+
+
+def with_table(table: Any) -> Any:
+    class Tokenizer(ByteTokenizer):
+        token_bytes = property(lambda _: table, lambda *_: None)
+
+    return Tokenizer()
+
+
+TABLES = [  # of bytes by token id, and what is wrong with them
+    (None, " is a NoneType, not a list of bytes"),
+    (b"abc", " is a bytes, not a list of bytes"),
+    ({0: b"a"}, " is a dict, not a list of bytes"),
+    (7, " is a int, not a list of bytes"),
+    ([b"a", "b"], r"\[1\] is a str, not bytes"),
+    ([b"a", None], r"\[1\] is a NoneType, not bytes"),
+    ([97, 98], r"\[0\] is a int, not bytes"),
+    (np.array([b"a"]), r"\[0\] is a bytes_, not bytes"),  # of which numpy cuts the zeros off
+    (itertools.repeat(b"a"), " has more than 16,777,216 entries"),
+]
+
+
+class Refusing:
+    """Its attributes fail, each with an error of its own."""
+
+    token_bytes = (b"a",)
+
+    @property
+    def settings(self) -> dict:
+        return self.missing  # an AttributeError about another attribute
+
+    @property
+    def vocab_size(self) -> int:
+        raise AttributeError("mine")
+
+    @property
+    def eos_token_id(self) -> int:
+        return 1 // 0
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("settings", "'Model' object has no attribute 'missing'"),
+        ("vocab_size", "AttributeError: mine"),
+        ("eos_token_id", "ZeroDivisionError"),
+    ],
+)
+def test_an_attribute_that_fails_is_not_one_that_is_not_there(name: str, message: str) -> None:
+    class Model:
+        def __call__(self, prefixes: list[list[int]]) -> list[int]:
+            return [0 for _ in prefixes]
+
+    setattr(Model, name, vars(Refusing)[name])
+    with pytest.raises(RaisedError, match=message) as caught:
+        as_model(Model())
+    assert "test_descriptions.py, line " in str(caught.value)
+    assert caught.value.__cause__ is not None
 
 
 def endless() -> dict[str, Any]:
@@ -33,7 +94,11 @@ def endless() -> dict[str, Any]:
         ({"eos_token_id": -1}, "eos_token_id is neither"),
         ({"eos_token_id": "0"}, "eos_token_id is neither"),
         ({"vocab_size": 10, "eos_token_id": 10}, "eos_token_id 10 is not below vocab_size 10"),
+        ({"vocab_size": True}, "vocab_size is neither"),
+        ({"eos_token_id": False}, "eos_token_id is neither"),
+        ({"settings": [1]}, "settings are not a dict"),
         ({"tokenizer": object()}, "tokenizer lacks encode or token_bytes"),
+        *(({"tokenizer": with_table(table)}, f"token_bytes{fault}") for table, fault in TABLES),
         ({"settings": {"a": object()}}, "settings do not fit into JSON"),
         ({"settings": endless()}, "settings do not fit into JSON"),
         ({"gives": "text"}, "gives is not one of tokens, logits$"),
@@ -89,14 +154,63 @@ def test_a_model_without_a_name_is_none() -> None:
         as_model(Nameless())
 
 
-@pytest.mark.parametrize("encode", [lambda _: None, lambda _: 1 / 0])
-def test_a_tokenizer_that_fails_fails_the_request(encode: Any) -> None:
+def array_of(*values: Any) -> Any:
+    return lambda _: np.array(values)
+
+
+class Panic(BaseException):
+    """As tokenizers that are written in Rust raise them."""
+
+
+def panics(_: str) -> list[int]:
+    raise Panic("called on a None")
+
+
+@pytest.mark.parametrize(
+    ("encode", "why"),
+    [
+        (lambda _: 1 / 0, "the tokenizer raised ZeroDivisionError: division by zero"),
+        (panics, "the tokenizer raised Panic: called on a None"),
+        (lambda _: sys.exit(3), "the tokenizer raised SystemExit: 3"),
+        (lambda: [1], "the tokenizer raised TypeError"),
+        (lambda _: None, "the tokenizer returned None, which is no list of token ids"),
+        (lambda text: text, "the tokenizer returned 'x', which is no list of token ids"),
+        (lambda text: [text], r"the tokenizer returned \['x'\], which is no list of token ids"),
+        (lambda text: text.encode(), "returned b'x', which is no list of token ids"),
+        (lambda _: {"input_ids": [1]}, "which is no list of token ids"),
+        (lambda _: [[1]], r"returned \[\[1\]\], which is no list of token ids"),
+        (lambda _: [1.0], r"returned \[1.0\], which is no list of token ids"),
+        (lambda _: [True], r"returned \[True\], which is no list of token ids"),
+        (array_of(1.5), "which is no list of token ids"),
+        (array_of([1]), "which is no list of token ids"),
+        (lambda _: [-1], "the tokenizer returned token -1, and the model knows 0 to 2147483647"),
+        (lambda _: [2**400], "the tokenizer returned token a huge integer, and the model knows"),
+    ],
+)
+def test_a_tokenizer_that_fails_fails_the_request(encode: Any, why: str) -> None:
     class Broken:
         token_bytes = (b"a",)
 
     Broken.encode = staticmethod(encode)
-    with pytest.raises(RequestError, match="the tokenizer fails on the prompt"):
+    with pytest.raises(RequestError, match=rf"`prompt` cannot be encoded: .*{why}"):
         decode([Request(prompt="x")], model=model_with(tokenizer=Broken()))
+
+
+@pytest.mark.parametrize(
+    "answer", [[3, 1], (3, 1), array_of(3, 1)(""), iter([3, 1]), [np.int64(3), 1]]
+)
+def test_any_list_of_integers_is_what_a_text_is_encoded_as(answer: Any) -> None:
+    class Tokenizer(ByteTokenizer):
+        def encode(self, _: str) -> Any:
+            return answer
+
+    def model(prefixes: list[list[int]]) -> list[int]:
+        assert all(type(token) is int for prefix in prefixes for token in prefix)
+        return [sum(prefix) for prefix in prefixes]
+
+    model.tokenizer = Tokenizer()
+    [result] = decode([Request(prompt="x", max_tokens=1)], model=model)
+    assert result.tokens == [4]
 
 
 @pytest.mark.parametrize("text", ["\udcff", "fine"])

@@ -183,7 +183,7 @@ def test_an_llm_describes_the_model() -> None:
     assert model.settings == {
         "llm": {"max_concurrency": 3, "timeout": 60.0, "max_attempts": 4, "backoff": 0.5}
     }
-    assert model.tokenizer.encode("a") == [97]
+    assert model.tokenizer.encode("\6") == [6]
     llm.settings, llm.tokenizer = {"a": 1}, model.tokenizer
     assert load_as_llm(llm).settings["settings"] == {"a": 1}
     assert load_as_llm(llm).tokenizer is model.tokenizer

@@ -1,0 +1,50 @@
+"""What `package.module:name` names, and why it cannot be had."""
+
+import pytest
+
+from batcher.errors import BatchdecodeError, RaisedError
+from batcher.importing import import_object
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Return a function that writes a module into the current folder, and returns its name."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def write(text):
+        name = f"own_{abs(hash(text))}"
+        (tmp_path / f"{name}.py").write_text(text)
+        return name
+
+    return write
+
+
+def test_what_is_not_there_is_not_there(module):
+    name = module("def model():\n    pass\n")
+    with pytest.raises(BatchdecodeError, match=rf"^{name} has no 'modal'; did you mean") as caught:
+        import_object(f"{name}:modal", "model", "simulated")
+    assert not isinstance(caught.value, RaisedError)
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1\nx.model\n", "AttributeError: 'int' object has no attribute 'model'"),
+        ("\nraise AttributeError\n", "AttributeError: "),
+        ("\nimport math.nothing\n", "ModuleNotFoundError: No module named 'math.nothing'"),
+        ("\nraise SystemExit(3)\n", "SystemExit: 3"),
+        ("\ndef (\n", "SyntaxError: "),
+        ("def __getattr__(name):\n    return None.model\n", "'NoneType' object has no attribute"),
+    ],
+)
+def test_what_the_module_itself_raises_is_told_with_its_line(module, text, message):
+    name = module(text)
+    with pytest.raises(RaisedError) as caught:
+        import_object(f"{name}:model", "model", "simulated")
+    said = str(caught.value)
+    assert said.startswith(f"cannot import {name}")
+    assert message in said
+    assert said.endswith(f"({name}.py, line 2)")
+    assert caught.value.__cause__ is not None
