@@ -9,11 +9,11 @@ from msgspec import Struct
 
 Batching = Literal["continuous", "static"]
 PrefillOrder = Literal["decode-first", "prefill-first"]
-Capacity = Literal["on-demand", "no-evict", "watermark"]
+Capacity = Literal["watermark", "on-demand", "no-evict"]
 
 DEFAULT_BLOCK_SIZE = 16  # tokens
 DEFAULT_AGING = 300.0  # seconds
-DEFAULT_WATERMARK = 0.01  # of all blocks
+DEFAULT_WATERMARK = 0.0  # of all blocks
 
 # What a person says of the prefix cache -> the setting.
 PREFIX_CACHE = {"on": True, "off": False, "auto": None}
@@ -32,8 +32,8 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     stand still.
     kv_blocks: how many blocks of block_size tokens there are; None is no limit.
     prefix_cache: whether full blocks are found again by their tokens; None: where kv_blocks is set.
-    capacity: when a sequence is let in: if what it computes next has room ("on-demand"), if all of
-    it that is known has and `watermark` of all blocks stay free ("watermark"), or if all it can
+    capacity: when a sequence is let in: if all of it that is known has room and `watermark` of all
+    blocks stay free ("watermark"), if what it computes next has ("on-demand"), or if all it can
     ever need has ("no-evict").
     """
 
@@ -46,7 +46,7 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     kv_blocks: int | None = None
     block_size: int = DEFAULT_BLOCK_SIZE
     prefix_cache: bool | None = None
-    capacity: Capacity = "on-demand"
+    capacity: Capacity = "watermark"
     watermark: float = DEFAULT_WATERMARK
 
     @property

@@ -119,11 +119,11 @@ class SchedulingOptions:
         ),
     ] = None
     capacity: Annotated[
-        Literal["on-demand", "watermark", "no-evict"] | None,
+        Literal["watermark", "on-demand", "no-evict"] | None,
         typer.Option(
             metavar="KIND",
-            help="How much room lets a request in: on-demand, watermark or no-evict.  "
-            "[default: on-demand]",
+            help="How much room lets a request in: watermark, on-demand or no-evict.  "
+            "[default: watermark]",
             rich_help_panel=SCHEDULING,
         ),
     ] = None
@@ -132,8 +132,7 @@ class SchedulingOptions:
         typer.Option(
             min=0,
             metavar="SHARE",
-            help="Of all blocks, what --capacity watermark keeps free: less than 1.  "
-            "[default: 0.01]",
+            help="Of all blocks, what --capacity watermark keeps free: less than 1.  [default: 0]",
             show_default=False,
             rich_help_panel=SCHEDULING,
         ),

@@ -16,7 +16,11 @@ from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 # Setting -> whether it has an effect beside others, and what it has none without.
 _EFFECTS: dict[str, tuple[Callable[[SchedulingSettings], bool], str]] = {
     "block_size": (lambda settings: settings.is_paged, "--kv-blocks or --prefix-cache on"),
-    "watermark": (lambda settings: settings.capacity == "watermark", "--capacity watermark"),
+    "capacity": (lambda settings: settings.kv_blocks is not None, "--kv-blocks"),
+    "watermark": (
+        lambda settings: settings.kv_blocks is not None and settings.capacity == "watermark",
+        "--kv-blocks and --capacity watermark",
+    ),
     "aging": (
         lambda settings: settings.policy != DEFAULT_SCHEDULING.policy,
         "a --policy other than fcfs",
@@ -72,7 +76,7 @@ def check_settings(num_slots: int, settings: SchedulingSettings) -> None:
         )
     if settings.policy == LONGEST_PREFIX_MATCH and not settings.has_prefix_cache:
         raise BatchdecodeError("the policy lpm needs a prefix cache: --prefix-cache on")
-    if settings.capacity != "on-demand" and settings.kv_blocks is None:
+    if settings.capacity != DEFAULT_SCHEDULING.capacity and settings.kv_blocks is None:
         raise BatchdecodeError(f"--capacity {settings.capacity} has no effect without --kv-blocks")
 
 

@@ -122,8 +122,8 @@ def _systematic(needs: Needs) -> Iterator[dict[str, Any]]:
     for name in POLICIES:
         cache = {"prefix_cache": True} if name == LONGEST_PREFIX_MATCH else {}
         yield {"policy": name, "batch": 3 * unit, **cache}
-    for capacity in ("no-evict", "watermark"):
-        yield {"capacity": capacity, "kv_blocks": 2 * needs.num_blocks(DEFAULT_BLOCK_SIZE)}
+    for capacity in ({"capacity": "no-evict"}, {"capacity": "on-demand"}, {"watermark": 0.2}):
+        yield {**capacity, "kv_blocks": 2 * needs.num_blocks(DEFAULT_BLOCK_SIZE)}
     for threshold in THRESHOLDS:
         yield {"long_prefill_threshold": threshold, "batch": 8 * unit}
     for num_more in (0, 1, 16):

@@ -47,12 +47,12 @@ AXIS_OPTIONS = {
     ),
     "capacity": (
         "KIND",
-        "on-demand, watermark or no-evict.  [default: on-demand]",
+        "watermark, on-demand or no-evict.  [default: watermark]",
         SCHEDULING,
     ),
     "watermark": (
         "SHARE",
-        "Of all blocks, what --capacity watermark keeps free.  [default: 0.01]",
+        "Of all blocks, what --capacity watermark keeps free.  [default: 0]",
         SCHEDULING,
     ),
     "profile": (

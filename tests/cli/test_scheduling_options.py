@@ -48,7 +48,7 @@ def test_what_is_given_is_in_the_trace(folder):
         folder,
         *[*LIMITS, "--policy", "sjf", "--aging", "7", "--batching", "static"],
         *["--long-prefill-threshold", "5", "--prefill-order", "prefill-first"],
-        *["--prefix-cache", "off", "--capacity", "watermark", "--watermark", "0.2"],
+        *["--prefix-cache", "off", "--watermark", "0.2"],
         *["--profile", "constant:0.25"],
     )
     assert event["policy"] == "sjf"
@@ -61,7 +61,6 @@ def test_what_is_given_is_in_the_trace(folder):
         "kv_blocks": 12,
         "block_size": 4,
         "prefix_cache": False,
-        "capacity": "watermark",
         "watermark": 0.2,
     }
     assert event["step_time"]["name"] == "constant"
@@ -134,16 +133,16 @@ def test_a_trace_takes_no_options_of_scheduling(folder):
         (["--policy", "priorty"], "did you mean priority? (known: fcfs, priority, sjf,"),
         (["--policy", "nowhere:key"], "nowhere"),
         (["--batching", "statc"], "not one of 'continuous', 'static'"),
-        (["--capacity", "watermark"], "--capacity watermark has no effect without --kv-blocks"),
+        (["--capacity", "watermark"], "--capacity has no effect without --kv-blocks"),
         (
             ["--block-size", "4"],
             "--block-size has no effect without --kv-blocks or --prefix-cache on",
         ),
-        (["--watermark", "0.2"], "--watermark has no effect without --capacity watermark"),
         (
             ["--kv-blocks", "9", "--capacity", "watermark", "--watermark", "1"],
             "--watermark must be a share from 0 to less than 1, not 1.0",
         ),
+        (["--watermark", "0.2"], "--watermark has no effect without --kv-blocks and --capacity"),
         (["--aging", "60"], "--aging has no effect without a --policy other than fcfs"),
         (["--profile", "h200"], "known: rtx4090_llama3.1-8b"),
         (["--max-batch-tokens", "2"], "--max-batch-tokens 2 is less than the 3 slots"),

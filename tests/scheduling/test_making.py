@@ -31,7 +31,7 @@ CASES: list[tuple[dict[str, Any], str]] = [
     ({"policy": "lpm"}, "the policy lpm needs a prefix cache"),
     ({"policy": "lpm", "kv_blocks": 9, "prefix_cache": False}, "the policy lpm needs a prefix"),
     ({"capacity": "no-evict"}, "--capacity no-evict has no effect without --kv-blocks"),
-    ({"capacity": "watermark", "prefix_cache": True}, "--capacity watermark has no effect without"),
+    ({"capacity": "on-demand", "prefix_cache": True}, "--capacity on-demand has no effect without"),
 ]
 
 
@@ -62,7 +62,9 @@ def test_settings_at_their_limits_are_fine(fields: dict[str, Any]) -> None:
     [
         ("block_size", {}, {"kv_blocks": 9}),
         ("block_size", {"kv_blocks": None}, {"prefix_cache": True}),
-        ("watermark", {"kv_blocks": 9}, {"kv_blocks": 9, "capacity": "watermark"}),
+        ("capacity", {"prefix_cache": True}, {"kv_blocks": 9}),
+        ("watermark", {}, {"kv_blocks": 9}),
+        ("watermark", {"kv_blocks": 9, "capacity": "no-evict"}, {"kv_blocks": 9}),
         ("aging", {"kv_blocks": 9}, {"policy": "sjf"}),
         ("aging", {"kv_blocks": 9}, {"kv_blocks": 9, "policy": "lpm"}),
     ],

@@ -116,7 +116,7 @@ def test_a_combination_that_makes_no_sense_is_told_of_and_the_others_go_on():
         ("kv_blocks", "-1", "or none"),
         ("policy", "fcfs,sfj", "unknown policy 'sfj'; did you mean sjf"),
         ("profile", "nothing", "unknown profile nothing; known: rtx4090_llama3.1-8b"),
-        ("capacity", "evict", "there is on-demand, no-evict, watermark"),
+        ("capacity", "evict", "there is watermark, on-demand, no-evict"),
         ("batching", "statik", "did you mean static? there is continuous, static"),
         ("prefix_cache", "yes", "there is on, off, auto"),
         ("aging", "nan", "expected seconds above 0"),

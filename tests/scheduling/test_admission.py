@@ -1,0 +1,71 @@
+"""When the first of the queue is let in: the capacities, one next to the other."""
+
+import pytest
+
+from batcher.scheduling.making import make_scheduler
+from batcher.scheduling.plan import StepPlan
+from batcher.scheduling.sequence import ScheduledSequence
+from batcher.settings import SchedulingSettings
+from batcher.simulation.simulator import simulate
+from batcher.simulation.workload import Job, Piece, Workload
+from batcher.timing.formulas import ConstantStepTime
+
+
+def limits(**more) -> SchedulingSettings:
+    """10 blocks of 4 tokens, of which a step computes 8."""
+    return SchedulingSettings(
+        kv_blocks=10, block_size=4, max_batch_tokens=8, prefix_cache=False, **more
+    )
+
+
+def job(place: int, num_prompt_tokens: int, num_output_tokens: int) -> Job:
+    return Job(
+        id=f"r{place}",
+        place=place,
+        arrival_time=0.0,
+        num_prompt_tokens=num_prompt_tokens,
+        num_output_tokens=num_output_tokens,
+        max_tokens=num_output_tokens,
+        prompt=(Piece(num_prompt_tokens, ("seed", place)),),
+        output=Piece(num_output_tokens, ("seed", -place)),
+    )
+
+
+def admitted(settings: SchedulingSettings, num_steps: int) -> list[list[str]]:
+    """Return who is let in at each step: two prompts of 24 tokens wait, 6 blocks each."""
+    scheduler = make_scheduler(2, settings, lambda *_: ())
+    for name in ("first", "second"):
+        waiting = ScheduledSequence(id=name, num_prompt_tokens=24, num_tokens=24, max_tokens=4)
+        waiting.state = "waiting"  # type: ignore[assignment]  # as the engine leaves it
+        scheduler.queue.push(waiting)
+    plans: list[StepPlan] = []
+    for step in range(num_steps):
+        plans.append(scheduler.plan(step, float(step)))
+        scheduler.end_step(plans[-1])
+    return [[leader.id for leader in plan.admitted] for plan in plans]
+
+
+def test_by_default_all_known_tokens_have_to_fit() -> None:
+    # the first chunks of the second would fit beside the first, all of it does not
+    assert admitted(limits(), 5) == [["first"], [], [], [], []]
+
+
+@pytest.mark.parametrize(
+    ("more", "second"), [({"capacity": "on-demand"}, 3), ({"capacity": "no-evict"}, None)]
+)
+def test_the_other_capacities(more: dict[str, str], second: int | None) -> None:
+    found = admitted(limits(**more), 5)
+    assert found[0] == ["first"]
+    assert [step for step, names in enumerate(found) if "second" in names] == (
+        [] if second is None else [second]
+    )
+
+
+def test_long_prompts_do_not_drive_each_other_out() -> None:
+    # each prompt takes 24 of 40 tokens: two at a time would preempt each other for ever
+    workload = Workload([job(place, 24, 4) for place in range(6)], 6)
+    kept = simulate(workload, 4, limits(), ConstantStepTime())
+    thrashing = simulate(workload, 4, limits(capacity="on-demand"), ConstantStepTime())
+    assert (kept.totals.num_preemptions, kept.totals.recomputed_tokens) == (0, 0)
+    assert thrashing.totals.num_preemptions > 0
+    assert kept.totals.computed_tokens < thrashing.totals.computed_tokens
