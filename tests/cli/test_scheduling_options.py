@@ -274,6 +274,6 @@ def test_the_prefix_cache_has_one_name_in_every_command():
 
 def test_the_help_of_the_watermark_says_what_is_allowed():
     shown = " ".join(batchdecode("run", "--help").stdout.decode().split())
-    (text,) = re.findall(r"--watermark SHARE.*?0\.01\]", shown)
+    (text,) = re.findall(r"--watermark SHARE.*?default: 0\]", shown)
     assert "less than 1" in text
     assert "<=1" not in text
