@@ -18,6 +18,7 @@ FinishReason = Literal["stop", "length", "error", "aborted"]
 StopReason = int | list[int] | str | None
 PromptType = Literal["system", "user", "assistant"]
 ConstraintOutcome = Literal["complete", "incomplete"]
+ConstraintCheck = Literal["none"]
 
 
 class Transition(Struct, frozen=True, forbid_unknown_fields=True):
@@ -170,7 +171,8 @@ class Result(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     index: which of the request's outputs it is, from 0.
     What is None is not written: error, why it failed; cumulative_logprob, of all tokens, and
     logprobs, of each, if asked for; score, that of beam search; segments, if the request names
-    states; constraint, whether an output that has to follow one is a whole.
+    states; constraint, whether an output that has to follow one is a whole; constraint_check, that
+    nothing but what made it could tell.
     """
 
     id: str
@@ -188,3 +190,4 @@ class Result(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     score: float | None = None
     segments: list[Segment] | None = None
     constraint: ConstraintOutcome | None = None
+    constraint_check: ConstraintCheck | None = None

@@ -51,6 +51,25 @@ def test_forced_tokens_come_in_one_step_and_count() -> None:
     assert (result.finish_reason, result.constraint) == ("stop", "complete")
 
 
+def test_what_is_too_much_for_the_grammar_byte_by_byte_is_legal_all_the_same() -> None:
+    schema = {"type": "string", "maxLength": 300, "pattern": r"^(?:\S+\s+){0,29}\S+$"}
+    requests = [
+        fields(id=str(n), json_schema=schema, max_tokens=40, temperature=1.0) for n in range(6)
+    ]
+    results = run(requests).results
+    assert [result.error for result in results] == [None] * 6
+    assert {result.constraint for result in results} <= {"complete", "incomplete"}
+
+
+def test_what_only_its_own_grammar_can_judge_goes_unchecked() -> None:
+    grammar = {"lark": 'start: "yes" | "no"', "max_tokens": 8}
+    asked = [fields(id="lark", **grammar), fields(id="cut", **grammar | {"max_tokens": 1})]
+    results = {result.id: result for result in run([*asked, fields(id="re", regex="yes")]).results}
+    assert (results["lark"].constraint, results["lark"].constraint_check) == ("complete", "none")
+    assert (results["cut"].constraint, results["cut"].constraint_check) == ("incomplete", None)
+    assert (results["re"].constraint, results["re"].constraint_check) == ("complete", None)
+
+
 def test_a_constraint_that_one_request_has_is_not_said_to_be_reused() -> None:
     for num_requests in (1, 3):
         engine = Engine(SimulatedModel(), 2)

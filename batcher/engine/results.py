@@ -77,6 +77,7 @@ def _with_more(
         score=generated.score,
         segments=None if output.segments is None else [*map(_segment, output.segments)],
         constraint=generated.constraint,
+        constraint_check=generated.constraint_check,
     )
 
 

@@ -82,6 +82,7 @@ DESCRIPTIONS = {
     "score": "The score of a beam.",
     "segments": "What was generated in each state, in order.",
     "constraint": "Whether the output that has to follow a constraint is a whole.",
+    "constraint_check": "That nothing could check a whole output but what it was made by.",
     "logprob": "The natural logarithm of the probability.",
     "token": "A token id.",
     "top": "The most likely tokens, most likely first.",

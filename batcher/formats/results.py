@@ -9,6 +9,7 @@ from msgspec import Struct
 from batcher.errors import RUN_ERROR_CODES, BatchdecodeError
 from batcher.formats.diagnostics import Problem
 from batcher.request import (
+    ConstraintCheck,
     ConstraintOutcome,
     ErrorInfo,
     FinishReason,
@@ -52,6 +53,7 @@ class Extras(Struct, frozen=True, omit_defaults=True):
     score: float | None = None
     segments: list[Segment] | None = None
     constraint: ConstraintOutcome | None = None
+    constraint_check: ConstraintCheck | None = None
 
 
 class Choice(Struct, frozen=True):

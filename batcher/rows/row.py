@@ -80,16 +80,27 @@ class Row(Struct, eq=False):
     def check(
         self, generated: Generated, tokenizer: Tokenizer, eos_token_id: int | None
     ) -> Generated:
-        """Return an output of this row with what its grammar says of it."""
+        """Return an output of this row with what is to be said of it and its constraint.
+
+        One that EOS has ended is a whole, unless the second look says otherwise; one that was cut,
+        if the second look says so, or the grammar where there is no other judge.
+        """
         if self.grammar is None or generated.reason == "error":
             return generated
         tokens = generated.tokens
-        is_whole = tokens[-1:] == [eos_token_id]
-        output = join_bytes(tokens[:-1] if is_whole else tokens, tokenizer.token_bytes)
-        problem = self.grammar.verifier.broken_by(output)
-        generated = replace(generated, constraint="incomplete" if problem else "complete")
-        if not is_whole:
-            problem = self.grammar.verifier.broken_by_prefix(output)
+        is_ended = tokens[-1:] == [eos_token_id]
+        kept = tokens[:-1] if is_ended else tokens
+        output = join_bytes(kept, tokenizer.token_bytes)
+        look = self.grammar.verifier.look(output)
+        is_whole = is_ended or self.grammar.accepts(kept)
+        if look.is_decided:
+            is_whole = look.problem is None
+        problem = look.problem if is_ended or not self.grammar.verifier.can_begin(output) else None
+        generated = replace(
+            generated,
+            constraint="complete" if is_whole else "incomplete",
+            constraint_check=None if look.is_decided or not is_whole else "none",
+        )
         if problem is None:
             return generated
         failure = Failure("constraint-error", f"the output breaks its constraint: {problem}")

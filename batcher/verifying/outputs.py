@@ -11,7 +11,7 @@ from batcher.request import NUM_DIGITS, ErrorInfo, Result, TokenLogprob
 Outputs = Mapping[tuple[str, int], Result]
 """By id of the request and index of the output."""
 
-_SAME = ("text", "finish_reason", "stop_reason", "segments", "constraint")
+_SAME = ("text", "finish_reason", "stop_reason", "segments", "constraint", "constraint_check")
 _UNIT = 1.5 * 10.0**-NUM_DIGITS  # of a told number the last digit may be rounded either way
 
 

@@ -221,7 +221,8 @@ RESULTS = [
         logprobs=[TokenLogprob(1, -1.5, [TopLogprob(2, -0.5), TopLogprob(1, -1.5)])],
         score=-0.5,
         segments=[Segment("a", "t", [1])],
-        constraint="incomplete",
+        constraint="complete",
+        constraint_check="none",
     ),
     Result(
         id="a",
@@ -253,7 +254,15 @@ def encode_row(result):
     return encode_openai_row([result], "m")
 
 
-OPTIONAL = {"error", "cumulative_logprob", "logprobs", "score", "segments", "constraint"}
+OPTIONAL = {
+    "error",
+    "cumulative_logprob",
+    "logprobs",
+    "score",
+    "segments",
+    "constraint",
+    "constraint_check",
+}
 
 
 @pytest.mark.parametrize("result", RESULTS)

@@ -168,6 +168,7 @@ RESULTS = st.builds(
     segments=st.none()
     | st.lists(st.builds(Segment, TEXT, TEXT, st.lists(COUNT, max_size=3)), max_size=2),
     constraint=st.sampled_from([None, "complete", "incomplete"]),
+    constraint_check=st.sampled_from([None, "none"]),
     error=st.none() | st.builds(ErrorInfo, TEXT, TEXT, MAYBE_COUNT, MAYBE_COUNT, st.none() | TEXT),
 )
 

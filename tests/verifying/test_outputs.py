@@ -54,6 +54,7 @@ def test_slots_steps_and_usage_do_not_count():
         ({"stop_reason": 3}, "stop_reason", None),
         ({"segments": [Segment("a", "b", [1])]}, "segments", None),
         ({"constraint": "complete"}, "constraint", None),
+        ({"constraint_check": "none"}, "constraint_check", None),
         ({"error": ErrorInfo("model-error", "no")}, "error", None),
         ({"logprobs": [RESULT.logprobs[0], logprob(-0.5)]}, "logprobs", 2),
         ({"logprobs": [RESULT.logprobs[0], logprob(-0.5), logprob(-0.500003)]}, "logprobs", 2),

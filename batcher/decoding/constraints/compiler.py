@@ -1,6 +1,7 @@
 """Compiles constraints for one tokenizer, each distinct one once."""
 
 from collections import OrderedDict
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from batcher.decoding.constraints.lark import json_schema_grammar, lark_grammar
@@ -15,23 +16,25 @@ from batcher.models.base import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+_NEEDED_MODULES = ("llguidance", "jsonschema", "re2")
 MAX_CACHED = 256
 MAX_CACHED_CHARS = 8 * 1024 * 1024  # compiled, a text takes some 20 times its size
 
 
 class MissingGrammarError(BatchdecodeError):
-    """Constraints need llguidance, and it is not installed."""
+    """Constraints need packages that are not installed."""
 
     def __init__(self) -> None:
         super().__init__(
-            "constraints need llguidance: install it with `pip install 'batchdecode[grammar]'`"
+            "constraints need llguidance, jsonschema and google-re2: "
+            "install them with `pip install 'batchdecode[grammar]'`"
         )
 
 
 class CompiledConstraint:
     """A constraint ready for any number of rows.
 
-    verifier: checks finished outputs, independently of the rows.
+    verifier: checks finished outputs by other means than the rows were made by.
     """
 
     def __init__(self, source: ConstraintSource, start: "LLMatcher", eos_token_id: int) -> None:
@@ -41,6 +44,11 @@ class CompiledConstraint:
     def new_row(self) -> GrammarRow:
         """Return the constraint of an output that has not begun."""
         return GrammarRow(self._start.deep_copy(), self._eos_token_id)
+
+    def accepts(self, tokens: list[int]) -> bool:
+        """Return whether these tokens are a whole by the grammar that also made them."""
+        matcher = self._start.deep_copy()
+        return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
 class ConstraintCompiler:
@@ -116,10 +124,10 @@ class ConstraintCompiler:
     def _llguidance_tokenizer(self) -> "LLTokenizer":
         """Return the tokenizer as llguidance knows it, made when it is first needed."""
         if self._bridge is None:
-            try:
-                from llguidance import LLTokenizer  # noqa: PLC0415 - an optional dependency
-            except ImportError as error:
-                raise MissingGrammarError from error
+            if any(find_spec(name) is None for name in _NEEDED_MODULES):
+                raise MissingGrammarError
+            from llguidance import LLTokenizer  # noqa: PLC0415 - an optional dependency
+
             vocabulary = _Vocabulary(self._tokenizer, self._vocab_size, self._eos_token_id)
             self._bridge = LLTokenizer(vocabulary)  # type: ignore[arg-type] # it asks for no more
         return self._bridge

@@ -1,22 +1,33 @@
-"""A second look at an output: its bytes against its constraint, apart from how it was made.
+"""A second look at an output, by means that have no part in how it was made.
 
-Decoding follows tokens through masks; here every byte goes alone through a parser of its own.  A
-JSON output is read by `json` besides, and a choice is only looked up.
+Decoding follows tokens through llguidance's masks.  Here a choice is looked up, JSON is validated
+by `jsonschema`, and a regex matched by RE2.  Rule: only what these refute breaks a constraint;
+where there are none, as for grammars, the output goes unchecked, and its result says so.
 """
 
 import json
-from functools import cache
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from functools import cached_property
+from typing import NamedTuple
 
-from batcher.decoding.constraints.lark import lark_grammar
-from batcher.decoding.constraints.matchers import make_matcher
+from batcher.decoding.constraints.json_checks import JsonCheck, UndecidedError
+from batcher.decoding.constraints.patterns import whole_match
 from batcher.decoding.constraints.source import ConstraintSource
-from batcher.errors import InvariantError
-
-if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
 
 _NUM_SHOWN = 20  # bytes of an output in a message
+
+
+class Look(NamedTuple):
+    """What the second look has found; problem: what breaks the constraint, None if nothing does.
+
+    is_decided: whether there was anything independent to look with; if not, problem is None.
+    """
+
+    problem: str | None
+    is_decided: bool = True
+
+
+UNDECIDED = Look(None, is_decided=False)
 
 
 class Verifier:
@@ -24,61 +35,55 @@ class Verifier:
 
     def __init__(self, source: ConstraintSource) -> None:
         self._source = source
-        self._start: LLMatcher | None = None
 
-    def broken_by(self, output: bytes) -> str | None:
-        """Return what breaks the constraint in a finished output, None if it keeps it."""
-        problem = self._mismatch(output, is_whole=True)
-        if problem is None and self._source.kind == "json_schema":
-            return _json_problem(output)
-        return problem
+    def look(self, output: bytes) -> Look:
+        """Return what is wrong with an output as a whole."""
+        return self._look(output)
 
-    def broken_by_prefix(self, output: bytes) -> str | None:
-        """Return what keeps an output that was cut off from ever being whole, None if nothing."""
-        return self._mismatch(output, is_whole=False)
+    def can_begin(self, output: bytes) -> bool:
+        """Return False if it is sure that no whole output begins like this one."""
+        if self._source.kind != "choice":
+            return True
+        return any(choice.startswith(output) for choice in self._choices)
 
-    def _mismatch(self, output: bytes, *, is_whole: bool) -> str | None:
-        if self._source.kind == "choice":
-            choices = [text.encode() for text in json.loads(self._source.text)]
-            if output in choices:
-                return None
-            if not is_whole and any(choice.startswith(output) for choice in choices):
-                return None
-            return f"{_shown(output)} is none of the choices"
-        matcher = self._matcher()
-        num_kept = matcher.try_consume_tokens(list(output))
-        if num_kept < len(output):
-            return f"byte {num_kept}: {_shown(output[num_kept:])} cannot stand there"
-        if is_whole and not matcher.is_accepting():
-            return f"byte {len(output)}: the output ends too early"
-        return None
+    @cached_property
+    def _look(self) -> Callable[[bytes], Look]:
+        """What looks; made for the first output."""
+        match self._source.kind:
+            case "choice":
+                return self._look_up
+            case "json_schema":
+                return self._validate
+            case "regex":
+                return self._match
+        return lambda _: UNDECIDED
 
-    def _matcher(self) -> "LLMatcher":
-        """Return a matcher of single bytes at the start of an output."""
-        if self._start is None:
-            grammar = lark_grammar(self._source)
-            self._start = make_matcher(_byte_tokenizer(), grammar, self._source.kind)
-            if self._start.is_error():
-                raise InvariantError(f"compiled once, but not again: {self._start.get_error()}")
-        return self._start.deep_copy()
+    @cached_property
+    def _choices(self) -> list[bytes]:
+        return [text.encode() for text in json.loads(self._source.text)]
 
+    @cached_property
+    def _json_check(self) -> JsonCheck:
+        return JsonCheck(self._source.text)
 
-@cache
-def _byte_tokenizer() -> "LLTokenizer":
-    """Return the tokenizer whose token ids are the bytes."""
-    from llguidance import LLTokenizer  # noqa: PLC0415 - an optional dependency
+    def _look_up(self, output: bytes) -> Look:
+        return Look(None if output in self._choices else f"{_shown(output)} is none of the choices")
 
-    return LLTokenizer("byte")
+    def _validate(self, output: bytes) -> Look:
+        try:
+            return Look(self._json_check.problem(output))
+        except UndecidedError:
+            return UNDECIDED
 
-
-def _json_problem(output: bytes) -> str | None:
-    """Return why `output` is not a JSON value, None if it is one."""
-    try:
-        # numbers stay text: Python limits how long those that it converts may be
-        json.loads(output, parse_int=str, parse_float=str)
-    except (ValueError, RecursionError) as error:
-        return f"not JSON that can be read: {error}"
-    return None
+    def _match(self, output: bytes) -> Look:
+        test = whole_match(self._source.text)
+        if test is None:
+            return UNDECIDED
+        try:
+            is_match = test(output.decode())
+        except UnicodeDecodeError:
+            is_match = False
+        return Look(None if is_match else f"{_shown(output)} does not match")
 
 
 def _shown(output: bytes) -> str:

@@ -10,6 +10,9 @@ WORDS = WordTokenizer()
 NUM_WORDS = len(WORDS.token_bytes)
 
 
+BYTES = [b"", *(bytes([byte]) for byte in range(256))]  # EOS, and one token for each byte
+
+
 class Vocabulary:
     """A tokenizer that is nothing but its tokens."""
 
@@ -30,6 +33,12 @@ def source(kind, constraint):
     """A constraint as a request would state it."""
     is_text = isinstance(constraint, str) and kind not in {"json_schema", "choice"}
     return ConstraintSource(kind, constraint if is_text else json.dumps(constraint))
+
+
+def language(kind, constraint):
+    """What tells whether an output is a whole, as the compiled constraint has it."""
+    compiled = compiler(BYTES).compile(source(kind, constraint))
+    return lambda output: compiled.accepts([byte + 1 for byte in output])
 
 
 def ids_allowed(row, vocab_size=NUM_WORDS):

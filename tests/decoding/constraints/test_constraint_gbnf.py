@@ -5,9 +5,8 @@ import re
 import time
 
 import pytest
-from constrained import bytes_allowed, compiler, follow, must_end, source
+from constrained import bytes_allowed, compiler, follow, language, must_end, source
 
-from batcher.decoding.constraints import Verifier
 from batcher.decoding.constraints.gbnf import GbnfError, gbnf_to_lark
 
 REGULAR = [
@@ -36,19 +35,17 @@ def strings(alphabet, max_length):
         yield from map("".join, itertools.product(alphabet, repeat=length))
 
 
-def language(grammar, alphabet, max_length):
+def texts_of(grammar, alphabet, max_length):
     """The strings over an alphabet that keep a grammar."""
-    verifier = Verifier(source("gbnf", grammar))
-    return {
-        text for text in strings(alphabet, max_length) if verifier.broken_by(text.encode()) is None
-    }
+    is_whole = language("gbnf", grammar)
+    return {text for text in strings(alphabet, max_length) if is_whole(text.encode())}
 
 
 @pytest.mark.parametrize(("grammar", "regex"), REGULAR)
 def test_a_grammar_without_recursion_is_a_regex(grammar, regex):
     expected = {text for text in strings("abc-\n", 4) if re.fullmatch(regex, text)}
     assert expected
-    assert language(grammar, "abc-\n", 4) == expected
+    assert texts_of(grammar, "abc-\n", 4) == expected
 
 
 @pytest.mark.parametrize(
@@ -73,7 +70,7 @@ def test_a_grammar_with_recursion_keeps_its_language(grammar, is_in):
     alphabet = "()" if "(" in grammar else "abc"
     expected = {text for text in strings(alphabet, 7) if is_in(text)}
     assert expected
-    assert language(grammar, alphabet, 7) == expected
+    assert texts_of(grammar, alphabet, 7) == expected
 
 
 def balanced(text, opening, closing):
@@ -88,11 +85,11 @@ def balanced(text, opening, closing):
 def test_quotes_slashes_and_control_characters_survive():
     text = '"/\\\n\t\r[]{}é€😀\x01<|end|>'
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\x01", "\\x01")
-    assert Verifier(source("gbnf", f'root ::= "{escaped}"')).broken_by(text.encode()) is None
+    assert language("gbnf", f'root ::= "{escaped}"')(text.encode())
     in_class = "".join(f"\\U{ord(character):08x}" for character in text)
-    verifier = Verifier(source("gbnf", f"root ::= [{in_class}]{{{len(text)}}}"))
-    assert verifier.broken_by(text.encode()) is None
-    assert verifier.broken_by(b"x") is not None
+    is_whole = language("gbnf", f"root ::= [{in_class}]{{{len(text)}}}")
+    assert is_whole(text.encode())
+    assert not is_whole(b"x")
 
 
 def test_a_grammar_without_recursion_becomes_a_single_lexeme_which_is_the_fastest():
@@ -114,16 +111,15 @@ def test_a_grammar_without_recursion_becomes_a_single_lexeme_which_is_the_fastes
     ],
 )
 def test_a_rule_that_leads_to_itself_is_well_if_it_can_stop(grammar, output):
-    assert Verifier(source("gbnf", grammar)).broken_by(output.encode()) is None
+    assert language("gbnf", grammar)(output.encode())
 
 
 def test_groups_may_be_nested_as_deep_as_is_said():
     grammar = "root ::= " + "(" * 25 + '"a"' + ")*" * 25
-    verifier = Verifier(source("gbnf", grammar))
-    assert verifier.broken_by(b"aa") is None
-    assert verifier.broken_by(b"b") is not None
-    side_by_side = Verifier(source("gbnf", "root ::= " + '("a")' * 30))
-    assert side_by_side.broken_by(b"a" * 30) is None
+    is_whole = language("gbnf", grammar)
+    assert is_whole(b"aa")
+    assert not is_whole(b"b")
+    assert language("gbnf", "root ::= " + '("a")' * 30)(b"a" * 30)
 
 
 def test_a_long_row_of_repetitions_is_refused_where_it_becomes_too_long():

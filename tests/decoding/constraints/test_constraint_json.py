@@ -6,9 +6,10 @@ import jsonschema
 import pytest
 from constrained import WORDS, compiler, random_outputs, source
 
+from batcher.decoding.constraints.verification import Look
 from batcher.models.word_tokenizer import EOS_TOKEN_ID, byte_id
 
-NUM_OUTPUTS = 50  # of each of the 20 schemas
+NUM_OUTPUTS = 42  # of each of the 24 schemas
 # What ends a string, an object or an array is drawn more often, or outputs would not end.
 WEIGHTS = {byte_id('"'): 40, byte_id("}"): 40, byte_id("]"): 20, EOS_TOKEN_ID: 60}
 
@@ -59,13 +60,21 @@ SCHEMAS = [
     {"type": "object", "additionalProperties": {"type": "boolean"}},
     {"type": "string", "minLength": 3, "maxLength": 6},
     {"type": "object", "properties": {"größe": {"enum": ["é", "€", "😀"]}}, "required": ["größe"]},
+    {"type": "string", "maxLength": 30, "pattern": r"^(?:\S+\s+){0,5}\S+$"},
+    {"type": "number", "multipleOf": 0.01, "minimum": -3, "maximum": 12.5},
+    {
+        "type": "object",
+        "patternProperties": {"^[a-z]{1,2}$": {"type": "null"}, "^[^a-z]": {"const": 0.1}},
+        "additionalProperties": False,
+    },
+    {"type": "string", "pattern": r"\d[^\s\d]", "maxLength": 9},
     {"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 9}]},
     {"type": ["string", "null", "array"], "items": {"type": "boolean"}, "maxItems": 3},
 ]
 
 
-def test_there_are_twenty_schemas_and_a_thousand_outputs():
-    assert len(SCHEMAS) * NUM_OUTPUTS == 1000
+def test_there_are_a_thousand_outputs():
+    assert len(SCHEMAS) * NUM_OUTPUTS >= 1000
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=range(len(SCHEMAS)))
@@ -79,8 +88,7 @@ def test_every_output_parses_and_keeps_its_schema(schema):
     assert len(outputs) == NUM_OUTPUTS
     for output in outputs:
         validator.validate(json.loads(output.decode()))
-        assert constraint.verifier.broken_by(output) is None
-        assert constraint.verifier.broken_by_prefix(output[: len(output) // 2]) is None
+        assert constraint.verifier.look(output) == Look(problem=None)
 
 
 def test_outputs_have_no_white_space_unless_the_schema_asks_for_it():

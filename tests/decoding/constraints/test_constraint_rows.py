@@ -20,6 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.decoding.constraints import allowed_tokens, matchers
+from batcher.decoding.constraints.verification import Look
 from batcher.errors import InvariantError
 
 TINY = [b"", b"a", b"b", b"ab", b"ba", b"a", b"abc", b"c", b"\xc3", b"\xa9", b"\xc3\xa9", b""]
@@ -195,7 +196,7 @@ def test_random_outputs_of_words_and_bytes_keep_their_constraint(kind, constrain
     assert len(set(outputs)) > 2
     for output in outputs:
         assert re.fullmatch(regex, output.decode())
-        assert compiled.verifier.broken_by(output) is None
+        assert compiled.verifier.look(output).problem is None
 
 
 def test_a_mask_is_computed_once_for_a_place(monkeypatch):
@@ -244,7 +245,7 @@ def test_a_schema_of_many_optional_properties_is_followed():
     row = follow(compiled.new_row(), '{"p7":1,"p599":2}')
     assert may_end(row)
     assert row.failure is None
-    assert compiled.verifier.broken_by(b'{"p7":1,"p599":2}') is None
+    assert compiled.verifier.look(b'{"p7":1,"p599":2}') == Look(problem=None)
 
 
 def test_a_grammar_with_many_choices_may_have_long_rows():
