@@ -3,7 +3,7 @@
 Rule: they are named here and nowhere else; a command that runs requests takes them all at once.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from copy import copy
 from dataclasses import dataclass, fields
 from inspect import Parameter, signature
@@ -167,6 +167,17 @@ class SchedulingOptions:
         return {name: value for name, value in values.items() if value is not None}
 
     @property
+    def values(self) -> dict[str, Any]:
+        """The fields of SchedulingSettings that were given, by their names."""
+        from batcher.settings import PREFIX_CACHE, SchedulingSettings  # noqa: PLC0415 - heavy
+
+        known = SchedulingSettings.__struct_fields__
+        values = {name: value for name, value in self.given.items() if name in known}
+        if self.prefix_cache is not None:
+            values["prefix_cache"] = PREFIX_CACHE[self.prefix_cache]
+        return values
+
+    @property
     def is_plain(self) -> bool:
         """Whether no option has changed who is let in when, and what time it is then."""
         from batcher.settings import DEFAULT_SCHEDULING  # noqa: PLC0415 - heavy
@@ -180,13 +191,9 @@ class SchedulingOptions:
             BatchdecodeError: an option has no effect.
         """
         from batcher.scheduling.making import check_effects  # noqa: PLC0415 - heavy
-        from batcher.settings import PREFIX_CACHE, SchedulingSettings  # noqa: PLC0415 - heavy
+        from batcher.settings import SchedulingSettings  # noqa: PLC0415 - heavy
 
-        known = SchedulingSettings.__struct_fields__
-        values = {name: value for name, value in self.given.items() if name in known}
-        if self.prefix_cache is not None:
-            values["prefix_cache"] = PREFIX_CACHE[self.prefix_cache]
-        settings = SchedulingSettings(**values)
+        settings = SchedulingSettings(**self.values)
         check_effects(self.given, [settings])
         return settings
 
@@ -214,30 +221,36 @@ class SchedulingOptions:
 NAMES = {field.name for field in fields(SchedulingOptions)}
 
 
-def takes_scheduling(command: Callable[..., None], panel: str | None = None) -> Callable[..., None]:
+def takes_scheduling(
+    command: Callable[..., None], panel: str | None = None, without: Collection[str] = ()
+) -> Callable[..., None]:
     """Return `command` with these options where it has the parameter `scheduling`.
 
-    panel: the title they are listed under, if they are all to be under one.
+    panel: the title they are listed under, if they are all to be under one.  without: the names of
+    those that mean nothing to it, or that it has itself.
     """
+    own = signature(command)
+    names = NAMES - set(without)
 
     def with_options(**arguments: Any) -> None:
-        scheduling = SchedulingOptions.take_from(arguments)
+        scheduling = SchedulingOptions(**{name: arguments.pop(name) for name in names})
         command(**arguments, scheduling=scheduling)
 
-    own = signature(command)
     parameters: list[Parameter] = []
     for parameter in own.parameters.values():
-        parameters += _parameters(panel) if parameter.name == "scheduling" else [parameter]
+        parameters += _parameters(panel, names) if parameter.name == "scheduling" else [parameter]
     with_options.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]  # typer reads it
     with_options.__doc__ = command.__doc__
     with_options.__name__ = command.__name__
     return with_options
 
 
-def _parameters(panel: str | None) -> list[Parameter]:
-    """Return a parameter for each of the options, as typer reads them."""
+def _parameters(panel: str | None, names: Collection[str]) -> list[Parameter]:
+    """Return a parameter for each of the options with these names, as typer reads them."""
     parameters = []
     for field in fields(SchedulingOptions):
+        if field.name not in names:
+            continue
         kind, option = get_args(field.type)
         if panel is not None:
             option = copy(option)

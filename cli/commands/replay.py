@@ -5,11 +5,14 @@ from typing import Annotated
 
 import typer
 
-from cli.commands.arguments import OUTPUT, BatchOption
-from cli.scheduling_options import SchedulingOptions
+from cli.commands.arguments import DECODING, INPUT, MAX_BATCH, OUTPUT
+from cli.scheduling_options import TIME, SchedulingOptions
+
+OWN_OPTIONS = ("check", "profile")  # it computes no token, and its profile is no clock
 
 EXAMPLES = """\b
 Examples:
+  batchdecode replay log.jsonl --profile rtx4090_llama3.1-8b --meta meta.json
   batchdecode replay log.jsonl --profile rtx4090_llama3.1-8b --batch 256 \\
     --kv-blocks 2588 --max-batch-tokens 2048
 """
@@ -25,7 +28,38 @@ def replay(
         ),
     ] = None,
     *,
-    batch: BatchOption = 256,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="How long a step took: a profile, FILE.yaml, constant:SECONDS or "
+            "roofline:MODEL:GPU.  Needed.",
+            rich_help_panel=TIME,
+        ),
+    ] = None,
+    meta: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="JSON with the limits of the run, as vLLM calls them.  "
+            "[default: *meta.json beside LOG]",
+            show_default=False,
+            rich_help_panel=INPUT,
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(
+            "--batch",
+            "-b",
+            min=1,
+            max=MAX_BATCH,
+            metavar="N",
+            help="Requests that were run at once at most.",
+            show_default=False,
+            rich_help_panel=DECODING,
+        ),
+    ] = None,
     scheduling: SchedulingOptions,
     json: Annotated[
         bool, typer.Option("--json", help="The same for programs.", rich_help_panel=OUTPUT)
@@ -37,4 +71,8 @@ def replay(
         raise typer.Exit(2)
     from cli.simulation.replay import ReplayOptions, show_replay  # noqa: PLC0415 - numpy
 
-    show_replay(ReplayOptions(log=log, batch=batch, scheduling=scheduling, as_json=json))
+    show_replay(
+        ReplayOptions(
+            log=log, meta=meta, profile=profile, batch=batch, scheduling=scheduling, as_json=json
+        )
+    )

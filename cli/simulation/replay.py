@@ -10,11 +10,15 @@ from msgspec import Struct
 from batcher.errors import BatchdecodeError
 from batcher.simulation.replaying import Comparison, Replay, replay
 from batcher.simulation.request_log import LoggedRequest, read_request_log
+from batcher.timing.loading import step_time_of
+from batcher.whatif.deployments import AXES
 from cli.running.intake import numbered, open_input
 from cli.running.output import stdout_sink
 from cli.running.problems import say
 from cli.scheduling_options import SchedulingOptions
 from cli.screen.cells import counted, printable
+from cli.simulation.meta_file import read_meta_file
+from cli.simulation.run_limits import RunLimits, limits_of_run
 
 _HEADS = ("", "real", "simulated", "error")
 _MILLISECONDS = 1000
@@ -24,7 +28,9 @@ class ReplayOptions(Struct, frozen=True, kw_only=True):
     """The options of `batchdecode replay`; docs/replay.md says what each one means."""
 
     log: str | None
-    batch: int
+    meta: str | None = None
+    profile: str | None
+    batch: int | None = None
     scheduling: SchedulingOptions
     as_json: bool
 
@@ -36,27 +42,41 @@ def show_replay(options: ReplayOptions) -> None:
         BatchdecodeError: the log cannot be used, or an option cannot be.
         WriteError: stdout takes no more.
     """
-    scheduling = options.scheduling
-    step_time = scheduling.step_time()
-    if step_time is None:
+    if options.profile is None:
         raise BatchdecodeError(
             "--profile is needed: how long a step of the real run took; "
             "batchdecode profiles lists what is known"
         )
-    if scheduling.check is not None:
-        raise BatchdecodeError("--check is not for replay, which computes no token")
+    step_time = step_time_of(options.profile)
+    meta = read_meta_file(options.meta, options.log)
+    limits = limits_of_run(
+        options.batch, options.scheduling, options.profile, meta.limits, meta.name
+    )
     with open_input(options.log, nullcontext) as source:
         log = read_request_log(numbered(source.lines()), source.name)
         say(source.take_notes())
-    outcome = replay(log, options.batch, scheduling.settings(), step_time)
+    _warn(limits)
+    outcome = replay(log, limits.batch, limits.settings, step_time)
     if options.as_json:
-        text = msgspec.json.format(msgspec.json.encode(_record(outcome, log))).decode() + "\n"
+        text = (
+            msgspec.json.format(msgspec.json.encode(_record(outcome, log, limits))).decode() + "\n"
+        )
     else:
-        text = _table(outcome, log, source.name)
+        text = _table(outcome, log, limits, source.name)
     stdout_sink().write(text.encode(sys.stdout.encoding, "backslashreplace"))
 
 
-def _record(outcome: Replay, log: list[LoggedRequest]) -> dict[str, Any]:
+def _warn(limits: RunLimits) -> None:
+    """Say which limits are guesses, as nothing that is compared is worth more than they are."""
+    if limits.guessed:
+        names = ", ".join(f"{AXES[each.name].option} {each.shown}" for each in limits.guessed)
+        say(
+            f"warning: nobody says how the run was limited by {names}: these are guesses, and the "
+            "errors may be theirs; give the options, or --meta FILE\n"
+        )
+
+
+def _record(outcome: Replay, log: list[LoggedRequest], limits: RunLimits) -> dict[str, Any]:
     result, totals = outcome.result, outcome.result.totals
     return {
         "requests": len(log),
@@ -66,11 +86,12 @@ def _record(outcome: Replay, log: list[LoggedRequest]) -> dict[str, Any]:
         "recomputed_tokens": totals.recomputed_tokens,
         "binding": result.binding_shares,
         "numbers": outcome.comparisons,
+        "limits": limits.used,
     }
 
 
-def _table(outcome: Replay, log: list[LoggedRequest], name: str) -> str:
-    """Return the numbers of both runs as people read them."""
+def _table(outcome: Replay, log: list[LoggedRequest], limits: RunLimits, name: str) -> str:
+    """Return the limits and the numbers of both runs as people read them."""
     result, totals = outcome.result, outcome.result.totals
     num_tokens = sum(request.output_toks for request in log)
     rows = [_HEADS, *(_row(comparison) for comparison in outcome.comparisons)]
@@ -85,8 +106,24 @@ def _table(outcome: Replay, log: list[LoggedRequest], name: str) -> str:
     table = [
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
     ]
-    lines = [title, "", *table, "", steps, f"binding: {', '.join(shares)}"]
+    lines = [
+        title,
+        "",
+        *_limits_table(limits),
+        "",
+        *table,
+        "",
+        steps,
+        f"binding: {', '.join(shares)}",
+    ]
     return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def _limits_table(limits: RunLimits) -> list[str]:
+    """Return a line for each limit: its option, its value, and who says so."""
+    rows = [(AXES[each.name].option, each.shown, printable(each.origin)) for each in limits.used]
+    names, values = (max(len(row[column]) for row in rows) for column in (0, 1))
+    return [f"{name:<{names}}  {value:>{values}}  {origin}" for name, value, origin in rows]
 
 
 def _row(comparison: Comparison) -> tuple[str, str, str, str]:

@@ -42,11 +42,14 @@ def test_replay_as_json_reads_stdin():
     ("arguments", "message"),
     [
         ([], "--profile is needed"),
-        (["--profile", "wall"], "--profile is needed"),
-        (["--profile", "constant:1", "--check"], "--check is not for replay"),
+        (["--profile", "wall"], "wall, the time that steps really take, is for run"),
+        (["--profile", "constant:1", "--check"], "No such option: --check"),
         (["--profile", "nobody"], "unknown profile nobody"),
         (["--profile", "constant:1", "--kv-blocks", "3"], "can never run with --kv-blocks 3"),
-        (["--profile", "constant:1", "--policy", "lpm"], "the policy lpm needs a prefix cache"),
+        (
+            ["--profile", "constant:1", "--policy", "lpm", "--prefix-cache", "off"],
+            "the policy lpm needs a prefix cache",
+        ),
     ],
 )
 def test_what_replay_cannot_do_is_a_user_error(arguments, message):

@@ -1,0 +1,107 @@
+"""The limits that a replay runs under, and who says so: an option, a file about the run, or nobody.
+
+Rule: an option goes before the file, and that before a guess; a guess is told as one.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
+
+from batcher.scheduling.making import check_effects
+from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
+from batcher.simulation.run_meta import Limit
+from batcher.timing.memory import kv_room_of
+from batcher.whatif.deployments import AXES, show_value
+from cli.scheduling_options import SchedulingOptions
+
+# Those of vLLM for a server on a GPU with less than 70 GiB.
+GUESSED_BATCH, GUESSED_BUDGET = 256, 2048
+DEFAULT = "default, of vLLM as well"
+_ORDER = ("batch", "max_batch_tokens", "kv_blocks", "block_size", "prefix_cache", "capacity")
+_OF_BLOCKS = ("block_size", "prefix_cache", "capacity")  # of no effect without any
+
+
+class UsedLimit(Struct, frozen=True):
+    """A setting, its value, who says so, and whether that is nobody."""
+
+    name: str
+    value: Any
+    origin: str
+    is_guessed: bool = False
+
+    @property
+    def shown(self) -> str:
+        """The value as its option takes it."""
+        return show_value(AXES[self.name], self.value)
+
+
+class RunLimits(Struct, frozen=True):
+    """How a run was limited; used: each setting that is given, or matters."""
+
+    batch: int
+    settings: SchedulingSettings
+    used: list[UsedLimit]
+
+    @property
+    def guessed(self) -> list[UsedLimit]:
+        """Those that nobody has said."""
+        return [limit for limit in self.used if limit.is_guessed]
+
+
+def limits_of_run(
+    batch: int | None,
+    scheduling: SchedulingOptions,
+    profile: str,
+    meta: Mapping[str, Limit],
+    meta_name: str,
+) -> RunLimits:
+    """Return the limits of a run.
+
+    batch, scheduling: what options say.  meta: what the file called `meta_name` says.
+
+    Raises:
+        BatchdecodeError: an option has no effect.
+    """
+    given = scheduling.values | ({} if batch is None else {"batch": batch})
+    used = {
+        name: UsedLimit(name, limit.value, f"{limit.place} in {meta_name}")
+        for name, limit in meta.items()
+    }
+    used |= {name: UsedLimit(name, value, AXES[name].option) for name, value in given.items()}
+    _guess(used, profile)
+    known = SchedulingSettings.__struct_fields__
+    settings = SchedulingSettings(
+        **{name: limit.value for name, limit in used.items() if name in known}
+    )
+    check_effects(given, [settings])
+    names = [*_ORDER, *(name for name in used if name not in _ORDER)]
+    if not settings.is_paged:
+        names = [name for name in names if name not in _OF_BLOCKS]
+    return RunLimits(used["batch"].value, settings, [used[name] for name in names])
+
+
+def _guess(used: dict[str, UsedLimit], profile: str) -> None:
+    """Add to what is `used` what nobody has said, but has to be something."""
+
+    def guess(name: str, value: Any, why: str) -> None:
+        used.setdefault(name, UsedLimit(name, value, f"guessed: {why}", is_guessed=True))
+
+    def keep_default(name: str) -> None:
+        value = getattr(DEFAULT_SCHEDULING, name)
+        used.setdefault(name, UsedLimit(name, value, DEFAULT))
+
+    guess("batch", GUESSED_BATCH, "the default of vLLM")
+    guess("max_batch_tokens", max(GUESSED_BUDGET, used["batch"].value), "the default of vLLM")
+    keep_default("block_size")
+    room = kv_room_of(profile)
+    if room is None or not room.num_tokens:
+        guess("kv_blocks", None, "no limit is known")
+    else:
+        num_blocks = max(room.num_tokens // used["block_size"].value, 1)
+        known = "an engine" if room.is_reported else "by its data sheet, the GPU"
+        guess(
+            "kv_blocks", num_blocks, f"{known} of {profile} had room for {room.num_tokens:,} tokens"
+        )
+    keep_default("prefix_cache")
+    keep_default("capacity")

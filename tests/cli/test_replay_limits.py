@@ -1,0 +1,123 @@
+"""The limits that `batchdecode replay` uses, where each one comes from, and which are guesses."""
+
+import json
+import shutil
+
+import pytest
+from process import ROOT, batchdecode
+
+SAMPLES = ROOT / "samples" / "timing"
+PROFILE = ("--profile", "rtx4090_llama3.1-8b")
+LIMITS = {"max_num_seqs": 32, "max_num_batched_tokens": 1024, "num_gpu_blocks": 1200}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    shutil.copy(SAMPLES / "requests.jsonl", tmp_path / "run1_requests.jsonl")
+    return tmp_path
+
+
+def replay(folder, *arguments, log="run1_requests.jsonl", **process):
+    return batchdecode("replay", log, *PROFILE, *arguments, cwd=folder, **process)
+
+
+def limits_of(done):
+    assert done.returncode == 0, done.stderr
+    limits = json.loads(done.stdout)["limits"]
+    return {limit["name"]: (limit["value"], limit["origin"]) for limit in limits}
+
+
+def test_limits_come_from_the_file_beside_the_log(folder):
+    (folder / "run1_meta.json").write_text(json.dumps(LIMITS))
+    (folder / "run10_meta.json").write_text('{"max_num_seqs": 1}')
+    (folder / "meta.json").write_text('{"max_num_seqs": 2}')
+    done = replay(folder)
+    assert done.stderr == ""
+    shown = [line.split(maxsplit=2) for line in done.stdout.decode().splitlines()[2:5]]
+    assert shown == [
+        ["--batch", "32", "max_num_seqs in run1_meta.json"],
+        ["--max-batch-tokens", "1024", "max_num_batched_tokens in run1_meta.json"],
+        ["--kv-blocks", "1200", "num_gpu_blocks in run1_meta.json"],
+    ]
+    given = ["--batch", "32", "--kv-blocks", "1200", "--max-batch-tokens", "1024"]
+    numbers = [
+        json.loads(replay(folder, *each, "--json").stdout)["numbers"] for each in ([], given)
+    ]
+    assert numbers[0] == numbers[1]
+
+
+def test_a_meta_file_without_a_name_is_that_of_all_logs_beside_it(folder):
+    (folder / "meta.json").write_text(json.dumps(LIMITS))
+    assert limits_of(replay(folder, "--json"))["batch"] == (32, "max_num_seqs in meta.json")
+
+
+def test_a_given_file_goes_before_the_one_beside_and_an_option_before_both(folder):
+    (folder / "meta.json").write_text('{"max_num_seqs": 2}')
+    (folder / "given").write_text(json.dumps(LIMITS))
+    limits = limits_of(replay(folder, "--meta", "given", "--batch", "40", "--json"))
+    assert limits["batch"] == (40, "--batch")
+    assert limits["kv_blocks"] == (1200, "num_gpu_blocks in given")
+
+
+def test_what_nobody_says_is_guessed_and_warned_of(folder):
+    done = replay(folder, "--json")
+    assert limits_of(done)["batch"] == (256, "guessed: the default of vLLM")
+    assert limits_of(done)["max_batch_tokens"][0] == 2048
+    assert limits_of(done)["kv_blocks"][0] == 2588
+    assert "by --batch 256, --max-batch-tokens 2048, --kv-blocks 2588: these are" in done.stderr
+    some = replay(folder, "--kv-blocks", "1200", "--batch", "4000")
+    assert "warning: nobody says how the run was limited by --max-batch-tokens 4000:" in some.stderr
+
+
+def test_memory_is_not_guessed_where_nothing_is_known_of_it(folder):
+    limits = limits_of(replay(folder, "--profile", "constant:0.02", "--json"))
+    assert limits["kv_blocks"] == (None, "guessed: no limit is known")
+    assert not {"block_size", "prefix_cache", "capacity"} & limits.keys()
+
+
+def test_a_pipe_has_no_file_beside_it(folder):
+    (folder / "meta.json").write_text(json.dumps(LIMITS))
+    log = (folder / "run1_requests.jsonl").read_bytes()
+    assert "warning: nobody says" in replay(folder, log="-", stdin=log).stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "meta.json: Input data was truncated"),
+        ('{"max_num_seqs": -1}', "meta.json: max_num_seqs: expected a whole number from 1 to"),
+    ],
+)
+def test_a_file_beside_the_log_that_is_malformed_is_an_error(folder, content, message):
+    (folder / "meta.json").write_text(content)
+    done = replay(folder)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nowhere.json", "cannot read nowhere.json: No such file or directory"),
+        (".", "cannot read .: Is a directory"),
+        ("empty", "empty says nothing of limits; it would, under max_num_seqs,"),
+        ("/dev/zero", "/dev/zero is larger than 16 MiB"),
+    ],
+)
+def test_a_given_file_that_cannot_be_used(folder, name, message):
+    (folder / "empty").write_text("{}")
+    done = replay(folder, "--meta", name)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert message in done.stderr
+
+
+def test_a_setting_that_is_not_simulated_is_said(folder):
+    (folder / "meta.json").write_text(json.dumps(LIMITS | {"pipeline_parallel_size": 2}))
+    assert replay(folder).stderr == "meta.json: pipeline_parallel_size 2 is not simulated\n"
+
+
+def test_help_lists_only_what_it_takes():
+    shown = batchdecode("replay", "--help").stdout.decode()
+    assert "--check" not in shown
+    assert "wall" not in shown
+    assert "--meta FILE" in shown

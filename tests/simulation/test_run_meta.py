@@ -1,0 +1,105 @@
+"""What a file about a real run says of its limits, under vLLM's names."""
+
+import json
+
+import pytest
+
+from batcher.errors import BatchdecodeError
+from batcher.simulation.run_meta import Limit, read_run_meta
+
+
+def read(meta):
+    return read_run_meta(json.dumps(meta).encode(), "m.json")
+
+
+def values_of(meta):
+    return {setting: limit.value for setting, limit in read(meta).limits.items()}
+
+
+def test_each_name_is_a_setting_wherever_it_stands():
+    meta = {
+        "model": "m",
+        "max_num_seqs": 256,
+        "max_num_batched_tokens": 2048,
+        "kv_cache": {"num_gpu_blocks": 2588, "block_size": 16, "enable_prefix_caching": True},
+        "scheduler": {"long_prefill_token_threshold": 512, "scheduler_reserve_full_isl": False},
+    }
+    assert values_of(meta) == {
+        "batch": 256,
+        "max_batch_tokens": 2048,
+        "kv_blocks": 2588,
+        "block_size": 16,
+        "prefix_cache": True,
+        "long_prefill_threshold": 512,
+        "capacity": "on-demand",
+    }
+    assert read(meta).limits["kv_blocks"] == Limit(2588, "kv_cache.num_gpu_blocks")
+
+
+def test_what_vllm_came_to_counts_more_than_what_it_was_asked_for():
+    meta = {
+        "engine_kwargs": {"max_num_seqs": 64, "max_num_batched_tokens": 512},
+        "block_size": 32,
+        "resolved_config": {"a": {"max_num_seqs": 128}, "b": {"block_size": 16}},
+        "num_gpu_blocks": None,
+    }
+    assert values_of(meta) == {"batch": 128, "max_batch_tokens": 512, "block_size": 16}
+
+
+@pytest.mark.parametrize(
+    ("meta", "blocks"),
+    [
+        ({"num_kv_tokens": 41408}, 2588),
+        ({"num_kv_tokens": 41408, "block_size": 32}, 1294),
+        ({"num_kv_tokens": 41408, "num_gpu_blocks": 7}, 7),
+        ({"num_kv_tokens": 5}, 1),
+    ],
+)
+def test_tokens_of_memory_are_put_into_blocks(meta, blocks):
+    assert values_of(meta)["kv_blocks"] == blocks
+
+
+def test_a_threshold_of_0_is_none():
+    assert values_of({"long_prefill_token_threshold": 0}) == {"long_prefill_threshold": None}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "m.json: Input data was truncated"),
+        (b'{"max_num_seqs": }', "m.json: JSON is malformed"),
+        (b"[1]", "m.json: expected a JSON object with max_num_seqs,"),
+        (b"\xff\xfe", "m.json: "),
+        (b'{"a":' * 200_000, "m.json: "),
+        (b'{"max_num_seqs":"256"}', "m.json: max_num_seqs: expected a whole number from 1 to "),
+        (b'{"max_num_seqs":0}', "2,147,483,647, not 0"),
+        (b'{"max_num_seqs":true}', "max_num_seqs: expected a whole number"),
+        (b'{"max_num_seqs":1e400}', "m.json: "),
+        (b'{"k":{"block_size":16.0}}', "m.json: k.block_size: expected a whole number"),
+        (b'{"enable_prefix_caching":1}', "expected true or false, not 1"),
+        (b'{"long_prefill_token_threshold":-1}', "expected a whole number"),
+        (b'{"max_num_seqs":{"a":1}}', "not {"),
+    ],
+)
+def test_what_a_file_cannot_be(content, message):
+    with pytest.raises(BatchdecodeError) as caught:
+        read_run_meta(content, "m.json")
+    assert message in str(caught.value)
+
+
+def test_what_would_change_the_schedule_and_is_not_simulated():
+    meta = {
+        "scheduler_config": {"policy": "priority", "enable_chunked_prefill": False},
+        "pipeline_parallel_size": 2,
+        "data_parallel_size": 1,
+        "speculative_config": None,
+    }
+    assert sorted(read(meta).not_simulated) == [
+        "pipeline_parallel_size 2",
+        "scheduler_config.enable_chunked_prefill false",
+        'scheduler_config.policy "priority"',
+    ]
+
+
+def test_a_file_that_says_nothing():
+    assert read({}).limits == {}
