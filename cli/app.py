@@ -12,6 +12,7 @@ import typer
 import batcher
 from batcher.errors import BatchdecodeError
 from cli.commands.axis_arguments import takes_axes
+from cli.commands.calibrate import REQUESTS as CALIBRATED_REQUESTS
 from cli.commands.calibrate import calibrate
 from cli.commands.check import check
 from cli.commands.compare import EXAMPLES as COMPARE_EXAMPLES
@@ -57,7 +58,9 @@ app.command(cls=GroupedCommand, epilog=REPLAY_EXAMPLES)(
     takes_scheduling(replay, without=OWN_OPTIONS)
 )
 app.command(cls=GroupedCommand)(profiles)
-app.command(cls=GroupedCommand)(calibrate)
+app.command(cls=GroupedCommand)(
+    takes_scheduling(calibrate, CALIBRATED_REQUESTS, without=("check", "profile"))
+)
 app.command(cls=GroupedCommand)(schema)
 app.command(cls=GroupedCommand, epilog=SET_UP)(completion)
 

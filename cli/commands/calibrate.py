@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from cli.commands.arguments import OUTPUT, none_for_stdout
+from cli.scheduling_options import SchedulingOptions
 
 PROFILE, REQUESTS = "Profile", "For a log of requests"
 MAX_COUNT = 2**31 - 1
@@ -72,12 +73,7 @@ def calibrate(
     batch: Annotated[
         int | None, _count("N", "Requests that were run at once.  [default: 256]")
     ] = None,
-    kv_blocks: Annotated[
-        int | None, _count("N", "Blocks of KV memory there were.  [default: no limit]")
-    ] = None,
-    max_batch_tokens: Annotated[
-        int | None, _count("N", "Tokens of a step at most.  [default: no limit]")
-    ] = None,
+    scheduling: SchedulingOptions,
     tries: Annotated[int | None, _count("N", "Simulations at most.  [default: 200]")] = None,
     output: Annotated[
         str | None,
@@ -111,8 +107,7 @@ def calibrate(
             output=output,
             run=RunOfRequests(
                 batch=batch,
-                kv_blocks=kv_blocks,
-                max_batch_tokens=max_batch_tokens,
+                scheduling=scheduling,
                 start=start,
                 tries=tries,
             ),

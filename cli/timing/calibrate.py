@@ -11,7 +11,6 @@ import yaml
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
-from batcher.settings import SchedulingSettings
 from batcher.simulation.fitting import MAX_TRIES, fit_requests
 from batcher.simulation.request_log import MARK, read_request_log
 from batcher.timing.calibration import fit_steps
@@ -23,6 +22,7 @@ from batcher.timing.term_search import roofline_profile
 from cli.running.intake import numbered, open_input
 from cli.running.output import open_sink, stdout_sink
 from cli.running.problems import say
+from cli.scheduling_options import SchedulingOptions
 from cli.screen.cells import counted, printable
 from cli.timing.report import physics_of
 
@@ -35,15 +35,15 @@ class RunOfRequests(Struct, frozen=True, kw_only=True):
     """How the requests of a log were run, and how to search; None where not given."""
 
     batch: int | None = None
-    kv_blocks: int | None = None
-    max_batch_tokens: int | None = None
+    scheduling: SchedulingOptions = SchedulingOptions()
     start: str | None = None
     tries: int | None = None
 
     @property
     def given(self) -> list[str]:
         """The names of those that were given."""
-        return [name for name in self.__struct_fields__ if getattr(self, name) is not None]
+        own = {name: getattr(self, name) for name in ("batch", "start", "tries")}
+        return [*(name for name, value in own.items() if value is not None), *self.scheduling.given]
 
     @property
     def num_slots(self) -> int:
@@ -54,10 +54,6 @@ class RunOfRequests(Struct, frozen=True, kw_only=True):
     def num_tries(self) -> int:
         """How many profiles are tried at most."""
         return self.tries or MAX_TRIES
-
-    def settings(self) -> SchedulingSettings:
-        """Return what decided the schedule."""
-        return SchedulingSettings(kv_blocks=self.kv_blocks, max_batch_tokens=self.max_batch_tokens)
 
 
 class Calibration(Struct, frozen=True, kw_only=True):
@@ -131,7 +127,9 @@ def _fit_requests(
         BatchdecodeError: the log cannot be used, or there is no profile to start from.
     """
     run, log = options.run, read_request_log(lines, name)
-    fit = fit_requests(log, run.num_slots, run.settings(), _start(options), run.num_tries)
+    fit = fit_requests(
+        log, run.num_slots, run.scheduling.settings(), _start(options), run.num_tries
+    )
     source = f"fitted to the times of {counted(len(log), 'request')} of {Path(name).name}"
     known = {
         **fit.profile.terms,

@@ -74,6 +74,23 @@ def test_calibrate_fits_the_times_of_requests_and_states_the_error():
     assert "60 requests, 20 simulations" in done.stderr
 
 
+def test_calibrate_simulates_the_run_as_the_options_of_scheduling_say():
+    once = ["calibrate", LOG, "--start", "rtx4090_llama3.1-8b", "--tries", "1", *RUN]
+    more = [
+        [],
+        ["--capacity", "no-evict"],
+        ["--prefix-cache", "off"],
+        ["--long-prefill-threshold", "64"],
+    ]
+    errors = [yaml.safe_load(batchdecode(*once, *given).stdout)["requests"] for given in more]
+    assert len({profile["error"] for profile in errors}) == len(more)
+    done = batchdecode(
+        "calibrate", LOG, "--start", "rtx4090_llama3.1-8b", "--capacity", "on-demand"
+    )
+    assert done.returncode == 2
+    assert "--capacity has no effect without --kv-blocks" in done.stderr
+
+
 def test_calibrate_of_requests_needs_something_to_start_from():
     done = batchdecode("calibrate", LOG)
     assert done.returncode == 2
