@@ -25,9 +25,7 @@ from batcher.formats.line_records import (
 from batcher.formats.openai import COMPLETIONS_URL, SUPPORTED_VALUES, is_supported
 from batcher.formats.suggestions import HINT, suggest
 from batcher.request import Request
-from batcher.validation import Target, cut, find_problems, show
-
-MAX_PROBLEMS = 100  # of one line: of its layout, and again of its values
+from batcher.validation import MAX_PROBLEMS, Target, cut, find_problems, show
 
 REQUEST_FIELDS = Request.__struct_fields__
 SYNONYMS = {"custom_id": "id", "prompt_tokens": "prompt"}
@@ -194,7 +192,8 @@ class _Line:
 
     def _check_doubles(self, path: Path) -> Iterator[Finding]:
         """Yield the names that are given twice in an object at or below `path`."""
-        if path[-1] not in self._holder(path) or not json_spans.has_doubles(self._text):
+        holds_names = isinstance(self._holder(path).get(path[-1]), dict | list)
+        if not holds_names or not json_spans.has_doubles(self._text):
             return
         start = json_spans.find_value(self._text, path).start
         for below, span, first in json_spans.find_doubles(self._text, start):

@@ -4,7 +4,7 @@ Rule: every check works on any value whatever, because a Request built by hand m
 """
 
 from batcher.validation.plain import has_plain_stops, plain_copy, plain_types, token_type
-from batcher.validation.problems import find_problems
+from batcher.validation.problems import MAX_PROBLEMS, find_problems
 from batcher.validation.ranges import LOGIT_BIAS, RANGES, SEGMENT_LENGTH, Range
 from batcher.validation.states import ANY_STATE, MAX_NAME, initial_state_of
 from batcher.validation.stops import MAX_STOP_LENGTH
@@ -26,6 +26,7 @@ __all__ = [
     "LOGIT_BIAS",
     "LOGIT_FIELDS",
     "MAX_NAME",
+    "MAX_PROBLEMS",
     "MAX_STOP_LENGTH",
     "RANGES",
     "SEGMENT_LENGTH",

@@ -1,5 +1,7 @@
 """Everything that is wrong with a request."""
 
+from itertools import islice
+
 from msgspec.structs import replace
 
 from batcher.errors import FieldProblem
@@ -10,6 +12,8 @@ from batcher.validation.plain import plain_copy
 from batcher.validation.target import Target, find_unserved
 from batcher.validation.values import DEFAULTS
 
+MAX_PROBLEMS = 100  # of one field
+
 
 def find_problems(request: Request, target: Target) -> list[FieldProblem]:
     """Return everything wrong with `request`, to be decoded by `target`; [] if nothing is."""
@@ -18,11 +22,11 @@ def find_problems(request: Request, target: Target) -> list[FieldProblem]:
 
 def look_closely(request: Request, target: Target) -> list[FieldProblem]:
     """Return what `find_problems` does, by every check there is."""
-    problems = list(CHECKS["prompt"](request.prompt, ("prompt",), target))
+    problems = list(islice(CHECKS["prompt"](request.prompt, ("prompt",), target), MAX_PROBLEMS))
     for name, default in DEFAULTS.items():
         value = getattr(request, name)
         if value is not default:
-            problems += CHECKS[name](value, (name,), target)
+            problems += islice(CHECKS[name](value, (name,), target), MAX_PROBLEMS)
     bad = {str(problem.path[0]) for problem in problems}
     sound = replace(request, **{name: DEFAULTS.get(name, "") for name in bad}) if bad else request
     problems += [

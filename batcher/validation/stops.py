@@ -1,9 +1,13 @@
 """The stops: what may stand in each of their fields, and how much all of them may hold together."""
 
+from collections.abc import Iterator
+from itertools import islice
+
 from batcher.errors import FieldProblem, Path
 from batcher.request import Request, Transition
 from batcher.validation.target import Target
 from batcher.validation.values import (
+    Check,
     Problems,
     check_string,
     check_strings,
@@ -18,10 +22,45 @@ from batcher.validation.values import (
 MAX_STOP_LENGTH = 1024  # all stops of one request together, in token ids and UTF-8 bytes
 MARKER_FIELDS = ("stop_token", "stop_sequence", "stop", "states")
 
+_MAX_PARTS = 4 * MAX_STOP_LENGTH  # above it the rest is not looked at
+_NOTHING = object()
+_MAX_NESTED = 4  # a marker in a transition in a list in states
+
 _SEQUENCE_KINDS = (
     "a list of token ids, a list of such lists, a string or a list of strings",
     "a list of token ids is one sequence, a list of lists or of strings several; do not mix them",
 )
+
+
+def bounded(check: Check) -> Check:
+    """Return `check`, preceded by one that refuses what is far too much and counts no further."""
+
+    def checked(value: object, path: Path, target: Target) -> Problems:
+        parts = _parts(value, _MAX_NESTED)
+        if next(islice(parts, _MAX_PARTS, None), _NOTHING) is _NOTHING:
+            yield from check(value, path, target)
+            return
+        message = (
+            f"{quote(path)} holds more than {_MAX_PARTS} token ids and characters; "
+            f"at most {MAX_STOP_LENGTH} are allowed"
+        )
+        yield FieldProblem("invalid-value", path, message)
+
+    return checked
+
+
+def _parts(value: object, depth: int) -> Iterator[object]:
+    """Yield as many things as `value` holds at least; what is empty counts as one."""
+    inner = value.on if isinstance(value, Transition) else value
+    if isinstance(inner, dict):
+        inner = [*inner.values()]
+    if not isinstance(inner, str | list) or not inner or depth == 0:
+        yield inner
+    elif isinstance(inner, str):
+        yield from inner
+    else:
+        for item in inner:
+            yield from _parts(item, depth - 1)
 
 
 def check_stop_token(stop: object, path: Path, target: Target) -> Problems:

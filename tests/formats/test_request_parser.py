@@ -5,12 +5,12 @@ import json
 import pytest
 
 from batcher.errors import FieldProblem
-from batcher.formats.line_problems import MAX_PROBLEMS, place_problem
+from batcher.formats.line_problems import place_problem
 from batcher.formats.openai import SUPPORTED_VALUES, CompletionBody
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
 from batcher.request import PromptSegment as Segment
 from batcher.request import Request, Transition
-from batcher.validation import Target
+from batcher.validation import MAX_PROBLEMS, Target
 
 PARSER = RequestParser(target=Target(vocab_size=512))
 LINE = 413
@@ -400,6 +400,35 @@ def test_problems_of_one_line_are_not_without_end():
     assert len(parse(line).problems) == MAX_PROBLEMS
     for fields in ({"stop": [""] * 1000}, {"states": {str(n): [] for n in range(1000)}}):
         assert len(parse(json.dumps({"prompt": "", **fields})).problems) == MAX_PROBLEMS
+
+
+HUGE = 30_000  # more than is looked at
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("stop", [""] * HUGE),
+        ("stop", "a" * HUGE),
+        ("stop_token", [5] * HUGE),
+        ("stop_sequence", [[99999]] * HUGE),
+        ("stop_sequence", [[]] * HUGE),
+        ("bad_words", [""] * HUGE),
+        ("states", {"a": [{"on": "", "to": None}] * HUGE}),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_a_huge_stop_is_refused_as_a_whole(field, value):
+    (problem,) = parse(json.dumps({"prompt": "", field: value})).problems
+    assert problem.field == field
+    assert problem.message.endswith("at most 1024 are allowed")
+
+
+def test_as_many_states_as_their_markers_allow_are_no_problem():
+    names = [f"s{number}" for number in range(400)]
+    ways = [{"on": chr(256 + number), "to": name} for number, name in enumerate(names)]
+    line = json.dumps({"prompt": "", "states": {"a": ways, **{name: [] for name in names}}})
+    assert isinstance(parse(line), ParsedLine)
 
 
 def test_many_states_and_transitions_are_checked_in_time():

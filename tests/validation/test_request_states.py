@@ -96,10 +96,10 @@ def test_an_undeclared_destination_is_told_what_is_declared():
 
 
 def test_no_message_grows_with_the_number_of_states():
-    states = {str(number): [] for number in range(10_000)} | {"a": [Transition("x", "y" * 10**6)]}
+    states = {str(number): [] for number in range(3000)} | {"a": [Transition("x", "y" * 10**6)]}
     problem = problems_of(states)[0]
     assert len(problem.message) < 200
-    assert "and 9993 more" in problem.message
+    assert "and 2993 more" in problem.message
 
 
 def test_the_first_state_is_the_initial_one_unless_another_is_named():
