@@ -6,7 +6,7 @@ row per step: what is known ahead is the scheduler's business, what depends on d
 and both tell only which rows change.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from typing import Any, NamedTuple, cast
 
@@ -374,13 +374,18 @@ class Engine:
 
     def _contents(
         self, sequence: ScheduledSequence, start: int, stop: int, size: int
-    ) -> list[tuple[int, ...]]:
-        """Return the tokens start..stop of a sequence, prompt and output in one, by blocks."""
+    ) -> Iterator[tuple[int, ...]]:
+        """Yield the tokens start..stop of a sequence, prompt and output in one, by blocks."""
         row = cast(Sequence, sequence)
         tokens, num_prompt = row.prompt_tokens, row.num_prompt_tokens
         if stop > num_prompt:
+            begin, end = max(start - num_prompt, 0), stop - num_prompt
             generated = row.generated
             if generated is None:
-                generated = self._runner.decoder.read(row.slot, 0, stop - num_prompt)
-            tokens = tokens + generated
-        return [tuple(tokens[at : min(at + size, stop)]) for at in range(start, stop, size)]
+                generated = self._runner.decoder.read(row.slot, begin, end)
+            else:
+                generated = generated[begin:end]
+            tokens = tokens[start:] + generated
+            start, stop = 0, stop - start
+        for at in range(start, stop, size):
+            yield tuple(tokens[at : min(at + size, stop)])

@@ -7,7 +7,10 @@ later: rank by rank.
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from operator import eq
+
+from msgspec import Struct
 
 from batcher.errors import InvariantError
 
@@ -20,12 +23,23 @@ Key = tuple[Node, Hashable]
 """Parent node and content: equal keys have equal tokens all the way back to the first."""
 
 
+class Prefix(Struct, gc=False):
+    """Blocks in which the first tokens of a sequence were found, and the node of each.
+
+    num_lost: how many had been lost by then, see BlockPool.
+    """
+
+    blocks: list[int] = []
+    nodes: list[int] = []
+    num_lost: int = 0
+
+
 class BlockPool:
     """`num_blocks` blocks, or as many as are asked for.
 
     num_total: how many there are so far.  num_free: how many nobody holds.
-    num_named: how often one could be found that could not before.  num_evicted: how often one that
-    could be found was taken.
+    num_named: how often one could be found that could not before.  num_lost: how often one could no
+    longer be.
     """
 
     __slots__ = (
@@ -38,8 +52,8 @@ class BlockPool:
         "_nodes",
         "_ranks",
         "found",
-        "num_evicted",
         "num_free",
+        "num_lost",
         "num_named",
         "num_total",
     )
@@ -47,7 +61,7 @@ class BlockPool:
     def __init__(self, num_blocks: int | None) -> None:
         self._is_growing = num_blocks is None
         self.num_total = self.num_free = num_blocks or 0
-        self.num_evicted = 0
+        self.num_lost = 0
         self.found: dict[Key, int] = {}  # what can be found, and in which block
         self._blank = list(range(self.num_total - 1, -1, -1))  # free, and holding nothing; a stack
         self._idle: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(NUM_RANKS)]
@@ -90,18 +104,19 @@ class BlockPool:
         self._evict(num_blocks - len(blocks), blocks)
         return blocks
 
-    def share(self, block: int) -> None:
-        """Give a block that can be found, or that another holds, one more holder."""
-        idle = self._idle[self._ranks[block]]
-        if block in idle:
-            del idle[block]
-            self.num_free -= 1
-        else:
-            self._extra_holders[block] = self._extra_holders.get(block, 0) + 1
+    def share(self, blocks: Iterable[int]) -> None:
+        """Give blocks that can be found, or that another holds, one more holder."""
+        extra, ranks, idle = self._extra_holders, self._ranks, self._idle
+        for block in blocks:
+            if block in (of_its_rank := idle[ranks[block]]):
+                del of_its_rank[block]
+                self.num_free -= 1
+            else:
+                extra[block] = extra.get(block, 0) + 1
 
-    def is_idle(self, block: int) -> bool:
-        """Whether a block that can be found is held by nobody."""
-        return block in self._idle[self._ranks[block]]
+    def num_idle(self, blocks: Collection[int]) -> int:
+        """Return how many of `blocks`, each of which can be found or is held, nobody holds."""
+        return sum(sum(map(idle.__contains__, blocks)) for idle in self._idle if idle)
 
     def is_shared(self, block: int) -> bool:
         """Whether more than one holds `block`."""
@@ -127,56 +142,68 @@ class BlockPool:
             else:
                 idle[ranks[block]][block] = None
 
-    def name(self, block: int, key: Key, rank: int = 0) -> int:
-        """Let a held block be found by `key`, if no other is; return the node of the key."""
-        holder = self.found.get(key)
-        if holder is not None:
-            return self._nodes[holder]
-        self.found[key] = block
-        if self._nodes[block] == NO_NODE:
-            self.num_named += 1
-            self._nodes[block], self._keys[block] = self.num_named, key
-        else:
-            self._more_keys.setdefault(block, []).append(key)
-        self._ranks[block] = max(self._ranks[block], rank)
-        return self._nodes[block]
+    def name(
+        self, blocks: Iterable[int], node: Node, contents: Iterable[Hashable], rank: int = 0
+    ) -> Node:
+        """Let held blocks be found, each by a key for which no other is, as a chain from `node` on.
 
-    def name_all(self, blocks: Iterable[int], node: Node, contents: Iterable[Hashable]) -> Node:
-        """Do what `name` does with the blocks of a chain that goes on from `node`.
-
-        Returns the node of the last one.
+        Returns the node of the last key.
         """
-        found, nodes, keys = self.found, self._nodes, self._keys
+        nodes, keys, find = self._nodes, self._keys, self.found.setdefault
+        num_named = self.num_named
         for block, content in zip(blocks, contents, strict=True):
             key = node, content
-            holder = found.get(key)
-            if holder is not None:
+            holder = find(key, block)
+            if holder != block:
                 node = nodes[holder]
-                continue
-            found[key] = block
-            if nodes[block] == NO_NODE:
-                self.num_named += 1
-                node = nodes[block] = self.num_named
+            elif nodes[block] == NO_NODE:
+                num_named += 1
+                node = nodes[block] = num_named
                 keys[block] = key
-            else:  # it could be found in part
-                self._more_keys.setdefault(block, []).append(key)
+                if rank:
+                    self._ranks[block] = rank
+            else:
                 node = nodes[block]
+                self._name_again(block, key, rank)
+        self.num_named = num_named
         return node
+
+    def follow(self, prefix: Prefix, root: Node, contents: Iterable[Hashable]) -> None:
+        """Let `prefix` hold what can be found of the chain from `root` that goes on by `contents`.
+
+        contents: of what comes after the blocks that `prefix` has; as far as they can be found.
+        """
+        found, nodes = self.found, self._nodes
+        node = prefix.nodes[-1] if prefix.nodes else root
+        for content in contents:
+            block = found.get((node, content))
+            if block is None:
+                break
+            node = nodes[block]
+            prefix.blocks.append(block)
+            prefix.nodes.append(node)
+
+    def cut(self, prefix: Prefix) -> None:
+        """Leave in `prefix` only what can still be found of it."""
+        if prefix.num_lost == self.num_lost:
+            return
+        prefix.num_lost = self.num_lost
+        nodes = [*map(self._nodes.__getitem__, prefix.blocks)]  # each is given only once
+        if nodes != prefix.nodes:
+            first = [*map(eq, nodes, prefix.nodes)].index(False)
+            del prefix.blocks[first:], prefix.nodes[first:]
 
     def forget(self, block: int) -> None:
         """Let a held block be found no longer: it does not hold what was promised."""
         key = self._keys[block]
         if key is not None:
+            self.num_lost += 1
             del self.found[key]
             for other in self._more_keys.pop(block, ()) if self._more_keys else ():
                 del self.found[other]
             self._keys[block] = None
             self._nodes[block] = NO_NODE
             self._ranks[block] = 0
-
-    def node_of(self, block: int) -> int:
-        """Return the node of a block that can be found: the parent in the keys of what follows."""
-        return self._nodes[block]
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Make sure that every block is free or held, by exactly those whose `tables` name it.
@@ -225,21 +252,31 @@ class BlockPool:
     def _evict(self, num_blocks: int, evicted: list[int]) -> None:
         """Add to `evicted` the free blocks that are worth the least, and forget what they hold."""
         keys, nodes, found = self._keys, self._nodes, self.found
-        self.num_evicted += num_blocks
         for rank, idle in enumerate(self._idle):
-            is_usual = not (rank or self._more_keys)
-            for _ in range(min(num_blocks, len(idle))):
-                block, _ = idle.popitem(last=False)
-                evicted.append(block)
-                if is_usual:  # as in `forget`
-                    del found[keys[block]]  # type: ignore[arg-type]  # what is idle has a key
-                    keys[block], nodes[block] = None, NO_NODE
-                else:
-                    self.forget(block)
-                num_blocks -= 1
+            num_taken = min(num_blocks, len(idle))
+            blocks = [idle.popitem(last=False)[0] for _ in range(num_taken)]
+            evicted += blocks
+            self.num_lost += num_taken
+            for block in blocks:  # as in `forget`
+                del found[keys[block]]  # type: ignore[arg-type]  # what is idle has a key
+                keys[block], nodes[block] = None, NO_NODE
+            if rank:
+                for block in blocks:
+                    self._ranks[block] = 0
+            if self._more_keys:
+                for block in self._more_keys.keys() & blocks:
+                    for key in self._more_keys.pop(block):
+                        del found[key]
+            num_blocks -= num_taken
             if not num_blocks:
                 return
         raise InvariantError("there is no free block")
+
+    def _name_again(self, block: int, key: Key, rank: int) -> None:
+        """Take note of a key of a block that can be found already, by another key or by this."""
+        if key != self._keys[block] and key not in self._more_keys.get(block, ()):
+            self._more_keys.setdefault(block, []).append(key)
+            self._ranks[block] = max(self._ranks[block], rank)
 
     def _let_go(self, block: int) -> None:
         """Take one holder from a block that has several."""

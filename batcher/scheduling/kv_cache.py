@@ -7,16 +7,21 @@ of it can be found, too, and is copied.
 Rule: ask first, then act: nothing here takes a block that `has_room` has not promised.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Hashable, Iterable
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import NamedTuple
 
-from batcher.scheduling.blocks import ROOT, BlockPool, Key, Node
+from batcher.scheduling.blocks import ROOT, BlockPool, Node, Prefix
 from batcher.scheduling.sequence import ScheduledSequence
 from batcher.settings import SchedulingSettings
 
-Contents = Callable[[ScheduledSequence, int, int, int], Sequence[Hashable]]
+Contents = Callable[[ScheduledSequence, int, int, int], Iterable[Hashable]]
 """Return what stands for the tokens start..stop of a sequence, prompt and output in one, for every
-`size` of them on end: contents(sequence, start, stop, size)."""
+`size` of them on end: contents(sequence, start, stop, size).  It is made as it is asked for."""
+
+_end_of = itemgetter(0)
 
 
 class Match(NamedTuple):
@@ -68,12 +73,11 @@ class KVCache:
         self._borders: list[_Border] = []  # computed in this step
         self._siblings: dict[str, ScheduledSequence] = {}
         self._num_noted = 0  # siblings
-        self._matched: tuple[ScheduledSequence | None, Sequence[Hashable]] = None, ()
 
     @property
     def version(self) -> tuple[int, int, int]:
         """What changes whenever something else can be found."""
-        return self.pool.num_named, self.pool.num_evicted, self._num_noted
+        return self.pool.num_named, self.pool.num_lost, self._num_noted
 
     def num_blocks(self, num_tokens: int) -> int:
         """Return how many blocks hold so many tokens."""
@@ -104,7 +108,7 @@ class KVCache:
         num_new = self.num_blocks(num_tokens) - len(blocks)
         if blocks and match.num_tokens % self.block_size and match.source < 0:
             num_new += 1  # the last of them is written to, so it is copied
-        return num_new + sum(map(pool.is_idle, blocks))
+        return num_new + pool.num_idle(blocks)
 
     def num_blocks_to_grow(self, sequence: ScheduledSequence, num_tokens: int) -> int:
         """Return how many free blocks it takes to let a running sequence hold `num_tokens`."""
@@ -121,9 +125,8 @@ class KVCache:
 
     def attach(self, sequence: ScheduledSequence, match: Match) -> None:
         """Give `sequence` what was found for it, which nobody can take from it any more."""
-        for block in match.blocks:
-            self.pool.share(block)
-        sequence.table = match.blocks.copy()
+        self.pool.share(match.blocks)
+        sequence.table, sequence.prefix = match.blocks.copy(), None
         sequence.num_cached = sequence.num_computed = match.num_tokens
         sequence.num_named, sequence.node = match.num_named, match.node
 
@@ -151,8 +154,8 @@ class KVCache:
         if not self._has_prefix_cache:
             return
         size = self.block_size
-        for end, rank in sequence.ranks:
-            if start < end <= stop and end % size:
+        for end, rank in _borders(sequence, start, stop):
+            if end % size:
                 self._name(sequence, end // size)
                 self._borders.append(_Border(sequence, end, rank, sequence.node))
         self._name(sequence, stop // size)
@@ -167,8 +170,8 @@ class KVCache:
         size = self.block_size
         for sequence, end, rank, parent in self._borders:
             place = end // size
-            key = _part_key(parent, self._contents(sequence, place * size, end, size))
-            self.pool.name(sequence.table[place], key, rank)
+            part = self._part(sequence, place * size, end)
+            self.pool.name([sequence.table[place]], parent, [part], rank)
         self._borders.clear()
 
     def grow(self, sequence: ScheduledSequence, num_tokens: int) -> None:
@@ -197,8 +200,7 @@ class KVCache:
             else:
                 shared.append(end)
                 own = own[1:]
-        for block in shared:
-            pool.share(block)
+        pool.share(shared)
         pool.give_back(child.table[: len(child.table) - len(own)])
         child.table = shared + own
         child.num_named, child.node = parent.num_named, parent.node
@@ -245,23 +247,22 @@ class KVCache:
 
     def _match_prefix(self, sequence: ScheduledSequence) -> Match:
         size, pool = self.block_size, self.pool
-        node, blocks = _root(sequence), []
+        prefix = sequence.prefix
+        if prefix is None:
+            prefix = sequence.prefix = Prefix(num_lost=pool.num_lost)
+        pool.cut(prefix)
         num_whole = max((sequence.num_tokens - 1) // size, 0)
-        contents = self._contents(sequence, 0, num_whole * size, size)
-        self._matched = sequence, contents  # to name them a moment later
-        for content in contents:
-            block = pool.found.get((node, content))
-            if block is None:
-                break
-            blocks.append(block)
-            node = pool.node_of(block)
+        known = len(prefix.blocks) * size
+        contents = self._contents(sequence, known, num_whole * size, size)
+        pool.follow(prefix, _root(sequence), contents)
+        blocks = prefix.blocks
+        node = prefix.nodes[-1] if blocks else _root(sequence)
         first = len(blocks) * size
-        for end, _ in reversed(sequence.ranks):
-            if first < end < min(first + size, sequence.num_tokens):
-                key = _part_key(node, self._contents(sequence, first, end, size))
-                source = pool.found.get(key)
-                if source is not None:
-                    return Match(blocks, end, source, len(blocks), node)
+        last = min(first + size, sequence.num_tokens) - 1
+        for end, _ in reversed(_borders(sequence, first, last)):
+            source = pool.found.get((node, self._part(sequence, first, end)))
+            if source is not None:
+                return Match(blocks, end, source, len(blocks), node)
         return Match(blocks, first, -1, len(blocks), node)
 
     def _name(self, sequence: ScheduledSequence, num_blocks: int) -> None:
@@ -271,19 +272,19 @@ class KVCache:
             num_blocks = min(num_blocks, sequence.num_prompt_tokens // size)
         if first >= num_blocks:
             return
-        blocks = sequence.table[first:num_blocks]
-        matched, contents = self._matched
-        if matched is sequence and num_blocks <= len(contents):
-            contents = contents[first:num_blocks]
-        else:
-            contents = self._contents(sequence, first * size, num_blocks * size, size)
-        sequence.num_named = num_blocks
+        contents = self._contents(sequence, first * size, num_blocks * size, size)
+        blocks, sequence.num_named = sequence.table[first:num_blocks], num_blocks
         if not sequence.ranks:
-            sequence.node = self.pool.name_all(blocks, sequence.node, contents)
+            sequence.node = self.pool.name(blocks, sequence.node, contents)
             return
-        for place, (block, content) in enumerate(zip(blocks, contents, strict=True), first):
-            rank = _rank_of(sequence, place * size, (place + 1) * size)
-            sequence.node = self.pool.name(block, (sequence.node, content), rank)
+        every, place = iter(contents), 0
+        for rank, alike in groupby(_ranks(sequence, first, num_blocks, size)):
+            some = blocks[place : (place := place + len([*alike]))]
+            sequence.node = self.pool.name(some, sequence.node, islice(every, len(some)), rank)
+
+    def _part(self, sequence: ScheduledSequence, start: int, end: int) -> Hashable:
+        """Return what stands for the tokens start..end, the beginning of a block."""
+        return ("part", *self._contents(sequence, start, end, self.block_size))
 
     def _has_shared_end(self, sequence: ScheduledSequence) -> bool:
         return bool(sequence.table) and self.pool.is_shared(sequence.table[-1])
@@ -302,16 +303,25 @@ def _root(sequence: ScheduledSequence) -> Node:
     return ROOT if sequence.cache_salt is None else sequence.cache_salt
 
 
-def _part_key(parent: Node, contents: Sequence[Hashable]) -> Key:
-    """Return the key of the beginning of a block."""
-    return parent, ("part", *contents)
+def _borders(sequence: ScheduledSequence, start: int, stop: int) -> tuple[tuple[int, int], ...]:
+    """Return the ends of segments, with their ranks, that are after `start` and up to `stop`."""
+    ranks = sequence.ranks
+    if not ranks:
+        return ()
+    first = bisect_right(ranks, start, key=_end_of)
+    return ranks[first : bisect_right(ranks, stop, first, key=_end_of)]
 
 
-def _rank_of(sequence: ScheduledSequence, start: int, stop: int) -> int:
-    """Return the highest rank of the segments that reach into the tokens start..stop."""
-    highest = begin = 0
-    for end, rank in sequence.ranks:
-        if begin < stop and end > start and rank > highest:
-            highest = rank
+def _ranks(sequence: ScheduledSequence, first: int, stop: int, size: int) -> list[int]:
+    """Return the ranks of the blocks first..stop: the highest of segments that reach into each."""
+    highest = [0] * (stop - first)
+    place = bisect_right(sequence.ranks, first * size, key=_end_of)
+    begin = sequence.ranks[place - 1][0] if place else 0
+    for end, rank in sequence.ranks[place:]:
+        if begin >= stop * size:
+            break
+        if rank:
+            for block in range(max(begin // size, first), min(-(-end // size), stop)):
+                highest[block - first] = max(highest[block - first], rank)
         begin = end
     return highest

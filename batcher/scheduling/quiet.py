@@ -56,10 +56,8 @@ class QuietSteps:
         scheduler, kv_cache = self._scheduler, self._kv_cache
         step = scheduler.decode_step
         scheduler.decode_step = step + num_steps
-        if kv_cache is None:
+        if kv_cache is None or not self._grows:
             return 0
-        if self._names or not self._grows:
-            return self._grow_in_order(step, num_steps)
         size, block_steps = self._block_size, 0
         take = kv_cache.pool.take
         for border, rows in self._decoding.by_border():
@@ -76,18 +74,4 @@ class QuietSteps:
                     row.table += blocks[place * count : (place + 1) * count]
             held = count * (num_steps - first) - size * (count * (count - 1) // 2)
             block_steps += held * len(rows)
-        return block_steps
-
-    def _grow_in_order(self, first_step: int, num_steps: int) -> int:
-        """Let the tables grow step by step, since blocks are found and given up in that order."""
-        kv_cache, block_steps = self._kv_cache, 0
-        if kv_cache is None:
-            return 0
-        pool = kv_cache.pool
-        for number in range(num_steps):
-            rows = self._decoding.at_border(first_step + number)
-            if rows:
-                num_used = pool.num_used
-                kv_cache.grow_all(rows, first_step + number)
-                block_steps += (pool.num_used - num_used) * (num_steps - number)
         return block_steps

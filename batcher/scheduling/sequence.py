@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from batcher.events import Role
 from batcher.lifecycle import State
+from batcher.scheduling.blocks import Prefix
 
 NEVER = -1  # the step of what has not happened
 NO_SLOT = -1
@@ -31,6 +32,7 @@ class ScheduledSequence(Struct, eq=False, gc=False, kw_only=True):  # it is part
     num_cached: how many tokens of its last admission were found in blocks.
     table: the blocks it holds, in the order of its tokens; the first num_named of them can be found
     by others, the last of these as the parent `node` of what follows.
+    prefix: what was found of it when that was last asked, while it waits.
     """
 
     id: str
@@ -62,6 +64,7 @@ class ScheduledSequence(Struct, eq=False, gc=False, kw_only=True):  # it is part
     table: list[int] = []
     num_named: int = 0
     node: int | str = 0
+    prefix: Prefix | None = None
 
     @property
     def is_leader(self) -> bool:

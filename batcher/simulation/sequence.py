@@ -1,6 +1,6 @@
 """A sequence that is simulated: what the scheduler knows of it, what it holds, and its times."""
 
-from collections.abc import Hashable
+from itertools import accumulate
 
 from batcher.scheduling.sequence import NEVER, ScheduledSequence
 from batcher.simulation.workload import Job, Piece
@@ -10,7 +10,7 @@ from batcher.timing.step_time import TICKS_PER_SECOND
 class SimulatedSequence(ScheduledSequence, eq=False, gc=False, kw_only=True):
     """A job on its way.
 
-    pieces: what its tokens are, prompt and output.
+    pieces: what its tokens are, prompt and output.  ends: where each of them ends.
     arrival_time: of a turn, when it went on at last.  admitted_ticks: when its first admission
     began; first_token_ticks, end_ticks: when the steps of its first and its last token had ended;
     all NEVER if that did not happen.  has_failed: it, or a turn before it, could never run.
@@ -20,6 +20,7 @@ class SimulatedSequence(ScheduledSequence, eq=False, gc=False, kw_only=True):
 
     job: Job
     pieces: tuple[Piece, ...]
+    ends: tuple[int, ...]
     admitted_ticks: int = NEVER
     first_token_ticks: int = NEVER
     end_ticks: int = NEVER
@@ -57,6 +58,7 @@ def make_sequence(job: Job, history: tuple[Piece, ...] = ()) -> SimulatedSequenc
     """Return what waits in the queue for `job`; `history` is what its session has come to."""
     start = sum(piece.length for piece in history)
     pieces = (*history, *job.prompt, job.output)
+    pieces = tuple(piece for piece in pieces if piece.length) or (job.output,)
     num_tokens = start + job.num_prompt_tokens
     sequence = SimulatedSequence(
         id=job.id,
@@ -71,47 +73,10 @@ def make_sequence(job: Job, history: tuple[Piece, ...] = ()) -> SimulatedSequenc
         cache_salt=job.cache_salt,
         has_siblings=job.has_siblings,
         job=job,
-        pieces=tuple(piece for piece in pieces if piece.length) or (job.output,),
+        pieces=pieces,
+        ends=tuple(accumulate(piece.length for piece in pieces)),
     )
     if job.ranks:
         borders = tuple((start + end, rank) for end, rank in job.ranks)
         sequence.ranks = ((start, 0), *borders) if start else borders
     return sequence
-
-
-def contents(sequence: ScheduledSequence, start: int, stop: int, size: int) -> list[Hashable]:
-    """Return what stands for the tokens start..stop of a simulated sequence, by blocks.
-
-    It is the tokens themselves where they are known; equal ones stand for equal tokens, if what is
-    before them is equal, too.
-    """
-    pieces: tuple[Piece, ...] = sequence.pieces  # type: ignore[attr-defined]  # it is simulated
-    length, symbol, tokens = pieces[0]
-    if stop > length:
-        return [
-            _contents_of_several(pieces, at, min(at + size, stop))
-            for at in range(start, stop, size)
-        ]
-    if tokens is None:
-        return [(symbol, at, min(size, stop - at)) for at in range(start, stop, size)]
-    return [tokens[at : min(at + size, stop)] for at in range(start, stop, size)]
-
-
-def _contents_of_several(pieces: tuple[Piece, ...], start: int, stop: int) -> Hashable:
-    """Return what stands for tokens that may be in more than one piece."""
-    parts: list[tuple[Hashable, ...]] = []
-    first = 0
-    for length, symbol, tokens in pieces:
-        end = first + length
-        if end > start:
-            begin, last = max(start - first, 0), min(stop, end) - first
-            if tokens is None:
-                parts.append((symbol, begin, last - begin))
-            elif parts and isinstance(parts[-1][0], int):  # a list of tokens goes on
-                parts[-1] = (*parts[-1], *tokens[begin:last])
-            else:
-                parts.append(tokens[begin:last])
-            if end >= stop:
-                break
-        first = end
-    return parts[0] if len(parts) == 1 else tuple(parts)

@@ -16,8 +16,9 @@ from batcher.scheduling.plan import NOTHING_NEW, StepPlan
 from batcher.scheduling.quiet import QuietSteps
 from batcher.scheduling.sequence import NEVER
 from batcher.settings import SchedulingSettings
+from batcher.simulation.contents import SimulatedContents
 from batcher.simulation.result import SimulationResult
-from batcher.simulation.sequence import SimulatedSequence, contents, make_sequence
+from batcher.simulation.sequence import SimulatedSequence, make_sequence
 from batcher.simulation.turns import Turns
 from batcher.simulation.uses import StepUses
 from batcher.simulation.workload import Workload
@@ -69,7 +70,7 @@ class StepSimulation:
         on_ended: OnEnded = lambda _: None,
     ) -> None:
         self._on_ended, self._num_ended = on_ended, 0
-        self._scheduler = make_scheduler(num_slots, settings, contents)
+        self._scheduler = make_scheduler(num_slots, settings, SimulatedContents().blocks)
         self._queue, self._slots = self._scheduler.queue, self._scheduler.slots
         kv_cache = self._scheduler.kv_cache
         self._pool = BlockPool(0) if kv_cache is None else kv_cache.pool

@@ -1,5 +1,6 @@
 """A KV cache that knows the tokens of its sequences, for tests that take its steps one by one."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from batcher.scheduling.kv_cache import KVCache, Match
@@ -17,13 +18,16 @@ class Cache(KVCache):
         super().__init__(SchedulingSettings(**fields), self.contents)
         self.tokens: dict[str, list[int]] = {}
         self.sequences: list[ScheduledSequence] = []
+        self.built: list[int] = []  # where each block begins whose content was asked for
 
     def contents(
         self, sequence: ScheduledSequence, start: int, stop: int, size: int
-    ) -> list[tuple[int, ...]]:
+    ) -> Iterator[tuple[int, ...]]:
         tokens = self.tokens[sequence.id]
         assert stop <= len(tokens)
-        return [tuple(tokens[at : min(at + size, stop)]) for at in range(start, stop, size)]
+        for at in range(start, stop, size):
+            self.built.append(at // size)
+            yield tuple(tokens[at : min(at + size, stop)])
 
     def sequence(self, name: str, tokens: Any, **fields: Any) -> ScheduledSequence:
         self.tokens[name] = list(tokens)

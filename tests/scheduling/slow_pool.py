@@ -47,10 +47,12 @@ class SlowPool:
         holder = self.find(key)
         if holder is not None:
             return self.nodes[holder]
-        self.num_named += 1
         self.keys.setdefault(block, []).append(key)
         self.ranks[block] = max(rank, self.ranks.get(block, 0))
-        return self.nodes.setdefault(block, self.num_named)
+        if block not in self.nodes:
+            self.num_named += 1
+            self.nodes[block] = self.num_named
+        return self.nodes[block]
 
     def forget(self, block: int) -> None:
         self.keys.pop(block, None)

@@ -46,34 +46,26 @@ class Pools(RuleBasedStateMachine):
     @rule(data=st.data(), content=st.integers(0, 9), rank=st.integers(0, NUM_RANKS - 1))
     def name(self, data: st.DataObject, content: int, rank: int) -> None:
         block = data.draw(st.sampled_from(data.draw(st.sampled_from(self.tables))))
-        key = (ROOT, content)
-        node = self.pool.name(block, key, rank)
-        self.slow.name(block, key, rank)
-        assert node == self.pool.node_of(self.pool.found[key])
+        node = self.pool.name([block], ROOT, [content], rank)
+        assert node == self.slow.name(block, (ROOT, content), rank)
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data(), contents=st.lists(st.integers(10, 12), max_size=4))
     def name_a_chain(self, data: st.DataObject, contents: list[int]) -> None:
         table = data.draw(st.sampled_from(self.tables))[: len(contents)]
         contents = contents[: len(table)]
-        nodes = [ROOT]
+        node = ROOT
         for block, content in zip(table, contents, strict=True):
-            key = (nodes[-1], content)
-            self.slow.name(block, key)
-            holder = self.slow.find(key)
-            known = self.pool.found.get(key)
-            assert known in (None, holder)
-            nodes.append(self.pool.name(block, key) if data.draw(st.booleans()) else None)
-            if nodes[-1] is None:
-                nodes[-1] = self.pool.name_all([block], nodes[-2], [content])
-        assert self.pool.name_all(table, ROOT, contents) == nodes[-1], "named again, it is the same"
+            node = self.slow.name(block, (node, content))
+        assert self.pool.name(table, ROOT, contents) == node
+        assert self.pool.name(table, ROOT, contents) == node, "named again, it is the same"
 
     @precondition(lambda self: self.slow.keys)
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
         block = data.draw(st.sampled_from(sorted(self.slow.keys)))
-        assert self.pool.is_idle(block) == (block in self.slow.free)
-        self.pool.share(block)
+        assert self.pool.num_idle([block]) == (block in self.slow.free)
+        self.pool.share([block])
         self.slow.share(block)
         self.tables.append([block])
 
@@ -107,7 +99,7 @@ def idle_pool(ranks: list[int]) -> BlockPool:
     pool = BlockPool(len(ranks))
     tables = [pool.take(1) for _ in ranks]
     for (block,), rank in zip(tables, ranks, strict=True):
-        pool.name(block, (ROOT, block), rank)
+        pool.name([block], ROOT, [block], rank)
     for table in tables:
         pool.give_back(table)
     return pool
@@ -115,11 +107,11 @@ def idle_pool(ranks: list[int]) -> BlockPool:
 
 def test_the_least_recently_used_goes_first_and_a_hit_refreshes() -> None:
     pool = idle_pool([0, 0, 0])
-    pool.share(0)
+    pool.share([0])
     pool.give_back([0])
     assert [pool.take(1)[0] for _ in range(3)] == [1, 2, 0]
     assert pool.found == {}
-    assert pool.num_evicted == 3
+    assert pool.num_lost == 3
 
 
 def test_what_cannot_be_found_goes_before_what_can() -> None:
@@ -132,7 +124,7 @@ def test_what_cannot_be_found_goes_before_what_can() -> None:
 def test_the_end_of_a_chain_is_evicted_before_its_beginning() -> None:
     pool = BlockPool(3)
     table = pool.take(3)
-    pool.name_all(table, ROOT, "abc")
+    pool.name(table, ROOT, "abc")
     pool.give_back(table)
     assert pool.take(2) == [2, 1]
     assert list(pool.found) == [(ROOT, "a")]
@@ -146,7 +138,7 @@ def test_typed_blocks_are_evicted_rank_by_rank_pinned_ones_last() -> None:
 def test_an_evicted_block_has_lost_its_rank() -> None:
     pool = idle_pool([3, 0])
     for block in pool.take(2):
-        pool.name(block, (ROOT, f"new {block}"))
+        pool.name([block], ROOT, [f"new {block}"])
     for block in (0, 1):
         pool.give_back([block])
     assert pool.take(2) == [0, 1], "the least recently used of two that are worth the same"
@@ -154,10 +146,10 @@ def test_an_evicted_block_has_lost_its_rank() -> None:
 
 def test_a_block_that_is_evicted_takes_all_its_keys_along() -> None:
     pool = BlockPool(1)
-    (block,) = pool.take(1)
-    node = pool.name(block, (ROOT, "part"))
-    assert pool.name(block, (ROOT, "whole")) == node
-    pool.give_back([block])
+    table = pool.take(1)
+    node = pool.name(table, ROOT, ["part"])
+    assert pool.name(table, ROOT, ["whole"]) == node
+    pool.give_back(table)
     pool.take(1)
     assert pool.found == {}
 
@@ -166,7 +158,7 @@ def test_a_pool_without_a_limit_grows_and_takes_old_blocks_first() -> None:
     pool = BlockPool(None)
     assert pool.has_room(10**9)
     first = pool.take(3)
-    pool.name(first[0], (ROOT, "kept"))
+    pool.name(first[:1], ROOT, ["kept"])
     pool.give_back(first)
     assert set(first[1:]) <= set(pool.take(4))
     assert pool.found == {(ROOT, "kept"): first[0]}

@@ -22,6 +22,44 @@ def test_at_least_one_token_is_left_to_compute(length: int, num_found: int) -> N
     assert cache.match(cache.sequence("b", range(length))).num_tokens == num_found
 
 
+def test_no_key_is_built_after_the_first_that_is_not_found() -> None:
+    cache = Cache(60)
+    cache.admit(cache.sequence("a", range(100)))
+    assert cache.built == [0, *range(25)], "one is missed, then each is named"
+    cache.built.clear()
+    other = cache.sequence("b", [*range(40), *range(500, 560)])
+    assert cache.match(other).num_tokens == 40
+    assert cache.built == [*range(11)], "ten are found, and one is not"
+
+
+def test_the_key_of_a_block_that_is_found_is_built_once() -> None:
+    cache = Cache(60)
+    cache.admit(first := cache.sequence("a", range(100)), 40)
+    waiting = cache.sequence("b", range(101))
+    for _ in range(5):
+        assert cache.match(waiting).num_tokens == 40
+    assert cache.built[11:] == [*range(11), 10, 10, 10, 10], "only the one that is missed"
+    cache.built.clear()
+    cache.go_on(first, 100)
+    cache.built.clear()
+    assert cache.match(waiting).blocks == first.table
+    assert cache.built == [*range(10, 25)]
+
+
+def test_what_was_found_is_looked_for_again_after_a_part_of_it_is_gone() -> None:
+    cache = Cache(6)
+    cache.admit(first := cache.sequence("a", range(20)))
+    cache.leave(first)
+    waiting = cache.sequence("b", range(21))
+    assert cache.match(waiting).num_tokens == 20
+    cache.admit(other := cache.sequence("c", range(50, 62)))
+    assert cache.match(waiting).num_tokens == 12, "two blocks were evicted"
+    cache.leave(other)
+    cache.admit(again := cache.sequence("d", range(19)))
+    assert cache.match(waiting).num_tokens == 16
+    assert cache.match(waiting).blocks[:4] == again.table[:4]
+
+
 def test_sequences_share_blocks_with_those_of_their_salt() -> None:
     cache = Cache()
     cache.admit(cache.sequence("a", range(9), cache_salt="x"))

@@ -129,7 +129,7 @@ def test_blocks_that_are_shared_wrongly_are_caught(monkeypatch):
     begin = KVCache.__init__
 
     def forgetful(cache, its_settings, contents):
-        begin(cache, its_settings, lambda *asked: [0] * len(contents(*asked)))
+        begin(cache, its_settings, lambda *asked: (0 for _ in contents(*asked)))
 
     monkeypatch.setattr(KVCache, "__init__", forgetful)  # all blocks look alike
     found = verdict_of(PLAIN)

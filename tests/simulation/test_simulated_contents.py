@@ -1,0 +1,101 @@
+"""What stands for simulated tokens: equal where tokens are, and found without going over all."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batcher.simulation.contents import SimulatedContents
+from batcher.simulation.sequence import make_sequence
+from batcher.simulation.workload import GREEDY, Job, Piece
+
+
+class CountedPieces(tuple[Piece, ...]):  # noqa: SLOT001 - it counts
+    """Pieces that count how many of them were looked at."""
+
+    num_seen = 0
+
+    def __iter__(self) -> Iterator[Piece]:
+        for piece in super().__iter__():
+            self.num_seen += 1
+            yield piece
+
+    def __getitem__(self, place: Any) -> Any:
+        self.num_seen += 1
+        return super().__getitem__(place)
+
+
+def sequence_of(pieces: list[Piece]) -> Any:
+    job = Job(
+        id="a",
+        place=0,
+        arrival_time=0.0,
+        num_prompt_tokens=sum(piece.length for piece in pieces),
+        num_output_tokens=0,
+        max_tokens=0,
+        prompt=tuple(pieces),
+        output=Piece(0, GREEDY),
+    )
+    return make_sequence(job)
+
+
+def test_a_prompt_of_many_pieces_takes_time_in_proportion_to_them() -> None:
+    seen = []
+    for num_pieces in (100, 200, 400):
+        sequence = sequence_of([Piece(40, ("seed", number)) for number in range(num_pieces)])
+        sequence.pieces = CountedPieces(sequence.pieces)
+        blocks = [*SimulatedContents().blocks(sequence, 0, 40 * num_pieces, 16)]
+        assert len(blocks) == 40 * num_pieces // 16
+        seen.append(sequence.pieces.num_seen)
+    for fewer, more in pairwise(seen):
+        assert more <= 2 * fewer + 2
+    assert seen[0] <= 300, "two whole blocks and one with two pieces"
+
+
+def test_only_what_is_asked_for_is_looked_at() -> None:
+    sequence = sequence_of([Piece(40, ("seed", number)) for number in range(1000)])
+    sequence.pieces = CountedPieces(sequence.pieces)
+    contents = SimulatedContents().blocks(sequence, 39_000, 40_000, 16)
+    next(contents)
+    assert sequence.pieces.num_seen <= 3
+
+
+def tokens_of(pieces: list[Piece]) -> list[Any]:
+    """The tokens themselves; what a symbol stands for depends on where it begins."""
+    tokens: list[Any] = []
+    for piece in pieces:
+        if piece.tokens is not None:
+            tokens += piece.tokens
+        else:
+            start = len(tokens)
+            tokens += [(piece.symbol, start, at) for at in range(piece.length)]
+    return tokens
+
+
+listed = st.lists(st.integers(1, 3), min_size=1, max_size=5).map(
+    lambda tokens: Piece(len(tokens), tokens=tuple(tokens))
+)
+symbols = st.sampled_from([("seed", 1), ("seed", 2), GREEDY])
+symbolic = st.builds(Piece, st.integers(1, 9), symbols, st.none())
+prompts = st.lists(st.one_of(listed, symbolic), min_size=1, max_size=6)
+
+
+@given(prompts, prompts, st.integers(1, 5))
+def test_contents_are_equal_exactly_where_the_tokens_are(
+    first: list[Piece], second: list[Piece], size: int
+) -> None:
+    contents = SimulatedContents()
+    all_tokens = [tokens_of(first), tokens_of(second)]
+    length = min(map(len, all_tokens))
+    one, other = (
+        [*contents.blocks(sequence_of(pieces), 0, length, size)] for pieces in (first, second)
+    )
+    assert len(one) == len(other) == -(-length // size)
+    for place in range(len(one)):
+        start, stop = place * size, min((place + 1) * size, length)
+        if all_tokens[0][:start] != all_tokens[1][:start]:
+            break  # another parent, so another key
+        is_same = all_tokens[0][start:stop] == all_tokens[1][start:stop]
+        assert (one[place] == other[place]) == is_same
