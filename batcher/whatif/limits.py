@@ -1,72 +1,84 @@
-"""The limits of a deployment, each of which can be doubled, or put where nobody meets it."""
+"""The limits of a deployment, each of which can be widened, narrowed, or put out of the way."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
+from typing import Literal
 
-from msgspec.structs import replace
-
-from batcher.settings import SchedulingSettings
 from batcher.simulation.workload import Workload
-from batcher.whatif.binding import Constraint
-from batcher.whatif.deployments import MAX_BATCH, Deployment
+from batcher.whatif.deployments import AXES, MAX_BATCH, MAX_COUNT, Deployment, Value
 
-SETTINGS: dict[Constraint, str] = {
+Limit = Literal["slots", "kv", "tokens", "threshold", "static"]
+
+SETTINGS: dict[Limit, str] = {
     "slots": "batch",
     "kv": "kv_blocks",
     "tokens": "max_batch_tokens",
+    "threshold": "long_prefill_threshold",
     "static": "batching",
 }
+FIRST_BUDGET = 2048  # tokens of a step: what is tried where there is no limit of them
 
 
-def limits_of(deployment: Deployment) -> list[Constraint]:
+def value_at(deployment: Deployment, limit: Limit) -> Value:
+    """Return what the setting of `limit` is."""
+    return AXES[SETTINGS[limit]].value_of(deployment)
+
+
+def limits_of(deployment: Deployment) -> list[Limit]:
     """Return what limits `deployment`, in the order of SETTINGS."""
-    scheduling = deployment.scheduling
-    is_there = {
-        "slots": True,
-        "kv": scheduling.kv_blocks is not None,
-        "tokens": scheduling.max_batch_tokens is not None,
-        "static": scheduling.batching == "static",
-    }
-    return [limit for limit in SETTINGS if is_there[limit]]
+    return [limit for limit in SETTINGS if value_at(deployment, limit) not in (None, "continuous")]
 
 
-def doubled(deployment: Deployment, limit: Constraint) -> Deployment:
-    """Return `deployment` with twice of what `limit` limits; static batching is continuous then."""
-    return _changed(deployment, {limit}, lambda value, _: 2 * value, {})
+def wider(deployment: Deployment, limit: Limit) -> Deployment | None:
+    """Return `deployment` with twice of what `limit` limits, None if it does not.
+
+    Static batching is continuous then, and a token budget at least one token for each slot.
+    """
+    if limit not in limits_of(deployment):
+        return None
+    if limit == "static":
+        return AXES["batching"].set(deployment, "continuous")
+    most = MAX_BATCH if limit == "slots" else MAX_COUNT
+    value = min(2 * value_at(deployment, limit), most)
+    return _with_a_token_for_each(AXES[SETTINGS[limit]].set(deployment, value))
 
 
-def without(
-    deployment: Deployment, limits: Collection[Constraint], workload: Workload
-) -> Deployment:
+def narrower(deployment: Deployment, limit: Limit) -> Deployment | None:
+    """Return `deployment` with half of what `limit` limits, None if there is no such thing.
+
+    Where steps have no token budget, they are given one.
+    """
+    value = value_at(deployment, limit)
+    if limit == "tokens" and value is None:
+        value = 2 * max(FIRST_BUDGET, deployment.batch)
+    if limit == "static" or value is None or value == 1:
+        return None
+    return AXES[SETTINGS[limit]].set(deployment, value // 2)
+
+
+def without(deployment: Deployment, limits: Collection[Limit], workload: Workload) -> Deployment:
     """Return `deployment` with as much of what `limits` limit as `workload` can ever use."""
-    bounds = {
-        "slots": len(workload.jobs),
+    bounds: dict[Limit, int] = {
+        "slots": min(len(workload.jobs), MAX_BATCH),
         "kv": num_blocks(workload, deployment.scheduling.block_size),
         "tokens": num_tokens(workload),
     }
-    return _changed(deployment, limits, max, bounds)
+    for limit in limits:
+        setting = AXES[SETTINGS[limit]]
+        if limit in bounds:
+            most = max(value_at(deployment, limit), bounds[limit])
+            deployment = setting.set(deployment, most)
+        else:
+            free = "continuous" if limit == "static" else None
+            deployment = setting.set(deployment, free)
+    return _with_a_token_for_each(deployment)
 
 
-def _changed(
-    deployment: Deployment,
-    limits: Collection[Constraint],
-    grown: Callable[[int, int], int],
-    bounds: dict[str, int],
-) -> Deployment:
-    """Return `deployment` with `grown` (value, bound) of each of `limits`."""
-    scheduling: SchedulingSettings = deployment.scheduling
-    batch, budget = deployment.batch, scheduling.max_batch_tokens
-    if "slots" in limits:
-        batch = min(grown(batch, bounds.get("slots", 0)), max(batch, MAX_BATCH))
-    if "kv" in limits and scheduling.kv_blocks is not None:
-        num = grown(scheduling.kv_blocks, bounds.get("kv", 0))
-        scheduling = replace(scheduling, kv_blocks=num)
-    if budget is not None:
-        if "tokens" in limits:
-            budget = grown(budget, bounds.get("tokens", 0))
-        scheduling = replace(scheduling, max_batch_tokens=max(budget, batch))  # one for each slot
-    if "static" in limits:
-        scheduling = replace(scheduling, batching="continuous")
-    return replace(deployment, batch=batch, scheduling=scheduling)
+def _with_a_token_for_each(deployment: Deployment) -> Deployment:
+    """Return `deployment` with a token budget, if it has one, of at least one for each slot."""
+    budget = deployment.scheduling.max_batch_tokens
+    if budget is None or budget >= deployment.batch:
+        return deployment
+    return AXES["max_batch_tokens"].set(deployment, deployment.batch)
 
 
 def num_tokens(workload: Workload) -> int:

@@ -4,7 +4,7 @@ Rule: the same workload and deployment give the same outcome, in whatever proces
 """
 
 from fractions import Fraction
-from math import ceil
+from math import ceil, inf
 
 import numpy as np
 from msgspec import Struct
@@ -116,6 +116,16 @@ def good_share(outcome: Outcome) -> float:
     if goodput is None or not goodput.requests:
         return 0.0
     return goodput.good / goodput.requests
+
+
+def score_of(question: Question, outcome: Outcome) -> tuple[float, float]:
+    """Return the share of the requests that met the SLO, and how near the worst tail is to it."""
+    limits = {} if question.slo is None else question.slo.limits
+    excesses = [
+        inf if (tail := outcome.tails[metric]) is None else tail / limit
+        for metric, limit in limits.items()
+    ]
+    return good_share(outcome), -max(excesses, default=0.0)
 
 
 def problem_of(deployment: Deployment) -> str | None:

@@ -1,28 +1,25 @@
-"""The smallest setting, or the largest rate, under which enough requests meet an SLO.
+"""The smallest setting, or the largest rate, under which enough requests meet an SLO."""
 
-Rule: a rate is tried at steps of a 64th of a doubling, 1.1 %; all else at every whole number.
-"""
-
-from collections.abc import Callable, Sequence
-from math import inf
+from collections.abc import Callable
+from itertools import count
 from typing import Literal
 
 from msgspec import Struct
-from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
-from batcher.simulation.workload import Workload
-from batcher.whatif.binding import Constraint
-from batcher.whatif.deployments import AXES, MAX_BATCH, Deployment, Value
-from batcher.whatif.limits import num_blocks, num_tokens
-from batcher.whatif.measuring import Outcome, Question, good_share, measure, problem_of
-from batcher.whatif.relief import Analysis, Relief, Removal, analyse
-from batcher.whatif.search import Score, Search, doublings
-
-Searched = Literal["batch", "kv_blocks", "max_batch_tokens", "rate"]
-
-STEPS_OF_DOUBLING = 64  # of a rate
-MAX_DOUBLINGS = 10  # of a rate, up and down
+from batcher.whatif.deployments import Deployment, Value
+from batcher.whatif.ladder import Ladder, Searched, rate_of
+from batcher.whatif.limits import Limit
+from batcher.whatif.measuring import (
+    Outcome,
+    Question,
+    good_share,
+    measure,
+    problem_of,
+    score_of,
+)
+from batcher.whatif.relief import Analysis, Edge, Relief, Removal, analyse
+from batcher.whatif.search import Score, Search
 
 
 class Trial(Struct, frozen=True, kw_only=True):
@@ -57,7 +54,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     is_last: bool
     next_value: Value
     next_outcome: Outcome | None
-    binding: list[Constraint]
+    binding: list[Limit | Literal["compute"]]
     reliefs: list[Relief]
     removal: Removal | None
     contradictions: list[Trial]
@@ -69,123 +66,92 @@ def find_plan(
     base: Deployment,
     searched: Searched,
     on_tried: Callable[[int], object] = lambda _: None,
+    on_relief: Callable[[int], object] = lambda _: None,
 ) -> Plan:
     """Return the best value of what is `searched`, all else as in `base`.
 
     on_tried: called with how many values were tried, while one is, too.
+    on_relief: called with how many simulations were begun then to see what would help.
 
     Raises:
         BatchdecodeError: the settings make no sense, or there is nothing to search.
     """
     if question.slo is None:
         raise BatchdecodeError("a plan needs an SLO")
-    planner = _Planner(question, base, searched, on_tried)
-    search = Search(planner.score, question.asked, planner.rungs)
-    search.run(planner.start)
+    ladder = Ladder(question.workload, base, searched)
+    problem = problem_of(ladder.deployment_of(ladder.rungs[ladder.start]))
+    if problem is not None:
+        raise BatchdecodeError(problem)
+    trials = _Trials(question, ladder, on_tried)
+    search = Search(trials.score, question.asked, ladder.rungs)
+    search.run(ladder.start)
+    is_met = search.least is not None
     best = search.nearest if search.least is None else search.least
-    failing = [number for number in search.scores if number < best and search.least is not None]
-    after = max(failing, default=None)
-    binds = best if search.least is None else after
+    after = max((number for number in search.scores if number < best and is_met), default=None)
+    ends = after if is_met else best
     analysis = Analysis(binding=[], reliefs=[])
-    if binds is not None:
-        analysis = analyse(question, planner.deployment_of(binds), planner.outcomes[binds])
+    if ends is not None:
+        edge = Edge(
+            question=question,
+            ladder=ladder,
+            number=ends,
+            outcome=trials.outcomes[ends],
+            is_met=is_met,
+        )
+        analysis = analyse(edge, _counted(question, on_relief))
     return Plan(
         searched=searched,
         asked=question.asked,
         limits=question.slo.limits,
-        is_met=search.least is not None,
-        value=planner.value_of(best),
-        deployment=planner.deployment_of(best),
-        outcome=planner.outcomes[best],
+        is_met=is_met,
+        value=ladder.value_of(best),
+        deployment=ladder.deployment_of(best),
+        outcome=trials.outcomes[best],
         file_rate=rate_of(question.workload),
-        is_last=best == planner.rungs[0],
-        next_value=None if after is None else planner.value_of(after),
-        next_outcome=None if after is None else planner.outcomes[after],
+        is_last=best == ladder.rungs[0],
+        next_value=None if after is None else ladder.value_of(after),
+        next_outcome=None if after is None else trials.outcomes[after],
         binding=analysis.binding,
         reliefs=analysis.reliefs,
         removal=analysis.removal,
-        contradictions=[planner.trial_of(number) for number in search.contradictions],
-        trials=[planner.trial_of(number) for number in sorted(search.scores)],
+        contradictions=[trials.trial_of(number) for number in search.contradictions],
+        trials=[trials.trial_of(number) for number in sorted(search.scores)],
     )
 
 
-class _Planner:
-    """Turns what is searched into whole numbers, the smaller the better, and simulates them."""
+class _Trials:
+    """Simulates numbers of a ladder, and keeps what they come to."""
 
     def __init__(
-        self,
-        question: Question,
-        base: Deployment,
-        searched: Searched,
-        on_tried: Callable[[int], object],
+        self, question: Question, ladder: Ladder, on_tried: Callable[[int], object]
     ) -> None:
-        self._question, self._base, self._searched = question, base, searched
-        self._on_tried = on_tried
+        self._question, self._ladder, self._on_tried = question, ladder, on_tried
         self.outcomes: dict[int, Outcome] = {}
-        self.rungs, self.start = self._make_rungs()
-        problem = problem_of(self.deployment_of(self.rungs[self.start]))
-        if problem is not None:
-            raise BatchdecodeError(problem)
-
-    def value_of(self, number: int) -> Value:
-        """Return what a whole number stands for."""
-        return 2 ** (-number / STEPS_OF_DOUBLING) if self._searched == "rate" else number
-
-    def deployment_of(self, number: int) -> Deployment:
-        """Return the deployment with that value."""
-        value = self.value_of(number)
-        if self._searched == "rate":
-            return replace(self._base, rate=value)
-        return AXES[self._searched].set(self._base, value)
 
     def score(self, number: int) -> Score:
         """Return the share of the requests that meet the SLO, and how near the others are to it."""
         num_tried = len(self.outcomes)
-        outcome = measure(
-            self._question, self.deployment_of(number), lambda _: self._on_tried(num_tried)
-        )
+        deployment = self._ladder.deployment_of(number)
+        outcome = measure(self._question, deployment, lambda _: self._on_tried(num_tried))
         self.outcomes[number] = outcome
         self._on_tried(len(self.outcomes))
-        limits = {} if self._question.slo is None else self._question.slo.limits
-        excesses = [
-            inf if (tail := outcome.tails[metric]) is None else tail / limit
-            for metric, limit in limits.items()
-        ]
-        return good_share(outcome), -max(excesses)
-
-    def share_of(self, number: int) -> float:
-        """Return the share of the requests that met the SLO with a number that was tried."""
-        return good_share(self.outcomes[number])
+        return score_of(self._question, outcome)
 
     def trial_of(self, number: int) -> Trial:
         """Return a number that was tried, for a report."""
-        return Trial(value=self.value_of(number), share=self.share_of(number))
-
-    def _make_rungs(self) -> tuple[Sequence[int], int]:
-        """Return the numbers of the first tries, and the place of the very first.
-
-        Raises:
-            BatchdecodeError: there is nothing to search.
-        """
-        workload, scheduling = self._question.workload, self._base.scheduling
-        if self._searched == "rate":
-            if rate_of(workload) is None:
-                raise BatchdecodeError("--search rate: all requests arrive at once")
-            bound = STEPS_OF_DOUBLING * MAX_DOUBLINGS
-            return range(-bound, bound + 1, STEPS_OF_DOUBLING), MAX_DOUBLINGS
-        if self._searched == "batch":
-            most = min(len(workload.jobs), MAX_BATCH, scheduling.max_batch_tokens or MAX_BATCH)
-            return doublings(1, max(1, most)), 0
-        if self._searched == "max_batch_tokens":
-            first = max(self._base.batch, scheduling.block_size if scheduling.is_paged else 1)
-            most = num_tokens(workload)
-            return doublings(first, max(first, most)), 0
-        most = num_blocks(workload, scheduling.block_size)
-        return doublings(1, max(1, most)), 0
+        share = good_share(self.outcomes[number])
+        return Trial(value=self._ladder.value_of(number), share=share)
 
 
-def rate_of(workload: Workload) -> float | None:
-    """Return the mean rate of arrivals, requests a second; None if all arrive at once."""
-    arrivals = [job.arrival_time for job in workload.jobs if not job.index]
-    first, last = min(arrivals, default=0.0), max(arrivals, default=0.0)
-    return (len(arrivals) - 1) / (last - first) if last > first else None
+def _counted(
+    question: Question, on_simulated: Callable[[int], object]
+) -> Callable[[Deployment], Outcome]:
+    """Return what simulates a deployment, and tells how many it has."""
+    counts = count(1)
+
+    def simulate(deployment: Deployment) -> Outcome:
+        num_begun = next(counts)
+        on_simulated(num_begun)
+        return measure(question, deployment, lambda _: on_simulated(num_begun))
+
+    return simulate

@@ -1,89 +1,235 @@
-"""What would help a deployment that does not meet its SLO: each limit relieved, then all of them.
+"""What would help a deployment that does not meet its SLO: each limit widened, and narrowed.
 
 Rule: nothing is inferred but from requests that can never run; every relief is simulated.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from math import floor
+from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from batcher.whatif.binding import Constraint
-from batcher.whatif.deployments import AXES, Deployment, Value
-from batcher.whatif.limits import SETTINGS, doubled, limits_of, without
-from batcher.whatif.measuring import Outcome, Question, good_share, measure, problem_of
+from batcher.whatif.deployments import Deployment, Value
+from batcher.whatif.ladder import Ladder
+from batcher.whatif.limits import (
+    SETTINGS,
+    Limit,
+    limits_of,
+    narrower,
+    value_at,
+    wider,
+    without,
+)
+from batcher.whatif.measuring import Outcome, Question, good_share, problem_of, score_of
+from batcher.whatif.search import Score
+
+MAX_CHANGES = 3  # doublings, or halvings, of a limit
+MAX_REACHES = 4  # limits, in a direction, of which it is found how far changing them reaches
+
+Simulate = Callable[[Deployment], Outcome]
 
 
 class Relief(Struct, frozen=True, kw_only=True):
-    """A limit that was relieved, the setting and its value, and the share that meets the SLO so."""
+    """A setting that was changed to a value.
 
-    constraint: Constraint
+    share: of the requests that meet the SLO so, where the search ended.
+    reached: the best value of what is searched that meets the SLO so, None if that is none beyond.
+    """
+
+    constraint: Limit
     setting: str
     value: Value
     share: float
+    reached: Value | None = None
 
 
 class Removal(Struct, frozen=True, kw_only=True):
     """Limits that were out of the way together, and the share that meets the SLO so."""
 
-    constraints: list[Constraint]
+    constraints: list[Limit]
     share: float
 
 
 class Analysis(Struct, frozen=True, kw_only=True):
     """What binds a deployment, in the order of SETTINGS, and what that rests on.
 
-    removal: the fewest limits that have to go together, None if doubling one of them is enough.
+    removal: the fewest limits that have to go together, None if changing one of them helps.
     """
 
-    binding: list[Constraint]
+    binding: list[Limit | Literal["compute"]]
     reliefs: list[Relief]
     removal: Removal | None = None
 
 
-def analyse(question: Question, deployment: Deployment, outcome: Outcome) -> Analysis:
-    """Return what binds `deployment`, which comes to `outcome`, so that more do not meet the SLO.
+class Edge(Struct, frozen=True, kw_only=True):
+    """Where a search ended: `number` comes to `outcome`, which is not enough.
 
-    It is the limit that doubled helps most; if none does, the fewest that together do if nobody
-    meets them; if these do not either, the time that steps take.  Where too many requests can never
-    run there are too few blocks, whatever else.
+    is_met: whether the next larger number that was tried is.
     """
-    share, removal = good_share(outcome), None
-    reliefs = reliefs_of(question, deployment)
-    best = max(reliefs, key=lambda relief: relief.share, default=None)
-    binding: set[Constraint] = set()
-    if best is not None and best.share > share:
-        binding = {best.constraint}
+
+    question: Question
+    ladder: Ladder
+    number: int
+    outcome: Outcome
+    is_met: bool
+
+
+class _Attempt(Struct, frozen=True, kw_only=True):
+    """A limit, `base` with it wider or narrower, and what that comes to at an edge."""
+
+    limit: Limit
+    is_wider: bool
+    base: Deployment
+    share: float
+    score: Score
+    reached: int | None = None
+
+
+def analyse(edge: Edge, simulate: Simulate) -> Analysis:
+    """Return what binds at `edge`, so that more do not meet the SLO, and what would help.
+
+    It is the limit whose change reaches furthest beyond it.  If none does, it is that of the
+    setting that was searched; of a rate, or if nothing meets the SLO, the limit whose change lets
+    most requests meet it; if none lets more, the fewest that together do if nobody meets them; if
+    these do not either, the time that steps take.  Where too many requests can never run there are
+    too few blocks, whatever else.
+    """
+    share, removal = good_share(edge.outcome), None
+    attempts = list(_attempts(edge, simulate))
+    if edge.is_met:
+        attempts = _with_reaches(attempts, edge, simulate)
+    best = min(attempts, key=_rank, default=None)
+    own = next((limit for limit in SETTINGS if SETTINGS[limit] == edge.ladder.searched), None)
+    binding: set[Limit] = set()
+    if best is not None and best.reached is not None:
+        binding = {best.limit}
+    elif edge.is_met and own is not None:
+        binding = {own}
+    elif best is not None and best.share > share:
+        binding = {best.limit}
     else:
-        removal = _removal(question, deployment, share)
+        removal = _removal(edge, share, simulate)
         binding.update(removal.constraints if removal else ())
-    num_allowed = floor((1 - question.asked) * (outcome.served + outcome.failed) + 1e-9)
-    if outcome.failed > num_allowed:
+    num_samples = edge.outcome.served + edge.outcome.failed
+    if edge.outcome.failed > floor((1 - edge.question.asked) * num_samples + 1e-9):
         binding.add("kv")
     return Analysis(
         binding=[limit for limit in SETTINGS if limit in binding] or ["compute"],
-        reliefs=reliefs,
+        reliefs=[_relief(attempt, edge.ladder) for attempt in attempts],
         removal=removal,
     )
 
 
-def reliefs_of(question: Question, deployment: Deployment) -> list[Relief]:
-    """Return what it helps to double each limit of `deployment`, or to batch continuously."""
-    reliefs = []
-    for limit in limits_of(deployment):
-        relieved, setting = doubled(deployment, limit), SETTINGS[limit]
-        if relieved != deployment and problem_of(relieved) is None:
-            share = good_share(measure(question, relieved))
-            value = AXES[setting].value_of(relieved)
-            reliefs.append(Relief(constraint=limit, setting=setting, value=value, share=share))
-    return reliefs
+def _attempts(edge: Edge, simulate: Simulate) -> Iterator[_Attempt]:
+    """Yield what it comes to at `edge` to widen and to narrow each limit but the searched one.
+
+    A limit is changed further in a direction as long as that gets better.
+    """
+    ladder = edge.ladder
+    for limit, setting in SETTINGS.items():
+        if setting == ladder.searched:
+            continue
+        for change in (wider, narrower):
+            base, score = ladder.base, score_of(edge.question, edge.outcome)
+            for _ in range(MAX_CHANGES):
+                changed = change(base, limit)
+                if changed is None or changed == base:
+                    break
+                deployment = ladder.deployment_of(edge.number, changed)
+                if problem_of(deployment) is not None:
+                    break
+                outcome = simulate(deployment)
+                before, base, score = score, changed, score_of(edge.question, outcome)
+                yield _Attempt(
+                    limit=limit,
+                    is_wider=change is wider,
+                    base=base,
+                    share=good_share(outcome),
+                    score=score,
+                )
+                if score <= before:
+                    break
 
 
-def _removal(question: Question, deployment: Deployment, share: float) -> Removal | None:
+def _with_reaches(attempts: list[_Attempt], edge: Edge, simulate: Simulate) -> list[_Attempt]:
+    """Return `attempts`; the one of a limit and direction that reaches furthest says how far."""
+    directions: dict[tuple[Limit, bool], list[_Attempt]] = {}
+    for attempt in attempts:
+        if attempt.share >= edge.question.asked:
+            directions.setdefault((attempt.limit, attempt.is_wider), []).append(attempt)
+    best = sorted(directions.values(), key=lambda tried: max(each.score for each in tried))
+    furthest = [_furthest(tried, edge, simulate) for tried in best[-MAX_REACHES:]]
+    reached = {each.base: each for each in furthest}
+    return [reached.get(attempt.base, attempt) for attempt in attempts]
+
+
+def _furthest(tried: list[_Attempt], edge: Edge, simulate: Simulate) -> _Attempt:
+    """Return which of `tried`, all enough at `edge`, reaches furthest, with how far it does.
+
+    It is looked for further only with those that are enough beyond where one before is.
+    """
+    step = edge.ladder.step_at(edge.number)
+    best, reached = tried[0], _reach(tried[0].base, edge.number, edge, simulate)
+    for attempt in tried[1:]:
+        beyond = max(reached - step, edge.ladder.rungs[0])
+        if beyond < reached and _is_enough(attempt.base, beyond, edge, simulate):
+            best, reached = attempt, _reach(attempt.base, beyond, edge, simulate)
+    return replace(best, reached=reached)
+
+
+def _reach(base: Deployment, enough: int, edge: Edge, simulate: Simulate) -> int:
+    """Return the least number found to be enough with `base`, with which `enough` is.
+
+    The distance is doubled until a number is not enough, and then halved, to about a hundredth.
+    """
+    bound, step = edge.ladder.rungs[0], edge.ladder.step_at(edge.number)
+    distance, too_small = step, bound - 1
+    while enough > bound:
+        number = max(enough - distance, bound)
+        if not _is_enough(base, number, edge, simulate):
+            too_small = number
+            break
+        enough, distance = number, 2 * distance
+    while enough - too_small > step:
+        middle = (enough + too_small) // 2
+        if _is_enough(base, middle, edge, simulate):
+            enough = middle
+        else:
+            too_small = middle
+    return enough
+
+
+def _is_enough(base: Deployment, number: int, edge: Edge, simulate: Simulate) -> bool:
+    deployment = edge.ladder.deployment_of(number, base)
+    if problem_of(deployment) is not None:
+        return False
+    return good_share(simulate(deployment)) >= edge.question.asked
+
+
+def _rank(attempt: _Attempt) -> tuple[float, float, float]:
+    """Return what is least for the change that helps most."""
+    share, nearness = attempt.score
+    reached = float("inf") if attempt.reached is None else attempt.reached
+    return reached, -share, -nearness
+
+
+def _relief(attempt: _Attempt, ladder: Ladder) -> Relief:
+    return Relief(
+        constraint=attempt.limit,
+        setting=SETTINGS[attempt.limit],
+        value=value_at(attempt.base, attempt.limit),
+        share=attempt.share,
+        reached=None if attempt.reached is None else ladder.value_of(attempt.reached),
+    )
+
+
+def _removal(edge: Edge, share: float, simulate: Simulate) -> Removal | None:
     """Return the fewest limits without which more than `share` meet the SLO, None if none do."""
+    deployment, workload = edge.ladder.deployment_of(edge.number), edge.question.workload
 
-    def share_without(limits: Sequence[Constraint]) -> float:
-        return good_share(measure(question, without(deployment, limits, question.workload)))
+    def share_without(limits: Sequence[Limit]) -> float:
+        return good_share(simulate(without(deployment, limits, workload)))
 
     limits = limits_of(deployment)
     reached = share_without(limits)

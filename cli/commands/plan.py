@@ -17,7 +17,7 @@ from cli.commands.compare import QuietOption, RunConfigOption
 from cli.config import model_settings
 
 if TYPE_CHECKING:
-    from batcher.whatif.planning import Searched
+    from batcher.whatif.ladder import Searched
 
 SEARCH = "Search"
 EXAMPLES = """\b

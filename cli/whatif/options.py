@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from batcher.metrics.slo import Slo
-from batcher.whatif.planning import Searched
+from batcher.whatif.ladder import Searched
 from cli.screen.terminal import ColorChoice
 
 

@@ -1,5 +1,7 @@
 """`batchdecode plan`, from its options to what it tells."""
 
+from collections.abc import Callable
+
 import msgspec
 
 from batcher.errors import BatchdecodeError
@@ -30,15 +32,24 @@ def plan_requests(source: RequestOptions, options: PlanOptions) -> int:
     if not options.quiet:
         say_of_memory([tried])
     question = Question(workload, options.slo, options.goodput)
-    shows = (
-        Silence() if options.quiet else Lines(lambda done: f"{counted(int(done), 'value')} tried")
-    )
-    plan = find_plan(question, base, options.search, shows.show)
+    on_tried, on_relief = _progress(quiet=options.quiet)
+    plan = find_plan(question, base, options.search, on_tried, on_relief)
     if options.as_json:
         write_text(msgspec.json.format(msgspec.json.encode(plan)).decode() + "\n")
     else:
         write_text("".join(f"{line}\n" for line in describe(plan)))
     return MET if plan.is_met else NOT_MET
+
+
+def _progress(*, quiet: bool) -> tuple[Callable[[int], object], Callable[[int], object]]:
+    """Return what shows how many values were tried, and how many changes of them."""
+    if quiet:
+        return Silence().show, Silence().show
+    tried = Lines(lambda done: f"{counted(int(done), 'value')} tried")
+    relief = Lines(
+        lambda done: f"looking for what would help: {counted(int(done), 'simulation')} so far"
+    )
+    return tried.show, relief.show
 
 
 def _base_of(options: PlanOptions) -> tuple[Deployment, Deployment]:

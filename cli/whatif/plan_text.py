@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from batcher.whatif.binding import Constraint
 from batcher.whatif.deployments import Value
+from batcher.whatif.limits import Limit
 from batcher.whatif.measuring import good_share
 from batcher.whatif.planning import Plan
 from batcher.whatif.relief import Relief
@@ -12,12 +12,15 @@ from cli.screen.summary_timed import duration, number, whole_percent
 from cli.whatif.tables import BINDS
 
 WIDTH, TITLE_WIDTH = 80, 11
-_LIMITS: dict[Constraint, str] = {
+_LIMITS: dict[Limit, str] = {
     "slots": "slots",
     "kv": "blocks",
     "tokens": "tokens",
+    "threshold": "prompt tokens",
     "static": "batches",
 }
+_BINDS = {**BINDS, "threshold": "prefill threshold"}
+_HALF_A_PERCENT = 0.005
 MAX_SHOWN = 5  # of what contradicts the assumption
 
 
@@ -57,11 +60,19 @@ def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
         yield "next", _next(plan)
     if plan.binding:
         yield "binding", _binding(plan)
+    yield from _reliefs(plan)
     shares = sorted(plan.outcome.binding.shares.items(), key=lambda item: -item[1])
     yield "time", [f"{BINDS[name]} {whole_percent(share)}" for name, share in shares]
     if plan.contradictions:
         yield "but", _contradictions(plan)
     yield "tried", [_short(plan, value) for value in sorted(trial.value for trial in plan.trials)]
+
+
+def _reliefs(plan: Plan) -> Iterator[tuple[str, list[str]]]:
+    """Yield what would help, and what would not."""
+    for title, parts in (("helps", _helps(plan)), ("no help", _useless(plan))):
+        if parts:
+            yield title, parts
 
 
 def _headroom(plan: Plan, metric: str, limit: float) -> str:
@@ -87,20 +98,64 @@ def _next(plan: Plan) -> list[str]:
 
 
 def _binding(plan: Plan) -> list[str]:
-    """Return what binds, and what each relief would reach."""
-    place = plan.next_value if plan.is_met else plan.value
-    helps = [f"{_share(relief.share)} with {_setting(relief)}" for relief in plan.reliefs]
+    """Return what binds, and what says so if it is no single change."""
+    names = " and ".join(_BINDS[limit] for limit in plan.binding)
     if plan.removal is not None:
         limits = " and ".join(_LIMITS[limit] for limit in plan.removal.constraints)
-        helps.append(f"{_share(plan.removal.share)} without a limit of {limits}")
-    helps = helps or ["nothing can be relieved"]
-    names = " and ".join(BINDS[limit] for limit in plan.binding)
-    helps[0] = f"{names}: at {_name(plan)} {_short(plan, place)} {helps[0]}"
-    return helps
+        share = _share(plan.removal.share)
+        return [f"{names}: {share} at {_place(plan)} without a limit of {limits}"]
+    if plan.binding == ["compute"]:
+        return [f"{names}: no change of a limit helps"]
+    return [names]
+
+
+def _helps(plan: Plan) -> list[str]:
+    """Return how far each change reaches that does, best first; else what it is good for."""
+    reaching = [(relief.reached, relief) for relief in plan.reliefs if relief.reached is not None]
+    if reaching:
+        reaching.sort(key=lambda found: found[0], reverse=plan.searched == "rate")
+        return [_reach(plan, value, relief) for value, relief in reaching]
+    better = [relief for relief in plan.reliefs if relief.share > _share_there(plan)]
+    better.sort(key=lambda relief: -relief.share)
+    helps = [f"{_share(relief.share)} with {_setting(relief)}" for relief in better[:MAX_SHOWN]]
+    return [f"at {_place(plan)} {helps[0]}", *helps[1:]] if helps else []
+
+
+def _reach(plan: Plan, value: Value, relief: Relief) -> str:
+    gain = value / plan.value - 1
+    change = "the same" if abs(gain) < _HALF_A_PERCENT else f"{gain:+.0%}"
+    return f"{_name(plan)} {_short(plan, value)} ({change}) with {_setting(relief)}"
+
+
+def _useless(plan: Plan) -> list[str]:
+    """Return the changes that let no more requests meet the SLO."""
+    useless: dict[str, list[str]] = {}
+    for relief in plan.reliefs:
+        if relief.reached is None and relief.share <= _share_there(plan):
+            useless.setdefault(_option(relief), []).append(_value(relief))
+    return [f"{option} {' or '.join(values)}" for option, values in useless.items()]
+
+
+def _place(plan: Plan) -> str:
+    """Return the value that it is asked of what would help there."""
+    return f"{_name(plan)} {_short(plan, plan.next_value if plan.is_met else plan.value)}"
+
+
+def _share_there(plan: Plan) -> float:
+    """Return the share of the requests that meet the SLO there."""
+    return good_share(plan.next_outcome or plan.outcome)
 
 
 def _setting(relief: Relief) -> str:
-    return f"{relief.setting.replace('_', '-')} {relief.value}"
+    return f"{_option(relief)} {_value(relief)}"
+
+
+def _option(relief: Relief) -> str:
+    return relief.setting.replace("_", "-")
+
+
+def _value(relief: Relief) -> str:
+    return f"{relief.value:,}" if isinstance(relief.value, int) else str(relief.value)
 
 
 def _contradictions(plan: Plan) -> list[str]:

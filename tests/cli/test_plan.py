@@ -1,9 +1,14 @@
 """`batchdecode plan`, from its arguments to what it tells."""
 
 import json
+import re
 
 import pytest
 from process import ROOT, batchdecode, lines_of
+
+from batcher.metrics.slo import parse_slo
+from cli.whatif.options import PlanOptions, RequestOptions
+from cli.whatif.plan import plan_requests
 
 CHAT = ROOT / "samples" / "what-if" / "chat.jsonl"
 EIGHT = lines_of(*[{"prompt": [1], "max_tokens": 10, "ignore_eos": True}] * 8)
@@ -21,7 +26,8 @@ def test_the_smallest_batch_with_what_binds_and_the_headroom():
         "batch 4 is the smallest that meets the SLO: 100% of 8 requests do, 99% is asked",
         "  e2e        p99 20 s of 25 s, headroom 20%",
         "  next       batch 3 reaches 75%, 2 miss e2e",
-        "  binding    slots: at batch 3 100% with batch 6",
+        "  binding    slots",
+        "  no help    max-batch-tokens 2,048",
         "  time       slots 50%, compute 50%",
         "  tried      1, 2, 3, 4, 5, 6, 8",
     ]
@@ -33,7 +39,7 @@ def test_an_slo_nobody_can_meet_shows_the_nearest_and_fails():
     assert done.stdout.decode().splitlines()[:3] == [
         "no batch from 1 to 8 meets the SLO for 99% of 8 requests; the nearest is batch 8, with 0%",
         "  e2e        p99 10 s of 8 s, 1.25 times too long",
-        "  binding    compute: at batch 8 0% with batch 16",
+        "  binding    compute: no change of a limit helps",
     ]
 
 
@@ -46,6 +52,20 @@ def test_the_largest_rate():
     text = done.stdout.decode()
     assert text.startswith("rate 2x is the largest that meets the SLO: 100% of 20 requests do")
     assert "rate       0.1 requests/s, 0.05 in the file" in text
+    assert re.search(
+        r"\n  binding    slots\n  helps      rate \S+x \(\+\d+%\) with batch \d\n", text
+    )
+    assert "  no help    max-batch-tokens 2,048\n" in text
+
+
+def test_it_tells_what_it_does_while_it_looks_for_what_would_help(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("cli.whatif.progress.LINE_INTERVAL", 0.0)
+    (tmp_path / "r").write_bytes(EIGHT)
+    options = PlanOptions(axes={}, slo=parse_slo("e2e=25"))
+    assert plan_requests(RequestOptions(input=str(tmp_path / "r")), options) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "0 values tried"
+    assert "looking for what would help: 1 simulation so far" in told
 
 
 def test_json_has_all_of_it():
@@ -84,7 +104,7 @@ def test_a_batch_of_the_configuration_file_is_none_of_a_search_for_one(tmp_path)
     config.write_text("batch: 2\n")
     assert plan("--slo", "e2e=25", "--config", config).stdout.startswith(b"batch 4 is the smallest")
     searched = plan("--slo", "ttft=1", "--config", config, "--search", "kv-blocks")
-    assert b"with batch 4" in searched.stdout, "twice that of the file"
+    assert b"no help    batch 4 or 1" in searched.stdout, "twice that of the file, and half"
 
 
 def test_memory_that_is_unlimited_is_said_unless_it_is_searched():

@@ -1,0 +1,116 @@
+"""What would help at the edge of an SLO, in both directions of each limit, and how far."""
+
+import pytest
+from served import deployment_of, question_of
+
+from batcher.metrics.slo import parse_slo
+from batcher.whatif.deployments import Deployment
+from batcher.whatif.limits import narrower, wider
+from batcher.whatif.planning import find_plan
+
+# A step takes 1 s and 0.1 s for each token: a long prompt makes those wait who decode beside it.
+BY_TOKENS = "{t0: 1000, w: 0, f: 100, g: 0, d: 0, h: 0, e: 0}"
+
+
+@pytest.fixture
+def by_tokens(tmp_path):
+    path = tmp_path / "p.yaml"
+    path.write_text(BY_TOKENS)
+    return str(path)
+
+
+def plan(*rows, slo, searched="rate", asked=1.0, **deployment):
+    question = question_of(*rows, slo=parse_slo(slo), asked=asked)
+    return find_plan(question, deployment_of(**deployment), searched)
+
+
+def reached_by(found):
+    return {
+        (relief.setting, relief.value): relief.reached
+        for relief in found.reliefs
+        if relief.reached is not None
+    }
+
+
+def test_a_smaller_token_budget_that_serves_more_is_found_and_binds(by_tokens):
+    # beside a piece of a prompt a token takes up to 4.2 s with 32 tokens a step, 2.6 s with 16
+    rows = [(40 * i, 60, 8) for i in range(12)]
+    limits = {"batch": 8, "max_batch_tokens": 32, "profile": by_tokens}
+    found = plan(*rows, slo="tpot=3.5,ttft=60", **limits)
+    assert (found.is_met, found.binding) == (True, ["tokens"])
+    rate = reached_by(found)["max_batch_tokens", 16]
+    assert rate > 1.4 * found.value
+    assert reached_by(found)["max_batch_tokens", 64] < 1.02 * found.value
+    again = plan(*rows, slo="tpot=3.5,ttft=60", **(limits | {"max_batch_tokens": 16}))
+    assert again.value == pytest.approx(rate, rel=0.03), "what was promised is what is found"
+
+
+def test_more_slots_reach_a_higher_rate_fewer_do_not():
+    # a request of 10 s every 20 s in one slot: two slots serve four times the rate of the file
+    found = plan(*[(20 * i, 1, 10) for i in range(20)], slo="queue=1", batch=1)
+    assert (found.value, found.binding) == (2.0, ["slots"])
+    assert max(reached_by(found).values()) >= 4.0
+    assert {relief.value for relief in found.reliefs if relief.setting == "batch"} >= {2, 4}
+
+
+def test_nothing_else_that_lets_fewer_do_leaves_what_is_searched():
+    # two rounds in four slots of two blocks each
+    settings = {"block_size": 4, "capacity": "no-evict", "prefix_cache": False}
+    rows = [(0, 4, 5)] * 8
+    found = plan(*rows, slo="e2e=10", searched="batch", batch=8, kv_blocks=8, **settings)
+    assert (found.value, found.binding, reached_by(found)) == (4, ["slots"], {})
+
+
+def test_another_setting_that_lets_fewer_do_binds():
+    # two prompts of 16 in steps of 8 tokens take 4 steps; in steps of 16, one by one, 8 in all
+    found = plan(*[(0, 16, 2)] * 4, slo="e2e=10", searched="batch", batch=8, max_batch_tokens=8)
+    assert (found.value, found.binding) == (2, ["tokens"])
+    assert reached_by(found) == {("max_batch_tokens", 16): 1}
+
+
+def test_static_batching_can_be_continuous():
+    rows = [(3 * i, 1, 10) for i in range(12)]
+    found = plan(*rows, slo="queue=5", batch=4, batching="static")
+    assert found.binding == ["static"]
+    assert reached_by(found)["batching", "continuous"] > found.value
+
+
+def test_a_threshold_of_long_prompts_is_a_limit_in_both_directions():
+    rows = [(10 * i, 32, 2) for i in range(12)]
+    found = plan(*rows, slo="ttft=4", batch=2, long_prefill_threshold=8)
+    assert found.binding == ["threshold"]
+    tried = {relief.value for relief in found.reliefs if relief.constraint == "threshold"}
+    assert {4, 16} <= tried
+
+
+def test_what_is_said_while_it_is_looked_for():
+    seen = []
+    question = question_of(*[(20 * i, 1, 10) for i in range(20)], slo=parse_slo("queue=1"))
+    find_plan(question, Deployment(batch=1), "rate", on_relief=seen.append)
+    assert seen[0] == 1
+    assert seen == sorted(seen)
+    assert len(set(seen)) < 60
+
+
+@pytest.mark.parametrize(
+    ("change", "limit", "settings", "expected"),
+    [
+        (wider, "slots", {"batch": 4}, {"batch": 8}),
+        (narrower, "slots", {"batch": 4}, {"batch": 2}),
+        (narrower, "slots", {"batch": 1}, None),
+        (wider, "slots", {"batch": 4, "max_batch_tokens": 5}, {"batch": 8, "max_batch_tokens": 8}),
+        (wider, "tokens", {"batch": 4}, None),
+        (narrower, "tokens", {"batch": 4}, {"max_batch_tokens": 2048}),
+        (narrower, "tokens", {"batch": 4000}, {"max_batch_tokens": 4000}),
+        (narrower, "tokens", {"batch": 4, "max_batch_tokens": 9}, {"max_batch_tokens": 4}),
+        (wider, "kv", {"batch": 4}, None),
+        (narrower, "kv", {"batch": 4, "kv_blocks": 7}, {"kv_blocks": 3}),
+        (wider, "threshold", {"batch": 4}, None),
+        (wider, "static", {"batch": 4, "batching": "static"}, {"batching": "continuous"}),
+        (wider, "static", {"batch": 4}, None),
+        (narrower, "static", {"batch": 4, "batching": "static"}, None),
+    ],
+)
+def test_limits_in_both_directions(change, limit, settings, expected):
+    changed = change(deployment_of(**settings), limit)
+    assert changed == (None if expected is None else deployment_of(**(settings | expected)))
