@@ -46,7 +46,7 @@ def decode(
     )
     ranks: dict[str, tuple[int, bool]] = {}  # id -> (place, whether its results come ranked)
     for place, fields in enumerate(requests):
-        request = fields if isinstance(fields, Request) else _request(fields, place + 1)
+        request = fields if isinstance(fields, Request) else _request(fields, place + 1, engine)
         ranks[engine.add(request)] = place, request.best_of is not None
 
     def order(result: Result) -> tuple[int, int]:
@@ -79,8 +79,11 @@ def _ignore(_: object) -> None:
     """Do nothing: nobody has asked."""
 
 
-def _request(fields: Mapping[str, Any], number: int) -> Request:
-    """Return the request a mapping states, by the rules for a line that holds it."""
+def _request(fields: Mapping[str, Any], number: int, engine: Engine) -> Request:
+    """Return the request a mapping states, by the rules for a line that holds it.
+
+    What `engine` cannot decode of it is for the engine to tell.
+    """
     try:
         _check_for_json(fields, "it")
         line = msgspec.json.encode(fields, enc_hook=_as_python)
@@ -89,7 +92,8 @@ def _request(fields: Mapping[str, Any], number: int) -> Request:
     except RecursionError:
         message = f"request {number}: it holds itself, or is nested too deeply"
         raise BatchdecodeError(message) from None
-    parsed = RequestParser(target=Target()).parse(line, number)
+    target = Target(chat_template=engine.target.chat_template)
+    parsed = RequestParser(target=target).parse(line, number)
     if isinstance(parsed, ParsedLine):
         return parsed.request
     problems = [

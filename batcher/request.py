@@ -93,7 +93,9 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=
     best_of: int | None = None
     logprobs: int | None = None
     logprobs_mode: Literal["raw", "processed"] = "raw"
+    prompt_logprobs: int | None = None
     echo: bool = False
+    include_stop_str_in_output: bool = False
     # Beam search.
     num_beams: int = 1
     length_penalty: float = 1.0
@@ -154,6 +156,17 @@ class TokenLogprob(Struct, frozen=True, gc=False):
     top: list[TopLogprob]
 
 
+class PromptLogprob(Struct, frozen=True, gc=False):
+    """A token of the prompt, and the most likely ones where it stands, most likely first.
+
+    Nothing goes before the first token, so its logprob is None, and `top` is empty.
+    """
+
+    token: int
+    logprob: float | None
+    top: list[TopLogprob]
+
+
 class Segment(Struct, frozen=True, gc=False):
     """What was generated in one stay in a state, the markers cut out.
 
@@ -170,9 +183,9 @@ class Result(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
 
     index: which of the request's outputs it is, from 0.
     What is None is not written: error, why it failed; cumulative_logprob, of all tokens, and
-    logprobs, of each, if asked for; score, that of beam search; segments, if the request names
-    states; constraint, whether an output that has to follow one is a whole; constraint_check, that
-    nothing but what made it could tell.
+    logprobs, of each, if asked for, and prompt_logprobs, of those of the prompt; score, that of
+    beam search; segments, if the request names states; constraint, whether an output that has to
+    follow one is a whole; constraint_check, that nothing but what made it could tell.
     """
 
     id: str
@@ -187,6 +200,7 @@ class Result(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     error: ErrorInfo | None = None
     cumulative_logprob: float | None = None
     logprobs: list[TokenLogprob] | None = None
+    prompt_logprobs: list[PromptLogprob] | None = None
     score: float | None = None
     segments: list[Segment] | None = None
     constraint: ConstraintOutcome | None = None

@@ -65,12 +65,14 @@ def read_output(
     *,
     has_stopped: bool,
     skip: int = 0,
+    keeps_stop: bool = False,
 ) -> Output:
     """Return what `tokens` are an output of.
 
     has_stopped: whether the last token brought the machine to its end, if it could; a stop that
     was completed before that token, or in spite of it, is text.
     skip: how many of the first bytes belong to the prompt; so do tokens with no byte after them.
+    keeps_stop: whether the text ends with the stop, not before it; not where there are states.
     """
     text = join_bytes(tokens, tokenizer.token_bytes)
     if skip:
@@ -83,7 +85,10 @@ def read_output(
             readers[-1] = MachineReader(machine, tokenizer.token_bytes)
         return _with_segments(machine.names, tokens, text, _read_stays(tokens, readers, skip))
     final = _final_stop(machine.exits[0], tokens, text, tokenizer) if may_end else None
-    return Output(text) if final is None else Output(text[: final[0]], final[1].stop_reason)
+    if final is None:
+        return Output(text)
+    end = final.end if keeps_stop else final.begin
+    return Output(text[:end], final.exit.stop_reason)
 
 
 def _without_the_prompts(
@@ -100,8 +105,8 @@ def _without_the_prompts(
 
 def _final_stop(
     exits: tuple[Exit, ...], tokens: list[int], text: bytes, tokenizer: Tokenizer
-) -> tuple[int, Exit] | None:
-    """Return where the stop begins that the last of `tokens` completes, and which it is.
+) -> "_Completion | None":
+    """Return the stop that the last of `tokens` completes, and where in the text it is.
 
     Only for a machine with one state: there, nothing but the last token has to be looked at.
     """
@@ -123,8 +128,7 @@ def _final_stop(
             found.append(_Completion(num_text, size, place, begin, way))
     if not found:
         return None
-    first = found[0] if len(found) == 1 else min(found, key=_Completion.rank)
-    return first.begin, first.exit
+    return found[0] if len(found) == 1 else min(found, key=_Completion.rank)
 
 
 class _Completion(NamedTuple):

@@ -33,12 +33,21 @@ class TextStream:
 
     skip: how many of the first bytes belong to the prompt, and are no text.
     min_tokens: the number, from 1, of the first token that may end the output.
+    keeps_stop: whether the text ends with the stop, not before it.
     """
 
     def __init__(
-        self, machine: StateMachine, tokenizer: Tokenizer, *, skip: int = 0, min_tokens: int = 0
+        self,
+        machine: StateMachine,
+        tokenizer: Tokenizer,
+        *,
+        skip: int = 0,
+        min_tokens: int = 0,
+        keeps_stop: bool = False,
     ) -> None:
-        outlook = _Outlook(machine, tokenizer, lambda way: way.target == END, skip, min_tokens)
+        outlook = _Outlook(
+            machine, tokenizer, lambda way: way.target == END, skip, min_tokens, keeps=keeps_stop
+        )
         self._pieces = _Pieces(("",), outlook)
 
     def push(self, token_id: int) -> str:
@@ -72,12 +81,22 @@ class SegmentStream:
 
 
 class _Outlook:
-    """Reads the tokens of one output, and knows what may yet be cut out of its text."""
+    """Reads the tokens of one output, and knows what may yet be cut out of its text.
+
+    keeps: the pattern of an exit that `cuts` names is not cut out itself, only what is behind it.
+    """
 
     def __init__(
-        self, machine: StateMachine, tokenizer: Tokenizer, cuts: Cuts, skip: int, min_tokens: int
+        self,
+        machine: StateMachine,
+        tokenizer: Tokenizer,
+        cuts: Cuts,
+        skip: int,
+        min_tokens: int,
+        *,
+        keeps: bool = False,
     ) -> None:
-        self._cuts = cuts
+        self._cuts, self._keeps = cuts, keeps
         self._ending = MachineReader(machine, tokenizer.token_bytes)
         self._endless = self._ending
         self._num_endless = max(0, min_tokens - 1)  # tokens to come that may not end it
@@ -98,13 +117,14 @@ class _Outlook:
         token = reader.bytes_of(token_id)[self._progress.skip :]
         self._progress, matches = reader.read(self._progress, token_id)
         self._num_endless = max(0, self._num_endless - 1)
-        return token, [match for match in matches if self._cuts(match.exit)]
+        cut = [match for match in matches if self._cuts(match.exit)]
+        return token, [match._replace(size=0) for match in cut] if self._keeps else cut
 
     @property
     def num_in_doubt(self) -> int:
         """How many of the last bytes of the text a pattern that has begun can still cut out."""
         progress = self._progress
-        if progress is None or not (progress.id_node or progress.text_node):
+        if self._keeps or progress is None or not (progress.id_node or progress.text_node):
             return 0
         ids, texts = self._ending.tries[progress.state]
         most = 0

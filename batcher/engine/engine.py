@@ -29,6 +29,7 @@ from batcher.events import (
 from batcher.models.base import Model
 from batcher.models.callable import ModelNext
 from batcher.models.checked_tokenizer import CheckedTokenizer
+from batcher.models.chat import chat_template_of
 from batcher.models.llm import LLM
 from batcher.models.loading import as_model
 from batcher.request import FinishReason, Request, Result
@@ -129,6 +130,7 @@ class Engine:
             has_eos=self._model.eos_token_id is not None,
             check_constraint=self._runner.decoder.grammars.check,
             encode=tokenizer.encode if isinstance(tokenizer, CheckedTokenizer) else None,
+            chat_template=chat_template_of(self._model),
         )
 
     # -- what a driver looks at ------------------------------------------------------------------

@@ -35,6 +35,7 @@ def make_result(
         tokenizer,
         has_stopped=has_stopped,
         skip=len(sequence.healing),
+        keeps_stop=sequence.request.include_stop_str_in_output,
     )
     result = Result(
         id=sequence.id,

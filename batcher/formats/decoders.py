@@ -8,8 +8,15 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct, defstruct
 
-from batcher.formats.line_problems import ROW_FIELDS, ROW_VALUES, SYNONYMS
-from batcher.formats.openai import SUPPORTED_VALUES, BatchRow
+from batcher.formats.line_problems import ROW_FIELDS, SYNONYMS
+from batcher.formats.openai import (
+    CHAT_URL,
+    COMPLETION_OPTIONS,
+    URLS,
+    BatchRow,
+    ChatRow,
+)
+from batcher.formats.spellings import Fields, respell, spellings_of
 from batcher.request import PromptInput, Request, TokenId
 from batcher.validation import (
     DEFAULTS,
@@ -22,7 +29,7 @@ from batcher.validation import (
 
 # The keys of lines and rows that a PlainDecoder reads.
 PLAIN_KEYS = frozenset(
-    name.encode() for name in (*plain_types(Target()), *SYNONYMS, *ROW_FIELDS, *SUPPORTED_VALUES)
+    name.encode() for name in (*plain_types(Target()), *SYNONYMS, *ROW_FIELDS, *COMPLETION_OPTIONS)
 )
 
 
@@ -45,6 +52,24 @@ class FullDecoder:
         self.line = msgspec.json.Decoder(RequestLine).decode
         self.row = msgspec.json.Decoder(BatchRow).decode
 
+    def respelled(self, line: bytes, *, is_row: bool) -> Any:
+        """Return what `line` or `row` do of a line that has other names for some of its fields.
+
+        None if anything about it is unusual.
+        """
+        whole: dict[str, Any] = msgspec.json.decode(line)
+        url = whole.get("url") if is_row else None
+        values = whole["body"] if is_row else whole
+        is_known = url in URLS or not is_row
+        if not (is_known and isinstance(values, dict)) or (url == CHAT_URL and "prompt" in values):
+            return None
+        named = respell(Fields(values, self._target.chat_template), spellings_of(url))
+        if named is None:
+            return None
+        if not is_row:
+            return msgspec.convert(named, RequestLine)
+        return msgspec.convert({**whole, "body": named}, ChatRow if url == CHAT_URL else BatchRow)
+
     def make(self, fields: Request, request_id: str, prompt: PromptInput) -> Request | None:
         """Return the request that the fields of a line or a body stand for; None for a bad one."""
         named = msgspec.structs.replace(fields, id=request_id, prompt=prompt)
@@ -66,9 +91,9 @@ class PlainDecoder:
         fields: list[Any] = [(name, kind, DEFAULTS[name]) for name, kind in types.items()]
         own = [("id", str | None, None), ("prompt", prompt | None, None)]
         line = _define("PlainLine", [*own, custom_id, prompt_tokens, *fields])
-        options = [(name, Any, None) for name in SUPPORTED_VALUES]
+        options = [(name, Any, None) for name in COMPLETION_OPTIONS]
         body = _define("PlainBody", [("prompt", prompt), *fields, *options])
-        fixed = [(name, Literal[value]) for name, value in ROW_VALUES.items()]
+        fixed = [("method", Literal["POST"]), ("url", Literal["/v1/completions"])]
         row = _define("PlainRow", [custom_id, *fixed, ("body", body)])
         self.line = msgspec.json.Decoder(line).decode
         self.row = msgspec.json.Decoder(row).decode

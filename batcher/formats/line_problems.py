@@ -22,19 +22,41 @@ from batcher.formats.line_records import (
     find_segments,
     find_transitions,
 )
-from batcher.formats.openai import COMPLETIONS_URL, SUPPORTED_VALUES, is_supported
+from batcher.formats.openai import (
+    CHAT_URL,
+    COMPLETIONS_URL,
+    OPTIONS,
+    URLS,
+    Form,
+    form_of,
+    is_supported,
+)
+from batcher.formats.spellings import SPELLINGS, Fields, find_given, spellings_of
 from batcher.formats.suggestions import HINT, suggest
 from batcher.request import Request
 from batcher.validation import MAX_PROBLEMS, Target, cut, find_problems, show
+from batcher.validation.values import quote
 
 REQUEST_FIELDS = Request.__struct_fields__
 SYNONYMS = {"custom_id": "id", "prompt_tokens": "prompt"}
-LINE_FIELDS = (*REQUEST_FIELDS, *SYNONYMS)
+LINE_FIELDS = (*REQUEST_FIELDS, *SYNONYMS, *SPELLINGS)
 ROW_FIELDS = ("custom_id", "method", "url", "body")
-ROW_VALUES = {"method": "POST", "url": COMPLETIONS_URL}
+ROW_VALUES = {"method": ("POST",), "url": URLS}
 NOT_NULL = ("prompt", "max_tokens", "ignore_eos", "arrival_time", "priority")
-OBJECT_FIELDS = ("prompt", "logit_bias", "json_schema", "states")
-BODY_FIELDS = (*(name for name in REQUEST_FIELDS if name != "id"), *SUPPORTED_VALUES)
+OBJECT_FIELDS = (
+    *("prompt", "logit_bias", "json_schema", "states"),
+    *("messages", "response_format", "guided_json", "structured_outputs"),
+)
+BODY_FIELDS = {
+    url: tuple(
+        dict.fromkeys(
+            name
+            for name in (*REQUEST_FIELDS, *spellings_of(url), *OPTIONS[url])
+            if name != "id" and (name, url) != ("prompt", CHAT_URL)
+        )
+    )
+    for url in URLS
+}
 
 # A problem, its path being the one in the line, and its place if that is not the value at the path.
 Finding = tuple[FieldProblem, Span | None]
@@ -43,13 +65,13 @@ Finding = tuple[FieldProblem, Span | None]
 class BadRequestError(Exception):
     """A line is no request; id: as it gives it, or else its line number."""
 
-    def __init__(self, request_id: str, problems: list[Problem], *, is_openai: bool) -> None:
-        self.id, self.problems, self.is_openai = request_id, problems, is_openai
+    def __init__(self, request_id: str, problems: list[Problem], form: Form) -> None:
+        self.id, self.problems, self.form = request_id, problems, form
         super().__init__(request_id)
 
 
-def read_line(line: bytes, line_number: int, target: Target) -> tuple[Request, bool]:
-    """Return the request of `line` and whether it is an OpenAI row.
+def read_line(line: bytes, line_number: int, target: Target) -> tuple[Request, Form]:
+    """Return the request of `line` and how it is to be answered.
 
     Raises:
         BadRequestError: it is none; with all its problems, from left to right.
@@ -63,31 +85,55 @@ def read_line(line: bytes, line_number: int, target: Target) -> tuple[Request, b
         fault = FieldProblem(error.code, (), error.message)
         problem = make_problem(fault, line_number, text, error.span)
     else:
-        return _Line(text, line_number, fields).read(target)
-    raise BadRequestError(str(line_number), [problem], is_openai=False)
+        return _Line(text, line_number, fields, target).read(target)
+    raise BadRequestError(str(line_number), [problem], "result")
 
 
 def place_problem(problem: FieldProblem, line: bytes, line_number: int) -> Problem:
     """Return a problem of the request on the line `line`, which has been parsed, with its place."""
     text = line.decode()
-    return _Line(text, line_number, _parse_object(text)).place(problem)
+    return _Line(text, line_number, _parse_object(text), Target()).place(problem)
 
 
 class _Line:
     """One line that is a JSON object, and where each field of the request is in it."""
 
-    def __init__(self, text: str, number: int, fields: dict[str, Any]) -> None:
+    def __init__(self, text: str, number: int, fields: dict[str, Any], target: Target) -> None:
         self._text, self._number, self._fields = text, number, fields
         self._is_openai = any(name in fields for name in ROW_FIELDS[1:])
-        prefix = ("body",) if self._is_openai else ()
-        self._paths: dict[str, Path] = {name: (*prefix, name) for name in REQUEST_FIELDS}
+        self._url: str | None = None  # that of the row; of an unknown one, the usual
+        if self._is_openai:
+            self._url = CHAT_URL if fields.get("url") == CHAT_URL else COMPLETIONS_URL
+        self._prefix: Path = ("body",) if self._is_openai else ()
+        self._paths: dict[str, Path] = {name: (*self._prefix, name) for name in REQUEST_FIELDS}
         if self._is_openai:
             self._paths["id"] = ("custom_id",)
         else:
             given = (name for name in SYNONYMS if fields.get(name) is not None)
             self._paths.update((SYNONYMS[name], (name,)) for name in given)
+        self._respelled: dict[str, Any] = {}  # by the field's own name
+        self._spelling_problems = list(self._respell(target))
 
-    def read(self, target: Target) -> tuple[Request, bool]:
+    def _respell(self, target: Target) -> Iterator[FieldProblem]:
+        """Take in what stands under other names; yield what is wrong with them."""
+        spellings, values = spellings_of(self._url), self._holder((*self._prefix, ""))
+        for found in find_given(Fields(values, target.chat_template), spellings):
+            if isinstance(found, FieldProblem):
+                yield replace(found, path=(*self._prefix, *found.path))
+                continue
+            field, value, path = found
+            is_twice = field in self._respelled or (
+                field not in spellings
+                and values.get(field) is not None
+                and (self._url is None or field in BODY_FIELDS[self._url])
+            )
+            if is_twice:
+                yield _alike((*self._prefix, *path), self._paths[field])
+            else:
+                self._respelled[field] = value
+                self._paths[field] = (*self._prefix, *path)
+
+    def read(self, target: Target) -> tuple[Request, Form]:
         """Return what `read_line` does, or raise the same."""
         request = self._build()
         findings = list(islice(self._check_layout(), MAX_PROBLEMS))
@@ -99,20 +145,24 @@ class _Line:
             if self._locate(problem) not in missing
         )
         default_id = str(self._number)
+        form = form_of(self._url, request)
         if problems:
             request_id = request.id if isinstance(request.id, str) else default_id
             problems.sort(key=lambda problem: problem.column)
-            raise BadRequestError(request_id, problems, is_openai=self._is_openai)
+            raise BadRequestError(request_id, problems, form)
         given = msgspec.structs.asdict(request)
         given["id"] = default_id if request.id is None else request.id
         # An integer where any number may stand becomes a float, as it does for every decoder.
-        return msgspec.convert(given, Request), self._is_openai
+        return msgspec.convert(given, Request), form
 
     def place(self, problem: FieldProblem) -> Problem:
         """Return `problem`, whose path is one in the request, with its place in the line."""
-        path = self._locate(problem)
-        span = json_spans.find_key(self._text, path) if problem.is_key else None
-        return self._show(replace(problem, path=path), span)
+        located = replace(problem, path=self._locate(problem))
+        return self._show(located, self._span_of(located))
+
+    def _span_of(self, problem: FieldProblem) -> Span | None:
+        """Return the place of a problem with a path in the line, if that is not the value's."""
+        return json_spans.find_key(self._text, problem.path) if problem.is_key else None
 
     def _locate(self, problem: FieldProblem) -> Path:
         """Return where in the line the path of a problem of the request leads."""
@@ -124,8 +174,10 @@ class _Line:
 
     def _build(self) -> Request:
         """Return the request as it stands, unchecked; without a prompt, it has an empty one."""
-        given: dict[str, Any] = {"prompt": ""}
+        given: dict[str, Any] = {"prompt": "", **self._respelled}
         for name, path in self._paths.items():
+            if name in self._respelled:
+                continue
             holder = self._holder(path)
             value = holder.get(path[-1])
             if value is not None or (path[-1] in holder and name in NOT_NULL):
@@ -135,11 +187,12 @@ class _Line:
 
     def _holder(self, path: Path) -> dict[Any, Any]:
         """Return the object that the field at `path` belongs into; an empty one if it is none."""
-        holder = self._fields if len(path) == 1 else self._fields.get("body")
+        holder = self._fields if len(path) == 1 else self._fields.get(str(path[0]))
         return holder if isinstance(holder, dict) else {}
 
     def _check_layout(self) -> Iterator[Finding]:
         """Yield what is wrong with the fields that are there or not, whatever their values mean."""
+        yield from ((problem, self._span_of(problem)) for problem in self._spelling_problems)
         if self._is_openai:
             yield from self._check_names((), ROW_FIELDS)
             yield from self._check_row()
@@ -155,10 +208,19 @@ class _Line:
             yield from self._check_doubles((*path, name))
         yield from self._check_transitions((*path, "states"))
         yield from self._check_segments((*path, "prompt"))
-        prompt = self._paths["prompt"]
-        is_misspelt = any(problem.hint == HINT.format("prompt") for problem, _ in findings)
-        if prompt[-1] not in self._holder(prompt) and not is_misspelt:
-            yield self._missing(path, "prompt")
+        yield from self._check_prompt(path, allowed, findings)
+
+    def _check_prompt(
+        self, path: Path, allowed: tuple[str, ...], findings: list[Finding]
+    ) -> Iterator[Finding]:
+        """Yield the problem that there is no prompt, by none of the `allowed` names."""
+        names = [name for name in ("prompt", "prompt_tokens", "messages") if name in allowed]
+        values = self._holder((*path, ""))
+        hints = {HINT.format(name) for name in names}
+        is_misspelt = any(problem.hint in hints for problem, _ in findings)
+        is_there = names[0] in values or any(values.get(name) is not None for name in names)
+        if not (is_there or is_misspelt):
+            yield self._missing(path, names[0])
 
     def _check_names(self, path: Path, allowed: tuple[str, ...]) -> Iterator[Finding]:
         """Yield the duplicate and the unknown fields of the object at `path`."""
@@ -202,19 +264,19 @@ class _Line:
     def _check_synonyms(self) -> Iterator[Finding]:
         for synonym, name in SYNONYMS.items():
             if self._fields.get(synonym) is not None and self._fields.get(name) is not None:
-                message = f"`{synonym}` and `{name}` mean the same; give one of them"
-                yield FieldProblem("conflicting-fields", (synonym,), message), None
+                yield _alike((synonym,), (name,)), None
         if isinstance(self._fields.get("prompt_tokens"), str):
             message = "`prompt_tokens` must be a list of token ids, not a string"
             yield FieldProblem("invalid-type", ("prompt_tokens",), message, "use `prompt`"), None
 
     def _check_row(self) -> Iterator[Finding]:
         """Yield what is wrong with an OpenAI row beside the names of its fields."""
-        for name, value in ROW_VALUES.items():
+        for name, values in ROW_VALUES.items():
             if name not in self._fields:
                 yield self._missing((), name)
-            elif self._fields[name] != value:
-                message = f'`{name}` must be "{value}", not {show(self._fields[name])}'
+            elif self._fields[name] not in values:
+                expected = " or ".join(f'"{value}"' for value in values)
+                message = f"`{name}` must be {expected}, not {show(self._fields[name])}"
                 yield FieldProblem("unsupported-option", (name,), message), None
         if "body" not in self._fields:
             yield self._missing((), "body")
@@ -222,17 +284,17 @@ class _Line:
             message = f"`body` must be an object, not {show(self._fields['body'])}"
             yield FieldProblem("invalid-type", ("body",), message), None
         else:
-            yield from self._check_request_names(("body",), BODY_FIELDS)
+            yield from self._check_request_names(("body",), BODY_FIELDS[self._url or ""])
             yield from self._check_options(self._fields["body"])
 
     def _check_options(self, body: dict[str, Any]) -> Iterator[Finding]:
-        for option, supported in SUPPORTED_VALUES.items():
+        for option, supported in OPTIONS[self._url or ""].items():
             value = body.get(option)
-            if is_supported(option, value):
+            if is_supported(supported, value):
                 continue
             path = ("body", option)
             if isinstance(supported, type):
-                kind = {str: "a string", int: "an integer"}[supported]
+                kind = {str: "a string", dict: "an object"}[supported]
                 message = f"`body.{option}` must be {kind}, not {show(value)}"
                 yield FieldProblem("invalid-type", path, message), None
             else:
@@ -245,6 +307,11 @@ class _Line:
         start = json_spans.find_value(self._text, path).start
         problem = FieldProblem("missing-field", (*path, name), f"field `{name}` is missing")
         return problem, Span(start, start + 1)
+
+
+def _alike(path: Path, other: Path) -> FieldProblem:
+    message = f"{quote(path)} and {quote(other)} mean the same; give one of them"
+    return FieldProblem("conflicting-fields", path, message)
 
 
 def _unknown(path: Path, allowed: tuple[str, ...]) -> FieldProblem:
@@ -275,6 +342,6 @@ def _explain_undecodable(line: bytes, line_number: int, error: UnicodeDecodeErro
 
 
 def _suggest(name: str, allowed: tuple[str, ...]) -> str | None:
-    if allowed is ROW_FIELDS and name in BODY_FIELDS:
+    if allowed is ROW_FIELDS and any(name in names for names in BODY_FIELDS.values()):
         return "it belongs inside `body`"
     return suggest(name, allowed)

@@ -10,15 +10,31 @@ from msgspec import Struct
 from batcher.request import Request
 
 COMPLETIONS_URL = "/v1/completions"
+CHAT_URL = "/v1/chat/completions"
+URLS = (COMPLETIONS_URL, CHAT_URL)
+
+Form = Literal["result", "completion", "echoed completion", "chat"]
+"""How a line is answered: by results of our own, or by a row; an echoed completion is one whose
+logprobs begin with those of the prompt, as its text does."""
 
 # The values that ask for nothing but what is done anyway; null always is one of them.
-SUPPORTED_VALUES: dict[str, type[str] | tuple[object, ...]] = {
+Supported = dict[str, type[str] | type[dict[str, Any]] | tuple[object, ...]]
+_EVERYWHERE: Supported = {
     "model": str,
     "user": str,
-    "suffix": ("",),
     "stream": (False,),
     "stream_options": (),
 }
+COMPLETION_OPTIONS: Supported = {**_EVERYWHERE, "suffix": ("",)}
+CHAT_OPTIONS: Supported = {
+    **_EVERYWHERE,
+    "tools": ([],),
+    "tool_choice": ("none",),
+    "modalities": (["text"],),
+    "store": (False,),
+    "metadata": dict,
+}
+OPTIONS = {COMPLETIONS_URL: COMPLETION_OPTIONS, CHAT_URL: CHAT_OPTIONS}
 
 
 class CompletionBody(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -27,13 +43,28 @@ class CompletionBody(Request, frozen=True, kw_only=True, forbid_unknown_fields=T
     id: None = None  # custom_id is the id; this takes away the one a body would inherit
     model: Any = None
     user: Any = None
-    suffix: Any = None
     stream: Any = None
     stream_options: Any = None
+    suffix: Any = None
+
+
+class ChatBody(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body of a row of a chat, whose messages have become a prompt, and the options above."""
+
+    id: None = None  # as above
+    model: Any = None
+    user: Any = None
+    stream: Any = None
+    stream_options: Any = None
+    tools: Any = None
+    tool_choice: Any = None
+    modalities: Any = None
+    store: Any = None
+    metadata: Any = None
 
 
 class BatchRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line of an OpenAI Batch file."""
+    """One line of an OpenAI Batch file of completions."""
 
     custom_id: str | None = None
     method: Literal["POST"]
@@ -41,21 +72,40 @@ class BatchRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     body: CompletionBody
 
 
-def is_supported(option: str, value: object) -> bool:
-    """Return whether `value` of an option of SUPPORTED_VALUES changes nothing."""
+class ChatRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One line of an OpenAI Batch file of chats."""
+
+    custom_id: str | None = None
+    method: Literal["POST"]
+    url: Literal["/v1/chat/completions"]
+    body: ChatBody
+
+
+def form_of(url: str | None, request: Request) -> Form:
+    """Return how `request` is answered, which was read from a row with that `url`, if any."""
+    if url is None:
+        return "result"
+    if url == CHAT_URL:
+        return "chat"
+    is_echoed = request.echo is True and request.logprobs is not None
+    return "echoed completion" if is_echoed else "completion"
+
+
+def is_supported(supported: object, value: object) -> bool:
+    """Return whether `value` of an option changes nothing; supported: as in Supported."""
     if value is None:
         return True
-    supported = SUPPORTED_VALUES[option]
     if isinstance(supported, type):
         return isinstance(value, supported)
     is_bool = isinstance(value, bool)  # true equals 1 in Python
-    return any(isinstance(other, bool) == is_bool and other == value for other in supported)
+    others = supported if isinstance(supported, tuple) else ()
+    return any(isinstance(other, bool) == is_bool and other == value for other in others)
 
 
-def has_only_supported_options(body: CompletionBody) -> bool:
-    """Return whether all options of `body` are such that `is_supported` takes them."""
-    for option in SUPPORTED_VALUES:
+def has_only_supported_options(body: Request, options: Supported) -> bool:
+    """Return whether all `options` of `body` have values that `is_supported` takes."""
+    for option, supported in options.items():
         value = getattr(body, option)
-        if value is not None and not is_supported(option, value):
+        if value is not None and not is_supported(supported, value):
             return False
     return True

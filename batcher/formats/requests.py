@@ -13,7 +13,8 @@ from batcher.formats.decoders import PLAIN_KEYS, FullDecoder, PlainDecoder
 from batcher.formats.diagnostics import Problem
 from batcher.formats.json_spans import read_distinct
 from batcher.formats.line_problems import BadRequestError, read_line
-from batcher.formats.openai import has_only_supported_options
+from batcher.formats.openai import OPTIONS, Form, form_of, has_only_supported_options
+from batcher.formats.spellings import SPELLED_KEYS, SPELLED_KEYS_OF_ROWS
 from batcher.request import PromptInput, Request
 from batcher.validation import Target
 
@@ -24,18 +25,18 @@ _KEY = re.compile(rb'"(?:([a-z_]+)"\s*:|\s*:)')
 
 
 class ParsedLine(Struct, frozen=True):
-    """A good line: its request, with an id; is_openai: the answer is to be an OpenAI row, too."""
+    """A good line: its request, with an id, and how it is to be answered."""
 
     request: Request
-    is_openai: bool
+    form: Form = "result"
 
 
 class BadLine(Struct, frozen=True):
     """A line that is no request: the id it gives, or else its line number, and its problems."""
 
     id: str
-    is_openai: bool
     problems: list[Problem]
+    form: Form = "result"
 
 
 class RequestParser:
@@ -55,10 +56,10 @@ class RequestParser:
         if parsed is not None:
             return parsed
         try:
-            request, is_openai = read_line(line, line_number, self._target)
+            request, form = read_line(line, line_number, self._target)
         except BadRequestError as error:
-            return BadLine(error.id, error.is_openai, error.problems)
-        return ParsedLine(request, is_openai)
+            return BadLine(error.id, error.problems, error.form)
+        return ParsedLine(request, form)
 
     def _parse_good(self, line: bytes, line_number: int) -> ParsedLine | None:
         """Return the request of `line` if nothing about it is unusual."""
@@ -72,14 +73,22 @@ class RequestParser:
         is_openai = b"body" in distinct
         if is_openai and b"id" in distinct:
             return None  # the decoder would take a body's id if it is null
-        found = _read_row(decoder.row(line)) if is_openai else _read_line(decoder.line(line))
+        if distinct & (SPELLED_KEYS_OF_ROWS if is_openai else SPELLED_KEYS):
+            decoder, parsed = self._full, self._full.respelled(line, is_row=is_openai)
+            if parsed is None:
+                return None
+        else:
+            parsed = decoder.row(line) if is_openai else decoder.line(line)
+        found = _read_row(parsed) if is_openai else _read_line(parsed)
         if found is None:
             return None
         fields, request_id, prompt = found
         request = decoder.make(
             fields, str(line_number) if request_id is None else request_id, prompt
         )
-        return None if request is None else ParsedLine(request, is_openai)
+        if request is None:
+            return None
+        return ParsedLine(request, form_of(parsed.url if is_openai else None, request))
 
 
 Found = tuple[Any, str | None, PromptInput]  # the fields, with the id and the prompt they mean
@@ -99,7 +108,7 @@ def _read_line(fields: Any) -> Found | None:
 
 
 def _read_row(row: Any) -> Found | None:
-    if not has_only_supported_options(row.body):
+    if not has_only_supported_options(row.body, OPTIONS[row.url]):
         return None
     return row.body, row.custom_id, row.body.prompt
 

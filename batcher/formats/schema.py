@@ -4,6 +4,7 @@ What the types do not say is added here: what fields mean, and which of them exc
 """
 
 import json
+from copy import deepcopy
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -13,8 +14,9 @@ from batcher.events import Event, TokenEvent
 from batcher.formats.decoders import RequestLine
 from batcher.formats.descriptions import DESCRIPTIONS
 from batcher.formats.line_problems import NOT_NULL
-from batcher.formats.openai import SUPPORTED_VALUES, BatchRow
-from batcher.formats.results import ResultRow
+from batcher.formats.openai import CHAT_OPTIONS, COMPLETION_OPTIONS, BatchRow, ChatRow, Supported
+from batcher.formats.result_rows import ChatResultRow, ResultRow
+from batcher.formats.spelling_schemas import SPELLING_SCHEMAS
 from batcher.request import MAX_INT, Result
 from batcher.validation import (
     ANY_STATE,
@@ -31,8 +33,8 @@ Schema = dict[str, Any]
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 TYPES: dict[Kind, tuple[type, ...]] = {
-    "request": (RequestLine, BatchRow),
-    "result": (Result, ResultRow, TokenEvent),
+    "request": (RequestLine, BatchRow, ChatRow),
+    "result": (Result, ResultRow, ChatResultRow, TokenEvent),
     "trace": get_args(Event),
 }
 TITLES: dict[Kind, str] = {
@@ -53,7 +55,8 @@ def make_schema(kind: Kind) -> Schema:
     tops, definitions = msgspec.json.schema_components(TYPES[kind], ref_template="#/$defs/{name}")
     if kind == "request":
         _refine_request(definitions["RequestLine"])
-        _refine_body(definitions["CompletionBody"])
+        _refine_completion(definitions["CompletionBody"])
+        _refine_chat(definitions["ChatBody"])
         markers = {"anyOf": [_TEXT, _list_of(_TOKEN_ID)]}
         definitions["Transition"]["properties"]["on"] = markers
         _refine_segment(definitions["PromptSegment"])
@@ -77,20 +80,37 @@ def _refine_request(definition: Schema) -> None:
     definition["properties"] |= {"prompt": _prompt(_NULL)} | _exact_fields()
     del definition["required"]
     definition["not"] = _given(id=_STRING, custom_id=_STRING)
-    prompt, tokens = _given(prompt={"not": _NULL}), _given(prompt_tokens={"not": _NULL})
-    definition["oneOf"] = [prompt, tokens]
+    names = ("prompt", "prompt_tokens", "messages")
+    definition["oneOf"] = [_given(**{name: {"not": _NULL}}) for name in names]
 
 
-def _refine_body(definition: Schema) -> None:
+def _refine_completion(definition: Schema) -> None:
     """Add the exact values and the options."""
     properties = definition["properties"]
     del properties["id"]
-    properties |= {"prompt": _prompt()} | _exact_fields()
-    for option, supported in SUPPORTED_VALUES.items():
-        if isinstance(supported, type):
-            properties[option] = {"type": ["string", "null"]}
-        else:
-            properties[option] = {"enum": [*supported, None]}
+    properties |= {"prompt": _prompt()} | _exact_fields() | _options(COMPLETION_OPTIONS)
+    del properties["messages"]
+
+
+def _refine_chat(definition: Schema) -> None:
+    """Add the exact values and the options, and the messages in place of the prompt."""
+    properties = definition["properties"]
+    del properties["id"], properties["prompt"]
+    properties |= _exact_fields() | _options(CHAT_OPTIONS)
+    properties["logprobs"] = {"type": ["boolean", "null"], "default": None}
+    properties["top_logprobs"] = _number(RANGES["logprobs"], "null") | {"default": None}
+    definition["required"] = ["messages"]
+
+
+def _options(supported_values: Supported) -> dict[str, Schema]:
+    """Return the schemas of OpenAI's options."""
+    kinds: dict[type, str] = {str: "string", dict: "object"}
+    return {
+        option: {"type": [kinds[supported], "null"]}
+        if isinstance(supported, type)
+        else {"enum": [*supported, None]}
+        for option, supported in supported_values.items()
+    }
 
 
 def _refine_segment(definition: Schema) -> None:
@@ -145,6 +165,7 @@ def _exact_fields() -> dict[str, Schema]:
         "cache_salt": {"anyOf": [_TEXT, _NULL]},
         "logprobs_mode": {"enum": ["raw", "processed", None]},
         "echo": {"type": ["boolean", "null"]},
+        "include_stop_str_in_output": {"type": ["boolean", "null"]},
         "early_stopping": {"enum": [True, False, "never", None]},
         "choice": {"anyOf": [_list_of(_STRING), _NULL]},
         "lark": {"anyOf": [_TEXT, _NULL]},
@@ -152,7 +173,8 @@ def _exact_fields() -> dict[str, Schema]:
         "heal": {"type": ["boolean", "null"]},
         "states": {"anyOf": [_states(), _NULL]},
     }
-    return {name: schema | {"default": DEFAULTS[name]} for name, schema in fields.items()}
+    named = {name: schema | {"default": DEFAULTS[name]} for name, schema in fields.items()}
+    return named | deepcopy(SPELLING_SCHEMAS)
 
 
 def _number(allowed: Range, *others: str) -> Schema:

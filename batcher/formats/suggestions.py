@@ -1,6 +1,10 @@
 """What a person may have meant who names a field that does not exist."""
 
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
+
+from batcher.errors import FieldProblem, Path
+from batcher.validation import cut
 
 HINT = "did you mean `{}`?"
 
@@ -9,20 +13,24 @@ _OTHER_NAMES = {
     "grammar": "gbnf",
     "conversation_id": "session",
     "guidance_scale": "cfg_scale",
-    "guided_choice": "choice",
-    "guided_json": "json_schema",
-    "guided_regex": "regex",
-    "max_completion_tokens": "max_tokens",
     "max_new_tokens": "max_tokens",
     "n_predict": "max_tokens",
     "num_return_sequences": "n",
     "repeat_penalty": "repetition_penalty",
-    "response_format": "json_schema",
     "session_id": "session",
     "stop_strings": "stop",
-    "stop_token_ids": "stop_token",
     "token_healing": "heal",
 }
+
+
+def unknown_names(
+    value: Mapping[str, object], path: Path, allowed: tuple[str, ...]
+) -> Iterator[FieldProblem]:
+    """Yield the problems of names in the object at `path` that are not `allowed`."""
+    for name in value:
+        if name not in allowed:
+            hint, message = suggest(name, allowed), f"unknown field `{cut(name)}`"
+            yield FieldProblem("unknown-field", (*path, cut(name)), message, hint, is_key=True)
 
 
 @lru_cache(maxsize=256)  # a field misspelt once is misspelt on every line

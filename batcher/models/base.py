@@ -149,6 +149,8 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]:
         """Return the token ids of `text`; their bytes, joined, are its UTF-8."""
 
+    # One that knows how its model is spoken to also has `apply_chat_template`; see models/chat.py.
+
 
 class Model(Protocol):
     """A language model with a cache of its own, addressed by slot.

@@ -6,7 +6,10 @@ bytes otherwise, so any text round-trips.
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from functools import cached_property
+
+from batcher.models.chat import render_chat
 
 EOS_TOKEN_ID = 0
 BEGIN_TOKEN_ID = 1
@@ -85,6 +88,21 @@ class WordTokenizer:
             else:
                 token_ids.append(word_id)
         return token_ids
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Mapping[str, str]],
+        *,
+        tokenize: bool = True,
+        add_generation_prompt: bool = False,
+    ) -> list[int] | str:
+        """Return the prompt of a chat, as token ids or as text; parameters as in transformers.
+
+        Raises:
+            ValueError: a role that is none of ROLES.
+        """
+        text = render_chat(conversation, add_generation_prompt=add_generation_prompt)
+        return self.encode(text) if tokenize else text
 
 
 def byte_id(byte: int | str) -> int:

@@ -19,7 +19,13 @@ class RowStream:
         if machine.names:
             self._stream = SegmentStream(machine, tokenizer, skip=skip, min_tokens=min_tokens)
         else:
-            self._stream = TextStream(machine, tokenizer, skip=skip, min_tokens=min_tokens)
+            self._stream = TextStream(
+                machine,
+                tokenizer,
+                skip=skip,
+                min_tokens=min_tokens,
+                keeps_stop=sequence.request.include_stop_str_in_output,
+            )
 
     def push(self, tokens: list[int], step: int) -> list[TokenEvent]:
         """Return the events of the `tokens` a step has given; the first one tells all of them."""

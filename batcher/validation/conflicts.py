@@ -150,6 +150,27 @@ def _check_states(request: Request) -> Conflicts:
         yield Conflict(problem, "initial_state" if problem.path[0] == "states" else "states")
 
 
+def _check_stop_in_output(request: Request) -> Conflicts:
+    if request.include_stop_str_in_output and request.states is not None:
+        message = (
+            "`include_stop_str_in_output` cannot go with `states`, whose markers belong to none"
+        )
+        yield _make("include_stop_str_in_output", "states", message)
+
+
+def _check_prompt_logprobs(request: Request) -> Conflicts:
+    if request.prompt_logprobs is None:
+        return
+    if request.heal:
+        message = "`prompt_logprobs` cannot go with `heal`, which writes the end of the prompt anew"
+        yield _make("prompt_logprobs", "heal", message)
+    if request.session is not None:
+        message = (
+            "`prompt_logprobs` cannot go with `session`: what goes before its prompt was generated"
+        )
+        yield _make("prompt_logprobs", "session", message)
+
+
 def _check_sessions(request: Request) -> Conflicts:
     if request.session is None:
         if request.think_time != 0:
@@ -195,6 +216,8 @@ _RULES: tuple[Callable[[Request], Conflicts], ...] = (
     _check_constraints,
     _check_heal,
     _check_states,
+    _check_stop_in_output,
+    _check_prompt_logprobs,
     _check_sessions,
     _check_deadline,
     _check_stop_lengths,

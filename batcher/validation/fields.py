@@ -145,6 +145,7 @@ CHECKS: dict[str, Check] = {
     "negative_prompt": check_negative_prompt,
     "logprobs_mode": _check_logprobs_mode,
     "echo": check_flag,
+    "include_stop_str_in_output": check_flag,
     "early_stopping": _check_early_stopping,
     "json_schema": _check_json_schema,
     "regex": _check_text,

@@ -70,6 +70,7 @@ RANGES = {
     "n": Range(1, MAX_SAMPLES, is_integer=True),
     "best_of": Range(1, MAX_SAMPLES, is_integer=True),
     "logprobs": Range(0, 20, is_integer=True),
+    "prompt_logprobs": Range(0, 20, is_integer=True),
     "num_beams": Range(1, MAX_SAMPLES, is_integer=True),
     # A score divides by the length to this power, which has to stay finite.
     "length_penalty": Range(-10, 10),

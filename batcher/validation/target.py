@@ -1,7 +1,7 @@
 """What a request needs of the model and the batch, and whether they have it."""
 
 from collections.abc import Callable, Iterator
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -54,6 +54,7 @@ class Target(Struct, frozen=True):
     gives_logits: bool = True
     has_eos: bool = True
     check_constraint: Callable[[ConstraintField, object], None] | None = None
+    chat_template: Callable[[list[dict[str, str]]], Any] | None = None
     encode: Callable[[str], object] | None = None
 
     def can_encode(self, prompt: object) -> bool:

@@ -7,6 +7,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from batcher.events import FinishEvent
+from batcher.formats.openai import Form
 from batcher.formats.requests import BadLine, ParsedLine
 from batcher.formats.results import make_rejected_result
 from batcher.request import Request, Result
@@ -42,7 +43,7 @@ class Answer(Struct, gc=False):
 
     place: int
     results: list[Result]
-    is_openai: bool = False
+    form: Form = "result"
     rank: int = 0
     is_last: bool = True
 
@@ -52,7 +53,7 @@ class _Flight(Struct, gc=False):
 
     num_left: how many of its results have not come.  known: those that an earlier run has given.
     is_replayed: the engine goes through the motions for them, and decodes only the others.
-    is_ranked: its results come in their order, all at once.
+    is_ranked: its results come in their order, all at once.  form: that of the answer.
     row: the results that have come, of an OpenAI row; None for a request in our own form.
     """
 
@@ -61,6 +62,7 @@ class _Flight(Struct, gc=False):
     known: Mapping[int, Result]
     is_replayed: bool
     is_ranked: bool
+    form: Form
     has_failed: bool = False
     row: list[Result] | None = None
 
@@ -89,8 +91,8 @@ class Flights:
             if is_replayed:
                 self._earlier.check_replay(request, known)
         is_ranked = request.best_of is not None
-        flight = _Flight(place, request.n, known, is_replayed, is_ranked)
-        if parsed.is_openai:
+        flight = _Flight(place, request.n, known, is_replayed, is_ranked, parsed.form)
+        if parsed.form != "result":
             flight.row = []
         self._flights[request_id] = flight
         return known if is_replayed else _NOTHING
@@ -100,7 +102,7 @@ class Flights:
         number = bad.problems[0].line
         if self._earlier is not None and self._earlier.has_rejected(bad.id, number):
             return []
-        return [Answer(place, [make_rejected_result(bad.id, bad.problems)], bad.is_openai)]
+        return [Answer(place, [make_rejected_result(bad.id, bad.problems)], bad.form)]
 
     def is_first_failure(self, request_id: str) -> bool:
         """Take note that a result of a request is an error; return whether it is its first."""
@@ -135,7 +137,7 @@ class Flights:
                 if is_last and not flight.known:  # of a row, all results are known or none is
                     if not flight.is_ranked:
                         flight.row.sort(key=attrgetter("index"))
-                    answers.append(Answer(flight.place, flight.row, is_openai=True))
+                    answers.append(Answer(flight.place, flight.row, flight.form))
             elif result.index not in flight.known:
                 rank = -flight.num_left if flight.is_ranked else result.index
                 answers.append(Answer(flight.place, [result], rank=rank, is_last=is_last))

@@ -173,7 +173,7 @@ def _number_of(result: Result) -> int:
 def _num_more_lines(results: list[Result], wanted: Expected) -> int:
     """Return how many lines of the answer to `wanted` come after the first, which has `results`."""
     parsed = wanted.parsed
-    if parsed is None or parsed.is_openai or _number_of(results[0]) < 0:
+    if parsed is None or parsed.form != "result" or _number_of(results[0]) < 0:
         return 0
     return parsed.request.n - 1
 

@@ -4,6 +4,7 @@ No file and no terminal is touched here, so whoever iterates decides what become
 """
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -11,7 +12,9 @@ from msgspec.structs import replace
 from batcher.engine import Engine
 from batcher.events import FinishEvent, RejectEvent, RequestEvent, TokenEvent
 from batcher.formats.requests import BadLine, ParsedLine
-from batcher.formats.results import encode_openai_row, encode_result
+from batcher.formats.result_rows import encode_openai_row
+from batcher.formats.results import encode_result
+from batcher.models.base import Model, bytes_of
 from cli.running.answers import Answer, Flights, KnownResults
 from cli.running.sources import Source
 
@@ -38,7 +41,7 @@ class Loop:
         engine: Engine,
         source: Source,
         *,
-        model_name: str,
+        model: Model,
         known: KnownResults | None = None,
         is_plain: bool = True,
         keep_going: bool = False,
@@ -50,7 +53,7 @@ class Loop:
         self.has_refused = False
         self.first_failure: str | None = None
         self._flights = Flights(known, is_plain=is_plain)
-        self._model_name = model_name
+        self._model = model
         self._keep_going = keep_going
         self._max_errors = max_errors or float("inf")
         self._on_bad_line = on_bad_line
@@ -85,9 +88,11 @@ class Loop:
 
     def encode(self, answer: Answer) -> bytes:
         """Return the line that `answer` is, in the form its request had."""
-        if answer.is_openai:
-            return encode_openai_row(answer.results, self._model_name)
-        return encode_result(answer.results[0])
+        if answer.form == "result":
+            return encode_result(answer.results[0])
+        model = self._model
+        read_token = partial(bytes_of, token_bytes=model.tokenizer.token_bytes)
+        return encode_openai_row(answer.results, model.name, answer.form, read_token)
 
     def _step(self) -> Outcome:
         events, results, tokens = self.engine.step()

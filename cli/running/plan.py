@@ -67,7 +67,7 @@ class Plan(Struct, kw_only=True):
             return
         request = parsed.request
         self.requests += 1
-        self.openai_rows += parsed.is_openai
+        self.openai_rows += parsed.form != "result"
         self._add_prompt(request, tokenizer)
         self._add_output(request)
         stops = (request.stop_token, request.stop_sequence, request.stop)

@@ -80,7 +80,6 @@ def line_too_long(line: bytes, number: int) -> BadLine:
     start = line[:_SHOWN_BYTES].decode(errors="replace")
     return BadLine(
         id=str(number),
-        is_openai=False,
         problems=[make_problem(problem, number, start, Span(0, 1))],
     )
 
@@ -104,7 +103,7 @@ def arrival_goes_back(parsed: ParsedLine, line: bytes, number: int, last: float)
 
 
 def _bad(parsed: ParsedLine, problem: FieldProblem, line: bytes, number: int) -> BadLine:
-    return BadLine(id_of(parsed), parsed.is_openai, [place_problem(problem, line, number)])
+    return BadLine(id_of(parsed), [place_problem(problem, line, number)], parsed.form)
 
 
 def say(text: str) -> None:

@@ -105,7 +105,7 @@ class Job:
         return Loop(
             self.engine,
             source,
-            model_name=self.model.name,
+            model=self.model,
             known=known,
             is_plain=options.scheduling.is_plain,
             keep_going=keep_going,

@@ -26,8 +26,8 @@ def finish(request_id, index=0, reason="length", role="sample"):
     return FinishEvent(0, 0.0, request_id, index, 0, reason, None, 1, role)
 
 
-def line(request_id, *, is_openai=False, **fields):
-    return ParsedLine(Request(id=request_id, prompt="x", **fields), is_openai)
+def line(request_id, *, form="result", **fields):
+    return ParsedLine(Request(id=request_id, prompt="x", **fields), form)
 
 
 class Earlier:
@@ -47,13 +47,13 @@ class Earlier:
 
 
 def shown(answers):
-    return [(a.place, [r.index for r in a.results], a.is_openai, a.is_last) for a in answers]
+    return [(a.place, [r.index for r in a.results], a.form, a.is_last) for a in answers]
 
 
 def test_a_plain_request_is_answered_once():
     flights = Flights()
     assert flights.begin(line("a"), 7) == {}
-    assert shown(flights.answer([result("a")])) == [(7, [0], False, True)]
+    assert shown(flights.answer([result("a")])) == [(7, [0], "result", True)]
 
 
 def test_samples_are_answered_as_they_come_and_the_last_one_says_so():
@@ -61,29 +61,31 @@ def test_samples_are_answered_as_they_come_and_the_last_one_says_so():
     flights.begin(line("a", n=3), 4)
     flights.begin(line("b"), 5)
     assert shown(flights.answer([result("a", 2), result("b")])) == [
-        (4, [2], False, False),
-        (5, [0], False, True),
+        (4, [2], "result", False),
+        (5, [0], "result", True),
     ]
     assert shown(flights.answer([result("a", 0), result("a", 1)])) == [
-        (4, [0], False, False),
-        (4, [1], False, True),
+        (4, [0], "result", False),
+        (4, [1], "result", True),
     ]
     flights.begin(line("a"), 9)  # the request has ended, so its id is free
-    assert shown(flights.answer([result("a")])) == [(9, [0], False, True)]
+    assert shown(flights.answer([result("a")])) == [(9, [0], "result", True)]
 
 
 def test_an_openai_row_waits_for_all_its_choices():
     flights = Flights()
-    flights.begin(line("a", n=3, is_openai=True), 4)
+    flights.begin(line("a", n=3, form="completion"), 4)
     assert flights.answer([result("a", 2)]) == []
-    assert shown(flights.answer([result("a", 1), result("a", 0)])) == [(4, [0, 1, 2], True, True)]
+    assert shown(flights.answer([result("a", 1), result("a", 0)])) == [
+        (4, [0, 1, 2], "completion", True)
+    ]
 
 
 def test_the_best_samples_stay_in_the_order_they_are_handed_out_in():
     flights = Flights()
     flights.begin(line("a", n=2, best_of=5), 0)
     flights.begin(line("b", n=2), 1)
-    flights.begin(line("row", n=2, best_of=5, is_openai=True), 2)
+    flights.begin(line("row", n=2, best_of=5, form="completion"), 2)
     outcome = [result("a", 4), result("a", 1), result("b", 1), result("b", 0)]
     answers = flights.answer([*outcome, result("row", 3), result("row", 2)])
     ranked = sorted(answers, key=lambda answer: (answer.place, answer.rank))
@@ -93,7 +95,7 @@ def test_the_best_samples_stay_in_the_order_they_are_handed_out_in():
 
 def test_a_row_of_the_best_samples_that_is_there_is_not_written_again():
     flights = Flights(Earlier({"row": [0, 1]}))
-    flights.begin(line("row", n=2, best_of=5, is_openai=True), 2)
+    flights.begin(line("row", n=2, best_of=5, form="completion"), 2)
     assert flights.answer([result("row", 1), result("row", 3)]) == []
 
 
@@ -114,7 +116,7 @@ def test_known_samples_are_replayed_and_the_others_decoded():
     assert flights.begin(line("b", n=2), 5) == {}
     assert not flights.note_replayed(finish("a", 0))
     assert not flights.note_replayed(finish("a", 1))
-    assert shown(flights.answer([result("a", 1)])) == [(4, [1], False, False)]
+    assert shown(flights.answer([result("a", 1)])) == [(4, [1], "result", False)]
     assert not flights.note_replayed(finish("a", 2))
     assert "a" not in flights._flights
 
@@ -155,7 +157,7 @@ def test_what_cannot_be_replayed_is_decoded_again_and_not_answered_twice(fields)
     flights = Flights(Earlier({"a": [1]}))
     assert flights.begin(request, 4) == {}
     assert not flights.note_replayed(finish("a", 1))
-    assert shown(flights.answer([result("a", 1), result("a", 0)])) == [(4, [0], False, True)]
+    assert shown(flights.answer([result("a", 1), result("a", 0)])) == [(4, [0], "result", True)]
 
 
 @pytest.mark.parametrize(
@@ -171,21 +173,21 @@ def test_nothing_is_replayed_where_a_schedule_has_limits():
     flights = Flights(earlier, is_plain=False)
     assert flights.begin(line("a", n=2), 4) == {}
     assert not hasattr(earlier, "checked")  # it may have taken any number of steps
-    assert shown(flights.answer([result("a", 1), result("a", 0)])) == [(4, [0], False, True)]
+    assert shown(flights.answer([result("a", 1), result("a", 0)])) == [(4, [0], "result", True)]
 
 
 def test_an_openai_row_that_is_there_is_not_written_again():
     flights = Flights(Earlier({"a": [0, 1], "b": [0, 1]}))
     for request_id in "ab":
-        flights.begin(line(request_id, n=2, is_openai=True, regex="x"), 4)
+        flights.begin(line(request_id, n=2, form="completion", regex="x"), 4)
     assert flights.answer([result("a", 0), result("b", 0)]) == []
     assert flights.answer([result("a", 1), result("b", 1)]) == []
 
 
 def test_a_bad_line_is_answered_unless_it_was():
     problem = Problem("invalid-json", "no", 3, 1, 1, None, None, "{", 1)
-    bad = BadLine("a", is_openai=True, problems=[problem])
+    bad = BadLine("a", form="completion", problems=[problem])
     answers = Flights(Earlier({"a": [0]}, [("a", 4), ("b", 3)])).reject(bad, 2)
-    assert shown(answers) == [(2, [0], True, True)]
+    assert shown(answers) == [(2, [0], "completion", True)]
     assert answers[0].results[0].error.line == 3
     assert Flights(Earlier({}, [("a", 3)])).reject(bad, 2) == []

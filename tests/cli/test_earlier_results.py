@@ -1,7 +1,8 @@
 import pytest
 
 from batcher.formats.requests import ParsedLine, RequestParser
-from batcher.formats.results import encode_openai_row, encode_result
+from batcher.formats.result_rows import encode_openai_row
+from batcher.formats.results import encode_result
 from batcher.request import ErrorInfo, Request, Result, StepTimes, Usage
 from batcher.validation import Target
 from cli.running import result_index
@@ -31,7 +32,7 @@ def rejected(line, name="o"):
 
 
 def row_of(*results):
-    return encode_openai_row(list(results), "simulated")
+    return encode_openai_row(list(results), "simulated", "completion", lambda _: b"")
 
 
 def request(name="o", **fields):

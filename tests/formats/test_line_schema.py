@@ -18,13 +18,15 @@ from batcher.events import (
     RejectEvent,
     RunEvent,
 )
-from batcher.formats.openai import SUPPORTED_VALUES
+from batcher.formats.openai import COMPLETION_OPTIONS
 from batcher.formats.requests import ParsedLine, RequestParser
-from batcher.formats.results import encode_openai_row, encode_result
+from batcher.formats.result_rows import encode_openai_row
+from batcher.formats.results import encode_result
 from batcher.formats.schema import TYPES, encode_schema, make_schema
 from batcher.formats.trace import encode_event
 from batcher.request import (
     ErrorInfo,
+    PromptLogprob,
     Request,
     Result,
     Segment,
@@ -123,6 +125,7 @@ NEW_VALUES = {
     "negative_prompt": SHAPES,
     "logprobs_mode": FLAGS,
     "echo": FLAGS,
+    "include_stop_str_in_output": FLAGS,
     "early_stopping": FLAGS,
     "json_schema": OBJECTS | FLAGS,
     "regex": TEXTS,
@@ -135,11 +138,66 @@ NEW_VALUES = {
     "session": TEXTS,
     "cache_salt": TEXTS,
 }
+SCHEMAS = OBJECTS | FLAGS | st.sampled_from(['{"type": "string"}', "5", "null"])
+SPELLED = {
+    "max_completion_tokens": st.sampled_from(EDGES["max_tokens"]),
+    "stop_token_ids": SHAPES,
+    "guided_json": SCHEMAS,
+    "guided_regex": TEXTS,
+    "guided_choice": TEXT_LISTS,
+    "guided_grammar": st.sampled_from(["start: x", "root ::= x", "", 5, None]),
+    "response_format": NUMBERS
+    | st.fixed_dictionaries(
+        {},
+        optional={
+            "type": st.sampled_from(["text", "json_object", "json_schema", "xml", None, 5]),
+            "json_schema": NUMBERS
+            | st.fixed_dictionaries(
+                {}, optional={"schema": OBJECTS | FLAGS, "name": TEXTS, "strict": FLAGS, "x": TEXTS}
+            ),
+            "x": TEXTS,
+        },
+    ),
+    "structured_outputs": NUMBERS
+    | st.fixed_dictionaries(
+        {},
+        optional={
+            "json": SCHEMAS,
+            "regex": TEXTS,
+            "choice": TEXT_LISTS,
+            "grammar": TEXTS,
+            "json_object": FLAGS,
+            "x": TEXTS,
+        },
+    ),
+}
+PARTS = st.fixed_dictionaries(
+    {},
+    optional={"type": st.sampled_from(["text", "image_url", 5]), "text": TEXTS, "x": TEXTS},
+)
+MESSAGES = NUMBERS | st.lists(
+    NUMBERS
+    | st.fixed_dictionaries(
+        {},
+        optional={
+            "role": st.sampled_from(["user", "system", "", 5, None]),
+            "content": TEXTS | st.lists(PARTS, max_size=2),
+            "name": TEXTS,
+            "tool_calls": st.sampled_from([None, [], [{}]]),
+            "x": TEXTS,
+        },
+    ),
+    max_size=2,
+)
 # What no schema of single fields tells: contradictions, and names that have to be declared.
-UNTOLD = re.compile(r"is not declared|never be reached|has this marker already")
+UNTOLD = re.compile(
+    r"is not declared|never be reached|has this marker already|is text, and no JSON"
+)
 OPTION_VALUES = st.sampled_from([None, 0, 1, 0.7, True, False, "", "m", {}, {"5": 1}])
 LINES = st.fixed_dictionaries({}, optional=VALUES)
-BODIES = st.fixed_dictionaries({}, optional=VALUES | dict.fromkeys(SUPPORTED_VALUES, OPTION_VALUES))
+BODIES = st.fixed_dictionaries(
+    {}, optional=VALUES | dict.fromkeys(COMPLETION_OPTIONS, OPTION_VALUES)
+)
 ROWS = st.fixed_dictionaries(
     {"body": BODIES | NUMBERS},
     optional={
@@ -194,6 +252,37 @@ def test_they_agree_on_each_way_to_choose_and_to_constrain_tokens(name, form, da
     assert bool(told) == bool(errors), (told, errors)
 
 
+def parse_with_a_template(line):
+    target = Target(chat_template=lambda messages: "x" * len(messages))
+    return RequestParser(target=target).parse(json.dumps(line).encode(), 1)
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(sorted(SPELLED)), st.sampled_from(["line", "row"]), st.data())
+def test_they_agree_on_names_of_others(name, form, data):
+    fields = {"prompt": "a", name: data.draw(SPELLED[name])}
+    line = fields if form == "line" else GOOD_HEAD | {"body": fields}
+    parsed = parse_with_a_template(line)
+    problems = [] if isinstance(parsed, ParsedLine) else parsed.problems
+    has_untold = any(
+        problem.code == "conflicting-fields" or UNTOLD.search(problem.message)
+        for problem in problems
+    )
+    errors = [error.message for error in VALIDATORS["request"].iter_errors(line)]
+    assert has_untold or bool(problems) == bool(errors), (problems, errors)
+
+
+@settings(max_examples=300)
+@given(MESSAGES, st.sampled_from(["line", "chat"]))
+def test_they_agree_on_messages(messages, form):
+    line = {"messages": messages}
+    if form == "chat":
+        line = {"method": "POST", "url": "/v1/chat/completions", "body": line}
+    assert isinstance(parse_with_a_template(line), ParsedLine) == VALIDATORS["request"].is_valid(
+        line
+    )
+
+
 @settings(max_examples=500)
 @given(SEGMENTS | st.lists(st.sampled_from([{"text": "a"}, {"length": 2, "seed": "b"}, 5, "a"])))
 def test_they_agree_on_segments(prompt):
@@ -219,6 +308,7 @@ RESULTS = [
         steps=StepTimes(0, 0, 0, 0),
         cumulative_logprob=-1.5,
         logprobs=[TokenLogprob(1, -1.5, [TopLogprob(2, -0.5), TopLogprob(1, -1.5)])],
+        prompt_logprobs=[PromptLogprob(5, None, [])],
         score=-0.5,
         segments=[Segment("a", "t", [1])],
         constraint="complete",
@@ -251,13 +341,26 @@ RESULTS = [
 
 
 def encode_row(result):
-    return encode_openai_row([result], "m")
+    return encode_openai_row([result], "m", "completion", bytes_of)
+
+
+def encode_echo(result):
+    return encode_openai_row([result], "m", "echoed completion", bytes_of)
+
+
+def encode_chat(result):
+    return encode_openai_row([result], "m", "chat", bytes_of)
+
+
+def bytes_of(token):
+    return b"x" * (token % 3)
 
 
 OPTIONAL = {
     "error",
     "cumulative_logprob",
     "logprobs",
+    "prompt_logprobs",
     "score",
     "segments",
     "constraint",
@@ -266,7 +369,7 @@ OPTIONAL = {
 
 
 @pytest.mark.parametrize("result", RESULTS)
-@pytest.mark.parametrize("encode", [encode_result, encode_row])
+@pytest.mark.parametrize("encode", [encode_result, encode_row, encode_echo, encode_chat])
 def test_results_of_both_forms_are_valid(result, encode):
     line = json.loads(encode(result))
     VALIDATORS["result"].validate(line)

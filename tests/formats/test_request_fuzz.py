@@ -63,7 +63,7 @@ def check(line):
         assert find_problems(parsed.request, TARGET) == []
         assert isinstance(parsed.request.id, str)
         # The fast way accepts what the thorough way accepts, as the same request.
-        assert read_line(line, 413, TARGET) == (parsed.request, parsed.is_openai)
+        assert read_line(line, 413, TARGET) == (parsed.request, parsed.form)
         return
     length = len(line.decode(errors="backslashreplace"))
     assert isinstance(parsed, BadLine)
@@ -165,6 +165,7 @@ RULES |= {
     "negative_prompt": lambda v: v is None or RULES["prompt"](v),
     "logprobs_mode": lambda v: v is None,
     "echo": lambda v: v is None or type(v) is bool,
+    "include_stop_str_in_output": lambda v: v is None or type(v) is bool,
     "early_stopping": lambda v: v is None or type(v) is bool,
     "json_schema": lambda v: v is None or type(v) is bool or v == {},
     "regex": lambda v: v is None or type(v) is str,
@@ -199,6 +200,7 @@ def is_contradiction(r):
         or len(constraints) > 1
         or (constraints and (r.ignore_eos or r.heal))
         or (r.heal and not r.prompt)
+        or (r.prompt_logprobs is not None and (r.heal or r.session is not None))
         or (r.session is None and r.think_time != 0)
         or (r.session is not None and (r.n > 1 or r.best_of is not None or r.num_beams > 1))
         or (r.session is not None and (is_changed["cfg_scale"] or r.heal))
@@ -239,7 +241,7 @@ def test_the_parser_accepts_what_plain_rules_accept(members, ensure_ascii, separ
     if expected is None:
         assert isinstance(parsed, BadLine)
     else:
-        assert parsed == ParsedLine(expected, is_openai=False)
+        assert parsed == ParsedLine(expected, form="result")
         assert type(parsed.request.arrival_time) is float
         assert type(parsed.request.temperature) is float
 

@@ -6,7 +6,7 @@ import pytest
 
 from batcher.errors import FieldProblem
 from batcher.formats.line_problems import place_problem
-from batcher.formats.openai import SUPPORTED_VALUES, CompletionBody
+from batcher.formats.openai import CHAT_OPTIONS, COMPLETION_OPTIONS, ChatBody, CompletionBody
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
 from batcher.request import PromptSegment as Segment
 from batcher.request import Request, Transition
@@ -101,7 +101,7 @@ GOOD = [
 def test_a_good_line_is_its_request(line, fields):
     request = Request(**{"id": str(LINE)} | fields)
     parsed = parse(line)
-    assert parsed == ParsedLine(request, is_openai=False)
+    assert parsed == ParsedLine(request, form="result")
     assert type(parsed.request.arrival_time) is type(parsed.request.temperature) is float
 
 
@@ -332,14 +332,8 @@ def test_an_unknown_field_gets_the_name_it_is_like(name, hint):
 @pytest.mark.parametrize(
     ("name", "ours"),
     [
-        ("response_format", "json_schema"),
-        ("guided_json", "json_schema"),
-        ("guided_regex", "regex"),
-        ("guided_choice", "choice"),
         ("grammar", "gbnf"),
-        ("stop_token_ids", "stop_token"),
         ("stop_strings", "stop"),
-        ("max_completion_tokens", "max_tokens"),
         ("n_predict", "max_tokens"),
         ("num_return_sequences", "n"),
         ("repeat_penalty", "repetition_penalty"),
@@ -460,14 +454,14 @@ def test_a_row_is_a_request_with_the_fields_of_its_body():
     request = Request(
         id="a", prompt=[1, 2], max_tokens=3, stop=["x"], stop_token=5, arrival_time=2.0
     )
-    assert parse(row(body)) == ParsedLine(request, is_openai=True)
+    assert parse(row(body)) == ParsedLine(request, form="completion")
 
 
 def test_a_body_may_hold_segments_and_say_with_whom_it_shares():
     body = {"prompt": [{"text": "a", "pin": True}], "priority": -1, "cache_salt": "x"}
     prompt = [Segment(text="a", pin=True)]
     request = Request(id="a", prompt=prompt, priority=-1, cache_salt="x")
-    assert parse(row(body)) == ParsedLine(request, is_openai=True)
+    assert parse(row(body)) == ParsedLine(request, form="completion")
     bad = row({"prompt": [{"text": ""}, {"txet": "b"}], "cache_salt": ""})
     assert [(problem.code, problem.field) for problem in parse(bad).problems] == [
         ("invalid-value", "body.prompt[0].text"),
@@ -486,7 +480,7 @@ def test_a_row_without_an_id_has_its_line_number():
 
 
 def test_harmless_options_are_accepted_and_so_is_null():
-    assert HARMLESS.keys() == SUPPORTED_VALUES.keys()
+    assert HARMLESS.keys() == COMPLETION_OPTIONS.keys()
     assert parse(row({"prompt": "", **HARMLESS})).request == Request(id="a", prompt="")
     assert parse(row({"prompt": "", **dict.fromkeys(HARMLESS)})).request == Request(
         id="a", prompt=""
@@ -497,7 +491,8 @@ def test_the_options_of_openai_that_are_fields_of_a_request_mean_the_same():
     options = {"seed": 5, "temperature": 0.7, "top_p": 0.9, "n": 2, "best_of": 3, "logprobs": 5}
     options |= {"presence_penalty": 1.0, "frequency_penalty": -1.0, "logit_bias": {"5": -100.0}}
     options |= {"echo": True}
-    assert parse(row({"prompt": "", **options})).request == Request(id="a", prompt="", **options)
+    request = Request(id="a", prompt="", prompt_logprobs=5, **options)
+    assert parse(row({"prompt": "", **options})).request == request
     assert parse(row({"prompt": "", **dict.fromkeys(options)})).request == Request(
         id="a", prompt=""
     )
@@ -527,10 +522,11 @@ def test_a_place_inside_an_object_of_a_row_is_found():
     assert line[problem.column - 1 :].startswith('"70000"')
 
 
-def test_every_option_has_its_values():
-    assert set(SUPPORTED_VALUES) == set(CompletionBody.__struct_fields__) - set(
-        Request.__struct_fields__
-    )
+@pytest.mark.parametrize(
+    ("body", "options"), [(CompletionBody, COMPLETION_OPTIONS), (ChatBody, CHAT_OPTIONS)]
+)
+def test_every_option_has_its_values(body, options):
+    assert set(options) == set(body.__struct_fields__) - set(Request.__struct_fields__)
 
 
 @pytest.mark.parametrize(
@@ -554,7 +550,7 @@ def test_every_option_has_its_values():
 def test_an_option_that_is_wrong_or_would_change_the_output_is_refused(option, value, code):
     line = row({"prompt": "", option: value})
     bad = parse(line)
-    assert bad.is_openai
+    assert bad.form == "completion"
     assert bad.id == "a"
     assert [(p.code, p.field) for p in bad.problems] == [(code, f"body.{option}")]
     assert line[bad.problems[0].column - 1 :].startswith(json.dumps(value))
@@ -573,8 +569,8 @@ ROWS = [
     (row({"prompt": ""}, max_tokens=5), ["unknown-field max_tokens"]),
     (row({"prompt": ""}, method="GET"), ["unsupported-option method"]),
     (
-        row({"messages": []}, url="/v1/chat/completions"),
-        ["unsupported-option url", "missing-field body.prompt", "unknown-field body.messages"],
+        row({"messages": [], "prompt": "x"}, url="/v1/chat"),
+        ["unsupported-option url", "unknown-field body.messages"],
     ),
     (
         row({"prompt": [600], "stop": ""}, custom_id=5),
@@ -588,7 +584,7 @@ ROWS = [
 @pytest.mark.parametrize(("line", "problems"), ROWS)
 def test_a_bad_row_has_all_its_problems(line, problems):
     bad = parse(line)
-    assert bad.is_openai
+    assert bad.form == "completion"
     assert [f"{p.code} {p.field}" for p in bad.problems] == problems
 
 

@@ -9,14 +9,11 @@ from msgspec.structs import replace
 
 from batcher.errors import REQUEST_ERROR_CODES, RUN_ERROR_CODES, BatchdecodeError
 from batcher.formats.requests import RequestParser
-from batcher.formats.results import (
-    decode_result_line,
-    encode_openai_row,
-    encode_result,
-    make_rejected_result,
-)
+from batcher.formats.result_rows import encode_openai_row
+from batcher.formats.results import decode_result_line, encode_result, make_rejected_result
 from batcher.request import (
     ErrorInfo,
+    PromptLogprob,
     Result,
     Segment,
     StepTimes,
@@ -27,8 +24,16 @@ from batcher.request import (
 from batcher.validation import Target
 
 
-def encode_row(*results):
-    return encode_openai_row(list(results), "simulated")
+def encode_row(*results, form="completion"):
+    return encode_openai_row(list(results), "simulated", form, bytes_of)
+
+
+def encode_chat(*results):
+    return encode_row(*results, form="chat")
+
+
+def bytes_of(token):
+    return "é\n ".encode()[token % 4 :]
 
 
 RESULT = Result(
@@ -112,6 +117,47 @@ def test_the_logprobs_of_a_row_are_in_the_form_of_openai():
         "tokens": ["token_id:17", "token_id:4"],
         "token_logprobs": [-0.5, -9999.0],
         "top_logprobs": [{"token_id:17": -0.5, "token_id:4": -2.0}, {}],
+        "text_offset": [0, 3],
+    }
+
+
+def test_the_logprobs_of_an_echoed_prompt_go_before_those_of_the_output():
+    logprobs = [TokenLogprob(4, -0.5, [TopLogprob(4, -0.5)])]
+    prompt = [PromptLogprob(3, None, []), PromptLogprob(7, -1.0, [TopLogprob(2, -0.1)])]
+    usage = Usage(2, 1)
+    result = changed(logprobs=logprobs, prompt_logprobs=prompt, tokens=[4], usage=usage)
+    line = encode_row(result, form="echoed completion")
+    choice = json.loads(line)["response"]["body"]["choices"][0]
+    assert choice["logprobs"] == {
+        "tokens": ["token_id:3", "token_id:7", "token_id:4"],
+        "token_logprobs": [None, -1.0, -0.5],
+        "top_logprobs": [None, {"token_id:2": -0.1}, {"token_id:4": -0.5}],
+        "text_offset": [0, 1, 2],
+    }
+    assert "prompt_logprobs" not in choice["batchdecode"]
+    assert decode_result_line(line) == [result]
+    apart = json.loads(encode_row(result))["response"]["body"]["choices"][0]
+    assert apart["logprobs"]["tokens"] == ["token_id:4"]
+    assert len(apart["batchdecode"]["prompt_logprobs"]) == 2
+
+
+def test_a_row_of_a_chat_is_a_chat_completion():
+    logprobs = [TokenLogprob(17, -0.5, [TopLogprob(4, -2.0)])]
+    body = json.loads(encode_chat(changed(logprobs=logprobs)))["response"]["body"]
+    assert (body["id"], body["object"]) == ("chatcmpl-a", "chat.completion")
+    choice = body["choices"][0]
+    assert "text" not in choice
+    assert choice["message"] == {"role": "assistant", "content": "héllo"}
+    assert (choice["finish_reason"], choice["batchdecode"]["tokens"]) == ("stop", [17, 4])
+    assert choice["logprobs"] == {
+        "content": [
+            {
+                "token": "token_id:17",
+                "logprob": -0.5,
+                "bytes": None,
+                "top_logprobs": [{"token": "token_id:4", "logprob": -2.0, "bytes": None}],
+            }
+        ]
     }
 
 
@@ -164,6 +210,8 @@ RESULTS = st.builds(
     steps=st.builds(StepTimes, MAYBE_COUNT, MAYBE_COUNT, MAYBE_COUNT, MAYBE_COUNT),
     cumulative_logprob=st.none() | LOGPROB,
     logprobs=st.none() | st.lists(st.builds(TokenLogprob, COUNT, LOGPROB, TOPS), max_size=3),
+    prompt_logprobs=st.none()
+    | st.lists(st.builds(PromptLogprob, COUNT, st.none() | LOGPROB, TOPS), max_size=3),
     score=st.none() | LOGPROB,
     segments=st.none()
     | st.lists(st.builds(Segment, TEXT, TEXT, st.lists(COUNT, max_size=3)), max_size=2),
@@ -175,7 +223,7 @@ RESULTS = st.builds(
 
 @given(RESULTS)
 def test_both_forms_hold_the_whole_result(result):
-    for encode in (encode_result, encode_row):
+    for encode in (encode_result, encode_row, encode_chat):
         line = encode(result)
         assert line.endswith(b"\n")
         assert line.count(b"\n") == 1
@@ -186,6 +234,7 @@ def test_both_forms_hold_the_whole_result(result):
 def test_a_row_holds_each_result_whole(results, request_id):
     results = [replace(result, id=request_id) for result in results]
     assert decode_result_line(encode_row(*results)) == results
+    assert decode_result_line(encode_chat(*results)) == results
 
 
 @pytest.mark.parametrize(

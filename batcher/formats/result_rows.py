@@ -1,0 +1,349 @@
+"""All results of a request as one row of an OpenAI Batch: of a completion, or of a chat."""
+
+from codecs import getincrementaldecoder
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from batcher.errors import RUN_ERROR_CODES
+from batcher.formats.openai import Form
+from batcher.request import (
+    ConstraintCheck,
+    ConstraintOutcome,
+    ErrorInfo,
+    FinishReason,
+    PromptLogprob,
+    Result,
+    Segment,
+    StepTimes,
+    StopReason,
+    TokenLogprob,
+    TopLogprob,
+    Usage,
+)
+
+OK, BAD_REQUEST, SERVER_ERROR = 200, 400, 500
+TOKEN_PREFIX = "token_id:"  # noqa: S105 - a token of text; vLLM writes ids like this, too
+
+BytesOf = Callable[[int], bytes]  # of a token
+
+
+class RowUsage(Usage, frozen=True):
+    """The sums of a row: its prompt once, and the tokens of all its choices."""
+
+    total_tokens: int
+
+
+class Extras(Struct, frozen=True, omit_defaults=True):
+    """What a result holds and OpenAI's choices have no place for."""
+
+    index: int
+    tokens: list[int]
+    usage: Usage
+    slot: int | None
+    steps: StepTimes
+    error: ErrorInfo | None = None
+    cumulative_logprob: float | None = None
+    prompt_logprobs: list[PromptLogprob] | None = None
+    score: float | None = None
+    segments: list[Segment] | None = None
+    constraint: ConstraintOutcome | None = None
+    constraint_check: ConstraintCheck | None = None
+
+
+class ChoiceLogprobs(Struct, frozen=True):
+    """The logprobs of the tokens, those of the prompt first if it is echoed; see docs.
+
+    text_offset: where in the text each token begins, in characters.
+    """
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class Choice(Struct, frozen=True):
+    """One result of a completion; index: its place in the row."""
+
+    index: int
+    text: str
+    finish_reason: FinishReason
+    stop_reason: StopReason
+    logprobs: ChoiceLogprobs | None
+    batchdecode: Extras
+
+
+class ChatMessage(Struct, frozen=True):
+    """What was generated, as what the assistant says."""
+
+    role: Literal["assistant"]
+    content: str
+
+
+class ChatTopLogprob(Struct, frozen=True):
+    """One of the most likely tokens; `bytes` is null, as the id stands for the token."""
+
+    token: str
+    logprob: float
+    bytes: None = None
+
+
+class ChatTokenLogprob(ChatTopLogprob, frozen=True, kw_only=True):
+    """A generated token, and the most likely ones where it stands."""
+
+    top_logprobs: list[ChatTopLogprob]
+
+
+class ChatLogprobs(Struct, frozen=True):
+    """The logprobs of the tokens of a message."""
+
+    content: list[ChatTokenLogprob]
+
+
+class ChatChoice(Struct, frozen=True):
+    """One result of a chat; index: its place in the row."""
+
+    index: int
+    message: ChatMessage
+    finish_reason: FinishReason
+    stop_reason: StopReason
+    logprobs: ChatLogprobs | None
+    batchdecode: Extras
+
+
+class Completion(Struct, frozen=True):
+    """The answer in a row; `created` is 0, since the same input gives the same bytes."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: RowUsage
+
+
+class ChatCompletion(Struct, frozen=True):
+    """The answer in a row of a chat."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: RowUsage
+
+
+class Response(Struct, frozen=True):
+    """The HTTP answer a row pretends to be; 400 is a bad request, 500 a failure of the model."""
+
+    status_code: int
+    request_id: str
+    body: Completion
+
+
+class ChatResponse(Struct, frozen=True):
+    """The HTTP answer that a row of a chat pretends to be."""
+
+    status_code: int
+    request_id: str
+    body: ChatCompletion
+
+
+class ResultRow(Struct, frozen=True):
+    """One line of the output file of an OpenAI Batch."""
+
+    id: str
+    custom_id: str
+    response: Response
+    error: ErrorInfo | None
+
+
+class ChatResultRow(Struct, frozen=True):
+    """One line of the output file of an OpenAI Batch of chats."""
+
+    id: str
+    custom_id: str
+    response: ChatResponse
+    error: ErrorInfo | None
+
+
+_encoder = msgspec.json.Encoder()
+_row_decoder = msgspec.json.Decoder(ResultRow)
+_chat_decoder = msgspec.json.Decoder(ChatResultRow)
+
+
+def encode_openai_row(results: list[Result], model: str, form: Form, bytes_of: BytesOf) -> bytes:
+    r"""Return all results of a request, one or more, as an OpenAI Batch row, "\n" included.
+
+    model: the name the body shows.  bytes_of: the bytes that a token stands for.
+    """
+    request_id = results[0].id
+    error = next((result.error for result in results if result.error is not None), None)
+    prompt_tokens = results[0].usage.prompt_tokens
+    completion_tokens = sum(result.usage.completion_tokens for result in results)
+    usage = RowUsage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens)
+    row_id, status, http_id = f"batch_req_{request_id}", _status_code(error), f"req-{request_id}"
+    row: ResultRow | ChatResultRow
+    if form == "chat":
+        chats = [_chat_choice(place, result) for place, result in enumerate(results)]
+        chat_id = f"chatcmpl-{request_id}"
+        chat = ChatCompletion(chat_id, "chat.completion", 0, model, chats, usage)
+        row = ChatResultRow(row_id, request_id, ChatResponse(status, http_id, chat), error)
+    else:
+        is_echoed = form == "echoed completion"
+        choices = [_choice(place, r, bytes_of, is_echoed) for place, r in enumerate(results)]
+        text_id = f"cmpl-{request_id}"
+        completion = Completion(text_id, "text_completion", 0, model, choices, usage)
+        row = ResultRow(row_id, request_id, Response(status, http_id, completion), error)
+    return _encoder.encode(row) + b"\n"
+
+
+def results_of_row(line: bytes) -> list[Result]:
+    """Return the results that a row holds; none if it is no such row."""
+    try:
+        return list(_results_of(_row_decoder.decode(line)))
+    except ValueError:
+        pass
+    try:
+        return list(_results_of_chat(_chat_decoder.decode(line)))
+    except ValueError:
+        return []
+
+
+def _status_code(error: ErrorInfo | None) -> int:
+    if error is None:
+        return OK
+    return SERVER_ERROR if error.code in RUN_ERROR_CODES else BAD_REQUEST
+
+
+# -- completions -----------------------------------------------------------------------------------
+
+
+def _choice(place: int, result: Result, bytes_of: BytesOf, is_echoed: bool) -> Choice:  # noqa: FBT001 - of this file
+    extras = msgspec.convert(result, Extras, from_attributes=True)
+    logprobs = None
+    if result.logprobs is not None:
+        told: list[PromptLogprob | TokenLogprob] = [*result.logprobs]
+        if is_echoed and result.prompt_logprobs is not None:
+            told = [*result.prompt_logprobs, *result.logprobs]
+            if result.prompt_logprobs:
+                extras = msgspec.structs.replace(extras, prompt_logprobs=None)
+        logprobs = ChoiceLogprobs(
+            tokens=[_text_of(item.token) for item in told],
+            token_logprobs=[item.logprob for item in told],
+            top_logprobs=[
+                None if item.logprob is None else {_text_of(o.token): o.logprob for o in item.top}
+                for item in told
+            ],
+            text_offset=_text_offsets((item.token for item in told), bytes_of, len(result.text)),
+        )
+    return Choice(
+        index=place,
+        text=result.text,
+        finish_reason=result.finish_reason,
+        stop_reason=result.stop_reason,
+        logprobs=logprobs,
+        batchdecode=extras,
+    )
+
+
+def _text_offsets(tokens: Iterable[int], bytes_of: BytesOf, end: int) -> list[int]:
+    """Return where each token begins, in characters; at `end` what is left out of the text."""
+    decoder = getincrementaldecoder("utf-8")("replace")
+    offsets, offset = [], 0
+    for token in tokens:
+        offsets.append(min(offset, end))
+        offset += len(decoder.decode(bytes_of(token)))
+    return offsets
+
+
+def _results_of(row: ResultRow) -> Iterable[Result]:
+    for choice in row.response.body.choices:
+        fields = msgspec.structs.asdict(choice.batchdecode)
+        if choice.logprobs is not None:
+            told = _read_logprobs(choice.logprobs)
+            if told and told[0].logprob is None:  # of an echoed prompt
+                num_prompt = fields["usage"].prompt_tokens
+                fields["prompt_logprobs"], told = told[:num_prompt], told[num_prompt:]
+            fields["logprobs"] = msgspec.convert(told, list[TokenLogprob], from_attributes=True)
+        yield Result(
+            id=row.custom_id,
+            text=choice.text,
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+            **fields,
+        )
+
+
+def _read_logprobs(logprobs: ChoiceLogprobs) -> list[PromptLogprob]:
+    """Return what `_choice` made these of.
+
+    Raises:
+        ValueError: it did not.
+    """
+    columns = zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True)
+    return [
+        PromptLogprob(
+            _read_token(token),
+            logprob,
+            [TopLogprob(_read_token(other), value) for other, value in (top or {}).items()],
+        )
+        for token, logprob, top in columns
+    ]
+
+
+# -- chats -----------------------------------------------------------------------------------------
+
+
+def _chat_choice(place: int, result: Result) -> ChatChoice:
+    logprobs = None
+    if result.logprobs is not None:
+        content = [
+            ChatTokenLogprob(
+                token=_text_of(item.token),
+                logprob=item.logprob,
+                top_logprobs=[ChatTopLogprob(_text_of(o.token), o.logprob) for o in item.top],
+            )
+            for item in result.logprobs
+        ]
+        logprobs = ChatLogprobs(content)
+    return ChatChoice(
+        index=place,
+        message=ChatMessage("assistant", result.text),
+        finish_reason=result.finish_reason,
+        stop_reason=result.stop_reason,
+        logprobs=logprobs,
+        batchdecode=msgspec.convert(result, Extras, from_attributes=True),
+    )
+
+
+def _results_of_chat(row: ChatResultRow) -> Iterable[Result]:
+    for choice in row.response.body.choices:
+        fields: dict[str, Any] = msgspec.structs.asdict(choice.batchdecode)
+        if choice.logprobs is not None:
+            fields["logprobs"] = [
+                TokenLogprob(
+                    _read_token(item.token),
+                    item.logprob,
+                    [TopLogprob(_read_token(o.token), o.logprob) for o in item.top_logprobs],
+                )
+                for item in choice.logprobs.content
+            ]
+        yield Result(
+            id=row.custom_id,
+            text=choice.message.content,
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+            **fields,
+        )
+
+
+def _text_of(token: int) -> str:
+    return f"{TOKEN_PREFIX}{token}"
+
+
+def _read_token(text: str) -> int:
+    return int(text.removeprefix(TOKEN_PREFIX))

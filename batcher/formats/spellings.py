@@ -1,0 +1,240 @@
+"""The other names of a request's fields, those of OpenAI and vLLM: what a line says in them.
+
+Rule: a spelling only says which field of a request has which value; whether that is a good one is
+for the rules of validation to tell, as it is for a value under the field's own name.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from batcher.errors import FieldProblem, Path, describe
+from batcher.formats.messages import ChatTemplate, read_messages
+from batcher.formats.openai import CHAT_URL, COMPLETIONS_URL
+from batcher.formats.suggestions import unknown_names
+from batcher.validation import show
+from batcher.validation.values import quote, wrong
+
+
+class Given(NamedTuple):
+    """The value of a field of a request, and where in the line it stands."""
+
+    field: str
+    value: Any
+    path: Path
+
+
+class Fields(NamedTuple):
+    """The object that holds the fields of a request, and the model's template for messages."""
+
+    values: Mapping[str, Any]
+    chat_template: ChatTemplate | None
+
+
+Found = Iterator[Given | FieldProblem]
+Reader = Callable[[str, Any, Fields], Found]
+"""Yields what a value that is not null means: reader(name, value, fields)."""
+
+
+def spellings_of(url: str | None) -> Mapping[str, Reader]:
+    """Return the spellings in rows with that `url`; None: in lines that are no rows."""
+    return SPELLINGS if url is None else _SPELLINGS_OF_ROWS[url]
+
+
+def find_given(fields: Fields, spellings: Mapping[str, Reader]) -> Found:
+    """Yield what the `fields` say in other spellings, and what is wrong with these."""
+    for name, read in spellings.items():
+        value = fields.values.get(name)
+        if value is not None:
+            yield from read(name, value, fields)
+
+
+def respell(fields: Fields, spellings: Mapping[str, Reader]) -> dict[str, Any] | None:
+    """Return the fields by their own names; None if anything about them is unusual."""
+    named = {name: value for name, value in fields.values.items() if name not in spellings}
+    for found in find_given(fields, spellings):
+        if isinstance(found, FieldProblem) or named.get(found.field) is not None:
+            return None
+        named[found.field] = found.value
+    return named
+
+
+def _renamed(field: str) -> Reader:
+    """Return the reader of a name that is nothing but another name of `field`."""
+
+    def read(name: str, value: Any, _: Fields) -> Found:
+        yield Given(field, value, (name,))
+
+    return read
+
+
+def _read_stop_token_ids(name: str, value: Any, _: Fields) -> Found:
+    """Read a list of ids; an empty one is vLLM's default."""
+    if not isinstance(value, list):
+        yield wrong("invalid-type", (name,), "a list of token ids", value)
+    elif value:
+        yield Given("stop_token", value, (name,))
+
+
+def _read_messages(name: str, value: Any, fields: Fields) -> Found:
+    """Read a chat as the prompt that the model's template makes of it."""
+    found = read_messages(value, (name,), fields.chat_template)
+    if isinstance(found, list):
+        yield from found
+    else:
+        yield Given("prompt", found.prompt, (name,))
+
+
+# -- what the output has to be ---------------------------------------------------------------------
+
+
+def _json_schema(path: Path, value: Any) -> Found:
+    """Read a schema; vLLM takes one as text, too."""
+    if not isinstance(value, str):
+        yield Given("json_schema", value, path)
+        return
+    try:
+        schema = json.loads(value)
+    except (ValueError, RecursionError) as error:
+        message = f"{quote(path)} is text, and no JSON: {describe(error)}"
+        yield FieldProblem("invalid-value", path, message)
+        return
+    if isinstance(schema, dict | bool):
+        yield Given("json_schema", schema, path)
+    else:
+        message = f"{quote(path)} is text, and no JSON Schema: {show(schema)}"
+        yield FieldProblem("invalid-value", path, message)
+
+
+def _grammar(path: Path, value: Any) -> Found:
+    """Read a grammar of either kind: as in vLLM, one with `::=` is GBNF, any other is Lark."""
+    is_gbnf = isinstance(value, str) and "::=" in value
+    yield Given("gbnf" if is_gbnf else "lark", value, path)
+
+
+def _any_object(path: Path) -> Given:
+    return Given("json_schema", {"type": "object"}, path)
+
+
+def _read_guided_json(name: str, value: Any, _: Fields) -> Found:
+    yield from _json_schema((name,), value)
+
+
+def _read_guided_grammar(name: str, value: Any, _: Fields) -> Found:
+    yield from _grammar((name,), value)
+
+
+def _read_response_format(name: str, value: Any, _: Fields) -> Found:
+    """Read OpenAI's response_format."""
+    if not isinstance(value, dict):
+        yield wrong("invalid-type", (name,), "an object with a `type`", value)
+        return
+    allowed = ("type", "json_schema")
+    yield from unknown_names(value, (name,), allowed)
+    kind, kinds = value.get("type"), '"text", "json_object" or "json_schema"'
+    if "type" not in value:
+        yield _missing((name, "type"))
+    elif kind == "json_object":
+        yield _any_object((name, "type"))
+    elif kind == "json_schema":
+        yield from _read_stated_schema((name, "json_schema"), value.get("json_schema"))
+    elif kind != "text":
+        yield wrong("invalid-value", (name, "type"), kinds, kind)
+    if kind != "json_schema" and value.get("json_schema") is not None:
+        message = f'`{name}.json_schema` has no effect unless `type` is "json_schema"'
+        yield FieldProblem("conflicting-fields", (name, "json_schema"), message)
+
+
+def _read_stated_schema(path: Path, value: Any) -> Found:
+    """Read the object around a schema: only the schema itself means something here."""
+    if value is None:
+        yield _missing(path)
+    elif not isinstance(value, dict):
+        yield wrong("invalid-type", path, "an object with a `schema`", value)
+    else:
+        yield from unknown_names(value, path, ("name", "description", "schema", "strict"))
+        if value.get("schema") is None:
+            yield _missing((*path, "schema"))
+        else:
+            yield Given("json_schema", value["schema"], (*path, "schema"))
+
+
+def _read_structured_outputs(name: str, value: Any, _: Fields) -> Found:
+    """Read vLLM's structured_outputs, which has one of these names."""
+    if not isinstance(value, dict):
+        yield wrong("invalid-type", (name,), "an object", value)
+        return
+    yield from unknown_names(value, (name,), _STRUCTURED)
+    for key in _STRUCTURED:
+        part, path = value.get(key), (name, key)
+        if part is None:
+            continue
+        if key == "json":
+            yield from _json_schema(path, part)
+        elif key == "grammar":
+            yield from _grammar(path, part)
+        elif key != "json_object":
+            yield Given(key, part, path)
+        elif part is True:
+            yield _any_object(path)
+        elif part is not False:
+            yield wrong("invalid-type", path, "true or false", part)
+
+
+_STRUCTURED = ("json", "regex", "choice", "grammar", "json_object")
+
+
+# -- what rows say in their own way ----------------------------------------------------------------
+
+
+def _read_echo(name: str, value: Any, fields: Fields) -> Found:
+    """Read the echo of a completion, whose logprobs begin with those of the prompt, too."""
+    yield Given("echo", value, (name,))
+    num_told = fields.values.get("logprobs")
+    if value is True and num_told is not None and fields.values.get("prompt_logprobs") is None:
+        yield Given("prompt_logprobs", num_told, (name,))
+
+
+def _read_chat_logprobs(name: str, value: Any, fields: Fields) -> Found:
+    """Read the logprobs of a chat: true or false, and in another field how many."""
+    if not isinstance(value, bool):
+        problem = wrong("invalid-type", (name,), "true or false", value)
+        yield replace(problem, hint="`top_logprobs` says how many")
+    elif value and fields.values.get("top_logprobs") is None:
+        yield Given("logprobs", 0, (name,))
+
+
+def _read_top_logprobs(name: str, value: Any, fields: Fields) -> Found:
+    if fields.values.get("logprobs") is True:
+        yield Given("logprobs", value, (name,))
+    elif value != 0 or isinstance(value, bool):
+        message = f"`{name}` has no effect without `logprobs`; give true"
+        yield FieldProblem("conflicting-fields", (name,), message)
+
+
+SPELLINGS: Mapping[str, Reader] = {
+    "messages": _read_messages,
+    "max_completion_tokens": _renamed("max_tokens"),
+    "stop_token_ids": _read_stop_token_ids,
+    "response_format": _read_response_format,
+    "guided_json": _read_guided_json,
+    "guided_regex": _renamed("regex"),
+    "guided_choice": _renamed("choice"),
+    "guided_grammar": _read_guided_grammar,
+    "structured_outputs": _read_structured_outputs,
+}
+_CHAT_LOGPROBS = {"logprobs": _read_chat_logprobs, "top_logprobs": _read_top_logprobs}
+_SPELLINGS_OF_ROWS: Mapping[str, Mapping[str, Reader]] = {
+    COMPLETIONS_URL: {n: r for n, r in SPELLINGS.items() if n != "messages"} | {"echo": _read_echo},
+    CHAT_URL: {**SPELLINGS, **_CHAT_LOGPROBS},
+}
+
+# The names that make a line one to be spelled anew; in a chat, `messages` is always there.
+SPELLED_KEYS = frozenset(name.encode() for name in SPELLINGS)
+SPELLED_KEYS_OF_ROWS = SPELLED_KEYS | {b"echo"}
+
+
+def _missing(path: Path) -> FieldProblem:
+    return FieldProblem("missing-field", path, f"field {quote(path)} is missing")

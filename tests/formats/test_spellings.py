@@ -1,0 +1,280 @@
+"""The names that OpenAI and vLLM have for fields of a request, and chats."""
+
+import json
+
+import pytest
+
+from batcher.api import decode
+from batcher.errors import RequestError
+from batcher.formats.requests import BadLine, RequestParser
+from batcher.models.chat import chat_template_of, render_chat
+from batcher.models.simulated import SimulatedModel
+from batcher.request import Request
+from batcher.validation import Target
+
+MODEL = SimulatedModel()
+PARSER = RequestParser(target=Target(vocab_size=512, chat_template=chat_template_of(MODEL)))
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+STATED = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA, "strict": True}}
+ANY_OBJECT = {"type": "object"}
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
+PROMPT = MODEL.tokenizer.encode("system: Be brief.\nuser: Hi\nassistant:")
+
+
+def line(**fields):
+    return {"id": "a", "prompt": "x", **fields}
+
+
+def row(url="/v1/completions", **body):
+    return {"custom_id": "a", "method": "POST", "url": url, "body": {"prompt": "x", **body}}
+
+
+def chat(**body):
+    request = row("/v1/chat/completions", messages=CHAT)
+    del request["body"]["prompt"]
+    request["body"] |= body
+    return request
+
+
+def parse(fields):
+    return PARSER.parse(json.dumps(fields).encode(), 7)
+
+
+def problems(fields):
+    return [(problem.code, problem.field) for problem in parse(fields).problems]
+
+
+SAME = [
+    ({"max_completion_tokens": 5}, {"max_tokens": 5}),
+    ({"max_completion_tokens": None}, {}),
+    ({"stop_token_ids": [5, 6]}, {"stop_token": [5, 6]}),
+    ({"stop_token_ids": []}, {}),
+    ({"guided_json": SCHEMA}, {"json_schema": SCHEMA}),
+    ({"guided_json": json.dumps(SCHEMA)}, {"json_schema": SCHEMA}),
+    ({"guided_regex": "a+"}, {"regex": "a+"}),
+    ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
+    ({"guided_grammar": 'root ::= "a"'}, {"gbnf": 'root ::= "a"'}),
+    ({"guided_grammar": 'start: "a"'}, {"lark": 'start: "a"'}),
+    ({"response_format": {"type": "text"}}, {}),
+    ({"response_format": {"type": "json_object"}}, {"json_schema": ANY_OBJECT}),
+    ({"response_format": STATED}, {"json_schema": SCHEMA}),
+    ({"structured_outputs": {"json": SCHEMA, "regex": None}}, {"json_schema": SCHEMA}),
+    ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
+    ({"structured_outputs": {"choice": ["a"]}}, {"choice": ["a"]}),
+    ({"structured_outputs": {"grammar": 'root ::= "a"'}}, {"gbnf": 'root ::= "a"'}),
+    ({"structured_outputs": {"json_object": True}}, {"json_schema": ANY_OBJECT}),
+    ({"structured_outputs": {"json_object": False}}, {}),
+    ({"include_stop_str_in_output": True}, {"include_stop_str_in_output": True}),
+    ({"prompt_logprobs": 3}, {"prompt_logprobs": 3}),
+]
+
+
+@pytest.mark.parametrize(("fields", "own"), SAME, ids=str)
+def test_a_field_by_another_name_means_the_same(fields, own):
+    request = Request(id="a", prompt="x", **own)
+    for given in (line(**fields), row(**fields)):
+        assert parse(given).request == request
+        assert PARSER._parse_good(json.dumps(given).encode(), 7).request == request
+    assert parse(chat(**fields)).request == Request(id="a", prompt=PROMPT, **own)
+
+
+BAD = [
+    ({"max_completion_tokens": -1}, "invalid-value", "max_completion_tokens"),
+    ({"stop_token_ids": 5}, "invalid-type", "stop_token_ids"),
+    ({"stop_token_ids": [5, 600]}, "unknown-token", "stop_token_ids[1]"),
+    ({"guided_json": 5}, "invalid-type", "guided_json"),
+    ({"guided_json": "{"}, "invalid-value", "guided_json"),
+    ({"guided_json": "null"}, "invalid-value", "guided_json"),
+    ({"guided_choice": []}, "invalid-value", "guided_choice"),
+    ({"response_format": "json"}, "invalid-type", "response_format"),
+    ({"response_format": {}}, "missing-field", "response_format.type"),
+    ({"response_format": {"type": "xml"}}, "invalid-value", "response_format.type"),
+    (
+        {"response_format": STATED | {"type": "text"}},
+        *("conflicting-fields",),
+        "response_format.json_schema",
+    ),
+    (
+        {"response_format": {"type": "json_schema"}},
+        "missing-field",
+        "response_format.json_schema",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "s"}}},
+        "missing-field",
+        "response_format.json_schema.schema",
+    ),
+    ({"response_format": {"type": "text", "x": 1}}, "unknown-field", "response_format.x"),
+    ({"structured_outputs": {"jsn": {}}}, "unknown-field", "structured_outputs.jsn"),
+    ({"structured_outputs": {"json_object": 1}}, "invalid-type", "structured_outputs.json_object"),
+    ({"max_completion_tokens": 5, "max_tokens": 6}, "conflicting-fields", "max_completion_tokens"),
+    ({"guided_json": {}, "json_schema": {}}, "conflicting-fields", "guided_json"),
+    ({"guided_json": {}, "response_format": STATED}, "conflicting-fields", "guided_json"),
+    ({"guided_json": {}, "guided_regex": "a"}, "conflicting-fields", "guided_regex"),
+    ({"include_stop_str_in_output": 1}, "invalid-type", "include_stop_str_in_output"),
+    ({"prompt_logprobs": 21}, "invalid-value", "prompt_logprobs"),
+    ({"prompt_logprobs": 1, "heal": True}, "conflicting-fields", "prompt_logprobs"),
+    ({"prompt_logprobs": 1, "session": "s"}, "conflicting-fields", "prompt_logprobs"),
+]
+
+
+@pytest.mark.parametrize(("fields", "code", "field"), BAD, ids=str)
+def test_what_is_wrong_is_told_where_it_stands(fields, code, field):
+    assert problems(line(**fields)) == [(code, field)]
+    assert problems(row(**fields)) == [(code, f"body.{field}")]
+    assert problems(chat(**fields)) == [(code, f"body.{field}")]
+
+
+def test_two_names_of_one_field_are_named():
+    [problem] = parse(line(max_completion_tokens=5, max_tokens=6)).problems
+    assert problem.message == (
+        "`max_completion_tokens` and `max_tokens` mean the same; give one of them"
+    )
+
+
+def test_an_echo_with_logprobs_tells_those_of_the_prompt():
+    parsed = parse(row(echo=True, logprobs=2))
+    expected = {"echo": True, "logprobs": 2, "prompt_logprobs": 2}
+    assert parsed.request == Request(id="a", prompt="x", **expected)
+    assert parsed.form == "echoed completion"
+    assert parse(row(echo=True, logprobs=2, prompt_logprobs=0)).request.prompt_logprobs == 0
+    assert parse(row(echo=True)).form == "completion"
+    assert parse(row(logprobs=2)).request.prompt_logprobs is None
+    assert parse(line(echo=True, logprobs=2)).request.prompt_logprobs is None
+
+
+# Chats
+
+
+def test_messages_become_the_prompt_that_the_template_makes():
+    request = Request(id="a", prompt=PROMPT, max_tokens=4)
+    assert parse({"id": "a", "messages": CHAT, "max_tokens": 4}).request == request
+    parsed = parse(chat(max_completion_tokens=4))
+    assert (parsed.request, parsed.form) == (request, "chat")
+    assert PARSER._parse_good(json.dumps(chat()).encode(), 7).form == "chat"
+
+
+def test_parts_of_text_are_lines_of_one():
+    parts = [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}]
+    messages = [{"role": "user", "name": "ann", "content": parts, "tool_calls": None}]
+    prompt = parse({"messages": messages}).request.prompt
+    told = b"".join(MODEL.tokenizer.token_bytes[token] for token in prompt).decode()
+    assert told == "user ann: Be\nbrief.\nassistant:"
+
+
+@pytest.mark.parametrize(
+    ("fields", "own"),
+    [
+        ({"logprobs": True, "top_logprobs": 3}, {"logprobs": 3}),
+        ({"logprobs": True}, {"logprobs": 0}),
+        ({"logprobs": False}, {}),
+        ({"logprobs": False, "top_logprobs": 0}, {}),
+        ({"n": 2, "temperature": 1, "seed": 5}, {"n": 2, "temperature": 1.0, "seed": 5}),
+        ({"tools": [], "store": False, "metadata": {"a": "b"}, "modalities": ["text"]}, {}),
+    ],
+    ids=str,
+)
+def test_a_chat_says_things_in_its_own_way(fields, own):
+    assert parse(chat(**fields)).request == Request(id="a", prompt=PROMPT, **own)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "field"),
+    [
+        ({"logprobs": 5}, "invalid-type", "logprobs"),
+        ({"top_logprobs": 5}, "conflicting-fields", "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "invalid-value", "top_logprobs"),
+        ({"prompt": "x"}, "unknown-field", "prompt"),
+        ({"suffix": ""}, "unknown-field", "suffix"),
+        ({"tools": [{}]}, "unsupported-option", "tools"),
+        ({"metadata": 5}, "invalid-type", "metadata"),
+    ],
+    ids=str,
+)
+def test_what_a_chat_cannot_say_is_refused(fields, code, field):
+    assert problems(chat(**fields)) == [(code, f"body.{field}")]
+
+
+@pytest.mark.parametrize(
+    ("messages", "found"),
+    [
+        (5, [("invalid-type", "messages")]),
+        ([], [("invalid-value", "messages")]),
+        ([5], [("invalid-type", "messages[0]")]),
+        ([{}], [("missing-field", "messages[0]")] * 2),
+        (
+            [{"role": 5, "content": 6}],
+            [("invalid-type", f"messages[0].{n}") for n in ("role", "content")],
+        ),
+        ([{"role": "user", "content": "", "text": 5}], [("unknown-field", "messages[0].text")]),
+        (
+            [{"role": "user", "content": "", "tool_calls": [1]}],
+            [("unsupported-option", "messages[0].tool_calls")],
+        ),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+            [("unsupported-option", "messages[0].content[0].type")],
+        ),
+        (
+            [{"role": "user", "content": [{"type": "text"}]}],
+            [("invalid-type", "messages[0].content[0].text")],
+        ),
+        ([{"role": "bot", "content": "x"}], [("invalid-value", "messages")]),
+    ],
+    ids=str,
+)
+def test_bad_messages_have_their_place(messages, found):
+    assert problems({"messages": messages}) == found
+
+
+def test_a_prompt_and_messages_are_two_prompts():
+    assert problems({"prompt": "x", "messages": CHAT}) == [("conflicting-fields", "messages")]
+    assert problems({"id": "a", "messages": None}) == [("missing-field", "prompt")]
+
+
+def test_a_model_without_a_template_is_told_what_to_do():
+    parsed = RequestParser(target=Target()).parse(json.dumps({"messages": CHAT}).encode(), 1)
+    [problem] = parsed.problems
+    assert (problem.code, problem.field) == ("unsupported-model", "messages")
+    assert "apply_chat_template" in problem.hint
+    with pytest.raises(RequestError, match="needs a model with a chat template"):
+        decode([{"messages": CHAT}], model=lambda prefixes: [0] * len(prefixes))
+
+
+@pytest.mark.parametrize("answer", ["text", [5, 6], {"input_ids": [5, 6]}])
+def test_a_template_gives_text_or_ids(answer):
+    class Tokenizer:
+        token_bytes = (b"a", b"b")
+
+        def encode(self, text):
+            return [0] * len(text)
+
+        def apply_chat_template(self, messages, *, tokenize, add_generation_prompt):
+            assert messages == CHAT
+            assert tokenize
+            assert add_generation_prompt
+            return answer
+
+    def model(prefixes):
+        return [0] * len(prefixes)
+
+    model.tokenizer = Tokenizer()
+    [result] = decode([{"messages": CHAT, "max_tokens": 1}], model=model)
+    assert result.usage.prompt_tokens == (4 if answer == "text" else 2)
+
+
+def test_a_template_that_fails_fails_its_line_alone():
+    def template(messages):
+        raise KeyError(messages[0]["role"])
+
+    parser = RequestParser(target=Target(chat_template=template))
+    bad = parser.parse(json.dumps({"messages": CHAT}).encode(), 1)
+    assert isinstance(bad, BadLine)
+    assert bad.problems[0].message == "the chat template fails on `messages`: KeyError: 'system'"
+
+
+def test_the_template_of_the_simulated_model_is_readable():
+    assert render_chat(CHAT, add_generation_prompt=False) == "system: Be brief.\nuser: Hi\n"
+    tokenizer = MODEL.tokenizer
+    assert tokenizer.apply_chat_template(CHAT, tokenize=False) == "system: Be brief.\nuser: Hi\n"
+    assert tokenizer.apply_chat_template(CHAT, add_generation_prompt=True) == PROMPT
