@@ -7,6 +7,7 @@ from typing import cast
 from msgspec.structs import astuple
 
 from batcher.decoding.machine import StateMachine, state_machine
+from batcher.decoding.prompt_logprobs import PromptLogprobs
 from batcher.events import ArriveReason
 from batcher.models.base import Model
 from batcher.prompts import Prompt, read_prompt
@@ -31,6 +32,7 @@ class Sequence(ScheduledSequence, eq=False, gc=False, kw_only=True):  # it is pa
     is_plain: nothing is asked for but greedy tokens until a stop.
     generated: the tokens it has generated that the model has to compute again, or all at once;
     None while each goes to the model by itself.  has_jumped: whether the last step gave it several.
+    prompt_logprobs: what is told of the prompt, in one for all samples; None if nothing is.
     """
 
     request: Request
@@ -43,6 +45,7 @@ class Sequence(ScheduledSequence, eq=False, gc=False, kw_only=True):  # it is pa
     healing: bytes = b""
     generated: list[int] | None = None
     has_jumped: bool = False
+    prompt_logprobs: PromptLogprobs | None = None
 
     @property
     def rows(self) -> "tuple[Sequence, ...]":
@@ -100,7 +103,7 @@ def make_sequences(
         known=known.get(0) if known else None,
         is_plain=is_plain(request),
     )
-    if known:
+    if known or request.max_tokens == 0:
         first.max_tokens = _num_steps(first)
     if prompt.borders:
         first.ranks = prompt.borders
@@ -110,6 +113,9 @@ def make_sequences(
         first.priority, first.deadline = request.priority, request.deadline
     if first.is_plain:
         return [first]
+    if request.prompt_logprobs is not None:
+        first.prompt_logprobs = PromptLogprobs(prompt.tokens, request.prompt_logprobs)
+        first.skips_prefix_cache = True  # what is found there is not computed
     if request.heal:
         kept, first.healing = heal(prompt.tokens)
         _begin_with(first, prompt.cut(len(kept)))
@@ -130,12 +136,12 @@ def _units(first: Sequence, known: Mapping[int, Result], model: Model) -> list[S
     num_samples = (request.best_of or request.n) if request.max_tokens > 0 else request.n
     first.has_siblings = num_samples > 1
     samples = [_another(first, index, known.get(index)) for index in range(num_samples)]
-    if request.cfg_scale != 1 and request.max_tokens > 0:
+    if request.cfg_scale != 1 and first.max_tokens > 0:
         negative = request.negative_prompt or []
         prompt = read_prompt(negative, "negative_prompt", first.id, model)
         for sample in samples:
             partner = _another(first, sample.index, sample.known)
-            partner.role = "negative"
+            partner.role, partner.prompt_logprobs = "negative", None
             _begin_with(partner, prompt)
             sample.companions, sample.num_slots = (partner,), 2
     return samples
@@ -156,9 +162,13 @@ def _begin_with(sequence: Sequence, prompt: Prompt) -> None:
 
 
 def _num_steps(sequence: Sequence) -> int:
-    """Return for how many steps it decodes at most; exactly so many if it is known."""
+    """Return for how many steps it decodes at most; exactly so many if it is known.
+
+    A prompt whose log-probabilities are told is computed even if nothing is generated after it.
+    """
+    request = sequence.request
     if sequence.known is None or sequence.known.slot is None:
-        return sequence.request.max_tokens
+        return max(request.max_tokens, int(request.prompt_logprobs is not None))
     steps = sequence.known.steps
     return cast(int, steps.finished) - cast(int, steps.admitted) + 1
 

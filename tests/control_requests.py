@@ -83,7 +83,13 @@ CONSTRAINTS: st.SearchStrategy[dict[str, Any]] = st.sampled_from(
     ]
 )
 MORE = st.fixed_dictionaries(
-    {}, optional={"logprobs": st.sampled_from([0, 3]), "echo": st.booleans()}
+    {},
+    optional={
+        "logprobs": st.sampled_from([0, 3]),
+        "prompt_logprobs": st.sampled_from([0, 2]),
+        "echo": st.booleans(),
+        "include_stop_str_in_output": st.booleans(),
+    },
 )
 
 PROMPTS = st.sampled_from(["Count the boats", "Count the bo", "", "The fox said:", "é—"])
@@ -104,9 +110,11 @@ def control_fields(draw: st.DrawFn) -> dict[str, Any]:
     elif fields["prompt"] and draw(st.booleans()):
         fields["heal"] = True
         fields.pop("bad_words", None)
+        fields.pop("prompt_logprobs", None)
     fields["max_tokens"] = max(fields["max_tokens"], fields.get("min_tokens", 0))
     if draw(st.booleans()):
         fields["states"] = STATES
+        fields.pop("include_stop_str_in_output", None)
     return fields
 
 

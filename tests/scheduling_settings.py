@@ -24,7 +24,8 @@ def blocks_needed(request: Request, block_size: int) -> int:
     """
 
     def of_row(num_prompt_tokens: int) -> int:
-        num_computed = max(num_prompt_tokens + request.max_tokens - 1, 1)
+        max_tokens = max(request.max_tokens, request.prompt_logprobs is not None)
+        num_computed = max(num_prompt_tokens + max_tokens - 1, 1)
         return -(-num_computed // block_size)
 
     tokenizer = ENGLISH.tokenizer

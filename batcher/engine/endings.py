@@ -9,7 +9,7 @@ from batcher.engine.roster import Roster
 from batcher.errors import Failure
 from batcher.lifecycle import Move, move
 from batcher.models.base import Tokenizer
-from batcher.request import FinishReason, Result
+from batcher.request import FinishReason, Result, TokenLogprob
 from batcher.rows.generated import Generated
 from batcher.rows.runner import ModelRunner
 from batcher.scheduling.scheduler import Scheduler
@@ -61,6 +61,8 @@ class Endings:
         if leader.known is None:
             outputs = runner.stop(leader, num_generated, reason)
             runner.release(leader)
+            if leader.request.max_tokens == 0:  # the step was for its prompt
+                outputs = [_nothing_generated(leader, reason)]
         else:
             outputs = [Generated([], reason)]
             self.num_known -= leader.num_slots
@@ -110,3 +112,9 @@ class Endings:
         self._journal.finished(sequence, step, result.finish_reason, result.stop_reason, num_tokens)
         if sequence.request.session is not None:
             self._ended_turns = [*self._ended_turns, (sequence, result)]
+
+
+def _nothing_generated(sequence: Sequence, reason: FinishReason) -> Generated:
+    """Return the output of a sequence of which only the prompt was to be computed."""
+    logprobs: list[TokenLogprob] | None = None if sequence.request.logprobs is None else []
+    return Generated([], "length" if reason == "stop" else reason, logprobs)

@@ -26,7 +26,7 @@ from batcher.events import (
     RunEvent,
     TokenEvent,
 )
-from batcher.models.base import Model
+from batcher.models.base import Model, can_score
 from batcher.models.callable import ModelNext
 from batcher.models.checked_tokenizer import CheckedTokenizer
 from batcher.models.chat import chat_template_of
@@ -127,6 +127,7 @@ class Engine:
             vocab_size=self._model.vocab_size,
             num_slots=batch_size,
             gives_logits=self._model.gives != "tokens",
+            scores_prompts=can_score(self._model),
             has_eos=self._model.eos_token_id is not None,
             check_constraint=self._runner.decoder.grammars.check,
             encode=tokenizer.encode if isinstance(tokenizer, CheckedTokenizer) else None,

@@ -134,7 +134,7 @@ class Entrance:
             companion.arrived_step = step
             move(companion, Move.ARRIVE)
         known = sequence.known
-        if sequence.request.max_tokens == 0 or (known is not None and known.slot is None):
+        if sequence.max_tokens == 0 or (known is not None and known.slot is None):
             self._endings.end_waiting(sequence, step, "length")
             return
         scheduler = self._scheduler

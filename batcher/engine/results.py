@@ -68,6 +68,7 @@ def _with_more(
         text = _prompt_bytes(sequence, tokenizer) + text
     if failure is not None:
         error = ErrorInfo(failure.code, f"step {result.steps.finished}: {failure.message}")
+    scores = sequence.prompt_logprobs
     return replace(
         result,
         text=text.decode("utf-8", "replace"),
@@ -75,6 +76,7 @@ def _with_more(
         error=error,
         cumulative_logprob=generated.cumulative_logprob,
         logprobs=generated.logprobs,
+        prompt_logprobs=scores.told if scores is not None and scores.is_complete else None,
         score=generated.score,
         segments=None if output.segments is None else [*map(_segment, output.segments)],
         constraint=generated.constraint,

@@ -4,7 +4,7 @@ Arrays are indexed by slot, so nothing has to be gathered or scattered; what sta
 is not in `Batch.slots` is ignored, both ways.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -27,11 +27,13 @@ class Chunk(Struct, frozen=True, gc=False):
 
     start: the position of the first of `token_ids`; 0 when the slot changes hands, unless what is
     before it can be read in pages.
+    is_scored: whether the logits after each of its tokens are wanted, in ModelOutput.chunk_logits.
     """
 
     slot: int
     token_ids: list[int]
     start: int
+    is_scored: bool = False
 
 
 @dataclass(slots=True)
@@ -132,11 +134,15 @@ class ModelOutput:
     computed; the engine ends those, and only those.
     logits: [logit rows, vocab] float32, of Batch.logit_slots in their order; the model may
     overwrite it in its next call.  None if no logits were wanted.
+    chunk_logits: slot -> the logits after each token of its chunk, for chunks that are scored: in
+    pieces [some tokens, vocab] float32, in order, so that they need not all be there at once.  The
+    engine reads them, or does not, before the model's next call.
     """
 
     tokens: IntArray
     failed: Mapping[int, str] = field(default_factory=dict)
     logits: FloatArray | None = None
+    chunk_logits: Mapping[int, Iterable[FloatArray]] = field(default_factory=dict)
 
 
 class Tokenizer(Protocol):
@@ -202,6 +208,14 @@ class Model(Protocol):
         """Forget what `slot` holds, if anything; its sequence has ended, or waits again."""
 
 
+class ScoringModel(Model, Protocol):
+    """A Model that can tell the logits after every token of a prompt, not just after the last."""
+
+    @property
+    def scores_prompts(self) -> bool:
+        """Whether `forward` gives `chunk_logits` of the chunks that are scored."""
+
+
 class PagedModel(Model, Protocol):
     """A Model that can keep its cache in pages, where rows share what they have in common.
 
@@ -224,6 +238,11 @@ class PagedModel(Model, Protocol):
 def can_page(model: Model) -> TypeGuard[PagedModel]:
     """Return whether `model` can keep its cache in pages."""
     return bool(getattr(model, "is_paged", False))
+
+
+def can_score(model: Model) -> TypeGuard[ScoringModel]:
+    """Return whether `model` can tell the logits after every token of a prompt."""
+    return bool(getattr(model, "scores_prompts", False))
 
 
 def bytes_of(token_id: int, token_bytes: Sequence[bytes]) -> bytes:

@@ -1,6 +1,6 @@
 """A Model that somebody else wrote, with its answers looked at before the engine believes them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,6 +19,7 @@ from batcher.models.base import (
     OutputKind,
     Tokenizer,
     can_page,
+    can_score,
 )
 from batcher.models.prefixes import Prefixes
 from batcher.request import MAX_INT
@@ -34,7 +35,7 @@ class CheckedModel:
     def __init__(self, inner: Model) -> None:
         self.inner = inner
         self.gives: OutputKind = attribute_of(inner, "gives", "tokens")
-        self.is_paged = can_page(inner)
+        self.is_paged, self.scores_prompts = can_page(inner), can_score(inner)
         self._has_fork = callable(attribute_of(inner, "fork", None))
         self._prefixes: Prefixes | None = None
         self._forked: set[int] = set()  # slots whose rows `inner` has not been told of
@@ -127,11 +128,13 @@ class CheckedModel:
             token_slots = slots[is_token_slot[slots]]
         if self._prefixes is not None:
             self._hand_over_forks(batch, self._prefixes)
+        chunks = list(batch.chunks)  # as above
         try:
             output = self.inner.forward(batch)
             failed = dict(output.failed)
             answered = np.asarray(output.tokens) if token_slots.size else None
             logits = np.asarray(output.logits) if logit_slots.size else None
+            scores = dict(output.chunk_logits) if any(chunk.is_scored for chunk in chunks) else {}
         except (ModelError, KeyboardInterrupt):
             raise
         except BaseException as error:  # whatever another's code raises is its failure
@@ -141,9 +144,33 @@ class CheckedModel:
         tokens = np.zeros(self._num_slots, np.int64)
         if answered is not None:
             failed = self._take_tokens(answered, token_slots, tokens) | failed
-        return ModelOutput(
-            tokens, failed, None if logits is None else self._logits(logits, logit_slots.size)
-        )
+        checked_scores = {
+            chunk.slot: self._pieces(scores.get(chunk.slot, ()), len(chunk.token_ids))
+            for chunk in chunks
+            if chunk.is_scored
+        }
+        checked = None if logits is None else self._logits(logits, logit_slots.size)
+        return ModelOutput(tokens, failed, checked, checked_scores)
+
+    def _pieces(self, pieces: Iterable[Any], num_tokens: int) -> Iterator[FloatArray]:
+        """Yield the answered logits after each token of a chunk, as the engine takes them.
+
+        Raises:
+            ModelError: they are no such logits, or not one row for each token.
+        """
+        num_left = num_tokens
+        try:
+            for answered in pieces:
+                piece = np.asarray(answered)
+                num_left -= len(piece)
+                yield self._logits(piece, len(piece))
+        except (ModelError, KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # as in forward
+            raise ModelError(f"{self.name} raised {describe(error)}") from error
+        if num_left:
+            found = f"logits of {num_tokens - num_left} tokens"
+            raise ModelError(f"{self.name} returned {found}, not of the {num_tokens} of the chunk")
 
     @contextmanager
     def _failing_as(self, action: str) -> Iterator[None]:

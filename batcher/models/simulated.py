@@ -11,15 +11,15 @@ else; the cache and the vector operations of `SimulatedModel` are tested against
 
 import math
 from collections import Counter
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 from typing import Annotated, Any
 
 import numpy as np
 from msgspec import Meta, Struct, structs
 
-from batcher.models.base import Batch, Chunk, IntArray, ModelOutput, OutputKind
-from batcher.models.simulated_hash import MASK, MULTIPLIER, hash_after
+from batcher.models.base import Batch, Chunk, FloatArray, IntArray, ModelOutput, OutputKind
+from batcher.models.simulated_hash import MASK, MULTIPLIER, hash_after, hashes_after
 from batcher.models.simulated_logits import (
     GRAMMAR_GAP,
     NUM_RANKINGS,
@@ -37,6 +37,7 @@ from batcher.models.word_tokenizer import BEGIN_TOKEN_ID, EOS_TOKEN_ID, WordToke
 _CHOICE_BITS = 10
 _NUM_CHOICES = 2**_CHOICE_BITS
 _HASH_SHIFT = 64 - _CHOICE_BITS
+_PIECE = 1024  # tokens whose logits are there at once
 
 Rate = Annotated[float, Meta(ge=0, le=1)]
 
@@ -89,7 +90,7 @@ class SimulatedSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SimulatedModel:
-    """A PagedModel (see base.py) that needs no weights.
+    """A PagedModel and ScoringModel (see base.py) that needs no weights.
 
     is_attentive: whether, in pages, every token of every row is read again in every step, so that
     nothing a row has can change unnoticed.  Slow; `allocate_pages` looks at it.
@@ -100,6 +101,7 @@ class SimulatedModel:
     gives: OutputKind = "both"
 
     is_paged = True
+    scores_prompts = True
 
     def __init__(
         self, settings: SimulatedSettings | None = None, *, is_attentive: bool = False
@@ -146,11 +148,18 @@ class SimulatedModel:
         tokens, hashes, index = self._tokens, self._hashes, self._index
         if batch.tokens is not tokens:
             tokens[:] = batch.tokens
+        output = self._output
         if self._pages is not None:
-            if not self._pages.load(batch, tokens, hashes):
-                return self._output
-        elif batch.chunks and not self._prefill(batch):
-            return self._output
+            does_yield = self._pages.load(batch, tokens, hashes)
+            if batch.chunks and batch.pages is not None:
+                hash_before = partial(self._pages.hash_before, pages=batch.pages)
+                output = self._score(batch.chunks, hash_before)
+        else:
+            if batch.chunks:
+                output = self._score(batch.chunks, self._hash_before)
+            does_yield = not batch.chunks or self._prefill(batch)
+        if not does_yield:
+            return output
         self.lines.take(tokens, None, self._lines, "clip")
         np.add(hashes, self._tokens_unsigned, hashes)
         np.multiply(hashes, self._multiplier, hashes)
@@ -163,8 +172,8 @@ class SimulatedModel:
         if slots.size:
             parts = self._lines[slots] // _NUM_CHOICES
             logits = self._logit_table.gather(parts, hashes[slots], tokens[slots])
-            return ModelOutput(tokens, logits=logits)
-        return self._output
+            return ModelOutput(tokens, logits=logits, chunk_logits=output.chunk_logits)
+        return output
 
     def fork(self, source: int, target: int) -> None:
         """Let `target` hold what `source` does; in pages, it does already."""
@@ -181,6 +190,27 @@ class SimulatedModel:
     @cached_property
     def _logit_table(self) -> LogitTable:
         return LogitTable(self.choices.reshape(-1, _NUM_CHOICES), self.vocab_size)
+
+    def _score(self, chunks: Sequence[Chunk], hash_before: Callable[[Chunk], int]) -> ModelOutput:
+        """Return the output with what is wanted beside tokens of chunks that are scored."""
+        scored = {
+            chunk.slot: self._logits_after(hash_before(chunk), chunk.token_ids)
+            for chunk in chunks
+            if chunk.is_scored
+        }
+        return ModelOutput(self._tokens, chunk_logits=scored) if scored else self._output
+
+    def _logits_after(self, before: int, token_ids: list[int]) -> Iterator[FloatArray]:
+        """Yield the logits after each of `token_ids`, `before` being the hash before the first."""
+        for start in range(0, len(token_ids), _PIECE):
+            piece = token_ids[start : start + _PIECE]
+            hashes = hashes_after(before, piece)
+            before = int(hashes[-1])
+            lines = self.lines[piece]
+            choices = (hashes >> np.uint64(_HASH_SHIFT)).view(np.int64) + lines
+            logits = np.empty((len(piece), self.vocab_size), np.float32)
+            parts = lines // _NUM_CHOICES
+            yield self._logit_table.gather_into(logits, parts, hashes, self.choices[choices])
 
     def _prefill(self, batch: Batch) -> bool:
         """Take in the chunks of a step; return whether any row yields a token."""

@@ -48,11 +48,16 @@ class LogitTable:
         num_rows = len(tokens)
         if num_rows > len(self._buffer):
             self._buffer = np.empty((num_rows, self._logits.shape[1]), np.float32)
-        logits = self._buffer[:num_rows]
+        return self.gather_into(self._buffer[:num_rows], parts, hashes, tokens)
+
+    def gather_into(
+        self, logits: FloatArray, parts: IntArray, hashes: Bits, tokens: IntArray
+    ) -> FloatArray:
+        """Return `logits` [rows, vocab] with what `gather` would return written into it."""
         shapes = (hashes >> np.uint64(SHAPE_SHIFT)).view(np.int64)
         rankings = shapes // len(SHARPNESSES) % NUM_RANKINGS
         self._logits.take(parts * NUM_RANKINGS + rankings, 0, logits, "clip")
-        logits[np.arange(num_rows), tokens] = TOP_LOGIT
+        logits[np.arange(len(tokens)), tokens] = TOP_LOGIT
         logits *= self._sharpnesses[shapes % len(SHARPNESSES)]
         return logits
 

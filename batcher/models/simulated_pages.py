@@ -75,6 +75,11 @@ class PagedHashes:
         self._read[slot] = self._write[slot] = _SCRATCH
         self._strides[slot] = 0
 
+    def hash_before(self, chunk: Chunk, pages: Pages) -> int:
+        """Return the hash after all tokens before a chunk, which are computed by now."""
+        start = chunk.start
+        return int(self._cells.values[_cell(pages, chunk.slot, start - 1) if start else _BEGIN])
+
     def _load_with_chunks(
         self, batch: Batch, pages: Pages, tokens: IntArray, hashes: Hashes
     ) -> bool:
@@ -118,8 +123,7 @@ class PagedHashes:
         slot, start = chunk.slot, chunk.start
         if chunk.token_ids:
             values = self._cells.values
-            before = int(values[_cell(pages, slot, start - 1) if start else _BEGIN])
-            hashes = hashes_after(before, chunk.token_ids)
+            hashes = hashes_after(self.hash_before(chunk, pages), chunk.token_ids)
             if len(hashes) > _MANY_BLOCKS * pages.block_size:
                 values[_cells_of(pages, slot, start, start + len(hashes))] = hashes
             else:
@@ -176,12 +180,18 @@ class AttentivePages:
         """Let `slot` neither read nor write."""
         self._positions.pop(slot, None)
 
+    def hash_before(self, chunk: Chunk, pages: Pages) -> int:
+        """Do what that of PagedHashes does."""
+        return self._hash_of(chunk.slot, chunk.start, pages)
+
     def _hash_before(self, slot: int, pages: Pages) -> int:
         """Return the hash after all tokens before the one that the row in `slot` computes."""
         position = self._positions[slot]
-        if position < 0:
-            return self._seed_hash
-        cells = _cells_of(pages, slot, 0, position)
+        return self._seed_hash if position < 0 else self._hash_of(slot, position, pages)
+
+    def _hash_of(self, slot: int, num_tokens: int, pages: Pages) -> int:
+        """Return the hash after the first `num_tokens` tokens of the row in `slot`."""
+        cells = _cells_of(pages, slot, 0, num_tokens)
         return hash_after(self._begin_hash, self._cells.values[cells].tolist())
 
 

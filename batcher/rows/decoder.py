@@ -104,7 +104,8 @@ class Decoder:
 
     def _stream_of(self, leader: Sequence) -> RowStream | None:
         """Return what tells of a sample as it comes; of those that compete, nothing can be told."""
-        is_sure = leader.role == "sample" and leader.request.best_of is None
+        request = leader.request
+        is_sure = leader.role == "sample" and request.best_of is None and request.max_tokens > 0
         return RowStream(leader, self._tokenizer) if self._is_streaming and is_sure else None
 
     def close(self, slot: int, num_tokens: int, reason: FinishReason) -> Generated:

@@ -1,11 +1,15 @@
 """The batch and the model: which rows a step computes, with which tokens, and what comes back."""
 
 from collections.abc import Collection
+from dataclasses import replace as dataclass_replace
 from typing import cast
 from weakref import WeakValueDictionary
 
+from msgspec.structs import replace
+
+from batcher.decoding.prompt_logprobs import PromptLogprobs
 from batcher.errors import BatchdecodeError, ModelError
-from batcher.models.base import Batch, Chunk, Model, Pages, can_page
+from batcher.models.base import Batch, Chunk, Model, ModelOutput, Pages, can_page
 from batcher.request import FinishReason
 from batcher.rows.decoder import NOTHING_DECODED, Decoded, Decoder
 from batcher.rows.generated import Generated
@@ -38,6 +42,7 @@ class ModelRunner:
         self._pages: Pages | None = None
         self._suspended: dict[Sequence, SuspendedRows] = {}
         self._lost: set[Sequence] = set()  # of which the model has nothing any more
+        self._scores: dict[int, tuple[PromptLogprobs, int]] = {}  # by slot, of this step's chunks
         holder = getattr(model, "inner", model)  # a check around it is made anew
         previous = _RUNNERS.get(id(holder))
         if previous is not None:
@@ -163,8 +168,31 @@ class ModelRunner:
                     chunk = self._chunk(row, start, num_tokens)
                 else:
                     chunk = Chunk(row.slot, row.known_tokens(0, num_tokens), 0)
+                if row.prompt_logprobs is not None:
+                    chunk = self._scored(chunk, row.prompt_logprobs)
                 take = batch.join if row.is_decoding else batch.add_part
                 take(chunk)
+
+    def _scored(self, chunk: Chunk, scores: PromptLogprobs) -> Chunk:
+        """Return `chunk` as one that is scored, if it tells more of a prompt than is known."""
+        if not scores.wants(chunk.start, chunk.start + len(chunk.token_ids)):
+            return chunk
+        self._scores[chunk.slot] = scores, chunk.start
+        return replace(chunk, is_scored=True)
+
+    def _take_scores(self, output: ModelOutput) -> dict[int, str]:
+        """Take in the logits of scored chunks; return by slot which fail, and why."""
+        failed = {}
+        for slot, (scores, start) in self._scores.items():
+            if slot in output.failed or scores.is_complete:  # by another sample of this step
+                continue
+            try:
+                problem = scores.take(start, output.chunk_logits.get(slot, ()))
+            except ModelError as error:
+                problem = str(error)
+            if problem is not None:
+                failed[slot] = problem
+        return failed
 
     def _hold(self, row: Sequence, *, is_computed: bool) -> None:
         """Let a row yield no token until it joins the batch again."""
@@ -213,6 +241,10 @@ class ModelRunner:
             slots = [*batch.slots.tolist(), *(chunk.slot for chunk in batch.chunks)]
             self._forget_step()
             return decoder.fail(dict.fromkeys(slots, str(error)))
+        if self._scores:
+            failed = self._take_scores(output)
+            if failed:
+                output = dataclass_replace(output, failed={**output.failed, **failed})
         if batch.chunks or self._pages is not None:
             self._forget_step()
         batch.tokens = output.tokens
@@ -229,7 +261,8 @@ class ModelRunner:
             raise BatchdecodeError(ROBBED)
         try:
             with batch.standing_still():
-                failed = dict(self._model.forward(batch).failed)
+                output = self._model.forward(batch)
+                failed = {**output.failed, **self._take_scores(output)}
         except ModelError as error:
             failed = dict.fromkeys((chunk.slot for chunk in batch.chunks), str(error))
         self._forget_step()
@@ -239,6 +272,7 @@ class ModelRunner:
         """Forget what was for one step alone."""
         if self._batch.chunks:
             self._batch.chunks = []
+            self._scores.clear()
         pages = self._pages
         if pages is not None and (pages.moved or pages.copies):
             pages.moved, pages.copies = {}, []

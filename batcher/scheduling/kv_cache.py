@@ -91,7 +91,9 @@ class KVCache:
         Looking does not change what is evicted next.
         """
         found = NO_MATCH
-        if self._has_prefix_cache:
+        if self._has_prefix_cache and sequence.skips_prefix_cache:
+            found = Match([], 0, node=_root(sequence))
+        elif self._has_prefix_cache:
             found = self._match_prefix(sequence)
         sibling = self._siblings.get(sequence.id)
         if sibling is None or sequence.role != "sample":

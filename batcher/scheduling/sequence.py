@@ -21,8 +21,9 @@ class ScheduledSequence(Struct, eq=False, gc=False, kw_only=True):  # it is part
     companions: what is admitted, preempted and ended together with this one: the other beams, or
     the negative prompt.  num_slots: how many slots they all need.  has_siblings: whether there are
     other samples of its request, which start with the same tokens.
-    cache_salt: whose blocks it may share.  ranks: where segments of the prompt end, each with how
-    long its blocks are worth keeping.
+    cache_salt: whose blocks it may share.  skips_prefix_cache: it starts from no blocks but those
+    of other samples of its request.  ranks: where segments of the prompt end, each with how long
+    its blocks are worth keeping.
 
     num_tokens: of those it starts with and those it has generated, when it began to compute them.
     num_computed: how many of them are.  Once it decodes, `offset` counts for both: the position of
@@ -44,6 +45,7 @@ class ScheduledSequence(Struct, eq=False, gc=False, kw_only=True):  # it is part
     priority: int = 0
     deadline: float | None = None
     cache_salt: str | None = None
+    skips_prefix_cache: bool = False
     ranks: tuple[tuple[int, int], ...] = ()
     role: Role = "sample"
     companions: "tuple[ScheduledSequence, ...]" = ()

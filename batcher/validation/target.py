@@ -43,7 +43,8 @@ class Target(Struct, frozen=True):
 
     vocab_size: one more than the largest token id the model knows, None if it takes any.
     num_slots: of the batch, None if that is not known.
-    gives_logits: whether the model does; has_eos: whether it has an end-of-sequence token.
+    gives_logits: whether the model does; scores_prompts: those after every token of a prompt, too.
+    has_eos: whether the model has an end-of-sequence token.
     check_constraint: compiles a constraint, given the field and its value; raises GrammarError if
     that is wrong, and another BatchdecodeError where nothing can be compiled.  None if constraints
     are not to be compiled.
@@ -52,6 +53,7 @@ class Target(Struct, frozen=True):
     vocab_size: int | None = None
     num_slots: int | None = None
     gives_logits: bool = True
+    scores_prompts: bool = True
     has_eos: bool = True
     check_constraint: Callable[[ConstraintField, object], None] | None = None
     chat_template: Callable[[list[dict[str, str]]], Any] | None = None
@@ -95,6 +97,13 @@ def find_unserved(request: Request, target: Target) -> Iterator[FieldProblem]:
         for name in logit_fields_of(request):
             message = f"`{name}` needs a model that gives logits; this one gives only tokens"
             yield FieldProblem("unsupported-model", (name,), message)
+    if request.prompt_logprobs is not None and not target.scores_prompts:
+        message = (
+            "`prompt_logprobs` needs a model that gives the logits after every token of a prompt; "
+            "this one gives only those after the last"
+        )
+        hint = "leave it out, and in rows of completions `echo` or `logprobs`"
+        yield FieldProblem("unsupported-model", ("prompt_logprobs",), message, hint)
     needed = num_slots_needed(request)
     if target.num_slots is not None and needed > target.num_slots:
         name = "num_beams" if request.num_beams > 1 else "cfg_scale"

@@ -153,7 +153,9 @@ def can_be_replayed(request: Request) -> bool:
     """Return whether the schedule of `request` follows from its results, one by one.
 
     Where tokens are forced, several may come in one step, and of best_of and beams some rows have
-    no result.
+    no result.  Of those that only have their prompt computed, a slot is held for no token.
     """
     is_forced = request.heal or bool(constraint_fields_of(request))
+    is_scored_alone = request.max_tokens == 0 and request.prompt_logprobs is not None
+    is_forced |= is_scored_alone
     return request.best_of is None and request.num_beams == 1 and not is_forced

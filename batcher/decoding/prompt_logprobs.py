@@ -1,0 +1,60 @@
+"""The log-probabilities of a prompt's tokens, taken in as parts of the prompt are computed.
+
+Rule: each token is taken in once, in order; what is computed again is passed over.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from batcher.decoding.sampling.logprobs import log_softmax, token_logprob
+from batcher.models.base import FloatArray
+from batcher.request import PromptLogprob
+
+
+class PromptLogprobs:
+    """What one request is told of its prompt, whichever of its samples computes that.
+
+    told: of the tokens so far, the first of which nothing goes before.
+    """
+
+    __slots__ = ("_num_top", "_tokens", "told")
+
+    def __init__(self, tokens: Sequence[int], num_top: int) -> None:
+        self._tokens, self._num_top = tokens, num_top
+        self.told = [PromptLogprob(int(tokens[0]), None, [])] if len(tokens) else []
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all tokens of the prompt are told."""
+        return len(self.told) == len(self._tokens)
+
+    def wants(self, start: int, stop: int) -> bool:
+        """Return whether the logits after the tokens start..stop tell of one that is not told."""
+        return not self.is_complete and start < len(self.told) <= stop
+
+    def take(self, start: int, pieces: Iterable[FloatArray]) -> str | None:
+        """Take in the logits after the tokens from `start` on; return why that fails, if it does.
+
+        pieces: each [tokens, vocab]; only as many as are needed are asked for.
+        """
+        position = start  # of the token after which the next row of logits stands
+        for piece in pieces:
+            end = min(position + len(piece), len(self._tokens) - 1)
+            for place in range(max(position, len(self.told) - 1), end):
+                logits = piece[place - position : place - position + 1]
+                if not np.isfinite(logits.max()):
+                    return f"no usable logits after token {place} of the prompt"
+                self._tell(logits)
+            position += len(piece)
+            if self.is_complete:
+                break
+        return None
+
+    def _tell(self, logits: FloatArray) -> None:
+        """Take in the next token, by the logits [1, vocab] where it stands."""
+        [logprobs] = log_softmax(logits)
+        token_ids = np.arange(len(logprobs))
+        token = int(self._tokens[len(self.told)])
+        found = token_logprob(logprobs, token_ids, token, self._num_top)
+        self.told.append(PromptLogprob(token, found.logprob, found.top))
