@@ -312,7 +312,8 @@ def likeliest_first(result: Result) -> tuple[bool, float, int]:
 def can_be_a_turn(request: Request) -> bool:
     """Return whether a request may be part of a session, and be decoded alone by its tokens."""
     has_one_output = request.n == request.num_beams == 1 and request.best_of is None
-    return has_one_output and request.cfg_scale == 1 and not (request.heal or request.echo)
+    has_own_prompt = request.heal or request.echo or request.prompt_logprobs is not None
+    return has_one_output and request.cfg_scale == 1 and not has_own_prompt
 
 
 def tokens_of(request: Request) -> list[int]:
