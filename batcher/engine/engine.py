@@ -28,8 +28,8 @@ from batcher.events import (
 )
 from batcher.models.base import Model, can_score
 from batcher.models.callable import ModelNext
-from batcher.models.checked_tokenizer import CheckedTokenizer
 from batcher.models.chat import chat_template_of
+from batcher.models.checked_tokenizer import CheckedTokenizer
 from batcher.models.llm import LLM
 from batcher.models.loading import as_model
 from batcher.request import FinishReason, Request, Result

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from batcher.attributes import attribute_of
 from batcher.models.base import Model
 
 ChatTemplate = Callable[[list[dict[str, str]]], Any]
@@ -18,7 +19,7 @@ def chat_template_of(model: Model) -> ChatTemplate | None:
     returns token ids (perhaps as `input_ids` of a mapping) or text.
     """
     for holder in (getattr(model, "inner", model), model.tokenizer):
-        template = getattr(holder, "apply_chat_template", None)
+        template = attribute_of(holder, "apply_chat_template", None)
         if callable(template):
             return partial(template, tokenize=True, add_generation_prompt=True)
     return None

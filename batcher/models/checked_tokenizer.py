@@ -5,7 +5,7 @@ from itertools import islice
 from threading import Lock
 from typing import Any
 
-from batcher.attributes import has_attribute
+from batcher.attributes import attribute_of, has_attribute
 from batcher.errors import BatchdecodeError, EncodingError, describe
 from batcher.models.answers import shown
 from batcher.models.base import Tokenizer
@@ -20,7 +20,7 @@ class CheckedTokenizer:
     """Passes texts on to `inner`, one at a time, whoever asks from whichever thread.
 
     A text is mostly encoded twice, to check a request and then to begin it, so the last one is
-    remembered until it is asked for again.
+    remembered until it is asked for again.  Chats are left to `inner`, if it has a template.
 
     Raises:
         BatchdecodeError: its `token_bytes` are no list of bytes, or it lacks a method.
@@ -30,6 +30,7 @@ class CheckedTokenizer:
         if not (has_attribute(inner, "encode") and has_attribute(inner, "token_bytes")):
             raise BatchdecodeError("the tokenizer lacks encode or token_bytes")
         self.token_bytes = _read_table(inner.token_bytes)
+        self.apply_chat_template = attribute_of(inner, "apply_chat_template", None)
         self._inner, self._lock = inner, Lock()
         self._largest = MAX_INT if vocab_size is None else vocab_size - 1
         self._last: tuple[str, list[int]] | None = None
