@@ -1,12 +1,13 @@
 """A grid of deployments, each simulated, with the knees among them."""
 
 from collections.abc import Callable, Iterable, Sequence
+from math import inf
 
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.whatif.deployments import AXES, Deployment, Value
-from batcher.whatif.knee import knees_of
+from batcher.whatif.knee import Size, knees_of
 from batcher.whatif.measuring import Outcome, Question, measure, problem_of
 from batcher.whatif.workers import Workers
 
@@ -63,13 +64,12 @@ def compare(
             outcomes[places[task]] = outcome
             parts.pop(task, None)
             on_done(len(outcomes) + sum(parts.values()))
-    knees = knees_of(
-        [
-            (deployment, None if place not in outcomes else _served(outcomes[place]))
-            for place, deployment in enumerate(grid)
-        ],
-        growth,
-    )
+    arriving = _arriving(question)
+    sizes = [
+        None if place not in outcomes else _size(deployment, outcomes[place], arriving, growth)
+        for place, deployment in enumerate(grid)
+    ]
+    knees = knees_of(list(zip(grid, sizes, strict=True)), growth)
     return [
         Cell(
             deployment=deployment,
@@ -92,6 +92,29 @@ def varied(deployments: Iterable[Deployment]) -> list[str]:
     return [name for name in AXES if any(each[name] != values[0][name] for each in values)]
 
 
-def _served(outcome: Outcome) -> float:
-    """Return what is to grow with the batch: good requests, or without an SLO tokens, a second."""
-    return outcome.tokens_per_s if outcome.goodput is None else outcome.goodput.per_second
+def _size(deployment: Deployment, outcome: Outcome, arriving: float, growth: float) -> Size:
+    """Return what the knee is looked for by; `arriving`: what could be served at most."""
+    served = outcome.tokens_per_s if outcome.goodput is None else outcome.goodput.per_second
+    ttft = outcome.latencies.ttft
+    has_no_wait = outcome.binding.constraint == "arrivals"
+    return Size(
+        batch=deployment.batch,
+        served=served,
+        ttft=None if ttft is None else ttft.p99,
+        is_fed=has_no_wait or served * (1 + growth) >= arriving,
+    )
+
+
+def _arriving(question: Question) -> float:
+    """Return what an engine that takes no time would serve: requests, or tokens, a second.
+
+    With an SLO it is the requests, else their output tokens; what comes at once has no rate.
+    """
+    jobs = question.workload.jobs
+    arrivals = [job.arrival_time for job in jobs]
+    span = max(arrivals, default=0.0) - min(arrivals, default=0.0)
+    if not span:
+        return inf
+    if question.slo is not None:
+        return len(jobs) / span
+    return sum(job.num_output_tokens for job in jobs) / span

@@ -23,13 +23,13 @@ def rows_of(*arguments):
 
 
 def test_a_row_for_each_cell_with_what_varies_what_binds_and_the_knee():
-    done = batchdecode("compare", CHAT, *PROFILE, "--batch", "4,8,16,32", "--policy", "fcfs,sjf")
+    done = batchdecode("compare", CHAT, *PROFILE, "--batch", "4,8,16,32,64", "--policy", "fcfs,sjf")
     lines = done.stdout.decode().splitlines()
     assert lines[1].split()[:3] == ["policy", "batch", "tokens/s"]
     settings = [line.split()[:2] for line in lines[2:]]
-    assert settings == [[p, n] for p in ("fcfs", "sjf") for n in ("4", "8", "16", "32")]
+    assert settings == [[p, n] for p in ("fcfs", "sjf") for n in ("4", "8", "16", "32", "64")]
     assert "slots 90%" in lines[2]
-    assert [line.endswith("knee") for line in lines[2:6]] == [False, False, True, False]
+    assert [line.endswith("knee") for line in lines[2:7]] == [False, False, False, True, False]
     assert done.stderr == (
         "KV is unlimited; the GPU of rtx4090_llama3.1-8b has room for 41,408 tokens: "
         "--kv-blocks 2588\n"

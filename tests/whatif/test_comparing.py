@@ -89,6 +89,23 @@ def test_the_knee_is_that_of_goodput_if_there_is_an_slo():
     assert knee(parse_slo("ttft=1")) == [8]
 
 
+def test_the_knee_is_none_whose_requests_wait_longer_because_arrivals_bind():
+    # every 20 s four of 10 s each: two slots serve them all, but two of them wait for 10 s
+    bursts = [(20 * burst, 1, 10) for burst in range(10) for _ in range(4)]
+    cells = compare(question_of(*bursts), grid(batch="1,2,4,8"), growth=0.1)
+    waits = [cell.outcome.latencies.ttft.p99 for cell in cells]
+    served = [cell.outcome.tokens_per_s for cell in cells]
+    assert served[3] == served[2] < 1.1 * served[1], "what arrives is served in any case"
+    assert waits[1] > 10 * waits[2] == 10 * waits[3]
+    assert [cell.deployment.batch for cell in cells if cell.is_knee] == [4]
+
+
+def test_the_knee_of_what_all_comes_at_once_is_that_of_throughput():
+    # with more slots requests wait less, but that is no news: nobody is still to come
+    cells = compare(question_of(*[(0, 1, 10)] * 40), grid(batch="8,20,21"), growth=2.0)
+    assert [cell.deployment.batch for cell in cells if cell.is_knee] == [8]
+
+
 def test_what_can_never_run_has_failed_and_is_not_good():
     outcome = outcome_of(
         (0, 40, 1), (0, 4, 1), batch=2, kv_blocks=4, block_size=4, slo=parse_slo("ttft=5")
