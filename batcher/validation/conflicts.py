@@ -1,6 +1,11 @@
-"""Fields that are right by themselves and contradict each other."""
+"""Fields that are right by themselves and contradict each other.
+
+Rule: what a field asks for is done or refused, never dropped; the tables say which pairs do not go
+together, and docs/requests-and-results.md shows them.
+"""
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -8,10 +13,8 @@ from batcher.errors import FieldProblem
 from batcher.request import Request
 from batcher.validation.states import find_doubled_markers, find_unreachable
 from batcher.validation.stops import check_total_length
-from batcher.validation.target import constraint_fields_of
+from batcher.validation.target import CONSTRAINT_FIELDS, LOGIT_FIELDS
 from batcher.validation.values import DEFAULTS
-
-ALL_TOKENS = (0, -1)  # values of top_k that cut nothing
 
 
 class Conflict(Struct, frozen=True):
@@ -21,81 +24,117 @@ class Conflict(Struct, frozen=True):
     other: str | None = None
 
 
+class Exclusion(NamedTuple):
+    """A field that cannot go with another one, and why; the first is the one to leave out."""
+
+    name: str
+    other: str
+    why: str
+
+
+class Need(NamedTuple):
+    """A field that has no effect without another one, and how to give that."""
+
+    name: str
+    other: str
+    remedy: str
+
+
 Conflicts = Iterator[Conflict]
+
+_CUTS = ("top_k", "top_p", "min_p", "typical_p")
+EXCLUSIONS = (
+    *(
+        Exclusion(name, "num_beams", "beams are not sampled")
+        for name in ("temperature", *_CUTS, "mirostat", "best_of")
+    ),
+    Exclusion("cfg_scale", "num_beams", "a beam has no negative prompt beside it"),
+    Exclusion("logprobs", "num_beams", "beams are told by the `score` of the whole"),
+    *(Exclusion(name, "mirostat", "it decides itself what to cut off") for name in _CUTS),
+    *(
+        Exclusion(name, other, "an output keeps one constraint")
+        for place, name in enumerate(CONSTRAINT_FIELDS)
+        for other in CONSTRAINT_FIELDS[:place]
+    ),
+    *(
+        Exclusion("ignore_eos", name, "EOS ends an output that is whole")
+        for name in CONSTRAINT_FIELDS
+    ),
+    *(Exclusion("heal", name, "it says how the output begins") for name in CONSTRAINT_FIELDS),
+    *(
+        Exclusion(name, "heal", "it writes the end of the prompt anew")
+        for name in ("bad_words", "prompt_logprobs")
+    ),
+    Exclusion("include_stop_str_in_output", "states", "a marker belongs to none of them"),
+    *(
+        Exclusion(name, "session", "it goes on from one output")
+        for name in ("n", "best_of", "num_beams", "cfg_scale")
+    ),
+    *(
+        Exclusion(name, "session", "what goes before the prompt is generated already")
+        for name in ("heal", "prompt_logprobs")
+    ),
+)
+NEEDS = (
+    *(
+        Need(name, "num_beams", "give 2 beams or more")
+        for name in ("length_penalty", "early_stopping")
+    ),
+    *(Need(name, "mirostat", "give version 1 or 2") for name in ("mirostat_tau", "mirostat_eta")),
+    Need("mirostat", "temperature", "give one above 0"),
+    Need("negative_prompt", "cfg_scale", "give one other than 1"),
+    Need("logprobs_mode", "logprobs", "give 0 or more"),
+    Need("initial_state", "states", "declare some"),
+    Need("think_time", "session", "name one"),
+)
+
+# The values by which a field asks for nothing, where its default is not the only one.
+_IDLE: dict[str, tuple[object, ...]] = {**LOGIT_FIELDS, "top_k": (0, -1)}
 
 
 def find_conflicts(request: Request) -> Conflicts:
     """Yield the contradictions in `request`, each field of which is valid by itself."""
+    blamed: set[str] = set()
+    for conflict in _find_in_tables(request):
+        name = str(conflict.problem.path[0])
+        if name not in blamed:
+            yield conflict
+        blamed.add(name)
     for rule in _RULES:
         yield from rule(request)
+
+
+def asks_for(request: Request, name: str) -> bool:
+    """Return whether the field of this name has a value that asks for something."""
+    return getattr(request, name) not in _IDLE.get(name, (DEFAULTS[name],))
+
+
+def _find_in_tables(request: Request) -> Conflicts:
+    for name, other, why in EXCLUSIONS:
+        if asks_for(request, name) and asks_for(request, other):
+            yield _make(name, other, f"`{name}` cannot go with `{other}`: {why}")
+    for name, other, remedy in NEEDS:
+        if asks_for(request, name) and not asks_for(request, other):
+            yield _make(name, other, f"`{name}` has no effect without `{other}`; {remedy}")
 
 
 def _make(name: str, other: str, message: str) -> Conflict:
     return Conflict(FieldProblem("conflicting-fields", (name,), message), other)
 
 
-def _useless(name: str, other: str, remedy: str) -> Conflict:
-    return _make(name, other, f"`{name}` has no effect without `{other}`; {remedy}")
-
-
-def _check_beams(request: Request) -> Conflicts:
-    if request.num_beams == 1:
-        if request.length_penalty != 1:
-            yield _useless("length_penalty", "num_beams", "give 2 beams or more")
-        if request.early_stopping is not False:
-            yield _useless("early_stopping", "num_beams", "give 2 beams or more")
-        return
-    given = {
-        "temperature": request.temperature != 0,
-        "mirostat": request.mirostat != 0,
-        "best_of": request.best_of is not None,
-    }
-    for name in (name for name, is_given in given.items() if is_given):
-        message = f"`{name}` cannot go with `num_beams` {request.num_beams}: beams are not sampled"
-        yield _make(name, "num_beams", message)
-    if request.cfg_scale != 1:
-        message = "`cfg_scale` cannot go with beams: a beam has no negative prompt beside it"
-        yield _make("cfg_scale", "num_beams", message)
-    if request.logprobs is not None:
-        message = "`logprobs` cannot go with beams, which are told by the `score` of the whole"
-        yield _make("logprobs", "num_beams", message)
-    if request.n > request.num_beams:
-        message = f"`n` is {request.n}, but {request.num_beams} beams give no more outputs"
-        yield _make("n", "num_beams", message)
-
-
-def _check_greedy(request: Request) -> Conflicts:
-    if request.temperature != 0 or request.num_beams > 1:
-        return
-    for name, count in (("n", request.n), ("best_of", request.best_of)):
-        if count is not None and count > 1:
-            message = f"`{name}` is {count}, but with `temperature` 0 all outputs are the same"
-            yield _make(name, "temperature", message)
-    if request.mirostat:
-        yield _make("mirostat", "temperature", "`mirostat` needs a `temperature` above 0")
-
-
-def _check_best_of(request: Request) -> Conflicts:
+def _check_samples(request: Request) -> Conflicts:
     if request.best_of is not None and request.best_of < request.n:
         message = f"`best_of` is {request.best_of}, less than the {request.n} outputs of `n`"
         yield _make("best_of", "n", message)
-
-
-def _check_mirostat(request: Request) -> Conflicts:
-    if not request.mirostat:
-        for name in ("mirostat_tau", "mirostat_eta"):
-            if getattr(request, name) != DEFAULTS[name]:
-                yield _useless(name, "mirostat", "give version 1 or 2")
-        return
-    cuts = {
-        "top_k": request.top_k not in ALL_TOKENS,
-        "top_p": request.top_p != 1,
-        "min_p": request.min_p != 0,
-        "typical_p": request.typical_p != 1,
-    }
-    for name in (name for name, is_given in cuts.items() if is_given):
-        message = f"`{name}` cannot go with `mirostat`, which decides itself what to cut off"
-        yield _make(name, "mirostat", message)
+    if request.num_beams > 1:
+        if request.n > request.num_beams:
+            message = f"`n` is {request.n}, but {request.num_beams} beams give no more outputs"
+            yield _make("n", "num_beams", message)
+    elif request.temperature == 0:
+        for name, count in (("n", request.n), ("best_of", request.best_of)):
+            if count is not None and count > 1:
+                message = f"`{name}` is {count}, but with `temperature` 0 all outputs are the same"
+                yield _make(name, "temperature", message)
 
 
 def _check_lengths(request: Request) -> Conflicts:
@@ -106,90 +145,18 @@ def _check_lengths(request: Request) -> Conflicts:
         yield _make("min_tokens", "max_tokens", message)
 
 
-def _check_negative_prompt(request: Request) -> Conflicts:
-    if request.negative_prompt is not None and request.cfg_scale == 1:
-        yield _useless("negative_prompt", "cfg_scale", "give one other than 1")
-
-
-def _check_logprobs_mode(request: Request) -> Conflicts:
-    if request.logprobs_mode != "raw" and request.logprobs is None:
-        yield _useless("logprobs_mode", "logprobs", "give 0 or more")
-
-
-def _check_constraints(request: Request) -> Conflicts:
-    given = constraint_fields_of(request)
-    if not given:
-        return
-    first, *others = given
-    for name in others:
-        yield _make(name, first, f"`{name}` and `{first}` are two constraints; give one of them")
-    if request.ignore_eos:
-        message = f"`ignore_eos` cannot go with `{first}`: EOS ends an output that is whole"
-        yield _make("ignore_eos", first, message)
-    if request.heal:
-        message = f"`heal` cannot go with `{first}`, which says how the output begins"
-        yield _make("heal", first, message)
-
-
 def _check_heal(request: Request) -> Conflicts:
     if request.heal and not request.prompt:
         yield _make("heal", "prompt", "`heal` needs a prompt with at least one token")
-    if request.heal and request.bad_words:
-        message = "`bad_words` cannot go with `heal`, which writes the end of the prompt anew"
-        yield _make("bad_words", "heal", message)
 
 
 def _check_states(request: Request) -> Conflicts:
     states = request.states
     if states is None:
-        if request.initial_state is not None:
-            yield _useless("initial_state", "states", "declare some")
         return
     found = [*find_doubled_markers(states), *find_unreachable(request, states)]
     for problem in found:
         yield Conflict(problem, "initial_state" if problem.path[0] == "states" else "states")
-
-
-def _check_stop_in_output(request: Request) -> Conflicts:
-    if request.include_stop_str_in_output and request.states is not None:
-        message = (
-            "`include_stop_str_in_output` cannot go with `states`, whose markers belong to none"
-        )
-        yield _make("include_stop_str_in_output", "states", message)
-
-
-def _check_prompt_logprobs(request: Request) -> Conflicts:
-    if request.prompt_logprobs is None:
-        return
-    if request.heal:
-        message = "`prompt_logprobs` cannot go with `heal`, which writes the end of the prompt anew"
-        yield _make("prompt_logprobs", "heal", message)
-    if request.session is not None:
-        message = (
-            "`prompt_logprobs` cannot go with `session`: what goes before its prompt was generated"
-        )
-        yield _make("prompt_logprobs", "session", message)
-
-
-def _check_sessions(request: Request) -> Conflicts:
-    if request.session is None:
-        if request.think_time != 0:
-            yield _useless("think_time", "session", "name one")
-        return
-    given = {
-        "n": request.n > 1,
-        "best_of": request.best_of is not None,
-        "num_beams": request.num_beams > 1,
-        "cfg_scale": request.cfg_scale != 1,
-    }
-    for name in (name for name, is_given in given.items() if is_given):
-        message = f"`{name}` cannot go with `session`, which goes on from one output"
-        yield _make(name, "session", message)
-    if request.heal:
-        message = (
-            "`heal` cannot go with `session`: what goes before its prompt is generated already"
-        )
-        yield _make("heal", "session", message)
 
 
 def _check_deadline(request: Request) -> Conflicts:
@@ -206,19 +173,10 @@ def _check_stop_lengths(request: Request) -> Conflicts:
 
 
 _RULES: tuple[Callable[[Request], Conflicts], ...] = (
-    _check_beams,
-    _check_greedy,
-    _check_best_of,
-    _check_mirostat,
+    _check_samples,
     _check_lengths,
-    _check_negative_prompt,
-    _check_logprobs_mode,
-    _check_constraints,
     _check_heal,
     _check_states,
-    _check_stop_in_output,
-    _check_prompt_logprobs,
-    _check_sessions,
     _check_deadline,
     _check_stop_lengths,
 )

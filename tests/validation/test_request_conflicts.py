@@ -1,11 +1,15 @@
 """Fields that contradict each other, although each is right by itself."""
 
+import itertools
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.request import Request
+from batcher.request import Request, Transition
 from batcher.validation import CONSTRAINT_FIELDS, Target, find_problems, plain_copy
+from batcher.validation.conflicts import EXCLUSIONS, NEEDS
 from batcher.validation.problems import look_closely
 
 SAMPLED = {"temperature": 1.0}
@@ -22,6 +26,8 @@ CONSTRAINTS = {
 CONFLICTS = [
     (BEAMS | {"temperature": 1}, ["temperature"]),
     (BEAMS | {"mirostat": 1}, ["mirostat"]),
+    (BEAMS | {"top_k": 5, "top_p": 0.9}, ["top_k", "top_p"]),
+    (BEAMS | {"min_p": 0.1, "typical_p": 0.9}, ["min_p", "typical_p"]),
     (BEAMS | {"temperature": 1, "mirostat": 1}, ["temperature", "mirostat"]),
     (BEAMS | {"best_of": 4}, ["best_of"]),
     (BEAMS | {"cfg_scale": 2}, ["cfg_scale"]),
@@ -63,7 +69,7 @@ CONFLICTS = [
 ]
 
 HARMONIES = [
-    BEAMS | {"n": 4, "top_k": 5, "early_stopping": True, "length_penalty": 0},
+    BEAMS | {"n": 4, "top_k": -1, "early_stopping": True, "length_penalty": 0},
     SAMPLED | {"n": 3, "best_of": 3},
     {"n": 1, "best_of": 1},
     SAMPLED | {"mirostat": 1, "top_k": -1},
@@ -75,6 +81,87 @@ HARMONIES = [
     {"session": "s", "max_tokens": 0, "logprobs": 2, "regex": "a"},
     {"session": "s", "arrival_time": 5, "deadline": 5, "think_time": 9, "cache_salt": "x"},
 ]
+
+
+# A value of each field that asks for something, and what it needs beside it to be of effect.
+ASKING = {
+    "max_tokens": {"max_tokens": 3},
+    "stop_token": {"stop_token": 5},
+    "stop_sequence": {"stop_sequence": [5, 6]},
+    "stop": {"stop": "x"},
+    "ignore_eos": {"ignore_eos": True},
+    "arrival_time": {"arrival_time": 1.0},
+    "priority": {"priority": 1},
+    "deadline": {"deadline": 9.0},
+    "session": {"session": "s"},
+    "think_time": {"think_time": 1.0, "session": "s"},
+    "cache_salt": {"cache_salt": "x"},
+    "temperature": SAMPLED,
+    "top_k": {"top_k": 5},
+    "top_p": {"top_p": 0.5},
+    "min_p": {"min_p": 0.1},
+    "typical_p": {"typical_p": 0.5},
+    "mirostat": {"mirostat": 1} | SAMPLED,
+    "mirostat_tau": {"mirostat_tau": 3.0, "mirostat": 1} | SAMPLED,
+    "mirostat_eta": {"mirostat_eta": 0.5, "mirostat": 1} | SAMPLED,
+    "repetition_penalty": {"repetition_penalty": 1.5},
+    "frequency_penalty": {"frequency_penalty": 1.0},
+    "presence_penalty": {"presence_penalty": 1.0},
+    "logit_bias": {"logit_bias": {"5": 1.0}},
+    "allowed_token_ids": {"allowed_token_ids": [5]},
+    "bad_words": {"bad_words": ["x"]},
+    "min_tokens": {"min_tokens": 2},
+    "cfg_scale": {"cfg_scale": 2.0},
+    "negative_prompt": {"negative_prompt": "x", "cfg_scale": 2.0},
+    "seed": {"seed": 3},
+    "n": {"n": 2} | SAMPLED,
+    "best_of": {"best_of": 2} | SAMPLED,
+    "logprobs": {"logprobs": 1},
+    "logprobs_mode": {"logprobs_mode": "processed", "logprobs": 1},
+    "echo": {"echo": True},
+    "prompt_logprobs": {"prompt_logprobs": 1},
+    "include_stop_str_in_output": {"include_stop_str_in_output": True},
+    "num_beams": BEAMS,
+    "length_penalty": {"length_penalty": 2.0} | BEAMS,
+    "early_stopping": {"early_stopping": True} | BEAMS,
+    "heal": {"heal": True},
+    "states": {"states": {"a": [Transition("x", None)]}},
+    "initial_state": {"states": {"a": [Transition("x", None)]}, "initial_state": "a"},
+    **{name: {name: value} for name, value in CONSTRAINTS.items()},
+}
+
+
+def test_every_field_is_among_those_that_ask():
+    assert {"id", "prompt"} | ASKING.keys() == set(Request.__struct_fields__)
+
+
+def test_of_every_pair_of_fields_those_in_the_table_are_refused_and_no_others():
+    excluded = {frozenset((name, other)): name for name, other, _ in EXCLUSIONS}
+    for one, other in itertools.combinations(ASKING, 2):
+        fields = ASKING[one] | ASKING[other]
+        pairs = map(frozenset, itertools.combinations(fields, 2))
+        assert set(blamed(fields)) == {excluded[pair] for pair in pairs if pair in excluded}, fields
+
+
+@pytest.mark.parametrize("need", NEEDS, ids=lambda need: need.name)
+def test_a_field_needs_those_without_which_it_has_no_effect(need):
+    fields = {name: value for name, value in ASKING[need.name].items() if name != need.other}
+    assert need.name in blamed(fields)
+
+
+def rows_of(heading):
+    """The rows of a table in the docs, one for each pair of fields."""
+    page = (Path(__file__).parents[2] / "docs" / "requests-and-results.md").read_text()
+    table = page.split(f"| {heading} |\n", 1)[1].split("\n\n", 1)[0]
+    for line in table.splitlines()[1:]:
+        names, others, text = line.strip("| ").split(" | ")
+        for name, other in itertools.product(names.split(", "), others.split(", ")):
+            yield name.strip("`"), other.strip("`"), text
+
+
+def test_the_docs_have_every_pair():
+    assert sorted(rows_of("field | with | since")) == sorted(EXCLUSIONS)
+    assert sorted(rows_of("field | without | remedy")) == sorted(NEEDS)
 
 
 def blamed(fields):
