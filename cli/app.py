@@ -23,7 +23,7 @@ from cli.commands.plan import plan
 from cli.commands.profiles import profiles
 from cli.commands.replay import EXAMPLES as REPLAY_EXAMPLES
 from cli.commands.replay import OWN_OPTIONS, replay
-from cli.commands.run import EXAMPLES, run
+from cli.commands.run import EXAMPLES, RunCommand, run
 from cli.commands.schema import schema
 from cli.commands.trace import TraceCommand, trace
 from cli.commands.trace_arguments import REQUESTS
@@ -45,9 +45,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(cls=GroupedCommand, context_settings=ENVIRONMENT, epilog=EXAMPLES)(
-    takes_scheduling(run)
-)
+app.command(cls=RunCommand, context_settings=ENVIRONMENT, epilog=EXAMPLES)(takes_scheduling(run))
 app.command(cls=GroupedCommand, context_settings=ENVIRONMENT)(check)
 app.command(cls=TraceCommand)(takes_scheduling(trace, REQUESTS))
 app.command(cls=GroupedCommand)(verify)

@@ -30,6 +30,9 @@ class RunOptions:
     keep_going: bool = False
     max_errors: int | None = None
     resume: bool = False
+    repair: bool = False
+    retry_failed: bool = False
+    force: bool = False
     stream: bool = False
     follow: bool = False
     live: LiveChoice = "auto"

@@ -43,6 +43,8 @@ def test_every_command_and_option_is_documented() -> None:
     for name, command in commands.items():
         assert f"batchdecode {name}" in " ".join(documented), name
         for parameter in command.params:
+            if getattr(parameter, "hidden", False):
+                continue
             for option in parameter.opts:
                 if option.startswith("-"):
                     assert any(option in span.replace(",", " ").split() for span in documented), (

@@ -57,6 +57,11 @@ def is_trace(first_line: bytes) -> bool:
         return False
 
 
+def is_trace_start(start: bytes) -> bool:
+    """Return whether a file that begins with `start`, a line or more of it, is a trace."""
+    return is_trace(start.partition(b"\n")[0])
+
+
 def read_trace(lines: Iterable[bytes], name: str = "trace") -> Iterator[Event]:
     """Yield the events of a trace, its run event first; `name` is the file's, for messages.
 

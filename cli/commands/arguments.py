@@ -86,6 +86,14 @@ SeedOption = Annotated[
         metavar="N", help="Seed of the simulated model.  [default: 0]", rich_help_panel=DECODING
     ),
 ]
+ForceOption = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="Overwrite a file that holds something.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 ColorOption = Annotated[
     Literal["auto", "always", "never"],
     typer.Option(

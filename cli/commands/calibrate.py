@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.commands.arguments import OUTPUT, none_for_stdout
+from cli.commands.arguments import OUTPUT, ForceOption, none_for_stdout
 from cli.scheduling_options import SchedulingOptions
 
 PROFILE, REQUESTS = "Profile", "For a log of requests"
@@ -86,6 +86,7 @@ def calibrate(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
+    force: ForceOption = False,
 ) -> None:
     """Fit a profile to a log of real times, of steps or of requests, and state its error."""
     if log is None and os.isatty(0):
@@ -105,6 +106,7 @@ def calibrate(
             model=model,
             tensor_parallel=tensor_parallel,
             output=output,
+            force=force,
             run=RunOfRequests(
                 batch=batch,
                 scheduling=scheduling,

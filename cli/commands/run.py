@@ -3,7 +3,7 @@
 import os
 import shlex
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -25,6 +25,7 @@ from cli.commands.arguments import (
     refuse_stdout,
 )
 from cli.config import model_settings
+from cli.help import GroupedCommand
 from cli.scheduling_options import SchedulingOptions
 
 EXAMPLES = """\b
@@ -41,6 +42,26 @@ every option), that before --config, and that before the default.
 Exit codes: 0 all is well; 1 a request failed, or the output cannot be
 written; 2 bad input or usage; 130 Ctrl-C; 143 SIGTERM; 141 closed pipe.
 """
+
+
+_SAID_ONCE = {"--force", "--retry-failed", "--resume=repair"}  # not again to go on
+
+
+class RunCommand(GroupedCommand):
+    """`run`, whose flag --resume may be given with how to go on: --resume=repair."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse `args`, in which that is two flags."""
+        return super().parse_args(ctx, [part for arg in args for part in _as_flags(arg)])
+
+
+def _as_flags(argument: str) -> list[str]:
+    name, _, how = argument.partition("=")
+    if name != "--resume" or not how:
+        return [argument]
+    if how != "repair":
+        raise typer.BadParameter(f"{how}: it is --resume or --resume=repair")
+    return ["--resume", "--repair"]
 
 
 def run(
@@ -83,7 +104,25 @@ def run(
         bool,
         typer.Option(
             "--resume",
-            help="Continue the run that --output has unfinished results of.",
+            help="Continue the run that --output has unfinished results of; --resume=repair: "
+            "without lines that no run has written.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
+    repair: Annotated[bool, typer.Option("--repair", hidden=True)] = False,  # see RunCommand
+    retry_failed: Annotated[
+        bool,
+        typer.Option(
+            "--retry-failed",
+            help="With --resume: decode again what has failed.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force",
+            help="Overwrite earlier results, and files that hold something else.",
             rich_help_panel=OUTPUT,
         ),
     ] = False,
@@ -218,6 +257,9 @@ def run(
         keep_going=keep_going,
         max_errors=max_errors,
         resume=resume,
+        repair=repair,
+        retry_failed=retry_failed,
+        force=force,
         stream=stream,
         follow=follow,
         live=live,
@@ -237,7 +279,7 @@ def run(
 
 def _continuing_command() -> str:
     """Return the command line that continues this run."""
-    arguments = sys.argv[1:]
+    arguments = [argument for argument in sys.argv[1:] if argument not in _SAID_ONCE]
     return shlex.join(
         ["batchdecode", *arguments, *([] if "--resume" in arguments else ["--resume"])]
     )

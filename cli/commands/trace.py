@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from cli.commands.arguments import DISPLAY, OUTPUT, none_for_stdout
+from cli.commands.arguments import DISPLAY, OUTPUT, ForceOption, none_for_stdout
 from cli.commands.trace_arguments import (
     REQUESTS,
     RunBatch,
@@ -98,6 +98,7 @@ def trace(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
+    force: ForceOption = False,
     batch: RunBatch = None,
     model: RunModel = None,
     seed: RunSeed = None,
@@ -120,6 +121,7 @@ def trace(
             slots=tuple(slot or ()),
             width=width,
             output=output,
+            force=force,
             run_options=given(
                 config=config,
                 batch=batch,

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from cli.commands.arguments import OUTPUT, none_for_stdout
+from cli.commands.arguments import OUTPUT, ForceOption, none_for_stdout
 
 ARRIVALS, LENGTHS = "Arrivals", "Lengths: a number or a distribution"
 SESSIONS = "Prefixes and sessions"
@@ -148,6 +148,7 @@ def workload(
             rich_help_panel=OUTPUT,
         ),
     ] = None,
+    force: ForceOption = False,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="No summary.", rich_help_panel=OUTPUT)
     ] = False,
@@ -176,6 +177,7 @@ def workload(
         seed=seed,
         name=name,
         output=output,
+        force=force,
         quiet=quiet,
     )
     write_workload(options)

@@ -3,10 +3,14 @@
 import errno
 import os
 import stat
-from collections.abc import Iterable
+import zlib
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from cli.running.output import OutputError
+
+_START_BYTES = 2**16
 
 NamedPath = tuple[str, str | None]  # what a file is to the run, an option for example; its path
 
@@ -15,9 +19,10 @@ def side_files(output: str | None) -> list[str]:
     """Return the files that a run with these results writes beside them."""
     if output is None or not _may_be_file(output):
         return []
-    record = f"{output}.run.json"
-    repaired = [f"{output}.new.gz"] if output.endswith(".gz") else []
-    return [record, f"{record}.new", *repaired]
+    return [
+        f"{output}{ending}"
+        for ending in (".run.json", ".run.json.new", ".run.sums", ".rest", ".rest.new", ".new")
+    ] + ([f"{output}.new.gz"] if output.endswith(".gz") else [])
 
 
 def check_distinct(input_status: os.stat_result, outputs: Iterable[NamedPath]) -> None:
@@ -58,6 +63,44 @@ def check_writable(path: str) -> None:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise OutputError(f"cannot write {path}: {reason}") from error
+
+
+def _is_never_ours(_start: bytes) -> bool:
+    """Return that what a person may have written, or mended, is not to be lost."""
+    return False
+
+
+def check_replaceable(
+    name: str, path: str, is_ours: Callable[[bytes], object] = _is_never_ours
+) -> None:
+    """Make sure that nothing is lost if `path` is written anew; `name` is what it is to the run.
+
+    is_ours: tells from the beginning of what a file holds whether we have written that.
+
+    Raises:
+        OutputError: the file holds something else.
+    """
+    if not _is_filled(path):
+        return
+    with Path(path).open("rb") as file:
+        start = file.read(_START_BYTES)
+    if path.endswith(".gz"):
+        with suppress(zlib.error):
+            start = zlib.decompressobj(wbits=31).decompress(start)
+    if not is_ours(start):
+        raise OutputError(
+            f"{name} {path}: the file holds something that would be lost: --force overwrites it, "
+            "or give another name"
+        )
+
+
+def _is_filled(path: str) -> bool:
+    """Return whether `path` is a file that holds something; a device or pipe is not."""
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size > 0
 
 
 def _may_be_file(path: str) -> bool:

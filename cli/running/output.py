@@ -31,7 +31,12 @@ class OutputError(BatchdecodeError):
 
 
 class Sink(Protocol):
-    """Takes whole lines."""
+    """Takes whole lines.
+
+    is_file: they go into a regular file as they are, and what did not get out whole leaves nothing.
+    """
+
+    is_file: bool
 
     def write(self, lines: bytes) -> None:
         """Pass `lines` on at once.
@@ -46,10 +51,7 @@ class Sink(Protocol):
 
 
 class FileSink:
-    """Writes to a descriptor at once; a file ends with a whole line even when the disk is full.
-
-    is_file: it is a regular file, so a write that fails leaves nothing.
-    """
+    """Writes to a descriptor at once; a file ends with a whole line even when the disk is full."""
 
     def __init__(self, raw: io.FileIO, name: str) -> None:
         self.name = name
@@ -89,6 +91,8 @@ class GzipSink:
     is_needed: whether something must be written in any case, as in a new file.
     """
 
+    is_file = False
+
     def __init__(self, sink: Sink, *, is_needed: bool) -> None:
         self._sink, self._is_needed = sink, is_needed
         # 31 gives the header of a .gz file, without a time: the same lines are the same bytes.
@@ -109,6 +113,8 @@ class GzipSink:
 
 class TerminalJson:
     """Writes JSON to a terminal, with escapes for what would move the cursor or reorder a line."""
+
+    is_file = False
 
     def __init__(self, terminal: Sink) -> None:
         self._terminal = terminal
@@ -194,7 +200,7 @@ class ResultWriter:
         try:
             self._sink.write(joined)
         except WriteError:
-            if not (isinstance(self._sink, FileSink) and self._sink.is_file):
+            if not self._sink.is_file:
                 raise
             for line in lines:
                 self._sink.write(line)

@@ -39,7 +39,11 @@ class Recorder:
 
     def __init__(self, options: RunOptions, loop: Loop, resumption: Resumption, view: View) -> None:
         known = resumption.known
-        order = InputOrder(known.num_complete if known else 0) if options.keep_order else None
+        order = None
+        if options.keep_order:
+            order = InputOrder(known.num_complete if known else 0)
+            for place, lines in known.held() if known else ():
+                order.put(place, lines)
         self.metrics = RunMetrics(options.slo)
         self._trace = TraceWriter(open_sink(options.trace)) if options.trace else None
         self._series: SeriesWriter | None = None
@@ -47,7 +51,7 @@ class Recorder:
             series_sink = open_sink(options.timeseries)
             self._series = SeriesWriter(series_sink, options.timeseries_interval)
         # Opening empties them, so the results come last: what else fails, fails before.
-        sink = _result_sink(options.output, view, append=known is not None)
+        sink = _stdout(view) if options.output is None else resumption.open_results(options.output)
         self.results = ResultWriter(sink, loop.encode, order)
         self._loop, self._view = loop, view
         self._step_delay = options.step_delay
@@ -133,6 +137,8 @@ class Recorder:
 class _ViewSink:
     """Prints results above the live view: stdout and stderr are one terminal."""
 
+    is_file = False
+
     def __init__(self, view: "LiveView") -> None:
         self._view = view
 
@@ -143,9 +149,7 @@ class _ViewSink:
         """Nothing: the view is closed by whoever opened it."""
 
 
-def _result_sink(output: str | None, view: View, *, append: bool) -> Sink:
-    if output is not None:
-        return open_sink(output, append=append)
+def _stdout(view: View) -> Sink:
     if is_same_terminal(stdout_descriptor(), 2):
         from cli.screen.live import LiveView  # noqa: PLC0415 - a run without a terminal starts faster
 

@@ -17,9 +17,12 @@ from batcher.formats.requests import ParsedLine, RequestParser
 from batcher.settings import PREFIX_CACHE_WORDS, SchedulingSettings
 from batcher.validation import Target
 from cli.options import RunOptions
-from cli.running.earlier_results import EarlierResults, Expected, ResumeError, take_over
+from cli.running.earlier_results import EarlierResults
 from cli.running.intake import Input
-from cli.running.output import OutputError
+from cli.running.line_sums import SummedSink, written_lines
+from cli.running.output import OutputError, Sink, open_sink
+from cli.running.result_lines import ResultLines, ResumeError
+from cli.running.taking_over import Choice, Expected, rest_path, take_over
 from cli.scheduling_options import WALL
 
 
@@ -63,6 +66,17 @@ class Resumption:
         if self.known is not None:
             self.known.close()
 
+    def open_results(self, output: str) -> Sink:
+        """Return what results are written to, behind those that are known; others are gone.
+
+        Raises:
+            OutputError: it cannot be opened.
+        """
+        results = open_sink(output, append=self.known is not None)
+        if not self.is_possible:
+            return results
+        return SummedSink(results, output, append=self.known is not None)
+
     def begin(self) -> None:
         """Write down that the run has begun.
 
@@ -72,6 +86,8 @@ class Resumption:
             OutputError: it cannot be written.
         """
         if self._output is not None and self._record is not None:
+            if self.known is None:
+                Path(rest_path(self._output)).unlink(missing_ok=True)
             _write_record(self._output, self._record)
 
     def finish(self) -> None:
@@ -82,6 +98,7 @@ class Resumption:
         """
         if self._output is not None and self._record is not None:
             _write_record(self._output, replace(self._record, finished=True))
+            Path(rest_path(self._output)).unlink(missing_ok=True)
 
 
 def prepare(options: RunOptions, requests: Input, run: RunEvent) -> Resumption:
@@ -101,15 +118,11 @@ def prepare(options: RunOptions, requests: Input, run: RunEvent) -> Resumption:
         return Resumption(None, None, None)
     if options.resume:
         _check_repeatable(options, requests)
-    earlier = _read_record(output)
-    has_results = path.exists() and path.stat().st_size > 0
-    if has_results and earlier is not None and not (earlier.finished or options.resume):
-        can_resume = earlier.input_sha256 is not None
-        what_now = "add --resume to continue it, or remove" if can_resume else "remove"
-        raise ResumeError(
-            f"{output} holds the results of a run that did not finish: "
-            f"{what_now} the file to start over"
-        )
+    is_filled = Path(rest_path(output)).exists() or (path.exists() and path.stat().st_size > 0)
+    has_results = is_filled and not options.force
+    earlier = None if options.force else _read_record(output)
+    if has_results and not options.resume:
+        raise ResumeError(f"{output} {_why_not_replaced(earlier)}")
     is_timed = options.follow or options.scheduling.profile == WALL
     is_repeatable = requests.is_file and not (is_timed or options.stream)
     record = RunRecord(
@@ -124,9 +137,36 @@ def prepare(options: RunOptions, requests: Input, run: RunEvent) -> Resumption:
     known = None
     if has_results and options.resume:
         _check_same_run(output, earlier, record)
-        expected = _expected(requests) if options.keep_order else None
-        known = take_over(output, num_slots=options.batch, expected=expected)
+        choice = Choice(options.repair, options.retry_failed)
+        if any(choice):
+            _write_record(output, record)  # from here on, results may be missing
+        known = take_over(
+            output,
+            ResultLines(options.batch, written_lines(output), is_repairing=options.repair),
+            expected=_expected(requests) if options.keep_order else None,
+            choice=choice,
+        )
     return Resumption(output, record, known)
+
+
+def _why_not_replaced(earlier: RunRecord | None) -> str:
+    """Return what a file holds that `earlier` is the record of, and how to go on."""
+    if earlier is None:
+        return (
+            "holds something that is not known to be results: --force overwrites it "
+            "(--resume continues what a run has left, by its record beside the results)"
+        )
+    if earlier.finished:
+        return (
+            "holds the complete results of a run: --force replaces them, "
+            "--resume --retry-failed decodes again what has failed"
+        )
+    if earlier.input_sha256 is None:
+        return "holds the results of a run that did not finish: --force replaces them"
+    return (
+        "holds the results of a run that did not finish: "
+        "add --resume to continue it, or --force to start over"
+    )
 
 
 def _expected(requests: Input) -> Iterator[Expected]:
@@ -169,7 +209,7 @@ def _check_same_run(output: str, earlier: RunRecord | None, now: RunRecord) -> N
         raise ResumeError(
             f"cannot resume {output}: that run read a pipe, or used --follow, --stream or "
             "--profile wall. "
-            "Remove the file to start over."
+            "--force starts over."
         )
     reasons = []
     if earlier.input_sha256 != now.input_sha256:
@@ -186,7 +226,7 @@ def _check_same_run(output: str, earlier: RunRecord | None, now: RunRecord) -> N
     if reasons:
         raise ResumeError(
             f"cannot resume {output}: {'; '.join(reasons)}. "
-            "Resume with what it was begun with, or remove the file to start over."
+            "Resume with what it was begun with, or start over with --force."
         )
 
 

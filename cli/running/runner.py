@@ -2,22 +2,24 @@
 
 import gc
 import os
+import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
 from batcher.engine import Engine
 from batcher.errors import BatchdecodeError
 from batcher.events import Event
 from batcher.formats.requests import BadLine, RequestParser
+from batcher.formats.trace import is_trace_start
 from batcher.metrics import encode_summary
 from batcher.models.loading import load_model
 from batcher.models.simulated import SimulatedModel
 from cli.errors import WriteError
 from cli.options import RunOptions
 from cli.running.answers import KnownResults
-from cli.running.files import check_distinct, check_writable, side_files
+from cli.running.files import check_distinct, check_replaceable, check_writable, side_files
 from cli.running.intake import Waiting, open_input
 from cli.running.lock import OutputLock
 from cli.running.loop import Loop
@@ -34,6 +36,12 @@ from cli.screen.choice import open_view
 from cli.screen.summary import RunFiles, render_summary
 from cli.screen.terminal import is_pipe, wants_color
 from cli.screen.view import View
+
+_WRITTEN_ANEW: dict[str, Callable[[bytes], object]] = {  # what tells ours from other files
+    "--trace": is_trace_start,
+    "--summary-json": re.compile(rb'\{\s*"requests":').match,
+    "--timeseries": re.compile(b"time,steps,running,").match,
+}
 
 
 class Job:
@@ -209,15 +217,23 @@ def _check_options(options: RunOptions) -> None:
         raise BatchdecodeError(
             "--stream and --resume exclude each other: what was streamed is not repeated"
         )
+    if options.force and options.resume:
+        raise BatchdecodeError(
+            "--force and --resume exclude each other: one starts over, the other goes on"
+        )
+    if options.retry_failed and not options.resume:
+        raise BatchdecodeError("--retry-failed needs --resume: it is about results that are there")
     if options.timeseries_interval is not None and options.timeseries is None:
         raise BatchdecodeError("--timeseries-interval needs --timeseries FILE, which it is about")
 
 
 def _check_files(options: RunOptions, job: Job) -> None:
-    """Make sure that all files can be written, and none is used twice.
+    """Make sure that all files can be written, none is used twice, and nothing of others is lost.
+
+    Results are looked after where it is known what run they are of, see `prepare`.
 
     Raises:
-        OutputError: one cannot, or is.
+        OutputError: one cannot, or is, or would be.
     """
     outputs = [
         ("--output", options.output),
@@ -227,9 +243,11 @@ def _check_files(options: RunOptions, job: Job) -> None:
         ("--timeseries", options.timeseries),
     ]
     check_distinct(job.requests.status, outputs)
-    for _, path in outputs:
+    for name, path in outputs:
         if path is not None:
             check_writable(path)
+            if name in _WRITTEN_ANEW and not options.force:
+                check_replaceable(name, path, _WRITTEN_ANEW[name])
 
 
 def _open_view(options: RunOptions, job: Job, loop: Loop) -> View:

@@ -19,6 +19,7 @@ from batcher.timing.profiles import Profile, is_file, load_profile
 from batcher.timing.roofline import load_gpu, load_model_shape
 from batcher.timing.step_log import read_step_log
 from batcher.timing.term_search import roofline_profile
+from cli.running.files import check_replaceable
 from cli.running.intake import numbered, open_input
 from cli.running.output import open_sink, stdout_sink
 from cli.running.problems import say
@@ -65,6 +66,7 @@ class Calibration(Struct, frozen=True, kw_only=True):
     model: str | None
     tensor_parallel: int
     output: str | None
+    force: bool = False
     run: RunOfRequests = RunOfRequests()
 
 
@@ -179,6 +181,8 @@ def _check(options: Calibration) -> None:
         load_model_shape(options.model)
     if options.output is not None and not is_file(options.output):
         raise BatchdecodeError(f"--output {options.output}: profiles are in .yaml or .yml files")
+    if options.output is not None and not options.force:
+        check_replaceable("--output", options.output)
 
 
 def _name(options: Calibration) -> str:

@@ -1,6 +1,7 @@
 """`batchdecode trace`: from a trace, or requests that are run for it, to a view of the timeline."""
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from batcher.events import Event
 from batcher.formats.chrome import encode_chrome
 from batcher.formats.views import encode_csv, encode_spans, encode_steps
 from batcher.timeline import Selection, Timeline
-from cli.running.files import check_distinct
+from cli.running.files import check_distinct, check_replaceable
 from cli.running.output import Sink, open_sink, stdout_sink
 from cli.running.stdout import user_code_prints_to_stderr
 from cli.screen.cells import printable, printable_json
@@ -26,6 +27,10 @@ ENCODERS = {
     "csv": encode_csv,
     "chrome": encode_chrome,
 }
+_VIEW_START = re.compile(
+    rb'slot,id,index,start,|\{"slot":\d+,"id":|\{"step":\d+,"slots":|'
+    rb'\{"displayTimeUnit":"ms","traceEvents":|[\d,]+ steps? \S+ [\d,]+ slots?'
+)
 BLOCK_BYTES = 2**16
 MAX_IDS_COMPARED = 20_000
 
@@ -44,6 +49,7 @@ class TraceOptions:
     slots: tuple[int, ...] = ()
     width: int | None = None
     output: str | None = None
+    force: bool = False
     run_options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -56,6 +62,8 @@ def show_trace(options: TraceOptions) -> None:
     """
     path, source = open_twice(options.input)
     check_distinct(source.status, [("--output", options.output)])
+    if options.output is not None and not options.force:
+        check_replaceable("--output", options.output, _VIEW_START.match)
     with user_code_prints_to_stderr():
         events = events_of(path, source, options.run_options)
         timeline = _timeline_of(events, source.name)

@@ -35,7 +35,7 @@ OPTIONS_OF = {
     "vllm": _TRACE,
 }
 NEEDED = ("burstiness", "on", "off", "users", "file")
-_FOR_ALL = {"source", "requests", "output", "quiet"}
+_FOR_ALL = {"source", "requests", "output", "force", "quiet"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +61,7 @@ class WorkloadOptions:
     seed: int | None = None
     name: str | None = None
     output: str | None = None
+    force: bool = False
     quiet: bool = False
 
 

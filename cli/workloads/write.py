@@ -13,7 +13,7 @@ from batcher.workloads.trace_checks import (
     scale_times,
 )
 from batcher.workloads.traces import TRACES
-from cli.running.files import check_distinct
+from cli.running.files import check_distinct, check_replaceable
 from cli.running.intake import Input, InputError, open_input
 from cli.running.output import Sink, open_sink, stdout_sink
 from cli.running.problems import say
@@ -43,6 +43,7 @@ def write_workload(options: WorkloadOptions) -> None:
         with open_input(options.file, nullcontext) as trace:
             _write_trace(options, trace)
         return
+    _check_replaceable(options)
     from cli.workloads.synthetic import make_rows  # noqa: PLC0415 - numpy, which traces do not need
 
     _write(make_rows(options, read_lines), options)
@@ -63,6 +64,7 @@ def _numbered(file: Input) -> Iterator[NumberedLine]:
 def _write_trace(options: WorkloadOptions, trace: Input) -> None:
     """Write what the trace holds, at the times that were asked for."""
     check_distinct(trace.status, [("--output", options.output)])
+    _check_replaceable(options)
 
     def read_rows(checks: TraceChecks) -> Iterable[WorkloadRow]:
         name = DEFAULT_NAME if options.name is None else options.name
@@ -84,6 +86,11 @@ def _write_trace(options: WorkloadOptions, trace: Input) -> None:
     say(trace.take_notes())
     if checks.num_raised and not options.quiet:
         say(f"  {counted(checks.num_raised, 'length')} of 0 written as 1\n")
+
+
+def _check_replaceable(options: WorkloadOptions) -> None:
+    if options.output is not None and not options.force:
+        check_replaceable("--output", options.output)
 
 
 def _write(rows: Iterable[WorkloadRow], options: WorkloadOptions) -> None:

@@ -10,7 +10,7 @@ from process import batchdecode, lines_of, start, workload
 from batcher.errors import BatchdecodeError
 from batcher.models.simulated import SimulatedModel
 from cli.options import RunOptions
-from cli.running.earlier_results import ResumeError
+from cli.running.result_lines import ResumeError
 from cli.running.runner import run
 from cli.running.signals import StopSignals
 
@@ -180,7 +180,7 @@ def test_a_run_that_gave_up_can_be_continued(tmp_path, whole):
     assert len((tmp_path / "out").read_bytes()) < len(whole)
     assert decode(tmp_path, "out", resume=True) == 1
     assert sorted((tmp_path / "out").read_bytes().splitlines()) == sorted(whole.splitlines())
-    decode(tmp_path, "out", max_errors=1)
+    decode(tmp_path, "out", max_errors=1, force=True)
     with pytest.raises(ResumeError, match="add --resume"):
         decode(tmp_path, "out")
 
@@ -206,7 +206,7 @@ def test_a_run_that_followed_or_streamed_is_not_to_be_continued(tmp_path, option
     with pytest.raises(ResumeError, match="that run read a pipe, or used --follow, --stream or"):
         decode(tmp_path, "out", resume=True)
     pretend_to_have_stopped(tmp_path / "out", (tmp_path / "out").read_bytes())
-    with pytest.raises(ResumeError, match="did not finish: remove the file to start over"):
+    with pytest.raises(ResumeError, match="did not finish: --force replaces them"):
         decode(tmp_path, "out")
 
 
@@ -319,30 +319,33 @@ def test_results_without_a_record_are_not_resumed(tmp_path, whole):
         decode(tmp_path, "whole", resume=True)
 
 
-def test_unfinished_results_are_not_overwritten_and_finished_ones_are(tmp_path, whole):
+def test_results_are_not_overwritten_unless_that_is_asked_for(tmp_path, whole):
     out = tmp_path / "whole"
     pretend_to_have_stopped(out, whole[:2000])
-    with pytest.raises(ResumeError, match="add --resume to continue it, or remove the file"):
+    with pytest.raises(ResumeError, match="add --resume to continue it, or --force to start"):
         decode(tmp_path, "whole")
     assert out.read_bytes() == whole[:2000]
     decode(tmp_path, "whole", resume=True)
-    decode(tmp_path, "whole", seed=1)
-    assert out.read_bytes() != whole
+    with pytest.raises(ResumeError, match="holds the complete results of a run: --force"):
+        decode(tmp_path, "whole", seed=1)
+    assert sorted(out.read_bytes().splitlines()) == sorted(whole.splitlines())
+    decode(tmp_path, "whole", seed=1, force=True)
+    assert sorted(out.read_bytes().splitlines()) != sorted(whole.splitlines())
 
 
 def test_a_pipe_is_not_resumed_and_its_results_are_not_lost(tmp_path, whole):
     done = batchdecode("run", "-o", "whole", "--resume", cwd=tmp_path, stdin=REQUESTS)
     assert done.returncode == 2
     assert "a pipe cannot be read again" in done.stderr
-    done = batchdecode("run", "-o", "whole", cwd=tmp_path, stdin=REQUESTS)
+    done = batchdecode("run", "-o", "whole", "--force", cwd=tmp_path, stdin=REQUESTS)
     assert (done.returncode, "continue with" in done.stderr) == (2, False)
     done = batchdecode("run", "-o", "whole", "--keep-going", cwd=tmp_path, stdin=REQUESTS)
     assert done.returncode == 2
-    assert "did not finish: remove the file to start over" in done.stderr
+    assert "did not finish: --force replaces them" in done.stderr
     (tmp_path / "whole").unlink()
-    for _ in range(2):
-        done = batchdecode("run", "-o", "whole", "--keep-going", cwd=tmp_path, stdin=REQUESTS)
-        assert done.returncode == 1
+    for more in ([], ["--force"]):
+        command = ["run", "-o", "whole", "--keep-going", *more]
+        assert batchdecode(*command, cwd=tmp_path, stdin=REQUESTS).returncode == 1
     assert '"finished": true' in (tmp_path / "whole.run.json").read_text()
 
 

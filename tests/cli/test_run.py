@@ -129,7 +129,7 @@ def test_the_summary_counts_the_constraints_that_were_compiled(tmp_path):
     request = {"prompt": "x", "choice": [" yes", " no"]}
     for num_requests in (0, 5):
         write(path, lines_of({"prompt": "x"}, *[request] * num_requests))
-        run_here(path, output=str(tmp_path / "out"), summary_json=str(summary))
+        run_here(path, output=f"{tmp_path}/{num_requests}", summary_json=str(summary))
         counts = json.loads(summary.read_bytes())["constraints"]
         assert counts["compiled"] == min(num_requests, 1)
         assert counts["cache_hits"] >= num_requests - 1
@@ -195,7 +195,7 @@ def test_a_bad_file_is_refused_and_nothing_is_touched(tmp_path):
     path = write(tmp_path / "in.jsonl", BAD)
     out = tmp_path / "out"
     out.write_text("precious")
-    done = batchdecode("run", path, "-o", out)
+    done = batchdecode("run", path, "-o", out, "--force")
     assert done.returncode == 2
     assert done.stdout == b""
     assert "in.jsonl:6:8" in done.stderr
@@ -280,7 +280,7 @@ def test_the_summary_goes_to_stderr_and_to_a_file(tmp_path, requests):
     assert done.stdout == b""
     assert "60 ok" in done.stderr
     assert msgspec.json.decode(summary.read_bytes())["requests"] == 60
-    assert batchdecode("run", requests, "-o", tmp_path / "out", "-q").stderr == ""
+    assert batchdecode("run", requests, "-o", tmp_path / "again", "-q").stderr == ""
 
 
 def test_a_line_of_100_mb_is_an_error_that_is_not_held_in_memory(tmp_path):

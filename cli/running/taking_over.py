@@ -1,0 +1,253 @@
+"""Takes over a file of results that an earlier run has left: what is kept of it, and where.
+
+Rule: a file is changed by cutting off its end, or replaced at once, so that a crash loses nothing.
+"""
+
+import os
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+from batcher.formats.requests import ParsedLine
+from cli.running.earlier_results import EarlierResults, number_of
+from cli.running.output import OutputError, open_sink
+from cli.running.result_lines import ResultLine, ResultLines, ResumeError
+
+_CHUNK_BYTES = 2**20
+
+
+class Expected(NamedTuple):
+    """A line of the input: its number, and the request it holds, None if it holds none."""
+
+    number: int
+    parsed: ParsedLine | None
+
+
+class Choice(NamedTuple):
+    """What of a file is left out: lines that are there twice, and what has failed."""
+
+    drops_repeated: bool = False
+    drops_failed: bool = False
+
+
+def rest_path(output: str) -> str:
+    """Return where results are that are known, but whose turn in `output` has not come."""
+    return f"{output}.rest"
+
+
+def take_over(
+    output: str,
+    reader: ResultLines,
+    *,
+    expected: Iterable[Expected] | None = None,
+    choice: Choice = Choice(),  # noqa: B008 - it never changes
+) -> EarlierResults:
+    """Return the results in the file `output` and repair its end, so that it can be appended to.
+
+    expected: the lines of the input, if the results are in their order.
+
+    Raises:
+        ResumeError: the file holds something else.
+        OutputError: it cannot be repaired.
+    """
+    try:
+        with ExitStack() as on_failure:
+            is_whole, lines = _open(output)
+            on_failure.callback(lines.close)
+            drops_failed = choice.drops_failed and expected is None
+            if choice.drops_repeated or drops_failed:
+                lines = _chosen(output, lines, reader, drops_failed=drops_failed)
+                on_failure.callback(lines.close)
+                is_whole = not output.endswith(".gz")
+            earlier = EarlierResults(lines)
+            if expected is None:
+                for known in reader.read(lines):
+                    earlier.add(known)
+                end = earlier.end
+            else:
+                end = _take_in_order(
+                    output,
+                    earlier,
+                    lines,
+                    _Answers(reader, drops_failed=choice.drops_failed),
+                    expected,
+                )
+            earlier.finish()
+            is_whole &= end == lines.seek(0, os.SEEK_END)
+            lines.truncate(end)
+            if output.endswith(".gz") and not is_whole:
+                _pack(lines, output)
+            if not earlier.reads(lines):
+                lines.close()
+            on_failure.pop_all()
+    except ResumeError as error:
+        raise ResumeError(f"cannot resume {output}: {error}") from error
+    except OSError as error:
+        raise OutputError(f"cannot continue {output}: {error.strerror}") from error
+    return earlier
+
+
+def _chosen(output: str, lines: BinaryIO, reader: ResultLines, *, drops_failed: bool) -> BinaryIO:
+    """Return a file of those of `lines` that are kept; it replaces `output`, unless that is packed.
+
+    No result is kept twice, and of a request that has failed none if they are dropped.
+    """
+    failed = set[str]()
+    if drops_failed:
+        failed = {known.id for known in reader.read(lines) if known.has_failed}
+    seen: set[tuple[str, int]] = set()
+    chosen = _temporary() if output.endswith(".gz") else _new(f"{output}.new")
+    for known in reader.read(lines):
+        names = {(result.id, number_of(result)) for result in known.results}
+        if known.id not in failed and not names & seen:
+            chosen.write(known.line)
+            seen |= names
+    lines.close()
+    if not output.endswith(".gz"):
+        _replace(chosen, f"{output}.new", output)
+    return chosen
+
+
+class _Answers:
+    """Finds what answers one line of the input after the other, in files that have their order."""
+
+    def __init__(self, reader: ResultLines, *, drops_failed: bool) -> None:
+        self._reader, self._drops_failed = reader, drops_failed
+        self._files: list[Iterator[ResultLine]] = []
+        self._heads: list[ResultLine | None] = []
+
+    def open(self, lines: BinaryIO) -> None:
+        """Look into this file, too."""
+        self._files.append(self._reader.read(lines))
+        self._heads.append(next(self._files[-1], None))
+
+    def take(self, wanted: Expected) -> list[list[ResultLine]]:
+        """Return the answer to `wanted` in each file, nothing if it is not whole, or dropped."""
+        return [self._take(number, wanted) for number in range(len(self._files))]
+
+    def _take(self, number: int, wanted: Expected) -> list[ResultLine]:
+        answer = []
+        while (head := self._heads[number]) is not None and _belongs(head, wanted):
+            answer.append(head)
+            self._heads[number] = next(self._files[number], None)
+        is_dropped = self._drops_failed and any(known.has_failed for known in answer)
+        return answer if _is_complete(answer, wanted) and not is_dropped else []
+
+
+def _take_in_order(
+    output: str,
+    earlier: EarlierResults,
+    lines: BinaryIO,
+    answers: _Answers,
+    expected: Iterable[Expected],
+) -> int:
+    """Find what answers `expected`; return where the first gap is in `lines`, those of `output`.
+
+    What is known of those behind it goes into a file of its own, with all that is before.
+    """
+    path = Path(rest_path(output))
+    end, rest = 0, None
+    with ExitStack() as sources:
+        answers.open(lines)
+        if path.exists():
+            answers.open(sources.enter_context(path.open("rb")))
+        for place, wanted in enumerate(expected):
+            groups = answers.take(wanted)
+            if groups[0] and earlier.num_complete == place:
+                for known in groups[0]:
+                    earlier.add(known)
+                earlier.num_complete, end = place + 1, earlier.end
+            elif any(groups):
+                if rest is None:
+                    rest = _copy_of(lines, end, f"{path}.new")
+                start = earlier.end
+                for known in next(filter(None, groups)):
+                    rest.write(known.line)
+                    earlier.add(known)
+                earlier.hold(place, start)
+    if rest is not None:
+        _replace(rest, f"{path}.new", str(path))
+        earlier.move_to(rest)
+    return end
+
+
+def _belongs(known: ResultLine, wanted: Expected) -> bool:
+    """Return whether a line is part of the answer to `wanted`."""
+    number = number_of(known.results[0])
+    if number < 0:
+        return -number == wanted.number
+    return wanted.parsed is not None and known.id == wanted.parsed.request.id
+
+
+def _is_complete(answer: list[ResultLine], wanted: Expected) -> bool:
+    """Return whether nothing is missing from the answer to `wanted`."""
+    results = [result for known in answer for result in known.results]
+    if wanted.parsed is None or (results and number_of(results[0]) < 0):
+        return bool(results)
+    return len(results) >= wanted.parsed.request.n
+
+
+def _copy_of(lines: BinaryIO, size: int, path: str) -> BinaryIO:
+    """Return a new file with the first bytes of `lines`, whose position stays."""
+    copy = _new(path)
+    offset = 0
+    while chunk := os.pread(lines.fileno(), min(_CHUNK_BYTES, size - offset), offset):
+        copy.write(chunk)
+        offset += len(chunk)
+    return copy
+
+
+def _replace(file: BinaryIO, path: str, name: str) -> None:
+    """Give `file`, which is at `path`, this name once it is on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+    Path(path).replace(name)
+
+
+def _new(path: str) -> BinaryIO:
+    return Path(path).open("w+b")
+
+
+def _temporary() -> BinaryIO:
+    return tempfile.TemporaryFile()
+
+
+def _open(output: str) -> tuple[bool, BinaryIO]:
+    """Return whether `output` can be read to its end, and what can be read of it, unpacked."""
+    if not output.endswith(".gz"):
+        return True, Path(output).open("r+b")
+    lines = _temporary()
+    with Path(output).open("rb") as packed:
+        is_whole = _unpack(packed, lines)
+    lines.flush()
+    return is_whole, lines
+
+
+def _unpack(packed: BinaryIO, lines: BinaryIO) -> bool:
+    """Write to `lines` what `packed` holds before any damage; return whether there is none."""
+    decompressor = zlib.decompressobj(wbits=31)
+    is_whole = True
+    while chunk := packed.read(_CHUNK_BYTES):
+        while chunk:
+            if decompressor.eof:  # a run that was resumed has left more than one stream
+                decompressor = zlib.decompressobj(wbits=31)
+            try:
+                lines.write(decompressor.decompress(chunk))
+            except zlib.error:
+                return False
+            chunk = decompressor.unused_data
+        is_whole = decompressor.eof
+    return is_whole
+
+
+def _pack(lines: BinaryIO, output: str) -> None:
+    """Replace the .gz file `output` by one that holds `lines`, at once."""
+    lines.seek(0)
+    sink = open_sink(f"{output}.new.gz")
+    while chunk := lines.read(_CHUNK_BYTES):
+        sink.write(chunk)
+    sink.close()
+    Path(f"{output}.new.gz").replace(output)

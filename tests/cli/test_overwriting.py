@@ -1,0 +1,119 @@
+"""What a file holds is not lost without --force, unless it is ours and can be made again."""
+
+import gzip
+import os
+import shutil
+
+import pytest
+from process import ROOT, batchdecode, lines_of, start, workload
+
+REQUESTS = lines_of(*workload(5))
+OPTIONS = {"--trace": "t.jsonl", "--summary-json": "s.json", "--timeseries": "series.csv"}
+
+
+@pytest.fixture
+def run(tmp_path):
+    (tmp_path / "in").write_bytes(REQUESTS)
+
+    def execute(*arguments):
+        return batchdecode("run", "in", "-q", *arguments, cwd=tmp_path)
+
+    return execute
+
+
+def test_notes_are_not_overwritten_by_results(tmp_path, run):
+    (tmp_path / "notes.txt").write_text("dear diary")
+    before = sorted(tmp_path.iterdir())
+    for more in ([], ["--resume"]):
+        done = run("-o", "notes.txt", *more)
+        assert done.returncode == 2
+        assert "notes.txt" in done.stderr
+        assert sorted(tmp_path.iterdir()) == before
+        assert (tmp_path / "notes.txt").read_text() == "dear diary"
+    assert "--force overwrites it" in run("-o", "notes.txt").stderr
+    assert "--resume continues" in run("-o", "notes.txt").stderr
+    assert run("-o", "notes.txt", "--force").returncode == 0
+    assert (tmp_path / "notes.txt").read_bytes().count(b"\n") == 5
+
+
+@pytest.mark.parametrize("name", ["out", "out.gz"])
+def test_complete_results_are_not_replaced(tmp_path, run, name):
+    assert run("-o", name).returncode == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    done = run("-o", name, "--seed", 1)
+    assert done.returncode == 2
+    assert f"{name} holds the complete results of a run: --force replaces them" in done.stderr
+    assert "--resume --retry-failed" in done.stderr
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert run("-o", name, "--seed", 1, "--force").returncode == 0
+    assert (tmp_path / name).read_bytes() != before[name]
+
+
+def test_what_cannot_be_lost_is_no_reason_to_ask(tmp_path, run):
+    (tmp_path / "empty").touch()
+    os.mkfifo(tmp_path / "fifo")
+    reader = start("run", "fifo", "-q", cwd=tmp_path)  # some reader
+    for output in ("empty", "/dev/null", "/dev/null", "fifo"):
+        assert run("-o", output).returncode == 0
+    reader.communicate()
+
+
+@pytest.mark.parametrize(("option", "name"), OPTIONS.items())
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_what_a_run_tells_of_itself_replaces_its_like_and_nothing_else(
+    tmp_path, run, option, name, ending
+):
+    path = tmp_path / f"{name}{ending}"
+    for _ in range(2):
+        assert run(option, path.name, "-b", "2").returncode == 0
+    before = path.read_bytes()
+    assert run(option, path.name, "-b", "1").returncode == 0
+    assert path.read_bytes() != before
+    for notes in (b"dear diary", gzip.compress(b"dear diary"), b"{}\n"):
+        path.write_bytes(notes)
+        done = run(option, path.name)
+        assert done.returncode == 2
+        assert done.stdout == b""
+        assert f"error: {option} {path.name}: the file holds something that would" in done.stderr
+        assert path.read_bytes() == notes
+    assert run(option, path.name, "--force").returncode == 0
+    assert path.read_bytes() != notes
+
+
+@pytest.mark.parametrize("view", ["spans", "steps", "csv", "chrome", "gantt"])
+def test_a_view_replaces_a_view_and_nothing_else(tmp_path, run, view):
+    assert run("--trace", "t.jsonl").returncode == 0
+    command = ["trace", "t.jsonl", "-o", "view", "--format"]
+    for name in (view, "spans", view):
+        assert batchdecode(*command, name, cwd=tmp_path).returncode == 0
+    (tmp_path / "view").write_text("dear diary")
+    assert batchdecode(*command, view, cwd=tmp_path).returncode == 2
+    assert (tmp_path / "view").read_text() == "dear diary"
+    assert batchdecode(*command, view, "--force", cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "command", ["workload constant -n 3 -q -o made.yaml", "calibrate steps.jsonl -o made.yaml"]
+)
+def test_what_may_have_been_mended_by_hand_is_never_replaced_unasked(tmp_path, command):
+    shutil.copy(ROOT / "samples/timing/steps.jsonl", tmp_path)
+    first = batchdecode(*command.split(), cwd=tmp_path)
+    before = (tmp_path / "made.yaml").read_bytes()
+    done = batchdecode(*command.split(), cwd=tmp_path)
+    assert (first.returncode, done.returncode) == (0, 2), first.stderr
+    assert "made.yaml: the file holds something that would be lost: --force" in done.stderr
+    assert batchdecode(*command.split(), "--force", cwd=tmp_path).returncode == 0
+    assert (tmp_path / "made.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--force", "--resume"], "--force and --resume exclude each other"),
+        (["--retry-failed"], "--retry-failed needs --resume"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(run, options, reason):
+    done = run("-o", "out", *options)
+    assert done.returncode == 2
+    assert reason in done.stderr
