@@ -25,6 +25,7 @@ INPUT_ERROR_CODES = {
 }
 RUN_ERROR_CODES = {
     "model-error": "the model raised, or gave no usable token or logits for the row",
+    "call-timeout": "the LLM has not answered within the time that a call may take",
     "too-few-outputs": "beam search found fewer outputs than were asked for",
     "constraint-error": "the output broke its constraint, or nothing was left that keeps it",
     "kv-too-small": "all blocks together cannot hold what the request may need",
@@ -39,14 +40,6 @@ class BatchdecodeError(Exception):
 
 class ModelError(BatchdecodeError):
     """A model raised, or answered something that is not one token id per row."""
-
-
-class RaisedError(BatchdecodeError):
-    """Somebody else's code raised where nothing can go on; `__cause__` is what it raised."""
-
-
-class BrokenModelError(RaisedError):
-    """A model raised in the middle of a run, and nobody knows what its rows hold by now."""
 
 
 Path = tuple[str | int, ...]
@@ -111,6 +104,11 @@ class RequestError(BatchdecodeError):
         super().__init__(f"request {request_id!r}: {'; '.join(said)}")
 
 
+def writable(text: str) -> str:
+    """Return `text` with a question mark for each lone surrogate, which no file can hold."""
+    return text.encode(errors="replace").decode()
+
+
 def describe(error: BaseException) -> str:
     """Return what an exception of somebody else's code says, whatever its text holds."""
     kind = type(error).__name__
@@ -118,7 +116,7 @@ def describe(error: BaseException) -> str:
         text = str(error)
     except Exception:  # noqa: BLE001 - even this is somebody else's code
         return kind
-    return f"{kind}: {text}".encode(errors="replace").decode()
+    return writable(f"{kind}: {text}")
 
 
 class InvariantError(Exception):

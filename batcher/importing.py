@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from batcher.attributes import ABSENT, attribute_of
-from batcher.errors import BatchdecodeError, RaisedError
-from batcher.raised import described_at
+from batcher.errors import BatchdecodeError
+from batcher.raised import RaisedError, raised
 
 
 def import_object(spec: str, kind: str, known: str) -> object:
@@ -48,4 +48,5 @@ def import_object(spec: str, kind: str, known: str) -> object:
 
 
 def _not_imported(what: str, error: BaseException) -> RaisedError:
-    return RaisedError(f"cannot import {what}: {described_at(error)}")
+    why = raised(error)
+    return RaisedError(f"cannot import {what}: {why}", why)

@@ -2,12 +2,13 @@
 
 import os
 import sysconfig
-import traceback
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from traceback import TracebackException
 from types import TracebackType
 
-from batcher.errors import describe
+from batcher.errors import BatchdecodeError, describe
 
 MAX_FRAMES = 20  # of a traceback, those nearest to where it was raised
 _OURS = str(Path(__file__).parent) + os.sep
@@ -16,18 +17,68 @@ _LIBRARIES = tuple(
 )
 
 
-def note_raised(error: BaseException) -> None:
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """An exception without its frames, which would keep alive all that they hold.
+
+    said: its type and its text.  place: file and line of the code that raised it, those of
+    libraries only if need be.
+    """
+
+    said: str
+    place: str | None
+    _trace: TracebackException | None
+
+    def __str__(self) -> str:
+        is_told = self.place is None or self.place in self.said  # as by a SyntaxError
+        return self.said if is_told else f"{self.said} ({self.place})"
+
+    @property
+    def traceback(self) -> str:
+        """The traceback as Python prints it, from the code of others on."""
+        try:
+            lines = [] if self._trace is None else list(self._trace.format())
+        except Exception:  # noqa: BLE001 - an exception may be as odd as its author wants
+            lines = []
+        return "".join(lines) or f"{self.said}\n"
+
+
+class RaisedError(BatchdecodeError):
+    """Somebody else's code raised where nothing can go on."""
+
+    def __init__(self, message: str, what: Raised) -> None:
+        super().__init__(message)
+        self.raised = what
+
+
+class BrokenModelError(RaisedError):
+    """A model raised in the middle of a run, and nobody knows what its rows hold by now."""
+
+
+def raised(error: BaseException) -> Raised:
+    """Return what is to be told of `error`."""
+    start = next((tb for tb in _walk(error) if not _is_ours(tb.tb_frame.f_code.co_filename)), None)
+    try:
+        trace = TracebackException(
+            type(error), error, start, limit=-MAX_FRAMES, lookup_lines=False, compact=True
+        )
+    except Exception:  # noqa: BLE001 - as above
+        trace = None
+    return Raised(describe(error), _place_of(error), trace)
+
+
+def note_raised(what: Raised) -> None:
     """Tell who listens to the logger `batcher` that a model raised this, and the run goes on."""
     import logging  # noqa: PLC0415 - only where something is raised
 
     logger = logging.getLogger("batcher")
     if not logger.handlers:
         logger.addHandler(logging.NullHandler())  # or else Python would print it by itself
-    logger.error("%s", describe(error), exc_info=error)
+    if logger.isEnabledFor(logging.ERROR):
+        logger.error("%s", what.traceback, extra={"raised": what})
 
 
-def place_of(error: BaseException) -> str | None:
-    """Return file and line of the code that raised `error`, those of libraries only if need be."""
+def _place_of(error: BaseException) -> str | None:
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{_short(str(error.filename))}, line {error.lineno}"
     frames = [(tb.tb_frame.f_code.co_filename, tb.tb_lineno) for tb in _walk(error)]
@@ -37,24 +88,6 @@ def place_of(error: BaseException) -> str | None:
         if found:
             return f"{_short(found[-1][0])}, line {found[-1][1]}"
     return None
-
-
-def described_at(error: BaseException) -> str:
-    """Return what an exception says, and in which line it was raised."""
-    place = place_of(error)
-    return describe(error) if place is None else f"{describe(error)} ({place})"
-
-
-def traceback_of(error: BaseException) -> str:
-    """Return the traceback of `error` as Python prints it, from the code of others on."""
-    start = next((tb for tb in _walk(error) if not _is_ours(tb.tb_frame.f_code.co_filename)), None)
-    try:
-        whole = traceback.TracebackException(
-            type(error), error, start, limit=-MAX_FRAMES, compact=True
-        )
-        return "".join(whole.format())
-    except Exception:  # noqa: BLE001 - an exception may be as odd as its author wants
-        return f"{describe(error)}\n"
 
 
 def _walk(error: BaseException) -> Iterator[TracebackType]:

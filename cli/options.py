@@ -19,6 +19,7 @@ class RunOptions:
     seed: int | None = None
     model_settings: dict[str, Any] = field(default_factory=dict)
     llm_settings: dict[str, Any] = field(default_factory=dict)
+    call_timeout: float | None = None  # seconds; goes before the one in llm_settings
     scheduling: SchedulingOptions = field(default_factory=SchedulingOptions)
     output: str | None = None
     trace: str | None = None

@@ -97,7 +97,7 @@ def decoded(
         assert output.logits.dtype == np.float32
         for slot, logits in zip(batch.logit_slots.tolist(), output.logits, strict=True):
             if slot in output.failed:
-                failed[slot] = output.failed[slot]
+                failed[slot] = output.failed[slot].message
                 batch.leave(slot)
                 model.release(slot)
             else:

@@ -123,7 +123,7 @@ def test_a_text_of_tokens_that_the_model_does_not_know_is_refused(field: str) ->
             self.vocab_size, self.gives = 20, "logits"
 
     request = {"prompt": [1], "cfg_scale": 2.0, field: "ab"}
-    with pytest.raises(RequestError, match="token 98") as caught:
+    with pytest.raises(RequestError, match="token 97") as caught:
         Engine(Small(), 2).add(Request(**request))
     assert caught.value.problems[0].field == field
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from batcher.errors import BatchdecodeError, RaisedError
+from batcher.errors import BatchdecodeError
 from batcher.importing import import_object
+from batcher.raised import RaisedError
 
 
 @pytest.fixture
@@ -47,4 +48,5 @@ def test_what_the_module_itself_raises_is_told_with_its_line(module, text, messa
     assert said.startswith(f"cannot import {name}")
     assert message in said
     assert said.endswith(f"({name}.py, line 2)")
-    assert caught.value.__cause__ is not None
+    assert f'{name}.py", line 2' in caught.value.raised.traceback
+    assert "importlib" not in caught.value.raised.traceback

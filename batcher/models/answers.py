@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from batcher.errors import writable
 from batcher.models.base import FloatArray
 from batcher.request import MAX_INT
 
@@ -35,6 +36,18 @@ def read_logits(vocab_size: int | None, answer: Any) -> FloatArray:
         return logits.astype(np.float32)
 
 
+def read_vocabulary(eos_token_id: int, answer: Any) -> FloatArray:
+    """Return `answer` as the logits of a vocabulary, of which only the EOS token is known.
+
+    Raises:
+        ValueError: it is none.
+    """
+    logits = read_logits(None, answer)
+    if logits.size <= eos_token_id:
+        raise ValueError(f"{logits.size} logits, too few for its stop token {eos_token_id}")
+    return logits
+
+
 def read_token_id(vocab_size: int | None, answer: Any) -> int:
     """Return `answer` as a token id.
 
@@ -57,4 +70,4 @@ def read_token_id(vocab_size: int | None, answer: Any) -> int:
 def shown(answer: Any) -> str:
     """Return a few words that tell what a callable gave, whatever it is."""
     is_huge = isinstance(answer, int) and abs(answer) > MAX_INT  # too long for repr
-    return "a huge integer" if is_huge else " ".join(reprlib.repr(answer).split())
+    return "a huge integer" if is_huge else writable(" ".join(reprlib.repr(answer).split()))

@@ -6,7 +6,7 @@ interpreter; they end when the object that started them is gone.
 
 import weakref
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 from queue import SimpleQueue
 from threading import Event, Semaphore, Thread
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Job = Callable[[], None]
+Waiting = Callable[[], AbstractContextManager[None]]
+
+GRACE = 0.5  # seconds
 
 
 class BackgroundLoop:
@@ -32,16 +35,28 @@ class BackgroundLoop:
         stop = weakref.finalize(self, self._loop.call_soon_threadsafe, partial(_end, *work))
         stop.atexit = False  # the thread is a daemon
 
-    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Return what `coroutine` returns; if this is interrupted, it is cancelled."""
+    def run(self, coroutine: Coroutine[Any, Any, T], waiting: Waiting = nullcontext) -> T:
+        """Return what `coroutine` returns; if this is interrupted, it is cancelled.
+
+        waiting: entered meanwhile.
+        """
         import asyncio  # noqa: PLC0415 - as above
 
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
-            return future.result()
+            with waiting():
+                return future.result()
         except BaseException:
-            future.cancel()
+            if future.cancel():
+                self._let_end()
             raise
+
+    def _let_end(self) -> None:
+        """Give what was cancelled a moment to put its things in order."""
+        import asyncio  # noqa: PLC0415 - as above
+
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(_others_end(), self._loop).result(2 * GRACE)
 
 
 class Workers:
@@ -63,6 +78,15 @@ class Workers:
             Thread(target=_work, args=work, name="batcher-worker", daemon=True).start()
         self._jobs.put(lambda: _complete(future, function))
         return future
+
+
+async def _others_end() -> None:
+    import asyncio  # noqa: PLC0415 - as above
+
+    current = asyncio.current_task()
+    others = [task for task in asyncio.all_tasks() if task is not current]
+    if others:
+        await asyncio.wait(others, timeout=GRACE)
 
 
 def _run_until_over(loop: "asyncio.AbstractEventLoop", is_over: Event) -> None:

@@ -14,6 +14,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from batcher.errors import Failure
+
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
 OutputKind = Literal["tokens", "logits", "both"]
@@ -131,7 +133,7 @@ class ModelOutput:
     tokens: [num_slots] int64, the next token of every row whose logits were not wanted; the model
     may overwrite it in its next call.
     failed: slot -> what went wrong, for rows that have no token, or whose part could not be
-    computed; the engine ends those, and only those.
+    computed; the engine ends those, and only those.  A Failure where that has a code of its own.
     logits: [logit rows, vocab] float32, of Batch.logit_slots in their order; the model may
     overwrite it in its next call.  None if no logits were wanted.
     chunk_logits: slot -> the logits after each token of its chunk, for chunks that are scored: in
@@ -140,7 +142,7 @@ class ModelOutput:
     """
 
     tokens: IntArray
-    failed: Mapping[int, str] = field(default_factory=dict)
+    failed: Mapping[int, str | Failure] = field(default_factory=dict)
     logits: FloatArray | None = None
     chunk_logits: Mapping[int, Iterable[FloatArray]] = field(default_factory=dict)
 

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 
 from batcher.attributes import attribute_of
-from batcher.errors import ModelError, describe
+from batcher.errors import Failure, ModelError, describe
 from batcher.models.answers import read_logits, read_token_id, shown
 from batcher.models.base import Batch, ModelOutput, OutputKind, Tokenizer
 from batcher.models.byte_tokenizer import ByteTokenizer
 from batcher.models.prefixes import PrefixModel
+from batcher.raised import note_raised, raised
 
 ModelNext = Callable[[list[list[int]]], Iterable[Any]]
 
@@ -51,7 +52,7 @@ class CallableModel(PrefixModel):
         if self.gives == "logits":
             return self._logits(slots, answers)
         tokens = np.zeros(self._num_slots, np.int64)
-        failed = {}
+        failed: dict[int, str | Failure] = {}
         for slot, answer in zip(slots, answers, strict=True):
             try:
                 tokens[slot] = read_token_id(self.vocab_size, answer)
@@ -62,7 +63,7 @@ class CallableModel(PrefixModel):
     def _logits(self, slots: list[int], answers: list[Any]) -> ModelOutput:
         """Return the logits of all rows: the engine wants those of every row."""
         logits = np.zeros((len(slots), self.vocab_size or 0), np.float32)
-        failed = {}
+        failed: dict[int, str | Failure] = {}
         for row, (slot, answer) in enumerate(zip(slots, answers, strict=True)):
             try:
                 logits[row] = read_logits(self.vocab_size, answer)
@@ -83,6 +84,7 @@ class CallableModel(PrefixModel):
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # whatever a user's code raises is its failure
+            note_raised(raised(error))
             raise ModelError(f"{self.name} raised {describe(error)}") from error
         if answers is None or len(answers) != num_rows:
             raise ModelError(f"{self.name} returned {_count(answers, answer, num_rows)}")

@@ -8,7 +8,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batcher.attributes import attribute_of
-from batcher.errors import BatchdecodeError, InvariantError, ModelError, describe
+from batcher.errors import (
+    RUN_ERROR_CODES,
+    Failure,
+    InvariantError,
+    ModelError,
+    describe,
+    writable,
+)
+from batcher.models.answers import shown
 from batcher.models.base import (
     Batch,
     Chunk,
@@ -22,6 +30,7 @@ from batcher.models.base import (
     can_score,
 )
 from batcher.models.prefixes import Prefixes
+from batcher.raised import BrokenModelError, RaisedError, note_raised, raised
 from batcher.request import MAX_INT
 
 
@@ -48,7 +57,7 @@ class CheckedModel:
         """Make room for `num_slots` rows.
 
         Raises:
-            BatchdecodeError: the model raised.
+            RaisedError: the model raised.
         """
         self._begin(num_slots, None if self._has_fork else Prefixes())
         with self._making_room(f"{num_slots} rows"):
@@ -58,7 +67,7 @@ class CheckedModel:
         """Make room for `num_slots` rows in `num_blocks` blocks.
 
         Raises:
-            BatchdecodeError: the model raised.
+            RaisedError: the model raised.
         """
         self._begin(num_slots, None)
         self._is_paging = True
@@ -74,18 +83,18 @@ class CheckedModel:
 
     @contextmanager
     def _making_room(self, what: str) -> Iterator[None]:
-        """Let what the model raises inside become a BatchdecodeError: it has no room for `what`."""
+        """Let what the model raises inside become a RaisedError: it has no room for `what`."""
         try:
             yield
         except (Exception, SystemExit) as error:  # not what breaks off a wait for it
-            message = f"{self.name} cannot make room for {what}: {describe(error)}"
-            raise BatchdecodeError(message) from error
+            why = raised(error)
+            raise RaisedError(f"{self.name} cannot make room for {what}: {why}", why) from error
 
     def fork(self, source: int, target: int) -> None:
         """Let the row in `target` be what the one in `source` is.
 
         Raises:
-            BatchdecodeError: the model raised; nobody knows what its rows hold now.
+            BrokenModelError: the model raised; nobody knows what its rows hold now.
         """
         if self._prefixes is not None:
             if target in self._prefixes:
@@ -102,7 +111,7 @@ class CheckedModel:
         """Forget the row in `slot`.
 
         Raises:
-            BatchdecodeError: the model raised; nobody knows what its rows hold now.
+            BrokenModelError: the model raised; nobody knows what its rows hold now.
         """
         if self._prefixes is not None:
             self._prefixes.release(slot)
@@ -131,13 +140,16 @@ class CheckedModel:
         chunks = list(batch.chunks)  # as above
         try:
             output = self.inner.forward(batch)
-            failed = dict(output.failed)
+            failed = {slot: _read_failure(why) for slot, why in dict(output.failed).items()}
             answered = np.asarray(output.tokens) if token_slots.size else None
             logits = np.asarray(output.logits) if logit_slots.size else None
             scores = dict(output.chunk_logits) if any(chunk.is_scored for chunk in chunks) else {}
-        except (ModelError, KeyboardInterrupt):
+        except KeyboardInterrupt:
             raise
+        except ModelError as error:
+            raise ModelError(describe(error).removeprefix("ModelError: ")) from error
         except BaseException as error:  # whatever another's code raises is its failure
+            note_raised(raised(error))
             raise ModelError(f"{self.name} raised {describe(error)}") from error
         if not failed.keys() <= computed:
             raise ModelError(f"{self.name} failed rows that it was not asked for: {list(failed)}")
@@ -174,13 +186,14 @@ class CheckedModel:
 
     @contextmanager
     def _failing_as(self, action: str) -> Iterator[None]:
-        """Let what the model raises inside become a BatchdecodeError: it cannot do `action`."""
+        """Let what the model raises inside become a BrokenModelError: it cannot do `action`."""
         try:
             yield
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # as in forward
-            raise BatchdecodeError(f"{self.name} cannot {action}: {describe(error)}") from error
+            why = raised(error)
+            raise BrokenModelError(f"{self.name} cannot {action}: {why}", why) from error
 
     def _hand_over_forks(self, batch: Batch, prefixes: Prefixes) -> None:
         """Make new rows of those that were forked, for a model that has no fork."""
@@ -194,7 +207,7 @@ class CheckedModel:
 
     def _take_tokens(
         self, answered: NDArray[Any], slots: IntArray, tokens: IntArray
-    ) -> dict[int, str]:
+    ) -> dict[int, str | Failure]:
         """Put the good ones of the answered tokens into `tokens`; return what the others are."""
         if answered.shape != (self._num_slots,) or answered.dtype.kind not in "iu":
             shape = f"{answered.dtype} {list(answered.shape)}"
@@ -215,3 +228,10 @@ class CheckedModel:
             raise ModelError(f"{self.name} returned logits {shape}, not numbers {wanted}")
         with np.errstate(over="ignore"):  # what is too large becomes infinite
             return np.ascontiguousarray(answered, np.float32)
+
+
+def _read_failure(why: Any) -> str | Failure:
+    """Return why a row failed, as text that can be written whatever the model says."""
+    if isinstance(why, Failure) and why.code in RUN_ERROR_CODES:
+        return Failure(why.code, writable(why.message))
+    return writable(why) if isinstance(why, str) else shown(why)

@@ -11,12 +11,14 @@ import numpy as np
 from msgspec import structs
 
 from batcher.attributes import ABSENT, attribute_of
-from batcher.errors import BatchdecodeError
-from batcher.models.answers import read_logits, read_token_id
+from batcher.errors import BatchdecodeError, Failure
+from batcher.models.answers import read_logits, read_token_id, read_vocabulary
 from batcher.models.base import Batch, FloatArray, ModelOutput, Tokenizer
 from batcher.models.byte_tokenizer import ByteTokenizer
-from batcher.models.calls import CallFailure, Calls, CallSettings, checked_settings
+from batcher.models.calls import Calls, CallSettings, checked_settings
 from batcher.models.prefixes import PrefixModel
+from batcher.models.retrying import CallFailure
+from batcher.raised import note_raised
 
 T = TypeVar("T")
 
@@ -40,8 +42,11 @@ class LLMModel(PrefixModel):
     """A Model (see base.py) that asks `llm` for the logits of every row.
 
     A row whose call has failed for good fails alone.  The stop token is EOS.  It is asked for here,
-    and so are, if `llm` does not say its `vocab_size`, the logits after `probe`, by default the
-    stop token alone, to count them; the first step does not ask for those again.
+    and so are, if `llm` does not say its `vocab_size`, the logits after `probe`, to count them;
+    without a `probe` those after the stop token alone, until two answers agree.  The first step
+    does not ask for these again.
+
+    calls: how it is called.
 
     Raises:
         BatchdecodeError: no answer to these could be had, or a setting is out of its range.
@@ -63,15 +68,16 @@ class LLMModel(PrefixModel):
         own_settings = {} if settings is ABSENT else {"settings": settings}
         self.settings: dict[str, Any] = {"llm": structs.asdict(call_settings), **own_settings}
         self.tokenizer: Tokenizer = ByteTokenizer() if tokenizer is None else tokenizer
-        self._llm, self._calls = llm, Calls(call_settings)
-        self.eos_token_id: int = self._ask_once(
-            "get_stop_token_id", [], partial(read_token_id, None)
-        )
+        self._llm, self.calls = llm, Calls(call_settings)
+        read_eos = partial(read_token_id, None)
+        [self.eos_token_id] = self._ask_all("get_stop_token_id", [[]], read_eos)
         self.vocab_size: int | None = attribute_of(llm, "vocab_size", None)
         # a prefix, and the logits after it
         self._probed: tuple[list[int], FloatArray] | None = None
         if self.vocab_size is None:
-            self._probe([self.eos_token_id] if probe is None else probe)
+            prefix, num_needed = ([self.eos_token_id], 2) if probe is None else ([*probe], 1)
+            self._probed = prefix, self._probe(prefix, num_needed)
+            self.vocab_size = self._probed[1].size
 
     def forward(self, batch: Batch) -> ModelOutput:
         """Return the logits of `batch.logit_slots`, those of rows that failed 0."""
@@ -80,10 +86,12 @@ class LLMModel(PrefixModel):
         prefixes = [self._prefixes.copy_of(slot) for slot in logit_slots]
         answers = self._ask(prefixes) if prefixes else []  # parts of prompts alone ask for nothing
         logits = np.zeros((len(logit_slots), self.vocab_size or 0), np.float32)
-        failed = {}
+        failed: dict[int, str | Failure] = {}
         for row, (slot, answer) in enumerate(zip(logit_slots, answers, strict=True)):
             if isinstance(answer, CallFailure):
-                failed[slot] = f"{self.name} {answer}"
+                failed[slot] = Failure(answer.code, f"{self.name} {answer}")
+                if answer.raised is not None:
+                    note_raised(answer.raised)
             else:
                 logits[row] = answer
         return ModelOutput(np.zeros(self._num_slots, np.int64), failed, logits)
@@ -99,28 +107,40 @@ class LLMModel(PrefixModel):
 
     def _call(self, prefixes: list[list[int]]) -> list[FloatArray | CallFailure]:
         function, read = self._llm.next_token_logits, partial(read_logits, self.vocab_size)
-        return self._calls.run(function, [[prefix] for prefix in prefixes], read)
+        return self.calls.run(function, [[prefix] for prefix in prefixes], read)
 
-    def _probe(self, prefix: Sequence[int]) -> None:
-        """Learn the size of the vocabulary from the logits after `prefix`.
+    def _probe(self, prefix: list[int], num_needed: int) -> FloatArray:
+        """Return the logits after `prefix` once `num_needed` answers have as many of them.
 
         Raises:
             BatchdecodeError: there are none.
         """
-        logits = self._ask_once("next_token_logits", [[*prefix]], partial(read_logits, None))
-        self.vocab_size = logits.size
-        self._probed = [*prefix], logits
+        read = partial(read_vocabulary, self.eos_token_id)
+        found = self._ask_all("next_token_logits", [[prefix]] * num_needed, read)
+        for _ in range(self.calls.settings.max_attempts):
+            sizes = [logits.size for logits in found]
+            size = max(sizes, key=sizes.count)
+            if sizes.count(size) >= num_needed:
+                return found[sizes.index(size)]
+            found += self._ask_all("next_token_logits", [[prefix]], read)
+        numbers = ", ".join(map(str, sizes))
+        message = f"next_token_logits returned another number of logits each time: {numbers}"
+        raise BatchdecodeError(f"{self.name}: {message}")
 
-    def _ask_once(self, method: str, arguments: list[Any], read: Callable[[Any], T]) -> T:
-        """Return what the method of this name answers to `arguments`.
+    def _ask_all(
+        self, method: str, arguments: list[list[Any]], read: Callable[[Any], T]
+    ) -> list[T]:
+        """Return what the method of this name answers to each of `arguments`.
 
         Raises:
             BatchdecodeError: it has not answered.
         """
-        [answer] = self._calls.run(getattr(self._llm, method), [arguments], read)
-        if isinstance(answer, CallFailure):
-            raise BatchdecodeError(f"{self.name}: {method} {answer}")
-        return answer
+        found: list[T] = []
+        for answer in self.calls.run(getattr(self._llm, method), arguments, read):
+            if isinstance(answer, CallFailure):
+                raise answer.fatal(f"{self.name}: {method}")
+            found.append(answer)
+        return found
 
 
 def missing_methods(model: object) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from batcher.attributes import has_attribute
-from batcher.errors import BatchdecodeError, RaisedError
+from batcher.errors import BatchdecodeError
 from batcher.importing import import_object
 from batcher.models.answers import shown
 from batcher.models.base import Model, OutputKind
@@ -17,7 +17,7 @@ from batcher.models.checked import CheckedModel
 from batcher.models.checked_tokenizer import checked_tokenizer
 from batcher.models.llm import LLMModel, missing_methods
 from batcher.models.simulated import SimulatedModel, SimulatedSettings
-from batcher.raised import described_at
+from batcher.raised import RaisedError, raised
 from batcher.request import MAX_INT
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -70,8 +70,8 @@ def as_model(
     except BatchdecodeError:
         raise
     except (Exception, SystemExit) as error:  # whatever the model's own attributes raise
-        called = name or shown(model)
-        raise RaisedError(f"{called} cannot be used: {described_at(error)}") from error
+        called, why = name or shown(model), raised(error)
+        raise RaisedError(f"{called} cannot be used: {why}", why) from error
     return adapted
 
 
@@ -152,5 +152,5 @@ def _instance(model_class: type) -> object:
     try:
         return model_class()
     except (Exception, SystemExit) as error:  # whatever the class's own code raises
-        message = f"cannot make a {model_class.__name__}: {described_at(error)}"
-        raise RaisedError(message) from error
+        why = raised(error)
+        raise RaisedError(f"cannot make a {model_class.__name__}: {why}", why) from error

@@ -261,7 +261,7 @@ class Decoder:
         stopped += self._machines.advance(tokens)
         return Decoded(stopped, failed, self._look_at_rows(given, stopped), forks)
 
-    def fail(self, failed: Mapping[int, str]) -> Decoded:
+    def fail(self, failed: Mapping[int, str | Failure]) -> Decoded:
         """Return the outcome of a step in which the model failed these rows, and gave no other."""
         return Decoded([], self._as_failures(failed), {}, [])
 
@@ -270,11 +270,13 @@ class Decoder:
         streamed, self._streamed = self._streamed, []
         return streamed
 
-    def _as_failures(self, failed: Mapping[int, str]) -> dict[int, Failure]:
+    def _as_failures(self, failed: Mapping[int, str | Failure]) -> dict[int, Failure]:
         """Return the failures of rows as those of their leaders."""
         return {
-            self._leaders.get(slot, slot): Failure("model-error", message)
-            for slot, message in failed.items()
+            self._leaders.get(slot, slot): why
+            if isinstance(why, Failure)
+            else Failure("model-error", why)
+            for slot, why in failed.items()
         }
 
     def _sample(self, sampler: Sampler, output: ModelOutput, failed: dict[int, Failure]) -> Sampled:

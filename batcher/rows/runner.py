@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 from msgspec.structs import replace
 
 from batcher.decoding.prompt_logprobs import PromptLogprobs
-from batcher.errors import BatchdecodeError, ModelError
+from batcher.errors import BatchdecodeError, Failure, ModelError
 from batcher.models.base import Batch, Chunk, Model, ModelOutput, Pages, can_page
 from batcher.request import FinishReason
 from batcher.rows.decoder import NOTHING_DECODED, Decoded, Decoder
@@ -259,6 +259,7 @@ class ModelRunner:
         batch, decoder = self._batch, self.decoder
         if self._is_robbed:
             raise BatchdecodeError(ROBBED)
+        failed: dict[int, str | Failure]
         try:
             with batch.standing_still():
                 output = self._model.forward(batch)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from cli.commands.arguments import (
+    DECODING,
     DISPLAY,
     ERRORS,
     INPUT,
@@ -80,6 +81,18 @@ def run(
     batch: BatchOption = 8,
     model: ModelOption = "simulated",
     seed: SeedOption = None,
+    call_timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=MIN_INTERVAL,
+            max=MAX_DELAY,
+            metavar="SECONDS",
+            help="After so long a row fails that an LLM gives no answer for.  [default: 120]",
+            show_default=False,
+            callback=refuse_nan,
+            rich_help_panel=DECODING,
+        ),
+    ] = None,
     scheduling: SchedulingOptions,
     output: Annotated[
         str | None,
@@ -246,6 +259,7 @@ def run(
         seed=seed,
         model_settings=model_settings(config, "simulated"),
         llm_settings=model_settings(config, "llm"),
+        call_timeout=call_timeout,
         scheduling=scheduling,
         output=output,
         trace=trace,

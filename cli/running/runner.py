@@ -14,6 +14,8 @@ from batcher.events import Event
 from batcher.formats.requests import BadLine, RequestParser
 from batcher.formats.trace import is_trace_start
 from batcher.metrics import encode_summary
+from batcher.models.base import Model
+from batcher.models.llm import LLMModel
 from batcher.models.loading import load_model
 from batcher.models.simulated import SimulatedModel
 from cli.errors import WriteError
@@ -56,11 +58,31 @@ class Job:
         self._waiting = waiting
         self.requests = open_input(options.input, waiting)
         with waiting():
-            self.model = load_model(
-                options.model, options.model_settings, options.seed, options.llm_settings
-            )
+            self.model = self._load_model()
             self.engine = self._make_engine()
         self.report = ProblemReport(self.requests.name, options.color)
+
+    def _load_model(self) -> Model:
+        """Return the model that the options name, and let its calls be broken off by a signal.
+
+        Raises:
+            BatchdecodeError: there is none, or it makes no calls for --call-timeout to limit.
+        """
+        options = self.options
+        call_settings, limit = options.llm_settings, options.call_timeout
+        if limit is not None:
+            call_settings = {**call_settings, "call_timeout": limit}
+        model = load_model(options.model, options.model_settings, options.seed, call_settings)
+        if isinstance(model, LLMModel):
+            model.calls.waiting = self._waiting
+        if limit is not None and not (
+            isinstance(model, LLMModel) and model.calls.settings.call_timeout == limit
+        ):
+            raise BatchdecodeError(
+                f"--call-timeout is for an object with next_token_logits; {model.name} is none, "
+                "or has settings of its own for its calls"
+            )
+        return model
 
     def _make_engine(self) -> Engine:
         """Return the engine that the options describe.

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from batcher import BatchdecodeError, ByteTokenizer, Request, RequestError, decode, generate
-from batcher.errors import RaisedError
 from batcher.models.callable import CallableModel
 from batcher.models.loading import as_model
+from batcher.raised import RaisedError
 
 
 def model_with(**attributes: Any) -> Any:
@@ -76,7 +76,7 @@ def test_an_attribute_that_fails_is_not_one_that_is_not_there(name: str, message
     with pytest.raises(RaisedError, match=message) as caught:
         as_model(Model())
     assert "test_descriptions.py, line " in str(caught.value)
-    assert caught.value.__cause__ is not None
+    assert caught.value.raised.traceback.startswith("Traceback (most recent call last):\n")
 
 
 def endless() -> dict[str, Any]:

@@ -159,7 +159,7 @@ class Sizeless(SyncLLM):
 def test_the_size_of_the_vocabulary_is_counted_if_nobody_says_it() -> None:
     model = made(llm := Sizeless())
     assert model.vocab_size == VOCAB_SIZE
-    assert llm.calls == [[STOP]]
+    assert llm.calls == [[STOP], [STOP]]
     assert decoded(model) == (EXPECTED, {})
     wrong = made(Sizeless(lambda prefix, _: [0.0] * 9 if prefix == [1] else None))
     assert decoded(wrong)[1] == {0: "llm returned 9 logits, not 7 (attempt 3)"}
@@ -181,7 +181,13 @@ def test_an_llm_describes_the_model() -> None:
     assert (model.name, model.gives, model.vocab_size) == ("mine:llm", "logits", VOCAB_SIZE)
     assert model.eos_token_id == STOP
     assert model.settings == {
-        "llm": {"max_concurrency": 3, "timeout": 60.0, "max_attempts": 4, "backoff": 0.5}
+        "llm": {
+            "max_concurrency": 3,
+            "timeout": 60.0,
+            "call_timeout": 120.0,
+            "max_attempts": 4,
+            "backoff": 0.5,
+        }
     }
     assert model.tokenizer.encode("\6") == [6]
     llm.settings, llm.tokenizer = {"a": 1}, model.tokenizer
@@ -315,9 +321,9 @@ model.allocate(1)
 batch = Batch(1)
 batch.join(Chunk(0, [1], 0))
 batch.logit_slots = batch.slots
-print(model.forward(batch).failed)
+print(model.forward(batch).failed[0].message)
 """
     command = [sys.executable, "-W", "error", "-X", "dev", "-c", program]
     done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
-    assert done.stdout == "{0: 'Hanging timed out after 0.05 s'}\n"
+    assert done.stdout == "Hanging timed out after 0.05 s\n"
     assert done.stderr == ""

@@ -1,0 +1,114 @@
+"""What a failed attempt of a call says about another one: whether it is worth it, and when."""
+
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from math import isfinite
+from typing import Any
+
+from batcher.errors import BatchdecodeError, describe
+from batcher.raised import Raised, RaisedError, raised
+
+PROGRAMMING_ERRORS = (
+    AssertionError,
+    AttributeError,
+    ImportError,
+    NameError,
+    NotImplementedError,
+    SyntaxError,
+    SystemExit,
+    TypeError,
+)
+REFUSALS = {*range(400, 500)} - {408, 425, 429}  # HTTP statuses that stay when asked again
+SECONDS_OF = {"retry-after-ms": 0.001, "retry-after": 1.0}  # in the order in which they count
+
+
+class CallFailure(Exception):  # noqa: N818 - it is handed out more often than raised
+    """Why a call has no answer.
+
+    code: one of RUN_ERROR_CODES.  retry_after: the seconds that a server wants to be left alone.
+    raised: what the called code raised, if that is why.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        is_worth_retry: bool,
+        code: str = "model-error",
+        retry_after: float | None = None,
+        raised: Raised | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.is_worth_retry, self.code = is_worth_retry, code
+        self.retry_after, self.raised = retry_after, raised
+
+    def fatal(self, what: str) -> BatchdecodeError:
+        """Return this as an error that ends all; `what` was called."""
+        if self.raised is None:
+            return BatchdecodeError(f"{what} {self}")
+        place = "" if self.raised.place is None else f" ({self.raised.place})"
+        return RaisedError(f"{what} {self}{place}", self.raised)
+
+
+def failure_of(error: BaseException) -> CallFailure:
+    """Return what it means that the called code raised `error`."""
+    is_hopeless = isinstance(error, PROGRAMMING_ERRORS) or _is_refusal(error)
+    return CallFailure(
+        f"raised {describe(error)}",
+        is_worth_retry=not is_hopeless,
+        retry_after=_retry_after(error),
+        raised=raised(error),
+    )
+
+
+def is_worth_retry(error: BaseException) -> bool:
+    """Return whether another attempt may have an answer."""
+    return isinstance(error, CallFailure) and error.is_worth_retry
+
+
+def _is_refusal(error: BaseException) -> bool:
+    """Return whether it carries an HTTP status that says that the request itself is wrong."""
+    names = ("status_code", "status", "code")  # of requests and httpx; of aiohttp; of urllib
+    try:
+        found = [getattr(carrier, name, None) for carrier in _carriers(error) for name in names]
+        return any(isinstance(status, int) and status in REFUSALS for status in found)
+    except BaseException:  # noqa: BLE001 - even these are somebody else's code
+        return False
+
+
+def _retry_after(error: BaseException) -> float | None:
+    """Return the seconds after which the server of an HTTP error wants to be asked again."""
+    try:
+        for carrier in _carriers(error):
+            headers = getattr(carrier, "headers", None)
+            given = {} if headers is None else {str(n).lower(): v for n, v in headers.items()}
+            for name, unit in SECONDS_OF.items():
+                seconds = None if name not in given else _read_seconds(given[name], unit)
+                if seconds is not None:
+                    return seconds
+    except BaseException:  # noqa: BLE001 - as above
+        return None
+    return None
+
+
+def _carriers(error: BaseException) -> list[Any]:
+    """Return what may have the status and the headers of a response.
+
+    That is the error itself for urllib and aiohttp, its `response` for requests, httpx and openai.
+    """
+    return [error, getattr(error, "response", None)]
+
+
+def _read_seconds(value: Any, unit: float) -> float | None:
+    """Return what a header says: a number of units, or a date; None if it says neither."""
+    text = value.decode("latin-1") if isinstance(value, bytes) else str(value)
+    try:
+        seconds = float(text) * unit
+    except ValueError:
+        try:
+            date = parsedate_to_datetime(text)
+        except ValueError:
+            return None
+        date = date if date.tzinfo is not None else date.replace(tzinfo=UTC)
+        seconds = (date - datetime.now(UTC)).total_seconds()
+    return max(seconds, 0.0) if isfinite(seconds) else None

@@ -1,0 +1,41 @@
+"""--call-timeout: a row whose LLM does not answer fails alone."""
+
+import json
+
+import pytest
+from process import batchdecode, lines_of
+
+LLM = """
+import asyncio
+
+class LLM:
+    vocab_size = 4
+
+    def get_stop_token_id(self):
+        return 0
+
+    async def next_token_logits(self, prev_token_ids):
+        if prev_token_ids[0] == 1:
+            await asyncio.sleep(60)
+        return [0, 0, 1, 0]
+"""
+
+
+@pytest.mark.parametrize("by_config", [False, True])
+def test_the_row_of_a_call_that_hangs_fails_and_the_others_go_on(tmp_path, by_config):
+    (tmp_path / "slow.py").write_text(LLM)
+    (tmp_path / "config.yaml").write_text("llm:\n  call_timeout: 0.3\n")
+    limit = ["--config", "config.yaml"] if by_config else ["--call-timeout", "0.3"]
+    requests = lines_of(*({"prompt": [token], "max_tokens": 2} for token in (1, 2, 3)))
+    done = batchdecode("run", "--model", "slow:LLM", "-q", *limit, cwd=tmp_path, stdin=requests)
+    assert done.returncode == 1
+    slow, *others = map(json.loads, done.stdout.splitlines())
+    assert slow["error"]["code"] == "call-timeout"
+    assert slow["error"]["message"] == "step 0: slow:LLM timed out after 0.3 s"
+    assert [result["tokens"] for result in others] == [[2, 2], [2, 2]]
+
+
+def test_where_there_are_no_calls_it_is_refused(tmp_path):
+    done = batchdecode("run", "--call-timeout", "3", cwd=tmp_path, stdin=b'{"prompt":"a"}')
+    assert done.returncode == 2
+    assert "--call-timeout is for an object with next_token_logits; simulated" in done.stderr
