@@ -1,15 +1,51 @@
 """`generate` and `generate_many`: token ids in, token ids out, from an LLM that people bring."""
 
 from collections.abc import Iterable
-from typing import cast
+from typing import Any, TypedDict, Unpack, cast
 
 from batcher.engine import Engine
 from batcher.errors import BatchdecodeError, ModelError, RequestError
+from batcher.formats.suggestions import suggest
 from batcher.models.calls import CallSettings, checked_settings
 from batcher.models.llm import LLM, LLMModel, missing_methods
 from batcher.models.loading import check_description
 from batcher.request import MAX_INT, Request, Result
-from batcher.validation import Target, find_problems
+from batcher.validation import Target, find_problems, num_slots_needed
+
+
+class Sampling(TypedDict, total=False):
+    """What `generate` and `generate_many` take beside their arguments: these fields of a Request.
+
+    They mean what docs/requests-and-results.md says of them, and `temperature` is 1 by default.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    typical_p: float
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
+    repetition_penalty: float
+    frequency_penalty: float
+    presence_penalty: float
+    logit_bias: dict[str, float]
+    allowed_token_ids: list[int]
+    bad_words: list[str]
+    min_tokens: int
+    cfg_scale: float
+    negative_prompt: str | list[int]
+    seed: int
+    stop_token: int | list[int]
+    stop_sequence: str | list[int | str | list[int]]
+    stop: str | list[str]
+    ignore_eos: bool
+    json_schema: dict[str, Any] | bool
+    regex: str
+    choice: list[str]
+    lark: str
+    gbnf: str
 
 
 def generate(
@@ -18,17 +54,23 @@ def generate(
     *,
     max_tokens: int | None = None,
     call_settings: CallSettings | None = None,
+    **sampling: Unpack[Sampling],
 ) -> list[int]:
-    """Return the most likely token, one after another, up to and including the stop token.
+    """Return a sample of what `llm` goes on with, up to and including the stop token.
+
+    Each token is drawn from the softmax of its logits; with `temperature=0` it is the likeliest.
+    The prompt and `seed` settle which sample it is, the first one of `generate_many`.
 
     max_tokens: how many there are at most; None if only the stop token ends them.
     call_settings: how `llm` is called.
+    sampling: how a token is chosen, and what else ends the output or limits it.
 
     Raises:
         BatchdecodeError: `llm` failed, or an argument is not valid.
     """
-    request = _request(prompt_tokens, max_tokens)
-    [tokens] = _outputs(_model(llm, request, call_settings), request, batch_size=1)
+    request = _request(prompt_tokens, max_tokens, 1, sampling)
+    batch_size = num_slots_needed(request)
+    [tokens] = _outputs(_model(llm, request, call_settings), request, batch_size=batch_size)
     return tokens
 
 
@@ -37,11 +79,10 @@ def generate_many(
     llm: LLM,
     n: int,
     *,
-    temperature: float = 1.0,
-    seed: int = 0,
     max_tokens: int | None = None,
     batch_size: int | None = None,
     call_settings: CallSettings | None = None,
+    **sampling: Unpack[Sampling],
 ) -> list[list[int]]:
     """Return `n` independent samples; the number of a sample and `seed` settle what it is.
 
@@ -52,9 +93,9 @@ def generate_many(
         BatchdecodeError: `llm` failed, or an argument is not valid.
     """
     call_settings = checked_settings(call_settings)
-    request = _request(prompt_tokens, max_tokens, n=n, temperature=temperature, seed=seed)
+    request = _request(prompt_tokens, max_tokens, n, sampling)
     if batch_size is None:
-        batch_size = call_settings.max_concurrency
+        batch_size = max(call_settings.max_concurrency, num_slots_needed(request))
     return _outputs(_model(llm, request, call_settings), request, batch_size=batch_size)
 
 
@@ -75,24 +116,25 @@ def _model(llm: LLM, request: Request, call_settings: CallSettings | None) -> LL
 
 
 def _request(
-    prompt_tokens: Iterable[int],
-    max_tokens: int | None,
-    *,
-    n: int = 1,
-    temperature: float = 0.0,
-    seed: int = 0,
+    prompt_tokens: Iterable[int], max_tokens: int | None, n: int, sampling: Sampling
 ) -> Request:
     """Return the request for that; its prompt is token ids.
 
     Raises:
-        RequestError: no LLM could decode it; the engine knows more about this one.
+        BatchdecodeError: `sampling` has what is no field of it, or, a RequestError, no LLM could
+            decode the request; the engine knows more about this one.
     """
+    known = tuple(Sampling.__annotations__)
+    for name in sampling:
+        if name not in known:
+            hint = suggest(name, known) or f"known: {', '.join(known)}"
+            raise BatchdecodeError(f"{name!r} does not say how tokens are chosen; {hint}")
+    fields: dict[str, Any] = {"temperature": 1.0, **sampling}
     request = Request(
         prompt=list(prompt_tokens) if isinstance(prompt_tokens, Iterable) else prompt_tokens,
         max_tokens=MAX_INT if max_tokens is None else max_tokens,
         n=n,
-        temperature=temperature,
-        seed=seed,
+        **fields,
     )
     problems = find_problems(request, Target())
     if problems:

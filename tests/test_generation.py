@@ -48,25 +48,25 @@ KINDS = pytest.mark.parametrize("kind", [LLM, AsyncLLM])
 @KINDS
 def test_the_likeliest_tokens_come_up_to_and_with_the_stop_token(kind: type[LLM]) -> None:
     prompt = [0, 1]
-    assert generate(prompt, kind()) == [2, 3, 4, STOP]
+    assert generate(prompt, kind(), temperature=0) == [2, 3, 4, STOP]
     assert prompt == [0, 1]
 
 
 @KINDS
 def test_an_llm_is_asked_once_for_each_token_with_all_before_it(kind: type[LLM]) -> None:
-    generate([0, 1], llm := kind())
+    generate([0, 1], llm := kind(), temperature=0)
     assert llm.calls == [[0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 4]]
 
 
 @pytest.mark.parametrize(("max_tokens", "expected"), [(1, [0]), (5, [0, 1, 2, 3, 4])])
 def test_max_tokens_ends_it_without_a_stop_token(max_tokens: int, expected: list[int]) -> None:
-    assert generate([], LLM(), max_tokens=max_tokens) == expected
+    assert generate([], LLM(), max_tokens=max_tokens, temperature=0) == expected
 
 
 def test_a_prompt_may_be_any_sequence_and_hold_the_stop_token() -> None:
-    assert generate((STOP,), LLM()) == [1, 2, 3, 4, STOP]
-    assert generate(range(6), LLM())[-1] == STOP
-    assert generate(iter([0, 1]), llm := LLM()) == [2, 3, 4, STOP]
+    assert generate((STOP,), LLM(), temperature=0) == [1, 2, 3, 4, STOP]
+    assert generate(range(6), LLM(), temperature=0)[-1] == STOP
+    assert generate(iter([0, 1]), llm := LLM(), temperature=0) == [2, 3, 4, STOP]
     assert llm.calls[0] == [0, 1]
 
 
@@ -77,13 +77,13 @@ def test_it_goes_on_until_the_stop_token_however_long_that_takes() -> None:
         def next_token_logits(self, prev_token_ids: list[int]) -> list[float]:
             return [1.0, *[0.0] * 4, 2.0 * (len(prev_token_ids) == 300)]
 
-    assert generate([1], Long()) == [0] * 299 + [STOP]
+    assert generate([1], Long(), temperature=0) == [0] * 299 + [STOP]
 
 
 @KINDS
 def test_it_works_inside_a_running_event_loop(kind: type[LLM]) -> None:
     async def inside() -> tuple[list[int], list[list[int]]]:
-        return generate([0], kind()), generate_many([0], kind(), 2, max_tokens=3)
+        return generate([0], kind(), temperature=0), generate_many([0], kind(), 2, max_tokens=3)
 
     one, many = asyncio.run(inside())
     assert one == [1, 2, 3, 4, STOP]
@@ -118,6 +118,40 @@ def test_samples_follow_the_distribution() -> None:
     assert generate_many([0], LLM(), 40, temperature=0.01) == [[1, 2, 3, 4, STOP]] * 40
 
 
+def test_one_sample_follows_the_distribution_too() -> None:
+    llm = LLM(sharpness=2)
+    firsts = Counter(generate([0], llm, max_tokens=1, seed=seed)[0] for seed in range(600))
+    assert firsts[1] / 600 == pytest.approx(7.389 / (7.389 + 5), abs=0.08)
+
+
+def test_one_sample_is_the_first_of_many() -> None:
+    for fields in ({}, {"seed": 5}, {"temperature": 3.0, "top_k": 4}, {"stop_token": 2}):
+        one = generate([0], LLM(), max_tokens=20, **fields)
+        assert generate_many([0], LLM(), 3, max_tokens=20, **fields)[0] == one
+        assert generate([0], LLM(), max_tokens=20, **fields) == one
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"top_k": 1}, [1, 2, 3, 4, STOP]),
+        ({"min_p": 0.9}, [1, 2, 3, 4, STOP]),
+        ({"top_p": 0.0}, [1, 2, 3, 4, STOP]),
+        ({"temperature": 0, "stop_token": 3}, [1, 2, 3]),
+        ({"temperature": 0, "stop_sequence": [2, 3]}, [1, 2, 3]),
+        ({"temperature": 0, "allowed_token_ids": [0, STOP]}, [0, 0, 0, 0, STOP]),
+        ({"temperature": 0, "logit_bias": {"0": 9.0}, "max_tokens": 3}, [0, 0, 0]),
+        ({"temperature": 0, "ignore_eos": True, "max_tokens": 7}, [1, 2, 3, 4, STOP, 0, 1]),
+        ({"temperature": 0, "cfg_scale": -1.0 + 1, "negative_prompt": [0, 1, 2]}, [3, 4, STOP]),
+    ],
+    ids=str,
+)
+def test_how_a_token_is_chosen_may_be_said_as_in_a_request(
+    fields: dict[str, Any], expected: list[int]
+) -> None:
+    assert generate([0], LLM(), **fields) == expected
+
+
 def test_samples_are_called_at_once() -> None:
     together = threading.Barrier(6, timeout=5)
 
@@ -132,7 +166,7 @@ def test_samples_are_called_at_once() -> None:
 
 
 def call_generate(llm: LLM) -> object:
-    return generate([0, 1], llm, max_tokens=5, call_settings=QUICK)
+    return generate([0, 1], llm, temperature=0, max_tokens=5, call_settings=QUICK)
 
 
 def call_generate_many(llm: LLM) -> object:
@@ -177,6 +211,9 @@ def test_an_llm_that_fails_at_once_is_an_error_too() -> None:
         lambda: generate([0], LLM(), max_tokens=-1),
         lambda: generate([[0]], LLM()),
         lambda: generate("abc", LLM()),
+        lambda: generate([0], LLM(), temperature=-1.0),
+        lambda: generate([0], LLM(), top_k="2"),
+        lambda: generate([0], LLM(), mirostat=1, top_p=0.5),
         lambda: generate(None, LLM()),
         lambda: generate(5, LLM()),
         lambda: generate_many([0], LLM(), 0),
@@ -187,6 +224,14 @@ def test_an_llm_that_fails_at_once_is_an_error_too() -> None:
 def test_arguments_that_are_not_valid(call: Callable) -> None:
     with pytest.raises(RequestError):
         call()
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("tempreature", "did you mean `temperature`"), ("n", "known: temp")]
+)
+def test_a_name_that_is_none_is_an_error(name: str, hint: str) -> None:
+    with pytest.raises(BatchdecodeError, match=f"'{name}' does not say how .*{hint}"):
+        generate([0], LLM(), **{name: 1})
 
 
 def test_an_llm_is_not_asked_about_what_is_not_valid() -> None:
