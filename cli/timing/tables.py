@@ -9,6 +9,9 @@ _TO_UNITS = {"t0": 1.0, "w": 1.0, "f": 1e3, "g": 1e3, "d": 1e6, "h": 1e6, "e": 1
 _HEADS = ("profile", "t0 ms", "w ms", "f µs", "g µs", "d ns", "h ns", "e ns", "KV tokens")
 
 
+ESTIMATED = "~ no engine has reported it: 90 % of the memory on the data sheet, less the weights"
+
+
 def table_of(reports: Sequence[StepTimeReport]) -> str:
     """Return profiles as tables: their terms, then how good they are, then where they are from."""
     terms = [_HEADS, *(_terms_row(report) for report in reports)]
@@ -30,7 +33,13 @@ def table_of(reports: Sequence[StepTimeReport]) -> str:
         for report in reports
         if report.physics and report.physics.verdict == "too fast"
     ]
-    blocks = [_aligned(terms, numbers=True), _aligned(notes, numbers=False), listed, beaten]
+    estimated = [ESTIMATED] if any(map(_is_estimated, reports)) else []
+    blocks = [
+        [*_aligned(terms, numbers=True), *estimated],
+        _aligned(notes, numbers=False),
+        listed,
+        beaten,
+    ]
     return "\n".join("".join(f"{line}\n" for line in block) for block in blocks if block)
 
 
@@ -61,6 +70,11 @@ def details_of(report: StepTimeReport) -> str:
 def _terms_row(report: StepTimeReport) -> tuple[str, ...]:
     terms = (f"{report.settings[term] * unit:.4g}" for term, unit in _TO_UNITS.items())
     return printable(report.name), *terms, _short_room(report)
+
+
+def _is_estimated(report: StepTimeReport) -> bool:
+    """Return whether a room is shown that no engine has reported."""
+    return report.kv_tokens is None and report.kv_tokens_that_fit is not None
 
 
 def _short_room(report: StepTimeReport) -> str:
@@ -100,10 +114,12 @@ def _room(report: StepTimeReport) -> str:
     parts = []
     if report.kv_tokens is not None:
         parts.append(f"{report.kv_tokens:,} tokens reported")
+    elif report.kv_tokens_that_fit:
+        parts.append("no engine has reported it")
     if report.kv_tokens_that_fit == 0:
         parts.append("the weights do not fit")
     elif report.kv_tokens_that_fit is not None:
-        parts.append(f"{report.kv_tokens_that_fit:,} fit beside the weights")
+        parts.append(f"{report.kv_tokens_that_fit:,} fit beside the weights by the data sheet")
     if report.kv_blocks:
         parts.append(f"--kv-blocks {report.kv_blocks}")
     return "; ".join(parts)

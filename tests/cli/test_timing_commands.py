@@ -19,9 +19,20 @@ def test_profiles_lists_all_with_terms_error_source_room_and_verdict():
         assert name in text
         assert profile.error in text
         assert profile.source in text
-    assert "41,408" in text
+        is_measured = profile.error.startswith("replay: TTFT mean ")
+        assert is_measured == ("replayed: a run of" in profile.source)
+        assert is_measured != profile.error.startswith("not replayed; MAPE of the fit: ")
+        assert ("states its KV tokens" in profile.source) == (profile.kv_tokens is not None)
+    assert " 41,408\n" in text
+    assert text.count(" ~") == 11, "no engine has reported these"
+    assert "~ no engine has reported it: 90 % of the memory on the data sheet" in text
     assert "possible" in text
     assert "too fast" not in text
+
+
+def test_a_room_that_no_engine_reported_says_so():
+    text = batchdecode("profiles", "rtxpro6000_llama3.1-8b").stdout.decode()
+    assert "KV        no engine has reported it; 536,651 fit beside the weights by the" in text
 
 
 def test_profiles_of_a_file_says_what_beats_its_hardware():
@@ -33,6 +44,7 @@ def test_profiles_of_a_file_says_what_beats_its_hardware():
 
 def test_one_profile_shows_what_it_predicts():
     text = batchdecode("profiles", "rtx4090_llama3.1-8b").stdout.decode()
+    assert "KV        41,408 tokens reported; 42,266 fit beside the weights by" in text
     assert "--kv-blocks 2588" in text
     assert "prefill 2,048       191.141   179.709   1.06           compute" in text
 
