@@ -1,7 +1,8 @@
 """Fits the terms of a profile to a log of real step times, and says how far the fit is off.
 
 With c = w / f, max(w, f*T) is f * max(c, T): for a given c all terms are linear, so the fit is a
-search for c alone, around least squares.  They are of relative errors, for those are stated.
+search for c alone, around least squares.  They are of relative errors, for those are stated, and
+weighted by the kinds of steps, see batcher.timing.step_kinds.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.timing.nonnegative import fit_nonnegative
+from batcher.timing.step_kinds import KindErrors, errors_by_kind, missing_kinds, weights_of
 from batcher.timing.step_log import StepLog
 
 LEAST_STEPS = 20
@@ -32,6 +34,8 @@ class FitErrors(Struct, frozen=True, kw_only=True):
 
     mape: the mean.  p95: what 95 % of the steps are within.  r2: the share of the variance that is
     explained.  held_out_mape: the mean over every fifth step, with a fit to all others.
+    replayed: how much longer the whole log takes than it did.  by_kind: the same for each kind of
+    steps that it has.
     """
 
     num_steps: int
@@ -39,12 +43,14 @@ class FitErrors(Struct, frozen=True, kw_only=True):
     p95: float
     r2: float
     held_out_mape: float
+    replayed: float
+    by_kind: list[KindErrors]
 
     def describe(self) -> str:
         """Return it as a person reads it."""
         return (
             f"MAPE {self.mape:.2%}, p95 {self.p95:.2%}, R2 {self.r2:.4f}, held out "
-            f"{self.held_out_mape:.2%}; {self.num_steps:,} steps"
+            f"{self.held_out_mape:.2%}; {self.num_steps:,} steps, replayed {self.replayed:+.2%}"
         ).replace("%", " %")
 
 
@@ -67,8 +73,8 @@ def fit_steps(log: StepLog, name: str) -> Fit:
     held_out = np.arange(log.num_steps) % _HELD_OUT == _HELD_OUT - 1
     others = fit_terms(log.part(~held_out))
     terms = fit_terms(log)
-    off = relative_errors(terms, log)
-    left = (predicted_seconds(terms, log) - log.seconds) ** 2
+    off, predicted = relative_errors(terms, log), predicted_seconds(terms, log)
+    left = (predicted - log.seconds) ** 2
     spread = (log.seconds - log.seconds.mean()) ** 2
     errors = FitErrors(
         num_steps=log.num_steps,
@@ -76,6 +82,8 @@ def fit_steps(log: StepLog, name: str) -> Fit:
         p95=float(np.quantile(off, 0.95)),
         r2=1 - float(left.sum() / spread.sum()) if np.ptp(log.seconds) else 1.0,
         held_out_mape=float(relative_errors(others, log.part(held_out)).mean()),
+        replayed=float(predicted.sum() / log.seconds.sum()) - 1,
+        by_kind=errors_by_kind(predicted, log),
     )
     return Fit(terms, errors, _open_questions(log))
 
@@ -98,7 +106,7 @@ def relative_errors(terms: Terms, log: StepLog) -> Any:
 
 
 def fit_terms(log: StepLog) -> Terms:
-    """Return the terms, in milliseconds, with the least squares of relative errors."""
+    """Return the terms, in milliseconds, with the least squares of weighted relative errors."""
     every = -(-log.num_steps // _STEPS_FOR_CROSSING)
     some = log.part(slice(None, None, every))
     crossing = _least(lambda place: _fit(some, place)[1], _candidates(some.num_tokens))
@@ -119,7 +127,8 @@ def _fit(log: StepLog, crossing: float) -> tuple[Any, float]:
             log.prefill_work / 2,
         ]
     )
-    return fit_nonnegative(columns / log.seconds[:, None], np.ones(log.num_steps))
+    scales = np.sqrt(weights_of(log))
+    return fit_nonnegative(columns * (scales / log.seconds)[:, None], scales)
 
 
 def _candidates(num_tokens: Any) -> list[float]:
@@ -155,14 +164,7 @@ def _golden(loss: Callable[[float], float], low: float, high: float) -> float:
 
 def _open_questions(log: StepLog) -> list[str]:
     """Return what the log cannot tell, whatever fits."""
-    notes = []
-    has_prefill = log.prefill_work > 0
-    if not has_prefill.any():
-        notes.append("no step computes a prompt: t0 + w, g and d are known, f, h and e are guesses")
-    elif not (has_prefill & (log.kv_read > 0)).any():
-        notes.append("no step computes prompts while others decode: h is a guess")
-    if has_prefill.all():
-        notes.append("no step only decodes: w and d are guesses")
+    notes = missing_kinds(log)
     if np.ptp(log.num_sequences) == 0:
         notes.append("all steps have as many sequences: g cannot be told from t0")
     return notes

@@ -116,8 +116,10 @@ def _fit_steps(
     }
     count = counted(fit.errors.num_steps, "step")
     profile = msgspec.convert(known, Profile)
-    rows = [("error", fit.errors.describe()), *(("open", note) for note in fit.notes)]
-    return known, _summary(f"{printable(name)}: {count}", profile, rows)
+    errors = [("error", fit.errors.describe())]
+    errors += [("", kind.describe()) for kind in fit.errors.by_kind]
+    notes = [("warning", note) for note in fit.notes]
+    return known, _summary(f"{printable(name)}: {count}", profile, errors, notes)
 
 
 def _fit_requests(
@@ -143,8 +145,8 @@ def _fit_requests(
     }
     count = f"{counted(len(log), 'request')}, {counted(fit.num_tries, 'simulation')}"
     profile = msgspec.convert(known, Profile)
-    rows = [("error", fit.describe()), ("open", OPEN_IN_REQUESTS)]
-    return known, _summary(f"{printable(name)}: {count}", profile, rows)
+    errors, notes = [("error", fit.describe())], [("open", OPEN_IN_REQUESTS)]
+    return known, _summary(f"{printable(name)}: {count}", profile, errors, notes)
 
 
 def _start(options: Calibration) -> Profile:
@@ -192,12 +194,13 @@ def _name(options: Calibration) -> str:
     return _DEFAULT_NAME if stem in ("", "-") else stem
 
 
-def _summary(title: str, profile: Profile, rows: list[tuple[str, str]]) -> str:
-    """Return what a person should know of a fit; `rows`: its error, and what else is to be said."""
+def _summary(
+    title: str, profile: Profile, errors: list[tuple[str, str]], notes: list[tuple[str, str]]
+) -> str:
+    """Return what a person should know of a fit: how good it is, and what else is to be said."""
     physics = physics_of(check_physics(profile))
     terms = "  ".join(f"{term} {value:g}" for term, value in profile.terms.items())
-    error, *notes = rows
     verdict = f"{physics.verdict}: {physics.reason}" if physics.reason else physics.verdict
-    shown = [("terms", f"{terms}  (ms)"), error, ("physics", verdict), *notes]
+    shown = [("terms", f"{terms}  (ms)"), *errors, ("physics", verdict), *notes]
     lines = [title, *(f"  {name:<10}{text}" for name, text in shown)]
     return "".join(f"{line}\n" for line in lines)

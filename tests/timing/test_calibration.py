@@ -15,6 +15,7 @@ from batcher.timing.calibration import Terms, fit_steps, predicted_seconds, rela
 from batcher.timing.nonnegative import fit_nonnegative
 from batcher.timing.profiles import TERMS, Profile, shipped_profiles
 from batcher.timing.roofline import load_gpu, load_model_shape
+from batcher.timing.step_kinds import weights_of
 from batcher.timing.step_log import StepLog, read_step_log
 from batcher.timing.step_time import TICKS_PER_SECOND
 from batcher.timing.term_search import fit_profile, roofline_profile
@@ -86,10 +87,10 @@ def test_held_out_steps_have_no_part_in_the_fit_they_judge() -> None:
 
 def test_the_fit_is_the_best_there_is_nearby() -> None:
     log = made_log(shipped_profiles()["rtx4090_llama3.1-8b"], 300, 0.1)
-    terms = fit_steps(log, "log").terms
+    terms, weights = fit_steps(log, "log").terms, weights_of(log)
 
     def loss(tried: Terms) -> float:
-        return float(((predicted_seconds(tried, log) / log.seconds - 1) ** 2).sum())
+        return float((weights * (predicted_seconds(tried, log) / log.seconds - 1) ** 2).sum())
 
     for term, factor in product(TERMS, (0.98, 1.02)):
         assert loss(terms | {term: terms[term] * factor}) >= loss(terms) * (1 - 1e-4)
@@ -110,7 +111,7 @@ def test_what_a_log_cannot_tell_is_said() -> None:
     profile = shipped_profiles()["rtx4090_llama3.1-8b"]
     decoding = fit_steps(made_log(profile, 50, 0, prompts=False), "log")
     assert decoding.notes == [
-        "no step computes a prompt: t0 + w, g and d are known, f, h and e are guesses"
+        "no step computes a prompt: t0 + w, g and d are known, f, h and e guesses"
     ]
     assert decoding.errors.mape < 2e-4
     prompts = [
@@ -118,8 +119,8 @@ def test_what_a_log_cannot_tell_is_said() -> None:
         for n in range(2, 40)
     ]
     assert fit_steps(log_of(*prompts), "log").notes == [
-        "no step computes prompts while others decode: h is a guess",
         "no step only decodes: w and d are guesses",
+        "no step computes prompts while others decode: h is a guess",
         "all steps have as many sequences: g cannot be told from t0",
     ]
 
