@@ -16,7 +16,7 @@ TRACE_VERSION = 1
 
 ArriveReason = Literal["input", "follow", "turn"]
 AdmitReason = Literal["empty", "refill"]
-PreemptReason = Literal["kv"]
+PreemptReason = Literal["kv", "priority", "deadline"]
 HoldReason = Literal["kv", "tokens", "preemption", "batch"]
 Role = Literal["sample", "beam", "negative"]
 EndReason = FinishReason | Literal["unused"]
@@ -106,7 +106,8 @@ class PreemptEvent(
 ):
     """A running sequence lost its slot and its blocks before `step`, and waits again.
 
-    Reason: "kv" (no block was free).  for_id, for_index: the sequence that needed one.
+    Reason: "kv" (no block was free), "priority" (one that waits has a smaller one) or "deadline"
+    (one that waits would have missed an earlier one).  for_id, for_index: for which sequence.
     tokens: how many were computed that have to be computed again, unless blocks are found.
     generated: how many of its own it has; none of them is lost.
     """

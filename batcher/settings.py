@@ -11,6 +11,8 @@ Batching = Literal["continuous", "static"]
 PrefillOrder = Literal["decode-first", "prefill-first"]
 Capacity = Literal["watermark", "on-demand", "no-evict"]
 
+PreemptFor = Literal["priority", "deadline"]
+
 DEFAULT_BLOCK_SIZE = 16  # tokens
 DEFAULT_AGING = 300.0  # seconds
 DEFAULT_WATERMARK = 0.0  # of all blocks
@@ -25,6 +27,8 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     policy: a name of batcher.scheduling.policies, or `module:function`.
     aging: seconds after which a request that waits goes before all that have waited less.
+    preempt_for: what makes one that waits so urgent that one that runs gives way to it: a smaller
+    priority, or an earlier deadline that it would miss otherwise; None: nothing.
     batching: "static" fills the slots only when all of them are empty.
     max_batch_tokens: the tokens a step computes at most, at least one for each slot.
     long_prefill_threshold: the prompt tokens of one sequence that a step computes at most.
@@ -39,6 +43,7 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     policy: str = "fcfs"
     aging: float = DEFAULT_AGING
+    preempt_for: PreemptFor | None = None
     batching: Batching = "continuous"
     max_batch_tokens: int | None = None
     long_prefill_threshold: int | None = None
@@ -53,6 +58,11 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def has_prefix_cache(self) -> bool:
         """Whether blocks are found again by their tokens."""
         return self.kv_blocks is not None if self.prefix_cache is None else self.prefix_cache
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether who comes next depends on all that have arrived, and not on their order alone."""
+        return self.policy != "fcfs" or self.preempt_for is not None
 
     @property
     def is_paged(self) -> bool:

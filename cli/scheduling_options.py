@@ -47,6 +47,16 @@ class SchedulingOptions:
             rich_help_panel=SCHEDULING,
         ),
     ] = None
+    preempt_for: Annotated[
+        Literal["priority", "deadline"] | None,
+        typer.Option(
+            metavar="WHAT",
+            help="Who may not wait takes the place of one that runs: priority (a smaller one), or "
+            "deadline (it would miss its own, and the other's is later).",
+            show_default=False,
+            rich_help_panel=SCHEDULING,
+        ),
+    ] = None
     batching: Annotated[
         Literal["continuous", "static"] | None,
         typer.Option(

@@ -146,6 +146,24 @@ class FollowedSchedule:
         }
         return keys.get(self.settings.policy, 0), self.queue_numbers[leader]
 
+    def _urgency(self, leader: tuple[str, int]) -> float:
+        """Return what is the less, the less a sequence may wait."""
+        request = self.requests[leader[0]]
+        if self.settings.preempt_for == "priority":
+            return request.priority
+        return inf if request.deadline is None else request.deadline
+
+    def _goes_first(self, leader: Row) -> bool:
+        """Whether one that waits may be let in ahead of the queue: it is the most urgent."""
+        if self.settings.preempt_for is None:
+            return False
+        urgency = self._urgency(leader[:2])
+        lost = [row[:2] for row in self.preempted if row in self.waiting]
+        others = [*self.running, *lost, *self.waiting]
+        return urgency == min(self._urgency(row[:2]) for row in self.waiting) and any(
+            urgency < self._urgency(row[:2]) for row in others
+        )
+
     def _follow_arrival(self, event: ArriveEvent) -> None:
         leader = next(row for row in self.pending if row[:2] == (event.id, event.index))
         self.waiting[leader] = self.pending.pop(leader)
@@ -155,7 +173,7 @@ class FollowedSchedule:
     def _follow_admission(self, event: AdmitEvent) -> None:
         row = Row(event.id, event.index, event.role)
         if not self.to_admit:
-            if self.settings.policy != "lpm":
+            if self.settings.policy != "lpm" and not self._goes_first(row):
                 assert row == self.head(event.time), "not the first of the queue (invariant 5)"
             if self.settings.batching == "static":
                 before = [held for held in self.holders.values() if held in self.admitted]
@@ -169,8 +187,8 @@ class FollowedSchedule:
         assert row not in self.holders.values(), "a sequence with two slots (invariant 2)"
         free = set(range(self.num_slots)) - set(self.holders)
         if self.settings.prefill_order == "prefill-first":  # which admits before rows that decode,
-            taken = [row.slot for row in self.preempted.values() if row.step == event.step]
-            free -= set(taken)  # and so before any of them gives way
+            lost = [row for row in self.preempted.values() if row.step == event.step]
+            free -= {row.slot for row in lost if row.reason == "kv"}  # so before any gives way
         assert event.slot == min(free), "not the lowest free slot"
         self.holders[event.slot] = row
         self.admitted[row], self.left[row] = event, event.left
@@ -200,11 +218,18 @@ class FollowedSchedule:
 
     def _follow_preemption(self, event: PreemptEvent) -> None:
         row = Row(event.id, event.index, event.role)
-        assert self.settings.kv_blocks is not None, "there are blocks enough"
-        assert self.settings.capacity != "no-evict", "that was not to happen"
         assert self.holders.pop(event.slot) == row, "not who held it"
         beneficiary = (event.for_id, event.for_index)
-        assert beneficiary in {held[:2] for held in (*self.holders.values(), row)}
+        if event.reason == "kv":
+            assert self.settings.kv_blocks is not None, "there are blocks enough"
+            assert self.settings.capacity != "no-evict", "that was not to happen"
+            assert beneficiary in {held[:2] for held in (*self.holders.values(), row)}
+        else:
+            assert event.reason == self.settings.preempt_for
+            assert beneficiary in {leader[:2] for leader in self.waiting}
+            assert self._urgency(beneficiary) < self._urgency(row[:2]), "it is as urgent"
+        if self.settings.preempt_for is not None:
+            assert self._urgency(beneficiary) <= self._urgency(row[:2]), "it takes it back"
         if not self.to_preempt:
             self.to_preempt = list(self.running[row])
             self.waiting[row] = self.running.pop(row)

@@ -52,8 +52,13 @@ def scheduling_settings(
     }
     if fields["policy"] == "lpm":
         fields["prefix_cache"] = True
+    capacities = ["on-demand", "watermark", "no-evict"]
+    if draw(st.integers(0, 2)) == 0:
+        fields["preempt_for"] = draw(st.sampled_from(["priority", "deadline"]))
+        fields["batching"] = "continuous"
+        capacities.remove("no-evict")
     if kv_blocks is not None:
-        fields["capacity"] = draw(st.sampled_from(["on-demand", "watermark", "no-evict"]))
+        fields["capacity"] = draw(st.sampled_from(capacities))
         fields["watermark"] = draw(st.sampled_from([0.01, 0.4]))
     if draw(st.booleans()):
         fields["max_batch_tokens"] = max(num_slots, block_size) + draw(st.integers(0, 20))

@@ -93,7 +93,8 @@ class EngineMachine(RuleBasedStateMachine):
     )
     def add(self, request: Request, delay: float, session: str | None, think_time: float) -> None:
         arrival = max(0.0, self.engine.now + delay)
-        request = structs.replace(request, arrival_time=arrival, deadline=None)
+        deadline = None if request.deadline is None else arrival + 8.0
+        request = structs.replace(request, arrival_time=arrival, deadline=deadline)
         if session is not None and can_be_a_turn(request):
             request = structs.replace(request, session=session, think_time=think_time)
         if num_slots_needed(request) > self.engine.batch_size:

@@ -59,8 +59,8 @@ class Boarding:
         """Take a leader and its companions out of the batch, with all they have generated."""
         leader = cast(Sequence, preemption.leader)
         self._runner.suspend(leader, leader.num_generated)
-        for row, num_computed in preemption.num_computed.items():
-            self._journal.preempted(row, preemption.beneficiary, num_computed)
+        for row in preemption.num_computed:
+            self._journal.preempted(row, preemption)
         self._runner.release(leader)
         for row in preemption.num_computed:
             row.slot = NO_SLOT

@@ -94,14 +94,14 @@ class Engine:
             raise BatchdecodeError(message)
         self.batch_size, self.settings = batch_size, settings
         self._model = as_model(model)
-        self._scheduler = make_scheduler(batch_size, settings, self._contents)
+        if clock is None:
+            clock = ConstantClock() if step_time is None else FormulaClock(step_time)
+        self._clock = clock
+        self._scheduler = make_scheduler(batch_size, settings, self._contents, clock.estimate)
         self._queue, self._slots = self._scheduler.queue, self._scheduler.slots
         kv_cache = self._scheduler.kv_cache
         self._runner = ModelRunner(self._model, batch_size, kv_cache, is_streaming=is_streaming)
         self._is_streaming, self._is_checked = is_streaming, is_checked
-        if clock is None:
-            clock = ConstantClock() if step_time is None else FormulaClock(step_time)
-        self._clock = clock
         is_plain = settings == DEFAULT_SCHEDULING and isinstance(clock, ConstantClock)
         self._steps = StepLog(self._scheduler) if is_measured or not is_plain else None
         self._journal = Journal(clock, self._steps)
@@ -121,7 +121,7 @@ class Engine:
             self._model,
             self._runner.decoder.grammars.heal,
         )
-        self._reads_all = settings.policy != DEFAULT_SCHEDULING.policy
+        self._reads_all = settings.sees_all
         tokenizer = self._model.tokenizer
         self.target = Target(
             vocab_size=self._model.vocab_size,

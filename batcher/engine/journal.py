@@ -19,7 +19,7 @@ from batcher.events import (
 )
 from batcher.request import Result, StopReason
 from batcher.scheduling.clock import Clock
-from batcher.scheduling.plan import Hold, PlannedChunk
+from batcher.scheduling.plan import Hold, PlannedChunk, Preemption
 from batcher.scheduling.sequence import NO_SLOT, ScheduledSequence
 from batcher.sequence import Sequence
 
@@ -100,11 +100,9 @@ class Journal:
             )
         )
 
-    def preempted(
-        self, row: ScheduledSequence, beneficiary: ScheduledSequence, num_computed: int
-    ) -> None:
-        """Tell that a row lost its slot and `num_computed` computed tokens to `beneficiary`."""
-        clock = self._clock
+    def preempted(self, row: ScheduledSequence, preemption: Preemption) -> None:
+        """Tell that a row lost its slot and what it had computed, for whom and why."""
+        clock, beneficiary = self._clock, preemption.beneficiary
         self._events.append(
             PreemptEvent(
                 clock.step,
@@ -112,10 +110,10 @@ class Journal:
                 row.id,
                 row.index,
                 row.slot,
-                "kv",
+                preemption.reason,
                 beneficiary.id,
                 beneficiary.index,
-                num_computed,
+                preemption.num_computed[row],
                 max(row.num_generated, 0),
                 row.role,
             )

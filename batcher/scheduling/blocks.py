@@ -6,7 +6,7 @@ last freed first; then those that can be found, the least recently used first.  
 later: rank by rank.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from operator import eq
 
@@ -121,6 +121,14 @@ class BlockPool:
     def is_shared(self, block: int) -> bool:
         """Whether more than one holds `block`."""
         return block in self._extra_holders
+
+    def num_only_in(self, tables: Iterable[Sequence[int]], but: Collection[int]) -> int:
+        """Return how many blocks only these tables hold, not counting some."""
+        counts = Counter(block for table in tables for block in table)
+        return sum(
+            block not in but and count == 1 + self._extra_holders.get(block, 0)
+            for block, count in counts.items()
+        )
 
     def give_back(self, blocks: Sequence[int]) -> None:
         """Take a holder from each of `blocks`: a sequence's, first to last.

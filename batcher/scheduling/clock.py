@@ -27,6 +27,11 @@ class StepLoad(NamedTuple):
     prefill_work: int
 
 
+def one_second(load: StepLoad) -> float:  # noqa: ARG001 - as other clocks need it
+    """Return how long a step takes where all take the same."""
+    return STEP_SECONDS
+
+
 class Clock(Protocol):
     """Counts steps and knows when each of them started.
 
@@ -39,6 +44,9 @@ class Clock(Protocol):
     @property
     def settings(self) -> dict[str, Any]:
         """What reproduces the times, ready for JSON; {} if every step lasts 1.0 seconds."""
+
+    def estimate(self, load: StepLoad) -> float:
+        """Return how many seconds a step that computes `load` would take, as far as is known."""
 
     def advance(self, load: StepLoad | None) -> None:
         """Go on to the next step, after one that computed `load`; None where nobody measures it."""
@@ -75,6 +83,10 @@ class ConstantClock:
         self.now = 0.0
         self._first_times = array("d", [0.0])
         self._first_steps = array("q", [0])
+
+    def estimate(self, load: StepLoad) -> float:
+        """Return how long each step takes."""
+        return one_second(load)
 
     def advance(self, load: StepLoad | None) -> None:  # noqa: ARG002 - see Clock
         """Go on to the next step."""
@@ -154,6 +166,10 @@ class FormulaClock(_RecordedClock):
         self.settings: dict[str, Any] = {"name": step_time.name, **step_time.settings}
         self._step_ticks = step_time.ticks
 
+    def estimate(self, load: StepLoad) -> float:
+        """Return how long the formula says that a step takes."""
+        return self._step_ticks(*load) / TICKS_PER_SECOND
+
     def advance(self, load: StepLoad | None) -> None:
         """Go on to the next step."""
         if load is None:
@@ -183,10 +199,17 @@ class WallClock(_RecordedClock):
         super().__init__()
         self._measure, self._sleep = measure, sleep
         self._started: float | None = None
+        self._last_seconds = 0.0
+
+    def estimate(self, load: StepLoad) -> float:  # noqa: ARG002 - see Clock
+        """Return how long the last step took."""
+        return self._last_seconds
 
     def advance(self, load: StepLoad | None) -> None:  # noqa: ARG002 - see Clock
         """Go on to the next step."""
-        self._begin_step(max(self._elapsed(), self.now))
+        began = self.now
+        self._begin_step(max(self._elapsed(), began))
+        self._last_seconds = self.now - began
 
     def jump(self, time: float) -> None:
         """Sleep until `time`."""

@@ -7,11 +7,14 @@ from.
 from collections.abc import Callable, Collection, Sequence
 
 from batcher.errors import BatchdecodeError
+from batcher.scheduling.admission import UNLIMITED
+from batcher.scheduling.clock import one_second
 from batcher.scheduling.kv_cache import Contents, KVCache
 from batcher.scheduling.orderings import ArrivalOrder, KeyOrder, Ordering, PrefixOrder
 from batcher.scheduling.policies import LONGEST_PREFIX_MATCH, policy_of, queue_number
 from batcher.scheduling.scheduler import Scheduler
-from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
+from batcher.scheduling.urgency import Estimate, Urgency
+from batcher.settings import DEFAULT_SCHEDULING, PreemptFor, SchedulingSettings
 
 # Setting -> whether it has an effect beside others, and what it has none without.
 _EFFECTS: dict[str, tuple[Callable[[SchedulingSettings], bool], str]] = {
@@ -28,17 +31,32 @@ _EFFECTS: dict[str, tuple[Callable[[SchedulingSettings], bool], str]] = {
 }
 
 
-def make_scheduler(num_slots: int, settings: SchedulingSettings, contents: Contents) -> Scheduler:
+def make_scheduler(
+    num_slots: int,
+    settings: SchedulingSettings,
+    contents: Contents,
+    estimate: Estimate = one_second,
+) -> Scheduler:
     """Return a scheduler of `num_slots` slots.
 
     contents: what stands for the tokens of a sequence in the prefix cache.
+    estimate: how long a step would take.
 
     Raises:
         BatchdecodeError: the settings contradict each other, or are not what there is.
     """
     check_settings(num_slots, settings)
     kv_cache = KVCache(settings, contents) if settings.is_paged else None
-    return Scheduler(num_slots, settings, _ordering(settings, kv_cache), kv_cache)
+    ordering: Ordering = _ordering(settings, kv_cache)
+    if settings.preempt_for is not None:
+        ordering = Urgency(ordering, settings.preempt_for, _max_chunk(settings), estimate)
+    return Scheduler(num_slots, settings, ordering, kv_cache)
+
+
+def _max_chunk(settings: SchedulingSettings) -> int:
+    """Return how many tokens of one prompt a step computes at most."""
+    limits = (settings.max_batch_tokens, settings.long_prefill_threshold)
+    return min((limit for limit in limits if limit is not None), default=UNLIMITED)
 
 
 def _ordering(settings: SchedulingSettings, kv_cache: KVCache | None) -> Ordering:
@@ -76,8 +94,24 @@ def check_settings(num_slots: int, settings: SchedulingSettings) -> None:
         )
     if settings.policy == LONGEST_PREFIX_MATCH and not settings.has_prefix_cache:
         raise BatchdecodeError("the policy lpm needs a prefix cache: --prefix-cache on")
+    if settings.preempt_for is not None:
+        _check_preemption(settings, settings.preempt_for)
     if settings.capacity != DEFAULT_SCHEDULING.capacity and settings.kv_blocks is None:
         raise BatchdecodeError(f"--capacity {settings.capacity} has no effect without --kv-blocks")
+
+
+def _check_preemption(settings: SchedulingSettings, measure: PreemptFor) -> None:
+    """Make sure that somebody can be preempted.
+
+    Raises:
+        BatchdecodeError: nobody ever is.
+    """
+    for name, value in (("batching", "static"), ("capacity", "no-evict")):
+        if getattr(settings, name) == value:
+            raise BatchdecodeError(
+                f"--preempt-for {measure} does not go with --{name} {value}, where nobody is "
+                "preempted"
+            )
 
 
 def check_effects(given: Collection[str], alternatives: Sequence[SchedulingSettings]) -> None:

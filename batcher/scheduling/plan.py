@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from batcher.events import HoldReason
+from batcher.events import HoldReason, PreemptReason
 from batcher.scheduling.sequence import ScheduledSequence
 
 
@@ -15,7 +15,7 @@ class PlannedChunk(NamedTuple):
 
 
 class Preemption(NamedTuple):
-    """A leader that loses its slot and its blocks, and for whom.
+    """A leader that loses its slot and its blocks, for whom and why.
 
     num_computed: for it and each companion, the tokens that are to be computed again.  They still
     name the slots they had.
@@ -23,6 +23,7 @@ class Preemption(NamedTuple):
 
     leader: ScheduledSequence
     beneficiary: ScheduledSequence
+    reason: PreemptReason
     num_computed: dict[ScheduledSequence, int]
 
 

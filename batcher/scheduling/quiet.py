@@ -24,7 +24,7 @@ class QuietSteps:
     def steady_until(self, now: float) -> float | None:
         """Return until when nothing is decided if no row ends and none arrives; None: not now."""
         scheduler = self._scheduler
-        if scheduler.chasing or not self._decoding.num_rows:
+        if scheduler.chasing or not self._decoding.num_rows or scheduler.has_urgent(now):
             return None
         if not (self._queue.num_slots and self._slots.num_free):
             return inf

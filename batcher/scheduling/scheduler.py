@@ -8,42 +8,20 @@ Rows that have met go on in lockstep, one token a decode step, so nothing is don
 one: the position of each is the number of the decode step plus a constant of its own.
 """
 
-from typing import NamedTuple
-
 from batcher.errors import InvariantError
-from batcher.events import HoldReason
+from batcher.events import PreemptReason
 from batcher.lifecycle import Move, State
-from batcher.scheduling.kv_cache import KVCache, Match
+from batcher.scheduling.admission import Admission, Chunks
+from batcher.scheduling.kv_cache import KVCache
 from batcher.scheduling.orderings import Ordering
-from batcher.scheduling.plan import NOTHING_NEW, Hold, PlannedChunk, Preemption, StepPlan
-from batcher.scheduling.queue import WaitingQueue
-from batcher.scheduling.running import Rows, Running, most_tokens, rows_of
+from batcher.scheduling.plan import NOTHING_NEW, PlannedChunk, Preemption, StepPlan
+from batcher.scheduling.running import rows_of
 from batcher.scheduling.sequence import NO_SLOT, ScheduledSequence
+from batcher.scheduling.urgency import Urgency
 from batcher.settings import SchedulingSettings
 
-Chunks = list[tuple[ScheduledSequence, int]]
 
-
-class _Refusal(NamedTuple):
-    """There were too few blocks for a leader: num_needed, where num_free were.
-
-    budget, is_alone, version: what else decides: the tokens it may compute, whether nothing runs,
-    and what can be found.
-    """
-
-    leader: ScheduledSequence
-    budget: int
-    is_alone: bool
-    version: tuple[int, int, int]
-    num_free: int
-    num_needed: int
-
-
-UNLIMITED = 2**62
-"""Tokens in a step: more than there are."""
-
-
-class Scheduler(Running):
+class Scheduler(Admission):
     """What runs and what waits, and the plan of each step."""
 
     def __init__(
@@ -53,29 +31,15 @@ class Scheduler(Running):
         ordering: Ordering,
         kv_cache: KVCache | None,
     ) -> None:
-        super().__init__(num_slots, kv_cache)
-        self.settings = settings
-        self.queue = WaitingQueue(ordering)
-        self._ordering = ordering
-        self._max_tokens = settings.max_batch_tokens or UNLIMITED
-        self._max_chunk = settings.long_prefill_threshold or UNLIMITED
-        self._is_prefill_first = settings.prefill_order == "prefill-first"
-        self._is_static = settings.batching == "static"
-        self._step, self._now = 0, 0.0
-        self._hold: Hold | None = None
-        self._refusal: _Refusal | None = None
-
-    @property
-    def hold(self) -> Hold | None:
-        """Why the first of the waiting queue was not let in when that was last told."""
-        return self._hold
+        super().__init__(num_slots, settings, ordering, kv_cache)
+        self._urgency = ordering if isinstance(ordering, Urgency) else None
 
     # -- the plan of a step ----------------------------------------------------------------------
 
     def plan(self, step: int, now: float) -> StepPlan:
         """Return what `step`, which starts at `now`, does, after doing the book-keeping of it."""
         kv_cache = self.kv_cache
-        can_admit = self.queue.num_slots and self.slots.num_free
+        can_admit = self.queue.num_slots and (self.slots.num_free or self._urgency is not None)
         if not (can_admit or self._chasing) and (
             kv_cache is None or not self.decoding.is_growing(self.decode_step)
         ):
@@ -83,14 +47,18 @@ class Scheduler(Running):
         self._step, self._now = step, now
         plan = StepPlan(self.decode_step)
         if self._is_prefill_first:
-            budget = self._continue_all(plan, self._max_tokens, 1)
+            budget = self._let_in_urgent(plan, self._max_tokens, 1)
+            budget = self._continue_all(plan, budget, 1)
             plan.budget = self._let_in(plan, budget, 1)
             if plan.chunks:
                 plan.decodes = False
                 return plan
         if kv_cache is not None:
             self._grow(plan, kv_cache)
-        plan.budget = self._continue_all(plan, self._max_tokens - self.decoding.num_rows, 0)
+        budget = self._max_tokens - self.decoding.num_rows
+        if not self._is_prefill_first:
+            budget = self._let_in_urgent(plan, budget, 0)
+        plan.budget = self._continue_all(plan, budget, 0)
         if plan.has_preempted or not self._is_prefill_first:
             plan.budget = self._let_in(plan, plan.budget, 0)
         if plan.begun and self._chasing:
@@ -102,10 +70,11 @@ class Scheduler(Running):
 
         num_kept: how many of each are left for a later step, 0 or 1.
         """
+        begun = {self.leader_of(chunk.sequence) for chunk in plan.chunks}  # let in just now
         for leader in self._chasing.copy() if self._chasing else ():
             if budget <= 0:
                 break
-            if leader.state is State.RUNNING:  # it has not been preempted just now
+            if leader.state is State.RUNNING and leader not in begun:  # else it was preempted
                 budget -= self._continue(plan, leader, budget, num_kept)
         return budget
 
@@ -134,165 +103,58 @@ class Scheduler(Running):
             self._begin_if_met(plan, leader)
         return spent
 
-    def _chunks_of(self, leader: ScheduledSequence, budget: int, num_kept: int) -> Chunks:
-        """Return how much of which row to compute, within `budget`.
+    # -- who may not wait ------------------------------------------------------------------------
 
-        The rows of one leader have to meet their last tokens in the same step.
+    def has_urgent(self, now: float) -> bool:
+        """Whether one that waits may be let in ahead of the queue, in this step or a later one."""
+        urgency = self._urgency
+        leader = None if urgency is None else urgency.most_urgent
+        if urgency is None or leader is None:
+            return False
+        return urgency.goes_ahead(leader, now) or bool(urgency.less_urgent(leader, self._running()))
+
+    def _let_in_urgent(self, plan: StepPlan, budget: int, num_kept: int) -> int:
+        """Let in, ahead of the queue, those that may not wait; return what is left of the budget.
+
+        Those that give way to them free tokens of the step, if they were to decode.
         """
-        if not leader.companions:
-            need = leader.num_tokens - leader.num_computed - num_kept
-            if need > budget or need > self._max_chunk:
-                need = min(budget, self._max_chunk)
-            return [(leader, need)] if need > 0 else []
-        rows = rows_of(leader)
-        budget = min(budget, max(self._max_chunk, len(rows)))
-        if sum(row.num_tokens - row.num_computed for row in rows) > budget:
-            num_kept = 1
-        chunks = []
-        for row in rows:
-            num_tokens = min(row.num_tokens - row.num_computed - num_kept, budget)
-            if num_tokens > 0:
-                chunks.append((row, num_tokens))
-                budget -= num_tokens
-        return chunks
-
-    def _plan_chunk(self, plan: StepPlan, row: ScheduledSequence, num_tokens: int) -> None:
-        start = row.num_computed
-        row.num_computed = stop = start + num_tokens
-        plan.chunks.append(PlannedChunk(row, start, num_tokens))
-        if self.kv_cache is not None:
-            self.kv_cache.compute(row, start, stop)
-
-    # -- the waiting queue -----------------------------------------------------------------------
-
-    def _admit(self, plan: StepPlan, budget: int, num_kept: int) -> int:
-        """Fill free slots from the waiting queue, lowest slot first, as long as the head fits.
-
-        Returns what is left of the budget.
-        """
-        queue, slots, now = self.queue, self.slots, self._now
-        if self._is_static and slots.num_occupied:
-            self._note_hold(plan, queue.peek(now), "batch")
+        urgency = self._urgency
+        if urgency is None or plan.has_preempted:
             return budget
-        num_free = slots.num_free
-        while num_free and (leader := self._ordering.first(now)) is not None:
-            if leader.num_slots > num_free:
+        while (leader := urgency.most_urgent) is not None:
+            victims = self._victims_of(leader, urgency)
+            if victims is None:
                 break
-            if budget < leader.num_slots:
-                self._note_hold(plan, leader, "tokens")
+            rows = [row for victim in victims for row in rows_of(victim)]
+            freed = 0 if num_kept else sum(row.is_decoding for row in rows)
+            if budget + freed < leader.num_slots:
                 break
-            if self.kv_cache is None:
-                chunks = self._chunks_of(leader, budget, num_kept)
-            else:
-                opened = self._open(plan, leader, budget, num_kept)
-                if opened is None:
-                    break
-                chunks = opened
-            queue.take(leader)
-            self._hold = None
-            num_free -= leader.num_slots
-            self._occupy(leader)
-            plan.admitted.append(leader)
-            for row, num_tokens in chunks:
-                self._plan_chunk(plan, row, num_tokens)
-                budget -= num_tokens
-            if not num_kept:
-                self._begin_if_met(plan, leader)
-            if not leader.is_decoding:
-                self._chasing.append(leader)
+            for victim in victims:
+                self._preempt(plan, victim, leader, urgency.measure)
+            chunks = self._open(plan, leader, budget + freed, num_kept)
+            if chunks is None:
+                raise InvariantError(f"{leader.id!r} has no room, and others gave way to it")
+            budget += freed - self._board(plan, leader, chunks, num_kept)
         return budget
 
-    def _open(
-        self, plan: StepPlan, leader: ScheduledSequence, budget: int, num_kept: int
-    ) -> Chunks | None:
-        """Give a leader that is to be admitted its blocks, if there is room; return its chunks."""
-        kv_cache = self.kv_cache
-        if kv_cache is None:
-            raise InvariantError("there are no blocks")
-        refusal = self._refusal
-        if refusal is not None and self._would_refuse(kv_cache, refusal, leader, budget):
-            self._note_hold(plan, leader, "kv", refusal.num_needed)
+    def _victims_of(
+        self, leader: ScheduledSequence, urgency: Urgency
+    ) -> list[ScheduledSequence] | None:
+        """Return who gives way to one that waits, as few as will do; None if it has to wait."""
+        less_urgent = urgency.less_urgent(leader, self._running())
+        if not less_urgent and not urgency.goes_ahead(leader, self._now):
             return None
-        rows = rows_of(leader)
-        matches = [kv_cache.match(row) for row in rows]
-        for place in range(1, len(rows)):  # what the first one takes may be what it would copy
-            matches[place] = matches[place].without_source(kv_cache.block_size)
-        for row, match in zip(rows, matches, strict=True):
-            row.num_computed = match.num_tokens
-        chunks = self._chunks_of(leader, budget, num_kept)
-        stops = [match.num_tokens for match in matches]
-        for row, num_tokens in chunks:
-            stops[rows.index(row)] += num_tokens
-        if self.settings.capacity == "no-evict":
-            stops = [most_tokens(row) for row in rows]
-        num_needed = self._num_needed(kv_cache, rows, matches, stops)
-        if not kv_cache.has_room(num_needed):
-            is_alone, num_free = not self.slots.num_occupied, kv_cache.pool.num_free
-            self._refusal = _Refusal(
-                leader, budget, is_alone, kv_cache.version, num_free, num_needed
-            )
-            self._note_hold(plan, leader, "kv", num_needed)
+        if not urgency.is_due(leader, self._now, self.decoding, self.decode_step):
             return None
-        for row, match in zip(rows, matches, strict=True):
-            kv_cache.attach(row, match)
-        for row, match, stop in zip(rows, matches, stops, strict=True):
-            kv_cache.fill(row, match, stop)
-        return chunks
-
-    def _num_needed(
-        self, kv_cache: KVCache, rows: Rows, matches: list[Match], stops: list[int]
-    ) -> int:
-        """Return how many blocks have to be free for rows that are to hold `stops` tokens."""
-        if self.settings.capacity != "watermark":
-            return sum(map(kv_cache.num_blocks_to_take, matches, stops))
-        known = [row.num_tokens for row in rows]
-        num_needed = sum(map(kv_cache.num_blocks_to_take, matches, known))
-        if self.slots.num_occupied:  # else nothing would ever make room
-            num_needed += int(self.settings.watermark * kv_cache.pool.num_total)
-        return num_needed
-
-    def _note_hold(
-        self,
-        plan: StepPlan,
-        leader: ScheduledSequence | None,
-        reason: HoldReason,
-        num_blocks: int = 0,
-    ) -> None:
-        """Tell why `leader` is not let in, unless that has been told."""
-        if leader is None or not self.slots.num_free:
-            return
-        hold = self._hold
-        if hold is None or hold.leader is not leader or hold.reason != reason:
-            plan.hold = self._hold = Hold(leader, reason, num_blocks)
-
-    def refuses_until(self, now: float) -> float | None:
-        """Return until when the first of the queue stays out for want of blocks; None: not so.
-
-        It does if nothing comes, ends or can be found that could not before.
-        """
-        kv_cache, refusal = self.kv_cache, self._refusal
-        if kv_cache is None or refusal is None or self._is_prefill_first:
-            return None
-        until = self._ordering.steady_until(now)
-        leader = self.queue.peek(now) if until > now else None
-        if leader is None:
-            return None
-        budget = self._max_tokens - self.decoding.num_rows
-        is_told = self._hold is not None and self._hold.reason == "kv"
-        would_refuse = self._would_refuse(kv_cache, refusal, leader, budget)
-        return until if is_told and would_refuse else None
-
-    def _would_refuse(
-        self, kv_cache: KVCache, refusal: _Refusal, leader: ScheduledSequence, budget: int
-    ) -> bool:
-        """Whether what was refused would be again: nothing has changed, but less may be free."""
-        return (
-            leader is refusal.leader
-            and kv_cache.pool.num_free <= refusal.num_free
-            and budget == refusal.budget
-            and refusal.is_alone == (not self.slots.num_occupied)
-            and kv_cache.version == refusal.version
-        )
+        num_free, matches = self.slots.num_free, self._matches_of(rows_of(leader))
+        for count in range(len(less_urgent) + 1):
+            if num_free >= leader.num_slots and self._would_fit(
+                leader, matches, less_urgent[:count]
+            ):
+                return less_urgent[:count]
+            if count < len(less_urgent):
+                num_free += less_urgent[count].num_slots
+        return None
 
     # -- blocks of running sequences -------------------------------------------------------------
 
@@ -329,13 +191,17 @@ class Scheduler(Running):
             busy = {*plan.admitted, *plan.begun, *computing}
             victims = [other for other in self._running() if other is leader or other not in busy]
             victim = self._ordering.last(victims, self._now)
-            self._preempt(plan, victim, leader)
+            self._preempt(plan, victim, leader, "kv")
             if victim is leader:
                 return False
         return True
 
     def _preempt(
-        self, plan: StepPlan, leader: ScheduledSequence, beneficiary: ScheduledSequence
+        self,
+        plan: StepPlan,
+        leader: ScheduledSequence,
+        beneficiary: ScheduledSequence,
+        reason: PreemptReason,
     ) -> None:
         """Take slots and blocks from `leader`, and let it wait again."""
         kv_cache, rows = self.kv_cache, rows_of(leader)
@@ -357,7 +223,7 @@ class Scheduler(Running):
             for row in num_computed:
                 row.slot = NO_SLOT
         else:
-            plan.preempted.append(Preemption(leader, beneficiary, num_computed))
+            plan.preempted.append(Preemption(leader, beneficiary, reason, num_computed))
         plan.has_preempted = True
         self.queue.push(leader)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from batcher.lifecycle import Move, move
 from batcher.scheduling.blocks import BlockPool
-from batcher.scheduling.clock import ticks_until
+from batcher.scheduling.clock import StepLoad, ticks_until
 from batcher.scheduling.load import load_of
 from batcher.scheduling.making import make_scheduler
 from batcher.scheduling.plan import NOTHING_NEW, StepPlan
@@ -70,7 +70,9 @@ class StepSimulation:
         on_ended: OnEnded = lambda _: None,
     ) -> None:
         self._on_ended, self._num_ended = on_ended, 0
-        self._scheduler = make_scheduler(num_slots, settings, SimulatedContents().blocks)
+        self._scheduler = make_scheduler(
+            num_slots, settings, SimulatedContents().blocks, self._estimate
+        )
         self._queue, self._slots = self._scheduler.queue, self._scheduler.slots
         kv_cache = self._scheduler.kv_cache
         self._pool = BlockPool(0) if kv_cache is None else kv_cache.pool
@@ -152,6 +154,10 @@ class StepSimulation:
                 self._fail(sequence)
             else:
                 self._queue.add(sequence, self._now)
+
+    def _estimate(self, load: StepLoad) -> float:
+        """Return how many seconds a step that computes `load` takes."""
+        return self._step_time.ticks(*load) / TICKS_PER_SECOND
 
     # -- a step ----------------------------------------------------------------------------------
 
@@ -242,7 +248,8 @@ class EventSimulation(StepSimulation):
     ) -> None:
         super().__init__(workload, num_slots, settings, step_time, on_ended)
         self._quiet = QuietSteps(self._scheduler)
-        self._all_wait = self._turns.all_wait and not self._has_too_large(workload)
+        can_wait = settings.preempt_for is None and self._turns.all_wait
+        self._all_wait = can_wait and not self._has_too_large(workload)
 
     def _has_too_large(self, workload: Workload) -> bool:
         """Return whether some job can never run."""

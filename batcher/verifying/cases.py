@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count, islice
 from math import ceil
 from random import Random
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from msgspec import Struct
 
@@ -15,7 +15,12 @@ from batcher.models.base import Tokenizer
 from batcher.prompts import count_tokens
 from batcher.request import Request
 from batcher.scheduling.policies import LONGEST_PREFIX_MATCH, POLICIES
-from batcher.settings import DEFAULT_BLOCK_SIZE, DEFAULT_SCHEDULING, SchedulingSettings
+from batcher.settings import (
+    DEFAULT_BLOCK_SIZE,
+    DEFAULT_SCHEDULING,
+    PreemptFor,
+    SchedulingSettings,
+)
 from batcher.validation import num_slots_needed
 
 Arrivals = Literal["given", "at-once", "shuffled", "scattered"]
@@ -124,6 +129,13 @@ def _systematic(needs: Needs) -> Iterator[dict[str, Any]]:
         yield {"policy": name, "batch": 3 * unit, **cache}
     for capacity in ({"capacity": "no-evict"}, {"capacity": "on-demand"}, {"watermark": 0.2}):
         yield {**capacity, "kv_blocks": 2 * needs.num_blocks(DEFAULT_BLOCK_SIZE)}
+    for measure in get_args(PreemptFor):
+        yield {"preempt_for": measure, "batch": unit}
+        yield {
+            "preempt_for": measure,
+            "batch": 3 * unit,
+            "kv_blocks": needs.num_blocks(DEFAULT_BLOCK_SIZE),
+        }
     for threshold in THRESHOLDS:
         yield {"long_prefill_threshold": threshold, "batch": 8 * unit}
     for num_more in (0, 1, 16):
@@ -151,6 +163,8 @@ def _drawn(needs: Needs, random: Random) -> dict[str, Any]:
     if random.random() < 3 / 4:
         fields["kv_blocks"] = ceil(needs.num_blocks(block_size) * pick(SCARCITIES))
         fields["capacity"] = pick(["on-demand", "on-demand", "watermark", "no-evict"])
+    if fields["batching"] == "continuous" and fields.get("capacity") != "no-evict":
+        fields["preempt_for"] = pick([None, None, *get_args(PreemptFor)])
     has_cache = SchedulingSettings(
         kv_blocks=fields.get("kv_blocks"), prefix_cache=fields["prefix_cache"]
     ).has_prefix_cache

@@ -20,6 +20,7 @@ from batcher.settings import (
     PREFIX_CACHE_WORDS,
     Batching,
     Capacity,
+    PreemptFor,
     PrefillOrder,
     SchedulingSettings,
 )
@@ -150,6 +151,7 @@ AXES = {
         Axis("batching", "batching", _one_of(_named(Batching))),
         Axis("policy", "policy", _policy),
         Axis("aging", "aging", _number(lambda value: value > 0, "expected seconds above 0")),
+        Axis("preempt_for", "preempt", _one_of({NO_LIMIT: None, **_named(PreemptFor)})),
         Axis("prefill_order", "prefill", _one_of(_named(PrefillOrder))),
         Axis("prefix_cache", "cache", _one_of(PREFIX_CACHE)),
         Axis("capacity", "capacity", _one_of(_named(Capacity))),

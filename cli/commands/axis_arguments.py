@@ -22,6 +22,11 @@ AXIS_OPTIONS = {
         SCHEDULING,
     ),
     "aging": ("SECONDS", "Who has waited so long goes first.  [default: 300]", SCHEDULING),
+    "preempt_for": (
+        "WHAT",
+        "priority, deadline or none: what lets one that waits displace another.  [default: none]",
+        SCHEDULING,
+    ),
     "batching": ("KIND", "continuous or static.  [default: continuous]", SCHEDULING),
     "max_batch_tokens": (
         "N",

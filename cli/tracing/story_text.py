@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from batcher.events import RejectEvent
+from batcher.events import PreemptReason, RejectEvent
 from batcher.explaining.parts import Cause, Part
 from batcher.explaining.story import Stay, Story
 from batcher.timeline.stays import Preemption
@@ -199,8 +199,15 @@ def _stay(story: Story, stay: Stay, previous: Stay | None) -> Iterator[str]:
         yield _preemption(story, stay, stay.preemption)
 
 
+_GAVE_WAY: dict[PreemptReason, str] = {
+    "kv": "which needed KV blocks",
+    "priority": "whose priority is a smaller number",
+    "deadline": "which would have missed its deadline",
+}
+
+
 def _preemption(story: Story, stay: Stay, preemption: Preemption) -> str:
-    why = f"for {preemption.for_label}, which needed KV blocks"
+    why = f"for {preemption.for_label}, {_GAVE_WAY[preemption.reason]}"
     if (preemption.for_id, preemption.for_index) == (story.id, story.index):
         why = "as no KV block was left for it"
     lost = f"{counted(preemption.tokens, 'token')} to compute again"

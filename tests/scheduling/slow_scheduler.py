@@ -71,7 +71,7 @@ class SlowUnit:
 class SlowPlan:
     """A step: names, in order."""
 
-    preempted: list[tuple[str, str, dict[tuple[str, str], int]]] = field(default_factory=list)
+    preempted: list[tuple[str, str, str, dict[tuple[str, str], int]]] = field(default_factory=list)
     admitted: list[str] = field(default_factory=list)
     chunks: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     begun: list[str] = field(default_factory=list)
@@ -118,7 +118,13 @@ class SlowScheduler:
             return max(in_order, key=lambda unit: len(self.match(unit.rows[0])))
         return min(self.waiting, key=self.key)
 
+    def urgency(self, unit: SlowUnit) -> float:
+        deadline = inf if unit.job.deadline is None else unit.job.deadline
+        return unit.job.priority if self.settings.preempt_for == "priority" else deadline
+
     def victim(self, units: list[SlowUnit]) -> SlowUnit:
+        if self.settings.preempt_for is not None:
+            return max(units, key=lambda unit: (self.urgency(unit), unit.queue_number))
         if self.settings.policy in {"fcfs", "lpm"}:
             return max(units, key=lambda unit: unit.queue_number)
         return max(units, key=lambda unit: (not self.is_aged(unit), self.key(unit)))
@@ -163,12 +169,12 @@ class SlowScheduler:
             victim = self.victim(
                 [other for other in self.running if other is unit or other.name not in busy]
             )
-            self.preempt(plan, victim, unit)
+            self.preempt(plan, victim, unit, "kv")
             if victim is unit:
                 return False
         return True
 
-    def preempt(self, plan: SlowPlan, unit: SlowUnit, beneficiary: SlowUnit) -> None:
+    def preempt(self, plan: SlowPlan, unit: SlowUnit, beneficiary: SlowUnit, reason: str) -> None:
         for row in unit.rows:
             if row.name in plan.chunks:
                 row.num_computed = plan.chunks.pop(row.name)[0]
@@ -185,7 +191,7 @@ class SlowScheduler:
         if unit.name in plan.admitted:  # so it has not been let in at all
             plan.admitted.remove(unit.name)
         else:
-            plan.preempted.append((unit.name, beneficiary.name, lost))
+            plan.preempted.append((unit.name, beneficiary.name, reason, lost))
 
     def close(self, row: SlowRow) -> None:
         self.name_full_blocks(row, row.num_computed)
@@ -201,7 +207,8 @@ class SlowScheduler:
         budget = self.settings.max_batch_tokens or 10**9
         is_prefill_first = self.settings.prefill_order == "prefill-first"
         if is_prefill_first:
-            self.let_in(plan, self.go_on_with_all(plan, budget, 1), 1)
+            left = self.let_in_urgent(plan, budget, 1)
+            self.let_in(plan, self.go_on_with_all(plan, left, 1), 1)
             if plan.chunks:
                 plan.decodes = False
                 return plan
@@ -209,7 +216,10 @@ class SlowScheduler:
             if unit.is_decoding:
                 self.grow(plan, unit)
         num_decoding = sum(len(unit.rows) for unit in self.running if unit.is_decoding)
-        budget = self.go_on_with_all(plan, budget - num_decoding, 0)
+        budget -= num_decoding
+        if not is_prefill_first:
+            budget = self.let_in_urgent(plan, budget, 0)
+        budget = self.go_on_with_all(plan, budget, 0)
         if plan.has_preempted or not is_prefill_first:
             self.let_in(plan, budget, 0)
         return plan
@@ -222,8 +232,11 @@ class SlowScheduler:
                 self.extend(row, place + 1)
 
     def go_on_with_all(self, plan: SlowPlan, budget: int, num_kept: int) -> int:
+        computed = {name for name, _ in plan.chunks}
         for unit in self.running.copy():
-            if unit in self.running and not unit.is_decoding and budget > 0:
+            if unit.name in computed or unit.is_decoding:
+                continue
+            if unit in self.running and budget > 0:
                 budget -= self.go_on(plan, unit, budget, num_kept)
         return budget
 
@@ -234,6 +247,59 @@ class SlowScheduler:
         head = self.head()
         if len(self.slots()) < self.num_slots and head is not None:
             plan.hold = (head.name, "preemption")
+
+    def let_in_urgent(self, plan: SlowPlan, budget: int, num_kept: int) -> int:
+        if plan.has_preempted or self.settings.preempt_for is None:
+            return budget
+        while self.waiting:
+            unit = min(self.waiting, key=lambda other: (self.urgency(other), other.queue_number))
+            victims = self.victims_of(unit)
+            if victims is None:
+                break
+            freed = 0 if num_kept else sum(len(v.rows) for v in victims if v.is_decoding)
+            if budget + freed < len(unit.rows):
+                break
+            for victim in victims:
+                self.preempt(plan, victim, unit, self.settings.preempt_for)
+            budget += freed
+            if self.pool is not None:
+                assert self.give_blocks(unit, budget, num_kept)
+            budget = self.board(plan, unit, budget, num_kept)
+        return budget
+
+    def victims_of(self, unit: SlowUnit) -> list[SlowUnit] | None:
+        """Return the fewest that give way, of those that are less urgent."""
+        worse = [other for other in self.running if self.urgency(other) > self.urgency(unit)]
+        worse.sort(key=lambda other: (self.urgency(other), other.queue_number), reverse=True)
+        head = self.head()
+        goes_ahead = head is not None and self.urgency(unit) < self.urgency(head)
+        if not (worse or goes_ahead) or not self.is_due(unit):
+            return None
+        fitting = (n for n in range(len(worse) + 1) if self.fits_without(unit, worse[:n]))
+        count = next(fitting, None)
+        return None if count is None else worse[:count]
+
+    def is_due(self, unit: SlowUnit) -> bool:
+        deadline, row = unit.job.deadline, unit.rows[0]
+        if self.settings.preempt_for == "priority" or deadline is None:
+            return True
+        limits = (self.settings.max_batch_tokens, self.settings.long_prefill_threshold)
+        chunk = min([limit for limit in limits if limit] or [10**9])
+        num_steps = -(-row.num_known // chunk) + unit.job.max_tokens - row.num_generated - 1
+        return self.now < deadline < self.now + 1 + num_steps
+
+    def fits_without(self, unit: SlowUnit, gone: list[SlowUnit]) -> bool:
+        others = [other for other in self.running if other not in gone]
+        if sum(len(other.rows) for other in (*others, unit)) > self.num_slots:
+            return False
+        if self.pool is None:
+            return True
+        held = {block for other in others for row in other.rows for block in row.blocks}
+        num_needed = sum(self.blocks_for(row.num_known) for row in unit.rows)
+        num_needed -= sum(block in held for row in unit.rows for block in self.match(row))
+        if self.settings.capacity == "watermark" and others:
+            num_needed += int(self.settings.watermark * len(self.pool.holders))
+        return num_needed <= len(self.pool.holders) - len(held)
 
     def chunks_of(
         self, unit: SlowUnit, budget: int, num_kept: int
@@ -290,14 +356,19 @@ class SlowScheduler:
             if self.pool is not None and not self.give_blocks(unit, budget, num_kept):
                 plan.hold = (unit.name, "kv")
                 return
-            self.waiting.remove(unit)
-            self.running.append(unit)
-            unit.slots = free[: len(unit.rows)]
-            plan.admitted.append(unit.name)
-            for row, num_tokens in list(self.chunks_of(unit, budget, num_kept)):
-                self.compute(plan, row, num_tokens)
-                budget -= num_tokens
-            self.begin_if_met(plan, unit, num_kept)
+            budget = self.board(plan, unit, budget, num_kept)
+
+    def board(self, plan: SlowPlan, unit: SlowUnit, budget: int, num_kept: int) -> int:
+        free = sorted(set(range(self.num_slots)) - self.slots())
+        self.waiting.remove(unit)
+        self.running.append(unit)
+        unit.slots = free[: len(unit.rows)]
+        plan.admitted.append(unit.name)
+        for row, num_tokens in list(self.chunks_of(unit, budget, num_kept)):
+            self.compute(plan, row, num_tokens)
+            budget -= num_tokens
+        self.begin_if_met(plan, unit, num_kept)
+        return budget
 
     def give_blocks(self, unit: SlowUnit, budget: int, num_kept: int) -> bool:
         capacity, rows = self.settings.capacity, unit.rows

@@ -202,6 +202,7 @@ def summary(plan: StepPlan) -> SlowPlan:
             (
                 preemption.leader.id,
                 preemption.beneficiary.id,
+                preemption.reason,
                 {(row.id, row.role): number for row, number in preemption.num_computed.items()},
             )
             for preemption in plan.preempted

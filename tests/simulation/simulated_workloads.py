@@ -109,6 +109,7 @@ def random_settings(random: Random) -> tuple[int, SchedulingSettings]:
     settings = SchedulingSettings(
         policy=random.choice(POLICIES),
         aging=random.choice([0.5, 2.0, 7.5, 300.0]),
+        preempt_for=random.choice([None, None, "priority", "deadline"]),
         batching=random.choice(["continuous", "continuous", "static"]),
         prefill_order=random.choice(["decode-first", "prefill-first"]),
         max_batch_tokens=random.choice([None, None, 16, 20, 40]),

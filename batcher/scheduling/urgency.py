@@ -1,0 +1,111 @@
+"""Who may not wait, and who gives way to it: `--preempt-for`, beside the order of the queue.
+
+Rule: only who is strictly less urgent gives way, by a measure that never changes; so nobody gets
+back the slot of the one it gave way to, and no two sequences preempt each other in turn.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from math import inf
+
+from batcher.scheduling.clock import StepLoad
+from batcher.scheduling.decoding_rows import DecodingRows
+from batcher.scheduling.orderings import KeyOrder, Ordering
+from batcher.scheduling.policies import POLICIES
+from batcher.scheduling.sequence import ScheduledSequence
+from batcher.settings import PreemptFor
+
+Estimate = Callable[[StepLoad], float]
+"""How many seconds a step that computes so much would take."""
+
+
+class Urgency:
+    """An order of the queue, and beside it the same sequences by their urgency.
+
+    measure: what makes it up: a smaller priority, or an earlier deadline.
+    max_chunk: the tokens of one prompt that a step computes at most.
+    """
+
+    def __init__(
+        self, ordering: Ordering, measure: PreemptFor, max_chunk: int, estimate: Estimate
+    ) -> None:
+        self.measure = measure
+        self._ordering = ordering
+        self._key = POLICIES[measure]
+        self._by_urgency = KeyOrder(self._key, inf)
+        self._max_chunk, self._estimate = max_chunk, estimate
+
+    # -- as an Ordering --------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._ordering)
+
+    def __iter__(self) -> Iterator[ScheduledSequence]:
+        return iter(self._ordering)
+
+    def __contains__(self, sequence: object) -> bool:
+        return sequence in self._ordering
+
+    def push(self, sequence: ScheduledSequence) -> None:
+        """Take in a sequence."""
+        self._ordering.push(sequence)
+        self._by_urgency.push(sequence)
+
+    def first(self, now: float) -> ScheduledSequence | None:
+        """Return the one that the queue's own order puts first."""
+        return self._ordering.first(now)
+
+    def remove(self, sequence: ScheduledSequence) -> None:
+        """Let one go."""
+        self._ordering.remove(sequence)
+        self._by_urgency.remove(sequence)
+
+    def last(self, sequences: Iterable[ScheduledSequence], now: float) -> ScheduledSequence:  # noqa: ARG002 - as others need it
+        """Return the least urgent: by another order, who lacks a block might take it back."""
+        return max(sequences, key=self._key)
+
+    def steady_until(self, now: float) -> float:
+        """Return until when the first in the queue's own order stays."""
+        return self._ordering.steady_until(now)
+
+    # -- who may not wait ------------------------------------------------------------------------
+
+    @property
+    def most_urgent(self) -> ScheduledSequence | None:
+        """The most urgent of those that wait; None if none does."""
+        return self._by_urgency.first(0.0)
+
+    def goes_ahead(self, leader: ScheduledSequence, now: float) -> bool:
+        """Whether `leader` is more urgent than the first of the queue, to which it would not wait.
+
+        If that one were let in before it, it would be the next to give way.
+        """
+        first = self._ordering.first(now)
+        return first is not None and self._key(leader)[0] < self._key(first)[0]
+
+    def less_urgent(
+        self, leader: ScheduledSequence, running: Iterable[ScheduledSequence]
+    ) -> list[ScheduledSequence]:
+        """Return those of `running` that are less urgent than `leader`, the least urgent first."""
+        own = self._key(leader)[0]
+        less = [row for row in running if self._key(row)[0] > own]
+        return sorted(less, key=self._key, reverse=True)
+
+    def is_due(
+        self, leader: ScheduledSequence, now: float, decoding: DecodingRows, decode_step: int
+    ) -> bool:
+        """Whether one that waits may not do so for another step.
+
+        With deadlines: it would miss its own if it began a step later, had all of max_tokens to
+        generate and steps took as long as they would now; and the deadline has not passed.
+        """
+        deadline = leader.deadline
+        if self.measure == "priority" or deadline is None:
+            return True
+        num_rows, num_read = decoding.num_rows, decoding.num_read(decode_step)
+        num_tokens, num_left = leader.num_tokens, leader.max_tokens - leader.num_generated
+        step = self._estimate(StepLoad(num_rows + 1, num_rows + 1, num_read + num_tokens, 0))
+        prompt = self._estimate(
+            StepLoad(num_rows + num_tokens, num_rows + 1, num_read, num_tokens**2)
+        )
+        num_steps = -(-num_tokens // self._max_chunk) + num_left - 1
+        return now < deadline < now + num_steps * step + prompt

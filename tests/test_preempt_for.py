@@ -1,0 +1,202 @@
+"""`--preempt-for`: who may not wait takes the place of one that runs, and it changes no token."""
+
+from random import Random
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from batcher import Engine, Request, SimulatedModel
+from batcher.errors import BatchdecodeError
+from batcher.events import AdmitEvent, Event, PreemptEvent
+from batcher.request import Result
+from batcher.settings import SchedulingSettings
+from batcher.simulation.result import SimulationResult
+from batcher.simulation.simulator import simulate, simulate_steps
+from batcher.simulation.workload import workload_of
+from batcher.timing.formulas import ConstantStepTime
+from batcher.timing.loading import step_time_of
+
+BULK = [
+    Request(id=f"bulk-{number}", prompt="Some work", max_tokens=40, ignore_eos=True, priority=5)
+    for number in range(6)
+]
+VIP = Request(
+    id="vip", prompt="Now", max_tokens=5, ignore_eos=True, arrival_time=3.0, deadline=10.0
+)
+
+
+def settings(measure: Any, **more: Any) -> SchedulingSettings:
+    return SchedulingSettings(preempt_for=measure, **more)
+
+
+def run(
+    requests: list[Request], chosen: SchedulingSettings, num_slots: int = 4
+) -> tuple[dict[str, Result], list[Event]]:
+    engine = Engine(SimulatedModel(is_attentive=True), num_slots, settings=chosen, is_checked=True)
+    for request in requests:
+        engine.add(request)
+    results: dict[str, Result] = {}
+    events: list[Event] = []
+    while engine.has_work:
+        outcome = engine.step()
+        results |= {result.id: result for result in outcome.results}
+        events += outcome.events
+    return results, events
+
+
+def preemptions(events: list[Event]) -> list[tuple[int, str, str, str]]:
+    found = [event for event in events if isinstance(event, PreemptEvent)]
+    return [(event.step, event.id, event.for_id, event.reason) for event in found]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority", "deadline", "sjf"])
+@pytest.mark.parametrize(("measure", "step"), [("priority", 3), ("deadline", 5)])
+def test_who_may_not_wait_takes_the_slot_of_the_worst(policy: str, measure: str, step: int) -> None:
+    # by its deadline it has to begin at 5.0: it takes five steps
+    results, events = run([*BULK, VIP], settings(measure, policy=policy))
+    assert preemptions(events) == [(step, "bulk-3", "vip", measure)]
+    assert results["vip"].steps.admitted == step
+    waiting, _ = run([*BULK, VIP], settings(None, policy=policy))
+    assert waiting["vip"].steps.admitted == 40, "behind full slots"
+    assert {id_: result.tokens for id_, result in results.items()} == {
+        id_: result.tokens for id_, result in waiting.items()
+    }
+
+
+def test_who_has_a_slot_to_itself_in_time_takes_none() -> None:
+    short = replace(BULK[0], id="short", max_tokens=5)
+    _, events = run([*BULK[:3], short, VIP], settings("deadline"))
+    assert preemptions(events) == []  # that one ends at 5.0
+    _, events = run([*BULK[:3], VIP], settings("priority"))
+    assert preemptions(events) == []  # there is a free slot
+
+
+@pytest.mark.parametrize(
+    ("measure", "changes"),
+    [
+        ("priority", {"priority": 5}),
+        ("deadline", {"deadline": None}),
+        ("deadline", {"deadline": 3.0}),  # it has passed
+    ],
+)
+def test_who_is_no_better_waits(measure: str, changes: dict[str, Any]) -> None:
+    _, events = run([*BULK, replace(VIP, **changes)], settings(measure))
+    assert preemptions(events) == []
+
+
+def test_it_goes_ahead_of_a_queue_that_waits_for_blocks() -> None:
+    # of 12 blocks the first takes 7; the second needs 8 and holds up the queue; 5 are free
+    first = replace(BULK[0], prompt=[5] * 24, max_tokens=2)
+    second = replace(BULK[1], prompt=[6] * 32, max_tokens=2)
+    limits: dict[str, Any] = {"kv_blocks": 12, "block_size": 4}
+    vip = replace(VIP, arrival_time=1.0)
+    results, events = run([first, second, vip], settings("priority", **limits))
+    assert results["vip"].steps.admitted == 1
+    assert preemptions(events) == []
+    taken = replace(first, prompt=[5] * 44)
+    results, events = run([taken, second, vip], settings("priority", **limits))
+    assert preemptions(events) == [(1, "bulk-0", "vip", "priority")]
+
+
+def test_groups_give_way_and_come_together() -> None:
+    beams = replace(VIP, id="beams", num_beams=3, priority=2)
+    pair = replace(BULK[0], id="pair", cfg_scale=1.5, negative_prompt="bad", priority=6)
+    results, events = run([pair, *BULK[:2], beams], settings("priority"))
+    assert {row[1:3] for row in preemptions(events)} == {("pair", "beams"), ("bulk-1", "beams")}
+    assert len(preemptions(events)) == 3, "the pair has two rows"
+    admitted = [event.step for event in events if isinstance(event, AdmitEvent)][4:7]
+    assert admitted == [3, 3, 3]
+    alone, _ = run([beams], settings(None))
+    assert results["beams"].tokens == alone["beams"].tokens
+    # of three beams none is let in where only two rows are less urgent
+    others = [replace(row, priority=0) for row in BULK[2:4]]
+    _, events = run([*others, *BULK[:2], beams], settings("priority"))
+    assert preemptions(events) == []
+
+
+def test_the_most_urgent_goes_first_and_each_takes_the_worst_that_is_left() -> None:
+    bulk = [replace(row, priority=number) for number, row in enumerate(BULK[:4], 5)]
+    vips = [replace(VIP, id=f"vip-{number}", priority=number) for number in (2, 1, 6)]
+    _, events = run([*bulk, *vips], settings("priority"))
+    assert preemptions(events) == [
+        (3, "bulk-3", "vip-1", "priority"),
+        (3, "bulk-2", "vip-2", "priority"),
+    ]
+    admitted = [event.id for event in events if isinstance(event, AdmitEvent)]
+    assert admitted[4:] == ["vip-1", "vip-2", "vip-6", "bulk-2", "bulk-3"]
+
+
+@pytest.mark.parametrize(
+    ("more", "told"), [({"batching": "static"}, "--batching"), ({"capacity": "no-evict"}, "--cap")]
+)
+def test_what_preempts_nobody_is_refused(more: dict[str, Any], told: str) -> None:
+    with pytest.raises(BatchdecodeError, match=f"--preempt-for deadline does not go with {told}"):
+        Engine(SimulatedModel(), 4, settings=settings("deadline", kv_blocks=9, **more))
+
+
+def crowd(random: Random) -> list[Request]:
+    """Requests that have to be in each other's way."""
+    arrivals = [random.choice([0.0, 0.0, 1.5, 4.0, 20.0, 60.0]) for _ in range(25)]
+    return [
+        Request(
+            id=f"r{number}",
+            prompt=[number % 7 + 3] * random.randint(1, 30),
+            max_tokens=random.randint(1, 40),
+            ignore_eos=True,
+            arrival_time=arrival,
+            priority=random.randint(0, 3),
+            deadline=random.choice([None, arrival + 10, arrival + 50]),
+        )
+        for number, arrival in enumerate(arrivals)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nobody_takes_back_what_it_gave_way_to(seed: int) -> None:
+    random = Random(seed)
+    requests, measure = crowd(random), random.choice(["priority", "deadline"])
+    chosen = settings(
+        measure,
+        policy=random.choice(["fcfs", "priority", "deadline", "sjf", "ljf"]),
+        aging=random.choice([5.0, 300.0]),
+        kv_blocks=random.choice([None, 20, 40]),
+        block_size=4,
+        max_batch_tokens=random.choice([None, 16]),
+        prefill_order=random.choice(["decode-first", "prefill-first"]),
+    )
+    by_id = {request.id: request for request in requests}
+
+    def urgency(id_: str) -> float:
+        request = by_id[id_]
+        if measure == "priority":
+            return request.priority
+        return float("inf") if request.deadline is None else request.deadline
+
+    results, events = run(requests, chosen)
+    told = preemptions(events)
+    assert any(reason == measure for *_, reason in told)
+    for _, victim, beneficiary, reason in told:
+        assert urgency(beneficiary) <= urgency(victim)
+        assert reason == "kv" or urgency(beneficiary) < urgency(victim)
+    plain, _ = run(requests, SchedulingSettings())
+    assert {id_: result.tokens for id_, result in results.items()} == {
+        id_: result.tokens for id_, result in plain.items()
+    }
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_simulation_from_event_to_event_is_that_of_each_step(seed: int) -> None:
+    random = Random(seed)
+    workload = workload_of(crowd(random), SimulatedModel())
+    step_time = random.choice([ConstantStepTime(), step_time_of("rtx4090_llama3.1-8b")])
+    for measure in ("priority", "deadline"):
+        chosen = settings(measure, kv_blocks=random.choice([None, 30]), block_size=4)
+        first = simulate(workload, 4, chosen, step_time)
+        second = simulate_steps(workload, 4, chosen, step_time)
+        assert told_of(first) == told_of(second)
+
+
+def told_of(result: SimulationResult) -> list[Any]:
+    times = [(row.admitted_ticks, row.end_ticks, row.num_preemptions) for row in result.sequences]
+    return [times, result.end_ticks, result.totals.num_preemptions, result.totals.num_steps]
