@@ -38,6 +38,7 @@ from batcher.rows.runner import ModelRunner
 from batcher.scheduling.clock import Clock, ConstantClock, FormulaClock
 from batcher.scheduling.making import make_scheduler
 from batcher.scheduling.plan import NOTHING_NEW, StepPlan
+from batcher.scheduling.scheduler import Scheduler
 from batcher.scheduling.sequence import ScheduledSequence
 from batcher.sequence import Sequence
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
@@ -160,6 +161,11 @@ class Engine:
     def num_pending(self) -> int:
         """How many are known that have not joined the waiting queue yet."""
         return self._queue.num_pending
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """What plans the steps, to be looked at: its queue, its slots and its blocks."""
+        return self._scheduler
 
     @property
     def has_work(self) -> bool:

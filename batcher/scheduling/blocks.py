@@ -9,6 +9,7 @@ later: rank by rank.
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Hashable, Iterable, Sequence
 from operator import eq
+from typing import NamedTuple
 
 from msgspec import Struct
 
@@ -32,6 +33,14 @@ class Prefix(Struct, gc=False):
     blocks: list[int] = []
     nodes: list[int] = []
     num_lost: int = 0
+
+
+class BlockUse(NamedTuple):
+    """How many blocks are held, how many nobody holds that can be found, and how many are empty."""
+
+    used: int
+    cached: int
+    free: int
 
 
 class BlockPool:
@@ -77,6 +86,12 @@ class BlockPool:
     def num_used(self) -> int:
         """How many blocks are held."""
         return self.num_total - self.num_free
+
+    @property
+    def use(self) -> BlockUse:
+        """What the blocks there are so far are used for."""
+        num_blank = len(self._blank)
+        return BlockUse(self.num_used, self.num_free - num_blank, num_blank)
 
     def has_room(self, num_blocks: int) -> bool:
         """Whether so many blocks can be taken."""

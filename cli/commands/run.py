@@ -212,10 +212,11 @@ def run(
         ),
     ] = None,
     live: Annotated[
-        Literal["auto", "always", "never"],
+        Literal["auto", "always", "plain", "never"],
         typer.Option(
             metavar="WHEN",
-            help="Show the batch at work: auto (on a terminal), always or never.",
+            help="Show the batch at work: auto (on a terminal), always, plain (lines of words, "
+            "no picture) or never.",
             rich_help_panel=DISPLAY,
         ),
     ] = "auto",

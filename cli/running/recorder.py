@@ -25,7 +25,7 @@ from cli.screen.terminal import is_same_terminal
 from cli.screen.view import View
 
 if TYPE_CHECKING:
-    from cli.screen.live import LiveView
+    from cli.screen.live.driver import LiveView
 
 
 class Recorder:
@@ -151,7 +151,7 @@ class _ViewSink:
 
 def _stdout(view: View) -> Sink:
     if is_same_terminal(stdout_descriptor(), 2):
-        from cli.screen.live import LiveView  # noqa: PLC0415 - a run without a terminal starts faster
+        from cli.screen.live.driver import LiveView  # noqa: PLC0415 - a run without a terminal starts faster
 
         if isinstance(view, LiveView):
             return TerminalJson(_ViewSink(view))

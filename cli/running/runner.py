@@ -22,6 +22,7 @@ from cli.errors import WriteError
 from cli.options import RunOptions
 from cli.running.answers import KnownResults
 from cli.running.files import check_distinct, check_replaceable, check_writable, side_files
+from cli.running.gauges import RunGauges
 from cli.running.intake import Waiting, open_input
 from cli.running.lock import OutputLock
 from cli.running.loop import Loop
@@ -35,8 +36,9 @@ from cli.running.stdout import stdout_descriptor
 from cli.scheduling_options import SchedulingOptions
 from cli.screen.cells import counted, printable, printable_lines
 from cli.screen.choice import open_view
+from cli.screen.live.facts import Plan
 from cli.screen.summary import RunFiles, render_summary
-from cli.screen.terminal import is_pipe, wants_color
+from cli.screen.terminal import is_pipe, is_same_terminal, wants_color
 from cli.screen.view import View
 
 _WRITTEN_ANEW: dict[str, Callable[[bytes], object]] = {  # what tells ours from other files
@@ -273,15 +275,17 @@ def _check_files(options: RunOptions, job: Job) -> None:
 
 
 def _open_view(options: RunOptions, job: Job, loop: Loop) -> View:
+    run = job.engine.run_event()
+    title = job.requests.name.rpartition("/")[2]
     return open_view(
+        Plan(title, run.policy, options.batch, loop.source.total, bool(run.step_time)),
+        RunGauges(job.engine, loop.source),
         live=options.live,
         is_quiet=options.quiet,
         color=options.color,
-        title=job.requests.name.rpartition("/")[2],
-        batch_size=options.batch,
-        total=loop.source.total,
         every_step=options.step_delay > 0,
         is_piped=options.output is None and is_pipe(stdout_descriptor()),
+        is_shared=options.output is None and is_same_terminal(stdout_descriptor(), 2),
     )
 
 

@@ -37,6 +37,10 @@ class Source(Protocol):
     def total(self) -> int | None:
         """How many lines there are, if that is known."""
 
+    @property
+    def upcoming(self) -> str | None:
+        """The id of the request that next() will give, if that is known."""
+
     def next(self) -> Entry | None:
         """Return the next line; None at the end, and while one that could come has not come yet."""
 
@@ -94,6 +98,11 @@ class FileSource:
 
     reason: ArriveReason = "input"
 
+    @property
+    def upcoming(self) -> str | None:
+        """The id of the next request, as long as it is one of those in memory."""
+        return _id_of(self._head[0]) if self._head else None
+
     def __init__(self, lines: LineReader, parser: LineParser, survey: Survey) -> None:
         self.total = survey.num_lines
         self.has_ended = False
@@ -127,6 +136,7 @@ class IndexedSource:
     """
 
     reason: ArriveReason = "input"
+    upcoming: str | None = None
 
     def __init__(self, lines: LineReader, parser: LineParser) -> None:
         self.has_ended = False
@@ -171,6 +181,7 @@ class PipeSource:
     """A pipe: next() waits for the line that comes next, so the run is the same as for a file."""
 
     reason: ArriveReason = "input"
+    upcoming: str | None = None
     total: int | None = None
 
     def __init__(self, entries: EntryReader) -> None:
@@ -202,6 +213,7 @@ class FollowSource:
     """A pipe that a thread reads: next() gives what has come, and never waits for more."""
 
     reason: ArriveReason = "follow"
+    upcoming: str | None = None
     total: int | None = None
 
     def __init__(self, entries: EntryReader, waiting: Waiting) -> None:
@@ -242,6 +254,13 @@ class FollowSource:
         except Exception as error:  # it is raised again where the others are: # noqa: BLE001
             item = error
         self._queue.put(item)
+
+
+def _id_of(entry: Entry) -> str:
+    """Return what a request will be called, the number of its place if it has no id."""
+    parsed = entry.parsed
+    found = parsed.request.id if isinstance(parsed, ParsedLine) else parsed.id
+    return str(entry.place + 1) if found is None else found
 
 
 def survey_file(entries: EntryReader, observe: Callable[[ParsedLine | BadLine], None]) -> Survey:

@@ -16,7 +16,7 @@ _MAX_DIGITS = 4  # of a size; no terminal is larger
 
 def can_animate(fd: int, environ: Mapping[str, str]) -> bool:
     """Return whether `fd` is a terminal that can redraw a picture, with a person in front of it."""
-    return os.isatty(fd) and not _is_dumb(environ) and not _is_set(environ, "CI")
+    return os.isatty(fd) and not is_dumb(environ) and not _is_set(environ, "CI")
 
 
 def wants_color(choice: ColorChoice, fd: int, environ: Mapping[str, str]) -> bool:
@@ -30,7 +30,22 @@ def wants_color(choice: ColorChoice, fd: int, environ: Mapping[str, str]) -> boo
         return False
     if environ.get("FORCE_COLOR"):
         return _is_set(environ, "FORCE_COLOR")
-    return os.isatty(fd) and not _is_dumb(environ)
+    return os.isatty(fd) and not is_dumb(environ)
+
+
+def is_dumb(environ: Mapping[str, str]) -> bool:
+    """Return whether the terminal says that it cannot move its cursor."""
+    return environ.get("TERM", "").lower() in ("dumb", "unknown")
+
+
+def encoding_of(encoding: str, environ: Mapping[str, str]) -> str:
+    """Return `encoding`, that of a stream, or ascii where the locale knows no other characters.
+
+    Python writes UTF-8 then, for which it sets LC_CTYPE itself, but a terminal need not show it.
+    """
+    named = environ.get("LC_ALL") or environ.get("LANG")
+    is_told = environ.get("LC_CTYPE", "C.UTF-8") != "C.UTF-8" and not environ.get("LC_ALL")
+    return "ascii" if named in ("C", "POSIX") and not is_told else encoding
 
 
 def can_print_boxes(encoding: str) -> bool:
@@ -116,10 +131,6 @@ class Terminal:
 
 def _is_set(environ: Mapping[str, str], name: str) -> bool:
     return environ.get(name, "").lower() not in ("", "0", "false")
-
-
-def _is_dumb(environ: Mapping[str, str]) -> bool:
-    return environ.get("TERM", "").lower() in ("dumb", "unknown")
 
 
 def _is_controlling_terminal(fd: int) -> bool:

@@ -7,8 +7,8 @@ from typing import Self
 
 from batcher.events import RequestEvent
 from cli.screen.cells import printable
-from cli.screen.live_header import Moment, facts, progress_line
-from cli.screen.live_state import RunState
+from cli.screen.live.facts import Gauges, Moment, Plan, plain_line
+from cli.screen.live.state import RunState
 from cli.screen.terminal import Terminal
 
 PLAIN_INTERVAL = 5.0
@@ -62,23 +62,25 @@ class View:
 
 
 class ProgressLines(View):
-    """A plain line of progress every few seconds, for a log; none for a short run."""
+    """A plain line of progress every few seconds, for a log or a screen reader.
+
+    None for a short run.
+    """
 
     def __init__(
         self,
-        *,
-        title: str,
-        batch_size: int,
-        total: int | None,
+        plan: Plan,
+        gauges: Gauges,
         terminal: Terminal,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(terminal)
-        self._title, self._total, self._clock = printable(title), total, clock
-        self._run = RunState(batch_size)
+        self._plan = plan._replace(title=printable(plan.title))
+        self._gauges, self._clock = gauges, clock
+        self._run = RunState(plan.batch_size)
         self._started = clock()
         self._next_line = self._started + PLAIN_INTERVAL
-        self._last = (-1, 0)  # the step of the line before, and the tokens after it
+        self._last = (-1, 0, self._started)  # step, tokens and time of the line before
 
     def observe(self, events: Sequence[RequestEvent]) -> None:
         """Take in what happened in the step that is being made."""
@@ -93,8 +95,10 @@ class ProgressLines(View):
 
     def _write_line(self, step: int, num_queued: int | None, now: float) -> None:
         num_tokens = self._run.num_tokens(step)
-        last_step, last_tokens = self._last
-        self._last = (step, num_tokens)
-        rate = (num_tokens - last_tokens) / max(1, step - last_step)
-        moment = Moment(step, self._total, num_queued, rate, now - self._started)
-        self.write_message(progress_line(self._title, facts(self._run, moment)) + "\n")
+        last_step, last_tokens, last_time = self._last
+        self._last = (step, num_tokens, now)
+        num_new = num_tokens - last_tokens
+        rate, speed = num_new / max(1, step - last_step), num_new / max(now - last_time, 1e-9)
+        moment = Moment(step, num_queued, num_tokens, rate, speed, now - self._started)
+        line = plain_line(self._run, self._plan, self._gauges, moment)
+        self.write_message(f"{printable(line)}\n")

@@ -5,8 +5,32 @@ import os
 import pyte
 
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent
-from cli.screen.live import LiveView
+from cli.screen.live.display import InlineLive, ScreenLive
+from cli.screen.live.driver import LiveView
+from cli.screen.live.facts import Plan
 from cli.screen.terminal import Terminal
+
+ALTERNATE_SCREEN = 1049 << 5  # as pyte counts private modes
+
+
+class Emulator(pyte.HistoryScreen):
+    """One that has an alternate screen, too."""
+
+    kept = None
+
+    def set_mode(self, *modes, **settings):
+        super().set_mode(*modes, **settings)
+        if ALTERNATE_SCREEN in self.mode and self.kept is None:
+            self.kept = self.buffer.copy(), self.cursor.x, self.cursor.y
+            self.buffer.clear()
+
+    def reset_mode(self, *modes, **settings):
+        super().reset_mode(*modes, **settings)
+        if ALTERNATE_SCREEN not in self.mode and self.kept is not None:
+            lines, self.cursor.x, self.cursor.y = self.kept
+            self.buffer.clear()
+            self.buffer.update(lines)
+            self.kept = None
 
 
 class Screen(Terminal):
@@ -14,9 +38,13 @@ class Screen(Terminal):
 
     def __init__(self, columns=80, rows=24, *, encoding="utf-8", has_color=False):
         super().__init__(-1, encoding, has_color, {})
-        emulator = pyte.HistoryScreen(columns, rows, history=10_000, ratio=1)
+        emulator = Emulator(columns, rows, history=10_000, ratio=1)
         stream = pyte.ByteStream(emulator)
         vars(self).update(emulator=emulator, stream=stream, written=[], is_foreground=True)
+
+    @property
+    def is_alternate(self):
+        return self.emulator.kept is not None
 
     @property
     def size(self):
@@ -58,19 +86,33 @@ class Clock:
         return self.now
 
 
+class Gauges:
+    """What a run tells that has no engine."""
+
+    now = 0.0
+    num_free = 0
+    next_up = None
+    block_use = None
+
+
 class Run:
     """A batch that decodes made-up requests, (id, generated, max_tokens) each, into a view."""
 
-    def __init__(self, requests, batch_size=8, screen=None, **settings):
+    def __init__(
+        self, requests, batch_size=8, screen=None, *, display=ScreenLive, every_step=False, **plan
+    ):
         self.screen = screen or Screen()
-        self.clock = Clock()
-        defaults = {"title": "requests.jsonl", "total": len(requests), "every_step": False}
+        self.clock, self.gauges = Clock(), Gauges()
+        known = {"title": "requests.jsonl", "policy": "fcfs", "is_timed": False}
         self.view = LiveView(
-            batch_size=batch_size,
-            terminal=self.screen,
+            Plan(batch_size=batch_size, **known | {"total": len(requests)} | plan),
+            self.gauges,
+            self.screen,
+            display(self.screen),
+            every_step=every_step,
             clock=self.clock,
-            **defaults | settings,
         )
+        self.clock.now = 1.0  # when it is time for a picture
         self.todo = requests[::-1]
         self.slots = [None] * batch_size
         self.step_index = 0
@@ -106,6 +148,10 @@ class Run:
         for _ in range(count):
             self.step()
         return self
+
+
+def inline(*arguments, **settings):
+    return Run(*arguments, display=InlineLive, **settings)
 
 
 def long_requests(count):

@@ -1,58 +1,87 @@
 """When and how the live view is drawn, seen on the screen of a terminal emulator."""
 
-import pyte
 import pytest
-from emulated_run import Run, Screen, long_requests
+from emulated_run import Run, Screen, inline, long_requests
 
-from cli.screen.live import MAX_PENDING_BYTES
+from cli.screen.live.driver import MAX_PENDING_BYTES
 from cli.screen.view import View
 
+SIZES = [
+    [(80, 24), (60, 20), (30, 6)],
+    [(30, 6), (60, 20), (120, 40)],
+    [(120, 12), (40, 12), (120, 12)],
+]
 
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        [(80, 24), (60, 20), (30, 6)],
-        [(30, 6), (60, 20), (120, 40)],
-        [(120, 12), (40, 12), (120, 12)],
-    ],
-)
-def test_the_picture_follows_a_resize(sizes):
-    run = Run(long_requests(300), 8, Screen(*sizes[0])).steps(5)
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("start", [Run, inline])
+def test_the_picture_follows_a_resize(sizes, start):
+    run = start(long_requests(300), 8, Screen(*sizes[0])).steps(5)
     for columns, rows in sizes[1:]:
         run.screen.emulator.resize(rows, columns)
         run.steps(2)
         lines = run.screen.lines()
-        assert sum("done" in line for line in lines) == 1
-        assert sum(" tokens" in line for line in lines) == 1
+        assert sum("/300 done" in line for line in lines) == 1
         assert all(len(line) < columns for line in lines)
 
 
+def test_a_terminal_that_folds_lines_as_it_shrinks_shows_nothing_torn():
+    """It has no such lines: the alternate screen is drawn anew from its first line."""
+    run = Run(long_requests(300), 8, Screen(120, 24)).steps(5)
+    lines = [run.screen.emulator.buffer[row].copy() for row in range(24)]
+    run.screen.emulator.resize(24, 60)
+    for row in range(12):  # each broken into two
+        for half in (0, 1):
+            cells = {x: lines[row][x + 60 * half] for x in range(60)}
+            run.screen.emulator.buffer[2 * row + half].update(cells)
+    run.screen.emulator.cursor.y = 17
+    run.steps(1)
+    assert sum("done" in line for line in run.screen.lines()) == 1
+    assert sum("request " in line for line in run.screen.lines()) == 1
+    run.view.close()
+    assert not run.screen.is_alternate
+    assert not any("done" in line for line in run.screen.all_lines())
+
+
 def test_what_a_resize_left_below_the_picture_is_erased():
-    run = Run(long_requests(8)).steps(1)
+    run = inline(long_requests(8), screen=Screen(120, 24)).steps(1)
+    run.screen.emulator.resize(24, 60)
     run.screen.write("\x1b7\x1b[20;1Ha piece of a wrapped row\x1b8")
     run.steps(1)
     assert "piece" not in run.screen.text()
 
 
 def test_results_stand_above_the_picture_whole_and_in_order():
-    run = Run(long_requests(8), screen=Screen(40, 20))
+    run = inline(long_requests(8), screen=Screen(40, 20))
     expected = []
     for n in range(30):
         expected.append(f'{{"id":"{n}","text":"' + "word " * (n % 11) + '"}')
         run.step(expected[-1].encode() + b"\n")
-    run.view.close()
     everything = run.screen.all_lines()
     start = next(n for n, line in enumerate(everything) if "done" in line)
     folded = [line[i : i + 40].rstrip() for line in expected for i in range(0, len(line), 40)]
     assert [line for line in everything[:start] if line] == folded
     assert sum("done" in line for line in everything) == 1
+    run.view.close()
+    everything = run.screen.all_lines()
+    assert [line for line in everything if line][: len(folded)] == folded
+    assert not any("done" in line for line in everything)
+
+
+def test_messages_are_on_the_usual_screen_as_soon_as_they_can_be():
+    run = Run(long_requests(8)).steps(1)
+    run.view.write_message("warning: look\n")
+    run.steps(1)
+    assert run.screen.is_alternate
+    run.screen.write("\x1b[?1049l")  # kill -9, and then somebody who repairs the terminal
+    assert run.screen.text() == "warning: look"
 
 
 def test_results_wait_for_the_next_frame_but_not_for_ever():
-    run = Run(long_requests(8))
+    run = inline(long_requests(8))
     run.step()
     frames = len(run.screen.written)
-    run.clock.now = 0.01
+    run.clock.now = 1.01
     run.view.write_results(b"one\n")
     run.view.after_step(1, 0)
     assert len(run.screen.written) == frames
@@ -68,12 +97,12 @@ def test_results_wait_for_the_next_frame_but_not_for_ever():
 def test_a_run_that_waits_is_shown_as_it_stands_as_soon_as_there_is_time():
     run = Run(long_requests(1))
     run.view.after_step(0, 0)
-    run.clock.now = 0.001
+    run.clock.now = 1.001
     run.view.after_step(9, 0)
-    run.view._earliest_frame = 0.5  # the first picture was slow
+    run.view._earliest_frame = 1.5  # the first picture was slow
     assert run.view.refresh() == pytest.approx(0.499)
     assert "step 0 " in run.screen.text().splitlines()[0]
-    run.clock.now = 0.5
+    run.clock.now = 1.5
     assert run.view.refresh() == pytest.approx(1)
     assert "step 9 " in run.screen.text().splitlines()[0]
 
@@ -86,7 +115,7 @@ def test_the_clock_goes_on_while_the_run_waits():
 
 
 def test_messages_stand_above_the_picture_too():
-    run = Run(long_requests(8)).steps(1)
+    run = inline(long_requests(8)).steps(1)
     run.view.write_message("warning: look\n")
     run.steps(1)
     assert run.screen.lines()[0] == "warning: look"
@@ -95,9 +124,24 @@ def test_messages_stand_above_the_picture_too():
 def test_frames_are_sampled_ten_a_second():
     run = Run(long_requests(1))
     for step in range(1000):
-        run.clock.now = step / 1000
+        run.clock.now = 1 + step / 1000
         run.view.after_step(step, 0)
     assert 9 <= len(run.screen.written) <= 10
+
+
+def test_a_run_that_is_over_at_once_shows_its_end_alone():
+    run = Run([("a", 3, 3), ("b", 1, 4)], batch_size=2)
+    run.clock.now = run.seconds_per_step = 0.01
+    while not run.is_over:
+        run.step()
+    assert not run.screen.written
+    run.view.close()
+    assert run.screen.lines()[:4] == [
+        "requests.jsonl  3 steps · 2 slots · fcfs",
+        " slot 0 ┃━━━━━━━━━━━ 100%",
+        " slot 1 ┃━━━········  33%",
+        "",
+    ]
 
 
 def test_a_slow_terminal_gets_little_of_the_time():
@@ -121,7 +165,7 @@ def test_the_time_that_results_take_is_not_the_pictures():
             super().write_bytes(data)
             self.clock.now += 1.0 if b"result" in data else 0.0
 
-    run = Run(long_requests(1), screen=SlowScreen())
+    run = inline(long_requests(1), screen=SlowScreen())
     vars(run.screen)["clock"] = run.clock
     for _ in range(20):
         run.step(b"result\n")
@@ -149,17 +193,25 @@ def test_a_frame_is_one_write_that_terminals_show_at_once():
         assert frame.endswith(b"\x1b[?2026l")
 
 
-def test_the_cursor_is_visible_after_every_write_and_below_the_picture_at_the_end():
-    run = Run([("a", 3, 3)], batch_size=2)
+@pytest.mark.parametrize("start", [Run, inline])
+def test_the_cursor_is_visible_after_every_write_and_below_the_gantt_at_the_end(start):
+    run = start([("a", 3, 3)], batch_size=2)
     while not run.is_over:
         run.step()
         assert not run.screen.emulator.cursor.hidden
         assert (run.screen.emulator.cursor.x, run.screen.emulator.cursor.y) == (0, 0)
+        assert "/1 done" in run.screen.lines()[1]
     run.view.close()
     run.screen.write("summary")
-    assert "1/1 done" in run.screen.lines()[1]
-    assert run.screen.lines()[6:9] == ["", "summary", ""]
-    assert pyte.modes.DECAWM in run.screen.emulator.mode
+    assert not run.screen.emulator.cursor.hidden
+    assert run.screen.lines()[:6] == [
+        "requests.jsonl  3 steps · 2 slots · fcfs",
+        " slot 0 ┃━━━━━━━━━━━ 100%",
+        " slot 1 ············   0%",
+        "",
+        "summary",
+        "",
+    ]
 
 
 def test_closing_twice_draws_once():
@@ -181,23 +233,48 @@ def test_a_run_of_no_steps_draws_nothing_but_shows_its_results():
     assert run.screen.text() == "rejected"
 
 
-def test_an_exception_leaves_the_last_picture_and_the_cursor_below_it():
+def test_an_exception_leaves_the_gantt_and_the_cursor_below_it():
     run = Run(long_requests(8))
     run.step()
     with pytest.raises(RuntimeError), run.view:
         raise RuntimeError
-    assert run.screen.emulator.cursor.y == 13
+    assert not run.screen.is_alternate
+    assert run.screen.emulator.cursor.y == 1 + 8 + 1
 
 
-def test_stepping_aside_leaves_the_picture_to_whoever_writes_next():
+def test_stepping_aside_leaves_the_terminal_to_whoever_writes_next():
     run = Run(long_requests(2), batch_size=2).steps(1)
+    run.view.step_aside()
+    run.view.step_aside()
+    assert not run.screen.is_alternate
+    run.screen.write("[1]+ Stopped\n")
+    run.steps(1)
+    assert run.screen.is_alternate
+    assert "step 1" in run.screen.lines()[1]
+    run.view.close()
+    assert run.screen.lines()[0] == "[1]+ Stopped"
+
+
+def test_stepping_aside_leaves_an_inline_picture_where_it_is():
+    run = inline(long_requests(2), batch_size=2).steps(1)
+    height = len(run.screen.text().splitlines()) + 1
     run.view.step_aside()
     run.view.step_aside()
     run.screen.write("[1]+ Stopped\n")
     run.steps(1)
     assert "step 0" in run.screen.lines()[1]
-    assert run.screen.lines()[6] == "[1]+ Stopped"
-    assert "step 1" in run.screen.lines()[8]
+    assert run.screen.lines()[height] == "[1]+ Stopped"
+    assert "step 1" in run.screen.lines()[height + 2]
+
+
+def test_a_frame_that_is_broken_off_to_step_aside_is_not_written():
+    """As by Ctrl-Z, whose handler may run at any time."""
+    run = Run(long_requests(2), batch_size=2).steps(1)
+    display = run.view._display
+    with display._file.frame():
+        display._file.write("half a picture")
+        display.step_aside()
+    assert "half" not in run.screen.text()
 
 
 def test_a_run_in_the_background_draws_nothing():
@@ -223,7 +300,7 @@ def test_a_terminal_that_is_gone_does_not_end_the_run():
 
 
 def test_results_for_a_terminal_that_is_gone_are_an_error():
-    run = Run(long_requests(8), screen=GoneScreen())
+    run = inline(long_requests(8), screen=GoneScreen())
     run.view.write_results(b"result\n")
     with pytest.raises(OSError, match="is gone"):
         run.view.close()

@@ -15,6 +15,7 @@ from cli.screen.terminal import (
     Terminal,
     can_animate,
     can_print_boxes,
+    encoding_of,
     is_same_terminal,
     terminal_size,
     wants_color,
@@ -169,3 +170,19 @@ def test_all_is_written_to_a_terminal_that_does_not_block(tty):
 def test_what_the_encoding_lacks_is_written_as_an_escape(tty):
     Terminal(tty[1], "ascii", has_color=False, environ={}).write("é")
     assert os.read(tty[0], 100) == b"\\xe9"
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, "utf-8"),  # as in a container, whose terminal is as good as any
+        ({"LANG": "en_US.UTF-8"}, "utf-8"),
+        ({"LANG": "C"}, "ascii"),
+        ({"LANG": "POSIX", "LC_CTYPE": "C.UTF-8"}, "ascii"),  # which Python has set itself
+        ({"LANG": "C", "LC_CTYPE": "de_DE.UTF-8"}, "utf-8"),
+        ({"LANG": "en_US.UTF-8", "LC_ALL": "C"}, "ascii"),
+        ({"LC_ALL": "C.UTF-8", "LANG": "C"}, "utf-8"),
+    ],
+)
+def test_a_locale_without_unicode_gets_none(environ, expected):
+    assert encoding_of("utf-8", environ) == expected

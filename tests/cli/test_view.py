@@ -5,15 +5,19 @@ import subprocess
 import sys
 
 import pytest
-from emulated_run import Clock, Screen
+from emulated_run import Clock, Gauges, Screen
+from reference_paged import CROWDED, Limits, play_paged
 
-from batcher.events import AdmitEvent, ArriveEvent
+from batcher.events import AdmitEvent, ArriveEvent, HoldEvent
+from batcher.scheduling.blocks import BlockUse
+from cli.screen.live.facts import Plan
 from cli.screen.view import ProgressLines, View
 
 
 def test_a_log_gets_a_line_every_five_seconds_and_none_for_a_short_run():
-    screen, clock = Screen(), Clock()
-    lines = ProgressLines(title="in\x1b.jsonl", batch_size=1, total=9, terminal=screen, clock=clock)
+    screen, clock = Screen(200, 24), Clock()
+    plan = Plan("in\x1b.jsonl", "fcfs", 1, 9, is_timed=False)
+    lines = ProgressLines(plan, Gauges(), screen, clock=clock)
     with lines:
         lines.observe([ArriveEvent(0, 0.0, "a", 0, "input", 5, 100)])
         lines.observe([AdmitEvent(0, 0.0, "a", 0, 0, "empty")])
@@ -21,10 +25,26 @@ def test_a_log_gets_a_line_every_five_seconds_and_none_for_a_short_run():
             clock.now = float(step)
             lines.after_step(step, None)
             assert len(screen.written) == (step >= 5) + (step >= 10)
+    rate = "1.0 tokens per step, 1"
     assert screen.text() == (
-        r"in\x1b.jsonl  step 5  0/9 done  1.0 tok/step  0:05"
+        rf"in\x1b.jsonl, step 5, 0/9 done, 1 running, {rate}.2 per second, 0:05"
         "\n"
-        r"in\x1b.jsonl  step 10  0/9 done  1.0 tok/step  0:10"
+        rf"in\x1b.jsonl, step 10, 0/9 done, 1 running, {rate} per second, 0:10"
+    )
+
+
+def test_a_plain_line_tells_in_words_what_the_picture_shows():
+    screen, clock, gauges = Screen(300, 24), Clock(), Gauges()
+    lines = ProgressLines(Plan("in", "fcfs", 2, 2, is_timed=False), gauges, screen, clock=clock)
+    lines.observe([e for e in play_paged(CROWDED, Limits()).events[1:-1] if e.step < 8])
+    lines.observe([HoldEvent(7, 7.0, "b", 0, "kv", 3)])
+    gauges.block_use = BlockUse(4, 1, 1)
+    clock.now = 5.0
+    lines.after_step(7, 1)
+    assert screen.text() == (
+        "in, step 7, 0/2 done, 1 running, 1 waiting, 1.9 tokens per step, 3 per second, 93%, 0:00 "
+        "left, 1 preemption, KV blocks: 4 used, 1 cached, 1 free, next b: held back by KV, needs 3 "
+        "blocks, 0:05"
     )
 
 
@@ -41,29 +61,37 @@ def test_the_quiet_view_writes_messages_only():
 OPEN_VIEW = """
 import sys
 from cli.screen.choice import open_view
-view = open_view(live=sys.argv[1], is_quiet=sys.argv[2] == "quiet", color="auto", title="t",
-                 batch_size=1, total=None, every_step=False, is_piped=sys.argv[2] == "piped")
-print(type(view).__name__)
+from cli.screen.live.facts import Plan
+view = open_view(Plan("t", "fcfs", 1, None, False), None, live=sys.argv[1], color="auto",
+                 is_quiet=sys.argv[2] == "quiet", every_step=False,
+                 is_piped=sys.argv[2] == "piped", is_shared=sys.argv[2] == "shared")
+print(type(view).__name__, *([type(view._display).__name__] if hasattr(view, "_display") else []))
 """
 
 
 @pytest.mark.parametrize(
-    ("live", "quiet", "on_tty", "expected"),
+    ("live", "how", "on_tty", "expected"),
     [
-        ("auto", "", True, "LiveView"),
+        ("auto", "", True, "LiveView ScreenLive"),
+        ("auto", "shared", True, "LiveView InlineLive"),
         ("auto", "", False, "ProgressLines"),
-        ("always", "", False, "LiveView"),
+        ("always", "", False, "LiveView ScreenLive"),
+        ("plain", "", True, "ProgressLines"),
+        ("plain", "", False, "ProgressLines"),
         ("never", "", True, "View"),
         ("always", "quiet", True, "View"),
         ("auto", "piped", True, "ProgressLines"),
-        ("always", "piped", True, "LiveView"),
+        ("always", "piped", True, "LiveView ScreenLive"),
+        ("always", "dumb", True, "ProgressLines"),
+        ("auto", "dumb", True, "ProgressLines"),
     ],
 )
-def test_the_view_is_the_one_stderr_allows(live, quiet, on_tty, expected):
+def test_the_view_is_the_one_stderr_allows(live, how, on_tty, expected):
     ours, theirs = os.openpty()
-    environ = {key: value for key, value in os.environ.items() if key != "CI"} | {"TERM": "xterm"}
+    environ = {key: value for key, value in os.environ.items() if key != "CI"}
+    environ["TERM"] = "dumb" if how == "dumb" else "xterm"
     done = subprocess.run(
-        [sys.executable, "-c", OPEN_VIEW, live, quiet],
+        [sys.executable, "-c", OPEN_VIEW, live, how],
         stdout=subprocess.PIPE,
         stderr=theirs if on_tty else subprocess.DEVNULL,
         env=environ,
@@ -72,3 +100,9 @@ def test_the_view_is_the_one_stderr_allows(live, quiet, on_tty, expected):
     os.close(ours)
     os.close(theirs)
     assert done.stdout.decode().strip() == expected
+
+
+def test_a_view_without_a_picture_does_not_import_rich():
+    script = OPEN_VIEW + "\nassert 'rich' not in sys.modules"
+    command = [sys.executable, "-c", script, "plain", ""]
+    subprocess.run(command, check=True, capture_output=True)

@@ -1,0 +1,238 @@
+"""The live view: a picture of every slot, redrawn from inside the loop, without a thread."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from batcher.events import RequestEvent
+from cli.screen.live.display import FrameLive
+from cli.screen.live.facts import Gauges, Moment, Plan
+from cli.screen.live.gantt import small_gantt
+from cli.screen.live.picture import Picture
+from cli.screen.live.scene import Scene
+from cli.screen.live.state import Note, RunState
+from cli.screen.live.strips import Strips
+from cli.screen.live.theme import ASCII, UNICODE
+from cli.screen.terminal import Terminal, can_print_boxes
+from cli.screen.view import View
+
+MIN_RUN = 0.25
+"""Seconds before the first frame: of a run that is over by then only its end is shown."""
+MIN_INTERVAL = 0.1
+"""Seconds from one frame to the next, at least."""
+MAX_SHARE = 0.03
+"""How much of the time the pictures may take."""
+MAX_UNSEEN = 10_000
+"""Events wait for the next frame, but no more than these."""
+MAX_PENDING_BYTES = 2**16
+"""Results wait for the next frame, but no more than these."""
+TICK = 1.0
+"""Seconds after which the clock in the header goes on while the run waits."""
+SHORTEST_WAIT = 0.05
+"""Seconds that a run which waits is left alone, at least."""
+NUM_SAMPLES = 20
+"""The speed in the header is the one since so many frames ago."""
+MARK_SECONDS = {"ended": 0.0, "admitted": 0.5, "preempted": 3.0, "failed": 5.0}
+"""How long it is to be seen at a slot what has happened there."""
+NOTE_SECONDS, END_SECONDS = 10.0, 1.0
+"""How long notes are shown, and who has ended: more come, but nobody can read faster."""
+MAX_TREND = 256
+
+
+class LiveView(View):
+    """Every slot, at most ten times a second and in a small share of the time.
+
+    Steps are sampled by wall time; with `every_step` each one is drawn.  A small gantt of the whole
+    run stays when it is over.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        gauges: Gauges,
+        terminal: Terminal,
+        display: FrameLive,
+        *,
+        every_step: bool,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(terminal)
+        self._clock, self._every_step = clock, every_step
+        self._run = run = RunState(plan.batch_size)
+        self._unseen: list[RequestEvent] = []  # not taken in by `_run` yet
+        glyphs = UNICODE if can_print_boxes(terminal.encoding) else ASCII
+        self._scene = Scene(
+            run,
+            plan,
+            gauges,
+            glyphs,
+            Strips(run.slots, glyphs),
+            Moment(-1, None, 0, 0.0, 0.0, 0.0),
+            marks=[""] * plan.batch_size,
+            notes=[],
+            ends=[],
+            busy=deque(maxlen=MAX_TREND),
+        )
+        self._picture, self._display = Picture(), display
+        self._step, self._drawn_step = -1, -1
+        self._num_queued: int | None = None
+        self._pending: list[bytes] = []
+        self._num_pending_bytes = 0
+        self._has_results = False  # among what is pending, or was
+        self._started = started = clock()
+        self._samples = deque([(-1, 0, started)], maxlen=NUM_SAMPLES)  # step, tokens, time
+        self._marked = [0.0] * plan.batch_size  # until when the mark of each slot is shown
+        self._noted: deque[tuple[float, Note]] = deque(maxlen=16)  # until when
+        self._cost = self._next_ends = 0.0
+        first_frame = started if every_step else started + MIN_RUN
+        self._earliest_frame = self._next_frame = self._tick = first_frame
+        self._is_closed = False
+
+    def observe(self, events: Sequence[RequestEvent]) -> None:
+        """Take in what happened in the step that is being made."""
+        self._unseen += events  # many at once take less time than a few for every step
+        if len(self._unseen) > MAX_UNSEEN:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        self._run.observe(self._unseen)
+        self._unseen.clear()
+
+    def after_step(self, step: int, num_queued: int | None) -> None:
+        """Draw how things stand after `step`, if it is time to."""
+        self._step, self._num_queued = step, num_queued
+        now = self._clock()
+        if now >= self._next_frame:
+            self._draw(now)
+
+    def refresh(self) -> float:
+        """Draw what is not drawn yet, and the time while the run waits; see View."""
+        now = self._clock()
+        is_new = self._step != self._drawn_step or now >= self._tick
+        if self._pending or (is_new and now >= self._earliest_frame):
+            self._draw(now)
+        wanted = self._tick if self._step == self._drawn_step else self._earliest_frame
+        return max(wanted - self._clock(), SHORTEST_WAIT) if math.isfinite(wanted) else 0.0
+
+    def write_results(self, lines: bytes) -> None:
+        """Print whole lines above the picture, with the next frame.
+
+        For a stdout that is the same terminal: what is written past the picture would spoil it.
+
+        Raises:
+            OSError: the terminal is gone.
+        """
+        self._has_results = True
+        self._put(lines)
+
+    def write_message(self, text: str) -> None:
+        """Print whole lines above the picture, with the next frame."""
+        self._put(text.encode(self._terminal.encoding, "backslashreplace"))
+
+    def _put(self, lines: bytes) -> None:
+        self._pending.append(lines)
+        self._num_pending_bytes += len(lines)
+        if self._num_pending_bytes > MAX_PENDING_BYTES:
+            self._draw(self._clock())
+
+    def close(self) -> None:
+        """Leave a small gantt of the run where the picture was, and the cursor below it."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._pending:
+            self._draw(self._clock())
+        if self._step >= 0 and self._terminal.is_ours and math.isfinite(self._next_frame):
+            self._look(self._clock())
+            columns, rows = self._terminal.size
+            self._check(self._display.close(small_gantt(self._scene, columns - 1, rows - 2)))
+
+    def step_aside(self) -> None:
+        """Put the cursor below the picture, for somebody else to write; the next one is new."""
+        self._display.step_aside()
+
+    def _draw(self, now: float) -> None:
+        """Print what is pending, and the picture below it if the terminal is ours.
+
+        Raises:
+            OSError: the terminal is gone, and results are lost.
+        """
+        above = b"".join(self._pending)
+        self._pending.clear()
+        self._num_pending_bytes = 0
+        if not self._terminal.is_ours:  # the shell writes there now
+            self._display.forget()
+            self._next_frame = now + MIN_INTERVAL
+            if above:
+                self._check(self._write(above))
+        elif self._step >= 0:
+            self._look(now)
+            columns, rows = self._terminal.size
+            size = max(columns - 1, 1), max(rows - 1, 1)
+            lines = self._picture.lines(self._scene, *size, has_gantt=self._display.fills_screen)
+            drawn = self._clock()
+            self._check(self._display.show(lines, above))
+            # What results take is no cost of the picture.
+            self._plan_next_frame(now, drawn if above else self._clock())
+        elif above:
+            self._check(self._write(above))
+
+    def _write(self, lines: bytes) -> OSError | None:
+        try:
+            self._terminal.write_bytes(lines)
+        except OSError as error:
+            return error
+        return None
+
+    def _check(self, error: OSError | None) -> None:
+        """Draw no more without a terminal; messages may get lost then, results not."""
+        if error is not None:
+            self._next_frame = self._earliest_frame = self._tick = math.inf
+            if self._has_results:
+                raise error
+
+    def _plan_next_frame(self, start: float, end: float) -> None:
+        """Keep the share of the time that pictures take, given when this one started and ended."""
+        self._drawn_step = self._step
+        if math.isinf(self._next_frame):
+            return
+        # A frame that hung, in a stopped terminal say, counts for about twice the one before.
+        self._cost = min(end - start, 2 * self._cost + 0.001)
+        self._earliest_frame = end + self._cost * (1 / MAX_SHARE - 1)
+        self._tick = end + TICK
+        latest = max(self._earliest_frame, end + MIN_INTERVAL)
+        self._next_frame = 0.0 if self._every_step else latest
+
+    def _look(self, now: float) -> None:
+        """Let the scene be how things stand after the last step."""
+        self._catch_up()
+        run, scene, step = self._run, self._scene, self._step
+        num_tokens = run.num_tokens(step)
+        first_step, first_tokens, first_time = self._samples[0]
+        if self._samples[-1][0] != step:
+            self._samples.append((step, num_tokens, now))
+            scene.busy.append(run.num_busy(step) / len(run.slots))
+        rate = (num_tokens - first_tokens) / max(1, step - first_step)
+        speed = (num_tokens - first_tokens) / max(now - first_time, 1e-9)
+        elapsed = now - self._started
+        scene.moment = Moment(step, self._num_queued, num_tokens, rate, speed, elapsed)
+        fresh = [slot.take_mark() for slot in run.slots]
+        scene.strips.extend(step, fresh)
+        self._keep_marks(fresh, now)
+
+    def _keep_marks(self, fresh: Sequence[str], now: float) -> None:
+        """Let marks and notes be seen for a while."""
+        scene, until = self._scene, self._marked
+        marks = list(scene.marks)
+        for number, mark in enumerate(fresh):
+            if mark and (mark in ("preempted", "failed") or until[number] <= now):
+                marks[number], until[number] = mark, now + MARK_SECONDS[mark]
+            elif until[number] <= now:
+                marks[number] = ""
+        scene.marks = marks
+        while self._run.notes:
+            self._noted.appendleft((now + NOTE_SECONDS, self._run.notes.popleft()))
+        scene.notes = [note for end, note in self._noted if end > now]
+        if now >= self._next_ends:
+            scene.ends, self._next_ends = list(self._run.ends)[::-1], now + END_SECONDS

@@ -1,0 +1,170 @@
+"""How far a run is, in words and figures: for the header of the live view and for plain lines."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from batcher.scheduling.blocks import BlockUse
+from batcher.timeline.stays import label_of
+from cli.screen.cells import counted
+from cli.screen.live.state import RunState
+from cli.screen.summary_timed import HOLD_CAUSES, number
+
+GAP = "  "
+
+
+class Gauges(Protocol):
+    """What can be asked about a run that events do not tell."""
+
+    @property
+    def now(self) -> float:
+        """The engine's time, in seconds."""
+
+    @property
+    def num_free(self) -> int:
+        """How many slots the next step can fill."""
+
+    @property
+    def next_up(self) -> str | None:
+        """What the next to be admitted is called, as far as that is known."""
+
+    @property
+    def block_use(self) -> BlockUse | None:
+        """What the KV blocks are used for; None if there are none."""
+
+
+class Plan(NamedTuple):
+    """What is known of a run before it starts.
+
+    total: how many requests there are; None if nobody knows.
+    is_timed: whether the engine's time is another than the number of steps.
+    """
+
+    title: str
+    policy: str
+    batch_size: int
+    total: int | None
+    is_timed: bool
+
+
+class Moment(NamedTuple):
+    """When a run is looked at.
+
+    num_queued: requests that wait or are still to be read; None if nobody knows.
+    rate, speed: tokens per step and per second of late.  seconds: since the start.
+    """
+
+    step: int
+    num_queued: int | None
+    num_tokens: int
+    rate: float
+    speed: float
+    seconds: float
+
+
+class Fact(NamedTuple):
+    """One entry of a line.  Where there is no room for all, the lowest rank goes first."""
+
+    rank: int
+    style: str
+    text: str
+
+
+class Progress(NamedTuple):
+    """How much of a run is done, of 1, and how many seconds are probably left."""
+
+    share: float
+    eta: float
+
+
+def progress(run: RunState, moment: Moment) -> Progress | None:
+    """Return how far the run is by tokens, those to come estimated; None if nobody can know."""
+    if moment.num_queued is None:
+        return None
+    left = run.num_tokens_left(moment.step, moment.num_queued)
+    everything = moment.num_tokens + left
+    share = moment.num_tokens / everything if everything else 1.0
+    return Progress(share, left / moment.speed if moment.speed else 0.0)
+
+
+def counts(run: RunState, plan: Plan, moment: Moment) -> list[Fact]:
+    """Return what has become of the requests: running, waiting, done and failed."""
+    of_total = "" if plan.total is None else f"/{plan.total:,}"
+    found = [
+        Fact(8, "figure", f"step {moment.step:,}"),
+        Fact(9, "done", f"{run.num_done:,}{of_total} done"),
+    ]
+    if run.num_failed:
+        found.append(Fact(7, "failed", f"{run.num_failed:,} failed"))
+    found.append(Fact(4, "", f"{run.num_busy(moment.step):,} running"))
+    if moment.num_queued is not None:
+        found.append(Fact(5, "", f"{moment.num_queued:,} waiting"))
+    return found
+
+
+def rates(run: RunState, plan: Plan, gauges: Gauges, moment: Moment) -> list[Fact]:
+    """Return how fast it goes, and what the schedule costs."""
+    found = [
+        Fact(8, "figure", f"{moment.rate:.1f} tok/step"),
+        Fact(7, "figure", f"{short(moment.speed)} tok/s"),
+        Fact(4, "", plan.policy),
+    ]
+    if plan.is_timed:
+        found.append(Fact(5, "", f"engine {number(gauges.now)} s"))
+    if run.num_preempted:
+        found.append(Fact(6, "preempted", f"{run.num_preempted:,} preempted"))
+    return found
+
+
+def next_up(run: RunState, gauges: Gauges) -> str:
+    """Return who is next in the queue, and why it waits; "" if nobody is known to wait."""
+    held = run.held
+    if held is not None:
+        needs = f", needs {counted(held.blocks, 'block')}" if held.blocks else ""
+        name = label_of(held.id, held.index, "sample")
+        return f"{name}: held back by {HOLD_CAUSES[held.reason]}{needs}"
+    first = gauges.next_up
+    if first is None:
+        return ""
+    if gauges.num_free:
+        return f"{first}: with the next step"
+    return f"{first}: all {len(run.slots):,} slots are taken"
+
+
+def plain_line(run: RunState, plan: Plan, gauges: Gauges, moment: Moment) -> str:
+    """Return how things stand in one line, to be read aloud: words, no picture."""
+    parts = [plan.title, *(fact.text for fact in counts(run, plan, moment))]
+    parts += [f"{moment.rate:.1f} tokens per step", f"{short(moment.speed)} per second"]
+    found = progress(run, moment)
+    if found is not None:
+        parts.append(f"{int(found.share * 100)}%, {clock(found.eta)} left")
+    if run.num_preempted:
+        parts.append(counted(run.num_preempted, "preemption"))
+    use = gauges.block_use
+    if use is not None:
+        parts.append(f"KV blocks: {use.used:,} used, {use.cached:,} cached, {use.free:,} free")
+    if run.held is not None:
+        parts.append(f"next {next_up(run, gauges)}")
+    return ", ".join([*parts, clock(moment.seconds)])
+
+
+def kept(facts: Sequence[Fact], width: int) -> list[Fact]:
+    """Return those of `facts` that fit into `width` with gaps between, in their order."""
+    found = list(facts)
+    while found and sum(len(fact.text) + len(GAP) for fact in found) - len(GAP) > width:
+        found.remove(min(found))
+    return found
+
+
+def clock(seconds: float) -> str:
+    """Return `seconds` as 0:03, 12:34 or 1:02:03."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def short(count: float) -> str:
+    """Return a count in a few characters: 87, 940, 12.3k, 4.56M."""
+    for size, unit in ((1e6, "M"), (1e3, "k")):
+        if count >= size:
+            return f"{number(count / size)}{unit}"
+    return number(count)

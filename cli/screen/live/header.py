@@ -1,0 +1,153 @@
+"""What stands above the slots: requests, tokens, memory, the queue and what nobody should miss."""
+
+from batcher.events import FinishEvent
+from batcher.scheduling.blocks import BlockUse
+from batcher.timeline.stays import label_of
+from cli.screen.cells import cell_width, cut_middle
+from cli.screen.live.facts import GAP, Fact, clock, counts, kept, next_up, progress, rates, short
+from cli.screen.live.scene import Scene
+from cli.screen.live.state import Note
+from cli.screen.live.theme import LABEL, Line, bar, level, line_width
+
+MAX_BAR, MIN_BAR, MIN_TREND = 60, 8, 6
+MIN_TITLE, MAX_NAME = 6, 20
+
+
+def header(scene: Scene, width: int, max_lines: int) -> list[Line]:
+    """Return what there is to say in at most `max_lines` of `width`; at least one line.
+
+    The fewer lines there are, the more of the first ones goes.
+    """
+    if max_lines == 1:
+        return [_only_line(scene, width)]
+    lines = [
+        _counts(scene, width),
+        _rates(scene, width),
+        _next(scene, width),
+        _progress(scene, width),
+        _memory(scene, width),
+    ]
+    wanted = [line for line in lines if line is not None][:max_lines]
+    order = (lines[0], lines[3], lines[1], lines[4], lines[2])  # as they stand
+    return [line for line in order if line is not None and line in wanted]
+
+
+def _only_line(scene: Scene, width: int) -> Line:
+    """Return the most of it in one line."""
+    found = counts(scene.run, scene.plan, scene.moment)
+    rate = rates(scene.run, scene.plan, scene.gauges, scene.moment)[0]
+    return _facts(kept([*found, rate._replace(rank=3)], width)) or [(" ", "")]
+
+
+def _counts(scene: Scene, width: int) -> Line:
+    """Return whose run it is, what has become of the requests, and on the right the time."""
+    time = clock(scene.moment.seconds)
+    found = kept(counts(scene.run, scene.plan, scene.moment), width - len(GAP) - len(time))
+    line = _facts(found)
+    room = width - line_width(line) - len(time) - 2 * len(GAP)
+    title = scene.name(scene.plan.title)
+    if room >= min(MIN_TITLE, cell_width(title)):
+        line = [(cut_middle(title, room, scene.glyphs.cut), "title"), (GAP, ""), *line]
+    return _apart(line, [(time, LABEL)], width)
+
+
+def _progress(scene: Scene, width: int) -> Line | None:
+    """Return how much is done by tokens, and how long the rest will take."""
+    found = progress(scene.run, scene.moment)
+    if found is None:
+        return None
+    share = f"{int(found.share * 100)}%"
+    parts = [(f"{share:>4}", "figure"), (f"{GAP}eta {clock(found.eta)}", LABEL)]
+    tokens = f"{GAP}{short(scene.moment.num_tokens)} tokens"
+    room = width - line_width(parts)
+    if room - len(tokens) >= MAX_BAR // 2:
+        parts.append((tokens, LABEL))
+        room -= len(tokens)
+    return [*bar(found.share, room - 1, scene.glyphs, "progress"), (" ", ""), *parts]
+
+
+def _rates(scene: Scene, width: int) -> Line:
+    """Return how fast it goes, and how busy the slots were of late."""
+    line = _facts(kept(rates(scene.run, scene.plan, scene.gauges, scene.moment), width))
+    room = width - line_width(line) - len(GAP) - len("busy ") - len(" 100%")
+    if room < MIN_TREND:
+        return line
+    trend = list(scene.busy)[-min(room, MAX_BAR // 2) :]
+    share = f" {int(sum(trend) / max(len(trend), 1) * 100)}%"
+    cells = [(level(of, scene.glyphs), "busy" if of > 0.95 else "bubble") for of in trend]  # noqa: PLR2004 - as good as full
+    return _apart(line, [("busy ", LABEL), *cells, (share, "figure")], width)
+
+
+def _memory(scene: Scene, width: int) -> Line | None:
+    """Return what the KV blocks are used for."""
+    use = scene.gauges.block_use
+    if use is None:
+        return None
+    run, total = scene.run, use.used + use.cached + use.free
+    facts = [
+        Fact(4, "used", f"{use.used:,} used"),
+        Fact(3, "cached", f"{use.cached:,} cached"),
+        Fact(2, "free", f"{use.free:,} free"),
+        Fact(1, LABEL, f"of {total:,} blocks"),
+    ]
+    if run.num_found:
+        facts.append(Fact(3, "figure", f"hits {run.num_found * 100 // run.num_asked}%"))
+    found = kept(facts, width - MIN_BAR - len("KV ") - len(GAP))
+    line = _facts(found)
+    room = min(width - line_width(line) - len("KV ") - len(GAP), MAX_BAR)
+    return [("KV ", LABEL), *_blocks(scene, use, max(room, 1)), (GAP, ""), *line]
+
+
+def _blocks(scene: Scene, use: BlockUse, width: int) -> Line:
+    """Return the blocks as a bar of `width`: used, cached and free."""
+    total = max(use.used + use.cached + use.free, 1)
+    first, second = (round(n * width / total) for n in (use.used, use.used + use.cached))
+    used, cached, free = list(scene.glyphs.bars)
+    return [
+        (used * first, "used"),
+        (cached * (second - first), "cached"),
+        (free * (width - second), "free"),
+    ]
+
+
+def _next(scene: Scene, width: int) -> Line | None:
+    """Return who is next and why it waits, and what has happened that nobody should miss."""
+    text = scene.name(next_up(scene.run, scene.gauges))
+    line: Line = []
+    if text:
+        style = "held" if scene.run.held is not None else ""
+        room = max(width - len("next "), 1)
+        line = [("next ", LABEL), (cut_middle(text, room, scene.glyphs.cut), style)]
+    news = [note_text(scene, note) for note in scene.notes]
+    for part in [*news, *(_end_text(scene, end) for end in scene.ends)]:
+        if line_width(line) + len(GAP) + cell_width(part[0]) > width:
+            break
+        line += [(GAP, ""), part] if line else [part]
+    return line or None
+
+
+def _end_text(scene: Scene, end: FinishEvent) -> tuple[str, str]:
+    """Return who has ended and why."""
+    label = label_of(end.id, end.index, end.role)
+    name = cut_middle(scene.name(label), MAX_NAME, scene.glyphs.cut)
+    return f"{scene.glyphs.ended} {name} {end.reason} {end.tokens}", "stop"
+
+
+def note_text(scene: Scene, note: Note) -> tuple[str, str]:
+    """Return a note in a few words."""
+    mark = scene.glyphs.marks[note.kind]
+    name = cut_middle(scene.name(note.label), MAX_NAME, scene.glyphs.cut)
+    return f"{mark} {name} {note.kind}: {scene.name(note.why)}", note.kind
+
+
+def _facts(found: list[Fact]) -> Line:
+    line: Line = []
+    for fact in found:
+        line += [(GAP, ""), (fact.text, fact.style)] if line else [(fact.text, fact.style)]
+    return line
+
+
+def _apart(left: Line, right: Line, width: int) -> Line:
+    """Return both, at the ends of `width`; the left one alone where there is no room."""
+    spare = width - line_width(left) - line_width(right)
+    return [*left, (" " * spare, ""), *right] if spare > 0 else left

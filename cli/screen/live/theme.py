@@ -1,0 +1,159 @@
+"""What the live view is drawn with: characters, with and without Unicode, and rich's styles.
+
+Only the sixteen colours that a terminal's user has chosen are used, so they suit its background.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import TypeAlias
+
+from rich.theme import Theme
+
+from cli.screen.cells import cell_width
+
+Part: TypeAlias = tuple[str, str]
+"""Some text, and the name of its style, "" for none."""
+Line: TypeAlias = list[Part]
+
+LABEL = "label"
+ALL = 1 - 1e-9
+"""A share of 1, but for rounding."""
+
+
+@dataclass(frozen=True)
+class Glyphs:
+    """The characters of a picture, each one cell wide.
+
+    turns: the requests of a slot alternate between the two, so that neighbours are told apart.
+    shades: how busy, from never to always.  levels: how far, from nothing to all of it.
+    blocks: a cell of a bar, from empty to full.
+    bars: blocks that are used, cached and free.
+    marks: what has happened in a slot.
+    dots: slots 0 to 7 of a cell that shows eight; empty where they are counted instead.
+    """
+
+    admitted: str
+    ended: str
+    turns: tuple[str, str]
+    prefill: str
+    nothing: str
+    shades: str
+    levels: str
+    blocks: str
+    bars: str
+    marks: Mapping[str, str]
+    dots: tuple[int, ...]
+    cut: str
+    separator: str
+
+
+UNICODE = Glyphs(
+    "┃",
+    "✓",
+    ("━", "╌"),
+    "▪",
+    "·",
+    "░▒▓█",
+    "▁▂▃▄▅▆▇█",
+    " ▏▎▍▌▋▊▉█",
+    "█▒░",
+    {"": " ", "ended": " ", "admitted": "▸", "preempted": "«", "failed": "✗"},
+    (0x01, 0x02, 0x04, 0x40, 0x08, 0x10, 0x20, 0x80),
+    "…",
+    " · ",
+)
+ASCII = Glyphs(
+    "|",
+    "*",
+    ("=", "-"),
+    ":",
+    ".",
+    "+o#@",
+    "123456789",
+    " -=#",
+    "#+.",
+    {"": " ", "ended": " ", "admitted": ">", "preempted": "<", "failed": "x"},
+    (),
+    "~",
+    ", ",
+)
+
+_DARK = {
+    "title": "bold",
+    LABEL: "dim",
+    "figure": "bold",
+    "done": "green",
+    "failed": "bold red",
+    "preempted": "bold magenta",
+    "held": "yellow",
+    "admitted": "bold",
+    "ended": "",
+    "prefill": "yellow",
+    "decode": "cyan",
+    "turn0": "cyan",
+    "turn1": "blue",
+    "stop": "green",
+    "idle": "dim",
+    "bar": "cyan",
+    "rest": "dim",
+    "progress": "green",
+    "used": "cyan",
+    "cached": "blue",
+    "free": "dim",
+    "busy": "green",
+    "bubble": "red",
+    "queue": "yellow",
+}
+_ON_LIGHT = {
+    "held": "red",
+    "admitted": "bold",
+    "prefill": "magenta",
+    "decode": "blue",
+    "turn0": "blue",
+    "turn1": "magenta",
+    "bar": "blue",
+    "used": "blue",
+    "cached": "magenta",
+    "queue": "magenta",
+}
+DARK, LIGHT = Theme(_DARK, inherit=False), Theme(_DARK | _ON_LIGHT, inherit=False)
+
+
+def theme_of(environ: Mapping[str, str]) -> Theme:
+    """Return the theme for the terminal's background, as far as COLORFGBG tells it."""
+    background = environ.get("COLORFGBG", "").rpartition(";")[2]
+    return LIGHT if background in ("7", "15") else DARK
+
+
+def line_width(line: Line) -> int:
+    """Return how many cells `line` takes."""
+    return sum(cell_width(text) for text, _ in line)
+
+
+def joined(line: Line) -> Line:
+    """Return `line` with neighbours of one style in one part."""
+    groups = groupby(line, itemgetter(1))
+    return [("".join(text for text, _ in parts), style) for style, parts in groups]
+
+
+def bar(share: float, width: int, glyphs: Glyphs, style: str) -> Line:
+    """Return `width` cells, as full as `share` of 1 says: never quite empty but for nothing."""
+    parts = len(glyphs.blocks) - 1
+    num_parts = int(min(share, 1.0) * width * parts)
+    full, rest = divmod(num_parts or int(share > 0), parts)
+    filled = glyphs.blocks[-1] * full + (glyphs.blocks[rest] if rest else "")
+    return [(filled, style), (glyphs.nothing * (width - len(filled)), "rest")]
+
+
+def shade(share: float, glyphs: Glyphs) -> str:
+    """Return one cell that is the darker the more of 1 `share` is; solid only for 1."""
+    partial = glyphs.shades[:-1]
+    return glyphs.shades[-1] if share >= ALL else partial[int(share * len(partial))]
+
+
+def level(share: float, glyphs: Glyphs) -> str:
+    """Return one cell, as high as `share` of 1; all of it only for 1."""
+    highest = len(glyphs.levels) - 1
+    return glyphs.levels[min(int(share * highest), highest)]

@@ -1,0 +1,403 @@
+"""What the live view shows, seen on the screen of a terminal emulator."""
+
+import re
+
+import pytest
+from emulated_run import Clock, Gauges, Run, Screen, long_requests
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference_paged import CROWDED, Limits, PagedJob, play_paged
+from reference_units import beams, guided, play_units, samples
+
+from batcher.events import EndEvent, FinishEvent, HoldEvent, JumpEvent, RejectEvent, RunEvent
+from batcher.scheduling.blocks import BlockUse
+from cli.screen.live import heatmap
+from cli.screen.live.display import ScreenLive
+from cli.screen.live.driver import LiveView
+from cli.screen.live.facts import Plan, clock
+from cli.screen.live.grid import Longest, plan_columns
+from cli.screen.live.heatmap import plan_map
+from cli.screen.live.theme import ASCII, DARK, LIGHT, UNICODE, theme_of
+
+SIZES = [(24, 8), (40, 12), (80, 24), (120, 40), (200, 50)]
+NUM_SLOTS = [1, 4, 8, 9, 63, 64, 100, 255, 256, 1000, 1024]
+
+
+def test_the_screen_of_a_small_run():
+    requests = [("a", 3, 3), ("b", 1, 4), ("c", 2, 8), ("d", 4, 4)]
+    run = Run(requests, batch_size=2, screen=Screen(80, 18)).steps(3)
+    assert run.screen.lines()[:14] == [
+        "",
+        "requests.jsonl  step 2  3/4 done  2 running  1 waiting                     0:03",
+        "████████████████████████████████████████▌·············  75%  eta 0:01  6 tokens",
+        "2.0 tok/step  2 tok/s  fcfs                                       busy ███ 100%",
+        "✓ c stop 2  ✓ a length 3  ✓ b stop 1",
+        "",
+        "# request tokens           phase    last 3 steps  ┃ admitted",
+        "0 a       ████████    3/3  length   ┃━━",
+        "1 c       ██······    2/8  stop     ┃┃╌",
+        "",
+        "requests.jsonl  3 steps · 2 slots · fcfs",
+        " slot 0 ┃━━━━━━━━━━━ 100%",
+        " slot 1 ┃━━━┃╌╌╌╌╌╌╌ 100%",
+        "",
+    ]
+
+
+def grid_of(run):
+    """Return the lines from the titles of the columns on."""
+    lines = run.screen.lines()
+    start = next(n for n, line in enumerate(lines) if " request " in line)
+    return lines[start:]
+
+
+def test_a_row_says_who_is_in_a_slot_how_far_it_is_and_what_it_did():
+    requests = [("a", 3, 3), ("b", 1, 4), ("c", 2, 8), ("d", 4, 4)]
+    run = Run(requests, batch_size=2, every_step=True).steps(3)
+    assert grid_of(run)[:3] == [
+        "# request tokens           phase    last 3 steps  ┃ admitted",
+        "0 a       ████████    3/3  length   ┃━━",
+        "1 c       ██······    2/8  stop     ┃┃╌",
+    ]
+    run.step()
+    assert grid_of(run)[1:3] == [
+        "0▸d       ██······    1/4  prefill  ┃━━┃",
+        "1 -                        idle     ┃┃╌·",
+    ]
+
+
+def test_a_request_that_was_just_admitted_is_in_prefill_then_decodes():
+    run = Run(long_requests(1)).steps(1)
+    assert re.search("req-0 .* prefill", run.screen.text())
+    assert re.search("req-0 .* decode", run.steps(1).screen.text())
+
+
+def test_the_strip_scrolls_when_it_is_full():
+    run = Run([("a", 30, 30), ("b", 30, 40)], batch_size=1, every_step=True).steps(70)
+    assert grid_of(run)[1].split()[-1].endswith("━" * 3 + "┃" + "╌" * 29 + "·" * 10)
+
+
+def test_a_cell_stands_for_all_steps_since_the_last_frame_and_the_title_says_so():
+    run = Run([(str(n), 10, 10) for n in range(400)], batch_size=2)
+    run.seconds_per_step = 0.001
+    run.steps(2000)
+    title, first, *_ = grid_of(run)
+    assert "about 96 a cell" in title
+    assert first.endswith("█" * 19)
+
+
+# -- above the slots -------------------------------------------------------------------------------
+
+
+def test_the_header_counts_failures_and_shows_the_last():
+    run = Run(long_requests(9), batch_size=1).steps(1)
+    assert "failed" not in run.screen.text()
+    run.view.observe([RejectEvent(0, 0.0, "x", 0, "unknown-field")])
+    run.view.observe([FinishEvent(0, 0.0, "y", 0, None, "error", None, 0)])
+    run.steps(1)
+    assert "2/9 done  2 failed" in run.screen.text()
+    assert "✗ x failed: unknown-field" in run.screen.text()
+    run.clock.now += 11
+    assert "unknown-field" not in run.steps(1).screen.text()
+
+
+def test_a_pipe_has_no_total_no_queue_and_no_end_in_sight():
+    run = Run(long_requests(1), total=None, every_step=True).steps(1)
+    run.view.after_step(1, None)
+    header = run.screen.lines()[1].split()
+    assert header == ["requests.jsonl", "step", "1", "0", "done", "1", "running", "0:02"]
+    assert "eta" not in run.screen.text()
+
+
+def test_the_queue_is_shown_with_why_its_first_waits():
+    run = Run(long_requests(9), batch_size=2)
+    run.gauges.next_up = "req-2"
+    assert "next req-2: all 2 slots are taken" in run.steps(1).screen.text()
+    run.gauges.num_free = 1
+    assert "next req-2: with the next step" in run.steps(1).screen.text()
+    run.view.observe([HoldEvent(1, 0.0, "req-2", 0, "kv", 5)])
+    assert "next req-2: held back by KV, needs 5 blocks" in run.steps(1).screen.text()
+
+
+def test_memory_engine_time_and_policy_are_shown_where_they_are_modelled():
+    run = Run(long_requests(9), batch_size=2, is_timed=True, policy="sjf").steps(1)
+    assert "KV" not in run.screen.text()
+    run.gauges.block_use, run.gauges.now = BlockUse(30, 10, 20), 12.345
+    text = run.steps(1).screen.text()
+    assert re.search(r"KV █+▒+░+  30 used  10 cached  20 free  of 60 blocks", text)
+    bar = re.search("KV (█+)(▒+)(░+)", text)
+    cells = [len(part) for part in bar.groups()]
+    assert cells == pytest.approx([sum(cells) / 2, sum(cells) / 6, sum(cells) / 3], abs=1)
+    assert "sjf  engine 12.3 s" in text
+
+
+def test_the_share_that_is_done_is_one_of_tokens():
+    run = Run([("a", 50, 100), ("b", 50, 100)], batch_size=1).steps(51)
+    progress = run.screen.lines()[2]
+    assert "% " in progress
+    share = int(re.search(r"(\d+)%", progress).group(1))
+    assert share == int(100 * 51 / (51 + 99 * 150 / 200))  # as the other may use all of its own
+    assert progress.count("█") == pytest.approx(
+        share / 100 * len(re.match("[█-▏·]+", progress)[0]), abs=1
+    )
+
+
+@given(st.integers(1, 130), st.integers(1, 12), st.integers(0, 10**7))
+@settings(max_examples=40)
+def test_no_header_is_wider_or_higher_than_there_is_room(columns, rows, step):
+    screen = Screen(columns, rows)
+    run = Run(long_requests(30), 4, screen, is_timed=True, every_step=True)
+    run.gauges.block_use, run.gauges.next_up = BlockUse(3, 1, 2), "日本語" * 9
+    run.view.observe([RejectEvent(0, 0.0, "evil\x1b[2J" * 9, 0, "unknown-field")])
+    run.step_index = step
+    run.step()
+    assert all(len(line) <= columns for line in screen.lines())
+    assert not screen.emulator.history.top
+
+
+# -- every slot ------------------------------------------------------------------------------------
+
+
+def busy_in_map(screen, shape, num_slots):
+    """Return for each slot whether its place in the map on `screen` says that it is busy.
+
+    Of a cell that only says how many of its slots are, the first of them.
+    """
+    lines = screen.lines()
+    first = next(n for n, line in enumerate(lines) if "cell" in line) + 1
+    cells = []
+    for line in lines[first : first + shape.height(num_slots)]:
+        text = line[shape.label :].ljust(shape.per_row * shape.size)
+        cells += [text[i * shape.size] for i in range(shape.per_row)]
+    size = shape.num_slots
+    if size == 1:
+        return [cell != "·" for cell in cells[:num_slots]]
+    busy = []
+    for number, cell in enumerate(cells[: -(-num_slots // size)]):
+        here = min(size, num_slots - number * size)
+        if "⠀" <= cell <= "⣿":
+            busy += [bool(ord(cell) - 0x2800 & dot) for dot in UNICODE.dots[:here]]
+        else:
+            busy += [cell == "█"] * here if cell in "·█" else [None] * here
+    return busy
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("num_slots", NUM_SLOTS)
+def test_every_slot_is_on_the_screen_once(size, num_slots, monkeypatch):
+    shapes = []
+    monkeypatch.setattr(
+        heatmap, "plan_map", lambda *known: shapes.append(plan_map(*known)) or shapes[-1]
+    )
+    idle = {n for n in range(num_slots) if n % 7 == 3 or n % 31 < 9}
+    requests = [(f"r{n:04}", 1 if n in idle else 50, 100) for n in range(num_slots)]
+    run = Run(requests, num_slots, Screen(*size))
+    for slot in run.view._scene.run.slots:
+        slot.take_mark()
+    run.steps(2)
+    lines, text = run.screen.lines(), run.screen.text()
+    assert all(len(line) < size[0] for line in lines)
+    busy = [n not in idle for n in range(num_slots)]
+    if not shapes:  # so there are rows
+        rows = re.findall(r"(?:^| )(\d+)[ ▸](r\d{4}|-)(?= |$)", text, re.MULTILINE)
+        expected = [(str(n), f"r{n:04}" if busy[n] else "-") for n in range(num_slots)]
+        assert sorted(rows, key=lambda row: int(row[0])) == expected
+        return
+    shape = shapes[-1]
+    found = busy_in_map(run.screen, shape, num_slots)
+    assert len(found) == num_slots
+    for number, told in enumerate(found):
+        if told is None:
+            first = number // shape.num_slots * shape.num_slots
+            shared = busy[first : first + shape.num_slots]
+            assert any(shared)
+            assert not all(shared)
+        else:
+            assert told == busy[number]
+    if shape.num_slots > 1:
+        assert f"{shape.num_slots} slots a cell" in text or f"{shape.num_slots} a cell" in text
+    else:
+        assert "a cell a slot" in text
+
+
+@given(st.integers(1, 3000), st.integers(2, 220), st.integers(1, 60))
+def test_a_map_has_room_for_every_slot(num_slots, width, num_rows):
+    shape = plan_map(num_slots, width, num_rows)
+    assert shape.width <= width
+    assert shape.height(num_slots) <= num_rows
+
+
+def test_sixty_four_slots_are_cells_in_columns_and_wide_terminals_are_filled():
+    requests = [(f"req-{n:04}", 99, 100) for n in range(300)]
+    narrow = Run(requests, 64, Screen(80, 24)).steps(9).screen
+    assert [line.count("req-") for line in narrow.lines()].count(4) == 16
+    assert all("▌·····" in line for line in narrow.lines() if "req-" in line)
+    wide = Run(requests, 64, Screen(200, 50)).steps(9).screen
+    rows = [line for line in wide.lines() if line.count("req-") == 2]
+    assert len(rows) == 32
+    assert all("decode" in row and "9/100" in row for row in rows)
+    assert max(map(len, wide.lines())) > 195
+
+
+def test_beside_the_map_are_the_rows_worth_seeing():
+    requests = [(f"r{n}", 50 + n % 40, 50 + n % 60) for n in range(300)]
+    run = Run(requests, 256, Screen(80, 24)).steps(40)
+    run.view.observe([FinishEvent(40, 0.0, "r7", 0, 7, "error", None, 9)])
+    text = run.steps(1).screen.text()
+    assert "256 slots, a cell a slot" in text
+    assert all(title in text for title in ("preempted or failed", "about to end", "longest"))
+    assert "✗ r7 failed: error" in text
+    ending = text[text.index("about to end") : text.index("longest")]
+    assert "r0 " in ending
+    assert "41/50" in ending
+
+
+def test_many_slots_without_unicode_are_counted_not_dotted():
+    run = Run(long_requests(1024), 1024, Screen(24, 8, encoding="ascii")).steps(1)
+    assert b"".join(run.screen.written).isascii()
+    assert "slots a cell" in run.screen.text()
+    assert run.screen.text().count("@") > 80
+
+
+def test_the_run_so_far_fills_what_room_is_left():
+    run = Run(long_requests(9), 8, Screen(80, 40)).steps(30)
+    assert "30 steps · 8 slots · fcfs" in run.screen.text()
+    assert sum(" slot " in line for line in run.screen.lines()) == 8
+
+
+# -- names, characters and colours -----------------------------------------------------------------
+
+
+def shown_after(events, step, total, batch_size=4):
+    """Return the rows of the picture after `step`, the events of later ones not seen."""
+    screen = Screen()
+    plan = Plan("t", "fcfs", batch_size, total, is_timed=False)
+    display = ScreenLive(screen)
+    view = LiveView(plan, Gauges(), screen, display, every_step=True, clock=Clock())
+    seen = [e for e in events if not isinstance(e, RunEvent | EndEvent) and e.step <= step]
+    for number in range(step + 1):
+        view.observe([event for event in seen if event.step == number])
+        view.after_step(number, 0)
+    lines = screen.lines()
+    first = next(n for n, line in enumerate(lines) if " request " in line) + 1
+    return [" ".join(line.split()) for line in lines[first : first + batch_size]]
+
+
+def test_samples_partners_and_beams_are_rows_that_say_what_they_are():
+    units = [*guided("g", 2, 1), *beams("b", 2, 4, num_results=1)]
+    events = play_units(units, 4).events
+    assert shown_after(events, 0, 2) == [
+        "0▸g ▏······· 1/99 prefill ┃",
+        "1▸g~ ········ prefill ┃",
+        "2▸g#1 ▏······· 1/99 length ┃",
+        "3▸g#1~ ········ unused ┃",
+    ]
+    assert shown_after(events, 1, 2)[2:] == [
+        "2▸b ▏······· 1/99 prefill ┃┃",
+        "3▸b#1 ▏······· 1/99 prefill ┃┃",
+    ]
+    assert shown_after(events, 2, 2)[2:] == [
+        "2▸b ▏······· 2/99 beam ┃┃╌",
+        "3▸b#1 ▏······· 2/99 beam ┃┃╌",
+    ]
+    assert " partner " in shown_after(play_units(guided("g", 9), 4).events, 1, 1)[1]
+
+
+def test_progress_is_tokens_once_a_constraint_has_forced_some():
+    events = play_units(samples("a", 9), 1).events
+    jumps = [JumpEvent(0, 0.0, "a", 0, 0, 30), JumpEvent(2, 2.0, "a", 0, 0, 40)]
+    (row,) = shown_after([*events, *jumps], 3, 1, batch_size=1)
+    assert row.startswith("0▸a █████▉·· 74/99 decode ┃")
+
+
+def test_a_long_prompt_is_in_prefill_until_its_first_token():
+    events = play_paged([PagedJob("a", 9, 3)], Limits()).events
+    rows = [shown_after(events, step, 1, batch_size=1)[0] for step in range(4)]
+    assert [row.split()[3] for row in rows] == ["prefill", "prefill", "prefill", "decode"]
+    assert rows[1].endswith("┃▪")
+    assert " 0/3 " in rows[1]
+
+
+def test_a_preempted_row_stands_out_in_its_row_and_in_the_header():
+    events = play_paged(CROWDED, Limits()).events
+    step = next(event.step for event in events if type(event).__name__ == "PreemptEvent")
+    rows = shown_after(events, step, 2, batch_size=2)
+    assert "«" in rows[1].split()[0]
+    assert "«" in rows[1].split()[-1]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("evil\x1b[2J\nid", r"evil\x1b[2J\nid "),
+        ("日本語", "日 本 語  "),
+        ("a\u202eb", r"a\u202eb "),
+        ("👩‍👩‍👧", None),
+        ("request-number-00017", "request…r-00017"),
+        ("x" * 1_000_000, "xxxxxxx…xxxxxxx"),
+    ],
+)
+def test_any_id_stays_in_its_column(name, shown):
+    run = Run([(name, 9, 9), ("b", 9, 9)], batch_size=2).steps(1)
+    row = next(n for n, line in enumerate(run.screen.lines()) if " request " in line) + 1
+    evil, harmless = run.screen.cells(row), run.screen.cells(row + 1)
+    assert shown is None or evil[2:].startswith(shown)
+    assert evil.index("prefill") == harmless.index("prefill")
+
+
+def test_columns_only_grow():
+    run = Run([("a-long-request", 1, 12345), ("b", 9, 9)], batch_size=1).steps(1)
+    column = grid_of(run)[0].index("phase")
+    assert grid_of(run.steps(3))[0].index("phase") == column
+
+
+@given(st.integers(16, 400), st.integers(7, 36), st.integers(6, 9), st.integers(1, 4))
+def test_columns_never_exceed_the_width(width, longest_request, longest_tokens, slot):
+    longest = Longest()
+    longest.request, longest.tokens = longest_request, longest_tokens
+    columns = plan_columns(width, slot, longest)
+    assert columns.width <= width
+    assert columns.request >= 1
+    assert columns.bar >= 5
+    assert width - columns.width <= 256 or columns.strip == 256
+
+
+def test_colour_is_used_only_where_it_is_wanted():
+    colorful = Run(long_requests(1), screen=Screen(has_color=True)).steps(1).screen
+    plain = Run(long_requests(1)).steps(1).screen
+    assert re.search(rb"\x1b\[[\d;]*3\dm", b"".join(colorful.written))
+    assert not re.search(rb"\x1b\[[\d;]*m", b"".join(plain.written))
+    assert colorful.lines() == plain.lines()
+
+
+@pytest.mark.parametrize(
+    ("told", "theme"), [("15;0", DARK), ("0;15", LIGHT), ("0;default;7", LIGHT), ("", DARK)]
+)
+def test_the_theme_follows_the_background(told, theme):
+    assert theme_of({"COLORFGBG": told}) is theme
+    assert set(theme.styles) == set(DARK.styles)
+    colors = {s.color.name for s in theme.styles.values() if s.color is not None}
+    assert colors <= {"red", "green", "yellow", "blue", "magenta", "cyan"}  # the user's own
+
+
+def test_without_unicode_the_picture_is_ascii():
+    requests = [("é", 2, 4), ("b", 9, 9)]
+    run = Run(requests, batch_size=1, screen=Screen(encoding="latin-1"), every_step=True).steps(4)
+    assert b"".join(run.screen.written).isascii()
+    assert re.search(r"0[> ]b +#=\.+ +2/9  decode   \|=\|-", run.screen.text())
+    run.view.close()
+    assert b"".join(run.screen.written).isascii()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(3.9, "0:03"), (754, "12:34"), (3723, "1:02:03"), (0, "0:00")]
+)
+def test_time_reads_as_on_a_clock(seconds, text):
+    assert clock(seconds) == text
+
+
+def test_ascii_and_unicode_have_the_same_parts():
+    assert set(ASCII.marks) == set(UNICODE.marks)
+    assert len(ASCII.shades) == len(UNICODE.shades)
+    assert len(ASCII.bars) == len(UNICODE.bars) == 3
+    assert all(len(glyphs.turns) == 2 for glyphs in (ASCII, UNICODE))

@@ -1,0 +1,326 @@
+"""What the live view knows of a run, folded from its events, against what a slow look finds."""
+
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
+from reference_units import play_units, samples, unit_workloads
+
+from batcher.events import (
+    AdmitEvent,
+    ArriveEvent,
+    DropEvent,
+    FinishEvent,
+    HoldEvent,
+    JumpEvent,
+    PrefillEvent,
+    RejectEvent,
+    StepsEvent,
+)
+from cli.screen.live import history
+from cli.screen.live.history import RunHistory
+from cli.screen.live.state import RunState
+from cli.screen.live.strips import MAX_CELLS, Strips
+from cli.screen.live.theme import UNICODE
+
+
+def test_a_request_without_a_slot_is_counted_and_forgotten():
+    state = RunState(1)
+    state.observe([ArriveEvent(0, 0.0, "a", 0, "input", 5, 0)])
+    state.observe([FinishEvent(0, 0.0, "a", 0, None, "length", None, 0)])
+    assert (state.num_done, state.num_failed, state.num_tokens(9)) == (1, 0, 0)
+    assert not state._arrived
+
+
+@given(unit_workloads(), st.integers(0, 2**32))
+def test_requests_are_done_when_all_their_samples_are(workload, seed):
+    units, batch = workload
+    run = play_units(units, batch, seed)
+    state = RunState(batch)
+    ends = {unit.id: [] for unit in units}
+    for stay in run.stays:
+        ends[stay.id].append(stay.end)
+    rows = [stay for stay in run.stays if stay.role != "negative"]
+    jumps = [event for event in run.events if isinstance(event, JumpEvent)]
+    for step in range(len(run.labels)):
+        state.observe(e for e in run.events[1:-1] if e.step == step)
+        assert state.num_done == sum(max(ended) <= step + 1 for ended in ends.values())
+        assert state.num_busy(step) == batch - run.labels[step].count(None)
+        num_chosen = sum(max(0, min(row.end, step + 1) - row.start) for row in rows)
+        num_forced = sum(jump.tokens for jump in jumps if jump.step <= step)
+        assert state.num_tokens(step) == num_chosen + num_forced
+        busy = [slot.busy_steps(step) for slot in state.slots]
+        assert busy == [
+            sum(labels[slot] is not None for labels in run.labels[: step + 1])
+            for slot in range(batch)
+        ]
+    errors = [stay.outcome for stay in run.stays].count("error")
+    assert state.num_failed == errors
+    assert not state._arrived
+    assert not state._num_others
+
+
+def test_a_sample_that_failed_and_was_dropped_is_no_failed_output():
+    state = RunState(2)
+    run = play_units([*samples("s", 1, 2, outcome="error")], 2)
+    state.observe([*run.events[1:-1], DropEvent(1, 1.0, "s", 0, "error")])
+    assert (state.num_done, state.num_failed) == (1, 1)
+    state.observe([DropEvent(1, 1.0, "s", 1, "length")])
+    assert state.num_failed == 1
+
+
+def test_samples_without_a_slot_are_one_request_that_is_done():
+    for role in ("sample", "beam"):
+        state = RunState(1)
+        ends = [FinishEvent(0, 0.0, "x", i, None, "aborted", None, 0, role) for i in range(3)]
+        state.observe(ends)
+        assert state.num_done == 1
+    state = RunState(1)
+    for index in range(3):
+        state.observe([ArriveEvent(0, 0.0, "a", index, "input", 5, 0)])
+        state.observe([FinishEvent(0, 0.0, "a", index, None, "length", None, 0)])
+    assert state.num_done == 1
+    assert not state._arrived
+
+
+def events_by_step(events):
+    """The events of each step; figures come right after the step they end with."""
+    found = {}
+    for event in events[1:-1]:
+        step = event.step + len(getattr(event, "ends", [None])) - 1
+        found.setdefault(step, []).append(event)
+    return found
+
+
+@given(paged_workloads())
+def test_a_preempted_row_leaves_its_slot_and_keeps_its_tokens(workload):
+    jobs, limits = workload
+    limits = limits._replace(is_prefill_first=False)  # standstills are told a little later
+    run = play_paged(jobs, limits)
+    by_step = events_by_step(run.events)
+    state = RunState(limits.batch)
+    lengths = {job.id: job.length for job in jobs}
+    for step, labels in enumerate(run.slots):
+        state.observe(by_step.get(step, []))
+        shown = [slot.label if slot.is_busy(step) else None for slot in state.slots]
+        assert shown == labels
+        for slot in state.slots:
+            if slot.is_busy(step):
+                assert slot.tokens_after(step) == run.tokens[step][slot.label]
+                assert slot.max_tokens == lengths[slot.label]
+                is_prefill = run.states[slot.label][step].phase == "prefill"
+                assert slot.is_prefilling(step) == is_prefill
+    assert state.num_done == len(jobs)
+    assert state.num_tokens(len(run.slots)) == sum(lengths.values())
+    assert not state._arrived
+    assert not state._preempted
+
+
+@given(paged_workloads())
+def test_steps_that_compute_prompts_alone_give_the_others_no_tokens(workload):
+    jobs, limits = workload
+    run = play_paged(jobs, limits._replace(is_prefill_first=True))
+    by_step = events_by_step(run.events)
+    state = RunState(limits.batch)
+    for step in range(len(run.slots)):
+        events = by_step.get(step, [])
+        state.observe(events)
+        if any(isinstance(event, StepsEvent) for event in events):
+            for slot in state.slots:
+                if slot.is_busy(step):
+                    assert slot.tokens_after(step) == run.tokens[step][slot.label]
+
+
+def test_tokens_never_go_back_when_a_row_is_preempted():
+    run = play_paged(CROWDED, Limits())
+    state = RunState(2)
+    by_step = events_by_step(run.events)
+    counts = []
+    for step in range(len(run.slots)):
+        state.observe(by_step.get(step, []))
+        counts.append(state.num_tokens(step))
+    assert counts == sorted(counts)
+    assert counts[-1] == 20
+
+
+def test_a_preempted_row_that_is_aborted_in_the_queue_leaves_its_old_slot_alone():
+    run = play_paged(CROWDED, Limits())
+    state = RunState(2)
+    state.observe([event for event in run.events[1:-1] if event.step < 8])
+    state.observe([FinishEvent(8, 4.0, "b", 0, 1, "aborted", None, 7)])
+    assert (state.num_done, state.num_tokens(7)) == (1, 15)
+    assert not state.slots[1].is_busy(7)
+
+
+def test_a_step_that_computes_what_was_forced_gives_no_token():
+    state = RunState(1)
+    state.observe(play_paged([PagedJob("a", 2, 9)], Limits()).events[1:3])
+    state.observe([JumpEvent(1, 1.0, "a", 0, 0, 6), PrefillEvent(2, 2.0, "a", 0, 0, 3, 4)])
+    assert [state.slots[0].tokens_after(step) for step in (2, 3)] == [8, 9]
+
+
+# -- what nobody should miss ----------------------------------------------------------------------
+
+
+def test_preemptions_and_failures_are_noted_and_the_slot_is_marked():
+    state = RunState(2)
+    by_step = events_by_step(play_paged(CROWDED, Limits()).events)
+    for step in range(8):
+        state.observe(by_step.get(step, []))
+    (note,) = state.notes
+    assert (note.kind, note.label, note.why) == ("preempted", "b", "for a")
+    assert state.num_preempted == 1
+    assert [slot.take_mark() for slot in state.slots] == ["admitted", "preempted"]
+    assert [slot.take_mark() for slot in state.slots] == ["", ""]
+    state.observe([RejectEvent(8, 8.0, "x", 0, "unknown-field")])
+    assert state.notes[-1][:3] == ("failed", "x", "unknown-field")
+    state.observe([FinishEvent(8, 8.0, "a", 0, 0, "error", None, 3)])
+    assert state.notes[-1][:3] == ("failed", "a", "error")
+    assert state.slots[0].take_mark() == "failed"
+
+
+def test_an_admission_hides_an_end_and_a_preemption_hides_both():
+    state = RunState(1)
+    state.observe(play_units(samples("a", 1, 1, 1), 1).events[1:-1])
+    assert state.slots[0].take_mark() == "admitted"
+    state.observe(
+        [ArriveEvent(9, 9.0, "z", 0, "input", 5, 9), AdmitEvent(9, 9.0, "z", 0, 0, "empty")]
+    )
+    state.slots[0].take_mark()
+    state.observe([FinishEvent(9, 9.0, "z", 0, 0, "stop", None, 1)])
+    assert state.slots[0].take_mark() == "ended"
+    assert state.ends[-1].id == "z"
+
+
+@given(paged_workloads())
+def test_hits_are_the_tokens_found_of_those_asked_for(workload):
+    jobs, limits = workload
+    state = RunState(limits.batch)
+    events = play_paged(jobs, limits).events
+    state.observe(events[1:-1])
+    admits = [event for event in events if isinstance(event, AdmitEvent)]
+    prompts = {e.id: e.prompt_tokens for e in events if isinstance(e, ArriveEvent)}
+    assert state.num_found == sum(event.cached for event in admits)
+    assert state.num_asked == sum(prompts[event.id] + event.generated for event in admits)
+
+
+def test_tokens_to_come_are_estimated_from_what_was_used_of_max_tokens():
+    state = RunState(2)
+    for name, slot in (("a", 0), ("b", 1)):
+        state.observe([ArriveEvent(0, 0.0, name, 0, "input", 5, 100)])
+        state.observe([AdmitEvent(0, 0.0, name, 0, slot, "empty")])
+    assert state.num_tokens_left(9, 0) == 180  # what runs may use all of it
+    assert state.num_tokens_left(9, 8) == 180 + 8 * 100
+    state.observe([FinishEvent(9, 9.0, "a", 0, 0, "stop", None, 10)])
+    assert state.num_tokens_left(9, 8) == pytest.approx(55 - 10 + 8 * 55)
+    state.observe([FinishEvent(9, 9.0, "b", 0, 1, "stop", None, 10)])
+    assert state.num_tokens_left(9, 8) == pytest.approx(8 * 10)
+
+
+def test_what_holds_back_the_first_of_the_queue_is_known_until_it_is_admitted():
+    state = RunState(2)
+    held = HoldEvent(0, 0.0, "a", 0, "kv", 5)
+    state.observe([ArriveEvent(0, 0.0, "a", 0, "input", 3, 4), held])
+    assert state.held is held
+    state.observe([AdmitEvent(2, 2.0, "a", 0, 0, "empty")])
+    assert state.held is None
+
+
+# -- the whole run, in little ----------------------------------------------------------------------
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    num_slots=st.integers(1, 40),
+    length=st.sampled_from([5, 60, 511, 512, 513, 1024, 3000, 3072]),
+)
+def test_the_history_is_the_mean_of_what_a_slow_look_finds(seed, num_slots, length):
+    rng = Random(seed)
+    past = RunHistory(num_slots)
+    used, waiting = np.zeros((num_slots, length)), np.zeros(length)
+    stays, held = [], []
+    for slot in range(num_slots):
+        end = 0
+        while end < length:
+            start = end + rng.randrange(9)
+            end = min(start + 1 + rng.randrange(rng.choice([3, length])), length)
+            if start < end:
+                used[slot, start:end] = 1
+                if end == length and rng.random() < 0.5:
+                    held.append((slot, start))
+                else:
+                    stays.append((slot, start, end))
+        begin = rng.randrange(length)
+        waiting[begin : begin + 7] += 1
+        past.waited(begin, min(begin + 7, length))
+    rng.shuffle(stays)
+    for stay in stays:
+        past.held(*stay)
+    past._take_in()
+    size = past.steps_per_cell
+    num_cells, whole = length // size, length // size * size
+    shown = past._totals(length, 1)  # whatever is shown is cut out of this
+    assert shown[-1, -1] == waiting.sum()
+    if length == whole:  # so what is shown are cells
+        means = used.reshape(num_slots, num_cells, size).mean(axis=2)
+        found = past.used(length, num_cells, held)
+        for row, slots in enumerate(past.rows):
+            assert np.allclose(found[row], means[slots.start : slots.stop].sum(axis=0))
+        means = waiting.reshape(num_cells, size).mean(axis=1)
+        assert np.allclose(past.waiting(length, num_cells), means)
+    for columns in (1, 7, 60):
+        total = past.used(length, columns, held).sum() * length / columns
+        assert total == pytest.approx(used.sum())
+
+
+def test_a_history_takes_the_same_memory_for_a_run_of_any_length():
+    past = RunHistory(10**6)
+    for step in range(0, 10**6, 100):
+        past.held(step, step, step + 100)
+    assert len(past.rows) <= history.MAX_ROWS
+    assert past._changes.size == (len(past.rows) + 1) * history.NUM_CELLS
+    assert len(past._stays) < history.MAX_BUFFERED
+    assert past.used(10**6, 50, []).sum() * 10**6 / 50 == pytest.approx(10**6)
+
+
+# -- strips ----------------------------------------------------------------------------------------
+
+
+@given(unit_workloads(), st.integers(0, 2**32), st.integers(1, 6))
+def test_a_cell_of_a_strip_stands_for_all_steps_since_the_last(workload, seed, stride):
+    units, batch = workload
+    run = play_units(units, batch, seed)
+    state = RunState(batch)
+    strips = Strips(state.slots, UNICODE)
+    last = 0
+    for step in range(len(run.labels)):
+        state.observe(e for e in run.events[1:-1] if e.step == step)
+        if (step + 1) % stride and step + 1 < len(run.labels):
+            continue
+        strips.extend(step, [""] * batch)
+        for slot in range(batch):
+            steps = range(last, step + 1)
+            busy = sum(run.labels[i][slot] is not None for i in steps)
+            admitted = sum(stay.slot == slot and stay.start in steps for stay in run.stays)
+            cell = strips.cells[slot][-1]
+            if admitted >= 2:
+                assert (cell == "█") == (busy == len(steps))
+            else:
+                assert (cell == "┃") == (admitted == 1)
+                assert (cell == "·") == (not admitted and 2 * busy < len(steps))
+        last = step + 1
+
+
+def test_a_strip_that_is_full_scrolls_and_a_frame_without_steps_adds_nothing():
+    state = RunState(1)
+    strips = Strips(state.slots, UNICODE)
+    for step in range(MAX_CELLS + 9):
+        strips.extend(step, [""])
+        strips.extend(step, [""])
+    assert strips.cells == ["·" * MAX_CELLS]
+    assert list(strips.steps) == list(range(9, MAX_CELLS + 10))
+    strips.extend(MAX_CELLS + 20, ["failed"])
+    assert strips.cells[0].endswith("·✗")
