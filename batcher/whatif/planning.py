@@ -96,7 +96,7 @@ def find_plan(
             ladder=ladder,
             number=ends,
             outcome=trials.outcomes[ends],
-            is_met=is_met,
+            enough=search.least,
         )
         analysis = analyse(edge, _counted(question, on_relief))
     return Plan(

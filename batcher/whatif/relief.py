@@ -65,14 +65,14 @@ class Analysis(Struct, frozen=True, kw_only=True):
 class Edge(Struct, frozen=True, kw_only=True):
     """Where a search ended: `number` comes to `outcome`, which is not enough.
 
-    is_met: whether the next larger number that was tried is.
+    enough: the least number that is, the next larger one; None if nothing is enough.
     """
 
     question: Question
     ladder: Ladder
     number: int
     outcome: Outcome
-    is_met: bool
+    enough: int | None
 
 
 class _Attempt(Struct, frozen=True, kw_only=True):
@@ -89,22 +89,20 @@ class _Attempt(Struct, frozen=True, kw_only=True):
 def analyse(edge: Edge, simulate: Simulate) -> Analysis:
     """Return what binds at `edge`, so that more do not meet the SLO, and what would help.
 
-    It is the limit whose change reaches furthest beyond it.  If none does, it is that of the
-    setting that was searched; of a rate, or if nothing meets the SLO, the limit whose change lets
-    most requests meet it; if none lets more, the fewest that together do if nobody meets them; if
-    these do not either, the time that steps take.  Where too many requests can never run there are
-    too few blocks, whatever else.
+    Of a setting it is that setting: one more of it is enough.  Of a rate it is the limit whose
+    change reaches furthest; if none reaches further, or nothing meets the SLO, the one whose change
+    lets most requests meet it; if none lets more, the fewest that together do if nobody meets them;
+    if these do not either, the time that steps take.  Where too many requests can never run there
+    are too few blocks, whatever else.
     """
     share, removal = good_share(edge.outcome), None
     attempts = list(_attempts(edge, simulate))
-    if edge.is_met:
-        attempts = _with_reaches(attempts, edge, simulate)
+    if edge.enough is not None:
+        attempts = _with_reaches(attempts, edge.enough, edge, simulate)
     best = min(attempts, key=_rank, default=None)
     own = next((limit for limit in SETTINGS if SETTINGS[limit] == edge.ladder.searched), None)
     binding: set[Limit] = set()
-    if best is not None and best.reached is not None:
-        binding = {best.limit}
-    elif edge.is_met and own is not None:
+    if edge.enough is not None and own is not None:
         binding = {own}
     elif best is not None and best.share > share:
         binding = {best.limit}
@@ -152,30 +150,41 @@ def _attempts(edge: Edge, simulate: Simulate) -> Iterator[_Attempt]:
                     break
 
 
-def _with_reaches(attempts: list[_Attempt], edge: Edge, simulate: Simulate) -> list[_Attempt]:
-    """Return `attempts`; the one of a limit and direction that reaches furthest says how far."""
+def _with_reaches(
+    attempts: list[_Attempt], enough: int, edge: Edge, simulate: Simulate
+) -> list[_Attempt]:
+    """Return `attempts`; the one of a limit and direction that reaches furthest says how far.
+
+    It does if that is about a hundredth beyond `enough`.
+    """
     directions: dict[tuple[Limit, bool], list[_Attempt]] = {}
     for attempt in attempts:
         if attempt.share >= edge.question.asked:
             directions.setdefault((attempt.limit, attempt.is_wider), []).append(attempt)
     best = sorted(directions.values(), key=lambda tried: max(each.score for each in tried))
-    furthest = [_furthest(tried, edge, simulate) for tried in best[-MAX_REACHES:]]
-    reached = {each.base: each for each in furthest}
-    return [reached.get(attempt.base, attempt) for attempt in attempts]
+    reaches = dict(_furthest(tried, edge, simulate) for tried in best[-MAX_REACHES:])
+    most = enough - edge.ladder.step_at(enough)
+    return [
+        replace(attempt, reached=reaches[attempt.base])
+        if reaches.get(attempt.base, enough) <= most
+        else attempt
+        for attempt in attempts
+    ]
 
 
-def _furthest(tried: list[_Attempt], edge: Edge, simulate: Simulate) -> _Attempt:
-    """Return which of `tried`, all enough at `edge`, reaches furthest, with how far it does.
+def _furthest(tried: list[_Attempt], edge: Edge, simulate: Simulate) -> tuple[Deployment, int]:
+    """Return which of `tried`, all enough at `edge`, reaches furthest, and how far it does.
 
     It is looked for further only with those that are enough beyond where one before is.
     """
     step = edge.ladder.step_at(edge.number)
-    best, reached = tried[0], _reach(tried[0].base, edge.number, edge, simulate)
+    best = tried[0].base
+    reached = _reach(best, edge.number, edge, simulate)
     for attempt in tried[1:]:
         beyond = max(reached - step, edge.ladder.rungs[0])
         if beyond < reached and _is_enough(attempt.base, beyond, edge, simulate):
-            best, reached = attempt, _reach(attempt.base, beyond, edge, simulate)
-    return replace(best, reached=reached)
+            best, reached = attempt.base, _reach(attempt.base, beyond, edge, simulate)
+    return best, reached
 
 
 def _reach(base: Deployment, enough: int, edge: Edge, simulate: Simulate) -> int:

@@ -20,7 +20,6 @@ _LIMITS: dict[Limit, str] = {
     "static": "batches",
 }
 _BINDS = {**BINDS, "threshold": "prefill threshold"}
-_HALF_A_PERCENT = 0.005
 MAX_SHOWN = 5  # of what contradicts the assumption
 
 
@@ -115,6 +114,8 @@ def _helps(plan: Plan) -> list[str]:
     if reaching:
         reaching.sort(key=lambda found: found[0], reverse=plan.searched == "rate")
         return [_reach(plan, value, relief) for value, relief in reaching]
+    if plan.is_met and plan.searched != "rate":
+        return []
     better = [relief for relief in plan.reliefs if relief.share > _share_there(plan)]
     better.sort(key=lambda relief: -relief.share)
     helps = [f"{_share(relief.share)} with {_setting(relief)}" for relief in better[:MAX_SHOWN]]
@@ -123,8 +124,7 @@ def _helps(plan: Plan) -> list[str]:
 
 def _reach(plan: Plan, value: Value, relief: Relief) -> str:
     gain = value / plan.value - 1
-    change = "the same" if abs(gain) < _HALF_A_PERCENT else f"{gain:+.0%}"
-    return f"{_name(plan)} {_short(plan, value)} ({change}) with {_setting(relief)}"
+    return f"{_name(plan)} {_short(plan, value)} ({gain:+.0%}) with {_setting(relief)}"
 
 
 def _useless(plan: Plan) -> list[str]:

@@ -97,7 +97,7 @@ def test_limits_that_only_help_together_are_named_together():
     base = deployment_of(1, kv_blocks=2, block_size=4, prefix_cache=False)
     ladder = Ladder(question.workload, base, "max_batch_tokens")
     outcome = measure(question, ladder.deployment_of(100))
-    edge = Edge(question=question, ladder=ladder, number=100, outcome=outcome, is_met=False)
+    edge = Edge(question=question, ladder=ladder, number=100, outcome=outcome, enough=None)
     found = analyse(edge, lambda deployment: measure(question, deployment))
     assert found.binding == ["slots", "kv"]
     assert found.removal == Removal(constraints=["slots", "kv"], share=1.0)

@@ -1,12 +1,16 @@
 """What would help at the edge of an SLO, in both directions of each limit, and how far."""
 
 import pytest
+from msgspec.structs import replace
 from served import deployment_of, question_of
 
 from batcher.metrics.slo import parse_slo
 from batcher.whatif.deployments import Deployment
+from batcher.whatif.ladder import Ladder
 from batcher.whatif.limits import narrower, wider
+from batcher.whatif.measuring import measure
 from batcher.whatif.planning import find_plan
+from batcher.whatif.relief import Edge, analyse
 
 # A step takes 1 s and 0.1 s for each token: a long prompt makes those wait who decode beside it.
 BY_TOKENS = "{t0: 1000, w: 0, f: 100, g: 0, d: 0, h: 0, e: 0}"
@@ -61,11 +65,31 @@ def test_nothing_else_that_lets_fewer_do_leaves_what_is_searched():
     assert (found.value, found.binding, reached_by(found)) == (4, ["slots"], {})
 
 
-def test_another_setting_that_lets_fewer_do_binds():
+def test_another_setting_that_lets_fewer_do_helps():
     # two prompts of 16 in steps of 8 tokens take 4 steps; in steps of 16, one by one, 8 in all
     found = plan(*[(0, 16, 2)] * 4, slo="e2e=10", searched="batch", batch=8, max_batch_tokens=8)
-    assert (found.value, found.binding) == (2, ["tokens"])
+    assert (found.value, found.binding) == (2, ["slots"]), "one more slot is enough"
     assert reached_by(found) == {("max_batch_tokens", 16): 1}
+
+
+def test_less_than_a_hundredth_is_no_help():
+    # it is said what is enough: 1,000 blocks, with twice the slots 999, with half of them 900
+    question = question_of(*[(0, 1, 1)] * 8, slo=parse_slo("e2e=1"))
+    needed = {8: 1000, 16: 999, 4: 900}
+    outcome = measure(question, deployment_of(8))
+
+    def simulate(deployment):
+        has_enough = deployment.scheduling.kv_blocks >= needed.get(deployment.batch, 1000)
+        goodput = replace(outcome.goodput, good=8 if has_enough else 7)
+        return replace(outcome, goodput=goodput)
+
+    ladder = Ladder(question.workload, deployment_of(8), "kv_blocks")
+    missed = simulate(ladder.deployment_of(999))
+    edge = Edge(question=question, ladder=ladder, number=999, outcome=missed, enough=1000)
+    found = analyse(edge, simulate)
+    reached = {relief.value: relief.reached for relief in found.reliefs if relief.reached}
+    assert reached == {4: pytest.approx(900, abs=15)}
+    assert found.binding == ["kv"]
 
 
 def test_static_batching_can_be_continuous():
