@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from batcher.metrics.slo import Slo
+from batcher.settings import GRAMMAR_TIMEOUT
 from cli.scheduling_options import SchedulingOptions
 from cli.screen.choice import LiveChoice
 from cli.screen.terminal import ColorChoice
@@ -20,6 +21,7 @@ class RunOptions:
     model_settings: dict[str, Any] = field(default_factory=dict)
     llm_settings: dict[str, Any] = field(default_factory=dict)
     call_timeout: float | None = None  # seconds; goes before the one in llm_settings
+    grammar_timeout: float = GRAMMAR_TIMEOUT  # seconds of processor time
     scheduling: SchedulingOptions = field(default_factory=SchedulingOptions)
     output: str | None = None
     trace: str | None = None

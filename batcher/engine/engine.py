@@ -41,7 +41,7 @@ from batcher.scheduling.plan import NOTHING_NEW, StepPlan
 from batcher.scheduling.scheduler import Scheduler
 from batcher.scheduling.sequence import ScheduledSequence
 from batcher.sequence import Sequence
-from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
+from batcher.settings import DEFAULT_SCHEDULING, GRAMMAR_TIMEOUT, SchedulingSettings
 from batcher.timing.step_time import StepTime
 from batcher.validation import Target, find_problems, plain_copy
 
@@ -71,6 +71,7 @@ class Engine:
     time instead.  is_streaming: whether the outcome of a step tells the tokens it gave.
     is_measured: whether events tell what each step computed; always where time or memory is
     modelled.  is_checked: whether the blocks are counted after every step.
+    grammar_timeout: how many seconds of processor time a constraint may take to compile.
     target: what this engine can decode, as `find_problems` wants to know it.
 
     Raises:
@@ -89,6 +90,7 @@ class Engine:
         is_streaming: bool = False,
         is_measured: bool = False,
         is_checked: bool = False,
+        grammar_timeout: float = GRAMMAR_TIMEOUT,
     ) -> None:
         if not isinstance(batch_size, int) or not 1 <= batch_size <= MAX_BATCH_SIZE:
             message = f"batch size {batch_size!r} is not an integer from 1 to {MAX_BATCH_SIZE}"
@@ -102,6 +104,7 @@ class Engine:
         self._queue, self._slots = self._scheduler.queue, self._scheduler.slots
         kv_cache = self._scheduler.kv_cache
         self._runner = ModelRunner(self._model, batch_size, kv_cache, is_streaming=is_streaming)
+        self._runner.decoder.grammars.timeout = grammar_timeout
         self._is_streaming, self._is_checked = is_streaming, is_checked
         is_plain = settings == DEFAULT_SCHEDULING and isinstance(clock, ConstantClock)
         self._steps = StepLog(self._scheduler) if is_measured or not is_plain else None

@@ -11,13 +11,18 @@ from batcher.decoding.constraints import (
 from batcher.decoding.healing import VocabularyIndex, heal
 from batcher.models.base import Model
 from batcher.request import Request
+from batcher.settings import GRAMMAR_TIMEOUT
 from batcher.validation import ConstraintField
 
 
 class Grammars:
-    """Compiles constraints, and knows which tokens begin with which bytes."""
+    """Compiles constraints, and knows which tokens begin with which bytes.
+
+    timeout: seconds of processor time for a constraint.
+    """
 
     def __init__(self, model: Model) -> None:
+        self.timeout = GRAMMAR_TIMEOUT
         self._model = model
         self._num_rows = 0  # that were given a constraint
 
@@ -39,7 +44,9 @@ class Grammars:
     @cached_property
     def _compiler(self) -> ConstraintCompiler:
         model = self._model
-        return ConstraintCompiler(model.tokenizer, model.vocab_size or 0, model.eos_token_id)
+        return ConstraintCompiler(
+            model.tokenizer, model.vocab_size or 0, model.eos_token_id, self.timeout
+        )
 
     def check(self, field: ConstraintField, value: object) -> None:
         """Make sure that the constraint which `field` of a request states can be compiled.

@@ -6,10 +6,12 @@ from typing import Annotated
 import typer
 
 from cli.commands.arguments import (
+    GRAMMAR_TIMEOUT,
     OUTPUT,
     BatchOption,
     ColorOption,
     ConfigOption,
+    GrammarTimeoutOption,
     InputArgument,
     ModelOption,
     SeedOption,
@@ -25,6 +27,7 @@ def check(
     batch: BatchOption = 8,
     model: ModelOption = "simulated",
     seed: SeedOption = None,
+    grammar_timeout: GrammarTimeoutOption = GRAMMAR_TIMEOUT,
     json: Annotated[
         bool, typer.Option("--json", help="Print the plan as JSON.", rich_help_panel=OUTPUT)
     ] = False,
@@ -42,6 +45,7 @@ def check(
         batch=batch,
         model=model,
         seed=seed,
+        grammar_timeout=grammar_timeout,
         model_settings=model_settings(config, "simulated"),
         llm_settings=model_settings(config, "llm"),
         color=color,

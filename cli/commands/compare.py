@@ -6,9 +6,11 @@ from typing import Annotated
 import typer
 
 from cli.commands.arguments import (
+    GRAMMAR_TIMEOUT,
     INPUT,
     OUTPUT,
     ColorOption,
+    GrammarTimeoutOption,
     InputArgument,
     ModelOption,
     SeedOption,
@@ -99,6 +101,7 @@ def compare(
     jobs: JobsOption = None,
     model: ModelOption = "simulated",
     seed: SeedOption = None,
+    grammar_timeout: GrammarTimeoutOption = GRAMMAR_TIMEOUT,
     config: RunConfigOption = None,
     color: ColorOption = "auto",
     quiet: QuietOption = False,
@@ -125,6 +128,7 @@ def compare(
         input=requests,
         model=model,
         seed=seed,
+        grammar_timeout=grammar_timeout,
         model_settings=model_settings(config, "simulated"),
         llm_settings=model_settings(config, "llm"),
         color=color,

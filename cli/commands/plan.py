@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 import typer
 
 from cli.commands.arguments import (
+    GRAMMAR_TIMEOUT,
     OUTPUT,
     ColorOption,
+    GrammarTimeoutOption,
     InputArgument,
     ModelOption,
     SeedOption,
@@ -68,6 +70,7 @@ def plan(
     ] = False,
     model: ModelOption = "simulated",
     seed: SeedOption = None,
+    grammar_timeout: GrammarTimeoutOption = GRAMMAR_TIMEOUT,
     config: RunConfigOption = None,
     color: ColorOption = "auto",
     quiet: QuietOption = False,
@@ -97,6 +100,7 @@ def plan(
         input=requests,
         model=model,
         seed=seed,
+        grammar_timeout=grammar_timeout,
         model_settings=model_settings(config, "simulated"),
         llm_settings=model_settings(config, "llm"),
         color=color,

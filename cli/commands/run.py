@@ -11,6 +11,7 @@ from cli.commands.arguments import (
     DECODING,
     DISPLAY,
     ERRORS,
+    GRAMMAR_TIMEOUT,
     INPUT,
     MAX_DELAY,
     MIN_INTERVAL,
@@ -18,6 +19,7 @@ from cli.commands.arguments import (
     BatchOption,
     ColorOption,
     ConfigOption,
+    GrammarTimeoutOption,
     InputArgument,
     ModelOption,
     SeedOption,
@@ -81,6 +83,7 @@ def run(
     batch: BatchOption = 8,
     model: ModelOption = "simulated",
     seed: SeedOption = None,
+    grammar_timeout: GrammarTimeoutOption = GRAMMAR_TIMEOUT,
     call_timeout: Annotated[
         float | None,
         typer.Option(
@@ -258,6 +261,7 @@ def run(
         batch=batch,
         model=model,
         seed=seed,
+        grammar_timeout=grammar_timeout,
         model_settings=model_settings(config, "simulated"),
         llm_settings=model_settings(config, "llm"),
         call_timeout=call_timeout,

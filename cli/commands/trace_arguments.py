@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.commands.arguments import MAX_BATCH
+from cli.commands.arguments import MAX_BATCH, MAX_DELAY, MIN_GRAMMAR_TIMEOUT, refuse_nan
 from cli.config import use_run_config
 
 REQUESTS = "If INPUT holds requests"
@@ -43,6 +43,18 @@ RunSeed = Annotated[
         "--seed",
         metavar="N",
         help="Seed of the simulated model.  [default: 0]",
+        rich_help_panel=REQUESTS,
+    ),
+]
+RunGrammarTimeout = Annotated[
+    float | None,
+    typer.Option(
+        "--grammar-timeout",
+        min=MIN_GRAMMAR_TIMEOUT,
+        max=MAX_DELAY,
+        metavar="SECONDS",
+        help="Processor time that compiling a constraint may take.  [default: 10]",
+        callback=refuse_nan,
         rich_help_panel=REQUESTS,
     ),
 ]

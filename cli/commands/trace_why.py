@@ -9,6 +9,7 @@ from cli.commands.arguments import OUTPUT
 from cli.commands.trace_arguments import (
     RunBatch,
     RunConfig,
+    RunGrammarTimeout,
     RunKeepGoing,
     RunModel,
     RunSeed,
@@ -38,6 +39,7 @@ def why(
     batch: RunBatch = None,
     model: RunModel = None,
     seed: RunSeed = None,
+    grammar_timeout: RunGrammarTimeout = None,
     keep_going: RunKeepGoing = False,
     scheduling: SchedulingOptions,
     config: RunConfig = None,
@@ -59,6 +61,7 @@ def why(
                 batch=batch,
                 model=model,
                 seed=seed,
+                grammar_timeout=grammar_timeout,
                 keep_going=keep_going or None,
                 **scheduling.given,
             ),

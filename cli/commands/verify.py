@@ -5,7 +5,15 @@ from typing import Annotated
 
 import typer
 
-from cli.commands.arguments import INPUT, OUTPUT, ColorOption, InputArgument, ModelOption
+from cli.commands.arguments import (
+    GRAMMAR_TIMEOUT,
+    INPUT,
+    OUTPUT,
+    ColorOption,
+    GrammarTimeoutOption,
+    InputArgument,
+    ModelOption,
+)
 from cli.config import model_settings, use_run_config
 
 VERIFYING = "Verifying"
@@ -36,6 +44,7 @@ def verify(
         ),
     ] = None,
     model: ModelOption = "simulated",
+    grammar_timeout: GrammarTimeoutOption = GRAMMAR_TIMEOUT,
     settings: Annotated[
         int,
         typer.Option(
@@ -92,6 +101,7 @@ def verify(
         num_settings=settings,
         seed=seed,
         only=only,
+        grammar_timeout=grammar_timeout,
         as_json=json,
         color=color,
     )

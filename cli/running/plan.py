@@ -105,7 +105,8 @@ class Plan(Struct, kw_only=True):
 def _make_plan(options: RunOptions, requests: Input, report: ProblemReport) -> Plan:
     """Read all of `requests`, count and report."""
     model = load_model(options.model, options.model_settings, options.seed, options.llm_settings)
-    parser = RequestParser(target=Engine(model, options.batch).target)
+    engine = Engine(model, options.batch, grammar_timeout=options.grammar_timeout)
+    parser = RequestParser(target=engine.target)
     plan = Plan(batch=options.batch)
 
     def observe(parsed: ParsedLine | BadLine) -> None:

@@ -13,6 +13,7 @@ from batcher.formats.requests import ParsedLine, RequestParser
 from batcher.models.base import Model
 from batcher.models.loading import load_model
 from batcher.request import Request
+from batcher.settings import GRAMMAR_TIMEOUT
 from batcher.verifying.cases import Case, make_cases, needs_of
 from batcher.verifying.verification import verify
 from cli.running.entries import EntryReader
@@ -38,6 +39,7 @@ class VerifyOptions:
     num_settings: int = 64
     seed: int = 0
     only: int | None = None
+    grammar_timeout: float = GRAMMAR_TIMEOUT  # seconds of processor time
     as_json: bool = False
     color: ColorChoice = "auto"
 
@@ -91,7 +93,8 @@ def _read(options: VerifyOptions, model: Model) -> tuple[list[Request], str]:
     Raises:
         BatchdecodeError: the input has bad lines, which have been reported, or cannot be read.
     """
-    target = replace(Engine(model, 1).target, num_slots=None)
+    engine = Engine(model, 1, grammar_timeout=options.grammar_timeout)
+    target = replace(engine.target, num_slots=None)
     requests: list[Request] = []
     with open_input(options.input, nullcontext) as source:
         report = ProblemReport(source.name, options.color)

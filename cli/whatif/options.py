@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from batcher.metrics.slo import Slo
+from batcher.settings import GRAMMAR_TIMEOUT
 from batcher.whatif.ladder import Searched
 from cli.screen.terminal import ColorChoice
 
@@ -18,6 +19,7 @@ class RequestOptions:
     seed: int | None = None
     model_settings: dict[str, Any] = field(default_factory=dict)
     llm_settings: dict[str, Any] = field(default_factory=dict)
+    grammar_timeout: float = GRAMMAR_TIMEOUT  # seconds of processor time
     color: ColorChoice = "auto"
 
 

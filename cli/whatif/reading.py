@@ -47,7 +47,8 @@ def _read_requests(options: RequestOptions, model: Model) -> list[Request]:
     num_lines = 0
     with open_input(options.input, nullcontext) as source:
         report = ProblemReport(source.name, options.color)
-        entries = EntryReader(source.lines(), RequestParser(target=Engine(model, 256).target))
+        engine = Engine(model, 256, grammar_timeout=options.grammar_timeout)
+        entries = EntryReader(source.lines(), RequestParser(target=engine.target))
         while (entry := entries.read()) is not None:
             num_lines += 1
             report.add_if_bad(entry.parsed)

@@ -116,3 +116,12 @@ def test_nothing_is_decoded_and_a_pipe_will_do():
 
 def test_an_empty_input_is_a_plan_too(check):
     assert check(b"").plan.endswith("in.jsonl: 0 requests\n")
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_a_constraint_that_takes_too_long_to_compile_is_a_problem_of_its_line(tmp_path, command):
+    line = b'{"id":"slow","prompt":"a","json_schema":{"multipleOf":99999}}\n'
+    done = batchdecode(command, "--grammar-timeout", "0.1", cwd=tmp_path, stdin=line)
+    assert done.returncode == 2
+    assert "it takes more than 0.1 seconds to compile; see --grammar-timeout" in done.stderr
+    assert "<stdin>:1:41" in done.stderr

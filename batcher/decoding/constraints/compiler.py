@@ -1,17 +1,18 @@
 """Compiles constraints for one tokenizer, each distinct one once."""
 
 from collections import OrderedDict
+from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from batcher.decoding.constraints.lark import json_schema_grammar, lark_grammar
-from batcher.decoding.constraints.matchers import make_matcher
-from batcher.decoding.constraints.messages import grammar_error
+from batcher.decoding.constraints.matchers import compile_source, with_large_stack
 from batcher.decoding.constraints.rows import GrammarRow
 from batcher.decoding.constraints.source import ConstraintSource
+from batcher.decoding.constraints.trials import TRIALS
 from batcher.decoding.constraints.verification import Verifier
 from batcher.errors import BatchdecodeError, GrammarError
 from batcher.models.base import Tokenizer
+from batcher.settings import GRAMMAR_TIMEOUT
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -56,6 +57,7 @@ class ConstraintCompiler:
 
     num_hits, num_misses: how often a constraint was there already, and how often it was compiled;
     one that cannot be compiled is remembered as well.
+    timeout: seconds of processor time for one.
     """
 
     def __init__(
@@ -63,10 +65,12 @@ class ConstraintCompiler:
         tokenizer: Tokenizer,
         vocab_size: int,
         eos_token_id: int | None,
+        timeout: float = GRAMMAR_TIMEOUT,
         max_cached: int = MAX_CACHED,
         max_cached_chars: int = MAX_CACHED_CHARS,
     ) -> None:
         self.num_hits = self.num_misses = 0
+        self._timeout = timeout
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._eos_token_id, self._max_cached = eos_token_id, max_cached
         self._max_cached_chars, self._num_cached_chars = max_cached_chars, 0
@@ -107,14 +111,12 @@ class ConstraintCompiler:
 
     def _compile(self, source: ConstraintSource) -> CompiledConstraint | GrammarError:
         tokenizer = self._llguidance_tokenizer()
-        try:
-            matcher = make_matcher(tokenizer, lark_grammar(source), source.kind)
-        except GrammarError as error:
+        error = TRIALS.make(source, self._timeout)
+        if error is not None:
             return error
-        if matcher.is_error():
-            return grammar_error(
-                source, matcher.get_error(), lambda schema: _schema_error(tokenizer, schema)
-            )
+        matcher = with_large_stack(partial(compile_source, tokenizer, source))
+        if isinstance(matcher, GrammarError):
+            return matcher
         constraint = CompiledConstraint(source, matcher, tokenizer.eos_token)
         first = constraint.new_row()
         if failure := first.failure:
@@ -155,11 +157,3 @@ class _Vocabulary:
     def __call__(self, text: str) -> list[int]:
         """Refuse to tokenize: masks that force nothing never ask."""
         raise NotImplementedError
-
-
-def _schema_error(tokenizer: "LLTokenizer", schema: dict[str, Any]) -> str:
-    """Return what llguidance says of a JSON schema, "" if it compiles it."""
-    try:
-        return make_matcher(tokenizer, json_schema_grammar(schema), "json_schema").get_error()
-    except GrammarError as error:
-        return str(error)

@@ -1,0 +1,121 @@
+"""Constraints are tried in a process of their own first, which is ended where one takes too much.
+
+llguidance counts most of what it does and gives up by itself, but not all of it, and what runs
+inside a process cannot be stopped there.  The time is that of the processor: the load of the
+machine decides nothing.
+"""
+
+import atexit
+import json
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from contextlib import suppress
+from typing import IO, cast
+
+from batcher.decoding.constraints.source import ConstraintSource
+from batcher.errors import BatchdecodeError, GrammarError
+
+BASE_MEMORY = 128 * 2**20  # bytes
+MEMORY_PER_CHARACTER = 64  # bytes
+_MAX_REMEMBERED = 256
+_PATIENCE = 20  # how many times the timeout may pass on the wall, on a machine that is busy
+_CODE = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from batcher.decoding.constraints.trial_process import serve; serve()"
+)
+
+
+class Trials:
+    """Tries constraints; its process is started for the first one, and ends with this one."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._passed: OrderedDict[ConstraintSource, None] = OrderedDict()
+        self._lock = threading.Lock()
+        atexit.register(self.close)
+
+    def make(self, source: ConstraintSource, timeout: float) -> GrammarError | None:
+        """Return why a constraint cannot be compiled, None if it can within `timeout` seconds.
+
+        One that has passed is not tried again.
+
+        Raises:
+            BatchdecodeError: no process can be started.
+        """
+        with self._lock:
+            if source in self._passed:
+                self._passed.move_to_end(source)
+                return None
+            error = self._try(source, timeout)
+            if error is None:
+                self._passed[source] = None
+                if len(self._passed) > _MAX_REMEMBERED:
+                    self._passed.popitem(last=False)
+            return error
+
+    def close(self) -> None:
+        """End the process."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+    def _try(self, source: ConstraintSource, timeout: float) -> GrammarError | None:
+        if self._process is None or self._process.poll() is not None:
+            self.close()
+            self._process = _start()
+        process = self._process
+        max_bytes = BASE_MEMORY + MEMORY_PER_CHARACTER * len(source.text)
+        answer, is_late = b"", False
+        try:
+            _send(process, [source.kind, source.text, timeout, max_bytes])
+            output = cast(IO[bytes], process.stdout)
+            is_late = not select.select([output], [], [], _PATIENCE * timeout)[0]
+            if not is_late:
+                answer = output.readline()
+                if not answer:
+                    process.wait()
+        finally:
+            if not answer:  # nor will there be, if this was interrupted
+                self.close()
+        if answer:
+            found = json.loads(answer)
+            return None if found is None else GrammarError(tuple(found[0]), found[1])
+        if is_late or process.returncode == -signal.SIGPROF:
+            message = f"it takes more than {timeout:g} seconds to compile; see --grammar-timeout"
+        else:
+            message = f"it takes more than {max_bytes // 2**20} MiB of memory to compile"
+        return GrammarError((source.kind,), message)
+
+
+def _send(process: "subprocess.Popen[bytes]", task: list[object]) -> None:
+    """Hand a task to a process, which may end before it has read all of it."""
+    tasks = cast(IO[bytes], process.stdin)
+    with suppress(BrokenPipeError):
+        tasks.write(json.dumps(task).encode() + b"\n")
+        tasks.flush()
+
+
+def _start() -> "subprocess.Popen[bytes]":
+    """Return a process that serves, beyond the reach of Ctrl-C.
+
+    Raises:
+        BatchdecodeError: there is none.
+    """
+    try:
+        return subprocess.Popen(  # noqa: S603 - this interpreter, with a program of ours
+            [sys.executable, "-c", _CODE, json.dumps(sys.path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise BatchdecodeError(f"no process to compile constraints in: {error}") from error
+
+
+TRIALS = Trials()

@@ -1,0 +1,77 @@
+"""Constraints that take too much to compile are refused, and nothing else comes to harm."""
+
+import os
+
+import pytest
+from constrained import compiler, source
+
+from batcher import Request, decode
+from batcher.decoding.constraints import trials
+from batcher.decoding.constraints.trials import TRIALS, Trials
+from batcher.errors import GrammarError
+
+SLOW = source("json_schema", {"multipleOf": 99_999})  # a second, 50 MB
+HUGE = source("json_schema", {"multipleOf": 99_999_999})
+GOOD = source("regex", "[ab]+")
+
+
+@pytest.fixture
+def fresh():
+    """Trials that remember nothing."""
+    own = Trials()
+    yield own
+    own.close()
+
+
+def test_what_takes_too_long_is_refused_and_the_next_one_is_not(fresh):
+    error = fresh.make(SLOW, 0.1)
+    assert str(error) == "it takes more than 0.1 seconds to compile; see --grammar-timeout"
+    assert error.path == ("json_schema",)
+    assert fresh.make(GOOD, 10) is None
+
+
+def test_what_takes_too_much_memory_is_refused_and_the_next_one_is_not(fresh):
+    error = fresh.make(HUGE, 100)
+    assert str(error) == "it takes more than 128 MiB of memory to compile"
+    assert fresh.make(GOOD, 10) is None
+
+
+def test_a_compiler_never_takes_it_in(monkeypatch):
+    monkeypatch.setattr(trials, "BASE_MEMORY", 2**20)
+    with pytest.raises(GrammarError, match="it takes more than 1 MiB of memory"):
+        compiler().compile(source("json_schema", {"multipleOf": 999_983}))
+
+
+def test_an_error_comes_from_the_trial_with_its_place(fresh):
+    error = fresh.make(source("json_schema", {"properties": {"a": {"type": "strin"}}}), 10)
+    assert (error.path, str(error)) == (("json_schema", "properties", "a"), "Invalid type: strin")
+
+
+def test_what_has_passed_is_not_tried_again(fresh):
+    assert fresh.make(GOOD, 10) is None
+    fresh.close()
+    assert fresh.make(GOOD, 10) is None
+    assert fresh._process is None
+
+
+def test_a_trial_that_was_interrupted_leaves_no_answer_for_the_next(fresh, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trials.select, "select", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            fresh.make(source("regex", "(a"), 10)
+    assert fresh.make(GOOD, 10) is None
+
+
+def test_a_process_that_has_died_is_replaced(fresh):
+    assert fresh.make(GOOD, 10) is None
+    os.kill(fresh._process.pid, 9)
+    fresh._process.wait()
+    assert fresh.make(source("regex", "c"), 10) is None
+
+
+def test_a_request_without_a_constraint_starts_no_process(monkeypatch):
+    monkeypatch.setattr(TRIALS, "_try", lambda *_: pytest.fail("tried"))
+    assert decode([Request(prompt="a"), Request(prompt="b", temperature=1.0, stop=".")])
