@@ -24,6 +24,7 @@ from cli.screen.cells import printable_json
 
 _FLUSH_SECONDS = 0.2
 _MAX_BUFFERED = 1000
+_NAMES_OF_STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
 class OutputError(BatchdecodeError):
@@ -248,10 +249,15 @@ def open_sink(path: str, *, append: bool = False) -> Sink:
         OutputError: the file cannot be opened.
     """
     try:
-        file = FileSink(io.FileIO(path, "a" if append else "w"), path)
+        file = FileSink(io.FileIO(_opened_as(path), "a" if append else "w"), path)
     except (OSError, ValueError) as error:
         raise OutputError(f"cannot write {path}: {_reason(error)}") from error
     return GzipSink(file, is_needed=not append) if path.endswith(".gz") else file
+
+
+def _opened_as(path: str) -> str:
+    """Return where `path` is: stdout may not be descriptor 1 for now, see cli.running.stdout."""
+    return f"/dev/fd/{stdout_descriptor()}" if path in _NAMES_OF_STDOUT else path
 
 
 def stdout_sink() -> Sink:

@@ -1,5 +1,6 @@
 import gzip
 import io
+import json
 import os
 import zlib
 from threading import Thread
@@ -8,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from process import batchdecode
 
 from batcher.events import EndEvent, TokenEvent
 from batcher.formats.trace import encode_event
@@ -274,3 +276,14 @@ def test_what_can_be_written_is_left_as_it_is(tmp_path):
     for name in ("a/b", "folder/b", ".", "\0"):
         with pytest.raises(OutputError, match="cannot write"):
             check_writable(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1"])
+def test_stdout_by_its_name_in_the_file_system_is_stdout(name):
+    requests = b'{"prompt": [1], "max_tokens": 3}\n'
+    plain = batchdecode("run", "-q", stdin=requests)
+    assert batchdecode("run", "-q", "-o", name, stdin=requests).stdout == plain.stdout != b""
+    summary = batchdecode("run", "-q", "-o", "/dev/null", "--summary-json", name, stdin=requests)
+    assert json.loads(summary.stdout)["tokens"]
+    trace = batchdecode("run", "-q", "-o", "/dev/null", "--trace", name, stdin=requests)
+    assert trace.stdout.startswith(b'{"event":"run"')
