@@ -2,8 +2,9 @@
 
 import os
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from traceback import TracebackException
 from types import TracebackType
@@ -12,9 +13,6 @@ from batcher.errors import BatchdecodeError, describe
 
 MAX_FRAMES = 20  # of a traceback, those nearest to where it was raised
 _OURS = str(Path(__file__).parent) + os.sep
-_LIBRARIES = tuple(
-    {sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +41,9 @@ class Raised:
         return "".join(lines) or f"{self.said}\n"
 
 
+LISTENERS: list[Callable[[Raised], None]] = []
+
+
 class RaisedError(BatchdecodeError):
     """Somebody else's code raised where nothing can go on."""
 
@@ -68,14 +69,17 @@ def raised(error: BaseException) -> Raised:
 
 
 def note_raised(what: Raised) -> None:
-    """Tell who listens to the logger `batcher` that a model raised this, and the run goes on."""
+    """Tell LISTENERS and the logger `batcher` that a model raised this, and the run goes on."""
     import logging  # noqa: PLC0415 - only where something is raised
+
+    for listener in LISTENERS:
+        listener(what)
 
     logger = logging.getLogger("batcher")
     if not logger.handlers:
         logger.addHandler(logging.NullHandler())  # or else Python would print it by itself
     if logger.isEnabledFor(logging.ERROR):
-        logger.error("%s", what.traceback, extra={"raised": what})
+        logger.error("%s", what.traceback)
 
 
 def _place_of(error: BaseException) -> str | None:
@@ -83,7 +87,7 @@ def _place_of(error: BaseException) -> str | None:
         return f"{_short(str(error.filename))}, line {error.lineno}"
     frames = [(tb.tb_frame.f_code.co_filename, tb.tb_lineno) for tb in _walk(error)]
     theirs = [frame for frame in frames if not _is_ours(frame[0])]
-    own = [frame for frame in theirs if not frame[0].startswith(_LIBRARIES)]
+    own = [frame for frame in theirs if not frame[0].startswith(_libraries())]
     for found in (own, theirs):
         if found:
             return f"{_short(found[-1][0])}, line {found[-1][1]}"
@@ -101,6 +105,13 @@ def _is_ours(filename: str) -> bool:
     """Return whether a frame is one of the project's, or of the machinery of imports."""
     is_import = filename.startswith("<frozen ") or filename.endswith("importlib/__init__.py")
     return filename.startswith(_OURS) or is_import
+
+
+@cache
+def _libraries() -> tuple[str, ...]:
+    """Return the folders of Python itself and of what is installed."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    return tuple({sysconfig.get_path(name) + os.sep for name in names})
 
 
 def _short(filename: str) -> str:

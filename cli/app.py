@@ -36,6 +36,7 @@ from cli.scheduling_options import takes_scheduling
 from cli.screen.cells import printable_lines
 
 FAILURE, USER_ERROR = 1, 2
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 app = typer.Typer(
     name="batchdecode",
@@ -91,12 +92,27 @@ def main() -> None:
     try:
         app(prog_name="batchdecode")
     except BatchdecodeError as error:
+        _show_what_was_raised(error)
         _fail(str(error), USER_ERROR)
+    except SystemExit as error:
+        if error.code in STOPPED:
+            from cli.running.signals import exit_soon  # noqa: PLC0415 - only after a signal
+
+            exit_soon(error.code)
+        raise
     except WriteError as error:
         _fail(str(error), FAILURE)
     except OSError as error:
         where = f"{error.filename}: " if error.filename is not None else ""
         _fail(f"{where}{error.strerror or error}", FAILURE)
+
+
+def _show_what_was_raised(error: BatchdecodeError) -> None:
+    """Print the traceback of somebody else's code, if that is what the error is about."""
+    from batcher.raised import RaisedError  # noqa: PLC0415 - only after an error
+
+    if isinstance(error, RaisedError):
+        sys.stderr.write(printable_lines(error.raised.traceback))
 
 
 def _occupy_standard_descriptors() -> None:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 Job = Callable[[], None]
 Waiting = Callable[[], AbstractContextManager[None]]
 
-GRACE = 0.5  # seconds
+GRACE = 0.3  # seconds
 
 
 class BackgroundLoop:

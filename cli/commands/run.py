@@ -250,7 +250,9 @@ def run(
     if requests is None and os.isatty(0):
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(2)
+    from batcher.errors import BatchdecodeError  # noqa: PLC0415 - heavy, as are the others
     from batcher.metrics.slo import parse_slo  # noqa: PLC0415 - heavy
+    from batcher.raised import RaisedError  # noqa: PLC0415 - heavy
     from cli.options import RunOptions  # noqa: PLC0415 - heavy
     from cli.running.runner import run as run_requests  # noqa: PLC0415 - heavy
     from cli.running.signals import Interrupted, StopSignals, die_of_closed_pipe  # noqa: PLC0415 - as above
@@ -291,6 +293,10 @@ def run(
             status = run_requests(options, stop, _continuing_command())
         except (Interrupted, KeyboardInterrupt):  # before the first step, or a second time
             status = stop.exit_status
+        except RaisedError as error:
+            if quiet:
+                raise BatchdecodeError(str(error)) from None
+            raise
         except BrokenPipeError:
             die_of_closed_pipe()
     raise typer.Exit(status)

@@ -57,7 +57,7 @@ class Loop:
         self._keep_going = keep_going
         self._max_errors = max_errors or float("inf")
         self._on_bad_line = on_bad_line
-        self._is_reading = True
+        self._is_reading, self._is_computing = True, False
         self._reject_events: list[RequestEvent] = []
         self._reject_answers: list[Answer] = []
 
@@ -70,6 +70,11 @@ class Loop:
     def is_complete(self) -> bool:
         """Whether every request of the input has come to its end."""
         return self.source.has_ended and not self.engine.has_work
+
+    @property
+    def current_step(self) -> int | None:
+        """The number of the step that is being computed, None between two of them."""
+        return self.engine.num_steps if self._is_computing else None
 
     def __iter__(self) -> Iterator[Outcome]:
         engine = self.engine
@@ -95,7 +100,11 @@ class Loop:
         return encode_openai_row(answer.results, model.name, answer.form, read_token)
 
     def _step(self) -> Outcome:
-        events, results, tokens = self.engine.step()
+        self._is_computing = True
+        try:
+            events, results, tokens = self.engine.step()
+        finally:
+            self._is_computing = False
         flights = self._flights
         if not (results or flights.is_resumed):  # as in most steps
             return Outcome(events, [], tokens)

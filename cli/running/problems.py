@@ -43,6 +43,10 @@ class ProblemReport:
         if isinstance(parsed, BadLine):
             self.add(parsed)
 
+    def tell(self, text: str) -> None:
+        """Take in whole lines about something else than the input."""
+        self._shown.append(text.removesuffix("\n"))
+
     @property
     def has_news(self) -> bool:
         """Whether there is something to show that was not taken yet."""

@@ -3,8 +3,10 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
+from batcher.errors import RequestError
 from batcher.events import Event
 from batcher.metrics import RunMetrics, RunSummary
+from batcher.raised import BrokenModelError
 from cli.options import RunOptions
 from cli.running.input_order import InputOrder
 from cli.running.loop import Loop
@@ -61,6 +63,10 @@ class Recorder:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Write what is kept for a moment, and end the files."""
         try:
             if self._trace is not None:
                 self._trace.close()
@@ -73,7 +79,9 @@ class Recorder:
         """Run the loop to its end.
 
         Raises:
-            Interrupted: a signal came; the step it came in is complete.
+            Interrupted: a signal came; the step is complete, or as if it had not begun.
+            KeyboardInterrupt: a second one came, or the model raised it.
+            BrokenModelError, RequestError: the model, or its tokenizer, cannot go on.
             WriteError, BrokenPipeError: a file or stdout takes no more.
         """
         stop.before_wait, stop.before_pause = self._show_all, self._view.step_aside
@@ -81,12 +89,16 @@ class Recorder:
         self._note([engine.run_event()])
         try:
             self._record_outcomes(report, stop)
-        except Interrupted:
-            if not self._can_resume:  # or else they come again, in their turn
-                self.results.finish()
+        except (KeyboardInterrupt, BrokenModelError, RequestError):
+            self.finish_early()
             raise
         self.results.finish()
         self._note([engine.end_event()])
+
+    def finish_early(self) -> None:
+        """Write what is held back for its turn, unless a run that goes on will write it then."""
+        if not self._can_resume:
+            self.results.finish()
 
     def summary(self) -> RunSummary:
         """Return the numbers of what was recorded."""

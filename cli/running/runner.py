@@ -7,9 +7,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 
 from batcher.engine import Engine
-from batcher.errors import BatchdecodeError
+from batcher.errors import BatchdecodeError, RequestError
 from batcher.events import Event
 from batcher.formats.requests import BadLine, RequestParser
 from batcher.formats.trace import is_trace_start
@@ -18,9 +19,11 @@ from batcher.models.base import Model
 from batcher.models.llm import LLMModel
 from batcher.models.loading import load_model
 from batcher.models.simulated import SimulatedModel
+from batcher.raised import BrokenModelError
 from cli.errors import WriteError
 from cli.options import RunOptions
 from cli.running.answers import KnownResults
+from cli.running.ending import Ending
 from cli.running.files import check_distinct, check_replaceable, check_writable, side_files
 from cli.running.gauges import RunGauges
 from cli.running.intake import Waiting, open_input
@@ -33,6 +36,8 @@ from cli.running.resume import Resumption, prepare
 from cli.running.signals import Interrupted, StopSignals
 from cli.running.sources import open_source
 from cli.running.stdout import stdout_descriptor
+from cli.running.step_watch import StepWatch
+from cli.running.tracebacks import ModelTracebacks
 from cli.scheduling_options import SchedulingOptions
 from cli.screen.cells import counted, printable, printable_lines
 from cli.screen.choice import open_view
@@ -195,36 +200,40 @@ def _decode(
     loop = job.loop(resumption.known)
     view = _open_view(options, job, loop)
     recorder = Recorder(options, loop, resumption, view)
-    status, remark = 0, None
+    ending = Ending(options, loop, recorder, view, lock, resumption, command)
+    watch = StepWatch(
+        lambda: None if stop.has_broken_off else loop.current_step,
+        ending.say_waiting,
+        partial(ending.end_now, stop),
+    )
+    tracebacks = ModelTracebacks(job.report, is_quiet=options.quiet)
+    status, remark, is_over = 0, None, False
     try:
-        with view, recorder:
+        with view, recorder, watch, tracebacks:
             resumption.begin()
             recorder.record(job.report, stop)
         lock.settle()
         if loop.is_complete:
             resumption.finish()
-    except Interrupted:
+    except KeyboardInterrupt as error:
+        is_over = not isinstance(error, Interrupted)  # at once
         status, remark = stop.exit_status, f"stopped by {stop.name}"
-    except WriteError as error:
-        status, remark = 1, f"error: {error}"
+    except (WriteError, BrokenModelError, RequestError) as error:
+        is_over, status, remark = True, 1, f"error: {error}"
+        if isinstance(error, BrokenModelError):
+            tracebacks.show(error.raised)
+    tracebacks.close()
     say(job.requests.take_notes() + job.report.closing())
-    if status != 1:
+    if not is_over:
         _summarize(options, loop, recorder, time.monotonic() - started)
     if loop.first_failure is not None:
         say(printable_lines(f"first failure: {loop.first_failure}\n"))
     _refuse_bad_line(job, loop)
-    what_now = f"continue with: {command}\n"
-    if loop.has_given_up and remark is None:
-        remark = f"stopped after {counted(loop.num_failed, 'failed request')}"
-        what_now = "to go on, add --resume and raise --max-errors\n"
     if remark is not None:
-        went = counted(recorder.results.num_written, "result")
-        if options.stream:
-            went += f" and {counted(recorder.results.num_token_events, 'token event')}"
-        where = lock.whereabouts()
-        say(printable_lines(f"{remark}; {went} went to {where}\n"))
-        if resumption.is_possible and where == options.output:
-            say(printable_lines(what_now))
+        ending.tell(remark)
+    elif loop.has_given_up:
+        remark = f"stopped after {counted(loop.num_failed, 'failed request')}"
+        ending.tell(remark, "to go on, add --resume and raise --max-errors")
     return status or (1 if loop.num_failed else 0)
 
 

@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM as a wish that the run sees after the step, and how a closed pipe ends it.
 
 The first signal lets the run finish its step and put all in order; a second one ends it at once.
+Calls of an LLM are a wait, which the first one breaks off.
 """
 
 import os
@@ -8,18 +9,22 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from threading import Thread
 from types import FrameType
 from typing import NoReturn, Self
 
-_STOPPING = (signal.SIGINT, signal.SIGTERM)
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+GRACE = 1.0  # seconds
 
 
-class Interrupted(BaseException):
-    """A signal came while the run was waiting for something."""
+class Interrupted(KeyboardInterrupt):
+    """A signal came while the run was waiting for something; others' code lets it pass as such."""
 
 
 class StopSignals:
     """Takes SIGINT and SIGTERM while it is entered; `received` is the first that came.
+
+    has_broken_off: whether that came while the run waited for something.
 
     before_wait: called before the run waits for something, and again, while it waits, after the
     seconds that it returned; 0 for never.
@@ -28,13 +33,14 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        self.has_broken_off = False
         self.before_wait: Callable[[], float] | None = None
         self.before_pause: Callable[[], None] | None = None
         self._is_waiting = False
         self._before: dict[signal.Signals, signal.Handlers] = {}
 
     def __enter__(self) -> Self:
-        for number in _STOPPING:
+        for number in STOPPING:
             self._before[number] = signal.signal(number, self._take)  # type: ignore[assignment]  # never a C handler
         self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._show_again)  # type: ignore[assignment]  # as above
         if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:  # ignored where nobody could go on
@@ -50,7 +56,7 @@ class StopSignals:
     @property
     def name(self) -> str:
         """The name of the received signal, for messages."""
-        return self.received.name if self.received else "no signal"
+        return self.received.name if self.received else "a KeyboardInterrupt that the model raised"
 
     @property
     def exit_status(self) -> int:
@@ -92,6 +98,7 @@ class StopSignals:
             raise KeyboardInterrupt
         self.received = signal.Signals(number)
         if self._is_waiting:
+            self.has_broken_off = True
             raise Interrupted
 
     def _show_again(self, _number: int, _frame: FrameType | None) -> None:
@@ -104,6 +111,17 @@ class StopSignals:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)  # this returns when the process goes on
         signal.signal(number, self._pause)
+
+
+def exit_soon(status: int) -> None:
+    """Let this process end within a moment, whatever threads a model has left behind."""
+    leave = Thread(target=_exit_after, args=(GRACE, status), daemon=True)
+    leave.start()
+
+
+def _exit_after(seconds: float, status: int) -> None:
+    time.sleep(seconds)
+    os._exit(status)
 
 
 def die_of_closed_pipe() -> NoReturn:

@@ -1,0 +1,212 @@
+"""A run whose model hangs or breaks ends with all that was written, and how to go on."""
+
+import json
+import signal
+import time
+from contextlib import contextmanager
+
+import pytest
+from process import batchdecode, lines_of, start
+
+COMMON = """
+import asyncio, ctypes, pathlib, time
+def note(name):
+    pathlib.Path(name).touch()
+
+class LLM:
+    vocab_size = 4
+    def get_stop_token_id(self):
+        return 0
+    def next_token_logits(self, prev_token_ids):
+        return self.hang() if len(prev_token_ids) > 2 else [0, 0, 1, 0]
+
+class Async(LLM):
+    async def next_token_logits(self, prev_token_ids):
+        answer = super().next_token_logits(prev_token_ids)
+        return await answer if asyncio.iscoroutine(answer) else answer
+    async def hang(self):
+        note("hanging")
+        try:
+            await asyncio.sleep(600)
+        finally:
+            note("cancelled")
+
+class Stubborn(Async):
+    async def hang(self):
+        note("hanging")
+        while True:
+            try:
+                await asyncio.sleep(600)
+            except asyncio.CancelledError:
+                note("cancelled")
+
+class InThread(LLM):
+    def hang(self):
+        note("hanging")
+        time.sleep(600)
+
+class InExecutor(Async):
+    async def hang(self):
+        await asyncio.to_thread(InThread.hang, self)
+
+def function(hang):
+    def model(prefixes):
+        if any(len(prefix) > 2 for prefix in prefixes):
+            note("hanging")
+            hang()
+        return [2 for _ in prefixes]
+    return model
+
+def swallow():
+    while True:
+        try:
+            time.sleep(600)
+        except BaseException:
+            pass
+
+def deadlock():
+    mutex, lock = ctypes.create_string_buffer(64), ctypes.CDLL(None).pthread_mutex_lock
+    lock(mutex)
+    lock(mutex)  # this is no code of Python's, and comes back for no signal
+
+def interrupt():
+    raise KeyboardInterrupt
+
+sleeping, swallowing, deadlocked = (function(hang) for hang in
+    (lambda: time.sleep(600), swallow, deadlock))
+interrupting = function(interrupt)
+"""
+ARGUMENTS = ["run", "in", "-o", "out", "--trace", "trace", "-b", "2", "--model"]
+REQUESTS = lines_of({"id": "short", "prompt": [1], "max_tokens": 1}, {"id": "long", "prompt": [1]})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "models.py").write_text(COMMON)
+    (tmp_path / "in").write_bytes(REQUESTS)
+    return tmp_path
+
+
+@contextmanager
+def hanging(folder, model):
+    """The process of a run whose model hangs now, after one result."""
+    with start(*ARGUMENTS, f"models:{model}", cwd=folder) as process:
+        try:
+            while not (folder / "hanging").exists():
+                assert process.poll() is None
+                time.sleep(0.02)
+            yield process
+        finally:
+            process.kill()
+
+
+def check_left(folder, model, stderr):
+    """Check what a run has left that ended after its first result."""
+    [result] = map(json.loads, (folder / "out").read_bytes().splitlines())
+    assert result["id"] == "short"
+    events = [json.loads(line) for line in (folder / "trace").read_bytes().splitlines()]
+    assert [e["id"] for e in events if e["event"] == "finish"] == ["short"]
+    assert events[-1]["event"] != "end"
+    assert "1 result went to out\n" in stderr
+    assert f"continue with: batchdecode {' '.join(ARGUMENTS)} models:{model} --resume" in stderr
+    assert not json.loads((folder / "out.run.json").read_bytes())["finished"]
+    assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "number"),
+    [
+        ("Async", signal.SIGINT),
+        ("Stubborn", signal.SIGTERM),
+        ("InThread", signal.SIGINT),
+        ("InExecutor", signal.SIGTERM),
+    ],
+)
+def test_calls_of_an_llm_are_given_up_at_the_first_signal(folder, model, number):
+    with hanging(folder, model) as process:
+        process.send_signal(number)
+        stderr = process.communicate(timeout=30)[1].decode()
+    assert process.returncode == 128 + number
+    assert f"stopped by {number.name}; 1 result" in stderr
+    assert "waiting" not in stderr
+    check_left(folder, model, stderr)
+    assert (folder / "cancelled").exists() == (model in {"Async", "Stubborn"})
+
+
+@pytest.mark.parametrize(
+    ("model", "number"),
+    [
+        ("sleeping", signal.SIGINT),
+        ("swallowing", signal.SIGTERM),
+        ("deadlocked", signal.SIGINT),
+    ],
+)
+def test_a_step_that_hangs_is_named_at_the_first_signal_and_left_at_the_second(
+    folder, model, number
+):
+    with hanging(folder, model) as process:
+        process.send_signal(number)
+        said = process.stderr.readline().decode()
+        process.send_signal(signal.SIGINT)
+        stderr = process.communicate(timeout=30)[1].decode()
+    assert said == (
+        f"{number.name}: waiting for the model to end step 2, which nothing limits; "
+        "a second signal ends the run at once\n"
+    )
+    assert process.returncode == 128 + number
+    assert f"stopped by {number.name}; 1 result" in stderr
+    check_left(folder, model, stderr)
+
+
+def test_a_step_that_ends_by_itself_needs_no_word(folder):
+    (folder / "models.py").write_text(COMMON + "\nslow = function(lambda: time.sleep(0.3))\n")
+    with hanging(folder, "slow") as process:
+        process.send_signal(signal.SIGINT)
+        stderr = process.communicate(timeout=30)[1].decode()
+    assert process.returncode == 130
+    assert "waiting" not in stderr
+    check_left(folder, "slow", stderr)
+
+
+def test_a_model_that_interrupts_ends_the_run_as_a_signal_does(folder):
+    done = batchdecode(*ARGUMENTS, "models:interrupting", cwd=folder)
+    assert done.returncode == 130
+    assert "stopped by a KeyboardInterrupt that the model raised; 1 result" in done.stderr
+    check_left(folder, "interrupting", done.stderr)
+
+
+BROKEN = """
+import numpy as np
+from batcher import ByteTokenizer, ModelOutput
+
+class Broken:
+    name, settings = "broken:Broken", {}
+    vocab_size, eos_token_id, tokenizer = 256, None, ByteTokenizer()
+    def allocate(self, num_slots):
+        self.num_slots, self.num_released = num_slots, 0
+    def forward(self, batch):
+        return ModelOutput(np.full(self.num_slots, 65))
+    def release(self, slot):
+        self.num_released += 1
+        if self.num_released == 2:
+            raise OSError("the cache is gone")
+"""
+
+
+@pytest.mark.parametrize("is_quiet", [False, True])
+def test_a_model_that_raises_in_release_ends_it_too(folder, is_quiet):
+    (folder / "broken.py").write_text(BROKEN)
+    requests = [{"id": str(number), "prompt": [1], "max_tokens": number} for number in (1, 2, 3)]
+    (folder / "in").write_bytes(lines_of(*requests))
+    quiet = ["-q"] if is_quiet else []
+    arguments = [*ARGUMENTS, "broken:Broken", "--keep-order", *quiet]
+    process = start(*arguments, cwd=folder)
+    stderr = process.communicate(timeout=30)[1].decode()
+    assert process.returncode == 1
+    assert "error: broken:Broken cannot release slot 1: OSError: the cache is gone" in stderr
+    assert "(broken.py, line 15); 1 result went to out\n" in stderr
+    assert f"continue with: batchdecode {' '.join(arguments)} --resume" in stderr
+    assert ("Traceback" in stderr) == (not is_quiet)
+    assert stderr.count("OSError: the cache is gone (broken.py, line 15)\n") == is_quiet
+    assert [json.loads(line)["id"] for line in (folder / "out").read_bytes().splitlines()] == ["1"]
+    assert b'"finish"' in (folder / "trace").read_bytes()
