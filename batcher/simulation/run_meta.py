@@ -149,8 +149,15 @@ def _read(field: _Field, path: tuple[str, ...], value: Any, name: str) -> Value:
 
 
 def _count_blocks(limits: dict[str, Limit]) -> None:
-    """Put the tokens of memory, where only they are known, into blocks."""
+    """Count the blocks that sequences can have: vLLM keeps the first one, the null block, empty.
+
+    Tokens of memory, where only they are known, are put into blocks.
+    """
     tokens = limits.pop("kv_tokens", None)
     if tokens is not None and "kv_blocks" not in limits:
         size = limits["block_size"].value if "block_size" in limits else DEFAULT_BLOCK_SIZE
-        limits["kv_blocks"] = Limit(max(tokens.value // size, 1), tokens.place)
+        limits["kv_blocks"] = Limit(tokens.value // size, tokens.place)
+    if "kv_blocks" in limits:
+        blocks = limits["kv_blocks"]
+        place = f"{blocks.place}, less the null block,"
+        limits["kv_blocks"] = Limit(max(blocks.value - 1, 1), place)

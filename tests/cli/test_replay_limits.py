@@ -8,7 +8,7 @@ from process import ROOT, batchdecode
 
 SAMPLES = ROOT / "samples" / "timing"
 PROFILE = ("--profile", "rtx4090_llama3.1-8b")
-LIMITS = {"max_num_seqs": 32, "max_num_batched_tokens": 1024, "num_gpu_blocks": 1200}
+LIMITS = {"max_num_seqs": 32, "max_num_batched_tokens": 1024, "num_gpu_blocks": 1201}
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def test_limits_come_from_the_file_beside_the_log(folder):
     assert shown == [
         ["--batch", "32", "max_num_seqs in run1_meta.json"],
         ["--max-batch-tokens", "1024", "max_num_batched_tokens in run1_meta.json"],
-        ["--kv-blocks", "1200", "num_gpu_blocks in run1_meta.json"],
+        ["--kv-blocks", "1200", "num_gpu_blocks, less the null block, in run1_meta.json"],
     ]
     given = ["--batch", "32", "--kv-blocks", "1200", "--max-batch-tokens", "1024"]
     numbers = [
@@ -56,7 +56,7 @@ def test_a_given_file_goes_before_the_one_beside_and_an_option_before_both(folde
     (folder / "given").write_text(json.dumps(LIMITS))
     limits = limits_of(replay(folder, "--meta", "given", "--batch", "40", "--json"))
     assert limits["batch"] == (40, "--batch")
-    assert limits["kv_blocks"] == (1200, "num_gpu_blocks in given")
+    assert limits["kv_blocks"] == (1200, "num_gpu_blocks, less the null block, in given")
 
 
 def test_what_nobody_says_is_guessed_and_warned_of(folder):

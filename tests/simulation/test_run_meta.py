@@ -27,13 +27,15 @@ def test_each_name_is_a_setting_wherever_it_stands():
     assert values_of(meta) == {
         "batch": 256,
         "max_batch_tokens": 2048,
-        "kv_blocks": 2588,
+        "kv_blocks": 2587,
         "block_size": 16,
         "prefix_cache": True,
         "long_prefill_threshold": 512,
         "capacity": "on-demand",
     }
-    assert read(meta).limits["kv_blocks"] == Limit(2588, "kv_cache.num_gpu_blocks")
+    assert read(meta).limits["kv_blocks"] == Limit(
+        2587, "kv_cache.num_gpu_blocks, less the null block,"
+    )
 
 
 def test_what_vllm_came_to_counts_more_than_what_it_was_asked_for():
@@ -49,9 +51,9 @@ def test_what_vllm_came_to_counts_more_than_what_it_was_asked_for():
 @pytest.mark.parametrize(
     ("meta", "blocks"),
     [
-        ({"num_kv_tokens": 41408}, 2588),
-        ({"num_kv_tokens": 41408, "block_size": 32}, 1294),
-        ({"num_kv_tokens": 41408, "num_gpu_blocks": 7}, 7),
+        ({"num_kv_tokens": 41408}, 2587),
+        ({"num_kv_tokens": 41408, "block_size": 32}, 1293),
+        ({"num_kv_tokens": 41408, "num_gpu_blocks": 7}, 6),
         ({"num_kv_tokens": 5}, 1),
     ],
 )
