@@ -8,6 +8,7 @@ import termios
 import threading
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from emulated_run import Screen
@@ -150,11 +151,19 @@ def drain(descriptor):
     os.close(descriptor)
 
 
+def wait_for_handler(process):
+    """Return when the process has something of its own to do on SIGTERM."""
+    status = Path(f"/proc/{process.pid}/status")
+    while not int(status.read_text().partition("SigCgt:")[2].split()[0], 16) >> 14 & 1:
+        time.sleep(0.01)
+
+
 def test_a_run_that_waits_for_its_fifo_to_open_stops_at_once(tmp_path):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     process = start("run", fifo)
-    time.sleep(0.7)
+    wait_for_handler(process)
+    time.sleep(0.2)  # by then it waits, most often
     process.terminate()
     assert process.wait(timeout=5) == 143
     assert process.communicate() == (b"", b"")

@@ -127,6 +127,12 @@ def test_compressed_data_without_the_name_is_said_so(tmp_path, name):
         assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("path", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_a_path_that_names_stdout_leads_there(requests, path):
+    plain = batchdecode("run", requests, "-q")
+    assert batchdecode("run", requests, "-q", "-o", path).stdout == plain.stdout
+
+
 @pytest.mark.parametrize("option", ["--output", "--trace", "--summary-json"])
 def test_the_input_is_not_overwritten(tmp_path, requests, option):
     link = tmp_path / "link"
