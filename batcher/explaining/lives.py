@@ -3,6 +3,7 @@
 Rule: a life is that of a sequence which waits on its own account, with those it takes along.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -19,6 +20,8 @@ from batcher.events import (
 from batcher.timeline import Timeline
 from batcher.timeline.stays import is_follower, label_of
 
+MAX_IDS = 20_000
+
 
 @dataclass(slots=True)
 class Visit:
@@ -33,6 +36,11 @@ class Visit:
     computed_steps: list[int]
     first_token: int | None
     preempt: PreemptEvent | None = None
+
+    def computes_in(self, step: int) -> bool:
+        """Return whether `step`, after the admission, computed some of what it began with."""
+        place = bisect_left(self.computed_steps, step)
+        return self.computed_steps[place : place + 1] == [step]
 
 
 @dataclass(slots=True)
@@ -79,13 +87,14 @@ class Life:
 class Lives:
     """Collects the lives of a run, or of the request `request_id` alone.
 
-    ids: all there are in the run, whether their lives are wanted or not.
+    is_known: whether there is a request that is wanted.  ids: of the first in the run.
     rejects: the lines that were no requests, of those that are wanted.
     """
 
     def __init__(self, request_id: str | None = None) -> None:
         self.all: list[Life] = []
         self.rejects: list[RejectEvent] = []
+        self.is_known = False
         self.ids: set[str] = set()
         self._wanted = request_id
         self._current: dict[tuple[str, int], Life] = {}
@@ -94,15 +103,12 @@ class Lives:
         """Take in the next event of the run."""
         match event:
             case ArriveEvent():
-                self.ids.add(event.id)
                 if self._wants(event.id):
                     self._begin(event.id, event.index).arrive = event
             case RejectEvent():
-                self.ids.add(event.id)
                 if self._wants(event.id):
                     self.rejects.append(event)
             case FinishEvent():
-                self.ids.add(event.id)
                 if self._wants(event.id):
                     self._finish(event)
             case AdmitEvent() | PrefillEvent() | PreemptEvent() if self._wants(event.id):
@@ -111,7 +117,12 @@ class Lives:
                 pass
 
     def _wants(self, request_id: str) -> bool:
-        return self._wanted is None or self._wanted == request_id
+        if self._wanted is None or self._wanted == request_id:
+            self.is_known = True
+            return True
+        if len(self.ids) < MAX_IDS:
+            self.ids.add(request_id)
+        return False
 
     def _begin(self, request_id: str, index: int) -> Life:
         life = self._current[request_id, index] = Life(request_id, index)

@@ -3,17 +3,18 @@
 Rule: a step belongs to exactly one part, and the parts follow each other without a gap.
 """
 
-from bisect import bisect_left
+from bisect import bisect_right
 from collections.abc import Iterator
-from typing import Literal
+from heapq import merge
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.events import HoldReason
 from batcher.explaining.lives import Life, Visit
-from batcher.timeline import Selection, Timeline
-from batcher.timeline.stays import Hold, StepRow, is_follower
+from batcher.timeline import Timeline
+from batcher.timeline.stays import Hold, is_follower
 
 Phase = Literal["wait", "prefill", "decode"]
 Cause = Literal["", "slots", "queue", "prefill"] | HoldReason
@@ -53,9 +54,8 @@ def explain(timeline: Timeline, life: Life) -> list[Part]:
     parts: list[Part] = []
     if not steps:
         return parts
-    views = _steps_of(timeline, life, steps)
-    for row, visit, hold in views:
-        part = _part_of(timeline, life, row, visit, hold)
+    for batch, visit, hold in _batches_of(timeline, life, steps):
+        part = _part_of(timeline, life, batch, visit, hold)
         if parts and _is_same(parts[-1], part):
             parts[-1] = replace(parts[-1], end=part.end)
         else:
@@ -63,37 +63,77 @@ def explain(timeline: Timeline, life: Life) -> list[Part]:
     return _with_passed(timeline, parts)
 
 
-def _steps_of(
+class _Batch(NamedTuple):
+    """Steps in which nothing changes for a life, and the label in each slot; None: empty."""
+
+    steps: range
+    slots: list[str | None]
+
+
+def _batches_of(
     timeline: Timeline, life: Life, steps: range
-) -> Iterator[tuple[StepRow, Visit | None, Hold | None]]:
-    """Yield each of `steps` with the visit of `life` and the hold that it falls into, if any."""
+) -> Iterator[tuple[_Batch, Visit | None, Hold | None]]:
+    """Yield all of `steps` with the visit of `life` and the hold that they fall into, if any."""
     visits, holds = iter(life.visits), iter(timeline.holds)
     visit, hold = next(visits, None), next(holds, None)
-    for row in timeline.select_steps(Selection(start=steps.start, stop=steps.stop)):
-        while visit is not None and visit.preempt is not None and visit.preempt.step <= row.step:
+    for batch in _cut(timeline.select_batches(steps), _turning_points(timeline, life, steps)):
+        step = batch.steps.start
+        while visit is not None and visit.preempt is not None and visit.preempt.step <= step:
             visit = next(visits, None)
-        while hold is not None and hold.end <= row.step:
+        while hold is not None and hold.end <= step:
             hold = next(holds, None)
-        is_in_slot = visit is not None and visit.admit.step <= row.step
-        is_held = hold is not None and hold.start <= row.step
-        yield row, visit if is_in_slot else None, hold if is_held else None
+        is_in_slot = visit is not None and visit.admit.step <= step
+        is_held = hold is not None and hold.start <= step
+        yield batch, visit if is_in_slot else None, hold if is_held else None
+
+
+def _turning_points(timeline: Timeline, life: Life, steps: range) -> Iterator[int]:
+    """Yield, ascending, the steps from which on something may be otherwise than before."""
+    own = set[int]()
+    for visit in life.visits:
+        own.add(visit.admit.step)
+        own.add(visit.admit.step + 1)
+        own.update(step for first in visit.computed_steps for step in (first, first + 1))
+        if visit.first_token is not None:
+            own.add(visit.first_token + 1)
+        if visit.preempt is not None:
+            own.add(visit.preempt.step)
+    return merge(
+        sorted(own),
+        (step for hold in timeline.holds for step in (hold.start, hold.end)),
+        timeline.figures.standstill_changes(steps),
+    )
+
+
+def _cut(
+    batches: Iterator[tuple[range, list[str | None]]], points: Iterator[int]
+) -> Iterator[_Batch]:
+    """Yield `batches`, cut at `points`."""
+    point = next(points, None)
+    for steps, slots in batches:
+        start = steps.start
+        while point is not None and point < steps.stop:
+            if point > start:
+                yield _Batch(range(start, point), slots)
+                start = point
+            point = next(points, None)
+        yield _Batch(range(start, steps.stop), slots)
 
 
 def _part_of(
-    timeline: Timeline, life: Life, row: StepRow, visit: Visit | None, hold: Hold | None
+    timeline: Timeline, life: Life, batch: _Batch, visit: Visit | None, hold: Hold | None
 ) -> Part:
-    """Return the part that is one step."""
-    step = row.step
+    """Return the part that the steps of `batch` are."""
     if visit is None:
-        return _wait(life, row, hold)
-    if visit.first_token is None or step <= visit.first_token:
-        if step in visit.computed_steps or (step == visit.admit.step and _computes(life, visit)):
-            return Part(step, step + 1, "prefill")
-        return Part(
-            step, step + 1, "prefill", "prefill" if _is_prefill_first(timeline) else "tokens"
-        )
-    is_standstill = timeline.figures.is_standstill(step)
-    return Part(step, step + 1, "decode", "prefill" if is_standstill else "")
+        return _wait(life, batch, hold)
+    start, stop = batch.steps.start, batch.steps.stop
+    if visit.first_token is None or start <= visit.first_token:
+        is_first = start == visit.admit.step and _computes(life, visit)
+        if is_first or visit.computes_in(start):
+            return Part(start, stop, "prefill")
+        return Part(start, stop, "prefill", "prefill" if _is_prefill_first(timeline) else "tokens")
+    is_standstill = timeline.figures.is_standstill(start)
+    return Part(start, stop, "decode", "prefill" if is_standstill else "")
 
 
 def _computes(life: Life, visit: Visit) -> bool:
@@ -109,18 +149,19 @@ def _is_prefill_first(timeline: Timeline) -> bool:
     return timeline.run.scheduling.get("prefill_order") == "prefill-first"
 
 
-def _wait(life: Life, row: StepRow, hold: Hold | None) -> Part:
-    """Return the part that is one step of a wait.
+def _wait(life: Life, batch: _Batch, hold: Hold | None) -> Part:
+    """Return the part that is some steps of a wait.
 
     Where no slot is free, nothing else counts.
     """
-    by = tuple(label for label in row.slots if label is not None)
-    num_free = len(row.slots) - len(by)
+    steps, slots = batch
+    by = tuple(label for label in slots if label is not None)
+    num_free = len(slots) - len(by)
     if num_free and hold is not None:
         behind = None if (hold.id, hold.index) == (life.id, life.index) else hold.label
-        return Part(row.step, row.step + 1, "wait", hold.reason, behind, hold.blocks, by)
+        return Part(steps.start, steps.stop, "wait", hold.reason, behind, hold.blocks, by)
     cause: Cause = "slots" if num_free < life.num_rows else "queue"
-    return Part(row.step, row.step + 1, "wait", cause, by=by)
+    return Part(steps.start, steps.stop, "wait", cause, by=by)
 
 
 def _is_same(before: Part, after: Part) -> bool:
@@ -138,10 +179,14 @@ def _with_passed(timeline: Timeline, parts: list[Part]) -> list[Part]:
 
     What is let in at the end of a wait, or after it, did not come before it.
     """
-    starts = [span.start for span in timeline.spans if not is_follower(span)]
+    waits = [part for part in parts if part.phase == "wait"]
+    ends = [part.end for part in waits]
+    num_passed = [0] * len(waits)
+    for span in timeline.spans if waits else ():
+        number = bisect_right(ends, span.start)
+        if number < len(waits) and span.start >= waits[number].start and not is_follower(span):
+            num_passed[number] += 1
+    passed = iter(num_passed)
     return [
-        replace(part, num_passed=bisect_left(starts, part.end) - bisect_left(starts, part.start))
-        if part.phase == "wait"
-        else part
-        for part in parts
+        replace(part, num_passed=next(passed)) if part.phase == "wait" else part for part in parts
     ]

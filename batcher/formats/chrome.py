@@ -7,15 +7,19 @@ events, told apart by a number.  A fork, which is no event on a thread, is an ar
 it changed.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from heapq import merge
+from itertools import chain, takewhile
 from operator import itemgetter
 from typing import Any
 
 import msgspec
 
 from batcher.timeline import EVERYTHING, Selection, Timeline
+from batcher.timeline.sorted_records import SortedRecords
 from batcher.timeline.stays import Span, Wait
+from batcher.timeline.step_counts import Stretch, clip
 
 MICROSECONDS_PER_STEP = 1000
 MICROSECONDS = 10**6
@@ -40,17 +44,17 @@ def _trace_events(timeline: Timeline, selection: Selection) -> Iterator[TraceEve
     yield from _names(timeline, selection)
     window = timeline.window(selection)
     scale = _Scale(timeline)
-    counters = {"occupied slots": timeline.occupied, "waiting": timeline.waiting}
+    counters = {"occupied slots": timeline.occupied(), "waiting": timeline.waiting()}
     if timeline.has_figures:
         figures, num_steps = timeline.figures, timeline.num_steps  # one may be ahead of the other
-        counters["tokens"] = figures.tokens[:num_steps]
-        counters["blocks"] = figures.blocks[:num_steps]
+        counters["tokens"] = _stretches(figures.tokens, num_steps)
+        counters["blocks"] = _stretches(figures.blocks, num_steps)
     yield from merge(
         _slices(timeline, selection, scale),
         _preemptions(timeline, selection, scale),
         _wait_begins(timeline, selection, scale),
         _wait_ends(timeline, selection, scale),
-        *(_counter(name, by_step, window, scale) for name, by_step in counters.items()),
+        *(_counter(name, counts, window, scale) for name, counts in counters.items()),
         key=itemgetter("ts"),
     )
 
@@ -73,6 +77,22 @@ class _Scale:
         if not self._has_times or not step:
             return self.start_of(step)
         return round(self._figures.end_of(step - 1) * MICROSECONDS)
+
+    def turning_points(self, steps: range) -> Iterator[int]:
+        """Yield, ascending, those of `steps` before which the clock may have jumped."""
+        if not self._has_times:
+            return iter(())
+        num_told = len(self._figures.ends) + 1
+        known = self._figures.known_steps
+        beyond = known[bisect_left(known, max(steps.start, num_told)) :]
+        told = range(steps.start, min(steps.stop, num_told))
+        return chain(told, takewhile(lambda step: step < steps.stop, beyond))
+
+
+def _stretches(by_step: Sequence[int], num_steps: int) -> Iterator[Stretch]:
+    """Yield the counts of at most `num_steps` steps, one by one."""
+    for step in range(min(len(by_step), num_steps)):
+        yield Stretch(step, step + 1, by_step[step])
 
 
 def _names(timeline: Timeline, selection: Selection) -> Iterator[TraceEvent]:
@@ -102,8 +122,11 @@ def _slices(timeline: Timeline, selection: Selection, scale: _Scale) -> Iterator
 
 def _preemptions(timeline: Timeline, selection: Selection, scale: _Scale) -> Iterator[TraceEvent]:
     """Yield an instant for each sequence that lost its slot, by time."""
-    spans = (span for span in timeline.select_spans(selection) if span.preemption is not None)
-    for span in sorted(spans, key=lambda span: (span.end, span.slot)):
+    spans = SortedRecords[Span](Span)
+    for span in timeline.select_spans(selection):
+        if span.preemption is not None:
+            spans.add((span.end, span.slot), span)
+    for span in spans:
         yield {
             "ph": "i",
             "s": "t",
@@ -141,8 +164,10 @@ def _wait_begins(timeline: Timeline, selection: Selection, scale: _Scale) -> Ite
 
 def _wait_ends(timeline: Timeline, selection: Selection, scale: _Scale) -> Iterator[TraceEvent]:
     """Yield where each wait ends, by time."""
-    numbered = enumerate(timeline.select_waits(selection))
-    for number, wait in sorted(numbered, key=lambda item: item[1].end):
+    ends = SortedRecords[tuple[int, Wait]](tuple[int, Wait])
+    for number, wait in enumerate(timeline.select_waits(selection)):
+        ends.add((wait.end,), (number, wait))
+    for number, wait in ends:
         yield _queue_event("e", number, wait, scale.start_of(wait.end))
 
 
@@ -160,22 +185,42 @@ def _queue_event(phase: str, number: int, wait: Wait, time: int) -> TraceEvent:
 
 
 def _counter(
-    name: str, by_step: Sequence[int], window: range, scale: _Scale
+    name: str, counts: Iterator[Stretch], window: range, scale: _Scale
 ) -> Iterator[TraceEvent]:
     """Yield a count where `window` begins and wherever it changes.
 
     It is 0 after the last step, and wherever the clock jumps over a time without a step.
     """
+    steps = range(window.start, window.stop + 1)
     last = None
-    for step in range(window.start, window.stop + 1):
+    for step, count, is_over in _cut(clip(counts, steps), scale.turning_points(steps), steps):
         end_before, start = scale.end_before(step), scale.start_of(step)
         if end_before < start and last:
             yield _count(name, end_before, 0)
             last = 0
-        count = by_step[step] if step < len(by_step) else 0
         if count != last:
-            yield _count(name, end_before if step >= len(by_step) else start, count)
+            yield _count(name, end_before if is_over else start, count)
         last = count
+
+
+def _cut(
+    stretches: Iterator[Stretch], points: Iterator[int], steps: range
+) -> Iterator[tuple[int, int, bool]]:
+    """Yield, ascending, the steps in which a stretch begins, and `points`, with their counts.
+
+    Last comes whether that is after all stretches, which are in `steps`.
+    """
+    end, point = steps.start, next(points, None)
+    for start, stop, count in stretches:
+        yield start, count, False
+        while point is not None and point < stop:
+            if point > start:
+                yield point, count, False
+            point = next(points, None)
+        end = stop
+    if end < steps.stop:
+        yield end, 0, True
+        yield from ((later, 0, True) for later in chain([point or 0], points) if later > end)
 
 
 def _count(name: str, time: int, count: int) -> TraceEvent:

@@ -28,6 +28,7 @@ from batcher.events import (
     StepsEvent,
 )
 from batcher.timeline.prefills import Prefills
+from batcher.timeline.sorted_records import SortedRecords
 from batcher.timeline.stays import (
     Fork,
     Hold,
@@ -45,29 +46,30 @@ from batcher.timeline.waiting_room import WaitingRoom
 
 MAX_SLOTS = 2**20
 MAX_STEPS = 2**28
-"""Views hold figures for each step of a run, so a longer one has no room in memory."""
+"""More than any run takes."""
 
 
 class Stays(NamedTuple):
     """All stays of a run.
 
-    spans: by their end.  waits: in the order in which they joined the queue.  holds: by step, and
-    no two at once.
+    spans: by (start, slot).  waits: by start, and those that start together as they joined the
+    queue.  wait_ends: ascending.  holds: by start, and no two at once.
     """
 
     run: RunEvent
     num_steps: int
-    spans: list[Span]
-    waits: list[Wait]
-    holds: list[Hold]
+    spans: SortedRecords[Span]
+    waits: SortedRecords[Wait]
+    wait_ends: SortedRecords[int]
+    holds: SortedRecords[Hold]
     figures: StepFigures
 
 
 class _Finished(NamedTuple):
-    """What a sample finished for, and the number of its span; None if it never held a slot."""
+    """What a sample finished for, and its span; None if it never held a slot."""
 
     reason: EndReason
-    span: int | None
+    span: Span | None
 
 
 class Replay:
@@ -77,7 +79,7 @@ class Replay:
         self._run: RunEvent | None = None
         self._num_steps = 0
         self._last_step = -1  # of any event, whether it takes a slot or not
-        self._spans: list[Span] = []
+        self._spans = SortedRecords[Span](Span)
         self._queue = WaitingRoom()
         self._preempted: set[SequenceKey] = set()  # those that have not come back
         self._prefills = Prefills()
@@ -85,7 +87,9 @@ class Replay:
         self._admissions: dict[SequenceKey, AdmitEvent] = {}
         self._jumped: Counter[SequenceKey] = Counter()
         self._forks: defaultdict[SequenceKey, list[Fork]] = defaultdict(list)
-        self._finished: dict[SequenceKey, _Finished] = {}  # the last of each name
+        self._num_alive: Counter[str] = Counter()  # by id: those that wait or run
+        self._finished: defaultdict[str, dict[int, _Finished]] = defaultdict(dict)
+        self._over: list[str] = []  # the ids of which nothing waits or runs since this step
 
     def go_on_to(self, num_steps: int) -> None:
         """Take note that the run has taken `num_steps` at least, if nothing else tells."""
@@ -100,9 +104,20 @@ class Replay:
         if self._run is None:
             raise InvariantError("there is no run event")
         for key, admit in self._admissions.items():
-            self._leave_slot(key, admit, self._num_steps, None)
-        waits, holds = self._queue.close(self._num_steps)
-        return Stays(self._run, self._num_steps, self._spans, waits, holds, self._figures)
+            self._record(self._leave_slot(key, admit, self._num_steps, None))
+        for request_id in list(self._finished):
+            self._settle(request_id)
+        queue = self._queue
+        queue.close(self._num_steps)
+        return Stays(
+            self._run,
+            self._num_steps,
+            self._spans,
+            queue.waits,
+            queue.wait_ends,
+            queue.holds,
+            self._figures,
+        )
 
     def add(self, event: Event) -> None:
         """Take in the next event.
@@ -114,6 +129,7 @@ class Replay:
         match event:
             case ArriveEvent():
                 self._queue.join(event)
+                self._num_alive[event.id] += 1
             case AdmitEvent():
                 self._admit(event)
             case FinishEvent():
@@ -159,8 +175,9 @@ class Replay:
         """Note that the run has come as far as `event`."""
         if not 0 <= event.step < MAX_STEPS:
             raise BatchdecodeError(f"step {event.step}; a timeline has steps 0 to {MAX_STEPS - 1}")
-        if event.step > self._last_step:  # noqa: PLR1730 - max() takes twice as long
+        if event.step > self._last_step:
             self._last_step = event.step
+            self._settle_all()
         if event.step >= self._num_steps and event.slot is not None:
             self._num_steps = event.step + 1
 
@@ -179,11 +196,14 @@ class Replay:
                 f"with {event.generated} tokens of its own, but was not preempted"
             )
         self._admissions[key] = event
-        self._finished.pop(key, None)
+        before = self._finished.get(event.id, {}).pop(event.index, None)  # of the same name
+        if before is not None and before.span is not None:
+            self._record(before.span)
         self._figures.note_start(event.step, event.time)
         if event.left:
             self._prefills.begin(key, event)
-        self._queue.leave(key, event.step)
+        if not self._queue.leave(key, event.step) and not is_follower(event):
+            self._num_alive[event.id] += 1  # events that begin in the middle
 
     def _preempt(self, event: PreemptEvent) -> None:
         """Move a sequence from its slot back into the queue."""
@@ -201,7 +221,7 @@ class Replay:
                 f"{label!r} is preempted in step {event.step}, but was admitted in {admit.step}"
             )
         self._num_steps = max(self._num_steps, event.step)
-        self._leave_slot(key, admit, event.step, "preempted", event)
+        self._record(self._leave_slot(key, admit, event.step, "preempted", event))
         self._preempted.add(key)
         if not is_follower(event):
             self._queue.join(event)
@@ -214,7 +234,9 @@ class Replay:
             raise InvariantError(f"{event.id!r} jumps over {event.tokens} tokens")
         self._jumped[key] += event.tokens
         self._prefills.jump(key)
-        self._prefills.jump(key_of(event.id, event.index, "negative"))  # if there is one
+        partner = key_of(event.id, event.index, "negative")
+        if partner in self._admissions:
+            self._prefills.jump(partner)
 
     def _fork(self, event: ForkEvent) -> None:
         """Note where a beam goes on from."""
@@ -231,16 +253,16 @@ class Replay:
     def _drop(self, event: DropEvent) -> None:
         """Note that a sample which has finished has no result."""
         label = label_of(event.id, event.index, "sample")
-        finished = self._finished.pop(key_of(event.id, event.index, "sample"), None)
+        finished = self._finished.get(event.id, {}).pop(event.index, None)
         if finished is None:
             raise InvariantError(f"{label!r} is dropped in step {event.step}, and has not finished")
-        reason, number = finished
+        reason, span = finished
         if event.reason != reason:
             raise InvariantError(
                 f"{label!r} is dropped with the reason {event.reason!r}, not {reason!r}"
             )
-        if number is not None:
-            self._spans[number] = replace(self._spans[number], dropped=True)
+        if span is not None:
+            self._record(replace(span, dropped=True))
 
     def _running(self, event: JumpEvent | ForkEvent) -> SequenceKey:
         """Return the key of the sequence that `event` tells of.
@@ -262,13 +284,11 @@ class Replay:
         """End the stay of a sequence, in its slot or in the queue."""
         self._note_step(event)
         key = key_of(event.id, event.index, event.role)
-        if event.role == "sample":
-            number = len(self._spans) if key in self._admissions else None
-            self._finished[key] = _Finished(event.reason, number)
         is_preempted = key in self._preempted and key not in self._admissions
         if event.slot is None or is_preempted:
             self._preempted.discard(key)
             self._queue.leave(key, event.step)
+            self._note_end(event, None)
             return
         admit = self._admissions.pop(key, None)
         if admit is None or admit.slot != event.slot or admit.role != event.role:
@@ -277,7 +297,36 @@ class Replay:
         if event.reason in {"stop", "length"} and self._prefills.has_begun(key):
             label = label_of(event.id, event.index, event.role)
             raise InvariantError(f"{label!r} ends ({event.reason}) before its prompt was computed")
-        self._leave_slot(key, admit, event.step + 1, event.reason)
+        self._note_end(event, self._leave_slot(key, admit, event.step + 1, event.reason))
+
+    def _note_end(self, event: FinishEvent, span: Span | None) -> None:
+        """Record the last stay of a sequence, of a sample when it is known not to be dropped."""
+        if event.role == "sample":
+            self._finished[event.id][event.index] = _Finished(event.reason, span)
+        elif span is not None:
+            self._record(span)
+        if is_follower(event):
+            return
+        self._num_alive[event.id] -= 1
+        if self._num_alive[event.id] <= 0:
+            del self._num_alive[event.id]
+            self._over.append(event.id)
+
+    def _settle_all(self) -> None:
+        """Record what cannot be dropped any more: that is done in the step of the last end."""
+        for request_id in self._over:
+            if request_id not in self._num_alive:
+                self._settle(request_id)
+        self._over.clear()
+
+    def _settle(self, request_id: str) -> None:
+        """Record the last stays of the samples of a request."""
+        for _, span in self._finished.pop(request_id, {}).values():
+            if span is not None:
+                self._record(span)
+
+    def _record(self, span: Span) -> None:
+        self._spans.add((span.start, span.slot), span)
 
     def _end(self, event: EndEvent) -> None:
         """Take in the end of the run."""
@@ -294,26 +343,25 @@ class Replay:
         end: int,
         outcome: Outcome | None,
         preempt: PreemptEvent | None = None,
-    ) -> None:
-        """Record the stay that began with `admit`; `preempt` is what ended it, if that did."""
+    ) -> Span:
+        """Return the stay that began with `admit`; `preempt` is what ended it, if that did."""
         jumped = self._jumped.pop(key, 0) if self._jumped else 0
         forks = tuple(self._forks.pop(key, ())) if self._forks else ()
-        self._spans.append(
-            Span(
-                admit.slot,
-                admit.id,
-                admit.index,
-                admit.step,
-                end,
-                outcome,
-                admit.role,
-                jumped,
-                forks=forks,
-                prefill=self._prefills.end(key, admit, end) if admit.left or jumped else 1,
-                cached=admit.cached,
-                generated=admit.generated,
-                resumed=key in self._preempted,
-                preemption=None if preempt is None else preemption_of(preempt),
-            )
+        span = Span(
+            admit.slot,
+            admit.id,
+            admit.index,
+            admit.step,
+            end,
+            outcome,
+            admit.role,
+            jumped,
+            forks=forks,
+            prefill=self._prefills.end(key, admit, end) if admit.left or jumped else 1,
+            cached=admit.cached,
+            generated=admit.generated,
+            resumed=key in self._preempted,
+            preemption=None if preempt is None else preemption_of(preempt),
         )
         self._preempted.discard(key)
+        return span

@@ -3,7 +3,9 @@
 Rule: a step whose time no event tells lasts as long as the one before it, 1.0 if there is none.
 """
 
+from array import array
 from bisect import bisect_right
+from collections.abc import Iterator
 from operator import add
 
 from batcher.errors import InvariantError
@@ -13,24 +15,23 @@ STEP_SECONDS = 1.0
 
 
 class StepFigures:
-    """The figures of the steps 0, 1, ... up to where StepsEvents tell them: lists by step.
+    """The figures of the steps 0, 1, ... up to where StepsEvents tell them: arrays by step.
 
     ends: when each ended, in seconds.  tokens: how many it computed.  decodes: how many of these
-    were the next ones of rows that generate.  blocks: how many were held.
+    were the next ones of rows that generate.  blocks: how many were held.  known_steps: those whose
+    start events tell.
     """
 
     def __init__(self) -> None:
-        self.ends: list[float] = []
-        self.tokens: list[int] = []
-        self.decodes: list[int] = []
-        self.blocks: list[int] = []
-        self._known_steps: list[int] = []  # those whose start is known, ascending
-        self._known_starts: list[float] = []
+        self.ends = array("d")
+        self.tokens, self.decodes, self.blocks = array("q"), array("q"), array("q")
+        self.known_steps = array("q")
+        self._known_starts = array("d")
 
     def note_start(self, step: int, time: float) -> None:
         """Take note of when `step`, no earlier than all that are known, began."""
-        if not self._known_steps or step > self._known_steps[-1]:
-            self._known_steps.append(step)
+        if not self.known_steps or step > self.known_steps[-1]:
+            self.known_steps.append(step)
             self._known_starts.append(time)
 
     def add(self, event: StepsEvent) -> None:
@@ -55,15 +56,20 @@ class StepFigures:
         times = [*self.ends[-1:], *event.ends]
         if times != sorted(times):
             raise InvariantError(f"time goes back in the steps from {event.step} on")
-        self.ends += event.ends
-        self.tokens += map(add, event.decodes, event.prefills)
-        self.decodes += event.decodes
-        self.blocks += event.blocks
+        try:
+            self.tokens.extend(map(add, event.decodes, event.prefills))
+            self.decodes.extend(event.decodes)
+            self.blocks.extend(event.blocks)
+        except OverflowError:
+            raise InvariantError(
+                f"no step can have the figures of the steps from {event.step} on"
+            ) from None
+        self.ends.extend(event.ends)
 
     def start_of(self, step: int) -> float:
         """Return when `step` began, or would have; in seconds."""
-        number = bisect_right(self._known_steps, step) - 1
-        known_step = self._known_steps[number] if number >= 0 else 0
+        number = bisect_right(self.known_steps, step) - 1
+        known_step = self.known_steps[number] if number >= 0 else 0
         known_start = self._known_starts[number] if number >= 0 else 0.0
         if known_step == step or not step:
             return known_start
@@ -83,6 +89,12 @@ class StepFigures:
     def is_standstill(self, step: int) -> bool:
         """Return whether rows that generate had no token in `step`, which computed prompts."""
         return step < len(self.decodes) and not self.decodes[step]
+
+    def standstill_changes(self, steps: range) -> Iterator[int]:
+        """Yield those of `steps` from which on rows that generate stand still, or do no longer."""
+        for step in range(max(steps.start, 1), min(steps.stop, len(self.decodes) + 1)):
+            if self.is_standstill(step) != self.is_standstill(step - 1):
+                yield step
 
     def _usual_duration(self) -> float:
         """Return how long the last step lasted that has figures, in seconds."""

@@ -1,18 +1,22 @@
 """The timeline of a run: who held which slot at which step, rebuilt from its events alone.
 
-Rule: spans and waits are what is stored, half-open in steps; all that is by step is derived.
+Rule: spans and waits are what is stored, half-open in steps, and of these only a part in memory;
+all that is by step is derived as it is asked for.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heappop, heappush
-from itertools import accumulate, pairwise
+from itertools import groupby
+from operator import attrgetter
 
 from batcher.errors import InvariantError
 from batcher.events import Event, RunEvent
 from batcher.timeline.replay import Replay
+from batcher.timeline.sorted_records import SortedRecords
 from batcher.timeline.stays import Hold, Span, StepRow, Wait, is_follower, label_of
+from batcher.timeline.step_counts import Stretch, changes_at, changes_of, clip, count_steps
 from batcher.timeline.step_figures import StepFigures
 
 
@@ -41,7 +45,7 @@ class Timeline:
     """What happened in a run, as `run` began it.
 
     spans: by (start, slot).  waits: by start, and those that start together as they joined the
-    queue.  holds: by start.  figures: of the steps.
+    queue.  wait_ends: ascending.  holds: by start.  figures: of the steps.
     """
 
     def __init__(
@@ -49,14 +53,14 @@ class Timeline:
         *,
         run: RunEvent,
         num_steps: int,
-        spans: list[Span],
-        waits: list[Wait],
-        holds: list[Hold],
+        spans: SortedRecords[Span],
+        waits: SortedRecords[Wait],
+        wait_ends: SortedRecords[int],
+        holds: SortedRecords[Hold],
         figures: StepFigures,
     ) -> None:
         self.run, self.num_steps = run, num_steps
-        self.spans = sorted(spans, key=lambda span: (span.start, span.slot))
-        self.waits = sorted(waits, key=lambda wait: wait.start)
+        self.spans, self.waits, self.wait_ends = spans, waits, wait_ends
         self.holds, self.figures = holds, figures
 
     @property
@@ -95,15 +99,15 @@ class Timeline:
             for span in self.spans
         )
 
-    @cached_property
-    def occupied(self) -> Sequence[int]:
-        """How many slots hold a sequence, by step: [num_steps]."""
-        return self._count_by_step(self.spans)
+    def occupied(self) -> Iterator[Stretch]:
+        """Yield how many slots hold a sequence."""
+        stays = ((span.start, span.end) for span in self.spans)
+        return count_steps(changes_of(stays), self.num_steps)
 
-    @cached_property
-    def waiting(self) -> Sequence[int]:
-        """How many samples, or beams together, have arrived and are not admitted: [num_steps]."""
-        return self._count_by_step(self.waits)
+    def waiting(self) -> Iterator[Stretch]:
+        """Yield how many samples, or beams together, have arrived and are not admitted."""
+        starts = (wait.start for wait in self.waits)
+        return count_steps(changes_at(starts, self.wait_ends), self.num_steps)
 
     def window(self, selection: Selection) -> range:
         """Return the steps `selection` covers, as a slice of the run's steps does."""
@@ -139,34 +143,63 @@ class Timeline:
         """
         window = self.window(selection)
         columns = sorted(selection.slots) or range(self.num_slots)
+        waiting = clip(self.waiting(), window)
+        waits_until = num_waiting = 0
+        for start, stop, labels, chosen in self._batches(window, selection):
+            if not chosen and selection.request_ids:
+                continue
+            shown = [labels[slot] for slot in columns]
+            for step in range(start, stop):
+                while waits_until <= step:
+                    _, waits_until, num_waiting = next(waiting)
+                yield self._row(step, shown, num_waiting)
+
+    def select_batches(self, window: range) -> Iterator[tuple[range, list[str | None]]]:
+        """Yield steps of `window` in which the batch stays the same, and the label in each slot."""
+        for start, stop, labels, _ in self._batches(window, EVERYTHING):
+            yield range(start, stop), list(labels)
+
+    def _batches(
+        self, window: range, selection: Selection
+    ) -> Iterator[tuple[int, int, list[str | None], set[int]]]:
+        """Yield a start, a stop, the labels, and those of the chosen slots a chosen request holds.
+
+        The last two change from one to the next.
+        """
         labels: list[str | None] = [None] * self.num_slots
-        chosen: set[int] = set()  # of the columns, those that a chosen request holds
+        chosen: set[int] = set()
         ends: list[tuple[int, int]] = []
         spans = self.select_spans(Selection(start=window.start, stop=window.stop))
         upcoming = next(spans, None)
-        for step in window:
+        step = window.start
+        while step < window.stop:
             while ends and ends[0][0] <= step:
                 slot = heappop(ends)[1]
                 labels[slot] = None
                 chosen.discard(slot)
             while upcoming is not None and upcoming.start <= step:
                 labels[upcoming.slot] = upcoming.label
-                if selection.takes(upcoming.id) and upcoming.slot in columns:
+                is_column = not selection.slots or upcoming.slot in selection.slots
+                if is_column and selection.takes(upcoming.id):
                     chosen.add(upcoming.slot)
                 heappush(ends, (upcoming.end, upcoming.slot))
                 upcoming = next(spans, None)
-            if chosen or not selection.request_ids:
-                yield self._row(step, [labels[slot] for slot in columns])
+            next_steps = [window.stop, *(end for end, _ in ends[:1])]
+            if upcoming is not None:
+                next_steps.append(upcoming.start)
+            stop = min(next_steps)
+            yield step, stop, labels, chosen
+            step = stop
 
-    def _row(self, step: int, labels: list[str | None]) -> StepRow:
+    def _row(self, step: int, labels: list[str | None], num_waiting: int) -> StepRow:
         """Return the row of `step`, with the figures the events tell."""
         figures = self.figures
         if step >= len(figures.ends):
-            return StepRow(step, labels, self.waiting[step])
+            return StepRow(step, labels, num_waiting)
         return StepRow(
             step,
             labels,
-            self.waiting[step],
+            num_waiting,
             figures.start_of(step),
             figures.ends[step],
             figures.tokens[step],
@@ -181,45 +214,55 @@ class Timeline:
                 outside the run, a step without any sequence, or a sequence that is not in step with
                 the one it belongs to.
         """
-        for span in self.spans:
-            if not 0 <= span.slot < self.num_slots:
-                raise InvariantError(f"{span.label!r} is in slot {span.slot} of {self.num_slots}")
-            if not 0 <= span.start < span.end <= self.num_steps:
-                raise InvariantError(
-                    f"{span.label!r} holds its slot over [{span.start}, {span.end}) "
-                    f"of {self.num_steps} steps"
-                )
-        for before, after in pairwise(sorted(self.spans, key=lambda s: (s.slot, s.start))):
-            if before.slot == after.slot and after.start < before.end:
-                raise InvariantError(
-                    f"{before.label!r} and {after.label!r} share slot {after.slot}"
-                )
-        self._check_followers()
-        if 0 in self.occupied:
-            raise InvariantError(f"nothing runs in step {self.occupied.index(0)}")
+        last_in: dict[int, Span] = {}  # by slot
+        idle_from, end = None, 0  # the first step in which nothing runs, and the end so far
+        for _, together in groupby(self.spans, key=attrgetter("start")):
+            spans = list(together)
+            if idle_from is None and spans[0].start > end:
+                idle_from = end
+            for span in spans:
+                self._check_stay(span, last_in.get(span.slot))
+                last_in[span.slot] = span
+                end = max(end, span.end)
+            _check_followers(spans)
+        if idle_from is None and end < self.num_steps:
+            idle_from = end
+        if idle_from is not None:
+            raise InvariantError(f"nothing runs in step {idle_from}")
 
-    def _check_followers(self) -> None:
-        """Make sure that beams, and a sample and its negative prompt, run together.
+    def _check_stay(self, span: Span, before: Span | None) -> None:
+        """Make sure that `span` is in the run, and after the one before it in its slot.
 
         Raises:
-            InvariantError: one of them does not.
+            InvariantError: it is not.
         """
-        followers = [span for span in self.spans if is_follower(span)]
-        if not followers:
-            return
-        stays = {(span.id, span.index, span.role, span.start, span.end) for span in self.spans}
-        for span in followers:
-            leader = (0, "beam") if span.role == "beam" else (span.index, "sample")
-            if (span.id, *leader, span.start, span.end) not in stays:
-                raise InvariantError(
-                    f"{span.label!r} holds its slot over [{span.start}, {span.end}), "
-                    f"but {label_of(span.id, leader[0], 'sample')!r} does not"
-                )
+        if not 0 <= span.slot < self.num_slots:
+            raise InvariantError(f"{span.label!r} is in slot {span.slot} of {self.num_slots}")
+        if not 0 <= span.start < span.end <= self.num_steps:
+            raise InvariantError(
+                f"{span.label!r} holds its slot over [{span.start}, {span.end}) "
+                f"of {self.num_steps} steps"
+            )
+        if before is not None and span.start < before.end:
+            raise InvariantError(f"{before.label!r} and {span.label!r} share slot {span.slot}")
 
-    def _count_by_step(self, stays: Iterable[Span | Wait]) -> list[int]:
-        """Return how many of `stays` cover each step: [num_steps]."""
-        changes = [0] * (self.num_steps + 1)
-        for stay in stays:
-            changes[min(stay.start, self.num_steps)] += 1
-            changes[min(stay.end, self.num_steps)] -= 1
-        return list(accumulate(changes[:-1]))
+
+def _check_followers(spans: list[Span]) -> None:
+    """Make sure that beams, and a sample and its negative prompt, run together.
+
+    spans: all that begin in one step.
+
+    Raises:
+        InvariantError: one of them does not.
+    """
+    followers = [span for span in spans if is_follower(span)]
+    if not followers:
+        return
+    stays = {(span.id, span.index, span.role, span.end) for span in spans}
+    for span in followers:
+        leader = (0, "beam") if span.role == "beam" else (span.index, "sample")
+        if (span.id, *leader, span.end) not in stays:
+            raise InvariantError(
+                f"{span.label!r} holds its slot over [{span.start}, {span.end}), "
+                f"but {label_of(span.id, leader[0], 'sample')!r} does not"
+            )

@@ -22,7 +22,6 @@ from cli.tracing.difference_text import describe, results_of
 from cli.tracing.events import STDIN, events_of, open_twice
 from cli.tracing.story_text import SHORT, WHOLE, tell, tell_reject
 
-MAX_IDS_COMPARED = 20_000
 EQUAL, DIFFERENT = 0, 1
 
 
@@ -120,11 +119,11 @@ def _check_is_known(request_id: str, lives: Lives, name: str) -> None:
     Raises:
         BatchdecodeError: it has not; the message names some that look alike.
     """
-    if request_id in lives.ids:
+    if lives.is_known:
         return
     from difflib import get_close_matches  # noqa: PLC0415 - for a mistake only
 
-    near = get_close_matches(request_id, sorted(lives.ids)[:MAX_IDS_COMPARED])
+    near = get_close_matches(request_id, sorted(lives.ids))
     hint = f"; there is {', '.join(near)}" if near else ""
     raise BatchdecodeError(f"{name} has no request {request_id}{hint}")
 

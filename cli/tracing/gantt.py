@@ -1,6 +1,6 @@
 """The gantt of a run as lines of text: all of it as shades, then the part worth a look as bars."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import takewhile
 from string import digits
 
@@ -12,14 +12,16 @@ from cli.tracing.gantt_chart import (
     ASCII,
     UNICODE,
     Scale,
+    add_busy,
     axis,
     bar_row,
     busy_shares,
     has_failed,
+    highest_counts,
     level_row,
     shaded_row,
 )
-from cli.tracing.gantt_zoom import choose_zoom
+from cli.tracing.gantt_zoom import choose_zoom, usual_length
 
 MIN_WIDTH = 40
 MAX_ROWS = 16
@@ -65,29 +67,34 @@ class _Page:
         self.groups = _in_groups(self.slots, MAX_ROWS)
         names = ["queue", f"slot {self.slots[-1]}", *map(_group_name, self.groups)]
         self.name_width = max(map(len, names))
-        figures = ["busy", "100%", f"max {max(timeline.waiting, default=0)}"]
+        peak = max((stretch.num for stretch in timeline.waiting()), default=0)
+        figures = ["busy", "100%", f"max {peak}"]
         self.num_cells = width - self.name_width - 1 - 2 - max(map(len, figures))
 
     def title(self) -> list[str]:
         """Return what run it is."""
         timeline = self.timeline
-        busy = _percent(sum(timeline.occupied), timeline.num_steps * timeline.num_slots)
-        sequences = [span for span in timeline.spans if not span.resumed]
-        num_requests = sum(not (span.index or is_follower(span)) for span in sequences)
-        num_preemptions = sum(span.preemption is not None for span in timeline.spans)
+        num_busy = num_requests = num_sequences = num_preemptions = 0
+        running = set()
+        for span in timeline.spans:
+            num_busy += span.end - span.start
+            num_sequences += not span.resumed
+            num_requests += not (span.resumed or span.index or is_follower(span))
+            num_preemptions += span.preemption is not None
+            if span.outcome is None:
+                running.add(span.id)
         parts = [
             counted(timeline.num_steps, "step"),
             counted(timeline.num_slots, "slot"),
-            f"{busy} busy",
+            f"{_percent(num_busy, timeline.num_steps * timeline.num_slots)} busy",
             counted(num_requests, "request"),
         ]
-        if len(sequences) > num_requests:
-            parts.append(counted(len(sequences), "sequence"))
+        if num_sequences > num_requests:
+            parts.append(counted(num_sequences, "sequence"))
         if num_preemptions:
             parts.append(counted(num_preemptions, "preemption"))
-        num_running = len({span.id for span in timeline.spans if span.outcome is None})
-        if num_running:
-            parts.append(f"{num_running:,} still running")
+        if running:
+            parts.append(f"{len(running):,} still running")
         return fill(parts, f" {self.glyphs.dot} ", self.page_width)
 
     def narrow(self, steps: range) -> None:
@@ -114,7 +121,7 @@ class _Page:
         """Return `what` the close-up of `zoom` shows, and on the right how to read it."""
         if not self._has_bars(zoom):
             return fill(what, ", ", self.page_width)
-        spans = self._spans_in(zoom)
+        spans = list(self._spans_in(zoom))
         frame = _id_frame({span.id for span in spans})
         if any(frame):
             ends = self.glyphs.cut.join(map(self._printable, frame))
@@ -149,18 +156,16 @@ class _Page:
 
     def _has_bars(self, zoom: range) -> bool:
         """Return whether the usual request of `zoom` is more than a speck as a bar."""
-        lengths = sorted(span.end - span.start for span in self._spans_in(zoom))
-        usual = lengths[len(lengths) // 2] if lengths else len(zoom)
+        usual = usual_length(self._spans_in(zoom)) or len(zoom)
         return (
             usual * self.num_cells >= MIN_CELLS_PER_BAR * len(zoom) or len(zoom) <= self.num_cells
         )
 
-    def _spans_in(self, steps: range) -> list[Span]:
-        """Return the spans of the slots that have rows."""
+    def _spans_in(self, steps: range) -> Iterator[Span]:
+        """Yield the spans of the slots that have rows."""
         slots = frozenset(self.slots)
-        return list(
-            self.timeline.select_spans(Selection(start=steps.start, stop=steps.stop, slots=slots))
-        )
+        chosen = Selection(start=steps.start, stop=steps.stop, slots=slots)
+        return self.timeline.select_spans(chosen)
 
     def _labels_of(self, spans: Collection[Span]) -> dict[str, str]:
         """Return what to write for each label: it, without what all ids have in common."""
@@ -177,7 +182,7 @@ class _Page:
 
     def _bars(self, scale: Scale) -> list[str]:
         """Return a row for each slot, or the first of each group where there are too many."""
-        spans = self._spans_in(scale.steps)
+        spans = list(self._spans_in(scale.steps))
         labels = self._labels_of(spans)
         by_slot: dict[int, list[Span]] = {slot: [] for slot in self.slots}
         for span in spans:
@@ -218,23 +223,26 @@ class _Page:
     def _shades(self, scale: Scale) -> list[str]:
         """Return a row for each slot or group of slots."""
         group_of = {slot: number for number, group in enumerate(self.groups) for slot in group}
-        by_group: list[list[Span]] = [[] for _ in self.groups]
+        busy = [[0] * scale.num_cells for _ in self.groups]
+        num_busy = [0] * len(self.groups)
         for span in self._spans_in(scale.steps):
-            by_group[group_of[span.slot]].append(span)
+            group = group_of[span.slot]
+            add_busy(busy[group], span, scale)
+            num_busy[group] += len(scale.clip(span))
         return [
             self._row(
-                _group_name(group),
-                shaded_row(busy_shares(spans, scale, len(group)), self.glyphs),
-                _percent(_busy_steps(spans, scale), len(group) * len(scale.steps)),
+                _group_name(slots),
+                shaded_row(busy_shares(in_cells, scale, len(slots)), self.glyphs),
+                _percent(in_all, len(slots) * len(scale.steps)),
             )
-            for group, spans in zip(self.groups, by_group, strict=True)
+            for slots, in_cells, in_all in zip(self.groups, busy, num_busy, strict=True)
         ]
 
     def _queue(self, scale: Scale) -> str:
         """Return the row of how many requests wait."""
-        waiting = self.timeline.waiting
-        peak = max(waiting[scale.steps.start : scale.steps.stop])
-        return self._row("queue", level_row(waiting, scale, peak, self.glyphs), f"max {peak}")
+        highest = highest_counts(self.timeline.waiting(), scale)
+        peak = max(highest)
+        return self._row("queue", level_row(highest, peak, self.glyphs), f"max {peak}")
 
     def _axis(self, scale: Scale) -> list[str]:
         numbers, line = axis(scale, self.glyphs)

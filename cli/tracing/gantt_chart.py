@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import count, takewhile
 
 from batcher.timeline.stays import Span
+from batcher.timeline.step_counts import Stretch, clip
 from cli.screen.cells import cell_width, cut_middle
 
 MIN_CUT_CELLS = 6
@@ -85,15 +86,24 @@ class Scale:
         return range(max(span.start, self.steps.start), min(span.end, self.steps.stop))
 
 
-def busy_shares(spans: Iterable[Span], scale: Scale, num_slots: int = 1) -> list[float]:
-    """Return the busy share of `num_slots` slots, whose spans these are, by cell: [num_cells]."""
+def add_busy(busy: list[int], span: Span, scale: Scale) -> None:
+    """Add to `busy`, [num_cells], in how many steps of each cell `span` holds its slot."""
+    steps = scale.clip(span)
+    if steps:
+        for cell in range(scale.first_cell(steps[0]), scale.last_cell(steps[-1]) + 1):
+            shown = scale.steps_at(cell)
+            busy[cell] += min(steps.stop, shown.stop) - max(steps.start, shown.start)
+
+
+def _busy(spans: Iterable[Span], scale: Scale) -> list[int]:
     busy = [0] * scale.num_cells
     for span in spans:
-        steps = scale.clip(span)
-        if steps:
-            for cell in range(scale.first_cell(steps[0]), scale.last_cell(steps[-1]) + 1):
-                shown = scale.steps_at(cell)
-                busy[cell] += min(steps.stop, shown.stop) - max(steps.start, shown.start)
+        add_busy(busy, span, scale)
+    return busy
+
+
+def busy_shares(busy: Sequence[int], scale: Scale, num_slots: int = 1) -> list[float]:
+    """Return the busy share of `num_slots` slots by cell, [num_cells]; `busy`: see add_busy."""
     return [count / (num_slots * len(scale.steps_at(cell))) for cell, count in enumerate(busy)]
 
 
@@ -104,11 +114,19 @@ def shaded_row(shares: Sequence[float], glyphs: Glyphs) -> str:
     return "".join(shades.get(share) or partial[int(share * len(partial))] for share in shares)
 
 
-def level_row(counts: Sequence[int], scale: Scale, peak: int, glyphs: Glyphs) -> str:
-    """Return a row of columns as high as the largest of each cell's `counts`; `peak` is full."""
+def highest_counts(counts: Iterable[Stretch], scale: Scale) -> list[int]:
+    """Return the largest of the counts of each cell's steps: [num_cells]."""
+    highest = [0] * scale.num_cells
+    for start, stop, num in clip(counts, scale.steps):
+        for cell in range(scale.first_cell(start), scale.last_cell(stop - 1) + 1):
+            highest[cell] = max(highest[cell], num)
+    return highest
+
+
+def level_row(counts: Sequence[int], peak: int, glyphs: Glyphs) -> str:
+    """Return a row of columns as high as the count of each cell; `peak` is full."""
     highest = len(glyphs.levels) - 1
-    tops = (max(counts[step] for step in scale.steps_at(cell)) for cell in range(scale.num_cells))
-    return "".join(glyphs.levels[-(-top * highest // peak) if peak else 0] for top in tops)
+    return "".join(glyphs.levels[-(-count * highest // peak) if peak else 0] for count in counts)
 
 
 def bar_row(spans: Sequence[Span], labels: Mapping[str, str], scale: Scale, glyphs: Glyphs) -> str:
@@ -116,8 +134,7 @@ def bar_row(spans: Sequence[Span], labels: Mapping[str, str], scale: Scale, glyp
 
     spans: those of the slot that `scale` shows, by start.  labels: what to write for each label.
     """
-    shares = busy_shares(spans, scale)
-    cells = [" "] * scale.num_cells
+    cells, shares = [" "] * scale.num_cells, busy_shares(_busy(spans, scale), scale)
     for number, span in enumerate(spans):
         steps = scale.clip(span)
         first, last = scale.first_cell(steps[0]), scale.last_cell(steps[-1])

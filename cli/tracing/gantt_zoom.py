@@ -1,9 +1,12 @@
 """Which steps of a run are worth a close look, and how many of them fit in."""
 
-from itertools import accumulate
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from batcher.timeline import Selection, Timeline
 from batcher.timeline.stays import Span, Wait
+from batcher.timeline.step_counts import Stretch, clip
 from cli.screen.cells import cell_width
 
 MAX_LABEL_CELLS = 6
@@ -48,13 +51,23 @@ def _around_requests(timeline: Timeline, request_ids: frozenset[str]) -> range:
 
 def _readable_steps(timeline: Timeline, num_cells: int) -> int:
     """Return how many steps to show in `num_cells` so that usual bars have room for a label."""
-    lengths = sorted(span.end - span.start for span in timeline.spans)
-    widths = sorted(cell_width(span.label) for span in timeline.spans[:1000])
-    usual_length, usual_width = lengths[len(lengths) // 2], widths[len(widths) // 2]
-    cells_per_bar = min(usual_width, MAX_LABEL_CELLS) + LABEL_MARGIN
-    if usual_length >= cells_per_bar:
-        return num_cells * (usual_length // cells_per_bar)
-    return num_cells // min(MAX_CELLS_PER_STEP, -(-cells_per_bar // usual_length))
+    length = usual_length(timeline.spans)
+    widths = sorted(cell_width(span.label) for span in islice(timeline.spans, 1000))
+    cells_per_bar = min(widths[len(widths) // 2], MAX_LABEL_CELLS) + LABEL_MARGIN
+    if length >= cells_per_bar:
+        return num_cells * (length // cells_per_bar)
+    return num_cells // min(MAX_CELLS_PER_STEP, -(-cells_per_bar // length))
+
+
+def usual_length(spans: Iterable[Span]) -> int:
+    """Return how many steps the one in the middle takes, by length; 0 if there is none."""
+    lengths = Counter(span.end - span.start for span in spans)
+    middle = lengths.total() // 2
+    for length, number in sorted(lengths.items()):
+        middle -= number
+        if middle < 0:
+            return length
+    return 0
 
 
 def _worst_bubble(timeline: Timeline, num_steps: int) -> tuple[range, str] | None:
@@ -62,26 +75,63 @@ def _worst_bubble(timeline: Timeline, num_steps: int) -> tuple[range, str] | Non
 
     The end of the run, when nothing is left to admit, is not a bubble.
     """
-    last_admission = timeline.spans[-1].start
-    idle = [timeline.num_slots - occupied for occupied in timeline.occupied[:last_admission]]
-    idle_before = list(accumulate(idle, initial=0))
-    idle_before += [idle_before[-1]] * (timeline.num_steps - last_admission)
-    starts = range(timeline.num_steps - num_steps + 1)
-    num_idle = [idle_before[start + num_steps] - idle_before[start] for start in starts]
-    worst = max(num_idle)
+    last_admission = max(span.start for span in timeline.spans)
+    worst = first = last = 0
+    start, num_idle = 0, sum(s.total for s in _idle(timeline, last_admission, range(num_steps)))
+    for stop, change in _window_changes(timeline, last_admission, num_steps):
+        if num_idle > worst:
+            worst, first, last = num_idle, start, start
+        if num_idle == worst and not change and last == start:
+            last = stop
+        start, num_idle = stop, num_idle + change * (stop - start)
+    if num_idle > worst:
+        worst, first, last = num_idle, start, start
     if not worst:
         return None
-    first = num_idle.index(worst)
-    stop = next((start for start in starts[first:] if num_idle[start] < worst), starts.stop)
-    middle = (first + stop - 1) // 2
+    middle = (first + last) // 2
     reason = f"worst bubble: {worst:,} idle slot-step{'s' * (worst > 1)}"
     return range(middle, middle + num_steps), reason
 
 
+def _idle(timeline: Timeline, last_admission: int, steps: range) -> Iterator[Stretch]:
+    """Yield how many slots are idle in `steps`, none from the last admission on."""
+    for start, stop, occupied in clip(timeline.occupied(), steps):
+        if start < last_admission:
+            yield Stretch(start, min(stop, last_admission), timeline.num_slots - occupied)
+        if stop > last_admission:
+            yield Stretch(max(start, last_admission), stop, 0)
+
+
+def _window_changes(
+    timeline: Timeline, last_admission: int, num_steps: int
+) -> Iterator[tuple[int, int]]:
+    """Yield by how much each step changes what is idle in the window of `num_steps` it begins.
+
+    It is the same for each step up to the one that is yielded with it.
+    """
+    end = timeline.num_steps
+    leaving = _idle(timeline, last_admission, range(end - num_steps))
+    coming = _idle(timeline, last_admission, range(num_steps, end))
+    _, left_stop, left = next(leaving, (0, 0, 0))
+    _, right_stop, right = next(coming, (0, 0, 0))
+    start = 0
+    while start < end - num_steps:
+        stop = min(left_stop, right_stop - num_steps)
+        yield stop, right - left
+        start = stop
+        if left_stop == stop:
+            _, left_stop, left = next(leaving, (0, 0, 0))
+        if right_stop == stop + num_steps:
+            _, right_stop, right = next(coming, (0, 0, 0))
+
+
 def _longest_queue(timeline: Timeline, num_steps: int) -> tuple[range, str]:
     """Return the `num_steps` around the step in which the most requests wait."""
-    peak = max(timeline.waiting)
-    start = timeline.waiting.index(peak) - num_steps // 2
+    peak, start = 0, 0
+    for stretch in timeline.waiting():
+        if stretch.num > peak:
+            peak, start = stretch.num, stretch.start
+    start -= num_steps // 2
     start = min(max(start, 0), timeline.num_steps - num_steps)
     reason = f"longest queue: {peak:,} waiting" if peak else "the start, as nothing ever waited"
     return range(start, start + num_steps), reason

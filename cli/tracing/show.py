@@ -5,6 +5,7 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 
 from batcher.errors import BatchdecodeError, InvariantError
@@ -140,11 +141,15 @@ def _check_requests(timeline: Timeline, request_ids: frozenset[str]) -> None:
     """
     if not request_ids:
         return
-    known = {stay.id for stays in (timeline.spans, timeline.waits) for stay in stays}
-    for request_id in sorted(request_ids - known):
+    missing, others = set(request_ids), set[str]()
+    for name in chain((s.id for s in timeline.spans), (w.id for w in timeline.waits)):
+        missing.discard(name)
+        if len(others) < MAX_IDS_COMPARED:
+            others.add(name)
+    for request_id in sorted(missing):
         from difflib import get_close_matches  # noqa: PLC0415 - for a mistake only
 
-        near = get_close_matches(request_id, sorted(known)[:MAX_IDS_COMPARED])
+        near = get_close_matches(request_id, sorted(others))
         hint = f"; there is {', '.join(near)}" if near else ""
         raise BatchdecodeError(f"--request {request_id}: no such request took a slot{hint}")
 

@@ -2,6 +2,7 @@ import re
 
 import msgspec
 import pytest
+from by_step import by_step
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_paged import CROWDED, Limits, paged_workloads, play_paged
@@ -11,15 +12,18 @@ from reference_units import beams, guided, play_units, samples, unit_workloads
 from batcher.events import AdmitEvent, ArriveEvent, DropEvent, FinishEvent, RunEvent
 from batcher.timeline import EVERYTHING, Selection, Timeline
 from batcher.timeline.stays import Fork, Span
+from batcher.timeline.step_counts import Stretch
 from cli.screen.cells import cell_width
 from cli.tracing.gantt import render_gantt
 from cli.tracing.gantt_chart import (
     ASCII,
     UNICODE,
     Scale,
+    add_busy,
     axis,
     bar_row,
     busy_shares,
+    highest_counts,
     level_row,
     shaded_row,
 )
@@ -111,13 +115,14 @@ def test_without_a_bubble_the_longest_queue_is_looked_at():
     jobs = sorted([*early, *late], key=lambda job: job.arrival)
     timeline = timeline_of(jobs, 8)
     zoom, reason = choose_zoom(timeline, EVERYTHING, 64)
-    assert reason == f"longest queue: {max(timeline.waiting)} waiting"
+    assert reason == f"longest queue: {max(by_step(timeline.waiting()))} waiting"
     assert 3000 in zoom
 
 
 def test_the_worst_bubble_stands_in_the_middle_of_the_close_up():
     timeline = long_run(gap_after=1)
-    idle_stop = next(s for s in range(timeline.num_steps) if timeline.occupied[s] == 8)
+    occupied = by_step(timeline.occupied())
+    idle_stop = next(s for s in range(timeline.num_steps) if occupied[s] == 8)
     zoom, reason = choose_zoom(timeline, EVERYTHING, 64)
     assert reason.startswith("worst bubble")
     assert zoom.stop <= idle_stop + len(zoom)
@@ -125,7 +130,8 @@ def test_the_worst_bubble_stands_in_the_middle_of_the_close_up():
     jobs.append(Job("cover", 160, 2450.0))
     timeline = timeline_of(sorted(jobs, key=lambda job: job.arrival), 4)
     zoom, _ = choose_zoom(timeline, EVERYTHING, 64)
-    idle = [step for step in range(2000, 3500) if timeline.occupied[step] < 4]
+    occupied = by_step(timeline.occupied())
+    idle = [step for step in range(2000, 3500) if occupied[step] < 4]
     assert set(idle) <= set(zoom)
     assert abs((idle[0] - zoom.start) - (zoom.stop - 1 - idle[-1])) <= 1
 
@@ -375,16 +381,20 @@ def test_shades_keep_nothing_and_everything_apart_from_the_rest():
 
 
 def test_levels_show_every_wait_and_only_the_peak_as_full():
-    scale = Scale(range(4), 4)
-    assert level_row([0, 1, 99, 100], scale, 100, UNICODE) == " ▁██"
-    assert level_row([0, 0, 0, 0], scale, 0, UNICODE) == "    "
-    assert level_row([0, 5, 1, 0], Scale(range(4), 2), 5, UNICODE) == "█▂"
+    assert level_row([0, 1, 99, 100], 100, UNICODE) == " ▁██"
+    assert level_row([0, 0, 0, 0], 0, UNICODE) == "    "
+    stretches = [Stretch(0, 1, 0), Stretch(1, 2, 5), Stretch(2, 3, 1), Stretch(3, 4, 0)]
+    assert highest_counts(stretches, Scale(range(4), 2)) == [5, 1]
+    assert level_row([5, 1], 5, UNICODE) == "█▂"
 
 
 def test_a_cell_is_as_busy_as_its_steps():
     timeline = timeline_of([Job("a", 3), Job("c", 9, 0.5), Job("b", 2, 4.0)], 2)
     slot_0 = [span for span in timeline.spans if span.slot == 0]
-    assert busy_shares(slot_0, Scale(range(6), 3)) == [1.0, 0.5, 1.0]
+    scale, busy = Scale(range(6), 3), [0, 0, 0]
+    for span in slot_0:
+        add_busy(busy, span, scale)
+    assert busy_shares(busy, scale) == [1.0, 0.5, 1.0]
 
 
 def test_a_bubble_of_most_of_a_cell_shows():

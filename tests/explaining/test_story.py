@@ -194,7 +194,9 @@ def test_what_never_had_a_slot_has_a_story_too():
         ("b", True, []),
     ]
     assert [reject.id for reject in answer.rejects] == ["c"]
-    assert lives.ids == {"a", "b", "c"}
+    assert lives.is_known
+    others = read_lives(events, "d")[1]
+    assert (others.is_known, others.ids) == (False, {"a", "b", "c"})
 
 
 def test_a_story_of_a_plain_run_is_short_json():

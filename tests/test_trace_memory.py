@@ -1,0 +1,111 @@
+"""What a view of a trace holds does not grow with the steps of a run, nor with its requests."""
+
+import tracemalloc
+
+import pytest
+
+from batcher.events import AdmitEvent, ArriveEvent, EndEvent, FinishEvent, RunEvent
+from batcher.explaining.lives import read_lives
+from batcher.explaining.story import answer_of
+from batcher.formats.chrome import encode_chrome
+from batcher.formats.views import encode_csv, encode_spans, encode_steps
+from batcher.timeline import Selection, Timeline, sorted_records
+from cli.tracing.gantt import render_gantt
+
+FIRST_TEN = Selection(stop=10)
+VIEWS = {
+    "spans": encode_spans,
+    "csv": encode_csv,
+    "steps": lambda timeline: encode_steps(timeline, FIRST_TEN),
+    "chrome": encode_chrome,
+    "gantt": render_gantt,
+}
+
+
+def forged(num_steps):
+    """A short trace of a long run: one request, and one that waits for it."""
+    last = num_steps - 2
+    yield RunEvent(batch=1, model="simulated", settings={})
+    for name in "ab":
+        yield ArriveEvent(0, 0.0, name, 0, "input", 1, num_steps)
+    yield AdmitEvent(0, 0.0, "a", 0, 0, "empty")
+    yield FinishEvent(last, float(last), "a", 0, 0, "length", None, num_steps - 1)
+    yield AdmitEvent(last + 1, last + 1.0, "b", 0, 0, "refill")
+    yield FinishEvent(last + 1, last + 1.0, "b", 0, 0, "length", None, 1)
+    yield EndEvent(num_steps, float(num_steps), num_steps, 2)
+
+
+def crowded(num_requests):
+    """A run of two slots in which everything waits: requests of 1 and of 2 steps take turns."""
+    yield RunEvent(batch=2, model="simulated", settings={})
+    running = {}
+    step = number = num_tokens = 0
+    while number < num_requests or running:
+        for slot in range(2):
+            if slot not in running and number < num_requests:
+                arrival = max(0, step - 3)
+                yield ArriveEvent(arrival, float(arrival), f"r{number}", 0, "input", 1, 9)
+                yield AdmitEvent(step, float(step), f"r{number}", 0, slot, "refill")
+                running[slot] = (f"r{number}", step + number % 2)
+                number += 1
+        for slot, (name, last) in sorted(running.items()):
+            if last == step:
+                yield FinishEvent(step, float(step), name, 0, slot, "length", None, 1)
+                del running[slot]
+                num_tokens += 1
+        step += 1
+    yield EndEvent(step, float(step), num_tokens, num_requests)
+
+
+def peak_of(events, encode):
+    tracemalloc.start()
+    timeline = Timeline.from_events(events)
+    timeline.check_integrity()
+    for _ in encode(timeline):
+        pass
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_step_costs_nothing(view):
+    peak_of(forged(100), VIEWS[view])  # what is loaded when it is first needed
+    assert peak_of(forged(100_000_000), VIEWS[view]) < 300_000
+
+
+def test_the_story_of_a_request_goes_from_event_to_event():
+    tracemalloc.start()
+    answer = answer_of(*read_lives(forged(100_000_000), "b"))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [(part.phase, part.num_steps) for part in answer.stories[0].parts] == [
+        ("wait", 99_999_999),
+        ("prefill", 1),
+    ]
+    assert peak < 300_000
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_request_costs_nothing_once_it_has_ended(view, monkeypatch):
+    monkeypatch.setattr(sorted_records, "MAX_HELD", 64, raising=False)
+    peak_of(crowded(100), VIEWS[view])  # what is loaded when it is first needed
+    few, many = (peak_of(crowded(number), VIEWS[view]) for number in (250, 2000))
+    assert many - few < 100 * (2000 - 250)
+
+
+def test_records_come_in_order_however_many_runs_they_are_sorted_in(monkeypatch):
+    monkeypatch.setattr(sorted_records, "MAX_HELD", 4)
+    records = sorted_records.SortedRecords[str](str)
+    keys = [number * 7 % 31 // 2 for number in range(31)]
+    for place, key in enumerate(keys):
+        records.add((key,), f"{key}-{place}")
+    in_order = [f"{key}-{place}" for key, place in sorted(zip(keys, range(31), strict=True))]
+    assert list(records) == in_order
+    first, second = iter(records), iter(records)
+    assert [next(first), next(second), next(first), *second] == [
+        in_order[0],
+        *in_order[:2],
+        *in_order[1:],
+    ]
+    assert len(records) == 31
