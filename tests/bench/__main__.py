@@ -24,6 +24,7 @@ import workload
 from constraints import constraints
 from machine import machine
 from paging import paging
+from pictures import pictures
 from report import Row
 from sampling import sampling
 from simulation import simulation
@@ -246,6 +247,7 @@ BENCHMARKS = {
         scaling,
         million,
         startup,
+        pictures,
         machine,
         sampling,
         constraints,

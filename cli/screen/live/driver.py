@@ -21,8 +21,8 @@ MIN_RUN = 0.25
 """Seconds before the first frame: of a run that is over by then only its end is shown."""
 MIN_INTERVAL = 0.1
 """Seconds from one frame to the next, at least."""
-MAX_SHARE = 0.03
-"""How much of the time the pictures may take."""
+MAX_SHARE = 0.025
+"""How much of the time the pictures take at most; with what they cost others, 3 %."""
 MAX_UNSEEN = 10_000
 """Events wait for the next frame, but no more than these."""
 MAX_PENDING_BYTES = 2**16
@@ -31,6 +31,8 @@ TICK = 1.0
 """Seconds after which the clock in the header goes on while the run waits."""
 SHORTEST_WAIT = 0.05
 """Seconds that a run which waits is left alone, at least."""
+USUAL_COST = 0.03
+"""Seconds that a frame may take without being thought to have hung."""
 NUM_SAMPLES = 20
 """The speed in the header is the one since so many frames ago."""
 MARK_SECONDS = {"ended": 0.0, "admitted": 0.5, "preempted": 3.0, "failed": 5.0}
@@ -197,8 +199,8 @@ class LiveView(View):
         self._drawn_step = self._step
         if math.isinf(self._next_frame):
             return
-        # A frame that hung, in a stopped terminal say, counts for about twice the one before.
-        self._cost = min(end - start, 2 * self._cost + 0.001)
+        # A frame that hung, in a stopped terminal say, counts for twice the one before.
+        self._cost = min(end - start, max(2 * self._cost, USUAL_COST))
         self._earliest_frame = end + self._cost * (1 / MAX_SHARE - 1)
         self._tick = end + TICK
         latest = max(self._earliest_frame, end + MIN_INTERVAL)

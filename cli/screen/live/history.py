@@ -4,6 +4,7 @@ Steps are put into at most NUM_CELLS cells; when they are full, every two become
 is exact all the same: a cell knows how many stays began and ended in it, and how far into it.
 """
 
+from array import array
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -13,7 +14,8 @@ from numpy.typing import NDArray
 MAX_ROWS = 16
 """Slots beyond these share rows, as many as it takes."""
 NUM_CELLS = 512
-MAX_BUFFERED = 4096
+MAX_BUFFERED = 3 * 4096
+"""Numbers, three for each stay."""
 
 Counts: TypeAlias = NDArray[np.int64]
 OpenStays: TypeAlias = Sequence[tuple[int, int]]
@@ -33,24 +35,24 @@ class RunHistory:
         self.steps_per_cell = 1
         # By row and cell: how many begin or, less, end there, and how many steps into the cell.
         # The last row is for waits.  [rows + 1, cells]
-        shape = len(self.rows) + 1, NUM_CELLS
+        self._wait_row = len(self.rows)
+        shape = self._wait_row + 1, NUM_CELLS
         self._changes: Counts = np.zeros(shape, np.int64)
         self._offsets: Counts = np.zeros(shape, np.int64)
         self._admissions: Counts = np.zeros(shape, np.int64)
-        self._stays: list[tuple[int, int, int]] = []
+        self._stays = array("q")  # row, start and end of one after the other
 
     def held(self, slot: int, start: int, end: int) -> None:
         """Take in that `slot` was used over the steps start..end, exclusive."""
-        self._stays.append((slot // self._slots_per_row, start, end))
+        self._stays.extend((slot // self._slots_per_row, start, end))
         if len(self._stays) >= MAX_BUFFERED:
             self._take_in()
 
     def waited(self, start: int, end: int) -> None:
         """Take in that a request waited over the steps start..end, exclusive."""
-        if end > start:
-            self._stays.append((len(self.rows), start, end))
-            if len(self._stays) >= MAX_BUFFERED:
-                self._take_in()
+        self._stays.extend((self._wait_row, start, end))
+        if len(self._stays) >= MAX_BUFFERED:
+            self._take_in()
 
     def used(self, num_steps: int, num_cells: int, held: OpenStays) -> NDArray[np.float64]:
         """Return how many slots of each row were used on average, [rows, num_cells].
@@ -95,8 +97,8 @@ class RunHistory:
     def _take_in(self) -> None:
         if not self._stays:
             return
-        rows, starts, ends = np.array(self._stays, np.int64).T
-        self._stays.clear()
+        rows, starts, ends = np.array(self._stays).reshape(-1, 3).T
+        del self._stays[:]
         while ends.max() > self.steps_per_cell * NUM_CELLS:
             self._halve()
         for steps, sign in ((starts, 1), (ends, -1)):

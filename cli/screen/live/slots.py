@@ -15,7 +15,7 @@ Mark = Literal["", "ended", "admitted", "preempted", "failed"]
 class SlotState:
     """A slot's newest sequence, and how busy the slot was before it.
 
-    label: what the sequence is called, without its middle if that is very long.
+    name: the id, the index and the role of the sequence.
     arrival: what it asked for; None for a negative prompt, which asks for nothing.
     first_token: the step that gave its first token in this slot; None while there is none.
     end: the step after its last one; None while it holds the slot.
@@ -33,25 +33,23 @@ class SlotState:
         "arrival",
         "end",
         "first_token",
-        "label",
         "mark",
         "max_tokens",
+        "name",
         "num_admitted",
         "num_extra",
         "num_steps",
         "num_tokens",
         "outcome",
-        "role",
     )
 
     def __init__(self) -> None:
-        self.label = ""
+        self.name: tuple[str, int, Role] = "", 0, "sample"
         self.arrival: ArriveEvent | None = None
         self.admitted = 0
         self.end: int | None = 0
         self.first_token: int | None = None
         self.max_tokens = self.num_tokens = self.num_extra = self.num_admitted = self.num_steps = 0
-        self.role: Role = "sample"
         self.outcome: str | None = None
         self.mark: Mark = ""
 
@@ -62,14 +60,25 @@ class SlotState:
         self.num_admitted += 1
         self.admitted, self.arrival = event.step, arrival
         self.max_tokens = 0 if arrival is None else arrival.max_tokens
-        self.num_extra, self.role = event.generated, event.role
+        self.num_extra = event.generated
         self.first_token = None if event.left else event.step
-        self.label = label = label_of(event.id, event.index, event.role)
-        if len(label) > MAX_LABEL:
-            self.label = label[: MAX_LABEL // 2] + label[-MAX_LABEL // 2 :]
+        self.name = event.id, event.index, event.role
         self.end = self.outcome = None
         if self.mark in ("", "ended"):
             self.mark = "admitted"
+
+    @property
+    def role(self) -> Role:
+        """What the sequence is for."""
+        return self.name[2]
+
+    @property
+    def label(self) -> str:
+        """What the sequence is called, without its middle if that is very long."""
+        label = label_of(*self.name)
+        if len(label) > MAX_LABEL:
+            return label[: MAX_LABEL // 2] + label[-MAX_LABEL // 2 :]
+        return label
 
     def finish(self, event: FinishEvent) -> None:
         """Let the sequence leave the slot.

@@ -65,8 +65,7 @@ class RunState:
         self._num_others: dict[str, int] = {}  # samples of a request that end before its last
         # By id, index and role: the tokens of those that were preempted and are not back.
         self._preempted: dict[tuple[str, int, Role], int] = {}
-        self._num_finished_tokens = self._num_finished_max = 0
-        self._num_arrived = self._num_arrived_max = 0
+        self._num_finished = self._num_finished_tokens = self._num_finished_max = 0
 
     def observe(self, events: Iterable[RequestEvent]) -> None:
         """Take in what happened, in the order it did."""
@@ -75,8 +74,6 @@ class RunState:
                 if event.index:
                     self._num_others[event.id] = self._num_others.get(event.id, 0) + 1
                 self._arrived[event.id, event.index] = event
-                self._num_arrived += 1
-                self._num_arrived_max += event.max_tokens
             elif type(event) is AdmitEvent:
                 self._admit(event)
             elif type(event) is FinishEvent:
@@ -121,7 +118,7 @@ class RunState:
         running_max = sum(slot.max_tokens for slot in running)
         known = self._num_finished_max + running_max
         used = (self._num_finished_tokens + running_max) / known if known else 1.0
-        usual = self._num_arrived_max / self._num_arrived if self._num_arrived else 0.0
+        usual = known / max(self._num_finished + len(running), 1)
         left = sum(max(slot.max_tokens * used - slot.tokens_after(step), 0.0) for slot in running)
         return left + max(num_queued * usual * used - sum(self._preempted.values()), 0.0)
 
@@ -150,7 +147,7 @@ class RunState:
             self.num_found += event.cached
         elif event.role == "beam":  # they share what has arrived
             arrival = self._arrived[event.id, 0]
-        if arrival is not None and arrival.index == event.index:
+        if arrival is not None and arrival.index == event.index and arrival.step < event.step:
             self.history.waited(arrival.step, event.step)
         self.slots[event.slot].admit(event, arrival)
 
@@ -185,7 +182,9 @@ class RunState:
             self.notes.append(Note("failed", label, event.reason, event.step))
         else:
             self.ends.append(event)
-        num_kept = self._preempted.pop((event.id, event.index, event.role), None)
+        num_kept = None
+        if self._preempted:
+            num_kept = self._preempted.pop((event.id, event.index, event.role), None)
         has_arrived = event.slot is not None and num_kept is None
         if num_kept is not None:
             self._num_finished_tokens += num_kept
@@ -193,12 +192,13 @@ class RunState:
             slot = self.slots[event.slot]
             slot.finish(event)
             self._num_finished_tokens += slot.num_tokens
+            self._num_finished += 1
             self._num_finished_max += slot.max_tokens
             self.history.held(event.slot, slot.admitted, event.step + 1)
         if event.role == "beam" or not has_arrived:
             has_arrived |= self._arrived.pop((event.id, event.index), None) is not None
         if event.role == "sample" or not is_follower(event):
-            if self._num_others.get(event.id):
+            if self._num_others and self._num_others.get(event.id):
                 self._note_other_sample(event.id)
             elif has_arrived or event.index == 0:  # of what never arrived, the first stands for all
                 self.num_done += 1
