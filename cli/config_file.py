@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import yaml
 
 MODEL_SECTIONS = ("simulated", "llm")
-_MAX_DEPTH = 8
 _TEXT_TAG = "tag:yaml.org,2002:str"
 
 
@@ -55,21 +54,18 @@ def read_settings(path: str) -> list[Setting]:
 
 
 def _check_shape(text: str, path: str) -> None:
-    """Make sure that `text` is safe to be loaded: neither deep nor full of references.
+    """Make sure that `text` is plain, and says everything where it stands.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError, yaml.MarkedYAMLError: it is not.
     """
     import yaml  # noqa: PLC0415 - as above
 
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+    from batcher.plain_yaml import plain_events  # noqa: PLC0415 - as above
+
+    for event in plain_events(text):
         if isinstance(event, yaml.AliasEvent):
             raise ConfigError(f"{_place(path, event.start_mark)}: no aliases, write the value")
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > _MAX_DEPTH:
-            raise ConfigError(f"{_place(path, event.start_mark)}: nested too deeply")
 
 
 def _settings(loader: "yaml.SafeLoader", node: "yaml.Node", path: str) -> Iterator[Setting]:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, get_args
 import msgspec
 
 from batcher.attributes import has_attribute
-from batcher.errors import BatchdecodeError
+from batcher.errors import BatchdecodeError, writable
 from batcher.importing import import_object
 from batcher.models.answers import shown
 from batcher.models.base import Model, OutputKind
@@ -104,7 +104,7 @@ def check_description(model: Model) -> None:
     size, eos = model.vocab_size, model.eos_token_id
     kinds = ("tokens", "logits") if isinstance(model, CallableModel) else get_args(OutputKind)
     faults = {
-        "name is not a string": not isinstance(model.name, str),
+        "name is not text": not isinstance(model.name, str) or writable(model.name) != model.name,
         f"gives is not one of {', '.join(kinds)}": model.gives not in kinds,
         "vocab_size is neither a positive int nor None": size is not None
         and not (_is_int(size) and size > 0),
@@ -126,7 +126,7 @@ def check_description(model: Model) -> None:
         fault = f"settings do not fit into JSON: {error}"
     if fault is not None:
         name = model.name if isinstance(model.name, str) else shown(model.name)
-        raise BatchdecodeError(f"model {name}: its {fault}")
+        raise BatchdecodeError(f"model {writable(name)}: its {fault}")
 
 
 def _is_int(value: object) -> bool:

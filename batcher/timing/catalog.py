@@ -4,6 +4,8 @@ Rule: whatever a record does not know, lacks or cannot be is an error that says 
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
@@ -14,6 +16,7 @@ import msgspec
 import yaml
 
 from batcher.errors import BatchdecodeError
+from batcher.plain_yaml import check_plain
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -77,20 +80,17 @@ def read_mapping(path: str) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise CatalogError(f"cannot read {path}: {reason}") from None
+    if not path.endswith(".json"):
+        with _at(path):
+            check_plain(text)
     return _loaded(text, path)
 
 
-def _loaded(text: str, place: str) -> dict[str, Any]:
-    """Return what a text holds, with names for keys; it is JSON if `place` says so, else YAML.
-
-    Raises:
-        CatalogError: it holds something else.
-    """
+@contextmanager
+def _at(place: str) -> Iterator[None]:
+    """Let what is wrong with a text become a CatalogError that says where."""
     try:
-        if place.endswith(".json"):
-            content = msgspec.json.decode(text)
-        else:
-            content = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - a SafeLoader
+        yield
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f"{place}:{mark.line + 1}:{mark.column + 1}" if mark else place
@@ -99,6 +99,19 @@ def _loaded(text: str, place: str) -> dict[str, Any]:
         raise CatalogError(f"{place}: nested too deeply") from None
     except (yaml.YAMLError, ValueError) as error:
         raise CatalogError(f"{place}: {error}") from None
+
+
+def _loaded(text: str, place: str) -> dict[str, Any]:
+    """Return what a text holds, with names for keys; it is JSON if `place` says so, else YAML.
+
+    Raises:
+        CatalogError: it holds something else.
+    """
+    with _at(place):
+        if place.endswith(".json"):
+            content = msgspec.json.decode(text)
+        else:
+            content = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - a SafeLoader
     if content is None:
         raise CatalogError(f"{place} is empty")
     if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):

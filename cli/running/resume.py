@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from batcher.events import RunEvent
 from batcher.formats.requests import ParsedLine, RequestParser
-from batcher.settings import PREFIX_CACHE_WORDS, SchedulingSettings
+from batcher.settings import DEFAULT_SCHEDULING, PREFIX_CACHE_WORDS, SchedulingSettings
 from batcher.validation import Target
 from cli.options import RunOptions
 from cli.running.earlier_results import EarlierResults
@@ -39,7 +39,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     settings: dict[str, Any]
     batch: int
-    scheduling: dict[str, Any] = {}
+    scheduling: SchedulingSettings = DEFAULT_SCHEDULING
     step_time: dict[str, Any] = {}
     keep_order: bool
     input_sha256: str | None
@@ -127,9 +127,9 @@ def prepare(options: RunOptions, requests: Input, run: RunEvent) -> Resumption:
     is_repeatable = requests.is_file and not (is_timed or options.stream)
     record = RunRecord(
         model=run.model,
-        settings=msgspec.to_builtins(run.settings),
+        settings=msgspec.json.decode(msgspec.json.encode(run.settings)),  # as it will be read
         batch=run.batch,
-        scheduling=msgspec.to_builtins(options.scheduling.settings()),
+        scheduling=options.scheduling.settings(),
         step_time=run.step_time,
         keep_order=options.keep_order,
         input_sha256=requests.digest() if is_repeatable else None,
@@ -240,8 +240,7 @@ def _differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 def _scheduling_differences(earlier: RunRecord, now: RunRecord) -> list[str]:
     then_values, now_values = (
-        msgspec.structs.asdict(msgspec.convert(record.scheduling, SchedulingSettings))
-        for record in (earlier, now)
+        msgspec.structs.asdict(record.scheduling) for record in (earlier, now)
     )
     reasons = [
         f"--{name.replace('_', '-')} was {_setting(name, then_values[name])}, "
@@ -283,7 +282,9 @@ def _read_record(output: str) -> RunRecord | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ResumeError(f"cannot read {path}, the record of a run: {error}") from error
+        raise ResumeError(
+            f"cannot read {path}, the record of a run: {error}. --force starts over."
+        ) from error
 
 
 def _write_record(output: str, record: RunRecord) -> None:

@@ -1,0 +1,53 @@
+"""What YAML that people write may hold: single values, lists and names, all of them plain text.
+
+Rule: a loader never meets a tag that somebody chose, of which PyYAML's take any text, or raise
+whatever they like; nor text that no file can hold; nor a file that nests without end.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import yaml
+
+MAX_DEPTH = 8
+
+
+def check_plain(text: str) -> None:
+    """Make sure that `text` is plain.
+
+    Raises:
+        yaml.MarkedYAMLError: it is not YAML, or not plain.
+    """
+    for _ in plain_events(text):
+        pass
+
+
+def plain_events(text: str) -> Iterator[yaml.Event]:
+    """Yield the events of `text`, up to what is not plain.
+
+    Raises:
+        yaml.MarkedYAMLError: it is not YAML, or not plain.
+    """
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag:
+            raise _fault(event, f"no tags like {event.tag.rpartition(':')[2]}, write the value")
+        if isinstance(event, yaml.ScalarEvent) and _has_surrogate(event.value):
+            raise _fault(event, "a lone surrogate stands for no character")
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise _fault(event, "nested too deeply")
+        yield event
+
+
+def _fault(event: Any, problem: str) -> yaml.MarkedYAMLError:  # its mark is of either of two types
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+
+
+def _has_surrogate(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return True
+    return False
