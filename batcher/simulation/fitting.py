@@ -1,42 +1,46 @@
 """Fits a profile to the times of requests: simulates their run until it is like the real one."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
+from batcher.errors import BatchdecodeError
 from batcher.settings import SchedulingSettings
-from batcher.simulation.replaying import Comparison, replay
-from batcher.simulation.request_log import LoggedRequest
-from batcher.simulation.result import SimulationResult
+from batcher.simulation.replaying import Comparison, check_has_run, compare_runs, replay
+from batcher.simulation.request_log import LoggedRequest, workload_of_log
+from batcher.simulation.sequence import SimulatedSequence
+from batcher.simulation.simulator import simulate
 from batcher.timing.profiles import Profile
-from batcher.timing.term_search import fit_profile
+from batcher.timing.term_search import Residuals, fit_profile, starts_around
 
 MAX_TRIES = 200
+LEAST_REQUESTS = 2  # to be fitted to, and to be held out
 STATED = ("ttft mean", "ttft p99", "tpot mean", "e2e mean", "makespan")
 
 
 class RequestFit(Struct, frozen=True):
     """The profile that was found, how many were tried, and how far off its replay is.
 
-    comparisons: the numbers STATED.  loss: the sum of the mean errors of the requests' TTFT, TPOT
-    and E2E, as shares of the means.
+    num_fitted: to how many requests it was fitted, the first that came.  loss: the sum of the mean
+    errors of their TTFT, TPOT and E2E, as shares of the means, and of the error of the makespan.
+    comparisons: the numbers STATED of these requests; held_out: those of the others.
     """
 
     profile: Profile
     num_tries: int
+    num_fitted: int
     loss: float
     comparisons: list[Comparison]
+    held_out: list[Comparison]
 
-    def describe(self) -> str:
-        """Return the error as a person reads it."""
-        errors = [
-            f"{one.name} {one.error:+.1%}".replace("%", " %")
-            for one in self.comparisons
-            if one.error is not None
-        ]
-        return f"of the replay it was fitted to: {', '.join(errors)}"
+    def describe(self) -> list[str]:
+        """Return the error as a person reads it: where it was fitted, and where it was not."""
+        fitted = f"of the replay it was fitted to: {_describe(self.comparisons)}"
+        if not self.held_out:
+            return [fitted]
+        return [fitted, f"of the requests after these: {_describe(self.held_out)}"]
 
 
 def fit_requests(
@@ -45,51 +49,77 @@ def fit_requests(
     settings: SchedulingSettings,
     start: Profile,
     max_tries: int = MAX_TRIES,
+    holdout: float = 0.0,
 ) -> RequestFit:
-    """Return the profile, found by a search from `start`, whose simulation of a log is nearest.
+    """Return the profile, found by searches around `start`, whose simulation of a log is nearest.
+
+    holdout: the share of the requests, those that came last, whose times have no part in the fit.
+    They are simulated with the others, as they were run with them.
 
     Raises:
-        BatchdecodeError: the settings make no sense, or a request of the log can never run.
+        BatchdecodeError: the settings make no sense, a request of the log can never run, or too few
+            requests are held out or not.
     """
-    found = fit_profile(start, _loss(log, num_slots, settings), max_tries)
-    best = replay(log, num_slots, settings, found.profile.step_time("fitted"))
-    stated = [one for one in best.comparisons if one.name in STATED]
-    return RequestFit(found.profile, found.num_tries, found.loss, stated)
-
-
-def _loss(
-    log: list[LoggedRequest], num_slots: int, settings: SchedulingSettings
-) -> Callable[[Profile], float]:
-    """Return what tells how far off the simulation with a profile is: see RequestFit."""
-    real = _latencies(
-        np.array([request.queued_ts for request in log]),
-        np.array([request.first_token_ts for request in log]),
-        np.array([request.last_token_ts for request in log]),
-        np.array([request.output_toks for request in log]),
-    )
-
-    def loss_of(profile: Profile) -> float:
-        result = replay(log, num_slots, settings, profile.step_time("tried")).result
-        simulated = _latencies_of(result)
-        pairs = zip(real, simulated, strict=True)
-        return sum(
-            float(np.abs(ours - theirs).mean() / max(float(theirs.mean()), 1e-9))
-            for theirs, ours in pairs
+    num_fitted = len(log) - round(holdout * len(log))
+    if holdout and not LEAST_REQUESTS <= num_fitted <= len(log) - LEAST_REQUESTS:
+        raise BatchdecodeError(
+            f"a holdout of {holdout:g} leaves {num_fitted} of {len(log)} requests to fit to: "
+            f"at least {LEAST_REQUESTS} have to be fitted to, and held out"
         )
-
-    return loss_of
-
-
-def _latencies_of(result: SimulationResult) -> tuple[Any, Any, Any]:
-    sequences = result.sequences
-    return _latencies(
-        np.array([sequence.arrival_time for sequence in sequences]),
-        np.array([sequence.first_token for sequence in sequences]),
-        np.array([sequence.end for sequence in sequences]),
-        np.array([sequence.num_output_tokens for sequence in sequences]),
+    residuals_of = _residuals(log, num_fitted, num_slots, settings)
+    found = fit_profile(starts_around(start), residuals_of, max_tries)
+    ran = replay(log, num_slots, settings, found.profile.step_time("fitted")).result.sequences
+    return RequestFit(
+        found.profile,
+        found.num_tries,
+        num_fitted,
+        found.loss,
+        _stated(log[:num_fitted], ran[:num_fitted]),
+        _stated(log[num_fitted:], ran[num_fitted:]) if holdout else [],
     )
 
 
-def _latencies(queued: Any, first: Any, last: Any, num_tokens: Any) -> tuple[Any, Any, Any]:
-    """Return TTFT, TPOT (0 for one token) and E2E of each request, in seconds."""
-    return first - queued, (last - first) / np.maximum(num_tokens - 1, 1), last - queued
+def _stated(
+    log: Sequence[LoggedRequest], sequences: Sequence[SimulatedSequence]
+) -> list[Comparison]:
+    return [one for one in compare_runs(log, sequences) if one.name in STATED]
+
+
+def _describe(comparisons: list[Comparison]) -> str:
+    errors = [f"{one.name} {one.error:+.1%}" for one in comparisons if one.error is not None]
+    return ", ".join(errors).replace("%", " %")
+
+
+def _residuals(
+    log: list[LoggedRequest], num_fitted: int, num_slots: int, settings: SchedulingSettings
+) -> Residuals:
+    """Return what tells how far off the simulation with a profile is, of the first requests."""
+    workload, fitted = workload_of_log(log), log[:num_fitted]
+    real = _latencies(
+        np.array([request.queued_ts for request in fitted]),
+        np.array([request.first_token_ts for request in fitted]),
+        np.array([request.last_token_ts for request in fitted]),
+        np.array([request.output_toks for request in fitted]),
+    )
+    scales = [max(float(times.mean()), 1e-9) * len(times) for times in real]
+
+    def residuals_of(profile: Profile) -> Any:
+        result = simulate(workload, num_slots, settings, profile.step_time("tried"))
+        check_has_run(result, settings)
+        sequences = result.sequences[:num_fitted]
+        simulated = _latencies(
+            np.array([sequence.arrival_time for sequence in sequences]),
+            np.array([sequence.first_token for sequence in sequences]),
+            np.array([sequence.end for sequence in sequences]),
+            np.array([sequence.num_output_tokens for sequence in sequences]),
+        )
+        parts = zip(simulated, real, scales, strict=True)
+        return np.concatenate([(ours - theirs) / scale for ours, theirs, scale in parts])
+
+    return residuals_of
+
+
+def _latencies(queued: Any, first: Any, last: Any, num_tokens: Any) -> tuple[Any, Any, Any, Any]:
+    """Return TTFT, TPOT (0 for one token) and E2E of each request, and the makespan, in seconds."""
+    per_token = (last - first) / np.maximum(num_tokens - 1, 1)
+    return first - queued, per_token, last - queued, np.array([last.max() - queued.min()])

@@ -10,6 +10,7 @@ from batcher.errors import BatchdecodeError
 from batcher.settings import SchedulingSettings
 from batcher.simulation.request_log import LoggedRequest, workload_of_log
 from batcher.simulation.result import SimulationResult
+from batcher.simulation.sequence import SimulatedSequence
 from batcher.simulation.simulator import simulate
 from batcher.timing.step_time import StepTime
 
@@ -44,18 +45,33 @@ def replay(
         BatchdecodeError: the settings make no sense, or a request of the log can never run.
     """
     result = simulate(workload_of_log(log), num_slots, settings, step_time)
+    check_has_run(result, settings)
+    return Replay(compare_runs(log, result.sequences), result)
+
+
+def check_has_run(result: SimulationResult, settings: SchedulingSettings) -> None:
+    """Make sure that all requests of a log have run in its simulation.
+
+    Raises:
+        BatchdecodeError: they have not.
+    """
     failed = [sequence.id for sequence in result.sequences if sequence.has_failed]
     if failed:
         raise BatchdecodeError(
             f"{len(failed):,} requests, the first of them {failed[0]!r}, can never run with "
             f"--kv-blocks {settings.kv_blocks}, and they did"
         )
-    real, simulated = _numbers_of_log(log), _numbers_of_result(result)
-    comparisons = [
+
+
+def compare_runs(
+    log: Sequence[LoggedRequest], sequences: Sequence[SimulatedSequence]
+) -> list[Comparison]:
+    """Return how requests of a log compare to the same ones as they were simulated."""
+    real, simulated = _numbers_of_log(log), _numbers_of_sequences(sequences)
+    return [
         Comparison(name, value, simulated[name], simulated[name] / value - 1 if value else None)
         for name, value in real.items()
     ]
-    return Replay(comparisons, result)
 
 
 def _numbers_of_log(log: Sequence[LoggedRequest]) -> dict[str, float]:
@@ -71,8 +87,7 @@ def _numbers_of_log(log: Sequence[LoggedRequest]) -> dict[str, float]:
     )
 
 
-def _numbers_of_result(result: SimulationResult) -> dict[str, float]:
-    sequences = result.sequences
+def _numbers_of_sequences(sequences: Sequence[SimulatedSequence]) -> dict[str, float]:
     return _numbers(
         np.array([sequence.arrival_time for sequence in sequences]),
         np.array([sequence.admitted for sequence in sequences]),

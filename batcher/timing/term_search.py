@@ -1,10 +1,14 @@
 """Searches the terms of a profile where a try is a whole simulation: requests have no step times.
 
-The loss is anybody's: how far a simulated run is from the request times of a real one, say.
+Gauss-Newton steps over the logarithms of the terms, damped (Marquardt 1963), with weights under
+which the sum of what is left over becomes small, and not that of its squares.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import exp, log
+from typing import Any
 
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -12,8 +16,15 @@ from batcher.timing.profiles import TERMS, Profile
 from batcher.timing.roofline import GPU, ModelShape, roofline
 from batcher.timing.step_time import TICKS_PER_SECOND
 
-_FIRST_FACTOR = 1.5
-_LAST_FACTOR = 1.005
+Residuals = Callable[[Profile], Any]
+"""What a profile leaves over: [residuals] float64; the loss is the sum of how large they are."""
+
+_PROBE = 1.05  # how much larger a term is made to see what that changes
+_FARTHEST = 0.7  # logarithm of the largest factor of a step
+_DAMPINGS = (0.003, 0.05, 1.0)  # as shares of what matters most: what hardly does stays
+_LEAST_GAIN = 0.01  # as a share of the loss: a round with less is the last one
+_FIRST_ROUNDS = 2  # from each start; the best goes on
+_SHARES_OF_T0 = (0.2, 0.8)  # of t0 + w, of which decoding tells only the sum
 _DIGITS = 6
 
 
@@ -25,52 +36,107 @@ class Search(Struct, frozen=True):
     num_tries: int
 
 
-def fit_profile(
-    start: Profile, loss_of: Callable[[Profile], float], max_tries: int = 400
-) -> Search:
-    """Return the profile with the least loss that a search from `start` comes to.
+def starts_around(start: Profile) -> list[Profile]:
+    """Return `start`, and others of which a step that only decodes takes as long."""
+    both = start.t0 + start.w
+    if not both:
+        return [start]
+    moved = [
+        replace(start, t0=_rounded(share * both), w=_rounded((1 - share) * both))
+        for share in _SHARES_OF_T0
+    ]
+    return [start, *moved]
 
-    At first all terms are made larger, then smaller, together; then one after the other, and what
-    is better is kept.  When a round changes nothing, the factor goes to its square root.  A term
-    that is 0 stays 0.  It is deterministic if `loss_of` is.
+
+def fit_profile(starts: Sequence[Profile], residuals_of: Residuals, max_tries: int = 400) -> Search:
+    """Return the profile with the least loss that a search from each of `starts` comes to.
+
+    A term that is 0 at a start stays 0.  It is deterministic if `residuals_of` is.
     """
-    found = Search(start, loss_of(start), 1)
-    for groups in ((TERMS,), tuple((term,) for term in TERMS)):
-        factor = _FIRST_FACTOR
-        while factor > _LAST_FACTOR and found.num_tries < max_tries:
-            better = _tried(found, loss_of, groups, factor, max_tries)
-            if better.loss == found.loss:
-                factor **= 0.5
-            found = better
+    descent = _Descent(residuals_of, max_tries)
+    found = [
+        descent.descend(descent.attempt(start), _FIRST_ROUNDS)
+        for start in starts[:max_tries]
+        if descent.num_left
+    ]
+    best = descent.descend(min(found, key=_loss_of), max_tries)
+    return Search(best.profile, best.loss, max_tries - descent.num_left)
+
+
+class _Tried(Struct, frozen=True):
+    """A profile and what it leaves over."""
+
+    profile: Profile
+    rest: Any
+    loss: float
+
+
+def _loss_of(tried: _Tried) -> float:
+    return tried.loss
+
+
+class _Descent:
+    """Goes down from profiles; num_left: how many may still be tried."""
+
+    def __init__(self, residuals_of: Residuals, max_tries: int) -> None:
+        self._residuals_of = residuals_of
+        self.num_left = max_tries
+
+    def attempt(self, profile: Profile) -> _Tried:
+        """Return what a profile leaves over."""
+        self.num_left -= 1
+        rest = self._residuals_of(profile)
+        return _Tried(profile, rest, float(np.abs(rest).sum()))
+
+    def descend(self, now: _Tried, max_rounds: int) -> _Tried:
+        """Return the best that so many rounds come to, or fewer when they gain little."""
+        for _ in range(max_rounds):
+            before = now.loss
+            now = self._round(now)
+            if now.loss >= before * (1 - _LEAST_GAIN) or not self.num_left:
+                break
+        return now
+
+    def _round(self, now: _Tried) -> _Tried:
+        """Return the best of what is tried on all sides of `now`, and from there on downhill."""
+        free = [term for term in TERMS if getattr(now.profile, term)]
+        best, slopes = now, []
+        for term in free:
+            if not self.num_left:
+                return best
+            probe = self.attempt(_moved(now.profile, {term: log(_PROBE)}))
+            slopes.append((probe.rest - now.rest) / log(_PROBE))
+            best = min(best, probe, key=_loss_of)
+        for damping in _DAMPINGS if slopes else ():
+            if not self.num_left:
+                return best
+            step = _step(np.column_stack(slopes), now.rest, damping)
+            tried = self.attempt(_moved(now.profile, dict(zip(free, step, strict=True))))
+            if tried.loss < best.loss:
+                return tried
+        return best
+
+
+def _step(slopes: Any, rest: Any, damping: float) -> list[float]:
+    """Return how far to go on each term [terms], if `rest` changes by `slopes` [residuals, terms].
+
+    What is left over is weighted by one over its size, but for what is next to nothing.
+    """
+    sizes = np.abs(rest)
+    weights = 1 / np.maximum(sizes, 0.1 * max(float(sizes.mean()), 1e-12))
+    weighted = slopes * weights[:, None]
+    matrix = slopes.T @ weighted
+    largest = max(float(np.diag(matrix).max()), 1e-12)
+    matrix = matrix + damping * largest * np.eye(len(matrix))
+    step = np.linalg.solve(matrix, -weighted.T @ rest)
+    found: list[float] = np.clip(step, -_FARTHEST, _FARTHEST).tolist()
     return found
 
 
-def _tried(
-    found: Search,
-    loss_of: Callable[[Profile], float],
-    groups: tuple[tuple[str, ...], ...],
-    factor: float,
-    max_tries: int,
-) -> Search:
-    """Return what is best after each group of terms was multiplied, and divided, by `factor`."""
-    best, least, num_tries = found.profile, found.loss, found.num_tries
-    for terms in groups:
-        if not any(getattr(best, term) for term in terms):
-            continue
-        for change in (factor, 1 / factor):
-            if num_tries >= max_tries:
-                break
-            tried = _changed(best, terms, change)
-            loss, num_tries = loss_of(tried), num_tries + 1
-            if loss < least:
-                best, least = tried, loss
-                break
-    return Search(best, least, num_tries)
-
-
-def _changed(profile: Profile, terms: tuple[str, ...], factor: float) -> Profile:
-    """Return `profile` with some of its terms multiplied by `factor`."""
-    return replace(profile, **{term: _rounded(getattr(profile, term) * factor) for term in terms})
+def _moved(profile: Profile, changes: dict[str, float]) -> Profile:
+    """Return `profile` with some terms changed by factors, of which the logarithms are given."""
+    moved = {term: getattr(profile, term) * exp(change) for term, change in changes.items()}
+    return replace(profile, **{term: _rounded(value) for term, value in moved.items()})
 
 
 def roofline_profile(shape: ModelShape, gpu: GPU, tensor_parallel: int = 1) -> Profile:

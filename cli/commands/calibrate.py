@@ -56,11 +56,16 @@ def calibrate(
         ),
     ] = None,
     tensor_parallel: Annotated[
-        int,
+        int | None,
         typer.Option(
-            min=1, max=1024, metavar="N", help="GPUs that shared it.", rich_help_panel=PROFILE
+            min=1,
+            max=1024,
+            metavar="N",
+            help="GPUs that shared it.  [default: 1, or that of --start]",
+            show_default=False,
+            rich_help_panel=PROFILE,
         ),
-    ] = 1,
+    ] = None,
     start: Annotated[
         str | None,
         typer.Option(
@@ -75,6 +80,17 @@ def calibrate(
     ] = None,
     scheduling: SchedulingOptions,
     tries: Annotated[int | None, _count("N", "Simulations at most.  [default: 200]")] = None,
+    holdout: Annotated[
+        float | None,
+        typer.Option(
+            min=0.01,
+            max=0.99,
+            metavar="SHARE",
+            help="Requests, those that came last, to judge the fit by.",
+            show_default=False,
+            rich_help_panel=REQUESTS,
+        ),
+    ] = None,
     output: Annotated[
         str | None,
         typer.Option(
@@ -112,6 +128,7 @@ def calibrate(
                 scheduling=scheduling,
                 start=start,
                 tries=tries,
+                holdout=holdout,
             ),
         )
     )

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import yaml
 from msgspec import Struct
+from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
 from batcher.simulation.fitting import MAX_TRIES, fit_requests
@@ -39,11 +40,12 @@ class RunOfRequests(Struct, frozen=True, kw_only=True):
     scheduling: SchedulingOptions = SchedulingOptions()
     start: str | None = None
     tries: int | None = None
+    holdout: float | None = None
 
     @property
     def given(self) -> list[str]:
         """The names of those that were given."""
-        own = {name: getattr(self, name) for name in ("batch", "start", "tries")}
+        own = {name: getattr(self, name) for name in ("batch", "start", "tries", "holdout")}
         return [*(name for name, value in own.items() if value is not None), *self.scheduling.given]
 
     @property
@@ -64,7 +66,7 @@ class Calibration(Struct, frozen=True, kw_only=True):
     name: str | None
     hardware: str | None
     model: str | None
-    tensor_parallel: int
+    tensor_parallel: int | None
     output: str | None
     force: bool = False
     run: RunOfRequests = RunOfRequests()
@@ -110,7 +112,7 @@ def _fit_steps(
         **fit.terms,
         "hardware": options.hardware,
         "model": options.model,
-        "tensor_parallel": options.tensor_parallel,
+        "tensor_parallel": options.tensor_parallel or 1,
         "error": fit.errors.describe(),
         "source": f"fitted to {counted(log.num_steps, 'step')} of {Path(name).name}",
     }
@@ -131,32 +133,40 @@ def _fit_requests(
         BatchdecodeError: the log cannot be used, or there is no profile to start from.
     """
     run, log = options.run, read_request_log(lines, name)
-    fit = fit_requests(
-        log, run.num_slots, run.scheduling.settings(), _start(options), run.num_tries
-    )
-    source = f"fitted to the times of {counted(len(log), 'request')} of {Path(name).name}"
+    settings, holdout = run.scheduling.settings(), run.holdout or 0.0
+    start = _start(options)
+    fit = fit_requests(log, run.num_slots, settings, start, run.num_tries, holdout)
+    fitted_to = counted(fit.num_fitted, "request")
+    source = f"fitted to the times of {fitted_to} of {Path(name).name}"
     known = {
         **fit.profile.terms,
-        "hardware": options.hardware,
-        "model": options.model,
-        "tensor_parallel": options.tensor_parallel,
-        "error": fit.describe(),
+        "hardware": start.hardware,
+        "model": start.model,
+        "tensor_parallel": start.tensor_parallel,
+        "error": "; ".join(fit.describe()),
         "source": source,
     }
     count = f"{counted(len(log), 'request')}, {counted(fit.num_tries, 'simulation')}"
     profile = msgspec.convert(known, Profile)
-    errors, notes = [("error", fit.describe())], [("open", OPEN_IN_REQUESTS)]
+    errors = [*zip(("error", "held out"), fit.describe(), strict=False)]
+    notes = [("open", OPEN_IN_REQUESTS)]
     return known, _summary(f"{printable(name)}: {count}", profile, errors, notes)
 
 
 def _start(options: Calibration) -> Profile:
-    """Return the profile that a search begins with.
+    """Return the profile that a search begins with; it names the hardware and the model.
 
     Raises:
         BatchdecodeError: none is named, nor what a roofline can be made of.
     """
     if options.run.start is not None:
-        return load_profile(options.run.start)[1]
+        start = load_profile(options.run.start)[1]
+        return replace(
+            start,
+            hardware=options.hardware or start.hardware,
+            model=options.model or start.model,
+            tensor_parallel=options.tensor_parallel or start.tensor_parallel,
+        )
     if (options.hardware is None) != (options.model is None):
         given, missing = ("--hardware", "--model")[:: 1 if options.model is None else -1]
         raise BatchdecodeError(
@@ -168,7 +178,8 @@ def _start(options: Calibration) -> Profile:
             "(--start PROFILE), or --hardware and --model for a roofline"
         )
     shape, gpu = load_model_shape(options.model), load_gpu(options.hardware)
-    return roofline_profile(shape, gpu, options.tensor_parallel)
+    start = roofline_profile(shape, gpu, options.tensor_parallel or 1)
+    return replace(start, hardware=options.hardware, model=options.model)
 
 
 def _check(options: Calibration) -> None:

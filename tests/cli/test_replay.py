@@ -63,14 +63,15 @@ def test_calibrate_fits_the_times_of_requests_and_states_the_error():
     done = batchdecode(
         "calibrate",
         LOG,
-        *("--start", "rtx4090_llama3.1-8b", "--hardware", "rtx-4090", "--tries", "20"),
+        *("--start", "rtx4090_llama3.1-8b", "--tries", "20", "--holdout", "0.25"),
         *RUN,
     )
     (profile,) = yaml.safe_load(done.stdout).values()
     assert done.returncode == 0
     assert profile["error"].startswith("of the replay it was fitted to: ttft mean ")
-    assert profile["source"] == "fitted to the times of 60 requests of requests.jsonl"
-    assert profile["hardware"] == "rtx-4090"
+    assert "; of the requests after these: ttft mean " in profile["error"]
+    assert profile["source"] == "fitted to the times of 45 requests of requests.jsonl"
+    assert "  held out  of the requests after these: ttft mean " in done.stderr
     assert "60 requests, 20 simulations" in done.stderr
 
 
@@ -89,6 +90,22 @@ def test_calibrate_simulates_the_run_as_the_options_of_scheduling_say():
     )
     assert done.returncode == 2
     assert "--capacity has no effect without --kv-blocks" in done.stderr
+
+
+def test_calibrate_keeps_the_hardware_of_its_start_and_checks_against_it():
+    once = ["calibrate", LOG, "--tries", "1", *RUN]
+    done = batchdecode(*once, "--start", "h100_llama3.1-70b_tp4")
+    (profile,) = yaml.safe_load(done.stdout).values()
+    assert [profile[name] for name in ("hardware", "model", "tensor_parallel")] == [
+        "h100-sxm",
+        "llama-3.1-70b",
+        4,
+    ]
+    assert "physics   possible" in done.stderr
+    done = batchdecode(*once, "--start", "h100_llama3.1-8b_tp1", "--hardware", "rtx-4090")
+    (profile,) = yaml.safe_load(done.stdout).values()
+    assert profile["hardware"] == "rtx-4090", "what is given goes before"
+    assert "physics   too fast" in done.stderr
 
 
 def test_calibrate_of_requests_needs_something_to_start_from():
@@ -111,6 +128,7 @@ def test_a_roofline_to_start_from_needs_hardware_and_model():
 
 
 def test_what_is_for_requests_is_refused_with_a_log_of_steps():
-    done = batchdecode("calibrate", LOG.with_name("steps.jsonl"), "--kv-blocks", "5")
-    assert done.returncode == 2
-    assert "is a log of steps; for a log of requests only: --kv-blocks" in done.stderr
+    for option, value in (("--kv-blocks", "5"), ("--holdout", "0.2")):
+        done = batchdecode("calibrate", LOG.with_name("steps.jsonl"), option, value)
+        assert done.returncode == 2
+        assert f"is a log of steps; for a log of requests only: {option}" in done.stderr

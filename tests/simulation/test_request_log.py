@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
 from batcher.settings import SchedulingSettings
@@ -137,4 +138,46 @@ def test_a_profile_is_found_again_from_the_times_of_requests() -> None:
     errors = {one.name: one.error for one in fit.comparisons}
     assert abs(errors["e2e mean"]) < 0.02
     assert abs(errors["tpot mean"]) < 0.02
-    assert fit.describe().startswith("of the replay it was fitted to: ttft mean ")
+    assert abs(errors["makespan"]) < 0.02
+    (described,) = fit.describe()
+    assert described.startswith("of the replay it was fitted to: ttft mean ")
+    assert fit.held_out == []
+
+
+def test_the_makespan_is_a_part_of_what_is_fitted() -> None:
+    _, profile = load_profile("rtx4090_llama3.1-8b")
+    log = simulated_log(profile.step_time("p"))
+    fit = fit_requests(log, NUM_SLOTS, SETTINGS, profile, max_tries=1)
+    assert fit.loss == pytest.approx(0, abs=1e-6)
+    last = max(range(len(log)), key=lambda place: log[place].last_token_ts)
+    log[last] = replace(log[last], last_token_ts=log[last].last_token_ts * 2)
+    fit = fit_requests(log, NUM_SLOTS, SETTINGS, profile, max_tries=1)
+    makespan = next(one.error for one in fit.comparisons if one.name == "makespan")
+    assert makespan < -0.5
+    others = [abs(one.error) for one in fit.comparisons if one.name in {"tpot mean", "e2e mean"}]
+    assert fit.loss == pytest.approx(sum(others) - makespan), "it counts in full, as the means do"
+
+
+def test_what_is_held_out_has_no_part_in_the_fit_and_judges_it() -> None:
+    _, profile = load_profile("rtx4090_llama3.1-8b")
+    log = simulated_log(profile.step_time("p"))
+    half = len(log) // 2
+    slower = [
+        replace(one, first_token_ts=one.first_token_ts + 9, last_token_ts=one.last_token_ts + 9)
+        for one in log[half:]
+    ]
+    fit = fit_requests([*log[:half], *slower], NUM_SLOTS, SETTINGS, profile, 30, holdout=0.5)
+    assert fit.num_fitted == half
+    assert fit.loss == pytest.approx(0, abs=1e-6), "nothing is seen of the others"
+    assert fit.profile.terms == profile.terms
+    held_out = {one.name: one for one in fit.held_out}
+    assert held_out["ttft mean"].simulated == pytest.approx(held_out["ttft mean"].real - 9)
+    assert fit.describe()[1].startswith("of the requests after these: ttft mean -")
+
+
+@pytest.mark.parametrize("holdout", [0.01, 0.99])
+def test_too_few_to_be_held_out_or_fitted_to_are_refused(holdout: float) -> None:
+    _, profile = load_profile("rtx4090_llama3.1-8b")
+    log = simulated_log(profile.step_time("p"))
+    with pytest.raises(BatchdecodeError, match=f"a holdout of {holdout} leaves "):
+        fit_requests(log, NUM_SLOTS, SETTINGS, profile, holdout=holdout)

@@ -3,6 +3,7 @@
 import json
 import random
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from batcher.timing.roofline import load_gpu, load_model_shape
 from batcher.timing.step_kinds import weights_of
 from batcher.timing.step_log import StepLog, read_step_log
 from batcher.timing.step_time import TICKS_PER_SECOND
-from batcher.timing.term_search import fit_profile, roofline_profile
+from batcher.timing.term_search import fit_profile, roofline_profile, starts_around
 
 STEP = {"num_tokens": 4, "num_sequences": 4, "kv_read": 40, "prefill_work": 0, "seconds": 0.02}
 GOOD_LINE = json.dumps(STEP)
@@ -195,13 +196,15 @@ def test_a_search_finds_terms_by_trying() -> None:
     true = shipped_profiles()["rtx4090_llama3.1-8b"]
     log = made_log(true, 100, 0)
 
-    def loss(profile: Profile) -> float:
-        return float(relative_errors(profile.terms, log).mean())
+    def residuals(profile: Profile) -> Any:
+        return (predicted_seconds(profile.terms, log) / log.seconds - 1) / log.num_steps
 
     start = roofline_profile(load_model_shape("llama-3.1-8b"), load_gpu("rtx-4090"))
     assert all(value > 0 for value in start.terms.values())
-    search = fit_profile(start, loss)
-    assert search.loss == loss(search.profile) < 0.012 < loss(start)
+    search = fit_profile([start], residuals)
+    loss = relative_errors(search.profile.terms, log).mean()
+    assert search.loss == pytest.approx(loss)
+    assert loss < 0.012 < relative_errors(start.terms, log).mean()
     assert search.num_tries <= 400
 
 
@@ -209,11 +212,29 @@ def test_a_search_keeps_to_its_limit_and_its_zeros() -> None:
     start = replace(shipped_profiles()["rtx4090_llama3.1-8b"], h=0.0)
     tried: list[Profile] = []
 
-    def loss(profile: Profile) -> float:
+    def residuals(profile: Profile) -> Any:
         tried.append(profile)
-        return -profile.t0
+        return np.array([profile.t0 - 40])
 
-    search = fit_profile(start, loss, max_tries=25)
-    assert search.num_tries == len(tried) == 25
-    assert search.profile.t0 == max(profile.t0 for profile in tried)
-    assert all(profile.h == 0 for profile in tried)
+    for max_tries in (1, 5, 25):
+        tried.clear()
+        search = fit_profile([start, start], residuals, max_tries)
+        assert search.num_tries == len(tried) == max_tries
+        assert search.profile.t0 == max(profile.t0 for profile in tried)
+        assert all(profile.h == 0 for profile in tried)
+
+
+def test_a_search_does_not_stop_where_t0_is_w() -> None:
+    true = replace(shipped_profiles()["rtx4090_llama3.1-8b"], t0=4.0, w=14.0)
+    log = made_log(true, 200, 0.05)
+
+    def residuals(profile: Profile) -> Any:
+        return (predicted_seconds(profile.terms, log) / log.seconds - 1) / log.num_steps
+
+    start = roofline_profile(load_model_shape("llama-3.1-8b"), load_gpu("rtx-4090"))
+    assert start.t0 == start.w
+    starts = starts_around(start)
+    assert [one.t0 + one.w for one in starts] == pytest.approx([2 * start.t0] * 3)
+    found = fit_profile(starts, residuals).profile
+    assert found.t0 == pytest.approx(4.0, abs=1.5)
+    assert found.w == pytest.approx(14.0, abs=1.5)
