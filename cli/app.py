@@ -22,7 +22,7 @@ from cli.commands.plan import EXAMPLES as PLAN_EXAMPLES
 from cli.commands.plan import plan
 from cli.commands.profiles import profiles
 from cli.commands.replay import EXAMPLES as REPLAY_EXAMPLES
-from cli.commands.replay import OWN_OPTIONS, replay
+from cli.commands.replay import NOT_TAKEN, replay
 from cli.commands.run import EXAMPLES, RunCommand, run
 from cli.commands.schema import schema
 from cli.commands.trace import TraceCommand, trace
@@ -53,9 +53,7 @@ app.command(cls=GroupedCommand)(verify)
 app.command(cls=GroupedCommand, epilog=DISTRIBUTIONS)(workload)
 app.command(cls=GroupedCommand, epilog=COMPARE_EXAMPLES)(takes_axes(compare, as_lists=True))
 app.command(cls=GroupedCommand, epilog=PLAN_EXAMPLES)(takes_axes(plan, as_lists=False))
-app.command(cls=GroupedCommand, epilog=REPLAY_EXAMPLES)(
-    takes_scheduling(replay, without=OWN_OPTIONS)
-)
+app.command(cls=GroupedCommand, epilog=REPLAY_EXAMPLES)(takes_scheduling(replay, without=NOT_TAKEN))
 app.command(cls=GroupedCommand)(profiles)
 app.command(cls=GroupedCommand)(
     takes_scheduling(calibrate, CALIBRATED_REQUESTS, without=("check", "profile"))

@@ -8,7 +8,8 @@ import typer
 from cli.commands.arguments import DECODING, INPUT, MAX_BATCH, OUTPUT
 from cli.scheduling_options import TIME, SchedulingOptions
 
-OWN_OPTIONS = ("check", "profile")  # it computes no token, and its profile is no clock
+# It computes no token, a log has neither priorities nor deadlines, and its profile is no clock.
+NOT_TAKEN = ("check", "preempt_for", "profile")
 
 EXAMPLES = """\b
 Examples:
