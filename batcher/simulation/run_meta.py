@@ -4,6 +4,7 @@ Rule: of several places the one vLLM came to counts more than the one it was ask
 `resolved_config`, then what is anywhere else, then what is in `engine_kwargs`; null says nothing.
 """
 
+from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +14,8 @@ from msgspec import Struct
 from batcher.errors import BatchdecodeError
 from batcher.settings import DEFAULT_BLOCK_SIZE, Capacity
 
-MAX_VALUE = 2**31 - 1
+# As the options have them.
+MAX_SLOTS, MAX_BLOCKS, MAX_BLOCK_SIZE, MAX_COUNT = 2**20, 2**24, 2**20, 2**31 - 1
 RESOLVED, ASKED = "resolved_config", "engine_kwargs"
 MAX_SHOWN = 80  # characters of a value
 
@@ -42,16 +44,19 @@ class _Field(Struct, frozen=True):
     read: Callable[[Any], Value]
 
 
-def _count(value: Any) -> int:
-    if type(value) is not int or not 1 <= value <= MAX_VALUE:
-        raise _UnfitError(f"expected a whole number from 1 to {MAX_VALUE:,}")
-    return value
+def _count(most: int) -> Callable[[Any], int]:
+    def read(value: Any) -> int:
+        if type(value) is not int or not 1 <= value <= most:
+            raise _UnfitError(f"expected a whole number from 1 to {most:,}")
+        return value
+
+    return read
 
 
 def _threshold(value: Any) -> int | None:
     if value == 0 and type(value) is int:
         return None
-    return _count(value)
+    return _count(MAX_COUNT)(value)
 
 
 def _flag(value: Any) -> bool:
@@ -66,13 +71,13 @@ def _capacity(value: Any) -> Capacity:
 
 # Of several fields for a setting the first that is there counts.
 _FIELDS = (
-    _Field("batch", "max_num_seqs", _count),
-    _Field("max_batch_tokens", "max_num_scheduled_tokens", _count),
-    _Field("max_batch_tokens", "max_num_batched_tokens", _count),
+    _Field("batch", "max_num_seqs", _count(MAX_SLOTS)),
+    _Field("max_batch_tokens", "max_num_scheduled_tokens", _count(MAX_COUNT)),
+    _Field("max_batch_tokens", "max_num_batched_tokens", _count(MAX_COUNT)),
     _Field("long_prefill_threshold", "long_prefill_token_threshold", _threshold),
-    _Field("block_size", "block_size", _count),
-    _Field("kv_blocks", "num_gpu_blocks", _count),
-    _Field("kv_tokens", "num_kv_tokens", _count),
+    _Field("block_size", "block_size", _count(MAX_BLOCK_SIZE)),
+    _Field("kv_blocks", "num_gpu_blocks", _count(MAX_BLOCKS)),
+    _Field("kv_tokens", "num_kv_tokens", _count(MAX_COUNT)),
     _Field("prefix_cache", "enable_prefix_caching", _flag),
     _Field("capacity", "scheduler_reserve_full_isl", _capacity),
 )
@@ -102,7 +107,7 @@ def read_run_meta(content: bytes, name: str) -> RunMeta:
         BatchdecodeError: it is no JSON object, or a field of it is not what it can be.
     """
     try:
-        meta = msgspec.json.decode(content)
+        meta = msgspec.json.decode(content.removeprefix(BOM_UTF8))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BatchdecodeError(f"{name}: {str(error) or 'nested too deeply'}") from None
     if not isinstance(meta, dict):
@@ -156,7 +161,7 @@ def _count_blocks(limits: dict[str, Limit]) -> None:
     tokens = limits.pop("kv_tokens", None)
     if tokens is not None and "kv_blocks" not in limits:
         size = limits["block_size"].value if "block_size" in limits else DEFAULT_BLOCK_SIZE
-        limits["kv_blocks"] = Limit(tokens.value // size, tokens.place)
+        limits["kv_blocks"] = Limit(min(tokens.value // size, MAX_BLOCKS), tokens.place)
     if "kv_blocks" in limits:
         blocks = limits["kv_blocks"]
         place = f"{blocks.place}, less the null block,"

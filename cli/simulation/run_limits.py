@@ -13,7 +13,7 @@ from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 from batcher.simulation.run_meta import Limit
 from batcher.timing.memory import kv_room_of
 from batcher.whatif.deployments import AXES, show_value
-from cli.scheduling_options import SchedulingOptions
+from cli.scheduling_options import MAX_KV_BLOCKS, SchedulingOptions
 
 # Those of vLLM for a server on a GPU with less than 70 GiB.
 GUESSED_BATCH, GUESSED_BUDGET = 256, 2048
@@ -99,6 +99,7 @@ def _guess(used: dict[str, UsedLimit], profile: str) -> None:
         guess("kv_blocks", None, "no limit is known")
     else:
         num_blocks = max(room.num_tokens // used["block_size"].value, 1)
+        num_blocks = min(num_blocks, MAX_KV_BLOCKS)
         known = "an engine" if room.is_reported else "by its data sheet, the GPU"
         guess(
             "kv_blocks", num_blocks, f"{known} of {profile} had room for {room.num_tokens:,} tokens"

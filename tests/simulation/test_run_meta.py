@@ -55,6 +55,7 @@ def test_what_vllm_came_to_counts_more_than_what_it_was_asked_for():
         ({"num_kv_tokens": 41408, "block_size": 32}, 1293),
         ({"num_kv_tokens": 41408, "num_gpu_blocks": 7}, 6),
         ({"num_kv_tokens": 5}, 1),
+        ({"num_kv_tokens": 2**31 - 1, "block_size": 1}, 2**24 - 1),
     ],
 )
 def test_tokens_of_memory_are_put_into_blocks(meta, blocks):
@@ -74,7 +75,10 @@ def test_a_threshold_of_0_is_none():
         (b"\xff\xfe", "m.json: "),
         (b'{"a":' * 200_000, "m.json: "),
         (b'{"max_num_seqs":"256"}', "m.json: max_num_seqs: expected a whole number from 1 to "),
-        (b'{"max_num_seqs":0}', "2,147,483,647, not 0"),
+        (b'{"max_num_seqs":0}', "1,048,576, not 0"),
+        (b'{"max_num_seqs":1048577}', "1,048,576, not 1048577"),
+        (b'{"num_gpu_blocks":16777217}', "16,777,216, not 16777217"),
+        (b'{"block_size":1048577}', "1,048,576, not 1048577"),
         (b'{"max_num_seqs":true}', "max_num_seqs: expected a whole number"),
         (b'{"max_num_seqs":1e400}', "m.json: "),
         (b'{"k":{"block_size":16.0}}', "m.json: k.block_size: expected a whole number"),
@@ -105,3 +109,7 @@ def test_what_would_change_the_schedule_and_is_not_simulated():
 
 def test_a_file_that_says_nothing():
     assert read({}).limits == {}
+
+
+def test_a_mark_of_utf_8_is_no_part_of_it():
+    assert read_run_meta(b'\xef\xbb\xbf{"max_num_seqs": 5}', "m.json").limits["batch"].value == 5
