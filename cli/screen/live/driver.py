@@ -31,7 +31,7 @@ TICK = 1.0
 """Seconds after which the clock in the header goes on while the run waits."""
 SHORTEST_WAIT = 0.05
 """Seconds that a run which waits is left alone, at least."""
-USUAL_COST = 0.03
+USUAL_COST = 0.02
 """Seconds that a frame may take without being thought to have hung."""
 NUM_SAMPLES = 20
 """The speed in the header is the one since so many frames ago."""

@@ -102,7 +102,7 @@ def row(scene: Scene, number: int, columns: Columns) -> Line:
     line: Line = [
         (f"{number:>{columns.slot}}", LABEL),
         (scene.glyphs.marks[mark], mark),
-        (pad(name, columns.request), mark if mark in ("preempted", "failed") else ""),
+        (pad(name, columns.request), ""),
         (" ", ""),
         *scene.bar(slot, columns.bar),
     ]

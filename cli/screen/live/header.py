@@ -9,7 +9,9 @@ from cli.screen.live.scene import Scene
 from cli.screen.live.state import Note
 from cli.screen.live.theme import LABEL, Line, bar, level, line_width
 
-MAX_BAR, MIN_BAR, MIN_TREND = 60, 8, 6
+MAX_BAR, MIN_BAR, MIN_TREND = 60, 8, 8
+ROOMY = 60
+"""From so many cells on there is a trend, whatever goes for it."""
 MIN_TITLE, MAX_NAME = 6, 20
 
 
@@ -68,7 +70,9 @@ def _progress(scene: Scene, width: int) -> Line | None:
 
 def _rates(scene: Scene, width: int) -> Line:
     """Return how fast it goes, and how busy the slots were of late."""
-    line = _facts(kept(rates(scene.run, scene.plan, scene.gauges, scene.moment), width))
+    found = rates(scene.run, scene.plan, scene.gauges, scene.moment)
+    reserved = len(GAP) + len("busy ") + MIN_TREND + len(" 100%") if width >= ROOMY else 0
+    line = _facts(kept(found, width - reserved))
     room = width - line_width(line) - len(GAP) - len("busy ") - len(" 100%")
     if room < MIN_TREND:
         return line
