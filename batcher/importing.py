@@ -32,13 +32,17 @@ def import_object(spec: str, kind: str, known: str) -> object:
         sys.path.insert(0, here)
     try:
         found: Any = import_module(module_name)
-    except (Exception, SystemExit) as error:  # whatever the module's own code raises
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever the module's own code raises
         raise _not_imported(module_name, error) from error
     for part in name.split("."):
         holder = found
         try:
             found = attribute_of(holder, part)
-        except (Exception, SystemExit) as error:  # as above, for it may have a `__getattr__`
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # as above, for it may have a `__getattr__`
             raise _not_imported(spec, error) from error
         if found is ABSENT:
             near = get_close_matches(name, dir(holder), n=1)

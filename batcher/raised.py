@@ -52,10 +52,6 @@ class RaisedError(BatchdecodeError):
         self.raised = what
 
 
-class BrokenModelError(RaisedError):
-    """A model raised in the middle of a run, and nobody knows what its rows hold by now."""
-
-
 def raised(error: BaseException) -> Raised:
     """Return what is to be told of `error`."""
     start = next((tb for tb in _walk(error) if not _is_ours(tb.tb_frame.f_code.co_filename)), None)

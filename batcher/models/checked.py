@@ -30,7 +30,7 @@ from batcher.models.base import (
     can_score,
 )
 from batcher.models.prefixes import Prefixes
-from batcher.raised import BrokenModelError, RaisedError, note_raised, raised
+from batcher.raised import RaisedError, note_raised, raised
 from batcher.request import MAX_INT
 
 
@@ -86,7 +86,9 @@ class CheckedModel:
         """Let what the model raises inside become a RaisedError: it has no room for `what`."""
         try:
             yield
-        except (Exception, SystemExit) as error:  # not what breaks off a wait for it
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # not what breaks off a wait for it
             why = raised(error)
             raise RaisedError(f"{self.name} cannot make room for {what}: {why}", why) from error
 
@@ -94,7 +96,7 @@ class CheckedModel:
         """Let the row in `target` be what the one in `source` is.
 
         Raises:
-            BrokenModelError: the model raised; nobody knows what its rows hold now.
+            RaisedError: the model raised; nobody knows what its rows hold now.
         """
         if self._prefixes is not None:
             if target in self._prefixes:
@@ -111,7 +113,7 @@ class CheckedModel:
         """Forget the row in `slot`.
 
         Raises:
-            BrokenModelError: the model raised; nobody knows what its rows hold now.
+            RaisedError: the model raised; nobody knows what its rows hold now.
         """
         if self._prefixes is not None:
             self._prefixes.release(slot)
@@ -186,14 +188,14 @@ class CheckedModel:
 
     @contextmanager
     def _failing_as(self, action: str) -> Iterator[None]:
-        """Let what the model raises inside become a BrokenModelError: it cannot do `action`."""
+        """Let what the model raises inside become a RaisedError: it cannot do `action`."""
         try:
             yield
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # as in forward
             why = raised(error)
-            raise BrokenModelError(f"{self.name} cannot {action}: {why}", why) from error
+            raise RaisedError(f"{self.name} cannot {action}: {why}", why) from error
 
     def _hand_over_forks(self, batch: Batch, prefixes: Prefixes) -> None:
         """Make new rows of those that were forked, for a model that has no fork."""

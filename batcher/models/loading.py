@@ -6,7 +6,7 @@ from typing import Any, TypeVar, get_args
 
 import msgspec
 
-from batcher.attributes import has_attribute
+from batcher.attributes import attribute_of, has_attribute
 from batcher.errors import BatchdecodeError, writable
 from batcher.importing import import_object
 from batcher.models.answers import shown
@@ -69,7 +69,9 @@ def as_model(
         adapted.tokenizer = checked_tokenizer(adapted.tokenizer, adapted.vocab_size)
     except BatchdecodeError:
         raise
-    except (Exception, SystemExit) as error:  # whatever the model's own attributes raise
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever the model's own attributes raise
         called, why = name or shown(model), raised(error)
         raise RaisedError(f"{called} cannot be used: {why}", why) from error
     return adapted
@@ -87,7 +89,11 @@ def _adapted(model: Any, name: str | None, call_settings: CallSettings | None) -
         lacking = [needed for needed in ATTRIBUTES if not has_attribute(model, needed)]
         if lacking:
             raise BatchdecodeError(f"{name or shown(model)} is no Model: it lacks {lacking[0]}")
-        return CheckedModel(model)
+        checked = CheckedModel(model)
+        if checked.is_paged and not callable(attribute_of(model, "allocate_pages", None)):
+            called = name or shown(model)
+            raise BatchdecodeError(f"{called} says that it is_paged, and lacks allocate_pages")
+        return checked
     if not missing_methods(model):
         return LLMModel(model, name, call_settings)
     if callable(model):
@@ -151,6 +157,8 @@ def _settings(given: Mapping[str, Any], kind: type[S], whose: str) -> S:
 def _instance(model_class: type) -> object:
     try:
         return model_class()
-    except (Exception, SystemExit) as error:  # whatever the class's own code raises
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever the class's own code raises
         why = raised(error)
         raise RaisedError(f"cannot make a {model_class.__name__}: {why}", why) from error

@@ -5,6 +5,7 @@ for all of them.  Ties are broken by who joined the queue first: in order of arr
 in the input, then by sample.
 """
 
+import reprlib
 from collections.abc import Callable
 from difflib import get_close_matches
 from math import inf
@@ -13,8 +14,9 @@ from typing import Any
 
 from msgspec import Struct
 
-from batcher.errors import BatchdecodeError, describe
+from batcher.errors import BatchdecodeError
 from batcher.importing import import_object
+from batcher.raised import RaisedError, raised
 from batcher.scheduling.sequence import ScheduledSequence
 
 Key = Any
@@ -98,12 +100,16 @@ def _policy_of_ones_own(name: str, rank: Callable[[Candidate], Any]) -> Policy:
         )
         try:
             found = rank(candidate)
-        except (Exception, SystemExit) as error:  # whatever the policy's own code raises
-            raise BatchdecodeError(f"the policy {name} raised {describe(error)}") from error
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # whatever the policy's own code raises
+            why = raised(error)
+            raise RaisedError(f"the policy {name} raised {why}", why) from error
         numbers = found if isinstance(found, tuple) else (found,)
         if not all(isinstance(number, int | float) and number == number for number in numbers):  # noqa: PLR0124 - NaN
+            shown = reprlib.repr(found)
             raise BatchdecodeError(
-                f"the policy {name} returned {found!r}, not a number or a tuple of numbers"
+                f"the policy {name} returned {shown}, not a number or a tuple of numbers"
             )
         return numbers, sequence.queue_number
 

@@ -3,10 +3,9 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Self
 
-from batcher.errors import RequestError
+from batcher.errors import BatchdecodeError
 from batcher.events import Event
 from batcher.metrics import RunMetrics, RunSummary
-from batcher.raised import BrokenModelError
 from cli.options import RunOptions
 from cli.running.input_order import InputOrder
 from cli.running.loop import Loop
@@ -81,7 +80,7 @@ class Recorder:
         Raises:
             Interrupted: a signal came; the step is complete, or as if it had not begun.
             KeyboardInterrupt: a second one came, or the model raised it.
-            BrokenModelError, RequestError: the model, or its tokenizer, cannot go on.
+            BatchdecodeError: the model, its tokenizer, the policy or the input cannot go on.
             WriteError, BrokenPipeError: a file or stdout takes no more.
         """
         stop.before_wait, stop.before_pause = self._show_all, self._view.step_aside
@@ -89,7 +88,7 @@ class Recorder:
         self._note([engine.run_event()])
         try:
             self._record_outcomes(report, stop)
-        except (KeyboardInterrupt, BrokenModelError, RequestError):
+        except (KeyboardInterrupt, BatchdecodeError):
             self.finish_early()
             raise
         self.results.finish()

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from functools import partial
 
 from batcher.engine import Engine
-from batcher.errors import BatchdecodeError, RequestError
+from batcher.errors import BatchdecodeError
 from batcher.events import Event
 from batcher.formats.requests import BadLine, RequestParser
 from batcher.formats.trace import is_trace_start
@@ -19,19 +19,20 @@ from batcher.models.base import Model
 from batcher.models.llm import LLMModel
 from batcher.models.loading import load_model
 from batcher.models.simulated import SimulatedModel
-from batcher.raised import BrokenModelError
+from batcher.raised import RaisedError
 from cli.errors import WriteError
 from cli.options import RunOptions
 from cli.running.answers import KnownResults
 from cli.running.ending import Ending
 from cli.running.files import check_distinct, check_replaceable, check_writable, side_files
 from cli.running.gauges import RunGauges
-from cli.running.intake import Waiting, open_input
+from cli.running.intake import InputError, Waiting, open_input
 from cli.running.lock import OutputLock
 from cli.running.loop import Loop
-from cli.running.output import open_sink
+from cli.running.output import OutputError, open_sink
 from cli.running.problems import InvalidInput, ProblemReport, say
 from cli.running.recorder import Recorder
+from cli.running.result_lines import ResumeError
 from cli.running.resume import Resumption, prepare
 from cli.running.signals import Interrupted, StopSignals
 from cli.running.sources import open_source
@@ -51,6 +52,9 @@ _WRITTEN_ANEW: dict[str, Callable[[bytes], object]] = {  # what tells ours from 
     "--summary-json": re.compile(rb'\{\s*"requests":').match,
     "--timeseries": re.compile(b"time,steps,running,").match,
 }
+
+
+BAD_INPUT = 2  # an exit status
 
 
 class Job:
@@ -218,9 +222,12 @@ def _decode(
     except KeyboardInterrupt as error:
         is_over = not isinstance(error, Interrupted)  # at once
         status, remark = stop.exit_status, f"stopped by {stop.name}"
-    except (WriteError, BrokenModelError, RequestError) as error:
-        is_over, status, remark = True, 1, f"error: {error}"
-        if isinstance(error, BrokenModelError):
+    except (OutputError, ResumeError):  # there is no run yet, or none to go on with
+        raise
+    except (WriteError, BatchdecodeError) as error:
+        is_over, remark = True, f"error: {error}"
+        status = BAD_INPUT if isinstance(error, InputError) else 1
+        if isinstance(error, RaisedError):
             tracebacks.show(error.raised)
     tracebacks.close()
     say(job.requests.take_notes() + job.report.closing())

@@ -210,3 +210,17 @@ def test_a_model_that_raises_in_release_ends_it_too(folder, is_quiet):
     assert stderr.count("OSError: the cache is gone (broken.py, line 15)\n") == is_quiet
     assert [json.loads(line)["id"] for line in (folder / "out").read_bytes().splitlines()] == ["1"]
     assert b'"finish"' in (folder / "trace").read_bytes()
+
+
+def test_a_policy_that_raises_ends_it_too(folder):
+    (folder / "order.py").write_text("def rank(request):\n    return 1 / (request.id != 'worse')\n")
+    requests = [{"id": "good", "prompt": [1], "max_tokens": 1}, {"id": "worse", "prompt": [1]}]
+    requests[1]["arrival_time"] = 5
+    (folder / "in").write_bytes(lines_of(*requests))
+    arguments = ["run", "in", "-o", "out", "--trace", "trace", "--policy", "order:rank", "-q"]
+    done = batchdecode(*arguments, cwd=folder)
+    assert done.returncode == 1
+    assert "error: the policy order:rank raised ZeroDivisionError: " in done.stderr
+    assert "(order.py, line 2); 1 result went to out\n" in done.stderr
+    assert f"continue with: batchdecode {' '.join(arguments)} --resume" in done.stderr
+    assert b'"finish"' in (folder / "trace").read_bytes()

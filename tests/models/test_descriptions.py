@@ -154,6 +154,37 @@ def test_a_model_without_a_name_is_none() -> None:
         as_model(Nameless())
 
 
+def test_a_model_that_says_it_is_paged_has_to_be() -> None:
+    class Paged:
+        name, settings, tokenizer = "paged", {}, ByteTokenizer()
+        vocab_size, eos_token_id, is_paged = 256, None, True
+
+        def allocate(self, num_slots: int) -> None: ...
+        def forward(self, batch: object) -> None: ...
+        def release(self, slot: int) -> None: ...
+
+    with pytest.raises(BatchdecodeError, match="says that it is_paged, and lacks allocate_pages"):
+        as_model(Paged())
+
+
+class OwnError(BaseException):
+    """Not an Exception."""
+
+
+def test_whatever_a_model_raises_when_it_is_made_is_told() -> None:
+    class Unmade:
+        def __init__(self) -> None:
+            raise OwnError("mine")
+
+    with pytest.raises(RaisedError, match="cannot make a Unmade: OwnError: mine"):
+        as_model(Unmade)
+
+
+def test_a_name_that_no_file_can_hold_is_no_name() -> None:
+    with pytest.raises(BatchdecodeError, match=r"model \?: its name is not text"):
+        as_model(model_with(), "\ud800")
+
+
 def array_of(*values: Any) -> Any:
     return lambda _: np.array(values)
 
