@@ -4,23 +4,21 @@ Rule: the tokens that a `length` stands for depend on its seed, their place in t
 size of the vocabulary, and on nothing else: equal segments share cached blocks.
 """
 
-from functools import lru_cache
+from array import array
 from hashlib import blake2b
 from typing import TypeGuard
 
 import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from batcher.errors import EncodingError, RequestError, not_encoded
 from batcher.models.base import Model, Tokenizer
 from batcher.models.simulated_logits import scramble
 from batcher.request import PromptInput, PromptSegment
+from batcher.tokens import MANY, Tokens, compact, joined, typecode_of
 
 FIRST_ORDINARY_TOKEN = 3  # ids below are often special
 DEFAULT_VOCAB_SIZE = 512  # for a model that takes any id
-
-MAX_TABLE = 2**18  # ids; of a larger vocabulary each token of a prompt is an integer of its own
 
 PINNED_RANK = 3
 RANKS = {None: 0, "assistant": 0, "user": 1, "system": 2}
@@ -32,23 +30,56 @@ _STEP = np.uint64(0x9E3779B97F4A7C15)  # of splitmix64's counter
 _HALF = np.uint64(32)  # bits
 
 
-class Prompt(Struct, frozen=True, gc=False):
-    """A prompt as the model reads it.
+class Undrawn(Struct, frozen=True, gc=False):
+    """Tokens of which some are still to be drawn: those of segments that give a length.
+
+    parts: in order, tokens and such segments.
+    """
+
+    num_tokens: int
+    parts: list[Tokens | PromptSegment]
+    vocab_size: int | None
+
+    def draw(self) -> Tokens:
+        """Return all of the tokens."""
+        vocab_size = self.vocab_size
+        parts = (
+            segment_tokens(part, vocab_size) if isinstance(part, PromptSegment) else part
+            for part in self.parts
+        )
+        return joined(parts, vocab_size)
+
+
+class Prompt(Struct, gc=False):
+    """A prompt as the model reads it; what is drawn of it is drawn when it is first asked for.
 
     borders: for each segment that has tokens where it ends, counted in tokens, and its rank: of
     cached blocks, those of the lowest rank are given up first.  () without segments.
     """
 
-    tokens: list[int]
+    drawn: Tokens | Undrawn
     borders: tuple[Border, ...] = ()
 
-    def after(self, history: list[int]) -> "Prompt":
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens it has."""
+        drawn = self.drawn
+        return drawn.num_tokens if isinstance(drawn, Undrawn) else len(drawn)
+
+    @property
+    def tokens(self) -> Tokens:
+        """Its tokens, which nobody is to change."""
+        if isinstance(self.drawn, Undrawn):
+            self.drawn = self.drawn.draw()
+        return self.drawn
+
+    def after(self, history: Tokens, vocab_size: int | None) -> "Prompt":
         """Return the prompt of a turn that goes on from the tokens of `history`."""
         start = len(history)
         borders = tuple((start + end, rank) for end, rank in self.borders)
         if borders and start:
             borders = ((start, 0), *borders)
-        return Prompt([*history, *self.tokens], borders)
+        return Prompt(joined((history, self.tokens), vocab_size), borders)
 
     def cut(self, num_tokens: int) -> "Prompt":
         """Return the first `num_tokens` tokens, with a border where the last segment is cut."""
@@ -72,17 +103,21 @@ def read_prompt(prompt: PromptInput, field: str, request_id: str, model: Model) 
         return Prompt(_encode(prompt, (field,), request_id, model))
     if not (prompt and isinstance(prompt[0], PromptSegment)):
         return Prompt(prompt)  # type: ignore[arg-type]  # of ids, then
-    tokens: list[int] = []
+    parts: list[Tokens | PromptSegment] = []
     borders: list[Border] = []
+    num_tokens = 0
     for index, segment in enumerate(prompt):
+        part: Tokens | PromptSegment = segment if segment.tokens is None else segment.tokens
+        num_more = segment.length or 0
         if segment.text is not None:
-            found = _encode(segment.text, (field, index, "text"), request_id, model)
-        else:
-            found = segment_tokens(segment, model.vocab_size)
-        if found:
-            tokens += found
-            borders.append((len(tokens), rank_of(segment)))
-    return Prompt(tokens, tuple(borders))
+            part = _encode(segment.text, (field, index, "text"), request_id, model)
+        if not isinstance(part, PromptSegment):
+            num_more = len(part)
+        if num_more:
+            num_tokens += num_more
+            parts.append(part)
+            borders.append((num_tokens, rank_of(segment)))
+    return Prompt(Undrawn(num_tokens, parts, model.vocab_size), tuple(borders))
 
 
 def has_segments(prompt: PromptInput) -> TypeGuard[list[PromptSegment]]:
@@ -95,7 +130,7 @@ def rank_of(segment: PromptSegment) -> int:
     return PINNED_RANK if segment.pin else RANKS[segment.type]
 
 
-def segment_tokens(segment: PromptSegment, vocab_size: int | None) -> list[int]:
+def segment_tokens(segment: PromptSegment, vocab_size: int | None) -> Tokens:
     """Return the tokens of a segment without text: those it lists, or those its seed stands for."""
     if segment.tokens is not None:
         return segment.tokens
@@ -105,7 +140,7 @@ def segment_tokens(segment: PromptSegment, vocab_size: int | None) -> list[int]:
 def count_tokens(prompt: PromptInput, tokenizer: Tokenizer) -> int:
     """Return how many tokens a valid `prompt` has, without drawing any."""
     if isinstance(prompt, str):
-        return len(tokenizer.encode(prompt))
+        return len(encoded(prompt, tokenizer))
     if not has_segments(prompt):
         return len(prompt)
     return sum(_count(segment, tokenizer) for segment in prompt)
@@ -113,11 +148,11 @@ def count_tokens(prompt: PromptInput, tokenizer: Tokenizer) -> int:
 
 def _count(segment: PromptSegment, tokenizer: Tokenizer) -> int:
     if segment.text is not None:
-        return len(tokenizer.encode(segment.text))
+        return len(encoded(segment.text, tokenizer))
     return segment.length or len(segment.tokens or ())
 
 
-def _drawn_tokens(seed: int | str, length: int, vocab_size: int | None) -> list[int]:
+def _drawn_tokens(seed: int | str, length: int, vocab_size: int | None) -> Tokens:
     """Return `length` ids, uniform over the ordinary ones: splitmix64, seeded with a hash."""
     size = DEFAULT_VOCAB_SIZE if vocab_size is None else vocab_size
     first = FIRST_ORDINARY_TOKEN if size > FIRST_ORDINARY_TOKEN else 0
@@ -126,15 +161,11 @@ def _drawn_tokens(seed: int | str, length: int, vocab_size: int | None) -> list[
     # The upper half, as a fraction of 2^32, of so many tokens.
     drawn = ((bits >> _HALF) * np.uint64(size - first)) >> _HALF
     token_ids = drawn.view(np.int64) + first
-    shared = _token_table(size).take(token_ids) if size <= MAX_TABLE else token_ids
-    tokens: list[int] = shared.tolist()
-    return tokens
-
-
-@lru_cache(maxsize=2)
-def _token_table(size: int) -> NDArray[np.object_]:
-    """Return [size] the ids as Python's integers, which all prompts share: 28 bytes each."""
-    return np.array(range(size), dtype=object)
+    if length <= MANY:
+        tokens: list[int] = token_ids.tolist()
+        return tokens
+    typecode = typecode_of(vocab_size)
+    return array(typecode, token_ids.astype(typecode).tobytes())
 
 
 def _hash(seed: int | str) -> int:
@@ -144,8 +175,22 @@ def _hash(seed: int | str) -> int:
     return int(scramble(seed & (2**_BITS - 1)))
 
 
-def _encode(text: str, path: tuple[str | int, ...], request_id: str, model: Model) -> list[int]:
+def encoded(text: str, tokenizer: Tokenizer, vocab_size: int | None = None) -> Tokens:
+    """Return the tokens of `text`; of a long one, without ever making a list, if that can be.
+
+    Raises:
+        EncodingError: the tokenizer fails on it.
+    """
+    if len(text) > MANY:
+        encode_array = getattr(tokenizer, "encode_array", None)
+        if encode_array is not None:
+            tokens: array[int] = encode_array(text)
+            return tokens
+    return compact(tokenizer.encode(text), vocab_size)
+
+
+def _encode(text: str, path: tuple[str | int, ...], request_id: str, model: Model) -> Tokens:
     try:
-        return model.tokenizer.encode(text)
+        return encoded(text, model.tokenizer, model.vocab_size)
     except EncodingError as error:
         raise RequestError(request_id, [not_encoded(path, error)]) from error

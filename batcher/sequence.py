@@ -13,12 +13,13 @@ from batcher.models.base import Model
 from batcher.prompts import Prompt, read_prompt
 from batcher.request import Request, Result
 from batcher.scheduling.sequence import ScheduledSequence
+from batcher.tokens import Tokens
 
 # Fields that a model which gives only tokens can serve, and the rest as a plain request has it.
 _NUM_PLAIN_FIELDS = Request.__struct_fields__.index("cache_salt") + 1
 _PLAIN_VALUES = astuple(Request(prompt=""))[_NUM_PLAIN_FIELDS:]
 
-Heal = Callable[[list[int]], tuple[list[int], bytes]]
+Heal = Callable[[Tokens], tuple[list[int], bytes]]
 
 
 class Sequence(ScheduledSequence, eq=False, gc=False, kw_only=True):  # it is part of no cycle
@@ -26,7 +27,7 @@ class Sequence(ScheduledSequence, eq=False, gc=False, kw_only=True):  # it is pa
 
     Only the engine changes it.
 
-    prompt_tokens: what the model reads first.
+    prompt: what the model reads first.
     num_healed: tokens of the prompt that are generated anew instead, from their bytes, `healing`.
     known: what an earlier run found; the model is not asked again.
     is_plain: nothing is asked for but greedy tokens until a stop.
@@ -36,7 +37,7 @@ class Sequence(ScheduledSequence, eq=False, gc=False, kw_only=True):  # it is pa
     """
 
     request: Request
-    prompt_tokens: list[int]
+    prompt: Prompt
     machine: StateMachine
     reason: ArriveReason
     known: Result | None
@@ -48,21 +49,29 @@ class Sequence(ScheduledSequence, eq=False, gc=False, kw_only=True):  # it is pa
     prompt_logprobs: PromptLogprobs | None = None
 
     @property
+    def prompt_tokens(self) -> Tokens:
+        """The tokens of its prompt; those that are drawn are, by now."""
+        return self.prompt.tokens
+
+    @property
     def rows(self) -> "tuple[Sequence, ...]":
         """Itself and its companions."""
         if not self.companions:
             return (self,)
         return (self, *cast("tuple[Sequence, ...]", self.companions))
 
-    def known_tokens(self, start: int, stop: int) -> list[int]:
+    def known_tokens(self, start: int, stop: int) -> Tokens:
         """Return the tokens start..stop of its prompt and of what is `generated`."""
-        prompt = self.prompt_tokens
-        num_prompt = len(prompt)
+        prompt, num_prompt = self.prompt.tokens, self.num_prompt_tokens
         if stop <= num_prompt:
             return prompt if stop - start == num_prompt else prompt[start:stop]
         generated = self.generated or []
         rest = generated[max(start - num_prompt, 0) : stop - num_prompt]
-        return [*prompt[start:], *rest] if start < num_prompt else rest
+        if start >= num_prompt:
+            return rest
+        known = prompt[start:]  # a copy
+        known.extend(rest)
+        return known
 
 
 def make_sequences(
@@ -73,7 +82,7 @@ def make_sequences(
     known: Mapping[int, Result],
     model: Model,
     heal: Heal,
-    history: list[int],
+    history: Tokens,
 ) -> list[Sequence]:
     """Return what a valid `request` waits in the queue with: a sequence for each sample.
 
@@ -86,9 +95,9 @@ def make_sequences(
     """
     prompt = read_prompt(request.prompt, "prompt", request_id, model)
     if history:
-        prompt = prompt.after(history)
+        prompt = prompt.after(history, model.vocab_size)
     machine = state_machine(request, model.eos_token_id)
-    num_tokens = len(prompt.tokens)
+    num_tokens = prompt.num_tokens
     first = Sequence(
         id=request_id,
         place=place,
@@ -97,7 +106,7 @@ def make_sequences(
         num_tokens=num_tokens,
         max_tokens=request.max_tokens,
         request=request,
-        prompt_tokens=prompt.tokens,
+        prompt=prompt,
         machine=machine,
         reason=reason,
         known=known.get(0) if known else None,
@@ -114,7 +123,7 @@ def make_sequences(
     if first.is_plain:
         return [first]
     if request.prompt_logprobs is not None:
-        first.prompt_logprobs = PromptLogprobs(prompt.tokens, request.prompt_logprobs)
+        first.prompt_logprobs = PromptLogprobs(prompt, request.prompt_logprobs)
         first.skips_prefix_cache = True  # what is found there is not computed
     if request.heal:
         kept, first.healing = heal(prompt.tokens)
@@ -157,8 +166,8 @@ def _another(first: Sequence, index: int, known: Result | None) -> Sequence:
 
 def _begin_with(sequence: Sequence, prompt: Prompt) -> None:
     """Let `sequence` start with another prompt than its request's."""
-    sequence.prompt_tokens, sequence.ranks = prompt.tokens, prompt.borders
-    sequence.num_prompt_tokens = sequence.num_tokens = len(prompt.tokens)
+    sequence.prompt, sequence.ranks = prompt, prompt.borders
+    sequence.num_prompt_tokens = sequence.num_tokens = prompt.num_tokens
 
 
 def _num_steps(sequence: Sequence) -> int:

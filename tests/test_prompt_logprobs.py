@@ -13,6 +13,7 @@ from batcher.decoding.prompt_logprobs import PromptLogprobs
 from batcher.events import AdmitEvent, PreemptEvent
 from batcher.models.checked import CheckedModel
 from batcher.models.simulated import reference_logits
+from batcher.prompts import Prompt
 from batcher.request import PromptLogprob, TopLogprob
 from batcher.settings import SchedulingSettings
 
@@ -268,7 +269,7 @@ def test_a_model_that_cannot_score_says_so(model):
 
 
 def test_only_what_is_missing_is_wanted():
-    scores = PromptLogprobs([5, 6, 7, 8], 0)
+    scores = PromptLogprobs(Prompt([5, 6, 7, 8]), 0)
     assert scores.wants(0, 1)
     assert not scores.wants(1, 3)
     assert scores.take(0, [np.zeros((2, 9))]) is None

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from array import array
 from itertools import chain
 
 import numpy as np
@@ -15,6 +16,7 @@ from batcher.errors import RequestError
 from batcher.models.loading import as_model
 from batcher.prompts import Prompt, count_tokens, read_prompt, segment_tokens
 from batcher.request import PromptSegment
+from batcher.tokens import MANY
 
 MODEL = SimulatedModel()
 ENCODE = MODEL.tokenizer.encode
@@ -56,7 +58,9 @@ def test_segments_stand_one_behind_the_other_and_each_ends_at_a_border():
     ]
     parts = [ENCODE("Be brief."), drawn("book", 40), [9, 8], ENCODE(" No"), ENCODE("!")]
     ends = np.cumsum([len(part) for part in parts]).tolist()
-    assert read(prompt) == Prompt([*chain(*parts)], tuple(zip(ends, [2, 3, 1, 0, 0], strict=True)))
+    assert read(prompt).num_tokens == ends[-1]
+    assert read(prompt).tokens == [*chain(*parts)]
+    assert read(prompt).borders == tuple(zip(ends, [2, 3, 1, 0, 0], strict=True))
     assert count_tokens(prompt, MODEL.tokenizer) == ends[-1]
 
 
@@ -113,9 +117,12 @@ def test_drawn_tokens_are_ordinary_tokens_of_the_model(seed, length):
     assert drawn(seed, length, None) == drawn(seed, length, 512)
 
 
-def test_prompts_share_the_integers_they_are_made_of():
-    tokens = drawn(1, 5000)
-    assert len({id(token) for token in tokens}) == len(set(tokens))
+def test_many_drawn_tokens_are_an_array_of_two_bytes_each():
+    few, many = drawn(1, MANY), drawn(1, MANY + 1)
+    assert isinstance(few, list)
+    assert (type(many), many.itemsize) == (array, 2)
+    assert many[:MANY].tolist() == few
+    assert drawn(1, MANY + 1, None).tolist() == many.tolist()
 
 
 def test_drawn_tokens_are_uniform():
@@ -177,7 +184,8 @@ def test_a_text_that_cannot_be_encoded_is_told_with_its_place(text, problem):
 
 def test_a_text_without_tokens_has_no_border():
     nothing = [PromptSegment(tokens=[1]), PromptSegment(text=" ", type="user")]
-    assert read(nothing, faulty_model()) == Prompt([1], ((1, 0),))
+    assert read(nothing, faulty_model()).tokens == [1]
+    assert read(nothing, faulty_model()).borders == ((1, 0),)
 
 
 SEGMENTS = [

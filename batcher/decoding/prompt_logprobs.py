@@ -3,31 +3,37 @@
 Rule: each token is taken in once, in order; what is computed again is passed over.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
 from batcher.decoding.sampling.logprobs import log_softmax, token_logprob
 from batcher.models.base import FloatArray
+from batcher.prompts import Prompt
 from batcher.request import PromptLogprob
 
 
 class PromptLogprobs:
-    """What one request is told of its prompt, whichever of its samples computes that.
+    """What one request is told of its prompt, whichever of its samples computes that."""
 
-    told: of the tokens so far, the first of which nothing goes before.
-    """
+    __slots__ = ("_num_tokens", "_num_top", "_prompt", "_told")
 
-    __slots__ = ("_num_top", "_tokens", "told")
+    def __init__(self, prompt: Prompt, num_top: int) -> None:
+        self._prompt, self._num_top = prompt, num_top
+        self._num_tokens = prompt.num_tokens
+        self._told: list[PromptLogprob] = []
 
-    def __init__(self, tokens: Sequence[int], num_top: int) -> None:
-        self._tokens, self._num_top = tokens, num_top
-        self.told = [PromptLogprob(int(tokens[0]), None, [])] if len(tokens) else []
+    @property
+    def told(self) -> list[PromptLogprob]:
+        """What is told of the tokens so far, the first of which nothing goes before."""
+        if self._num_tokens and not self._told:
+            self._told.append(PromptLogprob(self._prompt.tokens[0], None, []))
+        return self._told
 
     @property
     def is_complete(self) -> bool:
         """Whether all tokens of the prompt are told."""
-        return len(self.told) == len(self._tokens)
+        return max(len(self._told), 1) >= self._num_tokens
 
     def wants(self, start: int, stop: int) -> bool:
         """Return whether the logits after the tokens start..stop tell of one that is not told."""
@@ -40,7 +46,7 @@ class PromptLogprobs:
         """
         position = start  # of the token after which the next row of logits stands
         for piece in pieces:
-            end = min(position + len(piece), len(self._tokens) - 1)
+            end = min(position + len(piece), self._num_tokens - 1)
             for place in range(max(position, len(self.told) - 1), end):
                 logits = piece[place - position : place - position + 1]
                 if not np.isfinite(logits.max()):
@@ -55,6 +61,6 @@ class PromptLogprobs:
         """Take in the next token, by the logits [1, vocab] where it stands."""
         [logprobs] = log_softmax(logits)
         token_ids = np.arange(len(logprobs))
-        token = int(self._tokens[len(self.told)])
+        token = self._prompt.tokens[len(self.told)]
         found = token_logprob(logprobs, token_ids, token, self._num_top)
         self.told.append(PromptLogprob(token, found.logprob, found.top))

@@ -397,7 +397,7 @@ class Engine:
                 generated = self._runner.decoder.read(row.slot, begin, end)
             else:
                 generated = generated[begin:end]
-            tokens = tokens[start:] + generated
+            tokens = [*tokens[start:], *generated]
             start, stop = 0, stop - start
         for at in range(start, stop, size):
             yield tuple(tokens[at : min(at + size, stop)])

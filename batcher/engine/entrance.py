@@ -15,8 +15,9 @@ from batcher.request import Request, Result
 from batcher.scheduling.clock import Clock
 from batcher.scheduling.scheduler import Scheduler
 from batcher.sequence import Heal, Sequence, make_sequences
+from batcher.tokens import Tokens, joined
 
-NO_TOKENS: list[int] = []
+NO_TOKENS: Tokens = []
 
 
 class Entrance:
@@ -102,7 +103,8 @@ class Entrance:
         while turns := self._endings.take_turns():
             for sequence, result in turns:
                 name = cast(str, sequence.request.session)
-                tokens = [*sequence.prompt_tokens, *result.tokens]
+                whole = sequence.prompt_tokens, result.tokens
+                tokens = joined(whole, self._model.vocab_size)
                 has_failed = result.finish_reason in {"error", "aborted"}
                 for turn in self._sessions.leave(
                     name, sequence.id, tokens, self._clock.now, result.finish_reason
@@ -110,7 +112,7 @@ class Entrance:
                     session = self._sessions.of(name)
                     self._begin_turn(turn, session, session.failure if has_failed else None)
 
-    def _make(self, turn: Turn, history: list[int]) -> list[Sequence]:
+    def _make(self, turn: Turn, history: Tokens) -> list[Sequence]:
         """Return what a request waits with; `history` is what its session has come to."""
         return make_sequences(*turn, self._model, self._heal, history)
 

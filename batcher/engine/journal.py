@@ -55,7 +55,7 @@ class Journal:
                 sequence.id,
                 sequence.index,
                 sequence.reason,
-                len(sequence.prompt_tokens),
+                sequence.num_prompt_tokens,
                 request.max_tokens,
                 request.deadline,
             )

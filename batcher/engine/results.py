@@ -44,7 +44,7 @@ def make_result(
         tokens=tokens,
         finish_reason=generated.reason,
         stop_reason=output.stop_reason,
-        usage=Usage(len(sequence.prompt_tokens) + sequence.num_healed, len(tokens)),
+        usage=Usage(sequence.num_prompt_tokens + sequence.num_healed, len(tokens)),
         slot=None if sequence.slot == NO_SLOT else sequence.slot,
         steps=StepTimes(arrived, admitted, sequence.first_token_step if tokens else None, step),
     )
@@ -90,7 +90,7 @@ def _prompt_bytes(sequence: Sequence, tokenizer: Tokenizer) -> bytes:
     if isinstance(prompt, str):
         return prompt.encode()
     num_kept = count_tokens(prompt, tokenizer) - sequence.num_healed
-    tokens = sequence.prompt_tokens[len(sequence.prompt_tokens) - num_kept :]
+    tokens = sequence.prompt_tokens[sequence.num_prompt_tokens - num_kept :]
     return join_bytes(tokens, tokenizer.token_bytes) + sequence.healing
 
 

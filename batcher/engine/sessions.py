@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from batcher.events import ArriveReason
 from batcher.request import FinishReason, Request, Result
+from batcher.tokens import Tokens
 
 
 class Turn(NamedTuple):
@@ -32,7 +33,7 @@ class Session:
     __slots__ = ("active", "end", "failure", "tokens", "waiting")
 
     def __init__(self) -> None:
-        self.tokens: list[int] = []
+        self.tokens: Tokens = []
         self.end: float | None = None
         self.failure: str | None = None
         self.active: str | None = None
@@ -62,7 +63,7 @@ class Sessions:
         return session
 
     def leave(
-        self, name: str, request_id: str, tokens: list[int], end: float, outcome: FinishReason
+        self, name: str, request_id: str, tokens: Tokens, end: float, outcome: FinishReason
     ) -> list[Turn]:
         """Take note that a turn has ended at `end`; return those that go on now, or fail.
 

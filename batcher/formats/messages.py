@@ -41,12 +41,16 @@ def read_messages(
         rendered = template([_flat(message) for message in messages])
         if isinstance(rendered, Mapping):
             rendered = rendered["input_ids"]
-        if not isinstance(rendered, str):
+        if not isinstance(rendered, str) and not _is_list_of_ids(rendered):
             rendered = [int(token_id) for token_id in rendered]
     except Exception as error:  # noqa: BLE001 - whatever the template's own code raises
         message = f"the chat template fails on `messages`: {describe(error)}"
         return [FieldProblem("invalid-value", path, message)]
     return RenderedPrompt(rendered)
+
+
+def _is_list_of_ids(rendered: object) -> bool:
+    return isinstance(rendered, list) and set(map(type, rendered)) <= {int}
 
 
 def _flat(message: Mapping[str, Any]) -> Message:

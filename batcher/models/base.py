@@ -15,6 +15,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from batcher.errors import Failure
+from batcher.tokens import Tokens
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float32]
@@ -29,11 +30,12 @@ class Chunk(Struct, frozen=True, gc=False):
 
     start: the position of the first of `token_ids`; 0 when the slot changes hands, unless what is
     before it can be read in pages.
+    token_ids: a list; of many tokens perhaps an array, but never for a model of one's own.
     is_scored: whether the logits after each of its tokens are wanted, in ModelOutput.chunk_logits.
     """
 
     slot: int
-    token_ids: list[int]
+    token_ids: Tokens
     start: int
     is_scored: bool = False
 
@@ -157,6 +159,7 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]:
         """Return the token ids of `text`; their bytes, joined, are its UTF-8."""
 
+    # It may have `encode_array`, which gives the same of a long text as an array.
     # One that knows how its model is spoken to also has `apply_chat_template`; see models/chat.py.
 
 

@@ -1,5 +1,6 @@
 """The tokenizer of models that bring none: bytes."""
 
+from array import array
 from collections.abc import Sequence
 
 
@@ -12,3 +13,7 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         """Return the bytes of `text`."""
         return list(text.encode())
+
+    def encode_array(self, text: str) -> "array[int]":
+        """Return the same as an array."""
+        return array("B", text.encode())

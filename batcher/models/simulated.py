@@ -19,7 +19,13 @@ import numpy as np
 from msgspec import Meta, Struct, structs
 
 from batcher.models.base import Batch, Chunk, FloatArray, IntArray, ModelOutput, OutputKind
-from batcher.models.simulated_hash import MASK, MULTIPLIER, hash_after, hashes_after
+from batcher.models.simulated_hash import (
+    MASK,
+    MULTIPLIER,
+    hash_after,
+    hash_after_first,
+    hashes_after,
+)
 from batcher.models.simulated_logits import (
     GRAMMAR_GAP,
     NUM_RANKINGS,
@@ -33,6 +39,7 @@ from batcher.models.simulated_logits import (
 )
 from batcher.models.simulated_pages import AttentivePages, PagedHashes
 from batcher.models.word_tokenizer import BEGIN_TOKEN_ID, EOS_TOKEN_ID, WordTokenizer, byte_id
+from batcher.tokens import Tokens
 
 _CHOICE_BITS = 10
 _NUM_CHOICES = 2**_CHOICE_BITS
@@ -200,7 +207,7 @@ class SimulatedModel:
         }
         return ModelOutput(self._tokens, chunk_logits=scored) if scored else self._output
 
-    def _logits_after(self, before: int, token_ids: list[int]) -> Iterator[FloatArray]:
+    def _logits_after(self, before: int, token_ids: Tokens) -> Iterator[FloatArray]:
         """Yield the logits after each of `token_ids`, `before` being the hash before the first."""
         for start in range(0, len(token_ids), _PIECE):
             piece = token_ids[start : start + _PIECE]
@@ -232,7 +239,7 @@ class SimulatedModel:
             self._parts.pop(slot, None)
         if not token_ids:
             before, token_ids = self.seed_hash, [BEGIN_TOKEN_ID]
-        self._hashes[slot] = hash_after(before, token_ids[:-1])
+        self._hashes[slot] = hash_after_first(before, token_ids, len(token_ids) - 1)
         self._tokens[slot] = token_ids[-1]
 
     def _hash_before(self, chunk: Chunk) -> int:

@@ -165,7 +165,7 @@ class AttentivePages:
                 values[cells] = chunk.token_ids
             if batch.holds(chunk.slot):
                 positions[chunk.slot] = stop - 1
-                tokens[chunk.slot] = [BEGIN_TOKEN_ID, *chunk.token_ids][-1]
+                tokens[chunk.slot] = chunk.token_ids[-1] if chunk.token_ids else BEGIN_TOKEN_ID
         for slot in slots:
             if positions[slot] >= 0:
                 values[_cell(pages, slot, positions[slot])] = tokens[slot]

@@ -6,7 +6,8 @@ bytes otherwise, so any text round-trips.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 from batcher.models.chat import render_chat
@@ -56,7 +57,10 @@ _WORDS = {
     "conjunction": "and but while because so until since",
 }
 
-_PIECES = re.compile(rb" ?[A-Za-z]+|.", re.DOTALL)
+_PIECES = re.compile(rb" ?[A-Za-z]+|[^A-Za-z ]+| ")
+_NO_LETTER = re.compile(rb"[^A-Za-z]")
+_WINDOW = 2**16  # bytes that are encoded at once
+_LONGER_THAN_WORDS = 64  # bytes
 
 
 class WordTokenizer:
@@ -79,9 +83,25 @@ class WordTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of `text`; their bytes, joined, are its UTF-8."""
+        data = text.encode()
+        if len(data) <= _WINDOW:
+            return self._encode(data)
+        token_ids: list[int] = []
+        for window in _windows(data):
+            token_ids += self._encode(window)
+        return token_ids
+
+    def encode_array(self, text: str) -> "array[int]":
+        """Return the same as an array."""
+        tokens = array("H")
+        for window in _windows(text.encode()):
+            tokens.extend(self._encode(window))
+        return tokens
+
+    def _encode(self, text: bytes) -> list[int]:
         word_ids = self._word_ids
         token_ids: list[int] = []
-        for piece in _PIECES.findall(text.encode()):
+        for piece in _PIECES.findall(text):
             word_id = word_ids.get(piece)
             if word_id is None:
                 token_ids += [FIRST_BYTE_ID + byte for byte in piece]
@@ -108,3 +128,15 @@ class WordTokenizer:
 def byte_id(byte: int | str) -> int:
     """Return the token id of a byte, or of a character of one byte."""
     return FIRST_BYTE_ID + (byte if isinstance(byte, int) else ord(byte))
+
+
+def _windows(data: bytes) -> Iterator[bytes]:
+    """Yield `data` in parts that can be encoded one by one: no word goes over their borders."""
+    begin = 0
+    while begin < len(data):
+        end = begin + _WINDOW
+        border = _NO_LETTER.search(data, end, end + _LONGER_THAN_WORDS)
+        # Without one, what goes over the end is longer than any word of the vocabulary.
+        end = end + _LONGER_THAN_WORDS if border is None else border.start()
+        yield data[begin:end]
+        begin = end

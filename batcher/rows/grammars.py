@@ -12,6 +12,7 @@ from batcher.decoding.healing import VocabularyIndex, heal
 from batcher.models.base import Model
 from batcher.request import Request
 from batcher.settings import GRAMMAR_TIMEOUT
+from batcher.tokens import Tokens
 from batcher.validation import ConstraintField
 
 
@@ -68,6 +69,6 @@ class Grammars:
         self._num_rows += 1
         return self._compiler.compile(source)
 
-    def heal(self, prompt_tokens: list[int]) -> tuple[list[int], bytes]:
+    def heal(self, prompt_tokens: Tokens) -> tuple[list[int], bytes]:
         """Return what the model is to read of a prompt, and the bytes to be generated anew."""
         return heal(prompt_tokens, self.vocabulary)

@@ -14,7 +14,7 @@ from typing import Protocol
 from batcher.scheduling.policies import Key, Policy, queue_number
 from batcher.scheduling.sequence import ScheduledSequence
 
-Entry = tuple[Key, int, ScheduledSequence]
+Entry = tuple[Key, int]
 
 MAX_GONE = 256  # entries of a KeyOrder that are no more than forgotten
 MAX_MATCHED = 128  # that have waited longest: only for these is it looked up what is cached
@@ -91,37 +91,39 @@ class ArrivalOrder:
 class KeyOrder:
     """The smallest key first, but before it the one that has waited for `aging` seconds.
 
-    Both are heaps; what has gone is skipped when it comes to the top, and cleared out when it is
-    most of what is there.
+    Both are heaps of numbers; that of what has gone is skipped when it comes to the top, and such
+    are cleared out when they are most of what is there.
     """
 
     def __init__(self, policy: Policy, aging: float) -> None:
         self._policy, self._aging = policy, aging
-        self._members: dict[ScheduledSequence, int] = {}  # and the number of its entries
+        self._numbers: dict[ScheduledSequence, int] = {}  # that its entries have
+        self._waiting: dict[int, ScheduledSequence] = {}  # by that number
         self._by_key: list[Entry] = []
         self._by_arrival: list[Entry] = []
         self._num_pushed = 0
 
     def __len__(self) -> int:
-        return len(self._members)
+        return len(self._numbers)
 
     def __iter__(self) -> Iterator[ScheduledSequence]:
-        return iter(self._members)
+        return iter(self._numbers)
 
     def __contains__(self, sequence: object) -> bool:
-        return sequence in self._members
+        return sequence in self._numbers
 
     def push(self, sequence: ScheduledSequence) -> None:
         """Take in a sequence."""
         number = self._num_pushed
         self._num_pushed += 1
-        heappush(self._by_key, (self._policy(sequence), number, sequence))
-        heappush(self._by_arrival, (queue_number(sequence), number, sequence))
-        self._members[sequence] = number
+        heappush(self._by_key, (self._policy(sequence), number))
+        heappush(self._by_arrival, (queue_number(sequence), number))
+        self._numbers[sequence] = number
+        self._waiting[number] = sequence
 
     def first(self, now: float) -> ScheduledSequence | None:
         """Return the one that has waited too long, else that with the smallest key."""
-        if not self._members:
+        if not self._waiting:
             return None
         oldest = self._top(self._by_arrival)
         if now - oldest.arrival_time >= self._aging:
@@ -130,16 +132,16 @@ class KeyOrder:
 
     def remove(self, sequence: ScheduledSequence) -> None:
         """Let one go."""
-        members = self._members
-        del members[sequence]
+        waiting = self._waiting
+        del waiting[self._numbers.pop(sequence)]
         num_entries = len(self._by_key) + len(self._by_arrival)
-        if not members or num_entries > 4 * len(members) + MAX_GONE:
+        if not waiting or num_entries > 4 * len(waiting) + MAX_GONE:
             self._by_key = self._still_here(self._by_key)
             self._by_arrival = self._still_here(self._by_arrival)
 
     def steady_until(self, now: float) -> float:
         """Return when the one that has waited longest will have waited too long."""
-        if not self._members:
+        if not self._waiting:
             return inf
         aged = self._top(self._by_arrival).arrival_time + self._aging
         return aged if aged > now else inf
@@ -154,14 +156,14 @@ class KeyOrder:
 
     def _still_here(self, heap: list[Entry]) -> list[Entry]:
         """Return a heap without what has gone."""
-        kept = [entry for entry in heap if self._members.get(entry[-1]) == entry[1]]
+        kept = [entry for entry in heap if entry[1] in self._waiting]
         heapify(kept)
         return kept
 
     def _top(self, heap: list[Entry]) -> ScheduledSequence:
         while True:
-            _, number, sequence = heap[0]
-            if self._members.get(sequence) == number:
+            sequence = self._waiting.get(heap[0][1])
+            if sequence is not None:
                 return sequence
             heappop(heap)
 

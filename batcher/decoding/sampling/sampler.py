@@ -22,6 +22,7 @@ from batcher.decoding.sampling.seen_tokens import SeenTokens
 from batcher.errors import Failure, InvariantError
 from batcher.models.base import FloatArray, IntArray, Tokenizer
 from batcher.request import TokenLogprob
+from batcher.tokens import Tokens
 
 MAX_BAD_WORDS = 32  # lists of them, the latest in use
 NONE = -1  # where a row has no partner, or no mask
@@ -37,7 +38,7 @@ class SamplingRow(NamedTuple):
 
     params: SamplingParams
     key: int
-    prompt_tokens: list[int]
+    prompt_tokens: Tokens
     stop_token_ids: tuple[int, ...] = ()
     partner: int | None = None
     is_beam: bool = False

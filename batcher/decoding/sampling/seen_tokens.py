@@ -3,6 +3,7 @@
 import numpy as np
 
 from batcher.models.base import IntArray
+from batcher.tokens import Tokens
 
 NONE = -1  # where a row has no further token
 MIN_WIDTH = 64
@@ -19,7 +20,7 @@ class SeenTokens:
         self._counts: IntArray = np.zeros((num_slots, 0), np.int64)
         self._sizes: IntArray = np.zeros(num_slots, np.int64)
 
-    def open(self, slot: int, prompt_tokens: list[int]) -> None:
+    def open(self, slot: int, prompt_tokens: Tokens) -> None:
         """Let `slot` begin a new row with this prompt, of which nothing was generated."""
         token_ids = np.array(list(dict.fromkeys(prompt_tokens)), np.int64)
         self.resume(slot, token_ids, np.zeros_like(token_ids))

@@ -1,0 +1,159 @@
+"""Memory that prompts take: in the queue next to none, and when decoded a few times their size."""
+
+import json
+import tracemalloc
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batcher import Engine, Request, SimulatedModel
+from batcher.formats.requests import RequestParser
+from batcher.models.byte_tokenizer import ByteTokenizer
+from batcher.models.simulated_hash import MASK, MULTIPLIER, hash_after, hashes_after
+from batcher.models.word_tokenizer import WordTokenizer
+from batcher.prompts import encoded
+from batcher.request import PromptSegment
+from batcher.settings import SchedulingSettings
+from batcher.tokens import MANY, joined
+
+MEGABYTE = 2**20
+WORDS = WordTokenizer()
+
+
+def peak_of(function):
+    """Return the most bytes that were held at once while `function` ran, beside those before."""
+    tracemalloc.start()
+    try:
+        function()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def run(engine):
+    results = []
+    while engine.has_work:
+        results += engine.step().results
+    return results
+
+
+@pytest.mark.parametrize("policy", ["sjf", "fcfs"])
+def test_prompts_by_length_take_no_memory_until_they_are_admitted(policy):
+    engine = Engine(SimulatedModel(), 1, settings=SchedulingSettings(policy=policy))
+    run(engine)  # what is made once
+
+    def add_all():
+        for number in range(20):
+            segments = [PromptSegment(length=MEGABYTE, seed=number)]
+            engine.add(Request(id=f"r{number}", prompt=segments, max_tokens=1))
+        engine.step()
+
+    # One is drawn: 2 bytes for each token, and a few times 8 while that is made.
+    assert peak_of(add_all) < 50 * MEGABYTE
+    assert peak_of(lambda: run(engine)) < 50 * MEGABYTE
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Once upon a time the brave fox, found. ", "0123456789", "x"],
+    ids=["words", "digits", "one word"],
+)
+def test_a_long_text_takes_at_most_eight_times_its_size(text):
+    line = json.dumps({"prompt": text * (2 * MEGABYTE // len(text.encode()))}, ensure_ascii=False)
+    data = line.encode()
+    engine = Engine(SimulatedModel(), 1)
+    engine.add(Request(prompt="x", max_tokens=1))
+    run(engine)
+    results = []
+
+    def decode():
+        request = RequestParser(target=engine.target).parse(data, 1).request
+        engine.enqueue(request)
+        del request
+        results.extend(run(engine))
+
+    assert peak_of(decode) + len(data) < 8 * len(data)
+    assert results[0].usage.prompt_tokens > MEGABYTE // 4
+
+
+def encoded_alike(text, tokenizer):
+    return [*encoded(text, tokenizer)] == tokenizer.encode(text)
+
+
+@given(
+    st.lists(
+        st.sampled_from([" the", "the", " ", "\n", "x" * 70, " boat", "é", "—", "9"]), max_size=30
+    ).map("".join),
+    st.integers(60_000, 70_000),
+)
+def test_an_encoding_in_windows_is_the_same(text, size):
+    filled = ("a" * (size % 70) + text) * (size // (len(text) + 70) + 1)
+    assert WORDS.encode_array(filled).tolist() == WORDS.encode(filled)
+
+
+def test_long_texts_are_arrays_of_the_same_tokens():
+    for tokenizer in (WORDS, ByteTokenizer()):
+        text = "The brave fox — " * 1000
+        assert isinstance(encoded(text, tokenizer), array)
+        assert encoded_alike(text, tokenizer)
+        assert isinstance(encoded("The fox", tokenizer), list)
+
+
+class ListTokenizer:
+    """A tokenizer that knows of no arrays."""
+
+    token_bytes = (b"a", b"b")
+
+    def encode(self, text):
+        return [0, 1] * len(text)
+
+
+def test_a_long_list_of_a_tokenizer_becomes_an_array():
+    assert encoded("x" * MANY, ListTokenizer(), 2) == array("H", [0, 1] * MANY)
+    assert encoded("x", ListTokenizer(), 2) == [0, 1]
+
+
+def test_tokens_of_all_kinds_are_joined():
+    parts = [[70_000], array("H", [5]), array("B", [6])]
+    assert joined(parts, None) == [70_000, 5, 6]
+    assert joined([[5] * MANY, array("B", [6])], 512) == array("H", [*[5] * MANY, 6])
+
+
+def test_hashes_of_many_pieces_are_those_of_one_by_one():
+    tokens = array("H", [number * 7 % 500 for number in range(2**17 + 5)])
+    state, expected = 5, []
+    for token in tokens:
+        state = (state + token) * MULTIPLIER & MASK
+        expected.append(state)
+    assert hash_after(5, tokens) == expected[-1]
+    assert hashes_after(5, tokens).tolist() == expected
+
+
+def test_a_long_prompt_is_decoded_as_the_list_of_its_tokens():
+    text = "Once upon a time. " * 400
+    tokens = SimulatedModel().tokenizer.encode(text)
+    assert len(tokens) > MANY
+    for settings in ({}, {"kv_blocks": 2000}, {"max_batch_tokens": 3000}):
+        outputs = []
+        for prompt in (text, tokens, [PromptSegment(text=text)], [PromptSegment(tokens=tokens)]):
+            engine = Engine(SimulatedModel(), 2, settings=SchedulingSettings(**settings))
+            engine.add(Request(prompt=prompt, max_tokens=8))
+            [result] = run(engine)
+            outputs.append((result.tokens, result.usage))
+        assert outputs == outputs[:1] * 4
+
+
+def test_a_model_of_ones_own_is_given_lists():
+    kinds = set()
+
+    def model(prefixes):
+        kinds.update(type(prefix) for prefix in prefixes)
+        kinds.update(type(token) for prefix in prefixes for token in prefix)
+        return [0] * len(prefixes)
+
+    engine = Engine(model, 1)
+    engine.add(Request(prompt="x" * 2 * MANY, max_tokens=2))
+    run(engine)
+    assert kinds == {list, int}
