@@ -277,3 +277,23 @@ def test_the_help_of_the_watermark_says_what_is_allowed():
     (text,) = re.findall(r"--watermark SHARE.*?default: 0\]", shown)
     assert "less than 1" in text
     assert "<=1" not in text
+
+
+def test_who_may_not_wait_is_in_the_trace_with_whom_it_displaced_and_why(folder):
+    bulk = [{"prompt": "Some work", "max_tokens": 40, "ignore_eos": True, "priority": 5}] * 3
+    vip = {"id": "vip", "prompt": "Now", "max_tokens": 5, "ignore_eos": True, "arrival_time": 3}
+    (folder / "in").write_bytes(lines_of(*bulk, vip | {"deadline": 10}))
+    for measure, told in [
+        ("priority", "for vip, whose priority is a smaller number"),
+        ("deadline", "for vip, which would have missed its deadline"),
+    ]:
+        event = run_event(folder, "--preempt-for", measure)
+        assert event["scheduling"] == {"preempt_for": measure}
+        story = batchdecode("trace", "why", "3", "trace", cwd=folder).stdout.decode()
+        assert told in " ".join(story.split())
+        assert batchdecode("trace", "trace", "--format", "steps", cwd=folder).returncode == 0
+    run(folder, "in", "--preempt-for", "priority", "-o", "out", "--trace", "whole")
+    whole = [(folder / name).read_bytes() for name in ("out", "whole")]
+    pretend_to_have_stopped(folder, 300)
+    run(folder, "in", "--preempt-for", "priority", "-o", "out", "--trace", "again", "--resume")
+    assert [(folder / name).read_bytes() for name in ("out", "again")] == whole
