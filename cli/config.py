@@ -132,7 +132,9 @@ def _known_options(context: typer.Context) -> dict[str, Any]:
         param.name: param
         for name in _COMMANDS
         for param in commands[name].params
-        if param.param_type_name == "option" and param.name not in _NOT_IN_A_FILE
+        if param.param_type_name == "option"
+        and not param.hidden
+        and param.name not in _NOT_IN_A_FILE
     }
 
 

@@ -203,7 +203,7 @@ def _check_same_run(output: str, earlier: RunRecord | None, now: RunRecord) -> N
     if earlier is None:
         raise ResumeError(
             f"cannot resume {output}: {_record_path(output)} is missing, "
-            "so nothing says which model and input the results are of"
+            "so nothing says which model and input the results are of; --force overwrites them"
         )
     if earlier.input_sha256 is None:
         raise ResumeError(

@@ -30,7 +30,7 @@ def test_notes_are_not_overwritten_by_results(tmp_path, run):
         assert "notes.txt" in done.stderr
         assert sorted(tmp_path.iterdir()) == before
         assert (tmp_path / "notes.txt").read_text() == "dear diary"
-    assert "--force overwrites it" in run("-o", "notes.txt").stderr
+        assert "--force overwrites" in done.stderr
     assert "--resume continues" in run("-o", "notes.txt").stderr
     assert run("-o", "notes.txt", "--force").returncode == 0
     assert (tmp_path / "notes.txt").read_bytes().count(b"\n") == 5
