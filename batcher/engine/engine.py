@@ -8,7 +8,7 @@ and both tell only which rows change.
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import msgspec
 
@@ -16,15 +16,14 @@ from batcher.engine.boarding import Boarding
 from batcher.engine.endings import Endings
 from batcher.engine.entrance import Entrance
 from batcher.engine.journal import Journal
+from batcher.engine.outcome import StepOutcome
 from batcher.engine.roster import Roster
 from batcher.engine.step_log import StepLog
 from batcher.errors import BatchdecodeError, Failure, FieldProblem, RequestError
 from batcher.events import (
     ArriveReason,
     EndEvent,
-    RequestEvent,
     RunEvent,
-    TokenEvent,
 )
 from batcher.models.base import Model, can_score
 from batcher.models.callable import ModelNext
@@ -47,18 +46,6 @@ from batcher.validation import Target, find_problems, plain_copy
 
 MAX_BATCH_SIZE = 2**20
 NOTHING_KNOWN: Mapping[int, Result] = {}
-
-
-class StepOutcome(NamedTuple):
-    """What one step did.
-
-    events: in the order they happened.  results: of the samples that ended, first those that never
-    held a slot, then by slot.  tokens: what each row was given, by slot, if the engine streams.
-    """
-
-    events: list[RequestEvent]
-    results: list[Result]
-    tokens: list[TokenEvent]
 
 
 class Engine:
@@ -314,6 +301,11 @@ class Engine:
         if not self._journal:
             return StepOutcome([], [], tokens)
         return StepOutcome(self._journal.take(), self._roster.take_results(), tokens)
+
+    def hand_out(self) -> StepOutcome:
+        """Return what has come of requests that need no slot, without taking a step."""
+        self._entrance.join_arrivals()
+        return StepOutcome(self._journal.take(), self._roster.take_results(), [])
 
     def _id_of(self, request: Request, place: int | None) -> str:
         if request.id is not None:

@@ -130,18 +130,19 @@ class Entrance:
 
     def _arrive(self, sequence: Sequence) -> None:
         move(sequence, Move.ARRIVE)
-        step = sequence.arrived_step = self._clock.step_at(sequence.arrival_time)
+        sequence.arrived_step = self._clock.step_at(sequence.arrival_time)
         self._journal.arrived(sequence)
         for companion in sequence.companions:
-            companion.arrived_step = step
+            companion.arrived_step = sequence.arrived_step
             move(companion, Move.ARRIVE)
         known = sequence.known
         if sequence.max_tokens == 0 or (known is not None and known.slot is None):
-            self._endings.end_waiting(sequence, step, "length")
+            # now, and not in the step of its arrival if that was missed: results come in order
+            self._endings.end_waiting(sequence, self._clock.step, "length")
             return
         scheduler = self._scheduler
         failure = None if scheduler.kv_cache is None else scheduler.why_never(sequence)
         if failure is not None:
-            self._endings.end_waiting(sequence, step, "error", failure)
+            self._endings.end_waiting(sequence, self._clock.step, "error", failure)
         else:
             self._queue.push(sequence)

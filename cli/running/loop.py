@@ -10,13 +10,17 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from batcher.engine import Engine
+from batcher.engine.outcome import StepOutcome
 from batcher.events import FinishEvent, RejectEvent, RequestEvent, TokenEvent
 from batcher.formats.requests import BadLine, ParsedLine
 from batcher.formats.result_rows import encode_openai_row
 from batcher.formats.results import encode_result
 from batcher.models.base import Model, bytes_of
 from cli.running.answers import Answer, Flights, KnownResults
+from cli.running.entries import Entry
 from cli.running.sources import Source
+
+_MAX_HELD = 1024  # results that wait for a step
 
 
 class Outcome(NamedTuple):
@@ -58,6 +62,7 @@ class Loop:
         self._max_errors = max_errors or float("inf")
         self._on_bad_line = on_bad_line
         self._is_reading, self._is_computing = True, False
+        self._ahead: Entry | None = None  # a line that was read, and not taken yet
         self._reject_events: list[RequestEvent] = []
         self._reject_answers: list[Answer] = []
 
@@ -69,7 +74,7 @@ class Loop:
     @property
     def is_complete(self) -> bool:
         """Whether every request of the input has come to its end."""
-        return self.source.has_ended and not self.engine.has_work
+        return self.source.has_ended and self._ahead is None and not self.engine.has_work
 
     @property
     def current_step(self) -> int | None:
@@ -80,7 +85,8 @@ class Loop:
         engine = self.engine
         while True:
             if self._is_reading:
-                self._read()
+                while self._read():
+                    yield self._outcome(engine.hand_out())
                 if self._reject_events:
                     yield Outcome(self._reject_events, self._reject_answers, [])
                     self._reject_events, self._reject_answers = [], []
@@ -102,9 +108,14 @@ class Loop:
     def _step(self) -> Outcome:
         self._is_computing = True
         try:
-            events, results, tokens = self.engine.step()
+            outcome = self.engine.step()
         finally:
             self._is_computing = False
+        return self._outcome(outcome)
+
+    def _outcome(self, outcome: StepOutcome) -> Outcome:
+        """Return what the engine has brought, with answers for its results."""
+        events, results, tokens = outcome
         flights = self._flights
         if not (results or flights.is_resumed):  # as in most steps
             return Outcome(events, [], tokens)
@@ -119,23 +130,47 @@ class Loop:
                     self._count_failure()
         return Outcome(events, flights.answer(results), tokens)
 
-    def _read(self) -> None:
-        """Read what the next step has room for, as far as it has come."""
+    def _read(self) -> bool:
+        """Read what the next step has room for, as far as it has come, and what needs none.
+
+        So one line may be read ahead.  A request without a slot to wait for ends in the step in
+        which it has arrived and all before it have theirs, whatever it is that reads the input.
+
+        Returns whether so many of these have ended that they are to be handed out before the rest.
+        """
+        num_ended = 0
         engine, source = self.engine, self.source
-        while self._is_reading and engine.wants_request:
-            entry = source.next()
-            if entry is None:
-                self._is_reading = not source.has_ended
-                return
+        while self._is_reading:
+            is_wanted = engine.wants_request
+            if self._ahead is None and (is_wanted or engine.num_pending == 0):
+                self._ahead = source.next()
+                if self._ahead is None:
+                    self._is_reading = not source.has_ended
+            entry = self._ahead
+            if entry is None or not (is_wanted or self._ends_at_once(entry)):
+                return False
+            self._ahead = None
             self.num_read += 1
             if isinstance(entry.parsed, ParsedLine):
                 self._add(entry.place, entry.parsed)
+                num_ended += entry.parsed.request.max_tokens == 0
+                if num_ended == _MAX_HELD:
+                    return True
             elif self._keep_going:
                 self._reject(entry.place, entry.parsed)
             else:
                 self._report(entry.parsed)
                 self.has_refused = True
                 self._is_reading = False
+        return False
+
+    def _ends_at_once(self, entry: Entry) -> bool:
+        """Return whether a line is a request that has arrived and needs no slot."""
+        if not isinstance(entry.parsed, ParsedLine):
+            return False
+        request = entry.parsed.request
+        has_arrived = request.arrival_time <= self.engine.now or self.source.reason == "follow"
+        return has_arrived and request.max_tokens == 0 and request.prompt_logprobs is None
 
     def _add(self, place: int, parsed: ParsedLine) -> None:
         engine, reason = self.engine, self.source.reason
