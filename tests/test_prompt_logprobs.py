@@ -11,6 +11,7 @@ from engine_runs import run
 from batcher import Engine, ModelOutput, Request, SimulatedModel, decode
 from batcher.decoding.prompt_logprobs import PromptLogprobs
 from batcher.events import AdmitEvent, PreemptEvent
+from batcher.metrics.run_metrics import RunMetrics
 from batcher.models.checked import CheckedModel
 from batcher.models.simulated import reference_logits
 from batcher.prompts import Prompt
@@ -180,6 +181,21 @@ def test_a_prompt_alone_is_computed_and_nothing_is_generated():
     assert results["b"].prompt_logprobs == []
     assert (results["c"].slot, results["c"].prompt_logprobs) == (None, None)
     assert not done.tokens
+
+
+def test_a_prompt_alone_has_no_first_token_in_the_metrics():
+    metrics = RunMetrics(None)
+    engine = Engine(MODEL, 2, settings=SchedulingSettings(max_batch_tokens=9), is_measured=True)
+    engine.add(Request(id="alone", prompt=PROMPT, prompt_logprobs=0, max_tokens=0))
+    engine.add(Request(id="b", prompt=PROMPT, max_tokens=3, ignore_eos=True))
+    events = [engine.run_event()]
+    while engine.has_work:
+        events += engine.step().events
+    for event in [*events, engine.end_event()]:
+        metrics.observe(event)
+    summary = metrics.summary()
+    assert summary.generated_tokens == 3
+    assert summary.latencies.ttft.count == summary.first_token.count == 1
 
 
 # Models of others

@@ -122,12 +122,11 @@ class _Line:
                 yield replace(found, path=(*self._prefix, *found.path))
                 continue
             field, value, path = found
-            is_twice = field in self._respelled or (
-                field not in spellings
-                and values.get(field) is not None
-                and (self._url is None or field in BODY_FIELDS[self._url])
-            )
-            if is_twice:
+            other = self._respelled.get(field)
+            has_own_name = self._url is None or field in BODY_FIELDS[self._url]
+            if other is None and field not in spellings and has_own_name:
+                other = values.get(field)
+            if other is not None and other != value:
                 yield _alike((*self._prefix, *path), self._paths[field])
             else:
                 self._respelled[field] = value

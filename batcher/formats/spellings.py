@@ -55,9 +55,13 @@ def respell(fields: Fields, spellings: Mapping[str, Reader]) -> dict[str, Any] |
     """Return the fields by their own names; None if anything about them is unusual."""
     named = {name: value for name, value in fields.values.items() if name not in spellings}
     for found in find_given(fields, spellings):
-        if isinstance(found, FieldProblem) or named.get(found.field) is not None:
+        if isinstance(found, FieldProblem):
             return None
-        named[found.field] = found.value
+        other = named.setdefault(found.field, found.value)
+        if other is None:
+            named[found.field] = found.value
+        elif other != found.value:
+            return None
     return named
 
 

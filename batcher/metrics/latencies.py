@@ -128,7 +128,8 @@ class TokenTimes:
         num_first, sum_ttft = 0, 0.0
         for event in step.events:
             if isinstance(event, AdmitEvent | PrefillEvent):
-                if event.left or (row := self._row(event)) is None:
+                row = self._row(event)
+                if event.left or row is None or row.max_tokens == 0:  # only its prompt is computed
                     continue
                 num_tokens += 1
                 is_first = self._start(row, step.end)

@@ -24,8 +24,8 @@ from cli.scheduling_options import SchedulingOptions
 
 STDIN = "-"
 CHUNK_BYTES = 2**16
-_REQUEST_KEYS = ("prompt", "prompt_tokens", "body", "max_tokens")
-_REQUEST_KEY = re.compile(rb'"(prompt|prompt_tokens|body)"')
+_REQUEST_KEYS = ("prompt", "prompt_tokens", "messages", "body", "max_tokens")
+_REQUEST_KEY = re.compile(rb'"(prompt|prompt_tokens|messages|body)"')
 _RESULT_KEYS = {"finish_reason", "response"}
 ZIP_FORMAT = 31  # how zlib calls the header and trailer of a .gz file
 

@@ -190,6 +190,8 @@ def _stay(story: Story, stay: Stay, previous: Stay | None) -> Iterator[str]:
     which = "next" if stay.generated else "first"
     if stay.first_token is None:
         what, came = f"a part of {what}", ""
+    elif story.arrived is not None and story.arrived.max_tokens == 0:
+        came = ""
     else:
         came = f"; the {which} token came with step {stay.first_token:,}"
     yield f"computed {what} in {_taken(story, stay.start, prefill_end)}{came}"

@@ -69,6 +69,13 @@ def test_what_is_neither_trace_nor_requests_is_said_in_one_line(tmp_path, line, 
     assert "--keep-going" not in stderr
 
 
+def test_a_file_of_chats_holds_requests(tmp_path):
+    path = tmp_path / "requests.jsonl"
+    path.write_bytes(b'{"messages":[{"role":"user","content":"Hi"}],"ignore_eos":true}\n')
+    rows = command(str(path), "--format", "csv").stdout.splitlines()
+    assert rows[1:] == [b"0,1,0,0,16,length,sample,0,false"]
+
+
 def test_bad_lines_of_requests_are_reported_or_shown_as_rejected(tmp_path):
     path = tmp_path / "requests.jsonl"
     path.write_bytes(b'{"id":"a","prompt":"x","max_tokens":2,"ignore_eos":true}\n{"prompt":}\n')

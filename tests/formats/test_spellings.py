@@ -108,7 +108,7 @@ BAD = [
     ({"structured_outputs": {"jsn": {}}}, "unknown-field", "structured_outputs.jsn"),
     ({"structured_outputs": {"json_object": 1}}, "invalid-type", "structured_outputs.json_object"),
     ({"max_completion_tokens": 5, "max_tokens": 6}, "conflicting-fields", "max_completion_tokens"),
-    ({"guided_json": {}, "json_schema": {}}, "conflicting-fields", "guided_json"),
+    ({"guided_json": {}, "json_schema": SCHEMA}, "conflicting-fields", "guided_json"),
     ({"guided_json": {}, "response_format": STATED}, "conflicting-fields", "guided_json"),
     ({"guided_json": {}, "guided_regex": "a"}, "conflicting-fields", "guided_regex"),
     ({"include_stop_str_in_output": 1}, "invalid-type", "include_stop_str_in_output"),
@@ -123,6 +123,14 @@ def test_what_is_wrong_is_told_where_it_stands(fields, code, field):
     assert problems(line(**fields)) == [(code, field)]
     assert problems(row(**fields)) == [(code, f"body.{field}")]
     assert problems(chat(**fields)) == [(code, f"body.{field}")]
+
+
+def test_two_names_of_one_field_may_say_the_same():
+    same = {"max_completion_tokens": 5, "max_tokens": 5, "guided_json": {}, "json_schema": {}}
+    expected = Request(id="a", prompt="x", max_tokens=5, json_schema={})
+    for given in (line(**same), row(**same)):
+        assert parse(given).request == expected
+        assert PARSER._parse_good(json.dumps(given).encode(), 7).request == expected
 
 
 def test_two_names_of_one_field_are_named():
