@@ -6,11 +6,11 @@ Rule: a sum is written before its line, so a line without one was changed, or pu
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable
-from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
 from cli.running.output import Sink, open_sink
+from cli.running.result_lines import ResumeError
 
 _NUM_BYTES = 8
 
@@ -46,12 +46,21 @@ class SummedSink:
 
 
 def written_lines(output: str) -> Callable[[bytes], bool]:
-    """Return a function that tells whether runs have written a line to `output`."""
+    """Return a function that tells whether runs have written a line to `output`.
+
+    Raises:
+        ResumeError: there are no sums of its lines.
+    """
     import numpy as np  # noqa: PLC0415 - only to resume a run
 
-    data = b""
-    with suppress(FileNotFoundError):
-        data = Path(sums_path(output)).read_bytes()
+    path = sums_path(output)
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise ResumeError(
+            f"cannot resume {output}: {path} is missing, so nothing says which lines the run "
+            "has written; --force starts over"
+        ) from None
     data = data[: len(data) - len(data) % _NUM_BYTES]
     sums = array("q", np.sort(np.frombuffer(data, np.int64)).tobytes())
 

@@ -94,6 +94,14 @@ def test_what_no_run_has_written_is_named_and_dropped_if_asked_to(
     assert mended == whole or not keep_order
 
 
+def test_without_sums_of_the_lines_nothing_is_resumed(tmp_path):
+    decode(tmp_path)
+    leave(tmp_path / "out", [(tmp_path / "out").read_bytes()])
+    (tmp_path / "out.run.sums").unlink()
+    with pytest.raises(ResumeError, match=r"out.run.sums is missing.*--force starts over"):
+        decode(tmp_path, resume=True)
+
+
 def test_resume_is_a_flag_that_may_say_how(tmp_path):
     (tmp_path / "in").write_bytes(REQUESTS)
     command = ["run", "-q", "--keep-going", "-o", "out"]
