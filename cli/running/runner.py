@@ -294,6 +294,7 @@ def _check_files(options: RunOptions, job: Job) -> None:
 def _open_view(options: RunOptions, job: Job, loop: Loop) -> View:
     run = job.engine.run_event()
     title = job.requests.name.rpartition("/")[2]
+    is_shared = options.output is None and is_same_terminal(stdout_descriptor(), 2)
     return open_view(
         Plan(title, run.policy, options.batch, loop.source.total, bool(run.step_time)),
         RunGauges(job.engine, loop.source),
@@ -302,7 +303,7 @@ def _open_view(options: RunOptions, job: Job, loop: Loop) -> View:
         color=options.color,
         every_step=options.step_delay > 0,
         is_piped=options.output is None and is_pipe(stdout_descriptor()),
-        is_shared=options.output is None and is_same_terminal(stdout_descriptor(), 2),
+        has_others=is_shared or not isinstance(job.model, SimulatedModel),
     )
 
 

@@ -27,13 +27,13 @@ def open_view(
     color: ColorChoice,
     every_step: bool,
     is_piped: bool,
-    is_shared: bool,
+    has_others: bool,
 ) -> View:
     """Return the view of a run that stderr allows and `live` asks for.
 
     every_step: the run is slowed down so that each step can be seen; is_piped: results go to
-    another program, which may well write to the same terminal, across a picture; is_shared: they go
-    to the terminal that shows the picture.
+    another program, which may well write to the same terminal, across a picture; has_others:
+    somebody else writes to the terminal that shows the picture, results or a model.
     """
     fd, environ = sys.stderr.fileno(), os.environ
     encoding = encoding_of(sys.stderr.encoding, environ)
@@ -46,5 +46,5 @@ def open_view(
     from cli.screen.live.display import InlineLive, ScreenLive  # noqa: PLC0415 - with them rich
     from cli.screen.live.driver import LiveView  # noqa: PLC0415 - as above
 
-    display = InlineLive(terminal) if is_shared else ScreenLive(terminal)
+    display = InlineLive(terminal) if has_others else ScreenLive(terminal)
     return LiveView(plan, gauges, terminal, display, every_step=every_step)

@@ -27,24 +27,24 @@ def test_a_log_gets_a_line_every_five_seconds_and_none_for_a_short_run():
             assert len(screen.written) == (step >= 5) + (step >= 10)
     rate = "1.0 tokens per step, 1"
     assert screen.text() == (
-        rf"in\x1b.jsonl, step 5, 0/9 done, 1 running, {rate}.2 per second, 0:05"
+        rf"in\x1b.jsonl, step 5, 0 of 9 done, 1 running, {rate}.2 per second, 0:05"
         "\n"
-        rf"in\x1b.jsonl, step 10, 0/9 done, 1 running, {rate} per second, 0:10"
+        rf"in\x1b.jsonl, step 10, 0 of 9 done, 1 running, {rate} per second, 0:10"
     )
 
 
 def test_a_plain_line_tells_in_words_what_the_picture_shows():
     screen, clock, gauges = Screen(300, 24), Clock(), Gauges()
-    lines = ProgressLines(Plan("in", "fcfs", 2, 2, is_timed=False), gauges, screen, clock=clock)
+    lines = ProgressLines(Plan("in", "fcfs", 2, 3, is_timed=False), gauges, screen, clock=clock)
     lines.observe([e for e in play_paged(CROWDED, Limits()).events[1:-1] if e.step < 8])
     lines.observe([HoldEvent(7, 7.0, "b", 0, "kv", 3)])
     gauges.block_use = BlockUse(4, 1, 1)
     clock.now = 5.0
-    lines.after_step(7, 1)
+    lines.after_step(7, 2)
     assert screen.text() == (
-        "in, step 7, 0/2 done, 1 running, 1 waiting, 1.9 tokens per step, 3 per second, 93%, 0:00 "
-        "left, 1 preemption, KV blocks: 4 used, 1 cached, 1 free, next b: held back by KV, needs 3 "
-        "blocks, 0:05"
+        "in, step 7, 0 of 3 done, 1 running, 2 waiting, 1.9 tokens per step, 3 per second, "
+        "67%, 0:02 left, 1 preemption, KV blocks: 4 used, 1 cached, 1 free, "
+        "next b: held back by KV, needs 3 blocks, 0:05"
     )
 
 
@@ -64,7 +64,7 @@ from cli.screen.choice import open_view
 from cli.screen.live.facts import Plan
 view = open_view(Plan("t", "fcfs", 1, None, False), None, live=sys.argv[1], color="auto",
                  is_quiet=sys.argv[2] == "quiet", every_step=False,
-                 is_piped=sys.argv[2] == "piped", is_shared=sys.argv[2] == "shared")
+                 is_piped=sys.argv[2] == "piped", has_others=sys.argv[2] == "shared")
 print(type(view).__name__, *([type(view._display).__name__] if hasattr(view, "_display") else []))
 """
 

@@ -132,7 +132,7 @@ def next_up(run: RunState, gauges: Gauges) -> str:
 
 def plain_line(run: RunState, plan: Plan, gauges: Gauges, moment: Moment) -> str:
     """Return how things stand in one line, to be read aloud: words, no picture."""
-    parts = [plan.title, *(fact.text for fact in counts(run, plan, moment))]
+    parts = [plan.title, *(fact.text.replace("/", " of ") for fact in counts(run, plan, moment))]
     parts += [f"{moment.rate:.1f} tokens per step", f"{short(moment.speed)} per second"]
     found = progress(run, moment)
     if found is not None:

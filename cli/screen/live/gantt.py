@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from cli.screen.cells import counted, cut_middle
 from cli.screen.live.scene import Scene
 from cli.screen.live.theme import ALL, LABEL, Line, joined, level, shade
-from cli.screen.summary_timed import whole_percent
+from cli.screen.summary_timed import number, whole_percent
 
 MAX_CELLS_PER_STEP = 4
 MIN_WIDTH, MIN_HEIGHT = 20, 3
@@ -53,7 +53,7 @@ def _caption(scene: Scene, width: int, steps_per_cell: float) -> Line:
     title = cut_middle(scene.name(plan.title), max(width // 3, 8), scene.glyphs.cut)
     parts = [counted(scene.moment.step + 1, "step"), counted(plan.batch_size, "slot"), plan.policy]
     if steps_per_cell > 1:
-        parts.append(f"{steps_per_cell:,.0f} steps a cell")
+        parts.append(f"{number(steps_per_cell)} steps a cell")
     text = separator.join(parts)
     return [(title, "title"), ("  ", ""), (text[: width - len(title) - 2], LABEL)]
 

@@ -65,7 +65,8 @@ class RunState:
         self._num_others: dict[str, int] = {}  # samples of a request that end before its last
         # By id, index and role: the tokens of those that were preempted and are not back.
         self._preempted: dict[tuple[str, int, Role], int] = {}
-        self._num_finished = self._num_finished_tokens = self._num_finished_max = 0
+        self._num_finished_tokens = self._num_finished_max = 0
+        self._num_arrived = self._num_arrived_max = 0
 
     def observe(self, events: Iterable[RequestEvent]) -> None:
         """Take in what happened, in the order it did."""
@@ -74,6 +75,8 @@ class RunState:
                 if event.index:
                     self._num_others[event.id] = self._num_others.get(event.id, 0) + 1
                 self._arrived[event.id, event.index] = event
+                self._num_arrived += 1
+                self._num_arrived_max += event.max_tokens
             elif type(event) is AdmitEvent:
                 self._admit(event)
             elif type(event) is FinishEvent:
@@ -118,7 +121,7 @@ class RunState:
         running_max = sum(slot.max_tokens for slot in running)
         known = self._num_finished_max + running_max
         used = (self._num_finished_tokens + running_max) / known if known else 1.0
-        usual = known / max(self._num_finished + len(running), 1)
+        usual = self._num_arrived_max / self._num_arrived if self._num_arrived else 0.0
         left = sum(max(slot.max_tokens * used - slot.tokens_after(step), 0.0) for slot in running)
         return left + max(num_queued * usual * used - sum(self._preempted.values()), 0.0)
 
@@ -192,7 +195,6 @@ class RunState:
             slot = self.slots[event.slot]
             slot.finish(event)
             self._num_finished_tokens += slot.num_tokens
-            self._num_finished += 1
             self._num_finished_max += slot.max_tokens
             self.history.held(event.slot, slot.admitted, event.step + 1)
         if event.role == "beam" or not has_arrived:
