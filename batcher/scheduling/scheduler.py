@@ -47,7 +47,9 @@ class Scheduler(Admission):
         self._step, self._now = step, now
         plan = StepPlan(self.decode_step)
         if self._is_prefill_first:
-            budget = self._let_in_urgent(plan, self._max_tokens, 1)
+            budget = self._max_tokens
+            if self._urgency is not None:
+                budget = self._let_in_urgent(plan, self._urgency, budget, 1)
             budget = self._continue_all(plan, budget, 1)
             plan.budget = self._let_in(plan, budget, 1)
             if plan.chunks:
@@ -56,8 +58,8 @@ class Scheduler(Admission):
         if kv_cache is not None:
             self._grow(plan, kv_cache)
         budget = self._max_tokens - self.decoding.num_rows
-        if not self._is_prefill_first:
-            budget = self._let_in_urgent(plan, budget, 0)
+        if self._urgency is not None and not (self._is_prefill_first or plan.has_preempted):
+            budget = self._let_in_urgent(plan, self._urgency, budget, 0)
         plan.budget = self._continue_all(plan, budget, 0)
         if plan.has_preempted or not self._is_prefill_first:
             plan.budget = self._let_in(plan, plan.budget, 0)
@@ -70,8 +72,10 @@ class Scheduler(Admission):
 
         num_kept: how many of each are left for a later step, 0 or 1.
         """
+        if not self._chasing:
+            return budget
         begun = {self.leader_of(chunk.sequence) for chunk in plan.chunks}  # let in just now
-        for leader in self._chasing.copy() if self._chasing else ():
+        for leader in self._chasing.copy():
             if budget <= 0:
                 break
             if leader.state is State.RUNNING and leader not in begun:  # else it was preempted
@@ -113,14 +117,11 @@ class Scheduler(Admission):
             return False
         return urgency.goes_ahead(leader, now) or bool(urgency.less_urgent(leader, self._running()))
 
-    def _let_in_urgent(self, plan: StepPlan, budget: int, num_kept: int) -> int:
+    def _let_in_urgent(self, plan: StepPlan, urgency: Urgency, budget: int, num_kept: int) -> int:
         """Let in, ahead of the queue, those that may not wait; return what is left of the budget.
 
         Those that give way to them free tokens of the step, if they were to decode.
         """
-        urgency = self._urgency
-        if urgency is None or plan.has_preempted:
-            return budget
         while (leader := urgency.most_urgent) is not None:
             victims = self._victims_of(leader, urgency)
             if victims is None:
