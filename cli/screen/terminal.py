@@ -9,7 +9,7 @@ from typing import Literal
 
 ColorChoice = Literal["auto", "always", "never"]
 
-BOX_CHARACTERS = "┃━╌█▏…"
+BOX_CHARACTERS = "┃━╌█▏…▁▪▸✓✗⣿"
 _DEFAULT_COLUMNS, _DEFAULT_ROWS = 80, 24
 _MAX_DIGITS = 4  # of a size; no terminal is larger
 

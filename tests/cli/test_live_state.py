@@ -324,3 +324,11 @@ def test_a_strip_that_is_full_scrolls_and_a_frame_without_steps_adds_nothing():
     assert list(strips.steps) == list(range(9, MAX_CELLS + 10))
     strips.extend(MAX_CELLS + 20, ["failed"])
     assert strips.cells[0].endswith("·✗")
+
+
+def test_strips_of_very_many_slots_stay_small():
+    state = RunState(100_000)
+    strips = Strips(state.slots, UNICODE)
+    for step in range(9):
+        strips.extend(step, [""] * 100_000)
+    assert max(map(len, strips.cells)) == 2

@@ -1,6 +1,7 @@
 """Many slots as a map, one cell a slot while there is room, and the rows worth seeing beside it."""
 
 from collections.abc import Sequence
+from heapq import nsmallest
 from typing import NamedTuple
 
 from cli.screen.cells import cut_middle
@@ -155,9 +156,10 @@ def worth_seeing(scene: Scene, longest: Longest, width: int, num_lines: int) -> 
     running = [number for number, slot in enumerate(slots) if slot.end is None and slot.max_tokens]
     room = num_lines - len(lines)
     each = max(room // 2 - 1, 1)
-    ending = sorted(running, key=lambda n: slots[n].max_tokens - slots[n].tokens_after(step))
-    oldest = sorted(running, key=lambda n: (-slots[n].tokens_after(step), n))
-    for title, numbers in (("about to end", ending[:each]), ("longest", oldest[:each])):
+    left = {n: slots[n].max_tokens - slots[n].tokens_after(step) for n in running}
+    ending = nsmallest(each, running, key=left.__getitem__)
+    longest_first = nsmallest(each, running, key=lambda n: -slots[n].tokens_after(step))
+    for title, numbers in (("about to end", ending), ("longest", longest_first)):
         if not numbers:
             continue
         longest.see(scene, numbers)

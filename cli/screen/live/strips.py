@@ -11,6 +11,8 @@ from cli.screen.live.theme import Glyphs, shade
 
 MAX_CELLS = 256
 """The most cells a strip has."""
+MAX_ALL_CELLS = 2**18
+"""The most that all have together: of so many slots that this cuts them, few are ever seen."""
 MANY = 2
 """So many admissions in a cell hide each other; it is shaded by how busy it was."""
 
@@ -26,6 +28,7 @@ class Strips:
         self.cells = [""] * len(slots)
         self.steps: deque[int] = deque([0], maxlen=MAX_CELLS + 1)
         self._slots, self._glyphs = slots, glyphs
+        self._max_cells = max(1, min(MAX_CELLS, MAX_ALL_CELLS // len(slots)))
         self.styles = _styles(glyphs)
         self._before = [(0, 0)] * len(slots)  # steps busy and sequences admitted
 
@@ -41,7 +44,7 @@ class Strips:
             self._before[number] = busy, admitted
             share = (busy - busy_before) / num_steps
             cell = self._cell(slot, mark, share, admitted - admitted_before)
-            self.cells[number] = (self.cells[number] + cell)[-MAX_CELLS:]
+            self.cells[number] = (self.cells[number] + cell)[-self._max_cells :]
 
     def _cell(self, slot: SlotState, mark: str, share: float, admitted: int) -> str:
         glyphs = self._glyphs
