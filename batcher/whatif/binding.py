@@ -48,8 +48,6 @@ def binding_of(result: SimulationResult, step_time: StepTime) -> Binding:
         return Binding("kv", 1.0, {"kv": 1.0}, 0.0)  # there is no time to share out
     ticks = dict.fromkeys(get_args(Constraint), 0)
     for reason, lacking in _LACKS.items():
-        if reason == "preemption" and result.num_blocks is None:
-            lacking = "slots"  # noqa: PLW2901 - it was for who may not wait
         ticks[lacking] += result.totals.binding_ticks[reason]
     doubling = gain_of_doubling(result, step_time)
     if doubling < WORTH_DOUBLING:

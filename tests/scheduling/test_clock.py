@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from batcher import Engine, Request, SimulatedModel
 from batcher.errors import InvariantError
 from batcher.scheduling.clock import ConstantClock, FormulaClock, StepLoad, WallClock, ticks_until
+from batcher.timing.loading import step_time_of
 from batcher.timing.step_time import TICKS_PER_SECOND
 
 MOVES = st.lists(st.one_of(st.integers(1, 6), st.floats(0.01, 50)), max_size=12)
@@ -134,6 +135,23 @@ def test_clocks_tell_what_reproduces_their_times() -> None:
     assert ConstantClock().settings == {}
     assert FormulaClock(OddTime()).settings == {"name": "odd", "a": 1}
     assert WallClock().settings == {"name": "wall"}
+
+
+def test_each_clock_estimates_how_long_a_step_would_take() -> None:
+    load, step_time = StepLoad(40, 3, 500, 1369), step_time_of("rtx4090_llama3.1-8b")
+    assert ConstantClock().estimate(load) == 1.0
+    formula = FormulaClock(step_time)
+    expected = formula.estimate(load)
+    formula.advance(load)
+    assert formula.now == expected
+    timer = FakeTime()
+    wall = timer.clock()
+    assert wall.estimate(load) == 0.0, "nothing is known yet"
+    timer.time += 0.25
+    wall.advance(None)
+    timer.time += 0.5
+    wall.advance(None)
+    assert wall.estimate(load) == 0.5, "as long as the last one"
 
 
 @given(st.floats(0, 1e6))
