@@ -156,6 +156,15 @@ class ResultWriter:
                 lines += self._put(self._order, answer)
         self._write_lines(lines)
 
+    def put_back(self, place: int, lines: bytes) -> None:
+        """Take in lines of an earlier run, whose turn is that of this place in the input.
+
+        Raises:
+            WriteError, BrokenPipeError: see Sink.
+        """
+        if self._order is not None:
+            self._write_lines(self._order.put(place, lines))
+
     def write_tokens(self, tokens: Sequence[TokenEvent]) -> None:
         """Write the token events of a step, which go before its answers.
 

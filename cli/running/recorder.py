@@ -40,11 +40,7 @@ class Recorder:
 
     def __init__(self, options: RunOptions, loop: Loop, resumption: Resumption, view: View) -> None:
         known = resumption.known
-        order = None
-        if options.keep_order:
-            order = InputOrder(known.num_complete if known else 0)
-            for place, lines in known.held() if known else ():
-                order.put(place, lines)
+        order = InputOrder(known.num_complete if known else 0) if options.keep_order else None
         self.metrics = RunMetrics(options.slo)
         self._trace = TraceWriter(open_sink(options.trace)) if options.trace else None
         self._series: SeriesWriter | None = None
@@ -56,7 +52,7 @@ class Recorder:
         self.results = ResultWriter(sink, loop.encode, order)
         self._loop, self._view = loop, view
         self._step_delay = options.step_delay
-        self._can_resume = resumption.is_possible
+        self._known, self._can_resume = known, resumption.is_possible
 
     def __enter__(self) -> Self:
         return self
@@ -86,6 +82,8 @@ class Recorder:
         stop.before_wait, stop.before_pause = self._show_all, self._view.step_aside
         engine = self._loop.engine
         self._note([engine.run_event()])
+        for place, lines in self._known.held() if self._known else ():
+            self.results.put_back(place, lines)
         try:
             self._record_outcomes(report, stop)
         except (KeyboardInterrupt, BatchdecodeError):
