@@ -8,9 +8,8 @@ from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
-from msgspec import structs
 
-from batcher.attributes import ABSENT, attribute_of
+from batcher.attributes import attribute_of
 from batcher.errors import BatchdecodeError, Failure
 from batcher.models.answers import read_logits, read_token_id, read_vocabulary
 from batcher.models.base import Batch, FloatArray, ModelOutput, Tokenizer
@@ -64,9 +63,8 @@ class LLMModel(PrefixModel):
         super().__init__()
         call_settings = checked_settings(call_settings)
         self.name = name or type(llm).__qualname__
-        settings, tokenizer = attribute_of(llm, "settings"), attribute_of(llm, "tokenizer", None)
-        own_settings = {} if settings is ABSENT else {"settings": settings}
-        self.settings: dict[str, Any] = {"llm": structs.asdict(call_settings), **own_settings}
+        self.settings: dict[str, Any] = attribute_of(llm, "settings", {})
+        tokenizer = attribute_of(llm, "tokenizer", None)
         self.tokenizer: Tokenizer = ByteTokenizer() if tokenizer is None else tokenizer
         self._llm, self.calls = llm, Calls(call_settings)
         read_eos = partial(read_token_id, None)

@@ -35,6 +35,18 @@ def test_the_row_of_a_call_that_hangs_fails_and_the_others_go_on(tmp_path, by_co
     assert [result["tokens"] for result in others] == [[2, 2], [2, 2]]
 
 
+def test_a_row_that_took_too_long_is_decoded_again_with_more_time(tmp_path):
+    llm = LLM.replace("sleep(60)", "sleep(0.6)")
+    (tmp_path / "slow.py").write_text(llm)
+    (tmp_path / "in").write_bytes(lines_of({"prompt": [1], "max_tokens": 1}))
+    command = ["run", "in", "-o", "out", "--model", "slow:LLM", "-q", "--call-timeout"]
+    assert batchdecode(*command, "0.2", cwd=tmp_path).returncode == 1
+    again = batchdecode(*command, "30", "--resume", "--retry-failed", cwd=tmp_path)
+    assert (again.returncode, again.stderr) == (0, "")
+    [result] = map(json.loads, (tmp_path / "out").read_bytes().splitlines())
+    assert result["tokens"] == [2]
+
+
 def test_where_there_are_no_calls_it_is_refused(tmp_path):
     done = batchdecode("run", "--call-timeout", "3", cwd=tmp_path, stdin=b'{"prompt":"a"}')
     assert done.returncode == 2

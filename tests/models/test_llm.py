@@ -180,18 +180,10 @@ def test_an_llm_describes_the_model() -> None:
     model = load_as_llm(llm)
     assert (model.name, model.gives, model.vocab_size) == ("mine:llm", "logits", VOCAB_SIZE)
     assert model.eos_token_id == STOP
-    assert model.settings == {
-        "llm": {
-            "max_concurrency": 3,
-            "timeout": 60.0,
-            "call_timeout": 120.0,
-            "max_attempts": 4,
-            "backoff": 0.5,
-        }
-    }
+    assert model.settings == {}  # how it is called decides no token
     assert model.tokenizer.encode("\6") == [6]
     llm.settings, llm.tokenizer = {"a": 1}, model.tokenizer
-    assert load_as_llm(llm).settings["settings"] == {"a": 1}
+    assert load_as_llm(llm).settings == {"a": 1}
     assert load_as_llm(llm).tokenizer is model.tokenizer
 
 
