@@ -15,7 +15,7 @@ PreemptFor = Literal["priority", "deadline"]
 
 DEFAULT_BLOCK_SIZE = 16  # tokens
 DEFAULT_AGING = 300.0  # seconds
-GRAMMAR_TIMEOUT = 10.0  # seconds of processor time that compiling a constraint may take
+GRAMMAR_TIMEOUT = 5.0  # seconds of processor time that compiling a constraint may take
 DEFAULT_WATERMARK = 0.0  # of all blocks
 
 # What a person says of the prefix cache -> the setting.

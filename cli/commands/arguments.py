@@ -10,7 +10,7 @@ from cli.config import use_config
 STDOUT = "-"
 MAX_BATCH = 2**20  # as batcher.engine has it, which would load numpy
 MAX_DELAY = 24 * 60 * 60
-MIN_GRAMMAR_TIMEOUT, GRAMMAR_TIMEOUT = 0.1, 10.0  # as batcher.settings has it
+MIN_GRAMMAR_TIMEOUT, GRAMMAR_TIMEOUT = 0.1, 5.0  # as batcher.settings has it
 MIN_INTERVAL = 1e-6  # seconds: times are known to a microsecond
 INPUT, DECODING, OUTPUT, ERRORS, DISPLAY = "Input", "Decoding", "Output", "Errors", "Display"
 

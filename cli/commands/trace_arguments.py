@@ -53,7 +53,7 @@ RunGrammarTimeout = Annotated[
         min=MIN_GRAMMAR_TIMEOUT,
         max=MAX_DELAY,
         metavar="SECONDS",
-        help="Processor time that compiling a constraint may take.  [default: 10]",
+        help="Processor time that compiling a constraint may take.  [default: 5]",
         callback=refuse_nan,
         rich_help_panel=REQUESTS,
     ),

@@ -4,7 +4,9 @@ import pytest
 from process import batchdecode, lines_of
 from typer.testing import CliRunner
 
+from batcher import settings
 from cli.app import app
+from cli.commands import arguments
 from cli.running.problems import InvalidInput
 
 REQUESTS = lines_of(
@@ -125,3 +127,7 @@ def test_a_constraint_that_takes_too_long_to_compile_is_a_problem_of_its_line(tm
     assert done.returncode == 2
     assert "it takes more than 0.1 seconds to compile; see --grammar-timeout" in done.stderr
     assert "<stdin>:1:41" in done.stderr
+
+
+def test_the_options_know_how_long_a_constraint_may_take():
+    assert arguments.GRAMMAR_TIMEOUT == settings.GRAMMAR_TIMEOUT
