@@ -408,3 +408,14 @@ def test_finish_events_count_what_results_hold() -> None:
             result.slot,
             result.steps.finished,
         )
+
+
+def test_requests_without_a_slot_are_handed_out_without_a_step() -> None:
+    engine = Engine(SimulatedModel(), 1)
+    engine.add(Request(id="a", prompt=[5], max_tokens=3, ignore_eos=True))
+    engine.step()
+    engine.add(Request(id="late", prompt=[5], max_tokens=0))
+    [result] = engine.hand_out().results
+    assert (result.id, result.steps.arrived, result.steps.finished) == ("late", 0, 1)
+    assert engine.num_steps == 1
+    assert engine.hand_out().results == []
