@@ -57,18 +57,22 @@ class FullDecoder:
 
         None if anything about it is unusual.
         """
-        whole: dict[str, Any] = msgspec.json.decode(line)
+        whole = msgspec.json.decode(line)
+        if not isinstance(whole, dict):
+            return None
         url = whole.get("url") if is_row else None
-        values = whole["body"] if is_row else whole
-        is_known = url in URLS or not is_row
-        if not (is_known and isinstance(values, dict)) or (url == CHAT_URL and "prompt" in values):
+        values = whole.get("body") if is_row else whole
+        is_chat = url == CHAT_URL
+        if not isinstance(values, dict) or (is_row and url not in URLS):
+            return None
+        if is_chat and "prompt" in values:
             return None
         named = respell(Fields(values, self._target.chat_template), spellings_of(url))
         if named is None:
             return None
         if not is_row:
             return msgspec.convert(named, RequestLine)
-        return msgspec.convert({**whole, "body": named}, ChatRow if url == CHAT_URL else BatchRow)
+        return msgspec.convert({**whole, "body": named}, ChatRow if is_chat else BatchRow)
 
     def make(self, fields: Request, request_id: str, prompt: PromptInput) -> Request | None:
         """Return the request that the fields of a line or a body stand for; None for a bad one."""

@@ -173,9 +173,10 @@ class _Line:
 
     def _build(self) -> Request:
         """Return the request as it stands, unchecked; without a prompt, it has an empty one."""
+        spellings = spellings_of(self._url)
         given: dict[str, Any] = {"prompt": "", **self._respelled}
         for name, path in self._paths.items():
-            if name in self._respelled:
+            if name in self._respelled or name in spellings:
                 continue
             holder = self._holder(path)
             value = holder.get(path[-1])

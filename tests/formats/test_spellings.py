@@ -6,6 +6,7 @@ import pytest
 
 from batcher.api import decode
 from batcher.errors import RequestError
+from batcher.formats.line_problems import read_line
 from batcher.formats.requests import BadLine, RequestParser
 from batcher.models.chat import chat_template_of, render_chat
 from batcher.models.simulated import SimulatedModel
@@ -184,6 +185,39 @@ def test_parts_of_text_are_lines_of_one():
 )
 def test_a_chat_says_things_in_its_own_way(fields, own):
     assert parse(chat(**fields)).request == Request(id="a", prompt=PROMPT, **own)
+
+
+ODD = [
+    chat(logprobs=False),
+    chat(guided_json={"properties": {"body": {}, "messages": {}, "echo": {}}}),
+    row(echo=False),
+    row(echo=None, logprobs=1),
+    row(echo=True, logprobs=1),
+    row(response_format={"type": "text"}, guided_regex=None),
+    line(guided_json={"properties": {"body": {}, "messages": {}}}),
+]
+
+
+@pytest.mark.parametrize("fields", ODD, ids=str)
+def test_a_second_look_reads_the_same(fields):
+    data = json.dumps(fields).encode()
+    found = PARSER.parse(data, 7)
+    assert read_line(data, 7, PARSER._target) == (found.request, found.form)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '[{"messages":1}]',
+        '{"messages":1,"x":{"body":1}}',
+        '{"body":5,"messages":[]}',
+        '{"body":{"messages":[]},"url":[],"method":"POST"}',
+        '{"body":{"messages":[]},"url":{},"method":"POST"}',
+        '{"prompt":"x","guided_json":{"a":{"body":1}}}',
+    ],
+)
+def test_no_line_makes_it_raise(line):
+    PARSER.parse(line.encode(), 7)
 
 
 @pytest.mark.parametrize(
