@@ -6,36 +6,29 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from functools import partial
 
-from batcher.engine import Engine
 from batcher.errors import BatchdecodeError
 from batcher.events import Event
-from batcher.formats.requests import BadLine, RequestParser
 from batcher.formats.trace import is_trace_start
 from batcher.metrics import encode_summary
-from batcher.models.base import Model
-from batcher.models.llm import LLMModel
-from batcher.models.loading import load_model
 from batcher.models.simulated import SimulatedModel
 from batcher.raised import RaisedError
 from cli.errors import WriteError
 from cli.options import RunOptions
-from cli.running.answers import KnownResults
 from cli.running.ending import Ending
 from cli.running.files import check_distinct, check_replaceable, check_writable, side_files
 from cli.running.gauges import RunGauges
-from cli.running.intake import InputError, Waiting, open_input
+from cli.running.intake import InputError
+from cli.running.job import Job
 from cli.running.lock import OutputLock
 from cli.running.loop import Loop
 from cli.running.output import OutputError, open_sink
-from cli.running.problems import InvalidInput, ProblemReport, say
+from cli.running.problems import InvalidInput, say
 from cli.running.recorder import Recorder
 from cli.running.result_lines import ResumeError
 from cli.running.resume import Resumption, prepare
 from cli.running.signals import Interrupted, StopSignals
-from cli.running.sources import open_source
 from cli.running.stdout import stdout_descriptor
 from cli.running.step_watch import StepWatch
 from cli.running.tracebacks import ModelTracebacks
@@ -55,105 +48,6 @@ _WRITTEN_ANEW: dict[str, Callable[[bytes], object]] = {  # what tells ours from 
 
 
 BAD_INPUT = 2  # an exit status
-
-
-class Job:
-    """What is decoded, and by what.
-
-    Raises:
-        BatchdecodeError: there is no such input, or no such model, or it cannot have such a batch.
-    """
-
-    def __init__(self, options: RunOptions, waiting: Waiting = nullcontext) -> None:
-        self.options = options
-        self._waiting = waiting
-        self.requests = open_input(options.input, waiting)
-        with waiting():
-            self.model = self._load_model()
-            self.engine = self._make_engine()
-        self.report = ProblemReport(self.requests.name, options.color)
-
-    def _load_model(self) -> Model:
-        """Return the model that the options name, and let its calls be broken off by a signal.
-
-        Raises:
-            BatchdecodeError: there is none, or it makes no calls for --call-timeout to limit.
-        """
-        options = self.options
-        call_settings, limit = options.llm_settings, options.call_timeout
-        if limit is not None:
-            call_settings = {**call_settings, "call_timeout": limit}
-        model = load_model(options.model, options.model_settings, options.seed, call_settings)
-        if isinstance(model, LLMModel):
-            model.calls.waiting = self._waiting
-        if limit is not None and not (
-            isinstance(model, LLMModel) and model.calls.settings.call_timeout == limit
-        ):
-            raise BatchdecodeError(
-                f"--call-timeout is for an object with next_token_logits; {model.name} is none, "
-                "or has settings of its own for its calls"
-            )
-        return model
-
-    def _make_engine(self) -> Engine:
-        """Return the engine that the options describe.
-
-        Raises:
-            BatchdecodeError: they contradict each other, name what there is not, or ask for more
-            memory than there is.
-        """
-        options, scheduling = self.options, self.options.scheduling
-        if scheduling.check and isinstance(self.model, SimulatedModel):
-            self.model.is_attentive = True
-        try:
-            return Engine(
-                self.model,
-                options.batch,
-                settings=scheduling.settings(),
-                step_time=scheduling.step_time(),
-                clock=scheduling.clock(self._sleep),
-                is_streaming=options.stream,
-                is_checked=bool(scheduling.check),
-                grammar_timeout=options.grammar_timeout,
-            )
-        except MemoryError as error:
-            raise BatchdecodeError(f"there is no memory for so many blocks: {error}") from error
-
-    def _sleep(self, seconds: float) -> None:
-        with self._waiting():
-            time.sleep(seconds)
-
-    def loop(self, known: KnownResults | None = None) -> Loop:
-        """Return the loop over the requests; a file has been read through once by then.
-
-        Raises:
-            InvalidInput: the file has bad lines, and they are not to be skipped.
-            InputError: the file cannot be read.
-        """
-        options = self.options
-        keep_going = options.keep_going or options.max_errors is not None
-        try:
-            source = open_source(
-                self.requests,
-                RequestParser(target=self.engine.target),
-                self.report,
-                keep_going=keep_going,
-                follow=options.follow,
-                waiting=self._waiting,
-            )
-        finally:
-            say(self.requests.take_notes() + self.report.closing())
-        is_reported = keep_going and source.total is not None
-        return Loop(
-            self.engine,
-            source,
-            model=self.model,
-            known=known,
-            is_plain=options.scheduling.is_plain,
-            keep_going=keep_going,
-            max_errors=options.max_errors,
-            on_bad_line=_ignore if is_reported else self.report.add,
-        )
 
 
 def run_events(options: RunOptions) -> Iterator[Event]:
@@ -346,7 +240,3 @@ def _refuse_bad_line(job: Job, loop: Loop) -> None:
     if loop.has_refused:
         what_now = "reading stopped there. --keep-going to skip such lines."
         raise InvalidInput(job.report, loop.num_read, what_now)
-
-
-def _ignore(bad: BadLine) -> None:
-    """Do nothing: the line has been reported."""
