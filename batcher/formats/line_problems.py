@@ -4,6 +4,7 @@ It works on the raw values, so it goes on where a typed decoder stops, and it al
 in which it finds nothing is a request.
 """
 
+import json
 from collections.abc import Iterator
 from itertools import islice
 from typing import Any
@@ -299,7 +300,7 @@ class _Line:
                 yield FieldProblem("invalid-type", path, message), None
             else:
                 message = f"`body.{option}` {show(value)} is not supported"
-                hint = " or ".join(["leave it out", *(f"give {show(v)}" for v in supported)])
+                hint = " or ".join(["leave it out", *(f"give {json.dumps(v)}" for v in supported)])
                 yield FieldProblem("unsupported-option", path, message, hint), None
 
     def _missing(self, path: Path, name: str) -> Finding:

@@ -269,6 +269,11 @@ def test_bad_messages_have_their_place(messages, found):
     assert problems({"messages": messages}) == found
 
 
+def test_what_an_option_may_be_is_told():
+    [problem] = parse(chat(tools=[{}])).problems
+    assert problem.hint == "leave it out or give []"
+
+
 def test_a_prompt_and_messages_are_two_prompts():
     assert problems({"prompt": "x", "messages": CHAT}) == [("conflicting-fields", "messages")]
     assert problems({"id": "a", "messages": None}) == [("missing-field", "prompt")]
