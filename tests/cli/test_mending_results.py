@@ -151,8 +151,7 @@ def rows(path):
     return [json.loads(line) for line in read(path).splitlines()]
 
 
-@pytest.mark.parametrize("name", ["out", "out.gz"])
-@pytest.mark.parametrize("order", [[], ["--keep-order"]])
+@pytest.mark.parametrize(("name", "order"), [("out.gz", []), ("out", ["--keep-order"])])
 def test_what_has_failed_is_decoded_again_and_nothing_else(tmp_path, flaky, name, order):
     assert flaky("whole", *order).returncode == 0
     (tmp_path / "broken").touch()
