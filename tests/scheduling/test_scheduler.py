@@ -6,7 +6,8 @@ import pytest
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 from scheduling_settings import scheduling_settings
-from slow_scheduler import Job, SlowPlan, SlowScheduler
+from slow_scheduler import SlowScheduler
+from slow_units import Job, SlowPlan
 
 from batcher.lifecycle import Move, State
 from batcher.scheduling.making import make_scheduler
