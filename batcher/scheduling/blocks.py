@@ -6,14 +6,16 @@ last freed first; then those that can be found, the least recently used first.  
 later: rank by rank.
 """
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Sequence
+from itertools import groupby
 from operator import eq
 from typing import NamedTuple
 
 from msgspec import Struct
 
 from batcher.errors import InvariantError
+from batcher.scheduling.idle_blocks import IdleBlocks
 
 NUM_RANKS = 4  # nothing special or assistant, user, system, pinned
 NO_NODE = -1
@@ -60,6 +62,7 @@ class BlockPool:
         "_more_keys",
         "_nodes",
         "_ranks",
+        "_rests",
         "found",
         "num_free",
         "num_lost",
@@ -73,12 +76,13 @@ class BlockPool:
         self.num_lost = 0
         self.found: dict[Key, int] = {}  # what can be found, and in which block
         self._blank = list(range(self.num_total - 1, -1, -1))  # free, and holding nothing; a stack
-        self._idle: list[OrderedDict[int, None]] = [OrderedDict() for _ in range(NUM_RANKS)]
+        self._idle = [IdleBlocks() for _ in range(NUM_RANKS)]
         self._extra_holders: dict[int, int] = {}  # of blocks that more than one sequence holds
         # By block: the key it is found by and its node, if it is; further keys, if it has any.
         self._keys: list[Key | None] = [None] * self.num_total
         self._nodes = [NO_NODE] * self.num_total
         self._ranks = [0] * self.num_total
+        self._rests = bytearray(self.num_total)  # 1: it is idle
         self._more_keys: dict[int, list[Key]] = {}
         self.num_named = ROOT
 
@@ -121,17 +125,18 @@ class BlockPool:
 
     def share(self, blocks: Iterable[int]) -> None:
         """Give blocks that can be found, or that another holds, one more holder."""
-        extra, ranks, idle = self._extra_holders, self._ranks, self._idle
+        extra, rests = self._extra_holders, self._rests
         for block in blocks:
-            if block in (of_its_rank := idle[ranks[block]]):
-                del of_its_rank[block]
+            if rests[block]:
+                rests[block] = 0
+                self._idle[self._ranks[block]].remove(block)
                 self.num_free -= 1
             else:
                 extra[block] = extra.get(block, 0) + 1
 
-    def num_idle(self, blocks: Collection[int]) -> int:
+    def num_idle(self, blocks: Iterable[int]) -> int:
         """Return how many of `blocks`, each of which can be found or is held, nobody holds."""
-        return sum(sum(map(idle.__contains__, blocks)) for idle in self._idle if idle)
+        return sum(map(self._rests.__getitem__, blocks))
 
     def is_shared(self, block: int) -> bool:
         """Whether more than one holds `block`."""
@@ -150,20 +155,24 @@ class BlockPool:
 
         The last of them are the first to be taken again.
         """
-        extra, nodes, ranks, idle = self._extra_holders, self._nodes, self._ranks, self._idle
-        if not extra and not self.found:
-            self._blank += blocks[::-1]
-            self.num_free += len(blocks)
-            return
-        for block in reversed(blocks):
-            if block in extra:
+        extra, nodes, rests = self._extra_holders, self._nodes, self._rests
+        freed = blocks[::-1]
+        if extra and not extra.keys().isdisjoint(freed):
+            shared = [block for block in freed if block in extra]
+            freed = [block for block in freed if block not in extra]
+            for block in shared:
                 self._let_go(block)
-                continue
-            self.num_free += 1
-            if nodes[block] == NO_NODE:
-                self._blank.append(block)
-            else:
-                idle[ranks[block]][block] = None
+        self.num_free += len(freed)
+        if not self.found:
+            self._blank += freed
+            return
+        idle = [block for block in freed if nodes[block] != NO_NODE]
+        if len(idle) != len(freed):
+            self._blank += [block for block in freed if nodes[block] == NO_NODE]
+        for block in idle:
+            rests[block] = 1
+        for rank, alike in groupby(idle, self._ranks.__getitem__):
+            self._idle[rank].extend(alike)
 
     def name(
         self, blocks: Iterable[int], node: Node, contents: Iterable[Hashable], rank: int = 0
@@ -271,18 +280,19 @@ class BlockPool:
         self._keys += [None] * num_more
         self._nodes += [NO_NODE] * num_more
         self._ranks += [0] * num_more
+        self._rests += bytes(num_more)
 
     def _evict(self, num_blocks: int, evicted: list[int]) -> None:
         """Add to `evicted` the free blocks that are worth the least, and forget what they hold."""
-        keys, nodes, found = self._keys, self._nodes, self.found
+        keys, nodes, rests, found = self._keys, self._nodes, self._rests, self.found
         for rank, idle in enumerate(self._idle):
             num_taken = min(num_blocks, len(idle))
-            blocks = [idle.popitem(last=False)[0] for _ in range(num_taken)]
+            blocks = idle.take(num_taken)
             evicted += blocks
             self.num_lost += num_taken
             for block in blocks:  # as in `forget`
                 del found[keys[block]]  # type: ignore[arg-type]  # what is idle has a key
-                keys[block], nodes[block] = None, NO_NODE
+                keys[block], nodes[block], rests[block] = None, NO_NODE, 0
             if rank:
                 for block in blocks:
                     self._ranks[block] = 0
