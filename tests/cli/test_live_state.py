@@ -171,14 +171,14 @@ def test_preemptions_and_failures_are_noted_and_the_slot_is_marked():
     for step in range(8):
         state.observe(by_step.get(step, []))
     (note,) = state.notes
-    assert (note.kind, note.label, note.why) == ("preempted", "b", "for a")
+    assert note == ("preempted", "b", "preempted for a")
     assert state.num_preempted == 1
     assert [slot.take_mark() for slot in state.slots] == ["admitted", "preempted"]
     assert [slot.take_mark() for slot in state.slots] == ["", ""]
     state.observe([RejectEvent(8, 8.0, "x", 0, "unknown-field")])
-    assert state.notes[-1][:3] == ("failed", "x", "unknown-field")
+    assert state.notes[-1] == ("failed", "x", "failed: unknown-field")
     state.observe([FinishEvent(8, 8.0, "a", 0, 0, "error", None, 3)])
-    assert state.notes[-1][:3] == ("failed", "a", "error")
+    assert state.notes[-1] == ("failed", "a", "failed")
     assert state.slots[0].take_mark() == "failed"
 
 

@@ -144,6 +144,30 @@ def test_ctrl_z_leaves_the_terminal_as_it_was_and_the_run_goes_on(tmp_path):
     assert process.returncode == 0
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_the_terminal_in_order(tmp_path, number):
+    (tmp_path / "in").write_bytes(lines_of(*workload(9, max_tokens=900)))
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    arguments = ["run", "in", "-o", "out", "-b", "2", "--live", "always", "--step-delay", "0.02"]
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": theirs}
+    process = start(*arguments, cwd=tmp_path, **pipes)
+    os.close(theirs)
+    screen = Screen(80, 24)
+    while "decode" not in screen.text():
+        screen.stream.feed(os.read(ours, 65536))
+    process.send_signal(number)
+    with suppress(OSError):
+        while data := os.read(ours, 65536):
+            screen.stream.feed(data)
+    os.close(ours)
+    assert process.wait(10) == 128 + number
+    assert not screen.is_alternate
+    assert not screen.emulator.cursor.hidden
+    assert "steps · 2 slots · fcfs" in screen.lines()[0]
+    assert "continue with: batchdecode run in" in screen.text()
+
+
 def drain(descriptor):
     with suppress(OSError):
         while os.read(descriptor, 65536):

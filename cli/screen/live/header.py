@@ -141,7 +141,7 @@ def note_text(scene: Scene, note: Note) -> tuple[str, str]:
     """Return a note in a few words."""
     mark = scene.glyphs.marks[note.kind]
     name = cut_middle(scene.name(note.label), MAX_NAME, scene.glyphs.cut)
-    return f"{mark} {name} {note.kind}: {scene.name(note.why)}", note.kind
+    return f"{mark} {name} {scene.name(note.what)}", note.kind
 
 
 def _facts(found: list[Fact]) -> Line:

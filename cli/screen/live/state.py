@@ -32,12 +32,11 @@ FAILED = ("error", "aborted")
 
 
 class Note(NamedTuple):
-    """Something that nobody should miss: what happened to which sequence, and why."""
+    """Something that nobody should miss: what happened to which sequence."""
 
     kind: Literal["preempted", "failed"]
     label: str
-    why: str
-    step: int
+    what: str
 
 
 class RunState:
@@ -100,7 +99,7 @@ class RunState:
             case RejectEvent():
                 self.num_done += 1
                 self.num_failed += 1
-                self.notes.append(Note("failed", event.id, event.reason, event.step))
+                self.notes.append(Note("failed", event.id, f"failed: {event.reason}"))
             case DropEvent():
                 self.num_failed -= event.reason == "error"
             case _:
@@ -164,8 +163,8 @@ class RunState:
         slot.preempt(event)
         if event.role == "sample" or not is_follower(event):
             self.num_preempted += 1
-            why = f"for {label_of(event.for_id, event.for_index, 'sample')}"
-            self.notes.append(Note("preempted", slot.label, why, event.step))
+            what = f"preempted for {label_of(event.for_id, event.for_index, 'sample')}"
+            self.notes.append(Note("preempted", slot.label, what))
 
     def _note_standstills(self, event: StepsEvent) -> None:
         """Take back the tokens that rows did not get in the steps that computed prompts alone."""
@@ -182,7 +181,8 @@ class RunState:
         if event.reason in FAILED:
             self.num_failed += event.reason == "error"
             label = label_of(event.id, event.index, event.role)
-            self.notes.append(Note("failed", label, event.reason, event.step))
+            what = "failed" if event.reason == "error" else event.reason
+            self.notes.append(Note("failed", label, what))
         else:
             self.ends.append(event)
         num_kept = None
