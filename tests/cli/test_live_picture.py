@@ -220,6 +220,18 @@ def test_every_slot_is_on_the_screen_once(size, num_slots, monkeypatch):
         assert "a cell a slot" in text
 
 
+@pytest.mark.parametrize(("size", "cell"), [((80, 24), "▁ "), ((200, 50), "✗▏")])
+def test_a_failure_hides_nobody_who_has_come_since(size, cell):
+    requests = [(f"r{n}", 99, 100) for n in range(300)]
+    run = Run(requests, 256, Screen(*size), every_step=True).steps(2)
+    run.view.observe([FinishEvent(1, 1.0, "r0", 0, 0, "error", None, 1)])
+    run.slots[0] = None
+    run.steps(1)
+    first = next(line for line in run.screen.lines() if line.startswith("  0 "))
+    assert first[4:].startswith(cell)
+    assert "✗ r0 failed" in run.screen.text()
+
+
 @given(st.integers(1, 3000), st.integers(2, 220), st.integers(1, 60))
 def test_a_map_has_room_for_every_slot(num_slots, width, num_rows):
     shape = plan_map(num_slots, width, num_rows)

@@ -107,18 +107,24 @@ def _cells(scene: Scene, shape: Map) -> list[Line]:
 
 
 def _cell(scene: Scene, number: int, size: int) -> Line:
-    """Return the cell of one slot: how far its sequence is, in the colour of what it does."""
+    """Return the cell of one slot: how far its sequence is, in the colour of what it does.
+
+    Who was preempted or failed there is marked, but hides nobody who has come since.
+    """
     slot, mark, glyphs = scene.run.slots[number], scene.marks[number], scene.glyphs
-    gap = [(" " * (size > 1), "")] if size > 1 else []
-    if mark in ("preempted", "failed"):
-        return [(glyphs.marks[mark].ljust(size - len(gap)), mark), *gap]
+    is_marked = mark in ("preempted", "failed")
+    width = size - (size > 1)
+    gap: Line = [(" " * (size - width), "")]
     if not scene.is_busy(slot):
-        return [(glyphs.nothing.ljust(size - len(gap)), "idle"), *gap]
+        cell = (glyphs.marks[mark], mark) if is_marked else (glyphs.nothing, "idle")
+        return [(cell[0].ljust(width), cell[1]), *gap]
     style = "prefill" if slot.is_prefilling(scene.moment.step) else "bar"
     share = max(scene.share(slot), 1 - ALL)  # who has just come is there, too
-    if size <= MANY:
-        return [(level(share, glyphs), style), *gap]
-    return [*bar(share, size - 1, glyphs, style), *gap]
+    if width == 1:
+        return [(level(share, glyphs), mark if is_marked else style), *gap]
+    if is_marked:
+        return [(glyphs.marks[mark], mark), *bar(share, width - 1, glyphs, style), *gap]
+    return [*bar(share, width, glyphs, style), *gap]
 
 
 def _dots(scene: Scene, numbers: Sequence[int]) -> tuple[str, str]:
