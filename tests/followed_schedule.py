@@ -185,17 +185,29 @@ class FollowedSchedule:
         assert row == self.to_admit.pop(0), "companions are admitted together, in order"
         assert event.slot not in self.holders, "a slot with two sequences (invariant 2)"
         assert row not in self.holders.values(), "a sequence with two slots (invariant 2)"
-        free = set(range(self.num_slots)) - set(self.holders)
-        if self.settings.prefill_order == "prefill-first":  # which admits before rows that decode,
-            lost = [row for row in self.preempted.values() if row.step == event.step]
-            free -= {row.slot for row in lost if row.reason == "kv"}  # so before any gives way
-        assert event.slot == min(free), "not the lowest free slot"
+        assert event.slot == min(self._free_for(event)), "not the lowest free slot"
         self.holders[event.slot] = row
         self.admitted[row], self.left[row] = event, event.left
         before_now = self.preempted.pop(row, None)
         assert event.generated == (before_now.generated if before_now else 0), "tokens are lost"
+        assert before_now is None or before_now.step < event.step, "it gave way for nothing"
         if is_plain(self.requests[row.id]):
             self._check_first_chunk(event, self.arrived[row].prompt_tokens + event.generated)
+
+    def _free_for(self, event: AdmitEvent) -> set[int]:
+        """Return the slots that were free when one was given to a sequence.
+
+        What is preempted in a step is told before who is let in, but may happen later: for a row
+        that lacks a block, or for somebody more urgent who has yet to come.
+        """
+        waiting = {leader[:2] for leader in self.waiting}
+        later = {
+            lost.slot
+            for lost in self.preempted.values()
+            if lost.step == event.step
+            and (lost.reason == "kv" or (lost.for_id, lost.for_index) in waiting)
+        }
+        return set(range(self.num_slots)) - set(self.holders) - later
 
     def _check_first_chunk(self, event: AdmitEvent, num_known: int) -> None:
         assert event.cached < max(num_known, 1), "nothing was left to compute"

@@ -1,14 +1,15 @@
 """`--preempt-for`: who may not wait takes the place of one that runs, and it changes no token."""
 
 from random import Random
-from typing import Any
+from typing import Any, TypeGuard
 
 import pytest
+from followed_schedule import FollowedSchedule
 from msgspec.structs import replace
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.errors import BatchdecodeError
-from batcher.events import AdmitEvent, Event, PreemptEvent
+from batcher.events import AdmitEvent, Event, PreemptEvent, RequestEvent
 from batcher.request import Result
 from batcher.settings import SchedulingSettings
 from batcher.simulation.result import SimulationResult
@@ -125,6 +126,45 @@ def test_the_most_urgent_goes_first_and_each_takes_the_worst_that_is_left() -> N
     ]
     admitted = [event.id for event in events if isinstance(event, AdmitEvent)]
     assert admitted[4:] == ["vip-1", "vip-2", "vip-6", "bulk-2", "bulk-3"]
+
+
+def test_each_gets_the_lowest_slot_that_is_free_when_it_comes() -> None:
+    # the first sample goes ahead of the pair to slot 2, for which the pair is too many; then the
+    # second sample takes the place of who runs in slot 1
+    pair = replace(BULK[2], id="pair", cfg_scale=1.5, negative_prompt="bad")
+    samples = replace(VIP, n=2, temperature=1.0)
+    schedule = FollowedSchedule(3, settings("priority"))
+    for request in (*BULK[:2], pair, samples):
+        schedule.add(request, request.id or "")
+    _, events = run([*BULK[:2], pair, samples], settings("priority"), num_slots=3)
+    for event in events:
+        if isinstance(event, RequestEvent):
+            schedule.follow(event)
+    told = [(event.id, event.index, event.slot) for event in events if is_move(event)]
+    assert told[2:5] == [("bulk-1", 0, 1), ("vip", 0, 2), ("vip", 1, 1)]
+
+
+def is_move(event: Event) -> TypeGuard[AdmitEvent | PreemptEvent]:
+    return isinstance(event, AdmitEvent | PreemptEvent)
+
+
+@pytest.mark.parametrize("capacity", ["watermark", "on-demand"])
+def test_who_gave_way_does_not_come_back_in_the_same_step(capacity: Any) -> None:
+    # the long prompt lacks blocks until both have gone, but takes only two of them at first
+    limits: dict[str, Any] = {"kv_blocks": 14, "block_size": 4, "long_prefill_threshold": 8}
+    first = replace(BULK[0], id="first", prompt=[5] * 2, max_tokens=20)
+    second = replace(BULK[1], id="second", prompt=[6] * 28, max_tokens=20, priority=4)
+    vip = replace(VIP, prompt=[7] * 44, arrival_time=5.0)
+    requests = [first, second, vip]
+    results, events = run(requests, settings("priority", capacity=capacity, **limits), num_slots=3)
+    told = [row for row in preemptions(events) if row[3] == "priority"]
+    assert [row[:2] for row in told] == [(5, "first"), (5, "second")]
+    moves = [(event.step, event.id) for event in events if isinstance(event, AdmitEvent)]
+    assert [id_ for step, id_ in moves if step == 5] == ["vip"]
+    plain, _ = run(requests, SchedulingSettings())
+    assert {id_: result.tokens for id_, result in results.items()} == {
+        id_: result.tokens for id_, result in plain.items()
+    }
 
 
 @pytest.mark.parametrize(

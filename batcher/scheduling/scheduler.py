@@ -120,9 +120,11 @@ class Scheduler(Admission):
     def _let_in_urgent(self, plan: StepPlan, urgency: Urgency, budget: int, num_kept: int) -> int:
         """Let in, ahead of the queue, those that may not wait; return what is left of the budget.
 
-        Those that give way to them free tokens of the step, if they were to decode.
+        Those that give way to them free tokens of the step, if they were to decode.  They come
+        back in a later step, even if there is room: they have still to be taken out of their slots.
         """
-        while (leader := urgency.most_urgent) is not None:
+        gone: set[ScheduledSequence] = set()
+        while (leader := urgency.most_urgent) is not None and leader not in gone:
             victims = self._victims_of(leader, urgency)
             if victims is None:
                 break
@@ -132,6 +134,7 @@ class Scheduler(Admission):
                 break
             for victim in victims:
                 self._preempt(plan, victim, leader, urgency.measure)
+            gone.update(victims)
             chunks = self._open(plan, leader, budget + freed, num_kept)
             if chunks is None:
                 raise InvariantError(f"{leader.id!r} has no room, and others gave way to it")

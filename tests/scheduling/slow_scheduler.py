@@ -183,7 +183,7 @@ class SlowScheduler:
         while self.waiting:
             unit = min(self.waiting, key=lambda other: (self.urgency(other), other.queue_number))
             victims = self.victims_of(unit)
-            if victims is None:
+            if victims is None or unit.name in {name for name, *_ in plan.preempted}:
                 break
             freed = 0 if num_kept else sum(len(v.rows) for v in victims if v.is_decoding)
             if budget + freed < len(unit.rows):
