@@ -27,10 +27,24 @@ OptionalCount = Annotated[
     Annotated[int, msgspec.Meta(ge=1, le=2**40)] | None,
     msgspec.Meta(description="a whole number of at least 1, or null"),
 ]
+Points = Annotated[
+    tuple[
+        tuple[
+            Annotated[int, msgspec.Meta(ge=1, le=2**40)],
+            Annotated[float, msgspec.Meta(ge=1e-9, le=1e9)],
+        ],
+        ...,
+    ],
+    msgspec.Meta(
+        description="pairs of a whole number of at least 1 and a number from 1e-9 to 1e9, "
+        "like [[16, 9.5], [32, 10]]"
+    ),
+]
 Flag = Annotated[bool, msgspec.Meta(description="true or false")]
 Text = Annotated[str, msgspec.Meta(description="text, in quotes if need be")]
 OptionalText = Annotated[str | None, msgspec.Meta(description="text, or null")]
 
+_ENTRY = re.compile(r"`\$\[(\d+)\]")
 _MAX_SHOWN = 40  # characters of a wrong value
 
 
@@ -161,9 +175,10 @@ def _value(field: Any, value: Any, place: str) -> Any:
     """
     try:
         return msgspec.convert(value, field.type)
-    except msgspec.ValidationError:
+    except msgspec.ValidationError as error:
         (meta,) = field.type.__metadata__
-        shown = repr(value)
+        entry = _ENTRY.search(str(error))  # of a list, which may be long: the one that is wrong
+        shown = repr(value[int(entry[1])] if entry else value)
         shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}…"
         raise CatalogError(
             f"{place}: {field.name}: expected {meta.description}, not {shown}"

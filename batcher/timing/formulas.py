@@ -4,9 +4,11 @@ Rule: all of them count in whole ticks, so the closed forms are exactly the sums
 """
 
 import sys
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
+from batcher.timing.curve import Curve
 from batcher.timing.ramps import least_steps, sum_of_ramp
 from batcher.timing.step_time import TICKS_PER_SECOND
 
@@ -57,10 +59,14 @@ class ProfileStepTime:
     """A step takes t0 + max(w, f*T) + g*n + (d + h*[prefill])*kv_read + e/2*prefill_work.
 
     T: the tokens of the step.  n: its sequences.  The terms are given in milliseconds.
+    by_tokens: (T, milliseconds), the T above 0 and ascending, takes the place of max(w, f*T): w at
+    no token, from there on linear from point to point, f for each token beyond the last.
     """
 
     __slots__ = (
         "_base",
+        "_by_tokens",
+        "_curve",
         "_half_per_work",
         "_least",
         "_most_tokens_of_least",
@@ -72,13 +78,20 @@ class ProfileStepTime:
         "_terms",
     )
 
-    def __init__(self, name: str, terms: dict[str, float]) -> None:
-        self._name, self._terms = name, dict(terms)
+    def __init__(
+        self, name: str, terms: dict[str, float], by_tokens: Sequence[tuple[int, float]] = ()
+    ) -> None:
+        self._name, self._terms, self._by_tokens = name, dict(terms), by_tokens
         ticks = {term: whole_ticks(amount, TICKS_PER_MILLISECOND) for term, amount in terms.items()}
         self._base, self._least = ticks["t0"], ticks["t0"] + ticks["w"]
         self._per_token, self._per_sequence = ticks["f"], ticks["g"]
         # f*T <= w, without the product: most steps are so
         self._most_tokens_of_least = ticks["w"] // ticks["f"] if ticks["f"] else sys.maxsize
+        self._curve: Curve | None = None
+        if by_tokens:
+            measured = [(place, whole_ticks(ms, TICKS_PER_MILLISECOND)) for place, ms in by_tokens]
+            self._curve = Curve([(0, ticks["w"]), *measured], ticks["f"])
+            self._most_tokens_of_least = 0
         self._per_kv = ticks["d"]
         self._per_kv_with_prefill = ticks["d"] + ticks["h"]
         self._half_per_work = whole_ticks(terms["e"], TICKS_PER_MILLISECOND // 2)
@@ -90,13 +103,17 @@ class ProfileStepTime:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Its terms, in milliseconds."""
-        return dict(self._terms)
+        """Its terms, and by_tokens if it has that, in milliseconds."""
+        if not self._by_tokens:
+            return dict(self._terms)
+        return {**self._terms, "by_tokens": [list(point) for point in self._by_tokens]}
 
     def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
         """Return how long a step takes."""
         if num_tokens <= self._most_tokens_of_least:
             common = self._least + num_sequences * self._per_sequence
+        elif self._curve is not None:
+            common = self._base + self._curve.at(num_tokens) + num_sequences * self._per_sequence
         else:
             common = self._base + num_tokens * self._per_token + num_sequences * self._per_sequence
         if prefill_work:

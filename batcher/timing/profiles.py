@@ -1,6 +1,7 @@
-"""Profiles: how long a step of a real engine takes, in seven terms, and where they come from."""
+"""Profiles: how long a step of a real engine takes, and where that comes from."""
 
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from batcher.timing.catalog import (
     Count,
     OptionalCount,
     OptionalText,
+    Points,
     Text,
     as_record,
     find,
@@ -27,6 +29,7 @@ YAML_SUFFIXES = (".yaml", ".yml")
 class Profile(Struct, frozen=True, kw_only=True):
     """What a step takes, in milliseconds; see ProfileStepTime, and docs/timing.md for each term.
 
+    by_tokens: (tokens of a step, what they take), in place of max(w, f*T).
     hardware, model: names of hardware.yaml and models.yaml, or of something not there.
     tensor_parallel: the GPUs that share the work.  kv_tokens: how many tokens the engine had room
     for.  error: how far it is from what was measured.
@@ -39,6 +42,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     d: Amount
     h: Amount
     e: Amount
+    by_tokens: Points = ()
     hardware: OptionalText = None
     model: OptionalText = None
     tensor_parallel: Count = 1
@@ -53,7 +57,7 @@ class Profile(Struct, frozen=True, kw_only=True):
 
     def step_time(self, name: str) -> ProfileStepTime:
         """Return the step time that a profile of this name stands for."""
-        return ProfileStepTime(name, self.terms)
+        return ProfileStepTime(name, self.terms, self.by_tokens)
 
 
 @cache
@@ -69,7 +73,8 @@ def read_profiles(path: str) -> dict[str, Profile]:
         CatalogError: the file cannot be read, or one of its profiles is none.
     """
     content = read_mapping(path)
-    if any(isinstance(value, dict) for value in content.values()):
+    named = content.keys() - set(Profile.__struct_fields__)
+    if any(isinstance(content[name], dict) for name in named):
         return _as_profiles(content, path)
     name = Path(path).stem
     return _as_profiles({name: content}, path)
@@ -108,6 +113,12 @@ def _as_profiles(content: dict[str, Any], place: str) -> dict[str, Profile]:
     profiles = {}
     for name, values in content.items():
         profile = as_record(values, Profile, f"{place}: profile {name}")
+        for (before, _), (after, _) in pairwise(profile.by_tokens):
+            if after <= before:
+                raise CatalogError(
+                    f"{place}: profile {name}: by_tokens: {after} comes after {before}: "
+                    "expected numbers of tokens that ascend"
+                )
         if not profile.step_time(name).ticks(1, 1, 0, 0):
             raise CatalogError(f"{place}: profile {name}: t0, w, f and g are 0: a step takes time")
         profiles[name] = profile

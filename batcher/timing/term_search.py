@@ -37,7 +37,8 @@ class Search(Struct, frozen=True):
 
 
 def starts_around(start: Profile) -> list[Profile]:
-    """Return `start`, and others of which a step that only decodes takes as long."""
+    """Return the terms of `start` alone, and others with which decoding takes as long."""
+    start = replace(start, by_tokens=())  # a search moves terms, and these it could not
     both = start.t0 + start.w
     if not both:
         return [start]

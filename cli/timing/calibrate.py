@@ -150,6 +150,8 @@ def _fit_requests(
     profile = msgspec.convert(known, Profile)
     errors = [*zip(("error", "held out"), fit.describe(), strict=False)]
     notes = [("open", OPEN_IN_REQUESTS)]
+    if start.by_tokens:
+        notes.append(("left out", f"by_tokens of {printable(run.start or '')}: terms are fitted"))
     return known, _summary(f"{printable(name)}: {count}", profile, errors, notes)
 
 

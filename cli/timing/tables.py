@@ -7,8 +7,9 @@ from cli.timing.report import StepTimeReport
 
 _TO_UNITS = {"t0": 1.0, "w": 1.0, "f": 1e3, "g": 1e3, "d": 1e6, "h": 1e6, "e": 1e6}
 _HEADS = ("profile", "t0 ms", "w ms", "f µs", "g µs", "d ns", "h ns", "e ns", "KV tokens")
+_POINTS_IN_A_LINE = 6
 
-
+MEASURED = "* for each token beyond its by_tokens, which batchdecode profiles NAME shows"
 ESTIMATED = "~ no engine has reported it: 90 % of the memory on the data sheet, less the weights"
 
 
@@ -33,9 +34,10 @@ def table_of(reports: Sequence[StepTimeReport]) -> str:
         for report in reports
         if report.physics and report.physics.verdict == "too fast"
     ]
+    measured = [MEASURED] if any("by_tokens" in report.settings for report in reports) else []
     estimated = [ESTIMATED] if any(map(_is_estimated, reports)) else []
     blocks = [
-        [*_aligned(terms, numbers=True), *estimated],
+        [*_aligned(terms, numbers=True), *measured, *estimated],
         _aligned(notes, numbers=False),
         listed,
         beaten,
@@ -47,6 +49,7 @@ def details_of(report: StepTimeReport) -> str:
     """Return one step time with all that is known of it, and what it predicts."""
     rows = [
         ("terms", "  ".join(_shown_settings(report))),
+        *_shown_times(report),
         ("hardware", _hardware(report)),
         ("KV", _room(report)),
         ("error", report.error),
@@ -68,8 +71,10 @@ def details_of(report: StepTimeReport) -> str:
 
 
 def _terms_row(report: StepTimeReport) -> tuple[str, ...]:
-    terms = (f"{report.settings[term] * unit:.4g}" for term, unit in _TO_UNITS.items())
-    return printable(report.name), *terms, _short_room(report)
+    terms = {term: f"{report.settings[term] * unit:.4g}" for term, unit in _TO_UNITS.items()}
+    if "by_tokens" in report.settings:
+        terms["f"] = f"*{terms['f']}"
+    return printable(report.name), *terms.values(), _short_room(report)
 
 
 def _is_estimated(report: StepTimeReport) -> bool:
@@ -96,11 +101,20 @@ def _aligned(rows: Sequence[Sequence[str]], *, numbers: bool) -> list[str]:
 
 
 def _shown_settings(report: StepTimeReport) -> list[str]:
-    is_plain = all(isinstance(value, int | float) for value in report.settings.values())
+    terms = {name: value for name, value in report.settings.items() if name != "by_tokens"}
+    is_plain = all(isinstance(value, int | float) for value in terms.values())
     if not is_plain:
         return []
-    unit = "s" if "seconds" in report.settings else "ms"
-    return [f"{name} {value:g}" for name, value in report.settings.items()] + [f"({unit})"]
+    unit = "s" if "seconds" in terms else "ms"
+    return [f"{name} {value:g}" for name, value in terms.items()] + [f"({unit})"]
+
+
+def _shown_times(report: StepTimeReport) -> list[tuple[str, str]]:
+    """Return the times by tokens that were measured, so many to a line."""
+    points = [f"{tokens:,}: {ms:g}" for tokens, ms in report.settings.get("by_tokens", ())]
+    rows = range(0, len(points), _POINTS_IN_A_LINE)
+    lines = ["  ".join(points[row : row + _POINTS_IN_A_LINE]) for row in rows]
+    return [("" if row else "by_tokens", line) for row, line in zip(rows, lines, strict=True)]
 
 
 def _hardware(report: StepTimeReport) -> str:

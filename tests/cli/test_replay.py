@@ -72,11 +72,13 @@ def test_calibrate_fits_the_times_of_requests_and_states_the_error():
     assert "; of the requests after these: ttft mean " in profile["error"]
     assert profile["source"] == "fitted to the times of 45 requests of requests.jsonl"
     assert "  held out  of the requests after these: ttft mean " in done.stderr
+    assert "  left out  by_tokens of rtx4090_llama3.1-8b: terms are fitted" in done.stderr
+    assert "by_tokens" not in profile
     assert "60 requests, 20 simulations" in done.stderr
 
 
 def test_calibrate_simulates_the_run_as_the_options_of_scheduling_say():
-    once = ["calibrate", LOG, "--start", "rtx4090_llama3.1-8b", "--tries", "1", *RUN]
+    once = ["calibrate", LOG, "--start", "l40s_llama3.1-8b_tp1", "--tries", "1", *RUN]
     more = [
         [],
         ["--capacity", "no-evict"],

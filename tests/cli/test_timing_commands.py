@@ -46,7 +46,19 @@ def test_one_profile_shows_what_it_predicts():
     text = batchdecode("profiles", "rtx4090_llama3.1-8b").stdout.decode()
     assert "KV        41,408 tokens reported; 42,266 fit beside the weights by" in text
     assert "--kv-blocks 2588" in text
-    assert "prefill 2,048       191.141   179.709   1.06           compute" in text
+    assert "prefill 2,048       192.821   179.709   1.07           compute" in text
+
+
+def test_times_by_tokens_are_shown():
+    text = batchdecode("profiles", "rtx4090_llama3.1-8b").stdout.decode()
+    assert "\n  by_tokens 15: 15.73  20: 16.73  64: 17.37  176: 20.87" in text
+    listed = batchdecode("profiles").stdout.decode()
+    assert "15.22  *88.12  8.456" in listed
+    assert (
+        "\n* for each token beyond its by_tokens, which batchdecode profiles NAME shows" in listed
+    )
+    (report,) = json.loads(batchdecode("profiles", "rtx4090_llama3.1-8b", "--json").stdout)
+    assert report["settings"]["by_tokens"][:2] == [[15, 15.73], [20, 16.73]]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +74,7 @@ def test_profiles_as_json():
     (report,) = json.loads(batchdecode("profiles", "rtx4090_llama3.1-8b", "--json").stdout)
     assert report["kv_tokens"] == 41408
     assert report["physics"]["verdict"] == "possible"
-    assert report["settings"]["t0"] == 9.159
+    assert report["settings"]["t0"] == 1.686
     assert len(json.loads(batchdecode("profiles", "--json").stdout)) == 12
 
 

@@ -21,6 +21,11 @@ STEP_TIMES: list[StepTime] = [
     ConstantStepTime(0.25),
     step_time_of("rtx4090_llama3.1-8b"),
     ProfileStepTime("steep", {"t0": 300, "w": 100, "f": 20, "g": 10, "d": 1.5, "h": 2, "e": 0.01}),
+    ProfileStepTime(
+        "jagged",
+        {"t0": 30, "w": 100, "f": 20, "g": 10, "d": 1.5, "h": 2, "e": 0.01},
+        ((2, 90.5), (3, 407.3), (5, 300), (40, 999)),
+    ),
     step_time_of("roofline:llama-3.1-8b:h100-sxm"),
 ]
 POLICIES = ["fcfs", "priority", "sjf", "ljf", "deadline", "lpm"]

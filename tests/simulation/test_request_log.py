@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from timing.smooth_profile import SMOOTH
 
 from batcher.errors import BatchdecodeError
 from batcher.settings import SchedulingSettings
@@ -130,9 +131,8 @@ def test_a_request_that_can_never_run_cannot_have_run() -> None:
 
 
 def test_a_profile_is_found_again_from_the_times_of_requests() -> None:
-    _, profile = load_profile("rtx4090_llama3.1-8b")
     _, start = load_profile("h100_llama3.1-8b_tp1")
-    log = simulated_log(profile.step_time("p"))
+    log = simulated_log(SMOOTH.step_time("p"))
     fit = fit_requests(log, NUM_SLOTS, SETTINGS, start, max_tries=200)
     assert fit.num_tries <= 200
     errors = {one.name: one.error for one in fit.comparisons}
@@ -145,13 +145,12 @@ def test_a_profile_is_found_again_from_the_times_of_requests() -> None:
 
 
 def test_the_makespan_is_a_part_of_what_is_fitted() -> None:
-    _, profile = load_profile("rtx4090_llama3.1-8b")
-    log = simulated_log(profile.step_time("p"))
-    fit = fit_requests(log, NUM_SLOTS, SETTINGS, profile, max_tries=1)
+    log = simulated_log(SMOOTH.step_time("p"))
+    fit = fit_requests(log, NUM_SLOTS, SETTINGS, SMOOTH, max_tries=1)
     assert fit.loss == pytest.approx(0, abs=1e-6)
     last = max(range(len(log)), key=lambda place: log[place].last_token_ts)
     log[last] = replace(log[last], last_token_ts=log[last].last_token_ts * 2)
-    fit = fit_requests(log, NUM_SLOTS, SETTINGS, profile, max_tries=1)
+    fit = fit_requests(log, NUM_SLOTS, SETTINGS, SMOOTH, max_tries=1)
     makespan = next(one.error for one in fit.comparisons if one.name == "makespan")
     assert makespan < -0.5
     others = [abs(one.error) for one in fit.comparisons if one.name in {"tpot mean", "e2e mean"}]
@@ -159,17 +158,16 @@ def test_the_makespan_is_a_part_of_what_is_fitted() -> None:
 
 
 def test_what_is_held_out_has_no_part_in_the_fit_and_judges_it() -> None:
-    _, profile = load_profile("rtx4090_llama3.1-8b")
-    log = simulated_log(profile.step_time("p"))
+    log = simulated_log(SMOOTH.step_time("p"))
     half = len(log) // 2
     slower = [
         replace(one, first_token_ts=one.first_token_ts + 9, last_token_ts=one.last_token_ts + 9)
         for one in log[half:]
     ]
-    fit = fit_requests([*log[:half], *slower], NUM_SLOTS, SETTINGS, profile, 30, holdout=0.5)
+    fit = fit_requests([*log[:half], *slower], NUM_SLOTS, SETTINGS, SMOOTH, 30, holdout=0.5)
     assert fit.num_fitted == half
     assert fit.loss == pytest.approx(0, abs=1e-6), "nothing is seen of the others"
-    assert fit.profile.terms == profile.terms
+    assert fit.profile.terms == SMOOTH.terms
     held_out = {one.name: one for one in fit.held_out}
     assert held_out["ttft mean"].simulated == pytest.approx(held_out["ttft mean"].real - 9)
     assert fit.describe()[1].startswith("of the requests after these: ttft mean -")

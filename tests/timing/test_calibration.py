@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from timing.smooth_profile import SMOOTH
 
 from batcher.errors import BatchdecodeError
 from batcher.timing.calibration import Terms, fit_steps, predicted_seconds, relative_errors
@@ -53,9 +54,8 @@ def made_log(profile: Profile, num_steps: int, noise: float, *, prompts: bool = 
     return log_of(*lines)
 
 
-@pytest.mark.parametrize("name", ["rtx4090_llama3.1-8b", "h100_llama3.1-70b_tp8"])
-def test_the_terms_of_an_exact_log_are_found_again(name: str) -> None:
-    profile = shipped_profiles()[name]
+@pytest.mark.parametrize("profile", [SMOOTH, shipped_profiles()["h100_llama3.1-70b_tp8"]])
+def test_the_terms_of_an_exact_log_are_found_again(profile: Profile) -> None:
     fit = fit_steps(made_log(profile, 400, 0), "log")
     assert fit.terms == pytest.approx(profile.terms, rel=1e-3, abs=1e-9)
     assert fit.errors.mape < 2e-4
@@ -64,7 +64,7 @@ def test_the_terms_of_an_exact_log_are_found_again(name: str) -> None:
 
 
 def test_errors_are_what_they_say() -> None:
-    log = made_log(shipped_profiles()["rtx4090_llama3.1-8b"], 1000, 0.1)
+    log = made_log(SMOOTH, 1000, 0.1)
     fit = fit_steps(log, "log")
     # noise is even from -10 % to 10 %: 5 % in the mean, 95 % of it within 9.5 %
     assert fit.errors.mape == pytest.approx(0.05, abs=0.005)
@@ -79,7 +79,7 @@ def test_errors_are_what_they_say() -> None:
 
 
 def test_held_out_steps_have_no_part_in_the_fit_they_judge() -> None:
-    log = made_log(shipped_profiles()["rtx4090_llama3.1-8b"], 400, 0)
+    log = made_log(SMOOTH, 400, 0)
     seconds = log.seconds.copy()
     seconds[4::5] *= 2  # a fit to the others says half of these, whatever they are
     doubled = StepLog(log.num_tokens, log.num_sequences, log.kv_read, log.prefill_work, seconds)
@@ -87,7 +87,7 @@ def test_held_out_steps_have_no_part_in_the_fit_they_judge() -> None:
 
 
 def test_the_fit_is_the_best_there_is_nearby() -> None:
-    log = made_log(shipped_profiles()["rtx4090_llama3.1-8b"], 300, 0.1)
+    log = made_log(SMOOTH, 300, 0.1)
     terms, weights = fit_steps(log, "log").terms, weights_of(log)
 
     def loss(tried: Terms) -> float:
@@ -98,18 +98,18 @@ def test_the_fit_is_the_best_there_is_nearby() -> None:
 
 
 def test_the_same_log_gives_the_same_profile() -> None:
-    log = made_log(shipped_profiles()["rtx4090_llama3.1-8b"], 100, 0.1)
+    log = made_log(SMOOTH, 100, 0.1)
     assert fit_steps(log, "log") == fit_steps(log, "log")
 
 
 def test_predictions_are_those_of_the_step_time() -> None:
-    profile = shipped_profiles()["rtx4090_llama3.1-8b"]
+    profile = SMOOTH
     log = made_log(profile, 50, 0)
     assert predicted_seconds(profile.terms, log) == pytest.approx(log.seconds)
 
 
 def test_what_a_log_cannot_tell_is_said() -> None:
-    profile = shipped_profiles()["rtx4090_llama3.1-8b"]
+    profile = SMOOTH
     decoding = fit_steps(made_log(profile, 50, 0, prompts=False), "log")
     assert decoding.notes == [
         "no step computes a prompt: t0 + w, g and d are known, f, h and e guesses"
@@ -193,7 +193,7 @@ def test_equal_steps_can_be_fitted() -> None:
 
 
 def test_a_search_finds_terms_by_trying() -> None:
-    true = shipped_profiles()["rtx4090_llama3.1-8b"]
+    true = SMOOTH
     log = made_log(true, 100, 0)
 
     def residuals(profile: Profile) -> Any:
@@ -209,7 +209,7 @@ def test_a_search_finds_terms_by_trying() -> None:
 
 
 def test_a_search_keeps_to_its_limit_and_its_zeros() -> None:
-    start = replace(shipped_profiles()["rtx4090_llama3.1-8b"], h=0.0)
+    start = replace(SMOOTH, h=0.0)
     tried: list[Profile] = []
 
     def residuals(profile: Profile) -> Any:
@@ -225,7 +225,7 @@ def test_a_search_keeps_to_its_limit_and_its_zeros() -> None:
 
 
 def test_a_search_does_not_stop_where_t0_is_w() -> None:
-    true = replace(shipped_profiles()["rtx4090_llama3.1-8b"], t0=4.0, w=14.0)
+    true = replace(SMOOTH, t0=4.0, w=14.0)
     log = made_log(true, 200, 0.05)
 
     def residuals(profile: Profile) -> Any:

@@ -5,14 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from timing.smooth_profile import SMOOTH as TRUE
 
 from batcher.timing.calibration import fit_steps, predicted_seconds
-from batcher.timing.profiles import shipped_profiles
 from batcher.timing.step_kinds import KINDS, weights_of
 from batcher.timing.step_log import StepLog
 from batcher.timing.step_time import TICKS_PER_SECOND
 
-TRUE = shipped_profiles()["rtx4090_llama3.1-8b"]
 PER_PROMPT = 0.008  # seconds that each prompt costs, for which a profile has no term
 
 
