@@ -170,6 +170,9 @@ class EngineMachine(RuleBasedStateMachine):
             return
         if result.steps.admitted is not None and result.steps.finished is not None:
             num_steps = result.steps.finished - result.steps.admitted + 1
+            if request.max_tokens == 0:  # the log-probabilities of its prompt take a step
+                assert num_steps == 1
+                num_steps = 0
             assert len(result.tokens) == num_steps + self.schedule.jumped[row]
 
     def check_stream(self, request: Request, result: Result) -> None:
