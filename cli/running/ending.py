@@ -36,16 +36,18 @@ class Ending:
         self._lock, self._resumption, self._command = lock, resumption, command
 
     def tell(self, remark: str, what_now: str | None = None) -> None:
-        """Say why the run ends, where its results are, and how to go on.
+        """Say why the run ends, where its results are if there are any, and how to go on.
 
         what_now: by default the command that continues it.
         """
         results = self._recorder.results
-        went = counted(results.num_written, "result")
-        if self._options.stream:
-            went += f" and {counted(results.num_token_events, 'token event')}"
         where = self._lock.whereabouts()
-        say(printable_lines(f"{remark}; {went} went to {where}\n"))
+        if results.num_written or results.num_token_events:
+            went = counted(results.num_written, "result")
+            if self._options.stream:
+                went += f" and {counted(results.num_token_events, 'token event')}"
+            remark += f"; {went} went to {where}"
+        say(printable_lines(f"{remark}\n"))
         if self._resumption.is_possible and where == self._options.output:
             say(printable_lines(f"{what_now or f'continue with: {self._command}'}\n"))
 

@@ -83,8 +83,7 @@ def with_closed(descriptor, *command):
 
 def test_a_closed_stdin_or_stdout_is_an_error():
     assert with_closed(0) == (2, "error: cannot read <stdin> after line 0: Bad file descriptor\n")
-    assert with_closed(1)[0] == 1
-    assert "cannot write stdout: Bad file descriptor" in with_closed(1)[1]
+    assert with_closed(1) == (1, "error: cannot write stdout: Bad file descriptor\n")
     assert with_closed(2) == (0, "")
     for command in (["trace"], ["trace", "-"]):
         assert with_closed(0, *command) == (

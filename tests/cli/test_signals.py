@@ -196,8 +196,9 @@ def test_a_run_that_waits_for_its_fifo_to_open_stops_at_once(tmp_path):
 def test_a_run_that_waits_for_its_pipe_has_shown_all_and_stops_at_once(tmp_path):
     trace = tmp_path / "trace"
     process = start("run", "-b", "2", "--keep-order", "--trace", trace, stdin=subprocess.PIPE)
-    long, short = workload(2, max_tokens=100)[::-1]
-    process.stdin.write(lines_of(long | {"max_tokens": 50}, short))
+    short, *others = workload(3, max_tokens=100)
+    long, waiting = (request | {"max_tokens": 50} for request in others)
+    process.stdin.write(lines_of(long, short, waiting))  # the third fills the slot of the second
     process.stdin.flush()
     began = time.monotonic()
     while not trace.exists() or b'"finish"' not in trace.read_bytes():
