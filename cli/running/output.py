@@ -3,6 +3,7 @@
 Rule: only whole lines are written; what did not get out whole is taken back where that can be.
 """
 
+import errno
 import io
 import os
 import select
@@ -57,7 +58,9 @@ class FileSink:
     def __init__(self, raw: io.FileIO, name: str) -> None:
         self.name = name
         self._raw = raw
-        self.is_file = stat.S_ISREG(os.fstat(raw.fileno()).st_mode)
+        status = os.fstat(raw.fileno())
+        self.is_file = stat.S_ISREG(status.st_mode)
+        self._size = status.st_size  # of the file, as far as we know
 
     def write(self, lines: bytes) -> None:
         """Write all of `lines`, or nothing of them to a file."""
@@ -69,6 +72,7 @@ class FileSink:
                     select.select([], [self._raw], [])
                 else:
                     rest = rest[num_written:]
+                    self._size += num_written
         except BrokenPipeError:
             raise
         except OSError as error:
@@ -77,11 +81,21 @@ class FileSink:
             raise WriteError(self.name, error) from error
 
     def close(self) -> None:
-        """Close the descriptor."""
+        """Close the descriptor.
+
+        Raises:
+            WriteError: some of what was written is no longer in the file.
+        """
+        is_own = self.is_file and self._raw.closefd  # into stdout, others may write, too
+        num_lost = self._size - os.fstat(self._raw.fileno()).st_size if is_own else 0
         self._raw.close()
+        if num_lost > 0:
+            what = f"{num_lost:,} bytes were cut off while it was written"
+            raise WriteError(self.name, OSError(errno.EIO, what))
 
     def _take_back(self, num_bytes: int) -> None:
         """Cut off the torn end that a failed write has left."""
+        self._size -= num_bytes
         self._raw.seek(-num_bytes, os.SEEK_CUR)
         self._raw.truncate()
 
@@ -258,10 +272,16 @@ def open_sink(path: str, *, append: bool = False) -> Sink:
         OutputError: the file cannot be opened.
     """
     try:
-        file = FileSink(io.FileIO(_opened_as(path), "a" if append else "w"), path)
+        raw = io.FileIO(_opened_as(path), "a" if append else "w", opener=_open_at_end)
+        file = FileSink(raw, path)
     except (OSError, ValueError) as error:
         raise OutputError(f"cannot write {path}: {_reason(error)}") from error
     return GzipSink(file, is_needed=not append) if path.endswith(".gz") else file
+
+
+def _open_at_end(path: str, flags: int) -> int:
+    """Open a file that is always written to at its end: if others cut it, that leaves no hole."""
+    return os.open(path, flags | os.O_APPEND, 0o666)
 
 
 def _opened_as(path: str) -> str:

@@ -37,6 +37,19 @@ def test_results_that_were_deleted_while_they_were_written_are_an_error(tmp_path
     assert len((tmp_path / "out").read_bytes().splitlines()) == 60
 
 
+def test_results_that_were_cut_off_while_they_were_written_are_an_error(tmp_path, running):
+    os.truncate(tmp_path / "out", 0)
+    stderr = running.communicate()[1].decode()
+    assert running.returncode == 1
+    assert " bytes were cut off while it was written; 60 results went to out\n" in stderr
+    assert "continue with: batchdecode" in stderr
+    left = (tmp_path / "out").read_bytes()
+    assert left.startswith(b'{"id":')  # no hole
+    assert '"finished": false' in (tmp_path / "out.run.json").read_text()
+    assert batchdecode("run", "in", "-o", "out", "-q", "--resume", cwd=tmp_path).returncode == 0
+    assert len((tmp_path / "out").read_bytes().splitlines()) == 60
+
+
 def test_results_that_were_moved_or_replaced_are_told_where_they_are(tmp_path, running):
     (tmp_path / "out").rename(tmp_path / "moved")
     (tmp_path / "out").write_text("another file")
