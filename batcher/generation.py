@@ -1,6 +1,6 @@
 """`generate` and `generate_many`: token ids in, token ids out, from an LLM that people bring."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, TypedDict, Unpack, cast
 
 from batcher.engine import Engine
@@ -16,7 +16,8 @@ from batcher.validation import Target, find_problems, num_slots_needed
 class Sampling(TypedDict, total=False):
     """What `generate` and `generate_many` take beside their arguments: these fields of a Request.
 
-    They mean what docs/requests-and-results.md says of them, and `temperature` is 1 by default.
+    They mean what docs/requests-and-results.md says of them; `temperature` is 1 by default, and the
+    token ids of `logit_bias` may be numbers.
     """
 
     temperature: float
@@ -30,7 +31,7 @@ class Sampling(TypedDict, total=False):
     repetition_penalty: float
     frequency_penalty: float
     presence_penalty: float
-    logit_bias: dict[str, float]
+    logit_bias: Mapping[int | str, float]
     allowed_token_ids: list[int]
     bad_words: list[str]
     min_tokens: int
@@ -130,6 +131,9 @@ def _request(
             hint = suggest(name, known) or f"known: {', '.join(known)}"
             raise BatchdecodeError(f"{name!r} does not say how tokens are chosen; {hint}")
     fields: dict[str, Any] = {"temperature": 1.0, **sampling}
+    biases = fields.get("logit_bias")
+    if isinstance(biases, Mapping):
+        fields["logit_bias"] = _by_strings(biases)
     request = Request(
         prompt=list(prompt_tokens) if isinstance(prompt_tokens, Iterable) else prompt_tokens,
         max_tokens=MAX_INT if max_tokens is None else max_tokens,
@@ -140,6 +144,12 @@ def _request(
     if problems:
         raise RequestError("1", problems)
     return request
+
+
+def _by_strings(biases: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return `biases` with token ids as a Request has them, unless one is there in both ways."""
+    named = {str(key) if type(key) is int else key: bias for key, bias in biases.items()}
+    return named if len(named) == len(biases) else dict(biases)
 
 
 def _outputs(model: LLMModel, request: Request, *, batch_size: int) -> list[list[int]]:

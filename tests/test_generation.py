@@ -141,6 +141,7 @@ def test_one_sample_is_the_first_of_many() -> None:
         ({"temperature": 0, "stop_sequence": [2, 3]}, [1, 2, 3]),
         ({"temperature": 0, "allowed_token_ids": [0, STOP]}, [0, 0, 0, 0, STOP]),
         ({"temperature": 0, "logit_bias": {"0": 9.0}, "max_tokens": 3}, [0, 0, 0]),
+        ({"temperature": 0, "logit_bias": {0: 9.0}, "max_tokens": 3}, [0, 0, 0]),
         ({"temperature": 0, "ignore_eos": True, "max_tokens": 7}, [1, 2, 3, 4, STOP, 0, 1]),
         ({"temperature": 0, "cfg_scale": -1.0 + 1, "negative_prompt": [0, 1, 2]}, [3, 4, STOP]),
     ],
@@ -232,6 +233,11 @@ def test_arguments_that_are_not_valid(call: Callable) -> None:
 def test_a_name_that_is_none_is_an_error(name: str, hint: str) -> None:
     with pytest.raises(BatchdecodeError, match=f"'{name}' does not say how .*{hint}"):
         generate([0], LLM(), **{name: 1})
+
+
+def test_a_token_id_cannot_have_two_biases() -> None:
+    with pytest.raises(RequestError, match=r"not 3 .*each id once, as a string"):
+        generate([1], LLM(), logit_bias={"3": 1.0, 3: 2.0})
 
 
 def test_an_llm_is_not_asked_about_what_is_not_valid() -> None:

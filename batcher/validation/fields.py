@@ -100,7 +100,8 @@ def _check_logit_bias(biases: object, path: Path, target: Target) -> Problems:
             expected = f'must be token ids from "0" to "{largest}"'
             message = f"the names in {quote(path)} {expected}, not {show(key)}"
             place = (*path, key) if is_short else path
-            yield FieldProblem("unknown-token", place, message, is_key=is_short)
+            hint = None if isinstance(key, str) else "write each id once, as a string"
+            yield FieldProblem("unknown-token", place, message, hint, is_key=is_short)
             return
     for key, bias in biases.items():
         yield from check_number(bias, (*path, key), LOGIT_BIAS)
