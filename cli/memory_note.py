@@ -18,7 +18,7 @@ def memory_note(profile: str, settings: SchedulingSettings) -> str | None:
         return None
     count = f"{room.num_tokens:,} tokens"
     known = count if room.is_reported else f"about {count} by its data sheet"
-    num_blocks = room.num_tokens // settings.block_size
+    num_blocks = room.num_blocks(settings.block_size)
     option = f": --kv-blocks {num_blocks}" if num_blocks else ""
     return f"KV is unlimited; the GPU of {profile} has room for {known}{option}"
 

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.settings import DEFAULT_BLOCK_SIZE, Capacity
+from batcher.timing.memory import usable_blocks
 
 # As the options have them.
 MAX_SLOTS, MAX_BLOCKS, MAX_BLOCK_SIZE, MAX_COUNT = 2**20, 2**24, 2**20, 2**31 - 1
@@ -154,10 +155,7 @@ def _read(field: _Field, path: tuple[str, ...], value: Any, name: str) -> Value:
 
 
 def _count_blocks(limits: dict[str, Limit]) -> None:
-    """Count the blocks that sequences can have: vLLM keeps the first one, the null block, empty.
-
-    Tokens of memory, where only they are known, are put into blocks.
-    """
+    """Count the blocks that sequences get; tokens, where only they are known, are put into some."""
     tokens = limits.pop("kv_tokens", None)
     if tokens is not None and "kv_blocks" not in limits:
         size = limits["block_size"].value if "block_size" in limits else DEFAULT_BLOCK_SIZE
@@ -165,4 +163,4 @@ def _count_blocks(limits: dict[str, Limit]) -> None:
     if "kv_blocks" in limits:
         blocks = limits["kv_blocks"]
         place = f"{blocks.place}, less the null block,"
-        limits["kv_blocks"] = Limit(max(blocks.value - 1, 1), place)
+        limits["kv_blocks"] = Limit(max(usable_blocks(blocks.value), 1), place)

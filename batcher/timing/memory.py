@@ -17,6 +17,15 @@ class KvRoom(Struct, frozen=True):
     num_tokens: int
     is_reported: bool
 
+    def num_blocks(self, block_size: int) -> int:
+        """Count the blocks of so many tokens that sequences get."""
+        return usable_blocks(self.num_tokens // block_size)
+
+
+def usable_blocks(num_blocks: int) -> int:
+    """Return how many of the blocks sequences get: vLLM keeps the first, the null block, empty."""
+    return max(num_blocks - 1, 0)
+
 
 def kv_room_of(text: str) -> KvRoom | None:
     """Return what is known of the memory where steps take what `text` names, None if nothing is.

@@ -21,7 +21,7 @@ from cli.config import model_settings, use_run_config
 EXAMPLES = """\b
 Examples:
   batchdecode compare requests.jsonl --batch 8,16,32 --policy fcfs,sjf
-  batchdecode compare requests.jsonl --batch 16,32 --kv-blocks 1000,2588 \\
+  batchdecode compare requests.jsonl --batch 16,32 --kv-blocks 1000,2587 \\
     --profile rtx4090_llama3.1-8b --slo ttft=0.5,tpot=50ms --sort goodput
 """
 

@@ -26,7 +26,7 @@ EXAMPLES = """\b
 Examples:
   batchdecode plan requests.jsonl --slo ttft=0.5,tpot=50ms --profile our.yaml
   batchdecode plan requests.jsonl --slo ttft=1 --search rate --batch 32 \\
-    --kv-blocks 2588 --profile rtx4090_llama3.1-8b
+    --kv-blocks 2587 --profile rtx4090_llama3.1-8b
 
 \b
 Exit codes: 0 found; 1 no setting meets the SLO; 2 bad input or usage.

@@ -15,7 +15,7 @@ EXAMPLES = """\b
 Examples:
   batchdecode replay log.jsonl --profile rtx4090_llama3.1-8b --meta meta.json
   batchdecode replay log.jsonl --profile rtx4090_llama3.1-8b --batch 256 \\
-    --kv-blocks 2588 --max-batch-tokens 2048
+    --kv-blocks 2587 --max-batch-tokens 2048
 """
 
 

@@ -98,11 +98,9 @@ def _guess(used: dict[str, UsedLimit], profile: str) -> None:
     if room is None or not room.num_tokens:
         guess("kv_blocks", None, "no limit is known")
     else:
-        num_blocks = max(room.num_tokens // used["block_size"].value, 1)
-        num_blocks = min(num_blocks, MAX_KV_BLOCKS)
+        num_blocks = max(room.num_blocks(used["block_size"].value), 1)
         known = "an engine" if room.is_reported else "by its data sheet, the GPU"
-        guess(
-            "kv_blocks", num_blocks, f"{known} of {profile} had room for {room.num_tokens:,} tokens"
-        )
+        had = f"{known} of {profile} had room for {room.num_tokens:,} tokens, less the null block"
+        guess("kv_blocks", min(num_blocks, MAX_KV_BLOCKS), had)
     keep_default("prefix_cache")
     keep_default("capacity")

@@ -5,7 +5,7 @@ from typing import Any
 from msgspec import Struct
 
 from batcher.settings import DEFAULT_BLOCK_SIZE
-from batcher.timing.memory import num_tokens_that_fit
+from batcher.timing.memory import num_tokens_that_fit, usable_blocks
 from batcher.timing.physics import LOADS, Verdict, check_physics
 from batcher.timing.profiles import Profile
 from batcher.timing.roofline import (
@@ -70,12 +70,16 @@ def report_of_profile(name: str, profile: Profile) -> StepTimeReport:
         tensor_parallel=profile.tensor_parallel,
         kv_tokens=profile.kv_tokens,
         kv_tokens_that_fit=fit,
-        kv_blocks=None if num_tokens is None else num_tokens // DEFAULT_BLOCK_SIZE,
+        kv_blocks=None if num_tokens is None else _num_blocks(num_tokens),
         error=profile.error,
         source=profile.source,
         physics=physics_of(verdict),
         predictions=predictions or predictions_of(step_time),
     )
+
+
+def _num_blocks(num_tokens: int) -> int:
+    return usable_blocks(num_tokens // DEFAULT_BLOCK_SIZE)
 
 
 def physics_of(verdict: Verdict) -> Physics:
@@ -117,7 +121,7 @@ def report_of_roofline(name: str) -> StepTimeReport:
         settings=step_time.settings,
         tensor_parallel=tensor_parallel,
         kv_tokens_that_fit=num_tokens,
-        kv_blocks=num_tokens // DEFAULT_BLOCK_SIZE,
+        kv_blocks=_num_blocks(num_tokens),
         error="a bound, not an estimate: real engines take longer",
         source=gpu.source,
         predictions=predictions_of(step_time),

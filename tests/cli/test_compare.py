@@ -32,7 +32,7 @@ def test_a_row_for_each_cell_with_what_varies_what_binds_and_the_knee():
     assert [line.endswith("knee") for line in lines[2:7]] == [False, False, False, True, False]
     assert done.stderr == (
         "KV is unlimited; the GPU of rtx4090_llama3.1-8b has room for 41,408 tokens: "
-        "--kv-blocks 2588\n"
+        "--kv-blocks 2587\n"
     )
 
 

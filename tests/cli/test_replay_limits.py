@@ -63,8 +63,8 @@ def test_what_nobody_says_is_guessed_and_warned_of(folder):
     done = replay(folder, "--json")
     assert limits_of(done)["batch"] == (256, "guessed: the default of vLLM")
     assert limits_of(done)["max_batch_tokens"][0] == 2048
-    assert limits_of(done)["kv_blocks"][0] == 2588
-    assert "by --batch 256, --max-batch-tokens 2048, --kv-blocks 2588: these are" in done.stderr
+    assert limits_of(done)["kv_blocks"][0] == 2587
+    assert "by --batch 256, --max-batch-tokens 2048, --kv-blocks 2587: these are" in done.stderr
     some = replay(folder, "--kv-blocks", "1200", "--batch", "4000")
     assert "warning: nobody says how the run was limited by --max-batch-tokens 4000:" in some.stderr
 

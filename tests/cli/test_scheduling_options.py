@@ -96,12 +96,12 @@ def test_the_trace_command_runs_requests_as_run_does(folder):
     [
         (
             ["rtx4090_llama3.1-8b"],
-            "the GPU of rtx4090_llama3.1-8b has room for 41,408 tokens: --kv-blocks 2588",
+            "the GPU of rtx4090_llama3.1-8b has room for 41,408 tokens: --kv-blocks 2587",
         ),
-        (["rtx4090_llama3.1-8b", "--prefix-cache", "on", "--block-size", "32"], "--kv-blocks 1294"),
+        (["rtx4090_llama3.1-8b", "--prefix-cache", "on", "--block-size", "32"], "--kv-blocks 1293"),
         (
             ["h100_llama3.1-8b_tp1"],
-            "has room for about 426,788 tokens by its data sheet: --kv-blocks 26674",
+            "has room for about 426,788 tokens by its data sheet: --kv-blocks 26673",
         ),
         (["rtx4090_llama3.1-8b", "--kv-blocks", "99"], None),
         (["constant:2"], None),
