@@ -1,13 +1,15 @@
 """The blocks of the KV cache: which are held, which are free, and what the free ones still hold.
 
 A block whose content is known by a key can be found again until it is taken for something else.
+Of blocks that are named as a chain nobody looks for one before the one ahead of it is found, so its
+key is made only then: most are never made.
 The order in which free blocks are taken is vLLM's: first those that hold nothing worth finding,
 last freed first; then those that can be found, the least recently used first.  Typed content goes
 later: rank by rank.
 """
 
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from itertools import groupby
 from operator import eq
 from typing import NamedTuple
@@ -37,6 +39,18 @@ class Prefix(Struct, gc=False):
     num_lost: int = 0
 
 
+class _Chain(NamedTuple):
+    """Blocks that were named as a chain, of which some have no keys yet.
+
+    first: the node of the first of them; those after it have the numbers that follow.
+    contents: of those that have no keys.
+    """
+
+    first: int
+    blocks: Sequence[int]
+    contents: Iterator[Hashable]
+
+
 class BlockUse(NamedTuple):
     """How many blocks are held, how many nobody holds that can be found, and how many are empty."""
 
@@ -56,6 +70,7 @@ class BlockPool:
     __slots__ = (
         "_blank",
         "_extra_holders",
+        "_has_ranks",
         "_idle",
         "_is_growing",
         "_keys",
@@ -63,6 +78,7 @@ class BlockPool:
         "_nodes",
         "_ranks",
         "_rests",
+        "_unmade",
         "found",
         "num_free",
         "num_lost",
@@ -78,10 +94,11 @@ class BlockPool:
         self._blank = list(range(self.num_total - 1, -1, -1))  # free, and holding nothing; a stack
         self._idle = [IdleBlocks() for _ in range(NUM_RANKS)]
         self._extra_holders: dict[int, int] = {}  # of blocks that more than one sequence holds
-        # By block: the key it is found by and its node, if it is; further keys, if it has any.
-        self._keys: list[Key | None] = [None] * self.num_total
+        self._unmade: dict[int, _Chain] = {}  # by the node before the first block without a key
+        # By block: its node, if it is named, and its key, if that is made; further keys, if any.
+        self._keys: dict[int, Key] = {}
         self._nodes = [NO_NODE] * self.num_total
-        self._ranks = [0] * self.num_total
+        self._ranks, self._has_ranks = [0] * self.num_total, False
         self._rests = bytearray(self.num_total)  # 1: it is idle
         self._more_keys: dict[int, list[Key]] = {}
         self.num_named = ROOT
@@ -163,7 +180,7 @@ class BlockPool:
             for block in shared:
                 self._let_go(block)
         self.num_free += len(freed)
-        if not self.found:
+        if self.num_named == ROOT:
             self._blank += freed
             return
         idle = [block for block in freed if nodes[block] != NO_NODE]
@@ -171,43 +188,76 @@ class BlockPool:
             self._blank += [block for block in freed if nodes[block] == NO_NODE]
         for block in idle:
             rests[block] = 1
-        for rank, alike in groupby(idle, self._ranks.__getitem__):
-            self._idle[rank].extend(alike)
+        if self._has_ranks:
+            for rank, alike in groupby(idle, self._ranks.__getitem__):
+                self._idle[rank].extend(alike)
+        else:
+            self._idle[0].extend(idle)
 
     def name(
-        self, blocks: Iterable[int], node: Node, contents: Iterable[Hashable], rank: int = 0
+        self, blocks: Sequence[int], node: Node, contents: Iterable[Hashable], rank: int = 0
     ) -> Node:
         """Let held blocks be found, each by a key for which no other is, as a chain from `node` on.
 
+        contents: may be asked for later than now, or never.
         Returns the node of the last key.
         """
         nodes, keys, find = self._nodes, self._keys, self.found.setdefault
-        num_named = self.num_named
-        for block, content in zip(blocks, contents, strict=True):
-            key = node, content
+        unread = iter(contents)
+        for place, block in enumerate(blocks):
+            if node in self._unmade:
+                self._make_key(node)
+            key = node, next(unread)
             holder = find(key, block)
             if holder != block:
                 node = nodes[holder]
-            elif nodes[block] == NO_NODE:
-                num_named += 1
-                node = nodes[block] = num_named
-                keys[block] = key
-                if rank:
-                    self._ranks[block] = rank
-            else:
+            elif nodes[block] != NO_NODE:
                 node = nodes[block]
                 self._name_again(block, key, rank)
-        self.num_named = num_named
+            else:
+                keys[block] = key
+                chain = blocks[place:]
+                if max(map(nodes.__getitem__, chain)) == NO_NODE:
+                    return self._name_new(chain, unread, rank)
+                node = self._name_new([block], unread, rank)
         return node
+
+    def _name_new(self, chain: Sequence[int], contents: Iterator[Hashable], rank: int) -> int:
+        """Give nodes to blocks that have none, of which the first has its key; return the last."""
+        nodes, first = self._nodes, self.num_named + 1
+        for node, block in enumerate(chain, first):
+            nodes[block] = node
+        if len(chain) > 1:
+            self._unmade[first] = _Chain(first, chain, contents)
+        if rank:
+            self._has_ranks = True
+            for block in chain:
+                self._ranks[block] = rank
+        self.num_named += len(chain)
+        return self.num_named
+
+    def _make_key(self, node: int) -> None:
+        """Make the key of the block after `node` in its chain, if it still holds what it did."""
+        chain, child = self._unmade.pop(node), node + 1
+        place = child - chain.first
+        block = chain.blocks[place]
+        if self._nodes[block] != child:
+            return  # and nobody gets past it
+        key = node, next(chain.contents)
+        self.found[key], self._keys[block] = block, key
+        if place + 1 < len(chain.blocks):
+            self._unmade[child] = chain
 
     def follow(self, prefix: Prefix, root: Node, contents: Iterable[Hashable]) -> None:
         """Let `prefix` hold what can be found of the chain from `root` that goes on by `contents`.
 
         contents: of what comes after the blocks that `prefix` has; as far as they can be found.
         """
-        found, nodes = self.found, self._nodes
+        found, nodes, unmade = self.found, self._nodes, self._unmade
         node = prefix.nodes[-1] if prefix.nodes else root
         for content in contents:
+            if node in unmade:
+                self._make_key(node)
             block = found.get((node, content))
             if block is None:
                 break
@@ -227,15 +277,19 @@ class BlockPool:
 
     def forget(self, block: int) -> None:
         """Let a held block be found no longer: it does not hold what was promised."""
-        key = self._keys[block]
-        if key is not None:
+        if self._nodes[block] != NO_NODE:
             self.num_lost += 1
-            del self.found[key]
+            self._drop_key(block)
             for other in self._more_keys.pop(block, ()) if self._more_keys else ():
                 del self.found[other]
-            self._keys[block] = None
             self._nodes[block] = NO_NODE
             self._ranks[block] = 0
+
+    def _drop_key(self, block: int) -> None:
+        key = self._keys.pop(block, None)
+        if key is not None:
+            del self.found[key]
+            self._unmade.pop(self._nodes[block], None)
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Make sure that every block is free or held, by exactly those whose `tables` name it.
@@ -277,29 +331,30 @@ class BlockPool:
         self._blank[:0] = new  # after those there were, as if they had been there
         self.num_total += num_more
         self.num_free += num_more
-        self._keys += [None] * num_more
         self._nodes += [NO_NODE] * num_more
         self._ranks += [0] * num_more
         self._rests += bytes(num_more)
 
     def _evict(self, num_blocks: int, evicted: list[int]) -> None:
         """Add to `evicted` the free blocks that are worth the least, and forget what they hold."""
-        keys, nodes, rests, found = self._keys, self._nodes, self._rests, self.found
+        keys, nodes, rests = self._keys, self._nodes, self._rests
         for rank, idle in enumerate(self._idle):
             num_taken = min(num_blocks, len(idle))
             blocks = idle.take(num_taken)
             evicted += blocks
             self.num_lost += num_taken
-            for block in blocks:  # as in `forget`
-                del found[keys[block]]  # type: ignore[arg-type]  # what is idle has a key
-                keys[block], nodes[block], rests[block] = None, NO_NODE, 0
+            for block in keys.keys() & blocks:  # as in `forget`
+                self._drop_key(block)
+            for block in blocks:
+                nodes[block] = NO_NODE
+                rests[block] = 0
             if rank:
                 for block in blocks:
                     self._ranks[block] = 0
             if self._more_keys:
                 for block in self._more_keys.keys() & blocks:
                     for key in self._more_keys.pop(block):
-                        del found[key]
+                        del self.found[key]
             num_blocks -= num_taken
             if not num_blocks:
                 return
@@ -307,9 +362,10 @@ class BlockPool:
 
     def _name_again(self, block: int, key: Key, rank: int) -> None:
         """Take note of a key of a block that can be found already, by another key or by this."""
-        if key != self._keys[block] and key not in self._more_keys.get(block, ()):
+        if key != self._keys.get(block) and key not in self._more_keys.get(block, ()):
             self._more_keys.setdefault(block, []).append(key)
             self._ranks[block] = max(self._ranks[block], rank)
+            self._has_ranks |= rank > 0
 
     def _let_go(self, block: int) -> None:
         """Take one holder from a block that has several."""

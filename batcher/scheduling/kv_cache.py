@@ -282,7 +282,8 @@ class KVCache:
         every, place = iter(contents), 0
         for rank, alike in groupby(_ranks(sequence, first, num_blocks, size)):
             some = blocks[place : (place := place + len([*alike]))]
-            sequence.node = self.pool.name(some, sequence.node, islice(every, len(some)), rank)
+            known = [*islice(every, len(some))]
+            sequence.node = self.pool.name(some, sequence.node, known, rank)
 
     def _part(self, sequence: ScheduledSequence, start: int, end: int) -> Hashable:
         """Return what stands for the tokens start..end, the beginning of a block."""

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from slow_pool import SlowPool
 
 from batcher.errors import InvariantError
-from batcher.scheduling.blocks import NUM_RANKS, ROOT, BlockPool
+from batcher.scheduling.blocks import NO_NODE, NUM_RANKS, ROOT, BlockPool, Prefix
 
 NUM_BLOCKS = 7
 
@@ -58,7 +58,21 @@ class Pools(RuleBasedStateMachine):
         for block, content in zip(table, contents, strict=True):
             node = self.slow.name(block, (node, content))
         assert self.pool.name(table, ROOT, contents) == node
-        assert self.pool.name(table, ROOT, contents) == node, "named again, it is the same"
+        if data.draw(st.booleans()):
+            assert self.pool.name(table, ROOT, contents) == node, "named again, it is the same"
+
+    @rule(contents=st.lists(st.integers(10, 12), max_size=5))
+    def look(self, contents: list[int]) -> None:
+        node, blocks = ROOT, []
+        for content in contents:
+            block = self.slow.find((node, content))
+            if block is None:
+                break
+            node = self.slow.nodes[block]
+            blocks.append(block)
+        prefix = Prefix()
+        self.pool.follow(prefix, ROOT, contents)
+        assert prefix.blocks == blocks
 
     @precondition(lambda self: self.slow.keys)
     @rule(data=st.data())
@@ -83,7 +97,9 @@ class Pools(RuleBasedStateMachine):
         assert pool.num_free == len(slow.free)
         assert pool.num_used + pool.num_free == NUM_BLOCKS, "invariant 10"
         expected = {key: block for block, keys in slow.keys.items() for key in keys}
-        assert pool.found == expected, "what is evicted is found no longer"
+        assert pool.found.items() <= expected.items(), "what is evicted is found no longer"
+        nodes = {block: node for block, node in enumerate(pool._nodes) if node != NO_NODE}
+        assert nodes == slow.nodes
         counts = Counter(block for table in self.tables for block in table)
         assert [pool.is_shared(block) for block in range(NUM_BLOCKS)] == [
             counts[block] > 1 for block in range(NUM_BLOCKS)

@@ -10,6 +10,7 @@ from slow_scheduler import SlowScheduler
 from slow_units import Job, SlowPlan
 
 from batcher.lifecycle import Move, State
+from batcher.scheduling.blocks import NO_NODE
 from batcher.scheduling.making import make_scheduler
 from batcher.scheduling.plan import StepPlan
 from batcher.scheduling.running import rows_of
@@ -134,7 +135,7 @@ class Play:
     def check_blocks(self, plan: StepPlan) -> None:
         kv_cache, slow = self.scheduler.kv_cache, self.slow.pool
         assert kv_cache.pool.num_free == len(slow.free)
-        assert len(kv_cache.pool.found) == sum(map(len, slow.keys.values()))
+        assert sum(node != NO_NODE for node in kv_cache.pool._nodes) == len(slow.keys)
         for unit in self.slow.running:
             leader = self.leaders[unit.name]
             for row, other in zip(unit.rows, rows_of(leader), strict=True):
