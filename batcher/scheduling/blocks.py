@@ -8,6 +8,7 @@ last freed first; then those that can be found, the least recently used first.  
 later: rank by rank.
 """
 
+from array import array
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from itertools import groupby
@@ -97,7 +98,7 @@ class BlockPool:
         self._unmade: dict[int, _Chain] = {}  # by the node before the first block without a key
         # By block: its node, if it is named, and its key, if that is made; further keys, if any.
         self._keys: dict[int, Key] = {}
-        self._nodes = [NO_NODE] * self.num_total
+        self._nodes = array("q", [NO_NODE]) * self.num_total
         self._ranks, self._has_ranks = [0] * self.num_total, False
         self._rests = bytearray(self.num_total)  # 1: it is idle
         self._more_keys: dict[int, list[Key]] = {}
@@ -331,7 +332,7 @@ class BlockPool:
         self._blank[:0] = new  # after those there were, as if they had been there
         self.num_total += num_more
         self.num_free += num_more
-        self._nodes += [NO_NODE] * num_more
+        self._nodes += array("q", [NO_NODE]) * num_more
         self._ranks += [0] * num_more
         self._rests += bytes(num_more)
 
