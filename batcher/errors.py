@@ -17,6 +17,7 @@ REQUEST_ERROR_CODES = {
     "too-few-slots": "a request that needs more slots at once than the batch has",
     "unsupported-model": "a field that this model, or this installation, cannot serve",
     "unsupported-option": "an OpenAI option that would change the output, and is not supported",
+    "too-many-parts": "a line of more than 131,072 strings, lists and objects",
     "duplicate-id": "an id that an earlier request has already",
 }
 INPUT_ERROR_CODES = {

@@ -12,6 +12,7 @@ from msgspec import Struct
 from batcher.formats.decoders import PLAIN_KEYS, FullDecoder, PlainDecoder
 from batcher.formats.diagnostics import Problem
 from batcher.formats.json_spans import read_distinct
+from batcher.formats.line_parts import find_too_many
 from batcher.formats.line_problems import BadRequestError, read_line
 from batcher.formats.openai import OPTIONS, Form, form_of, has_only_supported_options
 from batcher.formats.spellings import SPELLED_KEYS, SPELLED_KEYS_OF_ROWS
@@ -49,6 +50,9 @@ class RequestParser:
 
     def parse(self, line: bytes, line_number: int) -> ParsedLine | BadLine:
         """Return the request of `line`, or what is wrong with it; no bytes make it raise."""
+        too_many = find_too_many(line, line_number)
+        if too_many is not None:
+            return BadLine(str(line_number), [too_many])
         try:
             parsed = self._parse_good(line, line_number)
         except (ValueError, RecursionError):  # not JSON or UTF-8, of another type, nested deeply

@@ -1,0 +1,56 @@
+"""Lines of many small parts, which take many times their size: refused before they are read."""
+
+import json
+import tracemalloc
+
+import pytest
+
+from batcher.formats.line_parts import MAX_PARTS
+from batcher.formats.requests import BadLine, ParsedLine, RequestParser
+from batcher.validation import Target
+
+MANY = 2 * MAX_PARTS
+
+
+def parse(line):
+    return RequestParser(target=Target()).parse(line, 7)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"prompt":[' + b",".join([b'{"text":"a"}'] * MANY) + b"]}",
+        b'{"messages":[' + b",".join([b'{"role":"user","content":"a"}'] * MANY) + b"]}",
+        b'{"prompt":"a","logit_bias":{' + b",".join(b'"%d":1' % i for i in range(MANY)) + b"}}",
+        b'{"prompt":"a",' + b",".join(b'"x%d":1' % i for i in range(MANY)) + b"}",
+        b'{"prompt":"a","choice":[' + b",".join([b'"\\\\"'] * MANY) + b"]}",
+        b'{"prompt":"a","x":[' + b",".join([b"[]"] * MANY) + b"]}",
+        b'{"prompt":"a' + b'\\"' * MANY + b'","x":' + b"[" * MANY,
+    ],
+    ids=["segments", "messages", "logit_bias", "unknown", "choice", "lists", "no JSON"],
+)
+def test_a_line_of_too_many_parts_is_refused_before_it_is_read(line):
+    tracemalloc.start()
+    try:
+        parsed = parse(line)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert isinstance(parsed, BadLine)
+    [problem] = parsed.problems
+    assert (parsed.id, problem.code, problem.line) == ("7", "too-many-parts", 7)
+    assert peak < 100_000
+
+
+def test_a_text_may_hold_any_quotes_and_brackets():
+    text = '"[{\\' * MANY
+    parsed = parse(json.dumps({"prompt": text}).encode())
+    assert isinstance(parsed, ParsedLine)
+    assert parsed.request.prompt == text
+
+
+def test_as_many_parts_as_are_allowed_are_read():
+    num_segments = (MAX_PARTS - 3) // 3  # the object, the name and the list are parts, too
+    parsed = parse(json.dumps({"prompt": [{"text": "a"}] * num_segments}).encode())
+    assert isinstance(parsed, ParsedLine)
+    assert len(parsed.request.prompt) == num_segments
