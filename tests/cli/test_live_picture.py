@@ -14,10 +14,10 @@ from batcher.scheduling.blocks import BlockUse
 from cli.screen.live import heatmap
 from cli.screen.live.display import ScreenLive
 from cli.screen.live.driver import LiveView
-from cli.screen.live.facts import Plan, clock
+from cli.screen.live.facts import Plan
 from cli.screen.live.grid import Longest, plan_columns
 from cli.screen.live.heatmap import plan_map
-from cli.screen.live.theme import ASCII, DARK, LIGHT, UNICODE, theme_of
+from cli.screen.live.theme import DARK, LIGHT, UNICODE, theme_of
 
 SIZES = [(24, 8), (40, 12), (80, 24), (120, 40), (200, 50)]
 NUM_SLOTS = [1, 4, 8, 9, 63, 64, 100, 255, 256, 1000, 1024]
@@ -390,26 +390,3 @@ def test_the_theme_follows_the_background(told, theme):
     assert set(theme.styles) == set(DARK.styles)
     colors = {s.color.name for s in theme.styles.values() if s.color is not None}
     assert colors <= {"red", "green", "yellow", "blue", "magenta", "cyan"}  # the user's own
-
-
-def test_without_unicode_the_picture_is_ascii():
-    requests = [("é", 2, 4), ("b", 9, 9)]
-    run = Run(requests, batch_size=1, screen=Screen(encoding="latin-1"), every_step=True).steps(4)
-    assert b"".join(run.screen.written).isascii()
-    assert re.search(r"0[> ]b +#=\.+ +2/9  decode   \|=\|-", run.screen.text())
-    run.view.close()
-    assert b"".join(run.screen.written).isascii()
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(3.9, "0:03"), (754, "12:34"), (3723, "1:02:03"), (0, "0:00")]
-)
-def test_time_reads_as_on_a_clock(seconds, text):
-    assert clock(seconds) == text
-
-
-def test_ascii_and_unicode_have_the_same_parts():
-    assert set(ASCII.marks) == set(UNICODE.marks)
-    assert len(ASCII.shades) == len(UNICODE.shades)
-    assert len(ASCII.bars) == len(UNICODE.bars) == 3
-    assert all(len(glyphs.turns) == 2 for glyphs in (ASCII, UNICODE))

@@ -127,7 +127,9 @@ def next_up(run: RunState, gauges: Gauges) -> str:
         return ""
     if gauges.num_free:
         return f"{first}: with the next step"
-    return f"{first}: all {len(run.slots):,} slots are taken"
+    num_slots = len(run.slots)
+    taken = f"all {num_slots:,} slots are" if num_slots > 1 else "the slot is"
+    return f"{first}: {taken} taken"
 
 
 def plain_line(run: RunState, plan: Plan, gauges: Gauges, moment: Moment) -> str:

@@ -53,7 +53,8 @@ def _caption(scene: Scene, width: int, steps_per_cell: float) -> Line:
     title = cut_middle(scene.name(plan.title), max(width // 3, 8), scene.glyphs.cut)
     parts = [counted(scene.moment.step + 1, "step"), counted(plan.batch_size, "slot"), plan.policy]
     if steps_per_cell > 1:
-        parts.append(f"{number(steps_per_cell)} steps a cell")
+        each = number(steps_per_cell)
+        parts.append(f"{each} step{'' if each == '1' else 's'} a cell")
     text = separator.join(parts)
     return [(title, "title"), ("  ", ""), (text[: width - len(title) - 2], LABEL)]
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cli.screen.cells import cell_width, cut_middle, pad
+from cli.screen.cells import cell_width, counted, cut_middle, pad
 from cli.screen.live.scene import Scene, phase_style
 from cli.screen.live.strips import MAX_CELLS
 from cli.screen.live.theme import LABEL, Line
@@ -140,7 +140,7 @@ def _strip_title(scene: Scene, width: int) -> str:
     steps = list(scene.strips.steps)[-width - 1 :]
     num_steps, num_cells = steps[-1] - steps[0], max(len(steps) - 1, 1)
     each = -(-num_steps // num_cells)
-    shown = f"last {num_steps:,} steps"
+    shown = f"last {counted(num_steps, 'step')}"
     if each > 1:
         shown += f", about {each:,} a cell"
     legend = f"{shown}  {scene.glyphs.admitted} admitted"

@@ -3,7 +3,7 @@
 from batcher.events import FinishEvent
 from batcher.scheduling.blocks import BlockUse
 from batcher.timeline.stays import label_of
-from cli.screen.cells import cell_width, cut_middle
+from cli.screen.cells import cell_width, counted, cut_middle
 from cli.screen.live.facts import GAP, Fact, clock, counts, kept, next_up, progress, rates, short
 from cli.screen.live.scene import Scene
 from cli.screen.live.state import Note
@@ -60,7 +60,8 @@ def _progress(scene: Scene, width: int) -> Line | None:
         return None
     share = f"{int(found.share * 100)}%"
     parts = [(f"{share:>4}", "figure"), (f"{GAP}eta {clock(found.eta)}", LABEL)]
-    tokens = f"{GAP}{short(scene.moment.num_tokens)} tokens"
+    num_tokens = scene.moment.num_tokens
+    tokens = f"{GAP}{short(num_tokens)} token{'' if num_tokens == 1 else 's'}"
     room = width - line_width(parts)
     if room - len(tokens) >= MAX_BAR // 2:
         parts.append((tokens, LABEL))
@@ -92,7 +93,7 @@ def _memory(scene: Scene, width: int) -> Line | None:
         Fact(4, "used", f"{use.used:,} used"),
         Fact(3, "cached", f"{use.cached:,} cached"),
         Fact(2, "free", f"{use.free:,} free"),
-        Fact(1, LABEL, f"of {total:,} blocks"),
+        Fact(1, LABEL, f"of {counted(total, 'block')}"),
     ]
     if run.num_found:
         facts.append(Fact(3, "figure", f"hits {run.num_found * 100 // run.num_asked}%"))

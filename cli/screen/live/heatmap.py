@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from heapq import nsmallest
 from typing import NamedTuple
 
-from cli.screen.cells import cut_middle
+from cli.screen.cells import counted, cut_middle
 from cli.screen.live.grid import MIN_CELL, Longest, plan_columns, row
 from cli.screen.live.header import note_text
 from cli.screen.live.scene import Scene
@@ -84,7 +84,7 @@ def _title(scene: Scene, shape: Map, width: int) -> Line:
     else:
         what = f"{shape.num_slots} slots a cell"
     short = f"{shape.num_slots} slots a cell" if shape.num_slots > 1 else what
-    texts = (f"{num_slots:,} slots, {what}", what, short, short[:width])
+    texts = (f"{counted(num_slots, 'slot')}, {what}", what, short, short[:width])
     room = max(shape.width, min(width, MIN_PANEL)) if width >= MIN_LABELLED else width
     return [(next(text for text in texts if len(text) <= room), LABEL)]
 

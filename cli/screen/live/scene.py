@@ -43,8 +43,9 @@ class Scene:
         return bool(self.glyphs.dots)
 
     def name(self, text: str) -> str:
-        """Return `text`, somebody's id, safe to print."""
-        return printable(text, ascii_only=not self.has_unicode)
+        """Return `text`, somebody's id, safe to print; `?` is what cannot be shown."""
+        name = printable(text)
+        return name if self.has_unicode else name.encode("ascii", "replace").decode("ascii")
 
     def is_busy(self, slot: SlotState) -> bool:
         """Return whether `slot` was used in the last step."""
