@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from batcher.attributes import ABSENT, attribute_of
 from batcher.errors import BatchdecodeError
+from batcher.forked import child_ends_here
 from batcher.raised import RaisedError, raised
 
 
@@ -31,7 +32,8 @@ def import_object(spec: str, kind: str, known: str) -> object:
     if here not in sys.path:
         sys.path.insert(0, here)
     try:
-        found: Any = import_module(module_name)
+        with child_ends_here():
+            found: Any = import_module(module_name)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # whatever the module's own code raises

@@ -12,6 +12,8 @@ from queue import SimpleQueue
 from threading import Event, Semaphore, Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from batcher.forked import child_ends_here
+
 if TYPE_CHECKING:
     import asyncio
     from concurrent.futures import Future
@@ -118,7 +120,8 @@ def _complete(future: "Future[T]", function: Callable[[], T]) -> None:
     if not future.set_running_or_notify_cancel():
         return
     try:
-        answer = function()
+        with child_ends_here():
+            answer = function()
     except BaseException as error:  # noqa: BLE001 - whoever waits for it gets it
         future.set_exception(error)
     else:

@@ -8,6 +8,7 @@ import numpy as np
 
 from batcher.attributes import attribute_of
 from batcher.errors import Failure, ModelError, describe
+from batcher.forked import child_ends_here
 from batcher.models.answers import read_logits, read_token_id, shown
 from batcher.models.base import Batch, ModelOutput, OutputKind, Tokenizer
 from batcher.models.byte_tokenizer import ByteTokenizer
@@ -79,8 +80,10 @@ class CallableModel(PrefixModel):
         """
         num_rows = len(prefixes)  # the callable may change the list
         try:
-            answer = self._model_next(prefixes)
-            answers = list(islice(answer, num_rows + 1)) if isinstance(answer, Iterable) else None
+            with child_ends_here():
+                answer = self._model_next(prefixes)
+                is_list = isinstance(answer, Iterable)
+                answers = list(islice(answer, num_rows + 1)) if is_list else None
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # whatever a user's code raises is its failure

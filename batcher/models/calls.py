@@ -14,6 +14,7 @@ from msgspec import Meta, Struct, ValidationError, convert
 from msgspec.structs import asdict
 
 from batcher.errors import BatchdecodeError
+from batcher.forked import child_ends_here
 from batcher.models.background import BackgroundLoop, Waiting, Workers
 from batcher.models.retrying import CallFailure, failure_of, is_worth_retry
 
@@ -200,7 +201,8 @@ class _Call(Generic[T]):
         try:
             arguments = [copy(argument) for argument in self._arguments]
             if iscoroutinefunction(function):
-                return await function(*arguments)
+                with child_ends_here():
+                    return await function(*arguments)
             future = self._calls.workers.submit(lambda: _outcome(function, arguments))
             answer = await asyncio.wrap_future(future)
             return await answer if isawaitable(answer) else answer

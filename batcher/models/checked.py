@@ -18,6 +18,7 @@ from batcher.errors import (
     describe,
     writable,
 )
+from batcher.forked import child_ends_here
 from batcher.models.answers import shown
 from batcher.models.base import (
     Batch,
@@ -87,7 +88,8 @@ class CheckedModel:
     def _making_room(self, what: str) -> Iterator[None]:
         """Let what the model raises inside become a RaisedError: it has no room for `what`."""
         try:
-            yield
+            with child_ends_here():
+                yield
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # not what breaks off a wait for it
@@ -145,7 +147,8 @@ class CheckedModel:
             batch.chunks = [replace(chunk, token_ids=[*chunk.token_ids]) for chunk in batch.chunks]
         chunks = list(batch.chunks)  # as above
         try:
-            output = self.inner.forward(batch)
+            with child_ends_here():
+                output = self.inner.forward(batch)
             failed = {slot: _read_failure(why) for slot, why in dict(output.failed).items()}
             answered = np.asarray(output.tokens) if token_slots.size else None
             logits = np.asarray(output.logits) if logit_slots.size else None
@@ -194,7 +197,8 @@ class CheckedModel:
     def _failing_as(self, action: str) -> Iterator[None]:
         """Let what the model raises inside become a RaisedError: it cannot do `action`."""
         try:
-            yield
+            with child_ends_here():
+                yield
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # as in forward

@@ -7,6 +7,7 @@ from typing import Any
 
 from batcher.attributes import attribute_of, has_attribute
 from batcher.errors import BatchdecodeError, EncodingError, describe
+from batcher.forked import child_ends_here
 from batcher.models.answers import shown
 from batcher.models.base import Tokenizer
 from batcher.models.byte_tokenizer import ByteTokenizer
@@ -51,8 +52,9 @@ class CheckedTokenizer:
 
     def _encode(self, text: str) -> list[int]:
         try:
-            answer = self._inner.encode(text)
-            tokens = _read_tokens(answer)
+            with child_ends_here():
+                answer = self._inner.encode(text)
+                tokens = _read_tokens(answer)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # whatever another's code raises is its failure

@@ -8,6 +8,7 @@ import msgspec
 
 from batcher.attributes import attribute_of, has_attribute
 from batcher.errors import BatchdecodeError, writable
+from batcher.forked import child_ends_here
 from batcher.importing import import_object
 from batcher.models.answers import shown
 from batcher.models.base import Model, OutputKind
@@ -156,7 +157,8 @@ def _settings(given: Mapping[str, Any], kind: type[S], whose: str) -> S:
 
 def _instance(model_class: type) -> object:
     try:
-        return model_class()
+        with child_ends_here():
+            return model_class()
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # whatever the class's own code raises

@@ -15,6 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
+from batcher.forked import child_ends_here
 from batcher.importing import import_object
 from batcher.raised import RaisedError, raised
 from batcher.scheduling.sequence import ScheduledSequence
@@ -99,7 +100,8 @@ def _policy_of_ones_own(name: str, rank: Callable[[Candidate], Any]) -> Policy:
             sequence.num_generated,
         )
         try:
-            found = rank(candidate)
+            with child_ends_here():
+                found = rank(candidate)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # whatever the policy's own code raises
