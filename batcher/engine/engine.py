@@ -20,11 +20,7 @@ from batcher.engine.outcome import StepOutcome
 from batcher.engine.roster import Roster
 from batcher.engine.step_log import StepLog
 from batcher.errors import BatchdecodeError, Failure, FieldProblem, RequestError
-from batcher.events import (
-    ArriveReason,
-    EndEvent,
-    RunEvent,
-)
+from batcher.events import ArriveReason, EndEvent, RunEvent
 from batcher.models.base import Model, can_score
 from batcher.models.callable import ModelNext
 from batcher.models.chat import chat_template_of
@@ -175,6 +171,8 @@ class Engine:
         the next request it knows lies in the future or, first come being first served, the slots
         are taken.  If the engine is idle, the clock has jumped to that request when this returns.
         """
+        if not self._roster:  # and so nothing lies in the future: what was to come may have failed
+            return True
         entrance, clock = self._entrance, self._clock
         reads_all = self._reads_all or entrance.has_turns  # which arrive later than they are read
         if reads_all and entrance.latest_arrival <= clock.now:
@@ -291,7 +289,8 @@ class Engine:
         plan = self._scheduler.plan(self._clock.step, self._clock.now)
         if plan is not NOTHING_NEW:
             self._boarding.carry_out(plan)
-        if self._slots.num_occupied:
+        is_idle = not self._slots.num_occupied
+        if not is_idle:
             self._compute(plan)
         if self._entrance.has_turns:
             self._entrance.go_on_with_turns()
@@ -299,6 +298,8 @@ class Engine:
             self._scheduler.check()
         tokens = self._runner.decoder.take_streamed() if self._is_streaming else []
         if not self._journal:
+            if is_idle and self._roster:
+                self._entrance.check_progress()
             return StepOutcome([], [], tokens)
         return StepOutcome(self._journal.take(), self._roster.take_results(), tokens)
 

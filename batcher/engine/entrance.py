@@ -7,7 +7,7 @@ from batcher.engine.endings import Endings
 from batcher.engine.journal import Journal
 from batcher.engine.roster import Roster
 from batcher.engine.sessions import Session, Sessions, Turn
-from batcher.errors import Failure
+from batcher.errors import Failure, InvariantError
 from batcher.events import ArriveReason
 from batcher.lifecycle import Move, move
 from batcher.models.base import Model
@@ -97,6 +97,16 @@ class Entrance:
                 clock.jump(arrival)
         for sequence in cast(list[Sequence], queue.take_arrivals(clock.now)):
             self._arrive(sequence)
+
+    def check_progress(self) -> None:
+        """Make sure that a step in which nothing has happened was one before an arrival.
+
+        Raises:
+            InvariantError: it was not, so all that follow would be the same.
+        """
+        queue = self._queue
+        if queue.num_waiting or not queue.num_pending:
+            raise InvariantError(f"step {self._clock.step}: requests are left, and none can run")
 
     def go_on_with_turns(self) -> None:
         """Let the turns of sessions go on whose predecessors have ended."""

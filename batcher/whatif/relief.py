@@ -24,7 +24,9 @@ from batcher.whatif.limits import (
 from batcher.whatif.measuring import Outcome, Question, good_share, problem_of, score_of
 from batcher.whatif.search import Score
 
-MAX_CHANGES = 3  # doublings, or halvings, of a limit
+# Doublings, or halvings, of a limit; of a token budget more, as several may change nothing before
+# one sets prompts apart from those that decode.
+MAX_CHANGES: dict[Limit, int] = {"slots": 3, "kv": 3, "tokens": 5, "threshold": 3, "static": 1}
 MAX_REACHES = 4  # limits, in a direction, of which it is found how far changing them reaches
 
 Simulate = Callable[[Deployment], Outcome]
@@ -122,32 +124,37 @@ def analyse(edge: Edge, simulate: Simulate) -> Analysis:
 def _attempts(edge: Edge, simulate: Simulate) -> Iterator[_Attempt]:
     """Yield what it comes to at `edge` to widen and to narrow each limit but the searched one.
 
-    A limit is changed further in a direction as long as that gets better.
+    One that changes nothing when it is wider was not reached: it is not widened further.
     """
     ladder = edge.ladder
     for limit, setting in SETTINGS.items():
         if setting == ladder.searched:
             continue
         for change in (wider, narrower):
-            base, score = ladder.base, score_of(edge.question, edge.outcome)
-            for _ in range(MAX_CHANGES):
+            base, before = ladder.base, edge.outcome
+            for _ in range(MAX_CHANGES[limit]):
                 changed = change(base, limit)
                 if changed is None or changed == base:
                     break
                 deployment = ladder.deployment_of(edge.number, changed)
                 if problem_of(deployment) is not None:
                     break
-                outcome = simulate(deployment)
-                before, base, score = score, changed, score_of(edge.question, outcome)
+                base, outcome = changed, simulate(deployment)
                 yield _Attempt(
                     limit=limit,
                     is_wider=change is wider,
                     base=base,
                     share=good_share(outcome),
-                    score=score,
+                    score=score_of(edge.question, outcome),
                 )
-                if score <= before:
+                if change is wider and _without_uses(outcome) == _without_uses(before):
                     break
+                before = outcome
+
+
+def _without_uses(outcome: Outcome) -> Outcome:
+    """Return `outcome` without the shares of limits, which differ where nothing else does."""
+    return replace(outcome, slots_used=0.0, kv_used=None, budget_used=None)
 
 
 def _with_reaches(

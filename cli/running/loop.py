@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from batcher.engine import Engine
 from batcher.engine.outcome import StepOutcome
+from batcher.errors import InvariantError
 from batcher.events import FinishEvent, RejectEvent, RequestEvent, TokenEvent
 from batcher.formats.requests import BadLine, ParsedLine
 from batcher.formats.result_rows import encode_openai_row
@@ -93,6 +94,8 @@ class Loop:
             if engine.has_work:
                 yield self._step()
             elif self._is_reading:
+                if self._ahead is not None:
+                    raise InvariantError("a request that was read waits for an engine that is idle")
                 self.source.wait()
             else:
                 return

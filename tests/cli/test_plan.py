@@ -27,7 +27,7 @@ def test_the_smallest_batch_with_what_binds_and_the_headroom():
         "  e2e        p99 20 s of 25 s, headroom 20%",
         "  next       batch 3 reaches 75%, 2 miss e2e",
         "  binding    slots",
-        "  no help    max-batch-tokens 2,048",
+        "  no help    max-batch-tokens 2,048 or 1,024 or 512 or 256 or 128",
         "  time       slots 50%, compute 50%",
         "  tried      1, 2, 3, 4, 5, 6, 8",
     ]
@@ -55,7 +55,7 @@ def test_the_largest_rate():
     assert re.search(
         r"\n  binding    slots\n  helps      rate \S+x \(\+\d+%\) with batch \d\n", text
     )
-    assert "  no help    max-batch-tokens 2,048\n" in text
+    assert "  no help    max-batch-tokens 2,048 or 1,024" in text
 
 
 def test_it_tells_what_it_does_while_it_looks_for_what_would_help(tmp_path, monkeypatch, capsys):
@@ -104,7 +104,10 @@ def test_a_batch_of_the_configuration_file_is_none_of_a_search_for_one(tmp_path)
     config.write_text("batch: 2\n")
     assert plan("--slo", "e2e=25", "--config", config).stdout.startswith(b"batch 4 is the smallest")
     searched = plan("--slo", "ttft=1", "--config", config, "--search", "kv-blocks")
-    assert b"no help    batch 4 or 1" in searched.stdout, "twice that of the file, and half"
+    shown = searched.stdout.decode()
+    assert re.search(r"no help    batch 4( or \d+)*? or 1\b", shown), (
+        "twice that of the file, and half"
+    )
 
 
 def test_memory_that_is_unlimited_is_said_unless_it_is_searched():
