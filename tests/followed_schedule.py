@@ -154,15 +154,34 @@ class FollowedSchedule:
         return inf if request.deadline is None else request.deadline
 
     def _goes_first(self, leader: Row) -> bool:
-        """Whether one that waits may be let in ahead of the queue: it is the most urgent."""
+        """Whether one that waits may be let in ahead of the queue: who is less urgent gives way.
+
+        Where nothing but priorities and slots decides, those that are before it cannot come.
+        """
         if self.settings.preempt_for is None:
             return False
         urgency = self._urgency(leader[:2])
         lost = [row[:2] for row in self.preempted if row in self.waiting]
         others = [*self.running, *lost, *self.waiting]
-        return urgency == min(self._urgency(row[:2]) for row in self.waiting) and any(
-            urgency < self._urgency(row[:2]) for row in others
+        if not any(urgency < self._urgency(row[:2]) for row in others):
+            return False
+        if self.settings.preempt_for != "priority" or self.settings.kv_blocks is not None:
+            return True
+        number = self.queue_numbers[leader]
+        before = [
+            row
+            for row in self.waiting
+            if (self._urgency(row[:2]), self.queue_numbers[row]) < (urgency, number)
+        ]
+        return all(self._urgency(row[:2]) < urgency and self._lacks_slots(row) for row in before)
+
+    def _lacks_slots(self, leader: Row) -> bool:
+        """Whether too few slots are left by those that would not give way to one that waits."""
+        urgency, num_needed = self._urgency(leader[:2]), len(self.waiting[leader])
+        held = sum(
+            len(unit) for row, unit in self.running.items() if self._urgency(row[:2]) <= urgency
         )
+        return held + num_needed > self.num_slots
 
     def _follow_arrival(self, event: ArriveEvent) -> None:
         leader = next(row for row in self.pending if row[:2] == (event.id, event.index))

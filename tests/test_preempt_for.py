@@ -167,6 +167,80 @@ def test_who_gave_way_does_not_come_back_in_the_same_step(capacity: Any) -> None
     }
 
 
+def test_an_earlier_deadline_that_can_wait_keeps_back_none_that_cannot() -> None:
+    # by the clock b has to begin at 10.0, and a at 28.0
+    bulk = [replace(row, max_tokens=100, deadline=500.0) for row in BULK[:2]]
+    a = replace(VIP, id="a", max_tokens=2, deadline=30.0)
+    b = replace(VIP, id="b", max_tokens=30, deadline=40.0)
+    results, events = run([*bulk, a, b], settings("deadline"), num_slots=2)
+    assert preemptions(events) == [
+        (10, "bulk-1", "b", "deadline"),
+        (28, "bulk-0", "a", "deadline"),
+    ]
+    assert results["a"].steps.finished == 29, "until 30.0"
+    assert results["b"].steps.finished == 39, "until 40.0"
+    _, without = run([*bulk, b], settings("deadline"), num_slots=2)
+    assert preemptions(without) == [(10, "bulk-1", "b", "deadline")]
+
+
+def test_deadlines_that_have_passed_keep_back_none_that_has_not() -> None:
+    lost = [
+        replace(VIP, id=f"lost-{number}", arrival_time=1.0, deadline=1.0) for number in range(200)
+    ]
+    _, events = run([*BULK[:2], *lost, VIP], settings("deadline"), num_slots=2)
+    assert preemptions(events) == [(5, "bulk-1", "vip", "deadline")]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_who_cannot_be_let_in_keeps_back_no_one_less_urgent(policy: str) -> None:
+    top = replace(BULK[0], id="top", priority=0, max_tokens=50)
+    beams = replace(VIP, id="beams", priority=1, num_beams=3, arrival_time=2.0)
+    vip = replace(VIP, priority=2, max_tokens=100)
+    bulk = [replace(row, max_tokens=200) for row in BULK[:2]]
+    chosen = settings("priority", policy=policy)
+    _, events = run([top, *bulk, beams, vip], chosen, num_slots=3)
+    assert preemptions(events)[0] == (3, "bulk-1", "vip", "priority")
+    # as soon as all less urgent are enough they give way to the beams, this vip, too
+    assert sorted(preemptions(events)[1:]) == [
+        (50, "bulk-0", "beams", "priority"),
+        (50, "vip", "beams", "priority"),
+    ]
+
+
+def test_who_lacks_blocks_keeps_back_no_one_less_urgent() -> None:
+    limits: dict[str, Any] = {"kv_blocks": 20, "block_size": 4}
+    top = replace(BULK[0], id="top", priority=0, prompt=[5] * 40, max_tokens=9)
+    bulk = replace(BULK[1], prompt=[6] * 24, max_tokens=20)
+    large = replace(VIP, id="large", priority=1, prompt=[7] * 60, arrival_time=2.0)
+    vip = replace(VIP, priority=2, prompt=[8] * 24)
+    _, events = run([top, bulk, large, vip], settings("priority", **limits))
+    told = [row for row in preemptions(events) if row[3] == "priority"]
+    assert told[0] == (3, "bulk-1", "vip", "priority")
+    assert [event.step for event in events if is_move(event) and event.id == "large"] == [9]
+
+
+def test_who_cannot_be_let_in_lets_no_one_as_urgent_go_first() -> None:
+    # else single ones that keep coming would take each slot that the beams need
+    top = replace(BULK[0], id="top", priority=0, max_tokens=10)
+    beams = replace(VIP, id="beams", priority=1, num_beams=3, arrival_time=2.0)
+    one = replace(VIP, priority=1, max_tokens=20, deadline=None)
+    stream = [
+        replace(one, id=f"one-{number}", arrival_time=3.0 + 5 * number) for number in range(10)
+    ]
+    results, _ = run([top, *BULK[:2], beams, *stream], settings("priority"), num_slots=3)
+    assert results["beams"].steps.admitted == 10
+
+
+def test_who_gave_way_is_not_overtaken_in_the_same_step() -> None:
+    # the beams leave two slots; who is less urgent than they were gets neither
+    beams = replace(BULK[0], id="beams", num_beams=3, priority=4)
+    top = replace(BULK[1], id="top", priority=6)
+    vips = [replace(VIP, id="first", num_beams=2), replace(VIP, id="second", priority=5)]
+    _, events = run([beams, top, *vips], settings("priority"))
+    moves = [(event.step, event.id) for event in events if isinstance(event, AdmitEvent)]
+    assert {id_ for step, id_ in moves if step == 3} == {"first"}
+
+
 @pytest.mark.parametrize(
     ("more", "told"), [({"batching": "static"}, "--batching"), ({"capacity": "no-evict"}, "--cap")]
 )

@@ -8,6 +8,8 @@ Rows that have met go on in lockstep, one token a decode step, so nothing is don
 one: the position of each is the number of the decode step plus a constant of its own.
 """
 
+from math import inf
+
 from batcher.errors import InvariantError
 from batcher.events import PreemptReason
 from batcher.lifecycle import Move, State
@@ -112,29 +114,36 @@ class Scheduler(Admission):
     def has_urgent(self, now: float) -> bool:
         """Whether one that waits may be let in ahead of the queue, in this step or a later one."""
         urgency = self._urgency
-        leader = None if urgency is None else urgency.most_urgent
-        if urgency is None or leader is None:
-            return False
-        return urgency.goes_ahead(leader, now) or bool(urgency.less_urgent(leader, self._running()))
+        return urgency is not None and bool(urgency.ahead(self._running(), now))
 
     def _let_in_urgent(self, plan: StepPlan, urgency: Urgency, budget: int, num_kept: int) -> int:
         """Let in, ahead of the queue, those that may not wait; return what is left of the budget.
 
         Those that give way to them free tokens of the step, if they were to decode.  They come
         back in a later step, even if there is room: they have still to be taken out of their slots.
+        Until then nobody overtakes them who is not more urgent.  Who has no room even if all less
+        urgent give way is passed over: it loses nothing, as they do so once that is enough.  But
+        nobody as urgent goes before it, since such a one would not.
         """
-        gone: set[ScheduledSequence] = set()
-        while (leader := urgency.most_urgent) is not None and leader not in gone:
+        passed_over = -inf
+        for leader in urgency.ahead(self._running(), self._now):
+            degree = urgency.degree(leader)
+            if any(urgency.degree(lost.leader) <= degree for lost in plan.preempted):
+                break
+            if degree == passed_over or not urgency.is_due(
+                leader, self._now, self.decoding, self.decode_step
+            ):
+                continue
             victims = self._victims_of(leader, urgency)
             if victims is None:
-                break
+                passed_over = degree
+                continue
             rows = [row for victim in victims for row in rows_of(victim)]
             freed = 0 if num_kept else sum(row.is_decoding for row in rows)
             if budget + freed < leader.num_slots:
                 break
             for victim in victims:
                 self._preempt(plan, victim, leader, urgency.measure)
-            gone.update(victims)
             chunks = self._open(plan, leader, budget + freed, num_kept)
             if chunks is None:
                 raise InvariantError(f"{leader.id!r} has no room, and others gave way to it")
@@ -144,13 +153,12 @@ class Scheduler(Admission):
     def _victims_of(
         self, leader: ScheduledSequence, urgency: Urgency
     ) -> list[ScheduledSequence] | None:
-        """Return who gives way to one that waits, as few as will do; None if it has to wait."""
+        """Return who gives way to one that waits, as few as will do; None if all are not enough."""
         less_urgent = urgency.less_urgent(leader, self._running())
-        if not less_urgent and not urgency.goes_ahead(leader, self._now):
+        num_free = self.slots.num_free
+        if num_free + sum(row.num_slots for row in less_urgent) < leader.num_slots:
             return None
-        if not urgency.is_due(leader, self._now, self.decoding, self.decode_step):
-            return None
-        num_free, matches = self.slots.num_free, self._matches_of(rows_of(leader))
+        matches = self._matches_of(rows_of(leader))
         for count in range(len(less_urgent) + 1):
             if num_free >= leader.num_slots and self._would_fit(
                 leader, matches, less_urgent[:count]

@@ -4,18 +4,22 @@ Rule: only who is strictly less urgent gives way, by a measure that never change
 back the slot of the one it gave way to, and no two sequences preempt each other in turn.
 """
 
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator
-from math import inf
 
 from batcher.scheduling.clock import StepLoad
 from batcher.scheduling.decoding_rows import DecodingRows
-from batcher.scheduling.orderings import KeyOrder, Ordering
+from batcher.scheduling.orderings import Ordering
 from batcher.scheduling.policies import POLICIES
 from batcher.scheduling.sequence import ScheduledSequence
 from batcher.settings import PreemptFor
 
 Estimate = Callable[[StepLoad], float]
 """How many seconds a step that computes so much would take."""
+
+MAX_ASKED = (
+    128  # of those that may not wait: only for these is it looked up in a step what it takes
+)
 
 
 class Urgency:
@@ -31,7 +35,7 @@ class Urgency:
         self.measure = measure
         self._ordering = ordering
         self._key = POLICIES[measure]
-        self._by_urgency = KeyOrder(self._key, inf)
+        self._by_urgency: list[ScheduledSequence] = []
         self._max_chunk, self._estimate = max_chunk, estimate
 
     # -- as an Ordering --------------------------------------------------------------------------
@@ -48,7 +52,7 @@ class Urgency:
     def push(self, sequence: ScheduledSequence) -> None:
         """Take in a sequence."""
         self._ordering.push(sequence)
-        self._by_urgency.push(sequence)
+        insort(self._by_urgency, sequence, key=self._key)
 
     def first(self, now: float) -> ScheduledSequence | None:
         """Return the one that the queue's own order puts first."""
@@ -57,7 +61,7 @@ class Urgency:
     def remove(self, sequence: ScheduledSequence) -> None:
         """Let one go."""
         self._ordering.remove(sequence)
-        self._by_urgency.remove(sequence)
+        del self._by_urgency[bisect_left(self._by_urgency, self._key(sequence), key=self._key)]
 
     def last(self, sequences: Iterable[ScheduledSequence], now: float) -> ScheduledSequence:  # noqa: ARG002 - as others need it
         """Return the least urgent: by another order, who lacks a block might take it back."""
@@ -69,25 +73,33 @@ class Urgency:
 
     # -- who may not wait ------------------------------------------------------------------------
 
-    @property
-    def most_urgent(self) -> ScheduledSequence | None:
-        """The most urgent of those that wait; None if none does."""
-        return self._by_urgency.first(0.0)
+    def degree(self, sequence: ScheduledSequence) -> float:
+        """Return how urgent one is: the smaller, the more."""
+        degree: float = self._key(sequence)[0]
+        return degree
 
-    def goes_ahead(self, leader: ScheduledSequence, now: float) -> bool:
-        """Whether `leader` is more urgent than the first of the queue, to which it would not wait.
+    def ahead(self, running: Iterable[ScheduledSequence], now: float) -> list[ScheduledSequence]:
+        """Return those that wait and may be let in ahead of the queue, the most urgent first.
 
-        If that one were let in before it, it would be the next to give way.
+        They are more urgent than one of `running`, or than the first of the queue, which would be
+        the next to give way if it were let in before them; and their deadlines have not passed.
         """
         first = self._ordering.first(now)
-        return first is not None and self._key(leader)[0] < self._key(first)[0]
+        if first is None:
+            return []
+        waiting = self._by_urgency
+        stop = bisect_left(waiting, max(map(self.degree, (first, *running))), key=self.degree)
+        start = 0
+        if self.measure == "deadline":
+            start = bisect_right(waiting, now, hi=stop, key=self.degree)
+        return waiting[start : min(start + MAX_ASKED, stop)]
 
     def less_urgent(
         self, leader: ScheduledSequence, running: Iterable[ScheduledSequence]
     ) -> list[ScheduledSequence]:
         """Return those of `running` that are less urgent than `leader`, the least urgent first."""
-        own = self._key(leader)[0]
-        less = [row for row in running if self._key(row)[0] > own]
+        own = self.degree(leader)
+        less = [row for row in running if self.degree(row) > own]
         return sorted(less, key=self._key, reverse=True)
 
     def is_due(
@@ -96,7 +108,7 @@ class Urgency:
         """Whether one that waits may not do so for another step.
 
         With deadlines: it would miss its own if it began a step later, had all of max_tokens to
-        generate and steps took as long as they would now; and the deadline has not passed.
+        generate and steps took as long as they would now.
         """
         deadline = leader.deadline
         if self.measure == "priority" or deadline is None:
@@ -108,4 +120,4 @@ class Urgency:
             StepLoad(num_rows + num_tokens, num_rows + 1, num_read, num_tokens**2)
         )
         num_steps = -(-num_tokens // self._max_chunk) + num_left - 1
-        return now < deadline < now + num_steps * step + prompt
+        return deadline < now + num_steps * step + prompt

@@ -180,16 +180,24 @@ class SlowScheduler:
     def let_in_urgent(self, plan: SlowPlan, budget: int, num_kept: int) -> int:
         if plan.has_preempted or self.settings.preempt_for is None:
             return budget
-        while self.waiting:
-            unit = min(self.waiting, key=lambda other: (self.urgency(other), other.queue_number))
-            victims = self.victims_of(unit)
-            if victims is None or unit.name in {name for name, *_ in plan.preempted}:
+        passed_over: list[float] = []
+        gone: list[SlowUnit] = []
+        for unit in self.ahead():
+            urgency = self.urgency(unit)
+            if any(self.urgency(other) <= urgency for other in gone):
                 break
+            if urgency in passed_over or not self.is_due(unit):
+                continue
+            victims = self.victims_of(unit)
+            if victims is None:
+                passed_over.append(urgency)
+                continue
             freed = 0 if num_kept else sum(len(v.rows) for v in victims if v.is_decoding)
             if budget + freed < len(unit.rows):
                 break
             for victim in victims:
                 self.preempt(plan, victim, unit, self.settings.preempt_for)
+            gone += victims
             budget += freed
             if self.pool is not None:
                 assert self.give_blocks(unit, budget, num_kept)
@@ -197,13 +205,9 @@ class SlowScheduler:
         return budget
 
     def victims_of(self, unit: SlowUnit) -> list[SlowUnit] | None:
-        """Return the fewest that give way, of those that are less urgent."""
+        """Return the fewest that give way, of those that are less urgent; None: all are too few."""
         worse = [other for other in self.running if self.urgency(other) > self.urgency(unit)]
         worse.sort(key=lambda other: (self.urgency(other), other.queue_number), reverse=True)
-        head = self.head()
-        goes_ahead = head is not None and self.urgency(unit) < self.urgency(head)
-        if not (worse or goes_ahead) or not self.is_due(unit):
-            return None
         fitting = (n for n in range(len(worse) + 1) if self.fits_without(unit, worse[:n]))
         count = next(fitting, None)
         return None if count is None else worse[:count]
@@ -216,6 +220,17 @@ class SlowScheduler:
         chunk = min([limit for limit in limits if limit] or [10**9])
         num_steps = -(-row.num_known // chunk) + unit.job.max_tokens - row.num_generated - 1
         return self.now < deadline < self.now + 1 + num_steps
+
+    def ahead(self) -> list[SlowUnit]:
+        """Return who may be let in before the first of the queue, the most urgent first."""
+        head = self.head()
+        others = self.running if head is None else [*self.running, head]
+        waiting = sorted(self.waiting, key=lambda unit: (self.urgency(unit), unit.queue_number))
+        return [
+            unit
+            for unit in waiting
+            if any(self.urgency(unit) < self.urgency(other) for other in others)
+        ]
 
     def fits_without(self, unit: SlowUnit, gone: list[SlowUnit]) -> bool:
         others = [other for other in self.running if other not in gone]
