@@ -1,16 +1,20 @@
 """What a view asks about a run when it draws it: the engine's gauges, and who comes next."""
 
-from batcher.engine import Engine
 from batcher.scheduling.blocks import BlockUse
 from batcher.timeline.stays import label_of
-from cli.running.sources import Source
+from cli.running.loop import Loop
 
 
 class RunGauges:
-    """Reads an engine and its source; nothing is done until somebody looks."""
+    """Reads a loop, its engine and its source; nothing is done until somebody looks."""
 
-    def __init__(self, engine: Engine, source: Source) -> None:
-        self._engine, self._source = engine, source
+    def __init__(self, loop: Loop) -> None:
+        self._loop, self._engine, self._source = loop, loop.engine, loop.source
+
+    @property
+    def current_step(self) -> int | None:
+        """The number of the step that is being computed, None between two of them."""
+        return self._loop.current_step
 
     @property
     def now(self) -> float:

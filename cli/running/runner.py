@@ -101,6 +101,7 @@ def _decode(
     ending = Ending(options, loop, recorder, view, lock, resumption, command)
     watch = StepWatch(
         lambda: None if stop.has_broken_off else loop.current_step,
+        view.still_computing,
         ending.say_waiting,
         partial(ending.end_now, stop),
     )
@@ -191,7 +192,7 @@ def _open_view(options: RunOptions, job: Job, loop: Loop) -> View:
     is_shared = options.output is None and is_same_terminal(stdout_descriptor(), 2)
     return open_view(
         Plan(title, run.policy, options.batch, loop.source.total, bool(run.step_time)),
-        RunGauges(job.engine, loop.source),
+        RunGauges(loop),
         live=options.live,
         is_quiet=options.quiet,
         color=options.color,

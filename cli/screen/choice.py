@@ -4,7 +4,7 @@ import os
 import sys
 from typing import Literal
 
-from cli.screen.live.facts import Gauges, Plan
+from cli.screen.live.facts import LiveGauges, Plan
 from cli.screen.terminal import (
     ColorChoice,
     Terminal,
@@ -20,7 +20,7 @@ LiveChoice = Literal["auto", "always", "plain", "never"]
 
 def open_view(
     plan: Plan,
-    gauges: Gauges,
+    gauges: LiveGauges,
     *,
     live: LiveChoice,
     is_quiet: bool,

@@ -7,7 +7,7 @@ from typing import Self
 
 from batcher.events import RequestEvent
 from cli.screen.cells import printable
-from cli.screen.live.facts import Gauges, Moment, Plan, plain_line
+from cli.screen.live.facts import Gauges, Moment, Plan, long_step, plain_line
 from cli.screen.live.state import RunState
 from cli.screen.terminal import Terminal
 
@@ -32,6 +32,9 @@ class View:
 
         num_queued: how many requests wait, None if nobody knows.
         """
+
+    def still_computing(self, step: int) -> None:
+        """Show that the run still computes `step`; another thread than the run's may call this."""
 
     def refresh(self) -> float:
         """Show what is not shown yet, for the run is about to wait or waits.
@@ -80,6 +83,7 @@ class ProgressLines(View):
         self._run = RunState(plan.batch_size)
         self._started = clock()
         self._next_line = self._started + PLAIN_INTERVAL
+        self._long_step, self._long_since = -1, self._started
         self._last = (-1, 0, self._started)  # step, tokens and time of the line before
 
     def observe(self, events: Sequence[RequestEvent]) -> None:
@@ -92,6 +96,16 @@ class ProgressLines(View):
         if now >= self._next_line:
             self._next_line = now + PLAIN_INTERVAL
             self._write_line(step, num_queued, now)
+
+    def still_computing(self, step: int) -> None:
+        """Write a line about a step that takes long, if it is time to."""
+        now = self._clock()
+        if step != self._long_step:
+            self._long_step, self._long_since = step, now
+        if now >= self._next_line:
+            self._next_line = now + PLAIN_INTERVAL
+            taken = long_step(step, now - self._long_since)
+            self.write_message(f"{self._plan.title}, {taken}\n")
 
     def _write_line(self, step: int, num_queued: int | None, now: float) -> None:
         num_tokens = self._run.num_tokens(step)

@@ -89,6 +89,7 @@ class Clock:
 class Gauges:
     """What a run tells that has no engine."""
 
+    current_step = None
     now = 0.0
     num_free = 0
     next_up = None

@@ -60,9 +60,11 @@ def test_the_quiet_view_writes_messages_only():
 
 OPEN_VIEW = """
 import sys
+from types import SimpleNamespace
 from cli.screen.choice import open_view
 from cli.screen.live.facts import Plan
-view = open_view(Plan("t", "fcfs", 1, None, False), None, live=sys.argv[1], color="auto",
+gauges = SimpleNamespace(now=0.0, num_free=1, next_up=None, block_use=None)
+view = open_view(Plan("t", "fcfs", 1, None, False), gauges, live=sys.argv[1], color="auto",
                  is_quiet=sys.argv[2] == "quiet", every_step=False,
                  is_piped=sys.argv[2] == "piped", has_others=sys.argv[2] == "shared")
 print(type(view).__name__, *([type(view._display).__name__] if hasattr(view, "_display") else []))

@@ -1,13 +1,18 @@
-"""The live view: a picture of every slot, redrawn from inside the loop, without a thread."""
+"""The live view: a picture of every slot, redrawn from inside the loop.
+
+While the loop is in a step that takes long, another thread draws; a lock keeps them apart.
+"""
 
 import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from threading import RLock
 
 from batcher.events import RequestEvent
 from cli.screen.live.display import FrameLive
-from cli.screen.live.facts import Gauges, Moment, Plan
+from cli.screen.live.facts import LiveGauges, Moment, Plan, read
 from cli.screen.live.gantt import small_gantt
 from cli.screen.live.picture import Picture
 from cli.screen.live.scene import Scene
@@ -52,7 +57,7 @@ class LiveView(View):
     def __init__(
         self,
         plan: Plan,
-        gauges: Gauges,
+        gauges: LiveGauges,
         terminal: Terminal,
         display: FrameLive,
         *,
@@ -60,14 +65,14 @@ class LiveView(View):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(terminal)
-        self._clock, self._every_step = clock, every_step
+        self._gauges, self._clock, self._every_step = gauges, clock, every_step
         self._run = run = RunState(plan.batch_size)
         self._unseen: list[RequestEvent] = []  # not taken in by `_run` yet
         glyphs = UNICODE if can_print_boxes(terminal.encoding) else ASCII
         self._scene = Scene(
             run,
             plan,
-            gauges,
+            read(gauges),
             glyphs,
             Strips(run.slots, glyphs),
             Moment(-1, None, 0, 0.0, 0.0, 0.0),
@@ -77,8 +82,12 @@ class LiveView(View):
             busy=deque(maxlen=MAX_TREND),
         )
         self._picture, self._display = Picture(), display
-        self._step, self._drawn_step = -1, -1
-        self._num_queued: int | None = None
+        # A signal handler may come in at any time, in the thread that holds it.
+        self._lock = RLock()
+        self._step = -1
+        self._drawn_step: int | None = None
+        self._computing: float | None = None  # since when the next step is told of
+        self._num_queued = plan.total
         self._pending: list[bytes] = []
         self._num_pending_bytes = 0
         self._has_results = False  # among what is pending, or was
@@ -93,9 +102,10 @@ class LiveView(View):
 
     def observe(self, events: Sequence[RequestEvent]) -> None:
         """Take in what happened in the step that is being made."""
-        self._unseen += events  # many at once take less time than a few for every step
-        if len(self._unseen) > MAX_UNSEEN:
-            self._catch_up()
+        with self._lock:
+            self._unseen += events  # many at once take less time than a few for every step
+            if len(self._unseen) > MAX_UNSEEN:
+                self._catch_up()
 
     def _catch_up(self) -> None:
         self._run.observe(self._unseen)
@@ -103,19 +113,30 @@ class LiveView(View):
 
     def after_step(self, step: int, num_queued: int | None) -> None:
         """Draw how things stand after `step`, if it is time to."""
-        self._step, self._num_queued = step, num_queued
-        now = self._clock()
-        if now >= self._next_frame:
-            self._draw(now)
+        with self._lock:
+            self._step, self._num_queued, self._computing = step, num_queued, None
+            now = self._clock()
+            if now >= self._next_frame:
+                self._draw(now)
+
+    def still_computing(self, step: int) -> None:
+        """Draw how things stand and how long `step` has taken; before the first step, too."""
+        with self._lock, suppress(OSError):  # what is lost then is pending, and lost once more
+            if self._is_closed or self._gauges.current_step != step:
+                return  # what it has brought may be there already
+            if self._computing is None:
+                self._computing = self._clock()
+            self.refresh()
 
     def refresh(self) -> float:
         """Draw what is not drawn yet, and the time while the run waits; see View."""
-        now = self._clock()
-        is_new = self._step != self._drawn_step or now >= self._tick
-        if self._pending or (is_new and now >= self._earliest_frame):
-            self._draw(now)
-        wanted = self._tick if self._step == self._drawn_step else self._earliest_frame
-        return max(wanted - self._clock(), SHORTEST_WAIT) if math.isfinite(wanted) else 0.0
+        with self._lock:
+            now = self._clock()
+            is_new = self._step != self._drawn_step or now >= self._tick
+            if self._pending or (is_new and now >= self._earliest_frame):
+                self._draw(now)
+            wanted = self._tick if self._step == self._drawn_step else self._earliest_frame
+            return max(wanted - self._clock(), SHORTEST_WAIT) if math.isfinite(wanted) else 0.0
 
     def write_results(self, lines: bytes) -> None:
         """Print whole lines above the picture, with the next frame.
@@ -133,26 +154,34 @@ class LiveView(View):
         self._put(text.encode(self._terminal.encoding, "backslashreplace"))
 
     def _put(self, lines: bytes) -> None:
-        self._pending.append(lines)
-        self._num_pending_bytes += len(lines)
-        if self._num_pending_bytes > MAX_PENDING_BYTES:
-            self._draw(self._clock())
+        with self._lock:
+            self._pending.append(lines)
+            self._num_pending_bytes += len(lines)
+            if self._num_pending_bytes > MAX_PENDING_BYTES:
+                self._draw(self._clock())
 
     def close(self) -> None:
         """Leave a small gantt of the run where the picture was, and the cursor below it."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if self._pending:
-            self._draw(self._clock())
-        if self._step >= 0 and self._terminal.is_ours and math.isfinite(self._next_frame):
-            self._look(self._clock())
-            columns, rows = self._terminal.size
-            self._check(self._display.close(small_gantt(self._scene, columns - 1, rows - 2)))
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            if self._pending:
+                self._draw(self._clock())
+            if self._has_picture and self._terminal.is_ours and math.isfinite(self._next_frame):
+                self._look(self._clock())
+                columns, rows = self._terminal.size
+                self._check(self._display.close(small_gantt(self._scene, columns - 1, rows - 2)))
 
     def step_aside(self) -> None:
         """Put the cursor below the picture, for somebody else to write; the next one is new."""
-        self._display.step_aside()
+        with self._lock:
+            self._display.step_aside()
+
+    @property
+    def _has_picture(self) -> bool:
+        """Whether there is anything to draw: a step, or one that takes long."""
+        return self._step >= 0 or self._computing is not None
 
     def _draw(self, now: float) -> None:
         """Print what is pending, and the picture below it if the terminal is ours.
@@ -161,15 +190,14 @@ class LiveView(View):
             OSError: the terminal is gone, and results are lost.
         """
         above = b"".join(self._pending)
-        self._pending.clear()
-        self._num_pending_bytes = 0
         if not self._terminal.is_ours:  # the shell writes there now
             self._display.forget()
             self._next_frame = now + MIN_INTERVAL
             if above:
                 self._check(self._write(above))
-        elif self._step >= 0:
+        elif self._has_picture:
             self._look(now)
+            self._read_gauges()
             columns, rows = self._terminal.size
             size = max(columns - 1, 1), max(rows - 1, 1)
             lines = self._picture.lines(self._scene, *size, has_gantt=self._display.fills_screen)
@@ -179,6 +207,8 @@ class LiveView(View):
             self._plan_next_frame(now, drawn if above else self._clock())
         elif above:
             self._check(self._write(above))
+        self._pending.clear()
+        self._num_pending_bytes = 0
 
     def _write(self, lines: bytes) -> OSError | None:
         try:
@@ -218,10 +248,22 @@ class LiveView(View):
         rate = (num_tokens - first_tokens) / max(1, step - first_step)
         speed = (num_tokens - first_tokens) / max(now - first_time, 1e-9)
         elapsed = now - self._started
-        scene.moment = Moment(step, self._num_queued, num_tokens, rate, speed, elapsed)
+        computing = None if self._computing is None else now - self._computing
+        scene.moment = Moment(step, self._num_queued, num_tokens, rate, speed, elapsed, computing)
         fresh = [slot.take_mark() for slot in run.slots]
         scene.strips.extend(step, fresh)
         self._keep_marks(fresh, now)
+
+    def _read_gauges(self) -> None:
+        """Ask the gauges, but not in the middle of a step, which may be in another thread.
+
+        Who was next before steps that no frame has shown may be so no more.
+        """
+        scene = self._scene
+        if self._computing is None:
+            scene.gauges = read(self._gauges)
+        elif self._step != self._drawn_step and self._drawn_step is not None:
+            scene.gauges = scene.gauges._replace(next_up=None)
 
     def _keep_marks(self, fresh: Sequence[str], now: float) -> None:
         """Let marks and notes be seen for a while."""

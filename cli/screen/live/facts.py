@@ -32,6 +32,28 @@ class Gauges(Protocol):
         """What the KV blocks are used for; None if there are none."""
 
 
+class LiveGauges(Gauges, Protocol):
+    """Gauges that tell whether they may be read."""
+
+    @property
+    def current_step(self) -> int | None:
+        """The number of the step that is being computed, None between two; for any thread."""
+
+
+class Reading(NamedTuple):
+    """What gauges said at one time."""
+
+    now: float
+    num_free: int
+    next_up: str | None
+    block_use: BlockUse | None
+
+
+def read(gauges: Gauges) -> Reading:
+    """Return what `gauges` say; only for the thread of the run, since asking may tidy its queue."""
+    return Reading(gauges.now, gauges.num_free, gauges.next_up, gauges.block_use)
+
+
 class Plan(NamedTuple):
     """What is known of a run before it starts.
 
@@ -51,6 +73,7 @@ class Moment(NamedTuple):
 
     num_queued: requests that wait or are still to be read; None if nobody knows.
     rate, speed: tokens per step and per second of late.  seconds: since the start.
+    computing: the seconds that the step after it has taken so far, if that is long; else None.
     """
 
     step: int
@@ -59,6 +82,7 @@ class Moment(NamedTuple):
     rate: float
     speed: float
     seconds: float
+    computing: float | None = None
 
 
 class Fact(NamedTuple):
@@ -78,7 +102,7 @@ class Progress(NamedTuple):
 
 def progress(run: RunState, moment: Moment) -> Progress | None:
     """Return how far the run is by tokens, those to come estimated; None if nobody can know."""
-    if moment.num_queued is None:
+    if moment.num_queued is None or moment.step < 0:
         return None
     left = run.num_tokens_left(moment.step, moment.num_queued)
     everything = moment.num_tokens + left
@@ -90,7 +114,7 @@ def counts(run: RunState, plan: Plan, moment: Moment) -> list[Fact]:
     """Return what has become of the requests: running, waiting, done and failed."""
     of_total = "" if plan.total is None else f"/{plan.total:,}"
     found = [
-        Fact(8, "figure", f"step {moment.step:,}"),
+        Fact(8, "figure" if moment.computing is None else "held", _step(moment)),
         Fact(9, "done", f"{run.num_done:,}{of_total} done"),
     ]
     if run.num_failed:
@@ -99,6 +123,18 @@ def counts(run: RunState, plan: Plan, moment: Moment) -> list[Fact]:
     if moment.num_queued is not None:
         found.append(Fact(5, "", f"{moment.num_queued:,} waiting"))
     return found
+
+
+def _step(moment: Moment) -> str:
+    """Return the step that was made last, or the one that takes long."""
+    if moment.computing is None:
+        return f"step {moment.step:,}"
+    return long_step(moment.step + 1, moment.computing)
+
+
+def long_step(step: int, seconds: float) -> str:
+    """Return how long `step` has taken so far."""
+    return f"step {step:,} has taken {clock(seconds)}"
 
 
 def rates(run: RunState, plan: Plan, gauges: Gauges, moment: Moment) -> list[Fact]:

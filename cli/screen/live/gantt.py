@@ -12,8 +12,11 @@ MIN_WIDTH, MIN_HEIGHT = 20, 3
 
 
 def small_gantt(scene: Scene, width: int, height: int) -> list[Line]:
-    """Return the gantt of the run in at most `height` lines of `width`; none without room."""
-    if width < MIN_WIDTH or height < MIN_HEIGHT:
+    """Return the gantt of the run in at most `height` lines of `width`; none without room.
+
+    Nor of a run without a step.
+    """
+    if width < MIN_WIDTH or height < MIN_HEIGHT or scene.moment.step < 0:
         return []
     history, num_steps = scene.run.history, scene.moment.step + 1
     rows = _in_rows(history.rows, height - 2)

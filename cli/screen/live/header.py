@@ -75,7 +75,7 @@ def _rates(scene: Scene, width: int) -> Line:
     reserved = len(GAP) + len("busy ") + MIN_TREND + len(" 100%") if width >= ROOMY else 0
     line = _facts(kept(found, width - reserved))
     room = width - line_width(line) - len(GAP) - len("busy ") - len(" 100%")
-    if room < MIN_TREND:
+    if room < MIN_TREND or not scene.busy:
         return line
     trend = list(scene.busy)[-min(room, MAX_BAR // 2) :]
     share = f" {int(sum(trend) / max(len(trend), 1) * 100)}%"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from batcher.events import FinishEvent, Role
 from cli.screen.cells import printable
-from cli.screen.live.facts import Gauges, Moment, Plan
+from cli.screen.live.facts import Moment, Plan, Reading
 from cli.screen.live.slots import SlotState
 from cli.screen.live.state import Note, RunState
 from cli.screen.live.strips import Strips
@@ -28,7 +28,7 @@ class Scene:
 
     run: RunState
     plan: Plan
-    gauges: Gauges
+    gauges: Reading
     glyphs: Glyphs
     strips: Strips
     moment: Moment

@@ -119,8 +119,8 @@ class SlotState:
         return self.first_token is None or self.first_token >= step
 
     def is_busy(self, step: int) -> bool:
-        """Return whether the slot was used in `step`, the last one made."""
-        return self.end is None or self.end > step
+        """Return whether the slot was used in `step`, the last one made; -1 is before the first."""
+        return self.end is None or self.end > max(step, 0)
 
     def busy_steps(self, step: int) -> int:
         """Return in how many steps up to `step` the slot was used."""

@@ -1,0 +1,168 @@
+"""What a person sees while a step takes long, above all in the first one."""
+
+import os
+import subprocess
+import termios
+import time
+from contextlib import suppress
+from threading import Thread
+
+import pytest
+from emulated_run import Clock, Gauges, Run, Screen, inline, long_requests
+from process import lines_of, start, workload
+
+from cli.running.step_watch import StepWatch
+from cli.screen.live.facts import Plan
+from cli.screen.view import ProgressLines
+
+
+def compute(run, step):
+    """Let the watch tell `run` that it still computes `step`."""
+    run.gauges.current_step = step
+    run.view.still_computing(step)
+    run.gauges.current_step = None
+
+
+def test_before_the_first_step_there_is_a_picture_of_empty_slots():
+    run = Run(long_requests(9), batch_size=2)
+    compute(run, 0)
+    run.clock.now += 34
+    compute(run, 0)
+    counts, *_, first, second = run.screen.text().splitlines()
+    told = ["requests.jsonl", "step 0 has taken 0:34", "0/9 done", "0 running", "9 waiting", "0:35"]
+    assert [part.strip() for part in counts.split("  ") if part.strip()] == told
+    assert first.split()[:2] == ["0", "-"]
+    assert second.split()[:2] == ["1", "-"]
+    assert "%" not in run.screen.text()
+    run.clock.now += 1
+    assert "step 0  0/9 done  2 running" in run.steps(1).screen.text()
+
+
+def test_a_picture_of_no_step_leaves_nothing():
+    run = Run(long_requests(9))
+    compute(run, 0)
+    assert run.screen.is_alternate
+    run.view.close()
+    assert not run.screen.is_alternate
+    assert not run.screen.text()
+    compute(run, 0)
+    assert not run.screen.text()
+
+
+@pytest.mark.parametrize("begin", [Run, inline])
+def test_a_later_step_that_takes_long_says_so_and_for_how_long(begin):
+    run = begin(long_requests(9)).steps(12)
+    for _ in range(3):
+        compute(run, 12)
+        run.clock.now += 1
+    compute(run, 12)
+    assert "step 12 has taken 0:03" in run.screen.text()
+    run.view.still_computing(11)
+    run.clock.now += 1
+    run.steps(1)
+    assert "step 12  0/9 done" in run.screen.text()
+    assert "has taken" not in run.screen.text()
+
+
+def test_the_pictures_of_a_long_step_take_little_of_the_time_too():
+    run = Run(long_requests(9)).steps(1)
+    frames = len(run.screen.written)
+    for _ in range(1000):
+        compute(run, 1)
+        run.clock.now += 0.01
+    assert len(run.screen.written) - frames <= 11
+
+
+def test_results_for_a_terminal_that_goes_in_a_long_step_are_an_error_of_the_run():
+    class GoneScreen(Screen):
+        def write_bytes(self, data):
+            raise OSError("the terminal is gone")
+
+    run = inline(long_requests(9), screen=GoneScreen())
+    run.view.write_results(b"result\n")
+    compute(run, 0)
+    with pytest.raises(OSError, match="is gone"):
+        run.view.close()
+
+
+def test_a_long_step_is_a_plain_line_every_five_seconds():
+    clock, screen = Clock(), Screen()
+    plan = Plan("requests.jsonl", "fcfs", 2, 9, is_timed=False)
+    view = ProgressLines(plan, Gauges(), screen, clock)
+    for _ in range(48):
+        view.still_computing(7)
+        clock.now += 0.25
+    assert screen.text().splitlines() == [
+        "requests.jsonl, step 7 has taken 0:05",
+        "requests.jsonl, step 7 has taken 0:10",
+    ]
+
+
+def test_the_view_may_be_drawn_by_another_thread_while_steps_are_made():
+    run = Run([(str(n), 3, 3) for n in range(600)], batch_size=4, every_step=True)
+    run.seconds_per_step, errors = 1.1, []
+
+    def draw():
+        while not run.is_over:
+            try:
+                run.view.still_computing(run.step_index)
+            except Exception as error:  # noqa: BLE001 - whatever it is
+                errors.append(error)
+
+    thread = Thread(target=draw)
+    thread.start()
+    while not run.is_over:
+        run.gauges.current_step = run.step_index
+        time.sleep(0)
+        run.gauges.current_step = None
+        run.step()
+    thread.join()
+    run.view._look(run.clock.now)
+    assert not errors
+    assert run.view._run.num_done == 600
+
+
+def test_the_watch_goes_on_telling_after_a_signal_that_stops_nothing(monkeypatch):
+    monkeypatch.setattr("cli.running.step_watch.LOOK_EVERY", 0.01)
+    told = []
+    watch = StepWatch(lambda: 5, told.append, told.append, told.append)
+    with watch:
+        while len(told) < 3:
+            pass
+        os.write(watch._writer, bytes([14]))  # SIGALRM
+        while len(told) < 9:
+            pass
+    assert set(told) == {5}
+
+
+def test_a_model_that_loads_in_its_first_call_leaves_no_empty_terminal(tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW)
+    (tmp_path / "in").write_bytes(lines_of(*workload(4, max_tokens=9)))
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    command = ["run", "in", "-o", "out", "-b", "2", "--live", "always"]
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": theirs}
+    process = start(*command, "--model", "slow:next_tokens", cwd=tmp_path, **pipes)
+    os.close(theirs)
+    screen = Screen(80, 24)
+    with suppress(OSError):  # how Linux tells that the other end is closed
+        while data := os.read(ours, 65536):
+            screen.stream.feed(data)
+            if "step 0 has taken" in screen.text():
+                (tmp_path / "loaded").touch()
+    os.close(ours)
+    assert process.wait(10) == 0
+    assert (tmp_path / "loaded").exists()
+    assert "4 ok" in screen.text()
+
+
+SLOW = """
+import pathlib, time
+
+
+def next_tokens(rows):
+    end = time.monotonic() + 20
+    while not pathlib.Path("loaded").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    return [5] * len(rows)
+"""
