@@ -52,6 +52,7 @@ class _Flight(Struct, gc=False):
     """A request that is in the engine.
 
     num_left: how many of its results have not come.  known: those that an earlier run has given.
+    num_lacking: how many are not written; failures may have made other samples the best ones.
     is_replayed: the engine goes through the motions for them, and decodes only the others.
     is_ranked: its results come in their order, all at once.  form: that of the answer.
     row: the results that have come, of an OpenAI row; None for a request in our own form.
@@ -59,6 +60,7 @@ class _Flight(Struct, gc=False):
 
     place: int
     num_left: int
+    num_lacking: int
     known: Mapping[int, Result]
     is_replayed: bool
     is_ranked: bool
@@ -91,7 +93,8 @@ class Flights:
             if is_replayed:
                 self._earlier.check_replay(request, known)
         is_ranked = request.best_of is not None
-        flight = _Flight(place, request.n, known, is_replayed, is_ranked, parsed.form)
+        num_lacking = request.n - len(known)
+        flight = _Flight(place, request.n, num_lacking, known, is_replayed, is_ranked, parsed.form)
         if parsed.form != "result":
             flight.row = []
         self._flights[request_id] = flight
@@ -138,7 +141,8 @@ class Flights:
                     if not flight.is_ranked:
                         flight.row.sort(key=attrgetter("index"))
                     answers.append(Answer(flight.place, flight.row, flight.form))
-            elif result.index not in flight.known:
+            elif result.index not in flight.known and flight.num_lacking > 0:
+                flight.num_lacking -= 1
                 rank = -flight.num_left if flight.is_ranked else result.index
                 answers.append(Answer(flight.place, [result], rank=rank, is_last=is_last))
         return answers

@@ -137,8 +137,9 @@ def prepare(options: RunOptions, requests: Input, run: RunEvent) -> Resumption:
     known = None
     if has_results and options.resume:
         _check_same_run(output, earlier, record)
-        choice = Choice(options.repair, options.retry_failed)
-        if any(choice):
+        dropped = _with_unseen_samples(requests) if options.retry_failed else frozenset()
+        choice = Choice(options.repair, options.retry_failed, dropped)
+        if options.repair or options.retry_failed:
             _write_record(output, record)  # from here on, results may be missing
         known = take_over(
             output,
@@ -175,6 +176,14 @@ def _expected(requests: Input) -> Iterator[Expected]:
     while (line := lines.read()) is not None:
         parsed = parser.parse(line, lines.number)
         yield Expected(lines.number, parsed if isinstance(parsed, ParsedLine) else None)
+
+
+def _with_unseen_samples(requests: Input) -> frozenset[str]:
+    """Return the ids of the requests of whose samples some have no result, so may have failed."""
+    found = (each.parsed.request for each in _expected(requests) if each.parsed is not None)
+    return frozenset(
+        request.id or "" for request in found if (request.best_of or request.n) > request.n
+    )
 
 
 def _check_repeatable(options: RunOptions, requests: Input) -> None:

@@ -27,10 +27,20 @@ class Expected(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """What of a file is left out: lines that are there twice, and what has failed."""
+    """What of a file is left out: lines that are there twice, and what is decoded again.
+
+    drops_failed: what has failed.  dropped_ids: the requests of which any results go.
+    """
 
     drops_repeated: bool = False
     drops_failed: bool = False
+    dropped_ids: frozenset[str] = frozenset()
+
+    def drops(self, answer: list[ResultLine]) -> bool:
+        """Return whether the lines that answer a request are left out."""
+        return self.drops_failed and any(
+            known.has_failed or known.id in self.dropped_ids for known in answer
+        )
 
 
 def rest_path(output: str) -> str:
@@ -57,9 +67,8 @@ def take_over(
         with ExitStack() as on_failure:
             is_whole, lines = _open(output)
             on_failure.callback(lines.close)
-            drops_failed = choice.drops_failed and expected is None
-            if choice.drops_repeated or drops_failed:
-                lines = _chosen(output, lines, reader, drops_failed=drops_failed)
+            if choice.drops_repeated or (choice.drops_failed and expected is None):
+                lines = _chosen(output, lines, reader, choice if expected is None else Choice())
                 on_failure.callback(lines.close)
                 is_whole = not output.endswith(".gz")
             earlier = EarlierResults(lines)
@@ -72,7 +81,7 @@ def take_over(
                     output,
                     earlier,
                     lines,
-                    _Answers(reader, drops_failed=choice.drops_failed),
+                    _Answers(reader, choice),
                     expected,
                 )
             earlier.finish()
@@ -90,19 +99,17 @@ def take_over(
     return earlier
 
 
-def _chosen(output: str, lines: BinaryIO, reader: ResultLines, *, drops_failed: bool) -> BinaryIO:
+def _chosen(output: str, lines: BinaryIO, reader: ResultLines, choice: Choice) -> BinaryIO:
     """Return a file of those of `lines` that are kept; it replaces `output`, unless that is packed.
 
-    No result is kept twice, and of a request that has failed none if they are dropped.
+    No result is kept twice, and of a request all or none.
     """
-    failed = set[str]()
-    if drops_failed:
-        failed = {known.id for known in reader.read(lines) if known.has_failed}
+    dropped = {known.id for known in reader.read(lines) if choice.drops([known])}
     seen: set[tuple[str, int]] = set()
     chosen = _temporary() if output.endswith(".gz") else _new(f"{output}.new")
     for known in reader.read(lines):
         names = {(result.id, number_of(result)) for result in known.results}
-        if known.id not in failed and not names & seen:
+        if known.id not in dropped and not names & seen:
             chosen.write(known.line)
             seen |= names
     lines.close()
@@ -114,8 +121,8 @@ def _chosen(output: str, lines: BinaryIO, reader: ResultLines, *, drops_failed: 
 class _Answers:
     """Finds what answers one line of the input after the other, in files that have their order."""
 
-    def __init__(self, reader: ResultLines, *, drops_failed: bool) -> None:
-        self._reader, self._drops_failed = reader, drops_failed
+    def __init__(self, reader: ResultLines, choice: Choice) -> None:
+        self._reader, self._choice = reader, choice
         self._files: list[Iterator[ResultLine]] = []
         self._heads: list[ResultLine | None] = []
 
@@ -133,8 +140,8 @@ class _Answers:
         while (head := self._heads[number]) is not None and _belongs(head, wanted):
             answer.append(head)
             self._heads[number] = next(self._files[number], None)
-        is_dropped = self._drops_failed and any(known.has_failed for known in answer)
-        return answer if _is_complete(answer, wanted) and not is_dropped else []
+        is_kept = _is_complete(answer, wanted) and not self._choice.drops(answer)
+        return answer if is_kept else []
 
 
 def _take_in_order(

@@ -99,6 +99,15 @@ def test_a_row_of_the_best_samples_that_is_there_is_not_written_again():
     assert flights.answer([result("row", 1), result("row", 3)]) == []
 
 
+def test_there_are_no_more_results_than_asked_for_where_failures_have_made_others_the_best():
+    flights = Flights(Earlier({"a": [4], "b": [3]}))
+    flights.begin(line("a", n=1, best_of=5), 0)
+    flights.begin(line("b", n=2, best_of=5), 1)
+    assert flights.answer([result("a", 2)]) == []
+    answers = flights.answer([result("b", 1), result("b", 0)])
+    assert [answer.results[0].index for answer in answers] == [1]
+
+
 def test_a_request_fails_once_however_many_of_its_results_are_errors():
     flights = Flights()
     flights.begin(line("a", n=3), 0)

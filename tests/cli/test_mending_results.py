@@ -174,6 +174,40 @@ def test_what_has_failed_is_decoded_again_and_nothing_else(tmp_path, flaky, name
     assert not (tmp_path / f"{name}.rest").exists()
 
 
+FLAKY_SAMPLES = """
+from pathlib import Path
+from msgspec.structs import replace
+from batcher import SimulatedModel
+
+class Model(SimulatedModel):
+    def forward(self, batch):
+        output = super().forward(batch)
+        if Path("broken").exists():  # the samples of "best" that win, and all of "failed"
+            output.failed.update({slot: "broken" for slot in batch.slots.tolist() if slot > 1})
+        return output
+"""
+
+
+@pytest.mark.parametrize("order", [[], ["--keep-order"]])
+def test_what_is_best_of_samples_that_failed_unseen_is_decoded_again(tmp_path, order):
+    (tmp_path / "flaky_model.py").write_text(FLAKY_SAMPLES)
+    sampled = {"prompt": "Once", "temperature": 1.0, "max_tokens": 6}
+    requests = [{**sampled, "id": f"best{i}", "best_of": 5, "seed": i} for i in range(4)]
+    (tmp_path / "in").write_bytes(lines_of({**sampled, "id": "n", "n": 5}, *requests))
+    command = ["run", "in", "-q", "-b", "5", "--model", "flaky_model:Model", *order]
+    assert batchdecode(*command, "-o", "whole", cwd=tmp_path).returncode == 0
+    whole = sorted(outputs(tmp_path / "whole"))
+    (tmp_path / "broken").touch()
+    assert batchdecode(*command, "-o", "out", cwd=tmp_path).returncode == 1
+    survivors = [row for row in outputs(tmp_path / "out") if row[0].startswith("best")]
+    assert len(survivors) == 4
+    assert not all(row in whole for row in survivors)
+    (tmp_path / "broken").unlink()
+    again = batchdecode(*command, "-o", "out", "--resume", "--retry-failed", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert sorted(outputs(tmp_path / "out")) == whole
+
+
 @pytest.mark.parametrize("order", [[], ["--keep-order"]])
 def test_a_second_try_that_is_killed_is_continued(tmp_path, flaky, order):
     assert flaky("whole", *order).returncode == 0
