@@ -16,7 +16,7 @@ REQUEST_ERROR_CODES = {
     "invalid-grammar": "a constraint that cannot be compiled",
     "too-few-slots": "a request that needs more slots at once than the batch has",
     "unsupported-model": "a field that this model, or this installation, cannot serve",
-    "unsupported-option": "an OpenAI option that would change the output, and is not supported",
+    "unsupported-option": "an option of OpenAI or vLLM that is not supported",
     "too-many-parts": "a line of more than 131,072 strings, lists and objects",
     "duplicate-id": "an id that an earlier request has already",
 }

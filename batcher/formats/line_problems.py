@@ -27,6 +27,7 @@ from batcher.formats.openai import (
     CHAT_URL,
     COMPLETIONS_URL,
     OPTIONS,
+    UNSUPPORTED,
     URLS,
     Form,
     form_of,
@@ -317,6 +318,9 @@ def _alike(path: Path, other: Path) -> FieldProblem:
 
 def _unknown(path: Path, allowed: tuple[str, ...]) -> FieldProblem:
     name = str(path[-1])
+    if name in UNSUPPORTED and "prompt_logprobs" in allowed:  # where fields of a request belong
+        message = f"{quote(path)} is known from OpenAI or vLLM, and not supported here"
+        return FieldProblem("unsupported-option", path, message, "leave it out", is_key=True)
     return FieldProblem("unknown-field", path, f"unknown field `{name}`", _suggest(name, allowed))
 
 

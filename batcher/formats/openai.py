@@ -24,17 +24,36 @@ _EVERYWHERE: Supported = {
     "user": str,
     "stream": (False,),
     "stream_options": (),
+    "store": (False,),
+    "metadata": dict,
+    "service_tier": ("auto", "default"),
 }
 COMPLETION_OPTIONS: Supported = {**_EVERYWHERE, "suffix": ("",)}
 CHAT_OPTIONS: Supported = {
     **_EVERYWHERE,
     "tools": ([],),
     "tool_choice": ("none",),
+    "parallel_tool_calls": (True, False),
     "modalities": (["text"],),
-    "store": (False,),
-    "metadata": dict,
 }
 OPTIONS = {COMPLETIONS_URL: COMPLETION_OPTIONS, CHAT_URL: CHAT_OPTIONS}
+
+# Fields of OpenAI or vLLM with which nothing is done; in rows some of them may say nothing.
+UNSUPPORTED = frozenset(
+    (
+        *CHAT_OPTIONS,
+        *COMPLETION_OPTIONS,
+        *("add_generation_prompt", "add_special_tokens", "allowed_tools", "audio"),
+        *("chat_template", "chat_template_kwargs", "continue_final_message", "detokenize"),
+        *("documents", "extra_body", "function_call", "functions", "guided_decoding_backend"),
+        *("guided_whitespace_pattern", "kv_transfer_params", "logits_processors"),
+        *("mm_processor_kwargs", "output_kind", "prediction", "prompt_cache_key"),
+        *("prompt_embeds", "reasoning_effort", "request_id", "return_token_ids"),
+        *("safety_identifier", "skip_special_tokens", "spaces_between_special_tokens"),
+        *("structural_tag", "truncate_prompt_tokens", "verbosity", "vllm_xargs"),
+        "web_search_options",
+    )
+)
 
 
 class CompletionBody(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -45,6 +64,9 @@ class CompletionBody(Request, frozen=True, kw_only=True, forbid_unknown_fields=T
     user: Any = None
     stream: Any = None
     stream_options: Any = None
+    store: Any = None
+    metadata: Any = None
+    service_tier: Any = None
     suffix: Any = None
 
 
@@ -58,9 +80,11 @@ class ChatBody(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
     stream_options: Any = None
     tools: Any = None
     tool_choice: Any = None
+    parallel_tool_calls: Any = None
     modalities: Any = None
     store: Any = None
     metadata: Any = None
+    service_tier: Any = None
 
 
 class BatchRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

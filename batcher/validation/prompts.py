@@ -24,6 +24,7 @@ MAX_SEGMENTS_LENGTH = SEGMENT_LENGTH.largest  # of all in one prompt that give a
 
 _CONTENTS = ("text", "tokens", "length")
 _ONE_OF_THEM = "give one of `text`, `tokens` and `length`"
+_IF_SEVERAL = "write one line, or one row, for each prompt"
 _DO_NOT_MIX = "a list holds token ids or segments; do not mix them"
 _TYPES = get_args(PromptType)
 
@@ -31,7 +32,7 @@ _TYPES = get_args(PromptType)
 def check_prompt(value: object, path: Path, target: Target) -> Problems:
     """Yield the problems of what is neither text nor token ids nor segments."""
     if not isinstance(value, list) or not any(isinstance(item, PromptSegment) for item in value):
-        yield from check_text_or_tokens(value, path, target, "give one prompt a line")
+        yield from check_text_or_tokens(value, path, target, _IF_SEVERAL)
     elif is_integer(value[0]):
         for problem in check_token_ids(value, path, target):
             yield replace(problem, hint=_DO_NOT_MIX)
@@ -41,7 +42,7 @@ def check_prompt(value: object, path: Path, target: Target) -> Problems:
 
 def check_negative_prompt(value: object, path: Path, target: Target) -> Problems:
     """Yield the problems of what is neither text nor token ids."""
-    yield from check_text_or_tokens(value, path, target, "give one prompt a line")
+    yield from check_text_or_tokens(value, path, target, _IF_SEVERAL)
 
 
 def _check_segments(items: Sequence[object], path: Path, target: Target) -> Problems:

@@ -353,8 +353,8 @@ def test_the_name_that_another_tool_uses_gets_ours(name, ours):
 @pytest.mark.parametrize(
     ("fields", "hint"),
     [
-        ({"prompt": ["Hi", "Ho"]}, "give one prompt a line"),
-        ({"prompt": [[1, 2], [3]]}, "give one prompt a line"),
+        ({"prompt": ["Hi", "Ho"]}, "write one line, or one row, for each prompt"),
+        ({"prompt": [[1, 2], [3]]}, "write one line, or one row, for each prompt"),
         ({"prompt": ["7", 8]}, "remove the quotes"),
         ({"prompt": ["7", "8"]}, "remove the quotes"),
         ({"prompt": [1, "x"]}, None),
@@ -446,6 +446,9 @@ HARMLESS = {
     "suffix": "",
     "stream": False,
     "stream_options": None,
+    "store": False,
+    "metadata": {},
+    "service_tier": "auto",
 }
 
 

@@ -227,7 +227,7 @@ def test_no_line_makes_it_raise(line):
         ({"top_logprobs": 5}, "conflicting-fields", "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 21}, "invalid-value", "top_logprobs"),
         ({"prompt": "x"}, "unknown-field", "prompt"),
-        ({"suffix": ""}, "unknown-field", "suffix"),
+        ({"suffix": ""}, "unsupported-option", "suffix"),
         ({"tools": [{}]}, "unsupported-option", "tools"),
         ({"metadata": 5}, "invalid-type", "metadata"),
     ],
@@ -267,6 +267,19 @@ def test_what_a_chat_cannot_say_is_refused(fields, code, field):
 )
 def test_bad_messages_have_their_place(messages, found):
     assert problems({"messages": messages}) == found
+
+
+@pytest.mark.parametrize("name", ["reasoning_effort", "skip_special_tokens", "user", "tools"])
+def test_a_field_that_is_known_and_not_supported_is_no_misspelt_one(name):
+    [problem] = parse(line(**{name: "x"})).problems
+    assert (problem.code, problem.field) == ("unsupported-option", name)
+    assert problem.message == f"`{name}` is known from OpenAI or vLLM, and not supported here"
+
+
+def test_options_that_change_nothing_are_accepted():
+    options = {"store": False, "metadata": {"a": "b"}, "service_tier": "auto", "user": "u"}
+    assert parse(row(**options)).request == parse(row()).request
+    assert parse(chat(**options, parallel_tool_calls=True)).request == parse(chat()).request
 
 
 def test_what_an_option_may_be_is_told():
