@@ -6,10 +6,10 @@ from cli.running.loop import Loop
 
 
 class RunGauges:
-    """Reads a loop, its engine and its source; nothing is done until somebody looks."""
+    """Reads a loop and its engine; nothing is done until somebody looks."""
 
     def __init__(self, loop: Loop) -> None:
-        self._loop, self._engine, self._source = loop, loop.engine, loop.source
+        self._loop, self._engine = loop, loop.engine
 
     @property
     def current_step(self) -> int | None:
@@ -31,7 +31,7 @@ class RunGauges:
         """What the next to be admitted is called, as far as that is known."""
         first = self._engine.scheduler.queue.peek(self._engine.now)
         if first is None:  # nothing is read before a slot is free for it
-            return self._source.upcoming
+            return self._loop.upcoming
         return label_of(first.id, first.index, first.role)
 
     @property

@@ -19,7 +19,7 @@ from batcher.formats.results import encode_result
 from batcher.models.base import Model, bytes_of
 from cli.running.answers import Answer, Flights, KnownResults
 from cli.running.entries import Entry
-from cli.running.sources import Source
+from cli.running.sources import Source, name_of
 
 _MAX_HELD = 1024  # results that wait for a step
 
@@ -81,6 +81,11 @@ class Loop:
     def current_step(self) -> int | None:
         """The number of the step that is being computed, None between two of them."""
         return self.engine.num_steps if self._is_computing else None
+
+    @property
+    def upcoming(self) -> str | None:
+        """The id of the first request that the engine has not been given, if that is known."""
+        return self.source.upcoming if self._ahead is None else name_of(self._ahead)
 
     def __iter__(self) -> Iterator[Outcome]:
         engine = self.engine

@@ -101,7 +101,7 @@ class FileSource:
     @property
     def upcoming(self) -> str | None:
         """The id of the next request, as long as it is one of those in memory."""
-        return _id_of(self._head[0]) if self._head else None
+        return name_of(self._head[0]) if self._head else None
 
     def __init__(self, lines: LineReader, parser: LineParser, survey: Survey) -> None:
         self.total = survey.num_lines
@@ -256,7 +256,7 @@ class FollowSource:
         self._queue.put(item)
 
 
-def _id_of(entry: Entry) -> str:
+def name_of(entry: Entry) -> str:
     """Return what a request will be called, the number of its place if it has no id."""
     parsed = entry.parsed
     found = parsed.request.id if isinstance(parsed, ParsedLine) else parsed.id
