@@ -4,11 +4,11 @@ Rule: of several places the one vLLM came to counts more than the one it was ask
 `resolved_config`, then what is anywhere else, then what is in `engine_kwargs`; null says nothing.
 """
 
+import json
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
@@ -108,9 +108,14 @@ def read_run_meta(content: bytes, name: str) -> RunMeta:
         BatchdecodeError: it is no JSON object, or a field of it is not what it can be.
     """
     try:
-        meta = msgspec.json.decode(content.removeprefix(BOM_UTF8))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BatchdecodeError(f"{name}: {str(error) or 'nested too deeply'}") from None
+        meta = json.loads(content.removeprefix(BOM_UTF8).decode())
+    except json.JSONDecodeError as error:
+        place = f"{name}:{error.lineno}:{error.colno}"
+        raise BatchdecodeError(f"{place}: not JSON: {error.msg.lower()}") from None
+    except RecursionError:
+        raise BatchdecodeError(f"{name}: nested too deeply") from None
+    except ValueError as error:
+        raise BatchdecodeError(f"{name}: {error}") from None
     if not isinstance(meta, dict):
         raise BatchdecodeError(f"{name}: expected a JSON object with {', '.join(NAMES)}")
     said = sorted(_said(meta, ()), key=_trust)
@@ -122,7 +127,7 @@ def read_run_meta(content: bytes, name: str) -> RunMeta:
     _count_blocks(limits)
     settled = {path[-1]: (path, value) for path, value in reversed(said)}
     not_simulated = [
-        f"{'.'.join(settled[field][0])} {msgspec.json.encode(settled[field][1]).decode()}"
+        f"{'.'.join(settled[field][0])} {json.dumps(settled[field][1])}"
         for field, is_other in _NOT_SIMULATED.items()
         if field in settled and is_other(settled[field][1])
     ]
@@ -149,7 +154,7 @@ def _read(field: _Field, path: tuple[str, ...], value: Any, name: str) -> Value:
     try:
         return field.read(value)
     except _UnfitError as error:
-        shown = msgspec.json.encode(value).decode()
+        shown = json.dumps(value)
         shown = shown if len(shown) <= MAX_SHOWN else f"{shown[:MAX_SHOWN]}…"
         raise BatchdecodeError(f"{name}: {'.'.join(path)}: {error}, not {shown}") from None
 

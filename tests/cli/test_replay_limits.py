@@ -84,7 +84,7 @@ def test_a_pipe_has_no_file_beside_it(folder):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", "meta.json: Input data was truncated"),
+        ("{\n", "meta.json:2:1: not JSON: expecting property name enclosed in double quotes"),
         ('{"max_num_seqs": -1}', "meta.json: max_num_seqs: expected a whole number from 1 to"),
     ],
 )

@@ -69,8 +69,8 @@ def test_a_threshold_of_0_is_none():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "m.json: Input data was truncated"),
-        (b'{"max_num_seqs": }', "m.json: JSON is malformed"),
+        (b"", "m.json:1:1: not JSON: expecting value"),
+        (b'{"a": 1,\n "max_num_seqs": }', "m.json:2:18: not JSON: expecting value"),
         (b"[1]", "m.json: expected a JSON object with max_num_seqs,"),
         (b"\xff\xfe", "m.json: "),
         (b'{"a":' * 200_000, "m.json: "),
