@@ -8,7 +8,9 @@ from msgspec.structs import replace
 from reference import ENGLISH, decode_alone
 
 from batcher import Engine, Request, RequestError, Result, SimulatedModel
+from batcher.errors import InvariantError
 from batcher.events import AdmitEvent, ArriveEvent, PreemptEvent, RequestEvent
+from batcher.scheduling.plan import NOTHING_NEW
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 
 ENCODE = ENGLISH.tokenizer.encode
@@ -229,3 +231,18 @@ def test_a_session_is_remembered_after_its_last_turn() -> None:
     run.finish()
     check_conversation([turn("a", ignore_eos=True), late], run.results)
     assert run.arrivals()["b"] == (11.0, "turn")
+
+
+def test_an_idle_engine_wants_requests_whatever_time_the_turns_named_that_failed() -> None:
+    requests = [turn("a", [5] * 300), turn("b", arrival_time=17.0)]
+    run = Run(requests, settings=PAGED).step(2)
+    assert {result.finish_reason for result in run.results.values()} == {"error"}
+    assert not run.engine.has_work
+    assert run.engine.wants_request
+
+
+def test_a_step_without_progress_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run([turn("a")])
+    monkeypatch.setattr(run.engine.scheduler, "plan", lambda _step, _now: NOTHING_NEW)
+    with pytest.raises(InvariantError, match="none can run"):
+        run.step(2)  # it arrives in the first

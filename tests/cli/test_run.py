@@ -9,6 +9,8 @@ import msgspec
 import pytest
 from process import batchdecode, lines_of, start, workload
 
+from batcher import Engine
+from batcher.errors import InvariantError
 from batcher.formats.trace import encode_events
 from cli.options import RunOptions
 from cli.running.runner import run, run_events
@@ -350,3 +352,23 @@ def test_the_first_failure_of_a_model_is_told(tmp_path):
     told = done.stderr
     assert "first failure: 1, step 0: broken:model raised ValueError: " in told
     assert "\x1b" not in told
+
+
+def test_what_arrives_after_turns_that_failed_is_decoded(tmp_path):
+    path = tmp_path / "requests.jsonl"
+    first = {"id": "a", "prompt": [{"length": 200}], "max_tokens": 2, "session": "t"}
+    late = {"id": "b", "prompt": "x", "max_tokens": 2, "arrival_time": 17, "session": "t"}
+    last = {"id": "c", "prompt": "Go on", "max_tokens": 2, "arrival_time": 18}
+    path.write_bytes(lines_of(first, late, last))
+    done = batchdecode(
+        "run", str(path), "-q", "--keep-going", "--kv-blocks", "18", "--block-size", "8"
+    )
+    told = {row["id"]: (row.get("error") or {}).get("code") for row in results(done.stdout)}
+    assert told == {"a": "kv-too-small", "b": "session-failed", "c": None}
+
+
+def test_a_run_that_cannot_go_on_is_an_error(tmp_path, monkeypatch):
+    path = write(tmp_path / "requests.jsonl", lines_of(*workload(2)))
+    monkeypatch.setattr(Engine, "wants_request", False)
+    with pytest.raises(InvariantError, match="idle"):
+        run_here(path, output=str(tmp_path / "results.jsonl"))
