@@ -167,13 +167,11 @@ class FollowedSchedule:
             return False
         if self.settings.preempt_for != "priority" or self.settings.kv_blocks is not None:
             return True
-        number = self.queue_numbers[leader]
-        before = [
-            row
-            for row in self.waiting
-            if (self._urgency(row[:2]), self.queue_numbers[row]) < (urgency, number)
-        ]
-        return all(self._urgency(row[:2]) < urgency and self._lacks_slots(row) for row in before)
+        first: dict[float, Row] = {}  # of the waiting that are as urgent; others let it go first
+        for row in sorted(self.waiting, key=self.queue_numbers.__getitem__):
+            first.setdefault(self._urgency(row[:2]), row)
+        before = [row for other, row in first.items() if other < urgency]
+        return first[urgency] == leader and all(map(self._lacks_slots, before))
 
     def _lacks_slots(self, leader: Row) -> bool:
         """Whether too few slots are left by those that would not give way to one that waits."""
