@@ -158,7 +158,10 @@ class _Line:
 
     def place(self, problem: FieldProblem) -> Problem:
         """Return `problem`, whose path is one in the request, with its place in the line."""
-        located = replace(problem, path=self._locate(problem))
+        message = problem.message
+        if "prompt_logprobs" in self._respelled:  # only an echo with logprobs asks for them so
+            message = message.replace("`prompt_logprobs`", "`echo` with `logprobs`")
+        located = replace(problem, path=self._locate(problem), message=message)
         return self._show(located, self._span_of(located))
 
     def _span_of(self, problem: FieldProblem) -> Span | None:

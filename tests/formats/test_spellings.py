@@ -155,6 +155,11 @@ def test_an_echo_with_logprobs_tells_those_of_the_prompt():
 # Chats
 
 
+def test_what_an_echo_with_logprobs_cannot_go_with_is_told_in_its_own_words():
+    [problem] = parse(row(echo=True, logprobs=1, heal=True)).problems
+    assert problem.message.startswith("`echo` with `logprobs` cannot go with `heal`: ")
+
+
 def test_messages_become_the_prompt_that_the_template_makes():
     request = Request(id="a", prompt=PROMPT, max_tokens=4)
     assert parse({"id": "a", "messages": CHAT, "max_tokens": 4}).request == request
