@@ -5,6 +5,8 @@ size of the vocabulary, and on nothing else: equal segments share cached blocks.
 """
 
 from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
 from hashlib import blake2b
 from typing import TypeGuard
 
@@ -33,21 +35,33 @@ _HALF = np.uint64(32)  # bits
 class Undrawn(Struct, frozen=True, gc=False):
     """Tokens of which some are still to be drawn: those of segments that give a length.
 
-    parts: in order, tokens and such segments.
+    parts: in order, tokens and such segments.  ends: of each, counted in tokens.
     """
 
-    num_tokens: int
     parts: list[Tokens | PromptSegment]
+    ends: list[int]
     vocab_size: int | None
 
-    def draw(self) -> Tokens:
-        """Return all of the tokens."""
-        vocab_size = self.vocab_size
-        parts = (
-            segment_tokens(part, vocab_size) if isinstance(part, PromptSegment) else part
-            for part in self.parts
-        )
-        return joined(parts, vocab_size)
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens there are."""
+        return self.ends[-1] if self.ends else 0
+
+    def draw(self, start: int, stop: int) -> Tokens:
+        """Return the tokens from `start` up to `stop`."""
+        return joined(self._parts(start, stop), self.vocab_size)
+
+    def _parts(self, start: int, stop: int) -> Iterator[Tokens]:
+        for index in range(bisect_right(self.ends, start), len(self.ends)):
+            part, end = self.parts[index], self.ends[index]
+            begin = self.ends[index - 1] if index else 0
+            if begin >= stop:
+                break
+            first, last = max(start - begin, 0), min(stop, end) - begin
+            if isinstance(part, PromptSegment):
+                yield _drawn_tokens(part.seed, first, last, self.vocab_size)
+            else:
+                yield part if last - first == len(part) else part[first:last]
 
 
 class Prompt(Struct, gc=False):
@@ -70,8 +84,13 @@ class Prompt(Struct, gc=False):
     def tokens(self) -> Tokens:
         """Its tokens, which nobody is to change."""
         if isinstance(self.drawn, Undrawn):
-            self.drawn = self.drawn.draw()
+            self.drawn = self.drawn.draw(0, self.num_tokens)
         return self.drawn
+
+    def read(self, start: int, stop: int) -> Tokens:
+        """Return the tokens from `start` up to `stop`, or the last; what is drawn is not kept."""
+        drawn = self.drawn
+        return drawn.draw(start, stop) if isinstance(drawn, Undrawn) else drawn[start:stop]
 
     def after(self, history: Tokens, vocab_size: int | None) -> "Prompt":
         """Return the prompt of a turn that goes on from the tokens of `history`."""
@@ -117,7 +136,8 @@ def read_prompt(prompt: PromptInput, field: str, request_id: str, model: Model) 
             num_tokens += num_more
             parts.append(part)
             borders.append((num_tokens, rank_of(segment)))
-    return Prompt(Undrawn(num_tokens, parts, model.vocab_size), tuple(borders))
+    ends = [end for end, _ in borders]
+    return Prompt(Undrawn(parts, ends, model.vocab_size), tuple(borders))
 
 
 def has_segments(prompt: PromptInput) -> TypeGuard[list[PromptSegment]]:
@@ -134,7 +154,7 @@ def segment_tokens(segment: PromptSegment, vocab_size: int | None) -> Tokens:
     """Return the tokens of a segment without text: those it lists, or those its seed stands for."""
     if segment.tokens is not None:
         return segment.tokens
-    return _drawn_tokens(segment.seed, segment.length or 0, vocab_size)
+    return _drawn_tokens(segment.seed, 0, segment.length or 0, vocab_size)
 
 
 def count_tokens(prompt: PromptInput, tokenizer: Tokenizer) -> int:
@@ -152,16 +172,16 @@ def _count(segment: PromptSegment, tokenizer: Tokenizer) -> int:
     return segment.length or len(segment.tokens or ())
 
 
-def _drawn_tokens(seed: int | str, length: int, vocab_size: int | None) -> Tokens:
-    """Return `length` ids, uniform over the ordinary ones: splitmix64, seeded with a hash."""
+def _drawn_tokens(seed: int | str, start: int, stop: int, vocab_size: int | None) -> Tokens:
+    """Return ids from `start` up to `stop`, uniform over the ordinary ones: splitmix64, hashed."""
     size = DEFAULT_VOCAB_SIZE if vocab_size is None else vocab_size
     first = FIRST_ORDINARY_TOKEN if size > FIRST_ORDINARY_TOKEN else 0
-    places = np.arange(length, dtype=np.uint64)
+    places = np.arange(start, stop, dtype=np.uint64)
     bits = scramble(places * _STEP + np.uint64(_hash(seed)))
     # The upper half, as a fraction of 2^32, of so many tokens.
     drawn = ((bits >> _HALF) * np.uint64(size - first)) >> _HALF
     token_ids = drawn.view(np.int64) + first
-    if length <= MANY:
+    if stop - start <= MANY:
         tokens: list[int] = token_ids.tolist()
         return tokens
     typecode = typecode_of(vocab_size)

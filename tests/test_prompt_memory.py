@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher import Engine, Request, SimulatedModel
+from batcher.engine.contents import block_contents
 from batcher.formats.requests import RequestParser
 from batcher.models.byte_tokenizer import ByteTokenizer
 from batcher.models.simulated_hash import MASK, MULTIPLIER, hash_after, hashes_after
 from batcher.models.word_tokenizer import WordTokenizer
-from batcher.prompts import encoded
+from batcher.prompts import Prompt, encoded, read_prompt
 from batcher.request import PromptSegment
 from batcher.settings import SchedulingSettings
 from batcher.tokens import MANY, joined
@@ -53,6 +54,17 @@ def test_prompts_by_length_take_no_memory_until_they_are_admitted(policy):
     # One is drawn: 2 bytes for each token, and a few times 8 while that is made.
     assert peak_of(add_all) < 50 * MEGABYTE
     assert peak_of(lambda: run(engine)) < 50 * MEGABYTE
+
+
+def test_who_waits_is_looked_for_in_the_prefix_cache_without_being_drawn():
+    settings = SchedulingSettings(policy="lpm", prefix_cache=True)
+    engine = Engine(SimulatedModel(), 1, settings=settings)
+    run(engine)  # what is made once
+    for number in range(20):
+        segments = [PromptSegment(length=64, seed="z"), PromptSegment(length=10**6, seed=number)]
+        engine.add(Request(id=f"r{number}", prompt=segments, max_tokens=2))
+    # One is drawn, one comes after it, and the blocks of both are kept.
+    assert peak_of(lambda: [engine.step() for _ in range(3)]) < 100 * MEGABYTE
 
 
 @pytest.mark.parametrize(
@@ -99,6 +111,33 @@ def test_long_texts_are_arrays_of_the_same_tokens():
         assert isinstance(encoded(text, tokenizer), array)
         assert encoded_alike(text, tokenizer)
         assert isinstance(encoded("The fox", tokenizer), list)
+
+
+@given(st.data())
+def test_a_part_of_a_prompt_is_that_part_of_the_whole(data):
+    segments = data.draw(
+        st.lists(
+            st.one_of(
+                st.builds(PromptSegment, length=st.integers(1, 40), seed=st.integers(0, 3)),
+                st.builds(PromptSegment, text=st.sampled_from(["the fox", "x" * 9])),
+                st.builds(PromptSegment, tokens=st.lists(st.integers(0, 511), min_size=1)),
+            ),
+            min_size=1,
+        )
+    )
+    prompt = read_prompt(segments, "prompt", "a", SimulatedModel())
+    whole = read_prompt(segments, "prompt", "a", SimulatedModel()).tokens
+    start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(whole))] * 2)))
+    assert [*prompt.read(start, stop)] == whole[start:stop]
+    output, size = [7, 8, 9, 10, 11], data.draw(st.integers(1, 20))
+    known = [*whole, *output]
+    stop = data.draw(st.integers(start, len(known)))
+    after = known[max(start, len(whole)) : stop]
+    for kept in (prompt, Prompt(whole)):
+        blocks = [*block_contents(kept, after, start, stop, size, 512)]
+        parts = [known[at : min(at + size, stop)] for at in range(start, stop, size)]
+        assert blocks == [array("H", part).tobytes() for part in parts]
+    assert not isinstance(prompt.drawn, list | array), "nothing is kept"
 
 
 class ListTokenizer:

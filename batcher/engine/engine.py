@@ -13,6 +13,7 @@ from typing import Any, cast
 import msgspec
 
 from batcher.engine.boarding import Boarding
+from batcher.engine.contents import block_contents
 from batcher.engine.endings import Endings
 from batcher.engine.entrance import Entrance
 from batcher.engine.journal import Journal
@@ -379,18 +380,12 @@ class Engine:
 
     def _contents(
         self, sequence: ScheduledSequence, start: int, stop: int, size: int
-    ) -> Iterator[tuple[int, ...]]:
-        """Yield the tokens start..stop of a sequence, prompt and output in one, by blocks."""
+    ) -> Iterator[bytes]:
+        """Yield what stands for the tokens start..stop of a sequence, by blocks."""
         row = cast(Sequence, sequence)
-        tokens, num_prompt = row.prompt_tokens, row.num_prompt_tokens
-        if stop > num_prompt:
-            begin, end = max(start - num_prompt, 0), stop - num_prompt
-            generated = row.generated
-            if generated is None:
-                generated = self._runner.decoder.read(row.slot, begin, end)
-            else:
-                generated = generated[begin:end]
-            tokens = [*tokens[start:], *generated]
-            start, stop = 0, stop - start
-        for at in range(start, stop, size):
-            yield tuple(tokens[at : min(at + size, stop)])
+        begin, end = (max(place - row.num_prompt_tokens, 0) for place in (start, stop))
+        output = row.generated if row.generated is None else row.generated[begin:end]
+        if output is None:
+            output = self._runner.decoder.read(row.slot, begin, end) if end else []
+        vocab_size = self._model.vocab_size
+        yield from block_contents(row.prompt, output, start, stop, size, vocab_size)

@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from batcher.scheduling.blocks import ROOT, BlockPool, Node, Prefix
+from batcher.scheduling.growing_pool import GrowingPool
 from batcher.scheduling.sequence import ScheduledSequence
 from batcher.settings import SchedulingSettings
 
@@ -65,8 +66,9 @@ class KVCache:
     """
 
     def __init__(self, settings: SchedulingSettings, contents: Contents) -> None:
-        self.pool = BlockPool(settings.kv_blocks)
         self.block_size, self.max_blocks = settings.block_size, settings.kv_blocks
+        is_growing = self.max_blocks is None
+        self.pool = GrowingPool(self.block_size) if is_growing else BlockPool(self.max_blocks)
         self._copies: list[tuple[int, int]] = []
         self._has_prefix_cache = settings.has_prefix_cache
         self._contents = contents
