@@ -94,6 +94,17 @@ def encoded_alike(text, tokenizer):
     return [*encoded(text, tokenizer)] == tokenizer.encode(text)
 
 
+def test_a_long_chat_takes_no_more_than_its_text():
+    text = "hello world. " * (2 * MEGABYTE // 13)
+    data = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
+    engine = Engine(SimulatedModel(), 1)
+    parser = RequestParser(target=engine.target)
+    parser.parse(b'{"messages":[{"role":"user","content":"x"}]}', 1)
+    requests = []
+    assert peak_of(lambda: requests.append(parser.parse(data, 1).request)) < 7 * len(data)
+    assert requests[0].prompt == f"user: {text}\nassistant:"
+
+
 @given(
     st.lists(
         st.sampled_from([" the", "the", " ", "\n", "x" * 70, " boat", "é", "—", "9"]), max_size=30

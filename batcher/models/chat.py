@@ -16,12 +16,14 @@ def chat_template_of(model: Model) -> ChatTemplate | None:
     """Return what makes prompts of chats with `model`; None if neither it nor its tokenizer can.
 
     That is `apply_chat_template(messages, tokenize=True, add_generation_prompt=True)`, which
-    returns token ids (perhaps as `input_ids` of a mapping) or text.
+    returns token ids (perhaps as `input_ids` of a mapping) or text.  A tokenizer of ours, whose
+    template has no tokens but those of its text, is asked for that: a long text becomes an array.
     """
     for holder in (getattr(model, "inner", model), model.tokenizer):
         template = attribute_of(holder, "apply_chat_template", None)
         if callable(template):
-            return partial(template, tokenize=True, add_generation_prompt=True)
+            is_plain = hasattr(holder, "encode_array")
+            return partial(template, tokenize=not is_plain, add_generation_prompt=True)
     return None
 
 

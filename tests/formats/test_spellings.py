@@ -19,7 +19,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 STATED = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA, "strict": True}}
 ANY_OBJECT = {"type": "object"}
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
-PROMPT = MODEL.tokenizer.encode("system: Be brief.\nuser: Hi\nassistant:")
+PROMPT = "system: Be brief.\nuser: Hi\nassistant:"
 
 
 def line(**fields):
@@ -171,9 +171,7 @@ def test_messages_become_the_prompt_that_the_template_makes():
 def test_parts_of_text_are_lines_of_one():
     parts = [{"type": "text", "text": "Be"}, {"type": "text", "text": "brief."}]
     messages = [{"role": "user", "name": "ann", "content": parts, "tool_calls": None}]
-    prompt = parse({"messages": messages}).request.prompt
-    told = b"".join(MODEL.tokenizer.token_bytes[token] for token in prompt).decode()
-    assert told == "user ann: Be\nbrief.\nassistant:"
+    assert parse({"messages": messages}).request.prompt == "user ann: Be\nbrief.\nassistant:"
 
 
 @pytest.mark.parametrize(
@@ -342,4 +340,6 @@ def test_the_template_of_the_simulated_model_is_readable():
     assert render_chat(CHAT, add_generation_prompt=False) == "system: Be brief.\nuser: Hi\n"
     tokenizer = MODEL.tokenizer
     assert tokenizer.apply_chat_template(CHAT, tokenize=False) == "system: Be brief.\nuser: Hi\n"
-    assert tokenizer.apply_chat_template(CHAT, add_generation_prompt=True) == PROMPT
+    assert tokenizer.apply_chat_template(CHAT, add_generation_prompt=True) == tokenizer.encode(
+        PROMPT
+    )
