@@ -32,6 +32,7 @@ from cli.commands.workload import DISTRIBUTIONS, workload
 from cli.config import ENVIRONMENT
 from cli.errors import WriteError
 from cli.help import GroupedCommand
+from cli.running.stdout import end_stdout
 from cli.scheduling_options import takes_scheduling
 from cli.screen.cells import printable_lines
 
@@ -103,6 +104,8 @@ def main() -> None:
     except OSError as error:
         where = f"{error.filename}: " if error.filename is not None else ""
         _fail(f"{where}{error.strerror or error}", FAILURE)
+    finally:
+        end_stdout()
 
 
 def _show_what_was_raised(error: BatchdecodeError) -> None:

@@ -8,7 +8,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 
 _descriptors = [1]  # the last one is stdout
 
@@ -33,3 +33,10 @@ def user_code_prints_to_stderr() -> Iterator[None]:
         _descriptors.pop()
         os.dup2(kept, 1)
         os.close(kept)
+
+
+def end_stdout() -> None:
+    """Let what is printed while the process ends go to stderr: all that was to be written is."""
+    with suppress(OSError, ValueError):  # Python says so when it ends
+        sys.stdout.flush()
+        os.dup2(2, 1)

@@ -77,6 +77,24 @@ def test_descriptor_1_of_a_model_and_its_child_processes_is_stderr(tmp_path, com
             assert line in done.stderr
 
 
+@pytest.mark.parametrize(
+    "command", [["run", "-q"], ["trace", "--format", "chrome"], ["verify", "--json"]]
+)
+def test_what_a_model_prints_while_the_process_ends_is_on_stderr(tmp_path, command):
+    (tmp_path / "late.py").write_text(
+        "import atexit, ctypes, os\n"
+        "atexit.register(print, 'at exit')\n"
+        "atexit.register(os.write, 1, b'by descriptor\\n')\n"
+        "atexit.register(ctypes.CDLL(None).puts, b'by a library')\n"
+        "def next_tokens(rows):\n    return [5] * len(rows)\n"
+    )
+    path = write(tmp_path / "in", lines_of({"id": "a", "prompt": "x", "max_tokens": 2}))
+    done = batchdecode(*command, path, "--model", "late:next_tokens", cwd=tmp_path)
+    assert json.loads(done.stdout)
+    for line in ("at exit\n", "by descriptor\n", "by a library\n"):
+        assert line in done.stderr
+
+
 def on_a_terminal(*arguments, cwd):
     """Run the command with stdout on a terminal; return what that was sent."""
     ours, theirs = pty.openpty()
