@@ -13,18 +13,21 @@ from batcher.simulation.request_log import LoggedRequest, workload_of_log
 from batcher.simulation.sequence import SimulatedSequence
 from batcher.simulation.simulator import simulate
 from batcher.timing.profiles import Profile
-from batcher.timing.term_search import Residuals, fit_profile, starts_around
+from batcher.timing.term_search import Residuals, fit_profile
 
 MAX_TRIES = 200
 LEAST_REQUESTS = 2  # to be fitted to, and to be held out
+_PARTS = {"input_toks": 5, "output_toks": 5, "queued_ts": 8}
+_LEAST_SHARE = 1e-3  # of the mean: what is shorter is as good as 0
 STATED = ("ttft mean", "ttft p99", "tpot mean", "e2e mean", "makespan")
 
 
 class RequestFit(Struct, frozen=True):
     """The profile that was found, how many were tried, and how far off its replay is.
 
-    num_fitted: to how many requests it was fitted, the first that came.  loss: the sum of the mean
-    errors of their TTFT, TPOT and E2E, as shares of the means, and of the error of the makespan.
+    num_fitted: to how many requests it was fitted, the first that came.  loss: the mean of the
+    errors of TTFT, TPOT, E2E and the makespan, each the logarithm of the ratio of means, over all
+    requests and over groups of them.
     comparisons: the numbers STATED of these requests; held_out: those of the others.
     """
 
@@ -34,6 +37,12 @@ class RequestFit(Struct, frozen=True):
     loss: float
     comparisons: list[Comparison]
     held_out: list[Comparison]
+
+    @property
+    def largest_error(self) -> float:
+        """The largest error of a mean, or of the makespan; a p99 is that of few requests."""
+        means = [one for one in self.comparisons if not one.name.endswith("p99")]
+        return max(abs(one.error) for one in means if one.error is not None)
 
     def describe(self) -> list[str]:
         """Return the error as a person reads it: where it was fitted, and where it was not."""
@@ -67,7 +76,7 @@ def fit_requests(
             f"at least {LEAST_REQUESTS} have to be fitted to, and held out"
         )
     residuals_of = _residuals(log, num_fitted, num_slots, settings)
-    found = fit_profile(starts_around(start), residuals_of, max_tries)
+    found = fit_profile(start, residuals_of, max_tries)
     ran = replay(log, num_slots, settings, found.profile.step_time("fitted")).result.sequences
     return RequestFit(
         found.profile,
@@ -95,13 +104,13 @@ def _residuals(
 ) -> Residuals:
     """Return what tells how far off the simulation with a profile is, of the first requests."""
     workload, fitted = workload_of_log(log), log[:num_fitted]
+    groups = _groups(fitted)
     real = _latencies(
         np.array([request.queued_ts for request in fitted]),
         np.array([request.first_token_ts for request in fitted]),
         np.array([request.last_token_ts for request in fitted]),
         np.array([request.output_toks for request in fitted]),
     )
-    scales = [max(float(times.mean()), 1e-9) * len(times) for times in real]
 
     def residuals_of(profile: Profile) -> Any:
         result = simulate(workload, num_slots, settings, profile.step_time("tried"))
@@ -113,10 +122,41 @@ def _residuals(
             np.array([sequence.end for sequence in sequences]),
             np.array([sequence.num_output_tokens for sequence in sequences]),
         )
-        parts = zip(simulated, real, scales, strict=True)
-        return np.concatenate([(ours - theirs) / scale for ours, theirs, scale in parts])
+        parts = [_ratios(*both, groups) for both in zip(simulated, real, strict=True)]
+        return np.concatenate(parts) / len(parts)
 
     return residuals_of
+
+
+def _groups(log: Sequence[LoggedRequest]) -> list[list[Any]]:
+    """Return the places of all requests, and of parts of them: by prompt, output and time.
+
+    A mean over many is no matter of chance, as it is for one of them whether it just missed a step.
+    """
+    groups = [[np.arange(len(log))]]
+    for key, num_parts in _PARTS.items():
+        order = np.argsort([getattr(request, key) for request in log], kind="stable")
+        groups.append(np.array_split(order, min(num_parts, len(log))))
+    return groups
+
+
+def _ratios(simulated: Any, real: Any, groups: list[list[Any]]) -> Any:
+    """Return the logarithms of ratios of means, of all times and of groups of them.
+
+    The sum of their sizes is the mean of the error in all ways of grouping.
+    """
+    if len(real) == 1:
+        groups = [[slice(None)]]
+    least = max(_LEAST_SHARE * float(real.mean()), 1e-9)
+    return np.array(
+        [
+            np.log(max(simulated[part].mean(), least) / max(real[part].mean(), least))
+            / len(parts)
+            / len(groups)
+            for parts in groups
+            for part in parts
+        ]
+    )
 
 
 def _latencies(queued: Any, first: Any, last: Any, num_tokens: Any) -> tuple[Any, Any, Any, Any]:

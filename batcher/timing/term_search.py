@@ -1,11 +1,13 @@
 """Searches the terms of a profile where a try is a whole simulation: requests have no step times.
 
-Gauss-Newton steps over the logarithms of the terms, damped (Marquardt 1963), with weights under
-which the sum of what is left over becomes small, and not that of its squares.
+A coarse search for one factor on all terms, then Gauss-Newton steps over their logarithms, damped
+(Marquardt 1963), with weights under which the sum of what is left over becomes small, and not that
+of its squares.  From where that ends far off, it begins again nearby.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from math import exp, log
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -19,11 +21,14 @@ from batcher.timing.step_time import TICKS_PER_SECOND
 Residuals = Callable[[Profile], Any]
 """What a profile leaves over: [residuals] float64; the loss is the sum of how large they are."""
 
-_PROBE = 1.05  # how much larger a term is made to see what that changes
+_COARSE = 2.0  # the factor on all terms that is tried first
+_PROBE = 1.1  # how much larger a term is made to see what that changes, more than chance does
 _FARTHEST = 0.7  # logarithm of the largest factor of a step
 _DAMPINGS = (0.003, 0.05, 1.0)  # as shares of what matters most: what hardly does stays
 _LEAST_GAIN = 0.01  # as a share of the loss: a round with less is the last one
 _FIRST_ROUNDS = 2  # from each start; the best goes on
+_ENOUGH = 0.01  # a loss with which there is no need to begin again
+_SHAKEN = 0.4  # spread of the logarithms of the factors with which it begins again
 _SHARES_OF_T0 = (0.2, 0.8)  # of t0 + w, of which decoding tells only the sum
 _DIGITS = 6
 
@@ -49,19 +54,29 @@ def starts_around(start: Profile) -> list[Profile]:
     return [start, *moved]
 
 
-def fit_profile(starts: Sequence[Profile], residuals_of: Residuals, max_tries: int = 400) -> Search:
-    """Return the profile with the least loss that a search from each of `starts` comes to.
+def fit_profile(start: Profile, residuals_of: Residuals, max_tries: int) -> Search:
+    """Return the profile with the least loss that searches around `start` come to.
 
-    A term that is 0 at a start stays 0.  It is deterministic if `residuals_of` is.
+    A term that is 0 at the start stays 0.  It is deterministic if `residuals_of` is.
     """
     descent = _Descent(residuals_of, max_tries)
-    found = [
-        descent.descend(descent.attempt(start), _FIRST_ROUNDS)
-        for start in starts[:max_tries]
+    best = descent.scale(descent.attempt(replace(start, by_tokens=())))
+    found = [descent.descend(best, _FIRST_ROUNDS)]
+    found += [
+        descent.descend(descent.attempt(other), _FIRST_ROUNDS)
+        for other in starts_around(best.profile)[1:]
         if descent.num_left
     ]
     best = descent.descend(min(found, key=_loss_of), max_tries)
+    chance = Random(0)  # noqa: S311 - it only has to be the same each time
+    while descent.num_left and best.loss > _ENOUGH:
+        again = descent.attempt(_shaken(best.profile, chance))
+        best = min(best, descent.descend(again, max_tries), key=_loss_of)
     return Search(best.profile, best.loss, max_tries - descent.num_left)
+
+
+def _shaken(profile: Profile, chance: Random) -> Profile:
+    return _moved(profile, {term: chance.gauss(0, _SHAKEN) for term in TERMS})
 
 
 class _Tried(Struct, frozen=True):
@@ -88,6 +103,20 @@ class _Descent:
         self.num_left -= 1
         rest = self._residuals_of(profile)
         return _Tried(profile, rest, float(np.abs(rest).sum()))
+
+    def scale(self, now: _Tried) -> _Tried:
+        """Return the best of all terms times one factor, a power of _COARSE."""
+        for factor in (_COARSE, 1 / _COARSE):
+            begun = now
+            while self.num_left:
+                change = dict.fromkeys(TERMS, log(factor))
+                tried = self.attempt(_moved(now.profile, change))
+                if tried.loss >= now.loss:
+                    break
+                now = tried
+            if now is not begun:
+                break  # what is better larger is no better smaller
+        return now
 
     def descend(self, now: _Tried, max_rounds: int) -> _Tried:
         """Return the best that so many rounds come to, or fewer when they gain little."""

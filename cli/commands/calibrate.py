@@ -75,9 +75,17 @@ def calibrate(
             rich_help_panel=REQUESTS,
         ),
     ] = None,
-    batch: Annotated[
-        int | None, _count("N", "Requests that were run at once.  [default: 256]")
+    meta: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="JSON with the limits of the run, as vLLM calls them.  "
+            "[default: *meta.json beside LOG]",
+            show_default=False,
+            rich_help_panel=REQUESTS,
+        ),
     ] = None,
+    batch: Annotated[int | None, _count("N", "Requests that were run at once at most.")] = None,
     scheduling: SchedulingOptions,
     tries: Annotated[int | None, _count("N", "Simulations at most.  [default: 200]")] = None,
     holdout: Annotated[
@@ -124,6 +132,7 @@ def calibrate(
             output=output,
             force=force,
             run=RunOfRequests(
+                meta=meta,
                 batch=batch,
                 scheduling=scheduling,
                 start=start,

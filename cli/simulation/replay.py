@@ -11,14 +11,13 @@ from batcher.errors import BatchdecodeError
 from batcher.simulation.replaying import Comparison, Replay, replay
 from batcher.simulation.request_log import LoggedRequest, read_request_log
 from batcher.timing.loading import step_time_of
-from batcher.whatif.deployments import AXES
 from cli.running.intake import numbered, open_input
 from cli.running.output import stdout_sink
 from cli.running.problems import say
 from cli.scheduling_options import SchedulingOptions
 from cli.screen.cells import counted, printable
 from cli.simulation.meta_file import read_meta_file
-from cli.simulation.run_limits import RunLimits, limits_of_run
+from cli.simulation.run_limits import RunLimits, limits_of_run, limits_table, warn_of_guesses
 
 _HEADS = ("", "real", "simulated", "error")
 _MILLISECONDS = 1000
@@ -55,7 +54,7 @@ def show_replay(options: ReplayOptions) -> None:
     with open_input(options.log, nullcontext) as source:
         log = read_request_log(numbered(source.lines()), source.name)
         say(source.take_notes())
-    _warn(limits)
+    warn_of_guesses(limits)
     outcome = replay(log, limits.batch, limits.settings, step_time)
     if options.as_json:
         text = (
@@ -64,16 +63,6 @@ def show_replay(options: ReplayOptions) -> None:
     else:
         text = _table(outcome, log, limits, source.name)
     stdout_sink().write(text.encode(sys.stdout.encoding, "backslashreplace"))
-
-
-def _warn(limits: RunLimits) -> None:
-    """Say which limits are guesses, as nothing that is compared is worth more than they are."""
-    if limits.guessed:
-        names = ", ".join(f"{AXES[each.name].option} {each.shown}" for each in limits.guessed)
-        say(
-            f"warning: nobody says how the run was limited by {names}: these are guesses, and the "
-            "errors may be theirs; give the options, or --meta FILE\n"
-        )
 
 
 def _record(outcome: Replay, log: list[LoggedRequest], limits: RunLimits) -> dict[str, Any]:
@@ -109,7 +98,7 @@ def _table(outcome: Replay, log: list[LoggedRequest], limits: RunLimits, name: s
     lines = [
         title,
         "",
-        *_limits_table(limits),
+        *limits_table(limits),
         "",
         *table,
         "",
@@ -117,13 +106,6 @@ def _table(outcome: Replay, log: list[LoggedRequest], limits: RunLimits, name: s
         f"binding: {', '.join(shares)}",
     ]
     return "".join(f"{line.rstrip()}\n" for line in lines)
-
-
-def _limits_table(limits: RunLimits) -> list[str]:
-    """Return a line for each limit: its option, its value, and who says so."""
-    rows = [(AXES[each.name].option, each.shown, printable(each.origin)) for each in limits.used]
-    names, values = (max(len(row[column]) for row in rows) for column in (0, 1))
-    return [f"{name:<{names}}  {value:>{values}}  {origin}" for name, value, origin in rows]
 
 
 def _row(comparison: Comparison) -> tuple[str, str, str, str]:

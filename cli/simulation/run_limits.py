@@ -1,4 +1,4 @@
-"""The limits that a replay runs under, and who says so: an option, a file about the run, or nobody.
+"""The limits that a logged run is simulated under, and who says so: an option, a file, or nobody.
 
 Rule: an option goes before the file, and that before a guess; a guess is told as one.
 """
@@ -13,7 +13,9 @@ from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 from batcher.simulation.run_meta import Limit
 from batcher.timing.memory import kv_room_of
 from batcher.whatif.deployments import AXES, show_value
+from cli.running.problems import say
 from cli.scheduling_options import MAX_KV_BLOCKS, SchedulingOptions
+from cli.screen.cells import printable
 
 # Those of vLLM for a server on a GPU with less than 70 GiB.
 GUESSED_BATCH, GUESSED_BUDGET = 256, 2048
@@ -79,6 +81,23 @@ def limits_of_run(
     if not settings.is_paged:
         names = [name for name in names if name not in _OF_BLOCKS]
     return RunLimits(used["batch"].value, settings, [used[name] for name in names])
+
+
+def warn_of_guesses(limits: RunLimits) -> None:
+    """Say which limits are guesses, as nothing that is compared is worth more than they are."""
+    if limits.guessed:
+        names = ", ".join(f"{AXES[each.name].option} {each.shown}" for each in limits.guessed)
+        say(
+            f"warning: nobody says how the run was limited by {names}: these are guesses, and the "
+            "errors may be theirs; give the options, or --meta FILE\n"
+        )
+
+
+def limits_table(limits: RunLimits) -> list[str]:
+    """Return a line for each limit: its option, its value, and who says so."""
+    rows = [(AXES[each.name].option, each.shown, printable(each.origin)) for each in limits.used]
+    names, values = (max(len(row[column]) for row in rows) for column in (0, 1))
+    return [f"{name:<{names}}  {value:>{values}}  {origin}" for name, value, origin in rows]
 
 
 def _guess(used: dict[str, UsedLimit], profile: str) -> None:

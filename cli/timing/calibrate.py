@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from contextlib import nullcontext
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +26,24 @@ from cli.running.output import open_sink, stdout_sink
 from cli.running.problems import say
 from cli.scheduling_options import SchedulingOptions
 from cli.screen.cells import counted, printable
+from cli.simulation.meta_file import read_meta_file
+from cli.simulation.run_limits import RunLimits, limits_of_run, limits_table, warn_of_guesses
 from cli.timing.report import physics_of
 
-DEFAULT_SLOTS = 256
 OPEN_IN_REQUESTS = "requests tell of sums of steps: other terms may fit as well; steps tell more"
+FAR_OFF = 0.1  # a mean, or the makespan, as a share of the real one
+NO_FIT = (
+    "the limits above may not be those of the run (see --meta and the options of scheduling); "
+    "or try another --start, or more --tries"
+)
+_ROOFLINE = "roofline:"
 _DEFAULT_NAME = "calibrated"
 
 
 class RunOfRequests(Struct, frozen=True, kw_only=True):
     """How the requests of a log were run, and how to search; None where not given."""
 
+    meta: str | None = None
     batch: int | None = None
     scheduling: SchedulingOptions = SchedulingOptions()
     start: str | None = None
@@ -45,13 +53,8 @@ class RunOfRequests(Struct, frozen=True, kw_only=True):
     @property
     def given(self) -> list[str]:
         """The names of those that were given."""
-        own = {name: getattr(self, name) for name in ("batch", "start", "tries", "holdout")}
+        own = {name: getattr(self, name) for name in ("meta", "batch", "start", "tries", "holdout")}
         return [*(name for name, value in own.items() if value is not None), *self.scheduling.given]
-
-    @property
-    def num_slots(self) -> int:
-        """How many requests were run at once at most."""
-        return self.batch or DEFAULT_SLOTS
 
     @property
     def num_tries(self) -> int:
@@ -133,9 +136,9 @@ def _fit_requests(
         BatchdecodeError: the log cannot be used, or there is no profile to start from.
     """
     run, log = options.run, read_request_log(lines, name)
-    settings, holdout = run.scheduling.settings(), run.holdout or 0.0
-    start = _start(options)
-    fit = fit_requests(log, run.num_slots, settings, start, run.num_tries, holdout)
+    start, limits = _start(options), _limits(options)
+    warn_of_guesses(limits)
+    fit = fit_requests(log, limits.batch, limits.settings, start, run.num_tries, run.holdout or 0.0)
     fitted_to = counted(fit.num_fitted, "request")
     source = f"fitted to the times of {fitted_to} of {Path(name).name}"
     known = {
@@ -148,8 +151,11 @@ def _fit_requests(
     }
     count = f"{counted(len(log), 'request')}, {counted(fit.num_tries, 'simulation')}"
     profile = msgspec.convert(known, Profile)
-    errors = [*zip(("error", "held out"), fit.describe(), strict=False)]
+    errors = [*zip(chain(["limits"], repeat("")), limits_table(limits), strict=False)]
+    errors += zip(("error", "held out"), fit.describe(), strict=False)
     notes = [("open", OPEN_IN_REQUESTS)]
+    if fit.largest_error > FAR_OFF:
+        notes.insert(0, ("warning", f"no fit within {FAR_OFF * 100:.0f} %: {NO_FIT}"))
     if start.by_tokens:
         notes.append(("left out", f"by_tokens of {printable(run.start or '')}: terms are fitted"))
     return known, _summary(f"{printable(name)}: {count}", profile, errors, notes)
@@ -162,6 +168,11 @@ def _start(options: Calibration) -> Profile:
         BatchdecodeError: none is named, nor what a roofline can be made of.
     """
     if options.run.start is not None:
+        if options.run.start.startswith(_ROOFLINE):
+            raise BatchdecodeError(
+                f"--start {options.run.start}: a search begins with the terms of a profile; to "
+                f"begin with a roofline leave out --start: {_as_options(options.run.start)}"
+            )
         start = load_profile(options.run.start)[1]
         return replace(
             start,
@@ -182,6 +193,28 @@ def _start(options: Calibration) -> Profile:
     shape, gpu = load_model_shape(options.model), load_gpu(options.hardware)
     start = roofline_profile(shape, gpu, options.tensor_parallel or 1)
     return replace(start, hardware=options.hardware, model=options.model)
+
+
+def _as_options(roofline: str) -> str:
+    """Return the options that name what `roofline` does."""
+    model, _, gpu = roofline.removeprefix(_ROOFLINE).partition(":")
+    gpu, colon, size = gpu.partition(":")
+    parallel = f" --tensor-parallel {size}" if colon else ""
+    return f"--hardware {gpu or 'GPU'} --model {model or 'MODEL'}{parallel}"
+
+
+def _limits(options: Calibration) -> RunLimits:
+    """Return how the run of the log was limited: by options, the file beside it, or guesses.
+
+    Raises:
+        BatchdecodeError: the file cannot be used, or an option has no effect.
+    """
+    run, meta = options.run, read_meta_file(options.run.meta, options.log)
+    measured_on = run.start or ""
+    if options.hardware is not None and options.model is not None:
+        num_gpus = options.tensor_parallel or 1
+        measured_on = f"{_ROOFLINE}{options.model}:{options.hardware}:{num_gpus}"
+    return limits_of_run(run.batch, run.scheduling, measured_on, meta.limits, meta.name)
 
 
 def _check(options: Calibration) -> None:

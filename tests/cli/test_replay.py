@@ -87,11 +87,6 @@ def test_calibrate_simulates_the_run_as_the_options_of_scheduling_say():
     ]
     errors = [yaml.safe_load(batchdecode(*once, *given).stdout)["requests"] for given in more]
     assert len({profile["error"] for profile in errors}) == len(more)
-    done = batchdecode(
-        "calibrate", LOG, "--start", "rtx4090_llama3.1-8b", "--capacity", "on-demand"
-    )
-    assert done.returncode == 2
-    assert "--capacity has no effect without --kv-blocks" in done.stderr
 
 
 def test_calibrate_keeps_the_hardware_of_its_start_and_checks_against_it():
@@ -134,3 +129,43 @@ def test_what_is_for_requests_is_refused_with_a_log_of_steps():
         done = batchdecode("calibrate", LOG.with_name("steps.jsonl"), option, value)
         assert done.returncode == 2
         assert f"is a log of steps; for a log of requests only: {option}" in done.stderr
+
+
+def test_calibrate_takes_the_limits_from_the_file_beside_the_log():
+    once = ["calibrate", LOG, "--start", "rtx4090_llama3.1-8b", "--tries", "1"]
+    beside, given = batchdecode(*once), batchdecode(*once, *RUN)
+    assert beside.stdout == given.stdout
+    assert "--batch                    32  max_num_seqs in requests_meta.json" in beside.stderr
+    assert "--batch                    32  --batch\n" in given.stderr
+    assert "guesses" not in beside.stderr
+
+
+def test_calibrate_warns_of_limits_that_are_guesses_and_reads_the_file_of_meta(tmp_path):
+    (tmp_path / "log.jsonl").write_bytes(LOG.read_bytes())
+    once = ["calibrate", "log.jsonl", "--start", "rtx4090_llama3.1-8b", "--tries", "1"]
+    guessed = batchdecode(*once, cwd=tmp_path)
+    assert "warning: nobody says how the run was limited by --batch 256, " in guessed.stderr
+    meta = batchdecode(*once, "--meta", LOG.with_name("requests_meta.json"), cwd=tmp_path)
+    assert "guesses" not in meta.stderr
+    assert "1200  kv_cache.num_gpu_blocks, less the null block" in meta.stderr
+    steps = batchdecode("calibrate", LOG.with_name("steps.jsonl"), "--meta", "m.json")
+    assert "for a log of requests only: --meta" in steps.stderr
+
+
+def test_calibrate_says_when_nothing_fits():
+    once = ["calibrate", LOG, *RUN, "--start", "rtx4090_llama3.1-8b"]
+    far = batchdecode(*once, "--tries", "1")
+    assert "warning   no fit within 10 %: the limits above may not be those" in far.stderr
+    near = batchdecode(*once, "--tries", "30")
+    assert "no fit within" not in near.stderr
+
+
+def test_a_roofline_is_no_profile_to_start_from():
+    for start, options in (
+        ("roofline:llama-3.1-8b:h100-sxm", "--hardware h100-sxm --model llama-3.1-8b\n"),
+        ("roofline:m:g:2", "--hardware g --model m --tensor-parallel 2\n"),
+        ("roofline:", "--hardware GPU --model MODEL\n"),
+    ):
+        done = batchdecode("calibrate", LOG, "--start", start)
+        assert done.returncode == 2
+        assert f"to begin with a roofline leave out --start: {options}" in done.stderr
