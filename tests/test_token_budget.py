@@ -42,3 +42,14 @@ def test_no_chunk_is_larger_than_the_threshold(order) -> None:
         elif isinstance(event, PrefillEvent):
             chunks.append(event.tokens)
     assert max(chunks) == 2
+
+
+def test_a_threshold_below_the_number_of_rows_holds_for_each_prompt() -> None:
+    settings = SchedulingSettings(long_prefill_threshold=1)
+    engine = Engine(SimulatedModel(), 2, settings=settings)
+    request = Request(prompt=[5] * 9, id="g", max_tokens=2, cfg_scale=1.5, negative_prompt=[6] * 3)
+    engine.add(request)
+    told: list[int] = []
+    while engine.has_work:
+        told += [e.tokens for e in engine.step().events if isinstance(e, PrefillEvent)]
+    assert told == [1] * 11  # beside that of the admission

@@ -88,9 +88,10 @@ class Admission(Running):
                 need = min(budget, self._max_chunk)
             return [(leader, need)] if need > 0 else []
         rows = rows_of(leader)
-        budget = min(budget, max(self._max_chunk, len(rows)))
-        if sum(row.num_tokens - row.num_computed for row in rows) > budget:
-            num_kept = 1
+        most = min(budget, max(self._max_chunk, len(rows)))
+        if sum(row.num_tokens - row.num_computed for row in rows) > most:
+            most, num_kept = min(budget, self._max_chunk), 1
+        budget = most
         chunks = []
         for row in rows:
             num_tokens = min(row.num_tokens - row.num_computed - num_kept, budget)

@@ -249,10 +249,12 @@ class SlowScheduler:
         self, unit: SlowUnit, budget: int, num_kept: int
     ) -> Iterator[tuple[SlowRow, int]]:
         max_chunk = self.settings.long_prefill_threshold or 10**9
-        budget = min(budget, max(max_chunk, len(unit.rows)))
         num_left = sum(row.num_known - row.num_computed for row in unit.rows)
-        if len(unit.rows) > 1 and num_left > budget:
+        if len(unit.rows) > 1 and num_left > min(budget, max(max_chunk, len(unit.rows))):
             num_kept = 1
+        elif len(unit.rows) > 1:
+            max_chunk = max(max_chunk, len(unit.rows))
+        budget = min(budget, max_chunk)
         for row in unit.rows:
             num_tokens = min(row.num_known - row.num_computed - num_kept, budget)
             if num_tokens > 0:
