@@ -88,9 +88,13 @@ class Prompt(Struct, gc=False):
         return self.drawn
 
     def read(self, start: int, stop: int) -> Tokens:
-        """Return the tokens from `start` up to `stop`, or the last; what is drawn is not kept."""
-        drawn = self.drawn
-        return drawn.draw(start, stop) if isinstance(drawn, Undrawn) else drawn[start:stop]
+        """Return the tokens from `start` up to `stop`, or the last.
+
+        Of a long prompt, what is drawn for that is not kept.
+        """
+        if isinstance(self.drawn, Undrawn) and self.drawn.num_tokens > MANY:
+            return self.drawn.draw(start, stop)
+        return self.tokens[start:stop]
 
     def after(self, history: Tokens, vocab_size: int | None) -> "Prompt":
         """Return the prompt of a turn that goes on from the tokens of `history`."""

@@ -129,7 +129,7 @@ def test_a_part_of_a_prompt_is_that_part_of_the_whole(data):
     segments = data.draw(
         st.lists(
             st.one_of(
-                st.builds(PromptSegment, length=st.integers(1, 40), seed=st.integers(0, 3)),
+                st.builds(PromptSegment, length=st.integers(1, 3000), seed=st.integers(0, 3)),
                 st.builds(PromptSegment, text=st.sampled_from(["the fox", "x" * 9])),
                 st.builds(PromptSegment, tokens=st.lists(st.integers(0, 511), min_size=1)),
             ),
@@ -139,8 +139,8 @@ def test_a_part_of_a_prompt_is_that_part_of_the_whole(data):
     prompt = read_prompt(segments, "prompt", "a", SimulatedModel())
     whole = read_prompt(segments, "prompt", "a", SimulatedModel()).tokens
     start, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(whole))] * 2)))
-    assert [*prompt.read(start, stop)] == whole[start:stop]
-    output, size = [7, 8, 9, 10, 11], data.draw(st.integers(1, 20))
+    assert [*prompt.read(start, stop)] == [*whole[start:stop]]
+    output, size = [7, 8, 9, 10, 11], data.draw(st.integers(1, 200))
     known = [*whole, *output]
     stop = data.draw(st.integers(start, len(known)))
     after = known[max(start, len(whole)) : stop]
@@ -148,7 +148,7 @@ def test_a_part_of_a_prompt_is_that_part_of_the_whole(data):
         blocks = [*block_contents(kept, after, start, stop, size, 512)]
         parts = [known[at : min(at + size, stop)] for at in range(start, stop, size)]
         assert blocks == [array("H", part).tobytes() for part in parts]
-    assert not isinstance(prompt.drawn, list | array), "nothing is kept"
+    assert isinstance(prompt.drawn, list | array) == (len(whole) <= MANY), "no long one is kept"
 
 
 class ListTokenizer:

@@ -1,6 +1,6 @@
 """What blocks of the KV cache are found by: the bytes of their tokens.
 
-Rule: what is still to be drawn of a prompt is drawn for the blocks that are asked for, and not
+Rule: what is still to be drawn of a long prompt is drawn for the blocks that are asked for, and not
 kept, so that a request which waits takes no more memory after somebody has looked for its prompt.
 """
 
