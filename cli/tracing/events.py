@@ -55,7 +55,8 @@ def events_of(path: str, source: Input, run_options: Mapping[str, Any]) -> Itera
             name = option.replace("_", "-")
             raise BatchdecodeError(f"--{name} is for requests, and {source.name} is a trace")
         return read_trace(_lines(path, source), source.name)
-    _check_is_request(first_line, source.name)
+    if not run_options.get("keep_going"):  # or else it may be any bad line
+        _check_is_request(first_line, source.name)
     if path == STDIN:
         os.lseek(0, 0, os.SEEK_SET)
     from cli.options import RunOptions  # noqa: PLC0415 - with the engine comes numpy
