@@ -2,14 +2,14 @@
 
 from batcher.scheduling.blocks import BlockPool
 
-MAX_GROWN_BLOCKS = 2**17
-MAX_GROWN_TOKENS = 2**21
+MAX_GROWN_BLOCKS = 2**21
+MAX_GROWN_TOKENS = 2**25
 
 
 class GrowingPool(BlockPool):
     """As many blocks as are asked for.
 
-    It grows for the sake of what can be found again only up to 2^17 blocks and 2^21 tokens.  Beyond
+    It grows for the sake of what can be found again only up to 2^21 blocks and 2^25 tokens.  Beyond
     that free ones are taken as in a pool that is full, and there are more only if there is none.
     It grows to twice its size, so there may come to be twice as many.
     """
