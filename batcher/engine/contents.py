@@ -4,10 +4,11 @@ Rule: what is still to be drawn of a long prompt is drawn for the blocks that ar
 kept, so that a request which waits takes no more memory after somebody has looked for its prompt.
 """
 
+from array import array
 from collections.abc import Iterator
 
 from batcher.prompts import Prompt
-from batcher.tokens import MANY, Tokens, packed
+from batcher.tokens import MANY, Tokens, packed, typecode_of
 
 
 def block_contents(
@@ -18,6 +19,11 @@ def block_contents(
     output: of what follows the prompt, the tokens that are among them.
     """
     num_prompt = prompt.num_tokens
+    if stop <= num_prompt <= MANY:
+        tokens, typecode = prompt.tokens, typecode_of(vocab_size)
+        for at in range(start, stop, size):
+            yield array(typecode, tokens[at : min(at + size, stop)]).tobytes()
+        return
     first = max(start, num_prompt)  # the place of the first token of `output`
     at, width = start, size
     while at < stop:
@@ -25,8 +31,8 @@ def block_contents(
         parts = [prompt.read(at, end)] if at < num_prompt else []
         if end > num_prompt:
             parts.append(output[max(at - first, 0) : end - first])
-        tokens = packed(parts, vocab_size)
-        content, num_bytes = tokens.tobytes(), size * tokens.itemsize
+        whole = packed(parts, vocab_size)
+        content, num_bytes = whole.tobytes(), size * whole.itemsize
         for place in range(0, len(content), num_bytes):
             yield content[place : place + num_bytes]
         at = end

@@ -381,11 +381,11 @@ class Engine:
     def _contents(
         self, sequence: ScheduledSequence, start: int, stop: int, size: int
     ) -> Iterator[bytes]:
-        """Yield what stands for the tokens start..stop of a sequence, by blocks."""
+        """Return what stands for the tokens start..stop of a sequence, by blocks."""
         row = cast(Sequence, sequence)
         begin, end = (max(place - row.num_prompt_tokens, 0) for place in (start, stop))
         output = row.generated if row.generated is None else row.generated[begin:end]
         if output is None:
             output = self._runner.decoder.read(row.slot, begin, end) if end else []
         vocab_size = self._model.vocab_size
-        yield from block_contents(row.prompt, output, start, stop, size, vocab_size)
+        return block_contents(row.prompt, output, start, stop, size, vocab_size)

@@ -280,17 +280,13 @@ class BlockPool:
         """Let a held block be found no longer: it does not hold what was promised."""
         if self._nodes[block] != NO_NODE:
             self.num_lost += 1
-            self._drop_key(block)
+            if block in self._keys:
+                del self.found[self._keys.pop(block)]
+                self._unmade.pop(self._nodes[block], None)
             for other in self._more_keys.pop(block, ()) if self._more_keys else ():
                 del self.found[other]
             self._nodes[block] = NO_NODE
             self._ranks[block] = 0
-
-    def _drop_key(self, block: int) -> None:
-        key = self._keys.pop(block, None)
-        if key is not None:
-            del self.found[key]
-            self._unmade.pop(self._nodes[block], None)
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:
         """Make sure that every block is free or held, by exactly those whose `tables` name it.
@@ -339,13 +335,15 @@ class BlockPool:
     def _evict(self, num_blocks: int, evicted: list[int]) -> None:
         """Add to `evicted` the free blocks that are worth the least, and forget what they hold."""
         keys, nodes, rests = self._keys, self._nodes, self._rests
+        found, unmade = self.found, self._unmade
         for rank, idle in enumerate(self._idle):
             num_taken = min(num_blocks, len(idle))
             blocks = idle.take(num_taken)
             evicted += blocks
             self.num_lost += num_taken
             for block in keys.keys() & blocks:  # as in `forget`
-                self._drop_key(block)
+                del found[keys.pop(block)]
+                unmade.pop(nodes[block], None)
             for block in blocks:
                 nodes[block] = NO_NODE
                 rests[block] = 0
@@ -355,7 +353,7 @@ class BlockPool:
             if self._more_keys:
                 for block in self._more_keys.keys() & blocks:
                     for key in self._more_keys.pop(block):
-                        del self.found[key]
+                        del found[key]
             num_blocks -= num_taken
             if not num_blocks:
                 return

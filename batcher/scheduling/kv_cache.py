@@ -278,7 +278,7 @@ class KVCache:
             return
         contents = self._contents(sequence, first * size, num_blocks * size, size)
         blocks, sequence.num_named = sequence.table[first:num_blocks], num_blocks
-        if not sequence.ranks:
+        if not any(rank for _, rank in sequence.ranks):
             sequence.node = self.pool.name(blocks, sequence.node, contents)
             return
         every, place = iter(contents), 0
