@@ -42,14 +42,14 @@ Unit = tuple[Row, ...]  # the leader first
 
 def units_of(request: Request, request_id: str) -> list[Unit]:
     """Return what waits on behalf of a request, by the documentation."""
-    if request.max_tokens == 0:
+    if request.max_tokens == 0 and request.prompt_logprobs is None:
         return [(Row(request_id, index, "sample"),) for index in range(request.n)]
-    if request.num_beams > 1:
+    if request.num_beams > 1 and request.max_tokens:
         return [tuple(Row(request_id, index, "beam") for index in range(request.num_beams))]
     roles = ["sample"] if request.cfg_scale == 1 else ["sample", "negative"]
     return [
         tuple(Row(request_id, index, role) for role in roles)
-        for index in range(request.best_of or request.n)
+        for index in range((request.best_of or request.n) if request.max_tokens else request.n)
     ]
 
 

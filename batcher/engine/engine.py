@@ -39,6 +39,7 @@ from batcher.scheduling.sequence import ScheduledSequence
 from batcher.sequence import Sequence
 from batcher.settings import DEFAULT_SCHEDULING, GRAMMAR_TIMEOUT, SchedulingSettings
 from batcher.timing.step_time import StepTime
+from batcher.tokens import Tokens
 from batcher.validation import Target, find_problems, plain_copy
 
 MAX_BATCH_SIZE = 2**20
@@ -382,10 +383,13 @@ class Engine:
         self, sequence: ScheduledSequence, start: int, stop: int, size: int
     ) -> Iterator[bytes]:
         """Return what stands for the tokens start..stop of a sequence, by blocks."""
-        row = cast(Sequence, sequence)
-        begin, end = (max(place - row.num_prompt_tokens, 0) for place in (start, stop))
-        output = row.generated if row.generated is None else row.generated[begin:end]
-        if output is None:
-            output = self._runner.decoder.read(row.slot, begin, end) if end else []
-        vocab_size = self._model.vocab_size
+        row, vocab_size = cast(Sequence, sequence), self._model.vocab_size
+        output: Tokens = []
+        num_prompt = row.num_prompt_tokens
+        if stop > num_prompt:
+            begin, end = max(start - num_prompt, 0), stop - num_prompt
+            if row.generated is None:
+                output = self._runner.decoder.read(row.slot, begin, end)
+            else:
+                output = row.generated[begin:end]
         return block_contents(row.prompt, output, start, stop, size, vocab_size)
