@@ -15,7 +15,7 @@ from batcher.models.callable import ModelNext
 from batcher.models.llm import LLM
 from batcher.models.simulated import SimulatedModel
 from batcher.request import Request, Result
-from batcher.validation import Target
+from batcher.validation import ModelCapabilities
 
 
 def decode(
@@ -92,8 +92,8 @@ def _request(fields: Mapping[str, Any], number: int, engine: Engine) -> Request:
     except RecursionError:
         message = f"request {number}: it holds itself, or is nested too deeply"
         raise BatchdecodeError(message) from None
-    target = Target(chat_template=engine.target.chat_template)
-    parsed = RequestParser(target=target).parse(line, number)
+    capabilities = ModelCapabilities(chat_template=engine.capabilities.chat_template)
+    parsed = RequestParser(capabilities).parse(line, number)
     if isinstance(parsed, ParsedLine):
         return parsed.request
     problems = [

@@ -10,7 +10,7 @@ from batcher.models.calls import CallSettings, checked_settings
 from batcher.models.llm import LLM, LLMModel, missing_methods
 from batcher.models.loading import check_description
 from batcher.request import MAX_INT, Request, Result
-from batcher.validation import Target, find_problems, num_slots_needed
+from batcher.validation import ModelCapabilities, find_problems, num_slots_needed
 
 
 class Sampling(TypedDict, total=False):
@@ -140,7 +140,7 @@ def _request(
         n=n,
         **fields,
     )
-    problems = find_problems(request, Target())
+    problems = find_problems(request, ModelCapabilities())
     if problems:
         raise RequestError("1", problems)
     return request

@@ -18,7 +18,7 @@ from batcher.formats.trace import read_trace
 from batcher.metrics import RunMetrics
 from batcher.timeline import Timeline
 from batcher.timeline.stays import Span
-from batcher.validation import Target
+from batcher.validation import ModelCapabilities
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = Path(__file__).parent / "golden"
@@ -86,7 +86,7 @@ def test_the_trace_accounts_for_the_results(name: str) -> None:
 @pytest.mark.parametrize("name", ["example", "sample", "openai", "paged"])
 def test_the_results_are_those_of_decoding_alone(name: str) -> None:
     source = (ROOT / CASES[name][0]).read_bytes().splitlines()
-    parser = RequestParser(target=Target(vocab_size=512))
+    parser = RequestParser(ModelCapabilities(vocab_size=512))
     parsed = [parser.parse(line, number) for number, line in enumerate(source, 1)]
     requests = {line.request.id: line.request for line in parsed if isinstance(line, ParsedLine)}
     for line in (GOLDEN / f"{name}.results.jsonl").read_bytes().splitlines():

@@ -81,7 +81,7 @@ def test_a_long_text_takes_at_most_eight_times_its_size(text):
     results = []
 
     def decode():
-        request = RequestParser(target=engine.target).parse(data, 1).request
+        request = RequestParser(engine.capabilities).parse(data, 1).request
         engine.enqueue(request)
         del request
         results.extend(run(engine))
@@ -98,7 +98,7 @@ def test_a_long_chat_takes_no_more_than_its_text():
     text = "hello world. " * (2 * MEGABYTE // 13)
     data = json.dumps({"messages": [{"role": "user", "content": text}]}).encode()
     engine = Engine(SimulatedModel(), 1)
-    parser = RequestParser(target=engine.target)
+    parser = RequestParser(engine.capabilities)
     parser.parse(b'{"messages":[{"role":"user","content":"x"}]}', 1)
     requests = []
     assert peak_of(lambda: requests.append(parser.parse(data, 1).request)) < 7 * len(data)

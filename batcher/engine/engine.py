@@ -40,7 +40,7 @@ from batcher.sequence import Sequence
 from batcher.settings import DEFAULT_SCHEDULING, GRAMMAR_TIMEOUT, SchedulingSettings
 from batcher.timing.step_time import StepTime
 from batcher.tokens import Tokens
-from batcher.validation import Target, find_problems, plain_copy
+from batcher.validation import ModelCapabilities, find_problems, plain_copy
 
 MAX_BATCH_SIZE = 2**20
 NOTHING_KNOWN: Mapping[int, Result] = {}
@@ -57,7 +57,7 @@ class Engine:
     is_measured: whether events tell what each step computed; always where time or memory is
     modelled.  is_checked: whether the blocks are counted after every step.
     grammar_timeout: how many seconds of processor time a constraint may take to compile.
-    target: what this engine can decode, as `find_problems` wants to know it.
+    capabilities: what this engine can decode, as `find_problems` wants to know it.
 
     Raises:
         BatchdecodeError: batch_size is not from 1 to 1,048,576, there is no such model, or the
@@ -112,7 +112,7 @@ class Engine:
         )
         self._reads_all = settings.sees_all
         tokenizer = self._model.tokenizer
-        self.target = Target(
+        self.capabilities = ModelCapabilities(
             vocab_size=self._model.vocab_size,
             num_slots=batch_size,
             gives_logits=self._model.gives != "tokens",
@@ -231,9 +231,9 @@ class Engine:
         """
         if not isinstance(request, Request):
             raise BatchdecodeError(f"an Engine takes a Request, not a {type(request).__name__}")
-        checked = plain_copy(request, self.target)
+        checked = plain_copy(request, self.capabilities)
         if checked is None:
-            problems = find_problems(request, self.target)
+            problems = find_problems(request, self.capabilities)
             if problems:
                 raise RequestError(self._id_of(request, place), problems)
             checked = deepcopy(request)
@@ -247,7 +247,7 @@ class Engine:
         reason: ArriveReason = "input",
         known: Mapping[int, Result] = NOTHING_KNOWN,
     ) -> str:
-        """Do what `add` does with a request in which `find_problems` has found none for `target`.
+        """Do what `add` does with a request in which `find_problems` has found none.
 
         Its lists must not be changed any more.
 

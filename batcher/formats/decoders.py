@@ -20,7 +20,7 @@ from batcher.formats.spellings import Fields, respell, spellings_of
 from batcher.request import PromptInput, Request, TokenId
 from batcher.validation import (
     DEFAULTS,
-    Target,
+    ModelCapabilities,
     find_problems,
     has_plain_stops,
     plain_types,
@@ -29,7 +29,8 @@ from batcher.validation import (
 
 # The keys of lines and rows that a PlainDecoder reads.
 PLAIN_KEYS = frozenset(
-    name.encode() for name in (*plain_types(Target()), *SYNONYMS, *ROW_FIELDS, *COMPLETION_OPTIONS)
+    name.encode()
+    for name in (*plain_types(ModelCapabilities()), *SYNONYMS, *ROW_FIELDS, *COMPLETION_OPTIONS)
 )
 
 
@@ -47,8 +48,8 @@ class FullDecoder:
     line, row: JSON to a RequestLine or a BatchRow.
     """
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
+    def __init__(self, capabilities: ModelCapabilities) -> None:
+        self._capabilities = capabilities
         self.line = msgspec.json.Decoder(RequestLine).decode
         self.row = msgspec.json.Decoder(BatchRow).decode
 
@@ -67,7 +68,7 @@ class FullDecoder:
             return None
         if is_chat and "prompt" in values:
             return None
-        named = respell(Fields(values, self._target.chat_template), spellings_of(url))
+        named = respell(Fields(values, self._capabilities.chat_template), spellings_of(url))
         if named is None:
             return None
         if not is_row:
@@ -78,7 +79,7 @@ class FullDecoder:
         """Return the request that the fields of a line or a body stand for; None for a bad one."""
         named = msgspec.structs.replace(fields, id=request_id, prompt=prompt)
         request = msgspec.convert(named, Request, from_attributes=True)
-        return None if find_problems(request, self._target) else request
+        return None if find_problems(request, self._capabilities) else request
 
 
 class PlainDecoder:
@@ -87,11 +88,11 @@ class PlainDecoder:
     line, row: JSON to what has the attributes of a RequestLine or a BatchRow, as far as plain.
     """
 
-    def __init__(self, target: Target) -> None:
-        self._can_encode = None if target.encode is None else target.can_encode
-        types = plain_types(target)
+    def __init__(self, capabilities: ModelCapabilities) -> None:
+        self._can_encode = None if capabilities.encode is None else capabilities.can_encode
+        types = plain_types(capabilities)
         prompt, custom_id = types.pop("prompt"), ("custom_id", types.pop("id"), None)
-        prompt_tokens = ("prompt_tokens", list[token_type(target)] | None, None)  # type: ignore[misc]  # made at run time
+        prompt_tokens = ("prompt_tokens", list[token_type(capabilities)] | None, None)  # type: ignore[misc]  # made at run time
         fields: list[Any] = [(name, kind, DEFAULTS[name]) for name, kind in types.items()]
         own = [("id", str | None, None), ("prompt", prompt | None, None)]
         line = _define("PlainLine", [*own, custom_id, prompt_tokens, *fields])

@@ -36,7 +36,7 @@ from batcher.formats.openai import (
 from batcher.formats.spellings import SPELLINGS, Fields, find_given, spellings_of
 from batcher.formats.suggestions import HINT, suggest
 from batcher.request import Request
-from batcher.validation import MAX_PROBLEMS, Target, cut, find_problems, show
+from batcher.validation import MAX_PROBLEMS, ModelCapabilities, cut, find_problems, show
 from batcher.validation.values import quote
 
 REQUEST_FIELDS = Request.__struct_fields__
@@ -72,7 +72,9 @@ class BadRequestError(Exception):
         super().__init__(request_id)
 
 
-def read_line(line: bytes, line_number: int, target: Target) -> tuple[Request, Form]:
+def read_line(
+    line: bytes, line_number: int, capabilities: ModelCapabilities
+) -> tuple[Request, Form]:
     """Return the request of `line` and how it is to be answered.
 
     Raises:
@@ -87,20 +89,22 @@ def read_line(line: bytes, line_number: int, target: Target) -> tuple[Request, F
         fault = FieldProblem(error.code, (), error.message)
         problem = make_problem(fault, line_number, text, error.span)
     else:
-        return _Line(text, line_number, fields, target).read(target)
+        return _Line(text, line_number, fields, capabilities).read(capabilities)
     raise BadRequestError(str(line_number), [problem], "result")
 
 
 def place_problem(problem: FieldProblem, line: bytes, line_number: int) -> Problem:
     """Return a problem of the request on the line `line`, which has been parsed, with its place."""
     text = line.decode()
-    return _Line(text, line_number, _parse_object(text), Target()).place(problem)
+    return _Line(text, line_number, _parse_object(text), ModelCapabilities()).place(problem)
 
 
 class _Line:
     """One line that is a JSON object, and where each field of the request is in it."""
 
-    def __init__(self, text: str, number: int, fields: dict[str, Any], target: Target) -> None:
+    def __init__(
+        self, text: str, number: int, fields: dict[str, Any], capabilities: ModelCapabilities
+    ) -> None:
         self._text, self._number, self._fields = text, number, fields
         self._is_openai = any(name in fields for name in ROW_FIELDS[1:])
         self._url: str | None = None  # that of the row; of an unknown one, the usual
@@ -114,12 +118,12 @@ class _Line:
             given = (name for name in SYNONYMS if fields.get(name) is not None)
             self._paths.update((SYNONYMS[name], (name,)) for name in given)
         self._respelled: dict[str, Any] = {}  # by the field's own name
-        self._spelling_problems = list(self._respell(target))
+        self._spelling_problems = list(self._respell(capabilities))
 
-    def _respell(self, target: Target) -> Iterator[FieldProblem]:
+    def _respell(self, capabilities: ModelCapabilities) -> Iterator[FieldProblem]:
         """Take in what stands under other names; yield what is wrong with them."""
         spellings, values = spellings_of(self._url), self._holder((*self._prefix, ""))
-        for found in find_given(Fields(values, target.chat_template), spellings):
+        for found in find_given(Fields(values, capabilities.chat_template), spellings):
             if isinstance(found, FieldProblem):
                 yield replace(found, path=(*self._prefix, *found.path))
                 continue
@@ -134,7 +138,7 @@ class _Line:
                 self._respelled[field] = value
                 self._paths[field] = (*self._prefix, *path)
 
-    def read(self, target: Target) -> tuple[Request, Form]:
+    def read(self, capabilities: ModelCapabilities) -> tuple[Request, Form]:
         """Return what `read_line` does, or raise the same."""
         request = self._build()
         findings = list(islice(self._check_layout(), MAX_PROBLEMS))
@@ -142,7 +146,7 @@ class _Line:
         missing = {problem.path for problem, _ in findings if problem.code == "missing-field"}
         problems += (
             self.place(problem)
-            for problem in find_problems(request, target)[:MAX_PROBLEMS]
+            for problem in find_problems(request, capabilities)[:MAX_PROBLEMS]
             if self._locate(problem) not in missing
         )
         default_id = str(self._number)

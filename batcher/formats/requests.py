@@ -17,7 +17,7 @@ from batcher.formats.line_problems import BadRequestError, read_line
 from batcher.formats.openai import OPTIONS, Form, form_of, has_only_supported_options
 from batcher.formats.spellings import SPELLED_KEYS, SPELLED_KEYS_OF_ROWS
 from batcher.request import PromptInput, Request
-from batcher.validation import Target
+from batcher.validation import ModelCapabilities
 
 # Every key of the line, or "" where a quote and a colon end something else: a key with escapes or
 # digits, or words in a string.  The decoder takes the last of two equal keys; if this finds a key
@@ -41,12 +41,12 @@ class BadLine(Struct, frozen=True):
 
 
 class RequestParser:
-    """Parses the lines of one file; target: what their requests are checked against."""
+    """Parses the lines of one file; capabilities: what their requests are checked against."""
 
-    def __init__(self, *, target: Target) -> None:
-        self._target = target
-        self._plain = PlainDecoder(target)
-        self._full = FullDecoder(target)
+    def __init__(self, capabilities: ModelCapabilities) -> None:
+        self._capabilities = capabilities
+        self._plain = PlainDecoder(capabilities)
+        self._full = FullDecoder(capabilities)
 
     def parse(self, line: bytes, line_number: int) -> ParsedLine | BadLine:
         """Return the request of `line`, or what is wrong with it; no bytes make it raise."""
@@ -60,7 +60,7 @@ class RequestParser:
         if parsed is not None:
             return parsed
         try:
-            request, form = read_line(line, line_number, self._target)
+            request, form = read_line(line, line_number, self._capabilities)
         except BadRequestError as error:
             return BadLine(error.id, error.problems, error.form)
         return ParsedLine(request, form)

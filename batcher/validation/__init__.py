@@ -3,20 +3,20 @@
 Rule: every check works on any value whatever, because a Request built by hand may hold anything.
 """
 
+from batcher.validation.capabilities import (
+    CONSTRAINT_FIELDS,
+    LOGIT_FIELDS,
+    ConstraintField,
+    ModelCapabilities,
+    constraint_fields_of,
+    logit_fields_of,
+    num_slots_needed,
+)
 from batcher.validation.plain import has_plain_stops, plain_copy, plain_types, token_type
 from batcher.validation.problems import MAX_PROBLEMS, find_problems
 from batcher.validation.ranges import LOGIT_BIAS, RANGES, SEGMENT_LENGTH, Range
 from batcher.validation.states import ANY_STATE, MAX_NAME, initial_state_of
 from batcher.validation.stops import MAX_STOP_LENGTH
-from batcher.validation.target import (
-    CONSTRAINT_FIELDS,
-    LOGIT_FIELDS,
-    ConstraintField,
-    Target,
-    constraint_fields_of,
-    logit_fields_of,
-    num_slots_needed,
-)
 from batcher.validation.values import DEFAULTS, cut, show
 
 __all__ = [
@@ -31,8 +31,8 @@ __all__ = [
     "RANGES",
     "SEGMENT_LENGTH",
     "ConstraintField",
+    "ModelCapabilities",
     "Range",
-    "Target",
     "constraint_fields_of",
     "cut",
     "find_problems",

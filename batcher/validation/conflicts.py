@@ -11,9 +11,9 @@ from msgspec import Struct
 
 from batcher.errors import FieldProblem
 from batcher.request import Request
+from batcher.validation.capabilities import CONSTRAINT_FIELDS, LOGIT_FIELDS
 from batcher.validation.states import find_doubled_markers, find_unreachable
 from batcher.validation.stops import check_total_length
-from batcher.validation.target import CONSTRAINT_FIELDS, LOGIT_FIELDS
 from batcher.validation.values import DEFAULTS
 
 

@@ -3,6 +3,7 @@
 import json
 
 from batcher.errors import FieldProblem, Path, describe
+from batcher.validation.capabilities import ModelCapabilities
 from batcher.validation.prompts import check_negative_prompt, check_prompt
 from batcher.validation.ranges import LOGIT_BIAS, RANGES, check_number, check_ranged
 from batcher.validation.states import check_states
@@ -13,7 +14,6 @@ from batcher.validation.stops import (
     check_stop_sequence,
     check_stop_token,
 )
-from batcher.validation.target import Target
 from batcher.validation.values import (
     MAX_SHOWN,
     Check,
@@ -31,24 +31,24 @@ from batcher.validation.values import (
 MAX_BAD_WORDS_LENGTH = MAX_STOP_LENGTH  # all of one request together, in UTF-8 bytes
 
 
-def _check_text(value: object, path: Path, _: Target) -> Problems:
+def _check_text(value: object, path: Path, _: ModelCapabilities) -> Problems:
     yield from check_string(value, path, "a string")
 
 
-def _check_filled_text(value: object, path: Path, _: Target) -> Problems:
+def _check_filled_text(value: object, path: Path, _: ModelCapabilities) -> Problems:
     yield from check_string(value, path, "a string")
     if isinstance(value, str) and not value:
         message = f"{quote(path)} is empty"
         yield FieldProblem("invalid-value", path, message, "leave it out")
 
 
-def _check_grammar(value: object, path: Path, _: Target) -> Problems:
+def _check_grammar(value: object, path: Path, _: ModelCapabilities) -> Problems:
     yield from check_string(value, path, "a string")
     if isinstance(value, str) and not value:
         yield FieldProblem("invalid-value", path, f"{quote(path)} is empty: it has no rule")
 
 
-def _check_json_schema(value: object, path: Path, _: Target) -> Problems:
+def _check_json_schema(value: object, path: Path, _: ModelCapabilities) -> Problems:
     if not isinstance(value, dict | bool):
         yield wrong("invalid-type", path, "a JSON Schema: an object, true or false", value)
         return
@@ -58,14 +58,14 @@ def _check_json_schema(value: object, path: Path, _: Target) -> Problems:
         yield FieldProblem("invalid-value", path, f"{quote(path)} is not JSON: {describe(error)}")
 
 
-def _check_choice(value: object, path: Path, _: Target) -> Problems:
+def _check_choice(value: object, path: Path, _: ModelCapabilities) -> Problems:
     yield from check_strings(value, path)
     if isinstance(value, list) and not value:
         message = f"{quote(path)} is empty: there is nothing to choose from"
         yield FieldProblem("invalid-value", path, message)
 
 
-def _check_bad_words(words: object, path: Path, _: Target) -> Problems:
+def _check_bad_words(words: object, path: Path, _: ModelCapabilities) -> Problems:
     problems = list(check_strings(words, path))
     yield from problems
     if problems or not isinstance(words, list):
@@ -80,20 +80,20 @@ def _check_bad_words(words: object, path: Path, _: Target) -> Problems:
         yield FieldProblem("invalid-value", path, message)
 
 
-def _check_allowed(value: object, path: Path, target: Target) -> Problems:
+def _check_allowed(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
     if not isinstance(value, list):
         yield wrong("invalid-type", path, "a list of token ids", value)
     elif not value:
         yield FieldProblem("invalid-value", path, f"{quote(path)} is empty: no token is allowed")
     else:
-        yield from check_token_ids(value, path, target)
+        yield from check_token_ids(value, path, capabilities)
 
 
-def _check_logit_bias(biases: object, path: Path, target: Target) -> Problems:
+def _check_logit_bias(biases: object, path: Path, capabilities: ModelCapabilities) -> Problems:
     if not isinstance(biases, dict):
         yield wrong("invalid-type", path, "an object of token ids and numbers", biases)
         return
-    largest = largest_token(target)
+    largest = largest_token(capabilities)
     for key in biases:
         if not _is_token_key(key, largest):
             is_short = isinstance(key, str) and len(key) <= MAX_SHOWN
@@ -114,7 +114,7 @@ def _is_token_key(key: object, largest: int) -> bool:
     return len(key) <= len(str(largest)) and str(int(key)) == key and int(key) <= largest
 
 
-def _check_early_stopping(value: object, path: Path, _: Target) -> Problems:
+def _check_early_stopping(value: object, path: Path, _: ModelCapabilities) -> Problems:
     expected = 'true, false or "never"'
     if not isinstance(value, bool | str):
         yield wrong("invalid-type", path, expected, value)
@@ -122,7 +122,7 @@ def _check_early_stopping(value: object, path: Path, _: Target) -> Problems:
         yield wrong("invalid-value", path, expected, value)
 
 
-def _check_logprobs_mode(value: object, path: Path, _: Target) -> Problems:
+def _check_logprobs_mode(value: object, path: Path, _: ModelCapabilities) -> Problems:
     expected = '"raw" or "processed"'
     if not isinstance(value, str):
         yield wrong("invalid-type", path, expected, value)

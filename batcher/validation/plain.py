@@ -11,8 +11,8 @@ from msgspec import Meta
 from msgspec.structs import astuple
 
 from batcher.request import Request
+from batcher.validation.capabilities import LOGIT_FIELDS, ModelCapabilities
 from batcher.validation.ranges import RANGES
-from batcher.validation.target import LOGIT_FIELDS, Target
 from batcher.validation.values import DEFAULTS, is_text, largest_token
 
 _MAX_PLAIN_STOPS = 16  # in each dimension: three fields of 16 x 16 stay below MAX_STOP_LENGTH
@@ -32,18 +32,18 @@ _FREE_NUMBERS = (
 )
 
 
-def token_type(target: Target) -> Any:
+def token_type(capabilities: ModelCapabilities) -> Any:
     """Return the type of the token ids that may be named."""
-    return Annotated[int, Meta(ge=0, le=largest_token(target))]
+    return Annotated[int, Meta(ge=0, le=largest_token(capabilities))]
 
 
-def plain_types(target: Target) -> dict[str, Any]:
+def plain_types(capabilities: ModelCapabilities) -> dict[str, Any]:
     """Return a type for each field that every request may have: bad values do not convert to it.
 
     Beside that, `has_plain_stops` has to be true.
     """
     numbers = {name: RANGES[name].type for name in ("max_tokens", "arrival_time", "priority")}
-    return _text_types(token_type(target)) | numbers | {"ignore_eos": bool}
+    return _text_types(token_type(capabilities)) | numbers | {"ignore_eos": bool}
 
 
 def has_plain_stops(fields: Any) -> bool:
@@ -53,9 +53,9 @@ def has_plain_stops(fields: Any) -> bool:
     )
 
 
-def plain_copy(request: Request, target: Target) -> Request | None:
+def plain_copy(request: Request, capabilities: ModelCapabilities) -> Request | None:
     """Return an equal request with lists of its own; None if a closer look at it is needed."""
-    checked = _checked_type(target.vocab_size, target.gives_logits)
+    checked = _checked_type(capabilities.vocab_size, capabilities.gives_logits)
     if type(request) is not Request and request.__struct_fields__ != Request.__struct_fields__:
         return None  # a type of the caller's, of which nothing is known
     try:
@@ -74,7 +74,7 @@ def plain_copy(request: Request, target: Target) -> Request | None:
             or _has_plain_company(request)
         )
         and (request.think_time == 0 or request.session is not None)
-        and target.can_encode(request.prompt)
+        and capabilities.can_encode(request.prompt)
     )
     return copy if is_good else None
 
@@ -91,7 +91,7 @@ def _checked_type(vocab_size: int | None, gives_logits: bool) -> type[Request]: 
     types |= dict.fromkeys(("session", "cache_salt"), Annotated[str, Meta(min_length=1)] | None)
     if not gives_logits:
         types |= {name: _only(DEFAULTS[name]) for name in LOGIT_FIELDS}
-    types |= plain_types(Target(vocab_size=vocab_size)) | {"echo": bool}
+    types |= plain_types(ModelCapabilities(vocab_size=vocab_size)) | {"echo": bool}
     checked = msgspec.defstruct(
         "CheckedRequest",
         list(types.items()),

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 
 from batcher.errors import FieldProblem, Path
 from batcher.request import PromptSegment, PromptType
+from batcher.validation.capabilities import ModelCapabilities
 from batcher.validation.ranges import RANGES, SEGMENT_LENGTH, check_number
-from batcher.validation.target import Target
 from batcher.validation.values import (
     Problems,
     check_flag,
@@ -29,29 +29,31 @@ _DO_NOT_MIX = "a list holds token ids or segments; do not mix them"
 _TYPES = get_args(PromptType)
 
 
-def check_prompt(value: object, path: Path, target: Target) -> Problems:
+def check_prompt(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
     """Yield the problems of what is neither text nor token ids nor segments."""
     if not isinstance(value, list) or not any(isinstance(item, PromptSegment) for item in value):
-        yield from check_text_or_tokens(value, path, target, _IF_SEVERAL)
+        yield from check_text_or_tokens(value, path, capabilities, _IF_SEVERAL)
     elif is_integer(value[0]):
-        for problem in check_token_ids(value, path, target):
+        for problem in check_token_ids(value, path, capabilities):
             yield replace(problem, hint=_DO_NOT_MIX)
     else:
-        yield from _check_segments(value, path, target)
+        yield from _check_segments(value, path, capabilities)
 
 
-def check_negative_prompt(value: object, path: Path, target: Target) -> Problems:
+def check_negative_prompt(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
     """Yield the problems of what is neither text nor token ids."""
-    yield from check_text_or_tokens(value, path, target, _IF_SEVERAL)
+    yield from check_text_or_tokens(value, path, capabilities, _IF_SEVERAL)
 
 
-def _check_segments(items: Sequence[object], path: Path, target: Target) -> Problems:
+def _check_segments(
+    items: Sequence[object], path: Path, capabilities: ModelCapabilities
+) -> Problems:
     """Yield the problems of the segments, and the first item that is none."""
     is_uniform = True
     total = 0
     for index, item in enumerate(items):
         if isinstance(item, PromptSegment):
-            yield from _check_segment(item, (*path, index), target)
+            yield from _check_segment(item, (*path, index), capabilities)
             total += _length(item)
         elif is_uniform:
             is_uniform = False
@@ -71,18 +73,18 @@ def _length(segment: PromptSegment) -> int:
     return length if isinstance(length, int) and SEGMENT_LENGTH.holds(length) else 0
 
 
-def _check_segment(segment: PromptSegment, path: Path, target: Target) -> Problems:
+def _check_segment(segment: PromptSegment, path: Path, capabilities: ModelCapabilities) -> Problems:
     yield from _check_contents(segment, path)
     if segment.text is not None:
         yield from check_string(segment.text, (*path, "text"), "a string")
         yield from _check_filled(segment.text, (*path, "text"))
     if segment.tokens is not None:
-        yield from _check_tokens(segment.tokens, (*path, "tokens"), target)
+        yield from _check_tokens(segment.tokens, (*path, "tokens"), capabilities)
     if segment.length is not None:
         yield from check_number(segment.length, (*path, "length"), SEGMENT_LENGTH)
     yield from _check_seed(segment, (*path, "seed"))
     yield from _check_type(segment.type, (*path, "type"))
-    yield from check_flag(segment.pin, (*path, "pin"), target)
+    yield from check_flag(segment.pin, (*path, "pin"), capabilities)
 
 
 def _check_contents(segment: PromptSegment, path: Path) -> Problems:
@@ -95,10 +97,10 @@ def _check_contents(segment: PromptSegment, path: Path) -> Problems:
         yield FieldProblem("conflicting-fields", (*path, name), message)
 
 
-def _check_tokens(tokens: object, path: Path, target: Target) -> Problems:
+def _check_tokens(tokens: object, path: Path, capabilities: ModelCapabilities) -> Problems:
     if isinstance(tokens, list):
         yield from _check_filled(tokens, path)
-        yield from check_token_ids(tokens, path, target)
+        yield from check_token_ids(tokens, path, capabilities)
     else:
         yield wrong("invalid-type", path, "a list of token ids", tokens)
 

@@ -6,7 +6,7 @@ from msgspec import Meta, Struct
 
 from batcher.errors import Path
 from batcher.request import MAX_INT, MAX_TIME
-from batcher.validation.target import Target
+from batcher.validation.capabilities import ModelCapabilities
 from batcher.validation.values import Problems, is_integer, wrong
 
 MAX_SAMPLES = 1024
@@ -88,6 +88,6 @@ def check_number(value: object, path: Path, allowed: Range) -> Problems:
         yield wrong("invalid-value", path, allowed.expected, value)
 
 
-def check_ranged(value: object, path: Path, _: Target) -> Problems:
+def check_ranged(value: object, path: Path, _: ModelCapabilities) -> Problems:
     """Yield the problem of what is not a number as the field at `path` holds."""
     yield from check_number(value, path, RANGES[str(path[0])])

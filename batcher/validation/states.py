@@ -5,8 +5,8 @@ from typing import Any
 
 from batcher.errors import FieldProblem, Path
 from batcher.request import Request, Transition
+from batcher.validation.capabilities import ModelCapabilities
 from batcher.validation.stops import check_marker
-from batcher.validation.target import Target
 from batcher.validation.values import (
     MAX_SHOWN,
     Problems,
@@ -31,7 +31,7 @@ def initial_state_of(request: Request) -> str | None:
     return next(name for name in request.states if name != ANY_STATE)
 
 
-def check_states(states: object, path: Path, target: Target) -> Problems:
+def check_states(states: object, path: Path, capabilities: ModelCapabilities) -> Problems:
     """Yield the problems of what is no object of states with their transitions."""
     if not isinstance(states, dict):
         yield wrong("invalid-type", path, "an object of states", states)
@@ -47,7 +47,7 @@ def check_states(states: object, path: Path, target: Target) -> Problems:
             yield wrong("invalid-type", (*path, name), "a list of transitions", transitions)
         else:
             for index, transition in enumerate(transitions):
-                yield from _check_transition(transition, (*path, name, index), states, target)
+                yield from _check_transition(transition, (*path, name, index), states, capabilities)
 
 
 def find_doubled_markers(states: States) -> Problems:
@@ -85,13 +85,15 @@ def find_unreachable(request: Request, states: States) -> Problems:
 
 
 def _check_transition(
-    transition: object, path: Path, states: dict[object, object], target: Target
+    transition: object, path: Path, states: dict[object, object], capabilities: ModelCapabilities
 ) -> Problems:
     if not isinstance(transition, Transition):
         yield wrong("invalid-type", path, "an object with `on` and `to`", transition)
         return
     on: object = transition.on
-    yield from check_text_or_tokens(on, (*path, "on"), target, "give one transition for each text")
+    yield from check_text_or_tokens(
+        on, (*path, "on"), capabilities, "give one transition for each text"
+    )
     yield from check_marker(on, (*path, "on"))
     to: object = transition.to
     if to is None:

@@ -5,7 +5,7 @@ from itertools import islice
 
 from batcher.errors import FieldProblem, Path
 from batcher.request import Request, Transition
-from batcher.validation.target import Target
+from batcher.validation.capabilities import ModelCapabilities
 from batcher.validation.values import (
     Check,
     Problems,
@@ -35,10 +35,10 @@ _SEQUENCE_KINDS = (
 def bounded(check: Check) -> Check:
     """Return `check`, preceded by one that refuses what is far too much and counts no further."""
 
-    def checked(value: object, path: Path, target: Target) -> Problems:
+    def checked(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
         parts = _parts(value, _MAX_NESTED)
         if next(islice(parts, _MAX_PARTS, None), _NOTHING) is _NOTHING:
-            yield from check(value, path, target)
+            yield from check(value, path, capabilities)
             return
         message = (
             f"{quote(path)} holds more than {_MAX_PARTS} token ids and characters; "
@@ -63,18 +63,18 @@ def _parts(value: object, depth: int) -> Iterator[object]:
             yield from _parts(item, depth - 1)
 
 
-def check_stop_token(stop: object, path: Path, target: Target) -> Problems:
+def check_stop_token(stop: object, path: Path, capabilities: ModelCapabilities) -> Problems:
     """Yield the problems of what is neither a token id nor a list of them."""
     if isinstance(stop, list):
         yield from check_marker(stop, path)
-        yield from check_token_ids(stop, path, target)
+        yield from check_token_ids(stop, path, capabilities)
     elif is_integer(stop):
-        yield from check_token_id(stop, path, target)
+        yield from check_token_id(stop, path, capabilities)
     else:
         yield wrong("invalid-type", path, "a token id or a list of token ids", stop)
 
 
-def check_stop_sequence(stop: object, path: Path, target: Target) -> Problems:
+def check_stop_sequence(stop: object, path: Path, capabilities: ModelCapabilities) -> Problems:
     """Yield the problems of what is neither a sequence nor a list of several of one kind."""
     if not isinstance(stop, list):
         yield from _check_text(stop, path, _SEQUENCE_KINDS[0])
@@ -89,16 +89,16 @@ def check_stop_sequence(stop: object, path: Path, target: Target) -> Problems:
         message = f"{quote(path)} must be {expected}, not {found}"
         yield FieldProblem(code, (*path, odd), message, hint)
     elif stop and kinds[0] is int:
-        yield from check_token_ids(stop, path, target)
+        yield from check_token_ids(stop, path, capabilities)
     elif stop and kinds[0] is str:
         yield from _check_texts(stop, path)
     else:
         for index, item in enumerate(stop):
             yield from check_marker(item, (*path, index))
-            yield from check_token_ids(item, (*path, index), target)
+            yield from check_token_ids(item, (*path, index), capabilities)
 
 
-def check_stop(stop: object, path: Path, _: Target) -> Problems:
+def check_stop(stop: object, path: Path, _: ModelCapabilities) -> Problems:
     """Yield the problems of what is neither a text nor a list of texts."""
     if isinstance(stop, list):
         yield from check_marker(stop, path)

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from batcher.errors import FieldProblem, Path
 from batcher.request import MAX_INT, PromptSegment, Request, Transition
-from batcher.validation.target import Target
+from batcher.validation.capabilities import ModelCapabilities
 
 MAX_SHOWN = 40  # characters of a value or a name that a message quotes
 HUGE = 10**MAX_SHOWN
@@ -16,7 +16,7 @@ HUGE = 10**MAX_SHOWN
 DEFAULTS = dict(zip(Request.__struct_fields__[1:], Request.__struct_defaults__, strict=True))
 
 Problems = Iterator[FieldProblem]
-Check = Callable[[Any, Path, Target], Problems]
+Check = Callable[[Any, Path, ModelCapabilities], Problems]
 
 
 def show(value: object) -> str:
@@ -53,7 +53,7 @@ def wrong(code: str, path: Path, expected: str, value: object) -> FieldProblem:
     return FieldProblem(code, path, f"{quote(path)} must be {expected}, not {show(value)}", hint)
 
 
-def check_flag(value: object, path: Path, _: Target) -> Problems:
+def check_flag(value: object, path: Path, _: ModelCapabilities) -> Problems:
     """Yield the problem of what is neither true nor false."""
     if not isinstance(value, bool):
         yield wrong("invalid-type", path, "true or false", value)
@@ -77,7 +77,9 @@ def check_strings(values: object, path: Path) -> Problems:
         yield from check_string(value, (*path, index), "a string")
 
 
-def check_text_or_tokens(value: object, path: Path, target: Target, if_several: str) -> Problems:
+def check_text_or_tokens(
+    value: object, path: Path, capabilities: ModelCapabilities, if_several: str
+) -> Problems:
     """Yield the problems of what is neither text nor token ids.
 
     if_several: what helps whoever gives a list of texts or of lists.
@@ -86,32 +88,32 @@ def check_text_or_tokens(value: object, path: Path, target: Target, if_several: 
         yield from check_string(value, path, "a string or a list of token ids")
         return
     are_several = all(isinstance(item, str | list) for item in value)
-    for problem in check_token_ids(value, path, target):
+    for problem in check_token_ids(value, path, capabilities):
         is_bare = are_several and problem.hint is None
         yield replace(problem, hint=if_several) if is_bare else problem
 
 
-def check_token_ids(values: list[Any], path: Path, target: Target) -> Problems:
+def check_token_ids(values: list[Any], path: Path, capabilities: ModelCapabilities) -> Problems:
     """Yield the first bad token id of a list: where one is wrong, a thousand may be."""
-    largest = largest_token(target)
+    largest = largest_token(capabilities)
     for index, value in enumerate(values):
         if not is_integer(value) or not 0 <= value <= largest:
-            yield from check_token_id(value, (*path, index), target)
+            yield from check_token_id(value, (*path, index), capabilities)
             return
 
 
-def check_token_id(value: object, path: Path, target: Target) -> Problems:
+def check_token_id(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
     """Yield the problem of what is no token id of the model."""
-    largest = largest_token(target)
+    largest = largest_token(capabilities)
     if not is_integer(value):
         yield wrong("invalid-type", path, "a token id, an integer", value)
     elif not 0 <= value <= largest:  # type: ignore[operator]  # known to be an int
         yield wrong("unknown-token", path, f"a token id from 0 to {largest}", value)
 
 
-def largest_token(target: Target) -> int:
+def largest_token(capabilities: ModelCapabilities) -> int:
     """Return the largest token id that may be named."""
-    return MAX_INT if target.vocab_size is None else target.vocab_size - 1
+    return MAX_INT if capabilities.vocab_size is None else capabilities.vocab_size - 1
 
 
 def is_integer(value: object) -> bool:

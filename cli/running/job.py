@@ -96,7 +96,7 @@ class Job:
         try:
             source = open_source(
                 self.requests,
-                RequestParser(target=self.engine.target),
+                RequestParser(self.engine.capabilities),
                 self.report,
                 keep_going=keep_going,
                 follow=options.follow,

@@ -106,7 +106,7 @@ def _make_plan(options: RunOptions, requests: Input, report: ProblemReport) -> P
     """Read all of `requests`, count and report."""
     model = load_model(options.model, options.model_settings, options.seed, options.llm_settings)
     engine = Engine(model, options.batch, grammar_timeout=options.grammar_timeout)
-    parser = RequestParser(target=engine.target)
+    parser = RequestParser(engine.capabilities)
     plan = Plan(batch=options.batch)
 
     def observe(parsed: ParsedLine | BadLine) -> None:

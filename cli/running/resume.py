@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from batcher.events import RunEvent
 from batcher.formats.requests import ParsedLine, RequestParser
 from batcher.settings import DEFAULT_SCHEDULING, PREFIX_CACHE_WORDS, SchedulingSettings
-from batcher.validation import Target
+from batcher.validation import ModelCapabilities
 from cli.options import RunOptions
 from cli.running.earlier_results import EarlierResults
 from cli.running.intake import Input
@@ -172,7 +172,7 @@ def _why_not_replaced(earlier: RunRecord | None) -> str:
 
 def _expected(requests: Input) -> Iterator[Expected]:
     """Yield what the lines of the input are by themselves, each with its number."""
-    lines, parser = requests.lines(), RequestParser(target=Target())
+    lines, parser = requests.lines(), RequestParser(ModelCapabilities())
     while (line := lines.read()) is not None:
         parsed = parser.parse(line, lines.number)
         yield Expected(lines.number, parsed if isinstance(parsed, ParsedLine) else None)

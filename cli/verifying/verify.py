@@ -94,11 +94,11 @@ def _read(options: VerifyOptions, model: Model) -> tuple[list[Request], str]:
         BatchdecodeError: the input has bad lines, which have been reported, or cannot be read.
     """
     engine = Engine(model, 1, grammar_timeout=options.grammar_timeout)
-    target = replace(engine.target, num_slots=None)
+    capabilities = replace(engine.capabilities, num_slots=None)
     requests: list[Request] = []
     with open_input(options.input, nullcontext) as source:
         report = ProblemReport(source.name, options.color)
-        reader = EntryReader(source.lines(), RequestParser(target=target))
+        reader = EntryReader(source.lines(), RequestParser(capabilities))
         num_lines = 0
         while (entry := reader.read()) is not None:
             num_lines += 1

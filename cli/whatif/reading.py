@@ -48,7 +48,7 @@ def _read_requests(options: RequestOptions, model: Model) -> list[Request]:
     with open_input(options.input, nullcontext) as source:
         report = ProblemReport(source.name, options.color)
         engine = Engine(model, 256, grammar_timeout=options.grammar_timeout)
-        entries = EntryReader(source.lines(), RequestParser(target=engine.target))
+        entries = EntryReader(source.lines(), RequestParser(engine.capabilities))
         while (entry := entries.read()) is not None:
             num_lines += 1
             report.add_if_bad(entry.parsed)

@@ -4,7 +4,7 @@ from batcher.formats.requests import ParsedLine, RequestParser
 from batcher.formats.result_rows import encode_openai_row
 from batcher.formats.results import encode_result
 from batcher.request import ErrorInfo, Request, Result, StepTimes, Usage
-from batcher.validation import Target
+from batcher.validation import ModelCapabilities
 from cli.running import result_index
 from cli.running.output import OutputError
 from cli.running.result_lines import ResultLines, ResumeError
@@ -177,7 +177,7 @@ ANSWERS = [
 
 
 def expected():
-    parser = RequestParser(target=Target())
+    parser = RequestParser(ModelCapabilities())
     for number, line in enumerate(INPUT, start=1):
         parsed = parser.parse(line, number)
         yield Expected(number, parsed if isinstance(parsed, ParsedLine) else None)

@@ -9,7 +9,7 @@ import pytest
 from process import lines_of, workload
 
 from batcher.formats.requests import BadLine, RequestParser
-from batcher.validation import Target
+from batcher.validation import ModelCapabilities
 from cli.running import intake, sources
 from cli.running.entries import Duplicates, Entry, EntryReader
 from cli.running.intake import InputError, LineReader, open_input
@@ -41,7 +41,7 @@ def opened(path):
 
 def source_of(path, *, keep_going=False, follow=False):
     report = ProblemReport(str(path))
-    parser = RequestParser(target=Target(vocab_size=512))
+    parser = RequestParser(ModelCapabilities(vocab_size=512))
     source = open_source(
         opened(path), parser, report, keep_going=keep_going, follow=follow, waiting=nullcontext
     )
@@ -132,7 +132,7 @@ def test_ids_given_before_are_found_again_when_the_lines_are_read(
 
 
 def test_a_survey_keeps_nothing_of_a_line_behind_the_head():
-    entry = Entry(0, RequestParser(target=Target()).parse(b'{"prompt":"x"}', 1))
+    entry = Entry(0, RequestParser(ModelCapabilities()).parse(b'{"prompt":"x"}', 1))
     lines = SimpleNamespace(start=2**30, number=10**6)
     survey = Survey()
     tracemalloc.start()
@@ -164,7 +164,7 @@ def test_a_bad_file_is_refused_with_all_its_problems(tmp_path):
     with pytest.raises(InvalidInput, match="3 invalid of 5 lines; nothing decoded"):
         open_source(
             opened(path),
-            RequestParser(target=Target(vocab_size=512)),
+            RequestParser(ModelCapabilities(vocab_size=512)),
             report,
             keep_going=False,
             follow=False,
@@ -263,7 +263,7 @@ def test_a_line_too_long_is_a_bad_line(monkeypatch):
     monkeypatch.setattr("cli.running.entries.MAX_LINE_BYTES", 30)
     data = lines_of({"prompt": "x"}, {"prompt": "x" * 100}, {"prompt": "y"})
     reader = LineReader(io.BufferedReader(io.BytesIO(data)), "in", [])
-    entries = EntryReader(reader, RequestParser(target=Target(vocab_size=512)))
+    entries = EntryReader(reader, RequestParser(ModelCapabilities(vocab_size=512)))
     codes = [entries.read().parsed for _ in range(3)]
     assert codes[1].problems[0].code == "line-too-long"
     assert codes[2].request.id == "3"
@@ -286,6 +286,6 @@ def test_the_turns_of_a_session_are_read_in_their_order_whenever_they_arrive(tmp
     source, _ = source_of(path)
     assert isinstance(source, IndexedSource)
     assert [entry[1] for entry in ids_of(source)] == ["early", "a1", "b1", "a2"]
-    parser = RequestParser(target=Target())
+    parser = RequestParser(ModelCapabilities())
     pipe = PipeSource(EntryReader(LineReader(io.BytesIO(TURNS), "", []), parser))
     assert [entry[1:] for entry in ids_of(pipe)] == [("a1", False), ("b1", False), ("a2", False)]

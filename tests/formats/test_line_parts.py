@@ -7,13 +7,13 @@ import pytest
 
 from batcher.formats.line_parts import MAX_PARTS
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
-from batcher.validation import Target
+from batcher.validation import ModelCapabilities
 
 MANY = 2 * MAX_PARTS
 
 
 def parse(line):
-    return RequestParser(target=Target()).parse(line, 7)
+    return RequestParser(ModelCapabilities()).parse(line, 7)
 
 
 @pytest.mark.parametrize(

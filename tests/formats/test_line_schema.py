@@ -35,7 +35,7 @@ from batcher.request import (
     TopLogprob,
     Usage,
 )
-from batcher.validation import RANGES, Target
+from batcher.validation import RANGES, ModelCapabilities
 
 VALIDATORS = {kind: Draft202012Validator(make_schema(kind)) for kind in TYPES}
 
@@ -216,7 +216,7 @@ GOOD_HEAD = {"method": "POST", "url": "/v1/completions"}
 @example(GOOD_HEAD | {"body": {"prompt": "", "id": None}})
 @given(st.one_of(LINES, ROWS, ROWS.map(lambda row: row | GOOD_HEAD)))
 def test_the_schema_and_the_parser_agree(fields):
-    parsed = RequestParser(target=Target()).parse(json.dumps(fields).encode(), 1)
+    parsed = RequestParser(ModelCapabilities()).parse(json.dumps(fields).encode(), 1)
     errors = [error.message for error in VALIDATORS["request"].iter_errors(fields)]
     assert isinstance(parsed, ParsedLine) == (not errors), (parsed, errors)
 
@@ -228,7 +228,7 @@ def test_the_schema_and_the_parser_agree(fields):
     )
 )
 def test_they_agree_on_lines_that_have_little_wrong_with_them(fields):
-    parsed = RequestParser(target=Target()).parse(json.dumps(fields).encode(), 1)
+    parsed = RequestParser(ModelCapabilities()).parse(json.dumps(fields).encode(), 1)
     assert isinstance(parsed, ParsedLine) == VALIDATORS["request"].is_valid(fields)
 
 
@@ -241,7 +241,7 @@ def test_they_agree_on_lines_that_have_little_wrong_with_them(fields):
 def test_they_agree_on_each_way_to_choose_and_to_constrain_tokens(name, form, data):
     fields = {"prompt": "a", name: data.draw(NEW_VALUES[name])}
     line = fields if form == "line" else GOOD_HEAD | {"body": fields}
-    parsed = RequestParser(target=Target()).parse(json.dumps(line).encode(), 1)
+    parsed = RequestParser(ModelCapabilities()).parse(json.dumps(line).encode(), 1)
     problems = [] if isinstance(parsed, ParsedLine) else parsed.problems
     told = [
         problem.message
@@ -253,8 +253,8 @@ def test_they_agree_on_each_way_to_choose_and_to_constrain_tokens(name, form, da
 
 
 def parse_with_a_template(line):
-    target = Target(chat_template=lambda messages: "x" * len(messages))
-    return RequestParser(target=target).parse(json.dumps(line).encode(), 1)
+    capabilities = ModelCapabilities(chat_template=lambda messages: "x" * len(messages))
+    return RequestParser(capabilities).parse(json.dumps(line).encode(), 1)
 
 
 @settings(max_examples=300)
@@ -287,7 +287,7 @@ def test_they_agree_on_messages(messages, form):
 @given(SEGMENTS | st.lists(st.sampled_from([{"text": "a"}, {"length": 2, "seed": "b"}, 5, "a"])))
 def test_they_agree_on_segments(prompt):
     fields = {"prompt": prompt}
-    parsed = RequestParser(target=Target()).parse(json.dumps(fields).encode(), 1)
+    parsed = RequestParser(ModelCapabilities()).parse(json.dumps(fields).encode(), 1)
     assert isinstance(parsed, ParsedLine) == VALIDATORS["request"].is_valid(fields), parsed
 
 

@@ -11,11 +11,11 @@ from batcher.formats.diagnostics import render_problem
 from batcher.formats.line_problems import read_line
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
 from batcher.request import MAX_INT, Request
-from batcher.validation import DEFAULTS, MAX_STOP_LENGTH, RANGES, Target, find_problems
+from batcher.validation import DEFAULTS, MAX_STOP_LENGTH, RANGES, ModelCapabilities, find_problems
 
 VOCAB_SIZE = 512
-TARGET = Target(vocab_size=VOCAB_SIZE)
-PARSER = RequestParser(target=TARGET)
+CAPABILITIES = ModelCapabilities(vocab_size=VOCAB_SIZE)
+PARSER = RequestParser(CAPABILITIES)
 
 SEEDS = [
     b'{"id":"a","prompt":[1,2,3],"max_tokens":4,"stop_token":[5],"stop_sequence":[[1,2],[3]]}',
@@ -60,10 +60,10 @@ def mutated_lines(draw):
 def check(line):
     parsed = PARSER.parse(line, 413)
     if isinstance(parsed, ParsedLine):
-        assert find_problems(parsed.request, TARGET) == []
+        assert find_problems(parsed.request, CAPABILITIES) == []
         assert isinstance(parsed.request.id, str)
         # The fast way accepts what the thorough way accepts, as the same request.
-        assert read_line(line, 413, TARGET) == (parsed.request, parsed.form)
+        assert read_line(line, 413, CAPABILITIES) == (parsed.request, parsed.form)
         return
     length = len(line.decode(errors="backslashreplace"))
     assert isinstance(parsed, BadLine)

@@ -10,9 +10,9 @@ from batcher.formats.openai import CHAT_OPTIONS, COMPLETION_OPTIONS, ChatBody, C
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
 from batcher.request import PromptSegment as Segment
 from batcher.request import Request, Transition
-from batcher.validation import MAX_PROBLEMS, Target
+from batcher.validation import MAX_PROBLEMS, ModelCapabilities
 
-PARSER = RequestParser(target=Target(vocab_size=512))
+PARSER = RequestParser(ModelCapabilities(vocab_size=512))
 LINE = 413
 
 
@@ -434,7 +434,7 @@ def test_many_states_and_transitions_are_checked_in_time():
 
 
 def test_without_a_vocabulary_any_token_will_do():
-    assert isinstance(RequestParser(target=Target()).parse(b'{"prompt":[600]}', 1), ParsedLine)
+    assert isinstance(RequestParser(ModelCapabilities()).parse(b'{"prompt":[600]}', 1), ParsedLine)
     assert isinstance(parse('{"prompt":[600]}'), BadLine)
 
 

@@ -21,7 +21,7 @@ from batcher.request import (
     TopLogprob,
     Usage,
 )
-from batcher.validation import Target
+from batcher.validation import ModelCapabilities
 
 
 def encode_row(*results, form="completion"):
@@ -286,7 +286,7 @@ def test_logprobs_that_nothing_wrote_are_an_error(field, value):
     ],
 )
 def test_a_rejected_line_has_a_result_too(line, message):
-    bad = RequestParser(target=Target()).parse(line, 7)
+    bad = RequestParser(ModelCapabilities()).parse(line, 7)
     result = make_rejected_result(bad.id, bad.problems)
     assert (result.id, result.index, result.finish_reason, result.tokens) == ("a", 0, "error", [])
     assert result.error == ErrorInfo("missing-field", message, line=7, column=1, field="prompt")

@@ -11,10 +11,10 @@ from batcher.formats.requests import BadLine, RequestParser
 from batcher.models.chat import chat_template_of, render_chat
 from batcher.models.simulated import SimulatedModel
 from batcher.request import Request
-from batcher.validation import Target
+from batcher.validation import ModelCapabilities
 
 MODEL = SimulatedModel()
-PARSER = RequestParser(target=Target(vocab_size=512, chat_template=chat_template_of(MODEL)))
+PARSER = RequestParser(ModelCapabilities(vocab_size=512, chat_template=chat_template_of(MODEL)))
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 STATED = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA, "strict": True}}
 ANY_OBJECT = {"type": "object"}
@@ -205,7 +205,7 @@ ODD = [
 def test_a_second_look_reads_the_same(fields):
     data = json.dumps(fields).encode()
     found = PARSER.parse(data, 7)
-    assert read_line(data, 7, PARSER._target) == (found.request, found.form)
+    assert read_line(data, 7, PARSER._capabilities) == (found.request, found.form)
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_a_prompt_and_messages_are_two_prompts():
 
 
 def test_a_model_without_a_template_is_told_what_to_do():
-    parsed = RequestParser(target=Target()).parse(json.dumps({"messages": CHAT}).encode(), 1)
+    parsed = RequestParser(ModelCapabilities()).parse(json.dumps({"messages": CHAT}).encode(), 1)
     [problem] = parsed.problems
     assert (problem.code, problem.field) == ("unsupported-model", "messages")
     assert "apply_chat_template" in problem.hint
@@ -330,7 +330,7 @@ def test_a_template_that_fails_fails_its_line_alone():
     def template(messages):
         raise KeyError(messages[0]["role"])
 
-    parser = RequestParser(target=Target(chat_template=template))
+    parser = RequestParser(ModelCapabilities(chat_template=template))
     bad = parser.parse(json.dumps({"messages": CHAT}).encode(), 1)
     assert isinstance(bad, BadLine)
     assert bad.problems[0].message == "the chat template fails on `messages`: KeyError: 'system'"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.request import Request, Transition
-from batcher.validation import CONSTRAINT_FIELDS, Target, find_problems, plain_copy
+from batcher.validation import CONSTRAINT_FIELDS, ModelCapabilities, find_problems, plain_copy
 from batcher.validation.conflicts import EXCLUSIONS, NEEDS
 from batcher.validation.problems import look_closely
 
@@ -165,7 +165,7 @@ def test_the_docs_have_every_pair():
 
 
 def blamed(fields):
-    problems = find_problems(Request(**{"prompt": "a"} | fields), Target(vocab_size=512))
+    problems = find_problems(Request(**{"prompt": "a"} | fields), ModelCapabilities(vocab_size=512))
     assert all(problem.code == "conflicting-fields" for problem in problems)
     assert all(f"`{problem.field}`" in problem.message for problem in problems)
     return [problem.field for problem in problems]
@@ -188,12 +188,12 @@ def test_what_goes_together_has_no_problem(fields):
 @pytest.mark.parametrize(("fields", "names"), CONFLICTS, ids=lambda value: str(value)[:50])
 def test_no_contradiction_takes_the_fast_way(fields, names):
     assert names
-    assert plain_copy(Request(**{"prompt": "a"} | fields), Target()) is None
+    assert plain_copy(Request(**{"prompt": "a"} | fields), ModelCapabilities()) is None
 
 
 def test_a_field_that_is_wrong_by_itself_contradicts_nothing():
     request = Request(prompt="", max_tokens=-1, min_tokens=20, n="2", num_beams=0, mirostat=1)
-    problems = find_problems(request, Target())
+    problems = find_problems(request, ModelCapabilities())
     assert [(p.code, p.field) for p in problems] == [
         ("invalid-value", "max_tokens"),
         ("invalid-type", "n"),
@@ -230,6 +230,9 @@ FEW = {
 
 @given(st.fixed_dictionaries({"prompt": st.sampled_from(["", "a"])}, optional=FEW), st.booleans())
 def test_the_fast_way_accepts_nothing_that_the_slow_way_refuses(fields, gives_logits):
-    request, target = Request(**fields), Target(vocab_size=512, gives_logits=gives_logits)
-    if plain_copy(request, target) is not None:
-        assert look_closely(request, target) == []
+    request, capabilities = (
+        Request(**fields),
+        ModelCapabilities(vocab_size=512, gives_logits=gives_logits),
+    )
+    if plain_copy(request, capabilities) is not None:
+        assert look_closely(request, capabilities) == []

@@ -13,11 +13,11 @@ import batcher
 import cli
 from batcher.errors import ERROR_CODES
 from batcher.request import MAX_INT, Request
-from batcher.validation import MAX_STOP_LENGTH, RANGES, Target, find_problems, plain_copy
+from batcher.validation import MAX_STOP_LENGTH, RANGES, ModelCapabilities, find_problems, plain_copy
 from batcher.validation.fields import MAX_BAD_WORDS_LENGTH
 
-TARGET = Target(vocab_size=512)
-ANY_TOKEN = Target()
+CAPABILITIES = ModelCapabilities(vocab_size=512)
+ANY_TOKEN = ModelCapabilities()
 
 GOOD = [
     {"prompt": ""},
@@ -188,12 +188,12 @@ BAD = [
 
 @pytest.mark.parametrize("fields", GOOD, ids=repr)
 def test_good_requests_have_no_problems(fields):
-    assert find_problems(Request(**fields), TARGET) == []
+    assert find_problems(Request(**fields), CAPABILITIES) == []
 
 
 @pytest.mark.parametrize(("fields", "code", "field"), BAD, ids=lambda value: str(value)[:40])
 def test_a_bad_request_has_its_problem(fields, code, field):
-    problems = find_problems(Request(**fields), TARGET)
+    problems = find_problems(Request(**fields), CAPABILITIES)
     assert [(problem.code, problem.field) for problem in problems] == [(code, field)]
 
 
@@ -228,9 +228,9 @@ def test_a_number_may_be_anything_in_its_range_and_nothing_outside(name):
     if allowed.is_open:
         inside[0], outside[0] = step(allowed, allowed.smallest, 1), allowed.smallest
     for value in inside:
-        assert find_problems(Request(**company | {name: value}), TARGET) == []
+        assert find_problems(Request(**company | {name: value}), CAPABILITIES) == []
     for value in [*outside, 10**400, -(10**400)]:
-        problem, *_ = find_problems(Request(**company | {name: value}), TARGET)
+        problem, *_ = find_problems(Request(**company | {name: value}), CAPABILITIES)
         assert (problem.code, problem.field) == ("invalid-value", name)
         assert f"from {allowed.smallest} to" in problem.message or allowed.is_open
 
@@ -238,12 +238,12 @@ def test_a_number_may_be_anything_in_its_range_and_nothing_outside(name):
 def test_the_fast_way_takes_the_requests_of_every_day():
     sampled = {"temperature": 0.7, "top_p": 0.9, "top_k": 50, "seed": 5, "logprobs": 3}
     for fields in ({}, {"stop": ["a", "b"]}, {"stop_token": [1]}, {"echo": True}, sampled):
-        assert plain_copy(Request(prompt="a", **fields), TARGET) is not None
+        assert plain_copy(Request(prompt="a", **fields), CAPABILITIES) is not None
 
 
 def test_a_plain_copy_is_equal_and_has_lists_of_its_own():
     request = Request(prompt=[1, 2], temperature=1, stop_sequence=[[1], [2]])
-    copy = plain_copy(request, TARGET)
+    copy = plain_copy(request, CAPABILITIES)
     assert copy is not request
     assert all(getattr(copy, n) == getattr(request, n) for n in Request.__struct_fields__)
     assert copy.prompt is not request.prompt
@@ -258,13 +258,13 @@ def test_a_request_of_a_type_with_other_fields_is_looked_at_closely():
         id: str | None = None  # now the first field, since it is not by keyword alone
 
     for request in (Named(prompt="a", id="b"), Reordered(prompt="a", id="b")):
-        assert plain_copy(request, TARGET) is None
-        assert find_problems(request, TARGET) == []
+        assert plain_copy(request, CAPABILITIES) is None
+        assert find_problems(request, CAPABILITIES) == []
 
 
 def test_a_plain_copy_can_be_copied_again():
-    copy = plain_copy(Request(prompt="a", max_tokens=3), TARGET)
-    assert plain_copy(copy, TARGET) == copy
+    copy = plain_copy(Request(prompt="a", max_tokens=3), CAPABILITIES)
+    assert plain_copy(copy, CAPABILITIES) == copy
 
 
 @pytest.mark.parametrize(
@@ -276,12 +276,12 @@ def test_a_plain_copy_can_be_copied_again():
     ],
 )
 def test_what_goes_with_anything_takes_the_fast_way(fields):
-    assert plain_copy(Request(prompt="a", **fields), TARGET) is not None
+    assert plain_copy(Request(prompt="a", **fields), CAPABILITIES) is not None
 
 
 def test_all_problems_are_found():
     request = Request(prompt=[600], max_tokens=-1, stop="", stop_token=[], ignore_eos=None)
-    fields = [problem.field for problem in find_problems(request, TARGET)]
+    fields = [problem.field for problem in find_problems(request, CAPABILITIES)]
     assert fields == ["prompt[0]", "max_tokens", "stop_token", "stop", "ignore_eos"]
 
 
@@ -299,18 +299,18 @@ def test_without_a_vocabulary_any_31_bit_id_will_do():
 
 
 def test_messages_name_the_field_and_what_is_allowed():
-    (problem,) = find_problems(Request(prompt=[5, 600]), TARGET)
+    (problem,) = find_problems(Request(prompt=[5, 600]), CAPABILITIES)
     assert problem.message == "`prompt[1]` must be a token id from 0 to 511, not 600"
 
 
 def test_a_number_in_quotes_gets_a_hint():
-    (problem,) = find_problems(Request(prompt="", max_tokens="12"), TARGET)
+    (problem,) = find_problems(Request(prompt="", max_tokens="12"), CAPABILITIES)
     assert problem.hint == "remove the quotes"
 
 
 def test_no_message_grows_with_the_value():
     for value in ("x" * 10**6, 10**4000, [1] * 10**6, {"a": 1}):
-        (problem,) = find_problems(Request(prompt="", priority=value), TARGET)
+        (problem,) = find_problems(Request(prompt="", priority=value), CAPABILITIES)
         assert len(problem.message) < 200
 
 
@@ -318,7 +318,8 @@ def test_lists_that_hold_themselves_end():
     endless = [1]
     endless.append(endless)
     assert find_problems(
-        Request(prompt=endless, stop_sequence=[endless], stop=endless), Target(vocab_size=5)
+        Request(prompt=endless, stop_sequence=[endless], stop=endless),
+        ModelCapabilities(vocab_size=5),
     )
 
 
@@ -347,7 +348,7 @@ ANYTHING = st.recursive(
     )
 )
 def test_whatever_a_request_holds_problems_are_found_and_nothing_is_raised(fields):
-    for problem in find_problems(Request(**fields), Target(vocab_size=6)):
+    for problem in find_problems(Request(**fields), ModelCapabilities(vocab_size=6)):
         assert problem.code in ERROR_CODES
         assert problem.path[0] in fields
         assert problem.message
@@ -357,7 +358,7 @@ def test_whatever_a_request_holds_problems_are_found_and_nothing_is_raised(field
 def test_no_field_takes_what_json_has_not(name):
     for value in (np.zeros(2), np.array(["a"]), {1}, b"a", object(), 5j):
         fields = {"prompt": ""} | {name: value}
-        problems = find_problems(Request(**fields), TARGET)
+        problems = find_problems(Request(**fields), CAPABILITIES)
         assert [(p.code, p.field) for p in problems] == [("invalid-type", name)]
 
 

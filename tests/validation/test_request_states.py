@@ -3,9 +3,15 @@
 import pytest
 
 from batcher.request import Request, Transition
-from batcher.validation import MAX_NAME, MAX_STOP_LENGTH, Target, find_problems, initial_state_of
+from batcher.validation import (
+    MAX_NAME,
+    MAX_STOP_LENGTH,
+    ModelCapabilities,
+    find_problems,
+    initial_state_of,
+)
 
-TARGET = Target(vocab_size=512)
+CAPABILITIES = ModelCapabilities(vocab_size=512)
 THINKING = {
     "normal": [Transition("<think>", "reasoning")],
     "reasoning": [Transition("</think>", "normal")],
@@ -15,7 +21,7 @@ THINKING = {
 
 
 def problems_of(states, **fields):
-    return find_problems(Request(prompt="", states=states, **fields), TARGET)
+    return find_problems(Request(prompt="", states=states, **fields), CAPABILITIES)
 
 
 def summary(states, **fields):

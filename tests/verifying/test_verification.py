@@ -13,7 +13,7 @@ from batcher.formats.requests import RequestParser
 from batcher.models.loading import as_model
 from batcher.rows.decoder import Decoder
 from batcher.scheduling.kv_cache import KVCache
-from batcher.validation import Target
+from batcher.validation import ModelCapabilities
 from batcher.verifying.cases import make_cases, needs_of
 from batcher.verifying.verification import verify
 
@@ -23,7 +23,7 @@ import batch_dependent  # noqa: E402 - it is a sample
 
 
 def requests_of(name):
-    parser = RequestParser(target=Target())
+    parser = RequestParser(ModelCapabilities())
     lines = (SAMPLES / name).read_bytes().splitlines()
     return [parser.parse(line, number).request for number, line in enumerate(lines, start=1)]
 

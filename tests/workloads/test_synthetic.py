@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from batcher.formats.requests import ParsedLine, RequestParser
-from batcher.validation import Target
+from batcher.validation import ModelCapabilities
 from batcher.workloads.arrivals import Bursty, Constant, Gamma, Poisson
 from batcher.workloads.distributions import LENGTHS, TIMES, parse_distribution
 from batcher.workloads.rows import WorkloadError, encode_rows
@@ -80,7 +80,7 @@ def test_rows_are_good_requests_in_order_and_a_longer_workload_begins_alike(
 ):
     rows = first(source(workload), count)
     assert rows == first(source(workload), count + more)[:count]
-    parser = RequestParser(target=Target(vocab_size=512))
+    parser = RequestParser(ModelCapabilities(vocab_size=512))
     lines = b"".join(encode_rows(rows)).splitlines()
     assert len(lines) == count
     for number, (line, row) in enumerate(zip(lines, rows, strict=True), 1):

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from batcher.errors import BatchdecodeError
 from batcher.formats.requests import ParsedLine, RequestParser
-from batcher.validation import Target
+from batcher.validation import ModelCapabilities
 from batcher.workloads.rows import LengthSegment, WorkloadRow
 from batcher.workloads.summary import LengthCounts, WorkloadSummary
 from cli.app import app
@@ -49,7 +49,7 @@ def test_every_source_makes_requests_that_a_run_takes(make, source):
     else:
         requests, _ = make(source, "-n", 40, *NEEDED.get(source, []))
         assert len(requests) == 40
-    parser = RequestParser(target=Target(vocab_size=512))
+    parser = RequestParser(ModelCapabilities(vocab_size=512))
     assert requests
     for number, request in enumerate(requests, 1):
         assert isinstance(parser.parse(json.dumps(request).encode(), number), ParsedLine)

@@ -7,17 +7,17 @@ from batcher.request import Request, Transition
 from batcher.validation import (
     CONSTRAINT_FIELDS,
     LOGIT_FIELDS,
-    Target,
+    ModelCapabilities,
     find_problems,
     logit_fields_of,
     num_slots_needed,
 )
 
-TOKENS_ONLY = Target(vocab_size=512, gives_logits=False)
+TOKENS_ONLY = ModelCapabilities(vocab_size=512, gives_logits=False)
 
 
-def summary(target, **fields):
-    problems = find_problems(Request(**{"prompt": "a"} | fields), target)
+def summary(capabilities, **fields):
+    problems = find_problems(Request(**{"prompt": "a"} | fields), capabilities)
     return [(problem.code, problem.field) for problem in problems]
 
 
@@ -59,7 +59,7 @@ def test_a_model_that_gives_only_tokens_is_told_what_it_cannot_serve(fields):
     (name,) = fields
     assert logit_fields_of(Request(prompt="a", **fields)) == [name]
     assert summary(TOKENS_ONLY, **fields) == [("unsupported-model", name)]
-    assert summary(Target(vocab_size=512), **fields) == []
+    assert summary(ModelCapabilities(vocab_size=512), **fields) == []
 
 
 @pytest.mark.parametrize("fields", NEEDS_TOKENS, ids=repr)
@@ -89,14 +89,16 @@ def test_all_fields_it_cannot_serve_are_named():
 )
 def test_a_request_needs_its_beams_or_a_sample_and_its_negative_prompt_at_once(fields, needed):
     assert num_slots_needed(Request(prompt="a", **fields)) == needed
-    assert summary(Target(num_slots=needed), **fields) == []
+    assert summary(ModelCapabilities(num_slots=needed), **fields) == []
     if needed > 1:
         name = "num_beams" if "num_beams" in fields else "cfg_scale"
-        assert summary(Target(num_slots=needed - 1), **fields) == [("too-few-slots", name)]
+        assert summary(ModelCapabilities(num_slots=needed - 1), **fields) == [
+            ("too-few-slots", name)
+        ]
 
 
 def test_too_few_slots_are_counted():
-    (problem,) = find_problems(Request(prompt="a", num_beams=4), Target(num_slots=3))
+    (problem,) = find_problems(Request(prompt="a", num_beams=4), ModelCapabilities(num_slots=3))
     assert problem.message == "`num_beams` 4 needs 4 slots at once, and the batch has 3"
     assert problem.hint == "use a batch of 4 or more"
 
@@ -105,7 +107,7 @@ def test_too_few_slots_are_counted():
 def test_a_constraint_needs_an_end_of_sequence_token(fields):
     (name,) = fields
     expected = [("unsupported-model", name)] if name in CONSTRAINT_FIELDS else []
-    assert summary(Target(has_eos=False), **fields) == expected
+    assert summary(ModelCapabilities(has_eos=False), **fields) == expected
 
 
 def test_a_constraint_is_compiled_and_says_what_is_wrong_where():
@@ -116,9 +118,9 @@ def test_a_constraint_is_compiled_and_says_what_is_wrong_where():
         if value == "(":
             raise GrammarError((kind,), "unbalanced parenthesis at 1")
 
-    target = Target(check_constraint=check)
-    assert summary(target, regex="a") == []
-    (problem,) = find_problems(Request(prompt="", regex="("), target)
+    capabilities = ModelCapabilities(check_constraint=check)
+    assert summary(capabilities, regex="a") == []
+    (problem,) = find_problems(Request(prompt="", regex="("), capabilities)
     assert (problem.code, problem.field) == ("invalid-grammar", "regex")
     assert problem.message == "`regex`: unbalanced parenthesis at 1"
     assert seen == [("regex", "a"), ("regex", "(")]
@@ -129,22 +131,24 @@ def test_what_is_wrong_inside_a_constraint_has_its_place():
         raise GrammarError(("json_schema", "properties", "a", "items"), "no such type")
 
     request = Request(prompt="", json_schema={})
-    (problem,) = find_problems(request, Target(check_constraint=check))
+    (problem,) = find_problems(request, ModelCapabilities(check_constraint=check))
     assert problem.field == "json_schema.properties.a.items"
     assert problem.message == "`json_schema.properties.a.items`: no such type"
 
 
 def test_a_constraint_of_the_wrong_type_is_not_compiled():
-    target = Target(check_constraint=lambda *_: pytest.fail("compiled"))
-    assert summary(target, regex=5) == [("invalid-type", "regex")]
-    assert summary(target, choice=[]) == [("invalid-value", "choice")]
-    assert summary(target) == []
+    capabilities = ModelCapabilities(check_constraint=lambda *_: pytest.fail("compiled"))
+    assert summary(capabilities, regex=5) == [("invalid-type", "regex")]
+    assert summary(capabilities, choice=[]) == [("invalid-value", "choice")]
+    assert summary(capabilities) == []
 
 
 def test_where_nothing_can_be_compiled_a_constraint_cannot_be_served():
     def check(*_):
         raise BatchdecodeError("install batchdecode[grammar]")
 
-    (problem,) = find_problems(Request(prompt="", gbnf="x"), Target(check_constraint=check))
+    (problem,) = find_problems(
+        Request(prompt="", gbnf="x"), ModelCapabilities(check_constraint=check)
+    )
     assert (problem.code, problem.field) == ("unsupported-model", "gbnf")
     assert problem.message == "`gbnf`: install batchdecode[grammar]"

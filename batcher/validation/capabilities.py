@@ -38,7 +38,7 @@ LOGIT_FIELDS: dict[str, tuple[object, ...]] = {
 }
 
 
-class Target(Struct, frozen=True):
+class ModelCapabilities(Struct, frozen=True):
     """What requests are checked against: a model and a batch, as far as they are known.
 
     vocab_size: one more than the largest token id the model knows, None if it takes any.
@@ -91,13 +91,13 @@ def constraint_fields_of(request: Request) -> list[ConstraintField]:
     return [name for name in CONSTRAINT_FIELDS if getattr(request, name) is not None]
 
 
-def find_unserved(request: Request, target: Target) -> Iterator[FieldProblem]:
-    """Yield what the valid `request` asks for and `target` cannot give."""
-    if not target.gives_logits:
+def find_unserved(request: Request, capabilities: ModelCapabilities) -> Iterator[FieldProblem]:
+    """Yield what the valid `request` asks for and `capabilities` cannot give."""
+    if not capabilities.gives_logits:
         for name in logit_fields_of(request):
             message = f"`{name}` needs a model that gives logits; this one gives only tokens"
             yield FieldProblem("unsupported-model", (name,), message)
-    if request.prompt_logprobs is not None and not target.scores_prompts:
+    if request.prompt_logprobs is not None and not capabilities.scores_prompts:
         message = (
             "`prompt_logprobs` needs a model that gives the logits after every token of a prompt; "
             "this one gives only those after the last"
@@ -105,19 +105,19 @@ def find_unserved(request: Request, target: Target) -> Iterator[FieldProblem]:
         hint = "leave it out, and in rows of completions `echo` or `logprobs`"
         yield FieldProblem("unsupported-model", ("prompt_logprobs",), message, hint)
     needed = num_slots_needed(request)
-    if target.num_slots is not None and needed > target.num_slots:
+    if capabilities.num_slots is not None and needed > capabilities.num_slots:
         name = "num_beams" if request.num_beams > 1 else "cfg_scale"
         message = (
             f"`{name}` {getattr(request, name)} needs {needed} slots at once, "
-            f"and the batch has {target.num_slots}"
+            f"and the batch has {capabilities.num_slots}"
         )
         yield FieldProblem("too-few-slots", (name,), message, f"use a batch of {needed} or more")
     for field in constraint_fields_of(request):
-        yield from _find_uncompiled(field, getattr(request, field), target)
-    if target.encode is not None:
+        yield from _find_uncompiled(field, getattr(request, field), capabilities)
+    if capabilities.encode is not None:
         for path, text in _texts_of(request):
             try:
-                target.encode(text)
+                capabilities.encode(text)
             except EncodingError as error:
                 yield not_encoded(path, error)
 
@@ -135,14 +135,14 @@ def _texts_of(request: Request) -> Iterator[tuple[Path, str]]:
 
 
 def _find_uncompiled(
-    name: ConstraintField, constraint: object, target: Target
+    name: ConstraintField, constraint: object, capabilities: ModelCapabilities
 ) -> Iterator[FieldProblem]:
-    if not target.has_eos:
+    if not capabilities.has_eos:
         message = f"`{name}` needs a model that has an end-of-sequence token; this one has none"
         yield FieldProblem("unsupported-model", (name,), message)
-    elif target.check_constraint is not None:
+    elif capabilities.check_constraint is not None:
         try:
-            target.check_constraint(name, constraint)
+            capabilities.check_constraint(name, constraint)
         except GrammarError as error:
             problem = FieldProblem("invalid-grammar", error.path, "")
             yield replace(problem, message=f"`{problem.field}`: {error}")
