@@ -12,12 +12,12 @@ from msgspec import Struct
 
 from batcher.request import FinishReason, StopReason
 
-TRACE_VERSION = 1
+TRACE_VERSION = 2
 
 ArriveReason = Literal["input", "follow", "turn"]
 AdmitReason = Literal["empty", "refill"]
 PreemptReason = Literal["kv", "priority", "deadline"]
-HoldReason = Literal["kv", "tokens", "preemption", "batch"]
+BlockedReason = Literal["kv", "tokens", "preemption", "batch"]
 Role = Literal["sample", "beam", "negative"]
 EndReason = FinishReason | Literal["unused"]
 
@@ -125,7 +125,9 @@ class PreemptEvent(
     role: Role = "sample"
 
 
-class HoldEvent(Struct, frozen=True, tag="hold", tag_field="event", gc=False, omit_defaults=True):
+class BlockedEvent(
+    Struct, frozen=True, tag="blocked", tag_field="event", gc=False, omit_defaults=True
+):
     """From `step` on a slot was free for the first of the waiting queue, and it was not let in.
 
     It holds back those behind it until it is admitted, or another reason or sequence holds.
@@ -138,7 +140,7 @@ class HoldEvent(Struct, frozen=True, tag="hold", tag_field="event", gc=False, om
     time: float
     id: str
     index: int
-    reason: HoldReason
+    reason: BlockedReason
     blocks: int = 0
 
 
@@ -257,7 +259,7 @@ RequestEvent = (
     | AdmitEvent
     | PrefillEvent
     | PreemptEvent
-    | HoldEvent
+    | BlockedEvent
     | JumpEvent
     | ForkEvent
     | FinishEvent

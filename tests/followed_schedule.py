@@ -15,10 +15,10 @@ from batcher import Request
 from batcher.events import (
     AdmitEvent,
     ArriveEvent,
+    BlockedEvent,
     DropEvent,
     FinishEvent,
     ForkEvent,
-    HoldEvent,
     JumpEvent,
     PreemptEvent,
     PrefillEvent,
@@ -73,7 +73,7 @@ class FollowedSchedule:
         self.to_admit: list[Row] = []  # what is left of a unit that is being admitted,
         self.to_end: list[Row] = []  # and of one that is ending,
         self.to_preempt: list[Row] = []  # and of one that is preempted
-        self.hold: HoldEvent | None = None
+        self.hold: BlockedEvent | None = None
         self.times = [0.0]
         self.computed: list[int] = []  # tokens of each step, as far as that has been told
         self.blocks: list[int] = []
@@ -96,7 +96,7 @@ class FollowedSchedule:
             self._follow_chunk(event)
         elif isinstance(event, PreemptEvent):
             self._follow_preemption(event)
-        elif isinstance(event, HoldEvent):
+        elif isinstance(event, BlockedEvent):
             self._follow_hold(event)
         elif isinstance(event, StepsEvent):
             self._follow_steps(event)
@@ -265,7 +265,7 @@ class FollowedSchedule:
         assert row == self.to_preempt.pop(0), "companions are preempted together, in order"
         self.preempted[row] = event
 
-    def _follow_hold(self, event: HoldEvent) -> None:
+    def _follow_hold(self, event: BlockedEvent) -> None:
         leader = next(row for row in self.waiting if row[:2] == (event.id, event.index))
         assert len(self.waiting[leader]) <= self.num_slots
         assert len(self.holders) < self.num_slots, "no slot was free"

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from batcher.events import (
     AdmitEvent,
     ArriveEvent,
+    BlockedEvent,
     EndEvent,
     Event,
     FinishEvent,
-    HoldEvent,
     PreemptEvent,
     PrefillEvent,
     RunEvent,
@@ -233,7 +233,7 @@ class _Play:
     def note_hold(self, row: _Row, reason: str, blocks: int) -> None:
         hold = (row.job.id, reason, blocks)
         if hold != self.hold:
-            self.emit(HoldEvent(self.step, self.now, row.job.id, 0, reason, blocks))
+            self.emit(BlockedEvent(self.step, self.now, row.job.id, 0, reason, blocks))
         self.hold = hold
 
     def note_states(self) -> None:

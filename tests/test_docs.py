@@ -10,7 +10,7 @@ from consoles import PAGES, ROOT, regenerated
 
 from batcher import Request, Result, SimulatedSettings
 from batcher.errors import ERROR_CODES
-from batcher.events import AdmitReason, ArriveReason, Event, HoldReason, PreemptReason, Role
+from batcher.events import AdmitReason, ArriveReason, BlockedReason, Event, PreemptReason, Role
 from batcher.lifecycle import TRANSITIONS
 from batcher.request import ErrorInfo, FinishReason, PromptSegment, StepTimes, Usage
 from cli.app import app
@@ -71,7 +71,7 @@ def test_every_event_and_reason_is_documented() -> None:
         assert event.__struct_config__.tag in documented
         assert set(event.__struct_fields__) <= documented, event
     reasons = {*get_args(AdmitReason), *get_args(ArriveReason), *get_args(FinishReason), "unused"}
-    reasons |= {*get_args(PreemptReason), *get_args(HoldReason)}
+    reasons |= {*get_args(PreemptReason), *get_args(BlockedReason)}
     assert reasons | {*get_args(Role)} <= documented
 
 

@@ -10,10 +10,10 @@ from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import (
     AdmitEvent,
     ArriveEvent,
+    BlockedEvent,
     EndEvent,
     Event,
     FinishEvent,
-    HoldEvent,
     JumpEvent,
     PreemptEvent,
     PrefillEvent,
@@ -117,7 +117,7 @@ def prefill(name, slot, step, tokens, left):
 
 
 def hold(name, step):
-    return HoldEvent(step, float(step), name, 0, "kv", 3)
+    return BlockedEvent(step, float(step), name, 0, "kv", 3)
 
 
 def steps(step, ends, decodes=None):

@@ -7,11 +7,11 @@ from batcher.events import (
     AdmitEvent,
     AdmitReason,
     ArriveEvent,
+    BlockedEvent,
     DropEvent,
     EndReason,
     FinishEvent,
     ForkEvent,
-    HoldEvent,
     JumpEvent,
     PreemptEvent,
     PrefillEvent,
@@ -123,7 +123,9 @@ class Journal:
         """Tell that the first of the queue is not let in, and why."""
         clock, leader = self._clock, hold.leader
         self._events.append(
-            HoldEvent(clock.step, clock.now, leader.id, leader.index, hold.reason, hold.num_blocks)
+            BlockedEvent(
+                clock.step, clock.now, leader.id, leader.index, hold.reason, hold.num_blocks
+            )
         )
 
     def jumped(self, sequence: Sequence, num_tokens: int) -> None:

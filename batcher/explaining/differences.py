@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from batcher.events import Event, HoldEvent, Role, RunEvent
+from batcher.events import BlockedEvent, Event, Role, RunEvent
 from batcher.explaining.changes import Change, RunTotals, changes_of, pair_lives, totals_of
 from batcher.explaining.lives import Life, leader_index
 from batcher.explaining.reading import Decision, RunReader
@@ -144,7 +144,7 @@ def _labels_in(parting: Parting) -> list[str]:
 
 def role_of(decision: Decision) -> Role:
     """Return the role of the sequence that a decision is about."""
-    return "sample" if isinstance(decision, HoldEvent) else decision.role
+    return "sample" if isinstance(decision, BlockedEvent) else decision.role
 
 
 def _find(timeline: Timeline, lives: list[Life], label: str) -> Story | None:

@@ -11,13 +11,13 @@ from typing import Literal, NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batcher.events import HoldReason
+from batcher.events import BlockedReason
 from batcher.explaining.lives import Life, Visit
 from batcher.timeline import Timeline
 from batcher.timeline.stays import Hold, is_follower
 
 Phase = Literal["wait", "prefill", "decode"]
-Cause = Literal["", "slots", "queue", "prefill"] | HoldReason
+Cause = Literal["", "slots", "queue", "prefill"] | BlockedReason
 
 
 class Part(Struct, frozen=True, omit_defaults=True):

@@ -9,10 +9,10 @@ from msgspec.structs import replace
 
 from batcher.events import (
     AdmitEvent,
+    BlockedEvent,
     EndEvent,
     Event,
     FinishEvent,
-    HoldEvent,
     PreemptEvent,
     PrefillEvent,
     RunEvent,
@@ -22,7 +22,7 @@ from batcher.explaining.lives import Life, Lives
 from batcher.timeline import Timeline
 from batcher.timeline.replay import Replay
 
-Decision = AdmitEvent | PrefillEvent | PreemptEvent | HoldEvent | FinishEvent
+Decision = AdmitEvent | PrefillEvent | PreemptEvent | BlockedEvent | FinishEvent
 
 
 class RunReader:

@@ -168,7 +168,7 @@ DESCRIPTIONS = {
     "PreemptEvent.tokens": "How many computed tokens have to be computed again.",
     "for_id": "The request that it gave way to.",
     "for_index": "Which of its outputs.",
-    "HoldEvent.blocks": "How many blocks it needs.",
+    "BlockedEvent.blocks": "How many blocks it needs.",
     "ends": "When each step ended.",
     "decodes": "How many generated tokens each step computed, one for a row.",
     "prefills": "How many other tokens each step computed.",

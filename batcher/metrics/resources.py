@@ -7,7 +7,7 @@ from collections import Counter
 
 from msgspec import Struct
 
-from batcher.events import AdmitEvent, ArriveEvent, Event, FinishEvent, HoldEvent, PreemptEvent
+from batcher.events import AdmitEvent, ArriveEvent, BlockedEvent, Event, FinishEvent, PreemptEvent
 from batcher.metrics.steps import WholeStep, leader_key
 from batcher.settings import SchedulingSettings
 from batcher.timeline.stays import SequenceKey, key_of
@@ -211,9 +211,9 @@ class HoldCount:
 
     def __init__(self) -> None:
         self._steps: Counter[str] = Counter()
-        self._held: HoldEvent | None = None
+        self._held: BlockedEvent | None = None
 
-    def begin(self, event: HoldEvent) -> None:
+    def begin(self, event: BlockedEvent) -> None:
         """From now on `event` holds, and nothing that held before."""
         self._end(event.step)
         self._held = event

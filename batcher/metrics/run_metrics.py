@@ -10,12 +10,12 @@ import msgspec
 from batcher.events import (
     AdmitEvent,
     ArriveEvent,
+    BlockedEvent,
     DropEvent,
     EndEvent,
     Event,
     FinishEvent,
     ForkEvent,
-    HoldEvent,
     JumpEvent,
     PreemptEvent,
     PrefillEvent,
@@ -109,7 +109,7 @@ class RunMetrics:
                     self._first_steps[key] = event.step
         elif isinstance(event, PreemptEvent):
             self._preempt(event)
-        elif isinstance(event, HoldEvent):
+        elif isinstance(event, BlockedEvent):
             self.slots.hold(event.step, event.reason)
             self.holds.begin(event)
         elif isinstance(event, JumpEvent):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from batcher.events import ArriveEvent, ArriveReason, HoldReason
+from batcher.events import ArriveEvent, ArriveReason, BlockedReason
 
 
 class IdleCauses(Struct, frozen=True, omit_defaults=True):
@@ -14,7 +14,7 @@ class IdleCauses(Struct, frozen=True, omit_defaults=True):
     tail: nothing, no later request needed a slot.  arrivals: the next one had its arrival time
     still to come.  empty_queue: the next one had not been sent yet.  too_few: the next one waited
     for more slots at once than were free.  kv, tokens, preemption, batch: the next one was held
-    back, see HoldEvent.
+    back, see BlockedEvent.
     """
 
     tail: int
@@ -33,7 +33,7 @@ class _Idle(NamedTuple):
     start: int
     end: int
     num_slots: int
-    hold: HoldReason | None
+    hold: BlockedReason | None
 
 
 class SlotUse:
@@ -48,9 +48,9 @@ class SlotUse:
         self.integrated_steps = 0
         self.busy = self.num_too_few = 0
         self.idle: Counter[ArriveReason] = Counter()
-        self.held: Counter[HoldReason] = Counter()
+        self.held: Counter[BlockedReason] = Counter()
         self.undecided: list[_Idle] = []  # of all steps
-        self._hold: HoldReason | None = None
+        self._hold: BlockedReason | None = None
 
     def take(self, step: int, arrive: ArriveEvent) -> None:
         """Occupy a slot from `step` on, with a request that arrived as `arrive` says."""
@@ -91,7 +91,7 @@ class SlotUse:
             self._integrate(step)
         self.num_occupied -= 1
 
-    def hold(self, step: int, reason: HoldReason) -> None:
+    def hold(self, step: int, reason: BlockedReason) -> None:
         """Take note that from `step` on the next one is held back for `reason`."""
         if step != self.integrated_steps:
             self._integrate(step)
@@ -130,7 +130,7 @@ class SlotUse:
             self._count(hold, (end - arrived) * num_idle)
         self.undecided.clear()
 
-    def _count(self, hold: HoldReason | None, slot_steps: int) -> None:
+    def _count(self, hold: BlockedReason | None, slot_steps: int) -> None:
         """Add idle slot-steps of one that waited: it was held back, or too few were free."""
         if hold is None:
             self.num_too_few += slot_steps

@@ -5,7 +5,7 @@ Rule: while the first of the queue is not let in nobody behind it is, and what i
 
 from typing import NamedTuple
 
-from batcher.events import HoldReason
+from batcher.events import BlockedReason
 from batcher.scheduling.kv_cache import KVCache, Match
 from batcher.scheduling.orderings import Ordering
 from batcher.scheduling.plan import Hold, PlannedChunk, StepPlan
@@ -242,7 +242,7 @@ class Admission(Running):
         self,
         plan: StepPlan,
         leader: ScheduledSequence | None,
-        reason: HoldReason,
+        reason: BlockedReason,
         num_blocks: int = 0,
     ) -> None:
         """Tell why `leader` is not let in, unless that has been told."""

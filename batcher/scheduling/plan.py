@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from batcher.events import HoldReason, PreemptReason
+from batcher.events import BlockedReason, PreemptReason
 from batcher.scheduling.sequence import ScheduledSequence
 
 
@@ -31,7 +31,7 @@ class Hold(NamedTuple):
     """Why the first of the waiting queue was not let in, though a slot was free for it."""
 
     leader: ScheduledSequence
-    reason: HoldReason
+    reason: BlockedReason
     num_blocks: int
 
 

@@ -12,13 +12,13 @@ from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import (
     AdmitEvent,
     ArriveEvent,
+    BlockedEvent,
     DropEvent,
     EndEvent,
     EndReason,
     Event,
     FinishEvent,
     ForkEvent,
-    HoldEvent,
     JumpEvent,
     PreemptEvent,
     PrefillEvent,
@@ -148,7 +148,7 @@ class Replay:
                 self._prefills.add(event, self._admissions.get(key))
             case PreemptEvent():
                 self._preempt(event)
-            case HoldEvent():
+            case BlockedEvent():
                 self._queue.hold(event)
             case JumpEvent():
                 self._jump(event)

@@ -9,9 +9,9 @@ from msgspec import Struct
 
 from batcher.events import (
     AdmitEvent,
+    BlockedReason,
     EndReason,
     FinishEvent,
-    HoldReason,
     PreemptEvent,
     PreemptReason,
     PrefillEvent,
@@ -115,7 +115,7 @@ class Hold(Struct, frozen=True):
     index: int
     start: int
     end: int
-    reason: HoldReason
+    reason: BlockedReason
     blocks: int
 
     @property

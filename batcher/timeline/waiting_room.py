@@ -4,7 +4,7 @@ Rule: what waits is known by the sequence that leads it, be it new or preempted.
 """
 
 from batcher.errors import InvariantError
-from batcher.events import ArriveEvent, HoldEvent, PreemptEvent
+from batcher.events import ArriveEvent, BlockedEvent, PreemptEvent
 from batcher.timeline.sorted_records import SortedRecords
 from batcher.timeline.stays import Hold, SequenceKey, Wait, key_of, label_of
 
@@ -22,7 +22,7 @@ class WaitingRoom:
         self.waits = SortedRecords[Wait](Wait)
         self.wait_ends = SortedRecords[int](int)
         self.holds = SortedRecords[Hold](Hold)
-        self._hold: HoldEvent | None = None
+        self._hold: BlockedEvent | None = None
 
     def join(self, event: ArriveEvent | PreemptEvent) -> None:
         """Let the sequence of `event` wait."""
@@ -49,7 +49,7 @@ class WaitingRoom:
             self.wait_ends.add((end,), end)
         return True
 
-    def hold(self, event: HoldEvent) -> None:
+    def hold(self, event: BlockedEvent) -> None:
         """Note that the first of those who wait is not let in from now on.
 
         Raises:

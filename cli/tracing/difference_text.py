@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from batcher.events import AdmitEvent, FinishEvent, HoldEvent, PreemptEvent
+from batcher.events import AdmitEvent, BlockedEvent, FinishEvent, PreemptEvent
 from batcher.explaining.changes import Change, Course, RunTotals
 from batcher.explaining.differences import Comparison, Parting, role_of
 from batcher.explaining.reading import Decision
@@ -102,7 +102,7 @@ def decided(decision: Decision) -> str:
             return (
                 f"preempts {label} in slot {decision.slot} for {whom} ({decision.reason}), {lost}"
             )
-        case HoldEvent():
+        case BlockedEvent():
             needed = f", {counted(decision.blocks, 'block')} needed" if decision.blocks else ""
             return f"holds {label} back ({decision.reason}{needed})"
         case FinishEvent():

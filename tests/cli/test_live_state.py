@@ -12,9 +12,9 @@ from reference_units import play_units, samples, unit_workloads
 from batcher.events import (
     AdmitEvent,
     ArriveEvent,
+    BlockedEvent,
     DropEvent,
     FinishEvent,
-    HoldEvent,
     JumpEvent,
     PrefillEvent,
     RejectEvent,
@@ -222,7 +222,7 @@ def test_tokens_to_come_are_estimated_from_what_was_used_of_max_tokens():
 
 def test_what_holds_back_the_first_of_the_queue_is_known_until_it_is_admitted():
     state = RunState(2)
-    held = HoldEvent(0, 0.0, "a", 0, "kv", 5)
+    held = BlockedEvent(0, 0.0, "a", 0, "kv", 5)
     state.observe([ArriveEvent(0, 0.0, "a", 0, "input", 3, 4), held])
     assert state.held is held
     state.observe([AdmitEvent(2, 2.0, "a", 0, 0, "empty")])

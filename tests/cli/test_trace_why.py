@@ -168,7 +168,7 @@ def test_a_difference_as_json(traces):
     found = json.loads(done.stdout)
     assert found["settings"] == [{"name": "kv_blocks", "a": 8, "b": 30}]
     assert found["parting"]["step"] == 7
-    assert [event["event"] for event in found["parting"]["only_a"]] == ["preempt", "hold"]
+    assert [event["event"] for event in found["parting"]["only_a"]] == ["preempt", "blocked"]
     assert found["totals_a"]["recomputed"] == 8
 
 

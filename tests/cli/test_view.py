@@ -8,7 +8,7 @@ import pytest
 from emulated_run import Clock, Gauges, Screen
 from reference_paged import CROWDED, Limits, play_paged
 
-from batcher.events import AdmitEvent, ArriveEvent, HoldEvent
+from batcher.events import AdmitEvent, ArriveEvent, BlockedEvent
 from batcher.scheduling.blocks import BlockUse
 from cli.screen.live.facts import Plan
 from cli.screen.view import ProgressLines, View
@@ -37,7 +37,7 @@ def test_a_plain_line_tells_in_words_what_the_picture_shows():
     screen, clock, gauges = Screen(300, 24), Clock(), Gauges()
     lines = ProgressLines(Plan("in", "fcfs", 2, 3, is_timed=False), gauges, screen, clock=clock)
     lines.observe([e for e in play_paged(CROWDED, Limits()).events[1:-1] if e.step < 8])
-    lines.observe([HoldEvent(7, 7.0, "b", 0, "kv", 3)])
+    lines.observe([BlockedEvent(7, 7.0, "b", 0, "kv", 3)])
     gauges.block_use = BlockUse(4, 1, 1)
     clock.now = 5.0
     lines.after_step(7, 2)

@@ -12,8 +12,8 @@ from batcher.explaining.differences import compare, differing_settings
 
 
 def decisions_by_step(events, num_steps):
-    """What was decided in each step, by hand: all that tells of a slot or of a hold."""
-    kinds = {"admit", "prefill", "preempt", "hold", "finish"}
+    """What was decided in each step, by hand: all that tells of a slot, or of who is not let in."""
+    kinds = {"admit", "prefill", "preempt", "blocked", "finish"}
     found = [set() for _ in range(num_steps)]
     for event in events:
         if event.__struct_config__.tag in kinds:
@@ -70,7 +70,7 @@ def test_the_parting_has_both_decisions_and_the_settings_that_differ():
     assert [(s.name, s.a, s.b) for s in comparison.settings] == [("kv_blocks", 8, 30)]
     parting = comparison.parting
     kinds = [event.__struct_config__.tag for event in parting.only_a]
-    assert (parting.step, kinds, parting.only_b) == (7, ["preempt", "hold"], [])
+    assert (parting.step, kinds, parting.only_b) == (7, ["preempt", "blocked"], [])
     (involved,) = comparison.involved
     assert (involved.label, involved.a.parts[2].cause, involved.b.steps.wait) == (
         "b",

@@ -31,7 +31,7 @@ def lines_of(data):
         (
             RUN,
             (
-                '{"event":"run","version":1,"batch":2,"policy":"fcfs","model":"simulated",'
+                '{"event":"run","version":2,"batch":2,"policy":"fcfs","model":"simulated",'
                 '"settings":{"seed":7}}'
             ),
         ),
@@ -173,11 +173,11 @@ def test_a_whole_last_line_that_is_wrong_is_an_error():
         list(read_trace([RUN_LINE, b'{"event":"end"}']))
 
 
-@pytest.mark.parametrize("version", ["2", "0", '"1"', "null"])
+@pytest.mark.parametrize("version", ["1", "3", "0", '"1"', "null"])
 def test_another_version_is_refused_even_if_nothing_else_can_be_read(version):
     line = f'{{"event":"run","version":{version},"slots":{{}}}}'.encode()
     assert is_trace(line)
-    with pytest.raises(BatchdecodeError, match="reads 1"):
+    with pytest.raises(BatchdecodeError, match="reads 2"):
         list(read_trace([line]))
 
 

@@ -11,10 +11,10 @@ from random import Random
 from batcher.events import (
     AdmitEvent,
     ArriveEvent,
+    BlockedEvent,
     EndEvent,
     Event,
     FinishEvent,
-    HoldEvent,
     JumpEvent,
     PreemptEvent,
     PrefillEvent,
@@ -221,7 +221,7 @@ class SlowServer:
                 reason = self.random.choice(HOLDS)
                 if (job, reason) != self.hold:
                     self.hold = (job, reason)
-                    self.events.append(HoldEvent(self.step, self.now, job.id, 0, reason, 3))
+                    self.events.append(BlockedEvent(self.step, self.now, job.id, 0, reason, 3))
                 break
             self.queue.pop(0)
             if self.hold and self.hold[0] is job:

@@ -9,9 +9,9 @@ from msgspec.structs import replace
 from batcher.events import (
     AdmitEvent,
     ArriveEvent,
+    BlockedEvent,
     DropEvent,
     FinishEvent,
-    HoldEvent,
     JumpEvent,
     PreemptEvent,
     PrefillEvent,
@@ -55,7 +55,7 @@ class RunState:
         self.slots = [SlotState() for _ in range(batch_size)]
         self.num_done = self.num_failed = self.num_preempted = 0
         self.num_asked = self.num_found = 0
-        self.held: HoldEvent | None = None
+        self.held: BlockedEvent | None = None
         self.notes: deque[Note] = deque(maxlen=MAX_NOTES)
         self.ends: deque[FinishEvent] = deque(maxlen=MAX_ENDS)
         self.history = RunHistory(batch_size)
@@ -92,7 +92,7 @@ class RunState:
                 self.slots[event.slot].prefill(event)
             case PreemptEvent():
                 self._preempt(event)
-            case HoldEvent():
+            case BlockedEvent():
                 self.held = event
             case StepsEvent():
                 self._note_standstills(event)
