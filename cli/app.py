@@ -11,30 +11,31 @@ import typer
 
 import batcher
 from batcher.errors import BatchdecodeError
-from cli.commands.axis_arguments import takes_axes
-from cli.commands.calibrate import REQUESTS as CALIBRATED_REQUESTS
-from cli.commands.calibrate import calibrate
-from cli.commands.check import check
-from cli.commands.compare import EXAMPLES as COMPARE_EXAMPLES
-from cli.commands.compare import compare
-from cli.commands.completion import COMPLETION_VARIABLE, SET_UP, completion, prepare_completion
-from cli.commands.plan import EXAMPLES as PLAN_EXAMPLES
-from cli.commands.plan import plan
-from cli.commands.profiles import profiles
-from cli.commands.replay import EXAMPLES as REPLAY_EXAMPLES
-from cli.commands.replay import NOT_TAKEN, replay
-from cli.commands.run import EXAMPLES, RunCommand, run
-from cli.commands.schema import schema
-from cli.commands.trace import TraceCommand, trace
-from cli.commands.trace_arguments import REQUESTS
-from cli.commands.verify import verify
-from cli.commands.workload import DISTRIBUTIONS, workload
-from cli.config import ENVIRONMENT
-from cli.errors import WriteError
-from cli.help import GroupedCommand
-from cli.running.stdout import end_stdout
-from cli.scheduling_options import takes_scheduling
-from cli.screen.cells import printable_lines
+
+from .commands.axis_arguments import takes_axes
+from .commands.calibrate import REQUESTS as CALIBRATED_REQUESTS
+from .commands.calibrate import calibrate
+from .commands.check import check
+from .commands.compare import EXAMPLES as COMPARE_EXAMPLES
+from .commands.compare import compare
+from .commands.completion import COMPLETION_VARIABLE, SET_UP, completion, prepare_completion
+from .commands.plan import EXAMPLES as PLAN_EXAMPLES
+from .commands.plan import plan
+from .commands.profiles import profiles
+from .commands.replay import EXAMPLES as REPLAY_EXAMPLES
+from .commands.replay import NOT_TAKEN, replay
+from .commands.run import EXAMPLES, RunCommand, run
+from .commands.schema import schema
+from .commands.trace import TraceCommand, trace
+from .commands.trace_arguments import REQUESTS
+from .commands.verify import verify
+from .commands.workload import DISTRIBUTIONS, workload
+from .config import ENVIRONMENT
+from .errors import WriteError
+from .help import GroupedCommand
+from .running.stdout import end_stdout
+from .scheduling_options import takes_scheduling
+from .screen.cells import printable_lines
 
 FAILURE, USER_ERROR = 1, 2
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
@@ -95,7 +96,7 @@ def main() -> None:
         _fail(str(error), USER_ERROR)
     except SystemExit as error:
         if error.code in STOPPED:
-            from cli.running.signals import exit_soon  # noqa: PLC0415 - only after a signal
+            from .running.signals import exit_soon  # noqa: PLC0415 - only after a signal
 
             exit_soon(error.code)
         raise

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cli.config_file import MODEL_SECTIONS, ConfigError, Setting, read_settings
-from cli.scheduling_options import NAMES as SCHEDULING_NAMES
+from .config_file import MODEL_SECTIONS, ConfigError, Setting, read_settings
+from .scheduling_options import NAMES as SCHEDULING_NAMES
 
 if TYPE_CHECKING:
     from msgspec import Struct

@@ -4,7 +4,8 @@ from collections.abc import Iterable
 
 from batcher.settings import SchedulingSettings
 from batcher.timing.memory import kv_room_of
-from cli.scheduling_options import WALL
+
+from .scheduling_options import WALL
 
 
 def memory_note(profile: str, settings: SchedulingSettings) -> str | None:

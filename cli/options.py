@@ -5,9 +5,10 @@ from typing import Any
 
 from batcher.metrics.slo import Slo
 from batcher.settings import GRAMMAR_TIMEOUT
-from cli.scheduling_options import SchedulingOptions
-from cli.screen.choice import LiveChoice
-from cli.screen.terminal import ColorChoice
+
+from .scheduling_options import SchedulingOptions
+from .screen.choice import LiveChoice
+from .screen.terminal import ColorChoice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,6 @@ import signal
 def main() -> None:
     """Run the command line; leave the process with its exit status."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from cli.app import main as run  # noqa: PLC0415 - it takes a tenth of a second
+    from .app import main as run  # noqa: PLC0415 - it takes a tenth of a second
 
     run()

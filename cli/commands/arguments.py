@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from cli.config import use_config
+from ..config import use_config
 
 STDOUT = "-"
 MAX_BATCH = 2**20  # as batcher.engine has it, which would load numpy

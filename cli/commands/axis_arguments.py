@@ -10,8 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.commands.arguments import DECODING
-from cli.scheduling_options import SCHEDULING, TIME
+from ..scheduling_options import SCHEDULING, TIME
+from .arguments import DECODING
 
 # Name -> what stands for a value, help, title.
 AXIS_OPTIONS = {

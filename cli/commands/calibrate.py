@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.commands.arguments import OUTPUT, ForceOption, none_for_stdout
-from cli.scheduling_options import SchedulingOptions
+from ..scheduling_options import SchedulingOptions
+from .arguments import OUTPUT, ForceOption, none_for_stdout
 
 PROFILE, REQUESTS = "Profile", "For a log of requests"
 MAX_COUNT = 2**31 - 1
@@ -116,7 +116,7 @@ def calibrate(
     if log is None and os.isatty(0):
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(2)
-    from cli.timing.calibrate import (  # noqa: PLC0415 - numpy
+    from ..timing.calibrate import (  # noqa: PLC0415 - numpy
         Calibration,
         RunOfRequests,
         write_profile,

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from cli.commands.arguments import (
+from ..config import model_settings
+from .arguments import (
     GRAMMAR_TIMEOUT,
     OUTPUT,
     BatchOption,
@@ -16,7 +17,6 @@ from cli.commands.arguments import (
     ModelOption,
     SeedOption,
 )
-from cli.config import model_settings
 
 
 def check(
@@ -37,8 +37,8 @@ def check(
     if requests is None and os.isatty(0):
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(2)
-    from cli.options import RunOptions  # noqa: PLC0415 - heavy, as is all the next one imports
-    from cli.running.plan import print_plan  # noqa: PLC0415 - as above
+    from ..options import RunOptions  # noqa: PLC0415 - heavy, as is all the next one imports
+    from ..running.plan import print_plan  # noqa: PLC0415 - as above
 
     options = RunOptions(
         input=requests,

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from cli.commands.arguments import (
+from ..config import model_settings, use_run_config
+from .arguments import (
     GRAMMAR_TIMEOUT,
     INPUT,
     OUTPUT,
@@ -16,7 +17,6 @@ from cli.commands.arguments import (
     SeedOption,
     refuse_nan,
 )
-from cli.config import model_settings, use_run_config
 
 EXAMPLES = """\b
 Examples:
@@ -111,9 +111,10 @@ def compare(
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(2)
     from batcher.metrics.slo import parse_slo  # noqa: PLC0415 - heavy
-    from cli.whatif.compare import compare_requests  # noqa: PLC0415 - as above
-    from cli.whatif.options import CompareOptions, RequestOptions  # noqa: PLC0415 - as above
-    from cli.whatif.stopping import until_stopped  # noqa: PLC0415 - as above
+
+    from ..whatif.compare import compare_requests  # noqa: PLC0415 - as above
+    from ..whatif.options import CompareOptions, RequestOptions  # noqa: PLC0415 - as above
+    from ..whatif.stopping import until_stopped  # noqa: PLC0415 - as above
 
     options = CompareOptions(
         axes=axes,

@@ -24,7 +24,7 @@ def completion(
         get_completion_script,
     )
 
-    from cli.running.output import stdout_sink  # noqa: PLC0415 - --help starts without it
+    from ..running.output import stdout_sink  # noqa: PLC0415 - --help starts without it
 
     script = get_completion_script(
         prog_name="batchdecode", complete_var=COMPLETION_VARIABLE, shell=shell

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
-from cli.commands.arguments import (
+from ..config import model_settings
+from .arguments import (
     GRAMMAR_TIMEOUT,
     OUTPUT,
     ColorOption,
@@ -15,8 +16,7 @@ from cli.commands.arguments import (
     SeedOption,
     refuse_nan,
 )
-from cli.commands.compare import QuietOption, RunConfigOption
-from cli.config import model_settings
+from .compare import QuietOption, RunConfigOption
 
 if TYPE_CHECKING:
     from batcher.whatif.ladder import Searched
@@ -80,9 +80,10 @@ def plan(
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(2)
     from batcher.metrics.slo import parse_slo  # noqa: PLC0415 - heavy
-    from cli.whatif.options import PlanOptions, RequestOptions  # noqa: PLC0415 - as above
-    from cli.whatif.plan import plan_requests  # noqa: PLC0415 - as above
-    from cli.whatif.stopping import until_stopped  # noqa: PLC0415 - as above
+
+    from ..whatif.options import PlanOptions, RequestOptions  # noqa: PLC0415 - as above
+    from ..whatif.plan import plan_requests  # noqa: PLC0415 - as above
+    from ..whatif.stopping import until_stopped  # noqa: PLC0415 - as above
 
     searched = search.replace("-", "_")
     origin = context.get_parameter_source(searched)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from cli.commands.arguments import OUTPUT
+from .arguments import OUTPUT
 
 
 def profiles(
@@ -21,6 +21,6 @@ def profiles(
     ] = False,
 ) -> None:
     """List profiles of step times with their error, and check them against their hardware."""
-    from cli.timing.show import show_step_times  # noqa: PLC0415 - --help starts without it
+    from ..timing.show import show_step_times  # noqa: PLC0415 - --help starts without it
 
     show_step_times(name, as_json=json)

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from cli.commands.arguments import DECODING, INPUT, MAX_BATCH, OUTPUT
-from cli.scheduling_options import TIME, SchedulingOptions
+from ..scheduling_options import TIME, SchedulingOptions
+from .arguments import DECODING, INPUT, MAX_BATCH, OUTPUT
 
 # It computes no token, a log has neither priorities nor deadlines, and its profile is no clock.
 NOT_TAKEN = ("check", "preempt_for", "profile")
@@ -70,7 +70,7 @@ def replay(
     if log is None and os.isatty(0):
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(2)
-    from cli.simulation.replay import ReplayOptions, show_replay  # noqa: PLC0415 - numpy
+    from ..simulation.replay import ReplayOptions, show_replay  # noqa: PLC0415 - numpy
 
     show_replay(
         ReplayOptions(

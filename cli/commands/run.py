@@ -7,7 +7,10 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from cli.commands.arguments import (
+from ..config import model_settings
+from ..help import GroupedCommand
+from ..scheduling_options import SchedulingOptions
+from .arguments import (
     DECODING,
     DISPLAY,
     ERRORS,
@@ -27,9 +30,6 @@ from cli.commands.arguments import (
     refuse_nan,
     refuse_stdout,
 )
-from cli.config import model_settings
-from cli.help import GroupedCommand
-from cli.scheduling_options import SchedulingOptions
 
 EXAMPLES = """\b
 Examples:
@@ -253,10 +253,11 @@ def run(
     from batcher.errors import BatchdecodeError  # noqa: PLC0415 - heavy, as are the others
     from batcher.metrics.slo import parse_slo  # noqa: PLC0415 - heavy
     from batcher.raised import RaisedError  # noqa: PLC0415 - heavy
-    from cli.options import RunOptions  # noqa: PLC0415 - heavy
-    from cli.running.runner import run as run_requests  # noqa: PLC0415 - heavy
-    from cli.running.signals import Interrupted, StopSignals, die_of_closed_pipe  # noqa: PLC0415 - as above
-    from cli.running.stdout import user_code_prints_to_stderr  # noqa: PLC0415 - as above
+
+    from ..options import RunOptions  # noqa: PLC0415 - heavy
+    from ..running.runner import run as run_requests  # noqa: PLC0415 - heavy
+    from ..running.signals import Interrupted, StopSignals, die_of_closed_pipe  # noqa: PLC0415 - as above
+    from ..running.stdout import user_code_prints_to_stderr  # noqa: PLC0415 - as above
 
     options = RunOptions(
         input=requests,

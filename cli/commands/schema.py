@@ -13,6 +13,7 @@ def schema(
 ) -> None:
     """Print the JSON Schema of one line of a file."""
     from batcher.formats.schema import encode_schema  # noqa: PLC0415 - --help starts without it
-    from cli.running.output import stdout_sink  # noqa: PLC0415 - as above
+
+    from ..running.output import stdout_sink  # noqa: PLC0415 - as above
 
     stdout_sink().write(encode_schema(kind).encode())

@@ -5,8 +5,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from cli.commands.arguments import DISPLAY, OUTPUT, ForceOption, none_for_stdout
-from cli.commands.trace_arguments import (
+from ..help import GroupedCommand, NestingCommand
+from ..scheduling_options import SchedulingOptions, takes_scheduling
+from .arguments import DISPLAY, OUTPUT, ForceOption, none_for_stdout
+from .trace_arguments import (
     REQUESTS,
     RunBatch,
     RunConfig,
@@ -16,10 +18,8 @@ from cli.commands.trace_arguments import (
     RunSeed,
     given,
 )
-from cli.commands.trace_diff import diff
-from cli.commands.trace_why import why
-from cli.help import GroupedCommand, NestingCommand
-from cli.scheduling_options import SchedulingOptions, takes_scheduling
+from .trace_diff import diff
+from .trace_why import why
 
 SELECTION = "Only"
 
@@ -112,7 +112,7 @@ def trace(
     if source is None and sys.stdin.isatty():
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(2)
-    from cli.tracing.show import TraceOptions, show_trace  # noqa: PLC0415 - heavy
+    from ..tracing.show import TraceOptions, show_trace  # noqa: PLC0415 - heavy
 
     show_trace(
         TraceOptions(

@@ -4,8 +4,8 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.commands.arguments import MAX_BATCH, MAX_DELAY, MIN_GRAMMAR_TIMEOUT, refuse_nan
-from cli.config import use_run_config
+from ..config import use_run_config
+from .arguments import MAX_BATCH, MAX_DELAY, MIN_GRAMMAR_TIMEOUT, refuse_nan
 
 REQUESTS = "If INPUT holds requests"
 

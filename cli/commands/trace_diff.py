@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from cli.commands.arguments import OUTPUT
+from .arguments import OUTPUT
 
 
 def diff(
@@ -36,6 +36,6 @@ def diff(
 
     Exit status: 0 if the schedules are equal, 1 if they differ, 2 for bad input.
     """
-    from cli.tracing.asking import DiffOptions, show_diff  # noqa: PLC0415 - heavy
+    from ..tracing.asking import DiffOptions, show_diff  # noqa: PLC0415 - heavy
 
     raise typer.Exit(show_diff(DiffOptions(a=a, b=b, top=top, as_json=as_json)))

@@ -5,8 +5,9 @@ from typing import Annotated
 
 import typer
 
-from cli.commands.arguments import OUTPUT
-from cli.commands.trace_arguments import (
+from ..scheduling_options import SchedulingOptions
+from .arguments import OUTPUT
+from .trace_arguments import (
     RunBatch,
     RunConfig,
     RunGrammarTimeout,
@@ -16,7 +17,6 @@ from cli.commands.trace_arguments import (
     TraceInput,
     given,
 )
-from cli.scheduling_options import SchedulingOptions
 
 
 def why(
@@ -48,7 +48,7 @@ def why(
     if source is None and sys.stdin.isatty():
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(2)
-    from cli.tracing.asking import WhyOptions, show_why  # noqa: PLC0415 - heavy
+    from ..tracing.asking import WhyOptions, show_why  # noqa: PLC0415 - heavy
 
     show_why(
         WhyOptions(

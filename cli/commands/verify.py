@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from cli.commands.arguments import (
+from ..config import model_settings, use_run_config
+from .arguments import (
     GRAMMAR_TIMEOUT,
     INPUT,
     OUTPUT,
@@ -14,7 +15,6 @@ from cli.commands.arguments import (
     InputArgument,
     ModelOption,
 )
-from cli.config import model_settings, use_run_config
 
 VERIFYING = "Verifying"
 MAX_SETTINGS = 100_000
@@ -89,8 +89,8 @@ def verify(
     if requests is None and os.isatty(0):
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(2)
-    from cli.running.stdout import user_code_prints_to_stderr  # noqa: PLC0415 - as the next
-    from cli.verifying.verify import VerifyOptions, verify_requests  # noqa: PLC0415 - heavy
+    from ..running.stdout import user_code_prints_to_stderr  # noqa: PLC0415 - as the next
+    from ..verifying.verify import VerifyOptions, verify_requests  # noqa: PLC0415 - heavy
 
     options = VerifyOptions(
         input=requests,

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from cli.commands.arguments import OUTPUT, ForceOption, none_for_stdout
+from .arguments import OUTPUT, ForceOption, none_for_stdout
 
 ARRIVALS, LENGTHS = "Arrivals", "Lengths: a number or a distribution"
 SESSIONS = "Prefixes and sessions"
@@ -154,8 +154,8 @@ def workload(
     ] = False,
 ) -> None:
     """Make a requests file: arrivals by a pattern or from a trace, and lengths."""
-    from cli.workloads.options import WorkloadOptions  # noqa: PLC0415 - with the next one
-    from cli.workloads.write import write_workload  # noqa: PLC0415 - heavy
+    from ..workloads.options import WorkloadOptions  # noqa: PLC0415 - with the next one
+    from ..workloads.write import write_workload  # noqa: PLC0415 - heavy
 
     options = WorkloadOptions(
         source=source,

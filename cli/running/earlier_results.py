@@ -8,8 +8,9 @@ from typing import BinaryIO
 
 from batcher.formats.results import decode_result_line
 from batcher.request import Request, Result
-from cli.running.result_index import ResultIndex
-from cli.running.result_lines import REPAIR, ResultLine, ResumeError
+
+from .result_index import ResultIndex
+from .result_lines import REPAIR, ResultLine, ResumeError
 
 
 class EarlierResults:

@@ -4,16 +4,16 @@ import os
 import signal
 from contextlib import suppress
 
-from cli.errors import WriteError
-from cli.options import RunOptions
-from cli.running.lock import OutputLock
-from cli.running.loop import Loop
-from cli.running.problems import say
-from cli.running.recorder import Recorder
-from cli.running.resume import Resumption
-from cli.running.signals import StopSignals
-from cli.screen.cells import counted, printable_lines
-from cli.screen.view import View
+from ..errors import WriteError
+from ..options import RunOptions
+from ..screen.cells import counted, printable_lines
+from ..screen.view import View
+from .lock import OutputLock
+from .loop import Loop
+from .problems import say
+from .recorder import Recorder
+from .resume import Resumption
+from .signals import StopSignals
 
 
 class Ending:

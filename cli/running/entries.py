@@ -7,8 +7,9 @@ from msgspec import Struct
 
 from batcher.formats.ids import IdRegistry
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
-from cli.running.intake import MAX_LINE_BYTES, LineReader
-from cli.running.problems import id_given_before, id_of, line_too_long
+
+from .intake import MAX_LINE_BYTES, LineReader
+from .problems import id_given_before, id_of, line_too_long
 
 
 class Entry(Struct, gc=False):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from cli.running.output import OutputError
+from .output import OutputError
 
 _START_BYTES = 2**16
 

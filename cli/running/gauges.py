@@ -2,7 +2,8 @@
 
 from batcher.scheduling.blocks import BlockUse
 from batcher.timeline.stays import label_of
-from cli.running.loop import Loop
+
+from .loop import Loop
 
 
 class RunGauges:

@@ -13,7 +13,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import BinaryIO, Self
 
 from batcher.errors import BatchdecodeError
-from cli.screen.cells import printable_lines
+
+from ..screen.cells import printable_lines
 
 MAX_LINE_BYTES = 64 * 2**20
 _CHUNK_BYTES = 2**20

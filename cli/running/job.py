@@ -10,12 +10,13 @@ from batcher.models.base import Model
 from batcher.models.llm import LLMModel
 from batcher.models.loading import load_model
 from batcher.models.simulated import SimulatedModel
-from cli.options import RunOptions
-from cli.running.answers import KnownResults
-from cli.running.intake import Waiting, open_input
-from cli.running.loop import Loop
-from cli.running.problems import ProblemReport, say
-from cli.running.sources import open_source
+
+from ..options import RunOptions
+from .answers import KnownResults
+from .intake import Waiting, open_input
+from .loop import Loop
+from .problems import ProblemReport, say
+from .sources import open_source
 
 
 class Job:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 
-from cli.running.output import Sink, open_sink
-from cli.running.result_lines import ResumeError
+from .output import Sink, open_sink
+from .result_lines import ResumeError
 
 _NUM_BYTES = 8
 

@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
-from cli.errors import WriteError
-from cli.running.output import OutputError
+from ..errors import WriteError
+from .output import OutputError
 
 _NAMELESS = "a file that has no name any more"
 

@@ -17,9 +17,10 @@ from batcher.formats.requests import BadLine, ParsedLine
 from batcher.formats.result_rows import encode_openai_row
 from batcher.formats.results import encode_result
 from batcher.models.base import Model, bytes_of
-from cli.running.answers import Answer, Flights, KnownResults
-from cli.running.entries import Entry
-from cli.running.sources import Source, name_of
+
+from .answers import Answer, Flights, KnownResults
+from .entries import Entry
+from .sources import Source, name_of
 
 _MAX_HELD = 1024  # results that wait for a step
 

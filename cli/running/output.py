@@ -17,11 +17,12 @@ from batcher.errors import BatchdecodeError
 from batcher.events import Event, TokenEvent
 from batcher.formats.stream import encode_tokens
 from batcher.formats.trace import encode_events
-from cli.errors import WriteError
-from cli.running.answers import Answer
-from cli.running.input_order import InputOrder
-from cli.running.stdout import stdout_descriptor
-from cli.screen.cells import printable_json
+
+from ..errors import WriteError
+from ..screen.cells import printable_json
+from .answers import Answer
+from .input_order import InputOrder
+from .stdout import stdout_descriptor
 
 _FLUSH_SECONDS = 0.2
 _MAX_BUFFERED = 1000
@@ -285,7 +286,7 @@ def _open_at_end(path: str, flags: int) -> int:
 
 
 def _opened_as(path: str) -> str:
-    """Return where `path` is: stdout may not be descriptor 1 for now, see cli.running.stdout."""
+    """Return where `path` is: stdout may not be descriptor 1 for now, see stdout.py."""
     return f"/dev/fd/{stdout_descriptor()}" if path in _NAMES_OF_STDOUT else path
 
 

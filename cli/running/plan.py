@@ -13,14 +13,15 @@ from batcher.models.loading import load_model
 from batcher.prompts import count_tokens, has_segments
 from batcher.request import Request
 from batcher.validation import num_slots_needed
-from cli.options import RunOptions
-from cli.running.entries import EntryReader
-from cli.running.intake import Input, open_input
-from cli.running.output import stdout_sink
-from cli.running.problems import InvalidInput, ProblemReport, say
-from cli.running.sources import survey_file
-from cli.running.stdout import user_code_prints_to_stderr
-from cli.screen.cells import counted
+
+from ..options import RunOptions
+from ..screen.cells import counted
+from .entries import EntryReader
+from .intake import Input, open_input
+from .output import stdout_sink
+from .problems import InvalidInput, ProblemReport, say
+from .sources import survey_file
+from .stdout import user_code_prints_to_stderr
 
 
 class Span(Struct, frozen=True):

@@ -9,8 +9,9 @@ from batcher.formats.ids import duplicate_id
 from batcher.formats.json_spans import Span
 from batcher.formats.line_problems import place_problem
 from batcher.formats.requests import BadLine, ParsedLine
-from cli.running.intake import MAX_LINE_BYTES
-from cli.screen.terminal import ColorChoice, terminal_size, wants_color
+
+from ..screen.terminal import ColorChoice, terminal_size, wants_color
+from .intake import MAX_LINE_BYTES
 
 MAX_SHOWN = 50
 _SHOWN_BYTES = 2000

@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING, Self
 from batcher.errors import BatchdecodeError
 from batcher.events import Event
 from batcher.metrics import RunMetrics, RunSummary
-from cli.options import RunOptions
-from cli.running.input_order import InputOrder
-from cli.running.loop import Loop
-from cli.running.output import (
+
+from ..options import RunOptions
+from ..screen.terminal import is_same_terminal
+from ..screen.view import View
+from .input_order import InputOrder
+from .loop import Loop
+from .output import (
     ResultWriter,
     Sink,
     TerminalJson,
@@ -17,16 +20,14 @@ from cli.running.output import (
     open_sink,
     stdout_json_sink,
 )
-from cli.running.problems import ProblemReport
-from cli.running.resume import Resumption
-from cli.running.signals import Interrupted, StopSignals
-from cli.running.stdout import stdout_descriptor
-from cli.running.timeseries import SeriesWriter
-from cli.screen.terminal import is_same_terminal
-from cli.screen.view import View
+from .problems import ProblemReport
+from .resume import Resumption
+from .signals import Interrupted, StopSignals
+from .stdout import stdout_descriptor
+from .timeseries import SeriesWriter
 
 if TYPE_CHECKING:
-    from cli.screen.live.driver import LiveView
+    from ..screen.live.driver import LiveView
 
 
 class Recorder:
@@ -160,7 +161,7 @@ class _ViewSink:
 
 def _stdout(view: View) -> Sink:
     if is_same_terminal(stdout_descriptor(), 2):
-        from cli.screen.live.driver import LiveView  # noqa: PLC0415 - a run without a terminal starts faster
+        from ..screen.live.driver import LiveView  # noqa: PLC0415 - a run without a terminal starts faster
 
         if isinstance(view, LiveView):
             return TerminalJson(_ViewSink(view))

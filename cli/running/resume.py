@@ -16,14 +16,15 @@ from batcher.events import RunEvent
 from batcher.formats.requests import ParsedLine, RequestParser
 from batcher.settings import DEFAULT_SCHEDULING, PREFIX_CACHE_WORDS, SchedulingSettings
 from batcher.validation import ModelCapabilities
-from cli.options import RunOptions
-from cli.running.earlier_results import EarlierResults
-from cli.running.intake import Input
-from cli.running.line_sums import SummedSink, written_lines
-from cli.running.output import OutputError, Sink, open_sink
-from cli.running.result_lines import ResultLines, ResumeError
-from cli.running.taking_over import Choice, Expected, rest_path, take_over
-from cli.scheduling_options import WALL
+
+from ..options import RunOptions
+from ..scheduling_options import WALL
+from .earlier_results import EarlierResults
+from .intake import Input
+from .line_sums import SummedSink, written_lines
+from .output import OutputError, Sink, open_sink
+from .result_lines import ResultLines, ResumeError
+from .taking_over import Choice, Expected, rest_path, take_over
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,31 +14,32 @@ from batcher.formats.trace import is_trace_start
 from batcher.metrics import encode_summary
 from batcher.models.simulated import SimulatedModel
 from batcher.raised import RaisedError
-from cli.errors import WriteError
-from cli.options import RunOptions
-from cli.running.ending import Ending
-from cli.running.files import check_distinct, check_replaceable, check_writable, side_files
-from cli.running.gauges import RunGauges
-from cli.running.intake import InputError
-from cli.running.job import Job
-from cli.running.lock import OutputLock
-from cli.running.loop import Loop
-from cli.running.output import OutputError, open_sink
-from cli.running.problems import InvalidInput, say
-from cli.running.recorder import Recorder
-from cli.running.result_lines import ResumeError
-from cli.running.resume import Resumption, prepare
-from cli.running.signals import Interrupted, StopSignals
-from cli.running.stdout import stdout_descriptor
-from cli.running.step_watch import StepWatch
-from cli.running.tracebacks import ModelTracebacks
-from cli.scheduling_options import SchedulingOptions
-from cli.screen.cells import counted, printable, printable_lines
-from cli.screen.choice import open_view
-from cli.screen.live.facts import Plan
-from cli.screen.summary import RunFiles, render_summary
-from cli.screen.terminal import is_pipe, is_same_terminal, wants_color
-from cli.screen.view import View
+
+from ..errors import WriteError
+from ..options import RunOptions
+from ..scheduling_options import SchedulingOptions
+from ..screen.cells import counted, printable, printable_lines
+from ..screen.choice import open_view
+from ..screen.live.facts import Plan
+from ..screen.summary import RunFiles, render_summary
+from ..screen.terminal import is_pipe, is_same_terminal, wants_color
+from ..screen.view import View
+from .ending import Ending
+from .files import check_distinct, check_replaceable, check_writable, side_files
+from .gauges import RunGauges
+from .intake import InputError
+from .job import Job
+from .lock import OutputLock
+from .loop import Loop
+from .output import OutputError, open_sink
+from .problems import InvalidInput, say
+from .recorder import Recorder
+from .result_lines import ResumeError
+from .resume import Resumption, prepare
+from .signals import Interrupted, StopSignals
+from .stdout import stdout_descriptor
+from .step_watch import StepWatch
+from .tracebacks import ModelTracebacks
 
 _WRITTEN_ANEW: dict[str, Callable[[bytes], object]] = {  # what tells ours from other files
     "--trace": is_trace_start,
@@ -225,7 +226,7 @@ def _summarize(options: RunOptions, loop: Loop, recorder: Recorder, seconds: flo
 def _say_of_memory(scheduling: SchedulingOptions) -> None:
     """Say so if memory is taken to be without limit, though the GPU of the profile has some."""
     if scheduling.profile is not None:
-        from cli.memory_note import memory_note  # noqa: PLC0415 - with it comes yaml
+        from ..memory_note import memory_note  # noqa: PLC0415 - with it comes yaml
 
         note = memory_note(scheduling.profile, scheduling.settings())
         if note is not None:

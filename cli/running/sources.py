@@ -11,9 +11,10 @@ from typing import Protocol
 from batcher.events import ArriveReason
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
 from batcher.request import Request
-from cli.running.entries import Entry, EntryReader, LineParser
-from cli.running.intake import Input, InputError, LineReader, Waiting
-from cli.running.problems import (
+
+from .entries import Entry, EntryReader, LineParser
+from .intake import Input, InputError, LineReader, Waiting
+from .problems import (
     InvalidInput,
     ProblemReport,
     arrival_goes_back,

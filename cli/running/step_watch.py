@@ -13,7 +13,7 @@ from collections.abc import Callable
 from threading import Thread
 from typing import Self
 
-from cli.running.signals import STOPPING
+from .signals import STOPPING
 
 PATIENCE = 0.5  # seconds
 LOOK_EVERY = 0.25  # seconds

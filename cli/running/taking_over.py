@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from batcher.formats.requests import ParsedLine
-from cli.running.earlier_results import EarlierResults, number_of
-from cli.running.output import OutputError, open_sink
-from cli.running.result_lines import ResultLine, ResultLines, ResumeError
+
+from .earlier_results import EarlierResults, number_of
+from .output import OutputError, open_sink
+from .result_lines import ResultLine, ResultLines, ResumeError
 
 _CHUNK_BYTES = 2**20
 

@@ -9,7 +9,8 @@ from msgspec.structs import astuple
 
 from batcher.events import Event
 from batcher.metrics.timeseries import SeriesRow, TimeSeries
-from cli.running.output import Sink
+
+from .output import Sink
 
 
 class SeriesWriter:

@@ -5,8 +5,9 @@ from contextlib import AbstractContextManager
 from typing import Self
 
 from batcher.raised import LISTENERS, Raised
-from cli.running.problems import ProblemReport
-from cli.screen.cells import printable_lines
+
+from ..screen.cells import printable_lines
+from .problems import ProblemReport
 
 _MAX_KINDS = 5
 

@@ -4,8 +4,8 @@ import os
 import sys
 from typing import Literal
 
-from cli.screen.live.facts import LiveGauges, Plan
-from cli.screen.terminal import (
+from .live.facts import LiveGauges, Plan
+from .terminal import (
     ColorChoice,
     Terminal,
     can_animate,
@@ -13,7 +13,7 @@ from cli.screen.terminal import (
     is_dumb,
     wants_color,
 )
-from cli.screen.view import ProgressLines, View
+from .view import ProgressLines, View
 
 LiveChoice = Literal["auto", "always", "plain", "never"]
 
@@ -43,8 +43,8 @@ def open_view(
     is_plain = live == "auto" and (is_piped or not can_animate(fd, environ))
     if live == "plain" or is_plain or is_dumb(environ):
         return ProgressLines(plan, gauges, terminal)
-    from cli.screen.live.display import InlineLive, ScreenLive  # noqa: PLC0415 - with them rich
-    from cli.screen.live.driver import LiveView  # noqa: PLC0415 - as above
+    from .live.display import InlineLive, ScreenLive  # noqa: PLC0415 - with them rich
+    from .live.driver import LiveView  # noqa: PLC0415 - as above
 
     display = InlineLive(terminal) if has_others else ScreenLive(terminal)
     return LiveView(plan, gauges, terminal, display, every_step=every_step)

@@ -3,8 +3,9 @@
 from typing import NamedTuple
 
 from batcher.metrics import Distribution, RunSummary
-from cli.screen.cells import counted, fill, printable
-from cli.screen.summary_timed import HOLD_CAUSES, percent, timed_lines, whole_percent
+
+from .cells import counted, fill, printable
+from .summary_timed import HOLD_CAUSES, percent, timed_lines, whole_percent
 
 MAX_SECONDS = 60
 WIDTH = 80

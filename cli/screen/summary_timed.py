@@ -3,7 +3,8 @@
 from math import floor
 
 from batcher.metrics import Goodput, RunSummary, SecondsDistribution
-from cli.screen.cells import counted, fill
+
+from .cells import counted, fill
 
 WIDTH = 80
 INDENT, GAP = "  ", "   "

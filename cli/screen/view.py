@@ -6,10 +6,11 @@ from contextlib import suppress
 from typing import Self
 
 from batcher.events import RequestEvent
-from cli.screen.cells import printable
-from cli.screen.live.facts import Gauges, Moment, Plan, long_step, plain_line
-from cli.screen.live.state import RunState
-from cli.screen.terminal import Terminal
+
+from .cells import printable
+from .live.facts import Gauges, Moment, Plan, long_step, plain_line
+from .live.state import RunState
+from .terminal import Terminal
 
 PLAIN_INTERVAL = 5.0
 """Seconds from one plain progress line to the next."""

@@ -6,8 +6,9 @@ from typing import NamedTuple
 
 from batcher.errors import BatchdecodeError
 from batcher.simulation.run_meta import NAMES, Limit, read_run_meta
-from cli.running.problems import say
-from cli.screen.cells import printable
+
+from ..running.problems import say
+from ..screen.cells import printable
 
 SUFFIX = "meta.json"
 MAX_SIZE = 2**24  # bytes

@@ -11,13 +11,14 @@ from batcher.errors import BatchdecodeError
 from batcher.simulation.replaying import Comparison, Replay, replay
 from batcher.simulation.request_log import LoggedRequest, read_request_log
 from batcher.timing.loading import step_time_of
-from cli.running.intake import numbered, open_input
-from cli.running.output import stdout_sink
-from cli.running.problems import say
-from cli.scheduling_options import SchedulingOptions
-from cli.screen.cells import counted, printable
-from cli.simulation.meta_file import read_meta_file
-from cli.simulation.run_limits import RunLimits, limits_of_run, limits_table, warn_of_guesses
+
+from ..running.intake import numbered, open_input
+from ..running.output import stdout_sink
+from ..running.problems import say
+from ..scheduling_options import SchedulingOptions
+from ..screen.cells import counted, printable
+from .meta_file import read_meta_file
+from .run_limits import RunLimits, limits_of_run, limits_table, warn_of_guesses
 
 _HEADS = ("", "real", "simulated", "error")
 _MILLISECONDS = 1000

@@ -13,9 +13,10 @@ from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 from batcher.simulation.run_meta import Limit
 from batcher.timing.memory import kv_room_of
 from batcher.whatif.deployments import AXES, show_value
-from cli.running.problems import say
-from cli.scheduling_options import MAX_KV_BLOCKS, SchedulingOptions
-from cli.screen.cells import printable
+
+from ..running.problems import say
+from ..scheduling_options import MAX_KV_BLOCKS, SchedulingOptions
+from ..screen.cells import printable
 
 # Those of vLLM for a server on a GPU with less than 70 GiB.
 GUESSED_BATCH, GUESSED_BUDGET = 256, 2048

@@ -20,15 +20,16 @@ from batcher.timing.profiles import Profile, is_file, load_profile
 from batcher.timing.roofline import load_gpu, load_model_shape
 from batcher.timing.step_log import read_step_log
 from batcher.timing.term_search import roofline_profile
-from cli.running.files import check_replaceable
-from cli.running.intake import numbered, open_input
-from cli.running.output import open_sink, stdout_sink
-from cli.running.problems import say
-from cli.scheduling_options import SchedulingOptions
-from cli.screen.cells import counted, printable
-from cli.simulation.meta_file import read_meta_file
-from cli.simulation.run_limits import RunLimits, limits_of_run, limits_table, warn_of_guesses
-from cli.timing.report import physics_of
+
+from ..running.files import check_replaceable
+from ..running.intake import numbered, open_input
+from ..running.output import open_sink, stdout_sink
+from ..running.problems import say
+from ..scheduling_options import SchedulingOptions
+from ..screen.cells import counted, printable
+from ..simulation.meta_file import read_meta_file
+from ..simulation.run_limits import RunLimits, limits_of_run, limits_table, warn_of_guesses
+from .report import physics_of
 
 OPEN_IN_REQUESTS = "requests tell of sums of steps: other terms may fit as well; steps tell more"
 FAR_OFF = 0.1  # a mean, or the makespan, as a share of the real one

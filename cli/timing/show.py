@@ -6,14 +6,15 @@ import msgspec
 
 from batcher.timing.loading import step_time_of
 from batcher.timing.profiles import is_file, load_profile, read_profiles, shipped_profiles
-from cli.running.output import stdout_sink
-from cli.timing.report import (
+
+from ..running.output import stdout_sink
+from .report import (
     StepTimeReport,
     predictions_of,
     report_of_profile,
     report_of_roofline,
 )
-from cli.timing.tables import details_of, table_of
+from .tables import details_of, table_of
 
 
 def show_step_times(name: str | None, *, as_json: bool) -> None:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from cli.screen.cells import printable
-from cli.timing.report import StepTimeReport
+from ..screen.cells import printable
+from .report import StepTimeReport
 
 _TO_UNITS = {"t0": 1.0, "w": 1.0, "f": 1e3, "g": 1e3, "d": 1e6, "h": 1e6, "e": 1e6}
 _HEADS = ("profile", "t0 ms", "w ms", "f µs", "g µs", "d ns", "h ns", "e ns", "KV tokens")

@@ -13,14 +13,15 @@ from batcher.events import Event
 from batcher.explaining.differences import compare
 from batcher.explaining.lives import Lives, read_lives
 from batcher.explaining.story import answer_of
-from cli.running.intake import Input
-from cli.running.output import stdout_json_sink, stdout_sink
-from cli.running.stdout import user_code_prints_to_stderr
-from cli.screen.cells import printable, wrapped
-from cli.screen.terminal import terminal_size
-from cli.tracing.difference_text import describe, results_of
-from cli.tracing.events import STDIN, events_of, open_twice
-from cli.tracing.story_text import SHORT, WHOLE, tell, tell_reject
+
+from ..running.intake import Input
+from ..running.output import stdout_json_sink, stdout_sink
+from ..running.stdout import user_code_prints_to_stderr
+from ..screen.cells import printable, wrapped
+from ..screen.terminal import terminal_size
+from .difference_text import describe, results_of
+from .events import STDIN, events_of, open_twice
+from .story_text import SHORT, WHOLE, tell, tell_reject
 
 EQUAL, DIFFERENT = 0, 1
 

@@ -8,8 +8,9 @@ from batcher.explaining.differences import Comparison, Parting, role_of
 from batcher.explaining.reading import Decision
 from batcher.explaining.story import Story
 from batcher.timeline.stays import label_of
-from cli.screen.cells import cell_width, counted, cut_middle
-from cli.tracing.story_text import names, span_of, time_of, why_waiting
+
+from ..screen.cells import cell_width, counted, cut_middle
+from .story_text import names, span_of, time_of, why_waiting
 
 MAX_DECISIONS = 5
 MAX_LABEL_CELLS = 24

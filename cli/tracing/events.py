@@ -18,9 +18,10 @@ import msgspec
 from batcher.errors import BatchdecodeError
 from batcher.events import Event
 from batcher.formats.trace import is_trace, read_trace
-from cli.config import model_settings
-from cli.running.intake import Input, InputError, PatientPipe, open_input
-from cli.scheduling_options import SchedulingOptions
+
+from ..config import model_settings
+from ..running.intake import Input, InputError, PatientPipe, open_input
+from ..scheduling_options import SchedulingOptions
 
 STDIN = "-"
 CHUNK_BYTES = 2**16
@@ -59,8 +60,8 @@ def events_of(path: str, source: Input, run_options: Mapping[str, Any]) -> Itera
         _check_is_request(first_line, source.name)
     if path == STDIN:
         os.lseek(0, 0, os.SEEK_SET)
-    from cli.options import RunOptions  # noqa: PLC0415 - with the engine comes numpy
-    from cli.running.runner import run_events  # noqa: PLC0415 - as above
+    from ..options import RunOptions  # noqa: PLC0415 - with the engine comes numpy
+    from ..running.runner import run_events  # noqa: PLC0415 - as above
 
     options = dict(run_options)
     config = options.pop("config", None)

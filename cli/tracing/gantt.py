@@ -6,9 +6,10 @@ from string import digits
 
 from batcher.timeline import EVERYTHING, Selection, Timeline
 from batcher.timeline.stays import Span, is_follower
-from cli.screen.cells import cell_width, counted, cut_middle, fill, printable
-from cli.screen.summary_timed import whole_percent
-from cli.tracing.gantt_chart import (
+
+from ..screen.cells import cell_width, counted, cut_middle, fill, printable
+from ..screen.summary_timed import whole_percent
+from .gantt_chart import (
     ASCII,
     UNICODE,
     Scale,
@@ -21,7 +22,7 @@ from cli.tracing.gantt_chart import (
     level_row,
     shaded_row,
 )
-from cli.tracing.gantt_zoom import choose_zoom, usual_length
+from .gantt_zoom import choose_zoom, usual_length
 
 MIN_WIDTH = 40
 MAX_ROWS = 16

@@ -9,7 +9,8 @@ from itertools import count, takewhile
 
 from batcher.timeline.stays import Span
 from batcher.timeline.step_counts import Stretch, clip
-from cli.screen.cells import cell_width, cut_middle
+
+from ..screen.cells import cell_width, cut_middle
 
 MIN_CUT_CELLS = 6
 MIN_TICK_CELLS = 10

@@ -7,7 +7,8 @@ from itertools import islice
 from batcher.timeline import Selection, Timeline
 from batcher.timeline.stays import Span, Wait
 from batcher.timeline.step_counts import Stretch, clip
-from cli.screen.cells import cell_width
+
+from ..screen.cells import cell_width
 
 MAX_LABEL_CELLS = 6
 MAX_CELLS_PER_STEP = 4

@@ -13,12 +13,13 @@ from batcher.events import Event
 from batcher.formats.chrome import encode_chrome
 from batcher.formats.views import encode_csv, encode_spans, encode_steps
 from batcher.timeline import Selection, Timeline
-from cli.running.files import check_distinct, check_replaceable
-from cli.running.output import Sink, open_sink, stdout_sink
-from cli.running.stdout import user_code_prints_to_stderr
-from cli.screen.cells import printable, printable_json
-from cli.screen.terminal import can_print_boxes, terminal_size
-from cli.tracing.events import events_of, open_twice
+
+from ..running.files import check_distinct, check_replaceable
+from ..running.output import Sink, open_sink, stdout_sink
+from ..running.stdout import user_code_prints_to_stderr
+from ..screen.cells import printable, printable_json
+from ..screen.terminal import can_print_boxes, terminal_size
+from .events import events_of, open_twice
 
 TraceFormat = Literal["spans", "steps", "csv", "chrome", "gantt"]
 
@@ -164,7 +165,7 @@ def _lines(timeline: Timeline, selection: Selection, options: TraceOptions) -> I
             return lines
         shown = _printable_row if name == "csv" else printable_json
         return (shown(line.decode()).encode() for line in lines)
-    from cli.tracing.gantt import render_gantt  # noqa: PLC0415 - the other formats start faster without
+    from .gantt import render_gantt  # noqa: PLC0415 - the other formats start faster without
 
     encoding = sys.stdout.encoding if options.output is None else "utf-8"
     gantt = render_gantt(

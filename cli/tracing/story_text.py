@@ -9,7 +9,8 @@ from batcher.events import PreemptReason, RejectEvent
 from batcher.explaining.parts import Cause, Part
 from batcher.explaining.story import Stay, Story
 from batcher.timeline.stays import Preemption
-from cli.screen.cells import counted
+
+from ..screen.cells import counted
 
 MAX_NAMES = 3
 _SHORT_CAUSES: Mapping[Cause, str] = {

@@ -11,7 +11,8 @@ from batcher.models.base import Tokenizer, bytes_of
 from batcher.verifying.cases import Case
 from batcher.verifying.outputs import Difference
 from batcher.verifying.verification import Verdict
-from cli.screen.cells import counted, printable
+
+from ..screen.cells import counted, printable
 
 NUM_BEFORE, NUM_AFTER = 6, 2  # tokens shown around the first that differs
 _ARRIVALS = {

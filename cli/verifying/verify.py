@@ -16,12 +16,13 @@ from batcher.request import Request
 from batcher.settings import GRAMMAR_TIMEOUT
 from batcher.verifying.cases import Case, make_cases, needs_of
 from batcher.verifying.verification import verify
-from cli.running.entries import EntryReader
-from cli.running.intake import open_input
-from cli.running.output import stdout_json_sink, stdout_sink
-from cli.running.problems import InvalidInput, ProblemReport, say
-from cli.screen.terminal import ColorChoice
-from cli.verifying.verdict import Again, encode_verdict, render_verdict
+
+from ..running.entries import EntryReader
+from ..running.intake import open_input
+from ..running.output import stdout_json_sink, stdout_sink
+from ..running.problems import InvalidInput, ProblemReport, say
+from ..screen.terminal import ColorChoice
+from .verdict import Again, encode_verdict, render_verdict
 
 PROVEN, DIFFERENT = 0, 1
 PROGRESS_INTERVAL = 2.0  # seconds

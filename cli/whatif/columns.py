@@ -9,7 +9,8 @@ from msgspec import Struct
 from batcher.errors import BatchdecodeError
 from batcher.whatif.comparing import Cell
 from batcher.whatif.measuring import Outcome
-from cli.screen.summary_timed import number, whole_percent
+
+from ..screen.summary_timed import number, whole_percent
 
 Number = float | None
 

@@ -7,11 +7,12 @@ from batcher.whatif.comparing import Cell, compare
 from batcher.whatif.deployments import AXES, Deployment, grid_of
 from batcher.whatif.knee import DEFAULT_GROWTH
 from batcher.whatif.measuring import Question
-from cli.whatif.columns import best_first, column_of
-from cli.whatif.options import CompareOptions, RequestOptions
-from cli.whatif.progress import progress_of
-from cli.whatif.reading import read_workload, say_of_memory, write_text
-from cli.whatif.tables import csv_of, json_of, table_of
+
+from .columns import best_first, column_of
+from .options import CompareOptions, RequestOptions
+from .progress import progress_of
+from .reading import read_workload, say_of_memory, write_text
+from .tables import csv_of, json_of, table_of
 
 SERVED, NOTHING_SERVED = 0, 1
 FORMS = {"table": table_of, "csv": csv_of, "json": json_of}

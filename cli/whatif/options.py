@@ -7,7 +7,8 @@ from typing import Any
 from batcher.metrics.slo import Slo
 from batcher.settings import GRAMMAR_TIMEOUT
 from batcher.whatif.ladder import Searched
-from cli.screen.terminal import ColorChoice
+
+from ..screen.terminal import ColorChoice
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,12 @@ from batcher.scheduling.making import check_effects
 from batcher.whatif.deployments import AXES, Deployment, grid_of
 from batcher.whatif.measuring import Question
 from batcher.whatif.planning import find_plan
-from cli.screen.cells import counted
-from cli.whatif.options import PlanOptions, RequestOptions
-from cli.whatif.plan_text import describe
-from cli.whatif.progress import Lines, Silence
-from cli.whatif.reading import read_workload, say_of_memory, write_text
+
+from ..screen.cells import counted
+from .options import PlanOptions, RequestOptions
+from .plan_text import describe
+from .progress import Lines, Silence
+from .reading import read_workload, say_of_memory, write_text
 
 MET, NOT_MET = 0, 1
 

@@ -7,9 +7,10 @@ from batcher.whatif.limits import Limit
 from batcher.whatif.measuring import good_share
 from batcher.whatif.planning import Plan
 from batcher.whatif.relief import Relief
-from cli.screen.cells import counted, fill
-from cli.screen.summary_timed import duration, number, whole_percent
-from cli.whatif.tables import BINDS
+
+from ..screen.cells import counted, fill
+from ..screen.summary_timed import duration, number, whole_percent
+from .tables import BINDS
 
 WIDTH, TITLE_WIDTH = 80, 11
 _LIMITS: dict[Limit, str] = {

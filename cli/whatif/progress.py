@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol, Self
 
-from cli.running.problems import say
-from cli.screen.cells import counted
-from cli.screen.terminal import can_animate
+from ..running.problems import say
+from ..screen.cells import counted
+from ..screen.terminal import can_animate
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress

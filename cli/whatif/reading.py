@@ -13,12 +13,13 @@ from batcher.request import Request
 from batcher.simulation.workload import Workload, workload_of
 from batcher.whatif.deployments import Deployment
 from batcher.whatif.lengths import decoded_outputs, num_unknown
-from cli.memory_note import memory_notes
-from cli.running.entries import EntryReader
-from cli.running.intake import open_input
-from cli.running.problems import InvalidInput, ProblemReport, say
-from cli.screen.cells import counted, printable
-from cli.whatif.options import RequestOptions
+
+from ..memory_note import memory_notes
+from ..running.entries import EntryReader
+from ..running.intake import open_input
+from ..running.problems import InvalidInput, ProblemReport, say
+from ..screen.cells import counted, printable
+from .options import RequestOptions
 
 
 def read_workload(options: RequestOptions, *, quiet: bool) -> Workload:
@@ -74,7 +75,7 @@ def write_text(text: str) -> None:
     Raises:
         WriteError, BrokenPipeError: the output takes no more.
     """
-    from cli.running.output import stdout_sink  # noqa: PLC0415 - only once there is an answer
+    from ..running.output import stdout_sink  # noqa: PLC0415 - only once there is an answer
 
     sink = stdout_sink()
     sink.write(

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from cli.running.signals import Interrupted, StopSignals, die_of_closed_pipe
-from cli.running.stdout import user_code_prints_to_stderr
+from ..running.signals import Interrupted, StopSignals, die_of_closed_pipe
+from ..running.stdout import user_code_prints_to_stderr
 
 
 def until_stopped(command: Callable[[], int]) -> int:

@@ -8,9 +8,10 @@ import msgspec
 
 from batcher.whatif.comparing import Cell, settings_of, varied
 from batcher.whatif.deployments import AXES, show_value
-from cli.screen.cells import cell_width, counted, printable
-from cli.screen.summary_timed import whole_percent
-from cli.whatif.columns import COLUMNS, ONLY_IF_NOT_0, TABLE, Column
+
+from ..screen.cells import cell_width, counted, printable
+from ..screen.summary_timed import whole_percent
+from .columns import COLUMNS, ONLY_IF_NOT_0, TABLE, Column
 
 GAP = "  "
 BINDS = {

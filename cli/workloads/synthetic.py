@@ -14,7 +14,8 @@ from batcher.workloads.synthetic import (
     parse_shared_prefix,
     session_rows,
 )
-from cli.workloads.options import (
+
+from .options import (
     MAX_BURSTINESS,
     MAX_PERIOD,
     MAX_RATE,

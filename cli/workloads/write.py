@@ -13,12 +13,13 @@ from batcher.workloads.trace_checks import (
     scale_times,
 )
 from batcher.workloads.traces import TRACES
-from cli.running.files import check_distinct, check_replaceable
-from cli.running.intake import Input, InputError, open_input
-from cli.running.output import Sink, open_sink, stdout_sink
-from cli.running.problems import say
-from cli.screen.cells import counted
-from cli.workloads.options import (
+
+from ..running.files import check_distinct, check_replaceable
+from ..running.intake import Input, InputError, open_input
+from ..running.output import Sink, open_sink, stdout_sink
+from ..running.problems import say
+from ..screen.cells import counted
+from .options import (
     MAX_RATE,
     MAX_SCALE,
     MIN_RATE,
@@ -44,7 +45,7 @@ def write_workload(options: WorkloadOptions) -> None:
             _write_trace(options, trace)
         return
     _check_replaceable(options)
-    from cli.workloads.synthetic import make_rows  # noqa: PLC0415 - numpy, which traces do not need
+    from .synthetic import make_rows  # noqa: PLC0415 - numpy, which traces do not need
 
     _write(make_rows(options, read_lines), options)
 

@@ -130,7 +130,7 @@ INTERRUPTED_IMPORT = """
 import builtins, os, signal
 real_import = builtins.__import__
 def interrupted(name, *rest, **more):
-    if name == "cli.app":
+    if name == "app":  # from .app
         os.kill(os.getpid(), signal.SIGINT)
     return real_import(name, *rest, **more)
 builtins.__import__ = interrupted

@@ -15,8 +15,8 @@ from rich.live import Live
 from rich.segment import ControlType, Segment
 from rich.style import Style
 
-from cli.screen.live.theme import Line, line_width, theme_of
-from cli.screen.terminal import Terminal
+from ..terminal import Terminal
+from .theme import Line, line_width, theme_of
 
 _BEGIN_FRAME, _END_FRAME = b"\x1b[?2026h", b"\x1b[?2026l"  # what rich has no name for
 _HIDE, _SHOW = Control.show_cursor(False), Control.show_cursor(True)  # noqa: FBT003 - rich's

@@ -11,16 +11,17 @@ from contextlib import suppress
 from threading import RLock
 
 from batcher.events import RequestEvent
-from cli.screen.live.display import FrameLive
-from cli.screen.live.facts import LiveGauges, Moment, Plan, read
-from cli.screen.live.gantt import small_gantt
-from cli.screen.live.picture import Picture
-from cli.screen.live.scene import Scene
-from cli.screen.live.state import Note, RunState
-from cli.screen.live.strips import Strips
-from cli.screen.live.theme import ASCII, UNICODE
-from cli.screen.terminal import Terminal, can_print_boxes
-from cli.screen.view import View
+
+from ..terminal import Terminal, can_print_boxes
+from ..view import View
+from .display import FrameLive
+from .facts import LiveGauges, Moment, Plan, read
+from .gantt import small_gantt
+from .picture import Picture
+from .scene import Scene
+from .state import Note, RunState
+from .strips import Strips
+from .theme import ASCII, UNICODE
 
 MIN_RUN = 0.25
 """Seconds before the first frame: of a run that is over by then only its end is shown."""

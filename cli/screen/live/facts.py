@@ -5,9 +5,10 @@ from typing import NamedTuple, Protocol
 
 from batcher.scheduling.blocks import BlockUse
 from batcher.timeline.stays import label_of
-from cli.screen.cells import counted
-from cli.screen.live.state import RunState
-from cli.screen.summary_timed import HOLD_CAUSES, number
+
+from ..cells import counted
+from ..summary_timed import HOLD_CAUSES, number
+from .state import RunState
 
 GAP = "  "
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
-from cli.screen.cells import counted, cut_middle
-from cli.screen.live.scene import Scene
-from cli.screen.live.theme import ALL, LABEL, Line, joined, level, shade
-from cli.screen.summary_timed import number, whole_percent
+from ..cells import counted, cut_middle
+from ..summary_timed import number, whole_percent
+from .scene import Scene
+from .theme import ALL, LABEL, Line, joined, level, shade
 
 MAX_CELLS_PER_STEP = 4
 MIN_WIDTH, MIN_HEIGHT = 20, 3

@@ -4,10 +4,10 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cli.screen.cells import cell_width, counted, cut_middle, pad
-from cli.screen.live.scene import Scene, phase_style
-from cli.screen.live.strips import MAX_CELLS
-from cli.screen.live.theme import LABEL, Line
+from ..cells import cell_width, counted, cut_middle, pad
+from .scene import Scene, phase_style
+from .strips import MAX_CELLS
+from .theme import LABEL, Line
 
 GAP = 2  # between columns of slots
 MIN_CELL = 16

@@ -3,11 +3,12 @@
 from batcher.events import FinishEvent
 from batcher.scheduling.blocks import BlockUse
 from batcher.timeline.stays import label_of
-from cli.screen.cells import cell_width, counted, cut_middle
-from cli.screen.live.facts import GAP, Fact, clock, counts, kept, next_up, progress, rates, short
-from cli.screen.live.scene import Scene
-from cli.screen.live.state import Note
-from cli.screen.live.theme import LABEL, Line, bar, level, line_width
+
+from ..cells import cell_width, counted, cut_middle
+from .facts import GAP, Fact, clock, counts, kept, next_up, progress, rates, short
+from .scene import Scene
+from .state import Note
+from .theme import LABEL, Line, bar, level, line_width
 
 MAX_BAR, MIN_BAR, MIN_TREND = 60, 8, 8
 ROOMY = 60

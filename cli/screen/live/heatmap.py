@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from heapq import nsmallest
 from typing import NamedTuple
 
-from cli.screen.cells import counted, cut_middle
-from cli.screen.live.grid import MIN_CELL, Longest, plan_columns, row
-from cli.screen.live.header import note_text
-from cli.screen.live.scene import Scene
-from cli.screen.live.theme import ALL, LABEL, Line, bar, joined, level, shade
+from ..cells import counted, cut_middle
+from .grid import MIN_CELL, Longest, plan_columns, row
+from .header import note_text
+from .scene import Scene
+from .theme import ALL, LABEL, Line, bar, joined, level, shade
 
 MIN_PANEL, GAP = 34, 2
 MIN_LABELLED = 30

@@ -5,12 +5,12 @@ Rule: every slot is in it, in a row, a cell or a share of a cell.
 
 from dataclasses import dataclass, field
 
-from cli.screen.live.gantt import small_gantt
-from cli.screen.live.grid import MIN_CELL, Longest, cell_size, grid
-from cli.screen.live.header import header
-from cli.screen.live.heatmap import heat_map
-from cli.screen.live.scene import Scene
-from cli.screen.live.theme import Line
+from .gantt import small_gantt
+from .grid import MIN_CELL, Longest, cell_size, grid
+from .header import header
+from .heatmap import heat_map
+from .scene import Scene
+from .theme import Line
 
 MIN_GANTT = 6
 """In fewer spare lines there is no gantt."""

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from batcher.events import FinishEvent, Role
-from cli.screen.cells import printable
-from cli.screen.live.facts import Moment, Plan, Reading
-from cli.screen.live.slots import SlotState
-from cli.screen.live.state import Note, RunState
-from cli.screen.live.strips import Strips
-from cli.screen.live.theme import Glyphs, Line, bar
+
+from ..cells import printable
+from .facts import Moment, Plan, Reading
+from .slots import SlotState
+from .state import Note, RunState
+from .strips import Strips
+from .theme import Glyphs, Line, bar
 
 PHASES: dict[Role, str] = {"sample": "decode", "beam": "beam", "negative": "partner"}
 """What a row does after its prefill."""

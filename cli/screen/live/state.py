@@ -21,8 +21,9 @@ from batcher.events import (
     StepsEvent,
 )
 from batcher.timeline.stays import is_follower, label_of
-from cli.screen.live.history import RunHistory
-from cli.screen.live.slots import SlotState
+
+from .history import RunHistory
+from .slots import SlotState
 
 MAX_NOTES = 64
 """The most notes that are kept until somebody asks for them."""

@@ -6,8 +6,8 @@ Rule: a cell stands for all steps since the frame before, so what is drawn has a
 from collections import deque
 from collections.abc import Sequence
 
-from cli.screen.live.slots import SlotState
-from cli.screen.live.theme import Glyphs, shade
+from .slots import SlotState
+from .theme import Glyphs, shade
 
 MAX_CELLS = 256
 """The most cells a strip has."""

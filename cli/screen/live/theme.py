@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from rich.theme import Theme
 
-from cli.screen.cells import cell_width
+from ..cells import cell_width
 
 Part: TypeAlias = tuple[str, str]
 """Some text, and the name of its style, "" for none."""
