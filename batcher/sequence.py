@@ -6,8 +6,8 @@ from typing import cast
 
 from msgspec.structs import astuple
 
-from batcher.decoding.machine import StateMachine, state_machine
 from batcher.decoding.prompt_logprobs import PromptLogprobs
+from batcher.decoding.stops.automaton import StopAutomaton, stop_automaton
 from batcher.events import ArriveReason
 from batcher.models.base import Model
 from batcher.prompts import Prompt, read_prompt
@@ -38,7 +38,7 @@ class Sequence(ScheduledSequence, eq=False, gc=False, kw_only=True):  # it is pa
 
     request: Request
     prompt: Prompt
-    machine: StateMachine
+    automaton: StopAutomaton
     reason: ArriveReason
     known: Result | None
     is_plain: bool
@@ -96,7 +96,7 @@ def make_sequences(
     prompt = read_prompt(request.prompt, "prompt", request_id, model)
     if history:
         prompt = prompt.after(history, model.vocab_size)
-    machine = state_machine(request, model.eos_token_id)
+    automaton = stop_automaton(request, model.eos_token_id)
     num_tokens = prompt.num_tokens
     first = Sequence(
         id=request_id,
@@ -107,7 +107,7 @@ def make_sequences(
         max_tokens=request.max_tokens,
         request=request,
         prompt=prompt,
-        machine=machine,
+        automaton=automaton,
         reason=reason,
         known=known.get(0) if known else None,
         is_plain=is_plain(request),

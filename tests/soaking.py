@@ -107,13 +107,14 @@ def resident_megabytes() -> float:
 def kept(engine: Engine) -> dict[str, int]:
     """Return how much an engine still holds of rows that have ended, by place; {} if nothing."""
     scheduler, runner, roster = engine._scheduler, engine._runner, engine._roster
-    decoder, queue, ordering = runner.decoder, scheduler.queue, scheduler._ordering
+    decoder, rows = runner.decoder, runner.decoder._rows
+    queue, ordering = scheduler.queue, scheduler._ordering
     sizes = {
-        "rows": len(decoder._rows),
-        "beams": len(decoder._beams),
-        "leaders": len(decoder._leaders) + len(scheduler._leaders),
-        "first rows": len(decoder._history._first_rows),
-        "rows aside": len(decoder._history._aside),
+        "rows": len(rows._states) if rows else 0,
+        "beams": len(rows._beams) if rows else 0,
+        "leaders": len(scheduler._leaders) + (len(rows._leaders) if rows else 0),
+        "first rows": len(decoder._tokens._first_rows),
+        "rows aside": len(decoder._tokens._aside),
         "logit rows": len(decoder.logit_slots),
         "rows in the batch": len(runner._batch.slots),
         "chunks": len(runner._batch.chunks),

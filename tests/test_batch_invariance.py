@@ -11,7 +11,7 @@ from reference import english_requests
 
 from batcher import Request, Result, SimulatedModel
 from batcher.engine import Engine
-from batcher.rows.row import Row
+from batcher.engine.row_state import RowState
 from batcher.validation import num_slots_needed
 
 Outputs = dict[str, list[Result]]
@@ -78,6 +78,6 @@ def test_a_request_gives_as_many_results_as_it_asks_for(request: Request) -> Non
 def test_jumping_ahead_changes_no_output(requests: list[Request]) -> None:
     jumping = decode(named(requests), 4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Row, "may_jump", False)
+        patch.setattr(RowState, "may_jump", False)
         walking = decode(named(requests), 4)
     assert in_order(jumping) == in_order(walking)

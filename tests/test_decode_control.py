@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from batcher import Request, Result, SimulatedModel
 from batcher.engine import Engine
+from batcher.engine.row_state import RowState
 from batcher.events import (
     DropEvent,
     FinishEvent,
     JumpEvent,
 )
 from batcher.request import Transition
-from batcher.rows.row import Row
 
 FORCED = [
     {"json_schema": SCHEMA, "max_tokens": 60},
@@ -104,7 +104,7 @@ def test_penalties_count_forced_tokens_as_well(
     request = fields(regex=regex, max_tokens=60, frequency_penalty=2.0, temperature=temperature)
     jumping = run([request])
     assert of_kind(jumping.events, JumpEvent)
-    monkeypatch.setattr(Row, "may_jump", False)
+    monkeypatch.setattr(RowState, "may_jump", False)
     walking = run([request])
     assert not of_kind(walking.events, JumpEvent)
     assert jumping.results[0].tokens == walking.results[0].tokens

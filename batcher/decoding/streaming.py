@@ -7,8 +7,8 @@ from codecs import getincrementaldecoder
 from collections.abc import Callable
 from typing import NamedTuple
 
-from batcher.decoding.machine import END, Exit, Pattern, Progress, StateMachine
-from batcher.decoding.machine_reader import MachineReader, Match
+from batcher.decoding.stops.automaton import END, Exit, Pattern, Progress, StopAutomaton
+from batcher.decoding.stops.reader import Match, StopReader
 from batcher.errors import InvariantError
 from batcher.models.base import Tokenizer
 
@@ -38,7 +38,7 @@ class TextStream:
 
     def __init__(
         self,
-        machine: StateMachine,
+        automaton: StopAutomaton,
         tokenizer: Tokenizer,
         *,
         skip: int = 0,
@@ -46,7 +46,7 @@ class TextStream:
         keeps_stop: bool = False,
     ) -> None:
         outlook = _Outlook(
-            machine, tokenizer, lambda way: way.target == END, skip, min_tokens, keeps=keeps_stop
+            automaton, tokenizer, lambda way: way.target == END, skip, min_tokens, keeps=keeps_stop
         )
         self._pieces = _Pieces(("",), outlook)
 
@@ -66,10 +66,10 @@ class SegmentStream:
     """
 
     def __init__(
-        self, machine: StateMachine, tokenizer: Tokenizer, *, skip: int = 0, min_tokens: int = 0
+        self, automaton: StopAutomaton, tokenizer: Tokenizer, *, skip: int = 0, min_tokens: int = 0
     ) -> None:
-        outlook = _Outlook(machine, tokenizer, lambda _: True, skip, min_tokens)
-        self._pieces = _Pieces(machine.names, outlook)
+        outlook = _Outlook(automaton, tokenizer, lambda _: True, skip, min_tokens)
+        self._pieces = _Pieces(automaton.names, outlook)
 
     def push(self, token_id: int) -> list[TextPiece]:
         """Return the text that is certain now that `token_id` was generated."""
@@ -88,7 +88,7 @@ class _Outlook:
 
     def __init__(
         self,
-        machine: StateMachine,
+        automaton: StopAutomaton,
         tokenizer: Tokenizer,
         cuts: Cuts,
         skip: int,
@@ -97,22 +97,22 @@ class _Outlook:
         keeps: bool = False,
     ) -> None:
         self._cuts, self._keeps = cuts, keeps
-        self._ending = MachineReader(machine, tokenizer.token_bytes)
+        self._ending = StopReader(automaton, tokenizer.token_bytes)
         self._endless = self._ending
         self._num_endless = max(0, min_tokens - 1)  # tokens to come that may not end it
         if self._num_endless:
-            self._endless = MachineReader(machine.endless, tokenizer.token_bytes)
+            self._endless = StopReader(automaton.endless, tokenizer.token_bytes)
         self._progress: Progress | None = Progress(skip=skip)
 
     @property
     def has_ended(self) -> bool:
-        """Whether the machine has come to its end."""
+        """Whether the automaton has come to its end."""
         return self._progress is None
 
     def read(self, token_id: int) -> tuple[bytes, list[Match]]:
         """Return the text of the next token, and those of its matches that are cut out."""
         if self._progress is None:
-            raise InvariantError("a token after the end of the machine")
+            raise InvariantError("a token after the end of the automaton")
         reader = self._endless if self._num_endless else self._ending
         token = reader.bytes_of(token_id)[self._progress.skip :]
         self._progress, matches = reader.read(self._progress, token_id)
@@ -147,7 +147,7 @@ class _Outlook:
             if matches:
                 return self._cut(matches[0], position + matches[0].end)
             if then is None:
-                raise InvariantError("the end of the machine without a match")
+                raise InvariantError("the end of the automaton without a match")
             progress, position = then, position + len(reader.bytes_of(token_id))
         return 0
 

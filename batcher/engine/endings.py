@@ -6,11 +6,11 @@ from typing import cast
 from batcher.engine.journal import Journal
 from batcher.engine.results import make_result
 from batcher.engine.roster import Roster
+from batcher.engine.row_state import Generated
 from batcher.errors import Failure
 from batcher.lifecycle import Move, move
 from batcher.models.base import Tokenizer
 from batcher.request import FinishReason, Result, TokenLogprob
-from batcher.rows.generated import Generated
 from batcher.rows.runner import ModelRunner
 from batcher.scheduling.scheduler import Scheduler
 from batcher.scheduling.sequence import NEVER

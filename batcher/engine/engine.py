@@ -19,6 +19,7 @@ from batcher.engine.entrance import Entrance
 from batcher.engine.journal import Journal
 from batcher.engine.outcome import StepOutcome
 from batcher.engine.roster import Roster
+from batcher.engine.row_decoder import NOTHING_DECODED, Decoded
 from batcher.engine.step_log import StepLog
 from batcher.errors import BatchdecodeError, Failure, FieldProblem, RequestError
 from batcher.events import ArriveReason, EndEvent, RunEvent
@@ -29,7 +30,6 @@ from batcher.models.checked_tokenizer import CheckedTokenizer
 from batcher.models.llm import LLM
 from batcher.models.loading import as_model
 from batcher.request import FinishReason, Request, Result
-from batcher.rows.decoder import NOTHING_DECODED, Decoded
 from batcher.rows.runner import ModelRunner
 from batcher.scheduling.clock import Clock, ConstantClock, FormulaClock
 from batcher.scheduling.making import make_scheduler

@@ -2,12 +2,12 @@
 
 from msgspec.structs import replace
 
-from batcher.decoding.output import Output, StateText, read_output
+from batcher.decoding.stops.output import Output, StateText, read_output
+from batcher.engine.row_state import Generated
 from batcher.errors import Failure
 from batcher.models.base import Tokenizer, join_bytes
 from batcher.prompts import count_tokens
 from batcher.request import ErrorInfo, Result, Segment, StepTimes, Usage
-from batcher.rows.generated import Generated
 from batcher.scheduling.sequence import NEVER, NO_SLOT
 from batcher.sequence import Sequence
 
@@ -26,11 +26,11 @@ def make_result(
     tokens = generated.tokens
     arrived = None if sequence.arrived_step == NEVER else sequence.arrived_step
     admitted = None if sequence.admitted_step == NEVER else sequence.admitted_step
-    machine, has_stopped = sequence.machine, generated.reason == "stop"
+    automaton, has_stopped = sequence.automaton, generated.reason == "stop"
     if has_stopped and len(tokens) < sequence.request.min_tokens:  # stops do not act there
-        machine = machine.until_eos
+        automaton = automaton.until_eos
     output = read_output(
-        machine,
+        automaton,
         tokens,
         tokenizer,
         has_stopped=has_stopped,

@@ -8,12 +8,12 @@ from weakref import WeakValueDictionary
 from msgspec.structs import replace
 
 from batcher.decoding.prompt_logprobs import PromptLogprobs
+from batcher.engine.decoder import Decoder
+from batcher.engine.row_decoder import NOTHING_DECODED, Decoded, SuspendedRows
+from batcher.engine.row_state import Generated
 from batcher.errors import BatchdecodeError, Failure, ModelError
 from batcher.models.base import Batch, Chunk, Model, ModelOutput, Pages, can_page
 from batcher.request import FinishReason
-from batcher.rows.decoder import NOTHING_DECODED, Decoded, Decoder
-from batcher.rows.generated import Generated
-from batcher.rows.suspended import SuspendedRows
 from batcher.scheduling.kv_cache import KVCache
 from batcher.scheduling.plan import StepPlan
 from batcher.scheduling.running import rows_of

@@ -22,13 +22,13 @@ from typing import NamedTuple
 import bare
 import workload
 from constraints import constraints
-from machine import machine
 from paging import paging
 from pictures import pictures
 from report import Row
 from sampling import sampling
 from simulation import simulation
 from soak import soak
+from stops import stops
 
 from batcher import Engine, Request, SimulatedModel
 
@@ -248,7 +248,7 @@ BENCHMARKS = {
         million,
         startup,
         pictures,
-        machine,
+        stops,
         sampling,
         constraints,
         simulation,

@@ -5,11 +5,11 @@ from random import Random
 from typing import NamedTuple
 
 from batcher import Request, SimulatedModel
+from batcher.engine.decoder import Decoder
+from batcher.engine.row_decoder import Decoded, SuspendedRows
+from batcher.engine.row_state import Generated
 from batcher.models.base import Batch, Chunk
 from batcher.request import FinishReason
-from batcher.rows.decoder import Decoded, Decoder
-from batcher.rows.generated import Generated
-from batcher.rows.suspended import SuspendedRows
 from batcher.sequence import Sequence, make_sequences
 
 NUM_SLOTS = 7
@@ -97,7 +97,7 @@ class SlottedRows:
         for slot, leader in list(self.running.items()):
             self._commit(leader, slot, decoded)
         for source, target in decoded.forks:
-            if target in self.decoder._leaders or target in self.running:
+            if target in self.decoder._rows._leaders or target in self.running:
                 MODEL.fork(source, target)
                 self.batch.enter(target)
 

@@ -4,11 +4,11 @@ from itertools import product
 from os.path import commonprefix
 
 import pytest
-from random_machines import IDS, LONE, NOTHING, PIECES, Case, random_case
-from slow_machine import SlowReader
+from random_automata import IDS, LONE, NOTHING, PIECES, Case, random_case
+from slow_automaton import SlowReader
 
-from batcher.decoding.machine import END, Exit, Progress, StateMachine
-from batcher.decoding.machine_reader import MachineReader
+from batcher.decoding.stops.automaton import END, Exit, Progress, StopAutomaton
+from batcher.decoding.stops.reader import StopReader
 from batcher.decoding.streaming import SegmentStream, TextPiece, TextStream
 from batcher.errors import InvariantError
 from batcher.models.byte_tokenizer import ByteTokenizer
@@ -29,9 +29,9 @@ def decoded(text: bytes) -> str:
     return text.decode("utf-8", "replace")
 
 
-def stops(*patterns: str | tuple[int, ...]) -> StateMachine:
-    """A machine that ends at these."""
-    return StateMachine(
+def stops(*patterns: str | tuple[int, ...]) -> StopAutomaton:
+    """An automaton that ends at these."""
+    return StopAutomaton(
         (
             tuple(
                 Exit(given.encode() if isinstance(given, str) else given, END, given)
@@ -46,8 +46,8 @@ class Futures:
 
     def __init__(self, case: Case) -> None:
         self.min_tokens = case.min_tokens
-        self.ending = MachineReader(case.machine, PIECES.token_bytes)
-        self.endless = MachineReader(case.machine.endless, PIECES.token_bytes)
+        self.ending = StopReader(case.automaton, PIECES.token_bytes)
+        self.endless = StopReader(case.automaton.endless, PIECES.token_bytes)
         self.progress = Progress(skip=case.skip)
         self.num_tokens = 0
 
@@ -81,8 +81,8 @@ def test_exactly_what_is_certain_has_been_told_at_every_time(block: int) -> None
     """What no continuation takes back is told; what one takes back is not."""
     for seed in range(block * 12, block * 12 + 12):
         case = random_case(seed)
-        slow = SlowReader(case.machine, PIECES, case.skip, case.min_tokens)
-        stream = TextStream(case.machine, PIECES, skip=case.skip, min_tokens=case.min_tokens)
+        slow = SlowReader(case.automaton, PIECES, case.skip, case.min_tokens)
+        stream = TextStream(case.automaton, PIECES, skip=case.skip, min_tokens=case.min_tokens)
         futures = Futures(case)
         told = ""
         for token_id in case.tokens:
@@ -99,10 +99,10 @@ def test_exactly_what_is_certain_has_been_told_at_every_time(block: int) -> None
 def test_so_it_is_with_each_segment(block: int) -> None:
     for seed in range(block * 24, block * 24 + 24):
         case = random_case(seed)
-        if not case.machine.names:
+        if not case.automaton.names:
             continue
-        slow = SlowReader(case.machine, PIECES, case.skip, case.min_tokens)
-        stream = SegmentStream(case.machine, PIECES, skip=case.skip, min_tokens=case.min_tokens)
+        slow = SlowReader(case.automaton, PIECES, case.skip, case.min_tokens)
+        stream = SegmentStream(case.automaton, PIECES, skip=case.skip, min_tokens=case.min_tokens)
         futures = Futures(case)
         pieces = []
         for token_id in case.tokens:
@@ -173,8 +173,8 @@ def test_ids_that_can_only_be_completed_too_early_hold_nothing_back() -> None:
 
 def test_a_marker_holds_no_text_back_but_a_stop_begun_inside_it_does() -> None:
     exits = (Exit(b"abc", 1, "abc"), Exit(b"bd", END, "bd"))
-    machine = StateMachine((exits, ()), ("s", "t"))
-    text, segments = TextStream(machine, BYTES), SegmentStream(machine, BYTES)
+    automaton = StopAutomaton((exits, ()), ("s", "t"))
+    text, segments = TextStream(automaton, BYTES), SegmentStream(automaton, BYTES)
     assert [text.push(byte) for byte in b"abc"] == ["a", "", "bc"]
     assert [segments.push(byte) for byte in b"abx"] == [[], [], [("s", "abx", 0)]]
 

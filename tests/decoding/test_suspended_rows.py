@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from slotted_rows import MODEL, SlottedRows, decode_all, never
 
 from batcher import Request
-from batcher.decoding.history import TokenHistory
-from batcher.decoding.machine import state_machine
-from batcher.decoding.machine_table import MachineTable
+from batcher.decoding.output_tokens import OutputTokens
+from batcher.decoding.stops.automaton import stop_automaton
+from batcher.decoding.stops.matcher import StopMatcher
 
 EVERY_KIND: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -132,45 +132,45 @@ def test_a_plain_row_is_not_in_the_way_of_those_that_stay() -> None:
     [leader] = rows.running.values()
     rows.suspend(leader)
     decoder = rows.decoder
-    assert not decoder._rows
-    assert not decoder._history._first_rows
-    assert not decoder._machines._open_slots
+    assert not decoder._rows._states
+    assert not decoder._tokens._first_rows
+    assert not decoder._stops._open_slots
 
 
 @given(st.lists(st.sampled_from(["step", "jump", "leave"]), max_size=60), st.data())
 def test_any_part_of_a_row_can_be_read(moves: list[str], data: st.DataObject) -> None:
-    history = TokenHistory(2)
-    history._page_steps = 5
-    history._page = np.zeros((5, 2), np.int64)
-    history.open(1)
+    kept = OutputTokens(2)
+    kept._page_steps = 5
+    kept._page = np.zeros((5, 2), np.int64)
+    kept.open(1)
     row: list[int] = []
     for token, move in enumerate(moves):
         if move == "step":
-            history.append(np.array([-1, token]))
+            kept.append(np.array([-1, token]))
             row.append(token)
         elif move == "jump":
-            history.extend(1, [token, token])
+            kept.extend(1, [token, token])
             row += [token, token]
         else:
-            assert history.close(1, len(row)) == row
-            history.append(np.array([-1, -1]))
-            history.resume(1, row)
+            assert kept.close(1, len(row)) == row
+            kept.append(np.array([-1, -1]))
+            kept.resume(1, row)
         start = data.draw(st.integers(0, len(row)))
         stop = data.draw(st.integers(start, len(row)))
-        assert history.read(1, start, stop) == row[start:stop]
-    assert history.close(1, len(row)) == row
+        assert kept.read(1, start, stop) == row[start:stop]
+    assert kept.close(1, len(row)) == row
 
 
-def test_a_row_stands_in_its_machine_where_it_stood_though_the_table_was_cleared() -> None:
+def test_a_row_stands_in_its_automaton_where_it_stood_though_the_table_was_cleared() -> None:
     """Between leaving and coming back all lines are made anew."""
-    table = MachineTable(2, MODEL.vocab_size, MODEL.tokenizer)
+    table = StopMatcher(2, MODEL.vocab_size, MODEL.tokenizer)
     encode = MODEL.tokenizer.encode
     first, second = encode("a"), encode("b")
-    machine = state_machine(Request(prompt="", stop="ab"), None)
-    table.open(0, machine)
+    automaton = stop_automaton(Request(prompt="", stop="ab"), None)
+    table.open(0, automaton)
     table.advance(np.array([first[0], 0]))
     place = table.suspend(0)
     table._clear()
-    table.open(0, state_machine(Request(prompt="", stop="xyz"), None))
+    table.open(0, stop_automaton(Request(prompt="", stop="xyz"), None))
     table.resume(1, place)
     assert table.advance(np.array([5, second[0]])) == [1]

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from batcher import Request, SimulatedModel
+from batcher.engine.decoder import Decoder
 from batcher.errors import InvariantError
 from batcher.formats.requests import RequestParser
 from batcher.models.loading import as_model
-from batcher.rows.decoder import Decoder
 from batcher.scheduling.kv_cache import KVCache
 from batcher.validation import ModelCapabilities
 from batcher.verifying.cases import make_cases, needs_of

@@ -10,8 +10,8 @@ from functools import cached_property, lru_cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from batcher.decoding.machine import END, Exit, StateMachine
-from batcher.decoding.machine_reader import MachineReader
+from batcher.decoding.stops.automaton import END, Exit, StopAutomaton
+from batcher.decoding.stops.reader import StopReader
 from batcher.models.base import IntArray, bytes_of
 
 MAX_LINES = 256  # of states, the latest in use
@@ -45,7 +45,7 @@ class BadWords:
     def __init__(self, words: Iterable[str], vocabulary: Vocabulary) -> None:
         self._token_bytes = vocabulary.token_bytes
         exits = tuple(Exit(word.encode(), END, word) for word in words)
-        [(_, trie)] = MachineReader(StateMachine((exits,)), self._token_bytes).tries
+        [(_, trie)] = StopReader(StopAutomaton((exits,)), self._token_bytes).tries
         self._next_states = trie.next_nodes()
         is_end = np.array([way is not None for way in trie.best])
         make_line = partial(_completing, self._next_states, is_end, vocabulary)

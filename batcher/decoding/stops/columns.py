@@ -6,7 +6,7 @@ from itertools import chain
 
 import numpy as np
 
-from batcher.decoding.machine import StateMachine
+from batcher.decoding.stops.automaton import StopAutomaton
 from batcher.models.base import REPLACEMENT, IntArray
 
 MAX_BEYOND = 2**16  # ids beyond the tokenizer's that have columns of their own
@@ -67,20 +67,20 @@ class TokenColumns:
         """The columns that show as nothing."""
         return self._texts.empty
 
-    def has_asked_for(self, machine: StateMachine) -> bool:
-        """Return whether all ids of `machine` have columns of their own."""
-        return not self._takes_any_id or self._shared_ids([machine]) <= self._column_of.keys()
+    def has_asked_for(self, automaton: StopAutomaton) -> bool:
+        """Return whether all ids of `automaton` have columns of their own."""
+        return not self._takes_any_id or self._shared_ids([automaton]) <= self._column_of.keys()
 
-    def ask_for(self, machines: Iterable[StateMachine]) -> None:
-        """Give the ids of these machines columns of their own, and no other ids."""
-        ids = sorted(self._shared_ids(machines))
+    def ask_for(self, automata: Iterable[StopAutomaton]) -> None:
+        """Give the ids of these automata columns of their own, and no other ids."""
+        ids = sorted(self._shared_ids(automata))
         self._asked_for = np.array(ids, np.int64)
         self._column_of = {token_id: self._num_plain + place for place, token_id in enumerate(ids)}
         self.__dict__.pop("_texts", None)
 
-    def _shared_ids(self, machines: Iterable[StateMachine]) -> set[int]:
-        """Return the ids of `machines` beyond the tokenizer's."""
-        exits = chain.from_iterable(exits for machine in machines for exits in machine.exits)
+    def _shared_ids(self, automata: Iterable[StopAutomaton]) -> set[int]:
+        """Return the ids of `automata` beyond the tokenizer's."""
+        exits = chain.from_iterable(exits for automaton in automata for exits in automaton.exits)
         patterns = [way.pattern for way in exits if isinstance(way.pattern, tuple)]
         return {token_id for ids in patterns for token_id in ids if token_id >= self._num_plain}
 

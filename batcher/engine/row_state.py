@@ -1,25 +1,107 @@
-"""What a row has to be looked at for by itself: all but being sampled, stopped and cut."""
+"""What a row that has to be looked at by itself is, beside being sampled, stopped and cut."""
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.decoding.constraints import CompiledConstraint, RowConstraint
+from batcher.decoding.grammars import Grammars
 from batcher.decoding.healing import HealingRow
-from batcher.decoding.machine import StateMachine
 from batcher.decoding.sampling.noise import row_key
 from batcher.decoding.sampling.params import needs_cumulative, sampling_params
 from batcher.decoding.sampling.sampler import SamplingRow
+from batcher.decoding.stops.automaton import StopAutomaton
+from batcher.decoding.streaming import SegmentStream, TextPiece, TextStream
 from batcher.errors import Failure, InvariantError
+from batcher.events import TokenEvent
 from batcher.models.base import Tokenizer, join_bytes
-from batcher.request import Request, TokenLogprob
-from batcher.rows.generated import Generated
-from batcher.rows.grammars import Grammars
-from batcher.rows.row_stream import RowStream
+from batcher.request import (
+    ConstraintCheck,
+    ConstraintOutcome,
+    FinishReason,
+    Request,
+    TokenLogprob,
+)
 from batcher.sequence import Sequence
 from batcher.validation import constraint_fields_of
 
+_Piece = tuple[str, str | None]  # text, and the state it was generated in, if it has a name
 
-class Row(Struct, eq=False):
+
+class Generated(Struct, frozen=True, gc=False):
+    """The output of a row, before it is made a result.
+
+    failure: what is wrong with the output itself.  The others: as in the result.
+    """
+
+    tokens: list[int]
+    reason: FinishReason
+    logprobs: list[TokenLogprob] | None = None
+    cumulative_logprob: float | None = None
+    score: float | None = None
+    constraint: ConstraintOutcome | None = None
+    constraint_check: ConstraintCheck | None = None
+    failure: Failure | None = None
+
+
+class RowStream:
+    """Turns the tokens of a sample into events; one for each state, if it names states."""
+
+    def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
+        self._id, self._index = sequence.id, sequence.index
+        automaton, skip = sequence.automaton, len(sequence.healing)
+        min_tokens = sequence.request.min_tokens
+        self._stream: TextStream | SegmentStream
+        if automaton.names:
+            self._stream = SegmentStream(automaton, tokenizer, skip=skip, min_tokens=min_tokens)
+        else:
+            self._stream = TextStream(
+                automaton,
+                tokenizer,
+                skip=skip,
+                min_tokens=min_tokens,
+                keeps_stop=sequence.request.include_stop_str_in_output,
+            )
+
+    def push(self, tokens: list[int], step: int) -> list[TokenEvent]:
+        """Return the events of the `tokens` a step has given; the first one tells all of them."""
+        return self._told(tokens, tokens, step)
+
+    def end(self, tokens: list[int], step: int) -> list[TokenEvent]:
+        """Return the events of tokens of which the last is EOS, though no stop acts there yet."""
+        return self._told(tokens, tokens[:-1], step)
+
+    def _told(self, tokens: list[int], with_text: list[int], step: int) -> list[TokenEvent]:
+        pieces = [piece for token in with_text for piece in self._pieces(self._stream.push(token))]
+        return self._events(tokens, _joined(pieces) or [("", None)], step)
+
+    def finish(self, step: int) -> list[TokenEvent]:
+        """Return the events of what was held back until nothing more came."""
+        return self._events([], self._pieces(self._stream.finish()), step)
+
+    def _pieces(self, told: str | list[TextPiece]) -> list[_Piece]:
+        if isinstance(told, str):
+            return [(told, None)] if told else []
+        return [(piece.text, piece.state) for piece in told]
+
+    def _events(self, tokens: list[int], pieces: list[_Piece], step: int) -> list[TokenEvent]:
+        return [
+            TokenEvent(step, self._id, self._index, [] if number else tokens, text, state)
+            for number, (text, state) in enumerate(pieces)
+        ]
+
+
+def _joined(pieces: list[_Piece]) -> list[_Piece]:
+    """Return the pieces with those that follow each other in one state made one."""
+    joined: list[_Piece] = []
+    for text, state in pieces:
+        if joined and joined[-1][1] == state:
+            joined[-1] = (joined[-1][0] + text, state)
+        else:
+            joined.append((text, state))
+    return joined
+
+
+class RowState(Struct, eq=False):
     """The state of one row beside that in the tables of all rows.
 
     num_tokens: how many it has generated.
@@ -40,10 +122,10 @@ class Row(Struct, eq=False):
     untold: list[int] = []
 
     @property
-    def machine(self) -> StateMachine:
+    def automaton(self) -> StopAutomaton:
         """What the row is watched for now."""
-        machine = self.sequence.machine
-        return machine.endless if self.has_to_go_on else machine
+        automaton = self.sequence.automaton
+        return automaton.endless if self.has_to_go_on else automaton
 
     @property
     def needs_cumulative(self) -> bool:
@@ -70,10 +152,10 @@ class Row(Struct, eq=False):
         if not self.constraint.is_active:
             self.constraint = None
 
-    def fork(self, sequence: Sequence) -> "Row":
+    def fork(self, sequence: Sequence) -> "RowState":
         """Return the row of `sequence`, a beam that goes on from this one."""
         constraint = None if self.constraint is None else self.constraint.fork()
-        return Row(
+        return RowState(
             sequence, self.num_tokens, self.grammar, constraint, has_to_go_on=self.has_to_go_on
         )
 
@@ -107,7 +189,9 @@ class Row(Struct, eq=False):
         return replace(generated, failure=failure)
 
 
-def make_row(sequence: Sequence, grammars: Grammars, stream: RowStream | None) -> Row | None:
+def make_row_state(
+    sequence: Sequence, grammars: Grammars, stream: RowStream | None
+) -> RowState | None:
     """Return the row of a sequence that has just got its slot; None if it needs none."""
     request = sequence.request
     grammar = grammars.of_row(request)
@@ -116,7 +200,7 @@ def make_row(sequence: Sequence, grammars: Grammars, stream: RowStream | None) -
         constraint = grammar.new_row()
     elif sequence.healing:
         constraint = HealingRow(grammars.vocabulary, sequence.healing)
-    row = Row(
+    row = RowState(
         sequence,
         grammar=grammar,
         constraint=constraint,

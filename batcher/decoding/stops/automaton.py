@@ -42,7 +42,7 @@ class Exit(Struct, frozen=True):
         return 0 if is_text or self.given is None else len(self.pattern)
 
 
-class StateMachine(Struct, frozen=True, cache_hash=True):
+class StopAutomaton(Struct, frozen=True, cache_hash=True):
     """The states of a request, hashable so that equal ones share one table.
 
     exits: of each state, first the initial one, by precedence (see `precedence`).
@@ -58,8 +58,8 @@ class StateMachine(Struct, frozen=True, cache_hash=True):
         return any(self.exits)
 
     @property
-    def endless(self) -> "StateMachine":
-        """This machine while the row may not end.
+    def endless(self) -> "StopAutomaton":
+        """This automaton while the row may not end.
 
         It knows the same patterns, so that a stop begun in it can be completed in the other: a
         Progress of one is a Progress of the other.
@@ -67,13 +67,13 @@ class StateMachine(Struct, frozen=True, cache_hash=True):
         return self._without(lambda way: way.target == END)
 
     @property
-    def until_eos(self) -> "StateMachine":
-        """This machine where EOS ends a row that may not end yet, because nothing else is left."""
+    def until_eos(self) -> "StopAutomaton":
+        """This automaton where only EOS ends a row, which had nothing else left."""
         return self._without(lambda way: way.target == END and way.given is not None)
 
-    def _without(self, is_out: Callable[[Exit], bool]) -> "StateMachine":
-        """Return this machine with exits that are watched for, and do nothing."""
-        return StateMachine(
+    def _without(self, is_out: Callable[[Exit], bool]) -> "StopAutomaton":
+        """Return this automaton with exits that are watched for, and do nothing."""
+        return StopAutomaton(
             tuple(
                 tuple(
                     Exit(way.pattern, NOWHERE, way.given) if is_out(way) else way for way in exits
@@ -85,10 +85,10 @@ class StateMachine(Struct, frozen=True, cache_hash=True):
 
 
 class Progress(NamedTuple):
-    """How far a row has come in its machine: all that what it generated means for what follows.
+    """How far a row has come in its automaton: all that what it generated means for what follows.
 
     id_node, text_node: the longest suffix of the ids, and of the text, since the state was entered
-    that begins a pattern; a node of a trie (see machine_reader.py).
+    that begins a pattern; a node of a trie (see reader.py).
     skip: how many of the next bytes belong to the prompt; so do tokens with no byte after them.
     """
 
@@ -107,51 +107,51 @@ def precedence(way: Exit, size: int, place: int) -> tuple[int, int, int]:
     return -size, -way.num_ids, place
 
 
-def state_machine(request: Request, eos_token_id: int | None) -> StateMachine:
+def stop_automaton(request: Request, eos_token_id: int | None) -> StopAutomaton:
     """Return what the output of a valid `request` is watched for."""
     if request.ignore_eos:
         eos_token_id = None
     if request.stop_token is None and request.stop_sequence is None and request.stop is None:
-        machine = _only_stops((), (), (), eos_token_id)
+        automaton = _only_stops((), (), (), eos_token_id)
     else:
         token = request.stop_token
         token_ids = () if token is None else (token,) if isinstance(token, int) else tuple(token)
         ids, texts = _split_sequences(request.stop_sequence)
         if request.stop is not None:
             texts += (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
-        machine = _only_stops(token_ids, ids, texts, eos_token_id)
+        automaton = _only_stops(token_ids, ids, texts, eos_token_id)
     if request.states is None:
-        return machine
-    return _with_states(request.states, request.initial_state, machine.exits[0])
+        return automaton
+    return _with_states(request.states, request.initial_state, automaton.exits[0])
 
 
-@lru_cache(1024)  # so that most equal machines are one, which is faster to look up
+@lru_cache(1024)  # so that most equal automata are one, which is faster to look up
 def _only_stops(
     token_ids: tuple[int, ...],
     sequences: tuple[tuple[int, ...], ...],
     texts: tuple[str, ...],
     eos_token_id: int | None,
-) -> StateMachine:
-    """Return the machine of one state that these stops end: its exits are in their order."""
+) -> StopAutomaton:
+    """Return the automaton of one state that these stops end: its exits are in their order."""
     exits = [Exit((token_id,), END, token_id) for token_id in token_ids]
     exits += [Exit(sequence, END, sequence) for sequence in sequences]
     exits += [Exit(text.encode(), END, text) for text in texts]
     if eos_token_id is not None:
         exits.append(Exit((eos_token_id,), END, None))
-    return StateMachine((tuple(exits),))
+    return StopAutomaton((tuple(exits),))
 
 
 def _with_states(
     states: dict[str, list[Transition]], initial_state: str | None, exits: tuple[Exit, ...]
-) -> StateMachine:
-    """Return the machine of these states, each with `exits`, too; EOS stays last."""
+) -> StopAutomaton:
+    """Return the automaton of these states, each with `exits`, too; EOS stays last."""
     names = [name for name in states if name != ANY_STATE]
     if initial_state is not None:
         names.sort(key=lambda name: name != initial_state)  # the others stay in order
     numbers: dict[str | None, int] = {None: END} | {name: n for n, name in enumerate(names)}
     general = states.get(ANY_STATE, [])
     stops = tuple(way for way in exits if way.given is not None)
-    return StateMachine(
+    return StopAutomaton(
         tuple(
             stops
             + tuple(_exit(way, numbers) for way in [*states[name], *general])

@@ -1,14 +1,14 @@
 """What a sequence that has ended is told of its output, exactly, from its tokens.
 
-This is the definition.  The engine only learns from a table (machine_table.py) that a row has come
-to the end of its machine, and asks here, once per sequence, how.
+This is the definition.  The engine only learns from a table (matcher.py) that a row has come
+to the end of its automaton, and asks here, once per sequence, how.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from batcher.decoding.machine import END, Exit, Progress, StateMachine, precedence
-from batcher.decoding.machine_reader import MachineReader
+from batcher.decoding.stops.automaton import END, Exit, Progress, StopAutomaton, precedence
+from batcher.decoding.stops.reader import StopReader
 from batcher.errors import InvariantError
 from batcher.models.base import Tokenizer, join_bytes
 from batcher.request import StopReason
@@ -59,7 +59,7 @@ class _Stays(NamedTuple):
 
 
 def read_output(
-    machine: StateMachine,
+    automaton: StopAutomaton,
     tokens: list[int],
     tokenizer: Tokenizer,
     *,
@@ -69,7 +69,7 @@ def read_output(
 ) -> Output:
     """Return what `tokens` are an output of.
 
-    has_stopped: whether the last token brought the machine to its end, if it could; a stop that
+    has_stopped: whether the last token brought the automaton to its end, if it could; a stop that
     was completed before that token, or in spite of it, is text.
     skip: how many of the first bytes belong to the prompt; so do tokens with no byte after them.
     keeps_stop: whether the text ends with the stop, not before it; not where there are states.
@@ -79,12 +79,12 @@ def read_output(
         text = text[skip:]
         tokens, skip = _without_the_prompts(tokens, tokenizer, skip)
     may_end = has_stopped and bool(tokens)
-    if machine.names:
-        readers = [MachineReader(machine.endless, tokenizer.token_bytes)] * len(tokens)
+    if automaton.names:
+        readers = [StopReader(automaton.endless, tokenizer.token_bytes)] * len(tokens)
         if may_end:
-            readers[-1] = MachineReader(machine, tokenizer.token_bytes)
-        return _with_segments(machine.names, tokens, text, _read_stays(tokens, readers, skip))
-    final = _final_stop(machine.exits[0], tokens, text, tokenizer) if may_end else None
+            readers[-1] = StopReader(automaton, tokenizer.token_bytes)
+        return _with_segments(automaton.names, tokens, text, _read_stays(tokens, readers, skip))
+    final = _final_stop(automaton.exits[0], tokens, text, tokenizer) if may_end else None
     if final is None:
         return Output(text)
     end = final.end if keeps_stop else final.begin
@@ -108,7 +108,7 @@ def _final_stop(
 ) -> "_Completion | None":
     """Return the stop that the last of `tokens` completes, and where in the text it is.
 
-    Only for a machine with one state: there, nothing but the last token has to be looked at.
+    Only for an automaton with one state: there, nothing but the last token has to be looked at.
     """
     token_bytes, num_text, last = tokenizer.token_bytes, len(text), tokens[-1]
     num_before = num_text - len(join_bytes([last], token_bytes))
@@ -145,7 +145,7 @@ class _Completion(NamedTuple):
         return self.end, precedence(self.exit, self.size, self.place)
 
 
-def _read_stays(tokens: list[int], readers: Sequence[MachineReader], skip: int) -> _Stays:
+def _read_stays(tokens: list[int], readers: Sequence[StopReader], skip: int) -> _Stays:
     """Return the stays in states that `tokens` lead through.  readers: what reads each token."""
     ended: list[_Stay] = []
     spans: list[tuple[int, int]] = []
@@ -153,7 +153,7 @@ def _read_stays(tokens: list[int], readers: Sequence[MachineReader], skip: int) 
     progress: Progress | None = Progress(skip=skip)
     for number, (token_id, reader) in enumerate(zip(tokens, readers, strict=True)):
         if progress is None:
-            raise InvariantError("tokens after the end of the machine")
+            raise InvariantError("tokens after the end of the automaton")
         size = len(reader.bytes_of(token_id)[progress.skip :])
         spans.append((position, position + size))
         progress, matches = reader.read(progress, token_id)
@@ -170,7 +170,7 @@ def _read_stays(tokens: list[int], readers: Sequence[MachineReader], skip: int) 
 
 
 def _with_segments(names: Sequence[str], tokens: list[int], text: bytes, read: _Stays) -> Output:
-    """Return the output of a machine with named states."""
+    """Return the output of an automaton with named states."""
     segments = [
         StateText(
             names[stay.state],

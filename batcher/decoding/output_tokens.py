@@ -10,7 +10,7 @@ MIN_PAGE_STEPS = 16
 MAX_PARTS = 8  # of what a row has put aside, before a look at it joins them
 
 
-class TokenHistory:
+class OutputTokens:
     """A time-major page [page_steps, num_slots] of tokens.
 
     When the page is full, each open row puts its part aside and the page starts over, so a long row

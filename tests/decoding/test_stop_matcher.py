@@ -6,13 +6,13 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from random_machines import IDS, LONE, PIECES, random_machine
+from random_automata import IDS, LONE, PIECES, random_automaton
 from reference import ENGLISH
-from slow_machine import SlowReader
+from slow_automaton import SlowReader
 
-from batcher.decoding import machine_table
-from batcher.decoding.machine import Progress, StateMachine, state_machine
-from batcher.decoding.machine_table import MachineTable
+from batcher.decoding.stops import matcher
+from batcher.decoding.stops.automaton import Progress, StopAutomaton, stop_automaton
+from batcher.decoding.stops.matcher import StopMatcher
 from batcher.models.byte_tokenizer import ByteTokenizer
 from batcher.request import Request
 
@@ -25,18 +25,18 @@ class Rows:
 
     def __init__(self, seed: int, vocab_size: int | None) -> None:
         self.draw = random.Random(seed)
-        self.table = MachineTable(NUM_SLOTS, vocab_size, PIECES)
+        self.table = StopMatcher(NUM_SLOTS, vocab_size, PIECES)
         self.rows: list[SlowReader | None] = [None] * NUM_SLOTS
         self.ids = [i for i in IDS + LONE if vocab_size is None or i < vocab_size]
-        self.machines = [random_machine(self.draw, self.draw.choice([1, 2, 3])) for _ in range(4)]
+        self.automata = [random_automaton(self.draw, self.draw.choice([1, 2, 3])) for _ in range(4)]
 
     def open(self, slot: int) -> None:
         if self.draw.random() < 0.5:
-            self.machines[slot] = random_machine(self.draw, self.draw.choice([1, 2, 3]))
-        machine, skip = self.draw.choice(self.machines), self.draw.choice([0, 0, 0, 1, 3])
+            self.automata[slot] = random_automaton(self.draw, self.draw.choice([1, 2, 3]))
+        automaton, skip = self.draw.choice(self.automata), self.draw.choice([0, 0, 0, 1, 3])
         min_tokens = self.draw.choice([0, 0, 0, 2, 4])
-        self.rows[slot] = SlowReader(machine, PIECES, skip, min_tokens)
-        first = machine.endless if min_tokens > 1 else machine
+        self.rows[slot] = SlowReader(automaton, PIECES, skip, min_tokens)
+        first = automaton.endless if min_tokens > 1 else automaton
         self.table.open(slot, first, Progress(skip=skip))
 
     def close(self, slot: int) -> None:
@@ -65,7 +65,7 @@ class Rows:
             return False
         row.read(token_id)
         if not row.has_ended and len(row.tokens) + 1 == row.min_tokens:
-            self.table.switch(slot, row.machine)
+            self.table.switch(slot, row.automaton)
         return row.has_ended
 
 
@@ -75,7 +75,7 @@ def test_rows_that_come_and_go_end_when_the_definition_says(
     vocab_size: int | None, max_entries: int
 ) -> None:
     for seed in range(60):
-        with patch.object(machine_table, "MAX_ENTRIES", max_entries):
+        with patch.object(matcher, "MAX_ENTRIES", max_entries):
             rows = Rows(seed, vocab_size)
             for _ in range(60):
                 slot = rows.draw.randrange(NUM_SLOTS)
@@ -92,8 +92,8 @@ def test_rows_that_come_and_go_end_when_the_definition_says(
                     rows.read_all()
 
 
-def stops_at(**fields: object) -> StateMachine:
-    return state_machine(Request(prompt="", **fields), None)
+def stops_at(**fields: object) -> StopAutomaton:
+    return stop_automaton(Request(prompt="", **fields), None)
 
 
 @pytest.mark.parametrize("vocab_size", [None, 256, 5000])
@@ -101,8 +101,8 @@ def stops_at(**fields: object) -> StateMachine:
 def test_a_row_keeps_its_place_when_the_table_is_cleared_under_it(
     vocab_size: int | None, stops: dict
 ) -> None:
-    with patch.object(machine_table, "MAX_ENTRIES", 0):
-        table = MachineTable(2, vocab_size, BYTES)
+    with patch.object(matcher, "MAX_ENTRIES", 0):
+        table = StopMatcher(2, vocab_size, BYTES)
     table.open(0, stops_at(**stops))
     assert table.advance(np.array([97, 0])) == []
     assert table.advance(np.array([98, 0])) == []
@@ -114,8 +114,8 @@ def test_a_row_keeps_its_place_when_the_table_is_cleared_under_it(
 
 
 def test_a_long_stream_of_distinct_stops_takes_no_more_room() -> None:
-    with patch.object(machine_table, "MAX_ENTRIES", 1 << 16):
-        table = MachineTable(4, 512, ENGLISH.tokenizer)
+    with patch.object(matcher, "MAX_ENTRIES", 1 << 16):
+        table = StopMatcher(4, 512, ENGLISH.tokenizer)
     size = table._table.size
     for number in range(2000):
         slot = number % 4
@@ -126,7 +126,7 @@ def test_a_long_stream_of_distinct_stops_takes_no_more_room() -> None:
 
 
 def test_long_stops_of_both_kinds_take_room_for_each_and_not_for_every_pair() -> None:
-    table = MachineTable(1, 512, ENGLISH.tokenizer)
+    table = StopMatcher(1, 512, ENGLISH.tokenizer)
     [letter] = ENGLISH.tokenizer.encode("a")
     table.open(0, stops_at(stop_sequence=[500] * 400, stop="a" * 400))
     for token_id in [500, letter, *[500] * 399, *[letter] * 400]:
@@ -138,7 +138,7 @@ def test_long_stops_of_both_kinds_take_room_for_each_and_not_for_every_pair() ->
 
 @pytest.mark.parametrize("stop_token", [2**31 - 1, 10_000_000])
 def test_a_huge_id_takes_no_more_room_than_a_small_one(stop_token: int) -> None:
-    table = MachineTable(2, None, BYTES)
+    table = StopMatcher(2, None, BYTES)
     table.open(0, stops_at(stop_token=[5, stop_token]))
     assert table._columns.num_columns == 258
     assert table.advance(np.array([70_000, 7])) == []
@@ -148,14 +148,14 @@ def test_a_huge_id_takes_no_more_room_than_a_small_one(stop_token: int) -> None:
 
 def test_ids_beyond_the_tokenizer_show_as_a_replacement_character() -> None:
     for vocab_size in (None, 400):
-        table = MachineTable(1, vocab_size, BYTES)
+        table = StopMatcher(1, vocab_size, BYTES)
         table.open(0, stops_at(stop="a\ufffd", stop_token=333))
         assert table.advance(np.array([97])) == []
         assert table.advance(np.array([399])) == [0]
 
 
 def test_so_do_those_that_have_a_column_since_a_later_row() -> None:
-    table = MachineTable(2, None, BYTES)
+    table = StopMatcher(2, None, BYTES)
     table.open(0, stops_at(stop="\ufffd"))
     table.open(1, stops_at(stop="\ufffd", stop_token=333))
     assert table.advance(np.array([400, 97])) == [0]
@@ -163,7 +163,7 @@ def test_so_do_those_that_have_a_column_since_a_later_row() -> None:
 
 
 def test_what_stands_in_a_free_slot_is_ignored() -> None:
-    table = MachineTable(3, 256, BYTES)
+    table = StopMatcher(3, 256, BYTES)
     table.open(1, stops_at(stop="ab"))
     assert len(table._open_slots) == 1
     assert table.would_end(1, 98) is False
@@ -177,7 +177,7 @@ def test_what_stands_in_a_free_slot_is_ignored() -> None:
 
 
 def test_a_row_with_nothing_to_watch_for_costs_nothing() -> None:
-    table = MachineTable(2, 256, BYTES)
+    table = StopMatcher(2, 256, BYTES)
     table.open(0, stops_at())
     assert len(table._open_slots) == 0
     table.open(0, stops_at(stop="a"))
@@ -186,13 +186,13 @@ def test_a_row_with_nothing_to_watch_for_costs_nothing() -> None:
 
 
 def test_the_first_token_of_a_vocabulary_is_read_as_any_other() -> None:
-    table = MachineTable(1, 256, BYTES)
+    table = StopMatcher(1, 256, BYTES)
     table.open(0, stops_at(stop="a\0b"))
     assert [table.advance_row(0, token_id) for token_id in b"a\0b"] == [False, False, True]
 
 
 def test_equal_requests_share_lines() -> None:
-    table = MachineTable(8, 256, BYTES)
+    table = StopMatcher(8, 256, BYTES)
     for slot in range(8):
         table.open(slot, stops_at(stop=["ab", "cd"]))
         table.advance_row(slot, 97)
@@ -200,7 +200,7 @@ def test_equal_requests_share_lines() -> None:
 
 
 def test_a_row_that_ended_is_told_once() -> None:
-    table = MachineTable(1, 256, BYTES)
+    table = StopMatcher(1, 256, BYTES)
     table.open(0, stops_at(stop="a"))
     assert table.would_end(0, 97)
     assert not table.would_end(0, 98)
@@ -210,8 +210,8 @@ def test_a_row_that_ended_is_told_once() -> None:
 
 
 def test_a_row_that_ended_has_no_part_in_what_the_table_does_later() -> None:
-    with patch.object(machine_table, "MAX_ENTRIES", 0):
-        table = MachineTable(2, 256, BYTES)
+    with patch.object(matcher, "MAX_ENTRIES", 0):
+        table = StopMatcher(2, 256, BYTES)
     table.open(0, stops_at(stop="a"))
     assert table.advance(np.array([97, 0])) == [0]
     for number in range(20):
@@ -220,7 +220,7 @@ def test_a_row_that_ended_has_no_part_in_what_the_table_does_later() -> None:
 
 
 def test_ids_that_another_row_asks_for_leave_each_row_its_own() -> None:
-    table = MachineTable(2, None, BYTES)
+    table = StopMatcher(2, None, BYTES)
     table.open(0, stops_at(stop_token=300))
     table.open(1, stops_at(stop_token=400))
     assert not table.would_end(0, 500)
@@ -231,8 +231,8 @@ def test_ids_that_another_row_asks_for_leave_each_row_its_own() -> None:
 
 @pytest.mark.parametrize("vocab_size", [10**8, 2**31 - 1])
 def test_a_vocabulary_far_beyond_the_tokenizer_takes_no_memory(vocab_size: int) -> None:
-    table = MachineTable(4, vocab_size, BYTES)
-    table.open(1, state_machine(Request(prompt="", stop_token=10**7, stop="ab"), None))
+    table = StopMatcher(4, vocab_size, BYTES)
+    table.open(1, stop_automaton(Request(prompt="", stop_token=10**7, stop="ab"), None))
     assert table.advance(np.array([0, 10**7 - 1, 0, 0])) == []
     assert table.advance(np.array([0, 97, 0, 0])) == []
     assert table.advance(np.array([0, 10**7, 0, 0])) == [1]

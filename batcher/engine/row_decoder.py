@@ -1,30 +1,34 @@
-"""From what the model says of all rows to what each is given: chosen, forced, stopped.
+"""Rows that ask for more than the model's own tokens: sampled, constrained, beams, streamed.
 
-Rows that are only sampled, stopped and cut at max_tokens are never looked at one by one; what else
-a row asks for is in its Row.
+Those of which more has to be known than tables hold have a RowState, and are looked at one by one.
 """
 
 from collections.abc import Mapping
 from typing import NamedTuple, cast
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.decoding.constraints import allowed_tokens
-from batcher.decoding.history import TokenHistory
-from batcher.decoding.machine import Progress
-from batcher.decoding.machine_table import MachineTable
-from batcher.decoding.sampling.sampler import Masks, Sampled, Sampler
+from batcher.decoding.grammars import Grammars
+from batcher.decoding.output_tokens import OutputTokens
+from batcher.decoding.sampling.sampler import Masks, Sampled, Sampler, SuspendedSampling
+from batcher.decoding.stops.automaton import Progress
+from batcher.decoding.stops.matcher import Place, StopMatcher
+from batcher.engine.beam_rows import BeamRows
+from batcher.engine.row_state import (
+    Generated,
+    RowState,
+    RowStream,
+    make_row_state,
+    partner_slot,
+    sampling_row,
+)
 from batcher.errors import Failure, InvariantError
 from batcher.events import TokenEvent
 from batcher.models.base import NO_SLOTS, IntArray, Model, ModelOutput
 from batcher.request import NUM_DIGITS, FinishReason
-from batcher.rows.beam_rows import BeamRows
-from batcher.rows.generated import Generated
-from batcher.rows.grammars import Grammars
-from batcher.rows.row import Row, make_row, partner_slot, sampling_row
-from batcher.rows.row_stream import RowStream
-from batcher.rows.suspended import SuspendedRow, SuspendedRows
 from batcher.sequence import Sequence
 from batcher.validation import logit_fields_of
 
@@ -46,30 +50,68 @@ class Decoded(NamedTuple):
 NOTHING_DECODED = Decoded([], {}, {}, [])
 
 
-class Decoder:
-    """The decoding side of every row.
+def as_failure(why: str | Failure) -> Failure:
+    """Return what a model says of a row that has failed, with a code."""
+    return why if isinstance(why, Failure) else Failure("model-error", why)
 
-    is_streaming: whether the text of each sample is told as it comes.
-    grammars: what constraints and healed prompts come to with this model.
-    logit_slots: [logit rows] the slots whose logits are needed, ascending.
+
+class SuspendedRow(Struct, frozen=True):
+    """What the tables knew of one row; None for what they did not."""
+
+    place: Place | None
+    state: RowState | None = None
+    sampling: SuspendedSampling | None = None
+
+
+class SuspendedRows(Struct, frozen=True):
+    """The rows of a leader and its companions: enough to go on as if nothing had been.
+
+    tokens: what each of them has generated, the leader's first, for all rows that the model has to
+    compute again: a request for beams has but one before its first step.
+    rows: of those the tables know, the leader's first, in the order of the companions.
     """
 
-    def __init__(self, model: Model, num_slots: int, *, is_streaming: bool) -> None:
-        self.grammars = Grammars(model)
+    tokens: list[list[int]]
+    rows: list[SuspendedRow]
+    beams: BeamRows | None = None
+
+
+class RowDecoder:
+    """The rows of a batch of which some ask for more, and all that those need beside the tables.
+
+    tokens, stops: of all rows, shared with the Decoder.
+    logit_slots: [logit rows] the slots whose logits are needed, ascending.
+    takes_plain: whether rows that ask for nothing more are given to it, too.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        num_slots: int,
+        grammars: Grammars,
+        tokens: OutputTokens,
+        stops: StopMatcher,
+        *,
+        is_streaming: bool,
+    ) -> None:
         self.logit_slots = NO_SLOTS
+        self._grammars, self._tokens, self._stops = grammars, tokens, stops
         self._tokenizer, self._eos_token_id = model.tokenizer, model.eos_token_id
-        self._samples_all = model.gives == "logits"
-        self._is_streaming = is_streaming
-        self._history = TokenHistory(num_slots)
-        self._machines = MachineTable(num_slots, model.vocab_size, model.tokenizer)
+        self._samples_all, self._is_streaming = model.gives == "logits", is_streaming
+        self.takes_plain = self._samples_all or is_streaming
         self._sampler: Sampler | None = None
         if model.gives != "tokens" and model.vocab_size is not None:
             self._sampler = Sampler(num_slots, model.vocab_size, model.tokenizer)
-        self._rows: dict[int, Row] = {}  # those that have to be looked at, by slot
+        self._states: dict[int, RowState] = {}  # of rows that have to be looked at, by slot
         self._beams: dict[int, BeamRows] = {}  # by the slot of the leader
         self._leaders: dict[int, int] = {}  # slot of a companion -> that of its leader
         self._streamed: list[TokenEvent] = []
         self._step = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is any row that asks for more."""
+        return bool(self._states) or self.logit_slots is not NO_SLOTS
 
     # -- a row comes and goes --------------------------------------------------------------------
 
@@ -82,7 +124,7 @@ class Decoder:
         if leader.role == "beam":
             self._beams[slot] = BeamRows(leader)
         else:
-            self._history.open(slot)
+            self._tokens.open(slot)
         for companion in leader.companions:
             self._leaders[companion.slot] = slot
         is_sampled = not leader.is_plain and bool(logit_fields_of(leader.request))
@@ -91,15 +133,15 @@ class Decoder:
             self.logit_slots = self._sampler.slots
         row = None
         if self._is_streaming or not leader.is_plain:
-            row = make_row(leader, self.grammars, self._stream_of(leader))
+            row = make_row_state(leader, self._grammars, self._stream_of(leader))
         if row is None:
-            self._machines.open(slot, leader.machine)
+            self._stops.open(slot, leader.automaton)
             return []
-        self._rows[slot] = row
-        self._machines.open(slot, row.machine, Progress(skip=len(leader.healing)))
+        self._states[slot] = row
+        self._stops.open(slot, row.automaton, Progress(skip=len(leader.healing)))
         forced = row.untold = self._force(slot, row)
         if forced:
-            self._history.extend(slot, forced)
+            self._tokens.extend(slot, forced)
         return forced
 
     def _stream_of(self, leader: Sequence) -> RowStream | None:
@@ -110,11 +152,8 @@ class Decoder:
 
     def close(self, slot: int, num_tokens: int, reason: FinishReason) -> Generated:
         """Return the first `num_tokens` tokens of the row in `slot`, and forget the row."""
-        generated = Generated(self._history.close(slot, num_tokens), reason)
-        if not self._rows and self.logit_slots is NO_SLOTS:
-            self._machines.close(slot)
-            return generated
-        row = self._rows.get(slot)
+        generated = Generated(self._tokens.close(slot, num_tokens), reason)
+        row = self._states.get(slot)
         if row is not None:
             sampler = self._sampler
             logprob = None if sampler is None else sampler.cumulative_logprob(slot)
@@ -124,7 +163,7 @@ class Decoder:
 
     def close_beams(self, slot: int, reason: FinishReason) -> list[Generated]:
         """Return the best beams of the request whose leader is in `slot`, and forget its rows."""
-        beams, row = self._beams.pop(slot), self._rows[slot]
+        beams, row = self._beams.pop(slot), self._states[slot]
         for beam_slot in beams.slots:
             self._forget(beam_slot)
         return self._beam_outputs(beams, row, reason)
@@ -134,7 +173,7 @@ class Decoder:
         leader = self._leaders.get(slot, slot)
         if leader in self._beams:
             return self._beams[leader].tokens_in(slot)[start:stop]
-        return self._history.read(leader, start, stop)
+        return self._tokens.read(leader, start, stop)
 
     # -- a row is out of the batch for a while ---------------------------------------------------
 
@@ -148,16 +187,14 @@ class Decoder:
             beams = self._beams.pop(slot)
             rows = [self._suspend_row(beam_slot) for beam_slot in beams.slots]
             return SuspendedRows(beams.tokens(), rows, beams)
-        tokens = [self._history.close(slot, num_tokens)]
-        if not self._rows and self.logit_slots is NO_SLOTS:
-            return SuspendedRows(tokens, [SuspendedRow(self._machines.suspend(slot))])
+        tokens = [self._tokens.close(slot, num_tokens)]
         return SuspendedRows(tokens * leader.num_slots, [self._suspend_row(slot)])
 
     def resume(self, leader: Sequence, suspended: SuspendedRows) -> None:
         """Let suspended rows go on in the slots that `leader` and its companions have by now."""
         slot = leader.slot
         if suspended.beams is None:
-            self._history.resume(slot, suspended.tokens[0])
+            self._tokens.resume(slot, suspended.tokens[0])
         else:
             suspended.beams.move()
             self._beams[slot] = suspended.beams
@@ -170,39 +207,41 @@ class Decoder:
         """Return what suspended rows had generated: the row's output, or those of its beams."""
         first = suspended.rows[0]
         if suspended.beams is not None:
-            return self._beam_outputs(suspended.beams, cast(Row, first.row), reason)
+            return self._beam_outputs(suspended.beams, cast(RowState, first.state), reason)
         generated = Generated(suspended.tokens[0], reason)
-        if first.row is None:
+        if first.state is None:
             return [generated]
         sampling = first.sampling
         logprob = None if sampling is None else sampling.cumulative_logprob
-        return [self._close_row(first.row, generated, logprob)]
+        return [self._close_row(first.state, generated, logprob)]
 
     def _suspend_row(self, slot: int) -> SuspendedRow:
         sampling = None if self._sampler is None else self._sampler.suspend(slot)
-        row = SuspendedRow(self._machines.suspend(slot), self._rows.get(slot), sampling)
+        row = SuspendedRow(self._stops.suspend(slot), self._states.get(slot), sampling)
         self._forget(slot)
         return row
 
     def _resume_row(self, sequence: Sequence, suspended: SuspendedRow) -> None:
         slot = sequence.slot
-        self._machines.resume(slot, suspended.place)
-        if suspended.row is not None:
-            self._rows[slot] = suspended.row
+        self._stops.resume(slot, suspended.place)
+        if suspended.state is not None:
+            self._states[slot] = suspended.state
         if suspended.sampling is not None and self._sampler is not None:
             self._sampler.resume(slot, suspended.sampling, partner_slot(sequence))
             self.logit_slots = self._sampler.slots
 
     # -- what comes of a row ---------------------------------------------------------------------
 
-    def _beam_outputs(self, beams: BeamRows, row: Row, reason: FinishReason) -> list[Generated]:
+    def _beam_outputs(
+        self, beams: BeamRows, row: RowState, reason: FinishReason
+    ) -> list[Generated]:
         return [
             row.check(generated, self._tokenizer, self._eos_token_id)
             for generated in beams.results(reason)
         ]
 
     def _close_row(
-        self, row: Row, generated: Generated, cumulative_logprob: float | None
+        self, row: RowState, generated: Generated, cumulative_logprob: float | None
     ) -> Generated:
         if row.stream is not None:
             if row.untold:
@@ -219,8 +258,8 @@ class Decoder:
     def _forget(self, slot: int) -> None:
         if self._leaders:
             self._leaders = {s: leader for s, leader in self._leaders.items() if leader != slot}
-        self._machines.close(slot)
-        self._rows.pop(slot, None)
+        self._stops.close(slot)
+        self._states.pop(slot, None)
         if self._sampler is not None and self.logit_slots is not NO_SLOTS:
             self._sampler.close(slot)
             self.logit_slots = self._sampler.slots if self._sampler.slots.size else NO_SLOTS
@@ -229,21 +268,11 @@ class Decoder:
 
     def decode(self, output: ModelOutput, step: int) -> Decoded:
         """Take in what the model gave in `step`; writes the tokens that were chosen into it."""
-        tokens = output.tokens
-        failed = self._as_failures(output.failed) if output.failed else {}
-        if not self._rows and self.logit_slots is NO_SLOTS:
-            self._history.append(tokens)
-            stopped = self._machines.advance(tokens)
-            return Decoded(stopped, failed, {}, []) if stopped or failed else NOTHING_DECODED
+        tokens, failed = output.tokens, self.failures(output.failed)
         self._step = step
-        return self._decode_rows(output, failed)
-
-    def _decode_rows(self, output: ModelOutput, failed: dict[int, Failure]) -> Decoded:
-        """Do what `decode` does where some rows have to be sampled or looked at."""
-        tokens = output.tokens
         stopped: list[int] = []
         forks: list[tuple[int, int]] = []
-        for slot, row in self._rows.items():
+        for slot, row in self._states.items():
             self._let_end(slot, row)
         if self._sampler is not None and self.logit_slots is not NO_SLOTS:
             sampled = self._sample(self._sampler, output, failed)
@@ -251,40 +280,32 @@ class Decoder:
             if self._beams:
                 stopped, forks = self._search(self._sampler, sampled, tokens, failed)
                 self.logit_slots = self._sampler.slots
-        self._history.append(tokens)
+        self._tokens.append(tokens)
         is_over = {*failed, *stopped}  # those have no token
         given = {
             slot: int(tokens[slot])
-            for slot in self._rows
+            for slot in self._states
             if self._leaders.get(slot, slot) not in is_over
         }
-        stopped += self._machines.advance(tokens)
+        stopped += self._stops.advance(tokens)
         return Decoded(stopped, failed, self._look_at_rows(given, stopped), forks)
-
-    def fail(self, failed: Mapping[int, str | Failure]) -> Decoded:
-        """Return the outcome of a step in which the model failed these rows, and gave no other."""
-        return Decoded([], self._as_failures(failed), {}, [])
 
     def take_streamed(self) -> list[TokenEvent]:
         """Return what was told of samples since the last call."""
         streamed, self._streamed = self._streamed, []
         return streamed
 
-    def _as_failures(self, failed: Mapping[int, str | Failure]) -> dict[int, Failure]:
-        """Return the failures of rows as those of their leaders."""
-        return {
-            self._leaders.get(slot, slot): why
-            if isinstance(why, Failure)
-            else Failure("model-error", why)
-            for slot, why in failed.items()
-        }
+    def failures(self, failed: Mapping[int, str | Failure]) -> dict[int, Failure]:
+        """Return what went wrong with rows, by slot, as the failures of their leaders."""
+        leaders = self._leaders
+        return {leaders.get(slot, slot): as_failure(why) for slot, why in failed.items()}
 
     def _sample(self, sampler: Sampler, output: ModelOutput, failed: dict[int, Failure]) -> Sampled:
         """Choose the tokens of the rows with logits; add the rows for which there is none."""
         if output.logits is None:
             raise InvariantError("the model gave no logits")
         constraints = {
-            slot: row.constraint for slot, row in self._rows.items() if row.constraint is not None
+            slot: row.constraint for slot, row in self._states.items() if row.constraint is not None
         }
         masks = None
         if constraints:
@@ -296,7 +317,7 @@ class Decoder:
             told = failure if why is None else Failure("constraint-error", why)
             failed.setdefault(self._leaders.get(slot, slot), told)
         for slot, logprob in sampled.logprobs.items():
-            self._rows[slot].logprobs.append(logprob)
+            self._states[slot].logprobs.append(logprob)
         return sampled
 
     def _search(
@@ -316,8 +337,8 @@ class Decoder:
             for beam, parent in enumerate(step.parents):
                 if parent != beam:
                     source, target = beams.slots[parent], beams.slots[beam]
-                    self._rows[target] = self._rows[source].fork(beams.sequences[beam])
-                    self._machines.fork(source, target)
+                    self._states[target] = self._states[source].fork(beams.sequences[beam])
+                    self._stops.fork(source, target)
                     sampler.fork(source, target)
                     forks.append((source, target))
             for slot, token in zip(beams.slots, step.tokens, strict=True):
@@ -325,17 +346,17 @@ class Decoder:
                 sampler.append(slot, token)
         return done, forks
 
-    def _let_end(self, slot: int, row: Row) -> None:
+    def _let_end(self, slot: int, row: RowState) -> None:
         """Watch for the end of a row from now on if its next token may be the last."""
         if row.has_to_go_on and row.num_tokens + 1 >= row.sequence.request.min_tokens:
             row.has_to_go_on = False
-            self._machines.switch(slot, row.machine)
+            self._stops.switch(slot, row.automaton)
 
     def _would_end(self, slot: int, token: int) -> bool:
         """Return whether `token` would be the last of the row in `slot`."""
-        row = self._rows[slot]
+        row = self._states[slot]
         is_end = row.constraint is not None and token == self._eos_token_id
-        return is_end or self._machines.would_end(slot, token)
+        return is_end or self._stops.would_end(slot, token)
 
     def _look_at_rows(self, given: Mapping[int, int], stopped: list[int]) -> dict[int, list[int]]:
         """Move on the rows of which more is known than tables hold; return what was forced.
@@ -345,7 +366,7 @@ class Decoder:
         jumps: dict[int, list[int]] = {}
         has_stopped = set(stopped)
         for slot, token in given.items():
-            row, tokens = self._rows[slot], [token]
+            row, tokens = self._states[slot], [token]
             row.num_tokens += 1
             is_cut_short = False
             if row.constraint is not None and slot not in has_stopped:
@@ -356,7 +377,7 @@ class Decoder:
                     row.follow(token)
                     tokens += self._force(slot, row)
             if len(tokens) > 1:
-                self._history.extend(slot, tokens[1:])
+                self._tokens.extend(slot, tokens[1:])
                 jumps[slot] = tokens
             if row.stream is not None:
                 told = row.stream.end if is_cut_short else row.stream.push
@@ -364,7 +385,7 @@ class Decoder:
                 row.untold = []
         return jumps
 
-    def _force(self, slot: int, row: Row) -> list[int]:
+    def _force(self, slot: int, row: RowState) -> list[int]:
         """Return the tokens that are the only ones allowed next in a row, after moving it on.
 
         The last token of a row, and one that ends it, are left to the model: a row ends in a step.
@@ -376,9 +397,9 @@ class Decoder:
             if token is None:
                 break
             self._let_end(slot, row)
-            if self._machines.would_end(slot, token):
+            if self._stops.would_end(slot, token):
                 break
-            self._machines.advance_row(slot, token)
+            self._stops.advance_row(slot, token)
             if self._sampler is not None:
                 self._sampler.append(slot, token)
             row.num_tokens += 1

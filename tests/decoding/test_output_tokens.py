@@ -4,13 +4,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.decoding import history
-from batcher.decoding.history import TokenHistory
+from batcher.decoding.output_tokens import MAX_PAGE_TOKENS, MIN_PAGE_STEPS, OutputTokens
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40)), max_size=30))
 def test_rows_come_out_as_they_went_in(moves: list[tuple[int, int]]) -> None:
-    kept = TokenHistory(3)
+    kept = OutputTokens(3)
     kept._page_steps = 5
     kept._page = np.zeros((5, 3), np.int64)
     rows: dict[int, list[int]] = {}
@@ -33,7 +32,7 @@ def test_rows_come_out_as_they_went_in(moves: list[tuple[int, int]]) -> None:
 
 
 def test_a_row_may_be_cut_short() -> None:
-    kept = TokenHistory(1)
+    kept = OutputTokens(1)
     kept.open(0)
     kept.append(np.array([4]))
     kept.append(np.array([5]))
@@ -41,7 +40,4 @@ def test_a_row_may_be_cut_short() -> None:
 
 
 def test_a_huge_batch_has_a_small_page() -> None:
-    assert (
-        TokenHistory(100_000)._page.size
-        <= history.MIN_PAGE_STEPS * 100_000 + history.MAX_PAGE_TOKENS
-    )
+    assert OutputTokens(100_000)._page.size <= MIN_PAGE_STEPS * 100_000 + MAX_PAGE_TOKENS

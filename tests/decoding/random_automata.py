@@ -1,9 +1,9 @@
-"""Small machines and outputs in which patterns overlap, begin and dissolve all the time."""
+"""Small automata and outputs in which patterns overlap, begin and dissolve all the time."""
 
 import random
 from typing import NamedTuple
 
-from batcher.decoding.machine import END, Exit, StateMachine
+from batcher.decoding.stops.automaton import END, Exit, StopAutomaton
 
 TEXTS = ("a", "b", "ab", "aa", "aab", "abab", "ba", "bb", "é", "aé", "éb", "aba", "bab")
 
@@ -37,21 +37,21 @@ def random_exit(draw: random.Random, num_states: int) -> Exit:
     return Exit(ids, target, ids)
 
 
-def random_machine(draw: random.Random, num_states: int) -> StateMachine:
-    """A machine with named states; one with a single state has stops only, and no names."""
+def random_automaton(draw: random.Random, num_states: int) -> StopAutomaton:
+    """An automaton with named states; one with a single state has stops only, and no names."""
     exits = tuple(
         tuple(random_exit(draw, num_states) for _ in range(draw.randrange(4)))
         for _ in range(num_states)
     )
     if num_states == 1:
-        return StateMachine((tuple(Exit(way.pattern, END, way.given) for way in exits[0]),))
-    return StateMachine(exits, tuple("xyz"[:num_states]))
+        return StopAutomaton((tuple(Exit(way.pattern, END, way.given) for way in exits[0]),))
+    return StopAutomaton(exits, tuple("xyz"[:num_states]))
 
 
 class Case(NamedTuple):
-    """An output to be read in a machine."""
+    """An output to be read in an automaton."""
 
-    machine: StateMachine
+    automaton: StopAutomaton
     tokens: list[int]
     skip: int
     min_tokens: int
@@ -60,7 +60,7 @@ class Case(NamedTuple):
 def random_case(seed: int) -> Case:
     draw = random.Random(seed)
     return Case(
-        random_machine(draw, draw.choice([1, 1, 2, 3])),
+        random_automaton(draw, draw.choice([1, 1, 2, 3])),
         draw.choices(IDS + LONE, k=draw.randrange(1, 14)),
         draw.choice([0, 0, 0, 1, 2, 4]),
         draw.choice([0, 0, 0, 1, 2, 3, 6]),

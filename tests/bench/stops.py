@@ -1,4 +1,4 @@
-"""Benchmark of the state machines: rows a step through the table alone, and the making of lines."""
+"""Benchmark of the automata: rows a step through the table alone, and the making of lines."""
 
 import statistics
 import time
@@ -10,8 +10,8 @@ import numpy as np
 from report import Row
 
 from batcher import SimulatedModel
-from batcher.decoding.machine import StateMachine, state_machine
-from batcher.decoding.machine_table import MachineTable
+from batcher.decoding.stops.automaton import StopAutomaton, stop_automaton
+from batcher.decoding.stops.matcher import StopMatcher
 from batcher.request import Request, Transition
 
 NUM_STEPS = 4000
@@ -26,14 +26,14 @@ STATES = {
 }
 
 
-def machines() -> dict[str, StateMachine]:
-    """Machines of three kinds, none of which ends on the tokens of `steps`."""
+def automata() -> dict[str, StopAutomaton]:
+    """Automata of three kinds, none of which ends on the tokens of `steps`."""
     requests = {
         "stops of ids": Request(prompt="", stop_sequence=[[7, 8, 600], [5, 600]]),
         "stops of ids and text": Request(prompt="", stop_sequence=[7, 8, 600], stop=" the\0end"),
         "three states": Request(prompt="", states=STATES, stop=" the\0end"),
     }
-    return {name: state_machine(request, 0) for name, request in requests.items()}
+    return {name: stop_automaton(request, 0) for name, request in requests.items()}
 
 
 def steps(batch_size: int) -> list[np.ndarray]:
@@ -42,15 +42,15 @@ def steps(batch_size: int) -> list[np.ndarray]:
     return [rng.integers(2, 512, batch_size) for _ in range(NUM_STEPS)]
 
 
-def rate(machine: StateMachine, batch_size: int) -> float:
+def rate(automaton: StopAutomaton, batch_size: int) -> float:
     """Return tokens per second through the table, its lines made beforehand."""
-    table = MachineTable(batch_size, 512, SimulatedModel().tokenizer)
+    table = StopMatcher(batch_size, 512, SimulatedModel().tokenizer)
     batches = steps(batch_size)
     seconds = []
     for _ in range(6):
         for slot in range(batch_size):
             table.close(slot)
-            table.open(slot, machine)
+            table.open(slot, automaton)
         began = time.process_time()
         for tokens in batches:
             table.advance(tokens)
@@ -60,7 +60,7 @@ def rate(machine: StateMachine, batch_size: int) -> float:
 
 def microseconds_per_request(num_distinct: int, batch_size: int = 64) -> float:
     """Return what a request of TOKENS_EACH tokens takes, one in so many with a stop of its own."""
-    table = MachineTable(batch_size, 512, SimulatedModel().tokenizer)
+    table = StopMatcher(batch_size, 512, SimulatedModel().tokenizer)
     requests = [Request(prompt="", stop=f" the {number}") for number in range(num_distinct)]
     ahead = islice(cycle(requests), NUM_REQUESTS)
     batches = steps(batch_size)
@@ -68,16 +68,16 @@ def microseconds_per_request(num_distinct: int, batch_size: int = 64) -> float:
     for number, request in enumerate(ahead):
         slot = number % batch_size
         table.close(slot)
-        table.open(slot, state_machine(request, 0))
+        table.open(slot, stop_automaton(request, 0))
         if slot == batch_size - 1:
             for tokens in batches[number % 100 :][:TOKENS_EACH]:
                 table.advance(tokens)
     return (time.process_time() - began) / NUM_REQUESTS * 1e6
 
 
-def machine(folder: Path) -> Iterator[Row]:
+def stops(folder: Path) -> Iterator[Row]:
     """Measure the table alone, and what stops that differ from request to request cost."""
-    for name, of_all in machines().items():
+    for name, of_all in automata().items():
         for batch_size in (8, 64, 256):
             figure = f"{rate(of_all, batch_size) / 1e6:.0f}M tokens/s"
             target = ">= 10M tokens/s" if batch_size == 256 else ""

@@ -6,10 +6,10 @@ from typing import cast
 import numpy as np
 
 from batcher.decoding.beams import BeamSearch, BeamStep
+from batcher.engine.row_state import Generated
 from batcher.errors import Failure
 from batcher.models.base import FloatArray
 from batcher.request import NUM_DIGITS, FinishReason
-from batcher.rows.generated import Generated
 from batcher.sequence import Sequence
 
 

@@ -1,8 +1,8 @@
-"""The state machines of all running rows: an add, a gather and a compare a step.
+"""The automata of all running rows: an add, a gather and a compare a step.
 
 A row's whole state is one number: where in the flattened table the line of its Progress begins.
-Lines and entries are made when a row first needs them, by machine_reader.py, and then serve every
-row whose request has an equal machine; so no product of states is ever laid out, as in the lazy
+Lines and entries are made when a row first needs them, by reader.py, and then serve every
+row whose request has an equal automaton; so no product of states is ever laid out, as in the lazy
 automata of Cox, "Regular Expression Matching in the Wild" (2010).
 """
 
@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from batcher.decoding.machine import Progress, StateMachine
-from batcher.decoding.machine_reader import MachineReader
-from batcher.decoding.token_columns import TokenColumns
+from batcher.decoding.stops.automaton import Progress, StopAutomaton
+from batcher.decoding.stops.columns import TokenColumns
+from batcher.decoding.stops.reader import StopReader
 from batcher.models.base import IntArray, Tokenizer
 
 FREE_LINE = 0  # of rows that have nothing to watch for: every token leads back to it
@@ -25,14 +25,14 @@ START = Progress()
 
 
 class Place(NamedTuple):
-    """Where a row stands in its machine."""
+    """Where a row stands in its automaton."""
 
-    machine: StateMachine
+    automaton: StopAutomaton
     progress: Progress
 
 
-class MachineTable:
-    """Tells which rows have just come to the end of their machine.
+class StopMatcher:
+    """Tells which rows have just come to the end of their automaton.
 
     vocab_size: None for a model that takes any id.
     """
@@ -45,31 +45,31 @@ class MachineTable:
         self._index = np.zeros(num_slots, np.int64)
         self._zeros = np.zeros(num_slots, np.int64)  # numpy is slower with a scalar
         self._is_special = np.zeros(num_slots, np.bool_)
-        self._readers: dict[StateMachine, MachineReader] = {}
-        self._lines: dict[tuple[StateMachine, Progress], int] = {}
-        self._starts: dict[StateMachine, int] = {}  # the states in which most rows begin
-        self._places: list[tuple[MachineReader, Progress]] = []  # what each line stands for
+        self._readers: dict[StopAutomaton, StopReader] = {}
+        self._lines: dict[tuple[StopAutomaton, Progress], int] = {}
+        self._starts: dict[StopAutomaton, int] = {}  # the states in which most rows begin
+        self._places: list[tuple[StopReader, Progress]] = []  # what each line stands for
         self._lay_out()
 
-    def open(self, slot: int, machine: StateMachine, progress: Progress = START) -> None:
-        """Let `slot` begin a new row, at `progress` in `machine`."""
-        state = self._starts.get(machine) if progress is START else None
+    def open(self, slot: int, automaton: StopAutomaton, progress: Progress = START) -> None:
+        """Let `slot` begin a new row, at `progress` in `automaton`."""
+        state = self._starts.get(automaton) if progress is START else None
         if state is not None:
             self._open_slots.add(slot)
             self._states[slot] = state
             return
-        if not machine.has_exits:
+        if not automaton.has_exits:
             self.close(slot)
             return
-        if not self._columns.has_asked_for(machine):
-            self._columns.ask_for([*self._live_machines(), machine])
+        if not self._columns.has_asked_for(automaton):
+            self._columns.ask_for([*self._live_automata(), automaton])
             self._clear()
         elif self._is_full:
             self._clear()
         self._open_slots.add(slot)
-        self._states[slot] = state = self._line_of(machine, progress) * self._width
+        self._states[slot] = state = self._line_of(automaton, progress) * self._width
         if progress is START:
-            self._starts[machine] = state
+            self._starts[automaton] = state
 
     def close(self, slot: int) -> None:
         """Forget the row in `slot`."""
@@ -81,7 +81,7 @@ class MachineTable:
         place = None
         if self._states.item(slot) != FREE_LINE:
             reader, progress = self._place_of(slot)
-            place = Place(reader.machine, progress)
+            place = Place(reader.automaton, progress)
         self.close(slot)
         return place
 
@@ -90,7 +90,7 @@ class MachineTable:
         if place is None:
             self.close(slot)
         else:
-            self.open(slot, place.machine, place.progress)
+            self.open(slot, place.automaton, place.progress)
 
     def fork(self, source: int, target: int) -> None:
         """Let `target`, whose row is forgotten, stand where `source` does."""
@@ -100,10 +100,10 @@ class MachineTable:
         else:
             self._open_slots.discard(target)
 
-    def switch(self, slot: int, machine: StateMachine) -> None:
-        """Let the row in `slot` go on in `machine`, the endless one of its own or the reverse."""
+    def switch(self, slot: int, automaton: StopAutomaton) -> None:
+        """Let the row in `slot` go on in `automaton`, the endless one of its own or the reverse."""
         if slot in self._open_slots:
-            self.open(slot, machine, self._place_of(slot)[1])
+            self.open(slot, automaton, self._place_of(slot)[1])
 
     def advance(self, tokens: IntArray) -> list[int]:
         """Let every row read its token, tokens: [num_slots]; return the slots that have ended."""
@@ -143,16 +143,16 @@ class MachineTable:
             state = self._states.item(slot)
         reader, progress = self._place_of(slot)
         then = reader.read(progress, token_id).progress
-        after = ENDED if then is None else self._line_of(reader.machine, then) * self._width
+        after = ENDED if then is None else self._line_of(reader.automaton, then) * self._width
         self._flat[state + column] = after
         return after
 
-    def _place_of(self, slot: int) -> tuple[MachineReader, Progress]:
+    def _place_of(self, slot: int) -> tuple[StopReader, Progress]:
         return self._places[self._states.item(slot) // self._width - FIRST_LINE]
 
-    def _live_machines(self) -> list[StateMachine]:
+    def _live_automata(self) -> list[StopAutomaton]:
         places = map(self._place_of, self._rows())
-        return list({reader.machine: None for reader, _ in places})
+        return list({reader.automaton: None for reader, _ in places})
 
     def _rows(self) -> list[int]:
         """Return the slots of rows that have not ended."""
@@ -182,18 +182,18 @@ class MachineTable:
         if self._columns.num_columns != self._width:
             self._lay_out()
         for slot, reader, progress in standing:
-            self._states[slot] = self._line_of(reader.machine, progress) * self._width
+            self._states[slot] = self._line_of(reader.automaton, progress) * self._width
 
-    def _line_of(self, machine: StateMachine, progress: Progress) -> int:
+    def _line_of(self, automaton: StopAutomaton, progress: Progress) -> int:
         """Return the line of a place, made if there is none yet."""
-        line = self._lines.get((machine, progress))
-        return self._make_line(machine, progress) if line is None else line
+        line = self._lines.get((automaton, progress))
+        return self._make_line(automaton, progress) if line is None else line
 
-    def _make_line(self, machine: StateMachine, progress: Progress) -> int:
+    def _make_line(self, automaton: StopAutomaton, progress: Progress) -> int:
         """Begin the line of a place: with what can be told of many tokens at once."""
-        reader = self._readers.get(machine)
+        reader = self._readers.get(automaton)
         if reader is None:
-            reader = self._readers[machine] = MachineReader(machine, self._token_bytes)
+            reader = self._readers[automaton] = StopReader(automaton, self._token_bytes)
         root = Progress(progress.state)
         entries: IntArray | int
         if progress.skip:
@@ -201,18 +201,16 @@ class MachineTable:
         elif progress == root:
             entries = (FIRST_LINE + len(self._places)) * self._width
         else:
-            entries = self._table[self._line_of(machine, root)]
+            entries = self._table[self._line_of(automaton, root)]
         line = FIRST_LINE + len(self._places)
         self._places.append((reader, progress))
-        self._lines[machine, progress] = line
+        self._lines[automaton, progress] = line
         self._table[line] = entries
         for columns in self._to_be_read(reader, progress):
             self._table[line, columns] = UNKNOWN
         return line
 
-    def _to_be_read(
-        self, reader: MachineReader, progress: Progress
-    ) -> Iterator[IntArray | list[int]]:
+    def _to_be_read(self, reader: StopReader, progress: Progress) -> Iterator[IntArray | list[int]]:
         """Yield the columns of tokens that may not lead to where they lead from the root.
 
         For the root itself: those that may not lead back to it.

@@ -4,14 +4,14 @@ import random
 
 import numpy as np
 import pytest
-from random_machines import PIECES, random_case
+from random_automata import PIECES, random_case
 from reference import Decoded, Language, decode_alone
-from slow_machine import SlowReader
+from slow_automaton import SlowReader
 
-from batcher.decoding.machine import END, Progress, StateMachine, state_machine
-from batcher.decoding.machine_reader import MachineReader
-from batcher.decoding.machine_table import MachineTable
-from batcher.decoding.output import Output, StateText, read_output
+from batcher.decoding.stops.automaton import END, Progress, StopAutomaton, stop_automaton
+from batcher.decoding.stops.matcher import StopMatcher
+from batcher.decoding.stops.output import Output, StateText, read_output
+from batcher.decoding.stops.reader import StopReader
 from batcher.models.byte_tokenizer import ByteTokenizer
 from batcher.request import Request, Transition
 
@@ -29,14 +29,14 @@ class Words:
 
 def scripted(output: list[int], eos_token_id: int = 0, **fields: object) -> Decoded:
     """What a request with these stops is given if the model writes `output`."""
-    machine = state_machine(Request(prompt=[], **fields), eos_token_id)
-    table = MachineTable(2, len(Words.token_bytes), Words())
-    table.open(1, machine)
+    automaton = stop_automaton(Request(prompt=[], **fields), eos_token_id)
+    table = StopMatcher(2, len(Words.token_bytes), Words())
+    table.open(1, automaton)
     for number, token_id in enumerate(output, 1):
         if table.advance(np.array([0, token_id])):
-            told = read_output(machine, output[:number], Words(), has_stopped=True)
+            told = read_output(automaton, output[:number], Words(), has_stopped=True)
             return Decoded(output[:number], told.text.decode(errors="replace"), "stop", told[1])
-    told = read_output(machine, output, Words(), has_stopped=False)
+    told = read_output(automaton, output, Words(), has_stopped=False)
     return Decoded(output, told.text.decode(errors="replace"), "length", told.stop_reason)
 
 
@@ -97,8 +97,8 @@ def test_which_stop_wins(
 
 def test_stop_sequence_in_all_its_forms() -> None:
     forms = [[1, 2], [[1, 2], [3]], "ab", ["ab", "c"]]
-    machines = [state_machine(Request(prompt="", stop_sequence=form), None) for form in forms]
-    assert [[way.pattern for way in machine.exits[0]] for machine in machines] == [
+    automata = [stop_automaton(Request(prompt="", stop_sequence=form), None) for form in forms]
+    assert [[way.pattern for way in automaton.exits[0]] for automaton in automata] == [
         [(1, 2)],
         [(1, 2), (3,)],
         [b"ab"],
@@ -108,18 +108,18 @@ def test_stop_sequence_in_all_its_forms() -> None:
 
 def test_stops_are_the_exits_of_one_state_in_the_documented_order() -> None:
     request = Request(prompt="", stop_token=[7, 8], stop_sequence=[[1, 2]], stop=["x", "y"])
-    machine = state_machine(request, 0)
-    assert machine.names == ()
-    assert [way.stop_reason for way in machine.exits[0]] == [7, 8, [1, 2], "x", "y", None]
-    assert {way.target for way in machine.exits[0]} == {END}
+    automaton = stop_automaton(request, 0)
+    assert automaton.names == ()
+    assert [way.stop_reason for way in automaton.exits[0]] == [7, 8, [1, 2], "x", "y", None]
+    assert {way.target for way in automaton.exits[0]} == {END}
 
 
-def test_equal_requests_have_equal_machines() -> None:
+def test_equal_requests_have_equal_automata() -> None:
     fields = {"stop": ["a"], "states": {"s": [Transition("b", "s")]}}
-    one, other = (state_machine(Request(prompt=p, **fields), 0) for p in ("", "else"))
+    one, other = (stop_automaton(Request(prompt=p, **fields), 0) for p in ("", "else"))
     assert one == other
     assert hash(one) == hash(other)
-    assert one != state_machine(Request(prompt="", **fields), None)
+    assert one != stop_automaton(Request(prompt="", **fields), None)
 
 
 THINKING = {
@@ -155,27 +155,27 @@ STATE_CASES = [
 ]
 
 
-def machine_of(states: dict, **fields: object) -> StateMachine:
+def automaton_of(states: dict, **fields: object) -> StopAutomaton:
     transitions = {name: [Transition(*way) for way in ways] for name, ways in states.items()}
-    return state_machine(Request(prompt="", states=transitions, **fields), None)
+    return stop_automaton(Request(prompt="", states=transitions, **fields), None)
 
 
-def read_alone(machine: StateMachine, tokens: list[int], tokenizer: object = BYTES) -> Output:
-    """Read tokens up to the machine's end."""
-    reader = MachineReader(machine, tokenizer.token_bytes)
+def read_alone(automaton: StopAutomaton, tokens: list[int], tokenizer: object = BYTES) -> Output:
+    """Read tokens up to the automaton's end."""
+    reader = StopReader(automaton, tokenizer.token_bytes)
     progress = Progress()
     for number, token_id in enumerate(tokens, 1):
         progress = reader.read(progress, token_id).progress
         if progress is None:
-            return read_output(machine, tokens[:number], tokenizer, has_stopped=True)
-    return read_output(machine, tokens, tokenizer, has_stopped=False)
+            return read_output(automaton, tokens[:number], tokenizer, has_stopped=True)
+    return read_output(automaton, tokens, tokenizer, has_stopped=False)
 
 
 @pytest.mark.parametrize(("states", "fields", "output", "text", "reason", "segments"), STATE_CASES)
 def test_states(
     states: dict, fields: dict, output: str, text: str, reason: object, segments: list[str]
 ) -> None:
-    told = read_alone(machine_of(states, **fields), list(output.encode()))
+    told = read_alone(automaton_of(states, **fields), list(output.encode()))
     assert (told.text.decode(), told.stop_reason) == (text, reason)
     assert [f"{state}:{piece.decode()}" for state, piece, _ in told.segments] == segments
     assert all(bytes(tokens) == piece for _, piece, tokens in told.segments)
@@ -206,68 +206,68 @@ TOKEN_CASES = [
 
 @pytest.mark.parametrize(("on", "tokens", "segments"), TOKEN_CASES)
 def test_the_tokens_of_a_segment(on: object, tokens: list[int], segments: list) -> None:
-    machine = machine_of({"s": [(on, "t")], "t": []})
-    told = read_alone(machine, tokens, Marked())
+    automaton = automaton_of({"s": [(on, "t")], "t": []})
+    told = read_alone(automaton, tokens, Marked())
     assert told.segments == [StateText(*segment) for segment in segments]
 
 
 def test_one_token_may_go_through_several_states() -> None:
-    machine = machine_of({"s": [("<x>", "t")], "t": [("<y>", "u")], "u": [("d", None)]})
-    told = read_alone(machine, [0, 3], Marked())
+    automaton = automaton_of({"s": [("<x>", "t")], "t": [("<y>", "u")], "u": [("d", None)]})
+    told = read_alone(automaton, [0, 3], Marked())
     assert told == (b"a<x><y>", "d", [StateText("s", b"a", [0])])
 
 
 def test_ids_count_from_the_token_after_the_one_that_led_into_the_state() -> None:
-    machine = machine_of({"s": [("<", "t")], "t": [([1], None), ([0, 1], None)]})
-    assert read_alone(machine, [1, 0, 1], Marked()).stop_reason == [0, 1]
-    assert read_alone(machine, [1], Marked()).stop_reason is None
+    automaton = automaton_of({"s": [("<", "t")], "t": [([1], None), ([0, 1], None)]})
+    assert read_alone(automaton, [1, 0, 1], Marked()).stop_reason == [0, 1]
+    assert read_alone(automaton, [1], Marked()).stop_reason is None
 
 
 def test_what_is_before_a_match_does_not_count_after_it() -> None:
-    machine = machine_of({"s": [("aba", "t")], "t": [("ba", None)]})
-    told = read_alone(machine, list(b"ababa"))
+    automaton = automaton_of({"s": [("aba", "t")], "t": [("ba", None)]})
+    told = read_alone(automaton, list(b"ababa"))
     assert (told.text, told.stop_reason) == (b"aba", "ba")
-    assert read_alone(machine, list(b"abaa")).stop_reason is None
+    assert read_alone(automaton, list(b"abaa")).stop_reason is None
 
 
 def test_bytes_that_belong_to_the_prompt_are_no_text_and_complete_nothing() -> None:
-    machine = state_machine(Request(prompt="", stop=["b<"]), None)
-    reader = MachineReader(machine, Marked.token_bytes)
+    automaton = stop_automaton(Request(prompt="", stop=["b<"]), None)
+    reader = StopReader(automaton, Marked.token_bytes)
     assert reader.read(Progress(skip=0), 1).progress is None
     assert reader.read(Progress(skip=1), 1).progress == Progress()
     assert reader.read(Progress(skip=3), 1).progress == Progress(skip=1)
-    told = read_output(machine, [1, 2, 1], Marked(), has_stopped=True, skip=3)
+    told = read_output(automaton, [1, 2, 1], Marked(), has_stopped=True, skip=3)
     assert (told.text, told.stop_reason) == (b">c", "b<")
-    ids = state_machine(Request(prompt="", stop_sequence=[1, 2]), None)
+    ids = stop_automaton(Request(prompt="", stop_sequence=[1, 2]), None)
     assert read_output(ids, [1, 2], Marked(), has_stopped=True, skip=1)[:2] == (b"", [1, 2])
     assert read_output(ids, [1, 2], Marked(), has_stopped=True, skip=2)[:2] == (b"x>c", None)
     assert read_output(
-        machine_of({"s": []}), [0, 1], Marked(), has_stopped=False, skip=2
+        automaton_of({"s": []}), [0, 1], Marked(), has_stopped=False, skip=2
     ).segments == [StateText("s", b"<", [1])]
 
 
 def test_a_stop_that_may_not_act_yet_is_text_and_may_go_on() -> None:
-    machine = state_machine(Request(prompt="", stop=["aa"]), None)
-    endless = MachineReader(machine.endless, BYTES.token_bytes)
+    automaton = stop_automaton(Request(prompt="", stop=["aa"]), None)
+    endless = StopReader(automaton.endless, BYTES.token_bytes)
     progress = endless.read(endless.read(Progress(), 97).progress, 97).progress
-    assert MachineReader(machine, BYTES.token_bytes).read(progress, 97).progress is None
+    assert StopReader(automaton, BYTES.token_bytes).read(progress, 97).progress is None
     assert endless.read(progress, 98).progress == Progress()
-    told = read_output(machine, [97, 97, 97], BYTES, has_stopped=True)
+    told = read_output(automaton, [97, 97, 97], BYTES, has_stopped=True)
     assert (told.text, told.stop_reason) == (b"a", "aa")
 
 
 def test_a_pattern_from_which_nothing_goes_on_is_no_place_of_its_own() -> None:
-    machine = state_machine(Request(prompt="", stop=["ba"]), None)
-    endless = MachineReader(machine.endless, BYTES.token_bytes)
+    automaton = stop_automaton(Request(prompt="", stop=["ba"]), None)
+    endless = StopReader(automaton.endless, BYTES.token_bytes)
     assert endless.read(endless.read(Progress(), 98).progress, 97).progress == Progress()
 
 
 def test_an_output_that_ended_otherwise_keeps_what_looks_like_a_stop() -> None:
-    machine = state_machine(Request(prompt="", stop="b"), None)
-    assert read_output(machine, [97, 98], BYTES, has_stopped=False) == (b"ab", None, None)
-    assert read_output(machine, [97], BYTES, has_stopped=True) == (b"a", None, None)
-    assert read_output(machine, [], BYTES, has_stopped=False) == (b"", None, None)
-    named = machine_of({"s": [("b", None)]})
+    automaton = stop_automaton(Request(prompt="", stop="b"), None)
+    assert read_output(automaton, [97, 98], BYTES, has_stopped=False) == (b"ab", None, None)
+    assert read_output(automaton, [97], BYTES, has_stopped=True) == (b"a", None, None)
+    assert read_output(automaton, [], BYTES, has_stopped=False) == (b"", None, None)
+    named = automaton_of({"s": [("b", None)]})
     assert read_output(named, [97, 98], BYTES, has_stopped=False).segments == [
         StateText("s", b"ab", [97, 98])
     ]
@@ -276,12 +276,12 @@ def test_an_output_that_ended_otherwise_keeps_what_looks_like_a_stop() -> None:
 
 @pytest.mark.parametrize("block", range(5))
 def test_what_is_read_and_told_is_what_the_slow_reader_finds(block: int) -> None:
-    """10,000 outputs of machines in which everything overlaps."""
+    """10,000 outputs of automata in which everything overlaps."""
     for seed in range(block * 2000, block * 2000 + 2000):
         case = random_case(seed)
-        slow = SlowReader(case.machine, PIECES, case.skip, case.min_tokens)
-        ending = MachineReader(case.machine, PIECES.token_bytes)
-        endless = MachineReader(case.machine.endless, PIECES.token_bytes)
+        slow = SlowReader(case.automaton, PIECES, case.skip, case.min_tokens)
+        ending = StopReader(case.automaton, PIECES.token_bytes)
+        endless = StopReader(case.automaton.endless, PIECES.token_bytes)
         progress = Progress(skip=case.skip)
         for number, token_id in enumerate(case.tokens, 1):
             slow.read(token_id)
@@ -291,10 +291,10 @@ def test_what_is_read_and_told_is_what_the_slow_reader_finds(block: int) -> None
             if slow.has_ended:
                 break
         told = read_output(
-            case.machine, slow.tokens, PIECES, has_stopped=slow.has_ended, skip=case.skip
+            case.automaton, slow.tokens, PIECES, has_stopped=slow.has_ended, skip=case.skip
         )
         assert told[:2] == (slow.final_text(), slow.stop_reason()), seed
-        if case.machine.names:
+        if case.automaton.names:
             segments = slow.segments()
             kept = [segment for segment in segments if segment[1] or segment[2]]
             assert told.segments == (kept or segments[-1:]), seed
@@ -316,5 +316,5 @@ def test_stops_are_those_of_the_reference() -> None:
         )
         expected = decode_alone(request, letters)
         eos_token_id = letters.eos_token_id
-        told = read_alone(state_machine(request, eos_token_id), expected.tokens)
+        told = read_alone(stop_automaton(request, eos_token_id), expected.tokens)
         assert (told.text.decode(), told.stop_reason) == (expected.text, expected.stop_reason)

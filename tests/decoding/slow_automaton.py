@@ -1,8 +1,8 @@
-"""State machines by the slowest obvious means: everything since the state was entered, again."""
+"""Automata by the slowest obvious means: everything since the state was entered, again."""
 
 from typing import NamedTuple
 
-from batcher.decoding.machine import END, Exit, StateMachine
+from batcher.decoding.stops.automaton import END, Exit, StopAutomaton
 from batcher.models.base import Tokenizer, join_bytes
 
 
@@ -19,9 +19,9 @@ class SlowReader:
     """What one output has come to."""
 
     def __init__(
-        self, machine: StateMachine, tokenizer: Tokenizer, skip: int = 0, min_tokens: int = 0
+        self, automaton: StopAutomaton, tokenizer: Tokenizer, skip: int = 0, min_tokens: int = 0
     ) -> None:
-        self.machine, self.tokenizer, self.skip = machine, tokenizer, skip
+        self.automaton, self.tokenizer, self.skip = automaton, tokenizer, skip
         self.min_tokens = min_tokens
         self.tokens: list[int] = []
         self.owners: list[int] = []  # of every byte of the text, the number of its token
@@ -64,7 +64,7 @@ class SlowReader:
 
     def take_best(self, *, has_new_byte: bool, is_token_done: bool) -> None:
         complete = []
-        for place, way in enumerate(self.machine.exits[self.state]):
+        for place, way in enumerate(self.automaton.exits[self.state]):
             if way.target == END and len(self.tokens) < self.min_tokens:
                 continue
             if isinstance(way.pattern, bytes):
@@ -109,7 +109,7 @@ class SlowReader:
                 )
             ]
             tokens = [self.tokens[number] for number in numbers]
-            segments.append((self.machine.names[state], self.text[begin:end], tokens))
+            segments.append((self.automaton.names[state], self.text[begin:end], tokens))
             if found is not None:
                 state, begin, first = found.way.target, found.end, found.number + 1
         return segments
