@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from batcher.models.calls import CallSettings
     from batcher.models.llm import LLM, LLMModel
     from batcher.models.simulated import SimulatedModel, SimulatedSettings
-    from batcher.request import PromptSegment, Request, Result, Transition
+    from batcher.request import PromptSegment, Request, Transition
+    from batcher.result import Result
 
 __version__ = "0.1.0"
 
@@ -37,7 +38,7 @@ _HOME_OF = {
     "PromptSegment": "batcher.request",
     "Request": "batcher.request",
     "RequestError": "batcher.errors",
-    "Result": "batcher.request",
+    "Result": "batcher.result",
     "SimulatedModel": "batcher.models.simulated",
     "SimulatedSettings": "batcher.models.simulated",
     "TokenEvent": "batcher.events",

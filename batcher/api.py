@@ -14,7 +14,8 @@ from batcher.models.base import Model
 from batcher.models.callable import ModelNext
 from batcher.models.llm import LLM
 from batcher.models.simulated import SimulatedModel
-from batcher.request import Request, Result
+from batcher.request import Request
+from batcher.result import Result
 from batcher.validation import ModelCapabilities
 
 

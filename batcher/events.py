@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from batcher.request import FinishReason, StopReason
+from batcher.result import FinishReason, StopReason
 
 TRACE_VERSION = 2
 

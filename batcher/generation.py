@@ -9,7 +9,8 @@ from batcher.formats.suggestions import suggest
 from batcher.models.calls import CallSettings, checked_settings
 from batcher.models.llm import LLM, LLMModel, missing_methods
 from batcher.models.loading import check_description
-from batcher.request import MAX_INT, Request, Result
+from batcher.request import MAX_INT, Request
+from batcher.result import Result
 from batcher.validation import ModelCapabilities, find_problems, num_slots_needed
 
 

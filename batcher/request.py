@@ -1,7 +1,6 @@
-"""What comes in and what goes out: a request, and the result it is given.
+"""What comes in: a request, a plain record that knows nothing of slots or models.
 
-Both are plain records that know nothing of slots or models.  Names, defaults and order of the
-fields are the contract of docs/requests-and-results.md.
+Names, defaults and order of the fields are the contract of docs/requests-and-results.md.
 """
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -9,16 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 MAX_INT = 2**31 - 1
-LOWEST_LOGPROB = -9999.0  # JSON has no infinity
-NUM_DIGITS = 6  # of log-probabilities, after the point
 MAX_TIME = 2.0**52  # seconds; up to here a clock of steps is exact
 
 TokenId = Annotated[int, Meta(ge=0, le=MAX_INT)]
-FinishReason = Literal["stop", "length", "error", "aborted"]
-StopReason = int | list[int] | str | None
 PromptType = Literal["system", "user", "assistant"]
-ConstraintOutcome = Literal["complete", "incomplete"]
-ConstraintCheck = Literal["none"]
 
 
 class Transition(Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,99 +102,3 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=
     heal: bool = False
     states: dict[str, list[Transition]] | None = None
     initial_state: str | None = None
-
-
-class Usage(Struct, frozen=True, gc=False):
-    """How many tokens went in and came out."""
-
-    prompt_tokens: int
-    completion_tokens: int
-
-
-class StepTimes(Struct, frozen=True, gc=False):
-    """The steps at which things happened to a request; None for what never did.
-
-    `finished` is the step that generated the last token, so a request holds its slot from
-    `admitted` up to and including `finished`.
-    """
-
-    arrived: int | None
-    admitted: int | None
-    first_token: int | None
-    finished: int | None
-
-
-class ErrorInfo(Struct, frozen=True, omit_defaults=True):
-    """Why a request failed; line, column and field where the fault is in its text."""
-
-    code: str
-    message: str
-    line: int | None = None
-    column: int | None = None
-    field: str | None = None
-
-
-class TopLogprob(Struct, frozen=True, gc=False):
-    """A token and the natural logarithm of its probability, at least LOWEST_LOGPROB."""
-
-    token: int
-    logprob: float
-
-
-class TokenLogprob(Struct, frozen=True, gc=False):
-    """A generated token, and the most likely ones where it stands, most likely first."""
-
-    token: int
-    logprob: float
-    top: list[TopLogprob]
-
-
-class PromptLogprob(Struct, frozen=True, gc=False):
-    """A token of the prompt, and the most likely ones where it stands, most likely first.
-
-    Nothing goes before the first token, so its logprob is None, and `top` is empty.
-    """
-
-    token: int
-    logprob: float | None
-    top: list[TopLogprob]
-
-
-class Segment(Struct, frozen=True, gc=False):
-    """What was generated in one stay in a state, the markers cut out.
-
-    tokens: those with a byte in `text`; one that goes over a marker may be in two segments.
-    """
-
-    state: str
-    text: str
-    tokens: list[int]
-
-
-class Result(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """What a request was given: exactly one for every output of every request read.
-
-    index: which of the request's outputs it is, from 0.
-    What is None is not written: error, why it failed; cumulative_logprob, of all tokens, and
-    logprobs, of each, if asked for, and prompt_logprobs, of those of the prompt; score, that of
-    beam search; segments, if the request names states; constraint, whether an output that has to
-    follow one is a whole; constraint_check, that nothing but what made it could tell.
-    """
-
-    id: str
-    index: int
-    text: str
-    tokens: list[int]
-    finish_reason: FinishReason
-    stop_reason: StopReason
-    usage: Usage
-    slot: int | None
-    steps: StepTimes
-    error: ErrorInfo | None = None
-    cumulative_logprob: float | None = None
-    logprobs: list[TokenLogprob] | None = None
-    prompt_logprobs: list[PromptLogprob] | None = None
-    score: float | None = None
-    segments: list[Segment] | None = None
-    constraint: ConstraintOutcome | None = None
-    constraint_check: ConstraintCheck | None = None

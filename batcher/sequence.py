@@ -11,7 +11,8 @@ from batcher.decoding.stops.automaton import StopAutomaton, stop_automaton
 from batcher.events import ArriveReason
 from batcher.models.base import Model
 from batcher.prompts import Prompt, read_prompt
-from batcher.request import Request, Result
+from batcher.request import Request
+from batcher.result import Result
 from batcher.scheduling.sequence import ScheduledSequence
 from batcher.tokens import Tokens
 

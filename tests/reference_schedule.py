@@ -14,7 +14,7 @@ from batcher.events import (
     FinishEvent,
     RunEvent,
 )
-from batcher.request import FinishReason
+from batcher.result import FinishReason
 
 
 class Job(NamedTuple):

@@ -16,7 +16,7 @@ from batcher.events import (
     JumpEvent,
     RunEvent,
 )
-from batcher.request import FinishReason
+from batcher.result import FinishReason
 
 PROMPT_TOKENS, MAX_TOKENS = 5, 99
 

@@ -12,7 +12,13 @@ from batcher import Request, Result, SimulatedSettings
 from batcher.errors import ERROR_CODES
 from batcher.events import AdmitReason, ArriveReason, BlockedReason, Event, PreemptReason, Role
 from batcher.lifecycle import TRANSITIONS
-from batcher.request import ErrorInfo, FinishReason, PromptSegment, StepTimes, Usage
+from batcher.request import PromptSegment
+from batcher.result import (
+    ErrorInfo,
+    FinishReason,
+    StepTimes,
+    Usage,
+)
 from cli.app import app
 
 DOCS = ROOT / "docs"

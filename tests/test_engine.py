@@ -19,7 +19,7 @@ from reference import (
 
 from batcher import BatchdecodeError, Engine, Model, Request, RequestError, Result, SimulatedModel
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent
-from batcher.request import StepTimes
+from batcher.result import StepTimes
 
 BATCH_SIZES = st.sampled_from([1, 2, 3, 8, 64])
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from batcher import Engine, Request, SimulatedModel
 from batcher.errors import BatchdecodeError
 from batcher.events import AdmitEvent, Event, PreemptEvent, RequestEvent
-from batcher.request import Result
+from batcher.result import Result
 from batcher.settings import SchedulingSettings
 from batcher.simulation.result import SimulationResult
 from batcher.simulation.simulator import simulate, simulate_steps

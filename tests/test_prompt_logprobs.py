@@ -15,7 +15,7 @@ from batcher.metrics.run_metrics import RunMetrics
 from batcher.models.checked import CheckedModel
 from batcher.models.simulated import reference_logits
 from batcher.prompts import Prompt
-from batcher.request import PromptLogprob, TopLogprob
+from batcher.result import PromptLogprob, TopLogprob
 from batcher.settings import SchedulingSettings
 
 MODEL = SimulatedModel()

@@ -10,7 +10,7 @@ import numpy as np
 from batcher.decoding.sampling.logprobs import log_softmax, token_logprob
 from batcher.models.base import FloatArray
 from batcher.prompts import Prompt
-from batcher.request import PromptLogprob
+from batcher.result import PromptLogprob
 
 
 class PromptLogprobs:

@@ -9,7 +9,7 @@ from batcher.decoding.beams import BeamSearch, BeamStep
 from batcher.engine.row_state import Generated
 from batcher.errors import Failure
 from batcher.models.base import FloatArray
-from batcher.request import NUM_DIGITS, FinishReason
+from batcher.result import NUM_DIGITS, FinishReason
 from batcher.sequence import Sequence
 
 

@@ -21,7 +21,7 @@ from batcher.engine.row_state import Generated
 from batcher.errors import Failure
 from batcher.events import TokenEvent
 from batcher.models.base import NO_SLOTS, IntArray, Model, ModelOutput
-from batcher.request import FinishReason
+from batcher.result import FinishReason
 from batcher.sequence import Sequence
 
 

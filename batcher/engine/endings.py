@@ -10,7 +10,7 @@ from batcher.engine.row_state import Generated
 from batcher.errors import Failure
 from batcher.lifecycle import Move, move
 from batcher.models.base import Tokenizer
-from batcher.request import FinishReason, Result, TokenLogprob
+from batcher.result import FinishReason, Result, TokenLogprob
 from batcher.rows.runner import ModelRunner
 from batcher.scheduling.scheduler import Scheduler
 from batcher.scheduling.sequence import NEVER

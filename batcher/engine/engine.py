@@ -29,7 +29,8 @@ from batcher.models.chat import chat_template_of
 from batcher.models.checked_tokenizer import CheckedTokenizer
 from batcher.models.llm import LLM
 from batcher.models.loading import as_model
-from batcher.request import FinishReason, Request, Result
+from batcher.request import Request
+from batcher.result import FinishReason, Result
 from batcher.rows.runner import ModelRunner
 from batcher.scheduling.clock import Clock, ConstantClock, FormulaClock
 from batcher.scheduling.making import make_scheduler

@@ -11,7 +11,8 @@ from batcher.errors import Failure, InvariantError
 from batcher.events import ArriveReason
 from batcher.lifecycle import Move, move
 from batcher.models.base import Model
-from batcher.request import Request, Result
+from batcher.request import Request
+from batcher.result import Result
 from batcher.scheduling.clock import Clock
 from batcher.scheduling.scheduler import Scheduler
 from batcher.sequence import Heal, Sequence, make_sequences

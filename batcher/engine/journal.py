@@ -17,7 +17,7 @@ from batcher.events import (
     PrefillEvent,
     RequestEvent,
 )
-from batcher.request import Result, StopReason
+from batcher.result import Result, StopReason
 from batcher.scheduling.clock import Clock
 from batcher.scheduling.plan import Hold, PlannedChunk, Preemption
 from batcher.scheduling.sequence import NO_SLOT, ScheduledSequence

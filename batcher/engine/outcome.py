@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from batcher.events import RequestEvent, TokenEvent
-from batcher.request import Result
+from batcher.result import Result
 
 
 class StepOutcome(NamedTuple):

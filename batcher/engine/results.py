@@ -7,7 +7,13 @@ from batcher.engine.row_state import Generated
 from batcher.errors import Failure
 from batcher.models.base import Tokenizer, join_bytes
 from batcher.prompts import count_tokens
-from batcher.request import ErrorInfo, Result, Segment, StepTimes, Usage
+from batcher.result import (
+    ErrorInfo,
+    Result,
+    Segment,
+    StepTimes,
+    Usage,
+)
 from batcher.scheduling.sequence import NEVER, NO_SLOT
 from batcher.sequence import Sequence
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Collection
 
-from batcher.request import Request, Result
+from batcher.request import Request
+from batcher.result import Result
 from batcher.sequence import Sequence
 
 

@@ -28,7 +28,7 @@ from batcher.engine.row_state import (
 from batcher.errors import Failure, InvariantError
 from batcher.events import TokenEvent
 from batcher.models.base import NO_SLOTS, IntArray, Model, ModelOutput
-from batcher.request import NUM_DIGITS, FinishReason
+from batcher.result import NUM_DIGITS, FinishReason
 from batcher.sequence import Sequence
 from batcher.validation import logit_fields_of
 

@@ -14,11 +14,11 @@ from batcher.decoding.streaming import SegmentStream, TextPiece, TextStream
 from batcher.errors import Failure, InvariantError
 from batcher.events import TokenEvent
 from batcher.models.base import Tokenizer, join_bytes
-from batcher.request import (
+from batcher.request import Request
+from batcher.result import (
     ConstraintCheck,
     ConstraintOutcome,
     FinishReason,
-    Request,
     TokenLogprob,
 )
 from batcher.sequence import Sequence

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from batcher.events import ArriveReason
-from batcher.request import FinishReason, Request, Result
+from batcher.request import Request
+from batcher.result import FinishReason, Result
 from batcher.tokens import Tokens
 
 

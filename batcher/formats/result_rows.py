@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from batcher.errors import RUN_ERROR_CODES
 from batcher.formats.openai import Form
-from batcher.request import (
+from batcher.result import (
     ConstraintCheck,
     ConstraintOutcome,
     ErrorInfo,

@@ -8,7 +8,12 @@ import msgspec
 from batcher.errors import BatchdecodeError
 from batcher.formats.diagnostics import Problem
 from batcher.formats.result_rows import results_of_row
-from batcher.request import ErrorInfo, Result, StepTimes, Usage
+from batcher.result import (
+    ErrorInfo,
+    Result,
+    StepTimes,
+    Usage,
+)
 
 _encoder = msgspec.json.Encoder()
 _result_decoder = msgspec.json.Decoder(Result)

@@ -17,7 +17,8 @@ from batcher.formats.line_problems import NOT_NULL
 from batcher.formats.openai import CHAT_OPTIONS, COMPLETION_OPTIONS, BatchRow, ChatRow, Supported
 from batcher.formats.result_rows import ChatResultRow, ResultRow
 from batcher.formats.spelling_schemas import SPELLING_SCHEMAS
-from batcher.request import MAX_INT, Result
+from batcher.request import MAX_INT
+from batcher.result import Result
 from batcher.validation import (
     ANY_STATE,
     DEFAULTS,

@@ -13,7 +13,7 @@ from batcher.engine.row_decoder import NOTHING_DECODED, Decoded, SuspendedRows
 from batcher.engine.row_state import Generated
 from batcher.errors import BatchdecodeError, Failure, ModelError
 from batcher.models.base import Batch, Chunk, Model, ModelOutput, Pages, can_page
-from batcher.request import FinishReason
+from batcher.result import FinishReason
 from batcher.scheduling.kv_cache import KVCache
 from batcher.scheduling.plan import StepPlan
 from batcher.scheduling.running import rows_of

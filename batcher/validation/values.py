@@ -6,7 +6,12 @@ from typing import Any
 from msgspec.structs import replace
 
 from batcher.errors import FieldProblem, Path
-from batcher.request import MAX_INT, PromptSegment, Request, Transition
+from batcher.request import (
+    MAX_INT,
+    PromptSegment,
+    Request,
+    Transition,
+)
 from batcher.validation.capabilities import ModelCapabilities
 
 MAX_SHOWN = 40  # characters of a value or a name that a message quotes

@@ -12,7 +12,8 @@ from batcher.errors import InvariantError
 from batcher.events import AdmitEvent, PreemptEvent, PrefillEvent
 from batcher.models.base import Model
 from batcher.models.simulated import SimulatedModel
-from batcher.request import Request, Result
+from batcher.request import Request
+from batcher.result import Result
 from batcher.timing.formulas import ConstantStepTime
 from batcher.validation import num_slots_needed
 from batcher.verifying.cases import Case

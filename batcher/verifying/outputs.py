@@ -6,7 +6,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from batcher.request import NUM_DIGITS, ErrorInfo, Result, TokenLogprob
+from batcher.result import (
+    NUM_DIGITS,
+    ErrorInfo,
+    Result,
+    TokenLogprob,
+)
 
 Outputs = Mapping[tuple[str, int], Result]
 """By id of the request and index of the output."""

@@ -10,7 +10,8 @@ from batcher.events import FinishEvent
 from batcher.formats.openai import Form
 from batcher.formats.requests import BadLine, ParsedLine
 from batcher.formats.results import make_rejected_result
-from batcher.request import Request, Result
+from batcher.request import Request
+from batcher.result import Result
 from batcher.validation import constraint_fields_of
 
 _NOTHING: Mapping[int, Result] = {}

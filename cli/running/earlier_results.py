@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from typing import BinaryIO
 
 from batcher.formats.results import decode_result_line
-from batcher.request import Request, Result
+from batcher.request import Request
+from batcher.result import Result
 
 from .result_index import ResultIndex
 from .result_lines import REPAIR, ResultLine, ResumeError

@@ -5,7 +5,7 @@ from typing import BinaryIO, NamedTuple
 
 from batcher.errors import RUN_ERROR_CODES, BatchdecodeError
 from batcher.formats.results import decode_result_line
-from batcher.request import Result
+from batcher.result import Result
 
 REPAIR = "--resume=repair drops such lines, and decodes again what they were for"
 

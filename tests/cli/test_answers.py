@@ -3,7 +3,13 @@ import pytest
 from batcher.events import FinishEvent
 from batcher.formats.diagnostics import Problem
 from batcher.formats.requests import BadLine, ParsedLine
-from batcher.request import ErrorInfo, Request, Result, StepTimes, Usage
+from batcher.request import Request
+from batcher.result import (
+    ErrorInfo,
+    Result,
+    StepTimes,
+    Usage,
+)
 from cli.running.answers import Flights, can_be_replayed
 
 

@@ -3,7 +3,13 @@ import pytest
 from batcher.formats.requests import ParsedLine, RequestParser
 from batcher.formats.result_rows import encode_openai_row
 from batcher.formats.results import encode_result
-from batcher.request import ErrorInfo, Request, Result, StepTimes, Usage
+from batcher.request import Request
+from batcher.result import (
+    ErrorInfo,
+    Result,
+    StepTimes,
+    Usage,
+)
 from batcher.validation import ModelCapabilities
 from cli.running import result_index
 from cli.running.output import OutputError

@@ -9,7 +9,7 @@ from batcher.engine.decoder import Decoder
 from batcher.engine.row_decoder import Decoded, SuspendedRows
 from batcher.engine.row_state import Generated
 from batcher.models.base import Batch, Chunk
-from batcher.request import FinishReason
+from batcher.result import FinishReason
 from batcher.sequence import Sequence, make_sequences
 
 NUM_SLOTS = 7

@@ -24,10 +24,10 @@ from batcher.formats.result_rows import encode_openai_row
 from batcher.formats.results import encode_result
 from batcher.formats.schema import TYPES, encode_schema, make_schema
 from batcher.formats.trace import encode_event
-from batcher.request import (
+from batcher.request import Request
+from batcher.result import (
     ErrorInfo,
     PromptLogprob,
-    Request,
     Result,
     Segment,
     StepTimes,

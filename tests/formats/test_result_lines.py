@@ -11,7 +11,7 @@ from batcher.errors import REQUEST_ERROR_CODES, RUN_ERROR_CODES, BatchdecodeErro
 from batcher.formats.requests import RequestParser
 from batcher.formats.result_rows import encode_openai_row
 from batcher.formats.results import decode_result_line, encode_result, make_rejected_result
-from batcher.request import (
+from batcher.result import (
     ErrorInfo,
     PromptLogprob,
     Result,

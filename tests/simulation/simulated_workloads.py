@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 from batcher import Engine, Request, SimulatedModel
 from batcher.errors import BatchdecodeError
 from batcher.events import AdmitEvent, Event, FinishEvent, PreemptEvent, StepsEvent
-from batcher.request import PromptSegment, Result
+from batcher.request import PromptSegment
+from batcher.result import Result
 from batcher.scheduling.making import check_settings
 from batcher.settings import SchedulingSettings
 from batcher.timing.formulas import ConstantStepTime, ProfileStepTime

@@ -3,7 +3,7 @@
 import pytest
 from msgspec.structs import replace
 
-from batcher.request import (
+from batcher.result import (
     ErrorInfo,
     Result,
     Segment,

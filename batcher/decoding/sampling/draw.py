@@ -14,7 +14,7 @@ from batcher.decoding.sampling.logprobs import Floats, log_softmax, token_logpro
 from batcher.decoding.sampling.noise import UnsignedArray, gumbel_noise
 from batcher.decoding.sampling.params import SamplingParams
 from batcher.models.base import FloatArray, IntArray
-from batcher.request import TokenLogprob
+from batcher.result import TokenLogprob
 
 
 class RowStates(NamedTuple):

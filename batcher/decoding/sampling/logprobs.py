@@ -4,7 +4,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batcher.models.base import FloatArray, IntArray
-from batcher.request import LOWEST_LOGPROB, NUM_DIGITS, TokenLogprob, TopLogprob
+from batcher.result import (
+    LOWEST_LOGPROB,
+    NUM_DIGITS,
+    TokenLogprob,
+    TopLogprob,
+)
 
 Floats = NDArray[np.float64]
 

@@ -21,7 +21,7 @@ from batcher.decoding.sampling.penalties import guide
 from batcher.decoding.sampling.seen_tokens import SeenTokens
 from batcher.errors import Failure, InvariantError
 from batcher.models.base import FloatArray, IntArray, Tokenizer
-from batcher.request import TokenLogprob
+from batcher.result import TokenLogprob
 from batcher.tokens import Tokens
 
 MAX_BAD_WORDS = 32  # lists of them, the latest in use

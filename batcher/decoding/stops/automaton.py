@@ -9,7 +9,8 @@ from typing import NamedTuple, cast
 
 from msgspec import Struct
 
-from batcher.request import Request, StopReason, Transition
+from batcher.request import Request, Transition
+from batcher.result import StopReason
 from batcher.validation import ANY_STATE
 
 END = -1  # where a way out leads that ends generation

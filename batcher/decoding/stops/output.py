@@ -11,7 +11,7 @@ from batcher.decoding.stops.automaton import END, Exit, Progress, StopAutomaton,
 from batcher.decoding.stops.reader import StopReader
 from batcher.errors import InvariantError
 from batcher.models.base import Tokenizer, join_bytes
-from batcher.request import StopReason
+from batcher.result import StopReason
 
 
 class StateText(NamedTuple):

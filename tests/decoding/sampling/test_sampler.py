@@ -14,7 +14,7 @@ from batcher.decoding.sampling.params import SamplingParams
 from batcher.decoding.sampling.sampler import Masks, Sampled, Sampler, SamplingRow
 from batcher.decoding.sampling.seen_tokens import SeenTokens
 from batcher.errors import Failure, InvariantError
-from batcher.request import LOWEST_LOGPROB, TokenLogprob, TopLogprob
+from batcher.result import LOWEST_LOGPROB, TokenLogprob, TopLogprob
 
 NAN, INF = math.nan, math.inf
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=1.0)
