@@ -4,8 +4,8 @@ The names below load on first use, so that `batchdecode --version` need not impo
 """
 
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False  # as in typing, which takes longer to import than all the rest of this
 if TYPE_CHECKING:
     from batcher.api import decode
     from batcher.engine import Engine
@@ -82,7 +82,7 @@ def __dir__() -> list[str]:
     return [*__all__, "__version__"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import the public name `name` from the module that holds it."""
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

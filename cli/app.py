@@ -5,63 +5,53 @@ import os
 import select
 import signal
 import sys
-from typing import Annotated, NoReturn
+from importlib import import_module
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 import batcher
 from batcher.errors import BatchdecodeError
 
-from .commands.axis_arguments import takes_axes
-from .commands.calibrate import REQUESTS as CALIBRATED_REQUESTS
-from .commands.calibrate import calibrate
-from .commands.check import check
-from .commands.compare import EXAMPLES as COMPARE_EXAMPLES
-from .commands.compare import compare
-from .commands.completion import COMPLETION_VARIABLE, SET_UP, completion, prepare_completion
-from .commands.plan import EXAMPLES as PLAN_EXAMPLES
-from .commands.plan import plan
-from .commands.profiles import profiles
-from .commands.replay import EXAMPLES as REPLAY_EXAMPLES
-from .commands.replay import NOT_TAKEN, replay
-from .commands.run import EXAMPLES, RunCommand, run
-from .commands.schema import schema
-from .commands.trace import TraceCommand, trace
-from .commands.trace_arguments import REQUESTS
-from .commands.verify import verify
-from .commands.workload import DISTRIBUTIONS, workload
-from .config import ENVIRONMENT
 from .errors import WriteError
-from .help import GroupedCommand
 from .running.stdout import end_stdout
-from .scheduling_options import takes_scheduling
 from .screen.cells import printable_lines
+from .start import COMPLETION_VARIABLE
 
 FAILURE, USER_ERROR = 1, 2
 STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
+_COMMANDS = (
+    *("run", "check", "trace", "verify", "workload", "compare", "plan", "replay", "profiles"),
+    *("calibrate", "schema", "completion"),
+)
+
+
+class _LazyGroup(TyperGroup):
+    """`batchdecode`: to start one of its commands, the others are not imported."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        names: Any = dict.fromkeys(_COMMANDS)  # get_command has what they stand for
+        self.commands = names
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - typer calls it so
+        """Return the command of this name, None if there is none."""
+        if cmd_name not in self.commands:
+            return None
+        return import_module(f".commands.{cmd_name}", __package__).COMMAND
+
+
 app = typer.Typer(
     name="batchdecode",
+    cls=_LazyGroup,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(cls=RunCommand, context_settings=ENVIRONMENT, epilog=EXAMPLES)(takes_scheduling(run))
-app.command(cls=GroupedCommand, context_settings=ENVIRONMENT)(check)
-app.command(cls=TraceCommand)(takes_scheduling(trace, REQUESTS))
-app.command(cls=GroupedCommand)(verify)
-app.command(cls=GroupedCommand, epilog=DISTRIBUTIONS)(workload)
-app.command(cls=GroupedCommand, epilog=COMPARE_EXAMPLES)(takes_axes(compare, as_lists=True))
-app.command(cls=GroupedCommand, epilog=PLAN_EXAMPLES)(takes_axes(plan, as_lists=False))
-app.command(cls=GroupedCommand, epilog=REPLAY_EXAMPLES)(takes_scheduling(replay, without=NOT_TAKEN))
-app.command(cls=GroupedCommand)(profiles)
-app.command(cls=GroupedCommand)(
-    takes_scheduling(calibrate, CALIBRATED_REQUESTS, without=("check", "profile"))
-)
-app.command(cls=GroupedCommand)(schema)
-app.command(cls=GroupedCommand, epilog=SET_UP)(completion)
 
 
 def _show_version(wanted: bool) -> None:  # noqa: FBT001 - typer passes it so
@@ -88,6 +78,8 @@ def main() -> None:
     _occupy_standard_descriptors()
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends a command quietly
     if COMPLETION_VARIABLE in os.environ:
+        from .commands.completion import prepare_completion  # noqa: PLC0415 - only when asked
+
         prepare_completion()
     try:
         app(prog_name="batchdecode")

@@ -127,11 +127,11 @@ def _checked(settings: list[Setting], record: type["Struct"]) -> dict[str, Any]:
 
 def _known_options(context: typer.Context) -> dict[str, Any]:
     """Return all options a file may set, of any command, for one file may serve them all."""
-    commands = getattr(context.find_root().command, "commands", {})
+    group: Any = context.find_root().command
     return {
         param.name: param
         for name in _COMMANDS
-        for param in commands[name].params
+        for param in group.get_command(context, name).params
         if param.param_type_name == "option"
         and not param.hidden
         and param.name not in _NOT_IN_A_FILE

@@ -1,8 +1,9 @@
 """Help without boxes: options in groups, that read well in 80 columns."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
+import typer
 from typer.core import TyperCommand
 
 _MAX_SHORT_HELP = 120
@@ -36,7 +37,7 @@ class NestingCommand(GroupedCommand):
     A file that is called as one of them can be given as ./NAME.
     """
 
-    subcommands: Mapping[str, Any] = {}
+    subcommands: ClassVar[Mapping[str, Any]] = {}
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
@@ -59,3 +60,16 @@ class NestingCommand(GroupedCommand):
                 ],
                 col_max=_COLUMN + 2,
             )
+
+
+def as_command(
+    function: Callable[..., None],
+    *,
+    cls: type[GroupedCommand] = GroupedCommand,
+    epilog: str | None = None,
+    context_settings: dict[str, Any] | None = None,
+) -> Any:
+    """Return `function` as a command whose arguments and options are its parameters."""
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    alone.command(cls=cls, epilog=epilog, context_settings=context_settings)(function)
+    return typer.main.get_command(alone)

@@ -42,7 +42,8 @@ def code_spans(page: str) -> set[str]:
 
 def test_every_command_and_option_is_documented() -> None:
     documented = code_spans("cli.md")
-    commands = dict(typer.main.get_command(app).commands)
+    group = typer.main.get_command(app)
+    commands = {name: group.get_command(None, name) for name in group.list_commands(None)}
     for name, command in list(commands.items()):
         below = getattr(command, "subcommands", {})
         commands |= {f"{name} {inner}": nested for inner, nested in below.items()}

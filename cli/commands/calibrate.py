@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ..scheduling_options import SchedulingOptions
+from ..help import as_command
+from ..scheduling_options import SchedulingOptions, takes_scheduling
 from .arguments import OUTPUT, ForceOption, none_for_stdout
 
 PROFILE, REQUESTS = "Profile", "For a log of requests"
@@ -141,3 +142,6 @@ def calibrate(
             ),
         )
     )
+
+
+COMMAND = as_command(takes_scheduling(calibrate, REQUESTS, without=("check", "profile")))

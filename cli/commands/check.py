@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from ..config import model_settings
+from ..config import ENVIRONMENT, model_settings
+from ..help import as_command
 from .arguments import (
     GRAMMAR_TIMEOUT,
     OUTPUT,
@@ -51,3 +52,6 @@ def check(
         color=color,
     )
     print_plan(options, as_json=json)
+
+
+COMMAND = as_command(check, context_settings=ENVIRONMENT)

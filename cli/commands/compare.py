@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from ..config import model_settings, use_run_config
+from ..help import as_command
 from .arguments import (
     GRAMMAR_TIMEOUT,
     INPUT,
@@ -17,6 +18,7 @@ from .arguments import (
     SeedOption,
     refuse_nan,
 )
+from .axis_arguments import takes_axes
 
 EXAMPLES = """\b
 Examples:
@@ -146,3 +148,6 @@ def _form(*, as_json: bool, as_csv: bool) -> str:
     if as_json and as_csv:
         raise typer.BadParameter("--json and --csv exclude each other.")
     return "json" if as_json else "csv" if as_csv else "table"
+
+
+COMMAND = as_command(takes_axes(compare, as_lists=True), epilog=EXAMPLES)

@@ -4,7 +4,9 @@ from typing import Annotated, Literal
 
 import typer
 
-COMPLETION_VARIABLE = "_BATCHDECODE_COMPLETE"
+from ..help import as_command
+from ..start import COMPLETION_VARIABLE
+
 SET_UP = """\b
 To use it, put the line for your shell into its start-up file:
   eval "$(batchdecode completion bash)"
@@ -37,3 +39,6 @@ def prepare_completion() -> None:
     from typer._completion_classes import completion_init  # noqa: PLC0415 - only when asked
 
     completion_init()
+
+
+COMMAND = as_command(completion, epilog=SET_UP)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 import typer
 
 from ..config import model_settings
+from ..help import as_command
 from .arguments import (
     GRAMMAR_TIMEOUT,
     OUTPUT,
@@ -16,6 +17,7 @@ from .arguments import (
     SeedOption,
     refuse_nan,
 )
+from .axis_arguments import takes_axes
 from .compare import QuietOption, RunConfigOption
 
 if TYPE_CHECKING:
@@ -107,3 +109,6 @@ def plan(
         color=color,
     )
     raise typer.Exit(until_stopped(lambda: plan_requests(source, options)))
+
+
+COMMAND = as_command(takes_axes(plan, as_lists=False), epilog=EXAMPLES)

@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from ..help import as_command
 from .arguments import OUTPUT
 
 
@@ -24,3 +25,6 @@ def profiles(
     from ..timing.show import show_step_times  # noqa: PLC0415 - --help starts without it
 
     show_step_times(name, as_json=json)
+
+
+COMMAND = as_command(profiles)

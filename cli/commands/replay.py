@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from ..scheduling_options import TIME, SchedulingOptions
+from ..help import as_command
+from ..scheduling_options import TIME, SchedulingOptions, takes_scheduling
 from .arguments import DECODING, INPUT, MAX_BATCH, OUTPUT
 
 # It computes no token, a log has neither priorities nor deadlines, and its profile is no clock.
@@ -77,3 +78,6 @@ def replay(
             log=log, meta=meta, profile=profile, batch=batch, scheduling=scheduling, as_json=json
         )
     )
+
+
+COMMAND = as_command(takes_scheduling(replay, without=NOT_TAKEN), epilog=EXAMPLES)

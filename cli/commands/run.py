@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ..config import model_settings
-from ..help import GroupedCommand
-from ..scheduling_options import SchedulingOptions
+from ..config import ENVIRONMENT, model_settings
+from ..help import GroupedCommand, as_command
+from ..scheduling_options import SchedulingOptions, takes_scheduling
 from .arguments import (
     DECODING,
     DISPLAY,
@@ -309,3 +309,8 @@ def _continuing_command() -> str:
     return shlex.join(
         ["batchdecode", *arguments, *([] if "--resume" in arguments else ["--resume"])]
     )
+
+
+COMMAND = as_command(
+    takes_scheduling(run), cls=RunCommand, epilog=EXAMPLES, context_settings=ENVIRONMENT
+)

@@ -4,6 +4,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from ..help import as_command
+
 
 def schema(
     kind: Annotated[
@@ -17,3 +19,6 @@ def schema(
     from ..running.output import stdout_sink  # noqa: PLC0415 - as above
 
     stdout_sink().write(encode_schema(kind).encode())
+
+
+COMMAND = as_command(schema)

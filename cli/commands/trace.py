@@ -1,11 +1,11 @@
 """`batchdecode trace`: shows what the batch did, from a trace or from requests."""
 
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import typer
 
-from ..help import GroupedCommand, NestingCommand
+from ..help import NestingCommand, as_command
 from ..scheduling_options import SchedulingOptions, takes_scheduling
 from .arguments import DISPLAY, OUTPUT, ForceOption, none_for_stdout
 from .trace_arguments import (
@@ -23,15 +23,14 @@ from .trace_why import why
 
 SELECTION = "Only"
 
-_subcommands = typer.Typer(rich_markup_mode=None)
-_subcommands.command(cls=GroupedCommand)(takes_scheduling(why, REQUESTS))
-_subcommands.command(cls=GroupedCommand)(diff)
-
 
 class TraceCommand(NestingCommand):
     """`trace`, and the commands below it."""
 
-    subcommands = typer.main.get_group(_subcommands).commands
+    subcommands: ClassVar = {
+        "why": as_command(takes_scheduling(why, REQUESTS)),
+        "diff": as_command(diff),
+    }
 
 
 def _names_of_subcommands(incomplete: str) -> list[str]:
@@ -135,3 +134,6 @@ def trace(
             ),
         )
     )
+
+
+COMMAND = as_command(takes_scheduling(trace, REQUESTS), cls=TraceCommand)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from ..config import model_settings, use_run_config
+from ..help import as_command
 from .arguments import (
     GRAMMAR_TIMEOUT,
     INPUT,
@@ -108,3 +109,6 @@ def verify(
     with user_code_prints_to_stderr():
         status = verify_requests(options)
     raise typer.Exit(status)
+
+
+COMMAND = as_command(verify)

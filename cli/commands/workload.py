@@ -4,6 +4,7 @@ from typing import Annotated
 
 import typer
 
+from ..help import as_command
 from .arguments import OUTPUT, ForceOption, none_for_stdout
 
 ARRIVALS, LENGTHS = "Arrivals", "Lengths: a number or a distribution"
@@ -181,3 +182,6 @@ def workload(
         quiet=quiet,
     )
     write_workload(options)
+
+
+COMMAND = as_command(workload, epilog=DISTRIBUTIONS)
