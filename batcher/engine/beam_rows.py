@@ -6,7 +6,7 @@ from typing import cast
 import numpy as np
 
 from batcher.decoding.beams import BeamSearch, BeamStep
-from batcher.engine.row_state import Generated
+from batcher.engine.decoded import Generated
 from batcher.errors import Failure
 from batcher.models.base import FloatArray
 from batcher.result import NUM_DIGITS, FinishReason

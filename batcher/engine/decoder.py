@@ -5,24 +5,27 @@ done for any of them in a step.  What a row may ask for beside that is in row_de
 """
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from batcher.decoding.grammars import Grammars
 from batcher.decoding.output_tokens import OutputTokens
 from batcher.decoding.stops.matcher import StopMatcher
-from batcher.engine.row_decoder import (
+from batcher.engine.decoded import (
     NOTHING_DECODED,
     Decoded,
-    RowDecoder,
+    Generated,
     SuspendedRow,
     SuspendedRows,
     as_failure,
 )
-from batcher.engine.row_state import Generated
 from batcher.errors import Failure
 from batcher.events import TokenEvent
 from batcher.models.base import NO_SLOTS, IntArray, Model, ModelOutput
 from batcher.result import FinishReason
 from batcher.sequence import Sequence
+
+if TYPE_CHECKING:
+    from batcher.engine.row_decoder import RowDecoder
 
 
 class Decoder:
@@ -41,7 +44,9 @@ class Decoder:
         if is_streaming or model.gives == "logits":
             self._rows = self._make_rows()
 
-    def _make_rows(self) -> RowDecoder:
+    def _make_rows(self) -> "RowDecoder":
+        from batcher.engine.row_decoder import RowDecoder  # noqa: PLC0415 - plain rows start without
+
         return RowDecoder(
             self._model,
             self._num_slots,

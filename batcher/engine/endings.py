@@ -3,10 +3,10 @@
 from itertools import zip_longest
 from typing import cast
 
+from batcher.engine.decoded import Generated
 from batcher.engine.journal import Journal
 from batcher.engine.results import make_result
 from batcher.engine.roster import Roster
-from batcher.engine.row_state import Generated
 from batcher.errors import Failure
 from batcher.lifecycle import Move, move
 from batcher.models.base import Tokenizer

@@ -14,12 +14,12 @@ import msgspec
 
 from batcher.engine.boarding import Boarding
 from batcher.engine.contents import block_contents
+from batcher.engine.decoded import NOTHING_DECODED, Decoded
 from batcher.engine.endings import Endings
 from batcher.engine.entrance import Entrance
 from batcher.engine.journal import Journal
 from batcher.engine.outcome import StepOutcome
 from batcher.engine.roster import Roster
-from batcher.engine.row_decoder import NOTHING_DECODED, Decoded
 from batcher.engine.step_log import StepLog
 from batcher.errors import BatchdecodeError, Failure, FieldProblem, RequestError
 from batcher.events import ArriveReason, EndEvent, RunEvent

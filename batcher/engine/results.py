@@ -3,7 +3,7 @@
 from msgspec.structs import replace
 
 from batcher.decoding.stops.output import Output, StateText, read_output
-from batcher.engine.row_state import Generated
+from batcher.engine.decoded import Generated
 from batcher.errors import Failure
 from batcher.models.base import Tokenizer, join_bytes
 from batcher.prompts import count_tokens

@@ -4,21 +4,20 @@ Those of which more has to be known than tables hold have a RowState, and are lo
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
-from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.decoding.constraints import allowed_tokens
 from batcher.decoding.grammars import Grammars
 from batcher.decoding.output_tokens import OutputTokens
-from batcher.decoding.sampling.sampler import Masks, Sampled, Sampler, SuspendedSampling
+from batcher.decoding.sampling.sampler import Masks, Sampled, Sampler
 from batcher.decoding.stops.automaton import Progress
-from batcher.decoding.stops.matcher import Place, StopMatcher
+from batcher.decoding.stops.matcher import StopMatcher
 from batcher.engine.beam_rows import BeamRows
+from batcher.engine.decoded import Decoded, Generated, SuspendedRow, SuspendedRows, as_failure
 from batcher.engine.row_state import (
-    Generated,
     RowState,
     RowStream,
     make_row_state,
@@ -31,49 +30,6 @@ from batcher.models.base import NO_SLOTS, IntArray, Model, ModelOutput
 from batcher.result import NUM_DIGITS, FinishReason
 from batcher.sequence import Sequence
 from batcher.validation import logit_fields_of
-
-
-class Decoded(NamedTuple):
-    """What a step has led to, beside one more token in every row; by the slots of leaders.
-
-    stopped: rows that have come to their end.  failed: rows that got no token.
-    jumps: the tokens of rows that got several.
-    forks: (source, target) of beams: target goes on from what the model holds for source.
-    """
-
-    stopped: list[int]
-    failed: Mapping[int, Failure]
-    jumps: Mapping[int, list[int]]
-    forks: list[tuple[int, int]]
-
-
-NOTHING_DECODED = Decoded([], {}, {}, [])
-
-
-def as_failure(why: str | Failure) -> Failure:
-    """Return what a model says of a row that has failed, with a code."""
-    return why if isinstance(why, Failure) else Failure("model-error", why)
-
-
-class SuspendedRow(Struct, frozen=True):
-    """What the tables knew of one row; None for what they did not."""
-
-    place: Place | None
-    state: RowState | None = None
-    sampling: SuspendedSampling | None = None
-
-
-class SuspendedRows(Struct, frozen=True):
-    """The rows of a leader and its companions: enough to go on as if nothing had been.
-
-    tokens: what each of them has generated, the leader's first, for all rows that the model has to
-    compute again: a request for beams has but one before its first step.
-    rows: of those the tables know, the leader's first, in the order of the companions.
-    """
-
-    tokens: list[list[int]]
-    rows: list[SuspendedRow]
-    beams: BeamRows | None = None
 
 
 class RowDecoder:

@@ -11,36 +11,18 @@ from batcher.decoding.sampling.params import needs_cumulative, sampling_params
 from batcher.decoding.sampling.sampler import SamplingRow
 from batcher.decoding.stops.automaton import StopAutomaton
 from batcher.decoding.streaming import SegmentStream, TextPiece, TextStream
+from batcher.engine.decoded import Generated
 from batcher.errors import Failure, InvariantError
 from batcher.events import TokenEvent
 from batcher.models.base import Tokenizer, join_bytes
 from batcher.request import Request
 from batcher.result import (
-    ConstraintCheck,
-    ConstraintOutcome,
-    FinishReason,
     TokenLogprob,
 )
 from batcher.sequence import Sequence
 from batcher.validation import constraint_fields_of
 
 _Piece = tuple[str, str | None]  # text, and the state it was generated in, if it has a name
-
-
-class Generated(Struct, frozen=True, gc=False):
-    """The output of a row, before it is made a result.
-
-    failure: what is wrong with the output itself.  The others: as in the result.
-    """
-
-    tokens: list[int]
-    reason: FinishReason
-    logprobs: list[TokenLogprob] | None = None
-    cumulative_logprob: float | None = None
-    score: float | None = None
-    constraint: ConstraintOutcome | None = None
-    constraint_check: ConstraintCheck | None = None
-    failure: Failure | None = None
 
 
 class RowStream:

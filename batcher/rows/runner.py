@@ -8,9 +8,8 @@ from weakref import WeakValueDictionary
 from msgspec.structs import replace
 
 from batcher.decoding.prompt_logprobs import PromptLogprobs
+from batcher.engine.decoded import NOTHING_DECODED, Decoded, Generated, SuspendedRows
 from batcher.engine.decoder import Decoder
-from batcher.engine.row_decoder import NOTHING_DECODED, Decoded, SuspendedRows
-from batcher.engine.row_state import Generated
 from batcher.errors import BatchdecodeError, Failure, ModelError
 from batcher.models.base import Batch, Chunk, Model, ModelOutput, Pages, can_page
 from batcher.result import FinishReason

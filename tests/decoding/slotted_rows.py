@@ -5,9 +5,8 @@ from random import Random
 from typing import NamedTuple
 
 from batcher import Request, SimulatedModel
+from batcher.engine.decoded import Decoded, Generated, SuspendedRows
 from batcher.engine.decoder import Decoder
-from batcher.engine.row_decoder import Decoded, SuspendedRows
-from batcher.engine.row_state import Generated
 from batcher.models.base import Batch, Chunk
 from batcher.result import FinishReason
 from batcher.sequence import Sequence, make_sequences

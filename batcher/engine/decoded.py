@@ -1,0 +1,74 @@
+"""What decoding comes to: of a step, of a row at its end, and of rows that wait to go on."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct
+
+from batcher.decoding.stops.matcher import Place
+from batcher.errors import Failure
+from batcher.result import ConstraintCheck, ConstraintOutcome, FinishReason, TokenLogprob
+
+if TYPE_CHECKING:  # plain rows need none of it
+    from batcher.decoding.sampling.sampler import SuspendedSampling
+    from batcher.engine.beam_rows import BeamRows
+    from batcher.engine.row_state import RowState
+
+
+class Generated(Struct, frozen=True, gc=False):
+    """The output of a row, before it is made a result.
+
+    failure: what is wrong with the output itself.  The others: as in the result.
+    """
+
+    tokens: list[int]
+    reason: FinishReason
+    logprobs: list[TokenLogprob] | None = None
+    cumulative_logprob: float | None = None
+    score: float | None = None
+    constraint: ConstraintOutcome | None = None
+    constraint_check: ConstraintCheck | None = None
+    failure: Failure | None = None
+
+
+class Decoded(NamedTuple):
+    """What a step has led to, beside one more token in every row; by the slots of leaders.
+
+    stopped: rows that have come to their end.  failed: rows that got no token.
+    jumps: the tokens of rows that got several.
+    forks: (source, target) of beams: target goes on from what the model holds for source.
+    """
+
+    stopped: list[int]
+    failed: Mapping[int, Failure]
+    jumps: Mapping[int, list[int]]
+    forks: list[tuple[int, int]]
+
+
+NOTHING_DECODED = Decoded([], {}, {}, [])
+
+
+def as_failure(why: str | Failure) -> Failure:
+    """Return what a model says of a row that has failed, with a code."""
+    return why if isinstance(why, Failure) else Failure("model-error", why)
+
+
+class SuspendedRow(Struct, frozen=True):
+    """What the tables knew of one row; None for what they did not."""
+
+    place: Place | None
+    state: "RowState | None" = None
+    sampling: "SuspendedSampling | None" = None
+
+
+class SuspendedRows(Struct, frozen=True):
+    """The rows of a leader and its companions: enough to go on as if nothing had been.
+
+    tokens: what each of them has generated, the leader's first, for all rows that the model has to
+    compute again: a request for beams has but one before its first step.
+    rows: of those the tables know, the leader's first, in the order of the companions.
+    """
+
+    tokens: list[list[int]]
+    rows: list[SuspendedRow]
+    beams: "BeamRows | None" = None
