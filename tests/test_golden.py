@@ -17,7 +17,7 @@ from batcher.formats.results import decode_result_line
 from batcher.formats.trace import read_trace
 from batcher.metrics import RunMetrics
 from batcher.timeline import Timeline
-from batcher.timeline.stays import Span
+from batcher.timeline.records import SlotSpan
 from batcher.validation import ModelCapabilities
 
 ROOT = Path(__file__).parent.parent
@@ -65,7 +65,7 @@ def test_the_trace_accounts_for_the_results(name: str) -> None:
     )
     timeline = Timeline.from_events(events)
     timeline.check_integrity()
-    stays: dict[tuple[str, int], list[Span]] = {}
+    stays: dict[tuple[str, int], list[SlotSpan]] = {}
     for span in sorted(timeline.spans, key=lambda span: span.start):
         if span.outcome != "unused":
             stays.setdefault((span.id, span.index), []).append(span)

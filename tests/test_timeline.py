@@ -17,7 +17,7 @@ from batcher.events import (
     RunEvent,
 )
 from batcher.timeline import Selection, Timeline
-from batcher.timeline.stays import Fork, Span, Wait, key_of, label_of
+from batcher.timeline.records import Fork, SlotSpan, Wait, key_of, label_of
 
 
 def timeline_of(jobs, batch=2):
@@ -42,10 +42,10 @@ def test_the_example_of_the_design_gives_its_steps():
 def test_the_example_of_the_design_gives_its_spans_and_waits():
     timeline = timeline_of(DESIGN_JOBS)
     assert list(timeline.spans) == [
-        Span(0, "a", 0, 0, 3, "length"),
-        Span(1, "b", 0, 0, 1, "length"),
-        Span(1, "c", 0, 1, 3, "length"),
-        Span(0, "d", 0, 3, 7, "length"),
+        SlotSpan(0, "a", 0, 0, 3, "length"),
+        SlotSpan(1, "b", 0, 0, 1, "length"),
+        SlotSpan(1, "c", 0, 1, 3, "length"),
+        SlotSpan(0, "d", 0, 3, 7, "length"),
     ]
     assert list(timeline.waits) == [Wait("c", 0, 0, 1), Wait("d", 0, 0, 3)]
 

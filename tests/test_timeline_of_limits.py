@@ -22,7 +22,7 @@ from batcher.events import (
 )
 from batcher.settings import SchedulingSettings
 from batcher.timeline import Timeline
-from batcher.timeline.stays import Hold, Preemption, Span, Wait
+from batcher.timeline.records import BlockedSpan, Preemption, SlotSpan, Wait
 
 
 def timeline_of(jobs, limits):
@@ -73,16 +73,16 @@ def test_the_events_tell_when_each_step_began(workload):
 def test_a_preempted_sequence_waits_again_from_that_step():
     timeline = timeline_of(CROWDED, Limits())
     assert list(timeline.spans) == [
-        Span(0, "a", 0, 0, 9, "length"),
-        Span(1, "b", 0, 0, 7, "preempted", preemption=Preemption("kv", "a", 0, 8, 7)),
-        Span(0, "b", 0, 9, 13, "length", prefill=3, generated=7, resumed=True),
-        Span(0, "c", 0, 13, 16, "length", prefill=2),
+        SlotSpan(0, "a", 0, 0, 9, "length"),
+        SlotSpan(1, "b", 0, 0, 7, "preempted", preemption=Preemption("kv", "a", 0, 8, 7)),
+        SlotSpan(0, "b", 0, 9, 13, "length", prefill=3, generated=7, resumed=True),
+        SlotSpan(0, "c", 0, 13, 16, "length", prefill=2),
     ]
     assert list(timeline.waits) == [Wait("c", 0, 0, 13), Wait("b", 0, 7, 9)]
-    assert list(timeline.holds) == [
-        Hold("b", 0, 7, 8, "preemption", 0),
-        Hold("b", 0, 8, 9, "kv", 5),
-        Hold("c", 0, 9, 13, "kv", 4),
+    assert list(timeline.blocked) == [
+        BlockedSpan("b", 0, 7, 8, "preemption", 0),
+        BlockedSpan("b", 0, 8, 9, "kv", 5),
+        BlockedSpan("c", 0, 9, 13, "kv", 4),
     ]
 
 
@@ -255,3 +255,27 @@ def test_a_negative_prompt_catches_up_with_a_jump_in_several_steps() -> None:
     timeline.check_integrity()
     assert [span.role for span in timeline.spans] == ["sample", "negative"]
     assert [event.role for event in events if isinstance(event, PrefillEvent)].count("negative") > 1
+
+
+def test_what_a_jump_cost_a_negative_prompt_is_not_told_of_its_next_slot() -> None:
+    """It catches up with the jump in its first slot, and computes all in two steps in the next."""
+    negative = {"role": "negative"}
+    events = [
+        RUN,
+        arrive("g"),
+        *(admit("g", slot, **row) for slot, row in enumerate([{}, negative])),
+        JumpEvent(1, 1.0, "g", 0, 0, 3),
+        PrefillEvent(2, 2.0, "g", 0, 1, 3, 0, "negative"),
+        *(preempt("g", slot, 5, **row) for slot, row in enumerate([{}, negative])),
+        admit("g", 0, 6, generated=2),
+        admit("g", 1, 6, left=2, **negative),
+        PrefillEvent(7, 7.0, "g", 0, 1, 2, 0, "negative"),
+        *(finish("g", slot, 9, **row) for slot, row in enumerate([{}, negative])),
+    ]
+    timeline = Timeline.from_events(events)
+    assert [(span.label, span.prefill) for span in timeline.spans] == [
+        ("g", 1),
+        ("g~", 1),
+        ("g", 1),
+        ("g~", 2),
+    ]

@@ -5,7 +5,7 @@ import tracemalloc
 import pytest
 
 from batcher.events import AdmitEvent, ArriveEvent, EndEvent, FinishEvent, RunEvent
-from batcher.explaining.lives import read_lives
+from batcher.explaining.reading import read_requests
 from batcher.explaining.story import answer_of
 from batcher.formats.chrome import encode_chrome
 from batcher.formats.views import encode_csv, encode_spans, encode_steps
@@ -76,7 +76,7 @@ def test_a_step_costs_nothing(view):
 
 def test_the_story_of_a_request_goes_from_event_to_event():
     tracemalloc.start()
-    answer = answer_of(*read_lives(forged(100_000_000), "b"))
+    answer = answer_of(read_requests(forged(100_000_000), "b"))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert [(part.phase, part.num_steps) for part in answer.stories[0].parts] == [

@@ -7,14 +7,14 @@ from collections import Counter
 
 from msgspec import Struct
 
-from batcher.explaining.lives import Life
 from batcher.timeline import Timeline
-from batcher.timeline.stays import label_of
+from batcher.timeline.records import label_of
+from batcher.timeline.requests import RequestTimeline
 
 NUM_DIGITS = 6  # of means and seconds, after the point
 
 
-class Course(Struct, frozen=True):
+class RequestFigures(Struct, frozen=True):
     """How it went for one sample in one run; times are in seconds, None if it did not end.
 
     admitted: the step it was first admitted in.  recomputed: tokens it lost in preemptions.
@@ -37,8 +37,8 @@ class Change(Struct, frozen=True):
 
     id: str
     index: int
-    a: Course
-    b: Course
+    a: RequestFigures
+    b: RequestFigures
 
     @property
     def label(self) -> str:
@@ -65,39 +65,39 @@ class RunTotals(Struct, frozen=True):
     cached: int
 
 
-def pair_lives(
-    lives_a: list[Life], lives_b: list[Life]
-) -> tuple[list[tuple[Life, Life]], list[str], list[str]]:
-    """Return the lives that belong together, and the labels of those that are alone in A and B.
+def pair_requests(
+    requests_a: list[RequestTimeline], requests_b: list[RequestTimeline]
+) -> tuple[list[tuple[RequestTimeline, RequestTimeline]], list[str], list[str]]:
+    """Return the requests that belong together, and the labels of those that are alone in A and B.
 
     An id that comes again belongs to the one that comes again.
     """
-    named_a, named_b = _by_name(lives_a), _by_name(lives_b)
-    pairs = [(life, named_b[name]) for name, life in named_a.items() if name in named_b]
-    only_a = [life.label for name, life in named_a.items() if name not in named_b]
-    only_b = [life.label for name, life in named_b.items() if name not in named_a]
+    named_a, named_b = _by_name(requests_a), _by_name(requests_b)
+    pairs = [(request, named_b[name]) for name, request in named_a.items() if name in named_b]
+    only_a = [request.label for name, request in named_a.items() if name not in named_b]
+    only_b = [request.label for name, request in named_b.items() if name not in named_a]
     return pairs, only_a, only_b
 
 
-def _by_name(lives: list[Life]) -> dict[tuple[str, int, int], Life]:
-    """Return the lives by id, index and how often these came before."""
+def _by_name(requests: list[RequestTimeline]) -> dict[tuple[str, int, int], RequestTimeline]:
+    """Return the requests by id, index and how often these came before."""
     seen: Counter[tuple[str, int]] = Counter()
-    named: dict[tuple[str, int, int], Life] = {}
-    for life in lives:
-        named[life.id, life.index, seen[life.id, life.index]] = life
-        seen[life.id, life.index] += 1
+    named: dict[tuple[str, int, int], RequestTimeline] = {}
+    for request in requests:
+        named[request.id, request.index, seen[request.id, request.index]] = request
+        seen[request.id, request.index] += 1
     return named
 
 
 def changes_of(
-    timeline_a: Timeline, timeline_b: Timeline, pairs: list[tuple[Life, Life]]
+    timeline_a: Timeline, timeline_b: Timeline, pairs: list[tuple[RequestTimeline, RequestTimeline]]
 ) -> list[Change]:
     """Return the pairs that differ, the one whose latency changed most first."""
     changes = []
-    for life_a, life_b in pairs:
-        a, b = course_of(timeline_a, life_a), course_of(timeline_b, life_b)
+    for request_a, request_b in pairs:
+        a, b = figures_of(timeline_a, request_a), figures_of(timeline_b, request_b)
         if a != b:
-            changes.append(Change(life_a.id, life_a.index, a, b))
+            changes.append(Change(request_a.id, request_a.index, a, b))
     return sorted(changes, key=_order)
 
 
@@ -110,45 +110,46 @@ def _order(change: Change) -> tuple[float, int, int]:
     )
 
 
-def course_of(timeline: Timeline, life: Life) -> Course:
-    """Return how it went for `life`."""
-    steps = life.steps(timeline.num_steps)
+def figures_of(timeline: Timeline, request: RequestTimeline) -> RequestFigures:
+    """Return how it went for `request`."""
+    steps = request.steps(timeline.num_steps)
+    admissions, end = request.admissions, request.end(timeline.num_steps)
+    lost = [admission.preempt for admission in admissions if admission.preempt is not None]
+    ends = [*(preempt.step for preempt in lost), end]
     in_slots = sum(
-        (life.end(timeline.num_steps) if visit.preempt is None else visit.preempt.step)
-        - visit.admit.step
-        for visit in life.visits
+        until - admission.event.step for until, admission in zip(ends, admissions, strict=False)
     )
-    has_ended = life.finish is not None and life.arrive is not None
+    has_ended = request.finish is not None and request.arrive is not None
     latency = None
-    if has_ended and life.is_running and life.arrive is not None:
-        latency = round(timeline.figures.end_of(steps.stop - 1) - life.arrive.time, NUM_DIGITS)
-    return Course(
-        admitted=life.visits[0].admit.step if life.visits else None,
+    if has_ended and request.admission is not None and request.arrive is not None:
+        latency = round(timeline.figures.end_of(steps.stop - 1) - request.arrive.time, NUM_DIGITS)
+    return RequestFigures(
+        admitted=admissions[0].event.step if admissions else None,
         latency_steps=len(steps) if has_ended else None,
         latency=latency,
         wait_steps=len(steps) - in_slots if steps else 0,
-        preemptions=life.num_preemptions,
-        recomputed=sum(visit.preempt.tokens for visit in life.visits if visit.preempt is not None),
-        cached=sum(visit.admit.cached for visit in life.visits),
-        outcome=None if life.finish is None else life.finish.reason,
-        tokens=0 if life.finish is None else life.finish.tokens,
+        preemptions=len(lost),
+        recomputed=sum(preempt.tokens for preempt in lost),
+        cached=sum(admission.event.cached for admission in admissions),
+        outcome=None if request.finish is None else request.finish.reason,
+        tokens=0 if request.finish is None else request.finish.tokens,
     )
 
 
-def totals_of(timeline: Timeline, lives: list[Life]) -> RunTotals:
-    """Return the sums over all lives of a run."""
-    courses = [course_of(timeline, life) for life in lives]
-    ended = [course for course in courses if course.latency is not None]
+def totals_of(timeline: Timeline, requests: list[RequestTimeline]) -> RunTotals:
+    """Return the sums over all requests of a run."""
+    figures = [figures_of(timeline, request) for request in requests]
+    ended = [found for found in figures if found.latency is not None]
     num_ended = max(1, len(ended))
     last = timeline.num_steps - 1
     return RunTotals(
         steps=timeline.num_steps,
         time=round(timeline.figures.end_of(last), NUM_DIGITS) if last >= 0 else 0.0,
-        ended=sum(course.outcome is not None for course in courses),
-        tokens=sum(course.tokens for course in courses),
-        latency=round(sum(course.latency or 0.0 for course in ended) / num_ended, NUM_DIGITS),
-        wait_steps=round(sum(course.wait_steps for course in ended) / num_ended, NUM_DIGITS),
-        preemptions=sum(course.preemptions for course in courses),
-        recomputed=sum(course.recomputed for course in courses),
-        cached=sum(course.cached for course in courses),
+        ended=sum(found.outcome is not None for found in figures),
+        tokens=sum(found.tokens for found in figures),
+        latency=round(sum(found.latency or 0.0 for found in ended) / num_ended, NUM_DIGITS),
+        wait_steps=round(sum(found.wait_steps for found in ended) / num_ended, NUM_DIGITS),
+        preemptions=sum(found.preemptions for found in figures),
+        recomputed=sum(found.recomputed for found in figures),
+        cached=sum(found.cached for found in figures),
     )

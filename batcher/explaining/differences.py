@@ -12,12 +12,11 @@ import msgspec
 from msgspec import Struct
 
 from batcher.events import BlockedEvent, Event, Role, RunEvent
-from batcher.explaining.changes import Change, RunTotals, changes_of, pair_lives, totals_of
-from batcher.explaining.lives import Life, leader_index
-from batcher.explaining.reading import Decision, RunReader
+from batcher.explaining.changes import Change, RunTotals, changes_of, pair_requests, totals_of
+from batcher.explaining.reading import Decision, KeptRequests, RunReader
 from batcher.explaining.story import Story, story_of
-from batcher.timeline import Timeline
-from batcher.timeline.stays import label_of
+from batcher.timeline.records import label_of
+from batcher.timeline.requests import RequestTimeline, leader_index
 
 MAX_INVOLVED = 3
 
@@ -89,36 +88,34 @@ def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> Comparison:
     """
     reader_a, reader_b = RunReader(events_a), RunReader(events_b)
     parted = _first_difference(reader_a, reader_b)
-    timeline_a, lives_a = reader_a.close()
-    timeline_b, lives_b = reader_b.close()
+    a, b = reader_a.close(), reader_b.close()
     breaks = [reader.breaks_off for reader in (reader_a, reader_b)]
     until = min((step for step in breaks if step is not None), default=None)
     if until is not None:
         reader_a, reader_b = RunReader(events_a, until), RunReader(events_b, until)
         parted = _first_difference(reader_a, reader_b)
-        timeline_a, lives_a = reader_a.close()
-        timeline_b, lives_b = reader_b.close()
-    pairs, only_a, only_b = pair_lives(lives_a, lives_b)
+        a, b = reader_a.close(), reader_b.close()
+    pairs, only_a, only_b = pair_requests(a.all, b.all)
     parting = None
     if parted is not None:
         step, found_a, found_b = parted
-        time_a, time_b = (t.figures.start_of(step) for t in (timeline_a, timeline_b))
+        time_a, time_b = (t.figures.start_of(step) for t in (a.timeline, b.timeline))
         parting = Parting(step, time_a, time_b, found_a, found_b)
-    ended = [pair for pair in pairs if until is None or all(life.finish for life in pair)]
+    ended = [pair for pair in pairs if until is None or all(request.finish for request in pair)]
     return Comparison(
-        settings=differing_settings(timeline_a.run, timeline_b.run),
+        settings=differing_settings(a.timeline.run, b.timeline.run),
         parting=parting,
         involved=[
-            Involved(label, _find(timeline_a, lives_a, label), _find(timeline_b, lives_b, label))
+            Involved(label, _find(a, label), _find(b, label))
             for label in (_labels_in(parting) if parting is not None else [])
         ],
         only_a=only_a if until is None else [],  # the other one may not have read them yet
         only_b=only_b if until is None else [],
-        altered=[a.label for a, b in pairs if _is_altered(a, b)],
+        altered=[request.label for request, other in pairs if _is_altered(request, other)],
         num_compared=len(ended),
-        changes=changes_of(timeline_a, timeline_b, ended),
-        totals_a=totals_of(timeline_a, lives_a),
-        totals_b=totals_of(timeline_b, lives_b),
+        changes=changes_of(a.timeline, b.timeline, ended),
+        totals_a=totals_of(a.timeline, a.all),
+        totals_b=totals_of(b.timeline, b.all),
         breaks_off_a=breaks[0],
         breaks_off_b=breaks[1],
     )
@@ -147,9 +144,10 @@ def role_of(decision: Decision) -> Role:
     return "sample" if isinstance(decision, BlockedEvent) else decision.role
 
 
-def _find(timeline: Timeline, lives: list[Life], label: str) -> Story | None:
-    """Return the story of the first life of this label, if there is one."""
-    return next((story_of(timeline, life) for life in lives if life.label == label), None)
+def _find(kept: KeptRequests, label: str) -> Story | None:
+    """Return the story of the first request of this label, if there is one."""
+    found = (request for request in kept.all if request.label == label)
+    return next((story_of(kept.timeline, request) for request in found), None)
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
@@ -197,7 +195,7 @@ def _bytes_of(decision: Decision) -> bytes:
     return msgspec.json.encode(decision)
 
 
-def _is_altered(a: Life, b: Life) -> bool:
+def _is_altered(a: RequestTimeline, b: RequestTimeline) -> bool:
     """Return whether the two are not the same request, as far as their arrivals tell."""
     if a.arrive is None or b.arrive is None:
         return a.arrive is not b.arrive

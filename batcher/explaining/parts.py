@@ -1,9 +1,9 @@
-"""Every step of a request's life, each explained once: what it waited for, or what it did.
+"""Every step of a request from its arrival to its end, each explained once: a wait, or what it did.
 
 Rule: a step belongs to exactly one part, and the parts follow each other without a gap.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from heapq import merge
 from typing import Literal, NamedTuple
@@ -12,9 +12,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.events import BlockedReason
-from batcher.explaining.lives import Life, Visit
 from batcher.timeline import Timeline
-from batcher.timeline.stays import Hold, is_follower
+from batcher.timeline.records import BlockedSpan, is_follower
+from batcher.timeline.requests import Admission, RequestTimeline
 
 Phase = Literal["wait", "prefill", "decode"]
 Cause = Literal["", "slots", "queue", "prefill"] | BlockedReason
@@ -48,14 +48,14 @@ class Part(Struct, frozen=True, omit_defaults=True):
         return self.end - self.start
 
 
-def explain(timeline: Timeline, life: Life) -> list[Part]:
-    """Return the parts of `life`, from its arrival to its end."""
-    steps = life.steps(timeline.num_steps)
+def explain(timeline: Timeline, request: RequestTimeline) -> list[Part]:
+    """Return the parts of `request`, from its arrival to its end."""
+    steps = request.steps(timeline.num_steps)
     parts: list[Part] = []
     if not steps:
         return parts
-    for batch, visit, hold in _batches_of(timeline, life, steps):
-        part = _part_of(timeline, life, batch, visit, hold)
+    for batch, admission, blocked in _batches_of(timeline, request, steps):
+        part = _part_of(timeline, request, batch, admission, blocked)
         if parts and _is_same(parts[-1], part):
             parts[-1] = replace(parts[-1], end=part.end)
         else:
@@ -64,43 +64,43 @@ def explain(timeline: Timeline, life: Life) -> list[Part]:
 
 
 class _Batch(NamedTuple):
-    """Steps in which nothing changes for a life, and the label in each slot; None: empty."""
+    """Steps in which nothing changes for a request, and the label in each slot; None: empty."""
 
     steps: range
     slots: list[str | None]
 
 
 def _batches_of(
-    timeline: Timeline, life: Life, steps: range
-) -> Iterator[tuple[_Batch, Visit | None, Hold | None]]:
-    """Yield all of `steps` with the visit of `life` and the hold that they fall into, if any."""
-    visits, holds = iter(life.visits), iter(timeline.holds)
-    visit, hold = next(visits, None), next(holds, None)
-    for batch in _cut(timeline.select_batches(steps), _turning_points(timeline, life, steps)):
+    timeline: Timeline, request: RequestTimeline, steps: range
+) -> Iterator[tuple[_Batch, Admission | None, BlockedSpan | None]]:
+    """Yield all of `steps`, with what keeps the request in its slot or blocks the queue then."""
+    admissions, all_blocked = iter(request.admissions), iter(timeline.blocked)
+    admission, blocked = next(admissions, None), next(all_blocked, None)
+    for batch in _cut(timeline.select_batches(steps), _turning_points(timeline, request, steps)):
         step = batch.steps.start
-        while visit is not None and visit.preempt is not None and visit.preempt.step <= step:
-            visit = next(visits, None)
-        while hold is not None and hold.end <= step:
-            hold = next(holds, None)
-        is_in_slot = visit is not None and visit.admit.step <= step
-        is_held = hold is not None and hold.start <= step
-        yield batch, visit if is_in_slot else None, hold if is_held else None
+        while admission is not None and admission.preempt and admission.preempt.step <= step:
+            admission = next(admissions, None)
+        while blocked is not None and blocked.end <= step:
+            blocked = next(all_blocked, None)
+        is_in_slot = admission is not None and admission.event.step <= step
+        is_blocked = blocked is not None and blocked.start <= step
+        yield batch, admission if is_in_slot else None, blocked if is_blocked else None
 
 
-def _turning_points(timeline: Timeline, life: Life, steps: range) -> Iterator[int]:
+def _turning_points(timeline: Timeline, request: RequestTimeline, steps: range) -> Iterator[int]:
     """Yield, ascending, the steps from which on something may be otherwise than before."""
     own = set[int]()
-    for visit in life.visits:
-        own.add(visit.admit.step)
-        own.add(visit.admit.step + 1)
-        own.update(step for first in visit.computed_steps for step in (first, first + 1))
-        if visit.first_token is not None:
-            own.add(visit.first_token + 1)
-        if visit.preempt is not None:
-            own.add(visit.preempt.step)
+    for admission in request.admissions:
+        own.add(admission.event.step)
+        own.add(admission.event.step + 1)
+        own.update(step for first in admission.chunks for step in (first, first + 1))
+        if admission.first_token is not None:
+            own.add(admission.first_token + 1)
+        if admission.preempt is not None:
+            own.add(admission.preempt.step)
     return merge(
         sorted(own),
-        (step for hold in timeline.holds for step in (hold.start, hold.end)),
+        (step for span in timeline.blocked for step in (span.start, span.end)),
         timeline.figures.standstill_changes(steps),
     )
 
@@ -121,27 +121,37 @@ def _cut(
 
 
 def _part_of(
-    timeline: Timeline, life: Life, batch: _Batch, visit: Visit | None, hold: Hold | None
+    timeline: Timeline,
+    request: RequestTimeline,
+    batch: _Batch,
+    admission: Admission | None,
+    blocked: BlockedSpan | None,
 ) -> Part:
     """Return the part that the steps of `batch` are."""
-    if visit is None:
-        return _wait(life, batch, hold)
+    if admission is None:
+        return _wait(request, batch, blocked)
     start, stop = batch.steps.start, batch.steps.stop
-    if visit.first_token is None or start <= visit.first_token:
-        is_first = start == visit.admit.step and _computes(life, visit)
-        if is_first or visit.computes_in(start):
+    if admission.first_token is None or start <= admission.first_token:
+        is_first = start == admission.event.step and _computes(request, admission)
+        if is_first or _has_chunk(admission, start):
             return Part(start, stop, "prefill")
         return Part(start, stop, "prefill", "prefill" if _is_prefill_first(timeline) else "tokens")
     is_standstill = timeline.figures.is_standstill(start)
     return Part(start, stop, "decode", "prefill" if is_standstill else "")
 
 
-def _computes(life: Life, visit: Visit) -> bool:
+def _computes(request: RequestTimeline, admission: Admission) -> bool:
     """Return whether the step of its admission computed any of its tokens."""
-    admit = visit.admit
-    if life.arrive is None:
+    admit = admission.event
+    if request.arrive is None:
         return True
-    return life.arrive.prompt_tokens + admit.generated - admit.cached > admit.left
+    return request.arrive.prompt_tokens + admit.generated - admit.cached > admit.left
+
+
+def _has_chunk(admission: Admission, step: int) -> bool:
+    """Return whether `step`, after the admission, computed some of what it began with."""
+    place = bisect_left(admission.chunks, step)
+    return admission.chunks[place : place + 1] == [step]
 
 
 def _is_prefill_first(timeline: Timeline) -> bool:
@@ -149,7 +159,7 @@ def _is_prefill_first(timeline: Timeline) -> bool:
     return timeline.run.scheduling.get("prefill_order") == "prefill-first"
 
 
-def _wait(life: Life, batch: _Batch, hold: Hold | None) -> Part:
+def _wait(request: RequestTimeline, batch: _Batch, blocked: BlockedSpan | None) -> Part:
     """Return the part that is some steps of a wait.
 
     Where no slot is free, nothing else counts.
@@ -157,10 +167,12 @@ def _wait(life: Life, batch: _Batch, hold: Hold | None) -> Part:
     steps, slots = batch
     by = tuple(label for label in slots if label is not None)
     num_free = len(slots) - len(by)
-    if num_free and hold is not None:
-        behind = None if (hold.id, hold.index) == (life.id, life.index) else hold.label
-        return Part(steps.start, steps.stop, "wait", hold.reason, behind, hold.blocks, by)
-    cause: Cause = "slots" if num_free < life.num_rows else "queue"
+    if num_free and blocked is not None:
+        behind = (
+            None if (blocked.id, blocked.index) == (request.id, request.index) else blocked.label
+        )
+        return Part(steps.start, steps.stop, "wait", blocked.reason, behind, blocked.blocks, by)
+    cause: Cause = "slots" if num_free < request.num_rows else "queue"
     return Part(steps.start, steps.stop, "wait", cause, by=by)
 
 

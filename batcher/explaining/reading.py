@@ -1,4 +1,4 @@
-"""Reads the events of a run step by step, for what was decided in each.
+"""Reads the events of a run and keeps what happened to the requests that are asked for.
 
 Rule: of a run that breaks off, the last step that decides something may not be told to its end.
 """
@@ -15,18 +15,69 @@ from batcher.events import (
     FinishEvent,
     PreemptEvent,
     PrefillEvent,
+    RejectEvent,
     RunEvent,
     StepsEvent,
 )
-from batcher.explaining.lives import Life, Lives
 from batcher.timeline import Timeline
-from batcher.timeline.replay import Replay
+from batcher.timeline.records import is_follower
+from batcher.timeline.requests import RequestTimeline
+
+MAX_IDS = 20_000
 
 Decision = AdmitEvent | PrefillEvent | PreemptEvent | BlockedEvent | FinishEvent
 
 
+class KeptRequests:
+    """The timeline of a run, and what happened to its requests, or to `request_id` alone.
+
+    all: the sequences that wait on their own account, as they became known.
+    is_known: whether there is a request that is wanted.  ids: of the first in the run.
+    rejects: the lines that were no requests, of those that are wanted.
+    """
+
+    def __init__(self, request_id: str | None = None) -> None:
+        self.timeline = Timeline()
+        self.all: list[RequestTimeline] = []
+        self.rejects: list[RejectEvent] = []
+        self.is_known = False
+        self.ids: set[str] = set()
+        self._wanted = request_id
+
+    def add(self, event: Event) -> None:
+        """Take in the next event of the run."""
+        found = self.timeline.add(event)
+        if isinstance(event, RejectEvent):
+            if self._wants(event.id):
+                self.rejects.append(event)
+        elif found is not None and found.first_event is event and not is_follower(found):
+            self.all += [found] if self._wants(found.id) else []
+
+    def _wants(self, request_id: str) -> bool:
+        if self._wanted is None or self._wanted == request_id:
+            self.is_known = True
+            return True
+        if len(self.ids) < MAX_IDS:
+            self.ids.add(request_id)
+        return False
+
+
+def read_requests(events: Iterable[Event], request_id: str | None = None) -> KeptRequests:
+    """Return what happened in a run, to all its requests or to one.
+
+    Raises:
+        InvariantError, BatchdecodeError: see Timeline.from_events.
+    """
+    kept = KeptRequests(request_id)
+    for event in events:
+        kept.add(event)
+    kept.timeline.close()
+    kept.timeline.check_integrity()
+    return kept
+
+
 class RunReader:
-    """Reads a run step by step; what is read is kept as its lives.
+    """Reads a run step by step, and keeps its requests.
 
     until: how many of its steps are read, None for all.
     """
@@ -34,8 +85,7 @@ class RunReader:
     def __init__(self, events: Iterable[Event], until: int | None = None) -> None:
         self._events = iter(events) if until is None else _before(events, until)
         self._until = until
-        self._replay, self._lives = Replay(), Lives()
-        self._timeline: Timeline | None = None
+        self._kept = KeptRequests()
         self._last_decision = 0
         self._has_end = False
 
@@ -58,21 +108,20 @@ class RunReader:
         if found:
             yield step, found
 
-    def close(self) -> tuple[Timeline, list[Life]]:
-        """Read what is left, and return the timeline and the lives of the run."""
+    def close(self) -> KeptRequests:
+        """Read what is left, and return what happened."""
         for _ in self._read():
             pass
-        if self._timeline is None:
-            if self._until is not None:
-                self._replay.go_on_to(self._until)
-            self._timeline = Timeline(**self._replay.close()._asdict())
-            self._timeline.check_integrity()
-        return self._timeline, self._lives.all
+        timeline = self._kept.timeline
+        if self._until is not None:
+            timeline.go_on_to(self._until)
+        timeline.close()
+        timeline.check_integrity()
+        return self._kept
 
     def _read(self) -> Iterator[Event]:
         for event in self._events:
-            self._replay.add(event)
-            self._lives.add(event)
+            self._kept.add(event)
             if isinstance(event, Decision) and not is_no_decision(event):
                 self._last_decision = max(self._last_decision, event.step)
             self._has_end |= isinstance(event, EndEvent)

@@ -9,10 +9,11 @@ from msgspec import Struct
 
 from batcher.errors import InvariantError
 from batcher.events import EndReason, RejectEvent
-from batcher.explaining.lives import Life, Lives, Visit
 from batcher.explaining.parts import Part, explain
+from batcher.explaining.reading import KeptRequests
 from batcher.timeline import Timeline
-from batcher.timeline.stays import Preemption, preemption_of
+from batcher.timeline.records import Preemption
+from batcher.timeline.requests import Admission, RequestTimeline
 
 TIME_DIGITS = 9  # of seconds, after the point
 
@@ -97,72 +98,72 @@ class Answer(Struct, frozen=True):
     rejects: list[RejectEvent]
 
 
-def answer_of(timeline: Timeline, lives: Lives) -> Answer:
-    """Return what the lives that were collected amount to."""
-    return Answer([story_of(timeline, life) for life in lives.all], lives.rejects)
+def answer_of(kept: KeptRequests) -> Answer:
+    """Return the stories of all that was kept."""
+    return Answer([story_of(kept.timeline, request) for request in kept.all], kept.rejects)
 
 
-def story_of(timeline: Timeline, life: Life) -> Story:
-    """Return the story of `life`.
+def story_of(timeline: Timeline, request: RequestTimeline) -> Story:
+    """Return the story of `request`.
 
     Raises:
         InvariantError: the parts do not add up to the whole.
     """
-    parts = explain(timeline, life)
-    if sum(part.num_steps for part in parts) != len(life.steps(timeline.num_steps)):
-        raise InvariantError(f"the story of {life.label!r} leaves out a step")
+    parts = explain(timeline, request)
+    if sum(part.num_steps for part in parts) != len(request.steps(timeline.num_steps)):
+        raise InvariantError(f"the story of {request.label!r} leaves out a step")
     kv_blocks = timeline.run.scheduling.get("kv_blocks")
     return Story(
-        id=life.id,
-        index=life.index,
-        label=life.label,
-        num_rows=life.num_rows,
+        id=request.id,
+        index=request.index,
+        label=request.label,
+        num_rows=request.num_rows,
         batch=timeline.num_slots,
         kv_blocks=kv_blocks if isinstance(kv_blocks, int) else None,
-        arrived=_arrival_of(life),
+        arrived=_arrival_of(request),
         parts=parts,
-        stays=[_stay_of(timeline, life, visit) for visit in life.visits],
-        ended=_ending_of(timeline, life),
+        stays=[_stay_of(timeline, request, admission) for admission in request.admissions],
+        ended=_ending_of(timeline, request),
         steps=_totals(parts, [part.num_steps for part in parts]),
-        seconds=_totals(parts, _seconds(timeline, life, parts)),
+        seconds=_totals(parts, _seconds(timeline, request, parts)),
     )
 
 
-def _arrival_of(life: Life) -> Arrival | None:
-    arrive = life.arrive
+def _arrival_of(request: RequestTimeline) -> Arrival | None:
+    arrive = request.arrive
     if arrive is None:
         return None
     return Arrival(arrive.step, arrive.time, arrive.prompt_tokens, arrive.max_tokens)
 
 
-def _stay_of(timeline: Timeline, life: Life, visit: Visit) -> Stay:
-    admit, preempt = visit.admit, visit.preempt
+def _stay_of(timeline: Timeline, request: RequestTimeline, admission: Admission) -> Stay:
+    admit, preempt = admission.event, admission.preempt
     return Stay(
         admit.slot,
         admit.step,
-        life.end(timeline.num_steps) if preempt is None else preempt.step,
+        request.end(timeline.num_steps) if preempt is None else preempt.step,
         admit.time,
-        visit.first_token,
+        admission.first_token,
         admit.cached,
         admit.generated,
-        None if preempt is None else preemption_of(preempt),
+        None if preempt is None else Preemption.by(preempt),
     )
 
 
-def _ending_of(timeline: Timeline, life: Life) -> Ending | None:
-    finish = life.finish
+def _ending_of(timeline: Timeline, request: RequestTimeline) -> Ending | None:
+    finish = request.finish
     if finish is None:
         return None
-    time = timeline.figures.end_of(finish.step) if life.is_running else finish.time
+    time = timeline.figures.end_of(finish.step) if request.admission is not None else finish.time
     return Ending(finish.step, time, finish.reason, finish.tokens)
 
 
-def _seconds(timeline: Timeline, life: Life, parts: list[Part]) -> list[float]:
+def _seconds(timeline: Timeline, request: RequestTimeline, parts: list[Part]) -> list[float]:
     """Return how long each of `parts` lasted; the first begins with the arrival."""
-    if not parts or life.arrive is None:
+    if not parts or request.arrive is None:
         return []
     figures = timeline.figures
-    begins = [life.arrive.time, *(figures.start_of(part.start) for part in parts[1:])]
+    begins = [request.arrive.time, *(figures.start_of(part.start) for part in parts[1:])]
     ends = [*begins[1:], figures.end_of(parts[-1].end - 1)]
     return [end - begin for begin, end in zip(begins, ends, strict=True)]
 

@@ -17,8 +17,8 @@ from typing import Any
 import msgspec
 
 from batcher.timeline import EVERYTHING, Selection, Timeline
+from batcher.timeline.records import SlotSpan, Wait
 from batcher.timeline.sorted_records import SortedRecords
-from batcher.timeline.stays import Span, Wait
 from batcher.timeline.step_counts import Stretch, clip
 
 MICROSECONDS_PER_STEP = 1000
@@ -97,7 +97,7 @@ def _stretches(by_step: Sequence[int], num_steps: int) -> Iterator[Stretch]:
 
 def _names(timeline: Timeline, selection: Selection) -> Iterator[TraceEvent]:
     """Yield the names of the process and of each slot, and their order."""
-    name = f"batchdecode ({timeline.model})"
+    name = f"batchdecode ({timeline.run.model})"
     yield {"ph": "M", "name": "process_name", "pid": PROCESS_ID, "args": {"name": name}}
     for slot in sorted(selection.slots) or range(timeline.num_slots):
         thread = {"ph": "M", "pid": PROCESS_ID, "tid": slot + 1}
@@ -122,7 +122,7 @@ def _slices(timeline: Timeline, selection: Selection, scale: _Scale) -> Iterator
 
 def _preemptions(timeline: Timeline, selection: Selection, scale: _Scale) -> Iterator[TraceEvent]:
     """Yield an instant for each sequence that lost its slot, by time."""
-    spans = SortedRecords[Span](Span)
+    spans = SortedRecords[SlotSpan](SlotSpan)
     for span in timeline.select_spans(selection):
         if span.preemption is not None:
             spans.add((span.end, span.slot), span)
@@ -139,7 +139,7 @@ def _preemptions(timeline: Timeline, selection: Selection, scale: _Scale) -> Ite
         }
 
 
-def _arguments(span: Span) -> dict[str, Any]:
+def _arguments(span: SlotSpan) -> dict[str, Any]:
     """Return what is shown of a sequence that is chosen; that of most is short."""
     arguments: dict[str, Any] = {"index": span.index, "outcome": span.outcome}
     if span.role != "sample":

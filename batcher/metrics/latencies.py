@@ -20,7 +20,7 @@ from batcher.events import (
 )
 from batcher.metrics.distributions import SecondsDistribution, SecondsHistogram
 from batcher.metrics.steps import SequenceEvent, WholeStep, leader_key
-from batcher.timeline.stays import SequenceKey, key_of
+from batcher.timeline.records import SequenceKey, key_of
 
 NO_TOKENS: EndReason = "error"  # a row that fails is given no token in its last step
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 from batcher.events import AdmitEvent, ArriveEvent, BlockedEvent, Event, FinishEvent, PreemptEvent
 from batcher.metrics.steps import WholeStep, leader_key
 from batcher.settings import SchedulingSettings
-from batcher.timeline.stays import SequenceKey, key_of
+from batcher.timeline.records import SequenceKey, key_of
 
 NUM_DIGITS = 6
 HOLDS = ("kv", "tokens", "preemption", "batch")

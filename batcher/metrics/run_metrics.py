@@ -29,7 +29,7 @@ from batcher.metrics.slots import SlotUse
 from batcher.metrics.steps import is_plain
 from batcher.metrics.summary import ConstraintCounts, FinishCounts, RunSummary
 from batcher.metrics.timed import TimedMetrics, TimedNumbers
-from batcher.timeline.stays import SequenceKey, is_follower, key_of
+from batcher.timeline.records import SequenceKey, is_follower, key_of
 
 NOTHING_TIMED = TimedNumbers()
 NOT_YET = -1

@@ -21,7 +21,7 @@ from batcher.events import (
     StepsEvent,
 )
 from batcher.settings import DEFAULT_SCHEDULING
-from batcher.timeline.stays import SequenceKey, is_follower, key_of
+from batcher.timeline.records import SequenceKey, is_follower, key_of
 
 PLAIN_STEP_SECONDS = 1.0
 

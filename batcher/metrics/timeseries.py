@@ -22,7 +22,7 @@ from batcher.events import (
 from batcher.metrics.latencies import TokenTimes
 from batcher.metrics.steps import SequenceEvent, StepFeed, WholeStep, leader_key, open_feed
 from batcher.metrics.timed import settings_of
-from batcher.timeline.stays import SequenceKey, key_of
+from batcher.timeline.records import SequenceKey, key_of
 
 FIRST_INTERVAL = 1.0  # seconds, if none is given
 MAX_ROWS = 1000  # if no interval is given: beyond, it is doubled

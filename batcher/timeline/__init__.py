@@ -1,4 +1,4 @@
-"""Which sequence held which slot when, and who waited for what, rebuilt from events alone."""
+"""What happened in a run, from its events alone: one fold of them, and the timeline it gives."""
 
 from batcher.timeline.timeline import EVERYTHING, Selection, Timeline
 

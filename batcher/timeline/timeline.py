@@ -10,14 +10,13 @@ from functools import cached_property
 from heapq import heappop, heappush
 from itertools import groupby
 from operator import attrgetter
+from typing import Self
 
 from batcher.errors import InvariantError
-from batcher.events import Event, RunEvent
-from batcher.timeline.replay import Replay
-from batcher.timeline.sorted_records import SortedRecords
-from batcher.timeline.stays import Hold, Span, StepRow, Wait, is_follower, label_of
+from batcher.events import Event
+from batcher.timeline.recording import TimelineRecords
+from batcher.timeline.records import SlotSpan, StepRow, Wait, is_follower, label_of
 from batcher.timeline.step_counts import Stretch, changes_at, changes_of, clip, count_steps
-from batcher.timeline.step_figures import StepFigures
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,50 +40,27 @@ class Selection:
 EVERYTHING = Selection()
 
 
-class Timeline:
-    """What happened in a run, as `run` began it.
-
-    spans: by (start, slot).  waits: by start, and those that start together as they joined the
-    queue.  wait_ends: ascending.  holds: by start.  figures: of the steps.
-    """
-
-    def __init__(
-        self,
-        *,
-        run: RunEvent,
-        num_steps: int,
-        spans: SortedRecords[Span],
-        waits: SortedRecords[Wait],
-        wait_ends: SortedRecords[int],
-        holds: SortedRecords[Hold],
-        figures: StepFigures,
-    ) -> None:
-        self.run, self.num_steps = run, num_steps
-        self.spans, self.waits, self.wait_ends = spans, waits, wait_ends
-        self.holds, self.figures = holds, figures
-
-    @property
-    def model(self) -> str:
-        """What decoded it."""
-        return self.run.model
-
-    @property
-    def num_slots(self) -> int:
-        """How many slots the batch has."""
-        return self.run.batch
+class Timeline(TimelineRecords):
+    """What happened in a run: its records, and what they tell of its steps."""
 
     @classmethod
-    def from_events(cls, events: Iterable[Event]) -> "Timeline":
+    def from_events(cls, events: Iterable[Event]) -> Self:
         """Return the timeline of a run; events that break off give the timeline up to there.
 
         Raises:
             InvariantError: the events contradict each other, or do not begin with a run event.
             BatchdecodeError: there are more slots or steps than a timeline can hold.
         """
-        replay = Replay()
+        timeline = cls()
         for event in events:
-            replay.add(event)
-        return cls(**replay.close()._asdict())
+            timeline.add(event)
+        timeline.close()
+        return timeline
+
+    @property
+    def num_slots(self) -> int:
+        """How many slots the batch has."""
+        return self.run.batch
 
     @property
     def has_figures(self) -> bool:
@@ -93,7 +69,7 @@ class Timeline:
 
     @cached_property
     def has_memory(self) -> bool:
-        """Whether what the steps computed, or the blocks, made any stay differ from a plain one."""
+        """Whether what the steps computed, or the blocks, made any span differ from a plain one."""
         return any(
             span.prefill > 1 or span.cached or span.generated or span.resumed or span.preemption
             for span in self.spans
@@ -101,8 +77,8 @@ class Timeline:
 
     def occupied(self) -> Iterator[Stretch]:
         """Yield how many slots hold a sequence."""
-        stays = ((span.start, span.end) for span in self.spans)
-        return count_steps(changes_of(stays), self.num_steps)
+        held = ((span.start, span.end) for span in self.spans)
+        return count_steps(changes_of(held), self.num_steps)
 
     def waiting(self) -> Iterator[Stretch]:
         """Yield how many samples, or beams together, have arrived and are not admitted."""
@@ -113,7 +89,7 @@ class Timeline:
         """Return the steps `selection` covers, as a slice of the run's steps does."""
         return range(*slice(selection.start, selection.stop).indices(self.num_steps))
 
-    def select_spans(self, selection: Selection = EVERYTHING) -> Iterator[Span]:
+    def select_spans(self, selection: Selection = EVERYTHING) -> Iterator[SlotSpan]:
         """Yield the spans `selection` touches, uncut, by (start, slot)."""
         window = self.window(selection)
         for span in self.spans if window else ():
@@ -214,14 +190,14 @@ class Timeline:
                 outside the run, a step without any sequence, or a sequence that is not in step with
                 the one it belongs to.
         """
-        last_in: dict[int, Span] = {}  # by slot
+        last_in: dict[int, SlotSpan] = {}  # by slot
         idle_from, end = None, 0  # the first step in which nothing runs, and the end so far
         for _, together in groupby(self.spans, key=attrgetter("start")):
             spans = list(together)
             if idle_from is None and spans[0].start > end:
                 idle_from = end
             for span in spans:
-                self._check_stay(span, last_in.get(span.slot))
+                self._check_span(span, last_in.get(span.slot))
                 last_in[span.slot] = span
                 end = max(end, span.end)
             _check_followers(spans)
@@ -230,7 +206,7 @@ class Timeline:
         if idle_from is not None:
             raise InvariantError(f"nothing runs in step {idle_from}")
 
-    def _check_stay(self, span: Span, before: Span | None) -> None:
+    def _check_span(self, span: SlotSpan, before: SlotSpan | None) -> None:
         """Make sure that `span` is in the run, and after the one before it in its slot.
 
         Raises:
@@ -247,7 +223,7 @@ class Timeline:
             raise InvariantError(f"{before.label!r} and {span.label!r} share slot {span.slot}")
 
 
-def _check_followers(spans: list[Span]) -> None:
+def _check_followers(spans: list[SlotSpan]) -> None:
     """Make sure that beams, and a sample and its negative prompt, run together.
 
     spans: all that begin in one step.
@@ -258,10 +234,10 @@ def _check_followers(spans: list[Span]) -> None:
     followers = [span for span in spans if is_follower(span)]
     if not followers:
         return
-    stays = {(span.id, span.index, span.role, span.end) for span in spans}
+    held = {(span.id, span.index, span.role, span.end) for span in spans}
     for span in followers:
         leader = (0, "beam") if span.role == "beam" else (span.index, "sample")
-        if (span.id, *leader, span.end) not in stays:
+        if (span.id, *leader, span.end) not in held:
             raise InvariantError(
                 f"{span.label!r} holds its slot over [{span.start}, {span.end}), "
                 f"but {label_of(span.id, leader[0], 'sample')!r} does not"

@@ -1,7 +1,7 @@
 """What a view asks about a run when it draws it: the engine's gauges, and who comes next."""
 
 from batcher.scheduling.blocks import BlockUse
-from batcher.timeline.stays import label_of
+from batcher.timeline.records import label_of
 
 from .loop import Loop
 

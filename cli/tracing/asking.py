@@ -11,7 +11,7 @@ import msgspec
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import Event
 from batcher.explaining.differences import compare
-from batcher.explaining.lives import Lives, read_lives
+from batcher.explaining.reading import KeptRequests, read_requests
 from batcher.explaining.story import answer_of
 
 from ..running.intake import Input
@@ -73,9 +73,9 @@ def show_why(options: WhyOptions) -> None:
     with user_code_prints_to_stderr():
         events = events_of(path, source, options.run_options)
         try:
-            timeline, lives = read_lives(events, options.request_id)
-            _check_is_known(options.request_id, lives, source.name)
-            answer = answer_of(timeline, lives)
+            kept = read_requests(events, options.request_id)
+            _check_is_known(options.request_id, kept, source.name)
+            answer = answer_of(kept)
         except InvariantError as error:
             raise BatchdecodeError(
                 f"{source.name}: its events contradict each other: {error}"
@@ -114,17 +114,17 @@ def show_diff(options: DiffOptions) -> int:
     return EQUAL if comparison.is_equal else DIFFERENT
 
 
-def _check_is_known(request_id: str, lives: Lives, name: str) -> None:
+def _check_is_known(request_id: str, kept: KeptRequests, name: str) -> None:
     """Make sure that the run has the request.
 
     Raises:
         BatchdecodeError: it has not; the message names some that look alike.
     """
-    if lives.is_known:
+    if kept.is_known:
         return
     from difflib import get_close_matches  # noqa: PLC0415 - for a mistake only
 
-    near = get_close_matches(request_id, sorted(lives.ids))
+    near = get_close_matches(request_id, sorted(kept.ids))
     hint = f"; there is {', '.join(near)}" if near else ""
     raise BatchdecodeError(f"{name} has no request {request_id}{hint}")
 

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Sequence
 
 from batcher.events import AdmitEvent, BlockedEvent, FinishEvent, PreemptEvent
-from batcher.explaining.changes import Change, Course, RunTotals
+from batcher.explaining.changes import Change, RequestFigures, RunTotals
 from batcher.explaining.differences import Comparison, Parting, role_of
 from batcher.explaining.reading import Decision
 from batcher.explaining.story import Story
-from batcher.timeline.stays import label_of
+from batcher.timeline.records import label_of
 
 from ..screen.cells import cell_width, counted, cut_middle
 from .story_text import names, span_of, time_of, why_waiting
@@ -175,8 +175,8 @@ def _change_rows(changes: Sequence[Change]) -> Iterator[list[str]]:
         ]
 
 
-def _latency(course: Course) -> str:
-    return "-" if course.latency is None else f"{course.latency:,.3f}"
+def _latency(figures: RequestFigures) -> str:
+    return "-" if figures.latency is None else f"{figures.latency:,.3f}"
 
 
 def _total_rows(a: RunTotals, b: RunTotals) -> Iterator[list[str]]:

@@ -5,7 +5,7 @@ from itertools import takewhile
 from string import digits
 
 from batcher.timeline import EVERYTHING, Selection, Timeline
-from batcher.timeline.stays import Span, is_follower
+from batcher.timeline.records import SlotSpan, is_follower
 
 from ..screen.cells import cell_width, counted, cut_middle, fill, printable
 from ..screen.summary_timed import whole_percent
@@ -134,7 +134,7 @@ class _Page:
             return [*lines, f"{last}{' ' * gap}{'  '.join(legend)}"]
         return [*filter(None, [*lines, last]), *fill(legend, "  ", self.page_width)]
 
-    def _legend(self, spans: Collection[Span]) -> list[str]:
+    def _legend(self, spans: Collection[SlotSpan]) -> list[str]:
         """Return what the marks in the bars of `spans` mean."""
         glyphs = self.glyphs
         entries = {
@@ -162,13 +162,13 @@ class _Page:
             usual * self.num_cells >= MIN_CELLS_PER_BAR * len(zoom) or len(zoom) <= self.num_cells
         )
 
-    def _spans_in(self, steps: range) -> Iterator[Span]:
+    def _spans_in(self, steps: range) -> Iterator[SlotSpan]:
         """Yield the spans of the slots that have rows."""
         slots = frozenset(self.slots)
         chosen = Selection(start=steps.start, stop=steps.stop, slots=slots)
         return self.timeline.select_spans(chosen)
 
-    def _labels_of(self, spans: Collection[Span]) -> dict[str, str]:
+    def _labels_of(self, spans: Collection[SlotSpan]) -> dict[str, str]:
         """Return what to write for each label: it, without what all ids have in common."""
         before, after = map(len, _id_frame({span.id for span in spans}))
         return {
@@ -185,7 +185,7 @@ class _Page:
         """Return a row for each slot, or the first of each group where there are too many."""
         spans = list(self._spans_in(scale.steps))
         labels = self._labels_of(spans)
-        by_slot: dict[int, list[Span]] = {slot: [] for slot in self.slots}
+        by_slot: dict[int, list[SlotSpan]] = {slot: [] for slot in self.slots}
         for span in spans:
             by_slot[span.slot].append(span)
         busy = {slot: _busy_steps(held, scale) for slot, held in by_slot.items()}
@@ -282,7 +282,7 @@ def _common_prefix(texts: Collection[str]) -> str:
     return "".join(char for char, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
-def _busy_steps(spans: Iterable[Span], scale: Scale) -> int:
+def _busy_steps(spans: Iterable[SlotSpan], scale: Scale) -> int:
     return sum(len(scale.clip(span)) for span in spans)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
 
-from batcher.timeline.stays import Span
+from batcher.timeline.records import SlotSpan
 from batcher.timeline.step_counts import Stretch, clip
 
 from ..screen.cells import cell_width, cut_middle
@@ -82,12 +82,12 @@ class Scale:
         offset = step - self.steps.start
         return ((offset + 1) * self.num_cells - 1) // len(self.steps)
 
-    def clip(self, span: Span) -> range:
+    def clip(self, span: SlotSpan) -> range:
         """Return the shown steps of `span`."""
         return range(max(span.start, self.steps.start), min(span.end, self.steps.stop))
 
 
-def add_busy(busy: list[int], span: Span, scale: Scale) -> None:
+def add_busy(busy: list[int], span: SlotSpan, scale: Scale) -> None:
     """Add to `busy`, [num_cells], in how many steps of each cell `span` holds its slot."""
     steps = scale.clip(span)
     if steps:
@@ -96,7 +96,7 @@ def add_busy(busy: list[int], span: Span, scale: Scale) -> None:
             busy[cell] += min(steps.stop, shown.stop) - max(steps.start, shown.start)
 
 
-def _busy(spans: Iterable[Span], scale: Scale) -> list[int]:
+def _busy(spans: Iterable[SlotSpan], scale: Scale) -> list[int]:
     busy = [0] * scale.num_cells
     for span in spans:
         add_busy(busy, span, scale)
@@ -130,7 +130,9 @@ def level_row(counts: Sequence[int], peak: int, glyphs: Glyphs) -> str:
     return "".join(glyphs.levels[-(-count * highest // peak) if peak else 0] for count in counts)
 
 
-def bar_row(spans: Sequence[Span], labels: Mapping[str, str], scale: Scale, glyphs: Glyphs) -> str:
+def bar_row(
+    spans: Sequence[SlotSpan], labels: Mapping[str, str], scale: Scale, glyphs: Glyphs
+) -> str:
     """Return the row of one slot: its sequences as bars, each with its label where that fits.
 
     spans: those of the slot that `scale` shows, by start.  labels: what to write for each label.
@@ -162,7 +164,7 @@ def bar_row(spans: Sequence[Span], labels: Mapping[str, str], scale: Scale, glyp
     return "".join(cells)
 
 
-def _prefill_cells(span: Span, scale: Scale) -> range:
+def _prefill_cells(span: SlotSpan, scale: Scale) -> range:
     """Return the cells of the steps before its first token, none where that is the first step."""
     first = max(span.start, scale.steps.start)
     stop = min(span.start + span.prefill - 1, scale.steps.stop)
@@ -171,7 +173,7 @@ def _prefill_cells(span: Span, scale: Scale) -> range:
     return range(scale.first_cell(first), scale.last_cell(stop - 1) + 1)
 
 
-def _fork_marks(span: Span, scale: Scale, forked: str) -> Iterator[tuple[int, str]]:
+def _fork_marks(span: SlotSpan, scale: Scale, forked: str) -> Iterator[tuple[int, str]]:
     """Yield the cell of each step that goes on as another beam, and a mark that says which.
 
     Where the number does not fit into the step's cells, the mark does without.
@@ -190,7 +192,7 @@ def _room(cells: Sequence[str], bar: str) -> int:
     return sum(1 for _ in takewhile(bar.__eq__, cells))
 
 
-def _end_mark(span: Span, glyphs: Glyphs) -> str:
+def _end_mark(span: SlotSpan, glyphs: Glyphs) -> str:
     """Return what stands where `span` ends, "" where that is nothing but its bar."""
     if has_failed(span):
         return glyphs.broken
@@ -199,7 +201,7 @@ def _end_mark(span: Span, glyphs: Glyphs) -> str:
     return glyphs.dropped if span.dropped else ""
 
 
-def has_failed(span: Span) -> bool:
+def has_failed(span: SlotSpan) -> bool:
     """Return whether the request came to a bad end."""
     return span.outcome in {"error", "aborted"}
 

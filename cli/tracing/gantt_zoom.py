@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from batcher.timeline import Selection, Timeline
-from batcher.timeline.stays import Span, Wait
+from batcher.timeline.records import SlotSpan, Wait
 from batcher.timeline.step_counts import Stretch, clip
 
 from ..screen.cells import cell_width
@@ -42,7 +42,7 @@ def _around_requests(timeline: Timeline, request_ids: frozenset[str]) -> range:
     if not request_ids:
         return range(0)
     chosen = Selection(request_ids=request_ids)
-    stays: list[Span] | list[Wait] = list(timeline.select_spans(chosen))
+    stays: list[SlotSpan] | list[Wait] = list(timeline.select_spans(chosen))
     stays = stays or list(timeline.select_waits(chosen))
     first = min((stay.start for stay in stays), default=0)
     stop = max((stay.end for stay in stays), default=0)
@@ -60,7 +60,7 @@ def _readable_steps(timeline: Timeline, num_cells: int) -> int:
     return num_cells // min(MAX_CELLS_PER_STEP, -(-cells_per_bar // length))
 
 
-def usual_length(spans: Iterable[Span]) -> int:
+def usual_length(spans: Iterable[SlotSpan]) -> int:
     """Return how many steps the one in the middle takes, by length; 0 if there is none."""
     lengths = Counter(span.end - span.start for span in spans)
     middle = lengths.total() // 2

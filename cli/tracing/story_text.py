@@ -8,7 +8,7 @@ from typing import NamedTuple
 from batcher.events import PreemptReason, RejectEvent
 from batcher.explaining.parts import Cause, Part
 from batcher.explaining.story import Stay, Story
-from batcher.timeline.stays import Preemption
+from batcher.timeline.records import Preemption
 
 from ..screen.cells import counted
 

@@ -11,7 +11,7 @@ from reference_units import beams, guided, play_units, samples, unit_workloads
 
 from batcher.events import AdmitEvent, ArriveEvent, DropEvent, FinishEvent, RunEvent
 from batcher.timeline import EVERYTHING, Selection, Timeline
-from batcher.timeline.stays import Fork, Span
+from batcher.timeline.records import Fork, SlotSpan
 from batcher.timeline.step_counts import Stretch
 from cli.screen.cells import cell_width
 from cli.tracing.gantt import render_gantt
@@ -298,7 +298,7 @@ def test_a_legend_without_room_beside_the_rest_has_lines_of_its_own():
     assert max(map(cell_width, lines)) <= 40
 
 
-BEAM = Span(0, "b", 0, 0, 10, "length", "beam")
+BEAM = SlotSpan(0, "b", 0, 0, 10, "length", "beam")
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_a_fork_is_marked_where_the_beam_goes_on(forks, scale, row):
 
 
 def test_a_mark_of_a_fork_spoils_no_label_and_no_other_mark():
-    span = Span(0, "a-b", 0, 0, 4, "error", "beam", forks=(Fork(0, 0), Fork(2, 1)))
+    span = SlotSpan(0, "a-b", 0, 0, 4, "error", "beam", forks=(Fork(0, 0), Fork(2, 1)))
     assert bar_row([span], {"a-b": "a-b"}, Scale(range(4), 8), ASCII) == "|a-b==/x"
 
 

@@ -12,7 +12,7 @@ from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_pag
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.explaining.differences import compare
-from batcher.explaining.lives import read_lives
+from batcher.explaining.reading import read_requests
 from batcher.explaining.story import answer_of
 from batcher.formats.trace import encode_events
 from batcher.settings import SchedulingSettings
@@ -116,7 +116,7 @@ def test_options_for_requests_are_refused_for_a_trace(traces):
 def test_whatever_happened_there_are_words_for_it(workload):
     run = play_paged(*workload)
     for number in (len(run.events), len(run.events) // 2):
-        for story in answer_of(*read_lives(run.events[:number])).stories:
+        for story in answer_of(read_requests(run.events[:number])).stories:
             title, *lines = tell(story)
             assert title.startswith(f"{story.id}: ")
             assert lines[0].startswith("  arrived at step ")
@@ -277,8 +277,7 @@ def test_times_have_as_many_digits_as_they_need(seconds, text):
 def test_many_waits_are_summed_up_by_cause():
     jobs = [PagedJob(f"r{number}", 3, 10 - number) for number in range(8)]
     run = play_paged(jobs, Limits(batch=3, blocks=7))
-    timeline, lives = read_lives(run.events, "r7")
-    (story,) = answer_of(timeline, lives).stories
+    (story,) = answer_of(read_requests(run.events, "r7")).stories
     waits = [part for part in story.parts if part.phase == "wait"]
     (line,) = [line for line in tell(story) if "waited" in line]
     assert len(waits) > 6
@@ -298,7 +297,7 @@ def test_many_rounds_are_one_line_that_adds_up_and_all_tells_each():
     events = [engine.run_event()]
     while engine.has_work:
         events += engine.step().events
-    stories = answer_of(*read_lives([*events, engine.end_event()])).stories
+    stories = answer_of(read_requests([*events, engine.end_event()])).stories
     story = max(stories, key=lambda story: len(story.stays))
     assert len(story.stays) > 4
     told = tell(story)

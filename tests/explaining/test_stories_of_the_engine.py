@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher import Engine, Request, SimulatedModel
-from batcher.explaining.lives import read_lives
+from batcher.explaining.reading import read_requests
 from batcher.explaining.story import answer_of
 from batcher.settings import SchedulingSettings
 
@@ -43,8 +43,7 @@ def events_of(seed):
 
 @given(st.integers(0, 2**32))
 def test_every_step_of_every_request_has_a_reason_that_is_told(seed):
-    timeline, lives = read_lives(events_of(seed))
-    for story in answer_of(timeline, lives).stories:
+    for story in answer_of(read_requests(events_of(seed))).stories:
         causes = {part.cause for part in story.parts if part.phase == "wait"}
         assert "queue" not in causes  # no request needs more than one slot
         if story.parts:

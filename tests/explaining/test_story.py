@@ -18,13 +18,13 @@ from batcher.events import (
     RejectEvent,
     RunEvent,
 )
-from batcher.explaining.lives import read_lives
 from batcher.explaining.parts import Part
+from batcher.explaining.reading import read_requests
 from batcher.explaining.story import answer_of
 
 
 def stories_of(events, request_id=None):
-    return answer_of(*read_lives(events, request_id)).stories
+    return answer_of(read_requests(events, request_id)).stories
 
 
 def steps_of(story):
@@ -66,9 +66,9 @@ def test_events_that_break_off_are_explained_up_to_there(workload, data):
     jobs, limits = workload
     run = play_paged(jobs, limits)
     kept = run.events[: data.draw(st.integers(1, len(run.events)))]
-    timeline, lives = read_lives(kept)
-    for life, story in zip(lives.all, answer_of(timeline, lives).stories, strict=True):
-        assert sorted(steps_of(story)) == list(life.steps(timeline.num_steps))
+    found = read_requests(kept)
+    for request, story in zip(found.all, answer_of(found).stories, strict=True):
+        assert sorted(steps_of(story)) == list(request.steps(found.timeline.num_steps))
 
 
 @given(workloads(), st.integers(1, 5))
@@ -187,15 +187,15 @@ def test_what_never_had_a_slot_has_a_story_too():
         FinishEvent(0, 0.0, "b", 0, None, "aborted", None, 0),
         RejectEvent(0, 0.0, "c", 0, "invalid-type"),
     ]
-    timeline, lives = read_lives(events)
-    answer = answer_of(timeline, lives)
+    kept = read_requests(events)
+    answer = answer_of(kept)
     assert [(s.id, s.arrived is None, s.parts) for s in answer.stories] == [
         ("a", False, []),
         ("b", True, []),
     ]
     assert [reject.id for reject in answer.rejects] == ["c"]
-    assert lives.is_known
-    others = read_lives(events, "d")[1]
+    assert kept.is_known
+    others = read_requests(events, "d")
     assert (others.is_known, others.ids) == (False, {"a", "b", "c"})
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from batcher.scheduling.blocks import BlockUse
-from batcher.timeline.stays import label_of
+from batcher.timeline.records import label_of
 
 from ..cells import counted
 from ..summary_timed import HOLD_CAUSES, number

@@ -2,7 +2,7 @@
 
 from batcher.events import FinishEvent
 from batcher.scheduling.blocks import BlockUse
-from batcher.timeline.stays import label_of
+from batcher.timeline.records import label_of
 
 from ..cells import cell_width, counted, cut_middle
 from .facts import GAP, Fact, clock, counts, kept, next_up, progress, rates, short

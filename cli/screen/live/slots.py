@@ -3,7 +3,7 @@
 from typing import Literal
 
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, PreemptEvent, PrefillEvent, Role
-from batcher.timeline.stays import label_of
+from batcher.timeline.records import label_of
 
 MAX_LABEL = 200
 """The most of an id that is kept; a column shows less of it."""

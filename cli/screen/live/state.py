@@ -20,7 +20,7 @@ from batcher.events import (
     Role,
     StepsEvent,
 )
-from batcher.timeline.stays import is_follower, label_of
+from batcher.timeline.records import is_follower, label_of
 
 from .history import RunHistory
 from .slots import SlotState

@@ -1,29 +1,19 @@
-"""Who held a slot and who waited for one, as records, and what the sequences in them are called.
+"""The rows of a timeline: who held a slot, who waited and why, and what the sequences are called.
 
 Rule: a sequence is known by its request's id, its index and its role; nothing else tells two apart.
 """
 
-from typing import Literal
+from typing import Literal, Protocol
 
 from msgspec import Struct
 
-from batcher.events import (
-    AdmitEvent,
-    BlockedReason,
-    EndReason,
-    FinishEvent,
-    PreemptEvent,
-    PreemptReason,
-    PrefillEvent,
-    Role,
-)
+from batcher.events import BlockedReason, EndReason, PreemptEvent, PreemptReason, Role
 
 SequenceKey = str | tuple[str, int, Role]
 """What tells a sequence from all others: most often the id alone, which takes the least time."""
 
-
-Outcome = EndReason | Literal["preempted"]
-"""What a stay in a slot ended with."""
+SpanOutcome = EndReason | Literal["preempted"]
+"""What a sequence left its slot for."""
 
 
 class Fork(Struct, frozen=True):
@@ -45,14 +35,19 @@ class Preemption(Struct, frozen=True):
     tokens: int
     generated: int
 
+    @classmethod
+    def by(cls, event: PreemptEvent) -> "Preemption":
+        """Return what `event` tells of it."""
+        return cls(event.reason, event.for_id, event.for_index, event.tokens, event.generated)
+
     @property
     def for_label(self) -> str:
         """What the sequence that needed room is called."""
         return label_of(self.for_id, self.for_index, "sample")
 
 
-class Span(Struct, frozen=True, omit_defaults=True):
-    """One stay of a sequence in a slot, over the steps [start, end).
+class SlotSpan(Struct, frozen=True, omit_defaults=True):
+    """The steps [start, end) over which a sequence held a slot without a break.
 
     outcome: None if the events break off while it runs; its end is then theirs.
     jumped: how many tokens a constraint forced, beside those that the steps chose.
@@ -61,8 +56,8 @@ class Span(Struct, frozen=True, omit_defaults=True):
     prefill: how many steps it took to compute what it began with, the one that gave its first token
     included.
     cached: how many tokens it began with were found computed.
-    generated: how many tokens it had from stays before this one.
-    resumed: whether there was a stay before this one, which a preemption ended.
+    generated: how many tokens it had from the slots it held before.
+    resumed: whether it held a slot before, and lost it to a preemption.
     preemption: that which ended this one.
     """
 
@@ -71,7 +66,7 @@ class Span(Struct, frozen=True, omit_defaults=True):
     index: int
     start: int
     end: int
-    outcome: Outcome | None
+    outcome: SpanOutcome | None
     role: Role = "sample"
     jumped: int = 0
     dropped: bool = False
@@ -89,7 +84,7 @@ class Span(Struct, frozen=True, omit_defaults=True):
 
 
 class Wait(Struct, frozen=True):
-    """One stay in the waiting queue, over the steps [start, end), at least one.
+    """The steps [start, end), at least one, over which a sequence was in the waiting queue.
 
     A sample waits with its negative prompt, and all beams of a request wait as one, as index 0.
     """
@@ -105,8 +100,8 @@ class Wait(Struct, frozen=True):
         return label_of(self.id, self.index, "sample")
 
 
-class Hold(Struct, frozen=True):
-    """Why a free slot stayed empty over the steps [start, end): the first in the queue had to wait.
+class BlockedSpan(Struct, frozen=True):
+    """Why a slot stayed free over the steps [start, end): the first in the queue was not let in.
 
     blocks: how many it needed, if the reason is "kv".
     """
@@ -120,7 +115,7 @@ class Hold(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """What the sequence that was held is called."""
+        """What the sequence that was not let in is called."""
         return label_of(self.id, self.index, "sample")
 
 
@@ -149,21 +144,28 @@ def label_of(request_id: str, index: int, role: Role) -> str:
 def key_of(request_id: str, index: int, role: Role) -> SequenceKey:
     """Return the key of a sequence; a request's first beam has that of a first sample.
 
-    So what arrives has the key of the sequence that leads it, whether a sample or beams.
+    So what arrives has the key of the first sequence of its group, whether a sample or beams.
     """
     if not index and role != "negative":
         return request_id
     return request_id, index, role
 
 
-def is_follower(sequence: AdmitEvent | PrefillEvent | PreemptEvent | FinishEvent | Span) -> bool:
-    """Return whether it came along with a leader: a beam but the first, or a negative prompt.
+class Named(Protocol):
+    """An event, a row or a record of a sequence."""
 
-    Only leaders have arrive events.
+    @property
+    def index(self) -> int:
+        """Which of its request's samples or beams it is."""
+
+    @property
+    def role(self) -> Role:
+        """Whose row it is."""
+
+
+def is_follower(sequence: Named) -> bool:
+    """Return whether it came along with another one: a beam but the first, or a negative prompt.
+
+    Only the first of a sequence group has an arrive event.
     """
     return sequence.role == "negative" or (sequence.role == "beam" and sequence.index > 0)
-
-
-def preemption_of(event: PreemptEvent) -> Preemption:
-    """Return what a preemption did to the sequence that lost its slot."""
-    return Preemption(event.reason, event.for_id, event.for_index, event.tokens, event.generated)

@@ -1,0 +1,259 @@
+"""Records what a timeline is made of as a run goes on: spans, waits and blocked steps.
+
+Rule: what has ended is written to sorted records at once; only of requests whose samples may still
+be dropped the last spans are kept.
+"""
+
+from collections import Counter, defaultdict
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from batcher.errors import BatchdecodeError, InvariantError
+from batcher.events import (
+    AdmitEvent,
+    ArriveEvent,
+    BlockedEvent,
+    DropEvent,
+    EndEvent,
+    EndReason,
+    Event,
+    FinishEvent,
+    ForkEvent,
+    JumpEvent,
+    PreemptEvent,
+    PrefillEvent,
+    RejectEvent,
+    RunEvent,
+    StepsEvent,
+)
+from batcher.timeline.records import BlockedSpan, SlotSpan, Wait, is_follower, label_of
+from batcher.timeline.requests import RequestFold, RequestTimeline
+from batcher.timeline.sorted_records import SortedRecords
+from batcher.timeline.step_figures import StepFigures
+
+MAX_SLOTS = 2**20
+MAX_STEPS = 2**28
+"""More than any run takes."""
+
+
+class _Finished(NamedTuple):
+    """What a sample finished for, and its last span; None if it never held a slot."""
+
+    reason: EndReason
+    span: SlotSpan | None
+
+
+class TimelineRecords:
+    """All that happened in a run, as `run` began it, recorded event by event up to `close`.
+
+    spans: by (start, slot).  waits: by start, and those that start together as they joined the
+    queue.  wait_ends: ascending.  blocked: by start, and no two at once.  figures: of the steps.
+    """
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.spans = SortedRecords[SlotSpan](SlotSpan)
+        self.waits = SortedRecords[Wait](Wait)
+        self.wait_ends = SortedRecords[int](int)
+        self.blocked = SortedRecords[BlockedSpan](BlockedSpan)
+        self.figures = StepFigures()
+        self._run: RunEvent | None = None
+        self._last_step = -1  # of any event, whether it takes a slot or not
+        self._fold = RequestFold()
+        self._num_alive: Counter[str] = Counter()  # by id: those that wait or run
+        self._finished: defaultdict[str, dict[int, _Finished]] = defaultdict(dict)
+        self._over: list[str] = []  # the ids of which nothing waits or runs since this step
+
+    @property
+    def run(self) -> RunEvent:
+        """What began it.
+
+        Raises:
+            InvariantError: nothing did.
+        """
+        if self._run is None:
+            raise InvariantError("there is no run event")
+        return self._run
+
+    def add(self, event: Event) -> RequestTimeline | None:
+        """Take in the next event, and return the sequence that it tells of, if it is of one.
+
+        Raises:
+            InvariantError: it contradicts those before it.
+            BatchdecodeError: there are more slots or steps than a timeline can hold.
+        """
+        if isinstance(event, RunEvent | StepsEvent | DropEvent | RejectEvent | EndEvent):
+            self._add_other(event)
+            return None
+        blocked = self._fold.blocked
+        if isinstance(event, AdmitEvent | FinishEvent | PrefillEvent | JumpEvent | ForkEvent):
+            self._note_step(event)
+        found = self._fold.take(event)
+        if found is not None:
+            self._record(found, event)
+        if blocked is not None and blocked is not self._fold.blocked:
+            self._unblock(blocked, event.step)
+        return found
+
+    def go_on_to(self, num_steps: int) -> None:
+        """Take note that the run has taken `num_steps` at least, if nothing else tells."""
+        self.num_steps = max(self.num_steps, num_steps)
+
+    def close(self) -> None:
+        """End what has not ended where the events break off.
+
+        Raises:
+            InvariantError: the events do not begin with a run event.
+        """
+        end = self.num_steps
+        if self._run is None:
+            raise InvariantError("there is no run event")
+        for found in self._fold.open:
+            if found.admission is not None:
+                self._add_span(found.slot_span(found.admission, end, None))
+            else:
+                self._add_wait(found, end)
+        for request_id in list(self._finished):
+            self._settle(request_id)
+        if self._fold.blocked is not None:
+            self._unblock(self._fold.blocked, end)
+        self._fold = RequestFold()
+
+    def _record(self, found: RequestTimeline, event: Event) -> None:
+        """Record what `event` brings to an end."""
+        match event:
+            case ArriveEvent():
+                self._num_alive[event.id] += 1
+            case AdmitEvent():
+                self._admit(found, event)
+            case FinishEvent():
+                self._finish(found, event)
+            case PreemptEvent():
+                self._preempt(found, event)
+            case _:
+                pass
+
+    def _add_other(self, event: RunEvent | StepsEvent | DropEvent | RejectEvent | EndEvent) -> None:
+        """Take in an event of no sequence in particular, or of one that has ended."""
+        match event:
+            case StepsEvent():
+                self.figures.add(event)
+            case DropEvent():
+                self._drop(event)
+            case RunEvent():
+                if not 1 <= event.batch <= MAX_SLOTS:
+                    raise BatchdecodeError(
+                        f"a batch of {event.batch} slots; there are 1 to {MAX_SLOTS}"
+                    )
+                self._run = event
+            case EndEvent():
+                self._end(event)
+            case RejectEvent():
+                pass  # a bad line takes no slot
+
+    def _note_step(
+        self, event: AdmitEvent | FinishEvent | PrefillEvent | JumpEvent | ForkEvent
+    ) -> None:
+        """Note that the run has come as far as `event`."""
+        _check_step(event.step)
+        if event.step > self._last_step:
+            self._last_step = event.step
+            self._settle_all()
+        if event.step >= self.num_steps and event.slot is not None:
+            self.num_steps = event.step + 1
+
+    def _admit(self, found: RequestTimeline, event: AdmitEvent) -> None:
+        """Record the wait that is over."""
+        before = self._finished.get(event.id, {}).pop(event.index, None)  # of the same name
+        if before is not None and before.span is not None:
+            self._add_span(before.span)
+        self.figures.note_start(event.step, event.time)
+        self._add_wait(found, event.step)
+        if found.first_event is event and not is_follower(found):
+            self._num_alive[event.id] += 1  # events that begin in the middle
+
+    def _preempt(self, found: RequestTimeline, event: PreemptEvent) -> None:
+        """Record the span that is over."""
+        _check_step(event.step)
+        self.go_on_to(event.step)
+        self._add_span(found.slot_span(found.admissions[-1], event.step, "preempted"))
+
+    def _finish(self, found: RequestTimeline, event: FinishEvent) -> None:
+        """Record the last span of a sequence, of a sample when it is known not to be dropped."""
+        span = None
+        if found.admission is None:
+            self._add_wait(found, event.step)
+        else:
+            span = found.slot_span(found.admission, event.step + 1, event.reason)
+        if event.role == "sample":
+            self._finished[event.id][event.index] = _Finished(event.reason, span)
+        elif span is not None:
+            self._add_span(span)
+        if is_follower(found):
+            return
+        self._num_alive[event.id] -= 1
+        if self._num_alive[event.id] <= 0:
+            del self._num_alive[event.id]
+            self._over.append(event.id)
+
+    def _drop(self, event: DropEvent) -> None:
+        """Note that a sample which has finished has no result."""
+        label = label_of(event.id, event.index, "sample")
+        finished = self._finished.get(event.id, {}).pop(event.index, None)
+        if finished is None:
+            raise InvariantError(f"{label!r} is dropped in step {event.step}, and has not finished")
+        reason, span = finished
+        if event.reason != reason:
+            raise InvariantError(
+                f"{label!r} is dropped with the reason {event.reason!r}, not {reason!r}"
+            )
+        if span is not None:
+            self._add_span(replace(span, dropped=True))
+
+    def _settle_all(self) -> None:
+        """Record what cannot be dropped any more: that is done in the step of the last end."""
+        for request_id in self._over:
+            if request_id not in self._num_alive:
+                self._settle(request_id)
+        self._over.clear()
+
+    def _settle(self, request_id: str) -> None:
+        """Record the last spans of the samples of a request."""
+        for _, span in self._finished.pop(request_id, {}).values():
+            if span is not None:
+                self._add_span(span)
+
+    def _end(self, event: EndEvent) -> None:
+        """Take in the end of the run."""
+        if any(found.admission is not None for found in self._fold.open):
+            raise InvariantError("the run ends while requests hold slots")
+        if not 0 <= event.steps <= self._last_step + 1:
+            raise InvariantError(f"{event.steps} steps, but all was over by step {self._last_step}")
+        self.num_steps = event.steps
+
+    def _add_span(self, span: SlotSpan) -> None:
+        self.spans.add((span.start, span.slot), span)
+
+    def _add_wait(self, found: RequestTimeline, end: int) -> None:
+        """Record that a sequence has waited up to `end`, if it was on its own account."""
+        start = found.waits_from
+        if found.number and not is_follower(found) and start < end:
+            self.waits.add((start, found.number), Wait(found.id, found.index, start, end))
+            self.wait_ends.add((end,), end)
+
+    def _unblock(self, event: BlockedEvent, end: int) -> None:
+        """Record that the first of the queue was not let in up to `end`."""
+        if event.step < end:
+            span = BlockedSpan(event.id, event.index, event.step, end, event.reason, event.blocks)
+            self.blocked.add((event.step,), span)
+
+
+def _check_step(step: int) -> None:
+    """Make sure that a timeline has room for `step`.
+
+    Raises:
+        BatchdecodeError: it has not.
+    """
+    if not 0 <= step < MAX_STEPS:
+        raise BatchdecodeError(f"step {step}; a timeline has steps 0 to {MAX_STEPS - 1}")
