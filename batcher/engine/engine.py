@@ -8,7 +8,7 @@ and both tell only which rows change.
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -24,10 +24,8 @@ from batcher.engine.step_log import StepLog
 from batcher.errors import BatchdecodeError, Failure, FieldProblem, RequestError
 from batcher.events import ArriveReason, EndEvent, RunEvent
 from batcher.models.base import Model, can_score
-from batcher.models.callable import ModelNext
 from batcher.models.chat import chat_template_of
 from batcher.models.checked_tokenizer import CheckedTokenizer
-from batcher.models.llm import LLM
 from batcher.models.loading import as_model
 from batcher.request import Request
 from batcher.result import FinishReason, Result
@@ -42,6 +40,10 @@ from batcher.settings import DEFAULT_SCHEDULING, GRAMMAR_TIMEOUT, SchedulingSett
 from batcher.timing.step_time import StepTime
 from batcher.tokens import Tokens
 from batcher.validation import ModelCapabilities, find_problems, plain_copy
+
+if TYPE_CHECKING:
+    from batcher.models.callable import ModelNext
+    from batcher.models.llm import LLM
 
 MAX_BATCH_SIZE = 2**20
 NOTHING_KNOWN: Mapping[int, Result] = {}
@@ -67,7 +69,7 @@ class Engine:
 
     def __init__(
         self,
-        model: Model | ModelNext | LLM,
+        model: "Model | ModelNext | LLM",
         batch_size: int = 8,
         *,
         settings: SchedulingSettings = DEFAULT_SCHEDULING,

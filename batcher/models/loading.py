@@ -1,28 +1,33 @@
-"""From what a person names to a Model: `simulated`, `package.module:name`, or a Python object."""
+"""From what a person names to a Model: `simulated`, `package.module:name`, or a Python object.
+
+What adapts other models is only loaded for one of them.
+"""
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import msgspec
 
 from batcher.attributes import attribute_of, has_attribute
 from batcher.errors import BatchdecodeError, writable
 from batcher.forked import child_ends_here
-from batcher.importing import import_object
 from batcher.models.answers import shown
 from batcher.models.base import Model, OutputKind
-from batcher.models.callable import CallableModel
-from batcher.models.calls import CallSettings
-from batcher.models.checked import CheckedModel
 from batcher.models.checked_tokenizer import checked_tokenizer
-from batcher.models.llm import LLMModel, missing_methods
 from batcher.models.simulated import SimulatedModel, SimulatedSettings
 from batcher.raised import RaisedError, raised
 from batcher.request import MAX_INT
 
+if TYPE_CHECKING:
+    from batcher.models.callable import CallableModel
+    from batcher.models.calls import CallSettings
+    from batcher.models.checked import CheckedModel
+    from batcher.models.llm import LLMModel
+
+    Adapted = SimulatedModel | CallableModel | LLMModel | CheckedModel
+
 S = TypeVar("S", bound=msgspec.Struct)
-Adapted = SimulatedModel | CallableModel | LLMModel | CheckedModel
 
 ATTRIBUTES = ("name", "settings", "tokenizer", "vocab_size", "eos_token_id")  # of a Model
 MAX_LOGITS = 2**24  # of a row: larger than any vocabulary, and a row of them is 64 MiB
@@ -48,12 +53,15 @@ def load_model(
         return SimulatedModel(_settings(given, SimulatedSettings, "simulated model"))
     if seed is not None:
         raise BatchdecodeError(f"a seed is a setting of the simulated model; {spec} takes none")
+    from batcher.importing import import_object  # noqa: PLC0415 - see above
+    from batcher.models.calls import CallSettings  # noqa: PLC0415 - as above
+
     call_settings = _settings(llm_settings, CallSettings, "llm")
     return as_model(import_object(spec, "model", "simulated"), spec, call_settings)
 
 
 def as_model(
-    model: object, name: str | None = None, call_settings: CallSettings | None = None
+    model: object, name: str | None = None, call_settings: "CallSettings | None" = None
 ) -> Model:
     """Return `model` if it is a Model, else a Model that calls it; a class is instantiated first.
 
@@ -78,13 +86,19 @@ def as_model(
     return adapted
 
 
-def _adapted(model: Any, name: str | None, call_settings: CallSettings | None) -> Adapted:
+def _adapted(model: Any, name: str | None, call_settings: "CallSettings | None") -> "Adapted":
     """Return `model`, which is no class, as a Model.
 
     Raises:
         BatchdecodeError: it is none, or an LLM does not answer.
     """
-    if isinstance(model, Adapted):
+    if isinstance(model, SimulatedModel):
+        return model
+    from batcher.models.callable import CallableModel  # noqa: PLC0415 - see above
+    from batcher.models.checked import CheckedModel  # noqa: PLC0415 - as above
+    from batcher.models.llm import LLMModel, missing_methods  # noqa: PLC0415 - as above
+
+    if isinstance(model, CallableModel | LLMModel | CheckedModel):
         return model
     if has_attribute(model, "forward") and has_attribute(model, "allocate"):
         lacking = [needed for needed in ATTRIBUTES if not has_attribute(model, needed)]
@@ -95,11 +109,13 @@ def _adapted(model: Any, name: str | None, call_settings: CallSettings | None) -
             called = name or shown(model)
             raise BatchdecodeError(f"{called} says that it is_paged, and lacks allocate_pages")
         return checked
-    if not missing_methods(model):
+    missing = missing_methods(model)
+    if not missing:
         return LLMModel(model, name, call_settings)
     if callable(model):
         return CallableModel(model, name)
-    raise BatchdecodeError(f"{name or shown(model)} is {_what_it_is_not(model)}")
+    lacks = f", which would need {missing[0]}, nor" if len(missing) == 1 else " nor"
+    raise BatchdecodeError(f"{name or shown(model)} is neither a Model nor an LLM{lacks} callable")
 
 
 def check_description(model: Model) -> None:
@@ -109,7 +125,7 @@ def check_description(model: Model) -> None:
         BatchdecodeError: it does not.
     """
     size, eos = model.vocab_size, model.eos_token_id
-    kinds = ("tokens", "logits") if isinstance(model, CallableModel) else get_args(OutputKind)
+    kinds = _kinds_of(model)
     faults = {
         "name is not text": not isinstance(model.name, str) or writable(model.name) != model.name,
         f"gives is not one of {', '.join(kinds)}": model.gives not in kinds,
@@ -136,15 +152,18 @@ def check_description(model: Model) -> None:
         raise BatchdecodeError(f"model {writable(name)}: its {fault}")
 
 
+def _kinds_of(model: Model) -> tuple[str, ...]:
+    """Return what the model may say that it gives."""
+    if not isinstance(model, SimulatedModel):
+        from batcher.models.callable import CallableModel  # noqa: PLC0415 - see above
+
+        if isinstance(model, CallableModel):
+            return ("tokens", "logits")
+    return get_args(OutputKind)
+
+
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _what_it_is_not(model: object) -> str:
-    missing = missing_methods(model)
-    if len(missing) == 1:
-        return f"neither a Model nor an LLM, which would need {missing[0]}, nor callable"
-    return "neither a Model nor an LLM nor callable"
 
 
 def _settings(given: Mapping[str, Any], kind: type[S], whose: str) -> S:

@@ -7,7 +7,6 @@ from batcher.engine import Engine
 from batcher.errors import BatchdecodeError
 from batcher.formats.requests import BadLine, RequestParser
 from batcher.models.base import Model
-from batcher.models.llm import LLMModel
 from batcher.models.loading import load_model
 from batcher.models.simulated import SimulatedModel
 
@@ -46,6 +45,10 @@ class Job:
         if limit is not None:
             call_settings = {**call_settings, "call_timeout": limit}
         model = load_model(options.model, options.model_settings, options.seed, call_settings)
+        if limit is None and isinstance(model, SimulatedModel):
+            return model
+        from batcher.models.llm import LLMModel  # noqa: PLC0415 - few models are one
+
         if isinstance(model, LLMModel):
             model.calls.waiting = self._waiting
         if limit is not None and not (
