@@ -139,7 +139,7 @@ def kept(engine: Engine) -> dict[str, int]:
             "blocks": kv_cache.pool.num_used,
             "shared blocks": len(kv_cache.pool._extra_holders),
             "siblings": len(kv_cache._siblings),
-            "borders": len(kv_cache._borders),
+            "boundaries": len(kv_cache._boundaries),
             "moved rows": len(pages.moved) if pages is not None else 0,
         }
     return {name: size for name, size in sizes.items() if size}

@@ -6,11 +6,11 @@ Rule: while the first of the queue is not let in nobody behind it is, and what i
 from typing import NamedTuple
 
 from batcher.events import BlockedReason
-from batcher.scheduling.kv_cache import KVCache, Match
+from batcher.scheduling.kv_cache import KVCache, PrefixMatch, most_tokens
 from batcher.scheduling.orderings import Ordering
 from batcher.scheduling.plan import Hold, PlannedChunk, StepPlan
 from batcher.scheduling.queue import WaitingQueue
-from batcher.scheduling.running import Rows, Running, most_tokens, rows_of
+from batcher.scheduling.running import Rows, Running, rows_of
 from batcher.scheduling.sequence import ScheduledSequence
 from batcher.settings import SchedulingSettings
 
@@ -27,7 +27,7 @@ class _Entry(NamedTuple):
     chunks: what the step computes.  num_needed: how many blocks have to be free.
     """
 
-    matches: list[Match]
+    matches: list[PrefixMatch]
     stops: list[int]
     chunks: Chunks
     num_needed: int
@@ -100,12 +100,16 @@ class Admission(Running):
                 budget -= num_tokens
         return chunks
 
-    def _plan_chunk(self, plan: StepPlan, row: ScheduledSequence, num_tokens: int) -> None:
-        start = row.num_computed
-        row.num_computed = stop = start + num_tokens
-        plan.chunks.append(PlannedChunk(row, start, num_tokens))
-        if self.kv_cache is not None:
-            self.kv_cache.compute(row, start, stop)
+    def _planned(self, chunks: Chunks) -> list[PlannedChunk]:
+        """Let the step compute `chunks`, whose rows have the blocks for them."""
+        planned = []
+        for row, num_tokens in chunks:
+            start = row.num_computed
+            row.num_computed = stop = start + num_tokens
+            planned.append(PlannedChunk(row, start, num_tokens))
+            if self.kv_cache is not None:
+                self.kv_cache.compute(row, start, stop)
+        return planned
 
     # -- the waiting queue -----------------------------------------------------------------------
 
@@ -133,49 +137,63 @@ class Admission(Running):
         return budget
 
     def _board(
-        self, plan: StepPlan, leader: ScheduledSequence, chunks: Chunks, num_kept: int
+        self,
+        plan: StepPlan,
+        leader: ScheduledSequence,
+        chunks: list[PlannedChunk],
+        num_kept: int,
     ) -> int:
         """Give slots to a leader that has its blocks; return how many tokens the step computes."""
         self.queue.take(leader)
         self._hold = None
         self._occupy(leader)
         plan.admitted.append(leader)
-        spent = 0
-        for row, num_tokens in chunks:
-            self._plan_chunk(plan, row, num_tokens)
-            spent += num_tokens
+        plan.chunks += chunks
         if not num_kept:
             self._begin_if_met(plan, leader)
         if not leader.is_decoding:
             self._chasing.append(leader)
-        return spent
+        return sum([chunk.num_tokens for chunk in chunks])
 
     def _open(
         self, plan: StepPlan, leader: ScheduledSequence, budget: int, num_kept: int
-    ) -> Chunks | None:
+    ) -> list[PlannedChunk] | None:
         """Give a leader that is to be admitted its blocks, if there is room; return its chunks."""
         kv_cache = self.kv_cache
         if kv_cache is None:
-            return self._chunks_of(leader, budget, num_kept)
+            return self._planned(self._chunks_of(leader, budget, num_kept))
         refusal = self._refusal
         if refusal is not None and self._would_refuse(kv_cache, refusal, leader, budget):
             self._note_hold(plan, leader, "kv", refusal.num_needed)
             return None
-        entry = self._entry_of(kv_cache, leader, budget, num_kept)
-        if not kv_cache.has_room(entry.num_needed):
-            is_alone, num_free = not self.slots.num_occupied, kv_cache.pool.num_free
-            self._refusal = _Refusal(
-                leader, budget, is_alone, kv_cache.version, num_free, entry.num_needed
-            )
-            self._note_hold(plan, leader, "kv", entry.num_needed)
+        is_alone, num_free = not self.slots.num_occupied, kv_cache.pool.num_free
+        if leader.companions:
+            entry = self._entry_of(kv_cache, leader, budget, num_kept, is_alone=is_alone)
+            num_needed = 0 if kv_cache.has_room(entry.num_needed) else entry.num_needed
+        else:
+            stop, most = leader.num_tokens - num_kept, min(budget, self._max_chunk)
+            num_needed = kv_cache.admit(leader, stop, most, is_alone=is_alone)
+        if num_needed:
+            version = kv_cache.version
+            self._refusal = _Refusal(leader, budget, is_alone, version, num_free, num_needed)
+            self._note_hold(plan, leader, "kv", num_needed)
             return None
-        _give_blocks(kv_cache, leader, entry)
-        return entry.chunks
+        if leader.companions:
+            _give_blocks(kv_cache, leader, entry)
+            return self._planned(entry.chunks)
+        start, stop = leader.num_cached, leader.num_computed
+        return [PlannedChunk(leader, start, stop - start)] if stop > start else []
 
     def _entry_of(
-        self, kv_cache: KVCache, leader: ScheduledSequence, budget: int, num_kept: int
+        self,
+        kv_cache: KVCache,
+        leader: ScheduledSequence,
+        budget: int,
+        num_kept: int,
+        *,
+        is_alone: bool,
     ) -> _Entry:
-        """Return what it takes to let a leader in within `budget`."""
+        """Return what it takes to let a leader and its companions in within `budget`."""
         rows = rows_of(leader)
         matches = self._matches_of(rows)
         for row, match in zip(rows, matches, strict=True):
@@ -186,11 +204,10 @@ class Admission(Running):
             stops[rows.index(row)] += num_tokens
         if self.settings.capacity == "no-evict":
             stops = [most_tokens(row) for row in rows]
-        is_alone = not self.slots.num_occupied
         num_needed = self._num_needed(kv_cache, rows, matches, stops, is_alone=is_alone)
         return _Entry(matches, stops, chunks, num_needed)
 
-    def _matches_of(self, rows: Rows) -> list[Match]:
+    def _matches_of(self, rows: Rows) -> list[PrefixMatch]:
         """Return what is found in blocks of each row of a leader."""
         kv_cache = self.kv_cache
         if kv_cache is None:
@@ -204,7 +221,7 @@ class Admission(Running):
         self,
         kv_cache: KVCache,
         rows: Rows,
-        matches: list[Match],
+        matches: list[PrefixMatch],
         stops: list[int],
         *,
         is_alone: bool,
@@ -218,11 +235,11 @@ class Admission(Running):
         known = [row.num_tokens for row in rows]
         num_needed = sum(map(kv_cache.num_blocks_to_take, matches, known))
         if not is_alone:  # else nothing would ever make room
-            num_needed += int(self.settings.watermark * kv_cache.pool.num_total)
+            num_needed += kv_cache.num_spare
         return num_needed
 
     def _would_fit(
-        self, leader: ScheduledSequence, matches: list[Match], gone: list[ScheduledSequence]
+        self, leader: ScheduledSequence, matches: list[PrefixMatch], gone: list[ScheduledSequence]
     ) -> bool:
         """Whether all that is known of a leader, with `matches`, has room if `gone` give way."""
         kv_cache = self.kv_cache

@@ -5,13 +5,11 @@ over then; so nothing is searched, and blocks come and go many at once.
 """
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 
 class IdleBlocks:
     """Blocks that are worth the same; the least recently freed go first."""
-
-    __slots__ = ("_gone", "_num_gone", "_queue")
 
     def __init__(self) -> None:
         self._queue: deque[int] = deque()
@@ -20,14 +18,6 @@ class IdleBlocks:
 
     def __len__(self) -> int:
         return len(self._queue) - self._num_gone
-
-    def __iter__(self) -> Iterator[int]:
-        gone = self._gone.copy()
-        for block in self._queue:
-            if gone.get(block, 0):
-                gone[block] -= 1
-            else:
-                yield block
 
     def extend(self, blocks: Iterable[int]) -> None:
         """Take in blocks that have just been freed, one after the other."""

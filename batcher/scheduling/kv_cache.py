@@ -8,78 +8,89 @@ Rule: ask first, then act: nothing here takes a block that `has_room` has not pr
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterable
-from itertools import groupby, islice
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import NamedTuple
 
-from batcher.scheduling.blocks import ROOT, BlockPool, Node, Prefix
-from batcher.scheduling.growing_pool import GrowingPool
+from batcher.scheduling.blocks import NO_BLOCK, ROOT, BlockHash, BlockPool, CachedPrefix
 from batcher.scheduling.sequence import ScheduledSequence
 from batcher.settings import SchedulingSettings
 
-Contents = Callable[[ScheduledSequence, int, int, int], Iterable[Hashable]]
+MAX_GROWN_BLOCKS = 2**21
+MAX_GROWN_TOKENS = 2**25
+
+Contents = Callable[[ScheduledSequence, int, int, int], Iterator[Hashable]]
 """Return what stands for the tokens start..stop of a sequence, prompt and output in one, for every
 `size` of them on end: contents(sequence, start, stop, size).  It is made as it is asked for."""
 
 _end_of = itemgetter(0)
 
 
-class Match(NamedTuple):
+class PrefixMatch(NamedTuple):
     """What of a sequence stands in blocks already.
 
     blocks: held by others or idle, whole or up to where the sequence goes on.
     num_tokens: how many of its tokens they hold.
-    source: a block that holds the last of these beside tokens of another sequence; -1: none.
-    node: of the last of the whole blocks, if num_named of them were found by what they hold.
+    source: a block that holds the last of these beside tokens of another sequence; NO_BLOCK: none.
+    parent: the hash of the last of the whole blocks, if num_hashed of them were found by content.
+    contents: of the whole blocks after these; None if they have to be asked for.
     """
 
     blocks: list[int]
     num_tokens: int
-    source: int = -1
-    num_named: int = 0
-    node: Node = ROOT
+    source: int = NO_BLOCK
+    num_hashed: int = 0
+    parent: BlockHash = ROOT
+    contents: Iterator[Hashable] | None = None
 
-    def without_source(self, block_size: int) -> "Match":
+    def without_source(self, block_size: int) -> "PrefixMatch":
         """Return what of it can be shared without a copy."""
-        if self.source < 0:
+        if self.source == NO_BLOCK:
             return self
-        return self._replace(num_tokens=len(self.blocks) * block_size, source=-1)
+        return self._replace(num_tokens=len(self.blocks) * block_size, source=NO_BLOCK)
 
 
-NO_MATCH = Match([], 0)
+NO_MATCH = PrefixMatch([], 0)
 
 
-class _Border(NamedTuple):
-    """The end of a segment inside a block; parent: the node of the block before that."""
+class _Boundary(NamedTuple):
+    """The end of a segment inside a block; parent: the hash of the block before that."""
 
     sequence: ScheduledSequence
     end: int
     rank: int
-    parent: Node
+    parent: BlockHash
 
 
 class KVCache:
     """Block tables of sequences over one pool.
 
-    max_blocks: how many blocks there can be, None for as many as are asked for.
+    max_blocks: how many blocks there can be, None for as many as are asked for.  Then up to 2^21
+    blocks and 2^25 tokens, or twice as many, are kept for the sake of what can be found again.
     """
 
     def __init__(self, settings: SchedulingSettings, contents: Contents) -> None:
         self.block_size, self.max_blocks = settings.block_size, settings.kv_blocks
-        is_growing = self.max_blocks is None
-        self.pool = GrowingPool(self.block_size) if is_growing else BlockPool(self.max_blocks)
+        max_grown = min(MAX_GROWN_BLOCKS, MAX_GROWN_TOKENS // self.block_size)
+        self.pool = BlockPool(self.max_blocks, max_grown)
         self._copies: list[tuple[int, int]] = []
+        self._capacity, self._watermark = settings.capacity, settings.watermark
         self._has_prefix_cache = settings.has_prefix_cache
         self._contents = contents
-        self._borders: list[_Border] = []  # computed in this step
+        self._boundaries: list[_Boundary] = []  # computed in this step
         self._siblings: dict[str, ScheduledSequence] = {}
         self._num_noted = 0  # siblings
 
     @property
     def version(self) -> tuple[int, int, int]:
         """What changes whenever something else can be found."""
-        return self.pool.num_named, self.pool.num_lost, self._num_noted
+        return self.pool.num_cached, self.pool.num_lost, self._num_noted
+
+    @property
+    def num_spare(self) -> int:
+        """How many blocks have to be left for those that run when somebody else comes."""
+        return int(self._watermark * self.pool.num_total)
 
     def num_blocks(self, num_tokens: int) -> int:
         """Return how many blocks hold so many tokens."""
@@ -87,14 +98,14 @@ class KVCache:
 
     # -- what is there ---------------------------------------------------------------------------
 
-    def match(self, sequence: ScheduledSequence) -> Match:
+    def match(self, sequence: ScheduledSequence) -> PrefixMatch:
         """Return what of `sequence` stands in blocks: at least one token of it is left to compute.
 
         Looking does not change what is evicted next.
         """
         found = NO_MATCH
         if self._has_prefix_cache and sequence.skips_prefix_cache:
-            found = Match([], 0, node=_root(sequence))
+            found = PrefixMatch([], 0, parent=_root(sequence))
         elif self._has_prefix_cache:
             found = self._match_prefix(sequence)
         sibling = self._siblings.get(sequence.id)
@@ -104,13 +115,13 @@ class KVCache:
         if num_tokens <= found.num_tokens:
             return found
         blocks = sibling.table[: self.num_blocks(num_tokens)]
-        return Match(blocks, num_tokens, node=_root(sequence))
+        return PrefixMatch(blocks, num_tokens, parent=_root(sequence))
 
-    def num_blocks_to_take(self, match: Match, num_tokens: int) -> int:
+    def num_blocks_to_take(self, match: PrefixMatch, num_tokens: int) -> int:
         """Return how many free blocks it takes to hold `num_tokens`, with what was found."""
         blocks, pool = match.blocks, self.pool
         num_new = self.num_blocks(num_tokens) - len(blocks)
-        if blocks and match.num_tokens % self.block_size and match.source < 0:
+        if blocks and match.num_tokens % self.block_size and match.source == NO_BLOCK:
             num_new += 1  # the last of them is written to, so it is copied
         return num_new + pool.num_idle(blocks)
 
@@ -127,20 +138,49 @@ class KVCache:
 
     # -- a sequence comes, grows and goes --------------------------------------------------------
 
-    def attach(self, sequence: ScheduledSequence, match: Match) -> None:
+    def admit(
+        self, sequence: ScheduledSequence, stop: int, max_tokens: int, *, is_alone: bool
+    ) -> int:
+        """Give a sequence without others what is found of it, and blocks to compute more.
+
+        It is to compute its tokens up to `stop`, but `max_tokens` of them at most; these can be
+        found from now on, see `compute`.
+        Returns 0 then; if there is no room, how many blocks have to be free: it is given nothing.
+
+        is_alone: whether nobody else runs.
+        """
+        match = self.match(sequence)
+        sequence.num_computed = start = match.num_tokens
+        stop = max(min(stop, start + max_tokens), start)
+        num_held = most_tokens(sequence) if self._capacity == "no-evict" else stop
+        num_counted, num_spare = num_held, 0
+        if self._capacity == "watermark":
+            num_counted = sequence.num_tokens
+            num_spare = 0 if is_alone else self.num_spare
+        num_needed = self.num_blocks_to_take(match, num_counted) + num_spare
+        if not self.pool.has_room(num_needed):
+            return num_needed
+        self.attach(sequence, match)
+        self.fill(sequence, match, num_held)
+        sequence.num_computed = stop
+        self.compute(sequence, start, stop, match.contents)
+        return 0
+
+    def attach(self, sequence: ScheduledSequence, match: PrefixMatch) -> None:
         """Give `sequence` what was found for it, which nobody can take from it any more."""
         self.pool.share(match.blocks)
         sequence.table, sequence.prefix = match.blocks.copy(), None
         sequence.num_cached = sequence.num_computed = match.num_tokens
-        sequence.num_named, sequence.node = match.num_named, match.node
+        sequence.num_hashed, sequence.parent = match.num_hashed, match.parent
+        sequence.run = None
 
-    def fill(self, sequence: ScheduledSequence, match: Match, num_tokens: int) -> None:
+    def fill(self, sequence: ScheduledSequence, match: PrefixMatch, num_tokens: int) -> None:
         """Give a sequence to which `match` is attached new blocks up to `num_tokens`."""
         num_whole, num_rest = divmod(match.num_tokens, self.block_size)
-        if match.source < 0 and num_rest:
+        if match.source == NO_BLOCK and num_rest:
             self._copy_last(sequence)
         self.extend(sequence, num_tokens)
-        if match.source >= 0:
+        if match.source != NO_BLOCK:
             self._copies.append((match.source, sequence.table[num_whole]))
 
     def extend(self, sequence: ScheduledSequence, num_tokens: int) -> None:
@@ -149,20 +189,29 @@ class KVCache:
         if num_new > 0:
             sequence.table += self.pool.take(num_new)
 
-    def compute(self, sequence: ScheduledSequence, start: int, stop: int) -> None:
+    def compute(
+        self,
+        sequence: ScheduledSequence,
+        start: int,
+        stop: int,
+        contents: Iterator[Hashable] | None = None,
+    ) -> None:
         """Let the tokens start..stop, which the step computes, be found from now on.
 
         A later sequence of the same step may start from whole blocks; from a part of one it may
         only in the next step, since blocks are copied before anything is computed.
+
+        contents: of all its blocks that cannot be found yet and whose tokens are known.
         """
         if not self._has_prefix_cache:
             return
         size = self.block_size
-        for end, rank in _borders(sequence, start, stop):
+        for end, rank in _boundaries(sequence, start, stop):
             if end % size:
-                self._name(sequence, end // size)
-                self._borders.append(_Border(sequence, end, rank, sequence.node))
-        self._name(sequence, stop // size)
+                self._cache(sequence, end // size, contents)
+                contents = None
+                self._boundaries.append(_Boundary(sequence, end, rank, sequence.parent))
+        self._cache(sequence, stop // size, contents)
 
     def take_copies(self) -> list[tuple[int, int]]:
         """Return the (source, target) blocks to copy, in order, before a step computes anything."""
@@ -172,11 +221,11 @@ class KVCache:
     def end_step(self) -> None:
         """Let what the step has computed be found where segments end inside blocks."""
         size = self.block_size
-        for sequence, end, rank, parent in self._borders:
+        for sequence, end, rank, parent in self._boundaries:
             place = end // size
             part = self._part(sequence, place * size, end)
-            self.pool.name([sequence.table[place]], parent, [part], rank)
-        self._borders.clear()
+            self.pool.cache([sequence.table[place]], parent, iter([part]), rank)
+        self._boundaries.clear()
 
     def grow(self, sequence: ScheduledSequence, num_tokens: int) -> None:
         """Give a row that decodes the block of its last token of `num_tokens`, which begins it."""
@@ -207,7 +256,7 @@ class KVCache:
         pool.share(shared)
         pool.give_back(child.table[: len(child.table) - len(own)])
         child.table = shared + own
-        child.num_named, child.node = parent.num_named, parent.node
+        child.num_hashed, child.parent, child.run = parent.num_hashed, parent.parent, None
 
     def copy_shared_end(self, sequence: ScheduledSequence) -> None:
         """Give `sequence` a last block of its own if it shares that with another one."""
@@ -225,17 +274,18 @@ class KVCache:
         So what a sequence generates is found once it has left, and its prompt from the outset.
         """
         if self._has_prefix_cache:
-            self._name(sequence, num_computed // self.block_size)
+            self._cache(sequence, num_computed // self.block_size)
         if self._siblings and self._siblings.get(sequence.id) is sequence:
             del self._siblings[sequence.id]
         self.pool.give_back(sequence.table)
-        sequence.table = []
+        sequence.table, sequence.run = [], None
 
     def forget(self, sequence: ScheduledSequence) -> None:
         """Let nothing be found that `sequence` was to compute: it has not."""
         for block in sequence.table[sequence.num_cached // self.block_size :]:
             self.pool.forget(block)
-        self._borders = [border for border in self._borders if border.sequence is not sequence]
+        sequence.run = None
+        self._boundaries = [end for end in self._boundaries if end.sequence is not sequence]
 
     def check(self, sequences: Iterable[ScheduledSequence]) -> None:
         """Make sure that no block is lost, and each is held by whom it should be.
@@ -247,45 +297,77 @@ class KVCache:
         """
         self.pool.check(sequence.table for sequence in sequences)
 
-    # -- names -----------------------------------------------------------------------------------
+    # -- by content ------------------------------------------------------------------------------
 
-    def _match_prefix(self, sequence: ScheduledSequence) -> Match:
-        size, pool = self.block_size, self.pool
+    def _match_prefix(self, sequence: ScheduledSequence) -> PrefixMatch:
+        size, pool, num_tokens = self.block_size, self.pool, sequence.num_tokens
+        root = _root(sequence)
         prefix = sequence.prefix
         if prefix is None:
-            prefix = sequence.prefix = Prefix(num_lost=pool.num_lost)
+            prefix = sequence.prefix = CachedPrefix(num_lost=pool.num_lost)
         pool.cut(prefix)
-        num_whole = max((sequence.num_tokens - 1) // size, 0)
-        known = len(prefix.blocks) * size
-        contents = self._contents(sequence, known, num_whole * size, size)
-        pool.follow(prefix, _root(sequence), contents)
+        start = len(prefix.blocks) * size
+        contents = self._contents(sequence, start, num_tokens // size * size, size)
+        num_more = (num_tokens - 1) // size - start // size
+        pool.follow(prefix, root, islice(contents, max(num_more, 0)))
         blocks = prefix.blocks
-        node = prefix.nodes[-1] if blocks else _root(sequence)
+        parent = prefix.hashes[-1] if blocks else root
+        if prefix.missed is not None:
+            contents = chain((prefix.missed,), contents)
         first = len(blocks) * size
-        last = min(first + size, sequence.num_tokens) - 1
-        for end, _ in reversed(_borders(sequence, first, last)):
-            source = pool.found.get((node, self._part(sequence, first, end)))
-            if source is not None:
-                return Match(blocks, end, source, len(blocks), node)
-        return Match(blocks, first, -1, len(blocks), node)
+        if sequence.ranks:
+            last = min(first + size, num_tokens) - 1
+            for end, _ in reversed(_boundaries(sequence, first, last)):
+                source = pool.find(parent, self._part(sequence, first, end))
+                if source != NO_BLOCK:
+                    return PrefixMatch(blocks, end, source, len(blocks), parent, contents)
+        return PrefixMatch(blocks, first, NO_BLOCK, len(blocks), parent, contents)
 
-    def _name(self, sequence: ScheduledSequence, num_blocks: int) -> None:
-        """Let the first `num_blocks` blocks of `sequence` be found by what they hold."""
-        size, first = self.block_size, sequence.num_named
+    def _cache(
+        self,
+        sequence: ScheduledSequence,
+        num_blocks: int,
+        contents: Iterator[Hashable] | None = None,
+    ) -> None:
+        """Let the first `num_blocks` blocks of `sequence` be found by their content.
+
+        contents: of all its blocks that cannot be found yet and whose tokens are known.
+        """
+        size, first, num_prompt = self.block_size, sequence.num_hashed, sequence.num_prompt_tokens
         if sequence.role != "sample":  # of the others, only the prompt is told
-            num_blocks = min(num_blocks, sequence.num_prompt_tokens // size)
+            num_blocks = min(num_blocks, num_prompt // size)
         if first >= num_blocks:
             return
-        contents = self._contents(sequence, first * size, num_blocks * size, size)
-        blocks, sequence.num_named = sequence.table[first:num_blocks], num_blocks
-        if not any(rank for _, rank in sequence.ranks):
-            sequence.node = self.pool.name(blocks, sequence.node, contents)
+        blocks, run = sequence.table[first:num_blocks], sequence.run
+        sequence.num_hashed = num_blocks
+        if run is not None and run.is_open and len(run.blocks) + len(blocks) <= run.size_limit:
+            sequence.parent = self.pool.extend(run, blocks)
+            num_missing = len(run.blocks) - run.num_contents
+            if num_missing > 0:
+                start = (num_blocks - num_missing) * size
+                run.contents.append(self._contents(sequence, start, num_blocks * size, size))
+                run.num_contents += num_missing
             return
-        every, place = iter(contents), 0
-        for rank, alike in groupby(_ranks(sequence, first, num_blocks, size)):
+        num_known = sequence.num_tokens // size
+        if contents is None:
+            num_known = max(num_blocks, num_prompt // size)
+            contents = self._contents(sequence, first * size, num_known * size, size)
+        if sequence.ranks:
+            self._cache_by_rank(sequence, blocks, contents)
+            return
+        most = (num_prompt + sequence.max_tokens) // size
+        room = num_known - first, most - first
+        sequence.parent, sequence.run = self.pool.cache(blocks, sequence.parent, contents, 0, room)
+
+    def _cache_by_rank(
+        self, sequence: ScheduledSequence, blocks: list[int], contents: Iterator[Hashable]
+    ) -> None:
+        """Let the last `blocks` of those that can be found be kept as long as they are worth it."""
+        place, stop = 0, sequence.num_hashed
+        for rank, alike in groupby(_ranks(sequence, stop - len(blocks), stop, self.block_size)):
             some = blocks[place : (place := place + len([*alike]))]
-            known = [*islice(every, len(some))]
-            sequence.node = self.pool.name(some, sequence.node, known, rank)
+            known = iter([*islice(contents, len(some))])
+            sequence.parent, _ = self.pool.cache(some, sequence.parent, known, rank)
 
     def _part(self, sequence: ScheduledSequence, start: int, end: int) -> Hashable:
         """Return what stands for the tokens start..end, the beginning of a block."""
@@ -303,12 +385,12 @@ class KVCache:
         self._copies.append((shared, own))
 
 
-def _root(sequence: ScheduledSequence) -> Node:
-    """Return the node from which the chain of `sequence` starts: one for each salt."""
+def _root(sequence: ScheduledSequence) -> BlockHash:
+    """Return the parent of the first block of `sequence`: one for each salt."""
     return ROOT if sequence.cache_salt is None else sequence.cache_salt
 
 
-def _borders(sequence: ScheduledSequence, start: int, stop: int) -> tuple[tuple[int, int], ...]:
+def _boundaries(sequence: ScheduledSequence, start: int, stop: int) -> tuple[tuple[int, int], ...]:
     """Return the ends of segments, with their ranks, that are after `start` and up to `stop`."""
     ranks = sequence.ranks
     if not ranks:
@@ -330,3 +412,8 @@ def _ranks(sequence: ScheduledSequence, first: int, stop: int, size: int) -> lis
                 highest[block - first] = max(highest[block - first], rank)
         begin = end
     return highest
+
+
+def most_tokens(sequence: ScheduledSequence) -> int:
+    """Return how many tokens are computed at most: the last one that is generated is not."""
+    return max(sequence.num_prompt_tokens + sequence.max_tokens - 1, 1)

@@ -7,7 +7,7 @@ the rows that decode never disagree.
 from batcher.errors import Failure
 from batcher.lifecycle import Move, move
 from batcher.scheduling.decoding_rows import DecodingRows
-from batcher.scheduling.kv_cache import KVCache
+from batcher.scheduling.kv_cache import KVCache, most_tokens
 from batcher.scheduling.plan import PlannedChunk, StepPlan
 from batcher.scheduling.sequence import ScheduledSequence
 from batcher.scheduling.slots import SlotTable
@@ -179,8 +179,3 @@ def rows_of(leader: ScheduledSequence) -> Rows:
     if not leader.companions:
         return (leader,)
     return (leader, *(row for row in leader.companions if row.num_tokens or row.role != "beam"))
-
-
-def most_tokens(row: ScheduledSequence) -> int:
-    """Return how many tokens of `row` are computed at most: the last one it generates is not."""
-    return max(row.num_prompt_tokens + row.max_tokens - 1, 1)

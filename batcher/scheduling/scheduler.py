@@ -103,7 +103,7 @@ class Scheduler(Admission):
                 if not self._make_room(plan, row, stop):
                     return spent
                 self.kv_cache.extend(row, stop)
-            self._plan_chunk(plan, row, num_tokens)
+            plan.chunks += self._planned([(row, num_tokens)])
             spent += num_tokens
         if not num_kept:
             self._begin_if_met(plan, leader)

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from batcher.events import Role
 from batcher.lifecycle import State
-from batcher.scheduling.blocks import Prefix
+from batcher.scheduling.blocks import ROOT, BlockHash, BlockRun, CachedPrefix
 
 NEVER = -1  # the step of what has not happened
 NO_SLOT = -1
@@ -31,8 +31,9 @@ class ScheduledSequence(Struct, eq=False, gc=False, kw_only=True):  # it is part
     queue_number, admission: the numbers of when it first joined the queue, and of its admission;
     later ones have larger numbers.
     num_cached: how many tokens of its last admission were found in blocks.
-    table: the blocks it holds, in the order of its tokens; the first num_named of them can be found
-    by others, the last of these as the parent `node` of what follows.
+    table: the blocks it holds, in the order of its tokens; the first num_hashed of them can be
+    found, and the hash of the last of these is the `parent` of what follows.  run: the one of which
+    that is the last, if it may go on.
     prefix: what was found of it when that was last asked, while it waits.
     """
 
@@ -64,9 +65,10 @@ class ScheduledSequence(Struct, eq=False, gc=False, kw_only=True):  # it is part
     queue_number: int = NEVER
     admission: int = NEVER
     table: list[int] = []
-    num_named: int = 0
-    node: int | str = 0
-    prefix: Prefix | None = None
+    num_hashed: int = 0
+    parent: BlockHash = ROOT
+    run: BlockRun | None = None
+    prefix: CachedPrefix | None = None
 
     @property
     def is_leader(self) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from batcher.scheduling.kv_cache import KVCache, Match
+from batcher.scheduling.kv_cache import KVCache
 from batcher.scheduling.sequence import ScheduledSequence
 from batcher.settings import SchedulingSettings
 
@@ -15,6 +15,8 @@ class Cache(KVCache):
 
     def __init__(self, num_blocks: int | None = 20, *, prefix_cache: bool = True) -> None:
         fields = {"kv_blocks": num_blocks, "block_size": SIZE, "prefix_cache": prefix_cache}
+        if num_blocks is not None:
+            fields["capacity"] = "on-demand"
         super().__init__(SchedulingSettings(**fields), self.contents)
         self.tokens: dict[str, list[int]] = {}
         self.sequences: list[ScheduledSequence] = []
@@ -41,19 +43,15 @@ class Cache(KVCache):
             **fields,
         )
 
-    def admit(self, sequence: ScheduledSequence, stop: int | None = None) -> Match:
+    def begin(self, sequence: ScheduledSequence, stop: int | None = None) -> None:
         """Let `sequence` compute up to `stop` tokens, all of them if not told, in one step."""
-        match = self.match(sequence)
         stop = sequence.num_tokens if stop is None else stop
-        num_needed = self.num_blocks_to_take(match, stop)
         num_free = self.pool.num_free
-        assert self.has_room(num_needed)
-        self.attach(sequence, match)
-        self.fill(sequence, match, stop)
+        num_needed = self.num_blocks_to_take(self.match(sequence), stop)
+        self.built.clear()
+        assert self.admit(sequence, stop, stop, is_alone=True) == 0
         assert self.pool.num_free == num_free - num_needed, "not what was asked for"
-        self.go_on(sequence, stop)
         self.sequences.append(sequence)
-        return match
 
     def go_on(self, sequence: ScheduledSequence, stop: int) -> None:
         self.extend(sequence, stop)

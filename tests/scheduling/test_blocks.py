@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from slow_pool import SlowPool
 
 from batcher.errors import InvariantError
-from batcher.scheduling.blocks import NO_NODE, NUM_RANKS, ROOT, BlockPool, Prefix
+from batcher.scheduling.blocks import NO_HASH, NUM_RANKS, ROOT, BlockPool, CachedPrefix
 
 NUM_BLOCKS = 7
 
@@ -22,6 +22,7 @@ class Pools(RuleBasedStateMachine):
         super().__init__()
         self.pool, self.slow = BlockPool(NUM_BLOCKS), SlowPool(NUM_BLOCKS)
         self.tables: list[list[int]] = []
+        self.hashes: dict[int, object] = {ROOT: ROOT}  # slow: fast
 
     @rule(num_blocks=st.integers(1, 4))
     def take(self, num_blocks: int) -> None:
@@ -44,35 +45,50 @@ class Pools(RuleBasedStateMachine):
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data(), content=st.integers(0, 9), rank=st.integers(0, NUM_RANKS - 1))
-    def name(self, data: st.DataObject, content: int, rank: int) -> None:
+    def cache(self, data: st.DataObject, content: int, rank: int) -> None:
         block = data.draw(st.sampled_from(data.draw(st.sampled_from(self.tables))))
-        node = self.pool.name([block], ROOT, [content], rank)
-        assert node == self.slow.name(block, (ROOT, content), rank)
+        found, _ = self.pool.cache([block], ROOT, iter([content]), rank)
+        self.hashes[self.slow.name(block, (ROOT, content), rank)] = found
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data(), contents=st.lists(st.integers(10, 12), max_size=4))
-    def name_a_chain(self, data: st.DataObject, contents: list[int]) -> None:
-        table = data.draw(st.sampled_from(self.tables))[: len(contents)]
-        contents = contents[: len(table)]
-        node = ROOT
-        for block, content in zip(table, contents, strict=True):
-            node = self.slow.name(block, (node, content))
-        assert self.pool.name(table, ROOT, contents) == node
+    def cache_a_chain(self, data: st.DataObject, contents: list[int]) -> None:
+        table = data.draw(st.sampled_from(self.tables))
+        num_blocks = min(len(contents), len(table))
+        num_first = data.draw(st.integers(0, num_blocks))
+        num_told = data.draw(st.integers(num_first, num_blocks))
+        unread, room = iter(contents[:num_told]), (num_told, len(table))
+        found, run = self.pool.cache(table[:num_first], ROOT, unread, 0, room)
+        more, rest = table[num_first:num_blocks], iter(contents[num_first:])
+        is_blank = all(self.pool._hashes[block] == NO_HASH for block in more)
+        if run is not None and is_blank and data.draw(st.booleans()):
+            seen = data.draw(st.integers(0, num_first))  # so some have their keys by then
+            self.pool.follow(CachedPrefix(), ROOT, contents[:seen])
+            found = self.pool.extend(run, more)
+            run.contents.append(iter(contents[num_told:num_blocks]))
+        else:
+            found, _ = self.pool.cache(more, found, rest)
+        parent = ROOT
+        for block, content in zip(table, contents, strict=False):
+            parent = self.slow.name(block, (parent, content))
+        self.hashes[parent] = found
         if data.draw(st.booleans()):
-            assert self.pool.name(table, ROOT, contents) == node, "named again, it is the same"
+            again, _ = self.pool.cache(table[:num_blocks], ROOT, iter(contents))
+            assert again == found, "cached again, it is the same"
 
     @rule(contents=st.lists(st.integers(10, 12), max_size=5))
     def look(self, contents: list[int]) -> None:
-        node, blocks = ROOT, []
+        parent, blocks = ROOT, []
         for content in contents:
-            block = self.slow.find((node, content))
+            block = self.slow.find((parent, content))
             if block is None:
                 break
-            node = self.slow.nodes[block]
+            parent = self.slow.nodes[block]
             blocks.append(block)
-        prefix = Prefix()
+        prefix = CachedPrefix()
         self.pool.follow(prefix, ROOT, contents)
         assert prefix.blocks == blocks
+        assert prefix.missed == (contents[len(blocks)] if len(blocks) < len(contents) else None)
 
     @precondition(lambda self: self.slow.keys)
     @rule(data=st.data())
@@ -96,10 +112,18 @@ class Pools(RuleBasedStateMachine):
         pool.check(self.tables)
         assert pool.num_free == len(slow.free)
         assert pool.num_used + pool.num_free == NUM_BLOCKS, "invariant 10"
-        expected = {key: block for block, keys in slow.keys.items() for key in keys}
-        assert pool.found.items() <= expected.items(), "what is evicted is found no longer"
-        nodes = {block: node for block, node in enumerate(pool._nodes) if node != NO_NODE}
-        assert nodes == slow.nodes
+        for block, found in slow.nodes.items():
+            assert self.hashes.setdefault(found, pool._hashes[block]) == pool._hashes[block]
+        hashes = self.hashes
+        expected = {
+            (hashes[parent], content): block
+            for block, keys in slow.keys.items()
+            for parent, content in keys
+            if parent in hashes
+        }
+        assert pool._found.items() <= expected.items(), "what is evicted is found no longer"
+        cached = {block for block, found in enumerate(pool._hashes) if found != NO_HASH}
+        assert cached == slow.nodes.keys()
         counts = Counter(block for table in self.tables for block in table)
         assert [pool.is_shared(block) for block in range(NUM_BLOCKS)] == [
             counts[block] > 1 for block in range(NUM_BLOCKS)
@@ -115,7 +139,7 @@ def idle_pool(ranks: list[int]) -> BlockPool:
     pool = BlockPool(len(ranks))
     tables = [pool.take(1) for _ in ranks]
     for (block,), rank in zip(tables, ranks, strict=True):
-        pool.name([block], ROOT, [block], rank)
+        pool.cache([block], ROOT, iter([block]), rank)
     for table in tables:
         pool.give_back(table)
     return pool
@@ -126,7 +150,7 @@ def test_the_least_recently_used_goes_first_and_a_hit_refreshes() -> None:
     pool.share([0])
     pool.give_back([0])
     assert [pool.take(1)[0] for _ in range(3)] == [1, 2, 0]
-    assert pool.found == {}
+    assert pool._found == {}
     assert pool.num_lost == 3
 
 
@@ -140,10 +164,10 @@ def test_what_cannot_be_found_goes_before_what_can() -> None:
 def test_the_end_of_a_chain_is_evicted_before_its_beginning() -> None:
     pool = BlockPool(3)
     table = pool.take(3)
-    pool.name(table, ROOT, "abc")
+    pool.cache(table, ROOT, iter("abc"))
     pool.give_back(table)
     assert pool.take(2) == [2, 1]
-    assert list(pool.found) == [(ROOT, "a")]
+    assert list(pool._found) == [(ROOT, "a")]
 
 
 def test_typed_blocks_are_evicted_rank_by_rank_pinned_ones_last() -> None:
@@ -154,7 +178,7 @@ def test_typed_blocks_are_evicted_rank_by_rank_pinned_ones_last() -> None:
 def test_an_evicted_block_has_lost_its_rank() -> None:
     pool = idle_pool([3, 0])
     for block in pool.take(2):
-        pool.name([block], ROOT, [f"new {block}"])
+        pool.cache([block], ROOT, iter([f"new {block}"]))
     for block in (0, 1):
         pool.give_back([block])
     assert pool.take(2) == [0, 1], "the least recently used of two that are worth the same"
@@ -163,23 +187,23 @@ def test_an_evicted_block_has_lost_its_rank() -> None:
 def test_a_block_that_is_evicted_takes_all_its_keys_along() -> None:
     pool = BlockPool(1)
     table = pool.take(1)
-    node = pool.name(table, ROOT, ["part"])
-    assert pool.name(table, ROOT, ["whole"]) == node
+    found, _ = pool.cache(table, ROOT, iter(["part"]))
+    assert pool.cache(table, ROOT, iter(["whole"])) == (found, None)
     pool.give_back(table)
     pool.take(1)
-    assert pool.found == {}
+    assert pool._found == {}
 
 
 def test_a_pool_without_a_limit_grows_and_takes_old_blocks_first() -> None:
     pool = BlockPool(None)
     assert pool.has_room(10**9)
     first = pool.take(3)
-    pool.name(first[:1], ROOT, ["kept"])
+    pool.cache(first[:1], ROOT, iter(["kept"]))
     pool.give_back(first)
     assert set(first[1:]) <= set(pool.take(4))
-    assert pool.found == {(ROOT, "kept"): first[0]}
+    assert pool._found == {(ROOT, "kept"): first[0]}
     pool.take(100)
-    assert len(pool.found) == 1, "nothing is evicted while there can be more blocks"
+    assert len(pool._found) == 1, "nothing is evicted while there can be more blocks"
     assert pool.num_used + pool.num_free == pool.num_total
 
 

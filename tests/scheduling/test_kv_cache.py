@@ -6,7 +6,7 @@ from cached_tokens import SIZE, Cache
 
 def test_a_prefix_is_found_block_by_block_from_the_first_on() -> None:
     cache = Cache()
-    cache.admit(first := cache.sequence("a", range(12)))
+    cache.begin(first := cache.sequence("a", range(12)))
     for same in (0, 3, 4, 7, 8, 11, 12):
         other = cache.sequence("b", [*range(same), *range(50, 63 - same)])
         assert cache.match(other).num_tokens == same // SIZE * SIZE
@@ -18,66 +18,66 @@ def test_a_prefix_is_found_block_by_block_from_the_first_on() -> None:
 @pytest.mark.parametrize(("length", "num_found"), [(4, 0), (5, 4), (8, 4), (9, 8), (0, 0), (1, 0)])
 def test_at_least_one_token_is_left_to_compute(length: int, num_found: int) -> None:
     cache = Cache()
-    cache.admit(cache.sequence("a", range(12)))
+    cache.begin(cache.sequence("a", range(12)))
     assert cache.match(cache.sequence("b", range(length))).num_tokens == num_found
 
 
 def test_no_key_is_built_after_the_first_that_is_not_found() -> None:
     cache = Cache(60)
-    cache.admit(cache.sequence("a", range(100)))
-    assert cache.built == [0, 0], "one is missed, then named; nobody has looked behind it"
+    cache.begin(cache.sequence("a", range(100)))
+    assert cache.built == [0], "one is missed, and then cached; nobody has looked behind it"
     cache.built.clear()
     other = cache.sequence("b", [*range(40), *range(500, 560)])
     assert cache.match(other).num_tokens == 40
     assert sorted(cache.built) == sorted([*range(11), *range(1, 11)]), "ten are found, one is not"
     cache.built.clear()
     assert cache.match(cache.sequence("c", range(40))).num_tokens == 36
-    assert cache.built == [*range(9)], "they are named already"
+    assert cache.built == [*range(9)], "they are cached already"
 
 
-def test_the_key_of_a_block_that_is_found_is_built_once_to_be_named_and_once_to_be_found() -> None:
+def test_the_key_of_a_block_that_is_found_is_built_for_it_once_and_for_who_looks_once() -> None:
     cache = Cache(60)
-    cache.admit(first := cache.sequence("a", range(100)), 40)
+    cache.begin(first := cache.sequence("a", range(100)), 40)
     waiting = cache.sequence("b", range(101))
     for _ in range(5):
         assert cache.match(waiting).num_tokens == 40
-    built = [0] + 2 * [*range(10)] + 5 * [10]
+    built = 2 * [*range(10)] + 5 * [10]
     assert sorted(cache.built) == sorted(built), "again only the one that is missed"
     cache.built.clear()
     cache.go_on(first, 100)
-    cache.built.clear()
+    assert cache.built == [], "nobody has looked behind the ten that are found"
     assert cache.match(waiting).blocks == first.table
-    assert sorted(cache.built) == sorted([10, *range(11, 25), *range(11, 25)])
+    assert sorted(cache.built) == sorted(2 * [*range(10, 25)])
 
 
 def test_what_was_found_is_looked_for_again_after_a_part_of_it_is_gone() -> None:
     cache = Cache(6)
-    cache.admit(first := cache.sequence("a", range(20)))
+    cache.begin(first := cache.sequence("a", range(20)))
     cache.leave(first)
     waiting = cache.sequence("b", range(21))
     assert cache.match(waiting).num_tokens == 20
-    cache.admit(other := cache.sequence("c", range(50, 62)))
+    cache.begin(other := cache.sequence("c", range(50, 62)))
     assert cache.match(waiting).num_tokens == 12, "two blocks were evicted"
     cache.leave(other)
-    cache.admit(again := cache.sequence("d", range(19)))
+    cache.begin(again := cache.sequence("d", range(19)))
     assert cache.match(waiting).num_tokens == 16
     assert cache.match(waiting).blocks[:4] == again.table[:4]
 
 
 def test_sequences_share_blocks_with_those_of_their_salt() -> None:
     cache = Cache()
-    cache.admit(cache.sequence("a", range(9), cache_salt="x"))
+    cache.begin(cache.sequence("a", range(9), cache_salt="x"))
     assert cache.match(cache.sequence("b", range(9), cache_salt="x")).num_tokens == 8
     assert cache.match(cache.sequence("b", range(9), cache_salt="y")).num_tokens == 0
     assert cache.match(cache.sequence("b", range(9))).num_tokens == 0
-    cache.admit(cache.sequence("c", range(9)))
+    cache.begin(cache.sequence("c", range(9)))
     assert cache.match(cache.sequence("b", range(9))).num_tokens == 8
 
 
 def test_whole_blocks_are_found_in_the_step_that_computes_them() -> None:
     cache = Cache()
-    cache.admit(first := cache.sequence("a", range(11)), 7)
-    cache.admit(second := cache.sequence("b", range(11)))
+    cache.begin(first := cache.sequence("a", range(11)), 7)
+    cache.begin(second := cache.sequence("b", range(11)))
     assert second.num_cached == 4
     assert second.table[:1] == first.table[:1]
     assert set(second.table[1:]).isdisjoint(first.table)
@@ -86,16 +86,16 @@ def test_whole_blocks_are_found_in_the_step_that_computes_them() -> None:
 
 def test_without_a_prefix_cache_nothing_is_found() -> None:
     cache = Cache(prefix_cache=False)
-    cache.admit(first := cache.sequence("a", range(9), ranks=((6, 1), (9, 0))))
+    cache.begin(first := cache.sequence("a", range(9), ranks=((6, 1), (9, 0))))
     cache.end_step()
     cache.leave(first)
     assert cache.match(cache.sequence("b", range(9))).num_tokens == 0
-    assert cache.pool.found == {}
+    assert cache.pool._found == {}
 
 
 def test_what_a_sequence_has_computed_is_found_after_it_has_left() -> None:
     cache = Cache()
-    cache.admit(first := cache.sequence("a", range(4)))
+    cache.begin(first := cache.sequence("a", range(4)))
     cache.tokens["a"] += range(4, 20)
     cache.grow(first, 5)
     cache.grow(first, 9)
@@ -107,7 +107,7 @@ def test_what_a_sequence_has_computed_is_found_after_it_has_left() -> None:
 
 def test_the_output_of_a_beam_is_not_found_as_nobody_knows_it() -> None:
     cache = Cache()
-    cache.admit(first := cache.sequence("a", range(5), role="beam"))
+    cache.begin(first := cache.sequence("a", range(5), role="beam"))
     cache.tokens["a"] += range(5, 20)
     cache.grow(first, 9)
     first.num_computed = 9
@@ -117,9 +117,9 @@ def test_the_output_of_a_beam_is_not_found_as_nobody_knows_it() -> None:
 
 def test_an_evicted_block_is_found_no_longer_but_those_before_it_are() -> None:
     cache = Cache(4)
-    cache.admit(first := cache.sequence("a", range(16)))
+    cache.begin(first := cache.sequence("a", range(16)))
     cache.leave(first)
-    cache.admit(other := cache.sequence("c", range(90, 98)))
+    cache.begin(other := cache.sequence("c", range(90, 98)))
     cache.leave(other)
     assert cache.match(cache.sequence("b", range(17))).num_tokens == 8
 
@@ -127,11 +127,11 @@ def test_an_evicted_block_is_found_no_longer_but_those_before_it_are() -> None:
 def test_a_hit_refreshes() -> None:
     cache = Cache(2)
     for name, start in (("a", 0), ("b", 50)):
-        cache.admit(sequence := cache.sequence(name, range(start, start + 4)))
+        cache.begin(sequence := cache.sequence(name, range(start, start + 4)))
         cache.leave(sequence)
-    cache.admit(again := cache.sequence("c", range(5)), 4)
+    cache.begin(again := cache.sequence("c", range(5)), 4)
     cache.leave(again)
-    cache.admit(cache.sequence("d", range(70, 74)))
+    cache.begin(cache.sequence("d", range(70, 74)))
     assert cache.match(cache.sequence("e", range(5))).num_tokens == 4
     assert cache.match(cache.sequence("e", range(50, 55))).num_tokens == 0
 
@@ -139,18 +139,18 @@ def test_a_hit_refreshes() -> None:
 def test_looking_does_not_refresh() -> None:
     cache = Cache(2)
     for name, start in (("a", 0), ("b", 50)):
-        cache.admit(sequence := cache.sequence(name, range(start, start + 4)))
+        cache.begin(sequence := cache.sequence(name, range(start, start + 4)))
         cache.leave(sequence)
     assert cache.match(cache.sequence("c", range(5))).num_tokens == 4
-    cache.admit(cache.sequence("d", range(70, 74)))
+    cache.begin(cache.sequence("d", range(70, 74)))
     assert cache.match(cache.sequence("e", range(5))).num_tokens == 0
 
 
 def test_what_is_found_cannot_be_taken_from_whom_it_was_found_for() -> None:
     cache = Cache(3)
-    cache.admit(first := cache.sequence("a", range(8)))
+    cache.begin(first := cache.sequence("a", range(8)))
     cache.leave(first)
-    cache.admit(second := cache.sequence("b", range(9)))
+    cache.begin(second := cache.sequence("b", range(9)))
     assert second.num_cached == 8
     assert cache.pool.num_free == 0
     assert len(set(second.table)) == 3
@@ -162,13 +162,13 @@ def test_what_is_found_cannot_be_taken_from_whom_it_was_found_for() -> None:
 
 def test_a_segment_border_inside_a_block_is_found_from_the_next_step_on_by_copy() -> None:
     cache = Cache()
-    cache.admit(first := cache.sequence("a", range(10), ranks=((6, 1), (10, 0))))
+    cache.begin(first := cache.sequence("a", range(10), ranks=((6, 1), (10, 0))))
     other = cache.sequence("b", [*range(6), 90, 91, 92], ranks=((6, 1), (9, 0)))
     assert cache.match(other).num_tokens == 4, "not in the same step"
     cache.end_step()
     match = cache.match(other)
     assert (match.num_tokens, match.source) == (6, first.table[1])
-    cache.admit(other)
+    cache.begin(other)
     assert cache.take_copies() == [(first.table[1], other.table[1])]
     assert cache.take_copies() == []
     assert other.table[1] not in first.table
@@ -177,7 +177,7 @@ def test_a_segment_border_inside_a_block_is_found_from_the_next_step_on_by_copy(
 
 def test_a_border_is_found_only_where_a_border_is_looked_for() -> None:
     cache = Cache()
-    cache.admit(cache.sequence("a", range(10), ranks=((6, 1), (10, 0))))
+    cache.begin(cache.sequence("a", range(10), ranks=((6, 1), (10, 0))))
     cache.end_step()
     assert cache.match(cache.sequence("b", range(10))).num_tokens == 8
     assert cache.match(cache.sequence("b", range(7), ranks=((5, 0), (7, 0)))).num_tokens == 4
@@ -187,7 +187,7 @@ def test_a_border_is_found_only_where_a_border_is_looked_for() -> None:
 def test_the_longest_of_several_borders_in_a_block_is_found() -> None:
     cache = Cache()
     ranks = ((1, 0), (2, 0), (3, 0), (9, 0))
-    cache.admit(cache.sequence("a", range(9), ranks=ranks))
+    cache.begin(cache.sequence("a", range(9), ranks=ranks))
     cache.end_step()
     for same in (1, 2, 3):
         other = cache.sequence("b", [*range(same), *range(90, 99)], ranks=ranks)
@@ -196,7 +196,7 @@ def test_the_longest_of_several_borders_in_a_block_is_found() -> None:
 
 def test_a_border_at_the_end_of_a_prompt_leaves_a_token_to_compute() -> None:
     cache = Cache()
-    cache.admit(cache.sequence("a", range(6), ranks=((6, 0),)))
+    cache.begin(cache.sequence("a", range(6), ranks=((6, 0),)))
     cache.end_step()
     assert cache.match(cache.sequence("b", range(6), ranks=((6, 0),))).num_tokens == 4
     assert cache.match(cache.sequence("b", range(7), ranks=((6, 0), (7, 0)))).num_tokens == 6
@@ -205,7 +205,7 @@ def test_a_border_at_the_end_of_a_prompt_leaves_a_token_to_compute() -> None:
 def test_a_border_is_named_when_the_chunk_that_crosses_it_is_computed() -> None:
     cache = Cache()
     ranks = ((2, 0), (6, 0), (11, 0))
-    cache.admit(first := cache.sequence("a", range(11), ranks=ranks), 5)
+    cache.begin(first := cache.sequence("a", range(11), ranks=ranks), 5)
     cache.end_step()
     other = cache.sequence("b", [*range(6), 99], ranks=((6, 0), (7, 0)))
     assert cache.match(other).num_tokens == 4
@@ -219,11 +219,11 @@ def test_a_border_is_found_after_an_equal_block_of_another_one_is_gone() -> None
     first = cache.sequence("a", range(12))
     second = cache.sequence("b", range(12), ranks=((6, 1), (12, 0)))
     for sequence in (first, second):
-        cache.admit(sequence, 3)
+        cache.begin(sequence, 3)
     for sequence in (first, second):
         cache.go_on(sequence, 4)
     cache.leave(first)
-    cache.admit(third := cache.sequence("c", range(50, 78)))
+    cache.begin(third := cache.sequence("c", range(50, 78)))
     cache.leave(third)
     cache.go_on(second, 12)
     cache.end_step()
@@ -234,11 +234,11 @@ def test_system_goes_after_user_after_assistant_and_what_is_pinned_last() -> Non
     cache = Cache(4)
     for name, rank in (("pin", 3), ("system", 2), ("user", 1), ("rest", 0)):
         tokens = [rank * 10 + place for place in range(4)]
-        cache.admit(sequence := cache.sequence(name, tokens, ranks=((4, rank),)))
+        cache.begin(sequence := cache.sequence(name, tokens, ranks=((4, rank),)))
         cache.leave(sequence)
     left = [3, 2, 1, 0]
     for number in range(4):
-        cache.admit(cache.sequence(f"new{number}", range(900 + 4 * number, 904 + 4 * number)))
+        cache.begin(cache.sequence(f"new{number}", range(900 + 4 * number, 904 + 4 * number)))
         left.pop()
         found = [
             rank
@@ -250,10 +250,10 @@ def test_system_goes_after_user_after_assistant_and_what_is_pinned_last() -> Non
 
 def test_a_block_is_worth_as_much_as_the_best_segment_that_reaches_into_it() -> None:
     cache = Cache(3)
-    cache.admit(first := cache.sequence("a", range(8), ranks=((5, 2), (8, 0))))
+    cache.begin(first := cache.sequence("a", range(8), ranks=((5, 2), (8, 0))))
     cache.leave(first)
-    cache.admit(second := cache.sequence("b", range(50, 54), ranks=((4, 1),)))
+    cache.begin(second := cache.sequence("b", range(50, 54), ranks=((4, 1),)))
     cache.leave(second)
-    cache.admit(cache.sequence("c", range(70, 74)))
+    cache.begin(cache.sequence("c", range(70, 74)))
     assert cache.match(cache.sequence("x", range(9))).num_tokens == 8
     assert cache.match(cache.sequence("x", range(50, 55))).num_tokens == 0

@@ -16,8 +16,8 @@ def test_a_fork_shares_full_blocks_and_has_a_last_one_of_its_own(num_computed: i
     cache = Cache()
     parent = cache.sequence("p", range(num_computed), role="beam")
     child = cache.sequence("c", range(50, 50 + num_computed), role="beam")
-    cache.admit(parent)
-    cache.admit(child)
+    cache.begin(parent)
+    cache.begin(child)
     own = child.table[num_computed // SIZE :]
     cache.fork(parent, child, num_computed)
     num_full = num_computed // SIZE
@@ -32,7 +32,7 @@ def test_a_fork_without_a_block_of_its_own_shares_the_last_one_until_it_writes()
     cache = Cache()
     parent = cache.sequence("p", range(6), role="beam")
     child = cache.sequence("c", (), role="beam")
-    cache.admit(parent)
+    cache.begin(parent)
     cache.sequences.append(child)
     cache.fork(parent, child, 6)
     assert child.table == parent.table
@@ -51,7 +51,7 @@ def test_forks_of_one_parent_give_their_blocks_back_one_by_one() -> None:
     cache = Cache()
     rows = [cache.sequence(name, range(6), role="beam") for name in "abc"]
     for row in rows:
-        cache.admit(row)
+        cache.begin(row)
     for child in rows[1:]:
         cache.fork(rows[0], child, 6)
     cache.check_all()
@@ -64,11 +64,11 @@ def test_forks_of_one_parent_give_their_blocks_back_one_by_one() -> None:
 @pytest.mark.parametrize(("length", "num_found"), [(3, 2), (4, 3), (8, 7), (9, 8), (1, 0)])
 def test_a_sample_starts_from_what_its_sibling_has_computed(length: int, num_found: int) -> None:
     cache = Cache(prefix_cache=False)
-    cache.admit(first := cache.sequence("a", range(length)))
+    cache.begin(first := cache.sequence("a", range(length)))
     second = cache.sequence("a", range(length), index=1)
     assert cache.match(second).num_tokens == 0, "not before the step is over"
     cache.note_sibling(first)
-    cache.admit(second)
+    cache.begin(second)
     assert second.num_cached == num_found
     whole = num_found // SIZE
     assert second.table[:whole] == first.table[:whole]
@@ -83,19 +83,19 @@ def test_a_sample_starts_from_what_its_sibling_has_computed(length: int, num_fou
 
 def test_a_sample_that_was_preempted_starts_from_the_whole_prompt_of_its_sibling() -> None:
     cache = Cache(prefix_cache=False)
-    cache.admit(first := cache.sequence("a", range(6)))
+    cache.begin(first := cache.sequence("a", range(6)))
     cache.note_sibling(first)
     second = cache.sequence("a", range(6), index=1)
     second.num_tokens = 9  # it has generated three
     cache.tokens["a"] += [7, 8, 9]
-    cache.admit(second)
+    cache.begin(second)
     assert second.num_cached == 6
     cache.check_all()
 
 
 def test_what_another_request_has_computed_is_no_siblings() -> None:
     cache = Cache(prefix_cache=False)
-    cache.admit(first := cache.sequence("a", range(6)))
+    cache.begin(first := cache.sequence("a", range(6)))
     cache.note_sibling(first)
     assert cache.match(cache.sequence("b", range(6))).num_tokens == 0
     assert cache.match(cache.sequence("a", range(6), role="negative")).num_tokens == 0
@@ -106,8 +106,8 @@ def test_what_another_request_has_computed_is_no_siblings() -> None:
 
 def test_what_was_not_computed_after_all_is_not_found() -> None:
     cache = Cache()
-    cache.admit(cache.sequence("a", range(4)))
-    cache.admit(other := cache.sequence("b", range(12), ranks=((6, 0), (12, 0))))
+    cache.begin(cache.sequence("a", range(4)))
+    cache.begin(other := cache.sequence("b", range(12), ranks=((6, 0), (12, 0))))
     cache.forget(other)
     cache.end_step()
     other.num_computed = 0
@@ -119,7 +119,7 @@ def test_what_was_not_computed_after_all_is_not_found() -> None:
 
 def test_sequences_that_are_not_told_of_are_found_out() -> None:
     cache = Cache()
-    cache.admit(cache.sequence("a", range(9)))
+    cache.begin(cache.sequence("a", range(9)))
     with pytest.raises(InvariantError):
         cache.check([])
 
@@ -180,7 +180,7 @@ def test_what_is_read_is_always_what_was_written(data: Any) -> None:
         match = cache.match(sequence)
         stop = data.draw(st.integers(min(match.num_tokens + 1, len(tokens)), len(tokens)))
         if cache.has_room(cache.num_blocks_to_take(match, stop)):
-            cache.admit(sequence, stop)
+            cache.begin(sequence, stop)
             planned.append((sequence, sequence.num_cached))
         cells.compute(planned)
         cells.check()

@@ -1,5 +1,6 @@
 """What the scheduler plans step by step is what follows from sorting and searching all anew."""
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -10,7 +11,7 @@ from slow_scheduler import SlowScheduler
 from slow_units import Job, SlowPlan
 
 from batcher.lifecycle import Move, State
-from batcher.scheduling.blocks import NO_NODE
+from batcher.scheduling.blocks import NO_HASH
 from batcher.scheduling.making import make_scheduler
 from batcher.scheduling.plan import StepPlan
 from batcher.scheduling.running import rows_of
@@ -79,14 +80,14 @@ class Play:
 
     def contents(
         self, row: ScheduledSequence, start: int, stop: int, size: int
-    ) -> list[tuple[Any, ...]]:
+    ) -> Iterator[tuple[Any, ...]]:
         job = self.jobs[row.id]
         prompt = job.negative if row.role == "negative" else job.prompt
         tokens = [
             prompt[place] if place < len(prompt) else (row.id, row.role, place - len(prompt))
             for place in range(start, stop)
         ]
-        return [tuple(tokens[first : first + size]) for first in range(0, len(tokens), size)]
+        return (tuple(tokens[first : first + size]) for first in range(0, len(tokens), size))
 
     def run(self) -> None:
         while self.unread or self.slow.waiting or self.slow.running:
@@ -135,7 +136,7 @@ class Play:
     def check_blocks(self, plan: StepPlan) -> None:
         kv_cache, slow = self.scheduler.kv_cache, self.slow.pool
         assert kv_cache.pool.num_free == len(slow.free)
-        assert sum(node != NO_NODE for node in kv_cache.pool._nodes) == len(slow.keys)
+        assert sum(node != NO_HASH for node in kv_cache.pool._hashes) == len(slow.keys)
         for unit in self.slow.running:
             leader = self.leaders[unit.name]
             for row, other in zip(unit.rows, rows_of(leader), strict=True):
