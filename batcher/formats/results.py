@@ -7,7 +7,6 @@ import msgspec
 
 from batcher.errors import BatchdecodeError
 from batcher.formats.diagnostics import Problem
-from batcher.formats.result_rows import results_of_row
 from batcher.result import (
     ErrorInfo,
     Result,
@@ -34,6 +33,8 @@ def decode_result_line(line: bytes) -> list[Result]:
         return [_result_decoder.decode(line)]
     except ValueError as error:
         reason = error
+    from batcher.formats.result_rows import results_of_row  # noqa: PLC0415 - only for OpenAI rows
+
     results = results_of_row(line)
     if not results:
         raise BatchdecodeError(f"not a result: {reason}")

@@ -8,7 +8,6 @@ import time
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
-from fractions import Fraction
 from math import ceil
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -231,4 +230,5 @@ class WallClock(_RecordedClock):
 
 def ticks_until(time: float) -> int:
     """Return how many whole ticks it takes until `time` has come."""
-    return ceil(Fraction(time) * TICKS_PER_SECOND)
+    numerator, denominator = time.as_integer_ratio()
+    return -(-numerator * TICKS_PER_SECOND // denominator)  # rounded up

@@ -4,7 +4,6 @@ Rule: what is held in memory is bounded, however many records there are.
 """
 
 import os
-import tempfile
 import weakref
 from collections.abc import Iterator
 from heapq import heappop, heappush
@@ -84,6 +83,8 @@ class SortedRecords(Generic[Record]):
 
     def _write_run(self) -> None:
         if self._file is None:
+            import tempfile  # noqa: PLC0415 - only for long runs
+
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed with us
             weakref.finalize(self, self._file.close)
         self._held.sort(key=itemgetter(0))

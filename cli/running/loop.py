@@ -14,7 +14,6 @@ from batcher.engine.outcome import StepOutcome
 from batcher.errors import InvariantError
 from batcher.events import FinishEvent, RejectEvent, RequestEvent, TokenEvent
 from batcher.formats.requests import BadLine, ParsedLine
-from batcher.formats.result_rows import encode_openai_row
 from batcher.formats.results import encode_result
 from batcher.models.base import Model, bytes_of
 
@@ -110,6 +109,8 @@ class Loop:
         """Return the line that `answer` is, in the form its request had."""
         if answer.form == "result":
             return encode_result(answer.results[0])
+        from batcher.formats.result_rows import encode_openai_row  # noqa: PLC0415 - only for them
+
         model = self._model
         read_token = partial(bytes_of, token_bytes=model.tokenizer.token_bytes)
         return encode_openai_row(answer.results, model.name, answer.form, read_token)

@@ -24,10 +24,10 @@ from .problems import ProblemReport
 from .resume import Resumption
 from .signals import Interrupted, StopSignals
 from .stdout import stdout_descriptor
-from .timeseries import SeriesWriter
 
 if TYPE_CHECKING:
     from ..screen.live.driver import LiveView
+    from .timeseries import SeriesWriter
 
 
 class Recorder:
@@ -44,10 +44,8 @@ class Recorder:
         order = InputOrder(known.num_complete if known else 0) if options.keep_order else None
         self.metrics = RunMetrics(options.slo)
         self._trace = TraceWriter(open_sink(options.trace)) if options.trace else None
-        self._series: SeriesWriter | None = None
-        if options.timeseries is not None:
-            series_sink = open_sink(options.timeseries)
-            self._series = SeriesWriter(series_sink, options.timeseries_interval)
+        path, interval = options.timeseries, options.timeseries_interval
+        self._series = None if path is None else _series(path, interval)
         # Opening empties them, so the results come last: what else fails, fails before.
         sink = _stdout(view) if options.output is None else resumption.open_results(options.output)
         self.results = ResultWriter(sink, loop.encode, order)
@@ -166,3 +164,9 @@ def _stdout(view: View) -> Sink:
         if isinstance(view, LiveView):
             return TerminalJson(_ViewSink(view))
     return stdout_json_sink()
+
+
+def _series(path: str, interval: float | None) -> "SeriesWriter":
+    from .timeseries import SeriesWriter  # noqa: PLC0415 - few runs have one
+
+    return SeriesWriter(open_sink(path), interval)

@@ -4,7 +4,6 @@ Rule: a file is changed by cutting off its end, or replaced at once, so that a c
 """
 
 import os
-import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -220,6 +219,8 @@ def _new(path: str) -> BinaryIO:
 
 
 def _temporary() -> BinaryIO:
+    import tempfile  # noqa: PLC0415 - only to resume a run
+
     return tempfile.TemporaryFile()
 
 
