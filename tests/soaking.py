@@ -112,8 +112,8 @@ def kept(engine: Engine) -> dict[str, int]:
     sizes = {
         "rows": len(rows._states) if rows else 0,
         "beams": len(rows._beams) if rows else 0,
-        "leaders": len(scheduler._leaders) + (len(rows._leaders) if rows else 0),
-        "first rows": len(decoder._tokens._first_rows),
+        "leaders": len(scheduler._leaders) + (len(rows.leaders) if rows else 0),
+        "first rows": len(decoder._tokens.first_rows),
         "rows aside": len(decoder._tokens._aside),
         "logit rows": len(decoder.logit_slots),
         "rows in the batch": len(runner._batch.slots),

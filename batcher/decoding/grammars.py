@@ -1,17 +1,18 @@
 """What a model's vocabulary makes of constraints and of prompts to be healed, when it is needed."""
 
 from functools import cached_property
-from typing import TYPE_CHECKING
 
+from batcher.decoding.constraints import (
+    CompiledConstraint,
+    ConstraintCompiler,
+    constraint_source,
+    stated_source,
+)
+from batcher.decoding.healing import VocabularyIndex, heal
 from batcher.models.base import Model
 from batcher.request import Request
-from batcher.settings import GRAMMAR_TIMEOUT
 from batcher.tokens import Tokens
 from batcher.validation import ConstraintField
-
-if TYPE_CHECKING:
-    from batcher.decoding.constraints import CompiledConstraint, ConstraintCompiler
-    from batcher.decoding.healing import VocabularyIndex
 
 
 class Grammars:
@@ -20,24 +21,19 @@ class Grammars:
     timeout: seconds of processor time for a constraint.
     """
 
-    def __init__(self, model: Model) -> None:
-        self.timeout = GRAMMAR_TIMEOUT
-        self._model = model
+    def __init__(self, model: Model, timeout: float) -> None:
+        self._model, self._timeout = model, timeout
         self._num_rows = 0  # that were given a constraint
 
     @property
     def counts(self) -> tuple[int, int]:
         """How many constraints were compiled, and for how many rows one was there already."""
-        if "_compiler" not in vars(self):
-            return 0, 0
         num_compiled = self._compiler.num_misses
         return num_compiled, max(0, self._num_rows - num_compiled)
 
     @cached_property
-    def vocabulary(self) -> "VocabularyIndex":
+    def vocabulary(self) -> VocabularyIndex:
         """The tokens by their bytes."""
-        from batcher.decoding.healing import VocabularyIndex  # noqa: PLC0415 - few requests need it
-
         model = self._model
         token_bytes = model.tokenizer.token_bytes
         return VocabularyIndex(
@@ -45,12 +41,10 @@ class Grammars:
         )
 
     @cached_property
-    def _compiler(self) -> "ConstraintCompiler":
-        from batcher.decoding.constraints import ConstraintCompiler  # noqa: PLC0415 - as above
-
+    def _compiler(self) -> ConstraintCompiler:
         model = self._model
         return ConstraintCompiler(
-            model.tokenizer, model.vocab_size or 0, model.eos_token_id, self.timeout
+            model.tokenizer, model.vocab_size or 0, model.eos_token_id, self._timeout
         )
 
     def check(self, field: ConstraintField, value: object) -> None:
@@ -59,18 +53,14 @@ class Grammars:
         Raises:
             GrammarError, MissingGrammarError: it cannot.
         """
-        from batcher.decoding.constraints import stated_source  # noqa: PLC0415 - as above
-
         self._compiler.compile(stated_source(field, value))
 
-    def of_row(self, request: Request) -> "CompiledConstraint | None":
+    def of_row(self, request: Request) -> CompiledConstraint | None:
         """Return the constraint of a row of `request`, None if it has none.
 
         Raises:
             GrammarError, MissingGrammarError: it cannot be compiled.
         """
-        from batcher.decoding.constraints import constraint_source  # noqa: PLC0415 - as above
-
         source = constraint_source(request)
         if source is None:
             return None
@@ -79,6 +69,4 @@ class Grammars:
 
     def heal(self, prompt_tokens: Tokens) -> tuple[list[int], bytes]:
         """Return what the model is to read of a prompt, and the bytes to be generated anew."""
-        from batcher.decoding.healing import heal  # noqa: PLC0415 - as above
-
         return heal(prompt_tokens, self.vocabulary)

@@ -5,11 +5,12 @@ done for any of them in a step.  What a row may ask for beside that is in row_de
 """
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from batcher.decoding.grammars import Grammars
-from batcher.decoding.output_tokens import OutputTokens
-from batcher.decoding.stops.matcher import StopMatcher
+import numpy as np
+
+from batcher.decoding.stops.matcher import FREE_LINE, StopMatcher
 from batcher.engine.decoded import (
     NOTHING_DECODED,
     Decoded,
@@ -23,20 +24,103 @@ from batcher.events import TokenEvent
 from batcher.models.base import NO_SLOTS, IntArray, Model, ModelOutput
 from batcher.result import FinishReason
 from batcher.sequence import Sequence
+from batcher.settings import GRAMMAR_TIMEOUT
+from batcher.tokens import Tokens
+from batcher.validation import ConstraintField
 
 if TYPE_CHECKING:
+    from batcher.decoding.grammars import Grammars
     from batcher.engine.row_decoder import RowDecoder
+
+MAX_PAGE_STEPS = 1024
+MAX_PAGE_TOKENS = 2**21
+MIN_PAGE_STEPS = 16
+MAX_PARTS = 8  # of what a row has put aside, before a look at it joins them
+
+
+class OutputTokens:
+    """The tokens of all rows: written once a step for all, cut out once, when a row leaves.
+
+    They are a time-major page [page_steps, num_slots].  When it is full, each open row puts its
+    part aside and the page starts over, so a long row costs its own tokens and not a longer page
+    for everybody.
+
+    row: the next step's row in the page.
+    first_rows: open slot -> the page's row of its first token.
+    """
+
+    __slots__ = ("_aside", "_page", "_page_steps", "first_rows", "row")
+
+    def __init__(self, num_slots: int) -> None:
+        self._page_steps = max(MIN_PAGE_STEPS, min(MAX_PAGE_STEPS, MAX_PAGE_TOKENS // num_slots))
+        self._page = np.zeros((self._page_steps, num_slots), np.int64)
+        self.row = 0
+        self.first_rows: dict[int, int] = {}
+        self._aside: dict[int, list[IntArray]] = {}  # open slot -> its tokens of earlier pages
+
+    def append(self, tokens: IntArray) -> None:
+        """Keep one step's tokens: [num_slots], whatever stands at slots that are not open."""
+        if self.row == self._page_steps:
+            for slot in self.first_rows:
+                self._put_aside(slot, 0)
+            self.row = 0
+        self._page[self.row] = tokens
+        self.row += 1
+
+    def extend(self, slot: int, tokens: list[int]) -> None:
+        """Put `tokens` behind those that the row in `slot` has, as if steps had given them."""
+        self._put_aside(slot, self.row)
+        self._aside[slot].append(np.array(tokens, np.int64))
+
+    def close(self, slot: int, num_tokens: int) -> list[int]:
+        """Return the first `num_tokens` tokens of the row in `slot` and forget the row."""
+        first_row = self.first_rows.pop(slot)
+        if slot in self._aside:
+            rest = self._page[first_row : self.row, slot]
+            row = np.concatenate([*self._aside.pop(slot), rest])[:num_tokens]
+        else:
+            row = self._page[first_row : first_row + num_tokens, slot]
+        tokens: list[int] = row.tolist()
+        return tokens
+
+    def resume(self, slot: int, tokens: list[int]) -> None:
+        """Let `slot` go on with a row that was closed when it had `tokens`."""
+        self.first_rows[slot] = self.row
+        if tokens:
+            self._aside[slot] = [np.array(tokens, np.int64)]
+
+    def read(self, slot: int, start: int, stop: int) -> list[int]:
+        """Return tokens number `start` to `stop`, exclusive, of those the row in `slot` has."""
+        first_row = self.first_rows[slot]
+        parts = self._aside.get(slot)
+        if parts is not None:
+            if len(parts) > MAX_PARTS:
+                parts[:] = [np.concatenate(parts)]
+            first_row -= sum(map(len, parts))
+        if parts is None or first_row + start >= self.first_rows[slot]:
+            row = self._page[first_row + start : first_row + stop, slot]
+        else:
+            rest = self._page[self.first_rows[slot] : self.row, slot]
+            row = np.concatenate([*parts, rest])[start:stop]
+        tokens: list[int] = row.tolist()
+        return tokens
+
+    def _put_aside(self, slot: int, next_row: int) -> None:
+        """Keep what the page has of the row in `slot`, which goes on at the page's `next_row`."""
+        first_row = self.first_rows[slot]
+        self._aside.setdefault(slot, []).append(self._page[first_row : self.row, slot].copy())
+        self.first_rows[slot] = next_row
 
 
 class Decoder:
     """The tokens of all rows, and their stops.
 
     is_streaming: whether the text of each sample is told as it comes.
-    grammars: what constraints and healed prompts come to with this model.
+    grammar_timeout: seconds of processor time for a constraint.
     """
 
     def __init__(self, model: Model, num_slots: int, *, is_streaming: bool) -> None:
-        self.grammars = Grammars(model)
+        self.grammar_timeout = GRAMMAR_TIMEOUT
         self._model, self._num_slots, self._is_streaming = model, num_slots, is_streaming
         self._tokens = OutputTokens(num_slots)
         self._stops = StopMatcher(num_slots, model.vocab_size, model.tokenizer)
@@ -44,8 +128,32 @@ class Decoder:
         if is_streaming or model.gives == "logits":
             self._rows = self._make_rows()
 
+    @cached_property
+    def grammars(self) -> "Grammars":
+        """What constraints and healed prompts come to with this model."""
+        from batcher.decoding.grammars import Grammars  # noqa: PLC0415 - not for plain rows
+
+        return Grammars(self._model, self.grammar_timeout)
+
+    def check_constraint(self, field: ConstraintField, value: object) -> None:
+        """Make sure that the constraint which `field` of a request states can be compiled.
+
+        Raises:
+            GrammarError, MissingGrammarError: it cannot.
+        """
+        self.grammars.check(field, value)
+
+    @property
+    def constraint_counts(self) -> tuple[int, int]:
+        """How many constraints were compiled, and for how many rows one was there already."""
+        return self.grammars.counts if "grammars" in vars(self) else (0, 0)
+
+    def heal(self, prompt_tokens: Tokens) -> tuple[list[int], bytes]:
+        """Return what the model is to read of a prompt, and the bytes to be generated anew."""
+        return self.grammars.heal(prompt_tokens)
+
     def _make_rows(self) -> "RowDecoder":
-        from batcher.engine.row_decoder import RowDecoder  # noqa: PLC0415 - plain rows start without
+        from batcher.engine.row_decoder import RowDecoder  # noqa: PLC0415 - not for plain rows
 
         return RowDecoder(
             self._model,
@@ -72,17 +180,32 @@ class Decoder:
         if not leader.is_plain:
             rows = self._rows = rows or self._make_rows()
         elif rows is None or not rows.takes_plain:
-            self._tokens.open(leader.slot)
-            self._stops.open(leader.slot, leader.automaton)
+            self.open_plain(leader)
             return []
         return rows.open(leader)
+
+    def open_plain(self, leader: Sequence) -> None:
+        """Begin the row of a leader that asks for nothing more, where no row is streamed."""
+        slot, stops = leader.slot, self._stops
+        self._tokens.first_rows[slot] = self._tokens.row
+        state = stops.starts.get(leader.automaton)
+        if state is None:
+            stops.open(slot, leader.automaton)
+        else:
+            stops.states[slot] = state
+            stops.watched.add(slot)
 
     def close(self, slot: int, num_tokens: int, reason: FinishReason) -> Generated:
         """Return the first `num_tokens` tokens of the row in `slot`, and forget the row."""
         if self._rows is not None and self._rows.is_busy:
             return self._rows.close(slot, num_tokens, reason)
-        self._stops.close(slot)
-        return Generated(self._tokens.close(slot, num_tokens), reason)
+        return Generated(self.close_plain(slot, num_tokens), reason)
+
+    def close_plain(self, slot: int, num_tokens: int) -> list[int]:
+        """Do what `close` does with a row that was opened by `open_plain`."""
+        self._stops.watched.discard(slot)
+        self._stops.states[slot] = FREE_LINE
+        return self._tokens.close(slot, num_tokens)
 
     def close_beams(self, slot: int, reason: FinishReason) -> list[Generated]:
         """Return the best beams of the request whose leader is in `slot`, and forget its rows."""
@@ -126,7 +249,7 @@ class Decoder:
     def decode(self, output: ModelOutput, step: int) -> Decoded:
         """Take in what the model gave in `step`; writes the tokens that were chosen into it."""
         if self._rows is not None and self._rows.is_busy:
-            return self._rows.decode(output, step)
+            return self._rows.decode(output, self._failures(output.failed), step)
         tokens = output.tokens
         self._tokens.append(tokens)
         stopped = self._stops.advance(tokens)
@@ -139,9 +262,9 @@ class Decoder:
         return Decoded([], self._failures(failed), {}, [])
 
     def _failures(self, failed: Mapping[int, str | Failure]) -> dict[int, Failure]:
-        if self._rows is not None:
-            return self._rows.failures(failed)
-        return {slot: as_failure(why) for slot, why in failed.items()}
+        """Return what the model says went wrong with rows, by slot, as failures of leaders."""
+        leader_of = {} if self._rows is None else self._rows.leaders
+        return {leader_of.get(slot, slot): as_failure(why) for slot, why in failed.items()}
 
     def take_streamed(self) -> list[TokenEvent]:
         """Return what was told of samples since the last call."""

@@ -92,7 +92,7 @@ class Engine:
         self._queue, self._slots = self._scheduler.queue, self._scheduler.slots
         kv_cache = self._scheduler.kv_cache
         self._runner = ModelRunner(self._model, batch_size, kv_cache, is_streaming=is_streaming)
-        self._runner.decoder.grammars.timeout = grammar_timeout
+        self._runner.decoder.grammar_timeout = grammar_timeout
         self._is_streaming, self._is_checked = is_streaming, is_checked
         is_plain = settings == DEFAULT_SCHEDULING and isinstance(clock, ConstantClock)
         self._steps = StepLog(self._scheduler) if is_measured or not is_plain else None
@@ -111,7 +111,7 @@ class Engine:
             self._journal,
             clock,
             self._model,
-            self._runner.decoder.grammars.heal,
+            self._runner.decoder.heal,
         )
         self._reads_all = settings.sees_all
         tokenizer = self._model.tokenizer
@@ -121,7 +121,7 @@ class Engine:
             gives_logits=self._model.gives != "tokens",
             scores_prompts=can_score(self._model),
             has_eos=self._model.eos_token_id is not None,
-            check_constraint=self._runner.decoder.grammars.check,
+            check_constraint=self._runner.decoder.check_constraint,
             encode=tokenizer.encode if isinstance(tokenizer, CheckedTokenizer) else None,
             chat_template=chat_template_of(self._model),
         )
@@ -191,7 +191,7 @@ class Engine:
     @property
     def constraint_counts(self) -> tuple[int, int]:
         """How many constraints were compiled, and for how many rows one was there already."""
-        return self._runner.decoder.grammars.counts
+        return self._runner.decoder.constraint_counts
 
     def run_event(self) -> RunEvent:
         """Return the first line of this run's trace."""

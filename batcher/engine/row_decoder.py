@@ -11,12 +11,12 @@ from msgspec.structs import replace
 
 from batcher.decoding.constraints import allowed_tokens
 from batcher.decoding.grammars import Grammars
-from batcher.decoding.output_tokens import OutputTokens
 from batcher.decoding.sampling.sampler import Masks, Sampled, Sampler
 from batcher.decoding.stops.automaton import Progress
 from batcher.decoding.stops.matcher import StopMatcher
 from batcher.engine.beam_rows import BeamRows
-from batcher.engine.decoded import Decoded, Generated, SuspendedRow, SuspendedRows, as_failure
+from batcher.engine.decoded import Decoded, Generated, SuspendedRow, SuspendedRows
+from batcher.engine.decoder import OutputTokens
 from batcher.engine.row_state import (
     RowState,
     RowStream,
@@ -37,6 +37,7 @@ class RowDecoder:
 
     tokens, stops: of all rows, shared with the Decoder.
     logit_slots: [logit rows] the slots whose logits are needed, ascending.
+    leaders: slot of a companion -> that of its leader.
     takes_plain: whether rows that ask for nothing more are given to it, too.
     """
 
@@ -51,6 +52,7 @@ class RowDecoder:
         is_streaming: bool,
     ) -> None:
         self.logit_slots = NO_SLOTS
+        self.leaders: dict[int, int] = {}
         self._grammars, self._tokens, self._stops = grammars, tokens, stops
         self._tokenizer, self._eos_token_id = model.tokenizer, model.eos_token_id
         self._samples_all, self._is_streaming = model.gives == "logits", is_streaming
@@ -60,7 +62,6 @@ class RowDecoder:
             self._sampler = Sampler(num_slots, model.vocab_size, model.tokenizer)
         self._states: dict[int, RowState] = {}  # of rows that have to be looked at, by slot
         self._beams: dict[int, BeamRows] = {}  # by the slot of the leader
-        self._leaders: dict[int, int] = {}  # slot of a companion -> that of its leader
         self._streamed: list[TokenEvent] = []
         self._step = 0
 
@@ -80,9 +81,9 @@ class RowDecoder:
         if leader.role == "beam":
             self._beams[slot] = BeamRows(leader)
         else:
-            self._tokens.open(slot)
+            self._tokens.first_rows[slot] = self._tokens.row
         for companion in leader.companions:
-            self._leaders[companion.slot] = slot
+            self.leaders[companion.slot] = slot
         is_sampled = not leader.is_plain and bool(logit_fields_of(leader.request))
         if self._sampler is not None and (is_sampled or self._samples_all):
             self._sampler.open(slot, sampling_row(leader, self._eos_token_id))
@@ -126,7 +127,7 @@ class RowDecoder:
 
     def read(self, slot: int, start: int, stop: int) -> list[int]:
         """Return tokens number `start` to `stop`, exclusive, of those the row in `slot` has."""
-        leader = self._leaders.get(slot, slot)
+        leader = self.leaders.get(slot, slot)
         if leader in self._beams:
             return self._beams[leader].tokens_in(slot)[start:stop]
         return self._tokens.read(leader, start, stop)
@@ -155,7 +156,7 @@ class RowDecoder:
             suspended.beams.move()
             self._beams[slot] = suspended.beams
         for companion in leader.companions:
-            self._leaders[companion.slot] = slot
+            self.leaders[companion.slot] = slot
         for sequence, row in zip((leader, *leader.companions), suspended.rows, strict=False):
             self._resume_row(cast(Sequence, sequence), row)
 
@@ -212,8 +213,8 @@ class RowDecoder:
         return generated
 
     def _forget(self, slot: int) -> None:
-        if self._leaders:
-            self._leaders = {s: leader for s, leader in self._leaders.items() if leader != slot}
+        if self.leaders:
+            self.leaders = {s: leader for s, leader in self.leaders.items() if leader != slot}
         self._stops.close(slot)
         self._states.pop(slot, None)
         if self._sampler is not None and self.logit_slots is not NO_SLOTS:
@@ -222,10 +223,12 @@ class RowDecoder:
 
     # -- a step ----------------------------------------------------------------------------------
 
-    def decode(self, output: ModelOutput, step: int) -> Decoded:
-        """Take in what the model gave in `step`; writes the tokens that were chosen into it."""
-        tokens, failed = output.tokens, self.failures(output.failed)
-        self._step = step
+    def decode(self, output: ModelOutput, failed: dict[int, Failure], step: int) -> Decoded:
+        """Take in what the model gave in `step`; writes the tokens that were chosen into it.
+
+        failed: what the model says went wrong, by the slots of leaders.
+        """
+        tokens, self._step = output.tokens, step
         stopped: list[int] = []
         forks: list[tuple[int, int]] = []
         for slot, row in self._states.items():
@@ -241,7 +244,7 @@ class RowDecoder:
         given = {
             slot: int(tokens[slot])
             for slot in self._states
-            if self._leaders.get(slot, slot) not in is_over
+            if self.leaders.get(slot, slot) not in is_over
         }
         stopped += self._stops.advance(tokens)
         return Decoded(stopped, failed, self._look_at_rows(given, stopped), forks)
@@ -250,11 +253,6 @@ class RowDecoder:
         """Return what was told of samples since the last call."""
         streamed, self._streamed = self._streamed, []
         return streamed
-
-    def failures(self, failed: Mapping[int, str | Failure]) -> dict[int, Failure]:
-        """Return what went wrong with rows, by slot, as the failures of their leaders."""
-        leaders = self._leaders
-        return {leaders.get(slot, slot): as_failure(why) for slot, why in failed.items()}
 
     def _sample(self, sampler: Sampler, output: ModelOutput, failed: dict[int, Failure]) -> Sampled:
         """Choose the tokens of the rows with logits; add the rows for which there is none."""
@@ -271,7 +269,7 @@ class RowDecoder:
         for slot, failure in sampled.failed.items():
             why = constraints[slot].failure if slot in constraints else None
             told = failure if why is None else Failure("constraint-error", why)
-            failed.setdefault(self._leaders.get(slot, slot), told)
+            failed.setdefault(self.leaders.get(slot, slot), told)
         for slot, logprob in sampled.logprobs.items():
             self._states[slot].logprobs.append(logprob)
         return sampled
@@ -355,7 +353,7 @@ class RowDecoder:
             self._let_end(slot, row)
             if self._stops.would_end(slot, token):
                 break
-            self._stops.advance_row(slot, token)
+            self._stops.advance_row(slot, [token])
             if self._sampler is not None:
                 self._sampler.append(slot, token)
             row.num_tokens += 1

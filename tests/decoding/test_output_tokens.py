@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.decoding.output_tokens import MAX_PAGE_TOKENS, MIN_PAGE_STEPS, OutputTokens
+from batcher.engine.decoder import MAX_PAGE_TOKENS, MIN_PAGE_STEPS, OutputTokens
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40)), max_size=30))
@@ -19,7 +19,7 @@ def test_rows_come_out_as_they_went_in(moves: list[tuple[int, int]]) -> None:
             row = rows.pop(slot)
             assert kept.close(slot, len(row)) == row
         else:
-            kept.open(slot)
+            kept.first_rows[slot] = kept.row
             rows[slot] = []
         for _ in range(num_steps):
             tokens = np.arange(token, token + 3)
@@ -33,7 +33,7 @@ def test_rows_come_out_as_they_went_in(moves: list[tuple[int, int]]) -> None:
 
 def test_a_row_may_be_cut_short() -> None:
     kept = OutputTokens(1)
-    kept.open(0)
+    kept.first_rows[0] = kept.row
     kept.append(np.array([4]))
     kept.append(np.array([5]))
     assert kept.close(0, 1) == [4]

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from slotted_rows import MODEL, SlottedRows, decode_all, never
 
 from batcher import Request
-from batcher.decoding.output_tokens import OutputTokens
 from batcher.decoding.stops.automaton import stop_automaton
 from batcher.decoding.stops.matcher import StopMatcher
+from batcher.engine.decoder import OutputTokens
 
 EVERY_KIND: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -133,8 +133,8 @@ def test_a_plain_row_is_not_in_the_way_of_those_that_stay() -> None:
     rows.suspend(leader)
     decoder = rows.decoder
     assert not decoder._rows._states
-    assert not decoder._tokens._first_rows
-    assert not decoder._stops._open_slots
+    assert not decoder._tokens.first_rows
+    assert not decoder._stops.watched
 
 
 @given(st.lists(st.sampled_from(["step", "jump", "leave"]), max_size=60), st.data())
@@ -142,7 +142,7 @@ def test_any_part_of_a_row_can_be_read(moves: list[str], data: st.DataObject) ->
     kept = OutputTokens(2)
     kept._page_steps = 5
     kept._page = np.zeros((5, 2), np.int64)
-    kept.open(1)
+    kept.first_rows[1] = kept.row
     row: list[int] = []
     for token, move in enumerate(moves):
         if move == "step":

@@ -6,20 +6,22 @@ row whose request has an equal automaton; so no product of states is ever laid o
 automata of Cox, "Regular Expression Matching in the Wild" (2010).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
 
 from batcher.decoding.stops.automaton import Progress, StopAutomaton
-from batcher.decoding.stops.columns import TokenColumns
-from batcher.decoding.stops.reader import StopReader
-from batcher.models.base import IntArray, Tokenizer
+from batcher.decoding.stops.reader import ByteIndex, StopReader
+from batcher.models.base import REPLACEMENT, IntArray, Tokenizer
 
 FREE_LINE = 0  # of rows that have nothing to watch for: every token leads back to it
 FIRST_LINE = 1
 ENDED = -1  # the entry of a token that ends generation
 UNKNOWN = -2  # that of a token which no row has had there yet
+MAX_BEYOND = 2**16  # ids beyond the tokenizer's that have columns of their own
 MAX_ENTRIES = 1 << 22  # of 8 bytes; memory is taken as lines are made
 START = Progress()
 
@@ -31,99 +33,192 @@ class Place(NamedTuple):
     progress: Progress
 
 
+class TokenColumns:
+    """The columns of a vocabulary.
+
+    Every id has a column of its own, unless the model takes any id, or many more than the tokenizer
+    knows: then those beyond the tokenizer's share the last column, but for the ones that are asked
+    for.
+
+    vocab_size: None for a model that takes any id.
+    are_shared: whether an id may not be its own column.
+    """
+
+    def __init__(self, token_bytes: Sequence[bytes], vocab_size: int | None) -> None:
+        self._token_bytes = token_bytes[:vocab_size]
+        num_known = len(self._token_bytes)
+        self.are_shared = vocab_size is None or vocab_size - num_known > MAX_BEYOND
+        self._num_plain = num_known if vocab_size is None or self.are_shared else vocab_size
+        self._asked_for: IntArray = np.zeros(0, np.int64)  # ascending ids
+        self._column_of: dict[int, int] = {}  # of those
+
+    @property
+    def num_columns(self) -> int:
+        """How many there are."""
+        return self._num_plain + (len(self._asked_for) + 1 if self.are_shared else 0)
+
+    def of_all(self, tokens: IntArray) -> IntArray:
+        """Return the column of each token."""
+        num_asked_for = len(self._asked_for)
+        if not num_asked_for:
+            return np.minimum(tokens, self._num_plain)
+        places = np.minimum(self._asked_for.searchsorted(tokens), num_asked_for - 1)
+        places = np.where(self._asked_for[places] == tokens, places, num_asked_for)
+        return np.where(tokens < self._num_plain, tokens, self._num_plain + places)
+
+    def of(self, token_id: int) -> int:
+        """Return the column of one token; one that cannot occur has that of another."""
+        if token_id < self._num_plain:
+            return token_id
+        return self._column_of.get(token_id, self.num_columns - 1)
+
+    def touching(self, pattern: bytes) -> IntArray:
+        """Return the columns whose text may have `pattern` in it, or begin it at its end."""
+        return self._texts.touching(pattern)
+
+    def beginning(self, byte: int) -> IntArray:
+        """Return the columns whose text begins with `byte`."""
+        return self._texts.beginning(byte)
+
+    @property
+    def without_text(self) -> IntArray:
+        """The columns that show as nothing."""
+        return self._texts.empty
+
+    def lack(self, automaton: StopAutomaton) -> bool:
+        """Return whether ids of `automaton` share a column."""
+        return self.are_shared and not self._shared_ids([automaton]) <= self._column_of.keys()
+
+    def ask_for(self, automata: Iterable[StopAutomaton]) -> None:
+        """Give the ids of these automata columns of their own, and no other ids."""
+        ids = sorted(self._shared_ids(automata))
+        self._asked_for = np.array(ids, np.int64)
+        self._column_of = {token_id: self._num_plain + place for place, token_id in enumerate(ids)}
+        self.__dict__.pop("_texts", None)
+
+    def _shared_ids(self, automata: Iterable[StopAutomaton]) -> set[int]:
+        """Return the ids of `automata` beyond the tokenizer's."""
+        exits = chain.from_iterable(exits for automaton in automata for exits in automaton.exits)
+        patterns = [way.pattern for way in exits if isinstance(way.pattern, tuple)]
+        return {token_id for ids in patterns for token_id in ids if token_id >= self._num_plain}
+
+    @cached_property
+    def _texts(self) -> "ByteIndex":
+        num_beyond = self.num_columns - len(self._token_bytes)
+        return ByteIndex([*self._token_bytes, *[REPLACEMENT] * num_beyond])
+
+
 class StopMatcher:
     """Tells which rows have just come to the end of their automaton.
 
     vocab_size: None for a model that takes any id.
+
+    What a row's coming and going takes is done in place by the Decoder, for which these are:
+    starts: automaton -> the state in which its rows begin, of automata that have a line.
+    states: [num_slots] of every row; FREE_LINE where nothing is watched for.
+    watched: the slots of rows that have not come to their end, or are not closed yet.
     """
 
     def __init__(self, num_slots: int, vocab_size: int | None, tokenizer: Tokenizer) -> None:
+        self.starts: dict[StopAutomaton, int] = {}
+        self.states: IntArray = np.zeros(num_slots, np.int64)
+        self.watched: set[int] = set()
         self._token_bytes = tokenizer.token_bytes
         self._columns = TokenColumns(self._token_bytes, vocab_size)
-        self._open_slots: set[int] = set()
-        self._states = np.zeros(num_slots, np.int64)
         self._index = np.zeros(num_slots, np.int64)
         self._zeros = np.zeros(num_slots, np.int64)  # numpy is slower with a scalar
         self._is_special = np.zeros(num_slots, np.bool_)
         self._readers: dict[StopAutomaton, StopReader] = {}
-        self._lines: dict[tuple[StopAutomaton, Progress], int] = {}
-        self._starts: dict[StopAutomaton, int] = {}  # the states in which most rows begin
-        self._places: list[tuple[StopReader, Progress]] = []  # what each line stands for
+        self._lines: dict[Place, int] = {}
+        self._places: list[Place] = []  # what each line stands for
         self._lay_out()
 
     def open(self, slot: int, automaton: StopAutomaton, progress: Progress = START) -> None:
-        """Let `slot` begin a new row, at `progress` in `automaton`."""
-        state = self._starts.get(automaton) if progress is START else None
-        if state is not None:
-            self._open_slots.add(slot)
-            self._states[slot] = state
-            return
+        """Let `slot`, whose row is forgotten, begin one at `progress` in `automaton`."""
         if not automaton.has_exits:
-            self.close(slot)
             return
-        if not self._columns.has_asked_for(automaton):
-            self._columns.ask_for([*self._live_automata(), automaton])
+        if self._columns.lack(automaton):
+            self._columns.ask_for([*(place.automaton for _, place in self._rows()), automaton])
             self._clear()
         elif self._is_full:
             self._clear()
-        self._open_slots.add(slot)
-        self._states[slot] = state = self._line_of(automaton, progress) * self._width
-        if progress is START:
-            self._starts[automaton] = state
+        state = self._state_of(Place(automaton, progress))
+        self.watched.add(slot)
+        self.states[slot] = state
+        if progress == START:
+            self.starts[automaton] = state
 
     def close(self, slot: int) -> None:
         """Forget the row in `slot`."""
-        self._open_slots.discard(slot)
-        self._states[slot] = FREE_LINE
+        self.watched.discard(slot)
+        self.states[slot] = FREE_LINE
 
     def suspend(self, slot: int) -> Place | None:
         """Forget the row in `slot`; return where it stands, None if it watches for nothing."""
-        place = None
-        if self._states.item(slot) != FREE_LINE:
-            reader, progress = self._place_of(slot)
-            place = Place(reader.automaton, progress)
+        is_standing = slot in self.watched and self.states.item(slot) != FREE_LINE
+        place = self._place_of(slot) if is_standing else None
         self.close(slot)
         return place
 
     def resume(self, slot: int, place: Place | None) -> None:
-        """Let a row go on in `slot` from where it stood."""
-        if place is None:
-            self.close(slot)
-        else:
-            self.open(slot, place.automaton, place.progress)
+        """Let a row go on in `slot`, whose row is forgotten, from where it stood."""
+        if place is not None:
+            self.open(slot, *place)
 
     def fork(self, source: int, target: int) -> None:
         """Let `target`, whose row is forgotten, stand where `source` does."""
-        self._states[target] = self._states[source]
-        if source in self._open_slots:
-            self._open_slots.add(target)
+        if source in self.watched:
+            self.watched.add(target)
+            self.states[target] = self.states[source]
         else:
-            self._open_slots.discard(target)
+            self.close(target)
 
     def switch(self, slot: int, automaton: StopAutomaton) -> None:
         """Let the row in `slot` go on in `automaton`, the endless one of its own or the reverse."""
-        if slot in self._open_slots:
-            self.open(slot, automaton, self._place_of(slot)[1])
+        if slot in self.watched:
+            self.open(slot, automaton, self._place_of(slot).progress)
 
     def advance(self, tokens: IntArray) -> list[int]:
         """Let every row read its token, tokens: [num_slots]; return the slots that have ended."""
-        if not self._open_slots:
+        if not self.watched:
             return []
-        np.add(self._states, self._columns.of_all(tokens), self._index)
-        self._flat.take(self._index, None, self._states, "clip")
-        np.less(self._states, self._zeros, self._is_special)
+        columns = self._columns.of_all(tokens) if self._columns.are_shared else tokens
+        np.add(self.states, columns, self._index)
+        self._flat.take(self._index, None, self.states, "clip")
+        np.less(self.states, self._zeros, self._is_special)
         if not np.count_nonzero(self._is_special):
             return []
         slots = self._is_special.nonzero()[0]
-        self._states[slots] = self._index[slots] // self._width * self._width
+        self.states[slots] = self._index[slots] // self._width * self._width
         read = zip(slots.tolist(), tokens[slots].tolist(), strict=True)
-        return [slot for slot, token_id in read if self.advance_row(slot, token_id)]
+        return [slot for slot, token_id in read if self._ends_with(slot, token_id)]
 
-    def advance_row(self, slot: int, token_id: int) -> bool:
+    def _ends_with(self, slot: int, token_id: int) -> bool:
         """Let the row in `slot` alone read a token; return whether it has ended."""
         state = self._state_after(slot, token_id)
-        self._states[slot] = FREE_LINE if state == ENDED else state
+        self.states[slot] = FREE_LINE if state == ENDED else state
         return state == ENDED
+
+    def advance_row(self, slot: int, token_ids: Sequence[int]) -> int:
+        """Let the row in `slot` alone read tokens, up to one that would end it.
+
+        Returns how many it has read.
+        """
+        if slot not in self.watched:
+            return len(token_ids)
+        state, flat = self.states.item(slot), self._flat
+        columns = map(self._columns.of, token_ids) if self._columns.are_shared else token_ids
+        for number, column in enumerate(columns):
+            after = flat.item(state + column)
+            if after < 0:
+                self.states[slot] = state
+                after = self._state_after(slot, token_ids[number])
+                if after == ENDED:
+                    return number
+                flat = self._flat
+            state = after
+        self.states[slot] = state
+        return len(token_ids)
 
     def would_end(self, slot: int, token_id: int) -> bool:
         """Return whether the row in `slot` would end if it read `token_id` next."""
@@ -131,32 +226,35 @@ class StopMatcher:
 
     def _state_after(self, slot: int, token_id: int) -> int:
         """Return the state that a token leads the row in `slot` to, or ENDED."""
-        if slot not in self._open_slots:
+        if slot not in self.watched:
             return FREE_LINE
-        state = self._states.item(slot)
+        state = self.states.item(slot)
         column = self._columns.of(token_id)
         after = self._flat.item(state + column)
         if after != UNKNOWN:
             return after
         if self._is_full:
             self._clear()
-            state = self._states.item(slot)
-        reader, progress = self._place_of(slot)
-        then = reader.read(progress, token_id).progress
-        after = ENDED if then is None else self._line_of(reader.automaton, then) * self._width
+            state = self.states.item(slot)
+        automaton, progress = self._place_of(slot)
+        then = self._reader_of(automaton).read(progress, token_id).progress
+        after = ENDED if then is None else self._state_of(Place(automaton, then))
         self._flat[state + column] = after
         return after
 
-    def _place_of(self, slot: int) -> tuple[StopReader, Progress]:
-        return self._places[self._states.item(slot) // self._width - FIRST_LINE]
+    def _place_of(self, slot: int) -> Place:
+        return self._places[self.states.item(slot) // self._width - FIRST_LINE]
 
-    def _live_automata(self) -> list[StopAutomaton]:
-        places = map(self._place_of, self._rows())
-        return list({reader.automaton: None for reader, _ in places})
+    def _reader_of(self, automaton: StopAutomaton) -> StopReader:
+        reader = self._readers.get(automaton)
+        if reader is None:
+            reader = self._readers[automaton] = StopReader(automaton, self._token_bytes)
+        return reader
 
-    def _rows(self) -> list[int]:
-        """Return the slots of rows that have not ended."""
-        return [slot for slot in sorted(self._open_slots) if self._states.item(slot) != FREE_LINE]
+    def _rows(self) -> list[tuple[int, Place]]:
+        """Return the slots of rows that have not ended, and where each stands."""
+        slots = [slot for slot in sorted(self.watched) if self.states.item(slot) != FREE_LINE]
+        return [(slot, self._place_of(slot)) for slot in slots]
 
     @property
     def _is_full(self) -> bool:
@@ -166,7 +264,7 @@ class StopMatcher:
     def _lay_out(self) -> None:
         """Make an empty table, with room for twice as many lines as all rows can need at once."""
         self._width = self._columns.num_columns
-        num_slots = len(self._states)
+        num_slots = len(self.states)
         num_lines = max(FIRST_LINE + 4 * num_slots, MAX_ENTRIES // self._width)
         self._table: IntArray = np.empty((num_lines, self._width), np.int64)
         self._table[FREE_LINE] = FREE_LINE
@@ -174,56 +272,54 @@ class StopMatcher:
 
     def _clear(self) -> None:
         """Forget all lines but those in which rows stand."""
-        standing = [(slot, *self._place_of(slot)) for slot in self._rows()]
-        self._lines.clear()
-        self._starts.clear()
-        self._places.clear()
-        self._readers.clear()
+        rows = self._rows()
+        for kept in (self._lines, self.starts, self._places, self._readers):
+            kept.clear()
         if self._columns.num_columns != self._width:
             self._lay_out()
-        for slot, reader, progress in standing:
-            self._states[slot] = self._line_of(reader.automaton, progress) * self._width
+        for slot, place in rows:
+            self.states[slot] = self._state_of(place)
 
-    def _line_of(self, automaton: StopAutomaton, progress: Progress) -> int:
-        """Return the line of a place, made if there is none yet."""
-        line = self._lines.get((automaton, progress))
-        return self._make_line(automaton, progress) if line is None else line
+    def _state_of(self, place: Place) -> int:
+        """Return the state of a row that stands at `place`, whose line is made if there is none.
 
-    def _make_line(self, automaton: StopAutomaton, progress: Progress) -> int:
-        """Begin the line of a place: with what can be told of many tokens at once."""
-        reader = self._readers.get(automaton)
-        if reader is None:
-            reader = self._readers[automaton] = StopReader(automaton, self._token_bytes)
+        A line begins with what can be told of many tokens at once.
+        """
+        line = self._lines.get(place)
+        if line is not None:
+            return line * self._width
+        automaton, progress = place
         root = Progress(progress.state)
-        entries: IntArray | int
-        if progress.skip:
-            entries = UNKNOWN
-        elif progress == root:
-            entries = (FIRST_LINE + len(self._places)) * self._width
-        else:
-            entries = self._table[self._line_of(automaton, root)]
+        entries: IntArray | int = UNKNOWN
+        if progress != root and not progress.skip:
+            start = self._state_of(Place(automaton, root))
+            entries = self._flat[start : start + self._width]
         line = FIRST_LINE + len(self._places)
-        self._places.append((reader, progress))
-        self._lines[automaton, progress] = line
+        if progress == root:
+            entries = line * self._width
+        self._places.append(place)
+        self._lines[place] = line
         self._table[line] = entries
-        for columns in self._to_be_read(reader, progress):
+        for columns in self._to_be_read(place):
             self._table[line, columns] = UNKNOWN
-        return line
+        return line * self._width
 
-    def _to_be_read(self, reader: StopReader, progress: Progress) -> Iterator[IntArray | list[int]]:
+    def _to_be_read(self, place: Place) -> Iterator[IntArray | list[int]]:
         """Yield the columns of tokens that may not lead to where they lead from the root.
 
         For the root itself: those that may not lead back to it.
         """
-        _, id_node, text_node, skip = progress
-        ids, texts = reader.tries[progress.state]
+        automaton, (state, id_node, text_node, skip) = place
         if skip:
             return
         if not id_node and not text_node:
-            yield [self._columns.of(pattern[0]) for pattern in ids.patterns]
-            for pattern in texts.patterns:
-                yield self._columns.touching(bytes(pattern))
+            for way in automaton.exits[state]:
+                if isinstance(way.pattern, bytes):
+                    yield self._columns.touching(way.pattern)
+                else:
+                    yield [self._columns.of(way.pattern[0])]
             return
+        ids, texts = self._reader_of(automaton).tries[state]
         yield [self._columns.of(token_id) for token_id in ids.own_symbols(id_node)]
         if text_node:
             yield self._columns.without_text

@@ -40,6 +40,10 @@ class Reading(NamedTuple):
     matches: list[Match]
 
 
+END_OF_TEXT = 256  # in the place of a byte that follows
+NUM_SECONDS = 257
+
+
 class RankedExit(NamedTuple):
     """An exit as it ranks among the others of its state; smaller goes first.
 
@@ -120,11 +124,6 @@ class Trie:
             yield node
             node = self._fallback[node]
 
-    @property
-    def patterns(self) -> list[Pattern]:
-        """All patterns."""
-        return [pattern for pattern, _ in self._begun[0]]
-
     def next_nodes(self) -> IntArray:
         """Return what `step` returns for every node and byte: [nodes, 256], of text only."""
         table = np.zeros((len(self._children), 256), np.int64)
@@ -193,3 +192,40 @@ class StopReader:
                 return Reading(None, matches)
             return Reading(Progress(by_ids.exit.target), matches)
         return Reading(Progress(state, ids.settled[id_node], texts.settled[text_node]), matches)
+
+
+class ByteIndex:
+    """Finds texts by the bytes they have, each with the one that follows it."""
+
+    def __init__(self, texts: Sequence[bytes]) -> None:
+        lengths = np.array([len(text) for text in texts])
+        ends = lengths.cumsum()[lengths > 0]
+        firsts = np.frombuffer(b"".join(texts), np.uint8).astype(np.int64)
+        seconds = np.append(firsts[1:], END_OF_TEXT)
+        seconds[ends - 1] = END_OF_TEXT
+        pairs = firsts * NUM_SECONDS + seconds
+        order = pairs.argsort(kind="stable")
+        owners = np.repeat(np.arange(len(texts)), lengths)
+        self._pairs = pairs[order]
+        self._owners: IntArray = owners[order]
+        self._is_first = (np.diff(owners, prepend=-1) != 0)[order]
+        self.empty: IntArray = (lengths == 0).nonzero()[0]
+
+    def touching(self, pattern: bytes) -> IntArray:
+        """Return the places of texts that may have `pattern` in them, or begin it at their end."""
+        first = pattern[0] * NUM_SECONDS
+        if len(pattern) == 1:
+            return self._owners[self._between(first, first + NUM_SECONDS)]
+        inside, at_end = first + pattern[1], first + END_OF_TEXT
+        found = [self._owners[self._between(pair, pair + 1)] for pair in (inside, at_end)]
+        return np.concatenate(found)
+
+    def beginning(self, byte: int) -> IntArray:
+        """Return the places of texts that begin with `byte`."""
+        here = self._between(byte * NUM_SECONDS, (byte + 1) * NUM_SECONDS)
+        places: IntArray = self._owners[here][self._is_first[here]]
+        return places
+
+    def _between(self, low: int, high: int) -> slice:
+        """Return where the pairs from `low` to below `high` are."""
+        return slice(*self._pairs.searchsorted([low, high]))
