@@ -8,12 +8,15 @@ line EOF.
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+TOOLS = Path(sys.executable).parent
+INSTALLED = [str(TOOLS / "batchdecode")]
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
@@ -22,30 +25,32 @@ COMMAND = re.compile(r"^\$ (.*<<'EOF'.*\n(?:.*\n)*?EOF|(?:.*\\\n)*.*)\n", re.MUL
 ELAPSED = re.compile(r"(?<= · )\d+\.\d s$", re.MULTILINE)
 
 
-def regenerated(page: Path) -> str:
-    """The text of `page` with the output its commands have now."""
-    with tempfile.TemporaryDirectory() as folder:
+def regenerated(page: Path, tool: list[str]) -> str:
+    """The text of `page` with the output its commands have now; `tool` starts batchdecode."""
+    with tempfile.TemporaryDirectory() as commands, tempfile.TemporaryDirectory() as folder:
+        batchdecode = Path(commands, "batchdecode")
+        batchdecode.write_text(f'#!/bin/sh\nexec {shlex.join(tool)} "$@"\n')
+        batchdecode.chmod(0o755)
         shutil.copytree(ROOT / "samples", Path(folder) / "samples")
-        return BLOCK.sub(lambda block: run_block(block.group(), folder), page.read_text())
+        environ = {
+            name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ
+        } | {
+            "PATH": os.pathsep.join([commands, str(TOOLS), os.environ["PATH"]]),
+            "PYTHONUTF8": "1",
+            "COLUMNS": "80",
+        }
+        return BLOCK.sub(lambda block: run_block(block.group(), folder, environ), page.read_text())
 
 
-def run_block(block: str, folder: str) -> str:
+def run_block(block: str, folder: str, environ: dict[str, str]) -> str:
     """The commands of `block`, each followed by what it prints."""
     return "".join(
-        f"$ {command}\n{output_of(command, folder)}" for command in COMMAND.findall(block)
+        f"$ {command}\n{output_of(command, folder, environ)}" for command in COMMAND.findall(block)
     )
 
 
-def output_of(command: str, folder: str) -> str:
+def output_of(command: str, folder: str, environ: dict[str, str]) -> str:
     """What `command` prints in `folder`, with its exit status if not 0, and no elapsed time."""
-    tools = Path(sys.executable).parent
-    kept = {name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ}
-    environ = {
-        **kept,
-        "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONUTF8": "1",
-        "COLUMNS": "80",
-    }
     done = subprocess.run(
         ["bash", "-c", command],
         cwd=folder,
@@ -64,4 +69,4 @@ def output_of(command: str, folder: str) -> str:
 
 if __name__ == "__main__":
     for page in PAGES:
-        page.write_text(regenerated(page))
+        page.write_text(regenerated(page, INSTALLED))

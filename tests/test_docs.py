@@ -6,7 +6,8 @@ from typing import get_args
 
 import pytest
 import typer
-from consoles import PAGES, ROOT, regenerated
+from command_server import command_line
+from consoles import INSTALLED, PAGES, ROOT, regenerated
 
 from batcher import Request, Result, SimulatedSettings
 from batcher.errors import ERROR_CODES
@@ -26,7 +27,14 @@ DOCS = ROOT / "docs"
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_print_what_the_page_says(page: Path) -> None:
-    assert page.read_text() == regenerated(page), "run `python tests/consoles.py` and look"
+    shown = regenerated(page, command_line())
+    assert page.read_text() == shown, "run `python tests/consoles.py` and look"
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_installed_commands_print_what_the_page_says(page: Path) -> None:
+    assert page.read_text() == regenerated(page, INSTALLED)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

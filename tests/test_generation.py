@@ -279,7 +279,7 @@ def test_nothing_is_left_behind() -> None:
         CallSettings(max_attempts=0),
         {"timeout": -2},
         7,
-        object(),
+        object,
     ],
     ids=str,
 )

@@ -1,10 +1,15 @@
-"""batchdecode as a process of its own, and workloads for it."""
+"""batchdecode as a process of its own, and workloads for it.
+
+`batchdecode` and `start` spare it the imports; COMMAND starts it anew, as a shell does.
+"""
 
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+from command_server import command_line
 
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-c", "from cli.start import main; main()"]
@@ -19,7 +24,7 @@ ENVIRONMENT = {
 def batchdecode(*arguments, cwd=None, stdin=b"", **environment):
     """Run the command to its end; stdout and stderr are bytes and text."""
     done = subprocess.run(
-        [*COMMAND, *map(str, arguments)],
+        [*command_line(), *map(str, arguments)],
         cwd=cwd,
         input=stdin,
         capture_output=True,
@@ -40,7 +45,7 @@ def start(*arguments, cwd=None, **pipes):
         "stderr": subprocess.PIPE,
     }
     return subprocess.Popen(
-        [*COMMAND, *map(str, arguments)], cwd=cwd, env=ENVIRONMENT, **(settings | pipes)
+        [*command_line(), *map(str, arguments)], cwd=cwd, env=ENVIRONMENT, **(settings | pipes)
     )
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from command_server import command_line
 from reference_schedule import DESIGN_JOBS, jobs_of, play
 
 from batcher.errors import BatchdecodeError
@@ -178,9 +179,8 @@ def test_a_trace_that_contradicts_itself_is_refused(shown, tmp_path):
 
 
 def command(*arguments, **options):
-    script = "from cli.start import main; main()"
     return subprocess.run(
-        [sys.executable, "-c", script, "trace", *arguments],
+        [*command_line(), "trace", *arguments],
         capture_output=True,
         timeout=60,
         check=False,

@@ -1,7 +1,7 @@
 import subprocess
-import sys
 
 import pytest
+from command_server import command_line
 from process import batchdecode, lines_of
 from reference_schedule import DESIGN_JOBS, play
 
@@ -21,9 +21,8 @@ def design_trace(tmp_path):
 
 
 def command(*arguments, **options):
-    script = "from cli.start import main; main()"
     return subprocess.run(
-        [sys.executable, "-c", script, "trace", *arguments],
+        [*command_line(), "trace", *arguments],
         capture_output=True,
         timeout=60,
         check=False,

@@ -5,9 +5,10 @@ import re
 import subprocess
 
 import pytest
+from command_server import command_line
 from hypothesis import given
 from msgspec.structs import replace
-from process import COMMAND, ENVIRONMENT, batchdecode, lines_of
+from process import ENVIRONMENT, batchdecode, lines_of
 from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
 
 from batcher import Engine, Request, SimulatedModel
@@ -240,7 +241,7 @@ def test_a_shell_completes_the_commands_below_and_their_options():
         "batchdecode trace run.j": "",
     }.items():
         done = subprocess.run(
-            COMMAND,
+            command_line(),
             env=ENVIRONMENT
             | {
                 "_BATCHDECODE_COMPLETE": "complete_bash",
@@ -315,7 +316,7 @@ def test_many_rounds_are_one_line_that_adds_up_and_all_tells_each():
 def test_lines_break_between_words_at_the_width_of_the_terminal(traces):
     for columns in (40, 80, 200):
         done = subprocess.run(
-            [*COMMAND, "trace", "why", "c", "tight.jsonl"],
+            [*command_line(), "trace", "why", "c", "tight.jsonl"],
             env=ENVIRONMENT | {"COLUMNS": str(columns)},
             cwd=traces,
             capture_output=True,

@@ -3,11 +3,11 @@
 import gzip
 import json
 import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from command_server import command_line
 from typer.testing import CliRunner
 
 from batcher.errors import BatchdecodeError
@@ -194,9 +194,8 @@ def test_a_wrong_trace_leaves_an_old_output_alone(make, tmp_path):
 
 
 def run_command(*arguments, stdin):
-    command = "from cli.start import main; main()"
     return subprocess.run(
-        [sys.executable, "-c", command, "workload", *arguments],
+        [*command_line(), "workload", *arguments],
         cwd=ROOT,
         input=stdin,
         capture_output=True,

@@ -1,0 +1,41 @@
+"""A command of the server in command_server.py, as a process: it says and returns the same.
+
+It imports nothing that takes long, and is run so: `python -I -S command_client.py SOCKET ...`.
+"""
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import sys
+
+
+def main(path: str, *arguments: str) -> None:
+    """Have the server run the command here, and end as it does."""
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
+    os.umask(umask := os.umask(0))
+    file_size = resource.getrlimit(resource.RLIMIT_FSIZE)
+    what = (os.getcwd(), dict(os.environ), umask, file_size, arguments)  # noqa: PTH109 - pathlib is slow
+    told = repr(what).encode()
+    socket.send_fds(connection, [len(told).to_bytes(8, "big")], [0, 1, 2])
+    connection.sendall(told)
+    answers = connection.makefile()
+    process = int(answers.readline())
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda sent, _: _pass_on(process, sent))
+    status = int(answers.readline())
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
+    os._exit(status)
+
+
+def _pass_on(process: int, sent: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, sent)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,155 @@
+"""batchdecode without the wait for its imports: forked from a process that has made them.
+
+`command_line()` stands for the tool in a command line.  What it starts (command_client.py) hands
+its descriptors, folder, environment, umask, file-size limit and arguments to a server, which forks
+a process that takes them over; one whose client is gone is killed.  Rule: what Python reads before
+it runs anything, as PYTHONUTF8 and LC_ALL, is as at the server; where it counts, start the tool.
+"""
+
+import ast
+import atexit
+import contextlib
+import gc
+import importlib
+import os
+import pkgutil
+import resource
+import selectors
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+TESTS = Path(__file__).parent
+
+
+@cache
+def command_line() -> list[str]:
+    """Start the server of this process, and return how a command line for it begins."""
+    folder = Path(tempfile.mkdtemp())
+    path = str(folder / "socket")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen()
+        server = subprocess.Popen(
+            [sys.executable, str(TESTS / "command_server.py"), str(listener.fileno())],
+            stdin=subprocess.PIPE,  # the server ends when this is closed
+            env={**os.environ, "PYTHONPATH": str(TESTS.parent), "PYTHONUTF8": "1"},
+            pass_fds=[listener.fileno()],
+        )
+    atexit.register(shutil.rmtree, folder)
+    atexit.register(server.communicate)
+    return [sys.executable, "-I", "-S", str(TESTS / "command_client.py"), path]
+
+
+class Command(NamedTuple):
+    """A process that runs for a client."""
+
+    process: int
+    connection: socket.socket
+
+
+def serve(listener: socket.socket) -> None:
+    """Fork a process for each client; return in these, ready to be the command."""
+    selector = selectors.DefaultSelector()
+    selector.register(listener, selectors.EVENT_READ)
+    selector.register(0, selectors.EVENT_READ)
+    ends: dict[int, Command] = {}  # by the descriptor that tells that the process has ended
+    while True:
+        for key, _ in selector.select():
+            if key.fileobj == 0:
+                os._exit(0)
+            elif key.fileobj is listener:
+                command = forked(listener)
+                if command is None:
+                    leave(selector)
+                    return
+                end = os.pidfd_open(command.process)
+                ends[end] = command
+                selector.register(end, selectors.EVENT_READ)
+                selector.register(command.connection, selectors.EVENT_READ, end)
+            elif key.fd in ends:
+                command = ends.pop(key.fd)
+                selector.unregister(command.connection)
+                selector.unregister(key.fd)
+                os.close(key.fd)
+                answer(command, os.waitstatus_to_exitcode(os.waitpid(command.process, 0)[1]))
+                command.connection.close()
+            elif key.data in ends:  # and the client is gone
+                os.kill(ends[key.data].process, signal.SIGKILL)
+
+
+def forked(listener: socket.socket) -> Command | None:
+    """Fork for the client that waits; return None in the new process, which is as the client is."""
+    connection, _ = listener.accept()
+    size, descriptors, *_ = socket.recv_fds(connection, 8, 3)
+    with connection.makefile("rb") as told:
+        client = ast.literal_eval(told.read(int.from_bytes(size, "big")).decode())
+    process = os.fork()
+    if process == 0:
+        connection.close()
+        become(descriptors, *client)
+        return None
+    for descriptor in descriptors:
+        os.close(descriptor)
+    command = Command(process, connection)
+    answer(command, process)
+    return command
+
+
+def leave(selector: selectors.BaseSelector) -> None:
+    """Close what is the server's alone, in a process that it has forked."""
+    for key in [*selector.get_map().values()]:
+        if isinstance(key.fileobj, socket.socket):
+            key.fileobj.close()
+        elif key.fd != 0:
+            os.close(key.fd)
+    selector.close()
+
+
+def answer(command: Command, number: int) -> None:
+    """Tell the client of `command`, if it is still there."""
+    with contextlib.suppress(ConnectionError):
+        command.connection.sendall(b"%d\n" % number)
+
+
+def become(
+    descriptors: list[int],
+    folder: str,
+    environment: dict[str, str],
+    umask: int,
+    file_size: tuple[int, int],
+    arguments: list[str],
+) -> None:
+    """Make this process what the client is."""
+    for descriptor, theirs in enumerate(descriptors):
+        os.dup2(theirs, descriptor)
+        os.close(theirs)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.umask(umask)
+    resource.setrlimit(resource.RLIMIT_FSIZE, file_size)
+    sys.argv = ["batchdecode", *arguments]
+    sys.path[0] = ""
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as Python does it
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - as above
+
+
+def import_everything() -> None:
+    """Import all that a command may import late."""
+    for package in map(importlib.import_module, ("batcher", "cli")):
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            importlib.import_module(module.name)
+    gc.freeze()
+
+
+if __name__ == "__main__":
+    import_everything()
+    serve(socket.socket(fileno=int(sys.argv[1])))
+    importlib.import_module("cli.start").main()
