@@ -4,6 +4,6 @@ import os
 
 from hypothesis import settings
 
-settings.register_profile("ci", derandomize=True)
-if "CI" in os.environ:
-    settings.load_profile("ci")
+settings.register_profile("desk", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci" if "CI" in os.environ else "desk")

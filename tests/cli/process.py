@@ -37,7 +37,7 @@ def batchdecode(*arguments, cwd=None, stdin=b"", **environment):
     return done
 
 
-def start(*arguments, cwd=None, **pipes):
+def start(*arguments, cwd=None, command=None, **pipes):
     """Start the command; by default stdin is empty, stdout and stderr are pipes."""
     settings = {
         "stdin": subprocess.DEVNULL,
@@ -45,7 +45,10 @@ def start(*arguments, cwd=None, **pipes):
         "stderr": subprocess.PIPE,
     }
     return subprocess.Popen(
-        [*command_line(), *map(str, arguments)], cwd=cwd, env=ENVIRONMENT, **(settings | pipes)
+        [*(command or command_line()), *map(str, arguments)],
+        cwd=cwd,
+        env=ENVIRONMENT,
+        **(settings | pipes),
     )
 
 

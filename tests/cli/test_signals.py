@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from emulated_run import Screen
-from process import lines_of, start, workload
+from process import COMMAND, lines_of, start, workload
 
 from cli.running.signals import Interrupted, StopSignals
 
@@ -122,7 +122,7 @@ def test_ctrl_z_leaves_the_terminal_as_it_was_and_the_run_goes_on(tmp_path):
     ours, theirs = pty.openpty()
     termios.tcsetwinsize(theirs, (24, 80))
     arguments = ["run", "in", "-b", "2", "--live", "always", "--step-delay", "0.05"]
-    process = start(*arguments, cwd=tmp_path, stderr=theirs, process_group=0)
+    process = start(*arguments, cwd=tmp_path, command=COMMAND, stderr=theirs, process_group=0)
     os.close(theirs)
     screen = Screen(80, 24)
     while "decode" not in screen.text():
