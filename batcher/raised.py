@@ -1,13 +1,13 @@
 """What somebody else's code raised: where that was, and who is told of it."""
 
 import os
-import sysconfig
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from traceback import TracebackException
 from types import TracebackType
+
+from msgspec import Struct
 
 from batcher.errors import BatchdecodeError, describe
 
@@ -15,8 +15,7 @@ MAX_FRAMES = 20  # of a traceback, those nearest to where it was raised
 _OURS = str(Path(__file__).parent) + os.sep
 
 
-@dataclass(frozen=True, slots=True)
-class Raised:
+class Raised(Struct, frozen=True):
     """An exception without its frames, which would keep alive all that they hold.
 
     said: its type and its text.  place: file and line of the code that raised it, those of
@@ -106,6 +105,8 @@ def _is_ours(filename: str) -> bool:
 @cache
 def _libraries() -> tuple[str, ...]:
     """Return the folders of Python itself and of what is installed."""
+    import sysconfig  # noqa: PLC0415 - only where something is raised
+
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     return tuple({sysconfig.get_path(name) + os.sep for name in names})
 

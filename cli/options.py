@@ -1,7 +1,8 @@
 """What a run was asked to do, by flags, environment and configuration file together."""
 
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct, field
 
 from batcher.metrics.slo import Slo
 from batcher.settings import GRAMMAR_TIMEOUT
@@ -11,8 +12,7 @@ from .screen.choice import LiveChoice
 from .screen.terminal import ColorChoice
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
+class RunOptions(Struct, frozen=True, kw_only=True):
     """The options of `batchdecode run`; docs/cli.md says what each one means."""
 
     input: str | None = None

@@ -10,8 +10,9 @@ from batcher.formats.results import decode_result_line
 from batcher.request import Request
 from batcher.result import Result
 
+from .output import ResumeError
 from .result_index import ResultIndex
-from .result_lines import REPAIR, ResultLine, ResumeError
+from .result_lines import REPAIR, ResultLine
 
 
 class EarlierResults:

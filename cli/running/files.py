@@ -25,6 +25,11 @@ def side_files(output: str | None) -> list[str]:
     ] + ([f"{output}.new.gz"] if output.endswith(".gz") else [])
 
 
+def rest_path(output: str) -> str:
+    """Return where results are that are known, but whose turn in `output` has not come."""
+    return f"{output}.rest"
+
+
 def check_distinct(input_status: os.stat_result, outputs: Iterable[NamedPath]) -> None:
     """Make sure that no two of the run's files are one and the same.
 

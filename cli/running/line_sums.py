@@ -9,8 +9,7 @@ from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 
-from .output import Sink, open_sink
-from .result_lines import ResumeError
+from .output import ResumeError, Sink, open_sink
 
 _NUM_BYTES = 8
 

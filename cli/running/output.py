@@ -33,6 +33,10 @@ class OutputError(BatchdecodeError):
     """A file cannot be written, or should not be."""
 
 
+class ResumeError(BatchdecodeError):
+    """What is there cannot be continued."""
+
+
 class Sink(Protocol):
     """Takes whole lines.
 

@@ -7,11 +7,9 @@ from batcher.errors import RUN_ERROR_CODES, BatchdecodeError
 from batcher.formats.results import decode_result_line
 from batcher.result import Result
 
+from .output import ResumeError
+
 REPAIR = "--resume=repair drops such lines, and decodes again what they were for"
-
-
-class ResumeError(BatchdecodeError):
-    """What is there cannot be continued."""
 
 
 class ResultLine(NamedTuple):

@@ -7,7 +7,7 @@ results from being overwritten.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import msgspec
 from msgspec.structs import replace
@@ -19,12 +19,14 @@ from batcher.validation import ModelCapabilities
 
 from ..options import RunOptions
 from ..scheduling_options import WALL
-from .earlier_results import EarlierResults
+from .files import rest_path
 from .intake import Input
 from .line_sums import SummedSink, written_lines
-from .output import OutputError, Sink, open_sink
-from .result_lines import ResultLines, ResumeError
-from .taking_over import Choice, Expected, rest_path, take_over
+from .output import OutputError, ResumeError, Sink, open_sink
+
+if TYPE_CHECKING:
+    from .earlier_results import EarlierResults
+    from .taking_over import Expected
 
 
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +56,7 @@ class Resumption:
     """
 
     def __init__(
-        self, output: str | None, record: RunRecord | None, known: EarlierResults | None
+        self, output: str | None, record: RunRecord | None, known: "EarlierResults | None"
     ) -> None:
         self.known = known
         self.is_possible = record is not None and record.input_sha256 is not None
@@ -138,17 +140,27 @@ def prepare(options: RunOptions, requests: Input, run: RunEvent) -> Resumption:
     known = None
     if has_results and options.resume:
         _check_same_run(output, earlier, record)
-        dropped = _with_unseen_samples(requests) if options.retry_failed else frozenset()
-        choice = Choice(options.repair, options.retry_failed, dropped)
-        if options.repair or options.retry_failed:
-            _write_record(output, record)  # from here on, results may be missing
-        known = take_over(
-            output,
-            ResultLines(options.batch, written_lines(output), is_repairing=options.repair),
-            expected=_expected(requests) if options.keep_order else None,
-            choice=choice,
-        )
+        known = _take_over(output, options, requests, record)
     return Resumption(output, record, known)
+
+
+def _take_over(
+    output: str, options: RunOptions, requests: Input, record: RunRecord
+) -> "EarlierResults":
+    """Return what the run before has left in `output`, without what is decoded again."""
+    from .result_lines import ResultLines  # noqa: PLC0415 - few runs go on with another
+    from .taking_over import Choice, take_over  # noqa: PLC0415 - as above
+
+    dropped = _with_unseen_samples(requests) if options.retry_failed else frozenset()
+    choice = Choice(options.repair, options.retry_failed, dropped)
+    if options.repair or options.retry_failed:
+        _write_record(output, record)  # from here on, results may be missing
+    return take_over(
+        output,
+        ResultLines(options.batch, written_lines(output), is_repairing=options.repair),
+        expected=_expected(requests) if options.keep_order else None,
+        choice=choice,
+    )
 
 
 def _why_not_replaced(earlier: RunRecord | None) -> str:
@@ -171,8 +183,10 @@ def _why_not_replaced(earlier: RunRecord | None) -> str:
     )
 
 
-def _expected(requests: Input) -> Iterator[Expected]:
+def _expected(requests: Input) -> "Iterator[Expected]":
     """Yield what the lines of the input are by themselves, each with its number."""
+    from .taking_over import Expected  # noqa: PLC0415 - as above
+
     lines, parser = requests.lines(), RequestParser(ModelCapabilities())
     while (line := lines.read()) is not None:
         parsed = parser.parse(line, lines.number)

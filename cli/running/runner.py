@@ -31,10 +31,9 @@ from .intake import InputError
 from .job import Job
 from .lock import OutputLock
 from .loop import Loop
-from .output import OutputError, open_sink
+from .output import OutputError, ResumeError, open_sink
 from .problems import InvalidInput, say
 from .recorder import Recorder
-from .result_lines import ResumeError
 from .resume import Resumption, prepare
 from .signals import Interrupted, StopSignals
 from .stdout import stdout_descriptor

@@ -13,8 +13,9 @@ from typing import BinaryIO, NamedTuple
 from batcher.formats.requests import ParsedLine
 
 from .earlier_results import EarlierResults, number_of
-from .output import OutputError, open_sink
-from .result_lines import ResultLine, ResultLines, ResumeError
+from .files import rest_path
+from .output import OutputError, ResumeError, open_sink
+from .result_lines import ResultLine, ResultLines
 
 _CHUNK_BYTES = 2**20
 
@@ -41,11 +42,6 @@ class Choice(NamedTuple):
         return self.drops_failed and any(
             known.has_failed or known.id in self.dropped_ids for known in answer
         )
-
-
-def rest_path(output: str) -> str:
-    """Return where results are that are known, but whose turn in `output` has not come."""
-    return f"{output}.rest"
 
 
 def take_over(

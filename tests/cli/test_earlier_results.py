@@ -12,8 +12,8 @@ from batcher.result import (
 )
 from batcher.validation import ModelCapabilities
 from cli.running import result_index
-from cli.running.output import OutputError
-from cli.running.result_lines import ResultLines, ResumeError
+from cli.running.output import OutputError, ResumeError
+from cli.running.result_lines import ResultLines
 from cli.running.taking_over import Expected, take_over
 
 
