@@ -1,9 +1,19 @@
-"""The folder `cli` is installed under another name, so it must not know its own."""
+"""The folder `cli` is installed as `batchdecode`: users get no package of a name so common."""
 
 import ast
+import subprocess
+import sys
+import sysconfig
+import venv
 from pathlib import Path
 
+import pytest
+from process import ENVIRONMENT, lines_of, workload
+
 import cli
+
+ROOT = Path(cli.__file__).parents[1]
+OUTSIDE = {name: text for name, text in ENVIRONMENT.items() if name != "PYTHONPATH"}
 
 
 def test_the_folder_cli_never_imports_itself_by_name():
@@ -14,6 +24,53 @@ def test_the_folder_cli_never_imports_itself_by_name():
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.level == 0:
                 names = [node.module]
-            assert not [name for name in names if name.split(".")[0] in {"cli", "batchdecode"}], (
-                path
-            )
+            assert not {name.split(".")[0] for name in names} & {"cli", "batchdecode"}, path
+
+
+@pytest.fixture(scope="module", params=[[], ["--editable"]], ids=["wheel", "editable"])
+def scripts(request, tmp_path_factory):
+    """The folder of the commands of an environment with only the project and what it needs."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder)
+    [packages] = folder.glob("lib/*/site-packages")
+    needed = [path for path in sys.path if path.endswith("site-packages")]
+    needed.append(sysconfig.get_path("purelib"))
+    (packages / "0.pth").write_text("\n".join(needed))  # the first; no .pth of theirs is read
+    pip = [sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install", "--quiet"]
+    offline = ["--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check"]
+    subprocess.run([*pip, *offline, *request.param, ROOT], env=OUTSIDE, check=True)
+    return folder / "bin"
+
+
+def output_of(*command, cwd, **environment):
+    environment = OUTSIDE | environment
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, check=False)
+    return done.returncode, done.stdout, done.stderr.decode()
+
+
+@pytest.mark.heavy
+def test_an_install_has_the_command_and_no_package_named_cli(scripts, tmp_path):
+    importing = (
+        "import batchdecode.app, batcher; import importlib.util as u; print(u.find_spec('cli'))"
+    )
+    assert output_of(scripts / "python", "-c", importing, cwd=tmp_path) == (0, b"None\n", "")
+    shown = output_of(scripts / "batchdecode", "--version", cwd=tmp_path)
+    assert shown[1].startswith(b"batchdecode ")
+    assert output_of(scripts / "python", "-m", "batchdecode", "--version", cwd=tmp_path) == shown
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("options", [[], ["--help"]], ids=["run", "help"])
+def test_a_package_named_cli_of_the_user_s_own_breaks_nothing(scripts, tmp_path, options):
+    (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(3)))
+    arguments = ["run", "requests.jsonl", "-q", *options]
+    expected = output_of(scripts / "batchdecode", *arguments, cwd=tmp_path)
+    assert expected[0] == 0
+    assert expected[1]
+    (tmp_path / "cli").mkdir()
+    (tmp_path / "cli" / "__init__.py").write_text("raise RuntimeError('this is not ours')\n")
+    own = {"PYTHONPATH": str(tmp_path)}
+    assert output_of(scripts / "batchdecode", *arguments, cwd=tmp_path) == expected
+    assert output_of(scripts / "batchdecode", *arguments, cwd=tmp_path, **own) == expected
+    module = [scripts / "python", "-m", "batchdecode", *arguments]
+    assert output_of(*module, cwd=tmp_path, **own) == expected
