@@ -8,8 +8,8 @@ from batcher.metrics.slo import Slo
 from batcher.settings import GRAMMAR_TIMEOUT
 
 from .scheduling_options import SchedulingOptions
-from .screen.choice import LiveChoice
 from .screen.terminal import ColorChoice
+from .screen.view import LiveChoice
 
 
 class RunOptions(Struct, frozen=True, kw_only=True):

@@ -39,7 +39,7 @@ def check(
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(2)
     from ..options import RunOptions  # noqa: PLC0415 - heavy, as is all the next one imports
-    from ..running.plan import print_plan  # noqa: PLC0415 - as above
+    from ..running.check import print_plan  # noqa: PLC0415 - as above
 
     options = RunOptions(
         input=requests,

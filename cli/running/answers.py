@@ -1,20 +1,31 @@
-"""Requests in flight, and the answers their results become: a line for each, or one for all."""
+"""What requests are answered with: lines of results, as these come or in the order of the input.
 
-from collections.abc import Iterable, Mapping
+Rule: a request that is answered by the line of its one result, when that comes, leaves nothing
+here.  What is held back for its turn beyond a limit goes to a temporary file, in sorted runs that
+are merged when their turn comes.
+"""
+
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from heapq import heappop, heappush, heapreplace
 from operator import attrgetter
-from typing import Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 from msgspec import Struct
 
+from batcher.errors import InvariantError
 from batcher.events import FinishEvent
 from batcher.formats.openai import Form
-from batcher.formats.requests import BadLine, ParsedLine
-from batcher.formats.results import make_rejected_result
+from batcher.formats.requests import BadLine
+from batcher.formats.results import encode_result, make_rejected_result
+from batcher.models.base import Model, bytes_of
 from batcher.request import Request
 from batcher.result import Result
 from batcher.validation import constraint_fields_of
 
+HELD_BYTES = 32 * 2**20
 _NOTHING: Mapping[int, Result] = {}
+_HEADER = struct.Struct("<qq")  # index, length of the lines
 
 
 class KnownResults(Protocol):
@@ -34,32 +45,102 @@ class KnownResults(Protocol):
         """Return whether there is the result of a bad line: the id it gave and its number."""
 
 
-class Answer(Struct, gc=False):
-    """What is written at once for one line of the input.
+class InputOrder:
+    """Puts lines back into the order of the input, from the line `first` on."""
 
-    place: of that line.  results: one of them in our own form, all of them for an OpenAI row, in
-    their order.  rank: ascends over the answers of a line in their order, which is that of the
-    index, or, with best_of, the best first.  is_last: nothing more comes for this line.
-    """
+    def __init__(self, first: int = 0, max_held_bytes: int = HELD_BYTES) -> None:
+        self._next = first
+        self._max_held_bytes, self._num_held_bytes = max_held_bytes, 0
+        self._held: dict[int, bytes] = {}
+        self._runs: list[_SpilledRun] = []  # a heap
+        self._file: BinaryIO | None = None
 
-    place: int
-    results: list[Result]
-    form: Form = "result"
-    rank: int = 0
-    is_last: bool = True
+    def put(self, index: int, lines: bytes) -> list[bytes]:
+        """Take in the lines that answer the line `index`; return those whose turn has come."""
+        self._held[index] = lines
+        self._num_held_bytes += len(lines)
+        if index != self._next:
+            if self._num_held_bytes > self._max_held_bytes:
+                self._spill()
+            return []
+        ready = []
+        while (lines_now := self._take(self._next)) is not None:
+            ready.append(lines_now)
+            self._next += 1
+        return ready
+
+    def rest(self) -> Iterator[bytes]:
+        """Yield the lines still held back, in order; those missing between them will not come."""
+        if self._held:
+            self._spill()
+        while self._runs:
+            yield self._take_spilled()
+
+    def close(self) -> None:
+        """Forget all that is held back."""
+        if self._file is not None:
+            self._file.close()
+
+    def _take(self, index: int) -> bytes | None:
+        """Return what was put at `index` and forget it; None if it is not here."""
+        lines = self._held.pop(index, None)
+        if lines is not None:
+            self._num_held_bytes -= len(lines)
+            return lines
+        if self._runs and self._runs[0].first_index == index:
+            return self._take_spilled()
+        return None
+
+    def _spill(self) -> None:
+        """Move all lines in memory to the temporary file, as one more run."""
+        if self._file is None:
+            import tempfile  # noqa: PLC0415 - hardly any run comes here
+
+            self._file = tempfile.TemporaryFile()  # noqa: SIM115 - gone with the process
+        start = self._file.seek(0, 2)
+        for index, lines in sorted(self._held.items()):
+            self._file.write(_HEADER.pack(index, len(lines)) + lines)
+        heappush(self._runs, _SpilledRun(min(self._held), start, self._file.tell()))
+        self._held.clear()
+        self._num_held_bytes = 0
+
+    def _take_spilled(self) -> bytes:
+        """Return the first lines of the run that comes first, and move that run on."""
+        run, file = self._runs[0], self._file
+        if file is None:
+            raise InvariantError("a run without a file")
+        file.seek(run.start)
+        _, length = _HEADER.unpack(file.read(_HEADER.size))
+        lines = file.read(length)
+        start = run.start + _HEADER.size + length
+        if start == run.end:
+            heappop(self._runs)
+        else:
+            index, _ = _HEADER.unpack(file.read(_HEADER.size))
+            heapreplace(self._runs, _SpilledRun(index, start, run.end))
+        return lines
 
 
-class _Flight(Struct, gc=False):
-    """A request that is in the engine.
+class _SpilledRun(NamedTuple):
+    """Lines in the temporary file from `start` to `end`, ascending from `first_index` on."""
 
-    num_left: how many of its results have not come.  known: those that an earlier run has given.
+    first_index: int
+    start: int
+    end: int
+
+
+class _OpenRequest(Struct, gc=False):
+    """A request in the engine that is not just answered by the line of its result, when it comes.
+
+    input_index: of its line.  num_left: how many of its results have not come.
+    known: those that an earlier run has given.  is_replayed: the engine goes through the motions
+    for them, and decodes only the others.
     num_lacking: how many are not written; failures may have made other samples the best ones.
-    is_replayed: the engine goes through the motions for them, and decodes only the others.
     is_ranked: its results come in their order, all at once.  form: that of the answer.
-    row: the results that have come, of an OpenAI row; None for a request in our own form.
+    held: the results that have come, if they are answered together.
     """
 
-    place: int
+    input_index: int
     num_left: int
     num_lacking: int
     known: Mapping[int, Result]
@@ -67,52 +148,66 @@ class _Flight(Struct, gc=False):
     is_ranked: bool
     form: Form
     has_failed: bool = False
-    row: list[Result] | None = None
+    held: list[Result] = []  # of its own
 
 
-class Flights:
-    """All requests in the engine, by id, and what is still to come for each.
+class Answers:
+    """Turns the results of a run into lines, each time those whose turn has come.
 
+    rejected: the answers to bad lines that were not taken yet.
+
+    earlier: what an earlier run has given.  order: if answers go in the order of the input.
     is_plain: what every step does follows from how many tokens each row has, so that known results
     need not be decoded again.
     """
 
-    def __init__(self, earlier: KnownResults | None = None, *, is_plain: bool = True) -> None:
+    def __init__(
+        self,
+        model: Model,
+        earlier: KnownResults | None = None,
+        order: InputOrder | None = None,
+        *,
+        is_plain: bool = True,
+    ) -> None:
         self.is_resumed = earlier is not None
-        self._is_plain = is_plain
-        self._earlier = earlier
-        self._flights: dict[str, _Flight] = {}
+        self._model, self._earlier, self._order, self._is_plain = model, earlier, order, is_plain
+        self._open: dict[str, _OpenRequest] = {}
+        self.rejected: list[bytes] = []
 
-    def begin(self, parsed: ParsedLine, place: int) -> Mapping[int, Result]:
-        """Take in the request of a line; return those of its results that the engine may replay."""
-        request = parsed.request
+    def open(self, request: Request, form: Form, input_index: int) -> Mapping[int, Result]:
+        """Take in a request; return those of its results that the engine may replay."""
+        num_results, earlier = request.n, self._earlier
+        is_row, has_order = form != "result", self._order is not None
+        if num_results == 1 and earlier is None and not (is_row or has_order):
+            return _NOTHING
         request_id: str = request.id  # type: ignore[assignment]  # its parser has set it
         known, is_replayed = _NOTHING, False
-        if self._earlier is not None:
-            known = self._earlier.results_of(request)
+        if earlier is not None:
+            known = earlier.results_of(request)
             is_replayed = self._is_plain and can_be_replayed(request)
             if is_replayed:
-                self._earlier.check_replay(request, known)
+                earlier.check_replay(request, known)
+        num_lacking = num_results - len(known)
         is_ranked = request.best_of is not None
-        num_lacking = request.n - len(known)
-        flight = _Flight(place, request.n, num_lacking, known, is_replayed, is_ranked, parsed.form)
-        if parsed.form != "result":
-            flight.row = []
-        self._flights[request_id] = flight
+        self._open[request_id] = _OpenRequest(
+            input_index, num_results, num_lacking, known, is_replayed, is_ranked, form
+        )
         return known if is_replayed else _NOTHING
 
-    def reject(self, bad: BadLine, place: int) -> list[Answer]:
-        """Return the answer to a bad line, nothing if an earlier run has given it."""
+    def reject(self, bad: BadLine, input_index: int) -> None:
+        """Answer a bad line, unless an earlier run has."""
         number = bad.problems[0].line
-        if self._earlier is not None and self._earlier.has_rejected(bad.id, number):
-            return []
-        return [Answer(place, [make_rejected_result(bad.id, bad.problems)], bad.form)]
+        if self._earlier is None or not self._earlier.has_rejected(bad.id, number):
+            line = self._encode([make_rejected_result(bad.id, bad.problems)], bad.form)
+            self.rejected += [line] if self._order is None else self._order.put(input_index, line)
 
     def is_first_failure(self, request_id: str) -> bool:
         """Take note that a result of a request is an error; return whether it is its first."""
-        flight = self._flights[request_id]
-        is_first = not flight.has_failed
-        flight.has_failed = True
+        request = self._open.get(request_id)
+        if request is None:  # it has no other one
+            return True
+        is_first = not request.has_failed
+        request.has_failed = True
         return is_first
 
     def note_replayed(self, event: FinishEvent) -> bool:
@@ -120,38 +215,91 @@ class Flights:
 
         Needed only if a run is resumed: of a replayed sample there is no result.
         """
-        flight = self._flights.get(event.id)
-        if flight is None or not flight.is_replayed or event.index not in flight.known:
+        request = self._open.get(event.id)
+        if request is None or not request.is_replayed or event.index not in request.known:
             return False
         if event.role == "negative":
             return False
         has_failed = event.reason == "error" and self.is_first_failure(event.id)
-        self._count_down(event.id, flight)
+        self._count_down(event.id, request)
         return has_failed
 
-    def answer(self, results: Iterable[Result]) -> list[Answer]:
-        """Return what is to be written now that these results have come."""
-        answers = []
-        for result in results:
-            flight = self._flights[result.id]
-            self._count_down(result.id, flight)
-            is_last = not flight.num_left
-            if flight.row is not None:
-                flight.row.append(result)
-                if is_last and not flight.known:  # of a row, all results are known or none is
-                    if not flight.is_ranked:
-                        flight.row.sort(key=attrgetter("index"))
-                    answers.append(Answer(flight.place, flight.row, flight.form))
-            elif result.index not in flight.known and flight.num_lacking > 0:
-                flight.num_lacking -= 1
-                rank = -flight.num_left if flight.is_ranked else result.index
-                answers.append(Answer(flight.place, [result], rank=rank, is_last=is_last))
-        return answers
+    def take(self, results: Iterable[Result]) -> list[bytes]:
+        """Return what is to be written now that these results have come, in lines.
 
-    def _count_down(self, request_id: str, flight: _Flight) -> None:
-        flight.num_left -= 1
-        if not flight.num_left:
-            del self._flights[request_id]
+        With an order, those of a request are one item.
+        """
+        lines, self.rejected = self.rejected, []
+        if not self._open:  # as in most runs
+            lines += map(encode_result, results)
+            return lines
+        for result in results:
+            request = self._open.get(result.id)
+            if request is None:
+                lines.append(encode_result(result))
+            else:
+                lines += self._answer(request, result)
+        return lines
+
+    def put_back(self, input_index: int, lines: bytes) -> list[bytes]:
+        """Return what is to be written now that lines of an earlier run have got their turn."""
+        return [] if self._order is None else self._order.put(input_index, lines)
+
+    def rest(self) -> Iterator[bytes]:
+        """Yield what is held back for its turn, if there is an order; no result will come."""
+        if self._order is not None:
+            for request in self._open.values():
+                if request.form == "result" and request.held:
+                    yield from self._order.put(request.input_index, self._join(request))
+            yield from self._order.rest()
+
+    def close(self) -> None:
+        """Forget what is held back for its turn."""
+        if self._order is not None:
+            self._order.close()
+
+    def _answer(self, request: _OpenRequest, result: Result) -> list[bytes]:
+        """Return what is to be written now that a request has got one more result."""
+        self._count_down(result.id, request)
+        is_row = request.form != "result"
+        if is_row:
+            if request.known:  # of a row, all results are known or none is
+                return []
+        elif result.index in request.known or request.num_lacking <= 0:
+            return []
+        request.num_lacking -= 1
+        if not is_row and self._order is None:
+            return [encode_result(result)]
+        request.held.append(result)
+        if request.num_left:
+            return []
+        lines = self._join(request)
+        return [lines] if self._order is None else self._order.put(request.input_index, lines)
+
+    def _join(self, request: _OpenRequest) -> bytes:
+        """Return the results that a request has got, in their order: that of the index, or best."""
+        if not request.is_ranked:
+            request.held.sort(key=attrgetter("index"))
+        if request.form != "result":
+            return self._encode(request.held, request.form)
+        return b"".join(map(encode_result, request.held))
+
+    def _encode(self, results: list[Result], form: Form) -> bytes:
+        """Return the line of these results, in this form."""
+        if form == "result":
+            return encode_result(results[0])
+        from batcher.formats.result_rows import encode_openai_row  # noqa: PLC0415 - only for them
+
+        model = self._model
+        token_bytes = model.tokenizer.token_bytes
+        return encode_openai_row(
+            results, model.name, form, lambda token: bytes_of(token, token_bytes)
+        )
+
+    def _count_down(self, request_id: str, request: _OpenRequest) -> None:
+        request.num_left -= 1
+        if not request.num_left:
+            del self._open[request_id]
 
 
 def can_be_replayed(request: Request) -> bool:

@@ -1,18 +1,176 @@
-"""The results that an earlier run has left in a file, looked up where they are.
+"""The results that an earlier run has left in a file: read back, and looked up where they are.
 
-Of each result only where it stands is held in memory.
+Of each result only where it stands is held in memory.  Rule: what is found by a hash is only a
+candidate; whoever asks reads it and compares.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import BinaryIO
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
 
+from batcher.errors import RUN_ERROR_CODES, BatchdecodeError
 from batcher.formats.results import decode_result_line
 from batcher.request import Request
 from batcher.result import Result
 
-from .output import ResumeError
-from .result_index import ResultIndex
-from .result_lines import REPAIR, ResultLine
+from .output import SUM_BYTES, ResumeError, sum_of, sums_path
+
+REPAIR = "--resume=repair drops such lines, and decodes again what they were for"
+
+
+class ResultLine(NamedTuple):
+    """A line, and the results in it."""
+
+    line: bytes
+    results: list[Result]
+
+    @property
+    def id(self) -> str:
+        """The id of the request that it answers."""
+        return self.results[0].id
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether one of its results failed in the run; a bad line stays one."""
+        return any(
+            result.error is not None and result.error.code in RUN_ERROR_CODES
+            for result in self.results
+        )
+
+
+class ResultLines:
+    """Reads lines up to the first that is torn.
+
+    num_slots: of the batch.  was_written: tells whether a run has written a line.
+    is_repairing: what no run has written is left out, not refused.
+    """
+
+    def __init__(
+        self, num_slots: int, was_written: Callable[[bytes], bool], *, is_repairing: bool = False
+    ) -> None:
+        self._num_slots, self._was_written = num_slots, was_written
+        self._is_repairing = is_repairing
+
+    def read(self, file: BinaryIO) -> Iterator[ResultLine]:
+        """Yield each line, from the first one on.
+
+        Raises:
+            ResumeError: one is no result of the run.
+        """
+        file.seek(0)
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                results = self._results_in(line)
+            except (BatchdecodeError, RecursionError) as error:
+                if self._is_repairing:
+                    continue
+                raise ResumeError(f"line {number}: {error}; {REPAIR}") from error
+            yield ResultLine(line, results)
+
+    def _results_in(self, line: bytes) -> list[Result]:
+        """Return the results of `line`.
+
+        Raises:
+            BatchdecodeError: it is not what a run wrote.
+        """
+        if line.isspace():
+            raise ResumeError("it is blank")
+        results = decode_result_line(line)
+        for result in results:
+            self._check(result)
+        if not self._was_written(line):
+            raise ResumeError(
+                f"the result of {results[0].id!r} is not what the run has written: "
+                "it was changed, or put there"
+            )
+        return results
+
+    def _check(self, result: Result) -> None:
+        """Make sure that `result` can be one of this run.
+
+        Raises:
+            ResumeError: it cannot.
+        """
+        slot, admitted, finished = result.slot, result.steps.admitted, result.steps.finished
+        if slot is None and admitted is None:
+            return
+        if slot is None or admitted is None or finished is None:
+            raise ResumeError("some of slot, admitted and finished are null")
+        if not 0 <= slot < self._num_slots:
+            raise ResumeError(f"slot {slot}, but there are {self._num_slots}")
+        if not 0 <= admitted <= finished:
+            raise ResumeError(f"it cannot have held a slot from step {admitted} to {finished}")
+
+
+def written_lines(output: str) -> Callable[[bytes], bool]:
+    """Return a function that tells whether runs have written a line to `output`.
+
+    Raises:
+        ResumeError: there are no sums of its lines.
+    """
+    import numpy as np  # noqa: PLC0415 - only to resume a run
+
+    path = sums_path(output)
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise ResumeError(
+            f"cannot resume {output}: {path} is missing, so nothing says which lines the run "
+            "has written; --force starts over"
+        ) from None
+    data = data[: len(data) - len(data) % SUM_BYTES]
+    sums = array("q", np.sort(np.frombuffer(data, np.int64)).tobytes())
+
+    def was_written(line: bytes) -> bool:
+        wanted = int.from_bytes(sum_of(line), "little", signed=True)
+        place = bisect_left(sums, wanted)
+        return place < len(sums) and sums[place] == wanted
+
+    return was_written
+
+
+class ResultIndex:
+    """Offsets of lines by the id of a request and a number: 16 bytes each, once they are sorted."""
+
+    def __init__(self) -> None:
+        self._hashes, self._starts = array("q"), array("q")
+
+    def add(self, request_id: str, number: int, start: int) -> None:
+        """Take note that what has this id and number is in the line that begins at `start`."""
+        self._hashes.append(hash((request_id, number)))
+        self._starts.append(start)
+
+    def sort(self) -> None:
+        """Make everything that was added ready to be found."""
+        import numpy as np  # noqa: PLC0415 - only to resume a run
+
+        hashes = np.frombuffer(self._hashes, np.int64)
+        order = np.argsort(hashes)
+        self._hashes = array("q", hashes[order].tobytes())
+        self._starts = array("q", np.frombuffer(self._starts, np.int64)[order].tobytes())
+
+    def find(self, request_id: str, number: int) -> Iterator[int]:
+        """Yield the offsets at which it may be: nearly always one, if it is there."""
+        return self._starts_of(hash((request_id, number)))
+
+    def alike(self) -> Iterator[list[int]]:
+        """Yield the offsets of two or more that `find` does not tell apart, and so for others."""
+        import numpy as np  # noqa: PLC0415 - as above
+
+        hashes = np.frombuffer(self._hashes, np.int64)
+        for wanted in np.unique(hashes[1:][hashes[1:] == hashes[:-1]]).tolist():
+            yield list(self._starts_of(wanted))
+
+    def _starts_of(self, wanted: int) -> Iterator[int]:
+        """Yield the offsets of those that have the hash `wanted`."""
+        place = bisect_left(self._hashes, wanted)
+        while place < len(self._hashes) and self._hashes[place] == wanted:
+            yield self._starts[place]
+            place += 1
 
 
 class EarlierResults:

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import nullcontext
+from typing import TYPE_CHECKING
 
 from batcher.engine import Engine
 from batcher.errors import BatchdecodeError
@@ -11,11 +12,14 @@ from batcher.models.loading import load_model
 from batcher.models.simulated import SimulatedModel
 
 from ..options import RunOptions
-from .answers import KnownResults
+from .answers import Answers, InputOrder
 from .intake import Waiting, open_input
 from .loop import Loop
 from .problems import ProblemReport, say
 from .sources import open_source
+
+if TYPE_CHECKING:
+    from .earlier_results import EarlierResults
 
 
 class Job:
@@ -88,7 +92,7 @@ class Job:
         with self._waiting():
             time.sleep(seconds)
 
-    def loop(self, known: KnownResults | None = None) -> Loop:
+    def loop(self, known: "EarlierResults | None" = None) -> Loop:
         """Return the loop over the requests; a file has been read through once by then.
 
         Raises:
@@ -109,12 +113,11 @@ class Job:
         finally:
             say(self.requests.take_notes() + self.report.closing())
         is_reported = keep_going and source.total is not None
+        order = InputOrder(known.num_complete if known else 0) if options.keep_order else None
         return Loop(
             self.engine,
             source,
-            model=self.model,
-            known=known,
-            is_plain=options.scheduling.is_plain,
+            Answers(self.model, known, order, is_plain=options.scheduling.is_plain),
             keep_going=keep_going,
             max_errors=options.max_errors,
             on_bad_line=_ignore if is_reported else self.report.add,

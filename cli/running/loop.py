@@ -4,38 +4,27 @@ No file and no terminal is touched here, so whoever iterates decides what become
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
 from batcher.engine import Engine
 from batcher.engine.outcome import StepOutcome
 from batcher.errors import InvariantError
-from batcher.events import FinishEvent, RejectEvent, RequestEvent, TokenEvent
+from batcher.events import ArriveEvent, FinishEvent, RejectEvent, RequestEvent
 from batcher.formats.requests import BadLine, ParsedLine
-from batcher.formats.results import encode_result
-from batcher.models.base import Model, bytes_of
+from batcher.scheduling.blocks import BlockUse
+from batcher.timeline.records import label_of
 
-from .answers import Answer, Flights, KnownResults
-from .entries import Entry
+from .answers import Answers
 from .sources import Source, name_of
 
-_MAX_HELD = 1024  # results that wait for a step
-
-
-class Outcome(NamedTuple):
-    """What a step, or reading before it, has brought; tokens: if the engine streams them."""
-
-    events: list[RequestEvent]
-    answers: list[Answer]
-    tokens: list[TokenEvent]
+MAX_HELD = 1024  # results, or bad lines, that wait for a step
 
 
 class Loop:
-    """Iterates over the outcomes of a run.
+    """Iterates over the outcomes of a run: of its steps, and of what is read before one.
 
-    is_plain: see Flights.
+    answers: takes in what is read; whoever iterates hands it the results.
     num_read: lines taken from the source.  num_failed: requests that failed so far.
     first_failure: what the model did to the first request that failed in it.
     has_refused: a bad line has ended the reading, since such lines are not skipped.
@@ -45,27 +34,22 @@ class Loop:
         self,
         engine: Engine,
         source: Source,
+        answers: Answers,
         *,
-        model: Model,
-        known: KnownResults | None = None,
-        is_plain: bool = True,
         keep_going: bool = False,
         max_errors: int | None = None,
         on_bad_line: Callable[[BadLine], None] | None = None,
     ) -> None:
-        self.engine, self.source = engine, source
+        self.engine, self.source, self.answers = engine, source, answers
         self.num_read = self.num_failed = 0
         self.has_refused = False
         self.first_failure: str | None = None
-        self._flights = Flights(known, is_plain=is_plain)
-        self._model = model
         self._keep_going = keep_going
         self._max_errors = max_errors or float("inf")
         self._on_bad_line = on_bad_line
         self._is_reading, self._is_computing = True, False
-        self._ahead: Entry | None = None  # a line that was read, and not taken yet
-        self._reject_events: list[RequestEvent] = []
-        self._reject_answers: list[Answer] = []
+        self._ahead: ParsedLine | BadLine | None = None  # was read, and not taken yet
+        self._rejected: list[tuple[RequestEvent, BadLine, int]] = []
 
     @property
     def has_given_up(self) -> bool:
@@ -78,24 +62,16 @@ class Loop:
         return self.source.has_ended and self._ahead is None and not self.engine.has_work
 
     @property
-    def current_step(self) -> int | None:
-        """The number of the step that is being computed, None between two of them."""
-        return self.engine.num_steps if self._is_computing else None
+    def num_queued(self) -> int | None:
+        """How many requests have no slot yet, None if nobody knows."""
+        total = self.source.total
+        return None if total is None else total - self.num_read + self.engine.num_waiting
 
-    @property
-    def upcoming(self) -> str | None:
-        """The id of the first request that the engine has not been given, if that is known."""
-        return self.source.upcoming if self._ahead is None else name_of(self._ahead)
-
-    def __iter__(self) -> Iterator[Outcome]:
+    def __iter__(self) -> Iterator[StepOutcome]:
         engine = self.engine
         while True:
             if self._is_reading:
-                while self._read():
-                    yield self._outcome(engine.hand_out())
-                if self._reject_events:
-                    yield Outcome(self._reject_events, self._reject_answers, [])
-                    self._reject_events, self._reject_answers = [], []
+                yield from self._read()
             if engine.has_work:
                 yield self._step()
             elif self._is_reading:
@@ -105,48 +81,38 @@ class Loop:
             else:
                 return
 
-    def encode(self, answer: Answer) -> bytes:
-        """Return the line that `answer` is, in the form its request had."""
-        if answer.form == "result":
-            return encode_result(answer.results[0])
-        from batcher.formats.result_rows import encode_openai_row  # noqa: PLC0415 - only for them
+    def arrived(self) -> list[RequestEvent]:
+        """Return the arrivals nobody was told of, after a step, or reading, was broken off."""
+        return [e for e in self.engine.hand_out().events if type(e) is ArriveEvent]
 
-        model = self._model
-        read_token = partial(bytes_of, token_bytes=model.tokenizer.token_bytes)
-        return encode_openai_row(answer.results, model.name, answer.form, read_token)
-
-    def _step(self) -> Outcome:
+    def _step(self) -> StepOutcome:
         self._is_computing = True
         try:
             outcome = self.engine.step()
         finally:
             self._is_computing = False
-        return self._outcome(outcome)
+        if outcome.results or self.answers.is_resumed:
+            self._count_failures(outcome)
+        return outcome
 
-    def _outcome(self, outcome: StepOutcome) -> Outcome:
-        """Return what the engine has brought, with answers for its results."""
-        events, results, tokens = outcome
-        flights = self._flights
-        if not (results or flights.is_resumed):  # as in most steps
-            return Outcome(events, [], tokens)
-        for result in results:
-            if result.error is not None and flights.is_first_failure(result.id):
+    def _count_failures(self, outcome: StepOutcome) -> None:
+        answers = self.answers
+        for result in outcome.results:
+            if result.error is not None and answers.is_first_failure(result.id):
                 self._count_failure()
                 if self.first_failure is None:
                     self.first_failure = f"{result.id}, {result.error.message}"
-        if flights.is_resumed:
-            for event in events:
-                if type(event) is FinishEvent and flights.note_replayed(event):
+        if answers.is_resumed:
+            for event in outcome.events:
+                if type(event) is FinishEvent and answers.note_replayed(event):
                     self._count_failure()
-        return Outcome(events, flights.answer(results), tokens)
 
-    def _read(self) -> bool:
+    def _read(self) -> Iterator[StepOutcome]:
         """Read what the next step has room for, as far as it has come, and what needs none.
 
         So one line may be read ahead.  A request without a slot to wait for ends in the step in
         which it has arrived and all before it have theirs, whatever it is that reads the input.
-
-        Returns whether so many of these have ended that they are to be handed out before the rest.
+        Where so much has ended without a step that it is to be handed out before the rest, it is.
         """
         num_ended = 0
         engine, source = self.engine, self.source
@@ -156,54 +122,98 @@ class Loop:
                 self._ahead = source.next()
                 if self._ahead is None:
                     self._is_reading = not source.has_ended
-            entry = self._ahead
-            if entry is None or not (is_wanted or self._ends_at_once(entry)):
-                return False
+            line = self._ahead
+            if line is None or not (is_wanted or self._ends_at_once(line)):
+                break
             self._ahead = None
             self.num_read += 1
-            if isinstance(entry.parsed, ParsedLine):
-                self._add(entry.place, entry.parsed)
-                num_ended += entry.parsed.request.max_tokens == 0
-                if num_ended == _MAX_HELD:
-                    return True
-            elif self._keep_going:
-                self._reject(entry.place, entry.parsed)
+            if isinstance(line, ParsedLine):
+                self._add(line)
+                num_ended += line.request.max_tokens == 0
+                if num_ended == MAX_HELD:
+                    num_ended = 0
+                    yield self._hand_out()
             else:
-                self._report(entry.parsed)
-                self.has_refused = True
-                self._is_reading = False
-        return False
+                self._take_bad(line)
+                if len(self._rejected) == MAX_HELD:
+                    yield self._reject()
+        if self._rejected:
+            yield self._reject()
 
-    def _ends_at_once(self, entry: Entry) -> bool:
+    def _hand_out(self) -> StepOutcome:
+        outcome = self.engine.hand_out()
+        self._count_failures(outcome)
+        return outcome
+
+    def _ends_at_once(self, line: ParsedLine | BadLine) -> bool:
         """Return whether a line is a request that has arrived and needs no slot."""
-        if not isinstance(entry.parsed, ParsedLine):
+        if not isinstance(line, ParsedLine):
             return False
-        request = entry.parsed.request
+        request = line.request
         has_arrived = request.arrival_time <= self.engine.now or self.source.reason == "follow"
         return has_arrived and request.max_tokens == 0 and request.prompt_logprobs is None
 
-    def _add(self, place: int, parsed: ParsedLine) -> None:
-        engine, reason = self.engine, self.source.reason
-        request = parsed.request
-        known = self._flights.begin(parsed, place)
-        if reason == "follow":
+    def _add(self, line: ParsedLine) -> None:
+        engine, source, request = self.engine, self.source, line.request
+        known = self.answers.open(request, line.form, source.input_index)
+        if source.reason == "follow":
             request = replace(request, arrival_time=max(request.arrival_time, engine.now))
-        engine.enqueue(request, place=place, reason=reason, known=known)
+        engine.enqueue(request, place=source.input_index, reason=source.reason, known=known)
 
-    def _reject(self, place: int, bad: BadLine) -> None:
-        """Make the bad line an event, and an answer unless it has one."""
-        engine, problem = self.engine, bad.problems[0]
-        self._report(bad)
-        event = RejectEvent(engine.num_steps, engine.now, bad.id, 0, problem.code)
-        self._reject_events.append(event)
-        self._reject_answers += self._flights.reject(bad, place)
-        self._count_failure()
-
-    def _report(self, bad: BadLine) -> None:
+    def _take_bad(self, line: BadLine) -> None:
+        """Skip a bad line, or read no more."""
         if self._on_bad_line is not None:
-            self._on_bad_line(bad)
+            self._on_bad_line(line)
+        if self._keep_going:
+            engine, code = self.engine, line.problems[0].code
+            event = RejectEvent(engine.num_steps, engine.now, line.id, 0, code)
+            self._rejected.append((event, line, self.source.input_index))
+            self._count_failure()
+        else:
+            self.has_refused = True
+            self._is_reading = False
+
+    def _reject(self) -> StepOutcome:
+        """Tell of the bad lines, and answer them unless an earlier run has."""
+        rejected, self._rejected = self._rejected, []
+        for _, line, input_index in rejected:
+            self.answers.reject(line, input_index)
+        return StepOutcome([event for event, _, _ in rejected], [], [])
 
     def _count_failure(self) -> None:
         self.num_failed += 1
         if self.has_given_up:
             self._is_reading = False
+
+    # -- what a view asks when it draws --------------------------------------------------------
+
+    @property
+    def current_step(self) -> int | None:
+        """The number of the step that is being computed, None between two of them."""
+        return self.engine.num_steps if self._is_computing else None
+
+    @property
+    def now(self) -> float:
+        """The engine's time, in seconds."""
+        return self.engine.now
+
+    @property
+    def num_free(self) -> int:
+        """How many slots the next step can fill."""
+        return self.engine.batch_size - self.engine.num_running
+
+    @property
+    def next_up(self) -> str | None:
+        """What the next to be admitted is called, as far as that is known."""
+        first = self.engine.scheduler.queue.peek(self.engine.now)
+        if first is not None:
+            return label_of(first.id, first.index, first.role)
+        if self._ahead is not None:  # nothing is read before a slot is free for it
+            return name_of(self._ahead, self.source.input_index)
+        return self.source.upcoming
+
+    @property
+    def block_use(self) -> BlockUse | None:
+        """What the KV blocks are used for; None if there are none."""
+        kv_cache = self.engine.scheduler.kv_cache
+        return None if kv_cache is None else kv_cache.pool.use

@@ -1,4 +1,4 @@
-"""Where lines go: files, .gz files, stdout, and the order they are put in before.
+"""Where lines go: files, .gz files, stdout.
 
 Rule: only whole lines are written; what did not get out whole is taken back where that can be.
 """
@@ -8,24 +8,17 @@ import io
 import os
 import select
 import stat
-import time
 import zlib
-from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import Protocol
 
 from batcher.errors import BatchdecodeError
-from batcher.events import Event, TokenEvent
-from batcher.formats.stream import encode_tokens
-from batcher.formats.trace import encode_events
 
 from ..errors import WriteError
 from ..screen.cells import printable_json
-from .answers import Answer
-from .input_order import InputOrder
 from .stdout import stdout_descriptor
 
-_FLUSH_SECONDS = 0.2
-_MAX_BUFFERED = 1000
+SUM_BYTES = 8  # of a checksum
 _NAMES_OF_STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
@@ -148,126 +141,40 @@ class TerminalJson:
         self._terminal.close()
 
 
-class ResultWriter:
-    """Writes answers as they come, or in the order of the input.
+class SummedSink:
+    """Passes results on to another sink, and the checksum of each line to a file before that.
 
-    num_written: the lines of answers that are out.  num_token_events: those of a stream.
+    So a line without a sum was changed, or put there by others.
+    append: whether the results before these are kept.
+
+    Raises:
+        OutputError: the file of sums cannot be opened.
     """
 
-    def __init__(
-        self, sink: Sink, encode: Callable[[Answer], bytes], order: InputOrder | None = None
-    ) -> None:
-        self.num_written = self.num_token_events = 0
-        self._sink, self._encode, self._order = sink, encode, order
-        self._parts: dict[int, list[Answer]] = {}  # by place, of requests that are not complete
+    def __init__(self, results: Sink, output: str, *, append: bool) -> None:
+        self._results = results
+        self._sums = open_sink(sums_path(output), append=append)
+        self.is_file = results.is_file
 
-    def write(self, answers: Sequence[Answer]) -> None:
-        """Write the answers of a step, in lines; in the order of the input, those whose turn it is.
-
-        Raises:
-            WriteError, BrokenPipeError: see Sink.
-        """
-        if self._order is None:
-            lines = [self._encode(answer) for answer in answers]
-        else:
-            lines = []
-            for answer in answers:
-                lines += self._put(self._order, answer)
-        self._write_lines(lines)
-
-    def put_back(self, place: int, lines: bytes) -> None:
-        """Take in lines of an earlier run, whose turn is that of this place in the input.
-
-        Raises:
-            WriteError, BrokenPipeError: see Sink.
-        """
-        if self._order is not None:
-            self._write_lines(self._order.put(place, lines))
-
-    def write_tokens(self, tokens: Sequence[TokenEvent]) -> None:
-        """Write the token events of a step, which go before its answers.
-
-        Raises:
-            WriteError, BrokenPipeError: see Sink.
-        """
-        self._sink.write(encode_tokens(tokens))
-        self.num_token_events += len(tokens)
-
-    def finish(self) -> None:
-        """Write what is still held back; no answer will come any more."""
-        if self._order is not None:
-            for place, parts in self._parts.items():
-                self._write_lines(self._order.put(place, self._join(parts)))
-            for lines in self._order.rest():
-                self._write_lines([lines])
+    def write(self, lines: bytes) -> None:
+        """Write the sums of `lines`, then `lines`."""
+        self._sums.write(b"".join(map(sum_of, lines.splitlines(keepends=True))))
+        self._results.write(lines)
 
     def close(self) -> None:
-        """End the file; what is held back for its turn is lost."""
-        if self._order is not None:
-            self._order.close()
-        self._sink.close()
-
-    def _put(self, order: InputOrder, answer: Answer) -> list[bytes]:
-        """Return the lines whose turn has come with `answer`, those of a request together."""
-        parts = self._parts.pop(answer.place, [])
-        parts.append(answer)
-        if answer.is_last:
-            return order.put(answer.place, self._join(parts))
-        self._parts[answer.place] = parts
-        return []
-
-    def _join(self, answers: list[Answer]) -> bytes:
-        """Return the lines of all `answers` to one request, in their order."""
-        answers.sort(key=lambda answer: answer.rank)
-        return b"".join(map(self._encode, answers))
-
-    def _write_lines(self, lines: list[bytes]) -> None:
-        """Write `lines` at once; if there is no room for all, those there is room for."""
-        if not lines:
-            return
-        joined = b"".join(lines)
-        try:
-            self._sink.write(joined)
-        except WriteError:
-            if not self._sink.is_file:
-                raise
-            for line in lines:
-                self._sink.write(line)
-                self.num_written += line.count(b"\n")
-        else:
-            self.num_written += joined.count(b"\n")
+        """End both files."""
+        self._sums.close()
+        self._results.close()
 
 
-class TraceWriter:
-    """Writes events soon after they happen: at once would cost a system call for each step."""
+def sums_path(output: str) -> str:
+    """Return where the sums of the results in `output` are."""
+    return f"{output}.run.sums"
 
-    def __init__(self, sink: Sink, clock: Callable[[], float] = time.monotonic) -> None:
-        self._sink, self._clock = sink, clock
-        self._buffer: list[Event] = []
-        self._last_flush = clock()
 
-    def write(self, events: Sequence[Event]) -> None:
-        """Write `events`, or keep them for a moment."""
-        self._buffer += events
-        if len(self._buffer) >= _MAX_BUFFERED or self._clock() - self._last_flush > _FLUSH_SECONDS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Write what was kept.
-
-        Raises:
-            WriteError, BrokenPipeError: see Sink.
-        """
-        if self._buffer:
-            lines = encode_events(self._buffer)
-            self._buffer.clear()
-            self._sink.write(lines)
-        self._last_flush = self._clock()
-
-    def close(self) -> None:
-        """Write everything and end the file."""
-        self.flush()
-        self._sink.close()
+def sum_of(line: bytes) -> bytes:
+    """Return the checksum of a line of results."""
+    return blake2b(line, digest_size=SUM_BYTES).digest()
 
 
 def open_sink(path: str, *, append: bool = False) -> Sink:

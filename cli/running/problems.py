@@ -1,7 +1,10 @@
-"""Problems of the input as a whole, and how problems are shown: the first in full, then a count."""
+"""Problems of the input and of a model: the first are shown in full, the others counted."""
 
 import os
 import sys
+from collections import Counter
+from contextlib import AbstractContextManager
+from typing import Self
 
 from batcher.errors import BatchdecodeError, FieldProblem
 from batcher.formats.diagnostics import Problem, make_problem, render_problem
@@ -9,12 +12,15 @@ from batcher.formats.ids import duplicate_id
 from batcher.formats.json_spans import Span
 from batcher.formats.line_problems import place_problem
 from batcher.formats.requests import BadLine, ParsedLine
+from batcher.raised import LISTENERS, Raised
 
+from ..screen.cells import printable_lines
 from ..screen.terminal import ColorChoice, terminal_size, wants_color
 from .intake import MAX_LINE_BYTES
 
 MAX_SHOWN = 50
 _SHOWN_BYTES = 2000
+_MAX_KINDS = 5  # of what a model raises
 
 
 class ProblemReport:
@@ -68,6 +74,42 @@ class ProblemReport:
         width = terminal_size(2, os.environ).columns
         color = wants_color(self._color, 2, os.environ)
         return render_problem(problem, filename=self._filename, width=width, color=color)
+
+
+class ModelTracebacks(AbstractContextManager["ModelTracebacks"]):
+    """Hears, while it is entered, of what a model raises, and has `report` show it.
+
+    Each kind is shown once, others are counted.
+
+    is_quiet: only what was raised and where, without the traceback.
+    """
+
+    def __init__(self, report: ProblemReport, *, is_quiet: bool) -> None:
+        self._report, self._is_quiet = report, is_quiet
+        self._counts: Counter[str] = Counter()  # by type and place
+
+    def __enter__(self) -> Self:
+        LISTENERS.append(self.show)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        LISTENERS.remove(self.show)
+
+    def show(self, raised: Raised) -> None:
+        """Show one, unless one like it was shown."""
+        kind = f"{raised.said.partition(':')[0]} at {raised.place}"
+        self._counts[kind] += 1
+        if self._counts[kind] == 1 and len(self._counts) <= _MAX_KINDS:
+            text = f"{raised}\n" if self._is_quiet else raised.traceback
+            self._report.tell(printable_lines(text))
+
+    def close(self) -> None:
+        """Have the report tell how many were not shown; nothing more will come."""
+        more = {kind: count - 1 for kind, count in self._counts.items() if count > 1}
+        for kind, count in list(more.items())[:_MAX_KINDS]:
+            which = "" if len(self._counts) == 1 else f": {kind}"
+            self._report.tell(printable_lines(f"... and {count:,} more like it{which}\n"))
+        self._counts.clear()
 
 
 class InvalidInput(BatchdecodeError):  # noqa: N818 - the fault is the input's

@@ -1,57 +1,146 @@
 """What becomes of the outcomes of a run: results, trace, numbers and the picture."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Self
 
 from batcher.errors import BatchdecodeError
-from batcher.events import Event
-from batcher.metrics import RunMetrics, RunSummary
+from batcher.events import Event, TokenEvent
+from batcher.formats.stream import encode_tokens
+from batcher.formats.trace import encode_events
 
+from ..errors import WriteError
 from ..options import RunOptions
 from ..screen.terminal import is_same_terminal
 from ..screen.view import View
-from .input_order import InputOrder
 from .loop import Loop
-from .output import (
-    ResultWriter,
-    Sink,
-    TerminalJson,
-    TraceWriter,
-    open_sink,
-    stdout_json_sink,
-)
+from .output import Sink, TerminalJson, open_sink, stdout_json_sink
 from .problems import ProblemReport
 from .resume import Resumption
 from .signals import Interrupted, StopSignals
 from .stdout import stdout_descriptor
 
 if TYPE_CHECKING:
+    from batcher.metrics import RunMetrics
+
     from ..screen.live.driver import LiveView
     from .timeseries import SeriesWriter
+
+RESULT_SECONDS, TRACE_SECONDS = 0.02, 0.2  # for which lines may be kept
+MAX_EVENTS = 1000  # that are kept
+
+
+class ResultWriter:
+    """Writes lines of results, soon if they go to a file: at once would cost each step two calls.
+
+    num_written: the lines of results that are out.  num_token_events: those of a stream.
+    """
+
+    def __init__(self, sink: Sink, clock: Callable[[], float] = time.monotonic) -> None:
+        self.num_written = self.num_token_events = 0
+        self._sink, self._clock = sink, clock
+        self._kept: list[bytes] = []
+        self._last_flush = clock()
+
+    def write(self, lines: Sequence[bytes]) -> None:
+        """Write `lines`, of which one item may hold several, or keep them for a moment.
+
+        Raises:
+            WriteError, BrokenPipeError: see Sink.
+        """
+        self._kept += lines
+        if not self._sink.is_file or self._clock() - self._last_flush > RESULT_SECONDS:
+            self.flush()
+
+    def write_tokens(self, tokens: Sequence[TokenEvent]) -> None:
+        """Write the token events of a step, which go before its answers, at once.
+
+        Raises:
+            WriteError, BrokenPipeError: see Sink.
+        """
+        self.flush()
+        self._sink.write(encode_tokens(tokens))
+        self.num_token_events += len(tokens)
+
+    def flush(self) -> None:
+        """Write what was kept; if there is no room for all, the items there is room for.
+
+        Raises:
+            WriteError, BrokenPipeError: see Sink.
+        """
+        if self._kept:
+            lines, self._kept = self._kept, []
+            joined = b"".join(lines)
+            try:
+                self._sink.write(joined)
+            except WriteError:
+                if not self._sink.is_file:
+                    raise
+                for line in lines:
+                    self._sink.write(line)
+                    self.num_written += line.count(b"\n")
+            else:
+                self.num_written += joined.count(b"\n")
+        self._last_flush = self._clock()
+
+    def close(self) -> None:
+        """Write everything and end the file."""
+        try:
+            self.flush()
+        finally:
+            self._sink.close()
+
+
+class TraceWriter:
+    """Writes events soon after they happen: at once would cost a system call for each step."""
+
+    def __init__(self, sink: Sink, clock: Callable[[], float] = time.monotonic) -> None:
+        self._sink, self._clock = sink, clock
+        self._buffer: list[Event] = []
+        self._last_flush = clock()
+
+    def write(self, events: Sequence[Event]) -> None:
+        """Write `events`, or keep them for a moment."""
+        self._buffer += events
+        if len(self._buffer) >= MAX_EVENTS or self._clock() - self._last_flush > TRACE_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was kept.
+
+        Raises:
+            WriteError, BrokenPipeError: see Sink.
+        """
+        if self._buffer:
+            lines = encode_events(self._buffer)
+            self._buffer.clear()
+            self._sink.write(lines)
+        self._last_flush = self._clock()
+
+    def close(self) -> None:
+        """Write everything and end the file."""
+        self.flush()
+        self._sink.close()
 
 
 class Recorder:
     """Takes what a loop gives to the files and the view; closes the files when it is left.
 
-    metrics: the numbers so far.  results: writes the results.
+    metrics: the numbers so far, if anybody will ask for them.  results: writes the results.
 
     Raises:
         OutputError: a file cannot be opened.
     """
 
     def __init__(self, options: RunOptions, loop: Loop, resumption: Resumption, view: View) -> None:
-        known = resumption.known
-        order = InputOrder(known.num_complete if known else 0) if options.keep_order else None
-        self.metrics = RunMetrics(options.slo)
+        self.metrics = _open_metrics(options)
         self._trace = TraceWriter(open_sink(options.trace)) if options.trace else None
-        path, interval = options.timeseries, options.timeseries_interval
-        self._series = None if path is None else _series(path, interval)
+        self._series = _open_series(options)
         # Opening empties them, so the results come last: what else fails, fails before.
         sink = _stdout(view) if options.output is None else resumption.open_results(options.output)
-        self.results = ResultWriter(sink, loop.encode, order)
-        self._loop, self._view = loop, view
-        self._step_delay = options.step_delay
-        self._known, self._can_resume = known, resumption.is_possible
+        self.results = ResultWriter(sink)
+        self._loop, self._view, self._step_delay = loop, view, options.step_delay
+        self._known, self._can_resume = resumption.known, resumption.is_possible
 
     def __enter__(self) -> Self:
         return self
@@ -67,6 +156,7 @@ class Recorder:
             if self._series is not None:
                 self._series.close(self._loop.engine.num_steps)
         finally:
+            self._loop.answers.close()
             self.results.close()
 
     def record(self, report: ProblemReport, stop: StopSignals) -> None:
@@ -79,51 +169,56 @@ class Recorder:
             WriteError, BrokenPipeError: a file or stdout takes no more.
         """
         stop.before_wait, stop.before_pause = self._show_all, self._view.step_aside
-        engine = self._loop.engine
-        self._note([engine.run_event()])
-        for place, lines in self._known.held() if self._known else ():
-            self.results.put_back(place, lines)
+        loop = self._loop
+        self._note([loop.engine.run_event()])
+        for input_index, lines in self._known.held() if self._known else ():
+            self.results.write(loop.answers.put_back(input_index, lines))
         try:
             self._record_outcomes(report, stop)
-        except (KeyboardInterrupt, BatchdecodeError):
+        except (KeyboardInterrupt, BatchdecodeError) as error:
+            if isinstance(error, Interrupted):
+                self._note(loop.arrived())
             self.finish_early()
             raise
-        self.results.finish()
-        self._note([engine.end_event()])
+        self._write_rest()
+        self._note([loop.engine.end_event()])
 
     def finish_early(self) -> None:
         """Write what is held back for its turn, unless a run that goes on will write it then."""
         if not self._can_resume:
-            self.results.finish()
+            self._write_rest()
 
-    def summary(self) -> RunSummary:
-        """Return the numbers of what was recorded."""
-        self.metrics.note_constraints(*self._loop.engine.constraint_counts)
-        return self.metrics.summary(self._loop.engine.num_steps)
+    def _write_rest(self) -> None:
+        for lines in self._loop.answers.rest():
+            self.results.write([lines])
+        self.results.flush()
 
     def _record_outcomes(self, report: ProblemReport, stop: StopSignals) -> None:
-        loop, view, results_to, delay = self._loop, self._view, self.results, self._step_delay
-        engine, total = loop.engine, loop.source.total
-        num_queued, num_steps = None, 0
-        for events, answers, tokens in loop:
+        loop, view, answers = self._loop, self._view, self._loop.answers
+        engine, num_steps = loop.engine, 0
+        for events, results, tokens in loop:
             if events:
                 self._note(events)
-                view.observe(events)
+                if view.is_watched:
+                    view.observe(events)
             if tokens:
-                results_to.write_tokens(tokens)
-            if answers:
-                results_to.write(answers)
+                self.results.write_tokens(tokens)
+            if results or answers.rejected:
+                self.results.write(answers.take(results))
             if report.has_news:
                 view.write_message(report.take())
             if engine.num_steps > num_steps:
                 num_steps = engine.num_steps
-                if total is not None:
-                    num_queued = total - loop.num_read + engine.num_waiting
-                view.after_step(num_steps - 1, num_queued)
-                if delay:
-                    stop.sleep(delay)
+                self._show_step(num_steps - 1, stop)
             if stop.received is not None:
                 raise Interrupted
+
+    def _show_step(self, step: int, stop: StopSignals) -> None:
+        """Show how things stand after `step`, and let people look if they want to."""
+        if self._view.is_watched:
+            self._view.after_step(step, self._loop.num_queued)
+        if self._step_delay:
+            stop.sleep(self._step_delay)
 
     def _note(self, events: Sequence[Event]) -> None:
         """Pass `events` on to the trace and the numbers."""
@@ -131,12 +226,14 @@ class Recorder:
             self._trace.write(events)
         if self._series is not None:
             self._series.write(events)
-        observe = self.metrics.observe
-        for event in events:
-            observe(event)
+        if self.metrics is not None:
+            observe = self.metrics.observe
+            for event in events:
+                observe(event)
 
     def _show_all(self) -> float:
         """Show what there is before the run waits; return when to do so again, see View."""
+        self.results.flush()
         if self._trace is not None:
             self._trace.flush()
         return self._view.refresh()
@@ -157,6 +254,22 @@ class _ViewSink:
         """Nothing: the view is closed by whoever opened it."""
 
 
+def _open_metrics(options: RunOptions) -> "RunMetrics | None":
+    if options.quiet and options.summary_json is None:
+        return None
+    from batcher.metrics import RunMetrics  # noqa: PLC0415 - only if anybody will ask for them
+
+    return RunMetrics(options.slo)
+
+
+def _open_series(options: RunOptions) -> "SeriesWriter | None":
+    if options.timeseries is None:
+        return None
+    from .timeseries import SeriesWriter  # noqa: PLC0415 - few runs need it
+
+    return SeriesWriter(open_sink(options.timeseries), options.timeseries_interval)
+
+
 def _stdout(view: View) -> Sink:
     if is_same_terminal(stdout_descriptor(), 2):
         from ..screen.live.driver import LiveView  # noqa: PLC0415 - a run without a terminal starts faster
@@ -164,9 +277,3 @@ def _stdout(view: View) -> Sink:
         if isinstance(view, LiveView):
             return TerminalJson(_ViewSink(view))
     return stdout_json_sink()
-
-
-def _series(path: str, interval: float | None) -> "SeriesWriter":
-    from .timeseries import SeriesWriter  # noqa: PLC0415 - few runs have one
-
-    return SeriesWriter(open_sink(path), interval)

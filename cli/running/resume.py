@@ -21,8 +21,7 @@ from ..options import RunOptions
 from ..scheduling_options import WALL
 from .files import rest_path
 from .intake import Input
-from .line_sums import SummedSink, written_lines
-from .output import OutputError, ResumeError, Sink, open_sink
+from .output import OutputError, ResumeError, Sink, SummedSink, open_sink
 
 if TYPE_CHECKING:
     from .earlier_results import EarlierResults
@@ -140,15 +139,15 @@ def prepare(options: RunOptions, requests: Input, run: RunEvent) -> Resumption:
     known = None
     if has_results and options.resume:
         _check_same_run(output, earlier, record)
-        known = _take_over(output, options, requests, record)
+        known = _take_over(output, record, options, requests)
     return Resumption(output, record, known)
 
 
 def _take_over(
-    output: str, options: RunOptions, requests: Input, record: RunRecord
+    output: str, record: RunRecord, options: RunOptions, requests: Input
 ) -> "EarlierResults":
     """Return what the run before has left in `output`, without what is decoded again."""
-    from .result_lines import ResultLines  # noqa: PLC0415 - few runs go on with another
+    from .earlier_results import ResultLines, written_lines  # noqa: PLC0415 - most runs begin anew
     from .taking_over import Choice, take_over  # noqa: PLC0415 - as above
 
     dropped = _with_unseen_samples(requests) if options.retry_failed else frozenset()
@@ -185,7 +184,7 @@ def _why_not_replaced(earlier: RunRecord | None) -> str:
 
 def _expected(requests: Input) -> "Iterator[Expected]":
     """Yield what the lines of the input are by themselves, each with its number."""
-    from .taking_over import Expected  # noqa: PLC0415 - as above
+    from .taking_over import Expected  # noqa: PLC0415 - see _take_over
 
     lines, parser = requests.lines(), RequestParser(ModelCapabilities())
     while (line := lines.read()) is not None:

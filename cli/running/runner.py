@@ -3,15 +3,15 @@
 import gc
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from contextlib import suppress
 
 from batcher.errors import BatchdecodeError
 from batcher.events import Event
 from batcher.formats.trace import is_trace_start
-from batcher.metrics import encode_summary
 from batcher.models.simulated import SimulatedModel
 from batcher.raised import RaisedError
 
@@ -19,26 +19,18 @@ from ..errors import WriteError
 from ..options import RunOptions
 from ..scheduling_options import SchedulingOptions
 from ..screen.cells import counted, printable, printable_lines
-from ..screen.choice import open_view
-from ..screen.live.facts import Plan
-from ..screen.summary import RunFiles, render_summary
 from ..screen.terminal import is_pipe, is_same_terminal, wants_color
-from ..screen.view import View
-from .ending import Ending
-from .files import check_distinct, check_replaceable, check_writable, side_files
-from .gauges import RunGauges
+from ..screen.view import View, open_view
+from .files import OutputLock, check_distinct, check_replaceable, check_writable, side_files
 from .intake import InputError
 from .job import Job
-from .lock import OutputLock
 from .loop import Loop
 from .output import OutputError, ResumeError, open_sink
-from .problems import InvalidInput, say
+from .problems import InvalidInput, ModelTracebacks, say
 from .recorder import Recorder
 from .resume import Resumption, prepare
-from .signals import Interrupted, StopSignals
+from .signals import Interrupted, StepWatch, StopSignals
 from .stdout import stdout_descriptor
-from .step_watch import StepWatch
-from .tracebacks import ModelTracebacks
 
 _WRITTEN_ANEW: dict[str, Callable[[bytes], object]] = {  # what tells ours from other files
     "--trace": is_trace_start,
@@ -60,8 +52,9 @@ def run_events(options: RunOptions) -> Iterator[Event]:
     with job.requests:
         loop = job.loop()
         yield loop.engine.run_event()
-        for outcome in loop:
-            yield from outcome.events
+        for events, results, _ in loop:
+            loop.answers.take(results)
+            yield from events
         say(job.report.closing())
         _refuse_bad_line(job, loop)
         yield loop.engine.end_event()
@@ -86,57 +79,138 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
             prepare(options, job.requests, job.engine.run_event()) as resumption,
         ):
             lock.renew()
-            return _decode(job, lock, resumption, stop, command)
+            return Run(job, lock, resumption, stop, command).carry_out()
 
 
-def _decode(
-    job: Job, lock: OutputLock, resumption: Resumption, stop: StopSignals, command: str
-) -> int:
-    """Run what is ready to be run; return the exit status."""
-    gc.freeze()  # not to look for garbage among the modules: 10 % less time for three requests
-    started, options = time.monotonic(), job.options
-    loop = job.loop(resumption.known)
-    view = _open_view(options, job, loop)
-    recorder = Recorder(options, loop, resumption, view)
-    ending = Ending(options, loop, recorder, view, lock, resumption, command)
-    watch = StepWatch(
-        lambda: None if stop.has_broken_off else loop.current_step,
-        view.still_computing,
-        ending.say_waiting,
-        partial(ending.end_now, stop),
-    )
-    tracebacks = ModelTracebacks(job.report, is_quiet=options.quiet)
-    status, remark, is_over = 0, None, False
-    try:
-        with view, recorder, watch, tracebacks:
-            resumption.begin()
-            recorder.record(job.report, stop)
-        lock.settle()
-        if loop.is_complete:
-            resumption.finish()
-    except KeyboardInterrupt as error:
-        is_over = not isinstance(error, Interrupted)  # at once
-        status, remark = stop.exit_status, f"stopped by {stop.name}"
-    except (OutputError, ResumeError):  # there is no run yet, or none to go on with
-        raise
-    except (WriteError, BatchdecodeError) as error:
-        is_over, remark = True, f"error: {error}"
-        status = BAD_INPUT if isinstance(error, InputError) else 1
-        if isinstance(error, RaisedError):
-            tracebacks.show(error.raised)
-    tracebacks.close()
-    say(job.requests.take_notes() + job.report.closing())
-    if not is_over:
-        _summarize(options, loop, recorder, time.monotonic() - started)
-    if loop.first_failure is not None:
-        say(printable_lines(f"first failure: {loop.first_failure}\n"))
-    _refuse_bad_line(job, loop)
-    if remark is not None:
-        ending.tell(remark)
-    elif loop.has_given_up:
-        remark = f"stopped after {counted(loop.num_failed, 'failed request')}"
-        ending.tell(remark, "to go on, add --resume and raise --max-errors")
-    return status or (1 if loop.num_failed else 0)
+class Run:
+    """A run that is ready to begin.
+
+    command: what continues it if it ends early.
+
+    Raises:
+        BatchdecodeError: the input is not right, or a file cannot be opened.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        lock: OutputLock,
+        resumption: Resumption,
+        stop: StopSignals,
+        command: str,
+    ) -> None:
+        gc.freeze()  # not to look for garbage among the modules: 10 % less time for three requests
+        self._started = time.monotonic()
+        self._job, self._options = job, job.options
+        self._lock, self._resumption = lock, resumption
+        self._stop, self._command = stop, command
+        self._loop = job.loop(resumption.known)
+        self._view = _open_view(job, self._loop)
+        self._recorder = Recorder(job.options, self._loop, resumption, self._view)
+
+    def carry_out(self) -> int:
+        """Run to the end, and say how that went; return the exit status."""
+        job, loop, resumption, stop = self._job, self._loop, self._resumption, self._stop
+        tracebacks = ModelTracebacks(job.report, is_quiet=self._options.quiet)
+        watch = StepWatch(
+            lambda: None if stop.has_broken_off else loop.current_step,
+            self._view.still_computing,
+            self._say_waiting,
+            self._end_now,
+        )
+        status, remark, is_over = 0, None, False
+        try:
+            with self._view, self._recorder, watch, tracebacks:
+                resumption.begin()
+                self._recorder.record(job.report, stop)
+            self._lock.settle()
+            if loop.is_complete:
+                resumption.finish()
+        except KeyboardInterrupt as error:
+            is_over = not isinstance(error, Interrupted)  # at once
+            status, remark = stop.exit_status, f"stopped by {stop.name}"
+        except (OutputError, ResumeError):  # there is no run yet, or none to go on with
+            raise
+        except (WriteError, BatchdecodeError) as error:
+            is_over, remark = True, f"error: {error}"
+            status = BAD_INPUT if isinstance(error, InputError) else 1
+            if isinstance(error, RaisedError):
+                tracebacks.show(error.raised)
+        tracebacks.close()
+        say(job.requests.take_notes() + job.report.closing())
+        if not is_over:
+            self._summarize()
+        if loop.first_failure is not None:
+            say(printable_lines(f"first failure: {loop.first_failure}\n"))
+        _refuse_bad_line(job, loop)
+        if remark is not None:
+            self._tell(remark, f"continue with: {self._command}")
+        elif loop.has_given_up:
+            remark = f"stopped after {counted(loop.num_failed, 'failed request')}"
+            self._tell(remark, "to go on, add --resume and raise --max-errors")
+        return status or (1 if loop.num_failed else 0)
+
+    def _summarize(self) -> None:
+        """Say what happened, to the person and to the programs that want to know."""
+        options, engine, metrics = self._options, self._loop.engine, self._recorder.metrics
+        if metrics is None:
+            return
+        metrics.note_constraints(*engine.constraint_counts)
+        summary = metrics.summary(engine.num_steps)
+        if not options.quiet:
+            from ..screen.summary import RunFiles, render_summary  # noqa: PLC0415 - a quiet run does without
+
+            text = render_summary(
+                summary,
+                RunFiles(options.output, options.trace),
+                is_complete=self._loop.is_complete,
+                elapsed=time.monotonic() - self._started,
+                encoding=sys.stderr.encoding,
+                has_color=wants_color(options.color, 2, os.environ),
+            )
+            say(text)
+            _say_of_memory(options.scheduling)
+        if options.summary_json is not None:
+            from batcher.metrics import encode_summary  # noqa: PLC0415 - as above
+
+            sink = open_sink(options.summary_json)
+            sink.write(encode_summary(summary))
+            sink.close()
+
+    def _tell(self, remark: str, what_now: str) -> None:
+        """Say why the run ends, where its results are if there are any, and how to go on."""
+        results = self._recorder.results
+        where = self._lock.whereabouts()
+        if results.num_written or results.num_token_events:
+            went = counted(results.num_written, "result")
+            if self._options.stream:
+                went += f" and {counted(results.num_token_events, 'token event')}"
+            remark += f"; {went} went to {where}"
+        say(printable_lines(f"{remark}\n"))
+        if self._resumption.is_possible and where == self._options.output:
+            say(printable_lines(f"{what_now}\n"))
+
+    def _say_waiting(self, received: signal.Signals) -> None:
+        """Say what a signal waits for: a step of a model that cannot be broken off."""
+        self._view.step_aside()
+        step = self._loop.engine.num_steps
+        say(
+            f"{received.name}: waiting for the model to end step {step}, which nothing limits; "
+            "a second signal ends the run at once\n"
+        )
+
+    def _end_now(self, received: signal.Signals) -> None:
+        """Put in order what can be, and leave; the main thread does not answer any more."""
+        stop = self._stop
+        stop.received = stop.received or received  # its handler may not have been run
+        try:
+            with suppress(WriteError, OSError):
+                self._recorder.finish_early()
+                self._recorder.close()
+            self._view.close()
+            self._tell(f"stopped by {stop.name}", f"continue with: {self._command}")
+        finally:
+            os._exit(stop.exit_status)
 
 
 def _check_options(options: RunOptions) -> None:
@@ -186,13 +260,15 @@ def _check_files(options: RunOptions, job: Job) -> None:
                 check_replaceable(name, path, _WRITTEN_ANEW[name])
 
 
-def _open_view(options: RunOptions, job: Job, loop: Loop) -> View:
-    run = job.engine.run_event()
+def _open_view(job: Job, loop: Loop) -> View:
+    from ..screen.live.facts import Plan  # noqa: PLC0415 - a quiet run does without
+
+    options, run = job.options, job.engine.run_event()
     title = job.requests.name.rpartition("/")[2]
     is_shared = options.output is None and is_same_terminal(stdout_descriptor(), 2)
     return open_view(
         Plan(title, run.policy, options.batch, loop.source.total, bool(run.step_time)),
-        RunGauges(loop),
+        loop,
         live=options.live,
         is_quiet=options.quiet,
         color=options.color,
@@ -200,26 +276,6 @@ def _open_view(options: RunOptions, job: Job, loop: Loop) -> View:
         is_piped=options.output is None and is_pipe(stdout_descriptor()),
         has_others=is_shared or not isinstance(job.model, SimulatedModel),
     )
-
-
-def _summarize(options: RunOptions, loop: Loop, recorder: Recorder, seconds: float) -> None:
-    """Say what happened, to the person and to the programs that want to know."""
-    summary = recorder.summary()
-    if not options.quiet:
-        text = render_summary(
-            summary,
-            RunFiles(options.output, options.trace),
-            is_complete=loop.is_complete,
-            elapsed=seconds,
-            encoding=sys.stderr.encoding,
-            has_color=wants_color(options.color, 2, os.environ),
-        )
-        say(text)
-        _say_of_memory(options.scheduling)
-    if options.summary_json is not None:
-        sink = open_sink(options.summary_json)
-        sink.write(encode_summary(summary))
-        sink.close()
 
 
 def _say_of_memory(scheduling: SchedulingOptions) -> None:

@@ -4,34 +4,112 @@ A file is surveyed first, whole: every problem in it is known before the first s
 """
 
 from array import array
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable
 from typing import Protocol
+from zlib import crc32
 
 from batcher.events import ArriveReason
+from batcher.formats.ids import IdRegistry
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
 from batcher.request import Request
 
-from .entries import Entry, EntryReader, LineParser
-from .intake import Input, InputError, LineReader, Waiting
+from .intake import MAX_LINE_BYTES, Input, InputError, LineReader, Waiting
 from .problems import (
     InvalidInput,
     ProblemReport,
     arrival_goes_back,
+    id_given_before,
+    id_of,
+    line_too_long,
 )
 
 _MAX_AHEAD = 1024
 _HEAD_BYTES = 2**22
 
+Line = ParsedLine | BadLine
+
+
+class Duplicates:
+    """The lines whose id an earlier line has: 16 bytes for each, since there may be millions."""
+
+    def __init__(self) -> None:
+        self._indexes, self._first_numbers = array("q"), array("q")
+
+    def add(self, index: int, first_number: int) -> None:
+        """Take note of the line `index`, which is after all before."""
+        self._indexes.append(index)
+        self._first_numbers.append(first_number)
+
+    def first_number(self, index: int) -> int | None:
+        """Return the number of the line that has the id of this one; None if no earlier has it."""
+        found = bisect_left(self._indexes, index)
+        if found == len(self._indexes) or self._indexes[found] != index:
+            return None
+        return self._first_numbers[found]
+
+
+class RequestReader:
+    """Parses one line after the other and finds ids that were given before.
+
+    line: the last one.  num_read: how many, without blank ones.
+    duplicates: all with such ids so far.
+    """
+
+    def __init__(self, lines: LineReader, parser: RequestParser) -> None:
+        self.lines = lines
+        self.line = b""
+        self.num_read = 0
+        self.duplicates = Duplicates()
+        self._parser = parser
+        self._ids = IdRegistry()
+
+    def read(self) -> Line | None:
+        """Return the next line that is not blank, None at the end."""
+        line = self.lines.read()
+        if line is None:
+            return None
+        self.line, number = line, self.lines.number
+        parsed = _parse(self._parser, line, number)
+        if isinstance(parsed, ParsedLine):
+            first = self._ids.add(id_of(parsed), number)
+            if first is not None:
+                self.duplicates.add(self.num_read, first)
+                parsed = id_given_before(parsed, line, number, first)
+        self.num_read += 1
+        return parsed
+
+
+class LineParser:
+    """Parses lines of a file that was surveyed, whose duplicates are known."""
+
+    def __init__(self, parser: RequestParser, duplicates: Duplicates) -> None:
+        self._parser, self._duplicates = parser, duplicates
+
+    def parse(self, line: bytes, number: int, index: int) -> Line:
+        """Return what the line with this number, at this index, is."""
+        parsed = _parse(self._parser, line, number)
+        first = self._duplicates.first_number(index)
+        if first is None or isinstance(parsed, BadLine):
+            return parsed
+        return id_given_before(parsed, line, number, first)
+
+
+def _parse(parser: RequestParser, line: bytes, number: int) -> Line:
+    if len(line) > MAX_LINE_BYTES:
+        return line_too_long(line, number)
+    return parser.parse(line, number)
+
 
 class Source(Protocol):
     """Where the run gets its requests.
 
-    has_ended: next() has no more to give.
+    has_ended: next() has no more to give.  input_index: of the line that it has given last.
     reason: why its requests arrive when they do.
     """
 
     has_ended: bool
+    input_index: int
     reason: ArriveReason
 
     @property
@@ -42,7 +120,7 @@ class Source(Protocol):
     def upcoming(self) -> str | None:
         """The id of the request that next() will give, if that is known."""
 
-    def next(self) -> Entry | None:
+    def next(self) -> Line | None:
         """Return the next line; None at the end, and while one that could come has not come yet."""
 
     def wait(self) -> None:
@@ -69,18 +147,19 @@ class Survey:
 
     head: the first lines as they were parsed, which need not be parsed again.
     rest: the offset and the number of the first line after them.
+    checksums: of the lines after them, to see whether they are still the same.
     """
 
     def __init__(self) -> None:
         self.num_lines = self.num_bad = 0
         self.is_in_order = True
-        self.head: deque[Entry] = deque()
+        self.head: deque[Line] = deque()
         self.rest = (0, 0)
+        self.checksums = array("I")
         self._arrivals, self._last_arrival = Arrivals(), 0.0
 
-    def add(self, entry: Entry, lines: LineReader) -> None:
-        """Take note of the line that `lines` has just read."""
-        parsed = entry.parsed
+    def add(self, parsed: Line, reader: RequestReader) -> None:
+        """Take note of the line that `reader` has just read."""
         self.num_lines += 1
         if isinstance(parsed, ParsedLine):
             arrival = self._arrivals.time_of(parsed.request)
@@ -88,10 +167,13 @@ class Survey:
             self._last_arrival = arrival
         else:
             self.num_bad += 1
+        lines = reader.lines
         if lines.start < _HEAD_BYTES:
-            self.head.append(entry)
-        elif len(self.head) == entry.place:
-            self.rest = (lines.start, lines.number)
+            self.head.append(parsed)
+        else:
+            if not self.checksums:
+                self.rest = (lines.start, lines.number)
+            self.checksums.append(crc32(reader.line))
 
 
 class FileSource:
@@ -99,32 +181,34 @@ class FileSource:
 
     reason: ArriveReason = "input"
 
+    def __init__(self, lines: LineReader, parser: LineParser, survey: Survey) -> None:
+        self.total = survey.num_lines
+        self.has_ended, self.input_index = False, -1
+        self._lines, self._parser = lines, parser
+        self._head, self._checksums = survey.head, iter(survey.checksums)
+        if survey.checksums:
+            lines.go_to(*survey.rest)
+
     @property
     def upcoming(self) -> str | None:
         """The id of the next request, as long as it is one of those in memory."""
-        return name_of(self._head[0]) if self._head else None
+        return name_of(self._head[0], self.input_index + 1) if self._head else None
 
-    def __init__(self, lines: LineReader, parser: LineParser, survey: Survey) -> None:
-        self.total = survey.num_lines
-        self.has_ended = False
-        self._lines, self._parser = lines, parser
-        self._head, self._num_read = survey.head, len(survey.head)
-        if self._num_read < survey.num_lines:
-            lines.go_to(*survey.rest)
-
-    def next(self) -> Entry | None:
+    def next(self) -> Line | None:
         """Return the next line; see Source."""
-        if self._head:
-            return self._head.popleft()
-        place = self._num_read
-        if place == self.total:
+        index = self.input_index + 1
+        if index == self.total:
             self.has_ended = True
             return None
+        self.input_index = index
+        if self._head:
+            return self._head.popleft()
         line = self._lines.read()
         if line is None:
             raise InputError("the input has become shorter while it was read")
-        self._num_read = place + 1
-        return Entry(place, self._parser.parse(line, self._lines.number, place))
+        if crc32(line) != next(self._checksums):
+            raise InputError(f"line {self._lines.number} of the input has changed since the start")
+        return self._parser.parse(line, self._lines.number, index)
 
     def wait(self) -> None:
         """Nothing: next() always has something, up to the end."""
@@ -140,26 +224,27 @@ class IndexedSource:
     upcoming: str | None = None
 
     def __init__(self, lines: LineReader, parser: LineParser) -> None:
-        self.has_ended = False
+        self.has_ended, self.input_index = False, -1
         self._lines, self._parser = lines, parser
         self._starts, self._numbers = array("q"), array("q")
         self._order = iter(self._index())
         self.total: int | None = len(self._starts)
 
-    def next(self) -> Entry | None:
+    def next(self) -> Line | None:
         """Return the next line; see Source."""
-        place = next(self._order, None)
-        if place is None:
+        index = next(self._order, None)
+        if index is None:
             self.has_ended = True
             return None
-        line = self._lines.read_at(self._starts[place])
-        return Entry(place, self._parser.parse(line, self._numbers[place], place))
+        self.input_index = index
+        line = self._lines.read_at(self._starts[index])
+        return self._parser.parse(line, self._numbers[index], index)
 
     def wait(self) -> None:
         """Nothing: next() always has something, up to the end."""
 
     def _index(self) -> "array[int]":
-        """Note where each line is, and return the places of the lines by arrival time.
+        """Note where each line is, and return the lines by arrival time.
 
         Of one time, as they stand; a bad line arrives with the one before it.
         """
@@ -174,8 +259,8 @@ class IndexedSource:
             arrivals.append(arrival)
             self._starts.append(lines.start)
             self._numbers.append(lines.number)
-        places = np.argsort(np.frombuffer(arrivals), kind="stable")
-        return array("q", places.astype(np.int64).tobytes())
+        order = np.argsort(np.frombuffer(arrivals), kind="stable")
+        return array("q", order.astype(np.int64).tobytes())
 
 
 class PipeSource:
@@ -185,26 +270,25 @@ class PipeSource:
     upcoming: str | None = None
     total: int | None = None
 
-    def __init__(self, entries: EntryReader) -> None:
-        self.has_ended = False
-        self._entries = entries
+    def __init__(self, reader: RequestReader) -> None:
+        self.has_ended, self.input_index = False, -1
+        self._reader = reader
         self._arrivals, self._last_arrival = Arrivals(), 0.0
 
-    def next(self) -> Entry | None:
+    def next(self) -> Line | None:
         """Return the next line; see Source."""
-        entry = self._entries.read()
-        if entry is None:
+        reader = self._reader
+        parsed = reader.read()
+        if parsed is None:
             self.has_ended = True
             return None
-        parsed = entry.parsed
+        self.input_index += 1
         if isinstance(parsed, ParsedLine):
-            arrival = self._arrivals.time_of(parsed.request)
-            if arrival < self._last_arrival:
-                number, line = self._entries.lines.number, self._entries.line
-                entry.parsed = arrival_goes_back(parsed, line, number, self._last_arrival)
-            else:
-                self._last_arrival = arrival
-        return entry
+            arrival, last = self._arrivals.time_of(parsed.request), self._last_arrival
+            if arrival < last:
+                return arrival_goes_back(parsed, reader.line, reader.lines.number, last)
+            self._last_arrival = arrival
+        return parsed
 
     def wait(self) -> None:
         """Nothing: next() waits by itself."""
@@ -217,24 +301,25 @@ class FollowSource:
     upcoming: str | None = None
     total: int | None = None
 
-    def __init__(self, entries: EntryReader, waiting: Waiting) -> None:
+    def __init__(self, reader: RequestReader, waiting: Waiting) -> None:
         import queue  # noqa: PLC0415 - only for --follow, as is the next
         import threading  # noqa: PLC0415 - as above
 
-        self.has_ended = False
+        self.has_ended, self.input_index = False, -1
         self._waiting = waiting
-        self._ahead: deque[Entry | Exception | None] = deque()
-        self._queue: queue.Queue[Entry | Exception | None] = queue.Queue(_MAX_AHEAD)
-        threading.Thread(target=self._read_all, args=(entries,), daemon=True).start()
+        self._ahead: deque[Line | Exception | None] = deque()
+        self._queue: queue.Queue[Line | Exception | None] = queue.Queue(_MAX_AHEAD)
+        threading.Thread(target=self._read_all, args=(reader,), daemon=True).start()
 
-    def next(self) -> Entry | None:
+    def next(self) -> Line | None:
         """Return the next line; see Source."""
         if not self._ahead:
             if self._queue.empty():
                 return None
             self._ahead.append(self._queue.get())
         item = self._ahead.popleft()
-        if isinstance(item, Entry):
+        if isinstance(item, Line):
+            self.input_index += 1
             return item
         self.has_ended = True
         if item is not None:
@@ -246,31 +331,21 @@ class FollowSource:
         with self._waiting():
             self._ahead.append(self._queue.get())
 
-    def _read_all(self, entries: EntryReader) -> None:
-        """Put all entries into the queue, then None, or the exception that ended the reading."""
-        item: Entry | Exception | None
+    def _read_all(self, reader: RequestReader) -> None:
+        """Put all lines into the queue, then None, or the exception that ended the reading."""
+        item: Line | Exception | None
         try:
-            while (item := entries.read()) is not None:
+            while (item := reader.read()) is not None:
                 self._queue.put(item)
         except Exception as error:  # it is raised again where the others are: # noqa: BLE001
             item = error
         self._queue.put(item)
 
 
-def name_of(entry: Entry) -> str:
+def name_of(line: Line, input_index: int) -> str:
     """Return what a request will be called, the number of its place if it has no id."""
-    parsed = entry.parsed
-    found = parsed.request.id if isinstance(parsed, ParsedLine) else parsed.id
-    return str(entry.place + 1) if found is None else found
-
-
-def survey_file(entries: EntryReader, observe: Callable[[ParsedLine | BadLine], None]) -> Survey:
-    """Read the whole file once; `observe` is handed what every line is."""
-    survey = Survey()
-    while (entry := entries.read()) is not None:
-        survey.add(entry, entries.lines)
-        observe(entry.parsed)
-    return survey
+    found = line.request.id if isinstance(line, ParsedLine) else line.id
+    return str(input_index + 1) if found is None else found
 
 
 def open_source(
@@ -289,16 +364,18 @@ def open_source(
         InvalidInput: the file has bad lines, and they are not to be skipped.
     """
     if follow:
-        return FollowSource(EntryReader(requests.lines(), parser), waiting)
+        return FollowSource(RequestReader(requests.lines(), parser), waiting)
     if not requests.is_file:
-        return PipeSource(EntryReader(requests.lines(waiting), parser))
+        return PipeSource(RequestReader(requests.lines(waiting), parser))
     with waiting():
-        entries = EntryReader(requests.lines(), parser)
-        survey = survey_file(entries, report.add_if_bad)
+        reader, survey = RequestReader(requests.lines(), parser), Survey()
+        while (line := reader.read()) is not None:
+            survey.add(line, reader)
+            report.add_if_bad(line)
         if survey.num_bad and not keep_going:
             what_now = "nothing decoded. --keep-going to skip them."
             raise InvalidInput(report, survey.num_lines, what_now)
-        line_parser = LineParser(parser, entries.duplicates)
+        line_parser = LineParser(parser, reader.duplicates)
         if survey.is_in_order:
             return FileSource(requests.lines(), line_parser, survey)
         return IndexedSource(requests.seekable_lines(), line_parser)

@@ -12,10 +12,9 @@ from typing import BinaryIO, NamedTuple
 
 from batcher.formats.requests import ParsedLine
 
-from .earlier_results import EarlierResults, number_of
+from .earlier_results import EarlierResults, ResultLine, ResultLines, number_of
 from .files import rest_path
 from .output import OutputError, ResumeError, open_sink
-from .result_lines import ResultLine, ResultLines
 
 _CHUNK_BYTES = 2**20
 
@@ -215,7 +214,7 @@ def _new(path: str) -> BinaryIO:
 
 
 def _temporary() -> BinaryIO:
-    import tempfile  # noqa: PLC0415 - only to resume a run
+    import tempfile  # noqa: PLC0415 - only for .gz files
 
     return tempfile.TemporaryFile()
 

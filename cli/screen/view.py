@@ -1,31 +1,40 @@
-"""What may be shown of a run while it runs: nothing but messages, or a line now and then."""
+"""What may be shown of a run while it runs, and which view suits the terminal and the person."""
 
-import time
-from collections.abc import Callable, Sequence
+import os
+import sys
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Self
+from typing import TYPE_CHECKING, Literal, Self
 
-from batcher.events import RequestEvent
+from .terminal import (
+    ColorChoice,
+    Terminal,
+    can_animate,
+    encoding_of,
+    is_dumb,
+    wants_color,
+)
 
-from .cells import printable
-from .live.facts import Gauges, Moment, Plan, long_step, plain_line
-from .live.state import RunState
-from .terminal import Terminal
+if TYPE_CHECKING:
+    from batcher.events import RequestEvent
 
-PLAIN_INTERVAL = 5.0
-"""Seconds from one plain progress line to the next."""
+    from .live.facts import LiveGauges, Plan
+
+LiveChoice = Literal["auto", "always", "plain", "never"]
 
 
 class View:
     """Shows nothing of a run but messages; other views show more.
 
     A view is closed when it is left as a context.
+    is_watched: whether it has to be told of events and steps.
     """
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
+        self.is_watched = type(self) is not View
 
-    def observe(self, events: Sequence[RequestEvent]) -> None:
+    def observe(self, events: "Sequence[RequestEvent]") -> None:
         """Take in what happened in the step that is being made."""
 
     def after_step(self, step: int, num_queued: int | None) -> None:
@@ -65,55 +74,35 @@ class View:
         self.close()
 
 
-class ProgressLines(View):
-    """A plain line of progress every few seconds, for a log or a screen reader.
+def open_view(
+    plan: "Plan",
+    gauges: "LiveGauges",
+    *,
+    live: LiveChoice,
+    is_quiet: bool,
+    color: ColorChoice,
+    every_step: bool,
+    is_piped: bool,
+    has_others: bool,
+) -> View:
+    """Return the view of a run that stderr allows and `live` asks for.
 
-    None for a short run.
+    every_step: the run is slowed down so that each step can be seen; is_piped: results go to
+    another program, which may well write to the same terminal, across a picture; has_others:
+    somebody else writes to the terminal that shows the picture, results or a model.
     """
+    fd, environ = sys.stderr.fileno(), os.environ
+    encoding = encoding_of(sys.stderr.encoding, environ)
+    terminal = Terminal(fd, encoding, wants_color(color, fd, environ), environ)
+    if is_quiet or live == "never":
+        return View(terminal)
+    is_plain = live == "auto" and (is_piped or not can_animate(fd, environ))
+    if live == "plain" or is_plain or is_dumb(environ):
+        from .progress_lines import ProgressLines  # noqa: PLC0415 - a quiet run does without
 
-    def __init__(
-        self,
-        plan: Plan,
-        gauges: Gauges,
-        terminal: Terminal,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        super().__init__(terminal)
-        self._plan = plan._replace(title=printable(plan.title))
-        self._gauges, self._clock = gauges, clock
-        self._run = RunState(plan.batch_size)
-        self._started = clock()
-        self._next_line = self._started + PLAIN_INTERVAL
-        self._long_step, self._long_since = -1, self._started
-        self._last = (-1, 0, self._started)  # step, tokens and time of the line before
+        return ProgressLines(plan, gauges, terminal)
+    from .live.display import InlineLive, ScreenLive  # noqa: PLC0415 - with them rich
+    from .live.driver import LiveView  # noqa: PLC0415 - as above
 
-    def observe(self, events: Sequence[RequestEvent]) -> None:
-        """Take in what happened in the step that is being made."""
-        self._run.observe(events)
-
-    def after_step(self, step: int, num_queued: int | None) -> None:
-        """Write a line, if it is time to."""
-        now = self._clock()
-        if now >= self._next_line:
-            self._next_line = now + PLAIN_INTERVAL
-            self._write_line(step, num_queued, now)
-
-    def still_computing(self, step: int) -> None:
-        """Write a line about a step that takes long, if it is time to."""
-        now = self._clock()
-        if step != self._long_step:
-            self._long_step, self._long_since = step, now
-        if now >= self._next_line:
-            self._next_line = now + PLAIN_INTERVAL
-            taken = long_step(step, now - self._long_since)
-            self.write_message(f"{self._plan.title}, {taken}\n")
-
-    def _write_line(self, step: int, num_queued: int | None, now: float) -> None:
-        num_tokens = self._run.num_tokens(step)
-        last_step, last_tokens, last_time = self._last
-        self._last = (step, num_tokens, now)
-        num_new = num_tokens - last_tokens
-        rate, speed = num_new / max(1, step - last_step), num_new / max(now - last_time, 1e-9)
-        moment = Moment(step, num_queued, num_tokens, rate, speed, now - self._started)
-        line = plain_line(self._run, self._plan, self._gauges, moment)
-        self.write_message(f"{printable(line)}\n")
+    display = InlineLive(terminal) if has_others else ScreenLive(terminal)
+    return LiveView(plan, gauges, terminal, display, every_step=every_step)

@@ -17,10 +17,10 @@ from batcher.settings import GRAMMAR_TIMEOUT
 from batcher.verifying.cases import Case, make_cases, needs_of
 from batcher.verifying.verification import verify
 
-from ..running.entries import EntryReader
 from ..running.intake import open_input
 from ..running.output import stdout_json_sink, stdout_sink
 from ..running.problems import InvalidInput, ProblemReport, say
+from ..running.sources import RequestReader
 from ..screen.terminal import ColorChoice
 from .verdict import Again, encode_verdict, render_verdict
 
@@ -99,14 +99,14 @@ def _read(options: VerifyOptions, model: Model) -> tuple[list[Request], str]:
     requests: list[Request] = []
     with open_input(options.input, nullcontext) as source:
         report = ProblemReport(source.name, options.color)
-        reader = EntryReader(source.lines(), RequestParser(capabilities))
+        reader = RequestReader(source.lines(), RequestParser(capabilities))
         num_lines = 0
-        while (entry := reader.read()) is not None:
+        while (line := reader.read()) is not None:
             num_lines += 1
-            if isinstance(entry.parsed, ParsedLine):
-                requests.append(entry.parsed.request)
+            if isinstance(line, ParsedLine):
+                requests.append(line.request)
             else:
-                report.add(entry.parsed)
+                report.add(line)
     say(source.take_notes() + report.closing())
     if report.num_lines:
         raise InvalidInput(report, num_lines, "nothing decoded.")

@@ -15,9 +15,9 @@ from batcher.whatif.deployments import Deployment
 from batcher.whatif.lengths import decoded_outputs, num_unknown
 
 from ..memory_note import memory_notes
-from ..running.entries import EntryReader
 from ..running.intake import open_input
 from ..running.problems import InvalidInput, ProblemReport, say
+from ..running.sources import RequestReader
 from ..screen.cells import counted, printable
 from .options import RequestOptions
 
@@ -49,12 +49,12 @@ def _read_requests(options: RequestOptions, model: Model) -> list[Request]:
     with open_input(options.input, nullcontext) as source:
         report = ProblemReport(source.name, options.color)
         engine = Engine(model, 256, grammar_timeout=options.grammar_timeout)
-        entries = EntryReader(source.lines(), RequestParser(engine.capabilities))
-        while (entry := entries.read()) is not None:
+        reader = RequestReader(source.lines(), RequestParser(engine.capabilities))
+        while (line := reader.read()) is not None:
             num_lines += 1
-            report.add_if_bad(entry.parsed)
-            if isinstance(entry.parsed, ParsedLine):
-                found.append(entry.parsed.request)
+            report.add_if_bad(line)
+            if isinstance(line, ParsedLine):
+                found.append(line.request)
         say(source.take_notes() + report.closing())
         if report.num_lines:
             raise InvalidInput(report, num_lines, "nothing was simulated.")

@@ -92,7 +92,8 @@ def main(names: list[str]) -> None:
     """Print what the roads with these names touch."""
     for package in PACKAGES:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            import_module(module.name)
+            if not module.name.endswith("__main__"):
+                import_module(module.name)
     for name in names or ROADS:
         report(name, called_during(ROADS[name]))
 

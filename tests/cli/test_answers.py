@@ -1,8 +1,14 @@
+from types import SimpleNamespace
+
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from batcher.events import FinishEvent
 from batcher.formats.diagnostics import Problem
-from batcher.formats.requests import BadLine, ParsedLine
+from batcher.formats.requests import BadLine
+from batcher.formats.results import decode_result_line
 from batcher.request import Request
 from batcher.result import (
     ErrorInfo,
@@ -10,7 +16,7 @@ from batcher.result import (
     StepTimes,
     Usage,
 )
-from cli.running.answers import Flights, can_be_replayed
+from cli.running.answers import Answers, InputOrder, can_be_replayed
 
 
 def result(request_id, index=0, *, failed=False):
@@ -32,8 +38,18 @@ def finish(request_id, index=0, reason="length", role="sample"):
     return FinishEvent(0, 0.0, request_id, index, 0, reason, None, 1, role)
 
 
-def line(request_id, *, form="result", **fields):
-    return ParsedLine(Request(id=request_id, prompt="x", **fields), form)
+def request(request_id, **fields):
+    return Request(id=request_id, prompt="x", **fields)
+
+
+def answers_of(earlier=None, order=None, **options):
+    model = SimpleNamespace(name="m", tokenizer=SimpleNamespace(token_bytes=[b"x"] * 9))
+    return Answers(model, earlier, order, **options)
+
+
+def opened(answers, request_id, input_index=0, form="result", **fields):
+    """Take in a request; return the indices of the results that may be replayed."""
+    return sorted(answers.open(request(request_id, **fields), form, input_index))
 
 
 class Earlier:
@@ -52,105 +68,106 @@ class Earlier:
         return (request_id, line_number) in self.rejected
 
 
-def shown(answers):
-    return [(a.place, [r.index for r in a.results], a.form, a.is_last) for a in answers]
+def shown(lines):
+    """Return what each line answers: the id and the indices of its results."""
+    found = []
+    for line in b"".join(lines).splitlines(keepends=True):
+        results = decode_result_line(line)
+        found.append((results[0].id, [each.index for each in results]))
+    return found
 
 
-def test_a_plain_request_is_answered_once():
-    flights = Flights()
-    assert flights.begin(line("a"), 7) == {}
-    assert shown(flights.answer([result("a")])) == [(7, [0], "result", True)]
+def test_a_plain_request_is_answered_once_and_leaves_nothing():
+    answers = answers_of()
+    assert opened(answers, "a", 7) == []
+    assert not answers._open
+    assert shown(answers.take([result("a")])) == [("a", [0])]
 
 
-def test_samples_are_answered_as_they_come_and_the_last_one_says_so():
-    flights = Flights()
-    flights.begin(line("a", n=3), 4)
-    flights.begin(line("b"), 5)
-    assert shown(flights.answer([result("a", 2), result("b")])) == [
-        (4, [2], "result", False),
-        (5, [0], "result", True),
-    ]
-    assert shown(flights.answer([result("a", 0), result("a", 1)])) == [
-        (4, [0], "result", False),
-        (4, [1], "result", True),
-    ]
-    flights.begin(line("a"), 9)  # the request has ended, so its id is free
-    assert shown(flights.answer([result("a")])) == [(9, [0], "result", True)]
+def test_samples_are_answered_as_they_come():
+    answers = answers_of()
+    opened(answers, "a", n=3)
+    opened(answers, "b")
+    lines = answers.take([result("a", 2), result("b")])
+    assert shown(lines) == [("a", [2]), ("b", [0])]
+    assert shown(answers.take([result("a", 0), result("a", 1)])) == [("a", [0]), ("a", [1])]
+    assert not answers._open
+    opened(answers, "a")  # the request has ended, so its id is free
+    assert shown(answers.take([result("a")])) == [("a", [0])]
 
 
 def test_an_openai_row_waits_for_all_its_choices():
-    flights = Flights()
-    flights.begin(line("a", n=3, form="completion"), 4)
-    assert flights.answer([result("a", 2)]) == []
-    assert shown(flights.answer([result("a", 1), result("a", 0)])) == [
-        (4, [0, 1, 2], "completion", True)
-    ]
+    answers = answers_of()
+    opened(answers, "a", form="completion", n=3)
+    assert answers.take([result("a", 2)]) == []
+    lines = answers.take([result("b"), result("a", 1), result("a", 0)])
+    assert shown(lines) == [("b", [0]), ("a", [0, 1, 2])]
+    assert msgspec.json.decode(lines[1])["response"]["body"]["object"] == "text_completion"
 
 
-def test_the_best_samples_stay_in_the_order_they_are_handed_out_in():
-    flights = Flights()
-    flights.begin(line("a", n=2, best_of=5), 0)
-    flights.begin(line("b", n=2), 1)
-    flights.begin(line("row", n=2, best_of=5, form="completion"), 2)
+@pytest.mark.parametrize("has_order", [False, True])
+def test_the_best_samples_stay_in_the_order_they_are_handed_out_in(has_order):
+    answers = answers_of(order=InputOrder() if has_order else None)
+    opened(answers, "a", 0, n=2, best_of=5)
+    opened(answers, "b", 1, n=2)
+    opened(answers, "row", 2, form="completion", n=2, best_of=5)
     outcome = [result("a", 4), result("a", 1), result("b", 1), result("b", 0)]
-    answers = flights.answer([*outcome, result("row", 3), result("row", 2)])
-    ranked = sorted(answers, key=lambda answer: (answer.place, answer.rank))
-    indices = [[choice.index for choice in answer.results] for answer in ranked]
-    assert indices == [[4], [1], [0], [1], [3, 2]]
+    lines = answers.take([*outcome, result("row", 3), result("row", 2)])
+    samples_of_b = [("b", [0]), ("b", [1])] if has_order else [("b", [1]), ("b", [0])]
+    assert shown(lines) == [("a", [4]), ("a", [1]), *samples_of_b, ("row", [3, 2])]
 
 
 def test_a_row_of_the_best_samples_that_is_there_is_not_written_again():
-    flights = Flights(Earlier({"row": [0, 1]}))
-    flights.begin(line("row", n=2, best_of=5, form="completion"), 2)
-    assert flights.answer([result("row", 1), result("row", 3)]) == []
+    answers = answers_of(Earlier({"row": [0, 1]}))
+    opened(answers, "row", form="completion", n=2, best_of=5)
+    assert answers.take([result("row", 1), result("row", 3)]) == []
 
 
 def test_there_are_no_more_results_than_asked_for_where_failures_have_made_others_the_best():
-    flights = Flights(Earlier({"a": [4], "b": [3]}))
-    flights.begin(line("a", n=1, best_of=5), 0)
-    flights.begin(line("b", n=2, best_of=5), 1)
-    assert flights.answer([result("a", 2)]) == []
-    answers = flights.answer([result("b", 1), result("b", 0)])
-    assert [answer.results[0].index for answer in answers] == [1]
+    answers = answers_of(Earlier({"a": [4], "b": [3]}))
+    opened(answers, "a", n=1, best_of=5)
+    opened(answers, "b", n=2, best_of=5)
+    assert answers.take([result("a", 2)]) == []
+    assert shown(answers.take([result("b", 1), result("b", 0)])) == [("b", [1])]
 
 
 def test_a_request_fails_once_however_many_of_its_results_are_errors():
-    flights = Flights()
-    flights.begin(line("a", n=3), 0)
-    flights.begin(line("b"), 1)
-    assert flights.is_first_failure("a")
-    assert not flights.is_first_failure("a")
-    assert flights.is_first_failure("b")
+    answers = answers_of()
+    opened(answers, "a", n=3)
+    opened(answers, "b")
+    assert answers.is_first_failure("a")
+    assert not answers.is_first_failure("a")
+    assert answers.is_first_failure("b")
 
 
 def test_known_samples_are_replayed_and_the_others_decoded():
     earlier = Earlier({"a": [0, 2]})
-    flights = Flights(earlier)
-    assert sorted(flights.begin(line("a", n=3), 4)) == [0, 2]
+    answers = answers_of(earlier)
+    assert opened(answers, "a", n=3) == [0, 2]
     assert earlier.checked == ("a", [0, 2])
-    assert flights.begin(line("b", n=2), 5) == {}
-    assert not flights.note_replayed(finish("a", 0))
-    assert not flights.note_replayed(finish("a", 1))
-    assert shown(flights.answer([result("a", 1)])) == [(4, [1], "result", False)]
-    assert not flights.note_replayed(finish("a", 2))
-    assert "a" not in flights._flights
+    assert opened(answers, "b", n=2) == []
+    assert not answers.note_replayed(finish("a", 0))
+    assert not answers.note_replayed(finish("a", 1))
+    assert shown(answers.take([result("a", 1)])) == [("a", [1])]
+    assert not answers.note_replayed(finish("a", 2))
+    assert "a" not in answers._open
 
 
 def test_a_replayed_request_fails_once():
-    flights = Flights(Earlier({"a": [0, 1, 2]}))
-    flights.begin(line("a", n=3), 4)
-    assert flights.note_replayed(finish("a", 0, "error"))
-    assert not flights.note_replayed(finish("a", 1, "error"))
-    assert not flights.note_replayed(finish("a", 2, "error"))
-    assert not flights.note_replayed(finish("a", 2, "unused", "negative"))
+    answers = answers_of(Earlier({"a": [0, 1, 2]}))
+    opened(answers, "a", n=3)
+    assert answers.note_replayed(finish("a", 0, "error"))
+    assert not answers.note_replayed(finish("a", 1, "error"))
+    assert not answers.note_replayed(finish("a", 2, "error"))
+    assert not answers.note_replayed(finish("a", 2, "unused", "negative"))
 
 
 def test_the_row_beside_a_replayed_sample_does_not_count():
-    flights = Flights(Earlier({"a": [0, 1]}))
-    flights.begin(line("a", n=2, cfg_scale=2.0), 4)
-    flights.note_replayed(finish("a", 0))
-    flights.note_replayed(finish("a", 0, "unused", "negative"))
-    assert flights.note_replayed(finish("a", 1, "error"))
+    answers = answers_of(Earlier({"a": [0, 1]}))
+    opened(answers, "a", n=2, cfg_scale=2.0)
+    answers.note_replayed(finish("a", 0))
+    answers.note_replayed(finish("a", 0, "unused", "negative"))
+    assert answers.note_replayed(finish("a", 1, "error"))
 
 
 @pytest.mark.parametrize(
@@ -167,12 +184,11 @@ def test_the_row_beside_a_replayed_sample_does_not_count():
     ],
 )
 def test_what_cannot_be_replayed_is_decoded_again_and_not_answered_twice(fields):
-    request = line("a", n=2, **fields)
-    assert not can_be_replayed(request.request)
-    flights = Flights(Earlier({"a": [1]}))
-    assert flights.begin(request, 4) == {}
-    assert not flights.note_replayed(finish("a", 1))
-    assert shown(flights.answer([result("a", 1), result("a", 0)])) == [(4, [0], "result", True)]
+    assert not can_be_replayed(request("a", n=2, **fields))
+    answers = answers_of(Earlier({"a": [1]}))
+    assert opened(answers, "a", n=2, **fields) == []
+    assert not answers.note_replayed(finish("a", 1))
+    assert shown(answers.take([result("a", 1), result("a", 0)])) == [("a", [0])]
 
 
 @pytest.mark.parametrize(
@@ -185,24 +201,92 @@ def test_what_takes_a_step_for_each_token_can_be_replayed(fields):
 
 def test_nothing_is_replayed_where_a_schedule_has_limits():
     earlier = Earlier({"a": [1]})
-    flights = Flights(earlier, is_plain=False)
-    assert flights.begin(line("a", n=2), 4) == {}
+    answers = answers_of(earlier, is_plain=False)
+    assert opened(answers, "a", n=2) == []
     assert not hasattr(earlier, "checked")  # it may have taken any number of steps
-    assert shown(flights.answer([result("a", 1), result("a", 0)])) == [(4, [0], "result", True)]
+    assert shown(answers.take([result("a", 1), result("a", 0)])) == [("a", [0])]
 
 
 def test_an_openai_row_that_is_there_is_not_written_again():
-    flights = Flights(Earlier({"a": [0, 1], "b": [0, 1]}))
+    answers = answers_of(Earlier({"a": [0, 1], "b": [0, 1]}))
     for request_id in "ab":
-        flights.begin(line(request_id, n=2, form="completion", regex="x"), 4)
-    assert flights.answer([result("a", 0), result("b", 0)]) == []
-    assert flights.answer([result("a", 1), result("b", 1)]) == []
+        opened(answers, request_id, form="completion", n=2, regex="x")
+    assert answers.take([result("a", 0), result("b", 0)]) == []
+    assert answers.take([result("a", 1), result("b", 1)]) == []
 
 
 def test_a_bad_line_is_answered_unless_it_was():
     problem = Problem("invalid-json", "no", 3, 1, 1, None, None, "{", 1)
     bad = BadLine("a", form="completion", problems=[problem])
-    answers = Flights(Earlier({"a": [0]}, [("a", 4), ("b", 3)])).reject(bad, 2)
-    assert shown(answers) == [(2, [0], "completion", True)]
-    assert answers[0].results[0].error.line == 3
-    assert Flights(Earlier({}, [("a", 3)])).reject(bad, 2) == []
+    answers = answers_of(Earlier({"a": [0]}, [("a", 4), ("b", 3)]))
+    answers.reject(bad, 2)
+    (line,) = answers.take([])
+    assert decode_result_line(line)[0].error.line == 3
+    assert answers.take([]) == []
+    answers = answers_of(Earlier({}, [("a", 3)]))
+    answers.reject(bad, 2)
+    assert answers.take([]) == []
+
+
+# -- in the order of the input ---------------------------------------------------------------------
+
+
+@given(st.permutations(range(25)), st.integers(0, 25), st.sampled_from([0, 12, 50, 10**6]))
+def test_lines_come_out_in_order_however_little_is_held_in_memory(order, num_put, max_held_bytes):
+    lines = {index: b"%d" % index * (index % 4 + 1) + b"\n" for index in order}
+    put = order[:num_put]
+    held = InputOrder(0, max_held_bytes)
+    out = [line for index in put for line in held.put(index, lines[index])]
+    first_missing = min(set(range(26)) - set(put))
+    assert out == [lines[index] for index in range(first_missing)]
+    out += held.rest()
+    held.close()
+    assert out == [lines[index] for index in sorted(put)]
+
+
+def test_the_order_can_begin_later():
+    held = InputOrder(3)
+    assert held.put(4, b"4") == []
+    assert held.put(3, b"3") == [b"3", b"4"]
+
+
+def test_in_the_order_of_the_input_a_request_is_answered_when_it_is_complete():
+    answers = answers_of(order=InputOrder())
+    for index, num_samples in enumerate((3, 1, 2)):
+        opened(answers, str(index), index, n=num_samples)
+    assert answers.take([result("1"), result("0", 2), result("2", 0)]) == []
+    assert answers.take([result("0", 0)]) == []
+    lines = answers.take([result("0", 1)])
+    assert [shown([item]) for item in lines] == [
+        [("0", [0]), ("0", [1]), ("0", [2])],  # all of a request are one item
+        [("1", [0])],
+    ]
+    assert shown(answers.take([result("2", 1)])) == [("2", [0]), ("2", [1])]
+
+
+def test_what_is_held_back_at_the_end_comes_out_in_order_too():
+    answers = answers_of(order=InputOrder())
+    for index, num_samples in enumerate((2, 1, 3, 1, 1)):
+        opened(answers, str(index), index, n=num_samples)
+    results = [result("4"), result("0", 1), result("2", 1), result("3"), result("2", 0)]
+    assert answers.take(results) == []
+    lines = [*answers.rest()]
+    assert shown(lines) == [("0", [1]), ("2", [0]), ("2", [1]), ("3", [0]), ("4", [0])]
+    answers.close()
+
+
+def test_of_an_openai_row_that_is_not_complete_nothing_is_written_at_the_end():
+    answers = answers_of(order=InputOrder())
+    opened(answers, "row", 0, form="completion", n=2)
+    assert answers.take([result("row", 0)]) == []
+    assert [*answers.rest()] == []
+
+
+def test_lines_of_an_earlier_run_have_their_turn_too():
+    answers = answers_of(Earlier({"a": [0]}), InputOrder())
+    opened(answers, "b", 0)
+    opened(answers, "a", 1)
+    assert answers.put_back(1, b"known\n") == []
+    lines = answers.take([result("a"), result("b")])
+    assert shown(lines[:1]) == [("b", [0])]
+    assert lines[1:] == [b"known\n"]

@@ -11,9 +11,9 @@ from batcher.result import (
     Usage,
 )
 from batcher.validation import ModelCapabilities
-from cli.running import result_index
+from cli.running import earlier_results
+from cli.running.earlier_results import ResultLines
 from cli.running.output import OutputError, ResumeError
-from cli.running.result_lines import ResultLines
 from cli.running.taking_over import Expected, take_over
 
 
@@ -114,7 +114,7 @@ def test_a_bad_row_is_found_too(took_over):
 
 
 def test_results_whose_hashes_are_equal_are_told_apart(took_over, monkeypatch):
-    monkeypatch.setattr(result_index, "hash", lambda _: 5, raising=False)
+    monkeypatch.setattr(earlier_results, "hash", lambda _: 5, raising=False)
     lines = [encode_result(result(index, name=name)) for name in "op" for index in range(3)]
     known = took_over(*lines, row_of(result(0, name="q"), result(1, name="q")))
     for name in "opq":

@@ -3,8 +3,7 @@
 from types import SimpleNamespace
 
 from batcher.engine.outcome import StepOutcome
-from cli.running.entries import Entry
-from cli.running.gauges import RunGauges
+from cli.running.answers import Answers
 from cli.running.loop import Loop
 
 
@@ -18,8 +17,8 @@ def test_a_line_that_was_read_ahead_is_next():
         step=lambda: StepOutcome([], [], []),
         scheduler=SimpleNamespace(queue=queue),
     )
-    entry = Entry(0, SimpleNamespace(id="a"))
-    source = SimpleNamespace(upcoming="b", has_ended=False, next=lambda: entry)
-    loop = Loop(engine, source, model=None)
+    line = SimpleNamespace(id="a")
+    source = SimpleNamespace(upcoming="b", has_ended=False, input_index=0, next=lambda: line)
+    loop = Loop(engine, source, Answers(None))
     next(iter(loop))
-    assert RunGauges(loop).next_up == "a"
+    assert loop.next_up == "a"

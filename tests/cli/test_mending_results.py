@@ -8,7 +8,7 @@ import pytest
 from process import batchdecode, lines_of, start, workload
 
 from cli.options import RunOptions
-from cli.running.result_lines import ResumeError
+from cli.running.output import ResumeError
 from cli.running.runner import run
 from cli.running.signals import StopSignals
 

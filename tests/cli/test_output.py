@@ -4,46 +4,21 @@ import json
 import os
 import zlib
 from threading import Thread
-from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from process import batchdecode
 
 from batcher.events import EndEvent, TokenEvent
 from batcher.formats.trace import encode_event
-from cli.running.answers import Answer
 from cli.running.files import check_distinct, check_writable
-from cli.running.input_order import InputOrder
 from cli.running.output import (
     FileSink,
     GzipSink,
     OutputError,
-    ResultWriter,
-    TraceWriter,
     WriteError,
     open_sink,
 )
-
-
-@given(st.permutations(range(25)), st.integers(0, 25), st.sampled_from([0, 12, 50, 10**6]))
-def test_lines_come_out_in_order_however_little_is_held_in_memory(order, num_put, max_held_bytes):
-    lines = {index: b"%d" % index * (index % 4 + 1) + b"\n" for index in order}
-    put = order[:num_put]
-    held = InputOrder(0, max_held_bytes)
-    out = [line for index in put for line in held.put(index, lines[index])]
-    first_missing = min(set(range(26)) - set(put))
-    assert out == [lines[index] for index in range(first_missing)]
-    out += held.rest()
-    held.close()
-    assert out == [lines[index] for index in sorted(put)]
-
-
-def test_the_order_can_begin_later():
-    held = InputOrder(3)
-    assert held.put(4, b"4") == []
-    assert held.put(3, b"3") == [b"3", b"4"]
+from cli.running.recorder import ResultWriter, TraceWriter
 
 
 class FullDisk(io.FileIO):
@@ -56,94 +31,84 @@ class FullDisk(io.FileIO):
         return super().write(data[:room])
 
 
-def part(place, index=0, *, is_last=True):
-    """Return an answer that stands for a result with this index."""
-    return Answer(place, [SimpleNamespace(index=index)], rank=index, is_last=is_last)
+def item(number, index=0):
+    """Return a line of 11 bytes."""
+    return b"%9d%d\n" % (number, index)
 
 
-def encode(answer):
-    """Return the place and the index of an answer, in 10 characters and a newline."""
-    return b"%9d%d\n" % (answer.place, answer.results[0].index)
-
-
-def test_results_are_in_the_file_as_soon_as_they_are_written(tmp_path):
-    path = tmp_path / "out"
-    writer = ResultWriter(open_sink(str(path)), encode)
-    for place in (1, 0):
-        writer.write([part(place)])
-        assert path.read_bytes().endswith(encode(part(place)))
+def test_results_are_in_the_file_soon_after_they_are_written(tmp_path):
+    path, now = tmp_path / "out", 0.0
+    writer = ResultWriter(open_sink(str(path)), clock=lambda: now)
+    now = 0.01
+    writer.write([item(0), item(1)])
+    writer.write([item(2)])
+    assert path.read_bytes() == b""
+    now = 0.03
+    writer.write([item(3)])
+    assert path.read_bytes() == b"".join(map(item, range(4)))
+    writer.write([item(4)])
+    writer.flush()
+    assert path.read_bytes().endswith(item(4))
+    writer.write([item(5)])
     writer.close()
-    assert (path.read_bytes(), writer.num_written) == (encode(part(1)) + encode(part(0)), 2)
+    assert path.read_bytes() == b"".join(map(item, range(6)))
+    assert writer.num_written == 6
 
 
-def test_in_the_order_of_the_input_a_request_is_written_when_it_is_complete():
-    log = Log()
-    writer = ResultWriter(log, encode, InputOrder())
-    writer.write([part(1), part(0, 2, is_last=False), part(2, 0, is_last=False)])
-    writer.write([part(0, 0, is_last=False)])
-    assert log.writes == []
-    writer.write([part(0, 1)])
-    first = [part(0, 0), part(0, 1), part(0, 2), part(1)]
-    assert log.writes == [b"".join(map(encode, first))]
-    assert writer.num_written == 4
-    writer.write([part(2, 1)])
-    assert log.writes[1:] == [encode(part(2, 0)) + encode(part(2, 1))]
-
-
-def test_what_is_held_back_at_the_end_is_written_in_order_too():
-    log = Log()
-    writer = ResultWriter(log, encode, InputOrder())
-    parts = [part(4), part(0, 1, is_last=False), part(2, 1, is_last=False), part(3)]
-    writer.write([*parts, part(2, 0, is_last=False)])
-    assert log.writes == []
-    writer.finish()
-    rest = [part(0, 1), part(2, 0), part(2, 1), part(3), part(4)]
-    assert b"".join(log.writes) == b"".join(map(encode, rest))
-    assert writer.num_written == 5
+def test_what_takes_longer_than_a_moment_is_written_at_once(tmp_path):
+    path, now = tmp_path / "out", 0.0
+    writer = ResultWriter(open_sink(str(path)), clock=lambda: now)
+    for number in range(3):
+        now += 0.1  # as long as a step of a model
+        writer.write([item(number)])
+        assert path.read_bytes().endswith(item(number))
     writer.close()
 
 
 def test_token_events_are_written_at_once_and_are_no_results():
     log = Log()
-    writer = ResultWriter(log, encode)
+    writer = ResultWriter(log, clock=lambda: 0.0)
+    writer.write([b"before\n"])
+    assert log.writes == []
     writer.write_tokens([TokenEvent(3, "a", 0, [5], "x"), TokenEvent(3, "b", 1, [], "", "normal")])
     assert b"".join(log.writes) == (
+        b"before\n"
         b'{"event":"token","step":3,"id":"a","index":0,"tokens":[5],"text":"x"}\n'
         b'{"event":"token","step":3,"id":"b","index":1,"tokens":[],"text":"","state":"normal"}\n'
     )
-    assert (writer.num_written, writer.num_token_events) == (0, 2)
+    assert (writer.num_written, writer.num_token_events) == (1, 2)
 
 
 def test_results_go_into_a_pipe_at_once():
-    written = []
-
-    class Pipe:
-        def write(self, lines):
-            written.append(lines)
-
-    writer = ResultWriter(Pipe(), encode)
-    for place in range(2):
-        writer.write([part(place)])
-    assert written == [encode(part(0)), encode(part(1))]
+    pipe = Log()
+    pipe.is_file = False
+    writer = ResultWriter(pipe)
+    for number in range(2):
+        writer.write([item(number)])
+    assert pipe.writes == [item(0), item(1)]
 
 
-def test_a_full_disk_takes_the_results_there_is_room_for(tmp_path):
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_a_full_disk_takes_the_results_there_is_room_for(tmp_path, is_closed):
     path = tmp_path / "out"
-    writer = ResultWriter(FileSink(FullDisk(path, "w"), "out"), encode)
+    writer = ResultWriter(FileSink(FullDisk(path, "w"), "out"), clock=lambda: 0.0)
+    writer.write([item(0), item(1), item(2)])
     with pytest.raises(WriteError, match="No space left"):
-        writer.write([part(0), part(1), part(2)])
-    assert path.read_bytes() == encode(part(0)) + encode(part(1))
+        writer.close() if is_closed else writer.flush()
+    assert path.read_bytes() == item(0) + item(1)
     assert writer.num_written == 2
-    writer.close()
-    assert path.read_bytes() == encode(part(0)) + encode(part(1))
+    if not is_closed:
+        writer.close()
+    assert path.read_bytes() == item(0) + item(1)
 
 
 def test_a_full_disk_takes_all_results_of_a_request_or_none(tmp_path):
     path = tmp_path / "out"
-    writer = ResultWriter(FileSink(FullDisk(path, "w"), "out"), encode, InputOrder())
+    writer = ResultWriter(FileSink(FullDisk(path, "w"), "out"), clock=lambda: 0.0)
+    writer.write([item(0) + item(0, 1), item(1) + item(1, 1)])
     with pytest.raises(WriteError, match="No space left"):
-        writer.write([part(1, 1, is_last=False), part(1, 0), part(0, 1, is_last=False), part(0)])
-    assert path.read_bytes() == encode(part(0, 0)) + encode(part(0, 1))
+        writer.flush()
+    assert path.read_bytes() == item(0) + item(0, 1)
     assert writer.num_written == 2
     writer.close()
 
@@ -208,7 +173,9 @@ def test_what_cannot_be_opened_is_an_error(tmp_path, name):
 
 
 class Log:
-    """A sink that remembers its writes."""
+    """A file that remembers its writes."""
+
+    is_file = True
 
     def __init__(self):
         self.writes = []

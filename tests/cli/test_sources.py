@@ -11,14 +11,15 @@ from process import lines_of, workload
 from batcher.formats.requests import BadLine, RequestParser
 from batcher.validation import ModelCapabilities
 from cli.running import intake, sources
-from cli.running.entries import Duplicates, Entry, EntryReader
 from cli.running.intake import InputError, LineReader, open_input
 from cli.running.problems import InvalidInput, ProblemReport
 from cli.running.sources import (
+    Duplicates,
     FileSource,
     FollowSource,
     IndexedSource,
     PipeSource,
+    RequestReader,
     Survey,
     open_source,
 )
@@ -50,9 +51,9 @@ def source_of(path, *, keep_going=False, follow=False):
 
 def ids_of(source):
     entries = []
-    while (entry := source.next()) is not None:
-        bad = isinstance(entry.parsed, BadLine)
-        entries.append((entry.place, entry.parsed.id if bad else entry.parsed.request.id, bad))
+    while (line := source.next()) is not None:
+        bad = isinstance(line, BadLine)
+        entries.append((source.input_index, line.id if bad else line.request.id, bad))
     assert source.has_ended
     return entries
 
@@ -104,6 +105,20 @@ def test_a_file_that_becomes_shorter_is_an_error(tmp_path, monkeypatch):
         list(iter(source.next, None))
 
 
+@pytest.mark.parametrize("index", [0, 3])
+def test_a_line_that_changes_after_the_survey_is_an_error(tmp_path, monkeypatch, index):
+    monkeypatch.setattr(sources, "_HEAD_BYTES", 0)
+    path = tmp_path / "in"
+    rows = workload(5)
+    path.write_bytes(lines_of(*rows))
+    source, _ = source_of(path)
+    rows[index] = rows[index] | {"id": "xx"}  # as many bytes
+    path.write_bytes(lines_of(*rows))
+    with pytest.raises(InputError, match=f"line {index + 1} of the input has changed"):
+        list(iter(source.next, None))
+    assert source.input_index == index
+
+
 BAD_FILE = lines_of(
     {"id": "a", "prompt": "x"},
     "nonsense",
@@ -131,17 +146,18 @@ def test_ids_given_before_are_found_again_when_the_lines_are_read(
     assert report.closing().count("already used on line 1") == 2
 
 
-def test_a_survey_keeps_nothing_of_a_line_behind_the_head():
-    entry = Entry(0, RequestParser(ModelCapabilities()).parse(b'{"prompt":"x"}', 1))
-    lines = SimpleNamespace(start=2**30, number=10**6)
+def test_a_survey_keeps_four_bytes_of_a_line_behind_the_head():
+    line = RequestParser(ModelCapabilities()).parse(b'{"prompt":"x"}', 1)
+    reader = SimpleNamespace(
+        line=b'{"prompt":"x"}', lines=SimpleNamespace(start=2**30, number=10**6)
+    )
     survey = Survey()
     tracemalloc.start()
-    for place in range(2000):
-        entry.place = place
-        survey.add(entry, lines)
+    for _ in range(2000):
+        survey.add(line, reader)
     held, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert held < 1000
+    assert held < 5 * 2000 + 1000
 
 
 def test_what_is_known_of_duplicates_is_small_and_exact():
@@ -217,15 +233,15 @@ def test_a_pipe_is_read_as_a_file_is():
 def test_on_a_pipe_arrival_times_must_not_go_back():
     requests = [{"id": str(t), "prompt": "x", "arrival_time": t} for t in (0, 2, 1, 2, 3)]
     source, _ = source_of(pipe_of(lines_of(*requests)))
-    entries = [source.next() for _ in requests]
-    assert [isinstance(entry.parsed, BadLine) for entry in entries] == [
+    lines = [source.next() for _ in requests]
+    assert [isinstance(line, BadLine) for line in lines] == [
         False,
         False,
         True,
         True,
         False,
     ]
-    problem = entries[2].parsed.problems[0]
+    problem = lines[2].problems[0]
     assert (problem.code, problem.line, problem.field) == ("arrival-order", 3, "arrival_time")
     assert "sort" in problem.hint
 
@@ -239,11 +255,11 @@ def test_following_a_pipe_gives_what_has_come_and_waits_only_when_told():
     assert not source.has_ended
     os.write(write_end, lines_of({"id": "a", "prompt": "x"}))
     source.wait()
-    assert source.next().parsed.request.id == "a"
+    assert source.next().request.id == "a"
     os.write(write_end, b'{"id":"b","prompt":"x"}')
     os.close(write_end)
     source.wait()
-    assert source.next().parsed.request.id == "b"
+    assert source.next().request.id == "b"
     source.wait()
     assert source.next() is None
     assert source.has_ended
@@ -260,14 +276,14 @@ def test_an_error_of_the_followed_pipe_comes_out_of_next(tmp_path):
 
 def test_a_line_too_long_is_a_bad_line(monkeypatch):
     monkeypatch.setattr(intake, "MAX_LINE_BYTES", 30)
-    monkeypatch.setattr("cli.running.entries.MAX_LINE_BYTES", 30)
+    monkeypatch.setattr("cli.running.sources.MAX_LINE_BYTES", 30)
     data = lines_of({"prompt": "x"}, {"prompt": "x" * 100}, {"prompt": "y"})
     reader = LineReader(io.BufferedReader(io.BytesIO(data)), "in", [])
-    entries = EntryReader(reader, RequestParser(ModelCapabilities(vocab_size=512)))
-    codes = [entries.read().parsed for _ in range(3)]
-    assert codes[1].problems[0].code == "line-too-long"
-    assert codes[2].request.id == "3"
-    assert entries.read() is None
+    requests = RequestReader(reader, RequestParser(ModelCapabilities(vocab_size=512)))
+    parsed = [requests.read() for _ in range(3)]
+    assert parsed[1].problems[0].code == "line-too-long"
+    assert parsed[2].request.id == "3"
+    assert requests.read() is None
 
 
 TURNS = lines_of(
@@ -287,5 +303,5 @@ def test_the_turns_of_a_session_are_read_in_their_order_whenever_they_arrive(tmp
     assert isinstance(source, IndexedSource)
     assert [entry[1] for entry in ids_of(source)] == ["early", "a1", "b1", "a2"]
     parser = RequestParser(ModelCapabilities())
-    pipe = PipeSource(EntryReader(LineReader(io.BytesIO(TURNS), "", []), parser))
+    pipe = PipeSource(RequestReader(LineReader(io.BytesIO(TURNS), "", []), parser))
     assert [entry[1:] for entry in ids_of(pipe)] == [("a1", False), ("b1", False), ("a2", False)]

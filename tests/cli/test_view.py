@@ -11,7 +11,8 @@ from reference_paged import CROWDED, Limits, play_paged
 from batcher.events import AdmitEvent, ArriveEvent, BlockedEvent
 from batcher.scheduling.blocks import BlockUse
 from cli.screen.live.facts import Plan
-from cli.screen.view import ProgressLines, View
+from cli.screen.progress_lines import ProgressLines
+from cli.screen.view import View
 
 
 def test_a_log_gets_a_line_every_five_seconds_and_none_for_a_short_run():
@@ -61,7 +62,7 @@ def test_the_quiet_view_writes_messages_only():
 OPEN_VIEW = """
 import sys
 from types import SimpleNamespace
-from cli.screen.choice import open_view
+from cli.screen.view import open_view
 from cli.screen.live.facts import Plan
 gauges = SimpleNamespace(now=0.0, num_free=1, next_up=None, block_use=None)
 view = open_view(Plan("t", "fcfs", 1, None, False), gauges, live=sys.argv[1], color="auto",

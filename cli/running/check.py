@@ -7,7 +7,7 @@ import msgspec
 from msgspec import Struct
 
 from batcher.engine import Engine
-from batcher.formats.requests import BadLine, ParsedLine, RequestParser
+from batcher.formats.requests import BadLine, RequestParser
 from batcher.models.base import Tokenizer
 from batcher.models.loading import load_model
 from batcher.prompts import count_tokens, has_segments
@@ -16,22 +16,21 @@ from batcher.validation import num_slots_needed
 
 from ..options import RunOptions
 from ..screen.cells import counted
-from .entries import EntryReader
 from .intake import Input, open_input
 from .output import stdout_sink
 from .problems import InvalidInput, ProblemReport, say
-from .sources import survey_file
+from .sources import Line, RequestReader
 from .stdout import user_code_prints_to_stderr
 
 
-class Span(Struct, frozen=True):
+class ArrivalSpan(Struct, frozen=True):
     """The first and the last of the times at which something arrives, in seconds."""
 
     first: float
     last: float
 
 
-class Plan(Struct, kw_only=True):
+class InputPlan(Struct, kw_only=True):
     """The counts of `batchdecode check`.
 
     slot_steps: for how long all slots together are held if every request generates all it may.
@@ -54,13 +53,13 @@ class Plan(Struct, kw_only=True):
     longest_output: int = 0
     with_stops: int = 0
     ignoring_eos: int = 0
-    arrivals: Span | None = None
+    arrivals: ArrivalSpan | None = None
     arrivals_in_order: bool = True
     batch: int
     slot_steps: int = 0
     least_steps: int = 0
 
-    def add(self, parsed: ParsedLine | BadLine, tokenizer: Tokenizer) -> None:
+    def add(self, parsed: Line, tokenizer: Tokenizer) -> None:
         """Count one line in."""
         self.lines += 1
         if isinstance(parsed, BadLine):
@@ -98,29 +97,27 @@ class Plan(Struct, kw_only=True):
         self.least_steps = max(-(-self.slot_steps // self.batch), self.longest_output)
 
     def _add_arrival(self, time: float) -> None:
-        span = self.arrivals or Span(time, time)
-        self.arrivals = Span(min(span.first, time), max(span.last, time))
+        span = self.arrivals or ArrivalSpan(time, time)
+        self.arrivals = ArrivalSpan(min(span.first, time), max(span.last, time))
         self.arrivals_in_order &= time >= span.last
 
 
-def _make_plan(options: RunOptions, requests: Input, report: ProblemReport) -> Plan:
+def _make_plan(options: RunOptions, requests: Input, report: ProblemReport) -> InputPlan:
     """Read all of `requests`, count and report."""
     model = load_model(options.model, options.model_settings, options.seed, options.llm_settings)
     engine = Engine(model, options.batch, grammar_timeout=options.grammar_timeout)
     parser = RequestParser(engine.capabilities)
-    plan = Plan(batch=options.batch)
-
-    def observe(parsed: ParsedLine | BadLine) -> None:
-        plan.add(parsed, model.tokenizer)
-        report.add_if_bad(parsed)
-
+    plan = InputPlan(batch=options.batch)
     lines = requests.lines()
-    survey_file(EntryReader(lines, parser), observe)
+    reader = RequestReader(lines, parser)
+    while (line := reader.read()) is not None:
+        plan.add(line, model.tokenizer)
+        report.add_if_bad(line)
     plan.blank = lines.num_blank
     return plan
 
 
-def _describe(plan: Plan, name: str) -> str:
+def _describe(plan: InputPlan, name: str) -> str:
     """Return the plan as a person reads it."""
     rows = [
         ("prompts", _prompts(plan)),
@@ -141,7 +138,7 @@ def _describe(plan: Plan, name: str) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _prompts(plan: Plan) -> str:
+def _prompts(plan: InputPlan) -> str:
     kinds = {
         "of text": plan.text_prompts,
         "of token ids": plan.token_prompts,
@@ -152,18 +149,18 @@ def _prompts(plan: Plan) -> str:
     return f"{shown}; {tokens}, longest {plan.longest_prompt:,}"
 
 
-def _output(plan: Plan) -> str:
+def _output(plan: InputPlan) -> str:
     tokens = counted(plan.output_tokens, "token")
     text = f"at most {tokens}, longest {plan.longest_output:,}"
     return text if plan.outputs == plan.requests else f"{plan.outputs:,} outputs, {text}"
 
 
-def _stops(plan: Plan) -> str:
+def _stops(plan: InputPlan) -> str:
     kinds = {"with stops": plan.with_stops, "ignoring EOS": plan.ignoring_eos}
     return ", ".join(f"{count:,} {kind}" for kind, count in kinds.items() if count)
 
 
-def _arrivals(plan: Plan) -> str:
+def _arrivals(plan: InputPlan) -> str:
     span = plan.arrivals
     if span is None or span.first == span.last:
         return f"all at {span.first if span else 0:g}"

@@ -1,0 +1,69 @@
+"""A plain line of progress now and then."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from batcher.events import RequestEvent
+
+from .cells import printable
+from .live.facts import Gauges, Moment, Plan, long_step, plain_line
+from .live.state import RunState
+from .terminal import Terminal
+from .view import View
+
+PLAIN_INTERVAL = 5.0
+"""Seconds from one plain progress line to the next."""
+
+
+class ProgressLines(View):
+    """A plain line of progress every few seconds, for a log or a screen reader.
+
+    None for a short run.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        gauges: Gauges,
+        terminal: Terminal,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__(terminal)
+        self._plan = plan._replace(title=printable(plan.title))
+        self._gauges, self._clock = gauges, clock
+        self._run = RunState(plan.batch_size)
+        self._started = clock()
+        self._next_line = self._started + PLAIN_INTERVAL
+        self._long_step, self._long_since = -1, self._started
+        self._last = (-1, 0, self._started)  # step, tokens and time of the line before
+
+    def observe(self, events: Sequence[RequestEvent]) -> None:
+        """Take in what happened in the step that is being made."""
+        self._run.observe(events)
+
+    def after_step(self, step: int, num_queued: int | None) -> None:
+        """Write a line, if it is time to."""
+        now = self._clock()
+        if now >= self._next_line:
+            self._next_line = now + PLAIN_INTERVAL
+            self._write_line(step, num_queued, now)
+
+    def still_computing(self, step: int) -> None:
+        """Write a line about a step that takes long, if it is time to."""
+        now = self._clock()
+        if step != self._long_step:
+            self._long_step, self._long_since = step, now
+        if now >= self._next_line:
+            self._next_line = now + PLAIN_INTERVAL
+            taken = long_step(step, now - self._long_since)
+            self.write_message(f"{self._plan.title}, {taken}\n")
+
+    def _write_line(self, step: int, num_queued: int | None, now: float) -> None:
+        num_tokens = self._run.num_tokens(step)
+        last_step, last_tokens, last_time = self._last
+        self._last = (step, num_tokens, now)
+        num_new = num_tokens - last_tokens
+        rate, speed = num_new / max(1, step - last_step), num_new / max(now - last_time, 1e-9)
+        moment = Moment(step, num_queued, num_tokens, rate, speed, now - self._started)
+        line = plain_line(self._run, self._plan, self._gauges, moment)
+        self.write_message(f"{printable(line)}\n")
