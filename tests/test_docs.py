@@ -1,6 +1,7 @@
 """The documentation is true: commands print what it says, and nothing goes unmentioned."""
 
 import re
+from itertools import takewhile
 from pathlib import Path
 from typing import get_args
 
@@ -8,6 +9,7 @@ import pytest
 import typer
 from command_server import command_line
 from consoles import INSTALLED, PAGES, ROOT, regenerated
+from member_tables import TO_BE_WRITTEN, renewed
 
 from batcher import Request, Result, SimulatedSettings
 from batcher.errors import ERROR_CODES
@@ -35,6 +37,13 @@ def test_commands_print_what_the_page_says(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_installed_commands_print_what_the_page_says(page: Path) -> None:
     assert page.read_text() == regenerated(page, INSTALLED)
+
+
+def test_tables_of_public_names_are_those_of_the_code() -> None:
+    for page in PAGES:
+        text = page.read_text()
+        assert TO_BE_WRITTEN not in text, page
+        assert text == renewed(text), "run `python tests/member_tables.py`"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -80,14 +89,29 @@ def test_every_error_code_is_documented() -> None:
     assert set(ERROR_CODES) <= code_spans("requests-and-results.md")
 
 
-def test_every_event_and_reason_is_documented() -> None:
+def test_every_event_has_its_row_and_every_reason_is_documented() -> None:
     documented = code_spans("trace-format.md")
-    for event in event_types(Event):
-        assert event.__struct_config__.tag in documented
-        assert set(event.__struct_fields__) <= documented, event
+    rows = rows_of(DOCS / "trace-format.md", "| `event` |")
+    kinds = {event.__struct_config__.tag: event for event in event_types(Event)}
+    assert rows.keys() == kinds.keys()
+    for tag, event in kinds.items():
+        assert set(event.__struct_fields__) <= rows[tag] | COMMON_FIELDS, tag
+    assert documented >= COMMON_FIELDS
     reasons = {*get_args(AdmitReason), *get_args(ArriveReason), *get_args(FinishReason), "unused"}
     reasons |= {*get_args(PreemptReason), *get_args(BlockedReason)}
     assert reasons | {*get_args(Role)} <= documented
+
+
+COMMON_FIELDS = {"step", "time", "id", "index", "reason"}
+
+
+def rows_of(page: Path, head: str) -> dict[str, set[str]]:
+    """What stands in `backticks` in the rows of the table that begins with `head`, by the first."""
+    lines = page.read_text().splitlines()
+    start = next(number for number, line in enumerate(lines) if line.startswith(head))
+    rows = takewhile(lambda line: line.startswith("|"), lines[start + 2 :])
+    spans = [re.findall(r"`([^`]+)`", row) for row in rows]
+    return {first: {first, *others} for first, *others in spans}
 
 
 def event_types(union: object) -> list[type]:

@@ -1,9 +1,9 @@
 """The decode loop: plan (who gets a slot), compute (one model call), commit (who is done).
 
 A step is exactly the one of docs/architecture.md.  The engine touches no file and no terminal, and
-time only as its clock tells it; its events and results are its only output.  Nothing is done per
-row per step: what is known ahead is the scheduler's business, what depends on data the decoder's,
-and both tell only which rows change.
+time only as its clock tells it; its events and results are its only output.  What is known ahead is
+the scheduler's business, what depends on data the decoder's, and both tell only which rows change:
+nothing is done per step for a row that is only decoded, sampled, stopped and cut.
 """
 
 from collections.abc import Iterator, Mapping
