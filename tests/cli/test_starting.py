@@ -2,9 +2,10 @@
 
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import pytest
-from process import COMMAND, ENVIRONMENT
+from process import COMMAND, ENVIRONMENT, lines_of, workload
 
 MODULES = """
 import atexit, sys
@@ -43,3 +44,26 @@ def test_help_of_a_command_imports_no_other(command):
     commands = {name for name in modules if name.startswith("cli.commands.")}
     assert commands == {f"cli.commands.{command}"} | commands & {"cli.commands.arguments"}
     assert "numpy" not in modules
+
+
+UNUSED = {
+    *("rich", "email", "asyncio", "ssl", "tenacity", "logging", "socket", "tempfile", "yaml"),
+    *("numpy.random", "numpy.ma", "fractions", "concurrent", "multiprocessing", "llguidance"),
+    *("batcher.engine.row_decoder", "batcher.decoding.constraints", "batcher.models.llm"),
+    *("batcher.decoding.sampling.sampler", "batcher.models.callable", "batcher.models.checked"),
+    *("batcher.formats.result_rows", "batcher.formats.schema", "batcher.timing.loading"),
+    *("batcher.simulation", "batcher.whatif", "cli.running.taking_over", "cli.running.timeseries"),
+    *("cli.screen.live.display", "cli.tracing", "cli.whatif", "cli.commands.trace"),
+}
+
+
+def test_a_plain_run_imports_nothing_that_it_does_not_ask_for(tmp_path):
+    requests = tmp_path / "requests.jsonl"
+    requests.write_bytes(lines_of(*workload(3)))
+    modules = modules_of("run", requests, "-o", tmp_path / "results.jsonl")
+    assert {"numpy", "batcher.engine"} <= modules
+    assert modules & UNUSED == set()
+
+
+def test_what_a_run_asks_for_is_there_to_be_imported():
+    assert {name for name in UNUSED if find_spec(name) is None} == set()
