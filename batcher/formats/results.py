@@ -31,8 +31,10 @@ def decode_result_line(line: bytes) -> list[Result]:
     """
     try:
         return [_result_decoder.decode(line)]
-    except ValueError as error:
-        reason = error
+    except msgspec.ValidationError:
+        reason = "it does not hold what a result holds"
+    except ValueError:
+        reason = "it is not JSON"
     from batcher.formats.result_rows import results_of_row  # noqa: PLC0415 - only for OpenAI rows
 
     results = results_of_row(line)

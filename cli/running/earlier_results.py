@@ -120,7 +120,8 @@ def written_lines(output: str) -> Callable[[bytes], bool]:
     except FileNotFoundError:
         raise ResumeError(
             f"cannot resume {output}: {path} is missing, so nothing says which lines the run "
-            "has written; --force starts over"
+            f"has written. To go on, put it back; to keep {output}, give it another name. "
+            "--force starts over."
         ) from None
     data = data[: len(data) - len(data) % SUM_BYTES]
     sums = array("q", np.sort(np.frombuffer(data, np.int64)).tobytes())

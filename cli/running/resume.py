@@ -226,7 +226,8 @@ def _check_same_run(output: str, earlier: RunRecord | None, now: RunRecord) -> N
     if earlier is None:
         raise ResumeError(
             f"cannot resume {output}: {_record_path(output)} is missing, "
-            "so nothing says which model and input the results are of; --force overwrites them"
+            "so nothing says which model and input the results are of. To go on, put it back; "
+            f"to keep {output}, give it another name. --force overwrites it."
         )
     if earlier.input_sha256 is None:
         raise ResumeError(
@@ -304,10 +305,16 @@ def _read_record(output: str) -> RunRecord | None:
         return msgspec.json.decode(path.read_bytes(), type=RunRecord)
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ResumeError(
-            f"cannot read {path}, the record of a run: {error}. --force starts over."
-        ) from error
+    except OSError as error:
+        reason = error.strerror
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        where = str(error).partition(" - at `$.")[2].rstrip("`")
+        what = f"its `{where}` is not" if where else "it is damaged, or not"
+        reason = f"{what} what this version of batchdecode writes"
+    raise ResumeError(
+        f"cannot read {path}, the record of a run: {reason}. To go on, put it back as it was; "
+        f"to keep {output}, give it another name. --force starts over."
+    )
 
 
 def _write_record(output: str, record: RunRecord) -> None:

@@ -18,25 +18,23 @@ def finished(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "field"),
     [
-        (
-            {"scheduling": {"kv_blocks": "many"}},
-            "Expected `int | null`, got `str` - at `$.scheduling",
-        ),
-        ({"scheduling": {"batching": "x"}}, "Invalid enum value 'x' - at `$.scheduling.batching`"),
-        ({"step_time": 5}, "Expected `object`, got `int` - at `$.step_time`"),
-        ({"settings": None}, "Expected `object`, got `null` - at `$.settings`"),
-        ({"finished": "yes"}, "Expected `bool`, got `str` - at `$.finished`"),
+        ({"scheduling": {"kv_blocks": "many"}}, "scheduling.kv_blocks"),
+        ({"scheduling": {"batching": "x"}}, "scheduling.batching"),
+        ({"step_time": 5}, "step_time"),
+        ({"settings": None}, "settings"),
+        ({"finished": "yes"}, "finished"),
     ],
 )
-def test_a_record_of_other_types_is_no_record(finished, changes, message):
+def test_a_record_of_other_types_is_no_record(finished, changes, field):
     folder, record = finished
     (folder / "out.run.json").write_text(json.dumps(record | {"finished": False} | changes))
     done = batchdecode("run", "in", "-o", "out", "-q", "--resume", cwd=folder)
     assert done.returncode == 2
     assert done.stderr.startswith("error: cannot read out.run.json, the record of a run: ")
-    assert message in done.stderr
+    assert f"its `{field}` is not what this version of batchdecode writes" in done.stderr
+    assert "Expected" not in done.stderr
     assert done.stderr.endswith("--force starts over.\n")
 
 

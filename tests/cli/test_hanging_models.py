@@ -100,6 +100,20 @@ def hanging(folder, model):
             process.kill()
 
 
+def test_a_run_that_is_broken_off_in_its_first_step_tells_of_what_had_arrived(folder):
+    requests = [{"id": name, "prompt": [1, 2, 3]} for name in "ab"]
+    (folder / "in").write_bytes(lines_of(*requests, {"id": "later", "prompt": [1]}))
+    with hanging(folder, "Async") as process:
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert b"2 unfinished" in stderr
+    assert b"no requests" not in stderr
+    events = [json.loads(line) for line in (folder / "trace").read_bytes().splitlines()]
+    assert [(e["event"], e.get("id")) for e in events[1:]] == [("arrive", "a"), ("arrive", "b")]
+    assert (folder / "out").read_bytes() == b""
+
+
 def check_left(folder, model, stderr):
     """Check what a run has left that ended after its first result."""
     [result] = map(json.loads, (folder / "out").read_bytes().splitlines())

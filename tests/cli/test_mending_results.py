@@ -66,7 +66,7 @@ EDITS = {
     "another text": (lambda line: line.replace(b'"text":"', b'"text":"!', 1), "was changed"),
     "fewer tokens": (shortened, "was changed"),
     "blank": (lambda _: b"\n", "it is blank"),
-    "zeroed": (lambda line: b"\0" * (len(line) - 1) + b"\n", "not a result"),
+    "zeroed": (lambda line: b"\0" * (len(line) - 1) + b"\n", "not a result: it is not JSON"),
     "after a blank line": (lambda line: b"\n" + line, "it is blank"),
     "twice": (lambda line: line * 2, "one of two results 0 of request 'r"),
 }
@@ -109,7 +109,7 @@ def test_without_sums_of_the_lines_nothing_is_resumed(tmp_path):
     decode(tmp_path)
     leave(tmp_path / "out", [(tmp_path / "out").read_bytes()])
     (tmp_path / "out.run.sums").unlink()
-    with pytest.raises(ResumeError, match=r"out.run.sums is missing.*--force starts over"):
+    with pytest.raises(ResumeError, match=r"out.run.sums is missing.*put it back.*name.*--force"):
         decode(tmp_path, resume=True)
 
 

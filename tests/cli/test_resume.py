@@ -312,11 +312,13 @@ def test_another_model_is_not_resumed(tmp_path, whole, monkeypatch):
 
 def test_results_without_a_record_are_not_resumed(tmp_path, whole):
     (tmp_path / "whole.run.json").unlink()
-    with pytest.raises(ResumeError, match=r"whole.run.json is missing"):
+    with pytest.raises(ResumeError, match=r"whole.run.json is missing.*put it back"):
         decode(tmp_path, "whole", resume=True)
-    (tmp_path / "whole.run.json").write_text("{}")
-    with pytest.raises(ResumeError, match=r"cannot read .*whole.run.json"):
-        decode(tmp_path, "whole", resume=True)
+    for text in ("{}", "", "nonsense"):
+        (tmp_path / "whole.run.json").write_text(text)
+        message = r"cannot read .*whole.run.json.*it is damaged.*put it back.*another name.*--force"
+        with pytest.raises(ResumeError, match=message):
+            decode(tmp_path, "whole", resume=True)
 
 
 def test_results_are_not_overwritten_unless_that_is_asked_for(tmp_path, whole):
