@@ -36,14 +36,14 @@ class _Entry(NamedTuple):
 class _Refusal(NamedTuple):
     """There were too few blocks for a leader: num_needed, where num_free were.
 
-    budget, is_alone, version: what else decides: the tokens it may compute, whether nothing runs,
-    and what can be found.
+    budget, is_alone, outlook: what else decides: the tokens it may compute, whether nothing runs,
+    and what is found of it.
     """
 
     leader: ScheduledSequence
     budget: int
     is_alone: bool
-    version: tuple[int, int, int]
+    outlook: tuple[int, ...]
     num_free: int
     num_needed: int
 
@@ -174,8 +174,8 @@ class Admission(Running):
             stop, most = leader.num_tokens - num_kept, min(budget, self._max_chunk)
             num_needed = kv_cache.admit(leader, stop, most, is_alone=is_alone)
         if num_needed:
-            version = kv_cache.version
-            self._refusal = _Refusal(leader, budget, is_alone, version, num_free, num_needed)
+            outlook = kv_cache.outlook(leader)
+            self._refusal = _Refusal(leader, budget, is_alone, outlook, num_free, num_needed)
             self._note_hold(plan, leader, "kv", num_needed)
             return None
         if leader.companions:
@@ -269,6 +269,12 @@ class Admission(Running):
         if hold is None or hold.leader is not leader or hold.reason != reason:
             plan.hold = self._hold = Hold(leader, reason, num_blocks)
 
+    @property
+    def is_refusal_final(self) -> bool:
+        """Whether who was refused stays out whatever is evicted: it would not find less then."""
+        refusal = self._refusal
+        return refusal is not None and refusal.outlook[1:] == (0,)
+
     def refuses_until(self, now: float) -> float | None:
         """Return until when the first of the queue stays out for want of blocks; None: not so.
 
@@ -295,7 +301,7 @@ class Admission(Running):
             and kv_cache.pool.num_free <= refusal.num_free
             and budget == refusal.budget
             and refusal.is_alone == (not self.slots.num_occupied)
-            and kv_cache.version == refusal.version
+            and kv_cache.outlook(leader) == refusal.outlook
         )
 
 

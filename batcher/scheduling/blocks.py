@@ -8,7 +8,6 @@ last freed first; then those that are cached, the least recently used first.  Ty
 later: rank by rank.
 """
 
-from array import array
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from itertools import groupby
@@ -103,7 +102,7 @@ class BlockPool:
         self._next_hash = ROOT + 1
         # By block: its hash, if it is cached, and its key, if that is made; further keys, if any.
         self._keys: dict[int, BlockKey] = {}
-        self._hashes = array("q", [NO_HASH]) * self.num_total
+        self._hashes = [NO_HASH] * self.num_total
         self._ranks, self._has_ranks = [0] * self.num_total, False
         self._is_idle = bytearray(self.num_total)
         self._more_keys: dict[int, list[BlockKey]] = {}
@@ -199,13 +198,11 @@ class BlockPool:
         if not self.num_cached:
             self._blank += freed
             return
-        idle = []
-        for block in freed:
-            if hashes[block] == NO_HASH:
-                self._blank.append(block)
-            else:
-                is_idle[block] = 1
-                idle.append(block)
+        idle = [block for block in freed if hashes[block] != NO_HASH]
+        if len(idle) < len(freed):
+            self._blank += [block for block in freed if hashes[block] == NO_HASH]
+        for block in idle:
+            is_idle[block] = 1
         if self._has_ranks:
             for rank, alike in groupby(idle, self._ranks.__getitem__):
                 self._idle[rank].extend(alike)
@@ -238,15 +235,21 @@ class BlockPool:
             prefix.blocks.append(block)
             prefix.hashes.append(parent)
 
+    def is_whole(self, prefix: CachedPrefix) -> bool:
+        """Whether all that `prefix` holds is still cached."""
+        if prefix.num_lost != self.num_lost:
+            if [*map(self._hashes.__getitem__, prefix.blocks)] != prefix.hashes:
+                return False  # each hash is given only once
+            prefix.num_lost = self.num_lost
+        return True
+
     def cut(self, prefix: CachedPrefix) -> None:
         """Leave in `prefix` only what is still cached of it."""
-        if prefix.num_lost == self.num_lost:
-            return
-        prefix.num_lost = self.num_lost
-        hashes = [*map(self._hashes.__getitem__, prefix.blocks)]  # each is given only once
-        if hashes != prefix.hashes:
+        if not self.is_whole(prefix):
+            hashes = map(self._hashes.__getitem__, prefix.blocks)
             first = [*map(eq, hashes, prefix.hashes)].index(False)
             del prefix.blocks[first:], prefix.hashes[first:]
+            prefix.num_lost = self.num_lost
 
     def cache(
         self,
@@ -338,7 +341,7 @@ class BlockPool:
         self._runs[block_hash] = run
         run.num_keys += 1
 
-    def _evict(self, blocks: Iterable[int]) -> None:
+    def _evict(self, blocks: list[int]) -> None:
         """Forget what `blocks` hold, all of which are cached."""
         keys, hashes, is_idle = self._keys, self._hashes, self._is_idle
         for block in blocks:
@@ -347,7 +350,7 @@ class BlockPool:
                 self._runs.pop(hashes[block], None)
             hashes[block] = NO_HASH
             is_idle[block] = 0
-            self.num_lost += 1
+        self.num_lost += len(blocks)
         if self._has_ranks:
             for block in blocks:
                 self._ranks[block] = 0
@@ -373,7 +376,7 @@ class BlockPool:
         self._blank[:0] = new  # after those there were, as if they had been there
         self.num_total += num_more
         self.num_free += num_more
-        self._hashes += array("q", [NO_HASH]) * num_more
+        self._hashes += [NO_HASH] * num_more
         self._ranks += [0] * num_more
         self._is_idle += bytes(num_more)
 

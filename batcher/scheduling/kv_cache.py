@@ -83,11 +83,6 @@ class KVCache:
         self._num_noted = 0  # siblings
 
     @property
-    def version(self) -> tuple[int, int, int]:
-        """What changes whenever something else can be found."""
-        return self.pool.num_cached, self.pool.num_lost, self._num_noted
-
-    @property
     def num_spare(self) -> int:
         """How many blocks have to be left for those that run when somebody else comes."""
         return int(self._watermark * self.pool.num_total)
@@ -116,6 +111,24 @@ class KVCache:
             return found
         blocks = sibling.table[: self.num_blocks(num_tokens)]
         return PrefixMatch(blocks, num_tokens, parent=_root(sequence))
+
+    def outlook(self, sequence: ScheduledSequence) -> tuple[int, ...]:
+        """Return what changes whenever `match` would find something else than it did, or elsewhere.
+
+        Where it has two numbers, these are how many tokens were found, and how many of their blocks
+        can be evicted.
+        """
+        pool, prefix = self.pool, sequence.prefix
+        if not (sequence.companions or sequence.has_siblings):
+            if prefix is None:
+                return 0, 0
+            parent = prefix.hashes[-1] if prefix.hashes else _root(sequence)
+            if pool.is_whole(prefix) and (
+                prefix.missed is None or pool.find(parent, prefix.missed) == NO_BLOCK
+            ):
+                num_tokens, source = self._source(sequence, parent, len(prefix.blocks))
+                return num_tokens, pool.num_idle(prefix.blocks) + (source != NO_BLOCK)
+        return pool.num_cached, pool.num_lost, self._num_noted
 
     def num_blocks_to_take(self, match: PrefixMatch, num_tokens: int) -> int:
         """Return how many free blocks it takes to hold `num_tokens`, with what was found."""
@@ -225,6 +238,7 @@ class KVCache:
             place = end // size
             part = self._part(sequence, place * size, end)
             self.pool.cache([sequence.table[place]], parent, iter([part]), rank)
+            sequence.run = None
         self._boundaries.clear()
 
     def grow(self, sequence: ScheduledSequence, num_tokens: int) -> None:
@@ -314,14 +328,20 @@ class KVCache:
         parent = prefix.hashes[-1] if blocks else root
         if prefix.missed is not None:
             contents = chain((prefix.missed,), contents)
-        first = len(blocks) * size
-        if sequence.ranks:
-            last = min(first + size, num_tokens) - 1
-            for end, _ in reversed(_boundaries(sequence, first, last)):
-                source = pool.find(parent, self._part(sequence, first, end))
-                if source != NO_BLOCK:
-                    return PrefixMatch(blocks, end, source, len(blocks), parent, contents)
-        return PrefixMatch(blocks, first, NO_BLOCK, len(blocks), parent, contents)
+        num_found, source = self._source(sequence, parent, len(blocks))
+        return PrefixMatch(blocks, num_found, source, len(blocks), parent, contents)
+
+    def _source(
+        self, sequence: ScheduledSequence, parent: BlockHash, num_blocks: int
+    ) -> tuple[int, int]:
+        """Return how many tokens are found with so many blocks, and who has those behind these."""
+        first = num_blocks * self.block_size
+        last = min(first + self.block_size, sequence.num_tokens) - 1
+        for end, _ in reversed(_boundaries(sequence, first, last)):
+            source = self.pool.find(parent, self._part(sequence, first, end))
+            if source != NO_BLOCK:
+                return end, source
+        return first, NO_BLOCK
 
     def _cache(
         self,
@@ -352,7 +372,7 @@ class KVCache:
         if contents is None:
             num_known = max(num_blocks, num_prompt // size)
             contents = self._contents(sequence, first * size, num_known * size, size)
-        if sequence.ranks:
+        if any(rank for _, rank in sequence.ranks):
             self._cache_by_rank(sequence, blocks, contents)
             return
         most = (num_prompt + sequence.max_tokens) // size

@@ -18,7 +18,7 @@ class QuietSteps:
         settings = scheduler.settings
         self._block_size = settings.block_size
         self._is_static = settings.batching == "static"
-        self._names = scheduler.kv_cache is not None and settings.has_prefix_cache
+        self._has_prefix_cache = scheduler.kv_cache is not None and settings.has_prefix_cache
         self._grows = scheduler.kv_cache is not None and settings.capacity != "no-evict"
 
     def steady_until(self, now: float) -> float | None:
@@ -42,7 +42,8 @@ class QuietSteps:
         num_steps = min(self._slots.due) - step + 1
         if not self._grows or self._kv_cache is None:
             return num_steps
-        if self._names and self._queue.num_slots and self._slots.num_free:
+        can_evict = self._has_prefix_cache and not self._scheduler.is_refusal_final
+        if can_evict and self._queue.num_slots and self._slots.num_free:
             return min(num_steps, self._decoding.num_steps_to_border(step))
         num_free = self._kv_cache.pool.num_free
         if self._kv_cache.has_room(
