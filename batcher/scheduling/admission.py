@@ -34,17 +34,16 @@ class _Entry(NamedTuple):
 
 
 class _Refusal(NamedTuple):
-    """There were too few blocks for a leader: num_needed, where num_free were.
+    """There were fewer blocks for a leader than num_needed.
 
-    budget, is_alone, outlook: what else decides: the tokens it may compute, whether nothing runs,
-    and what is found of it.
+    budget, is_alone, outlook: what these depend on: how many tokens it may compute, whether nothing
+    runs, and what is found of it.
     """
 
     leader: ScheduledSequence
     budget: int
     is_alone: bool
     outlook: tuple[int, ...]
-    num_free: int
     num_needed: int
 
 
@@ -166,7 +165,7 @@ class Admission(Running):
         if refusal is not None and self._would_refuse(kv_cache, refusal, leader, budget):
             self._note_hold(plan, leader, "kv", refusal.num_needed)
             return None
-        is_alone, num_free = not self.slots.num_occupied, kv_cache.pool.num_free
+        is_alone = not self.slots.num_occupied
         if leader.companions:
             entry = self._entry_of(kv_cache, leader, budget, num_kept, is_alone=is_alone)
             num_needed = 0 if kv_cache.has_room(entry.num_needed) else entry.num_needed
@@ -175,7 +174,7 @@ class Admission(Running):
             num_needed = kv_cache.admit(leader, stop, most, is_alone=is_alone)
         if num_needed:
             outlook = kv_cache.outlook(leader)
-            self._refusal = _Refusal(leader, budget, is_alone, outlook, num_free, num_needed)
+            self._refusal = _Refusal(leader, budget, is_alone, outlook, num_needed)
             self._note_hold(plan, leader, "kv", num_needed)
             return None
         if leader.companions:
@@ -295,11 +294,11 @@ class Admission(Running):
     def _would_refuse(
         self, kv_cache: KVCache, refusal: _Refusal, leader: ScheduledSequence, budget: int
     ) -> bool:
-        """Whether what was refused would be again: nothing has changed, but less may be free."""
+        """Whether who was refused would be again: it needs as many blocks, which are not free."""
         return (
             leader is refusal.leader
-            and kv_cache.pool.num_free <= refusal.num_free
-            and budget == refusal.budget
+            and not kv_cache.has_room(refusal.num_needed)
+            and (budget == refusal.budget or self.settings.capacity != "on-demand")
             and refusal.is_alone == (not self.slots.num_occupied)
             and kv_cache.outlook(leader) == refusal.outlook
         )
