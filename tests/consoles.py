@@ -18,7 +18,7 @@ from pathlib import Path
 TOOLS = Path(sys.executable).parent
 INSTALLED = [str(TOOLS / "batchdecode")]
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
 BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"^\$ (.*<<'EOF'.*\n(?:.*\n)*?EOF|(?:.*\\\n)*.*)\n", re.MULTILINE)

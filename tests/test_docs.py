@@ -52,6 +52,13 @@ def test_links_lead_somewhere(page: Path) -> None:
         assert (page.parent / link).exists(), link
 
 
+def test_contributing_names_files_that_are_there() -> None:
+    spans = re.findall(r"`([^`\n]+)`", (ROOT / "CONTRIBUTING.md").read_text())
+    paths = [span for span in spans if re.fullmatch(r"[\w./-]+(/|\.py|\.md|\.toml)", span)]
+    assert len(paths) > 10
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
 def code_spans(page: str) -> set[str]:
     """What stands in `backticks` on a page of docs/."""
     return set(re.findall(r"`([^`\n]+)`", (DOCS / page).read_text()))

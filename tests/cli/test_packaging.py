@@ -1,13 +1,16 @@
 """The folder `cli` is installed as `batchdecode`: users get no package of a name so common."""
 
 import ast
+import re
 import subprocess
 import sys
 import sysconfig
+import tomllib
 import venv
 from pathlib import Path
 
 import pytest
+import yaml
 from process import ENVIRONMENT, lines_of, workload
 
 import cli
@@ -74,3 +77,20 @@ def test_a_package_named_cli_of_the_user_s_own_breaks_nothing(scripts, tmp_path,
     assert output_of(scripts / "batchdecode", *arguments, cwd=tmp_path, **own) == expected
     module = [scripts / "python", "-m", "batchdecode", *arguments]
     assert output_of(*module, cwd=tmp_path, **own) == expected
+
+
+def test_continuous_integration_runs_every_python_that_is_claimed():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    claimed = re.findall(r":: (3\.\d+)", "\n".join(project["classifiers"]))
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    assert set(claimed) <= set(workflow["jobs"]["tests"]["strategy"]["matrix"]["python"])
+    assert project["requires-python"] == f">={claimed[0]}"
+
+
+def test_continuous_integration_and_pre_commit_run_the_same_checks():
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    steps = [step.get("run", "") for step in workflow["jobs"]["lint"]["steps"]]
+    [local] = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    for hook in local["hooks"]:
+        tool = hook["entry"].replace(" --force-exclude", "")
+        assert any(step.startswith(tool) for step in steps), tool
