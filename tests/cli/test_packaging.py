@@ -13,6 +13,7 @@ import pytest
 import yaml
 from process import ENVIRONMENT, lines_of, workload
 
+import batcher
 import cli
 
 ROOT = Path(cli.__file__).parents[1]
@@ -94,3 +95,10 @@ def test_continuous_integration_and_pre_commit_run_the_same_checks():
     for hook in local["hooks"]:
         tool = hook["entry"].replace(" --force-exclude", "")
         assert any(step.startswith(tool) for step in steps), tool
+
+
+def test_the_changelog_has_a_section_for_the_version_and_one_for_what_comes_next():
+    headings = re.findall(r"^## \[(.+?)\](.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings[0] == ("Unreleased", "")
+    assert headings[1][0] == batcher.__version__
+    assert all(re.fullmatch(r" - \d{4}-\d{2}-\d{2}", date) for _, date in headings[1:])
