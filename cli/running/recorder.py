@@ -259,7 +259,7 @@ def _open_metrics(options: RunOptions) -> "RunMetrics | None":
         return None
     from batcher.metrics import RunMetrics  # noqa: PLC0415 - only if anybody will ask for them
 
-    return RunMetrics(options.slo)
+    return RunMetrics(options.limits)
 
 
 def _open_series(options: RunOptions) -> "SeriesWriter | None":

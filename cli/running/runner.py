@@ -217,8 +217,9 @@ def _check_options(options: RunOptions) -> None:
     """Make sure that no option asks for what another one rules out.
 
     Raises:
-        BatchdecodeError: one does.
+        BatchdecodeError: one does, or asks for what makes no sense.
     """
+    _ = options.limits
     if options.stream and options.keep_order:
         raise BatchdecodeError(
             "--stream and --keep-order exclude each other: a stream is in the order of the steps"
