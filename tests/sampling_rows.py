@@ -43,7 +43,7 @@ def start(
     row = SamplingRow(params, 7, list(prompt), stop_token_ids, partner, is_beam)
     sampler.open(0, row)
     for token in generated:
-        sampler.append(0, token)
+        sampler.extend({0: [token]})
     return sampler
 
 

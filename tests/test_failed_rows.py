@@ -133,7 +133,7 @@ def test_an_output_that_breaks_its_constraint_is_an_error(
 ) -> None:
     """However it came about: here the mask lets everything pass."""
     monkeypatch.setattr(GrammarRow, "packed_mask", lambda _: b"\xff" * 64)
-    monkeypatch.setattr(GrammarRow, "forced_token", lambda _: None)
+    monkeypatch.setattr(GrammarRow, "forced_tokens", lambda _, most: ())
     monkeypatch.setattr(GrammarRow, "advance", lambda _, token: None)
     [result] = run([fields(regex="[0-9]+", max_tokens=200)]).results
     assert result.error is not None

@@ -14,6 +14,8 @@ import numpy as np
 from batcher.errors import InvariantError
 from batcher.models.base import IntArray
 
+MAX_KEPT_BEGINNINGS = 1 << 16  # of texts
+
 
 class VocabularyIndex:
     """The tokens of a vocabulary by their bytes.
@@ -32,6 +34,7 @@ class VocabularyIndex:
         ids.sort(key=self._bytes_of.__getitem__)
         self._sorted = [self._bytes_of[token_id] for token_id in ids]
         self._ids = np.array(ids, np.int64)
+        self._only_beginnings: dict[bytes, int | None] = {}
         self.max_length = max(map(len, self._sorted), default=0)  # bytes of the longest token
 
     def bytes_of(self, token_id: int) -> bytes:
@@ -41,6 +44,21 @@ class VocabularyIndex:
     def is_proper_prefix(self, text: bytes) -> bool:
         """Return whether a token starts with `text` and goes on."""
         return self._starting_with(text).stop > self._equal_to(text).stop
+
+    def only_beginning(self, text: bytes) -> int | None:
+        """Return the one token that anything can begin with which begins with `text`.
+
+        None if there are several, or it takes more than `text` to tell.
+        """
+        known = self._only_beginnings
+        if text not in known:
+            if len(known) >= MAX_KEPT_BEGINNINGS:
+                known.clear()
+            found = [self._equal_to(text[:size]) for size in range(1, len(text) + 1)]
+            places = [place for equal in found for place in equal]
+            is_sure = len(places) == 1 and not self.is_proper_prefix(text)
+            known[text] = int(self._ids[places[0]]) if is_sure else None
+        return known[text]
 
     def next_tokens(self, text: bytes) -> IntArray:
         """Return the ids of the tokens that the output can begin with, if `text` begins it.
@@ -123,12 +141,17 @@ class HealingRow:
         is_allowed[self._tokens()] = True
         return np.packbits(is_allowed, bitorder="little").tobytes()
 
-    def forced_token(self) -> int | None:
-        """Return the only token allowed next, None if there are several."""
-        if not self.remaining:
-            return None
-        tokens = self._tokens()
-        return int(tokens[0]) if len(tokens) == 1 else None
+    def forced_tokens(self, most: int) -> Sequence[int]:
+        """Return the tokens that come next whatever is chosen, at most so many."""
+        forced: list[int] = []
+        remaining = self.remaining
+        while remaining and len(forced) < most:
+            tokens = self._index.next_tokens(remaining)
+            if len(tokens) != 1:
+                break
+            forced.append(int(tokens[0]))
+            remaining = remaining[len(self._index.bytes_of(forced[-1])) :]
+        return forced
 
     def advance(self, token: int) -> None:
         """Follow the output by `token`."""
@@ -137,6 +160,11 @@ class HealingRow:
         if token not in self._tokens():
             raise InvariantError(f"token {token} does not go on with {self.remaining!r}")
         self.remaining = self.remaining[len(self._index.bytes_of(token)) :]
+
+    def advance_forced(self, num_tokens: int) -> None:
+        """Follow the output by the first `num_tokens` of its `forced_tokens`."""
+        for token in self.forced_tokens(num_tokens):
+            self.advance(token)
 
     def fork(self) -> "HealingRow":
         """Return a row of the same state that moves on by itself."""

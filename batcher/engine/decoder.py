@@ -4,6 +4,7 @@ Rows that ask for nothing but the model's own tokens until a stop take the fast 
 done for any of them in a step.  What a row may ask for beside that is in row_decoder.py.
 """
 
+from array import array
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 MAX_PAGE_STEPS = 1024
 MAX_PAGE_TOKENS = 2**21
 MIN_PAGE_STEPS = 16
-MAX_PARTS = 8  # of what a row has put aside, before a look at it joins them
 
 
 class OutputTokens:
@@ -56,7 +56,7 @@ class OutputTokens:
         self._page = np.zeros((self._page_steps, num_slots), np.int64)
         self.row = 0
         self.first_rows: dict[int, int] = {}
-        self._aside: dict[int, list[IntArray]] = {}  # open slot -> its tokens of earlier pages
+        self._aside: dict[int, array[int]] = {}  # open slot -> its tokens that are not in the page
 
     def append(self, tokens: IntArray) -> None:
         """Keep one step's tokens: [num_slots], whatever stands at slots that are not open."""
@@ -69,47 +69,40 @@ class OutputTokens:
 
     def extend(self, slot: int, tokens: list[int]) -> None:
         """Put `tokens` behind those that the row in `slot` has, as if steps had given them."""
-        self._put_aside(slot, self.row)
-        self._aside[slot].append(np.array(tokens, np.int64))
+        self._put_aside(slot, self.row).extend(tokens)
 
     def close(self, slot: int, num_tokens: int) -> list[int]:
         """Return the first `num_tokens` tokens of the row in `slot` and forget the row."""
-        first_row = self.first_rows.pop(slot)
+        tokens = self.read(slot, 0, num_tokens)
+        del self.first_rows[slot]
         if slot in self._aside:
-            rest = self._page[first_row : self.row, slot]
-            row = np.concatenate([*self._aside.pop(slot), rest])[:num_tokens]
-        else:
-            row = self._page[first_row : first_row + num_tokens, slot]
-        tokens: list[int] = row.tolist()
+            del self._aside[slot]
         return tokens
 
     def resume(self, slot: int, tokens: list[int]) -> None:
         """Let `slot` go on with a row that was closed when it had `tokens`."""
         self.first_rows[slot] = self.row
         if tokens:
-            self._aside[slot] = [np.array(tokens, np.int64)]
+            self._aside[slot] = array("q", tokens)
 
     def read(self, slot: int, start: int, stop: int) -> list[int]:
         """Return tokens number `start` to `stop`, exclusive, of those the row in `slot` has."""
-        first_row = self.first_rows[slot]
-        parts = self._aside.get(slot)
-        if parts is not None:
-            if len(parts) > MAX_PARTS:
-                parts[:] = [np.concatenate(parts)]
-            first_row -= sum(map(len, parts))
-        if parts is None or first_row + start >= self.first_rows[slot]:
-            row = self._page[first_row + start : first_row + stop, slot]
-        else:
-            rest = self._page[self.first_rows[slot] : self.row, slot]
-            row = np.concatenate([*parts, rest])[start:stop]
-        tokens: list[int] = row.tolist()
-        return tokens
+        first_row, aside = self.first_rows[slot], self._aside.get(slot)
+        num_aside = 0 if aside is None else len(aside)
+        first = first_row + max(0, start - num_aside)
+        tokens: list[int] = self._page[first : first_row + max(0, stop - num_aside), slot].tolist()
+        if aside is None or start >= num_aside:
+            return tokens
+        return aside[start:stop].tolist() + tokens
 
-    def _put_aside(self, slot: int, next_row: int) -> None:
-        """Keep what the page has of the row in `slot`, which goes on at the page's `next_row`."""
-        first_row = self.first_rows[slot]
-        self._aside.setdefault(slot, []).append(self._page[first_row : self.row, slot].copy())
+    def _put_aside(self, slot: int, next_row: int) -> "array[int]":
+        """Return what the row in `slot` has, all put aside; it goes on at the page's `next_row`."""
+        first_row, aside = self.first_rows[slot], self._aside.get(slot)
+        if aside is None:
+            aside = self._aside[slot] = array("q")
+        aside.frombytes(self._page[first_row : self.row, slot].tobytes())
         self.first_rows[slot] = next_row
+        return aside
 
 
 class Decoder:

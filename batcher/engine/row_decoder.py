@@ -3,13 +3,12 @@
 Those of which more has to be known than tables hold have a RowState, and are looked at one by one.
 """
 
-from collections.abc import Mapping
 from typing import cast
 
 import numpy as np
 from msgspec.structs import replace
 
-from batcher.decoding.constraints import allowed_tokens
+from batcher.decoding.constraints import RowConstraint, allowed_tokens
 from batcher.decoding.grammars import Grammars
 from batcher.decoding.sampling.sampler import Masks, Sampled, Sampler
 from batcher.decoding.stops.automaton import Progress
@@ -96,9 +95,9 @@ class RowDecoder:
             return []
         self._states[slot] = row
         self._stops.open(slot, row.automaton, Progress(skip=len(leader.healing)))
-        forced = row.untold = self._force(slot, row)
+        forced = row.untold = self._follow(slot, row, None)
         if forced:
-            self._tokens.extend(slot, forced)
+            self._extend({slot: forced})
         return forced
 
     def _stream_of(self, leader: Sequence) -> RowStream | None:
@@ -232,7 +231,8 @@ class RowDecoder:
         stopped: list[int] = []
         forks: list[tuple[int, int]] = []
         for slot, row in self._states.items():
-            self._let_end(slot, row)
+            if row.has_to_go_on:
+                self._let_end(slot, row)
         if self._sampler is not None and self.logit_slots is not NO_SLOTS:
             sampled = self._sample(self._sampler, output, failed)
             tokens[self.logit_slots] = sampled.tokens[self.logit_slots]
@@ -241,13 +241,8 @@ class RowDecoder:
                 self.logit_slots = self._sampler.slots
         self._tokens.append(tokens)
         is_over = {*failed, *stopped}  # those have no token
-        given = {
-            slot: int(tokens[slot])
-            for slot in self._states
-            if self.leaders.get(slot, slot) not in is_over
-        }
         stopped += self._stops.advance(tokens)
-        return Decoded(stopped, failed, self._look_at_rows(given, stopped), forks)
+        return Decoded(stopped, failed, self._look_at_rows(tokens, is_over, stopped), forks)
 
     def take_streamed(self) -> list[TokenEvent]:
         """Return what was told of samples since the last call."""
@@ -295,14 +290,15 @@ class RowDecoder:
                     self._stops.fork(source, target)
                     sampler.fork(source, target)
                     forks.append((source, target))
-            for slot, token in zip(beams.slots, step.tokens, strict=True):
-                tokens[slot] = token
-                sampler.append(slot, token)
+            tokens[beams.slots] = step.tokens
+            sampler.extend(
+                {slot: [token] for slot, token in zip(beams.slots, step.tokens, strict=True)}
+            )
         return done, forks
 
     def _let_end(self, slot: int, row: RowState) -> None:
-        """Watch for the end of a row from now on if its next token may be the last."""
-        if row.has_to_go_on and row.num_tokens + 1 >= row.sequence.request.min_tokens:
+        """Watch for the end of a row that had to go on if its next token may be the last."""
+        if row.num_tokens + 1 >= row.sequence.request.min_tokens:
             row.has_to_go_on = False
             self._stops.switch(slot, row.automaton)
 
@@ -312,51 +308,81 @@ class RowDecoder:
         is_end = row.constraint is not None and token == self._eos_token_id
         return is_end or self._stops.would_end(slot, token)
 
-    def _look_at_rows(self, given: Mapping[int, int], stopped: list[int]) -> dict[int, list[int]]:
-        """Move on the rows of which more is known than tables hold; return what was forced.
+    def _look_at_rows(
+        self, given: IntArray, is_over: set[int], stopped: list[int]
+    ) -> dict[int, list[int]]:
+        """Move on the rows that have to be looked at; return the tokens of those that jump.
 
-        given: slot -> the token of the step.  stopped: gets those that end for want of tokens.
+        given: [num_slots] the tokens of the step.  is_over: leaders of rows that have none.
+        stopped: gets those that end for want of tokens.
         """
         jumps: dict[int, list[int]] = {}
-        has_stopped = set(stopped)
-        for slot, token in given.items():
-            row, tokens = self._states[slot], [token]
+        has_stopped, leader_of, token_of = {*stopped}, self.leaders, given.tolist()
+        for slot, row in self._states.items():
+            if is_over and leader_of.get(slot, slot) in is_over:
+                continue
             row.num_tokens += 1
-            is_cut_short = False
+            tokens = [token_of[slot]]
             if row.constraint is not None and slot not in has_stopped:
-                is_cut_short = token == self._eos_token_id  # below min_tokens: nothing else is left
-                if is_cut_short:
+                if tokens[0] == self._eos_token_id:  # below min_tokens: nothing else is left
                     stopped.append(slot)
-                else:
-                    row.follow(token)
-                    tokens += self._force(slot, row)
-            if len(tokens) > 1:
-                self._tokens.extend(slot, tokens[1:])
-                jumps[slot] = tokens
+                    self._tell(row, tokens, is_cut_short=True)
+                    continue
+                tokens += self._follow(slot, row, tokens[0])
+                if len(tokens) > 1:
+                    jumps[slot] = tokens
             if row.stream is not None:
-                told = row.stream.end if is_cut_short else row.stream.push
-                self._streamed += told(row.untold + tokens, self._step)
-                row.untold = []
+                self._tell(row, tokens)
+        if jumps:
+            self._extend({slot: tokens[1:] for slot, tokens in jumps.items()})
         return jumps
 
-    def _force(self, slot: int, row: RowState) -> list[int]:
+    def _tell(self, row: RowState, tokens: list[int], *, is_cut_short: bool = False) -> None:
+        """Tell of what a row was given, if that is told at all."""
+        if row.stream is not None:
+            told = row.stream.end if is_cut_short else row.stream.push
+            self._streamed += told(row.untold + tokens, self._step)
+            row.untold = []
+
+    def _extend(self, given: dict[int, list[int]]) -> None:
+        """Let rows have tokens that were forced on them; given: slot -> its tokens."""
+        for slot, tokens in given.items():
+            self._tokens.extend(slot, tokens)
+        if self._sampler is not None:
+            self._sampler.extend(given)
+
+    def _follow(self, slot: int, row: RowState, token: int | None) -> list[int]:
+        """Move on the constraint of a row by `token`; return the tokens that are forced then."""
+        constraint = row.constraint
+        if constraint is None:
+            return []
+        if token is not None:
+            constraint.advance(token)
+        forced = self._force(slot, row, constraint) if row.may_jump else []
+        if not constraint.is_active:
+            row.constraint = None
+        return forced
+
+    def _force(self, slot: int, row: RowState, constraint: RowConstraint) -> list[int]:
         """Return the tokens that are the only ones allowed next in a row, after moving it on.
 
         The last token of a row, and one that ends it, are left to the model: a row ends in a step.
         """
         forced: list[int] = []
-        max_tokens = row.sequence.request.max_tokens
-        while row.may_jump and row.constraint is not None and row.num_tokens + 1 < max_tokens:
-            token = row.constraint.forced_token()
-            if token is None:
-                break
-            self._let_end(slot, row)
-            if self._stops.would_end(slot, token):
-                break
-            self._stops.advance_row(slot, [token])
-            if self._sampler is not None:
-                self._sampler.append(slot, token)
-            row.num_tokens += 1
-            row.follow(token)
-            forced.append(token)
-        return forced
+        request = row.sequence.request
+        while True:
+            most = request.max_tokens - 1 - row.num_tokens
+            tokens = constraint.forced_tokens(most) if most > 0 else ()
+            if not tokens:
+                return forced
+            if row.has_to_go_on:
+                self._let_end(slot, row)
+            if row.has_to_go_on:  # up to where it may end
+                tokens = tokens[: request.min_tokens - 1 - row.num_tokens]
+            num_read = self._stops.advance_row(slot, tokens)
+            if num_read:
+                constraint.advance_forced(num_read)
+                row.num_tokens += num_read
+                forced += tokens[:num_read]
+            if num_read < len(tokens):
+                return forced

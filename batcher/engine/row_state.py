@@ -12,7 +12,7 @@ from batcher.decoding.sampling.sampler import SamplingRow
 from batcher.decoding.stops.automaton import StopAutomaton
 from batcher.decoding.streaming import SegmentStream, TextPiece, TextStream
 from batcher.engine.decoded import Generated
-from batcher.errors import Failure, InvariantError
+from batcher.errors import Failure
 from batcher.events import TokenEvent
 from batcher.models.base import Tokenizer, join_bytes
 from batcher.request import Request
@@ -89,6 +89,7 @@ class RowState(Struct, eq=False):
     num_tokens: how many it has generated.
     grammar: what its output has to keep, if anything.
     constraint: how far it has come in that, or in the end of the prompt that was healed.
+    may_jump: whether its choice of a token that is the only one allowed tells and changes nothing.
     has_to_go_on: it may not end yet, for want of tokens.
     logprobs: of its tokens; none if they are not asked for.
     stream: of its text, if that is told as it comes; untold: tokens it has not been told yet.
@@ -98,6 +99,7 @@ class RowState(Struct, eq=False):
     num_tokens: int = 0
     grammar: CompiledConstraint | None = None
     constraint: RowConstraint | None = None
+    may_jump: bool = False
     has_to_go_on: bool = False
     logprobs: list[TokenLogprob] = []
     stream: RowStream | None = None
@@ -113,26 +115,6 @@ class RowState(Struct, eq=False):
     def needs_cumulative(self) -> bool:
         """Whether its result tells the log-probability of the whole output."""
         return needs_cumulative(self.sequence.request)
-
-    @property
-    def may_jump(self) -> bool:
-        """Whether its choice of a token that is the only one allowed tells and changes nothing."""
-        request = self.sequence.request
-        return not (
-            self.needs_cumulative
-            or request.mirostat
-            or request.allowed_token_ids
-            or request.bad_words
-            or self.sequence.role == "beam"
-        )
-
-    def follow(self, token: int) -> None:
-        """Move the constraint on by a token that it allows."""
-        if self.constraint is None:
-            raise InvariantError("a row without a constraint cannot follow one")
-        self.constraint.advance(token)
-        if not self.constraint.is_active:
-            self.constraint = None
 
     def fork(self, sequence: Sequence) -> "RowState":
         """Return the row of `sequence`, a beam that goes on from this one."""
@@ -156,7 +138,7 @@ class RowState(Struct, eq=False):
         kept = tokens[:-1] if is_ended else tokens
         output = join_bytes(kept, tokenizer.token_bytes)
         look = self.grammar.verifier.look(output)
-        is_whole = is_ended or self.grammar.accepts(kept)
+        is_whole = is_ended or self.grammar.states.accepts(kept)
         if look.is_decided:
             is_whole = look.problem is None
         problem = look.problem if is_ended or not self.grammar.verifier.can_begin(output) else None
@@ -186,6 +168,7 @@ def make_row_state(
         sequence,
         grammar=grammar,
         constraint=constraint,
+        may_jump=constraint is not None and _may_jump(sequence),
         has_to_go_on=request.min_tokens > 1,
         stream=stream,
     )
@@ -197,6 +180,18 @@ def make_row_state(
         or sequence.role == "beam"
     )
     return row if is_needed else None
+
+
+def _may_jump(sequence: Sequence) -> bool:
+    """Return whether a row's choice of the only token allowed tells and changes nothing."""
+    request = sequence.request
+    return not (
+        needs_cumulative(request)
+        or request.mirostat
+        or request.allowed_token_ids
+        or request.bad_words
+        or sequence.role == "beam"
+    )
 
 
 def sampling_row(sequence: Sequence, eos_token_id: int | None) -> SamplingRow:

@@ -208,7 +208,7 @@ def draws(logits: np.ndarray, params: SamplingParams, num_draws: int) -> np.ndar
             partner = 2 * row + 1 if is_guided else None
             sampler.open(2 * row, SamplingRow(params, key, PROMPT, STOPS, partner))
             for token in GENERATED:
-                sampler.append(2 * row, token)
+                sampler.extend({2 * row: [token]})
         given = np.tile(logits if is_guided else logits[:1], (num_rows, 1))
         np.add.at(counts, sampler.sample(given).tokens[::2], 1)
     return counts

@@ -1,21 +1,22 @@
 """Compiles constraints for one tokenizer, each distinct one once."""
 
 from collections import OrderedDict
-from functools import partial
+from functools import cached_property, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from batcher.decoding.constraints.matchers import compile_source, with_large_stack
-from batcher.decoding.constraints.rows import GrammarRow
+from batcher.decoding.constraints.rows import GrammarRow, GrammarStates
 from batcher.decoding.constraints.source import ConstraintSource
 from batcher.decoding.constraints.trials import TRIALS
 from batcher.decoding.constraints.verification import Verifier
+from batcher.decoding.healing import VocabularyIndex
 from batcher.errors import BatchdecodeError, GrammarError
 from batcher.models.base import Tokenizer
 from batcher.settings import GRAMMAR_TIMEOUT
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher, LLTokenizer
+    from llguidance import LLTokenizer
 
 _NEEDED_MODULES = ("llguidance", "jsonschema", "re2")
 MAX_CACHED = 256
@@ -36,20 +37,15 @@ class CompiledConstraint:
     """A constraint ready for any number of rows.
 
     verifier: checks finished outputs by other means than the rows were made by.
+    states: where outputs have come to.
     """
 
-    def __init__(self, source: ConstraintSource, start: "LLMatcher", eos_token_id: int) -> None:
-        self.source, self.verifier = source, Verifier(source)
-        self._start, self._eos_token_id = start, eos_token_id
+    def __init__(self, source: ConstraintSource, states: GrammarStates) -> None:
+        self.source, self.verifier, self.states = source, Verifier(source), states
 
     def new_row(self) -> GrammarRow:
         """Return the constraint of an output that has not begun."""
-        return GrammarRow(self._start.deep_copy(), self._eos_token_id)
-
-    def accepts(self, tokens: list[int]) -> bool:
-        """Return whether these tokens are a whole by the grammar that also made them."""
-        matcher = self._start.deep_copy()
-        return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+        return GrammarRow(self.states)
 
 
 class ConstraintCompiler:
@@ -117,11 +113,17 @@ class ConstraintCompiler:
         matcher = with_large_stack(partial(compile_source, tokenizer, source))
         if isinstance(matcher, GrammarError):
             return matcher
-        constraint = CompiledConstraint(source, matcher, tokenizer.eos_token)
+        states = GrammarStates(matcher, self._vocabulary, tokenizer.eos_token)
+        constraint = CompiledConstraint(source, states)
         first = constraint.new_row()
         if failure := first.failure:
             return GrammarError((source.kind,), f"no output can keep it: {failure}")
         return constraint
+
+    @cached_property
+    def _vocabulary(self) -> VocabularyIndex:
+        token_bytes = self._tokenizer.token_bytes
+        return VocabularyIndex(token_bytes, self._vocab_size, self._eos_token_id)
 
     def _llguidance_tokenizer(self) -> "LLTokenizer":
         """Return the tokenizer as llguidance knows it, made when it is first needed."""

@@ -1,8 +1,9 @@
 """What is asked of a row's constraint at every step, and the grammars' answer to it.
 
-A constraint follows the output token by token and says which tokens may come next.  The masks of
-all rows are made in one call, `allowed_tokens`; each row keeps its own until it moves on, so asking
-for a forced token after a mask, or before it, costs no second one.
+A constraint follows the output token by token and says which tokens may come next.  What llguidance
+finds out about an output is kept as a GrammarState for all rows that begin with the same tokens, so
+that it is asked once for what several outputs have in common; and what a grammar forces is known as
+a whole, so that a row takes any number of tokens at once.
 """
 
 from collections.abc import Sequence
@@ -11,10 +12,15 @@ from typing import TYPE_CHECKING, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from batcher.decoding.healing import VocabularyIndex
 from batcher.errors import InvariantError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
+
+MAX_KEPT_BYTES = 1 << 21  # of the states of one grammar
+MAX_RUN = 256  # tokens of a run, since some grammars have no end
+STATE_BYTES = 512  # of a state beside its mask
 
 
 class RowConstraint(Protocol):
@@ -34,10 +40,11 @@ class RowConstraint(Protocol):
         Of a grammar, EOS is among them exactly if the output so far is a whole.
         """
 
-    def forced_token(self) -> int | None:
-        """Return the only token allowed next, None if there are several or it is EOS.
+    def forced_tokens(self, most: int) -> Sequence[int]:
+        """Return the tokens that come next whatever is chosen, at most so many; EOS is none.
 
-        Appending it without asking the model changes no output.
+        Each is the only one allowed after those before it, so that appending them without asking
+        the model changes no output.
         """
 
     def advance(self, token: int) -> None:
@@ -46,6 +53,9 @@ class RowConstraint(Protocol):
         Raises:
             InvariantError: the token was not allowed.
         """
+
+    def advance_forced(self, num_tokens: int) -> None:
+        """Follow the output by the first `num_tokens` of its `forced_tokens`."""
 
     def fork(self) -> Self:
         """Return a constraint of the same state that moves on by itself."""
@@ -56,69 +66,220 @@ def allowed_tokens(rows: Sequence[RowConstraint], vocab_size: int) -> NDArray[np
 
     A row without any True is at its end (without an EOS token) or has failed.
     """
-    width = (vocab_size + 7) // 8
-    # One call for each row is faster than llguidance's executor for all (measured on two cores, 1
-    # to 64 rows): rows of one grammar share a lexer behind a lock, and so they wait in turn anyway.
-    packed = b"".join([row.packed_mask()[:width].ljust(width, b"\0") for row in rows])
-    bits = np.frombuffer(packed, np.uint8).reshape(len(rows), width)
+    width = (vocab_size + 31) // 32 * 4
+    masks = [row.packed_mask() for row in rows]
+    if {*map(len, masks)} != {width}:
+        masks = [mask[:width].ljust(width, b"\0") for mask in masks]
+    bits = np.frombuffer(b"".join(masks), np.uint8).reshape(len(rows), width)
     return np.unpackbits(bits, axis=1, count=vocab_size, bitorder="little").view(np.bool_)
+
+
+class GrammarState:
+    """Where a grammar is after certain tokens.
+
+    run: the tokens that come next whatever is chosen, end: the state after them; () and None where
+    there is a choice, or is_cut.
+    is_cut: whether there is no choice either, but a run has been cut here for being too long.
+    mask: the tokens allowed next, one bit each, unless there is a run; failure: why none is.
+    next: token -> the state after it, of those that rows have come to, unless there is a run.
+    """
+
+    __slots__ = ("end", "failure", "is_cut", "mask", "next", "run")
+
+    def __init__(self, mask: bytes, failure: str | None = None) -> None:
+        self.mask, self.failure, self.is_cut = mask, failure, False
+        self.run: tuple[int, ...] = ()
+        self.end: GrammarState | None = None
+        self.next: dict[int, GrammarState] = {}
+
+    @classmethod
+    def before(cls, run: tuple[int, ...], end: "GrammarState") -> "GrammarState":
+        """Return the state before `run`, after which there is `end`."""
+        state = cls(b"")
+        state.run, state.end = run, end
+        return state
+
+    def packed_mask(self) -> bytes:
+        """Return the tokens allowed next, one bit each."""
+        return (
+            (1 << self.run[0]).to_bytes(self.run[0] // 8 + 1, "little") if self.run else self.mask
+        )
+
+    def allows(self, token: int) -> bool:
+        """Return whether `token` may come next."""
+        mask = self.packed_mask()
+        return token // 8 < len(mask) and bool(mask[token // 8] >> token % 8 & 1)
+
+    def forced_token(self, eos_token_id: int) -> int | None:
+        """Return the only token that the mask holds, None if it holds several, or EOS."""
+        tokens = int.from_bytes(self.mask, "little")  # bit i is token i
+        if not tokens or tokens & (tokens - 1) or tokens.bit_length() - 1 == eos_token_id:
+            return None
+        return tokens.bit_length() - 1
+
+
+class GrammarStates:
+    """The states of one grammar that outputs have come to, as many as there is room for.
+
+    start: that of an output that has not begun.
+    vocabulary: of the tokens that the matcher knows.
+    """
+
+    def __init__(
+        self, matcher: "LLMatcher", vocabulary: VocabularyIndex, eos_token_id: int
+    ) -> None:
+        """matcher: at the start of an output; only copies of it move."""
+        self.eos_token_id = eos_token_id
+        self._matcher, self._vocabulary = matcher, vocabulary
+        self._num_bytes = 0
+        self.start, _ = self.state_of(self.new_matcher())
+
+    def new_matcher(self) -> "LLMatcher":
+        """Return a matcher at the start of an output."""
+        return self._matcher.deep_copy()
+
+    def state_of(self, matcher: "LLMatcher") -> tuple[GrammarState, int]:
+        """Return the state that `matcher` is in, and how many forced tokens it has read since."""
+        run: list[int] = []
+        while True:
+            self._read_forced(matcher, run)
+            end = self._end_of(matcher)
+            token = end.forced_token(self.eos_token_id)
+            end.is_cut = token is not None and len(run) >= MAX_RUN
+            if token is None or end.is_cut:
+                break
+            matcher.consume_token(token)
+            run.append(token)
+        return (GrammarState.before(tuple(run), end), len(run)) if run else (end, 0)
+
+    def _read_forced(self, matcher: "LLMatcher", run: list[int]) -> None:
+        """Let `matcher` read, and add to `run`, what bytes alone show to be forced.
+
+        Where the text goes on in one way, a mask holds the tokens that begin it, unless there are
+        some that begin with all of it.
+        """
+        only_beginning, size = self._vocabulary.only_beginning, self._vocabulary.max_length
+        while text := matcher.compute_ff_bytes():
+            begin = 0
+            while (token := only_beginning(text[begin : begin + size])) is not None:
+                run.append(token)
+                if not matcher.consume_token(token) or len(run) >= MAX_RUN:
+                    return
+                begin += len(self._vocabulary.bytes_of(token))
+            if begin < len(text):
+                return
+
+    def _end_of(self, matcher: "LLMatcher") -> GrammarState:
+        """Return the state that `matcher` is in, whatever is forced from there on."""
+        mask = matcher.compute_bitmask()
+        if not matcher.is_error():
+            return GrammarState(mask)
+        failure = matcher.get_error().partition("\n")[0]  # it never raises, and the mask holds EOS
+        is_usual = failure.startswith("NoExtension")
+        return GrammarState(b"", "the grammar allows nothing here" if is_usual else failure)
+
+    def add(self, before: GrammarState, token: int, after: GrammarState) -> None:
+        """Keep `after`, which `token` leads to from `before`.
+
+        If there is no room for it, the states of all outputs are forgotten but for those that rows
+        are in.
+        """
+        before.next[token] = after
+        self._num_bytes += STATE_BYTES + len(after.mask) + 8 * len(after.run)
+        if self._num_bytes > MAX_KEPT_BYTES:
+            self._num_bytes = 0
+            self.start, _ = self.state_of(self.new_matcher())
+
+    def accepts(self, tokens: list[int]) -> bool:
+        """Return whether `tokens` are a whole."""
+        state, num_read = self.start, 0
+        while num_read < len(tokens):
+            if state.end is not None:
+                if state.run != tuple(tokens[num_read : num_read + len(state.run)]):
+                    return False
+                num_read, state = num_read + len(state.run), state.end
+                continue
+            after = state.next.get(tokens[num_read])
+            if after is None:  # no row has been there
+                matcher = self.new_matcher()
+                return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+            num_read, state = num_read + 1, after
+        return state.allows(self.eos_token_id)
 
 
 class GrammarRow:
     """The RowConstraint of a compiled grammar.
 
-    eos_token_id: in the numbering of the matcher's tokenizer, which has an EOS always.
+    Its matcher is made and moved only where no row has been before.  Where tokens are forced it may
+    be ahead of the row, which can go on in no other way.
     """
 
-    __slots__ = ("_eos_token_id", "_mask", "_matcher")
+    __slots__ = ("_ahead", "_behind", "_matcher", "_state", "_states")
 
     is_active = True
 
-    def __init__(self, matcher: "LLMatcher", eos_token_id: int) -> None:
-        self._matcher, self._eos_token_id = matcher, eos_token_id
-        self._mask: bytes | None = None
+    def __init__(self, states: GrammarStates) -> None:
+        self._states, self._state = states, states.start
+        self._matcher: LLMatcher | None = None
+        self._behind: list[int] = []  # tokens of the row that the matcher has not read
+        self._ahead = 0  # how many it has read that the row does not have
 
     @property
     def failure(self) -> str | None:
-        """Why no token keeps the grammar, or llguidance's limit that was reached."""
-        self.packed_mask()  # some failures come to light only here
-        if not self._matcher.is_error():
-            return None
-        message = self._matcher.get_error().partition("\n")[0]
-        return "the grammar allows nothing here" if message.startswith("NoExtension") else message
+        """Why the grammar cannot be followed any further, if it cannot."""
+        return self._state.failure
 
     def packed_mask(self) -> bytes:
         """Return the tokens allowed next, one bit each."""
-        if self._mask is None:
-            mask = self._matcher.compute_bitmask()
-            # a matcher in error never raises, and its mask holds EOS
-            self._mask = b"" if self._matcher.is_error() else mask
-        return self._mask
+        return self._state.packed_mask()
 
-    def forced_token(self) -> int | None:
-        """Return the only token allowed next, None if there are several or it is EOS."""
-        tokens = int.from_bytes(self.packed_mask(), "little")  # bit i is token i
-        if not tokens or tokens & (tokens - 1):
-            return None
-        token = tokens.bit_length() - 1
-        return None if token == self._eos_token_id else token
+    def forced_tokens(self, most: int) -> Sequence[int]:
+        """Return the tokens that come next whatever is chosen, at most so many."""
+        return self._state.run[:most]
 
     def advance(self, token: int) -> None:
         """Follow the output by `token`; if that reaches a limit of llguidance, the row fails."""
+        state = self._state
+        after = state.next.get(token)
+        if after is not None:
+            self._behind.append(token)
+            self._state = after
         # EOS is never fed: llguidance would take it, and count it in what it undoes
-        if token == self._eos_token_id or not self._allows(token):
+        elif token == self._states.eos_token_id or not state.allows(token):
             raise InvariantError(f"token {token} is not one that the grammar allows")
-        if not self._matcher.consume_token(token) and not self._matcher.is_error():
-            raise InvariantError(f"token {token} is allowed, but cannot be followed")
-        self._mask = None
+        elif state.end is not None:
+            self.advance_forced(1)
+        else:
+            self._state, self._ahead = self._states.state_of(self._read([token]))
+            self._states.add(state, token, self._state)
+
+    def advance_forced(self, num_tokens: int) -> None:
+        """Follow the output by the first `num_tokens` of its `forced_tokens`."""
+        run, end = self._state.run, self._state.end
+        if end is None:
+            raise InvariantError("nothing is forced")
+        self._behind += run[self._ahead : num_tokens]
+        self._ahead = max(0, self._ahead - num_tokens)
+        self._state = end
+        if num_tokens < len(run):
+            self._state = GrammarState.before(run[num_tokens:], end)
+        elif end.is_cut:
+            after, self._ahead = self._states.state_of(self._read([]))
+            end.run, end.end, end.is_cut = after.run, after.end, False
 
     def fork(self) -> "GrammarRow":
         """Return a row of the same state that moves on by itself."""
-        copy = GrammarRow(self._matcher.deep_copy(), self._eos_token_id)
-        copy._mask = self._mask
+        copy = GrammarRow(self._states)
+        copy._state, copy._ahead, copy._behind = self._state, self._ahead, self._behind.copy()
+        copy._matcher = None if self._matcher is None else self._matcher.deep_copy()
         return copy
 
-    def _allows(self, token: int) -> bool:
-        """Return whether the mask holds `token`."""
-        mask = self.packed_mask()
-        return token // 8 < len(mask) and bool(mask[token // 8] >> token % 8 & 1)
+    def _read(self, tokens: list[int]) -> "LLMatcher":
+        """Return the matcher after it has read what it is behind with, and `tokens`."""
+        if self._matcher is None:
+            self._matcher = self._states.new_matcher()
+        matcher, unread = self._matcher, self._behind + tokens
+        if not matcher.consume_tokens(unread) and not matcher.is_error():
+            raise InvariantError(f"tokens {tokens} are allowed, but cannot be followed")
+        self._behind.clear()
+        return matcher

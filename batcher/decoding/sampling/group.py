@@ -23,6 +23,8 @@ class Group:
     """The slots of the rows, ascending, and what is made of their settings once.
 
     bad_words: None if there are none.
+    can_edit: whether the settings may change any logit.
+    remembers: whether what a row has counts for what it is given.
     """
 
     def __init__(self, key: GroupKey, vocab_size: int, bad_words: BadWords | None) -> None:
@@ -35,15 +37,10 @@ class Group:
         if params.allowed_token_ids is not None:
             self._is_refused = np.ones(vocab_size, np.bool_)
             self._is_refused[list(params.allowed_token_ids)] = False
-
-    @property
-    def can_edit(self) -> bool:
-        """Whether the settings may change any logit."""
-        params = self.key.params
-        return bool(
-            params.has_penalties
+        self.remembers = params.has_penalties or bad_words is not None
+        self.can_edit = bool(
+            self.remembers
             or params.logit_bias
-            or params.bad_words
             or params.min_tokens
             or params.allowed_token_ids is not None
         )

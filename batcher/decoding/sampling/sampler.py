@@ -5,7 +5,7 @@ and go, and a step is done group by group.  Only log-probabilities, which are re
 min_tokens are looked after row by row.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from batcher.result import TokenLogprob
 from batcher.tokens import Tokens
 
 MAX_BAD_WORDS = 32  # lists of them, the latest in use
+NO_CHANCE = np.float32(-np.inf)  # the logit of a token that is ruled out
 NONE = -1  # where a row has no partner, or no mask
 
 
@@ -170,11 +171,14 @@ class Sampler:
             state[target] = state[source]
         self._seen.fork(source, target)
 
-    def append(self, slot: int, token: int) -> None:
-        """Let the row in `slot` move on by a token that `sample` has not chosen."""
-        entry = self._rows[slot]
-        if entry is not None:
-            self._advance(entry[1], np.array([slot]), np.array([token]))
+    def extend(self, given: Mapping[int, Sequence[int]]) -> None:
+        """Let rows move on by tokens that `sample` has not chosen; given: slot -> its tokens."""
+        self._positions[[*given]] += [len(tokens) for tokens in given.values()]
+        for slot, tokens in given.items():
+            entry = self._rows[slot]
+            if entry is not None and entry[1].remembers:
+                for token in tokens:
+                    self._remember(entry[1], np.array([slot]), np.array([token]))
 
     def cumulative_logprob(self, slot: int) -> float:
         """Return the sum of the raw log-probabilities of the tokens chosen by `sample`.
@@ -186,7 +190,7 @@ class Sampler:
     def sample(
         self, logits: FloatArray, masks: Masks | None = None, skip: Collection[int] = ()
     ) -> Sampled:
-        """Choose a token for every open row and move the rows on; beams wait for `append`.
+        """Choose a token for every open row and move the rows on; beams wait for `extend`.
 
         logits: [len(self.slots), vocab] in the order of `slots`, left as they are.
         skip: slots whose rows have no logits worth looking at, because the model failed them.
@@ -256,16 +260,15 @@ class Sampler:
             with np.errstate(over="ignore"):
                 raw = log_softmax(raw).astype(np.float32)
         logits = self._edit(group, slots, raw, step)
-        if logits is not raw and not group.key.is_beam:  # a beam may come to a dead end
-            is_left = logits.max(axis=-1) > -np.inf
-            for slot in slots[~is_left].tolist():
-                message = "no token is left that the request's settings allow"
-                step.sampled.failed[slot] = Failure("constraint-error", message)
-            slots, raw, logits = slots[is_left], raw[is_left], logits[is_left]
-            if not len(slots):
-                return
-        if group.key.is_beam:
+        if group.key.is_beam:  # it may come to a dead end
             step.sampled.beam_scores.update(zip(slots.tolist(), logits, strict=True))
+            return
+        if logits is not raw:
+            is_left = logits.max(axis=-1) > -np.inf
+            if not is_left.all():
+                _fail(slots[~is_left], step.sampled)
+                slots, raw, logits = slots[is_left], raw[is_left], logits[is_left]
+        if not len(slots):
             return
         if params.is_greedy and not params.has_processed_logprobs:
             tokens: IntArray = logits.argmax(axis=-1)
@@ -277,10 +280,16 @@ class Sampler:
                 step.sampled.logprobs[int(slots[row])] = logprob
         if params.needs_raw:
             self._tell_raw(params, slots, tokens, raw, step.sampled)
-        step.sampled.tokens[slots] = tokens
-        if params.cfg_scale != 1:
-            step.sampled.tokens[self._partners[slots]] = tokens
-        self._advance(group, slots, tokens)
+        self._give(group, slots, tokens, step.sampled)
+
+    def _give(self, group: Group, slots: IntArray, tokens: IntArray, sampled: Sampled) -> None:
+        """Let the rows in `slots` have the tokens that were chosen, and move on."""
+        sampled.tokens[slots] = tokens
+        if group.key.params.cfg_scale != 1:
+            sampled.tokens[self._partners[slots]] = tokens
+        self._positions[slots] += 1
+        if group.remembers:
+            self._remember(group, slots, tokens)
 
     def _logits_of(self, slots: IntArray, step: "_Step") -> FloatArray:
         """Return [slots, vocab] what the model gave; not always a copy."""
@@ -299,11 +308,14 @@ class Sampler:
         logits = raw
         if params.cfg_scale != 1:
             logits = guide(raw, self._logits_of(self._partners[slots], step), params.cfg_scale)
-        elif group.can_edit or is_masked.any():
+        elif group.can_edit:
             logits = raw.copy()
-        if step.masks is not None and is_masked.any():
+        if step.masks is not None and is_masked.all():
+            logits = np.where(step.masks.allowed[step.mask_rows], logits, NO_CHANCE)
+        elif step.masks is not None and is_masked.any():
+            logits = logits.copy()
             allowed = step.masks.allowed[step.mask_rows[is_masked]]
-            logits[is_masked] = np.where(allowed, logits[is_masked], -np.inf)
+            logits[is_masked] = np.where(allowed, logits[is_masked], NO_CHANCE)
         if group.can_edit:
             group.ban(logits, self._bad_word_states[slots])
             self._hold_off_stops(params, slots, logits, is_masked)
@@ -347,8 +359,8 @@ class Sampler:
                     logprobs, token_ids, token, params.num_logprobs
                 )
 
-    def _advance(self, group: Group, slots: IntArray, tokens: IntArray) -> None:
-        self._positions[slots] += 1
+    def _remember(self, group: Group, slots: IntArray, tokens: IntArray) -> None:
+        """Take note of a token for each of `slots`, for what is chosen later."""
         if group.key.params.has_penalties:
             self._seen.add(slots, tokens)
         if group.bad_words is not None:
@@ -364,6 +376,13 @@ class _Step(NamedTuple):
     masks: Masks | None
     mask_rows: IntArray
     sampled: Sampled
+
+
+def _fail(slots: IntArray, sampled: Sampled) -> None:
+    """Let rows fail of which no token is left."""
+    message = "no token is left that the request's settings allow"
+    failure = Failure("constraint-error", message)
+    sampled.failed.update(dict.fromkeys(slots.tolist(), failure))
 
 
 def _describe(maximum: float) -> str:

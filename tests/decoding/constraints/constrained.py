@@ -38,7 +38,7 @@ def source(kind, constraint):
 def language(kind, constraint):
     """What tells whether an output is a whole, as the compiled constraint has it."""
     compiled = compiler(BYTES).compile(source(kind, constraint))
-    return lambda output: compiled.accepts([byte + 1 for byte in output])
+    return lambda output: compiled.states.accepts([byte + 1 for byte in output])
 
 
 def ids_allowed(row, vocab_size=NUM_WORDS):
@@ -52,13 +52,18 @@ def bytes_allowed(row, token_bytes=WORDS.token_bytes):
 
 
 def may_end(row):
-    """Whether the output so far is a whole, as the grammar has it, which the mask does not say."""
-    return row._matcher.is_accepting()
+    """Whether the output so far is a whole; its EOS may be an id that no mask for a model holds."""
+    return row._state.allows(row._states.eos_token_id)
+
+
+def forced_token(row):
+    """The only token that is allowed next, if there is but one, and it is not EOS."""
+    return next(iter(row.forced_tokens(1)), None)
 
 
 def must_end(row):
     """Whether a row allows nothing but EOS, in the numbering of its own tokenizer."""
-    return int.from_bytes(row.packed_mask(), "little") == 1 << row._eos_token_id
+    return int.from_bytes(row.packed_mask(), "little") == 1 << row._states.eos_token_id
 
 
 def follow(row, text, token_bytes=WORDS.token_bytes):

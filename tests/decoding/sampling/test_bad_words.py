@@ -48,7 +48,7 @@ def test_no_text_ever_has_a_bad_word_and_nothing_else_is_banned(words, random) -
 def test_a_word_that_was_forced_does_not_end_the_watch() -> None:
     sampler = opened(["ab", "cc"])
     for token in (1, 2, 3):  # a, b: a grammar may write what is banned; then c
-        sampler.append(0, token)
+        sampler.extend({0: [token]})
     likes_c = np.array([[0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 8]], np.float32)
     assert sampler.sample(likes_c).tokens.tolist() == [0]  # neither c nor cab
 
@@ -63,11 +63,11 @@ def test_ids_beyond_the_tokenizer_show_as_a_replacement_character() -> None:
 def test_every_row_has_a_state_of_its_own() -> None:
     sampler = opened(["ab"], num_slots=3)
     for slot, token in enumerate((1, 2, 4)):
-        sampler.append(slot, token)
+        sampler.extend({slot: [token]})
     likes_b = np.zeros((3, len(PIECES)), np.float32)
     likes_b[:, 2], likes_b[:, 3] = 9, 1
     assert sampler.sample(likes_b).tokens.tolist() == [3, 2, 2]
-    sampler.append(1, 1)
+    sampler.extend({1: [1]})
     sampler.fork(1, 2)
     assert sampler.sample(likes_b).tokens.tolist() == [2, 3, 3]
 

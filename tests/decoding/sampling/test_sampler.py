@@ -181,7 +181,7 @@ def test_a_forced_token_takes_a_position_as_well() -> None:
     logits = np.zeros((1, 1000), np.float32)
     drawn, forced = start(SAMPLED, 1000), start(SAMPLED, 1000)
     first, second = (int(drawn.sample(logits).tokens[0]) for _ in range(2))
-    forced.append(0, first)
+    forced.extend({0: [first]})
     assert forced.sample(logits).tokens[0] == second
 
 
@@ -329,7 +329,7 @@ def test_a_beam_is_told_its_scores_and_moves_on_by_append() -> None:
         seen = 2.0 if token else 1.0
         np.testing.assert_allclose(scores, [seen * math.log(0.5), math.log(0.25), -INF], rtol=1e-6)
         assert scores.dtype == np.float32
-        sampler.append(0, token)
+        sampler.extend({0: [token]})
 
 
 def test_a_fork_goes_on_as_its_source_would_and_they_part() -> None:
@@ -346,9 +346,9 @@ def test_a_fork_goes_on_as_its_source_would_and_they_part() -> None:
     tokens = sampler.sample(logits).tokens
     assert tokens[0] == tokens[1] == tokens[2]
     favourite = int(logits[0].argmax())
-    sampler.append(0, favourite)
-    sampler.append(1, 3)
-    sampler.append(2, 3)
+    sampler.extend({0: [favourite]})
+    sampler.extend({1: [3]})
+    sampler.extend({2: [3]})
     kept = sampler._seen.of(np.array([0, 1]))
     assert favourite in kept[1][kept[0] == 0]
     assert sampler._positions.tolist() == [3, 3, 3]
@@ -361,7 +361,7 @@ def test_a_fork_knows_what_was_seen() -> None:
     sampler = Sampler(2, 4, Letters(4))
     sampler.open(0, SamplingRow(params, 0, []))
     sampler.open(1, SamplingRow(params, 0, []))
-    sampler.append(0, 3)
+    sampler.extend({0: [3]})
     sampler.fork(0, 1)
     assert sampler.sample(np.array([[0, 0, 1, 9]] * 2, np.float32)).tokens.tolist() == [2, 2]
 
@@ -372,7 +372,7 @@ def test_slots_are_those_of_open_rows_and_their_partners() -> None:
     sampler.open(3, SamplingRow(GREEDY, 0, []))
     assert sampler.slots.tolist() == [1, 3, 4]
     sampler.close(1)  # a partner leaves with its leader
-    sampler.append(1, 0)
+    sampler.extend({1: [0]})
     assert sampler.slots.tolist() == [1, 3, 4]
     sampler.close(4)
     assert sampler.slots.tolist() == [3]
