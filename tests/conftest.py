@@ -2,8 +2,10 @@
 
 import os
 
+from examples import PART, USUAL
 from hypothesis import settings
 
-settings.register_profile("desk", deadline=None)
-settings.register_profile("ci", deadline=None, derandomize=True)
-settings.load_profile("ci" if "CI" in os.environ else "desk")
+is_same = "CI" in os.environ
+settings.register_profile("quick", max_examples=USUAL // PART, deadline=None, derandomize=is_same)
+settings.register_profile("thorough", max_examples=USUAL, deadline=None, derandomize=is_same)
+settings.load_profile("quick")

@@ -4,7 +4,8 @@ import random
 
 import pytest
 from control_requests import control_requests
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from reference import english_requests
@@ -52,7 +53,7 @@ def in_order(outputs: Outputs) -> Outputs:
     st.sampled_from([1, 3, 8, 64]),
     st.randoms(use_true_random=False),
 )
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_outputs_do_not_depend_on_the_batch_or_the_order(
     requests: list[Request], batch_size: int, shuffler: random.Random
 ) -> None:
@@ -66,7 +67,7 @@ def test_outputs_do_not_depend_on_the_batch_or_the_order(
 
 
 @given(control_requests())
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_a_request_gives_as_many_results_as_it_asks_for(request: Request) -> None:
     (results,) = decode(named([request]), 4).values()
     assert len(results) == request.n
@@ -74,7 +75,7 @@ def test_a_request_gives_as_many_results_as_it_asks_for(request: Request) -> Non
 
 
 @given(st.lists(control_requests(), min_size=1, max_size=4))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_jumping_ahead_changes_no_output(requests: list[Request]) -> None:
     jumping = decode(named(requests), 4)
     with pytest.MonkeyPatch.context() as patch:

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 from control_requests import SCHEMA, STATES, control_requests
 from engine_runs import fields, of_kind, run
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from ledger import LedgerModel
 from msgspec.structs import replace
@@ -219,7 +220,7 @@ def test_stops_do_not_act_in_the_end_of_the_prompt_that_is_healed() -> None:
 
 
 @given(st.lists(control_requests(), min_size=1, max_size=5), st.integers(4, 6))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_streamed_text_and_tokens_are_those_of_the_results(
     requests: list[Request], batch_size: int
 ) -> None:

@@ -3,7 +3,8 @@
 from collections import defaultdict
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from reference import (
@@ -321,7 +322,7 @@ def check_schedule(requests: list[Request], results: list[Result], batch_size: i
 
 
 @given(st.lists(english_requests(), max_size=12), BATCH_SIZES)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_tokens_and_schedule_for_any_batch_size(requests: list[Request], batch_size: int) -> None:
     _, results = run(requests, batch_size)
     check_tokens(requests, results, ENGLISH)
@@ -329,7 +330,7 @@ def test_tokens_and_schedule_for_any_batch_size(requests: list[Request], batch_s
 
 
 @given(st.lists(tiny_requests(), max_size=12), BATCH_SIZES)
-@settings(max_examples=120, deadline=None)
+@examples(120)
 def test_overlapping_stops_of_a_model_with_any_vocabulary(
     requests: list[Request], batch_size: int
 ) -> None:
@@ -347,7 +348,7 @@ def slots_of(results: list[Result]) -> list[Result]:
 
 
 @given(st.lists(english_requests(), max_size=10), BATCH_SIZES, st.randoms())
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_adding_late_in_order_of_arrival_gives_the_same_results(
     requests: list[Request], batch_size: int, random: object
 ) -> None:
@@ -371,7 +372,7 @@ def test_adding_late_in_order_of_arrival_gives_the_same_results(
 
 
 @given(st.lists(english_requests(), max_size=10), BATCH_SIZES, st.data())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_known_results_replay_the_schedule_without_the_model(
     requests: list[Request], batch_size: int, data: st.DataObject
 ) -> None:

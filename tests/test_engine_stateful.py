@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from control_requests import control_requests
+from examples import examples
 from followed_schedule import FollowedSchedule, Row
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -326,4 +327,4 @@ def tokens_of(request: Request) -> list[int]:
 
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestEngine.settings = settings(examples(60), stateful_step_count=30)

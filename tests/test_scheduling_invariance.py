@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 from control_requests import SCHEMA, control_requests
+from examples import examples
 from hypothesis import currently_in_test_context, event, given, settings
 from hypothesis import strategies as st
 from ledger import LedgerModel
@@ -125,13 +126,13 @@ def check(case: Case, make_model: MakeModel, make_reference: MakeModel) -> None:
 
 
 @given(cases(st.one_of(english_requests(), control_requests())))
-@settings(max_examples=35, deadline=None, derandomize=True)
+@settings(examples(35), derandomize=True)
 def test_a_model_that_attends_to_its_pages_gives_the_same(case: Case) -> None:
     check(case, attentive, SimulatedModel)
 
 
 @given(cases(st.one_of(english_requests(), control_requests())))
-@settings(max_examples=15, deadline=None, derandomize=True)
+@settings(examples(15), derandomize=True)
 def test_a_model_is_told_of_every_token_once(case: Case) -> None:
     check(case, LedgerModel, SimulatedModel)
 
@@ -143,13 +144,13 @@ class UnpagedModel(LedgerModel):
 
 
 @given(cases(st.one_of(english_requests(), control_requests())))
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(examples(25), derandomize=True)
 def test_a_model_with_a_cache_by_slot_gives_the_same(case: Case) -> None:
     check(case, UnpagedModel, SimulatedModel)
 
 
 @given(cases(tiny_requests()))
-@settings(max_examples=20, deadline=None, derandomize=True)
+@settings(examples(20), derandomize=True)
 def test_a_model_without_pages_gives_the_same(case: Case) -> None:
     check(case, tiny_model, tiny_model)
 

@@ -1,6 +1,7 @@
 """Invariant 9: the trace alone reproduces the schedule and every number of the summary."""
 
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from reference import english_requests
 
@@ -29,7 +30,7 @@ def traced(
 
 
 @given(st.lists(english_requests(), max_size=12), st.sampled_from([1, 2, 3, 8, 64]))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_schedule_and_numbers_from_the_trace(requests: list[Request], batch_size: int) -> None:
     results, lines, metrics = traced(requests, batch_size)
     timeline = Timeline.from_events(read_trace(lines))

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from control_requests import control_requests
 from engine_runs import fields, of_kind, run
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -294,7 +295,7 @@ def is_replayed(request: Request) -> bool:
 
 
 @given(st.lists(control_requests(), max_size=15), st.data())
-@settings(max_examples=40, deadline=None)
+@examples(40)
 def test_known_samples_replay_the_schedule_whatever_is_beside_them(
     requests: list[Request], data: st.DataObject
 ) -> None:

@@ -98,8 +98,9 @@ def test_a_long_step_is_a_plain_line_every_five_seconds():
     ]
 
 
-def test_the_view_may_be_drawn_by_another_thread_while_steps_are_made():
-    run = Run([(str(n), 3, 3) for n in range(600)], batch_size=4, every_step=True)
+@pytest.mark.parametrize("num_requests", [60, pytest.param(600, marks=pytest.mark.heavy)])
+def test_the_view_may_be_drawn_by_another_thread_while_steps_are_made(num_requests):
+    run = Run([(str(n), 3, 3) for n in range(num_requests)], batch_size=4, every_step=True)
     run.seconds_per_step, errors = 1.1, []
 
     def draw():
@@ -119,7 +120,7 @@ def test_the_view_may_be_drawn_by_another_thread_while_steps_are_made():
     thread.join()
     run.view._look(run.clock.now)
     assert not errors
-    assert run.view._run.num_done == 600
+    assert run.view._run.num_done == num_requests
 
 
 def test_the_watch_goes_on_telling_after_a_signal_that_stops_nothing(monkeypatch):

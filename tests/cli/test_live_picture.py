@@ -4,7 +4,8 @@ import re
 
 import pytest
 from emulated_run import Clock, Gauges, Run, Screen, long_requests
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from reference_paged import CROWDED, Limits, PagedJob, play_paged
 from reference_units import beams, guided, play_units, samples
@@ -143,7 +144,7 @@ def test_the_share_that_is_done_is_one_of_tokens():
 
 
 @given(st.integers(1, 130), st.integers(1, 12), st.integers(0, 10**7))
-@settings(max_examples=40)
+@examples(40)
 def test_no_header_is_wider_or_higher_than_there_is_room(columns, rows, step):
     screen = Screen(columns, rows)
     run = Run(long_requests(30), 4, screen, is_timed=True, every_step=True)

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 from control_requests import SCHEMA, STATES, control_requests
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from slotted_rows import MODEL, SlottedRows, decode_all, never
 
@@ -61,7 +62,7 @@ def test_a_row_that_leaves_after_every_step_is_the_same_row(kind: str) -> None:
     st.integers(0, 2**32),
     st.sampled_from([0.05, 0.3, 0.7]),
 )
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_rows_of_any_kind_may_leave_and_come_back_anywhere(
     requests: list[Request], seed: int, rate: float
 ) -> None:

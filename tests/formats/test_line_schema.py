@@ -4,7 +4,8 @@ import json
 import re
 
 import pytest
-from hypothesis import example, given, settings
+from examples import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
@@ -232,7 +233,7 @@ def test_they_agree_on_lines_that_have_little_wrong_with_them(fields):
     assert isinstance(parsed, ParsedLine) == VALIDATORS["request"].is_valid(fields)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(
     st.sampled_from([*sorted(NEW_VALUES), *["states"] * 20]),
     st.sampled_from(["line", "row"]),
@@ -257,7 +258,7 @@ def parse_with_a_template(line):
     return RequestParser(capabilities).parse(json.dumps(line).encode(), 1)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(st.sampled_from(sorted(SPELLED)), st.sampled_from(["line", "row"]), st.data())
 def test_they_agree_on_names_of_others(name, form, data):
     fields = {"prompt": "a", name: data.draw(SPELLED[name])}
@@ -272,7 +273,7 @@ def test_they_agree_on_names_of_others(name, form, data):
     assert has_untold or bool(problems) == bool(errors), (problems, errors)
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(MESSAGES, st.sampled_from(["line", "chat"]))
 def test_they_agree_on_messages(messages, form):
     line = {"messages": messages}
@@ -283,7 +284,7 @@ def test_they_agree_on_messages(messages, form):
     )
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(SEGMENTS | st.lists(st.sampled_from([{"text": "a"}, {"length": 2, "seed": "b"}, 5, "a"])))
 def test_they_agree_on_segments(prompt):
     fields = {"prompt": prompt}

@@ -3,7 +3,8 @@
 import json
 import math
 
-from hypothesis import example, given, settings
+from examples import examples
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from batcher.errors import ERROR_CODES
@@ -80,7 +81,7 @@ def test_any_bytes_are_a_request_or_problems(line):
     check(line)
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(mutated_lines())
 @example(SEEDS[0])
 def test_any_damaged_line_is_a_request_or_problems(line):
@@ -228,7 +229,7 @@ def expected_request(members):
     return None if is_contradiction(request) else request
 
 
-@settings(max_examples=500)
+@examples(500)
 @given(OBJECTS, st.booleans(), st.sampled_from([(",", ":"), (" ,\t", " :\r\n ")]))
 def test_the_parser_accepts_what_plain_rules_accept(members, ensure_ascii, separators):
     comma, colon = separators

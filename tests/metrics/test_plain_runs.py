@@ -4,7 +4,8 @@ import tracemalloc
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from reference_schedule import Job, jobs_of, play, workloads
 
@@ -46,7 +47,7 @@ def told(played, batch):
 
 
 @given(workloads(), st.integers(1, 4))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_a_plain_run_with_an_slo_has_the_latencies_of_one_that_tells_of_its_steps(jobs, batch):
     played = play(jobs, batch)
     plain, timed = summary_of(played.events, SLO), summary_of(told(played, batch), SLO)
@@ -56,7 +57,7 @@ def test_a_plain_run_with_an_slo_has_the_latencies_of_one_that_tells_of_its_step
 
 
 @given(workloads(), st.integers(1, 4), st.sampled_from([0.5, 1.0, 4.0]))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_a_plain_run_has_the_time_series_of_one_that_tells_of_its_steps(jobs, batch, interval):
     played = play(jobs, batch)
     assert series_of(played.events, interval) == series_of(told(played, batch), interval)
@@ -129,7 +130,10 @@ def timed_run(num_requests, batch):
     yield EndEvent(num_requests // batch, num_requests / batch, num_requests, num_requests)
 
 
-@pytest.mark.parametrize("num_requests", [10_000, 100_000])
+HEAVY = pytest.param(100_000, marks=pytest.mark.heavy)
+
+
+@pytest.mark.parametrize("num_requests", [10_000, HEAVY])
 def test_memory_does_not_grow_with_the_number_of_requests(num_requests):
     metrics, series = RunMetrics(SLO), TimeSeries()
     tracemalloc.start()
@@ -145,7 +149,7 @@ def test_memory_does_not_grow_with_the_number_of_requests(num_requests):
 
 
 def test_intervals_are_doubled_until_there_are_no_more_than_a_thousand_rows():
-    events = list(timed_run(90_000, batch=20))  # 4,500 steps
+    events = list(timed_run(9_000, batch=2))  # 4,500 steps
     rows = series_of(events, None)
     assert len(rows) <= MAX_ROWS
     assert rows[1].time - rows[0].time == 8.0

@@ -4,7 +4,8 @@ from math import ceil
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from slow_server import BUDGET, TOTAL_BLOCKS, Job, SlowServer
 
@@ -77,7 +78,7 @@ def times_of(job):
 
 
 @given(served())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_latencies_are_those_of_looking_at_every_token(run):
     events, truth = run
     found = metrics_of(events).summary().latencies
@@ -93,7 +94,7 @@ def test_latencies_are_those_of_looking_at_every_token(run):
 
 
 @given(served())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_throughput_is_over_the_time_from_the_first_arrival_to_the_end_of_the_last_step(run):
     events, truth = run
     summary = metrics_of(events).summary()
@@ -111,7 +112,7 @@ def test_throughput_is_over_the_time_from_the_first_arrival_to_the_end_of_the_la
 
 
 @given(served(), st.booleans())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_goodput_counts_requests_that_met_all_limits(run, has_slo):
     events, truth = run
     found = metrics_of(events, SLO if has_slo else None).summary().goodput
@@ -136,7 +137,7 @@ def test_goodput_counts_requests_that_met_all_limits(run, has_slo):
 
 
 @given(served())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_what_steps_used_is_what_they_told(run):
     events, truth = run
     summary, steps = metrics_of(events).summary(), truth.steps
@@ -161,7 +162,7 @@ def test_what_steps_used_is_what_they_told(run):
 
 
 @given(served())
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_hits_preemptions_and_holds_are_counted(run):
     events, truth = run
     summary = metrics_of(events).summary()
@@ -178,7 +179,7 @@ def test_hits_preemptions_and_holds_are_counted(run):
 
 
 @given(served())
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_slots_of_preempted_rows_are_not_busy(run):
     events, truth = run
     summary = metrics_of(events).summary()
@@ -188,7 +189,7 @@ def test_slots_of_preempted_rows_are_not_busy(run):
 
 
 @given(served())
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_the_first_token_is_counted_in_steps_from_the_arrival(run):
     events, truth = run
     found = metrics_of(events).summary().first_token
@@ -212,7 +213,7 @@ def test_a_percentile_is_a_time_that_was_there():
 
 
 @given(served(), st.sampled_from([None, SLO]))
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_the_trace_gives_the_same_bytes_as_the_run(run, slo):
     events, _ = run
     again = read_trace(encode_events(events).splitlines(keepends=True))
@@ -266,7 +267,7 @@ def series_of(events, interval):
 
 
 @given(served(), st.sampled_from([0.25, 1.0, 3.0]))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_a_time_series_tells_what_happened_in_each_interval(run, interval):
     events, truth = run
     found = [msgspec.structs.asdict(row) for row in series_of(events, interval)]
@@ -275,7 +276,7 @@ def test_a_time_series_tells_what_happened_in_each_interval(run, interval):
 
 
 @given(served())
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_times_in_arrays_give_the_latencies_that_the_events_give(run):
     events, truth = run
     summary, good = metrics_of(events, Slo(SLO.limits)).summary(), oks(truth)

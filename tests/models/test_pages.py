@@ -4,7 +4,8 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher import BatchdecodeError, ModelOutput, SimulatedModel
@@ -188,7 +189,7 @@ class PagedRows:
 @pytest.mark.parametrize("is_attentive", [False, True])
 @pytest.mark.parametrize("is_checked", [False, True])
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_rows_that_share_blocks_are_the_function_of_their_prefixes(
     seed: int, *, is_attentive: bool, is_checked: bool
 ) -> None:

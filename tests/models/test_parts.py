@@ -5,7 +5,8 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher import LLMModel, ModelOutput, SimulatedModel
@@ -150,7 +151,7 @@ class Rows:
 
 @pytest.mark.parametrize("name", MODELS)
 @given(seed=st.integers(0, 2**32))
-@settings(max_examples=30, deadline=None)
+@examples(30)
 def test_rows_in_parts_and_rows_that_decode_do_not_disturb_each_other(name: str, seed: int) -> None:
     rows = Rows(MODELS[name](), Random(seed))
     for _ in range(25):

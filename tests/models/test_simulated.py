@@ -4,7 +4,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from reference import ENGLISH, Language, as_text, decode_alone
 
@@ -59,7 +60,7 @@ def test_hashing_at_once_equals_hashing_one_by_one(state: int, token_ids: list[i
     assert hash_after(state, token_ids) == expected
 
 
-@settings(max_examples=30, deadline=None)  # the definition is slow
+@examples(30)  # the definition is slow
 @given(st.lists(prompts, min_size=1, max_size=4), st.data())
 def test_the_logits_of_any_slots_are_the_function_of_their_prefixes(
     rows: list[list[int]], data: st.DataObject

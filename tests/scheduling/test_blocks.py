@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
+from examples import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -131,7 +132,7 @@ class Pools(RuleBasedStateMachine):
 
 
 TestPools = Pools.TestCase
-TestPools.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestPools.settings = settings(examples(100), stateful_step_count=40)
 
 
 def idle_pool(ranks: list[int]) -> BlockPool:

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 from cached_tokens import SIZE, Cache
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.errors import InvariantError
@@ -161,7 +162,7 @@ class Cells:
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_what_is_read_is_always_what_was_written(data: Any) -> None:
     cache = Cache(data.draw(st.integers(6, 14)))
     cells = Cells(cache)

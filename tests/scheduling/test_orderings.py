@@ -4,6 +4,7 @@ from math import inf
 from typing import Any
 
 import pytest
+from examples import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -153,7 +154,7 @@ class Queue(RuleBasedStateMachine):
 
 
 TestQueue = Queue.TestCase
-TestQueue.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestQueue.settings = settings(examples(150), stateful_step_count=40)
 
 
 @pytest.mark.parametrize("policy", ["priority", "sjf", "ljf", "deadline", "lpm"])

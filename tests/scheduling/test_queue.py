@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from examples import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -113,4 +114,4 @@ class Queue(RuleBasedStateMachine):
 
 
 TestQueue = Queue.TestCase
-TestQueue.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestQueue.settings = settings(examples(100), stateful_step_count=40)

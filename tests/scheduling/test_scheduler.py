@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import event, example, given, settings
+from examples import examples
+from hypothesis import event, example, given
 from hypothesis import strategies as st
 from scheduling_settings import scheduling_settings
 from slow_scheduler import SlowScheduler
@@ -249,7 +250,7 @@ ONE_OF_TWO_HAS_NOTHING_TO_COMPUTE = Workload(
 @example(ONE_OF_TWO_HAS_NOTHING_TO_COMPUTE)
 @example(LAST_ONE_HOLDS_NO_BLOCK)
 @example(SOMEBODY_ELSE_IN_BETWEEN)
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_the_plan_of_each_step_is_one_made_from_scratch(workload: Workload) -> None:
     Play(workload).run()
 

@@ -3,7 +3,8 @@
 from random import Random
 from typing import Any
 
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from simulated_workloads import (
     STEP_TIMES,
@@ -63,7 +64,7 @@ def workload_from(drawn: list[Request]) -> Workload:
     return workload_of(drawn, SimulatedModel(), outputs)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.integers(0, 2**32))
 def test_a_simulation_is_the_engine_step_for_step_and_tick_for_tick(seed: int) -> None:
     random = Random(seed)
@@ -126,7 +127,7 @@ def outcome(result: SimulationResult) -> Any:
     return times, result.totals, result.end_ticks
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.integers(0, 2**32))
 def test_from_event_to_event_is_exactly_step_by_step(seed: int) -> None:
     random = Random(seed)

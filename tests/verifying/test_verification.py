@@ -4,7 +4,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher import Request, SimulatedModel
@@ -36,6 +37,9 @@ def verdict_of(requests, make_model=SimulatedModel, num_cases=40, seed=0):
     return found
 
 
+FEW, MANY = (10, 21), (40, 0)  # settings, and the seed of what is drawn
+
+
 @pytest.mark.parametrize(
     "name",
     [
@@ -47,10 +51,13 @@ def verdict_of(requests, make_model=SimulatedModel, num_cases=40, seed=0):
         "decoding/sampling.jsonl",
     ],
 )
-def test_the_simulated_model_is_proven(name):
-    found = verdict_of(requests_of(name))
+@pytest.mark.parametrize(
+    ("num_settings", "seed"), [FEW, pytest.param(*MANY, marks=pytest.mark.heavy)]
+)
+def test_the_simulated_model_is_proven(name, num_settings, seed):
+    found = verdict_of(requests_of(name), num_cases=num_settings, seed=seed)
     assert found.difference is None
-    assert found.num_settings == 40
+    assert found.num_settings == num_settings
     assert found.exercised.cached_tokens
     assert found.exercised.chunks
     assert found.exercised.preemptions or name == "prompts/sessions.jsonl"
@@ -71,7 +78,7 @@ def test_the_simulated_model_is_proven(name):
     ),
     st.integers(0, 99),
 )
-@settings(max_examples=15, deadline=None)
+@examples(15)
 def test_small_requests_of_all_kinds_are_proven(requests, seed):
     named = [
         Request(**{name: getattr(request, name) for name in FIELDS}, id=str(place))

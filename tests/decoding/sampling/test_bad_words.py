@@ -4,7 +4,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.decoding.sampling import bad_words
@@ -30,7 +30,6 @@ def opened(bad_words: list[str], vocab_size: int = len(PIECES), num_slots: int =
     return sampler
 
 
-@settings(deadline=None)
 @given(st.lists(TEXTS, min_size=1, max_size=3), st.randoms(use_true_random=False))
 def test_no_text_ever_has_a_bad_word_and_nothing_else_is_banned(words, random) -> None:
     sampler = opened(words)

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sampling_rows import drawn_from, language_like
 
@@ -33,14 +33,12 @@ def finite(logits: list[float]) -> set[int]:
     return {token for token, logit in enumerate(logits) if logit > -math.inf}
 
 
-@settings(deadline=None)
 @given(LOGITS, st.integers(1, 60))
 def test_top_k_keeps_what_fewer_than_k_are_above(logits: list[float], k: int) -> None:
     above = [sum(other > logit for other in logits) for logit in logits]
     assert kept(logits, top_k=k) == {t for t in finite(logits) if above[t] < k}
 
 
-@settings(deadline=None)
 @given(LOGITS, st.floats(0, 0.99))
 def test_top_p_drops_from_the_least_likely_on_while_it_may(logits: list[float], p: float) -> None:
     likely = probabilities(logits)
@@ -56,7 +54,6 @@ def test_top_p_drops_from_the_least_likely_on_while_it_may(logits: list[float], 
     assert kept(logits, top_p=p) == finite(logits) - dropped
 
 
-@settings(deadline=None)
 @given(LOGITS, st.floats(0.001, 1))
 def test_min_p_keeps_what_has_this_share_of_the_largest(logits: list[float], m: float) -> None:
     expected = set()
@@ -69,7 +66,6 @@ def test_min_p_keeps_what_has_this_share_of_the_largest(logits: list[float], m: 
     assert kept(logits, min_p=m) == expected
 
 
-@settings(deadline=None)
 @given(LOGITS, st.floats(0.01, 0.99))
 def test_typical_keeps_the_nearest_to_the_entropy(logits: list[float], mass: float) -> None:
     likely = probabilities(logits)
@@ -121,7 +117,6 @@ def test_a_limit(logits: list[float], fields: dict[str, float], expected: set[in
     assert kept(logits, **fields) == expected
 
 
-@settings(deadline=None)
 @given(LOGITS, st.integers(1, 50))
 def test_finding_candidates_agrees_with_filtering_the_whole_row(
     logits: list[float], k: int

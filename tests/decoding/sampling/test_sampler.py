@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import examples
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 from sampling_rows import Letters, drawn_from, language_like, one_step, start
@@ -93,7 +94,7 @@ def play(scripts: list[Script], num_slots: int, free: list[int]) -> list[list]:
 ALONE = {number: play([Script(number)], 2, [1, 0])[0] for number in range(3 * len(POOL))}
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     st.lists(st.sampled_from(sorted(ALONE)), min_size=1, max_size=16, unique=True),
     st.sampled_from([2, 3, 8, 64]),
