@@ -1,11 +1,12 @@
 """The life of a sequence: one table of legal moves.
 
-Rule: nothing outside this file decides whether a move is legal, and nothing else assigns
-`Sequence.state`. The diagram in docs/architecture.md is generated from the table.
+Rule: nothing outside this file decides whether a move is legal, and `Sequence.state` is assigned
+only as `sequence.state = MOVE[sequence.state]`.  The diagram in docs/architecture.md is generated
+from the table.
 """
 
 from enum import StrEnum
-from typing import Protocol
+from typing import NoReturn
 
 from batcher.errors import InvariantError
 
@@ -19,42 +20,32 @@ class State(StrEnum):
     FINISHED = "finished"  # has its result
 
 
-class Move(StrEnum):
-    """What can happen to a sequence."""
-
-    ARRIVE = "arrive"
-    ADMIT = "admit"
-    PREEMPT = "preempt"
-    FINISH = "finish"
-    ABORT = "abort"
-
-
-TRANSITIONS = {
-    (State.PENDING, Move.ARRIVE): State.WAITING,
-    (State.PENDING, Move.ABORT): State.FINISHED,
-    (State.PENDING, Move.FINISH): State.FINISHED,  # the turn before it in its session failed
-    (State.WAITING, Move.ADMIT): State.RUNNING,
-    (State.WAITING, Move.FINISH): State.FINISHED,  # done without a slot, or too large for one
-    (State.WAITING, Move.ABORT): State.FINISHED,
-    (State.RUNNING, Move.PREEMPT): State.WAITING,
-    (State.RUNNING, Move.FINISH): State.FINISHED,
-    (State.RUNNING, Move.ABORT): State.FINISHED,
-}
-
-
-class HasState(Protocol):
-    """Anything that goes through the table."""
-
-    state: State
-
-
-def move(sequence: HasState, what: Move) -> None:
-    """Take `sequence` to its next state.
+class Move(dict[State, State]):
+    """What can happen to a sequence: where that leads from each state in which it may.
 
     Raises:
-        InvariantError: the table has no such move.
+        InvariantError: `move[state]` is asked for where the table has no such move.
     """
-    try:
-        sequence.state = TRANSITIONS[sequence.state, what]
-    except KeyError:
-        raise InvariantError(f"a {sequence.state} sequence cannot {what}") from None
+
+    def __init__(self, name: str, moves: dict[State, State]) -> None:
+        super().__init__(moves)
+        self.name = name
+
+    def __missing__(self, state: State) -> NoReturn:
+        raise InvariantError(f"a {state} sequence cannot {self.name}")
+
+
+ARRIVE = Move("arrive", {State.PENDING: State.WAITING})
+ADMIT = Move("admit", {State.WAITING: State.RUNNING})
+PREEMPT = Move("preempt", {State.RUNNING: State.WAITING})
+FINISH = Move(
+    "finish",
+    {
+        State.PENDING: State.FINISHED,  # the turn before it in its session failed
+        State.WAITING: State.FINISHED,  # done without a slot, or too large for one
+        State.RUNNING: State.FINISHED,
+    },
+)
+ABORT = Move("abort", dict.fromkeys((State.PENDING, State.WAITING, State.RUNNING), State.FINISHED))
+
+MOVES = (ARRIVE, ADMIT, PREEMPT, FINISH, ABORT)

@@ -6,6 +6,7 @@ Names, defaults and order of the fields are the contract of docs/requests-and-re
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from msgspec import Meta, Struct
+from msgspec.structs import astuple
 
 MAX_INT = 2**31 - 1
 MAX_TIME = 2.0**52  # seconds; up to here a clock of steps is exact
@@ -102,3 +103,13 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=
     heal: bool = False
     states: dict[str, list[Transition]] | None = None
     initial_state: str | None = None
+
+
+# Fields that a model which gives only tokens can serve, and the rest as a plain request has it.
+_NUM_PLAIN_FIELDS = Request.__struct_fields__.index("cache_salt") + 1
+_PLAIN_VALUES = astuple(Request(prompt=""))[_NUM_PLAIN_FIELDS:]
+
+
+def is_plain(request: Request) -> bool:
+    """Return whether a request asks for nothing but greedy tokens until a stop."""
+    return astuple(request)[_NUM_PLAIN_FIELDS:] == _PLAIN_VALUES

@@ -25,7 +25,7 @@ from batcher.events import (
     RequestEvent,
     StepsEvent,
 )
-from batcher.sequence import is_plain
+from batcher.request import is_plain
 from batcher.settings import SchedulingSettings
 
 

@@ -83,10 +83,10 @@ def soak(num_requests: int) -> Soaked:
         num_preemptions += count_preemptions(outcome.events)
         num_hits += count_hits(outcome.events)
         if engine.num_steps < NUM_CHECKED_STEPS or engine.num_steps % CHECK_EVERY == 0:
-            engine._scheduler.check()
+            engine.scheduler.check()
         while num_ended >= (len(resident) + 1) * num_requests // 20 and len(resident) < 20:
             resident.append(resident_megabytes())
-    engine._scheduler.check()
+    engine.scheduler.check()
     return Soaked(outcomes, engine.num_steps, num_preemptions, num_hits, resident, kept(engine))
 
 
@@ -106,13 +106,14 @@ def resident_megabytes() -> float:
 
 def kept(engine: Engine) -> dict[str, int]:
     """Return how much an engine still holds of rows that have ended, by place; {} if nothing."""
-    scheduler, runner, roster = engine._scheduler, engine._runner, engine._roster
+    scheduler, runner, outputs = engine.scheduler, engine._runner, engine._outputs
+    batch = scheduler.batch
     decoder, rows = runner.decoder, runner.decoder._rows
     queue, ordering = scheduler.queue, scheduler._ordering
     sizes = {
         "rows": len(rows._states) if rows else 0,
         "beams": len(rows._beams) if rows else 0,
-        "leaders": len(scheduler._leaders) + (len(rows.leaders) if rows else 0),
+        "leaders": len(batch._first_of) + (len(rows.leaders) if rows else 0),
         "first rows": len(decoder._tokens.first_rows),
         "rows aside": len(decoder._tokens._aside),
         "logit rows": len(decoder.logit_slots),
@@ -120,17 +121,17 @@ def kept(engine: Engine) -> dict[str, int]:
         "chunks": len(runner._batch.chunks),
         "suspended": len(runner._suspended),
         "lost": len(runner._lost),
-        "due": len(scheduler.slots.due),
-        "occupied": scheduler.slots.num_occupied,
-        "chasing": len(scheduler.chasing),
-        "decoding": scheduler.decoding.num_rows,
-        "forked": len(scheduler.decoding._forked),
+        "ending": len(batch.ending),
+        "occupied": batch.num_occupied,
+        "prefilling": len(batch.prefilling),
+        "decoding": batch.num_decoding,
+        "forked": len(batch._forked),
         "waiting": len(ordering) + queue.num_slots,
         "order": sum(len(getattr(ordering, name, ())) for name in ("_by_key", "_by_arrival")),
         "pending": queue.num_pending + len(queue._pending) + len(queue._arrived),
-        "open requests": len(roster._num_open),
-        "candidates": len(roster._candidates),
-        "results": len(roster._results),
+        "open requests": len(outputs._num_open),
+        "candidates": len(outputs._candidates),
+        "results": len(outputs._results),
     }
     kv_cache = scheduler.kv_cache
     if kv_cache is not None:

@@ -14,7 +14,7 @@ from member_tables import TO_BE_WRITTEN, renewed
 from batcher import Request, Result, SimulatedSettings
 from batcher.errors import ERROR_CODES
 from batcher.events import AdmitReason, ArriveReason, BlockedReason, Event, PreemptReason, Role
-from batcher.lifecycle import TRANSITIONS
+from batcher.lifecycle import MOVES
 from batcher.request import PromptSegment
 from batcher.result import (
     ErrorInfo,
@@ -131,6 +131,10 @@ def test_every_setting_of_the_simulated_model_is_documented() -> None:
 
 
 def test_the_lifecycle_diagram_is_the_table() -> None:
-    lines = [f"    {source} --> {target}: {move}" for (source, move), target in TRANSITIONS.items()]
+    lines = [
+        f"    {source} --> {target}: {move.name}"
+        for move in MOVES
+        for source, target in move.items()
+    ]
     diagram = "```mermaid\nstateDiagram-v2\n    [*] --> pending\n" + "\n".join(lines) + "\n```"
     assert diagram in (DOCS / "architecture.md").read_text()

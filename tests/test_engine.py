@@ -247,7 +247,7 @@ def test_a_known_result_that_never_held_a_slot_holds_none_again() -> None:
     _, results = drain(engine)
     [known] = [result for result in results if result.id == "b"]
     again = Engine(SimulatedModel(), 1)
-    again.add(plain("b", 3), known={0: known})
+    again.add(plain("b", 3), replayed={0: known})
     events, results = drain(again)
     assert [type(event) for event in events] == [ArriveEvent, FinishEvent]
     assert (results, again.num_steps) == ([], 0)
@@ -255,8 +255,8 @@ def test_a_known_result_that_never_held_a_slot_holds_none_again() -> None:
 
 def test_of_equal_arrival_times_the_place_decides_not_the_order_of_adding() -> None:
     engine = Engine(SimulatedModel(), 1)
-    engine.add(plain("b", 1), place=1)
-    engine.add(plain("a", 1), place=0)
+    engine.add(plain("b", 1), input_index=1)
+    engine.add(plain("a", 1), input_index=0)
     _, results = drain(engine)
     assert [result.id for result in results] == ["a", "b"]
 
@@ -362,7 +362,7 @@ def test_adding_late_in_order_of_arrival_gives_the_same_results(
     results, times = [], []
     while True:
         while ahead and engine.wants_request:
-            engine.add(requests[ahead[0]], place=ahead.pop(0))
+            engine.add(requests[ahead[0]], input_index=ahead.pop(0))
         if not engine.has_work:
             break
         results += engine.step().results
@@ -384,7 +384,7 @@ def test_known_results_replay_the_schedule_without_the_model(
     }
     engine = Engine(SimulatedModel(), batch_size)
     for index, request in enumerate(requests):
-        engine.add(request, known={0: known[index]} if index in known else {})
+        engine.add(request, replayed={0: known[index]} if index in known else {})
     replayed, rest = drain(engine)
     assert replayed == events
     assert rest == [result for result in results if place_of(result) not in known]
@@ -400,7 +400,7 @@ def test_a_replay_of_known_results_never_calls_the_model() -> None:
 
     engine = Engine(Silent(), 3)
     for request, result in zip(requests, sorted(results, key=place_of), strict=True):
-        engine.add(request, known={0: result})
+        engine.add(request, replayed={0: result})
     assert drain(engine)[1] == []
     assert engine.num_tokens == 35
 

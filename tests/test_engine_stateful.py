@@ -26,7 +26,7 @@ from batcher import Engine, Request, RequestError, Result
 from batcher.engine import StepOutcome
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent
 from batcher.prompts import read_prompt
-from batcher.sequence import is_plain
+from batcher.request import is_plain
 from batcher.settings import DEFAULT_SCHEDULING
 from batcher.validation import num_slots_needed
 
@@ -121,7 +121,7 @@ class EngineMachine(RuleBasedStateMachine):
         schedule = self.schedule
         leaders = [*schedule.pending, *schedule.waiting, *schedule.running]
         known = {leader.id for leader in leaders} - self.aborted
-        return sorted((id_ for id_ in known if id_ in self.engine._roster), key=int)
+        return sorted((id_ for id_ in known if id_ in self.engine._outputs), key=int)
 
     @rule()
     def step(self) -> None:
@@ -200,7 +200,7 @@ class EngineMachine(RuleBasedStateMachine):
         engine, schedule, ended = self.engine, self.schedule, self.aborted
         assert schedule.to_admit + schedule.to_end + schedule.to_preempt == []
         held = [slot for slot, row in sorted(schedule.holders.items()) if row.id not in ended]
-        holders = engine._slots.sequences
+        holders = engine._batch.slots
         assert [slot for slot, holder in enumerate(holders) if holder is not None] == held
         assert engine.num_running == len(held) <= engine.batch_size, "invariant 2"
         assert set(self.model.rows) <= set(held)
@@ -212,11 +212,11 @@ class EngineMachine(RuleBasedStateMachine):
 
     @invariant()
     def blocks_are_free_or_held(self) -> None:
-        if not hasattr(self, "engine") or self.engine._scheduler.kv_cache is None:
+        if not hasattr(self, "engine") or self.engine.scheduler.kv_cache is None:
             return
-        scheduler, pool = self.engine._scheduler, self.engine._scheduler.kv_cache.pool
+        scheduler, pool = self.engine.scheduler, self.engine.scheduler.kv_cache.pool
         scheduler.check()
-        held = {block for row in scheduler.slots.sequences if row for block in row.table}
+        held = {block for row in scheduler.batch.slots if row for block in row.table}
         assert len(held) + pool.num_free == pool.num_total, "invariant 10"
 
     def teardown(self) -> None:

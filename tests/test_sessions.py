@@ -10,7 +10,7 @@ from reference import ENGLISH, decode_alone
 from batcher import Engine, Request, RequestError, Result, SimulatedModel
 from batcher.errors import InvariantError
 from batcher.events import AdmitEvent, ArriveEvent, PreemptEvent, RequestEvent
-from batcher.scheduling.plan import NOTHING_NEW
+from batcher.scheduling.scheduler import NO_CHANGES
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 
 ENCODE = ENGLISH.tokenizer.encode
@@ -204,13 +204,13 @@ def test_a_turn_can_be_aborted_before_its_time_and_while_it_waits(num_steps: int
     run.finish()
     assert run.results["b"].finish_reason == "aborted"
     assert failed(run) == ["c"]
-    assert run.engine._scheduler.kv_cache.pool.num_used == 0
+    assert run.engine.scheduler.kv_cache.pool.num_used == 0
 
 
 def test_every_turn_can_be_aborted_in_turn() -> None:
     run = Run([turn(name, ignore_eos=True) for name in "abcd"]).step(2)
     for name in "dbca":
-        if name in run.engine._roster:
+        if name in run.engine._outputs:
             run.engine.abort(name)
     run.finish()
     assert run.results["d"].finish_reason == "aborted"
@@ -243,6 +243,6 @@ def test_an_idle_engine_wants_requests_whatever_time_the_turns_named_that_failed
 
 def test_a_step_without_progress_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run([turn("a")])
-    monkeypatch.setattr(run.engine.scheduler, "plan", lambda _step, _now: NOTHING_NEW)
+    monkeypatch.setattr(run.engine.scheduler, "schedule", lambda _step, _now: NO_CHANGES)
     with pytest.raises(InvariantError, match="none can run"):
         run.step(2)  # it arrives in the first

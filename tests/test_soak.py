@@ -6,7 +6,7 @@ import tracemalloc
 import pytest
 from soaking import SETTINGS, soak
 
-from batcher.sequence import Sequence
+from batcher.engine.sequence import Sequence
 
 
 @pytest.mark.timeout(300)

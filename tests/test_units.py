@@ -144,7 +144,7 @@ def test_behind_a_known_sample_and_its_partner_the_model_computes_again() -> Non
     ]
     first, second = run(requests, 2).results
     engine = Engine(SimulatedModel(), 2)
-    engine.add(requests[0], known={0: first})
+    engine.add(requests[0], replayed={0: first})
     engine.add(requests[1])
     results = []
     while engine.has_work:
@@ -190,7 +190,7 @@ def test_a_known_sample_and_its_partner_never_call_the_model() -> None:
             raise AssertionError("the model was asked")
 
     engine = Engine(Silent(), 2)
-    engine.add(request, known={result.index: result for result in results})
+    engine.add(request, replayed={result.index: result for result in results})
     while engine.has_work:
         assert engine.step().results == []
     assert engine.num_tokens == sum(len(result.tokens) for result in results)
@@ -310,7 +310,7 @@ def test_known_samples_replay_the_schedule_whatever_is_beside_them(
             known[result.id][result.index] = result
     engine = Engine(SimulatedModel(), 3)
     for request in requests:
-        engine.add(request, known=known[request.id or ""])
+        engine.add(request, replayed=known[request.id or ""])
     events, results = [], []
     while engine.has_work:
         outcome = engine.step()

@@ -7,10 +7,10 @@ import numpy as np
 
 from batcher.decoding.beams import BeamSearch, BeamStep
 from batcher.engine.decoded import Generated
+from batcher.engine.sequence import Sequence
 from batcher.errors import Failure
 from batcher.models.base import FloatArray
 from batcher.result import NUM_DIGITS, FinishReason
-from batcher.sequence import Sequence
 
 
 class BeamRows:
@@ -21,7 +21,7 @@ class BeamRows:
 
     def __init__(self, leader: Sequence) -> None:
         request = leader.request
-        self.sequences = cast(list[Sequence], [leader, *leader.companions])
+        self.sequences = cast(list[Sequence], [leader, *leader.others])
         self.slots = [sequence.slot for sequence in self.sequences]
         self._num_results, self._num_computed = request.n, 1
         self._search = BeamSearch(

@@ -20,11 +20,11 @@ from batcher.engine.decoded import (
     SuspendedRows,
     as_failure,
 )
+from batcher.engine.sequence import Sequence
 from batcher.errors import Failure
 from batcher.events import TokenEvent
 from batcher.models.base import NO_SLOTS, IntArray, Model, ModelOutput
 from batcher.result import FinishReason
-from batcher.sequence import Sequence
 from batcher.settings import GRAMMAR_TIMEOUT
 from batcher.tokens import Tokens
 from batcher.validation import ConstraintField

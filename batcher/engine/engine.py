@@ -1,4 +1,4 @@
-"""The decode loop: plan (who gets a slot), compute (one model call), commit (who is done).
+"""The decode loop: schedule (who gets a slot), execute (one model call), update (who is done).
 
 A step is exactly the one of docs/architecture.md.  The engine touches no file and no terminal, and
 time only as its clock tells it; its events and results are its only output.  What is known ahead is
@@ -6,36 +6,32 @@ the scheduler's business, what depends on data the decoder's, and both tell only
 nothing is done per step for a row that is only decoded, sampled, stopped and cut.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from batcher.engine.boarding import Boarding
 from batcher.engine.contents import block_contents
 from batcher.engine.decoded import NOTHING_DECODED, Decoded
-from batcher.engine.endings import Endings
-from batcher.engine.entrance import Entrance
-from batcher.engine.journal import Journal
-from batcher.engine.outcome import StepOutcome
-from batcher.engine.roster import Roster
-from batcher.engine.step_log import StepLog
-from batcher.errors import BatchdecodeError, Failure, FieldProblem, RequestError
-from batcher.events import ArriveReason, EndEvent, RunEvent
+from batcher.engine.inputs import Input, Inputs
+from batcher.engine.model_runner import ModelRunner
+from batcher.engine.outputs import Outputs
+from batcher.engine.recorder import Recorder, StepStats
+from batcher.engine.sequence import Sequence
+from batcher.errors import BatchdecodeError, Failure, FieldProblem, InvariantError, RequestError
+from batcher.events import AdmitReason, ArriveReason, EndEvent, RequestEvent, RunEvent, TokenEvent
+from batcher.lifecycle import ARRIVE
 from batcher.models.base import Model, can_score
 from batcher.models.chat import chat_template_of
 from batcher.models.checked_tokenizer import CheckedTokenizer
 from batcher.models.loading import as_model
 from batcher.request import Request
 from batcher.result import FinishReason, Result
-from batcher.rows.runner import ModelRunner
-from batcher.scheduling.clock import Clock, ConstantClock, FormulaClock
-from batcher.scheduling.making import make_scheduler
-from batcher.scheduling.plan import NOTHING_NEW, StepPlan
-from batcher.scheduling.scheduler import Scheduler
-from batcher.scheduling.sequence import ScheduledSequence
-from batcher.sequence import Sequence
+from batcher.scheduling.clock import BatchStats, Clock, ConstantClock, FormulaClock
+from batcher.scheduling.output import SchedulerOutput
+from batcher.scheduling.scheduler import NO_CHANGES, Scheduler
+from batcher.scheduling.sequence import NEVER, NO_SLOT
 from batcher.settings import DEFAULT_SCHEDULING, GRAMMAR_TIMEOUT, SchedulingSettings
 from batcher.timing.step_time import StepTime
 from batcher.tokens import Tokens
@@ -46,7 +42,19 @@ if TYPE_CHECKING:
     from batcher.models.llm import LLM
 
 MAX_BATCH_SIZE = 2**20
-NOTHING_KNOWN: Mapping[int, Result] = {}
+NOTHING_REPLAYED: Mapping[int, Result] = {}
+
+
+class StepOutcome(NamedTuple):
+    """What one step did.
+
+    events: in the order they happened.  results: of the samples that ended, first those that never
+    held a slot, then by slot.  tokens: what each row was given, by slot, if the engine streams.
+    """
+
+    events: list[RequestEvent]
+    results: list[Result]
+    tokens: list[TokenEvent]
 
 
 class Engine:
@@ -88,31 +96,21 @@ class Engine:
         if clock is None:
             clock = ConstantClock() if step_time is None else FormulaClock(step_time)
         self._clock = clock
-        self._scheduler = make_scheduler(batch_size, settings, self._contents, clock.estimate)
-        self._queue, self._slots = self._scheduler.queue, self._scheduler.slots
-        kv_cache = self._scheduler.kv_cache
-        self._runner = ModelRunner(self._model, batch_size, kv_cache, is_streaming=is_streaming)
-        self._runner.decoder.grammar_timeout = grammar_timeout
+        self.scheduler: Scheduler[Sequence] = Scheduler(
+            batch_size, settings, self._token_contents, clock.estimate
+        )
+        self._queue, self._batch = self.scheduler.queue, self.scheduler.batch
+        self._runner = ModelRunner(
+            self._model, batch_size, self.scheduler.kv_cache, is_streaming=is_streaming
+        )
+        decoder = self._runner.decoder
+        decoder.grammar_timeout = grammar_timeout
         self._is_streaming, self._is_checked = is_streaming, is_checked
         is_plain = settings == DEFAULT_SCHEDULING and isinstance(clock, ConstantClock)
-        self._steps = StepLog(self._scheduler) if is_measured or not is_plain else None
-        self._journal = Journal(clock, self._steps)
-        self._roster = Roster()
-        self._endings = Endings(
-            self._scheduler, self._runner, self._roster, self._journal, self._model.tokenizer
-        )
-        self._boarding = Boarding(
-            self._scheduler, self._runner, self._endings, self._journal, clock
-        )
-        self._entrance = Entrance(
-            self._scheduler,
-            self._roster,
-            self._endings,
-            self._journal,
-            clock,
-            self._model,
-            self._runner.decoder.heal,
-        )
+        self._stats = StepStats(self.scheduler) if is_measured or not is_plain else None
+        self._recorder = Recorder(clock, self._stats)
+        self._outputs = Outputs(self.scheduler, self._runner, self._recorder, self._model.tokenizer)
+        self._inputs = Inputs(self._queue, self._outputs, clock, self._model, decoder.heal)
         self._reads_all = settings.sees_all
         tokenizer = self._model.tokenizer
         self.capabilities = ModelCapabilities(
@@ -121,7 +119,7 @@ class Engine:
             gives_logits=self._model.gives != "tokens",
             scores_prompts=can_score(self._model),
             has_eos=self._model.eos_token_id is not None,
-            check_constraint=self._runner.decoder.check_constraint,
+            check_constraint=decoder.check_constraint,
             encode=tokenizer.encode if isinstance(tokenizer, CheckedTokenizer) else None,
             chat_template=chat_template_of(self._model),
         )
@@ -146,7 +144,7 @@ class Engine:
     @property
     def num_running(self) -> int:
         """How many slots are held."""
-        return self._slots.num_occupied
+        return self._batch.num_occupied
 
     @property
     def num_pending(self) -> int:
@@ -154,19 +152,14 @@ class Engine:
         return self._queue.num_pending
 
     @property
-    def scheduler(self) -> Scheduler:
-        """What plans the steps, to be looked at: its queue, its slots and its blocks."""
-        return self._scheduler
-
-    @property
     def has_work(self) -> bool:
         """Whether `step` still has something to do or to hand out."""
-        return bool(self._roster or self._journal)
+        return bool(self._outputs or self._recorder)
 
     @property
     def num_tokens(self) -> int:
         """How many tokens were generated by samples that have ended."""
-        return self._endings.num_tokens
+        return self._outputs.num_tokens
 
     @property
     def wants_request(self) -> bool:
@@ -176,17 +169,17 @@ class Engine:
         the next request it knows lies in the future or, first come being first served, the slots
         are taken.  If the engine is idle, the clock has jumped to that request when this returns.
         """
-        if not self._roster:  # and so nothing lies in the future: what was to come may have failed
+        if not self._outputs:  # and so nothing lies in the future: what was to come may have failed
             return True
-        entrance, clock = self._entrance, self._clock
-        reads_all = self._reads_all or entrance.has_turns  # which arrive later than they are read
-        if reads_all and entrance.latest_arrival <= clock.now:
+        inputs, clock = self._inputs, self._clock
+        reads_all = self._reads_all or inputs.has_sessions  # turns arrive later than they are read
+        if reads_all and inputs.latest_arrival <= clock.now:
             return True
         if self._queue.num_pending:
-            entrance.join_arrivals()
-        if entrance.latest_arrival > clock.now:
+            self._join_arrivals()
+        if inputs.latest_arrival > clock.now:
             return False
-        return reads_all or self._slots.num_free > self._queue.num_slots
+        return reads_all or self._batch.num_free > self._queue.num_slots
 
     @property
     def constraint_counts(self) -> tuple[int, int]:
@@ -208,7 +201,7 @@ class Engine:
 
     def end_event(self) -> EndEvent:
         """Return the last line of this run's trace."""
-        return EndEvent(self.num_steps, self.now, self.num_tokens, self._roster.num_requests)
+        return EndEvent(self.num_steps, self.now, self.num_tokens, self._outputs.num_requests)
 
     # -- what a driver does ----------------------------------------------------------------------
 
@@ -216,17 +209,17 @@ class Engine:
         self,
         request: Request,
         *,
-        place: int | None = None,
+        input_index: int | None = None,
         reason: ArriveReason = "input",
-        known: Mapping[int, Result] = NOTHING_KNOWN,
+        replayed: Mapping[int, Result] = NOTHING_REPLAYED,
     ) -> str:
         """Take in `request`, which joins the waiting queue once its arrival time has come.
 
         Returns its id.  One that is added after its arrival time has waited since then.
 
-        place: its place in the input, by default the order of adding.
-        known: what an earlier run found, by index; the sample then holds a slot for as many steps
-        as it did there, but costs no model call and gives no result.
+        input_index: its place in the input, by default the order of adding.
+        replayed: what an earlier run found, by index; the sample then holds a slot for as many
+        steps as it did there, but costs no model call and gives no result.
 
         Raises:
             BatchdecodeError: it is no Request.
@@ -238,17 +231,17 @@ class Engine:
         if checked is None:
             problems = find_problems(request, self.capabilities)
             if problems:
-                raise RequestError(self._id_of(request, place), problems)
+                raise RequestError(self._id_of(request, input_index), problems)
             checked = deepcopy(request)
-        return self.enqueue(checked, place=place, reason=reason, known=known)
+        return self.enqueue(checked, input_index=input_index, reason=reason, replayed=replayed)
 
     def enqueue(
         self,
         request: Request,
         *,
-        place: int | None = None,
+        input_index: int | None = None,
         reason: ArriveReason = "input",
-        known: Mapping[int, Result] = NOTHING_KNOWN,
+        replayed: Mapping[int, Result] = NOTHING_REPLAYED,
     ) -> str:
         """Do what `add` does with a request in which `find_problems` has found none.
 
@@ -257,13 +250,13 @@ class Engine:
         Raises:
             RequestError: its id is that of a request that has not ended.
         """
-        request_id = self._id_of(request, place)
-        if request_id in self._roster:
+        request_id = self._id_of(request, input_index)
+        if request_id in self._outputs:
             message = f"a request with id {request_id!r} has not ended yet"
             raise RequestError(request_id, [FieldProblem("duplicate-id", ("id",), message)])
-        if place is None:
-            place = self._roster.num_requests
-        self._entrance.enter(request, request_id, place, reason, known)
+        if input_index is None:
+            input_index = self._outputs.num_requests
+        self._inputs.add(Input(request, request_id, input_index, reason, replayed))
         return request_id
 
     def abort(self, request_id: str) -> None:
@@ -272,14 +265,14 @@ class Engine:
         Raises:
             BatchdecodeError: no such request is in the engine.
         """
-        if request_id not in self._roster:
+        if request_id not in self._outputs:
             raise BatchdecodeError(f"no request with id {request_id!r} is in the engine")
         last_step = self._clock.step - 1
-        for leader in cast(list[Sequence], self._slots.find(request_id)):
-            if leader.is_leader:
-                self._endings.end_running(leader, last_step, "aborted", None)
-        self._entrance.abort(request_id)
-        self._entrance.go_on_with_turns()
+        for sequence in self._batch.firsts:
+            if sequence.id == request_id:
+                self._outputs.finish_running(sequence, last_step, "aborted", None)
+        self._inputs.abort(request_id)
+        self._inputs.continue_sessions()
 
     def step(self) -> StepOutcome:
         """Take one step of the whole batch; return what happened.
@@ -288,105 +281,190 @@ class Engine:
         left to run, no step is counted.
         """
         if self._queue.num_pending:
-            self._entrance.join_arrivals()
-        if self._steps is not None:
-            self._steps.begin_step()
-        plan = self._scheduler.plan(self._clock.step, self._clock.now)
-        if plan is not NOTHING_NEW:
-            self._boarding.carry_out(plan)
-        is_idle = not self._slots.num_occupied
+            self._join_arrivals()
+        clock, stats = self._clock, self._stats
+        if stats is not None:
+            stats.begin_step()
+        scheduled = self.scheduler.schedule(clock.step, clock.now)
+        if scheduled is not NO_CHANGES:
+            self._prepare(scheduled)
+        is_idle = not self._batch.num_occupied
         if not is_idle:
-            self._compute(plan)
-        if self._entrance.has_turns:
-            self._entrance.go_on_with_turns()
+            measured = None if stats is None else stats.measure(scheduled)
+            self._update(scheduled, self._execute(scheduled), measured)
+        if self._inputs.has_sessions:
+            self._inputs.continue_sessions()
         if self._is_checked:
-            self._scheduler.check()
+            self.scheduler.check()
         tokens = self._runner.decoder.take_streamed() if self._is_streaming else []
-        if not self._journal:
-            if is_idle and self._roster:
-                self._entrance.check_progress()
-            return StepOutcome([], [], tokens)
-        return StepOutcome(self._journal.take(), self._roster.take_results(), tokens)
+        if self._recorder:
+            return StepOutcome(self._recorder.take(), self._outputs.take_results(), tokens)
+        if is_idle and self._outputs and (self._queue.num_waiting or not self._queue.num_pending):
+            raise InvariantError(f"step {clock.step}: requests are left, and none can run")
+        return StepOutcome([], [], tokens)
 
     def hand_out(self) -> StepOutcome:
         """Return what has come of requests that need no slot, without taking a step."""
-        self._entrance.join_arrivals()
-        return StepOutcome(self._journal.take(), self._roster.take_results(), [])
+        self._join_arrivals()
+        return StepOutcome(self._recorder.take(), self._outputs.take_results(), [])
 
-    def _id_of(self, request: Request, place: int | None) -> str:
+    def _id_of(self, request: Request, input_index: int | None) -> str:
         if request.id is not None:
             return request.id
-        return str((self._roster.num_requests if place is None else place) + 1)
+        return str((self._outputs.num_requests if input_index is None else input_index) + 1)
 
-    # -- compute and commit ----------------------------------------------------------------------
+    # -- before the step -------------------------------------------------------------------------
 
-    def _compute(self, plan: StepPlan) -> None:
-        """Let the model compute the step, and end the rows that are done."""
-        clock, slots, scheduler = self._clock, self._slots, self._scheduler
-        step, load = clock.step, None
-        if self._steps is not None:
-            load = self._steps.measure(plan)
-        decoded = NOTHING_DECODED
-        if not plan.decodes:
+    def _join_arrivals(self) -> None:
+        """Let what has arrived wait for a slot; if all is idle, jump to the next arrival."""
+        queue, clock = self._queue, self._clock
+        if not (queue.num_waiting or self._batch.num_occupied):
+            arrival = queue.next_arrival
+            if arrival is not None and arrival > clock.now:
+                clock.jump(arrival)
+        for sequence in queue.take_arrivals(clock.now):
+            self._arrive(sequence)
+
+    def _arrive(self, first: Sequence) -> None:
+        """Let a group join the queue, or end at once if it needs no slot or can never run."""
+        arrived_step = self._clock.step_at(first.arrival_time)
+        for sequence in (first, *first.others):
+            sequence.state = ARRIVE[sequence.state]
+            sequence.arrived_step = arrived_step
+        self._recorder.arrived(first)
+        replayed = first.replayed
+        if first.max_tokens == 0 or (replayed is not None and replayed.slot is None):
+            # now, and not in the step of its arrival if that was missed: results come in order
+            self._outputs.finish_waiting(first, self._clock.step, "length")
+            return
+        failure = self.scheduler.why_never(first)
+        if failure is None:
+            self._queue.push(first)
+        else:
+            self._outputs.finish_waiting(first, self._clock.step, "error", failure)
+
+    def _prepare(self, scheduled: SchedulerOutput[Sequence]) -> None:
+        """Bring rows out of the batch and into it, and tell of that."""
+        step, recorder, runner = self._clock.step, self._recorder, self._runner
+        for preemption in scheduled.preempted:
+            runner.preempt(preemption.first)
+            recorder.preempted(preemption)
+            for row in preemption.num_computed:
+                row.slot = NO_SLOT
+        for first in scheduled.admitted:
+            self._admit(scheduled, first, step)
+        if scheduled.has_continued:
+            self._record_prefills(scheduled)
+        if scheduled.blocked is not None:
+            recorder.blocked(scheduled.blocked)
+        for first in scheduled.prefill_finished:
+            if first.first_token_step == NEVER:
+                for row in (first, *first.others):
+                    row.first_token_step = step
+        runner.prepare(scheduled, self._batch.prefilling, self._batch.decode_step)
+
+    def _admit(self, scheduled: SchedulerOutput[Sequence], first: Sequence, step: int) -> None:
+        """Begin the rows of a group that was given slots, unless it was preempted before."""
+        is_new = first.admitted_step == NEVER
+        num_forced = 0
+        if first.replayed is not None:
+            self._outputs.num_replayed += first.num_slots
+        elif is_new:
+            num_forced = self._runner.open(first)
+            if num_forced:
+                self.scheduler.lengthen_admitted(scheduled, first, num_forced)
+        was_used_in, last_step = self._batch.was_used_in, step - 1
+        for row in (first, *first.others):
+            reason: AdmitReason = "refill" if was_used_in(row.slot, last_step) else "empty"
+            num_generated = 0
+            if is_new:
+                row.admitted_step = step
+            else:
+                num_generated = max(row.num_generated, 0)  # below 0: a beam before the first fork
+            self._recorder.admitted(row, reason, num_generated)
+        if num_forced:
+            self._recorder.jumped(first, num_forced)
+
+    def _record_prefills(self, scheduled: SchedulerOutput[Sequence]) -> None:
+        """Tell what is computed of groups admitted before, but for those that jumped just now."""
+        last_step = self._clock.step - 1
+        for row, num_tokens in scheduled.num_scheduled_tokens.items():
+            first = self._batch.first_of(row)
+            has_jumped = first.extras is not None and first.extras.jumped_step == last_step
+            if not (has_jumped and first.is_decoding) and first not in scheduled.admitted:
+                self._recorder.prefilled(row, num_tokens)
+
+    # -- the step, and after it ------------------------------------------------------------------
+
+    def _execute(self, scheduled: SchedulerOutput[Sequence]) -> Decoded:
+        """Let the model compute the step; return what rows were given beside one token each."""
+        if not scheduled.is_decode_step:
             decoded = self._runner.compute_prompts()
-        elif slots.num_occupied > self._endings.num_known:
-            decoded = self._runner.step(step)
-        scheduler.end_step(plan)
-        if decoded.failed and plan.chunks and self._runner.has_pages:
-            decoded = self._with_sharers(decoded, plan)
-        if decoded is not NOTHING_DECODED or scheduler.decode_step - 1 in slots.due:
-            self._commit(step, decoded, is_decode_step=plan.decodes)
-        clock.advance(load)
-        if self._steps is not None:
-            self._steps.end_step(clock.now)
+        elif self._batch.num_occupied > self._outputs.num_replayed:
+            decoded = self._runner.step(self._clock.step)
+        else:
+            return NOTHING_DECODED
+        if decoded.failed and scheduled.num_scheduled_tokens and self._runner.has_pages:
+            return self._with_sharers(decoded, scheduled)
+        return decoded
 
-    def _with_sharers(self, decoded: Decoded, plan: StepPlan) -> Decoded:
+    def _update(
+        self,
+        scheduled: SchedulerOutput[Sequence],
+        decoded: Decoded,
+        measured: BatchStats | None,
+    ) -> None:
+        """End the rows that failed, completed a stop or reached max_tokens; that is their order."""
+        batch, clock, step = self._batch, self._clock, self._clock.step
+        ending = batch.ending.get(batch.decode_step, ()) if scheduled.is_decode_step else ()
+        self.scheduler.update(scheduled)
+        if ending or decoded is not NOTHING_DECODED:
+            self._process_outputs(step, decoded, ending)
+        clock.advance(measured)
+        if self._stats is not None:
+            self._stats.end_step(clock.now)
+
+    def _process_outputs(self, step: int, decoded: Decoded, ending: Collection[int]) -> None:
+        """Give each row what `step` led to."""
+        slots, batch, finish = self._batch.slots, self._batch, self._outputs.finish_running
+        jumped = [(slots[slot], len(tokens) - 1) for slot, tokens in decoded.jumps.items()]
+        for first, num_more in jumped:
+            if first is not None:
+                self._recorder.jumped(first, num_more)
+        reasons: dict[int, FinishReason] = dict.fromkeys(ending, "length")
+        reasons.update(dict.fromkeys(decoded.stopped, "stop"))
+        reasons.update(dict.fromkeys(decoded.failed, "error"))
+        for slot in sorted(reasons):
+            row = slots[slot]
+            if row is not None:
+                finish(batch.first_of(row), step, reasons[slot], decoded.failed.get(slot))
+        for source, target in decoded.forks:
+            parent, child = slots[source], slots[target]
+            if parent is not None and child is not None:  # their request has not ended just now
+                self.scheduler.fork(parent, child)
+                self._runner.fork(parent, child)
+                self._recorder.forked(child, parent)
+        for first, num_more in jumped:
+            if first is not None and first.extras is not None:  # it goes on: see RowDecoder
+                self.scheduler.lengthen(first, num_more)
+                self._runner.note_jump(first)
+                first.extras.jumped_step = step
+
+    def _with_sharers(self, decoded: Decoded, scheduled: SchedulerOutput[Sequence]) -> Decoded:
         """Let rows fail, too, that were to go on from what a failed one has not computed."""
-        failed, leader_of = dict(decoded.failed), self._scheduler.leader_of
-        for chunk in plan.chunks:  # in order: who shares with one may be shared with
-            failure = failed.get(leader_of(chunk.sequence).slot)
+        failed, first_of = dict(decoded.failed), self._batch.first_of
+        for row, num_tokens in scheduled.num_scheduled_tokens.items():
+            failure = failed.get(first_of(row).slot)  # in order: who shares may be shared with
             if failure is not None:
-                why = f"its first tokens are those of request {chunk.sequence.id!r}, which failed"
-                for row in self._scheduler.sharing(chunk):
+                why = f"its first tokens are those of request {row.id!r}, which failed"
+                for sharer in self.scheduler.sharing(row, num_tokens):
                     other = Failure(failure.code, f"{why}: {failure.message}")
-                    failed.setdefault(leader_of(row).slot, other)
+                    failed.setdefault(first_of(sharer).slot, other)
         jumps = {slot: tokens for slot, tokens in decoded.jumps.items() if slot not in failed}
         return decoded._replace(failed=failed, jumps=jumps)
 
-    def _commit(self, step: int, decoded: Decoded, *, is_decode_step: bool) -> None:
-        """End the rows that failed, completed a stop or reached max_tokens; that is their order."""
-        sequences, scheduler = self._slots.sequences, self._scheduler
-        due = self._slots.due.get(scheduler.decode_step - 1, ()) if is_decode_step else ()
-        for slot, tokens in decoded.jumps.items():
-            self._journal.jumped(cast(Sequence, sequences[slot]), len(tokens) - 1)
-        reasons: dict[int, FinishReason] = dict.fromkeys(due, "length")
-        reasons.update(dict.fromkeys(decoded.stopped, "stop"))
-        reasons.update(dict.fromkeys(decoded.failed, "error"))
-        end_running, failed = self._endings.end_running, decoded.failed
-        for slot in sorted(reasons):
-            row = sequences[slot]
-            if row is not None:
-                leader = scheduler.leader_of(row)
-                end_running(leader, step, reasons[slot], failed.get(slot))  # type: ignore[arg-type]  # the engine has no others
-        for source, target in decoded.forks:
-            parent, child = sequences[source], sequences[target]
-            if parent is not None and child is not None:  # their request has not ended just now
-                self._fork(cast(Sequence, parent), cast(Sequence, child))
-        for slot, tokens in decoded.jumps.items():
-            leader = cast(Sequence, sequences[slot])  # a row that jumps goes on: see Decoder
-            scheduler.lengthen(leader, len(tokens) - 1)
-            self._boarding.note_jump(leader)
-
-    def _fork(self, parent: Sequence, child: Sequence) -> None:
-        self._scheduler.fork(parent, child)
-        self._runner.fork(parent, child)
-        self._journal.forked(child, parent)
-
-    def _contents(
-        self, sequence: ScheduledSequence, start: int, stop: int, size: int
-    ) -> Iterator[bytes]:
+    def _token_contents(self, row: Sequence, start: int, stop: int, size: int) -> Iterator[bytes]:
         """Return what stands for the tokens start..stop of a sequence, by blocks."""
-        row, vocab_size = cast(Sequence, sequence), self._model.vocab_size
         output: Tokens = []
         num_prompt = row.num_prompt_tokens
         if stop > num_prompt:
@@ -395,4 +473,4 @@ class Engine:
                 output = self._runner.decoder.read(row.slot, begin, end)
             else:
                 output = row.generated[begin:end]
-        return block_contents(row.prompt, output, start, stop, size, vocab_size)
+        return block_contents(row.prompt, output, start, stop, size, self._model.vocab_size)

@@ -23,11 +23,11 @@ from batcher.engine.row_state import (
     partner_slot,
     sampling_row,
 )
+from batcher.engine.sequence import Sequence
 from batcher.errors import Failure, InvariantError
 from batcher.events import TokenEvent
 from batcher.models.base import NO_SLOTS, IntArray, Model, ModelOutput
 from batcher.result import NUM_DIGITS, FinishReason
-from batcher.sequence import Sequence
 from batcher.validation import logit_fields_of
 
 
@@ -81,7 +81,7 @@ class RowDecoder:
             self._beams[slot] = BeamRows(leader)
         else:
             self._tokens.first_rows[slot] = self._tokens.row
-        for companion in leader.companions:
+        for companion in leader.others:
             self.leaders[companion.slot] = slot
         is_sampled = not leader.is_plain and bool(logit_fields_of(leader.request))
         if self._sampler is not None and (is_sampled or self._samples_all):
@@ -154,10 +154,10 @@ class RowDecoder:
         else:
             suspended.beams.move()
             self._beams[slot] = suspended.beams
-        for companion in leader.companions:
+        for companion in leader.others:
             self.leaders[companion.slot] = slot
-        for sequence, row in zip((leader, *leader.companions), suspended.rows, strict=False):
-            self._resume_row(cast(Sequence, sequence), row)
+        for sequence, row in zip((leader, *leader.others), suspended.rows, strict=False):
+            self._resume_row(sequence, row)
 
     def close_suspended(self, suspended: SuspendedRows, reason: FinishReason) -> list[Generated]:
         """Return what suspended rows had generated: the row's output, or those of its beams."""

@@ -12,6 +12,7 @@ from batcher.decoding.sampling.sampler import SamplingRow
 from batcher.decoding.stops.automaton import StopAutomaton
 from batcher.decoding.streaming import SegmentStream, TextPiece, TextStream
 from batcher.engine.decoded import Generated
+from batcher.engine.sequence import Sequence
 from batcher.errors import Failure
 from batcher.events import TokenEvent
 from batcher.models.base import Tokenizer, join_bytes
@@ -19,7 +20,6 @@ from batcher.request import Request
 from batcher.result import (
     TokenLogprob,
 )
-from batcher.sequence import Sequence
 from batcher.validation import constraint_fields_of
 
 _Piece = tuple[str, str | None]  # text, and the state it was generated in, if it has a name
@@ -210,7 +210,7 @@ def sampling_row(sequence: Sequence, eos_token_id: int | None) -> SamplingRow:
 
 def partner_slot(sequence: Sequence) -> int | None:
     """Return the slot of the negative prompt's row beside that of a sequence, if it has one."""
-    return next((c.slot for c in sequence.companions if c.role == "negative"), None)
+    return next((c.slot for c in sequence.others if c.role == "negative"), None)
 
 
 def _stop_token_ids(request: Request, eos_token_id: int | None) -> tuple[int, ...]:

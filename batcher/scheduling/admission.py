@@ -1,225 +1,236 @@
-"""Who of those that wait is let in: in the order of the queue, as long as there is room.
+"""Who gets slots and blocks: admitted in the order of the queue, as long as there is room.
 
-Rule: while the first of the queue is not let in nobody behind it is, and what it lacks is told.
+Rule: while the first of the queue is not admitted nobody behind it is, and what it lacks is told.
 """
 
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
-from batcher.events import BlockedReason
+from batcher.errors import InvariantError
+from batcher.events import BlockedReason, PreemptReason
+from batcher.lifecycle import PREEMPT
+from batcher.scheduling.batch import RunningBatch
 from batcher.scheduling.kv_cache import KVCache, PrefixMatch, most_tokens
-from batcher.scheduling.orderings import Ordering
-from batcher.scheduling.plan import Hold, PlannedChunk, StepPlan
-from batcher.scheduling.queue import WaitingQueue
-from batcher.scheduling.running import Rows, Running, rows_of
-from batcher.scheduling.sequence import ScheduledSequence
+from batcher.scheduling.output import Blocked, Preemption, SchedulerOutput
+from batcher.scheduling.queue import Ordering, WaitingQueue
+from batcher.scheduling.sequence import NO_SLOT, S
 from batcher.settings import SchedulingSettings
-
-Chunks = list[tuple[ScheduledSequence, int]]
 
 UNLIMITED = 2**62
 """Tokens in a step: more than there are."""
 
 
-class _Entry(NamedTuple):
-    """What it takes to let a leader in, for each of its rows.
+class _Room(NamedTuple, Generic[S]):
+    """What it takes to admit a group, for each of its rows.
 
     matches: what is found of it.  stops: how many tokens its blocks are to hold at first.
-    chunks: what the step computes.  num_needed: how many blocks have to be free.
+    num_tokens: how many of which row the step computes.  num_needed: how many blocks have to be
+    free.
     """
 
     matches: list[PrefixMatch]
     stops: list[int]
-    chunks: Chunks
+    num_tokens: dict[S, int]
     num_needed: int
 
 
-class _Refusal(NamedTuple):
-    """There were fewer blocks for a leader than num_needed.
+class _Refusal(NamedTuple, Generic[S]):
+    """There were fewer blocks for a group than num_needed.
 
     budget, is_alone, outlook: what these depend on: how many tokens it may compute, whether nothing
     runs, and what is found of it.
     """
 
-    leader: ScheduledSequence
+    first: S
     budget: int
     is_alone: bool
     outlook: tuple[int, ...]
     num_needed: int
 
 
-class Admission(Running):
-    """What runs and what waits."""
+class Admission(Generic[S]):
+    """The waiting queue and the running batch, and the way from one to the other and back.
+
+    blocked: why the first of the waiting queue was not admitted when that was last told.
+    """
 
     def __init__(
         self,
         num_slots: int,
         settings: SchedulingSettings,
-        ordering: Ordering,
-        kv_cache: KVCache | None,
+        ordering: Ordering[S],
+        kv_cache: KVCache[S] | None,
     ) -> None:
-        super().__init__(num_slots, kv_cache)
-        self.settings = settings
+        self.settings, self.kv_cache = settings, kv_cache
         self.queue = WaitingQueue(ordering)
+        self.batch: RunningBatch[S] = RunningBatch(
+            num_slots, 0 if kv_cache is None else kv_cache.block_size
+        )
+        self.blocked: Blocked[S] | None = None
         self._ordering = ordering
         self._max_tokens = settings.max_batch_tokens or UNLIMITED
         self._max_chunk = settings.long_prefill_threshold or UNLIMITED
         self._is_prefill_first = settings.prefill_order == "prefill-first"
         self._is_static = settings.batching == "static"
         self._step, self._now = 0, 0.0
-        self._hold: Hold | None = None
-        self._refusal: _Refusal | None = None
+        self._refusal: _Refusal[S] | None = None
 
-    @property
-    def hold(self) -> Hold | None:
-        """Why the first of the waiting queue was not let in when that was last told."""
-        return self._hold
+    # -- what a step computes of a group ---------------------------------------------------------
 
-    # -- chunks ----------------------------------------------------------------------------------
+    def _split(self, first: S, budget: int, num_kept: int) -> dict[S, int]:
+        """Return how many tokens of which row to compute, within `budget`.
 
-    def _chunks_of(self, leader: ScheduledSequence, budget: int, num_kept: int) -> Chunks:
-        """Return how much of which row to compute, within `budget`.
+        The rows of one group have to meet their last tokens in the same step.
 
-        The rows of one leader have to meet their last tokens in the same step.
+        num_kept: how many of each are left for a later step, 0 or 1.
         """
-        if not leader.companions:
-            need = leader.num_tokens - leader.num_computed - num_kept
+        rows = first.computed_group
+        if not first.others:
+            need = first.num_tokens - first.num_computed - num_kept
             if need > budget or need > self._max_chunk:
                 need = min(budget, self._max_chunk)
-            return [(leader, need)] if need > 0 else []
-        rows = rows_of(leader)
+            return {first: need} if need > 0 else {}
         most = min(budget, max(self._max_chunk, len(rows)))
         if sum(row.num_tokens - row.num_computed for row in rows) > most:
             most, num_kept = min(budget, self._max_chunk), 1
-        budget = most
-        chunks = []
+        num_tokens = {}
         for row in rows:
-            num_tokens = min(row.num_tokens - row.num_computed - num_kept, budget)
-            if num_tokens > 0:
-                chunks.append((row, num_tokens))
-                budget -= num_tokens
-        return chunks
-
-    def _planned(self, chunks: Chunks) -> list[PlannedChunk]:
-        """Let the step compute `chunks`, whose rows have the blocks for them."""
-        planned = []
-        for row, num_tokens in chunks:
-            start = row.num_computed
-            row.num_computed = stop = start + num_tokens
-            planned.append(PlannedChunk(row, start, num_tokens))
-            if self.kv_cache is not None:
-                self.kv_cache.compute(row, start, stop)
-        return planned
+            num = min(row.num_tokens - row.num_computed - num_kept, most)
+            if num > 0:
+                num_tokens[row] = num
+                most -= num
+        return num_tokens
 
     # -- the waiting queue -----------------------------------------------------------------------
 
-    def _admit(self, plan: StepPlan, budget: int, num_kept: int) -> int:
+    def _admit_waiting(self, output: SchedulerOutput[S], budget: int, num_kept: int) -> int:
         """Fill free slots from the waiting queue, lowest slot first, as long as the head fits.
 
         Returns what is left of the budget.
         """
-        queue, slots, now = self.queue, self.slots, self._now
-        if self._is_static and slots.num_occupied:
-            self._note_hold(plan, queue.peek(now), "batch")
+        batch, now = self.batch, self._now
+        if self._is_static and batch.num_occupied:
+            self._note_blocked(output, self._ordering.first(now), "batch")
             return budget
-        num_free = slots.num_free
-        while num_free and (leader := self._ordering.first(now)) is not None:
-            if leader.num_slots > num_free:
+        num_free = batch.num_free
+        while num_free and (first := self._ordering.first(now)) is not None:
+            if first.num_slots > num_free:
                 break
-            if budget < leader.num_slots:
-                self._note_hold(plan, leader, "tokens")
+            if budget < first.num_slots:
+                self._note_blocked(output, first, "tokens")
                 break
-            chunks = self._open(plan, leader, budget, num_kept)
-            if chunks is None:
+            num_tokens = self._open(output, first, budget, num_kept)
+            if num_tokens is None:
                 break
-            num_free -= leader.num_slots
-            budget -= self._board(plan, leader, chunks, num_kept)
+            num_free -= first.num_slots
+            budget -= num_tokens
         return budget
 
-    def _board(
-        self,
-        plan: StepPlan,
-        leader: ScheduledSequence,
-        chunks: list[PlannedChunk],
-        num_kept: int,
-    ) -> int:
-        """Give slots to a leader that has its blocks; return how many tokens the step computes."""
-        self.queue.take(leader)
-        self._hold = None
-        self._occupy(leader)
-        plan.admitted.append(leader)
-        plan.chunks += chunks
-        if not num_kept:
-            self._begin_if_met(plan, leader)
-        if not leader.is_decoding:
-            self._chasing.append(leader)
-        return sum([chunk.num_tokens for chunk in chunks])
+    def _open(self, output: SchedulerOutput[S], first: S, budget: int, num_kept: int) -> int | None:
+        """Admit a group if there are blocks for it.
 
-    def _open(
-        self, plan: StepPlan, leader: ScheduledSequence, budget: int, num_kept: int
-    ) -> list[PlannedChunk] | None:
-        """Give a leader that is to be admitted its blocks, if there is room; return its chunks."""
-        kv_cache = self.kv_cache
+        Returns how many tokens of it the step computes; None if there is no room.
+        """
+        batch, kv_cache = self.batch, self.kv_cache
         if kv_cache is None:
-            return self._planned(self._chunks_of(leader, budget, num_kept))
-        refusal = self._refusal
-        if refusal is not None and self._would_refuse(kv_cache, refusal, leader, budget):
-            self._note_hold(plan, leader, "kv", refusal.num_needed)
-            return None
-        is_alone = not self.slots.num_occupied
-        if leader.companions:
-            entry = self._entry_of(kv_cache, leader, budget, num_kept, is_alone=is_alone)
-            num_needed = 0 if kv_cache.has_room(entry.num_needed) else entry.num_needed
+            num_tokens = self._split(first, budget, num_kept)
+            for row, num in num_tokens.items():
+                row.num_computed += num
         else:
-            stop, most = leader.num_tokens - num_kept, min(budget, self._max_chunk)
-            num_needed = kv_cache.admit(leader, stop, most, is_alone=is_alone)
-        if num_needed:
-            outlook = kv_cache.outlook(leader)
-            self._refusal = _Refusal(leader, budget, is_alone, outlook, num_needed)
-            self._note_hold(plan, leader, "kv", num_needed)
-            return None
-        if leader.companions:
-            _give_blocks(kv_cache, leader, entry)
-            return self._planned(entry.chunks)
-        start, stop = leader.num_cached, leader.num_computed
-        return [PlannedChunk(leader, start, stop - start)] if stop > start else []
+            given = self._take_blocks(output, kv_cache, first, budget, num_kept)
+            if given is None:
+                return None
+            num_tokens = given
+        self.queue.take(first)
+        self.blocked = None
+        batch.admit(first)
+        output.admitted.append(first)
+        output.num_scheduled_tokens.update(num_tokens)
+        if num_kept or not self._finish_prefill(output, first):
+            batch.prefilling.append(first)
+        return sum(num_tokens.values())
 
-    def _entry_of(
+    def _finish_prefill(self, output: SchedulerOutput[S], first: S) -> bool:
+        """Let a group decode from now on if all it knows is computed; return whether it is."""
+        for row in (first,) if not first.others else first.computed_group:
+            if row.num_computed < row.num_tokens:
+                return False
+        self.batch.begin_decoding(first)
+        output.prefill_finished.append(first)
+        return True
+
+    # -- blocks ----------------------------------------------------------------------------------
+
+    def _take_blocks(
         self,
-        kv_cache: KVCache,
-        leader: ScheduledSequence,
+        output: SchedulerOutput[S],
+        kv_cache: KVCache[S],
+        first: S,
         budget: int,
         num_kept: int,
-        *,
-        is_alone: bool,
-    ) -> _Entry:
-        """Return what it takes to let a leader and its companions in within `budget`."""
-        rows = rows_of(leader)
-        matches = self._matches_of(rows)
+    ) -> dict[S, int] | None:
+        """Give a group that is to be admitted its blocks, if there is room.
+
+        Returns how many tokens of which row the step computes; None if there is no room.
+        """
+        refusal = self._refusal
+        if refusal is not None and self._would_refuse(kv_cache, refusal, first, budget):
+            self._note_blocked(output, first, "kv", refusal.num_needed)
+            return None
+        is_alone = not self.batch.num_occupied
+        if first.others:
+            room = self._room_for(kv_cache, first, budget, num_kept, is_alone=is_alone)
+            num_needed = 0 if kv_cache.has_room(room.num_needed) else room.num_needed
+        else:
+            stop, most = first.num_tokens - num_kept, min(budget, self._max_chunk)
+            num_needed = kv_cache.admit(first, stop, most, is_alone=is_alone)
+        if num_needed:
+            outlook = kv_cache.outlook(first)
+            self._refusal = _Refusal(first, budget, is_alone, outlook, num_needed)
+            self._note_blocked(output, first, "kv", num_needed)
+            return None
+        if not first.others:
+            num_tokens = first.num_computed - first.num_cached
+            return {first: num_tokens} if num_tokens > 0 else {}
+        rows = first.computed_group
+        for row, match in zip(rows, room.matches, strict=True):
+            kv_cache.attach(row, match)
+        for row, match, stop in zip(rows, room.matches, room.stops, strict=True):
+            kv_cache.fill(row, match, stop)
+        for row, num in room.num_tokens.items():
+            start = row.num_computed
+            row.num_computed = start + num
+            kv_cache.compute(row, start, start + num)
+        return room.num_tokens
+
+    def _room_for(
+        self, kv_cache: KVCache[S], first: S, budget: int, num_kept: int, *, is_alone: bool
+    ) -> _Room[S]:
+        """Return what it takes to admit a group of several sequences within `budget`."""
+        rows = first.computed_group
+        matches = self._matches_of(first)
         for row, match in zip(rows, matches, strict=True):
             row.num_computed = match.num_tokens
-        chunks = self._chunks_of(leader, budget, num_kept)
-        stops = [match.num_tokens for match in matches]
-        for row, num_tokens in chunks:
-            stops[rows.index(row)] += num_tokens
+        num_tokens = self._split(first, budget, num_kept)
+        stops = [row.num_computed + num_tokens.get(row, 0) for row in rows]
         if self.settings.capacity == "no-evict":
             stops = [most_tokens(row) for row in rows]
-        num_needed = self._num_needed(kv_cache, rows, matches, stops, is_alone=is_alone)
-        return _Entry(matches, stops, chunks, num_needed)
+        num_needed = self._num_needed(kv_cache, first, matches, stops, is_alone=is_alone)
+        return _Room(matches, stops, num_tokens, num_needed)
 
-    def _matches_of(self, rows: Rows) -> list[PrefixMatch]:
-        """Return what is found in blocks of each row of a leader."""
+    def _matches_of(self, first: S) -> list[PrefixMatch]:
+        """Return what is found in blocks of each row of a group."""
         kv_cache = self.kv_cache
         if kv_cache is None:
             return []
-        matches = [kv_cache.match(row) for row in rows]
-        for place in range(1, len(rows)):  # what the first one takes may be what it would copy
+        matches = [kv_cache.match(row) for row in first.computed_group]
+        for place in range(1, len(matches)):  # what the first one takes may be what it would copy
             matches[place] = matches[place].without_source(kv_cache.block_size)
         return matches
 
     def _num_needed(
         self,
-        kv_cache: KVCache,
-        rows: Rows,
+        kv_cache: KVCache[S],
+        first: S,
         matches: list[PrefixMatch],
         stops: list[int],
         *,
@@ -231,42 +242,97 @@ class Admission(Running):
         """
         if self.settings.capacity != "watermark":
             return sum(map(kv_cache.num_blocks_to_take, matches, stops))
-        known = [row.num_tokens for row in rows]
+        known = [row.num_tokens for row in first.computed_group]
         num_needed = sum(map(kv_cache.num_blocks_to_take, matches, known))
         if not is_alone:  # else nothing would ever make room
             num_needed += kv_cache.num_spare
         return num_needed
 
-    def _would_fit(
-        self, leader: ScheduledSequence, matches: list[PrefixMatch], gone: list[ScheduledSequence]
-    ) -> bool:
-        """Whether all that is known of a leader, with `matches`, has room if `gone` give way."""
-        kv_cache = self.kv_cache
+    def _grow(self, output: SchedulerOutput[S], kv_cache: KVCache[S]) -> None:
+        """Give a block to every decoding row whose next token begins one, by admission."""
+        batch = self.batch
+        rows, step = batch.at_boundary, batch.decode_step
+        has_room = kv_cache.has_room(len(rows))
+        if has_room and not batch.has_groups:  # without beams each needs one block at most
+            kv_cache.grow_all(rows, step)
+            output.grown = rows
+            return
+        if not has_room:
+            rows.sort(key=lambda row: (row.admission, row.slot))
+        for row in rows:
+            stop = step + row.offset + 1
+            if row.is_decoding and self._make_room(output, row, stop):  # else it had to go
+                kv_cache.extend(row, stop)
+                output.grown.append(row)
+        for row in batch.take_forked():
+            position = step + row.offset
+            if not row.is_decoding or position % kv_cache.block_size == 0:
+                continue
+            if self._make_room(output, row, position + 1):
+                kv_cache.copy_shared_end(row)
+                output.grown.append(row)
+
+    def _make_room(self, output: SchedulerOutput[S], row: S, num_tokens: int) -> bool:
+        """Preempt until there is room for `num_tokens` of `row`; False if it had to go itself."""
+        kv_cache, first_of = self.kv_cache, self.batch.first_of
         if kv_cache is None:
-            return True
-        rows = rows_of(leader)
-        is_alone = self.slots.num_occupied == sum(victim.num_slots for victim in gone)
-        known = [row.num_tokens for row in rows]
-        num_needed = self._num_needed(kv_cache, rows, matches, known, is_alone=is_alone)
-        kept = {block for match in matches for block in match.blocks}
-        tables = [row.table for victim in gone for row in rows_of(victim)]
-        return kv_cache.has_room(num_needed - kv_cache.pool.num_only_in(tables, kept))
+            raise InvariantError("there are no blocks")
+        first = first_of(row)
+        while not kv_cache.has_room(kv_cache.num_blocks_to_grow(row, num_tokens)):
+            computing = map(first_of, output.num_scheduled_tokens)
+            busy = {*output.admitted, *output.prefill_finished, *computing}
+            victims = [other for other in self.batch.firsts if other is first or other not in busy]
+            victim = self._ordering.last(victims, self._now)
+            self._preempt(output, victim, first, "kv")
+            if victim is first:
+                return False
+        return True
 
-    # -- why nobody is let in --------------------------------------------------------------------
+    def _preempt(
+        self, output: SchedulerOutput[S], first: S, beneficiary: S, reason: PreemptReason
+    ) -> None:
+        """Take slots and blocks from a group, and let it wait again."""
+        kv_cache, rows, batch = self.kv_cache, first.computed_group, self.batch
+        for row in rows:
+            num_planned = output.num_scheduled_tokens.pop(row, None)
+            if num_planned is not None:  # which is not computed after all
+                row.num_computed -= num_planned
+                if kv_cache is not None:
+                    kv_cache.forget(row)
+        for row in rows:
+            if row.is_decoding:
+                batch.stop_decoding(row)
+            if kv_cache is not None:
+                kv_cache.close(row, row.num_computed)
+        num_computed = {row: row.num_computed for row in first.group}
+        for row in rows:
+            row.num_computed = 0
+        output.grown = [row for row in output.grown if row not in rows]
+        batch.vacate(first, self._step - 1, PREEMPT)
+        if first in output.admitted:  # and so of no use to anybody yet: it has not been let in
+            output.admitted.remove(first)
+            for row in num_computed:
+                row.slot = NO_SLOT
+        else:
+            output.preempted.append(Preemption(first, beneficiary, reason, num_computed))
+        output.has_preempted = True
+        self.queue.push(first)
 
-    def _note_hold(
+    # -- why nobody is admitted ------------------------------------------------------------------
+
+    def _note_blocked(
         self,
-        plan: StepPlan,
-        leader: ScheduledSequence | None,
+        output: SchedulerOutput[S],
+        first: S | None,
         reason: BlockedReason,
         num_blocks: int = 0,
     ) -> None:
-        """Tell why `leader` is not let in, unless that has been told."""
-        if leader is None or not self.slots.num_free:
+        """Tell why a group is not admitted, unless that has been told."""
+        if first is None or not self.batch.num_free:
             return
-        hold = self._hold
-        if hold is None or hold.leader is not leader or hold.reason != reason:
-            plan.hold = self._hold = Hold(leader, reason, num_blocks)
+        blocked = self.blocked
+        if blocked is None or blocked.first is not first or blocked.reason != reason:
+            output.blocked = self.blocked = Blocked(first, reason, num_blocks)
 
     @property
     def is_refusal_final(self) -> bool:
@@ -283,31 +349,22 @@ class Admission(Running):
         if kv_cache is None or refusal is None or self._is_prefill_first:
             return None
         until = self._ordering.steady_until(now)
-        leader = self.queue.peek(now) if until > now else None
-        if leader is None:
+        first = self._ordering.first(now) if until > now else None
+        if first is None:
             return None
-        budget = self._max_tokens - self.decoding.num_rows
-        is_told = self._hold is not None and self._hold.reason == "kv"
-        would_refuse = self._would_refuse(kv_cache, refusal, leader, budget)
+        budget = self._max_tokens - self.batch.num_decoding
+        is_told = self.blocked is not None and self.blocked.reason == "kv"
+        would_refuse = self._would_refuse(kv_cache, refusal, first, budget)
         return until if is_told and would_refuse else None
 
     def _would_refuse(
-        self, kv_cache: KVCache, refusal: _Refusal, leader: ScheduledSequence, budget: int
+        self, kv_cache: KVCache[S], refusal: _Refusal[S], first: S, budget: int
     ) -> bool:
         """Whether who was refused would be again: it needs as many blocks, which are not free."""
         return (
-            leader is refusal.leader
+            first is refusal.first
             and not kv_cache.has_room(refusal.num_needed)
             and (budget == refusal.budget or self.settings.capacity != "on-demand")
-            and refusal.is_alone == (not self.slots.num_occupied)
-            and kv_cache.outlook(leader) == refusal.outlook
+            and refusal.is_alone == (not self.batch.num_occupied)
+            and kv_cache.outlook(first) == refusal.outlook
         )
-
-
-def _give_blocks(kv_cache: KVCache, leader: ScheduledSequence, entry: _Entry) -> None:
-    """Give the rows of a leader what is found of them, and blocks for what the step computes."""
-    rows = rows_of(leader)
-    for row, match in zip(rows, entry.matches, strict=True):
-        kv_cache.attach(row, match)
-    for row, match, stop in zip(rows, entry.matches, entry.stops, strict=True):
-        kv_cache.fill(row, match, stop)

@@ -17,7 +17,7 @@ from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
 STEP_SECONDS = 1.0
 
 
-class StepLoad(NamedTuple):
+class BatchStats(NamedTuple):
     """What a step computes; see StepTime for the first four."""
 
     num_tokens: int
@@ -26,7 +26,7 @@ class StepLoad(NamedTuple):
     prefill_work: int
 
 
-def one_second(load: StepLoad) -> float:  # noqa: ARG001 - as other clocks need it
+def one_second(stats: BatchStats) -> float:  # noqa: ARG001 - as other clocks need it
     """Return how long a step takes where all take the same."""
     return STEP_SECONDS
 
@@ -44,11 +44,11 @@ class Clock(Protocol):
     def settings(self) -> dict[str, Any]:
         """What reproduces the times, ready for JSON; {} if every step lasts 1.0 seconds."""
 
-    def estimate(self, load: StepLoad) -> float:
+    def estimate(self, stats: BatchStats) -> float:
         """Return how many seconds a step that computes `load` would take, as far as is known."""
 
-    def advance(self, load: StepLoad | None) -> None:
-        """Go on to the next step, after one that computed `load`; None where nobody measures it."""
+    def advance(self, stats: BatchStats | None) -> None:
+        """Go on to the next step, after one that computed `stats`; None if nobody measures."""
 
     def start_of(self, step: int) -> float:
         """Return when `step`, which is not later than the current one, started."""
@@ -83,11 +83,11 @@ class ConstantClock:
         self._first_times = array("d", [0.0])
         self._first_steps = array("q", [0])
 
-    def estimate(self, load: StepLoad) -> float:
+    def estimate(self, stats: BatchStats) -> float:
         """Return how long each step takes."""
-        return one_second(load)
+        return one_second(stats)
 
-    def advance(self, load: StepLoad | None) -> None:  # noqa: ARG002 - see Clock
+    def advance(self, stats: BatchStats | None) -> None:  # noqa: ARG002 - see Clock
         """Go on to the next step."""
         self.step = step = self.step + 1
         self.now = self._first_times[-1] + (step - self._first_steps[-1]) * STEP_SECONDS
@@ -165,15 +165,15 @@ class FormulaClock(_RecordedClock):
         self.settings: dict[str, Any] = {"name": step_time.name, **step_time.settings}
         self._step_ticks = step_time.ticks
 
-    def estimate(self, load: StepLoad) -> float:
+    def estimate(self, stats: BatchStats) -> float:
         """Return how long the formula says that a step takes."""
-        return self._step_ticks(*load) / TICKS_PER_SECOND
+        return self._step_ticks(*stats) / TICKS_PER_SECOND
 
-    def advance(self, load: StepLoad | None) -> None:
+    def advance(self, stats: BatchStats | None) -> None:
         """Go on to the next step."""
-        if load is None:
+        if stats is None:
             raise InvariantError("nobody has measured what the step computed")
-        self.ticks += self._step_ticks(*load)
+        self.ticks += self._step_ticks(*stats)
         self._begin_step(self.ticks / TICKS_PER_SECOND)
 
     def jump(self, time: float) -> None:
@@ -200,11 +200,11 @@ class WallClock(_RecordedClock):
         self._started: float | None = None
         self._last_seconds = 0.0
 
-    def estimate(self, load: StepLoad) -> float:  # noqa: ARG002 - see Clock
+    def estimate(self, stats: BatchStats) -> float:  # noqa: ARG002 - see Clock
         """Return how long the last step took."""
         return self._last_seconds
 
-    def advance(self, load: StepLoad | None) -> None:  # noqa: ARG002 - see Clock
+    def advance(self, stats: BatchStats | None) -> None:  # noqa: ARG002 - see Clock
         """Go on to the next step."""
         began = self.now
         self._begin_step(max(self._elapsed(), began))

@@ -11,16 +11,16 @@ from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import chain, groupby, islice
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Generic, NamedTuple
 
 from batcher.scheduling.blocks import NO_BLOCK, ROOT, BlockHash, BlockPool, CachedPrefix
-from batcher.scheduling.sequence import ScheduledSequence
+from batcher.scheduling.sequence import S
 from batcher.settings import SchedulingSettings
 
 MAX_GROWN_BLOCKS = 2**21
 MAX_GROWN_TOKENS = 2**25
 
-Contents = Callable[[ScheduledSequence, int, int, int], Iterator[Hashable]]
+Contents = Callable[[S, int, int, int], Iterator[Hashable]]
 """Return what stands for the tokens start..stop of a sequence, prompt and output in one, for every
 `size` of them on end: contents(sequence, start, stop, size).  It is made as it is asked for."""
 
@@ -54,23 +54,23 @@ class PrefixMatch(NamedTuple):
 NO_MATCH = PrefixMatch([], 0)
 
 
-class _Boundary(NamedTuple):
+class _Boundary(NamedTuple, Generic[S]):
     """The end of a segment inside a block; parent: the hash of the block before that."""
 
-    sequence: ScheduledSequence
+    sequence: S
     end: int
     rank: int
     parent: BlockHash
 
 
-class KVCache:
+class KVCache(Generic[S]):
     """Block tables of sequences over one pool.
 
     max_blocks: how many blocks there can be, None for as many as are asked for.  Then up to 2^21
     blocks and 2^25 tokens, or twice as many, are kept for the sake of what can be found again.
     """
 
-    def __init__(self, settings: SchedulingSettings, contents: Contents) -> None:
+    def __init__(self, settings: SchedulingSettings, contents: Contents[S]) -> None:
         self.block_size, self.max_blocks = settings.block_size, settings.kv_blocks
         max_grown = min(MAX_GROWN_BLOCKS, MAX_GROWN_TOKENS // self.block_size)
         self.pool = BlockPool(self.max_blocks, max_grown)
@@ -78,8 +78,8 @@ class KVCache:
         self._capacity, self._watermark = settings.capacity, settings.watermark
         self._has_prefix_cache = settings.has_prefix_cache
         self._contents = contents
-        self._boundaries: list[_Boundary] = []  # computed in this step
-        self._siblings: dict[str, ScheduledSequence] = {}
+        self._boundaries: list[_Boundary[S]] = []  # computed in this step
+        self._siblings: dict[str, S] = {}
         self._num_noted = 0  # siblings
 
     @property
@@ -93,7 +93,7 @@ class KVCache:
 
     # -- what is there ---------------------------------------------------------------------------
 
-    def match(self, sequence: ScheduledSequence) -> PrefixMatch:
+    def match(self, sequence: S) -> PrefixMatch:
         """Return what of `sequence` stands in blocks: at least one token of it is left to compute.
 
         Looking does not change what is evicted next.
@@ -112,14 +112,14 @@ class KVCache:
         blocks = sibling.table[: self.num_blocks(num_tokens)]
         return PrefixMatch(blocks, num_tokens, parent=_root(sequence))
 
-    def outlook(self, sequence: ScheduledSequence) -> tuple[int, ...]:
+    def outlook(self, sequence: S) -> tuple[int, ...]:
         """Return what changes whenever `match` would find something else than it did, or elsewhere.
 
         Where it has two numbers, these are how many tokens were found, and how many of their blocks
         can be evicted.
         """
         pool, prefix = self.pool, sequence.prefix
-        if not (sequence.companions or sequence.has_siblings):
+        if not (sequence.others or sequence.has_siblings):
             if prefix is None:
                 return 0, 0
             parent = prefix.hashes[-1] if prefix.hashes else _root(sequence)
@@ -138,7 +138,7 @@ class KVCache:
             num_new += 1  # the last of them is written to, so it is copied
         return num_new + pool.num_idle(blocks)
 
-    def num_blocks_to_grow(self, sequence: ScheduledSequence, num_tokens: int) -> int:
+    def num_blocks_to_grow(self, sequence: S, num_tokens: int) -> int:
         """Return how many free blocks it takes to let a running sequence hold `num_tokens`."""
         num_new = self.num_blocks(num_tokens) - len(sequence.table)
         if num_new <= 0:
@@ -151,9 +151,7 @@ class KVCache:
 
     # -- a sequence comes, grows and goes --------------------------------------------------------
 
-    def admit(
-        self, sequence: ScheduledSequence, stop: int, max_tokens: int, *, is_alone: bool
-    ) -> int:
+    def admit(self, sequence: S, stop: int, max_tokens: int, *, is_alone: bool) -> int:
         """Give a sequence without others what is found of it, and blocks to compute more.
 
         It is to compute its tokens up to `stop`, but `max_tokens` of them at most; these can be
@@ -179,7 +177,7 @@ class KVCache:
         self.compute(sequence, start, stop, match.contents)
         return 0
 
-    def attach(self, sequence: ScheduledSequence, match: PrefixMatch) -> None:
+    def attach(self, sequence: S, match: PrefixMatch) -> None:
         """Give `sequence` what was found for it, which nobody can take from it any more."""
         self.pool.share(match.blocks)
         sequence.table, sequence.prefix = match.blocks.copy(), None
@@ -187,7 +185,7 @@ class KVCache:
         sequence.num_hashed, sequence.parent = match.num_hashed, match.parent
         sequence.run = None
 
-    def fill(self, sequence: ScheduledSequence, match: PrefixMatch, num_tokens: int) -> None:
+    def fill(self, sequence: S, match: PrefixMatch, num_tokens: int) -> None:
         """Give a sequence to which `match` is attached new blocks up to `num_tokens`."""
         num_whole, num_rest = divmod(match.num_tokens, self.block_size)
         if match.source == NO_BLOCK and num_rest:
@@ -196,7 +194,7 @@ class KVCache:
         if match.source != NO_BLOCK:
             self._copies.append((match.source, sequence.table[num_whole]))
 
-    def extend(self, sequence: ScheduledSequence, num_tokens: int) -> None:
+    def extend(self, sequence: S, num_tokens: int) -> None:
         """Let the table of `sequence` hold `num_tokens`."""
         num_new = self.num_blocks(num_tokens) - len(sequence.table)
         if num_new > 0:
@@ -204,7 +202,7 @@ class KVCache:
 
     def compute(
         self,
-        sequence: ScheduledSequence,
+        sequence: S,
         start: int,
         stop: int,
         contents: Iterator[Hashable] | None = None,
@@ -241,18 +239,14 @@ class KVCache:
             sequence.run = None
         self._boundaries.clear()
 
-    def grow(self, sequence: ScheduledSequence, num_tokens: int) -> None:
-        """Give a row that decodes the block of its last token of `num_tokens`, which begins it."""
-        self.extend(sequence, num_tokens)
-
-    def grow_all(self, rows: Iterable[ScheduledSequence], decode_step: int) -> None:
+    def grow_all(self, rows: Iterable[S], decode_step: int) -> None:
         """Give rows that decode, each by itself, the block that they begin in `decode_step`."""
         size = self.block_size
         growing = [row for row in rows if len(row.table) <= (decode_step + row.offset) // size]
         for row, block in zip(growing, self.pool.take(len(growing)), strict=True):
             row.table.append(block)
 
-    def fork(self, parent: ScheduledSequence, child: ScheduledSequence, num_computed: int) -> None:
+    def fork(self, parent: S, child: S, num_computed: int) -> None:
         """Let `child` hold what `parent` does, of which so many tokens are computed.
 
         Full blocks are shared.  The last one is copied to the one that `child` has there, or shared
@@ -272,17 +266,17 @@ class KVCache:
         child.table = shared + own
         child.num_hashed, child.parent, child.run = parent.num_hashed, parent.parent, None
 
-    def copy_shared_end(self, sequence: ScheduledSequence) -> None:
+    def copy_shared_end(self, sequence: S) -> None:
         """Give `sequence` a last block of its own if it shares that with another one."""
         if self._has_shared_end(sequence):
             self._copy_last(sequence)
 
-    def note_sibling(self, sequence: ScheduledSequence) -> None:
+    def note_sibling(self, sequence: S) -> None:
         """Take note that other samples of its request may start from what it has computed."""
         self._siblings.setdefault(sequence.id, sequence)
         self._num_noted += 1
 
-    def close(self, sequence: ScheduledSequence, num_computed: int) -> None:
+    def close(self, sequence: S, num_computed: int) -> None:
         """Take its blocks from `sequence`; what `num_computed` tokens fill can be found.
 
         So what a sequence generates is found once it has left, and its prompt from the outset.
@@ -294,14 +288,14 @@ class KVCache:
         self.pool.give_back(sequence.table)
         sequence.table, sequence.run = [], None
 
-    def forget(self, sequence: ScheduledSequence) -> None:
+    def forget(self, sequence: S) -> None:
         """Let nothing be found that `sequence` was to compute: it has not."""
         for block in sequence.table[sequence.num_cached // self.block_size :]:
             self.pool.forget(block)
         sequence.run = None
         self._boundaries = [end for end in self._boundaries if end.sequence is not sequence]
 
-    def check(self, sequences: Iterable[ScheduledSequence]) -> None:
+    def check(self, sequences: Iterable[S]) -> None:
         """Make sure that no block is lost, and each is held by whom it should be.
 
         sequences: all that hold blocks.
@@ -313,7 +307,7 @@ class KVCache:
 
     # -- by content ------------------------------------------------------------------------------
 
-    def _match_prefix(self, sequence: ScheduledSequence) -> PrefixMatch:
+    def _match_prefix(self, sequence: S) -> PrefixMatch:
         size, pool, num_tokens = self.block_size, self.pool, sequence.num_tokens
         root = _root(sequence)
         prefix = sequence.prefix
@@ -331,9 +325,7 @@ class KVCache:
         num_found, source = self._source(sequence, parent, len(blocks))
         return PrefixMatch(blocks, num_found, source, len(blocks), parent, contents)
 
-    def _source(
-        self, sequence: ScheduledSequence, parent: BlockHash, num_blocks: int
-    ) -> tuple[int, int]:
+    def _source(self, sequence: S, parent: BlockHash, num_blocks: int) -> tuple[int, int]:
         """Return how many tokens are found with so many blocks, and who has those behind these."""
         first = num_blocks * self.block_size
         last = min(first + self.block_size, sequence.num_tokens) - 1
@@ -345,7 +337,7 @@ class KVCache:
 
     def _cache(
         self,
-        sequence: ScheduledSequence,
+        sequence: S,
         num_blocks: int,
         contents: Iterator[Hashable] | None = None,
     ) -> None:
@@ -379,9 +371,7 @@ class KVCache:
         room = num_known - first, most - first
         sequence.parent, sequence.run = self.pool.cache(blocks, sequence.parent, contents, 0, room)
 
-    def _cache_by_rank(
-        self, sequence: ScheduledSequence, blocks: list[int], contents: Iterator[Hashable]
-    ) -> None:
+    def _cache_by_rank(self, sequence: S, blocks: list[int], contents: Iterator[Hashable]) -> None:
         """Let the last `blocks` of those that can be found be kept as long as they are worth it."""
         place, stop = 0, sequence.num_hashed
         for rank, alike in groupby(_ranks(sequence, stop - len(blocks), stop, self.block_size)):
@@ -389,14 +379,14 @@ class KVCache:
             known = iter([*islice(contents, len(some))])
             sequence.parent, _ = self.pool.cache(some, sequence.parent, known, rank)
 
-    def _part(self, sequence: ScheduledSequence, start: int, end: int) -> Hashable:
+    def _part(self, sequence: S, start: int, end: int) -> Hashable:
         """Return what stands for the tokens start..end, the beginning of a block."""
         return ("part", *self._contents(sequence, start, end, self.block_size))
 
-    def _has_shared_end(self, sequence: ScheduledSequence) -> bool:
+    def _has_shared_end(self, sequence: S) -> bool:
         return bool(sequence.table) and self.pool.is_shared(sequence.table[-1])
 
-    def _copy_last(self, sequence: ScheduledSequence) -> None:
+    def _copy_last(self, sequence: S) -> None:
         """Replace the last block of `sequence` by a copy of it."""
         shared = sequence.table.pop()
         (own,) = self.pool.take(1)
@@ -405,12 +395,12 @@ class KVCache:
         self._copies.append((shared, own))
 
 
-def _root(sequence: ScheduledSequence) -> BlockHash:
+def _root(sequence: S) -> BlockHash:
     """Return the parent of the first block of `sequence`: one for each salt."""
     return ROOT if sequence.cache_salt is None else sequence.cache_salt
 
 
-def _boundaries(sequence: ScheduledSequence, start: int, stop: int) -> tuple[tuple[int, int], ...]:
+def _boundaries(sequence: S, start: int, stop: int) -> tuple[tuple[int, int], ...]:
     """Return the ends of segments, with their ranks, that are after `start` and up to `stop`."""
     ranks = sequence.ranks
     if not ranks:
@@ -419,7 +409,7 @@ def _boundaries(sequence: ScheduledSequence, start: int, stop: int) -> tuple[tup
     return ranks[first : bisect_right(ranks, stop, first, key=_end_of)]
 
 
-def _ranks(sequence: ScheduledSequence, first: int, stop: int, size: int) -> list[int]:
+def _ranks(sequence: S, first: int, stop: int, size: int) -> list[int]:
     """Return the ranks of the blocks first..stop: the highest of segments that reach into each."""
     highest = [0] * (stop - first)
     place = bisect_right(sequence.ranks, first * size, key=_end_of)
@@ -434,6 +424,6 @@ def _ranks(sequence: ScheduledSequence, first: int, stop: int, size: int) -> lis
     return highest
 
 
-def most_tokens(sequence: ScheduledSequence) -> int:
+def most_tokens(sequence: S) -> int:
     """Return how many tokens are computed at most: the last one that is generated is not."""
     return max(sequence.num_prompt_tokens + sequence.max_tokens - 1, 1)

@@ -1,4 +1,4 @@
-"""A scheduler as settings describe it, after making sure that they make sense.
+"""Whether settings of the scheduler make sense.
 
 Rule: settings that do not go together are called as on the command line, where most of them come
 from.
@@ -7,13 +7,7 @@ from.
 from collections.abc import Callable, Collection, Sequence
 
 from batcher.errors import BatchdecodeError
-from batcher.scheduling.admission import UNLIMITED
-from batcher.scheduling.clock import one_second
-from batcher.scheduling.kv_cache import Contents, KVCache
-from batcher.scheduling.orderings import ArrivalOrder, KeyOrder, Ordering, PrefixOrder
-from batcher.scheduling.policies import LONGEST_PREFIX_MATCH, policy_of, queue_number
-from batcher.scheduling.scheduler import Scheduler
-from batcher.scheduling.urgency import Estimate, Urgency
+from batcher.scheduling.policies import LONGEST_PREFIX_MATCH, policy_of
 from batcher.settings import DEFAULT_SCHEDULING, PreemptFor, SchedulingSettings
 
 # Setting -> whether it has an effect beside others, and what it has none without.
@@ -29,41 +23,6 @@ _EFFECTS: dict[str, tuple[Callable[[SchedulingSettings], bool], str]] = {
         "a --policy other than fcfs",
     ),
 }
-
-
-def make_scheduler(
-    num_slots: int,
-    settings: SchedulingSettings,
-    contents: Contents,
-    estimate: Estimate = one_second,
-) -> Scheduler:
-    """Return a scheduler of `num_slots` slots.
-
-    contents: what stands for the tokens of a sequence in the prefix cache.
-    estimate: how long a step would take.
-
-    Raises:
-        BatchdecodeError: the settings contradict each other, or are not what there is.
-    """
-    check_settings(num_slots, settings)
-    kv_cache = KVCache(settings, contents) if settings.is_paged else None
-    ordering: Ordering = _ordering(settings, kv_cache)
-    if settings.preempt_for is not None:
-        ordering = Urgency(ordering, settings.preempt_for, _max_chunk(settings), estimate)
-    return Scheduler(num_slots, settings, ordering, kv_cache)
-
-
-def _max_chunk(settings: SchedulingSettings) -> int:
-    """Return how many tokens of one prompt a step computes at most."""
-    limits = (settings.max_batch_tokens, settings.long_prefill_threshold)
-    return min((limit for limit in limits if limit is not None), default=UNLIMITED)
-
-
-def _ordering(settings: SchedulingSettings, kv_cache: KVCache | None) -> Ordering:
-    if settings.policy == LONGEST_PREFIX_MATCH and kv_cache is not None:
-        return PrefixOrder(lambda sequence: kv_cache.match(sequence).num_tokens, settings.aging)
-    policy = policy_of(settings.policy)
-    return ArrivalOrder() if policy is queue_number else KeyOrder(policy, settings.aging)
 
 
 def check_settings(num_slots: int, settings: SchedulingSettings) -> None:

@@ -18,10 +18,10 @@ from batcher.errors import BatchdecodeError
 from batcher.forked import child_ends_here
 from batcher.importing import import_object
 from batcher.raised import RaisedError, raised
-from batcher.scheduling.sequence import ScheduledSequence
+from batcher.scheduling.sequence import Schedulable
 
 Key = Any
-Policy = Callable[[ScheduledSequence], Key]
+Policy = Callable[[Schedulable], Key]
 
 LONGEST_PREFIX_MATCH = "lpm"  # its key changes with the cache, so the queue asks for it anew
 
@@ -43,7 +43,7 @@ class Candidate(Struct, frozen=True, gc=False):
 queue_number: Policy = attrgetter("queue_number")
 
 
-def _size(sequence: ScheduledSequence) -> int:
+def _size(sequence: Schedulable) -> int:
     return sequence.num_prompt_tokens + sequence.max_tokens
 
 
@@ -88,7 +88,7 @@ def _policy_of_ones_own(name: str, rank: Callable[[Candidate], Any]) -> Policy:
         BatchdecodeError: `rank` raised, or returned what is no number, or tuple of numbers.
     """
 
-    def key(sequence: ScheduledSequence) -> Key:
+    def key(sequence: Schedulable) -> Key:
         candidate = Candidate(
             sequence.id,
             sequence.index,

@@ -1,19 +1,223 @@
-"""The way of a sequence to a slot: known, but still to come; arrived; in the waiting queue."""
+"""The way of a sequence to a slot: known, but still to come; arrived; in the waiting queue.
 
+Those that wait are kept in the order of a policy as they come and go.  Rule: the first of an
+ordering is the same as if all that wait were sorted from scratch.
+"""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from heapq import heapify, heappop, heappush
-from itertools import chain
+from itertools import chain, islice
+from math import inf
 from operator import attrgetter
+from typing import Generic, Protocol
 
-from batcher.scheduling.orderings import Ordering
-from batcher.scheduling.sequence import NEVER, ScheduledSequence
+from batcher.scheduling.policies import (
+    LONGEST_PREFIX_MATCH,
+    Key,
+    Policy,
+    policy_of,
+    queue_number,
+)
+from batcher.scheduling.sequence import NEVER, S
+from batcher.settings import SchedulingSettings
 
-ARRIVAL_ORDER = attrgetter("arrival_time", "place", "index")
+Entry = tuple[Key, int]
+
+MAX_GONE = 256  # entries of a KeyOrder that are no more than forgotten
+MAX_MATCHED = 128  # that have waited longest: only for these is it looked up what is cached
 
 
-class WaitingQueue:
+class Ordering(Protocol[S]):
+    """Sequences that wait."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[S]: ...
+
+    def __contains__(self, sequence: object) -> bool: ...
+
+    def push(self, sequence: S) -> None:
+        """Take in a sequence."""
+
+    def first(self, now: float) -> S | None:
+        """Return the one that is to be admitted first; None if there is none."""
+
+    def remove(self, sequence: S) -> None:
+        """Let one go; nearly always it is the first."""
+
+    def last(self, sequences: Iterable[S], now: float) -> S:
+        """Return the one of `sequences`, which are running, that is to be preempted first."""
+
+    def steady_until(self, now: float) -> float:
+        """Return until when the first stays that if none is pushed or removed; `now`: unknown."""
+
+
+class ArrivalOrder(Generic[S]):
+    """First come, first served: what is preempted came before all that wait."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[S] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[S]:
+        return iter(self._waiting)
+
+    def __contains__(self, sequence: object) -> bool:
+        return sequence in self._waiting
+
+    def push(self, sequence: S) -> None:
+        """Take in a sequence."""
+        waiting = self._waiting
+        if waiting and sequence.queue_number < waiting[-1].queue_number:
+            insort(waiting, sequence, key=queue_number)
+        else:
+            waiting.append(sequence)
+
+    def first(self, now: float) -> S | None:  # noqa: ARG002 - as others need it
+        """Return the one that came first."""
+        return self._waiting[0] if self._waiting else None
+
+    def remove(self, sequence: S) -> None:
+        """Let one go."""
+        if self._waiting[0] is sequence:
+            self._waiting.popleft()
+        else:
+            self._waiting.remove(sequence)
+
+    def steady_until(self, now: float) -> float:  # noqa: ARG002 - as above
+        """Return that nothing but arrivals changes the order of arrival."""
+        return inf
+
+    def last(self, sequences: Iterable[S], now: float) -> S:  # noqa: ARG002 - as above
+        """Return the one that came last."""
+        return max(sequences, key=queue_number)
+
+
+class KeyOrder(Generic[S]):
+    """The smallest key first, but before it the one that has waited for `aging` seconds.
+
+    Both are heaps of numbers; that of what has gone is skipped when it comes to the top, and such
+    are cleared out when they are most of what is there.
+    """
+
+    def __init__(self, policy: Policy, aging: float) -> None:
+        self._policy, self._aging = policy, aging
+        self._numbers: dict[S, int] = {}  # that its entries have
+        self._waiting: dict[int, S] = {}  # by that number
+        self._by_key: list[Entry] = []
+        self._by_arrival: list[Entry] = []
+        self._num_pushed = 0
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[S]:
+        return iter(self._numbers)
+
+    def __contains__(self, sequence: object) -> bool:
+        return sequence in self._numbers
+
+    def push(self, sequence: S) -> None:
+        """Take in a sequence."""
+        number = self._num_pushed
+        self._num_pushed += 1
+        heappush(self._by_key, (self._policy(sequence), number))
+        heappush(self._by_arrival, (queue_number(sequence), number))
+        self._numbers[sequence] = number
+        self._waiting[number] = sequence
+
+    def first(self, now: float) -> S | None:
+        """Return the one that has waited too long, else that with the smallest key."""
+        if not self._waiting:
+            return None
+        oldest = self._top(self._by_arrival)
+        if now - oldest.arrival_time >= self._aging:
+            return oldest
+        return self._top(self._by_key)
+
+    def remove(self, sequence: S) -> None:
+        """Let one go."""
+        waiting = self._waiting
+        del waiting[self._numbers.pop(sequence)]
+        num_entries = len(self._by_key) + len(self._by_arrival)
+        if not waiting or num_entries > 4 * len(waiting) + MAX_GONE:
+            self._by_key = self._still_here(self._by_key)
+            self._by_arrival = self._still_here(self._by_arrival)
+
+    def steady_until(self, now: float) -> float:
+        """Return when the one that has waited longest will have waited too long."""
+        if not self._waiting:
+            return inf
+        aged = self._top(self._by_arrival).arrival_time + self._aging
+        return aged if aged > now else inf
+
+    def last(self, sequences: Iterable[S], now: float) -> S:
+        """Return the one with the largest key, and only if there is no other one that is aged."""
+
+        def key(sequence: S) -> tuple[bool, Key]:
+            return now - sequence.arrival_time < self._aging, self._policy(sequence)
+
+        return max(sequences, key=key)
+
+    def _still_here(self, heap: list[Entry]) -> list[Entry]:
+        """Return a heap without what has gone."""
+        kept = [entry for entry in heap if entry[1] in self._waiting]
+        heapify(kept)
+        return kept
+
+    def _top(self, heap: list[Entry]) -> S:
+        while True:
+            sequence = self._waiting.get(heap[0][1])
+            if sequence is not None:
+                return sequence
+            heappop(heap)
+
+
+class PrefixOrder(ArrivalOrder[S]):
+    """The longest cached prefix first, of those that have waited longest; see KeyOrder for aging.
+
+    num_cached: how many tokens of a sequence are found in the cache now.
+    """
+
+    def __init__(self, num_cached: Callable[[S], int], aging: float) -> None:
+        super().__init__()
+        self._num_cached, self._aging = num_cached, aging
+
+    def first(self, now: float) -> S | None:
+        """Return the one of which most is cached; of equals, the one that came first."""
+        oldest = super().first(now)
+        if oldest is None or now - oldest.arrival_time >= self._aging:
+            return oldest
+        return max(islice(self, MAX_MATCHED), key=self._num_cached)
+
+    def steady_until(self, now: float) -> float:
+        """Return `now`: what is cached is not known ahead."""
+        return now
+
+
+def ordering_of(settings: SchedulingSettings, num_cached: Callable[[S], int]) -> Ordering[S]:
+    """Return the ordering that the settings name; num_cached: see PrefixOrder.
+
+    Raises:
+        BatchdecodeError: there is no such policy.
+    """
+    if settings.policy == LONGEST_PREFIX_MATCH:
+        return PrefixOrder(num_cached, settings.aging)
+    policy = policy_of(settings.policy)
+    return ArrivalOrder() if policy is queue_number else KeyOrder(policy, settings.aging)
+
+
+ARRIVAL_ORDER = attrgetter("arrival_time", "input_index", "index")
+
+
+class WaitingQueue(Generic[S]):
     """Sequences without a slot; those that have arrived wait in the order of `ordering`.
 
-    A sequence is admitted together with its companions, so it waits for as many slots at once.
+    The first sequence of a group waits for the slots of all of them at once.
 
     num_slots: how many slots all that wait need together.
     num_pending: how many sequences have not joined the queue yet.
@@ -29,16 +233,16 @@ class WaitingQueue:
         "num_slots",
     )
 
-    def __init__(self, ordering: Ordering) -> None:
+    def __init__(self, ordering: Ordering[S]) -> None:
         self.num_slots = self.num_pending = 0
         self._num_added = self._num_joined = 0
-        self._pending: list[tuple[float, int, int, ScheduledSequence]] = []  # a heap, by arrival
-        self._arrived: list[ScheduledSequence] = []  # since arrivals last joined
+        self._pending: list[tuple[float, int, int, S]] = []  # a heap, by arrival
+        self._arrived: list[S] = []  # since arrivals last joined
         self._ordering = ordering
 
     @property
     def num_waiting(self) -> int:
-        """How many sequences wait, companions not counted."""
+        """How many sequences wait; those of a group count as one."""
         return len(self._ordering)
 
     @property
@@ -46,17 +250,17 @@ class WaitingQueue:
         """When the next sequence will arrive; None if one has arrived already, or none will."""
         return self._pending[0][0] if self._pending and not self._arrived else None
 
-    def add(self, sequence: ScheduledSequence, now: float) -> None:
+    def add(self, sequence: S, now: float) -> None:
         """Take in a sequence, which joins once its arrival time has come."""
         self.num_pending += 1
         time = sequence.arrival_time
         if time <= now:
             self._arrived.append(sequence)
         else:
-            heappush(self._pending, (time, sequence.place, self._num_added, sequence))
+            heappush(self._pending, (time, sequence.input_index, self._num_added, sequence))
             self._num_added += 1
 
-    def take_arrivals(self, now: float) -> list[ScheduledSequence]:
+    def take_arrivals(self, now: float) -> list[S]:
         """Return those that have arrived by `now` and not been returned before, in order."""
         pending, arrived = self._pending, self._arrived
         while pending and pending[0][0] <= now:
@@ -67,7 +271,7 @@ class WaitingQueue:
         self.num_pending = len(pending)
         return arrived
 
-    def push(self, sequence: ScheduledSequence) -> None:
+    def push(self, sequence: S) -> None:
         """Let `sequence` wait, after it has arrived or was preempted."""
         if sequence.queue_number == NEVER:
             sequence.queue_number = self._num_joined
@@ -75,25 +279,25 @@ class WaitingQueue:
         self._ordering.push(sequence)
         self.num_slots += sequence.num_slots
 
-    def peek(self, now: float) -> ScheduledSequence | None:
+    def peek(self, now: float) -> S | None:
         """Return the one that is to be admitted first; None if none waits.
 
         Those behind it wait even if there is room for them: else it might wait for ever.
         """
         return self._ordering.first(now)
 
-    def take(self, sequence: ScheduledSequence) -> None:
+    def take(self, sequence: S) -> None:
         """Take one that waits out of the queue."""
         self._ordering.remove(sequence)
         self.num_slots -= sequence.num_slots
 
-    def find(self, request_id: str) -> list[ScheduledSequence]:
+    def find(self, request_id: str) -> list[S]:
         """Return the sequences of a request that have no slot."""
         pending = (entry[-1] for entry in self._pending)
         everything = chain(self._ordering, self._arrived, pending)
         return [sequence for sequence in everything if sequence.id == request_id]
 
-    def remove(self, sequence: ScheduledSequence) -> None:
+    def remove(self, sequence: S) -> None:
         """Forget a sequence, wherever on its way it is."""
         if sequence in self._ordering:
             self.take(sequence)

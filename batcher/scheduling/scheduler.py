@@ -1,123 +1,191 @@
-"""Decides what each step does: who is let in, who is preempted, which tokens are computed.
+"""Decides what each step does: who is admitted, who is preempted, which tokens are computed.
 
-There are no phases.  A sequence has tokens that are computed and tokens that are known, and the
-former chase the latter; when they meet, the step gives a token.  Prompts, parts of prompts, what
-has to be computed again after a preemption and what a cache holds already are all that one rule.
-
-Rows that have met go on in lockstep, one token a decode step, so nothing is done for them one by
-one: the position of each is the number of the decode step plus a constant of its own.
+There are no phases.  A sequence has tokens that are computed and tokens that are known; when all
+that are known are computed, the step gives a token.  Prompts, parts of prompts, what has to be
+computed again after a preemption and what a cache holds already are all that one rule.
 """
 
 from math import inf
+from typing import Any
 
-from batcher.errors import InvariantError
-from batcher.events import PreemptReason
+from batcher.errors import Failure, InvariantError
 from batcher.lifecycle import Move, State
-from batcher.scheduling.admission import Admission, Chunks
-from batcher.scheduling.kv_cache import KVCache
-from batcher.scheduling.orderings import Ordering
-from batcher.scheduling.plan import NOTHING_NEW, PlannedChunk, Preemption, StepPlan
-from batcher.scheduling.running import rows_of
-from batcher.scheduling.sequence import NO_SLOT, ScheduledSequence
-from batcher.scheduling.urgency import Urgency
+from batcher.scheduling.admission import UNLIMITED, Admission
+from batcher.scheduling.clock import BatchStats, one_second
+from batcher.scheduling.kv_cache import Contents, KVCache, PrefixMatch, most_tokens
+from batcher.scheduling.making import check_settings
+from batcher.scheduling.output import SchedulerOutput
+from batcher.scheduling.queue import ordering_of
+from batcher.scheduling.sequence import S
+from batcher.scheduling.urgency import Estimate, Urgency
 from batcher.settings import SchedulingSettings
 
+NO_CHANGES: SchedulerOutput[Any] = SchedulerOutput()  # for most steps; nothing is ever put into it
 
-class Scheduler(Admission):
-    """What runs and what waits, and the plan of each step."""
+
+class Scheduler(Admission[S]):
+    """What runs and what waits, and what each step does: `schedule` before it, `update` after it.
+
+    token_contents: what stands for the tokens of a sequence in the prefix cache.
+    estimate: how long a step would take.
+
+    Raises:
+        BatchdecodeError: the settings contradict each other, or are not what there is.
+    """
 
     def __init__(
         self,
         num_slots: int,
         settings: SchedulingSettings,
-        ordering: Ordering,
-        kv_cache: KVCache | None,
+        token_contents: Contents[S],
+        estimate: Estimate = one_second,
     ) -> None:
+        check_settings(num_slots, settings)
+        kv_cache = KVCache(settings, token_contents) if settings.is_paged else None
+        ordering = ordering_of(settings, self._num_cached)
+        self._urgency: Urgency[S] | None = None
+        if settings.preempt_for is not None:
+            limits = (settings.max_batch_tokens, settings.long_prefill_threshold)
+            max_chunk = min((limit for limit in limits if limit is not None), default=UNLIMITED)
+            ordering = self._urgency = Urgency(ordering, settings.preempt_for, max_chunk, estimate)
         super().__init__(num_slots, settings, ordering, kv_cache)
-        self._urgency = ordering if isinstance(ordering, Urgency) else None
 
-    # -- the plan of a step ----------------------------------------------------------------------
+    def _num_cached(self, sequence: S) -> int:
+        """Return how many tokens of a sequence that waits are found in blocks now."""
+        return 0 if self.kv_cache is None else self.kv_cache.match(sequence).num_tokens
 
-    def plan(self, step: int, now: float) -> StepPlan:
+    # -- before a step ---------------------------------------------------------------------------
+
+    def schedule(self, step: int, now: float) -> SchedulerOutput[S]:
         """Return what `step`, which starts at `now`, does, after doing the book-keeping of it."""
-        kv_cache = self.kv_cache
-        can_admit = self.queue.num_slots and (self.slots.num_free or self._urgency is not None)
-        if not (can_admit or self._chasing) and (
-            kv_cache is None or not self.decoding.is_growing(self.decode_step)
-        ):
-            return NOTHING_NEW
+        kv_cache, batch = self.kv_cache, self.batch
+        can_admit = self.queue.num_slots and (batch.num_free or self._urgency is not None)
+        if not (can_admit or batch.prefilling) and (kv_cache is None or not batch.may_need_blocks):
+            return NO_CHANGES
         self._step, self._now = step, now
-        plan = StepPlan(self.decode_step)
+        output: SchedulerOutput[S] = SchedulerOutput()
         if self._is_prefill_first:
-            budget = self._max_tokens
-            if self._urgency is not None:
-                budget = self._let_in_urgent(plan, self._urgency, budget, 1)
-            budget = self._continue_all(plan, budget, 1)
-            plan.budget = self._let_in(plan, budget, 1)
-            if plan.chunks:
-                plan.decodes = False
-                return plan
+            self._schedule_prompts(output, self._max_tokens, 1)
+            if output.num_scheduled_tokens:
+                output.is_decode_step = False
+                return output
         if kv_cache is not None:
-            self._grow(plan, kv_cache)
-        budget = self._max_tokens - self.decoding.num_rows
-        if self._urgency is not None and not (self._is_prefill_first or plan.has_preempted):
-            budget = self._let_in_urgent(plan, self._urgency, budget, 0)
-        plan.budget = self._continue_all(plan, budget, 0)
-        if plan.has_preempted or not self._is_prefill_first:
-            plan.budget = self._let_in(plan, plan.budget, 0)
-        if plan.begun and self._chasing:
-            self._chasing = [leader for leader in self._chasing if not leader.is_decoding]
-        return plan
+            self._grow(output, kv_cache)
+        self._schedule_prompts(output, self._max_tokens - batch.num_decoding, 0)
+        if output.prefill_finished and batch.prefilling:
+            batch.prefilling = [first for first in batch.prefilling if not first.is_decoding]
+        return output
 
-    def _continue_all(self, plan: StepPlan, budget: int, num_kept: int) -> int:
-        """Spend `budget` on tokens that running sequences know; return what is left of it.
+    def _schedule_prompts(self, output: SchedulerOutput[S], budget: int, num_kept: int) -> None:
+        """Spend `budget` on tokens that are known: of running groups, then of those that wait.
 
-        num_kept: how many of each are left for a later step, 0 or 1.
+        num_kept: how many of each are left for a later step, 0 or 1.  With prefill-first there is a
+        second pass, for decode steps, in which nobody is admitted who was not in the first.
         """
-        if not self._chasing:
-            return budget
-        begun = {self.leader_of(chunk.sequence) for chunk in plan.chunks}  # let in just now
-        for leader in self._chasing.copy():
+        is_second = self._is_prefill_first and not num_kept
+        if self._urgency is not None and not (is_second or output.has_preempted):
+            budget = self._admit_urgent(output, self._urgency, budget, num_kept)
+        if self.batch.prefilling:
+            budget = self._continue_all(output, budget, num_kept)
+        if output.has_preempted:
+            self._note_blocked(output, self._ordering.first(self._now), "preemption")
+        elif self.queue.num_slots and not is_second:
+            budget = self._admit_waiting(output, budget, num_kept)
+        output.budget = budget
+
+    def _continue_all(self, output: SchedulerOutput[S], budget: int, num_kept: int) -> int:
+        """Spend `budget` on tokens that running groups know; return what is left of it."""
+        batch = self.batch
+        just_admitted = {*map(batch.first_of, output.num_scheduled_tokens)}
+        for first in batch.prefilling.copy():
             if budget <= 0:
                 break
-            if leader.state is State.RUNNING and leader not in begun:  # else it was preempted
-                budget -= self._continue(plan, leader, budget, num_kept)
+            if first.state is State.RUNNING and first not in just_admitted:  # else preempted
+                budget -= self._continue(output, first, budget, num_kept)
         return budget
 
-    def _let_in(self, plan: StepPlan, budget: int, num_kept: int) -> int:
-        """Spend `budget` on sequences that wait, unless somebody had to give way."""
-        if plan.has_preempted:
-            self._note_hold(plan, self.queue.peek(self._now), "preemption")
-            return budget
-        return self._admit(plan, budget, num_kept) if self.queue.num_slots else budget
-
-    def _continue(
-        self, plan: StepPlan, leader: ScheduledSequence, budget: int, num_kept: int
-    ) -> int:
-        """Plan the next chunks of a running leader; return how many tokens they have."""
-        plan.has_continued = True
+    def _continue(self, output: SchedulerOutput[S], first: S, budget: int, num_kept: int) -> int:
+        """Compute more of what a running group knows; return how many tokens the step computes."""
+        output.has_continued = True
         spent = 0
-        for row, num_tokens in self._chunks_of(leader, budget, num_kept):
+        for row, num_tokens in self._split(first, budget, num_kept).items():
+            start, stop = row.num_computed, row.num_computed + num_tokens
             if self.kv_cache is not None:
-                stop = row.num_computed + num_tokens
-                if not self._make_room(plan, row, stop):
+                if not self._make_room(output, row, stop):
                     return spent
                 self.kv_cache.extend(row, stop)
-            plan.chunks += self._planned([(row, num_tokens)])
+                self.kv_cache.compute(row, start, stop)
+            row.num_computed = stop
+            scheduled = output.num_scheduled_tokens
+            scheduled[row] = scheduled.get(row, 0) + num_tokens
             spent += num_tokens
         if not num_kept:
-            self._begin_if_met(plan, leader)
+            self._finish_prefill(output, first)
         return spent
+
+    def lengthen_admitted(self, output: SchedulerOutput[S], first: S, num_more: int) -> None:
+        """Let a group that this step admits begin with `num_more` tokens more.
+
+        What the budget still allows of them is computed in the same step.
+        """
+        batch = self.batch
+        for row in first.computed_group:
+            num_known = row.num_tokens
+            if row.is_decoding:
+                batch.stop_decoding(row)
+                row.num_computed = num_known
+            row.num_tokens = num_known + num_more
+        if first in output.prefill_finished:
+            output.prefill_finished.remove(first)
+            batch.go_back_to_prefill(first)
+        num_kept = int(not output.is_decode_step)
+        if self._has_room_for(self._split(first, output.budget, num_kept)):
+            output.budget -= self._continue(output, first, output.budget, num_kept)
+            batch.prefilling = [other for other in batch.prefilling if not other.is_decoding]
+
+    def _has_room_for(self, num_tokens: dict[S, int]) -> bool:
+        """Whether running rows can compute so many tokens more without anybody giving way."""
+        kv_cache = self.kv_cache
+        if kv_cache is None:
+            return True
+        return kv_cache.has_room(
+            sum(
+                kv_cache.num_blocks_to_grow(row, row.num_computed + more)
+                for row, more in num_tokens.items()
+            )
+        )
+
+    def batch_stats(self, output: SchedulerOutput[S]) -> BatchStats:
+        """Return what the step computes, as far as its duration depends on that, before its end."""
+        batch, scheduled = self.batch, output.num_scheduled_tokens
+        num_decodes = num_read = 0
+        if output.is_decode_step:
+            num_decodes, num_read = batch.num_decoding, batch.num_read
+            for first in output.prefill_finished:  # they compute chunks
+                for row in first.computed_group:
+                    num_decodes -= 1
+                    num_read -= row.offset + batch.decode_step
+        if not (scheduled or output.prefill_finished):
+            return BatchStats(num_decodes, num_decodes, num_read, 0)
+        num_prefill = work = 0
+        for row, num_tokens in scheduled.items():
+            num_prefill += num_tokens
+            work += num_tokens * (2 * row.num_computed - num_tokens)
+        num_empty = sum(not first.num_tokens for first in output.prefill_finished)  # no chunk
+        num_rows = num_decodes + len(scheduled) + num_empty
+        return BatchStats(num_decodes + num_prefill, num_rows, num_read, work)
 
     # -- who may not wait ------------------------------------------------------------------------
 
     def has_urgent(self, now: float) -> bool:
-        """Whether one that waits may be let in ahead of the queue, in this step or a later one."""
+        """Whether one that waits may be admitted ahead of the queue, now or in a later step."""
         urgency = self._urgency
-        return urgency is not None and bool(urgency.ahead(self._running(), now))
+        return urgency is not None and bool(urgency.ahead(self.batch.firsts, now))
 
-    def _let_in_urgent(self, plan: StepPlan, urgency: Urgency, budget: int, num_kept: int) -> int:
-        """Let in, ahead of the queue, those that may not wait; return what is left of the budget.
+    def _admit_urgent(
+        self, output: SchedulerOutput[S], urgency: Urgency[S], budget: int, num_kept: int
+    ) -> int:
+        """Admit, ahead of the queue, those that may not wait; return what is left of the budget.
 
         Those that give way to them free tokens of the step, if they were to decode.  They come
         back in a later step, even if there is room: they have still to be taken out of their slots.
@@ -126,150 +194,132 @@ class Scheduler(Admission):
         nobody as urgent goes before it, since such a one would not.
         """
         passed_over = -inf
-        for leader in urgency.ahead(self._running(), self._now):
-            degree = urgency.degree(leader)
-            if any(urgency.degree(lost.leader) <= degree for lost in plan.preempted):
+        for first in urgency.ahead(self.batch.firsts, self._now):
+            degree = urgency.degree(first)
+            if any(urgency.degree(lost.first) <= degree for lost in output.preempted):
                 break
-            if degree == passed_over or not urgency.is_due(
-                leader, self._now, self.decoding, self.decode_step
-            ):
+            if degree == passed_over or not urgency.is_due(first, self._now, self.batch):
                 continue
-            victims = self._victims_of(leader, urgency)
+            victims = self._victims_of(first, urgency)
             if victims is None:
                 passed_over = degree
                 continue
-            rows = [row for victim in victims for row in rows_of(victim)]
+            rows = [row for victim in victims for row in victim.computed_group]
             freed = 0 if num_kept else sum(row.is_decoding for row in rows)
-            if budget + freed < leader.num_slots:
+            if budget + freed < first.num_slots:
                 break
             for victim in victims:
-                self._preempt(plan, victim, leader, urgency.measure)
-            chunks = self._open(plan, leader, budget + freed, num_kept)
-            if chunks is None:
-                raise InvariantError(f"{leader.id!r} has no room, and others gave way to it")
-            budget += freed - self._board(plan, leader, chunks, num_kept)
+                self._preempt(output, victim, first, urgency.measure)
+            num_tokens = self._open(output, first, budget + freed, num_kept)
+            if num_tokens is None:
+                raise InvariantError(f"{first.id!r} has no room, and others gave way to it")
+            budget += freed - num_tokens
         return budget
 
-    def _victims_of(
-        self, leader: ScheduledSequence, urgency: Urgency
-    ) -> list[ScheduledSequence] | None:
+    def _victims_of(self, first: S, urgency: Urgency[S]) -> list[S] | None:
         """Return who gives way to one that waits, as few as will do; None if all are not enough."""
-        less_urgent = urgency.less_urgent(leader, self._running())
-        num_free = self.slots.num_free
-        if num_free + sum(row.num_slots for row in less_urgent) < leader.num_slots:
+        less_urgent = urgency.less_urgent(first, self.batch.firsts)
+        num_free = self.batch.num_free
+        if num_free + sum(victim.num_slots for victim in less_urgent) < first.num_slots:
             return None
-        matches = self._matches_of(rows_of(leader))
+        matches = self._matches_of(first)
         for count in range(len(less_urgent) + 1):
-            if num_free >= leader.num_slots and self._would_fit(
-                leader, matches, less_urgent[:count]
-            ):
-                return less_urgent[:count]
+            gone = less_urgent[:count]
+            if num_free >= first.num_slots and self._would_fit(first, matches, gone):
+                return gone
             if count < len(less_urgent):
                 num_free += less_urgent[count].num_slots
         return None
 
-    # -- blocks of running sequences -------------------------------------------------------------
-
-    def _grow(self, plan: StepPlan, kv_cache: KVCache) -> None:
-        """Give a block to every decoding row whose next token begins one, by admission."""
-        rows = self.decoding.at_border(self.decode_step)
-        has_room = kv_cache.has_room(len(rows))
-        if has_room and not self._leaders:  # without beams each of them needs one block at most
-            kv_cache.grow_all(rows, self.decode_step)
-            plan.grown = rows
-            return
-        if not has_room:
-            rows.sort(key=lambda row: (row.admission, row.slot))
-        for row in rows:
-            position = self.decode_step + row.offset
-            if row.is_decoding and self._make_room(plan, row, position + 1):  # else it had to go
-                kv_cache.grow(row, position + 1)
-                plan.grown.append(row)
-        for row in self.decoding.take_forked():
-            position = self.decode_step + row.offset
-            if not row.is_decoding or position % kv_cache.block_size == 0:
-                continue
-            if self._make_room(plan, row, position + 1):
-                kv_cache.copy_shared_end(row)
-                plan.grown.append(row)
-
-    def _make_room(self, plan: StepPlan, row: ScheduledSequence, num_tokens: int) -> bool:
-        """Preempt until there is room for `num_tokens` of `row`; False if it had to go itself."""
-        kv_cache, leader = self.kv_cache, self.leader_of(row)
-        if kv_cache is None:
-            raise InvariantError("there are no blocks")
-        while not kv_cache.has_room(kv_cache.num_blocks_to_grow(row, num_tokens)):
-            computing = (self.leader_of(chunk.sequence) for chunk in plan.chunks)
-            busy = {*plan.admitted, *plan.begun, *computing}
-            victims = [other for other in self._running() if other is leader or other not in busy]
-            victim = self._ordering.last(victims, self._now)
-            self._preempt(plan, victim, leader, "kv")
-            if victim is leader:
-                return False
-        return True
-
-    def _preempt(
-        self,
-        plan: StepPlan,
-        leader: ScheduledSequence,
-        beneficiary: ScheduledSequence,
-        reason: PreemptReason,
-    ) -> None:
-        """Take slots and blocks from `leader`, and let it wait again."""
-        kv_cache, rows = self.kv_cache, rows_of(leader)
-        for chunk in [chunk for chunk in plan.chunks if chunk.sequence in rows]:
-            plan.chunks.remove(chunk)
-            self._take_back(chunk)
-        for row in rows:
-            if row.is_decoding:
-                self._stop_decoding(row)
-            if kv_cache is not None:
-                kv_cache.close(row, row.num_computed)
-        num_computed = {row: row.num_computed for row in (leader, *leader.companions)}
-        for row in rows:
-            row.num_computed = 0
-        plan.grown = [row for row in plan.grown if row not in rows]
-        self._vacate(leader, self._step - 1, Move.PREEMPT)
-        if leader in plan.admitted:  # and so of no use to anybody yet: it has not been let in
-            plan.admitted.remove(leader)
-            for row in num_computed:
-                row.slot = NO_SLOT
-        else:
-            plan.preempted.append(Preemption(leader, beneficiary, reason, num_computed))
-        plan.has_preempted = True
-        self.queue.push(leader)
-
-    def _take_back(self, chunk: PlannedChunk) -> None:
-        """Undo the plan of a chunk that is not computed after all."""
-        chunk.sequence.num_computed = chunk.start
-        if self.kv_cache is not None:
-            self.kv_cache.forget(chunk.sequence)
-
-    def lengthen_begun(self, plan: StepPlan, leader: ScheduledSequence, num_more: int) -> None:
-        """Let a leader of the current `plan`, just admitted, begin with `num_more` tokens more.
-
-        What the budget still allows of them is computed in the same step.
-        """
-        for row in rows_of(leader):
-            row.num_tokens += num_more
-            if row.is_decoding:
-                row.is_decoding = False
-                self.decoding.remove(row)
-        if leader in plan.begun:
-            plan.begun.remove(leader)
-            self.slots.clear_deadline(leader.slot)
-            self._chasing.append(leader)
-        num_kept = int(not plan.decodes)
-        if self._has_room_for(self._chunks_of(leader, plan.budget, num_kept)):
-            plan.budget -= self._continue(plan, leader, plan.budget, num_kept)
-            plan.merge_chunks()
-            self._chasing = [other for other in self._chasing if not other.is_decoding]
-
-    def _has_room_for(self, chunks: Chunks) -> bool:
-        """Whether running rows can compute so many tokens more without anybody giving way."""
+    def _would_fit(self, first: S, matches: list[PrefixMatch], gone: list[S]) -> bool:
+        """Whether all that is known of a group has room if the groups of `gone` give way."""
         kv_cache = self.kv_cache
         if kv_cache is None:
             return True
-        return kv_cache.has_room(
-            sum(kv_cache.num_blocks_to_grow(row, row.num_computed + more) for row, more in chunks)
+        rows = first.computed_group
+        is_alone = self.batch.num_occupied == sum(victim.num_slots for victim in gone)
+        known = [row.num_tokens for row in rows]
+        num_needed = self._num_needed(kv_cache, first, matches, known, is_alone=is_alone)
+        kept = {block for match in matches for block in match.blocks}
+        tables = [row.table for victim in gone for row in victim.computed_group]
+        return kv_cache.has_room(num_needed - kv_cache.pool.num_only_in(tables, kept))
+
+    # -- after a step ----------------------------------------------------------------------------
+
+    def update(self, output: SchedulerOutput[S]) -> None:
+        """Take note that the step has been computed."""
+        if output.is_decode_step:
+            self.batch.decode_step += 1
+        if self.kv_cache is not None:
+            self.kv_cache.end_step()
+            for first in output.prefill_finished:
+                if first.has_siblings:
+                    self.kv_cache.note_sibling(first)
+
+    def lengthen(self, first: S, num_more: int) -> None:
+        """Let a decoding group that was given `num_more` tokens at once catch up with them."""
+        for row in first.computed_group:
+            self.batch.stop_decoding(row)
+            row.num_tokens += num_more
+        self.batch.go_back_to_prefill(first)
+
+    def fork(self, parent: S, child: S) -> None:
+        """Let a beam go on from where another of its request stands, between two steps."""
+        self.batch.fork(parent, child)
+        if self.kv_cache is not None:
+            self.kv_cache.fork(parent, child, self.batch.decode_step + parent.offset)
+
+    def finish(self, first: S, last_step: int, move: Move, *, has_failed: bool) -> None:
+        """Take a running group out of its slots; it is over.
+
+        Its `num_tokens` counts one from each decode step by then.
+
+        has_failed: what the last step was to compute of it is not to be relied on.
+        """
+        batch, kv_cache = self.batch, self.kv_cache
+        for row in (first,) if not first.others else first.computed_group:
+            if row.is_decoding:
+                batch.stop_decoding(row)
+            if kv_cache is not None:
+                if has_failed:
+                    kv_cache.forget(row)
+                    row.num_computed = 0
+                kv_cache.close(row, row.num_computed)
+        batch.vacate(first, last_step, move)
+
+    def sharing(self, row: S, num_tokens: int) -> list[S]:
+        """Return the other rows with blocks that the last `num_tokens` of a row were to fill."""
+        kv_cache = self.kv_cache
+        if kv_cache is None:
+            return []
+        start, stop = row.num_computed - num_tokens, kv_cache.num_blocks(row.num_computed)
+        blocks = set(row.table[start // kv_cache.block_size : stop])
+        return [
+            holder
+            for holder in self.batch.holders
+            if holder is not row and blocks & {*holder.table}
+        ]
+
+    def why_never(self, first: S) -> Failure | None:
+        """Return why a group could never end, if so: all blocks together cannot hold it."""
+        kv_cache = self.kv_cache
+        if kv_cache is None or kv_cache.max_blocks is None:
+            return None
+        num_needed = sum(kv_cache.num_blocks(most_tokens(row)) for row in first.group)
+        if num_needed <= kv_cache.max_blocks:
+            return None
+        what = f"{first.num_prompt_tokens} prompt tokens and max_tokens {first.max_tokens}"
+        return Failure(
+            "kv-too-small",
+            f"it can never run: with {what} it needs up to {num_needed} blocks of "
+            f"{kv_cache.block_size} tokens, and there are {kv_cache.max_blocks}",
         )
+
+    def check(self) -> None:
+        """Make sure that no block is lost, shared wrongly or held by who does not run.
+
+        Raises:
+            InvariantError: that is not so.
+        """
+        if self.kv_cache is not None:
+            self.kv_cache.check(self.batch.holders)

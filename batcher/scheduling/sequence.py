@@ -1,7 +1,6 @@
-"""What the scheduler knows of a sequence: how long it is, what of it is computed, where it stands.
+"""What the scheduler knows of a sequence: what was asked for, and where it stands."""
 
-Rule: only the scheduler changes these fields, but for those that say when something happened.
-"""
+from typing import Self, TypeVar
 
 from msgspec import Struct
 
@@ -13,21 +12,26 @@ NEVER = -1  # the step of what has not happened
 NO_SLOT = -1
 
 
-class ScheduledSequence(Struct, eq=False, gc=False, kw_only=True):  # it is part of no cycle
-    """A sample, a beam, or the negative prompt beside a sample.
+class Schedulable(Struct, eq=False, gc=False, kw_only=True):  # it is part of no cycle
+    """A sample, a beam, or the negative prompt beside a sample, as far as it is scheduled.
 
-    index: of the sample or beam in its request.  place: the request's, in the input.
+    The first sequence of a sequence group stands for the group in the queue: `others` are admitted,
+    preempted and ended together with it.
+
+    What was asked for; whoever makes a sequence sets these:
+    index: of the sample or beam in its request.  input_index: the request's, in the input.
     num_prompt_tokens: how many tokens it starts with.  max_tokens: how many it generates at most.
-    companions: what is admitted, preempted and ended together with this one: the other beams, or
-    the negative prompt.  num_slots: how many slots they all need.  has_siblings: whether there are
-    other samples of its request, which start with the same tokens.
+    others: the other beams, or the negative prompt.  num_slots: how many slots the group needs.
+    has_siblings: whether there are other samples of its request, which start with the same tokens.
     cache_salt: whose blocks it may share.  skips_prefix_cache: it starts from no blocks but those
     of other samples of its request.  ranks: where segments of the prompt end, each with how long
     its blocks are worth keeping.
 
+    Where it stands; only the scheduler sets these, but for the steps at which something happened:
     num_tokens: of those it starts with and those it has generated, when it began to compute them.
     num_computed: how many of them are.  Once it decodes, `offset` counts for both: the position of
     the token it computes in a decode step is the number of that step plus `offset`.
+    last_decode_step: the one after which it has all its tokens, while it decodes.
     queue_number, admission: the numbers of when it first joined the queue, and of its admission;
     later ones have larger numbers.
     num_cached: how many tokens of its last admission were found in blocks.
@@ -39,7 +43,7 @@ class ScheduledSequence(Struct, eq=False, gc=False, kw_only=True):  # it is part
 
     id: str
     index: int = 0
-    place: int = 0
+    input_index: int = 0
     arrival_time: float = 0.0
     num_prompt_tokens: int
     max_tokens: int
@@ -49,9 +53,10 @@ class ScheduledSequence(Struct, eq=False, gc=False, kw_only=True):  # it is part
     skips_prefix_cache: bool = False
     ranks: tuple[tuple[int, int], ...] = ()
     role: Role = "sample"
-    companions: "tuple[ScheduledSequence, ...]" = ()
+    others: tuple[Self, ...] = ()
     num_slots: int = 1
     has_siblings: bool = False
+
     state: State = State.PENDING
     slot: int = NO_SLOT
     arrived_step: int = NEVER
@@ -62,6 +67,7 @@ class ScheduledSequence(Struct, eq=False, gc=False, kw_only=True):  # it is part
     num_cached: int = 0
     offset: int = 0
     is_decoding: bool = False
+    last_decode_step: int = NEVER
     queue_number: int = NEVER
     admission: int = NEVER
     table: list[int] = []
@@ -71,11 +77,26 @@ class ScheduledSequence(Struct, eq=False, gc=False, kw_only=True):  # it is part
     prefix: CachedPrefix | None = None
 
     @property
-    def is_leader(self) -> bool:
-        """Whether it is no companion of another one."""
+    def is_first(self) -> bool:
+        """Whether it stands for its group, or is alone."""
         return self.role == "sample" or (self.role == "beam" and self.index == 0)
+
+    @property
+    def group(self) -> tuple[Self, ...]:
+        """The sequences of the group it is the first of."""
+        return (self, *self.others)
+
+    @property
+    def computed_group(self) -> tuple[Self, ...]:
+        """Those of its group that the model computes: other beams only after the first fork."""
+        if not self.others:
+            return (self,)
+        return (self, *(row for row in self.others if row.num_tokens or row.role != "beam"))
 
     @property
     def num_generated(self) -> int:
         """How many tokens it had generated when it began to compute what it knows."""
         return self.num_tokens - self.num_prompt_tokens
+
+
+S = TypeVar("S", bound=Schedulable)

@@ -6,15 +6,16 @@ back the slot of the one it gave way to, and no two sequences preempt each other
 
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator
+from typing import Generic
 
-from batcher.scheduling.clock import StepLoad
-from batcher.scheduling.decoding_rows import DecodingRows
-from batcher.scheduling.orderings import Ordering
+from batcher.scheduling.batch import RunningBatch
+from batcher.scheduling.clock import BatchStats
 from batcher.scheduling.policies import POLICIES
-from batcher.scheduling.sequence import ScheduledSequence
+from batcher.scheduling.queue import Ordering
+from batcher.scheduling.sequence import S
 from batcher.settings import PreemptFor
 
-Estimate = Callable[[StepLoad], float]
+Estimate = Callable[[BatchStats], float]
 """How many seconds a step that computes so much would take."""
 
 MAX_ASKED = (
@@ -22,7 +23,7 @@ MAX_ASKED = (
 )
 
 
-class Urgency:
+class Urgency(Generic[S]):
     """An order of the queue, and beside it the same sequences by their urgency.
 
     measure: what makes it up: a smaller priority, or an earlier deadline.
@@ -30,12 +31,12 @@ class Urgency:
     """
 
     def __init__(
-        self, ordering: Ordering, measure: PreemptFor, max_chunk: int, estimate: Estimate
+        self, ordering: Ordering[S], measure: PreemptFor, max_chunk: int, estimate: Estimate
     ) -> None:
         self.measure = measure
         self._ordering = ordering
         self._key = POLICIES[measure]
-        self._by_urgency: list[ScheduledSequence] = []
+        self._by_urgency: list[S] = []
         self._max_chunk, self._estimate = max_chunk, estimate
 
     # -- as an Ordering --------------------------------------------------------------------------
@@ -43,27 +44,27 @@ class Urgency:
     def __len__(self) -> int:
         return len(self._ordering)
 
-    def __iter__(self) -> Iterator[ScheduledSequence]:
+    def __iter__(self) -> Iterator[S]:
         return iter(self._ordering)
 
     def __contains__(self, sequence: object) -> bool:
         return sequence in self._ordering
 
-    def push(self, sequence: ScheduledSequence) -> None:
+    def push(self, sequence: S) -> None:
         """Take in a sequence."""
         self._ordering.push(sequence)
         insort(self._by_urgency, sequence, key=self._key)
 
-    def first(self, now: float) -> ScheduledSequence | None:
+    def first(self, now: float) -> S | None:
         """Return the one that the queue's own order puts first."""
         return self._ordering.first(now)
 
-    def remove(self, sequence: ScheduledSequence) -> None:
+    def remove(self, sequence: S) -> None:
         """Let one go."""
         self._ordering.remove(sequence)
         del self._by_urgency[bisect_left(self._by_urgency, self._key(sequence), key=self._key)]
 
-    def last(self, sequences: Iterable[ScheduledSequence], now: float) -> ScheduledSequence:  # noqa: ARG002 - as others need it
+    def last(self, sequences: Iterable[S], now: float) -> S:  # noqa: ARG002 - as others need it
         """Return the least urgent: by another order, who lacks a block might take it back."""
         return max(sequences, key=self._key)
 
@@ -73,12 +74,12 @@ class Urgency:
 
     # -- who may not wait ------------------------------------------------------------------------
 
-    def degree(self, sequence: ScheduledSequence) -> float:
+    def degree(self, sequence: S) -> float:
         """Return how urgent one is: the smaller, the more."""
         degree: float = self._key(sequence)[0]
         return degree
 
-    def ahead(self, running: Iterable[ScheduledSequence], now: float) -> list[ScheduledSequence]:
+    def ahead(self, running: Iterable[S], now: float) -> list[S]:
         """Return those that wait and may be let in ahead of the queue, the most urgent first.
 
         They are more urgent than one of `running`, or than the first of the queue, which would be
@@ -94,30 +95,26 @@ class Urgency:
             start = bisect_right(waiting, now, hi=stop, key=self.degree)
         return waiting[start : min(start + MAX_ASKED, stop)]
 
-    def less_urgent(
-        self, leader: ScheduledSequence, running: Iterable[ScheduledSequence]
-    ) -> list[ScheduledSequence]:
-        """Return those of `running` that are less urgent than `leader`, the least urgent first."""
-        own = self.degree(leader)
+    def less_urgent(self, first: S, running: Iterable[S]) -> list[S]:
+        """Return those of `running` that are less urgent than `first`, the least urgent first."""
+        own = self.degree(first)
         less = [row for row in running if self.degree(row) > own]
         return sorted(less, key=self._key, reverse=True)
 
-    def is_due(
-        self, leader: ScheduledSequence, now: float, decoding: DecodingRows, decode_step: int
-    ) -> bool:
+    def is_due(self, first: S, now: float, batch: RunningBatch[S]) -> bool:
         """Whether one that waits may not do so for another step.
 
         With deadlines: it would miss its own if it began a step later, had all of max_tokens to
         generate and steps took as long as they would now.
         """
-        deadline = leader.deadline
+        deadline = first.deadline
         if self.measure == "priority" or deadline is None:
             return True
-        num_rows, num_read = decoding.num_rows, decoding.num_read(decode_step)
-        num_tokens, num_left = leader.num_tokens, leader.max_tokens - leader.num_generated
-        step = self._estimate(StepLoad(num_rows + 1, num_rows + 1, num_read + num_tokens, 0))
+        num_rows, num_read = batch.num_decoding, batch.num_read
+        num_tokens, num_left = first.num_tokens, first.max_tokens - first.num_generated
+        step = self._estimate(BatchStats(num_rows + 1, num_rows + 1, num_read + num_tokens, 0))
         prompt = self._estimate(
-            StepLoad(num_rows + num_tokens, num_rows + 1, num_read, num_tokens**2)
+            BatchStats(num_rows + num_tokens, num_rows + 1, num_read, num_tokens**2)
         )
         num_steps = -(-num_tokens // self._max_chunk) + num_left - 1
         return deadline < now + num_steps * step + prompt

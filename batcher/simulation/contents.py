@@ -8,9 +8,7 @@ before them is in the keys of the cache.
 from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Iterator
 from itertools import chain, repeat
-from typing import cast
 
-from batcher.scheduling.sequence import ScheduledSequence
 from batcher.simulation.sequence import SimulatedSequence
 from batcher.simulation.workload import Piece
 
@@ -25,11 +23,10 @@ class SimulatedContents:
         self._numbers: dict[tuple[Hashable, int], int] = {}
 
     def blocks(
-        self, sequence: ScheduledSequence, start: int, stop: int, size: int
+        self, sequence: SimulatedSequence, start: int, stop: int, size: int
     ) -> Iterator[Hashable]:
         """Return what the KV cache asks for, see batcher.scheduling.kv_cache.Contents."""
-        simulated = cast(SimulatedSequence, sequence)
-        return chain.from_iterable(self._runs(simulated, start, stop, size))
+        return chain.from_iterable(self._runs(sequence, start, stop, size))
 
     def _runs(
         self, sequence: SimulatedSequence, start: int, stop: int, size: int

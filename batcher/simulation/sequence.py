@@ -2,12 +2,12 @@
 
 from itertools import accumulate
 
-from batcher.scheduling.sequence import NEVER, ScheduledSequence
+from batcher.scheduling.sequence import NEVER, Schedulable
 from batcher.simulation.workload import Job, Piece
 from batcher.timing.step_time import TICKS_PER_SECOND
 
 
-class SimulatedSequence(ScheduledSequence, eq=False, gc=False, kw_only=True):
+class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
     """A job on its way.
 
     pieces: what its tokens are, prompt and output.  ends: where each of them ends.
@@ -63,7 +63,7 @@ def make_sequence(job: Job, history: tuple[Piece, ...] = ()) -> SimulatedSequenc
     sequence = SimulatedSequence(
         id=job.id,
         index=job.index,
-        place=job.place,
+        input_index=job.place,
         arrival_time=job.arrival_time,
         num_prompt_tokens=num_tokens,
         num_tokens=num_tokens,

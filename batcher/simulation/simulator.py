@@ -5,15 +5,14 @@ Rule: the scheduler decides, as it does for the engine; nothing here knows a rul
 
 from collections.abc import Callable
 from math import inf
-from typing import Any
 
-from batcher.lifecycle import Move, move
+from batcher.errors import InvariantError
+from batcher.lifecycle import ARRIVE, FINISH
 from batcher.scheduling.blocks import BlockPool
-from batcher.scheduling.clock import StepLoad, ticks_until
-from batcher.scheduling.load import load_of
-from batcher.scheduling.making import make_scheduler
-from batcher.scheduling.plan import NOTHING_NEW, StepPlan
-from batcher.scheduling.quiet import QuietSteps
+from batcher.scheduling.clock import BatchStats, ticks_until
+from batcher.scheduling.fast_forward import FastForward
+from batcher.scheduling.output import SchedulerOutput
+from batcher.scheduling.scheduler import NO_CHANGES, Scheduler
 from batcher.scheduling.sequence import NEVER
 from batcher.settings import SchedulingSettings
 from batcher.simulation.contents import SimulatedContents
@@ -70,10 +69,10 @@ class StepSimulation:
         on_ended: OnEnded = lambda _: None,
     ) -> None:
         self._on_ended, self._num_ended = on_ended, 0
-        self._scheduler = make_scheduler(
+        self._scheduler: Scheduler[SimulatedSequence] = Scheduler(
             num_slots, settings, SimulatedContents().blocks, self._estimate
         )
-        self._queue, self._slots = self._scheduler.queue, self._scheduler.slots
+        self._queue, self._batch = self._scheduler.queue, self._scheduler.batch
         kv_cache = self._scheduler.kv_cache
         self._pool = BlockPool(0) if kv_cache is None else kv_cache.pool
         self._settings, self._step_time = settings, step_time
@@ -87,8 +86,8 @@ class StepSimulation:
 
     def run(self) -> SimulationResult:
         """Return what the run comes to."""
-        queue, slots, turns = self._queue, self._slots, self._turns
-        while queue.num_pending or queue.num_slots or slots.num_occupied:
+        queue, batch, turns = self._queue, self._batch, self._turns
+        while queue.num_pending or queue.num_slots or batch.num_occupied:
             if queue.num_pending:
                 self._join_arrivals()
             self._go_on()
@@ -98,7 +97,7 @@ class StepSimulation:
         return SimulationResult(
             turns.sequences,
             self._totals,
-            num_slots=len(slots.sequences),
+            num_slots=len(batch.slots),
             num_blocks=self._settings.kv_blocks,
             max_batch_tokens=self._settings.max_batch_tokens,
             end_ticks=self._ticks,
@@ -111,17 +110,16 @@ class StepSimulation:
         queue = self._queue
         arrival = queue.next_arrival
         if arrival is not None and arrival > self._now:
-            if queue.num_slots or self._slots.num_occupied:
+            if queue.num_slots or self._batch.num_occupied:
                 return
             self._ticks = ticks_until(arrival)
             self._now = self._ticks / TICKS_PER_SECOND
-        arrived: list[Any] = queue.take_arrivals(self._now)
-        for sequence in arrived:
+        for sequence in queue.take_arrivals(self._now):
             self._arrive(sequence)
         self._uses.turn(self._step, self._ticks)
 
     def _arrive(self, sequence: SimulatedSequence) -> None:
-        move(sequence, Move.ARRIVE)
+        sequence.state = ARRIVE[sequence.state]
         if not sequence.max_tokens:
             self._end(sequence)
         elif self._scheduler.why_never(sequence) is not None:
@@ -138,7 +136,7 @@ class StepSimulation:
 
     def _fail(self, sequence: SimulatedSequence) -> None:
         """End a sequence that waits, and can never run."""
-        move(sequence, Move.FINISH)
+        sequence.state = FINISH[sequence.state]
         sequence.has_failed = True
         if sequence.job.session is not None:
             self._turns.ended.append(sequence)
@@ -155,33 +153,32 @@ class StepSimulation:
             else:
                 self._queue.add(sequence, self._now)
 
-    def _estimate(self, load: StepLoad) -> float:
-        """Return how many seconds a step that computes `load` takes."""
-        return self._step_time.ticks(*load) / TICKS_PER_SECOND
+    def _estimate(self, stats: BatchStats) -> float:
+        """Return how many seconds a step that computes `stats` takes."""
+        return self._step_time.ticks(*stats) / TICKS_PER_SECOND
 
     # -- a step ----------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
         """Take the next step, if any row is there to be computed."""
-        plan = self._scheduler.plan(self._step, self._now)
-        if plan is not NOTHING_NEW:
-            self._note(plan)
-        if self._slots.num_occupied:
-            self._compute(plan)
+        scheduled = self._scheduler.schedule(self._step, self._now)
+        if scheduled is not NO_CHANGES:
+            self._note(scheduled)
+        if self._batch.num_occupied:
+            self._compute(scheduled)
 
-    def _note(self, plan: StepPlan) -> None:
-        """Take note of whom a plan lets in, preempts and lets begin."""
+    def _note(self, scheduled: SchedulerOutput[SimulatedSequence]) -> None:
+        """Take note of whom a step admits and preempts, and who begins to decode."""
         totals = self._totals
         self._uses.turn(self._step, self._ticks)
         if self._scheduler.kv_cache is not None:
             self._scheduler.kv_cache.take_copies()  # there is nothing to copy
-        for preemption in plan.preempted:
-            victim: Any = preemption.leader
+        for preemption in scheduled.preempted:
+            victim = preemption.first
             victim.num_preemptions += 1
             victim.num_lost = preemption.num_computed[victim]
             totals.num_preemptions += 1
-        admitted: list[Any] = plan.admitted
-        for sequence in admitted:
+        for sequence in scheduled.admitted:
             num_cached = sequence.num_cached
             if sequence.admitted_ticks == NEVER:
                 sequence.admitted_ticks = self._ticks
@@ -191,45 +188,45 @@ class StepSimulation:
             totals.num_cached += num_cached
             if sequence.num_lost > num_cached:
                 totals.recomputed_tokens += sequence.num_lost - num_cached
-        begun: list[Any] = plan.begun
-        for sequence in begun:
+        for sequence in scheduled.prefill_finished:
             job = sequence.job
             if job.num_output_tokens < job.max_tokens:
                 self._shorten(sequence)
 
     def _shorten(self, sequence: SimulatedSequence) -> None:
         """Let a sequence that begins to decode end when it has all its tokens."""
-        slots, num_left = self._slots, sequence.job.num_output_tokens - sequence.num_generated
-        slots.clear_deadline(sequence.slot)
-        slots.set_deadline(sequence.slot, self._scheduler.decode_step + num_left - 1)
+        num_left = sequence.job.num_output_tokens - sequence.num_generated
+        self._batch.end_after(sequence, num_left)
 
-    def _compute(self, plan: StepPlan) -> None:
+    def _compute(self, scheduled: SchedulerOutput[SimulatedSequence]) -> None:
         """Take the time of a step, and end those that have all their tokens after it."""
-        scheduler = self._scheduler
-        load = load_of(scheduler, plan)
-        self._ticks += self._step_time.ticks(*load)
+        scheduler, batch = self._scheduler, self._batch
+        stats = scheduler.batch_stats(scheduled)
+        self._ticks += self._step_time.ticks(*stats)
         self._now = self._ticks / TICKS_PER_SECOND
         self._step += 1
-        scheduler.end_step(plan)
-        self._totals.computed_tokens += load.num_tokens
-        if plan.chunks or plan.begun:  # an empty prompt has no chunk
+        scheduler.update(scheduled)
+        self._totals.computed_tokens += stats.num_tokens
+        chunks, prefill_finished = scheduled.num_scheduled_tokens, scheduled.prefill_finished
+        if chunks or prefill_finished:  # an empty prompt has no chunk
             totals, ticks = self._totals, self._ticks
-            totals.prefill_tokens += sum(chunk.num_tokens for chunk in plan.chunks)
-            totals.num_prompt_steps += not plan.decodes
-            begun: list[Any] = plan.begun
-            for sequence in begun:
+            totals.prefill_tokens += sum(chunks.values())
+            totals.num_prompt_steps += not scheduled.is_decode_step
+            for sequence in prefill_finished:
                 if sequence.first_token_ticks == NEVER:
                     sequence.first_token_ticks = ticks
-        if plan.decodes:
-            due = self._slots.due.get(scheduler.decode_step - 1)
-            if due is not None:
-                self._leave(due)
+        if scheduled.is_decode_step:
+            ending = batch.ending.get(batch.decode_step - 1)
+            if ending is not None:
+                self._leave(ending)
 
     def _leave(self, slots: list[int]) -> None:
         """Take out those whose last step is over; the one before the current one."""
         for slot in sorted(slots):
-            sequence: Any = self._slots.sequences[slot]
-            self._scheduler.leave(sequence, self._step - 1, Move.FINISH, has_failed=False)
+            sequence = self._batch.slots[slot]
+            if sequence is None:
+                raise InvariantError(f"nobody holds slot {slot}, whose holder was to end")
+            self._scheduler.finish(sequence, self._step - 1, FINISH, has_failed=False)
             self._end(sequence)
         self._on_ended(self._num_ended)
         self._uses.turn(self._step, self._ticks)
@@ -247,7 +244,7 @@ class EventSimulation(StepSimulation):
         on_ended: OnEnded = lambda _: None,
     ) -> None:
         super().__init__(workload, num_slots, settings, step_time, on_ended)
-        self._quiet = QuietSteps(self._scheduler)
+        self._fast_forward = FastForward(self._scheduler)
         can_wait = settings.preempt_for is None and self._turns.all_wait
         self._all_wait = can_wait and not self._has_too_large(workload)
 
@@ -264,7 +261,7 @@ class EventSimulation(StepSimulation):
 
     def _go_on(self) -> None:
         """Take the steps up to the next event, or the one that may be one."""
-        until = self._quiet.steady_until(self._now)
+        until = self._fast_forward.steady_until(self._now)
         num_steps = 0 if until is None else self._num_steps(until)
         if num_steps > 1:
             self._skip(num_steps)
@@ -273,11 +270,11 @@ class EventSimulation(StepSimulation):
 
     def _num_steps(self, until: float) -> int:
         """Return how many steps begin before `until`, the next arrival or another event."""
-        num_steps, queue = self._quiet.num_steps(), self._queue
+        num_steps, queue = self._fast_forward.num_steps(), self._queue
         has_news = self._turns.ended or (queue.num_pending and queue.next_arrival is None)
         if num_steps < 2 or has_news:  # noqa: PLR2004 - one is no more than the next step
             return 0
-        can_ignore = self._all_wait and queue.num_slots and not self._slots.num_free
+        can_ignore = self._all_wait and queue.num_slots and not self._batch.num_free
         arrival = queue.next_arrival
         if arrival is not None and not can_ignore:
             until = min(until, arrival)
@@ -287,20 +284,19 @@ class EventSimulation(StepSimulation):
         left = ticks - (ticks >> _SAFE_BITS) - 1 - self._ticks  # sooner than floats can tell apart
         if left <= 0:
             return 0
-        decoding, step = self._scheduler.decoding, self._scheduler.decode_step
-        num_rows, num_read = decoding.num_rows, decoding.num_read(step)
+        num_rows, num_read = self._batch.num_decoding, self._batch.num_read
         return min(num_steps, self._step_time.num_decodes_until(num_rows, num_read, left))
 
     def _skip(self, num_steps: int) -> None:
         """Take so many steps, in which rows decode and nothing else happens but to the last."""
-        scheduler, decoding = self._scheduler, self._scheduler.decoding
-        num_rows, num_read = decoding.num_rows, decoding.num_read(scheduler.decode_step)
+        batch = self._batch
+        num_rows, num_read = batch.num_decoding, batch.num_read
         self._ticks += self._step_time.ticks_of_decodes(num_rows, num_read, num_steps)
         self._now = self._ticks / TICKS_PER_SECOND
         self._step += num_steps
         self._totals.computed_tokens += num_rows * num_steps
-        self._totals.block_steps += self._quiet.skip(num_steps)
-        due = self._slots.due.get(scheduler.decode_step - 1)
+        self._totals.block_steps += self._fast_forward.skip(num_steps)
+        ending = batch.ending.get(batch.decode_step - 1)
         self._uses.turn(self._step, self._ticks)
-        if due is not None:
-            self._leave(due)
+        if ending is not None:
+            self._leave(ending)

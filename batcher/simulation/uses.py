@@ -3,6 +3,7 @@
 from batcher.scheduling.blocks import BlockPool
 from batcher.scheduling.scheduler import Scheduler
 from batcher.simulation.result import Totals
+from batcher.simulation.sequence import SimulatedSequence
 
 
 class StepUses:
@@ -19,7 +20,7 @@ class StepUses:
         "totals",
     )
 
-    def __init__(self, scheduler: Scheduler, pool: BlockPool) -> None:
+    def __init__(self, scheduler: Scheduler[SimulatedSequence], pool: BlockPool) -> None:
         self.totals = Totals()
         self._scheduler, self._pool = scheduler, pool
         self._step = self._ticks = self._num_slots = self._num_blocks = 0
@@ -36,12 +37,12 @@ class StepUses:
             totals.binding_ticks[self._binding] += ticks - self._ticks
             self._step = step
         self._ticks = ticks
-        scheduler, slots = self._scheduler, self._scheduler.slots
-        self._num_slots = slots.num_occupied
+        scheduler, batch = self._scheduler, self._scheduler.batch
+        self._num_slots = batch.num_occupied
         self._num_blocks = self._pool.num_used
         if not scheduler.queue.num_slots:
             self._binding = "arrivals"
-        elif slots.num_free and scheduler.hold is not None:
-            self._binding = scheduler.hold.reason
+        elif batch.num_free and scheduler.blocked is not None:
+            self._binding = scheduler.blocked.reason
         else:
             self._binding = "slots"

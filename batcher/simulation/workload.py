@@ -8,8 +8,7 @@ from msgspec import Struct
 from batcher.errors import BatchdecodeError
 from batcher.models.base import Model
 from batcher.prompts import Border, has_segments, rank_of
-from batcher.request import PromptInput, Request
-from batcher.sequence import is_plain
+from batcher.request import PromptInput, Request, is_plain
 from batcher.workloads.rows import WorkloadRow
 
 

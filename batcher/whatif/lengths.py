@@ -32,7 +32,7 @@ def decoded_outputs(requests: Sequence[Request], model: Model) -> Outputs:
     engine = Engine(model, LARGE_BATCH)
     places: dict[str, int] = {}
     for place, request in enumerate(requests):
-        places[engine.enqueue(_at_once(request), place=place)] = place
+        places[engine.enqueue(_at_once(request), input_index=place)] = place
     outputs: Outputs = {}
     while engine.has_work:
         for result in engine.step().results:

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
-from batcher.engine import Engine
-from batcher.engine.outcome import StepOutcome
+from batcher.engine import Engine, StepOutcome
 from batcher.errors import InvariantError
 from batcher.events import ArriveEvent, FinishEvent, RejectEvent, RequestEvent
 from batcher.formats.requests import BadLine, ParsedLine
@@ -158,7 +157,9 @@ class Loop:
         known = self.answers.open(request, line.form, source.input_index)
         if source.reason == "follow":
             request = replace(request, arrival_time=max(request.arrival_time, engine.now))
-        engine.enqueue(request, place=source.input_index, reason=source.reason, known=known)
+        engine.enqueue(
+            request, input_index=source.input_index, reason=source.reason, replayed=known
+        )
 
     def _take_bad(self, line: BadLine) -> None:
         """Skip a bad line, or read no more."""

@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 
 from batcher.engine.outcome import StepOutcome
+
 from batcher.formats.requests import BadLine
 from cli.running import loop
 from cli.running.answers import Answers

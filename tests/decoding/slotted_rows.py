@@ -7,9 +7,9 @@ from typing import NamedTuple
 from batcher import Request, SimulatedModel
 from batcher.engine.decoded import Decoded, Generated, SuspendedRows
 from batcher.engine.decoder import Decoder
+from batcher.engine.sequence import Sequence, make_sequences
 from batcher.models.base import Batch, Chunk
 from batcher.result import FinishReason
-from batcher.sequence import Sequence, make_sequences
 
 NUM_SLOTS = 7
 MODEL = SimulatedModel()  # one for many tests, since it makes its table of logits once
@@ -47,13 +47,13 @@ class SlottedRows:
         return bool(self.waiting or self.running or self.suspended)
 
     def take_slots(self, leader: Sequence, random: Random) -> None:
-        for row in (leader, *leader.companions):
+        for row in (leader, *leader.others):
             row.slot = self.free.pop(random.randrange(len(self.free)))
         self.running[leader.slot] = leader
 
     def leave_slots(self, leader: Sequence) -> None:
         del self.running[leader.slot]
-        for row in (leader, *leader.companions):
+        for row in (leader, *leader.others):
             if self.batch.holds(row.slot):
                 MODEL.release(row.slot)
             self.batch.leave(row.slot)
@@ -63,7 +63,7 @@ class SlottedRows:
         """Begin a row in its slot; beams wait for the first fork."""
         forced = self.decoder.open(leader)
         self.num_tokens[leader.id, leader.index] = len(forced)
-        rows = [leader] if leader.role == "beam" else [leader, *leader.companions]
+        rows = [leader] if leader.role == "beam" else [leader, *leader.others]
         for row in rows:
             self.batch.join(Chunk(row.slot, row.prompt_tokens + forced, 0))
 
@@ -74,7 +74,7 @@ class SlottedRows:
 
     def resume(self, leader: Sequence, suspended: SuspendedRows) -> None:
         self.decoder.resume(leader, suspended)
-        for row, tokens in zip((leader, *leader.companions), suspended.tokens, strict=False):
+        for row, tokens in zip((leader, *leader.others), suspended.tokens, strict=False):
             self.batch.join(Chunk(row.slot, row.prompt_tokens + tokens, 0))
 
     def admit(self, random: Random, leaves_at_once: Choose) -> None:
@@ -111,7 +111,7 @@ class SlottedRows:
         elif num_tokens >= leader.request.max_tokens:
             self.end(leader, "length")
         elif len(tokens) > 1:
-            for row in (leader, *leader.companions):
+            for row in (leader, *leader.others):
                 start = len(row.prompt_tokens) + num_tokens - len(tokens)
                 self.batch.chunks.append(Chunk(row.slot, tokens, start))
 

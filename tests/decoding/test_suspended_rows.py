@@ -106,7 +106,7 @@ def test_suspended_rows_tell_what_the_model_has_to_compute_again() -> None:
     for _ in range(4):
         rows.compute()
     for leader in (guided, beams):
-        slots = [row.slot for row in (leader, *leader.companions)]
+        slots = [row.slot for row in (leader, *leader.others)]
         read = [rows.decoder.read(slot, 0, 4) for slot in slots]
         rows.suspend(leader)
         assert rows.suspended[-1][1].tokens == read

@@ -229,7 +229,7 @@ def test_the_seed_argument_wins_over_the_settings() -> None:
 def test_a_bug_in_the_engine_is_not_a_model_error() -> None:
     engine = Engine(CallableModel(count_up), 1)
     engine.add(Request(prompt=[1]))
-    engine._slots = None
+    engine._batch = None
     with pytest.raises(AttributeError):
         engine.step()
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from batcher.scheduling.kv_cache import KVCache
-from batcher.scheduling.sequence import ScheduledSequence
+from batcher.scheduling.sequence import Schedulable
 from batcher.settings import SchedulingSettings
 
 SIZE = 4
@@ -19,11 +19,11 @@ class Cache(KVCache):
             fields["capacity"] = "on-demand"
         super().__init__(SchedulingSettings(**fields), self.contents)
         self.tokens: dict[str, list[int]] = {}
-        self.sequences: list[ScheduledSequence] = []
+        self.sequences: list[Schedulable] = []
         self.built: list[int] = []  # where each block begins whose content was asked for
 
     def contents(
-        self, sequence: ScheduledSequence, start: int, stop: int, size: int
+        self, sequence: Schedulable, start: int, stop: int, size: int
     ) -> Iterator[tuple[int, ...]]:
         tokens = self.tokens[sequence.id]
         assert stop <= len(tokens)
@@ -31,10 +31,10 @@ class Cache(KVCache):
             self.built.append(at // size)
             yield tuple(tokens[at : min(at + size, stop)])
 
-    def sequence(self, name: str, tokens: Any, **fields: Any) -> ScheduledSequence:
+    def sequence(self, name: str, tokens: Any, **fields: Any) -> Schedulable:
         self.tokens[name] = list(tokens)
         num_tokens = len(self.tokens[name])
-        return ScheduledSequence(
+        return Schedulable(
             id=name,
             num_prompt_tokens=num_tokens,
             num_tokens=num_tokens,
@@ -43,7 +43,7 @@ class Cache(KVCache):
             **fields,
         )
 
-    def begin(self, sequence: ScheduledSequence, stop: int | None = None) -> None:
+    def begin(self, sequence: Schedulable, stop: int | None = None) -> None:
         """Let `sequence` compute up to `stop` tokens, all of them if not told, in one step."""
         stop = sequence.num_tokens if stop is None else stop
         num_free = self.pool.num_free
@@ -53,12 +53,12 @@ class Cache(KVCache):
         assert self.pool.num_free == num_free - num_needed, "not what was asked for"
         self.sequences.append(sequence)
 
-    def go_on(self, sequence: ScheduledSequence, stop: int) -> None:
+    def go_on(self, sequence: Schedulable, stop: int) -> None:
         self.extend(sequence, stop)
         self.compute(sequence, sequence.num_computed, stop)
         sequence.num_computed = stop
 
-    def leave(self, sequence: ScheduledSequence) -> None:
+    def leave(self, sequence: Schedulable) -> None:
         self.close(sequence, sequence.num_computed)
         self.sequences.remove(sequence)
         assert sequence.table == []

@@ -52,7 +52,7 @@ class Run:
         """Return the request of the first event of a kind in the last step, if it still lives."""
         for event in self.events:
             is_so = all(getattr(event, name) == value for name, value in fields.items())
-            if isinstance(event, kind) and is_so and event.id in self.engine._roster:
+            if isinstance(event, kind) and is_so and event.id in self.engine._outputs:
                 return event.id
         return None
 
@@ -68,13 +68,13 @@ def waits(run: Run) -> str | None:
 
 def is_partly_computed(run: Run) -> str | None:
     partly = [event for event in run.events if isinstance(event, AdmitEvent | PrefillEvent)]
-    left = [event.id for event in partly if event.left and event.id in run.engine._roster]
+    left = [event.id for event in partly if event.left and event.id in run.engine._outputs]
     return left[0] if left else None
 
 
 def decodes(role: str) -> Stage:
     def stage(run: Run) -> str | None:
-        rows = run.engine._slots.sequences
+        rows = run.engine._batch.slots
         return next((row.id for row in rows if row and row.is_decoding and row.role == role), None)
 
     return stage
@@ -86,13 +86,13 @@ def is_preempted(run: Run) -> str | None:
 
 def is_back(run: Run) -> str | None:
     for event in run.events:
-        if isinstance(event, AdmitEvent) and event.generated and event.id in run.engine._roster:
+        if isinstance(event, AdmitEvent) and event.generated and event.id in run.engine._outputs:
             return event.id
     return None
 
 
 def waits_for_its_turn(run: Run) -> str | None:
-    return "last" if "last" in run.engine._roster else None
+    return "last" if "last" in run.engine._outputs else None
 
 
 STAGES: list[Stage] = [
@@ -121,11 +121,11 @@ def test_an_abort_frees_what_was_held(stage: Stage, num_before: int) -> None:
             continue
         aborted = found
         run.engine.abort(found)
-        rows = [row for row in run.engine._slots.sequences if row is not None]
+        rows = [row for row in run.engine._batch.slots if row is not None]
         assert found not in {row.id for row in rows}
         held = {block for row in rows for block in row.table}
-        assert run.engine._scheduler.kv_cache.pool.num_used == len(held)
-        run.engine._scheduler.check()
+        assert run.engine.scheduler.kv_cache.pool.num_used == len(held)
+        run.engine.scheduler.check()
     assert aborted is not None or num_before, "nobody has come to that"
     assert kept(run.engine) == {}
     assert len(run.results) == sum(each.n for each in REQUESTS)

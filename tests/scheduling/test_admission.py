@@ -2,9 +2,9 @@
 
 import pytest
 
-from batcher.scheduling.making import make_scheduler
-from batcher.scheduling.plan import StepPlan
-from batcher.scheduling.sequence import ScheduledSequence
+from batcher.scheduling.output import SchedulerOutput
+from batcher.scheduling.scheduler import Scheduler
+from batcher.scheduling.sequence import Schedulable
 from batcher.settings import SchedulingSettings
 from batcher.simulation.simulator import simulate
 from batcher.simulation.workload import Job, Piece, Workload
@@ -33,16 +33,16 @@ def job(place: int, num_prompt_tokens: int, num_output_tokens: int) -> Job:
 
 def admitted(settings: SchedulingSettings, num_steps: int) -> list[list[str]]:
     """Return who is let in at each step: two prompts of 24 tokens wait, 6 blocks each."""
-    scheduler = make_scheduler(2, settings, lambda *_: ())
+    scheduler = Scheduler(2, settings, lambda *_: ())
     for name in ("first", "second"):
-        waiting = ScheduledSequence(id=name, num_prompt_tokens=24, num_tokens=24, max_tokens=4)
+        waiting = Schedulable(id=name, num_prompt_tokens=24, num_tokens=24, max_tokens=4)
         waiting.state = "waiting"  # type: ignore[assignment]  # as the engine leaves it
         scheduler.queue.push(waiting)
-    plans: list[StepPlan] = []
+    outputs: list[SchedulerOutput[Schedulable]] = []
     for step in range(num_steps):
-        plans.append(scheduler.plan(step, float(step)))
-        scheduler.end_step(plans[-1])
-    return [[leader.id for leader in plan.admitted] for plan in plans]
+        outputs.append(scheduler.schedule(step, float(step)))
+        scheduler.update(outputs[-1])
+    return [[first.id for first in output.admitted] for output in outputs]
 
 
 def test_by_default_all_known_tokens_have_to_fit() -> None:

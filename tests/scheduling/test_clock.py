@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.errors import InvariantError
-from batcher.scheduling.clock import ConstantClock, FormulaClock, StepLoad, WallClock, ticks_until
+from batcher.scheduling.clock import BatchStats, ConstantClock, FormulaClock, WallClock, ticks_until
 from batcher.timing.loading import step_time_of
 from batcher.timing.step_time import TICKS_PER_SECOND
 
@@ -81,14 +81,14 @@ class OddTime:
         raise NotImplementedError
 
 
-LOADS = st.builds(StepLoad, *[st.integers(0, 10**6)] * 4)
+LOADS = st.builds(BatchStats, *[st.integers(0, 10**6)] * 4)
 
 
 @given(st.lists(st.one_of(LOADS, st.floats(1e-9, 1e4)), max_size=20))
-def test_a_formula_counts_whole_ticks_and_loses_none(moves: list[StepLoad | float]) -> None:
+def test_a_formula_counts_whole_ticks_and_loses_none(moves: list[BatchStats | float]) -> None:
     clock, ticks, starts = FormulaClock(OddTime()), 0, [0]
     for move in moves:
-        if isinstance(move, StepLoad):
+        if isinstance(move, BatchStats):
             clock.advance(move)
             ticks += OddTime().ticks(*move)
             starts.append(ticks)
@@ -109,7 +109,7 @@ def test_a_formula_counts_whole_ticks_and_loses_none(moves: list[StepLoad | floa
 
 
 @given(st.lists(LOADS, min_size=1, max_size=9), st.floats(0, 1))
-def test_a_step_of_a_formula_is_found_by_its_time(loads: list[StepLoad], part: float) -> None:
+def test_a_step_of_a_formula_is_found_by_its_time(loads: list[BatchStats], part: float) -> None:
     clock, starts = FormulaClock(OddTime()), [0.0]
     for load in loads:
         clock.advance(load)
@@ -138,7 +138,7 @@ def test_clocks_tell_what_reproduces_their_times() -> None:
 
 
 def test_each_clock_estimates_how_long_a_step_would_take() -> None:
-    load, step_time = StepLoad(40, 3, 500, 1369), step_time_of("rtx4090_llama3.1-8b")
+    load, step_time = BatchStats(40, 3, 500, 1369), step_time_of("rtx4090_llama3.1-8b")
     assert ConstantClock().estimate(load) == 1.0
     formula = FormulaClock(step_time)
     expected = formula.estimate(load)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.errors import InvariantError
-from batcher.scheduling.sequence import ScheduledSequence
+from batcher.scheduling.sequence import Schedulable
 
 
 @pytest.mark.parametrize("num_computed", [1, 3, 4, 5, 8])
@@ -141,7 +141,7 @@ class Cells:
         self.cache = cache
         self.cells: dict[tuple[int, int], tuple[int, ...]] = {}
 
-    def compute(self, planned: list[tuple[ScheduledSequence, int]]) -> None:
+    def compute(self, planned: list[tuple[Schedulable, int]]) -> None:
         """Copy blocks, then write what was planned: rows, each from a position on."""
         for source, target in self.cache.take_copies():
             for place in range(SIZE):
@@ -167,7 +167,7 @@ def test_what_is_read_is_always_what_was_written(data: Any) -> None:
     cache = Cache(data.draw(st.integers(6, 14)))
     cells = Cells(cache)
     for number in range(data.draw(st.integers(1, 25))):
-        planned: list[tuple[ScheduledSequence, int]] = []
+        planned: list[tuple[Schedulable, int]] = []
         for sequence in cache.sequences:
             more = data.draw(st.integers(0, sequence.num_tokens - sequence.num_computed))
             stop = sequence.num_computed + more

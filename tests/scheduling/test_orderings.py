@@ -10,20 +10,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from waiting import waiting
 
-from batcher.scheduling.orderings import (
+from batcher.scheduling.policies import POLICIES, queue_number
+from batcher.scheduling.queue import (
     MAX_MATCHED,
     ArrivalOrder,
     KeyOrder,
     Ordering,
     PrefixOrder,
 )
-from batcher.scheduling.policies import POLICIES, queue_number
-from batcher.scheduling.sequence import ScheduledSequence
+from batcher.scheduling.sequence import Schedulable
 
 AGING = 5.0
 
 
-def cached(sequence: ScheduledSequence) -> int:
+def cached(sequence: Schedulable) -> int:
     """Return what stands for how much of a sequence is cached."""
     return sequence.priority * 7 % 5
 
@@ -36,7 +36,7 @@ def make_ordering(policy: str) -> Ordering:
     return KeyOrder(POLICIES[policy], AGING)
 
 
-def key_by_the_documentation(policy: str, sequence: ScheduledSequence) -> Any:
+def key_by_the_documentation(policy: str, sequence: Schedulable) -> Any:
     size = sequence.num_prompt_tokens + sequence.max_tokens
     keys = {
         "priority": sequence.priority,
@@ -54,8 +54,8 @@ class Queue(RuleBasedStateMachine):
     @initialize(policy=st.sampled_from(list(POLICIES)))
     def start(self, policy: str) -> None:
         self.policy, self.ordering = policy, make_ordering(policy)
-        self.waiting: list[ScheduledSequence] = []
-        self.running: list[ScheduledSequence] = []
+        self.waiting: list[Schedulable] = []
+        self.running: list[Schedulable] = []
         self.now, self.num_joined = 0.0, 0
 
     @rule(
@@ -86,7 +86,7 @@ class Queue(RuleBasedStateMachine):
         self.num_joined += 1
         self.push(sequence)
 
-    def push(self, sequence: ScheduledSequence) -> None:
+    def push(self, sequence: Schedulable) -> None:
         self.ordering.push(sequence)
         self.waiting.append(sequence)
 
@@ -113,16 +113,16 @@ class Queue(RuleBasedStateMachine):
         self.ordering.remove(sequence)
         self.waiting.remove(sequence)
 
-    def is_aged(self, sequence: ScheduledSequence) -> bool:
+    def is_aged(self, sequence: Schedulable) -> bool:
         return self.policy != "fcfs" and self.now - sequence.arrival_time >= AGING
 
-    def first(self) -> ScheduledSequence | None:
+    def first(self) -> Schedulable | None:
         in_order = sorted(self.waiting, key=queue_number)
         if not in_order or self.is_aged(in_order[0]):
             return in_order[0] if in_order else None
         return min(in_order, key=lambda other: key_by_the_documentation(self.policy, other))
 
-    def victim(self) -> ScheduledSequence:
+    def victim(self) -> Schedulable:
         if self.policy in {"fcfs", "lpm"}:
             return max(self.running, key=queue_number)
         young = [other for other in self.running if not self.is_aged(other)]
@@ -217,9 +217,9 @@ def test_a_queue_that_never_empties_keeps_no_more_than_what_waits() -> None:
 
 
 def test_the_cache_is_asked_only_for_those_that_have_waited_longest() -> None:
-    asked: list[ScheduledSequence] = []
+    asked: list[Schedulable] = []
 
-    def num_cached(sequence: ScheduledSequence) -> int:
+    def num_cached(sequence: Schedulable) -> int:
         asked.append(sequence)
         return sequence.queue_number
 

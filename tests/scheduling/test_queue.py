@@ -8,18 +8,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from waiting import waiting
 
-from batcher.scheduling.orderings import ArrivalOrder
-from batcher.scheduling.queue import WaitingQueue
-from batcher.scheduling.sequence import ScheduledSequence
+from batcher.scheduling.queue import ArrivalOrder, WaitingQueue
+from batcher.scheduling.sequence import Schedulable
 
 
 def test_arrivals_come_by_time_then_place_then_sample() -> None:
     queue = WaitingQueue(ArrivalOrder())
     given = [
-        waiting("d", arrival_time=2.0, place=0),
-        waiting("c", arrival_time=1.0, place=7),
-        waiting("b", arrival_time=1.0, place=3, index=1),
-        waiting("a", arrival_time=1.0, place=3),
+        waiting("d", arrival_time=2.0, input_index=0),
+        waiting("c", arrival_time=1.0, input_index=7),
+        waiting("b", arrival_time=1.0, input_index=3, index=1),
+        waiting("a", arrival_time=1.0, input_index=3),
     ]
     for sequence in given:
         queue.add(sequence, 0.0)
@@ -55,8 +54,8 @@ class Queue(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.queue = WaitingQueue(ArrivalOrder())
-        self.to_come: list[ScheduledSequence] = []
-        self.waiting: list[ScheduledSequence] = []
+        self.to_come: list[Schedulable] = []
+        self.waiting: list[Schedulable] = []
         self.now, self.num_added = 0.0, 0
 
     @rule(delay=st.sampled_from([-1.0, 0.0, 2.0]), num_slots=st.integers(1, 3))
@@ -64,7 +63,7 @@ class Queue(RuleBasedStateMachine):
         sequence = waiting(
             f"r{self.num_added % 5}",
             arrival_time=max(0.0, self.now + delay),
-            place=self.num_added,
+            input_index=self.num_added,
             num_slots=num_slots,
         )
         self.num_added += 1
@@ -75,7 +74,7 @@ class Queue(RuleBasedStateMachine):
     def arrive(self, delay: float) -> None:
         self.now += delay
         come = [sequence for sequence in self.to_come if sequence.arrival_time <= self.now]
-        come.sort(key=lambda sequence: (sequence.arrival_time, sequence.place))
+        come.sort(key=lambda sequence: (sequence.arrival_time, sequence.input_index))
         assert self.queue.take_arrivals(self.now) == come
         for sequence in come:
             self.to_come.remove(sequence)

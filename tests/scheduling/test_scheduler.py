@@ -1,4 +1,4 @@
-"""What the scheduler plans step by step is what follows from sorting and searching all anew."""
+"""What the scheduler decides step by step is what follows from sorting and searching all anew."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -11,12 +11,11 @@ from scheduling_settings import scheduling_settings
 from slow_scheduler import SlowScheduler
 from slow_units import Job, SlowPlan
 
-from batcher.lifecycle import Move, State
+from batcher.lifecycle import ABORT, FINISH, Move, State
 from batcher.scheduling.blocks import NO_HASH
-from batcher.scheduling.making import make_scheduler
-from batcher.scheduling.plan import StepPlan
-from batcher.scheduling.running import rows_of
-from batcher.scheduling.sequence import ScheduledSequence
+from batcher.scheduling.output import SchedulerOutput
+from batcher.scheduling.scheduler import Scheduler
+from batcher.scheduling.sequence import Schedulable
 from batcher.settings import SchedulingSettings
 
 PROMPTS = st.builds(
@@ -73,14 +72,14 @@ class Play:
     def __init__(self, workload: Workload) -> None:
         self.workload = workload
         self.slow = SlowScheduler(workload.num_slots, workload.settings)
-        self.scheduler = make_scheduler(workload.num_slots, workload.settings, self.contents)
-        self.leaders: dict[str, ScheduledSequence] = {}
+        self.scheduler = Scheduler(workload.num_slots, workload.settings, self.contents)
+        self.leaders: dict[str, Schedulable] = {}
         self.jobs = {job.id: job for job in workload.jobs}
         self.unread = list(workload.jobs)
         self.step, self.now = 0, 0.0
 
     def contents(
-        self, row: ScheduledSequence, start: int, stop: int, size: int
+        self, row: Schedulable, start: int, stop: int, size: int
     ) -> Iterator[tuple[Any, ...]]:
         job = self.jobs[row.id]
         prompt = job.negative if row.role == "negative" else job.prompt
@@ -98,10 +97,10 @@ class Play:
             while self.unread and self.unread[0].arrival <= self.now:
                 self.push(self.unread.pop(0))
             self.one_step()
-        assert self.scheduler.queue.num_waiting == self.scheduler.slots.num_occupied == 0
+        assert self.scheduler.queue.num_waiting == self.scheduler.batch.num_occupied == 0
         assert self.scheduler.kv_cache.pool.num_used == 0
-        assert self.scheduler.decoding.num_rows == 0
-        assert self.scheduler.slots.due == {}
+        assert self.scheduler.batch.num_decoding == 0
+        assert self.scheduler.batch.ending == {}
 
     def push(self, job: Job) -> None:
         self.slow.push(job)
@@ -110,19 +109,19 @@ class Play:
         self.scheduler.queue.push(leader)
 
     def one_step(self) -> None:
-        plan = self.scheduler.plan(self.step, self.now)
+        plan = self.scheduler.schedule(self.step, self.now)
         expected = self.slow.plan(self.now)
         expected_hold, expected.hold = expected.hold, None
         assert summary(plan) == expected
         if expected_hold is not None:
             self.check_hold(expected_hold)
         self.check_blocks(plan)
-        self.scheduler.end_step(plan)
-        due = self.scheduler.slots.due.get(self.scheduler.decode_step - 1, [])
+        self.scheduler.update(plan)
+        due = self.scheduler.batch.ending.get(self.scheduler.batch.decode_step - 1, [])
         done = self.slow.end_step(expected)
-        assert sorted(due if plan.decodes else []) == done
+        assert sorted(due if plan.is_decode_step else []) == done
         for slot in done:
-            self.leave(slot, Move.FINISH)
+            self.leave(slot, FINISH)
         self.scheduler.check()
         self.step += 1
         self.now += 1.0
@@ -130,32 +129,32 @@ class Play:
         event(f"preempts: {bool(expected.preempted)}")
 
     def check_hold(self, expected: tuple[str, str]) -> None:
-        hold = self.scheduler.hold
-        assert hold is not None, "nothing is said of who is held back"
-        assert (hold.leader.id, hold.reason) == expected
+        blocked = self.scheduler.blocked
+        assert blocked is not None, "nothing is said of who is held back"
+        assert (blocked.first.id, blocked.reason) == expected
 
-    def check_blocks(self, plan: StepPlan) -> None:
+    def check_blocks(self, plan: SchedulerOutput[Schedulable]) -> None:
         kv_cache, slow = self.scheduler.kv_cache, self.slow.pool
         assert kv_cache.pool.num_free == len(slow.free)
         assert sum(node != NO_HASH for node in kv_cache.pool._hashes) == len(slow.keys)
         for unit in self.slow.running:
             leader = self.leaders[unit.name]
-            for row, other in zip(unit.rows, rows_of(leader), strict=True):
+            for row, other in zip(unit.rows, leader.computed_group, strict=True):
                 assert len(other.table) == len(row.blocks)
                 assert other.num_cached == row.num_cached
-                assert self.scheduler.slots.sequences[other.slot] is other
+                assert self.scheduler.batch.slots[other.slot] is other
                 assert other.slot == unit.slots[unit.rows.index(row)]
         budget = self.workload.settings.max_batch_tokens
-        num_computed = sum(chunk.num_tokens for chunk in plan.chunks)
-        if plan.decodes:
-            fresh = sum(len(rows_of(leader)) for leader in plan.begun)
-            num_computed += self.scheduler.decoding.num_rows - fresh
+        num_computed = sum(plan.num_scheduled_tokens.values())
+        if plan.is_decode_step:
+            fresh = sum(len(leader.computed_group) for leader in plan.prefill_finished)
+            num_computed += self.scheduler.batch.num_decoding - fresh
         assert budget is None or num_computed <= budget, "invariant 11"
 
     def leave(self, slot: int, why: Move) -> None:
-        leader = self.scheduler.slots.sequences[slot]
+        leader = self.scheduler.batch.slots[slot]
         self.slow.leave(next(unit for unit in self.slow.running if slot in unit.slots))
-        self.scheduler.leave(leader, self.step, why, has_failed=False)
+        self.scheduler.finish(leader, self.step, why, has_failed=False)
 
     def abort_somebody(self) -> None:
         place = self.workload.aborts.get(self.step)
@@ -164,17 +163,17 @@ class Play:
             return
         unit = units[place % len(units)]
         if unit in self.slow.running:
-            self.leave(unit.slots[0], Move.ABORT)
+            self.leave(unit.slots[0], ABORT)
         else:
             self.slow.waiting.remove(unit)
             self.scheduler.queue.take(self.leaders[unit.name])
 
 
-def make_sequence(job: Job) -> ScheduledSequence:
+def make_sequence(job: Job) -> Schedulable:
     """Return what stands for a job in the scheduler, waiting."""
 
-    def row(role: Any, prompt: tuple[int, ...]) -> ScheduledSequence:
-        return ScheduledSequence(
+    def row(role: Any, prompt: tuple[int, ...]) -> Schedulable:
+        return Schedulable(
             id=job.id,
             role=role,
             arrival_time=job.arrival,
@@ -190,21 +189,20 @@ def make_sequence(job: Job) -> ScheduledSequence:
 
     leader = row("sample", job.prompt)
     if job.negative is not None:
-        leader.companions, leader.num_slots = (row("negative", job.negative),), 2
+        leader.others, leader.num_slots = (row("negative", job.negative),), 2
     return leader
 
 
-def summary(plan: StepPlan) -> SlowPlan:
+def summary(plan: SchedulerOutput[Schedulable]) -> SlowPlan:
     """Return a plan by names, without the hold."""
     chunks = {
-        (chunk.sequence.id, chunk.sequence.role): (chunk.start, chunk.num_tokens)
-        for chunk in plan.chunks
+        (row.id, row.role): (row.num_computed - num_tokens, num_tokens)
+        for row, num_tokens in plan.num_scheduled_tokens.items()
     }
-    assert len(chunks) == len(plan.chunks), "two chunks of one row"
     return SlowPlan(
         [
             (
-                preemption.leader.id,
+                preemption.first.id,
                 preemption.beneficiary.id,
                 preemption.reason,
                 {(row.id, row.role): number for row, number in preemption.num_computed.items()},
@@ -213,8 +211,8 @@ def summary(plan: StepPlan) -> SlowPlan:
         ],
         [leader.id for leader in plan.admitted],
         chunks,
-        [leader.id for leader in plan.begun],
-        plan.decodes,
+        [leader.id for leader in plan.prefill_finished],
+        plan.is_decode_step,
         plan.has_preempted,
     )
 
@@ -268,7 +266,7 @@ def test_the_plan_of_each_step_is_one_made_from_scratch(workload: Workload) -> N
 )
 def test_what_no_number_of_preemptions_makes_room_for_is_told(job: Job, *, fits: bool) -> None:
     settings = SchedulingSettings(kv_blocks=4, block_size=4)
-    scheduler = make_scheduler(2, settings, Play(Workload([job], 2, settings, {})).contents)
+    scheduler = Scheduler(2, settings, Play(Workload([job], 2, settings, {})).contents)
     failure = scheduler.why_never(make_sequence(job))
     assert (failure is None) == fits
     if failure is not None:

@@ -3,10 +3,10 @@
 from typing import Any
 
 from batcher.lifecycle import State
-from batcher.scheduling.sequence import ScheduledSequence
+from batcher.scheduling.sequence import Schedulable
 
 
-def waiting(name: str, **fields: Any) -> ScheduledSequence:
+def waiting(name: str, **fields: Any) -> Schedulable:
     """Return a sequence that waits; one prompt token and one to generate if not told."""
     fields = {"num_prompt_tokens": 1, "max_tokens": 1, "table": [], **fields}
-    return ScheduledSequence(id=name, state=State.WAITING, **fields)
+    return Schedulable(id=name, state=State.WAITING, **fields)

@@ -15,7 +15,7 @@ from simulated_workloads import (
 )
 
 from batcher import Request, SimulatedModel, decode
-from batcher.scheduling.plan import StepPlan
+from batcher.scheduling.output import SchedulerOutput
 from batcher.settings import SchedulingSettings
 from batcher.simulation.result import SimulationResult
 from batcher.simulation.sequence import SimulatedSequence
@@ -33,14 +33,14 @@ class LoggedSimulation(StepSimulation):
         self.ends: list[float] = []
         self.blocks: list[int] = []
 
-    def _note(self, plan: StepPlan) -> None:
+    def _note(self, plan: SchedulerOutput[SimulatedSequence]) -> None:
         super()._note(plan)
         for preemption in plan.preempted:
-            self._log("preempt", preemption.leader, preemption.num_computed[preemption.leader])
+            self._log("preempt", preemption.first, preemption.num_computed[preemption.first])
         for sequence in plan.admitted:
             self._log("admit", sequence, sequence.num_cached)
 
-    def _compute(self, plan: StepPlan) -> None:
+    def _compute(self, plan: SchedulerOutput[SimulatedSequence]) -> None:
         self.blocks.append(self._pool.num_used)
         self.start = self._now
         super()._compute(plan)

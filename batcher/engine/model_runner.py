@@ -2,7 +2,6 @@
 
 from collections.abc import Collection
 from dataclasses import replace as dataclass_replace
-from typing import cast
 from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
@@ -10,13 +9,12 @@ from msgspec.structs import replace
 from batcher.decoding.prompt_logprobs import PromptLogprobs
 from batcher.engine.decoded import NOTHING_DECODED, Decoded, Generated, SuspendedRows
 from batcher.engine.decoder import Decoder
+from batcher.engine.sequence import Sequence
 from batcher.errors import BatchdecodeError, Failure, ModelError
 from batcher.models.base import Batch, Chunk, Model, ModelOutput, Pages, can_page
 from batcher.result import FinishReason
 from batcher.scheduling.kv_cache import KVCache
-from batcher.scheduling.plan import StepPlan
-from batcher.scheduling.running import rows_of
-from batcher.sequence import Sequence
+from batcher.scheduling.output import SchedulerOutput
 
 ROBBED = "another engine has taken the model, which has only one cache"
 
@@ -28,11 +26,16 @@ class ModelRunner:
     """Has a model compute rows; takes the model from the runner that had it, as it has one cache.
 
     A row that a step gives no token is suspended in the decoder, whether it waits for the rest of
-    its prompt or was preempted.  A leader and its companions begin, wait and stop together.
+    its prompt or was preempted.  The rows of a group begin, wait and stop together.
     """
 
     def __init__(
-        self, model: Model, num_slots: int, kv_cache: KVCache | None, *, is_streaming: bool
+        self,
+        model: Model,
+        num_slots: int,
+        kv_cache: KVCache[Sequence] | None,
+        *,
+        is_streaming: bool,
     ) -> None:
         self.decoder = Decoder(model, num_slots, is_streaming=is_streaming)
         self._model = model
@@ -61,55 +64,47 @@ class ModelRunner:
         """Whether the model reads and writes what rows have computed through their blocks."""
         return self._pages is not None
 
-    # -- a row comes, waits and goes -------------------------------------------------------------
+    # -- a group comes, waits and goes -----------------------------------------------------------
 
-    def open(self, leader: Sequence) -> int:
-        """Begin the rows of a leader that has slots for the first time.
+    def open(self, first: Sequence) -> int:
+        """Begin the rows of a group that has slots for the first time.
 
         Returns how many tokens are the row's from the outset, because nothing else is allowed.
         """
-        forced = self.decoder.open(leader)
+        forced = self.decoder.open(first)
         if forced:
-            for row in leader.rows:
+            for row in first.group:
                 row.generated = forced
         return len(forced)
 
-    def note_jump(self, leader: Sequence) -> None:
-        """Take note that a leader has several tokens that the model does not know of."""
-        generated = self.decoder.read(leader.slot, 0, leader.num_generated)
-        for row in leader.rows:
+    def note_jump(self, first: Sequence) -> None:
+        """Take note that a row has several tokens that the model does not know of."""
+        generated = self.decoder.read(first.slot, 0, first.num_generated)
+        for row in first.group:
             row.generated = generated
 
-    def suspend(self, leader: Sequence, num_generated: int) -> None:
-        """Let the rows of a leader wait: in their slots, or elsewhere after `release`.
+    def preempt(self, first: Sequence) -> None:
+        """Take the rows of a group, with all they have generated, out of their slots."""
+        self._suspend(first)
+        self._release(first)
 
-        num_generated: how many tokens the row has generated.
-        """
-        if leader in self._suspended:
-            return
-        suspended = self.decoder.suspend(leader, num_generated)
-        self._suspended[leader] = suspended
-        for row, tokens in zip(leader.rows, suspended.tokens, strict=False):
-            row.generated = tokens
-
-    def release(self, leader: Sequence) -> None:
-        """Let the model forget the rows of a leader, which leaves its slots."""
-        for row in leader.rows:
-            self._batch.leave(row.slot)
-            self._model.release(row.slot)
-        if self._lost:
-            self._lost.difference_update(leader.rows)
-
-    def stop(self, leader: Sequence, num_generated: int, reason: FinishReason) -> list[Generated]:
-        """Forget `leader` and its companions; return its output, or those of its beams.
+    def close(self, first: Sequence, num_generated: int, reason: FinishReason) -> list[Generated]:
+        """Forget the rows of a running group; return its output, or those of its beams.
 
         num_generated: how many of the row's tokens are its output; beams know that themselves.
         """
-        if leader in self._suspended:
-            return self.decoder.close_suspended(self._suspended.pop(leader), reason)
-        if leader.role == "beam":
-            return self.decoder.close_beams(leader.slot, reason)
-        return [self.decoder.close(leader.slot, num_generated, reason)]
+        if self._suspended and first in self._suspended:
+            outputs = self.close_suspended(first, reason)
+        elif first.role == "beam":
+            outputs = self.decoder.close_beams(first.slot, reason)
+        else:
+            outputs = [self.decoder.close(first.slot, num_generated, reason)]
+        self._release(first)
+        return outputs
+
+    def close_suspended(self, first: Sequence, reason: FinishReason) -> list[Generated]:
+        """Forget the rows of a group that was preempted; return what they had generated."""
+        return self.decoder.close_suspended(self._suspended.pop(first), reason)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let `child`, which holds its blocks by now, go on from what there is of `parent`."""
@@ -119,58 +114,94 @@ class ModelRunner:
             self._pages.tables[child.slot] = child.table
         self._batch.enter(child.slot)
 
-    # -- a step ----------------------------------------------------------------------------------
+    def _suspend(self, first: Sequence) -> None:
+        """Let the rows of a group wait: in their slots, or elsewhere after `_release`."""
+        if first in self._suspended:
+            return
+        suspended = self.decoder.suspend(first, first.num_generated)
+        self._suspended[first] = suspended
+        for row, tokens in zip(first.group, suspended.tokens, strict=False):
+            row.generated = tokens
 
-    def prepare(self, plan: StepPlan, waiting: Collection[Sequence]) -> None:
+    def _release(self, first: Sequence) -> None:
+        """Let the model forget the rows of a group, which leaves its slots."""
+        for row in (first, *first.others):
+            self._batch.leave(row.slot)
+            self._model.release(row.slot)
+        if self._lost:
+            self._lost.difference_update(first.group)
+
+    # -- before a step ---------------------------------------------------------------------------
+
+    def prepare(
+        self, output: SchedulerOutput[Sequence], prefilling: Collection[Sequence], decode_step: int
+    ) -> None:
         """Take in what the next step computes beside the next token of each decoding row.
 
-        waiting: leaders with slots that the step gives no token.
+        prefilling: the groups with slots that the step gives no token.
         """
-        if waiting:
-            self._hold_all(plan, waiting)
-        begun: list[Sequence] = plan.begun  # type: ignore[assignment]  # the engine has no others
+        if prefilling:
+            self._hold_all(output, prefilling)
         if self._suspended:
-            for leader in begun:
-                suspended = self._suspended.pop(leader, None)
-                if suspended is not None:
-                    self.decoder.resume(leader, suspended)
+            for first in output.prefill_finished:
+                if first in self._suspended:
+                    self.decoder.resume(first, self._suspended.pop(first))
         if self._pages is not None:
-            self._turn_pages(plan, self._pages)
-        self._take_chunks(plan)
-        for leader in begun:
-            is_usual = leader.num_tokens and not leader.companions and leader.generated is None
-            if not is_usual and leader.known is None:
-                self._begin(leader)
+            self._turn_pages(output, self._pages, decode_step)
+        join, add_part = self._batch.join, self._batch.add_part
+        for row, num_tokens in output.num_scheduled_tokens.items():
+            if row.extras is None or row.extras.replayed is None:
+                chunk = self._chunk(row, row.num_computed - num_tokens, row.num_computed)
+                take = join if row.is_decoding else add_part
+                take(chunk)
+        for first in output.prefill_finished:
+            is_usual = first.num_tokens and not first.others and first.generated is None
+            if not is_usual and first.replayed is None:
+                self._begin(first)
 
-    def _hold_all(self, plan: StepPlan, waiting: Collection[Sequence]) -> None:
+    def _hold_all(
+        self, output: SchedulerOutput[Sequence], prefilling: Collection[Sequence]
+    ) -> None:
         """Suspend the rows that are given no token."""
-        has_chunk = {chunk.sequence for chunk in plan.chunks}
-        for leader in waiting:
-            self.suspend(leader, leader.num_generated)
-            for row in leader.rows:
-                self._hold(row, is_computed=row in has_chunk or not plan.decodes)
+        for first in prefilling:
+            self._suspend(first)
+            for row in first.group:
+                if self._batch.holds(row.slot):  # let it yield no token until it joins again
+                    self._batch.leave(row.slot)
+                    if output.is_decode_step and row not in output.num_scheduled_tokens:
+                        self._model.release(row.slot)  # or the model would go on with it
+                        if self._pages is None:
+                            self._lost.add(row)
 
-    def _begin(self, leader: Sequence) -> None:
-        """Let every further token of a leader's rows go to the model by itself."""
-        for row in cast(tuple[Sequence, ...], rows_of(leader)):
+    def _begin(self, first: Sequence) -> None:
+        """Let every further token of a group's rows go to the model by itself."""
+        for row in first.computed_group:
             row.generated = None
             if not row.num_tokens:  # an empty prompt, of which there is no chunk
                 self._batch.join(Chunk(row.slot, [], 0))
 
-    def _take_chunks(self, plan: StepPlan) -> None:
-        """Put the chunks of a plan into the batch."""
-        batch = self._batch
-        for computed, start, num_tokens in plan.chunks:
-            row: Sequence = computed  # type: ignore[assignment]  # as above
-            if row.known is None:
-                if start or num_tokens < row.num_prompt_tokens:
-                    chunk = self._chunk(row, start, num_tokens)
-                else:
-                    chunk = Chunk(row.slot, row.known_tokens(0, num_tokens), 0)
-                if row.prompt_logprobs is not None:
-                    chunk = self._scored(chunk, row.prompt_logprobs)
-                take = batch.join if row.is_decoding else batch.add_part
-                take(chunk)
+    def _chunk(self, row: Sequence, start: int, stop: int) -> Chunk:
+        """Return the tokens start..stop of a row; with all before them that the model lacks."""
+        if start and self._pages is None and (start == row.num_cached or row in self._lost):
+            start = 0
+            self._lost.discard(row)
+        chunk = Chunk(row.slot, row.known_tokens(start, stop), start)
+        if row.extras is None or row.extras.prompt_logprobs is None:
+            return chunk
+        return self._scored(chunk, row.extras.prompt_logprobs)
+
+    def _turn_pages(
+        self, output: SchedulerOutput[Sequence], pages: Pages, decode_step: int
+    ) -> None:
+        """Tell the model where the tokens of its rows are."""
+        for first in output.admitted:
+            for row in (first, *first.others):
+                pages.tables[row.slot] = row.table
+        if self._kv_cache is not None:
+            pages.copies = self._kv_cache.take_copies()
+            pages.num_blocks = self._kv_cache.pool.num_total
+        for grown in output.grown:
+            pages.moved[grown.slot] = decode_step + grown.offset
 
     def _scored(self, chunk: Chunk, scores: PromptLogprobs) -> Chunk:
         """Return `chunk` as one that is scored, if it tells more of a prompt than is known."""
@@ -193,37 +224,10 @@ class ModelRunner:
                 failed[slot] = problem
         return failed
 
-    def _hold(self, row: Sequence, *, is_computed: bool) -> None:
-        """Let a row yield no token until it joins the batch again."""
-        if not self._batch.holds(row.slot):
-            return
-        self._batch.leave(row.slot)
-        if not is_computed:  # or the model would go on with it
-            self._model.release(row.slot)
-            if self._pages is None:
-                self._lost.add(row)
-
-    def _turn_pages(self, plan: StepPlan, pages: Pages) -> None:
-        """Tell the model where the tokens of its rows are."""
-        for leader in cast(list[Sequence], plan.admitted):
-            for row in leader.rows:
-                pages.tables[row.slot] = row.table
-        if self._kv_cache is not None:
-            pages.copies = self._kv_cache.take_copies()
-            pages.num_blocks = self._kv_cache.pool.num_total
-        for grown in plan.grown:
-            pages.moved[grown.slot] = plan.decode_step + grown.offset
-
-    def _chunk(self, row: Sequence, start: int, num_tokens: int) -> Chunk:
-        """Return a planned chunk; with all that is before it, if the model does not have that."""
-        stop = start + num_tokens
-        if start and self._pages is None and (start == row.num_cached or row in self._lost):
-            start = 0
-            self._lost.discard(row)
-        return Chunk(row.slot, row.known_tokens(start, stop), start)
+    # -- a step ----------------------------------------------------------------------------------
 
     def step(self, step: int) -> Decoded:
-        """Compute one token for every row that is not held; return what that means for them.
+        """Compute one token for every row that yields one; return what the rows were given.
 
         step: its number.
 

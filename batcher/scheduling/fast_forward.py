@@ -4,33 +4,34 @@ Rule: what happens in them is what the scheduler would have planned for each of 
 """
 
 from math import inf
+from typing import Generic
 
 from batcher.scheduling.scheduler import Scheduler
+from batcher.scheduling.sequence import S
 
 
-class QuietSteps:
+class FastForward(Generic[S]):
     """Looks for the next decision of a scheduler, and takes the steps before it all at once."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler[S]) -> None:
         self._scheduler = scheduler
-        self._queue, self._slots = scheduler.queue, scheduler.slots
-        self._kv_cache, self._decoding = scheduler.kv_cache, scheduler.decoding
+        self._queue, self._batch = scheduler.queue, scheduler.batch
+        self._kv_cache = scheduler.kv_cache
         settings = scheduler.settings
-        self._block_size = settings.block_size
         self._is_static = settings.batching == "static"
         self._has_prefix_cache = scheduler.kv_cache is not None and settings.has_prefix_cache
         self._grows = scheduler.kv_cache is not None and settings.capacity != "no-evict"
 
     def steady_until(self, now: float) -> float | None:
         """Return until when nothing is decided if no row ends and none arrives; None: not now."""
-        scheduler = self._scheduler
-        if scheduler.chasing or not self._decoding.num_rows or scheduler.has_urgent(now):
+        scheduler, batch = self._scheduler, self._batch
+        if batch.prefilling or not batch.num_decoding or scheduler.has_urgent(now):
             return None
-        if not (self._queue.num_slots and self._slots.num_free):
+        if not (self._queue.num_slots and batch.num_free):
             return inf
         if self._is_static:
-            hold = scheduler.hold
-            return inf if hold is not None and hold.reason == "batch" else None
+            blocked = scheduler.blocked
+            return inf if blocked is not None and blocked.reason == "batch" else None
         return scheduler.refuses_until(now)
 
     def num_steps(self) -> int:
@@ -38,31 +39,29 @@ class QuietSteps:
 
         The step that ends a row is one of them.
         """
-        step = self._scheduler.decode_step
-        num_steps = min(self._slots.due) - step + 1
+        batch = self._batch
+        num_steps = min(batch.ending) - batch.decode_step + 1
         if not self._grows or self._kv_cache is None:
             return num_steps
         can_evict = self._has_prefix_cache and not self._scheduler.is_refusal_final
-        if can_evict and self._queue.num_slots and self._slots.num_free:
-            return min(num_steps, self._decoding.num_steps_to_border(step))
-        num_free = self._kv_cache.pool.num_free
-        if self._kv_cache.has_room(
-            num_steps // self._block_size * self._decoding.num_rows + self._decoding.num_rows
-        ):
+        if can_evict and self._queue.num_slots and batch.num_free:
+            return min(num_steps, batch.num_steps_to_boundary())
+        most = (num_steps // batch.block_size + 1) * batch.num_decoding
+        if self._kv_cache.has_room(most):
             return num_steps
-        return min(num_steps, self._decoding.num_steps_for(step, num_free))
+        return min(num_steps, batch.num_steps_for(self._kv_cache.pool.num_free))
 
     def skip(self, num_steps: int) -> int:
         """Take so many steps; return for how many steps new blocks were held, summed up."""
-        scheduler, kv_cache = self._scheduler, self._kv_cache
-        step = scheduler.decode_step
-        scheduler.decode_step = step + num_steps
+        batch, kv_cache = self._batch, self._kv_cache
+        step = batch.decode_step
+        batch.decode_step = step + num_steps
         if kv_cache is None or not self._grows:
             return 0
-        size, block_steps = self._block_size, 0
+        size, block_steps = batch.block_size, 0
         take = kv_cache.pool.take
-        for border, rows in self._decoding.by_border():
-            first = (border - step) % size
+        for boundary, rows in batch.by_boundary():
+            first = (boundary - step) % size
             if first >= num_steps or not rows:
                 continue
             count = (num_steps - first - 1) // size + 1

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from batcher.engine.step_log import StepLog
+from batcher.engine.sequence import Sequence
 from batcher.events import (
     AdmitEvent,
     AdmitReason,
@@ -16,33 +16,38 @@ from batcher.events import (
     PreemptEvent,
     PrefillEvent,
     RequestEvent,
+    StepsEvent,
 )
 from batcher.result import Result, StopReason
-from batcher.scheduling.clock import Clock
-from batcher.scheduling.plan import Hold, PlannedChunk, Preemption
-from batcher.scheduling.sequence import NO_SLOT, ScheduledSequence
-from batcher.sequence import Sequence
+from batcher.scheduling.clock import BatchStats, Clock
+from batcher.scheduling.output import Blocked, Preemption, SchedulerOutput
+from batcher.scheduling.scheduler import Scheduler
+from batcher.scheduling.sequence import NO_SLOT
+
+MAX_STEPS = 256  # in one event
 
 
-class Journal:
-    """Turns what happens to sequences into events, each with the step and time it has now."""
+class Recorder:
+    """Turns what happens to sequences into events, each with the step and time it has now.
 
-    __slots__ = ("_clock", "_events", "_steps")
+    steps: what steps compute, where that is told.
+    """
 
-    def __init__(self, clock: Clock, steps: StepLog | None) -> None:
-        """Keep a journal; `steps`, if there is one, tells what each step has computed."""
+    __slots__ = ("_clock", "_events", "steps")
+
+    def __init__(self, clock: Clock, steps: "StepStats | None") -> None:
         self._clock = clock
-        self._steps = steps
         self._events: list[RequestEvent] = []
+        self.steps = steps
 
     def __bool__(self) -> bool:
-        return bool(self._events) or (self._steps is not None and self._steps.is_full)
+        return bool(self._events) or (self.steps is not None and self.steps.is_full)
 
     def take(self) -> list[RequestEvent]:
         """Return the events since the last call; what steps have computed comes before them."""
         events, self._events = self._events, []
-        if self._steps is not None and self._steps:
-            return [self._steps.take(), *events]
+        if self.steps is not None and self.steps:
+            return [self.steps.take(), *events]
         return events
 
     def arrived(self, sequence: Sequence) -> None:
@@ -54,17 +59,15 @@ class Journal:
                 sequence.arrival_time,
                 sequence.id,
                 sequence.index,
-                sequence.reason,
+                sequence.arrive_reason,
                 sequence.num_prompt_tokens,
                 request.max_tokens,
                 request.deadline,
             )
         )
 
-    def admitted(
-        self, sequence: ScheduledSequence, reason: AdmitReason, num_generated: int
-    ) -> None:
-        """Tell that a sequence was given its slot, after the step has been planned.
+    def admitted(self, sequence: Sequence, reason: AdmitReason, num_generated: int) -> None:
+        """Tell that a sequence was given its slot, after the step has been scheduled.
 
         num_generated: how many tokens it had generated before it was preempted.
         """
@@ -84,9 +87,9 @@ class Journal:
             )
         )
 
-    def computed(self, chunk: PlannedChunk) -> None:
-        """Tell of a chunk of a sequence that was admitted before."""
-        clock, row = self._clock, chunk.sequence
+    def prefilled(self, row: Sequence, num_tokens: int) -> None:
+        """Tell that more was computed of a sequence that was admitted before."""
+        clock = self._clock
         self._events.append(
             PrefillEvent(
                 clock.step,
@@ -94,16 +97,16 @@ class Journal:
                 row.id,
                 row.index,
                 row.slot,
-                chunk.num_tokens,
+                num_tokens,
                 row.num_tokens - row.num_computed,
                 row.role,
             )
         )
 
-    def preempted(self, row: ScheduledSequence, preemption: Preemption) -> None:
-        """Tell that a row lost its slot and what it had computed, for whom and why."""
+    def preempted(self, preemption: Preemption[Sequence]) -> None:
+        """Tell that the rows of a group lost their slots and what they had computed, and why."""
         clock, beneficiary = self._clock, preemption.beneficiary
-        self._events.append(
+        self._events += [
             PreemptEvent(
                 clock.step,
                 clock.now,
@@ -113,18 +116,19 @@ class Journal:
                 preemption.reason,
                 beneficiary.id,
                 beneficiary.index,
-                preemption.num_computed[row],
+                num_computed,
                 max(row.num_generated, 0),
                 row.role,
             )
-        )
+            for row, num_computed in preemption.num_computed.items()
+        ]
 
-    def held(self, hold: Hold) -> None:
-        """Tell that the first of the queue is not let in, and why."""
-        clock, leader = self._clock, hold.leader
+    def blocked(self, blocked: Blocked[Sequence]) -> None:
+        """Tell that the first of the queue is not admitted, and why."""
+        clock, first = self._clock, blocked.first
         self._events.append(
             BlockedEvent(
-                clock.step, clock.now, leader.id, leader.index, hold.reason, hold.num_blocks
+                clock.step, clock.now, first.id, first.index, blocked.reason, blocked.num_blocks
             )
         )
 
@@ -165,3 +169,56 @@ class Journal:
         """Tell which samples have turned out in `step` not to be among the best."""
         now = self._clock.start_of(step)
         self._events += [DropEvent(step, now, r.id, r.index, r.finish_reason) for r in results]
+
+
+class StepStats:
+    """What each step computes; an engine whose steps nobody asks about does without."""
+
+    __slots__ = ("_ends", "_first_step", "_num_steps", "_padding", "_scheduler", "_stats")
+
+    def __init__(self, scheduler: Scheduler[Sequence]) -> None:
+        self._scheduler = scheduler
+        self._num_steps = self._first_step = self._padding = 0
+        self._ends: list[float] = []
+        self._stats: list[tuple[int, ...]] = []  # of each step, as StepsEvent names them
+
+    def __bool__(self) -> bool:
+        return bool(self._ends)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to tell of the steps."""
+        return len(self._ends) >= MAX_STEPS
+
+    def begin_step(self) -> None:
+        """Note what rows decode before a step is scheduled."""
+        self._padding = self._scheduler.batch.padding
+
+    def measure(self, output: SchedulerOutput[Sequence]) -> BatchStats:
+        """Return what a scheduled step computes, before it has ended."""
+        stats, kv_cache = self._scheduler.batch_stats(output), self._scheduler.kv_cache
+        sizes = output.num_scheduled_tokens.values()
+        num_prefill = sum(sizes)
+        self._stats.append(
+            (
+                stats.num_tokens - num_prefill,
+                num_prefill,
+                stats.num_sequences,
+                0 if kv_cache is None else kv_cache.pool.num_used,
+                max(sizes, default=0) * len(sizes) - num_prefill,
+                self._padding if output.is_decode_step else 0,
+            )
+        )
+        return stats
+
+    def end_step(self, end: float) -> None:
+        """Note when the step that was measured last ended."""
+        self._ends.append(end)
+        self._num_steps += 1
+
+    def take(self) -> StepsEvent:
+        """Return the event of all steps since the last call, of which there are some."""
+        columns = map(list, zip(*self._stats, strict=True))
+        event = StepsEvent(self._first_step, self._ends, *columns)
+        self._ends, self._stats, self._first_step = [], [], self._num_steps
+        return event

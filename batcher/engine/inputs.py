@@ -1,0 +1,273 @@
+"""Requests on their way into the waiting queue: as sequences, at their time, turn by turn.
+
+Rule: of one session at most one turn is a sequence; the others wait here, in input order.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from copy import copy
+from typing import NamedTuple
+
+from batcher.decoding.prompt_logprobs import PromptLogprobs
+from batcher.decoding.stops.automaton import stop_automaton
+from batcher.engine.outputs import Outputs
+from batcher.engine.sequence import Extras, Sequence
+from batcher.errors import Failure, InvariantError
+from batcher.events import ArriveReason, Role
+from batcher.models.base import Model
+from batcher.prompts import Prompt, read_prompt
+from batcher.request import Request, is_plain
+from batcher.result import Result
+from batcher.scheduling.clock import Clock
+from batcher.scheduling.queue import WaitingQueue
+from batcher.tokens import Tokens, joined
+
+Heal = Callable[[Tokens], tuple[list[int], bytes]]
+NO_TOKENS: Tokens = []
+
+
+class Input(NamedTuple):
+    """A request as it was added to the engine.
+
+    replayed: what an earlier run found, by index.
+    """
+
+    request: Request
+    request_id: str
+    input_index: int
+    arrive_reason: ArriveReason
+    replayed: Mapping[int, Result]
+
+
+class Session:
+    """What one conversation has come to.
+
+    tokens: of all turns that have ended, prompts and outputs.  end: when the last of them did; None
+    before the first has.  failure: why no turn can go on from here, if that is so.
+    active: the id of the turn that is a sequence; None if there is none.  turns: that wait for it.
+    """
+
+    __slots__ = ("active", "end", "failure", "tokens", "turns")
+
+    def __init__(self) -> None:
+        self.tokens: Tokens = []
+        self.end: float | None = None
+        self.failure: str | None = None
+        self.active: str | None = None
+        self.turns: deque[Input] = deque()
+
+    def break_off(self, request_id: str, outcome: str, place: int) -> list[Input]:
+        """Let nothing go on after a turn; return those that wait, from `place` on."""
+        if self.failure is None:
+            self.failure = (
+                f"a turn before it in its session, request {request_id!r}, ended with {outcome!r}"
+            )
+        turns = list(self.turns)[place:]
+        for _ in turns:
+            self.turns.pop()
+        return turns
+
+
+class Inputs:
+    """Makes sequences of requests, and lets them join the queue.
+
+    has_sessions: whether any request has been part of a session.
+    latest_arrival: the latest arrival time that a request has named.
+    """
+
+    def __init__(
+        self,
+        queue: WaitingQueue[Sequence],
+        outputs: Outputs,
+        clock: Clock,
+        model: Model,
+        heal: Heal,
+    ) -> None:
+        self.has_sessions = False
+        self.latest_arrival = 0.0
+        self._queue, self._outputs, self._clock = queue, outputs, clock
+        self._model, self._heal = model, heal
+        self._sessions: dict[str, Session] = {}  # by name, as long as the engine is there
+
+    def add(self, added: Input) -> None:
+        """Take in a request, whose sequences join the queue once they have arrived.
+
+        Raises:
+            RequestError: the model's tokenizer fails on its prompt.
+        """
+        request = added.request
+        sequences = self._make(added, NO_TOKENS)
+        self._outputs.open_request(request, added.request_id, len(sequences))
+        if request.arrival_time > self.latest_arrival:  # noqa: PLR1730 - max() takes longer
+            self.latest_arrival = request.arrival_time
+        if request.session is not None:
+            self._add_turn(request.session, added)
+            return
+        for sequence in sequences:
+            self._queue.add(sequence, self._clock.now)
+
+    def abort(self, request_id: str) -> None:
+        """End what of a request waits: for its time, for a slot, or for the turn before it."""
+        step = self._clock.step
+        for waiting in self._queue.find(request_id):
+            self._queue.remove(waiting)
+            self._outputs.finish_waiting(waiting, step, "aborted")
+        for session in self._sessions.values():
+            for place, turn in enumerate(session.turns):
+                if turn.request_id == request_id:
+                    aborted, *others = session.break_off(request_id, "aborted", place)
+                    [sequence] = self._make(aborted, NO_TOKENS)
+                    self._outputs.finish_waiting(sequence, step, "aborted")
+                    for other in others:
+                        self._begin_turn(session, other, session.failure)
+                    return
+
+    def continue_sessions(self) -> None:
+        """Let the turns of sessions go on whose predecessors have ended."""
+        while turns := self._outputs.take_turns():
+            for sequence, result in turns:
+                name = sequence.request.session
+                session = None if name is None else self._sessions[name]
+                if session is None or session.active != sequence.id:
+                    continue  # it has failed without ever going on
+                whole = sequence.prompt_tokens, result.tokens
+                session.tokens = joined(whole, self._model.vocab_size)
+                session.end, session.active = self._clock.now, None
+                outcome = result.finish_reason
+                if outcome in {"error", "aborted"}:
+                    for turn in session.break_off(sequence.id, outcome, 0):
+                        self._begin_turn(session, turn, session.failure)
+                elif session.turns:
+                    turn = session.turns.popleft()
+                    session.active = turn.request_id
+                    self._begin_turn(session, turn, None)
+
+    def _add_turn(self, name: str, turn: Input) -> None:
+        """Take in a turn, which goes on at once if none of its session is on its way."""
+        self.has_sessions = True
+        session = self._sessions.setdefault(name, Session())
+        if session.failure is None:
+            if session.active is not None:
+                session.turns.append(turn)
+                return
+            session.active = turn.request_id
+        self._begin_turn(session, turn, session.failure)
+
+    def _begin_turn(self, session: Session, turn: Input, why: str | None) -> None:
+        """Let a turn arrive, the one before it having ended, or fail for the reason `why`."""
+        [sequence] = self._make(turn, session.tokens)
+        if why is not None:
+            failure = Failure("session-failed", why)
+            self._outputs.finish_waiting(sequence, self._clock.step, "error", failure)
+            return
+        if session.end is not None:
+            arrival = max(turn.request.arrival_time, session.end + turn.request.think_time)
+            if arrival > turn.request.arrival_time:
+                sequence.arrival_time, sequence.arrive_reason = arrival, "turn"
+        self._queue.add(sequence, self._clock.now)
+
+    # -- sequences -------------------------------------------------------------------------------
+
+    def _make(self, added: Input, history: Tokens) -> list[Sequence]:
+        """Return what a request waits with: a sequence for each sample, or the first of its beams.
+
+        history: the tokens of the turns before it in its session.
+
+        Raises:
+            RequestError: the model's tokenizer fails on a prompt.
+        """
+        request, request_id, input_index, arrive_reason, replayed = added
+        model = self._model
+        prompt = read_prompt(request.prompt, "prompt", request_id, model)
+        if history:
+            prompt = prompt.after(history, model.vocab_size)
+        num_tokens = prompt.num_tokens
+        first = Sequence(
+            id=request_id,
+            input_index=input_index,
+            arrival_time=request.arrival_time,
+            num_prompt_tokens=num_tokens,
+            num_tokens=num_tokens,
+            max_tokens=request.max_tokens,
+            request=request,
+            prompt=prompt,
+            automaton=stop_automaton(request, model.eos_token_id),
+            arrive_reason=arrive_reason,
+        )
+        if prompt.borders:
+            first.ranks = prompt.borders
+        if request.cache_salt is not None:
+            first.cache_salt = request.cache_salt
+        if request.priority or request.deadline is not None:
+            first.priority, first.deadline = request.priority, request.deadline
+        if not replayed and is_plain(request):
+            return [first]
+        return self._make_more(first, replayed)
+
+    def _make_more(self, first: Sequence, replayed: Mapping[int, Result]) -> list[Sequence]:
+        """Return the sequences of a request that is not plain, or replayed; `first` is one."""
+        request, prompt = first.request, first.prompt
+        first.extras = extras = Extras()
+        if request.prompt_logprobs is not None:
+            extras.prompt_logprobs = PromptLogprobs(prompt, request.prompt_logprobs)
+            first.skips_prefix_cache = True  # what is found there is not computed
+        if request.heal:
+            kept, extras.healing = self._heal(prompt.tokens)
+            extras.num_healed = first.num_tokens - len(kept)
+            _begin_with(first, prompt.cut(len(kept)))
+        if request.num_beams > 1 and request.max_tokens > 0:
+            return [_with_beams(first)]
+        num_samples = (request.best_of or request.n) if request.max_tokens > 0 else request.n
+        first.has_siblings = num_samples > 1
+        samples = [_another(first, index, replayed.get(index)) for index in range(num_samples)]
+        if request.cfg_scale != 1 and samples[0].max_tokens > 0:
+            negative = request.negative_prompt or []
+            prompt = read_prompt(negative, "negative_prompt", first.id, self._model)
+            for sample in samples:
+                partner = _another(first, sample.index, sample.replayed, role="negative")
+                _begin_with(partner, prompt)
+                sample.others, sample.num_slots = (partner,), 2
+        return samples
+
+
+def _with_beams(first: Sequence) -> Sequence:
+    """Return `first` as the first of the beams of its request."""
+    num_beams = first.request.num_beams
+    beams = [_another(first, index, None, role="beam") for index in range(num_beams)]
+    for other in beams[1:]:
+        other.num_tokens = 0  # before the first fork
+    beams[0].others, beams[0].num_slots = tuple(beams[1:]), num_beams
+    return beams[0]
+
+
+def _another(
+    first: Sequence, index: int, replayed: Result | None, *, role: Role = "sample"
+) -> Sequence:
+    """Return a sequence like `first` that has not begun."""
+    sequence = copy(first)
+    extras = copy(first.extras) or Extras()
+    extras.replayed = replayed
+    if role == "negative":
+        extras.prompt_logprobs = None
+    sequence.index, sequence.role, sequence.extras, sequence.table = index, role, extras, []
+    sequence.max_tokens = _num_steps(sequence.request, replayed)
+    return sequence
+
+
+def _begin_with(sequence: Sequence, prompt: Prompt) -> None:
+    """Let `sequence` start with another prompt than its request's."""
+    sequence.prompt, sequence.ranks = prompt, prompt.borders
+    sequence.num_prompt_tokens = sequence.num_tokens = prompt.num_tokens
+
+
+def _num_steps(request: Request, replayed: Result | None) -> int:
+    """Return for how many steps a sequence decodes at most; exactly so many if it is replayed.
+
+    A prompt whose log-probabilities are told is computed even if nothing is generated after it.
+    """
+    if replayed is None or replayed.slot is None:
+        return max(request.max_tokens, int(request.prompt_logprobs is not None))
+    steps = replayed.steps
+    if steps.finished is None or steps.admitted is None:
+        raise InvariantError(f"the result of {replayed.id!r} has a slot, and was never admitted")
+    return steps.finished - steps.admitted + 1

@@ -1,0 +1,86 @@
+"""One output of a request on its way through the engine."""
+
+from msgspec import Struct
+
+from batcher.decoding.prompt_logprobs import PromptLogprobs
+from batcher.decoding.stops.automaton import StopAutomaton
+from batcher.events import ArriveReason
+from batcher.prompts import Prompt
+from batcher.request import Request
+from batcher.result import Result
+from batcher.scheduling.sequence import NEVER, Schedulable
+from batcher.tokens import Tokens
+
+
+class Extras(Struct, gc=False):  # as Sequence
+    """What only sequences have that are not plain, or not computed anew.
+
+    replayed: what an earlier run found; the model is not asked again.
+    num_healed: tokens of the prompt that are generated anew instead, from their bytes, `healing`.
+    prompt_logprobs: what is told of the prompt, in one for all samples; None if nothing is.
+    jumped_step: the last step that gave it several tokens.
+    """
+
+    replayed: Result | None = None
+    num_healed: int = 0
+    healing: bytes = b""
+    prompt_logprobs: PromptLogprobs | None = None
+    jumped_step: int = NEVER
+
+
+class Sequence(Schedulable, eq=False, gc=False, kw_only=True):  # it is part of no cycle
+    """What one slot is given to: a sample, a beam, or the negative prompt beside a sample.
+
+    Its fields are of three groups, each with one writer.  What was asked for, beside that of
+    Schedulable, set when it is made (inputs.py):
+    prompt: what the model reads first.  automaton: what its output is watched for.
+    arrive_reason: why it arrives when it does.
+    extras: None for a plain sequence: greedy tokens until a stop, and nothing else.
+
+    Where it stands: see Schedulable; set by the scheduler, the steps by the engine.
+
+    What it has generated, set by the model runner:
+    generated: the tokens that the model has to compute again, or all at once; None while each goes
+    to the model by itself.
+    """
+
+    request: Request
+    prompt: Prompt
+    automaton: StopAutomaton
+    arrive_reason: ArriveReason
+    extras: Extras | None = None
+
+    generated: list[int] | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is asked for but greedy tokens until a stop."""
+        return self.extras is None
+
+    @property
+    def replayed(self) -> Result | None:
+        """What an earlier run found of it, if it is not computed anew."""
+        return None if self.extras is None else self.extras.replayed
+
+    @property
+    def healing(self) -> bytes:
+        """The bytes at the end of its prompt that are generated anew."""
+        return b"" if self.extras is None else self.extras.healing
+
+    @property
+    def prompt_tokens(self) -> Tokens:
+        """The tokens of its prompt; those that are drawn are, by now."""
+        return self.prompt.tokens
+
+    def known_tokens(self, start: int, stop: int) -> Tokens:
+        """Return the tokens start..stop of its prompt and of what is `generated`."""
+        prompt, num_prompt = self.prompt.tokens, self.num_prompt_tokens
+        if stop <= num_prompt:
+            return prompt if stop - start == num_prompt else prompt[start:stop]
+        generated = self.generated or []
+        rest = generated[max(start - num_prompt, 0) : stop - num_prompt]
+        if start >= num_prompt:
+            return rest
+        known = prompt[start:]  # a copy
+        known.extend(rest)
+        return known

@@ -1,1 +1,0 @@
-"""The rows of the batch, between a sequence that has a slot and what it has generated in it."""

@@ -1,0 +1,254 @@
+"""The running batch: who holds which slot, who decodes in lockstep, and until when.
+
+Rule: whoever changes one of these does it here, so that slots, the rows that decode and the steps
+in which they end never disagree.
+
+Rows in lockstep get one token each in every decode step.  The position of the token that a row
+computes is the number of the decode step plus the row's `offset`, so nothing is done for rows one
+by one, and sums over all of them follow from the sum of the offsets.
+"""
+
+from collections.abc import Collection, Iterable
+from heapq import heappop, heappush
+from typing import Generic
+
+from batcher.errors import InvariantError
+from batcher.lifecycle import ADMIT, Move
+from batcher.scheduling.sequence import NEVER, S
+
+
+class RunningBatch(Generic[S]):
+    """`num_slots` slots, each with one sequence or none, and the rows that decode.
+
+    slots: [num_slots] the holder of each slot.  num_free, num_occupied: how many slots nobody
+    holds, and how many somebody does.
+    decode_step: the number of the current decode step; steps that only compute prompts are none.
+    ending: number of a decode step -> the slots whose holders end with it; none is empty.
+    num_decoding: how many rows decode.
+    prefilling: the first sequences of running groups that a step gives no token, by admission.
+    """
+
+    __slots__ = (
+        "_by_boundary",
+        "_first_of",
+        "_forked",
+        "_free",
+        "_max_offset",
+        "_num_admissions",
+        "_sum_of_offsets",
+        "_vacated",
+        "block_size",
+        "decode_step",
+        "ending",
+        "num_decoding",
+        "num_free",
+        "num_occupied",
+        "prefilling",
+        "slots",
+    )
+
+    def __init__(self, num_slots: int, block_size: int) -> None:
+        """Make an empty batch; block_size: tokens in a KV block, 0 if there are no blocks."""
+        self.slots: list[S | None] = [None] * num_slots
+        self.num_free, self.num_occupied = num_slots, 0
+        self.decode_step = 0
+        self.ending: dict[int, list[int]] = {}
+        self.num_decoding = 0
+        self.prefilling: list[S] = []
+        self.block_size = block_size
+        self._free = list(range(num_slots))  # a heap, so that the lowest slot is filled first
+        self._vacated = [-2] * num_slots  # the step each was last used in; -2: none
+        self._num_admissions = 0
+        self._first_of: dict[S, S] = {}  # running sequence -> the first of its group, if another
+        self._sum_of_offsets = 0
+        self._max_offset: int | None = None  # None: it has to be looked for
+        # By which decode steps, modulo the block size, are at the beginning of a block.
+        self._by_boundary: dict[int, dict[S, None]] = {}
+        self._forked: dict[S, None] = {}
+
+    # -- slots -----------------------------------------------------------------------------------
+
+    def admit(self, first: S) -> None:
+        """Give the lowest free slots to the sequences of a group."""
+        self._num_admissions += 1
+        slots, num_slots = self.slots, first.num_slots
+        self.num_free -= num_slots
+        self.num_occupied += num_slots
+        for sequence in (first, *first.others):
+            sequence.state = ADMIT[sequence.state]
+            sequence.slot = slot = heappop(self._free)
+            if slots[slot] is not None:
+                raise InvariantError(f"slot {slot} is free and held")
+            slots[slot] = sequence
+            sequence.admission = self._num_admissions
+        for sequence in first.others:
+            self._first_of[sequence] = first
+
+    def vacate(self, first: S, last_step: int, move: Move) -> None:
+        """Take the slots from the sequences of a group, which used them in `last_step` at last."""
+        slots, num_slots = self.slots, first.num_slots
+        for sequence in (first, *first.others):
+            slot = sequence.slot
+            if slots[slot] is not sequence:
+                raise InvariantError(f"slot {slot} is vacated by who does not hold it")
+            sequence.state = move[sequence.state]
+            slots[slot] = None
+            self._vacated[slot] = last_step
+            heappush(self._free, slot)
+        self.num_free += num_slots
+        self.num_occupied -= num_slots
+        for sequence in first.others:
+            del self._first_of[sequence]
+        if first.last_decode_step != NEVER:
+            self._clear_end(first)
+        if self.prefilling:
+            self.prefilling = [other for other in self.prefilling if other is not first]
+
+    def was_used_in(self, slot: int, step: int) -> bool:
+        """Whether the last holder of `slot` left it in `step`."""
+        return self._vacated[slot] == step
+
+    def first_of(self, sequence: S) -> S:
+        """Return the first of the group of a running sequence, perhaps itself."""
+        return self._first_of.get(sequence, sequence) if self._first_of else sequence
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether any group of several sequences runs."""
+        return bool(self._first_of)
+
+    @property
+    def holders(self) -> list[S]:
+        """The running sequences, by slot."""
+        return [holder for holder in self.slots if holder is not None]
+
+    @property
+    def firsts(self) -> list[S]:
+        """The first sequences of the groups that run, by slot."""
+        holders, first_of = self.holders, self._first_of
+        return [row for row in holders if row not in first_of] if first_of else holders
+
+    # -- lockstep --------------------------------------------------------------------------------
+
+    def begin_decoding(self, first: S) -> None:
+        """Let the computed rows of a group decode from this step on."""
+        step = self.decode_step
+        for row in (first,) if not first.others else first.computed_group:
+            row.offset = row.num_tokens - 1 - step
+            self._join(row)
+        self.end_after(first, first.max_tokens - first.num_tokens + first.num_prompt_tokens)
+
+    def end_after(self, first: S, num_steps: int) -> None:
+        """Let a group that decodes end after so many steps, the current one included."""
+        if first.last_decode_step != NEVER:
+            self._clear_end(first)
+        first.last_decode_step = step = self.decode_step + num_steps - 1
+        ending = self.ending
+        if step in ending:
+            ending[step].append(first.slot)
+        else:
+            ending[step] = [first.slot]
+
+    def stop_decoding(self, row: S) -> None:
+        """Let a row leave the lockstep, before a decode step or after it."""
+        offset = row.offset
+        row.num_computed = num_computed = self.decode_step + offset
+        row.num_tokens = num_computed + 1
+        row.is_decoding = False
+        self.num_decoding -= 1
+        self._sum_of_offsets -= offset
+        if offset == self._max_offset:
+            self._max_offset = None
+        if self.block_size:
+            del self._by_boundary[-offset % self.block_size][row]
+            if self._forked:
+                self._forked.pop(row, None)
+
+    def go_back_to_prefill(self, first: S) -> None:
+        """Let a group whose rows do not decode any more compute all that they know first."""
+        self._clear_end(first)
+        self.prefilling.append(first)
+        self.prefilling.sort(key=lambda other: other.admission)
+
+    def fork(self, parent: S, child: S) -> None:
+        """Let `child`, a beam, decode from where `parent` of the same group stands."""
+        if not child.is_decoding:
+            child.offset, child.num_tokens = parent.offset, 1
+            self._join(child)
+        if self.block_size:
+            self._forked[parent] = self._forked[child] = None
+
+    def _join(self, row: S) -> None:
+        """Let a row decode, at its offset, which must not change any more."""
+        offset = row.offset
+        row.is_decoding = True
+        self.num_decoding += 1
+        self._sum_of_offsets += offset
+        if self._max_offset is not None and offset > self._max_offset:
+            self._max_offset = offset
+        if self.block_size:
+            self._by_boundary.setdefault(-offset % self.block_size, {})[row] = None
+
+    def _clear_end(self, first: S) -> None:
+        """Let a group stay until it is told to leave."""
+        slots = self.ending[first.last_decode_step]
+        if len(slots) == 1:
+            del self.ending[first.last_decode_step]
+        else:
+            slots.remove(first.slot)
+        first.last_decode_step = NEVER
+
+    # -- sums over the rows that decode ----------------------------------------------------------
+
+    @property
+    def num_read(self) -> int:
+        """How many tokens before their own all rows read in the current decode step."""
+        return self._sum_of_offsets + self.num_decoding * self.decode_step
+
+    @property
+    def padding(self) -> int:
+        """How many more they would read if all were as long as the longest, in any step."""
+        if not self.num_decoding:
+            return 0
+        if self._max_offset is None:
+            self._max_offset = max(row.offset for row in self.holders if row.is_decoding)
+        return self._max_offset * self.num_decoding - self._sum_of_offsets
+
+    # -- rows that need a block ------------------------------------------------------------------
+
+    @property
+    def at_boundary(self) -> list[S]:
+        """The rows that compute the first token of a block in the current decode step."""
+        return list(self._by_boundary.get(self.decode_step % self.block_size, ()))
+
+    @property
+    def may_need_blocks(self) -> bool:
+        """Whether a row may need a block in the current decode step."""
+        rows = self._by_boundary.get(self.decode_step % self.block_size)
+        return bool(rows or self._forked)
+
+    def by_boundary(self) -> Iterable[tuple[int, Collection[S]]]:
+        """Return rows by the decode steps, modulo the block size, in which they begin a block."""
+        return self._by_boundary.items()
+
+    def num_steps_to_boundary(self) -> int:
+        """Return how many steps there are from the current one on before a row begins a block."""
+        step, size = self.decode_step, self.block_size
+        return min((at - step) % size for at, rows in self._by_boundary.items() if rows)
+
+    def num_steps_for(self, num_blocks: int) -> int:
+        """Return for how many steps from the current one on so many blocks are enough."""
+        num_cycles, num_left = divmod(num_blocks, self.num_decoding)
+        size, by_boundary = self.block_size, self._by_boundary
+        for number in range(size):
+            num_left -= len(by_boundary.get((self.decode_step + number) % size, ()))
+            if num_left < 0:
+                return num_cycles * size + number
+        raise InvariantError("rows begin no block in as many steps as a block has tokens")
+
+    def take_forked(self) -> list[S]:
+        """Return the rows that may share their last block since the last call."""
+        if not self._forked:
+            return []
+        forked, self._forked = list(self._forked), {}
+        return forked

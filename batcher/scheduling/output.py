@@ -1,0 +1,69 @@
+"""What a step is to do: who comes, who has to go, and which tokens are computed."""
+
+from typing import Generic, NamedTuple
+
+from batcher.events import BlockedReason, PreemptReason
+from batcher.scheduling.sequence import S
+
+
+class Preemption(NamedTuple, Generic[S]):
+    """A group that loses its slots and its blocks, for whom and why.
+
+    num_computed: for each of its sequences, the tokens that are to be computed again.  They still
+    name the slots they had.
+    """
+
+    first: S
+    beneficiary: S
+    reason: PreemptReason
+    num_computed: dict[S, int]
+
+
+class Blocked(NamedTuple, Generic[S]):
+    """Why the first of the waiting queue was not admitted, though a slot was free for it."""
+
+    first: S
+    reason: BlockedReason
+    num_blocks: int
+
+
+class SchedulerOutput(Generic[S]):
+    """What a step does beside giving every decoding row its next token.
+
+    Of sequence groups, the first sequences are named.
+
+    preempted: before anything else.  has_preempted: whether anybody had to give way, even if only
+    one that the same step had admitted.  admitted: groups that were given slots, in order.
+    num_scheduled_tokens: of rows that have more than one token to compute, or begin, how many are
+    computed, in order; `num_computed` counts them already.  has_continued: whether some are of
+    groups admitted before.
+    prefill_finished: groups that give a token in this step and did not in the one before.
+    is_decode_step: whether the decoding rows go on, and those whose prefill is finished.
+    grown: decoding rows whose next token lies in another block than the one after the last.
+    blocked: news of why nobody else was admitted.
+    budget: how many more tokens it may compute.
+    """
+
+    __slots__ = (
+        "admitted",
+        "blocked",
+        "budget",
+        "grown",
+        "has_continued",
+        "has_preempted",
+        "is_decode_step",
+        "num_scheduled_tokens",
+        "preempted",
+        "prefill_finished",
+    )
+
+    def __init__(self) -> None:
+        self.preempted: list[Preemption[S]] = []
+        self.admitted: list[S] = []
+        self.num_scheduled_tokens: dict[S, int] = {}
+        self.prefill_finished: list[S] = []
+        self.grown: list[S] = []
+        self.is_decode_step = True
+        self.blocked: Blocked[S] | None = None
+        self.budget = 0
+        self.has_preempted = self.has_continued = False

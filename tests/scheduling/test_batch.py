@@ -1,0 +1,190 @@
+"""The running batch refuses what must never happen; its sums are those of adding row by row."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from waiting import waiting
+
+from batcher.errors import InvariantError
+from batcher.lifecycle import FINISH
+from batcher.scheduling.batch import RunningBatch
+from batcher.scheduling.sequence import NEVER, Schedulable
+
+SIZE = 3
+
+
+def admitted(batch: RunningBatch[Schedulable], name: str = "x", **fields: object) -> Schedulable:
+    sequence = waiting(name, **fields)
+    batch.admit(sequence)
+    return sequence
+
+
+def batch_that_ends(*steps: int) -> RunningBatch[Schedulable]:
+    batch: RunningBatch[Schedulable] = RunningBatch(len(steps), 0)
+    for step in steps:
+        batch.end_after(admitted(batch), step + 1)
+    return batch
+
+
+def test_the_lowest_free_slot_is_taken() -> None:
+    batch: RunningBatch[Schedulable] = RunningBatch(4, 0)
+    sequences = [admitted(batch) for _ in range(4)]
+    assert [sequence.slot for sequence in sequences] == [0, 1, 2, 3]
+    for slot in (2, 0, 3):
+        batch.vacate(sequences[slot], 5, FINISH)
+    assert [admitted(batch).slot for _ in range(3)] == [0, 2, 3]
+    assert (batch.num_free, batch.num_occupied) == (0, 4)
+
+
+def test_holders_end_with_their_last_steps_unless_they_leave_before() -> None:
+    batch = batch_that_ends(7, 4, 4)
+    assert batch.ending == {7: [0], 4: [1, 2]}
+    batch.vacate(batch.slots[1], 3, FINISH)
+    assert batch.ending == {7: [0], 4: [2]}
+    batch.vacate(batch.slots[2], 4, FINISH)
+    assert batch.ending == {7: [0]}
+    assert (batch.was_used_in(2, 4), batch.was_used_in(0, 4)) == (True, False)
+
+
+def test_the_last_step_of_a_holder_can_be_set_anew() -> None:
+    batch = batch_that_ends(9, 9)
+    batch.end_after(batch.slots[1], 7)
+    assert batch.ending == {9: [0], 6: [1]}
+    batch.vacate(batch.slots[1], 6, FINISH)
+    assert batch.ending == {9: [0]}
+
+
+def test_a_holder_may_have_no_last_step() -> None:
+    batch: RunningBatch[Schedulable] = RunningBatch(2, 0)
+    sequence = admitted(batch)
+    assert batch.ending == {}
+    batch.vacate(sequence, 3, FINISH)
+    assert batch.num_free == 2
+
+
+def test_the_sequences_of_a_group_come_and_go_together() -> None:
+    batch: RunningBatch[Schedulable] = RunningBatch(4, 0)
+    other = waiting("a", role="negative")
+    first = admitted(batch, "a", others=(other,), num_slots=2)
+    alone = admitted(batch, "b")
+    assert batch.slots == [first, other, alone, None]
+    assert batch.firsts == [first, alone]
+    assert batch.first_of(other) is first
+    batch.vacate(first, 0, FINISH)
+    assert (batch.slots, batch.num_free) == ([None, None, alone, None], 3)
+
+
+def test_a_slot_cannot_be_vacated_twice() -> None:
+    batch: RunningBatch[Schedulable] = RunningBatch(1, 0)
+    sequence = admitted(batch)
+    batch.vacate(sequence, 0, FINISH)
+    with pytest.raises(InvariantError, match="does not hold"):
+        batch.vacate(sequence, 0, FINISH)
+
+
+def test_a_held_slot_is_never_given_away() -> None:
+    batch: RunningBatch[Schedulable] = RunningBatch(1, 0)
+    admitted(batch)
+    batch._free.append(0)
+    with pytest.raises(InvariantError, match="free and held"):
+        admitted(batch, "y")
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=60))
+def test_who_ends_when_follows_from_the_last_steps_of_the_holders(
+    moves: list[tuple[bool, int]],
+) -> None:
+    batch: RunningBatch[Schedulable] = RunningBatch(4, 0)
+    holders: dict[int, Schedulable] = {}
+    for comes, number in moves:
+        if comes and batch.num_free:
+            sequence = admitted(batch)
+            assert sequence.slot == min(set(range(4)) - set(holders))
+            batch.end_after(sequence, number + 1)
+            holders[sequence.slot] = sequence
+        elif holders:
+            slot = sorted(holders)[number % len(holders)]
+            batch.vacate(holders.pop(slot), number, FINISH)
+        ending: dict[int, set[int]] = {}
+        for slot, sequence in holders.items():
+            ending.setdefault(sequence.last_decode_step, set()).add(slot)
+        assert {step: set(slots) for step, slots in batch.ending.items()} == ending
+        assert batch.num_occupied == len(holders)
+
+
+def row_at(batch: RunningBatch[Schedulable], position: int) -> Schedulable:
+    """Return a row that computes the token at `position` in the current decode step."""
+    row = admitted(batch, num_tokens=position + 1, num_prompt_tokens=position + 1, max_tokens=99)
+    batch.begin_decoding(row)
+    return row
+
+
+MOVES = st.lists(st.tuples(st.sampled_from(["add", "remove", "step"]), st.integers(-1, 9)))
+
+
+@given(MOVES)
+def test_sums_and_boundaries_are_those_of_going_through_all_rows(moves: list[tuple]) -> None:
+    batch: RunningBatch[Schedulable] = RunningBatch(60, SIZE)
+    rows: list[Schedulable] = []
+    for move, number in moves[:60]:
+        if move == "add":
+            rows.append(row_at(batch, number))
+        elif move == "step":
+            batch.decode_step += 1
+        elif rows:
+            row = rows.pop(number % len(rows))
+            batch.stop_decoding(row)
+            batch.vacate(row, batch.decode_step, FINISH)
+            assert row.last_decode_step == NEVER
+        step = batch.decode_step
+        positions = [row.offset + step for row in rows]
+        assert batch.num_decoding == len(rows)
+        assert batch.num_read == sum(positions)
+        assert batch.padding == sum(max(positions) - position for position in positions)
+        at_boundary = [row for row in rows if (row.offset + step) % SIZE == 0]
+        assert set(batch.at_boundary) == set(at_boundary)
+        assert batch.may_need_blocks == bool(at_boundary)
+        by_boundary = {at: set(some) for at, some in batch.by_boundary() if some}
+        assert by_boundary == {
+            at: some
+            for at in range(SIZE)
+            if (some := {row for row in rows if (row.offset + at) % SIZE == 0})
+        }
+        if rows:
+            check_steps_ahead(batch, rows)
+
+
+def check_steps_ahead(batch: RunningBatch[Schedulable], rows: list[Schedulable]) -> None:
+    step = batch.decode_step
+
+    def num_begun(steps: range) -> int:
+        return sum((row.offset + ahead) % SIZE == 0 for row in rows for ahead in steps)
+
+    to_boundary = batch.num_steps_to_boundary()
+    assert num_begun(range(step, step + to_boundary)) == 0
+    assert num_begun(range(step + to_boundary, step + to_boundary + 1)) > 0
+    for num_blocks in range(2 * len(rows) + 1):
+        num_steps = batch.num_steps_for(num_blocks)
+        assert num_begun(range(step, step + num_steps)) <= num_blocks
+        assert num_begun(range(step, step + num_steps + 1)) > num_blocks
+
+
+def test_rows_without_blocks_are_only_counted() -> None:
+    batch: RunningBatch[Schedulable] = RunningBatch(1, 0)
+    row = row_at(batch, 4)
+    batch.decode_step = 2
+    assert (batch.num_decoding, batch.num_read) == (1, 6)
+    batch.stop_decoding(row)
+    assert (batch.num_decoding, batch.num_read, batch.padding) == (0, 0, 0)
+
+
+def test_forked_rows_are_told_once_unless_they_have_gone() -> None:
+    batch: RunningBatch[Schedulable] = RunningBatch(3, SIZE)
+    rows = [row_at(batch, 4) for _ in range(3)]
+    batch.fork(rows[0], rows[1])
+    batch.fork(rows[0], rows[2])
+    assert batch.may_need_blocks
+    batch.stop_decoding(rows[1])
+    assert batch.take_forked() == [rows[0], rows[2]]
+    assert batch.take_forked() == []
+    assert not batch.may_need_blocks
