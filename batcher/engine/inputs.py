@@ -96,7 +96,7 @@ class Inputs:
             RequestError: the model's tokenizer fails on its prompt.
         """
         request = added.request
-        sequences = self._make(added, NO_TOKENS)
+        sequences = make_sequences(added, self._model, self._heal, NO_TOKENS)
         self._outputs.open_request(request, added.request_id, len(sequences))
         if request.arrival_time > self.latest_arrival:  # noqa: PLR1730 - max() takes longer
             self.latest_arrival = request.arrival_time
@@ -116,7 +116,7 @@ class Inputs:
             for place, turn in enumerate(session.turns):
                 if turn.request_id == request_id:
                     aborted, *others = session.break_off(request_id, "aborted", place)
-                    [sequence] = self._make(aborted, NO_TOKENS)
+                    [sequence] = make_sequences(aborted, self._model, self._heal, NO_TOKENS)
                     self._outputs.finish_waiting(sequence, step, "aborted")
                     for other in others:
                         self._begin_turn(session, other, session.failure)
@@ -155,7 +155,7 @@ class Inputs:
 
     def _begin_turn(self, session: Session, turn: Input, why: str | None) -> None:
         """Let a turn arrive, the one before it having ended, or fail for the reason `why`."""
-        [sequence] = self._make(turn, session.tokens)
+        [sequence] = make_sequences(turn, self._model, self._heal, session.tokens)
         if why is not None:
             failure = Failure("session-failed", why)
             self._outputs.finish_waiting(sequence, self._clock.step, "error", failure)
@@ -166,68 +166,69 @@ class Inputs:
                 sequence.arrival_time, sequence.arrive_reason = arrival, "turn"
         self._queue.add(sequence, self._clock.now)
 
-    # -- sequences -------------------------------------------------------------------------------
 
-    def _make(self, added: Input, history: Tokens) -> list[Sequence]:
-        """Return what a request waits with: a sequence for each sample, or the first of its beams.
+def make_sequences(added: Input, model: Model, heal: Heal, history: Tokens) -> list[Sequence]:
+    """Return what a request waits with: a sequence for each sample, or the first of its beams.
 
-        history: the tokens of the turns before it in its session.
+    history: the tokens of the turns before it in its session.
 
-        Raises:
-            RequestError: the model's tokenizer fails on a prompt.
-        """
-        request, request_id, input_index, arrive_reason, replayed = added
-        model = self._model
-        prompt = read_prompt(request.prompt, "prompt", request_id, model)
-        if history:
-            prompt = prompt.after(history, model.vocab_size)
-        num_tokens = prompt.num_tokens
-        first = Sequence(
-            id=request_id,
-            input_index=input_index,
-            arrival_time=request.arrival_time,
-            num_prompt_tokens=num_tokens,
-            num_tokens=num_tokens,
-            max_tokens=request.max_tokens,
-            request=request,
-            prompt=prompt,
-            automaton=stop_automaton(request, model.eos_token_id),
-            arrive_reason=arrive_reason,
-        )
-        if prompt.borders:
-            first.ranks = prompt.borders
-        if request.cache_salt is not None:
-            first.cache_salt = request.cache_salt
-        if request.priority or request.deadline is not None:
-            first.priority, first.deadline = request.priority, request.deadline
-        if not replayed and is_plain(request):
-            return [first]
-        return self._make_more(first, replayed)
+    Raises:
+        RequestError: the model's tokenizer fails on a prompt.
+    """
+    request, request_id, input_index, arrive_reason, replayed = added
+    prompt = read_prompt(request.prompt, "prompt", request_id, model)
+    if history:
+        prompt = prompt.after(history, model.vocab_size)
+    num_tokens = prompt.num_tokens
+    first = Sequence(
+        id=request_id,
+        input_index=input_index,
+        arrival_time=request.arrival_time,
+        num_prompt_tokens=num_tokens,
+        num_tokens=num_tokens,
+        max_tokens=request.max_tokens,
+        request=request,
+        prompt=prompt,
+        automaton=stop_automaton(request, model.eos_token_id),
+        arrive_reason=arrive_reason,
+    )
+    if prompt.borders:
+        first.ranks = prompt.borders
+    if request.cache_salt is not None:
+        first.cache_salt = request.cache_salt
+    if request.priority or request.deadline is not None:
+        first.priority, first.deadline = request.priority, request.deadline
+    if not replayed and is_plain(request):
+        return [first]
+    return _make_more(first, replayed, model, heal)
 
-    def _make_more(self, first: Sequence, replayed: Mapping[int, Result]) -> list[Sequence]:
-        """Return the sequences of a request that is not plain, or replayed; `first` is one."""
-        request, prompt = first.request, first.prompt
-        first.extras = extras = Extras()
-        if request.prompt_logprobs is not None:
-            extras.prompt_logprobs = PromptLogprobs(prompt, request.prompt_logprobs)
-            first.skips_prefix_cache = True  # what is found there is not computed
-        if request.heal:
-            kept, extras.healing = self._heal(prompt.tokens)
-            extras.num_healed = first.num_tokens - len(kept)
-            _begin_with(first, prompt.cut(len(kept)))
-        if request.num_beams > 1 and request.max_tokens > 0:
-            return [_with_beams(first)]
-        num_samples = (request.best_of or request.n) if request.max_tokens > 0 else request.n
-        first.has_siblings = num_samples > 1
-        samples = [_another(first, index, replayed.get(index)) for index in range(num_samples)]
-        if request.cfg_scale != 1 and samples[0].max_tokens > 0:
-            negative = request.negative_prompt or []
-            prompt = read_prompt(negative, "negative_prompt", first.id, self._model)
-            for sample in samples:
-                partner = _another(first, sample.index, sample.replayed, role="negative")
-                _begin_with(partner, prompt)
-                sample.others, sample.num_slots = (partner,), 2
-        return samples
+
+def _make_more(
+    first: Sequence, replayed: Mapping[int, Result], model: Model, heal: Heal
+) -> list[Sequence]:
+    """Return the sequences of a request that is not plain, or replayed; `first` is one."""
+    request, prompt = first.request, first.prompt
+    first.extras = extras = Extras()
+    if request.prompt_logprobs is not None:
+        extras.prompt_logprobs = PromptLogprobs(prompt, request.prompt_logprobs)
+        first.skips_prefix_cache = True  # what is found there is not computed
+    if request.heal:
+        kept, extras.healing = heal(prompt.tokens)
+        extras.num_healed = first.num_tokens - len(kept)
+        _begin_with(first, prompt.cut(len(kept)))
+    if request.num_beams > 1 and request.max_tokens > 0:
+        return [_with_beams(first)]
+    num_samples = (request.best_of or request.n) if request.max_tokens > 0 else request.n
+    first.has_siblings = num_samples > 1
+    samples = [_another(first, index, replayed.get(index)) for index in range(num_samples)]
+    if request.cfg_scale != 1 and samples[0].max_tokens > 0:
+        negative = request.negative_prompt or []
+        prompt = read_prompt(negative, "negative_prompt", first.id, model)
+        for sample in samples:
+            partner = _another(first, sample.index, sample.replayed, role="negative")
+            _begin_with(partner, prompt)
+            sample.others, sample.num_slots = (partner,), 2
+    return samples
 
 
 def _with_beams(first: Sequence) -> Sequence:
