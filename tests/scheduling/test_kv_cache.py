@@ -97,8 +97,8 @@ def test_what_a_sequence_has_computed_is_found_after_it_has_left() -> None:
     cache = Cache()
     cache.begin(first := cache.sequence("a", range(4)))
     cache.tokens["a"] += range(4, 20)
-    cache.grow(first, 5)
-    cache.grow(first, 9)
+    cache.extend(first, 5)
+    cache.extend(first, 9)
     first.num_computed = 11
     cache.leave(first)
     assert cache.pool.num_used == 0
@@ -109,7 +109,7 @@ def test_the_output_of_a_beam_is_not_found_as_nobody_knows_it() -> None:
     cache = Cache()
     cache.begin(first := cache.sequence("a", range(5), role="beam"))
     cache.tokens["a"] += range(5, 20)
-    cache.grow(first, 9)
+    cache.extend(first, 9)
     first.num_computed = 9
     cache.leave(first)
     assert cache.match(cache.sequence("b", range(15))).num_tokens == 4
