@@ -142,6 +142,8 @@ class Admission(Generic[S]):
             num_tokens = given
         self.queue.take(first)
         self.blocked = None
+        if self._refusal is not None and self._refusal.first is first:
+            self._refusal = None  # if it comes back, it has more tokens
         batch.admit(first)
         output.admitted.append(first)
         output.num_scheduled_tokens.update(num_tokens)
