@@ -77,8 +77,7 @@ def test_the_trace_accounts_for_the_results(name: str) -> None:
     dropped = {(event.id, event.index) for event in events if isinstance(event, DropEvent)}
     assert {span for span in spans if span[:2] not in dropped} == kept
     metrics = RunMetrics()
-    for event in events:
-        metrics.observe(event)
+    metrics.observe(events)
     summary = metrics.summary()
     assert (summary.outputs, summary.steps) == (len(results), timeline.num_steps)
 

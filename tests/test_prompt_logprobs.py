@@ -191,8 +191,7 @@ def test_a_prompt_alone_has_no_first_token_in_the_metrics():
     events = [engine.run_event()]
     while engine.has_work:
         events += engine.step().events
-    for event in [*events, engine.end_event()]:
-        metrics.observe(event)
+    metrics.observe([*events, engine.end_event()])
     summary = metrics.summary()
     assert summary.generated_tokens == 3
     assert summary.latencies.ttft.count == summary.first_token.count == 1

@@ -24,8 +24,7 @@ def traced(
         events += outcome.events
         results += outcome.results
     events.append(engine.end_event())
-    for event in events:
-        metrics.observe(event)
+    metrics.observe(events)
     return results, [encode_event(event) for event in events], metrics
 
 
@@ -44,8 +43,7 @@ def test_schedule_and_numbers_from_the_trace(requests: list[Request], batch_size
         if r.slot is not None
     }
     again = RunMetrics()
-    for event in read_trace(lines):
-        again.observe(event)
+    again.observe(read_trace(lines))
     assert again.summary() == metrics.summary()
     summary = again.summary()
     assert summary.generated_tokens == sum(len(result.tokens) for result in results)

@@ -3,17 +3,15 @@
 Rule: nothing here depends on who was given a token, only on what was computed and held.
 """
 
-from collections import Counter
-
 from msgspec import Struct
 
-from batcher.events import AdmitEvent, ArriveEvent, BlockedEvent, Event, FinishEvent, PreemptEvent
-from batcher.metrics.steps import WholeStep, leader_key
+from batcher.events import AdmitEvent, Event, PreemptEvent
+from batcher.metrics.steps import WholeStep
 from batcher.settings import SchedulingSettings
-from batcher.timeline.records import SequenceKey, key_of
+from batcher.timeline.records import is_follower
+from batcher.timeline.requests import RequestTimeline
 
 NUM_DIGITS = 6
-HOLDS = ("kv", "tokens", "preemption", "batch")
 
 
 class KvUse(Struct, frozen=True, kw_only=True):
@@ -65,7 +63,7 @@ class Preemptions(Struct, frozen=True, kw_only=True):
     recomputed_tokens: int
 
 
-class HoldSteps(Struct, frozen=True, kw_only=True):
+class BlockedSteps(Struct, frozen=True, kw_only=True):
     """Steps in which the first of the queue was not let in although a slot was free, by reason."""
 
     kv: int
@@ -159,22 +157,24 @@ class CacheUse:
     def __init__(self) -> None:
         self.asked = self.found = self.asked_again = self.found_again = 0
         self.num_preempted = self.recomputed = 0
-        self._prompts: dict[SequenceKey, int] = {}  # prompt tokens of those that have not ended
-        self._lost: dict[SequenceKey, int] = {}  # computed tokens of those that were preempted
 
-    def observe(self, event: Event) -> None:
-        """Take in the next event."""
-        if isinstance(event, ArriveEvent):
-            self._prompts[key_of(event.id, event.index, "sample")] = event.prompt_tokens
+    def observe(self, event: Event, request: RequestTimeline) -> None:
+        """Take in the next event of a sequence."""
+        if isinstance(event, PreemptEvent):
+            self.num_preempted += not is_follower(event)
         elif isinstance(event, AdmitEvent):
-            self._admit(event)
-        elif isinstance(event, PreemptEvent):
-            self.num_preempted += leader_key(event) is not None
-            self._lost[key_of(event.id, event.index, event.role)] = event.tokens
-        elif isinstance(event, FinishEvent):
-            key = key_of(event.id, event.index, event.role)
-            self._prompts.pop(key, None)
-            self._lost.pop(key, None)
+            preempts = [admission.preempt for admission in request.admissions[-2:-1]]
+            lost = preempts[0] if preempts else None
+            if lost is not None:
+                self.recomputed += max(0, lost.tokens - event.cached)
+            if request.arrive is None:  # it came along with another one
+                return
+            if lost is None:
+                self.asked += request.arrive.prompt_tokens
+                self.found += event.cached
+            else:
+                self.asked_again += request.arrive.prompt_tokens + event.generated
+                self.found_again += event.cached
 
     def prefix(self) -> PrefixHits:
         """Return how often prefixes were found."""
@@ -189,51 +189,3 @@ class CacheUse:
     def preemptions(self) -> Preemptions:
         """Return what preemptions cost."""
         return Preemptions(count=self.num_preempted, recomputed_tokens=self.recomputed)
-
-    def _admit(self, event: AdmitEvent) -> None:
-        key = key_of(event.id, event.index, event.role)
-        lost = self._lost.pop(key, None)
-        if lost is not None:
-            self.recomputed += max(0, lost - event.cached)
-        num_prompt = self._prompts.get(key)
-        if num_prompt is None:  # it came along with another one
-            return
-        if lost is None:
-            self.asked += num_prompt
-            self.found += event.cached
-        else:
-            self.asked_again += num_prompt + event.generated
-            self.found_again += event.cached
-
-
-class HoldCount:
-    """Counts the steps in which somebody was held back, from what begins and ends that."""
-
-    def __init__(self) -> None:
-        self._steps: Counter[str] = Counter()
-        self._held: BlockedEvent | None = None
-
-    def begin(self, event: BlockedEvent) -> None:
-        """From now on `event` holds, and nothing that held before."""
-        self._end(event.step)
-        self._held = event
-
-    def release(self, event: AdmitEvent | FinishEvent) -> None:
-        """Hold no more if it was this sequence that was held back."""
-        held = self._held
-        if held is not None and (held.id, held.index) == (event.id, event.index):
-            self._end(event.step)
-
-    def steps(self, num_steps: int) -> HoldSteps | None:
-        """Return how long each reason held in a run of `num_steps`, None if none ever did."""
-        steps, held = Counter(self._steps), self._held
-        if held is not None:
-            steps[held.reason] += max(0, num_steps - held.step)
-        elif not steps:
-            return None
-        return HoldSteps(**{reason: steps[reason] for reason in HOLDS})
-
-    def _end(self, step: int) -> None:
-        if self._held is not None:
-            self._steps[self._held.reason] += max(0, step - self._held.step)
-            self._held = None

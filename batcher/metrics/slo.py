@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.metrics.distributions import microseconds
-from batcher.metrics.latencies import Ended
+from batcher.metrics.latencies import EndedRequest
 
 METRICS = {
     "queue": "from arrival to admission",
@@ -28,7 +28,7 @@ class Slo(Struct, frozen=True):
 
     limits: dict[str, float]
 
-    def missed(self, request: Ended) -> list[str]:
+    def missed(self, request: EndedRequest) -> list[str]:
         """Return which limits the times of `request` exceed; times are compared in microseconds."""
         return [
             name
@@ -66,16 +66,17 @@ class GoodputCount:
         self._num_requests = self._num_good = 0
         self._missed: Counter[str] = Counter()
 
-    def add(self, request: Ended) -> None:
+    def add(self, request: EndedRequest) -> None:
         """Count a request that has ended."""
-        if not request.max_tokens or (self._slo is None and request.deadline is None):
+        deadline = request.arrive.deadline
+        if not request.arrive.max_tokens or (self._slo is None and deadline is None):
             return
         self._num_requests += 1
         if not request.is_ok:
             self._missed["failed"] += 1
             return
         missed = [] if self._slo is None else self._slo.missed(request)
-        if request.deadline is not None and microseconds(request.end - request.deadline) > 0:
+        if deadline is not None and microseconds(request.end - deadline) > 0:
             missed.append("deadline")
         self._missed.update(missed)
         self._num_good += not missed

@@ -3,9 +3,10 @@
 Rule: nothing is told of a step before it is known when it ended, and steps are told in their order.
 """
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from batcher.errors import BatchdecodeError
 from batcher.events import (
@@ -21,11 +22,12 @@ from batcher.events import (
     StepsEvent,
 )
 from batcher.settings import DEFAULT_SCHEDULING
-from batcher.timeline.records import SequenceKey, is_follower, key_of
+from batcher.timeline.requests import RequestTimeline
 
 PLAIN_STEP_SECONDS = 1.0
 
 SequenceEvent = ArriveEvent | AdmitEvent | PrefillEvent | PreemptEvent | JumpEvent | FinishEvent
+EventOfRequest = tuple[SequenceEvent, RequestTimeline]
 SEQUENCE_EVENTS = (ArriveEvent, AdmitEvent, PrefillEvent, PreemptEvent, JumpEvent, FinishEvent)
 
 
@@ -33,8 +35,8 @@ class WholeStep(NamedTuple):
     """A step that is over.
 
     start, end: in seconds of the engine's clock.  decodes ... decode_padding: as in a StepsEvent;
-    blocks and paddings are 0 in a plain run.  events: those of sequences in this step and, with a
-    smaller `step`, those that came too late for theirs: an abort between two steps.
+    blocks and paddings are 0 in a plain run.  events: those of this step, each with its sequence,
+    and with a smaller `step` those that came too late for theirs: an abort between two steps.
     """
 
     step: int
@@ -45,20 +47,47 @@ class WholeStep(NamedTuple):
     blocks: int
     prefill_padding: int
     decode_padding: int
-    events: list[SequenceEvent]
+    events: list[EventOfRequest]
 
 
-class StepFeed(Protocol):
+class StepFeed(ABC):
     """Takes events one by one and gives back the steps that are whole."""
 
-    def take(self, event: Event) -> Iterator[WholeStep]:
-        """Take in `event`; yield the steps that are known by it."""
+    def __init__(self) -> None:
+        self._events: deque[EventOfRequest] = deque()  # of steps that are not over
 
+    def take(self, event: Event, found: RequestTimeline | None) -> Iterator[WholeStep]:
+        """Take in `event`, which tells of `found`; yield the steps that are known by it."""
+        if isinstance(event, SEQUENCE_EVENTS) and found is not None:
+            yield from self._told_by(event)
+            self._events.append((event, found))
+        elif isinstance(event, StepsEvent):
+            yield from self._tell(event)
+        elif isinstance(event, EndEvent):
+            yield from self.catch_up(event.steps)
+
+    @abstractmethod
     def catch_up(self, num_steps: int) -> Iterator[WholeStep]:
         """Yield the steps before `num_steps`, of which no more events come, if they are known."""
 
-    def rest(self) -> list[SequenceEvent]:
+    def rest(self) -> list[EventOfRequest]:
         """Return the events that no step has taken, at the end of the run."""
+        return self._up_to(None)
+
+    @abstractmethod
+    def _told_by(self, event: SequenceEvent) -> Iterator[WholeStep]:
+        """Yield the steps that are over since `event` comes."""
+
+    @abstractmethod
+    def _tell(self, event: StepsEvent, /) -> Iterator[WholeStep]:
+        """Take in what steps computed; yield those that are over by it."""
+
+    def _up_to(self, last_step: int | None) -> list[EventOfRequest]:
+        """Return the events up to those of `last_step`, or all, and forget them."""
+        events, taken = self._events, []
+        while events and (last_step is None or events[0][0].step <= last_step):
+            taken.append(events.popleft())
+        return taken
 
 
 def is_plain(run: RunEvent) -> bool:
@@ -71,73 +100,34 @@ def open_feed(run: RunEvent) -> StepFeed:
     return _PlainFeed() if is_plain(run) else _TimedFeed()
 
 
-def leader_key(
-    event: AdmitEvent | PrefillEvent | PreemptEvent | FinishEvent,
-) -> SequenceKey | None:
-    """Return the key of a sequence, None if it came along with another one."""
-    if event.index or event.role != "sample":
-        return None if is_follower(event) else key_of(event.id, event.index, event.role)
-    return event.id
-
-
-class _Pending:
-    """Events whose steps are not over, in their order."""
-
-    def __init__(self) -> None:
-        self._events: deque[SequenceEvent] = deque()
-
-    def add(self, event: SequenceEvent) -> None:
-        self._events.append(event)
-
-    def take(self, last_step: int) -> list[SequenceEvent]:
-        """Return the events up to those of `last_step`."""
-        events, taken = self._events, []
-        while events and events[0].step <= last_step:
-            taken.append(events.popleft())
-        return taken
-
-    def take_all(self) -> list[SequenceEvent]:
-        taken = list(self._events)
-        self._events.clear()
-        return taken
-
-
-class _TimedFeed:
+class _TimedFeed(StepFeed):
     """The steps of a run that tells of each of them, before or after their events.
 
     Of the last step that was told of there may be more events, until something later is told.
     """
 
     def __init__(self) -> None:
-        self._pending = _Pending()
+        super().__init__()
         self._told: deque[WholeStep] = deque()  # still without their events and starts
         self._end = 0.0  # of the step before
-
-    def take(self, event: Event) -> Iterator[WholeStep]:
-        if isinstance(event, SEQUENCE_EVENTS):
-            yield from self.catch_up(event.step)
-            self._pending.add(event)
-        elif isinstance(event, StepsEvent):
-            self._told += _told_steps(event)
-            yield from self.catch_up(event.step + len(event.ends) - 1)
-        elif isinstance(event, EndEvent):
-            yield from self.catch_up(event.steps)
 
     def catch_up(self, num_steps: int) -> Iterator[WholeStep]:
         while self._told and self._told[0].step < num_steps:
             yield self._whole(self._told.popleft())
 
-    def rest(self) -> list[SequenceEvent]:
-        return self._pending.take_all()
+    def _told_by(self, event: SequenceEvent) -> Iterator[WholeStep]:
+        return self.catch_up(event.step)
+
+    def _tell(self, event: StepsEvent, /) -> Iterator[WholeStep]:
+        self._told += _told_steps(event)
+        return self.catch_up(event.step + len(event.ends) - 1)
 
     def _whole(self, told: WholeStep) -> WholeStep:
         """Return a step with its events, and the start that they tell."""
-        events = self._pending.take(told.step)
-        start = self._end  # or later, if the clock has jumped; someone is admitted then
-        for event in events:
-            if type(event) is AdmitEvent and event.step == told.step:
-                start = max(start, event.time)
-                break
+        events = self._up_to(told.step)
+        # Or later than the step before, if the clock has jumped; someone is admitted then.
+        admitted = (e.time for e, _ in events if type(e) is AdmitEvent and e.step == told.step)
+        start = max(self._end, next(admitted, self._end))
         self._end = told.end
         return told._replace(start=start, events=events)
 
@@ -162,53 +152,41 @@ def _told_steps(told: StepsEvent) -> Iterator[WholeStep]:
         yield WholeStep(step, end, end, decodes, prefills, blocks, right, left, [])
 
 
-class _PlainFeed:
+class _PlainFeed(StepFeed):
     """The steps of a run that tells of none: each lasts 1.0, and all rows go on in it."""
 
     def __init__(self) -> None:
-        self._pending = _Pending()
-        self._prompts: dict[SequenceKey, int] = {}  # prompt tokens of those who wait
+        super().__init__()
         self._step, self._start = 0, 0.0  # the first that is not told of
         self._num_rows = 0  # that go on in it
-
-    def take(self, event: Event) -> Iterator[WholeStep]:
-        if isinstance(event, SEQUENCE_EVENTS):
-            if not isinstance(event, ArriveEvent | FinishEvent):
-                yield from self.catch_up(event.step)
-                if event.step == self._step:
-                    self._start = max(self._start, event.time)
-            elif isinstance(event, FinishEvent) and event.slot is not None:
-                yield from self.catch_up(event.step)
-            self._pending.add(event)
-        elif isinstance(event, EndEvent):
-            yield from self.catch_up(event.steps)
 
     def catch_up(self, num_steps: int) -> Iterator[WholeStep]:
         while self._step < num_steps:
             yield self._next_step()
 
-    def rest(self) -> list[SequenceEvent]:
-        return self._pending.take_all()
+    def _told_by(self, event: SequenceEvent) -> Iterator[WholeStep]:
+        is_end = isinstance(event, FinishEvent)
+        if isinstance(event, ArriveEvent) or (is_end and event.slot is None):
+            return
+        yield from self.catch_up(event.step)
+        if event.step == self._step and not is_end:
+            self._start = max(self._start, event.time)
+
+    def _tell(self, _: StepsEvent, /) -> Iterator[WholeStep]:
+        return iter(())
 
     def _next_step(self) -> WholeStep:
         """Return the step that is over, and go on to the next."""
         step, start = self._step, self._start
-        events = self._pending.take(step)
+        events = self._up_to(step)
         num_prefills = num_admitted = num_gone = num_late = 0
-        for event in events:
-            if isinstance(event, ArriveEvent):
-                self._prompts[key_of(event.id, event.index, "sample")] = event.prompt_tokens
-            elif isinstance(event, AdmitEvent):
+        for event, found in events:
+            if isinstance(event, AdmitEvent):
                 num_admitted += 1
-                key = leader_key(event)
-                num_prefills += 0 if key is None else self._prompts.pop(key, 0)
-            elif isinstance(event, FinishEvent):
-                if event.slot is None:
-                    self._prompts.pop(key_of(event.id, event.index, event.role), None)
-                elif event.step < step:
-                    num_late += 1
-                else:
-                    num_gone += 1
+                num_prefills += 0 if found.arrive is None else found.arrive.prompt_tokens
+            elif isinstance(event, FinishEvent) and event.slot is not None:
+                num_late += event.step < step
+                num_gone += event.step >= step
         num_decodes = self._num_rows - num_late
         self._num_rows = num_decodes + num_admitted - num_gone
         self._step, self._start = step + 1, start + PLAIN_STEP_SECONDS

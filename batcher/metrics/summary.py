@@ -6,9 +6,9 @@ from msgspec import Struct
 from batcher.metrics.distributions import Distribution
 from batcher.metrics.latencies import Latencies
 from batcher.metrics.resources import (
+    BlockedSteps,
     BudgetUse,
     Computed,
-    HoldSteps,
     KvUse,
     Preemptions,
     PrefixHits,
@@ -96,7 +96,7 @@ class RunSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
     budget: BudgetUse | None = None
     prefix_cache: PrefixHits | None = None
     preemptions: Preemptions | None = None
-    holds: HoldSteps | None = None
+    holds: BlockedSteps | None = None
     computed: Computed | None = None
 
 

@@ -1,18 +1,14 @@
 """The numbers of a run that depend on how long its steps took, or on what they computed."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.events import (
-    AdmitEvent,
-    ArriveEvent,
     EndEvent,
     Event,
-    FinishEvent,
-    PreemptEvent,
     RunEvent,
 )
 from batcher.metrics.latencies import Latencies, TokenTimes
@@ -29,6 +25,10 @@ from batcher.metrics.slo import Goodput, GoodputCount, Slo
 from batcher.metrics.steps import WholeStep, is_plain, open_feed
 from batcher.metrics.summary import Throughput
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
+from batcher.timeline.requests import RequestTimeline
+
+if TYPE_CHECKING:
+    from batcher.metrics.timeseries import TimeSeries
 
 
 class TimedNumbers(Struct, frozen=True, kw_only=True):
@@ -47,43 +47,54 @@ class TimedNumbers(Struct, frozen=True, kw_only=True):
 class TimedMetrics:
     """Takes in the events of a run after its first, and has those numbers at any time.
 
+    slo: what the run is measured by.  series: what the run over time is told to.
+
     Raises:
         BatchdecodeError: the run event has settings that there are not.
     """
 
-    def __init__(self, run: RunEvent, slo: Slo | None) -> None:
+    def __init__(self, run: RunEvent, slo: Slo | None, series: "TimeSeries | None") -> None:
         self._settings = settings_of(run)
         self._is_plain = is_plain(run)
-        self._has_slo = slo is not None
+        self._has_slo, self._series = slo is not None, series
         self._feed = open_feed(run)
         self._times = TokenTimes()
         self._steps = StepUse(self._settings)
         self._cache = CacheUse()
         self._goodput = GoodputCount(slo)
-        self._first_arrival: float | None = None
         self._end = 0.0  # of the last step
+        if series is not None:
+            series.total_blocks = self._settings.kv_blocks
 
-    def observe(self, event: Event) -> None:
-        """Take in the next event."""
-        for step in self._feed.take(event):
+    def observe(self, event: Event, found: RequestTimeline | None) -> None:
+        """Take in the next event, which tells of `found`."""
+        for step in self._feed.take(event, found):
             self._take(step)
-        if isinstance(event, ArriveEvent):
-            if self._first_arrival is None or event.time < self._first_arrival:
-                self._first_arrival = event.time
-            self._cache.observe(event)
-        elif isinstance(event, AdmitEvent | PreemptEvent | FinishEvent):
-            self._cache.observe(event)
+        if found is not None:
+            self._cache.observe(event, found)
         elif isinstance(event, EndEvent):
-            for ended in self._times.interrupt(self._feed.rest()):
+            rest = self._feed.rest()
+            for ended in self._times.interrupt(rest):
                 self._goodput.add(ended)
+            if self._series is not None:
+                self._series.take_rest(rest)
 
-    def numbers(
-        self, num_steps: int, num_ok: int, prompt_tokens: int, output_tokens: int
-    ) -> TimedNumbers:
-        """Return the numbers of a run of `num_steps` that has done so much else."""
+    def catch_up(self, num_steps: int) -> None:
+        """Take in the steps before `num_steps`, of which no more events come."""
         for step in self._feed.catch_up(num_steps):
             self._take(step)
-        makespan = self._end - (self._first_arrival or 0.0)
+
+    def numbers(
+        self,
+        num_steps: int,
+        first_arrival: float,
+        num_ok: int,
+        prompt_tokens: int,
+        output_tokens: int,
+    ) -> TimedNumbers:
+        """Return the numbers of a run of `num_steps` that has done so much else."""
+        self.catch_up(num_steps)
+        makespan = self._end - first_arrival
         numbers: dict[str, Any] = {"goodput": self._goodput.goodput(makespan)}
         if not self._is_plain or self._has_slo:
             numbers["latencies"] = self._times.latencies()
@@ -106,12 +117,20 @@ class TimedMetrics:
             numbers["preemptions"] = self._cache.preemptions()
         return TimedNumbers(**numbers)
 
+    def close(self, num_steps: int) -> None:
+        """Tell the series all that is left of a run of `num_steps`, which may be broken off."""
+        self.catch_up(num_steps)
+        if self._series is not None:
+            self._series.take_rest(self._feed.rest())
+
     def _take(self, step: WholeStep) -> None:
         self._end = step.end
         self._steps.observe(step)
-        _, all_ended = self._times.observe(step)
+        given, all_ended = self._times.observe(step)
         for ended in all_ended:
             self._goodput.add(ended)
+        if self._series is not None:
+            self._series.take(step, given)
 
 
 def settings_of(run: RunEvent) -> SchedulingSettings:

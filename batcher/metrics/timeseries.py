@@ -10,19 +10,11 @@ from math import ceil
 
 from msgspec import Struct
 
-from batcher.events import (
-    AdmitEvent,
-    ArriveEvent,
-    EndEvent,
-    Event,
-    FinishEvent,
-    PreemptEvent,
-    RunEvent,
-)
-from batcher.metrics.latencies import TokenTimes
-from batcher.metrics.steps import SequenceEvent, StepFeed, WholeStep, leader_key, open_feed
-from batcher.metrics.timed import settings_of
-from batcher.timeline.records import SequenceKey, key_of
+from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, PreemptEvent
+from batcher.metrics.latencies import GivenTokens
+from batcher.metrics.steps import EventOfRequest, SequenceEvent, WholeStep
+from batcher.timeline.records import is_follower
+from batcher.timeline.requests import RequestTimeline
 
 FIRST_INTERVAL = 1.0  # seconds, if none is given
 MAX_ROWS = 1000  # if no interval is given: beyond, it is doubled
@@ -80,113 +72,85 @@ class _Bin:
 
 
 class TimeSeries:
-    """Takes in events, and gives rows as soon as nothing that is still to come changes them.
+    """Takes in whole steps, and gives rows as soon as nothing that is still to come changes them.
 
     interval: in seconds; None: a second, doubled whenever there are more than a thousand rows. Then
     all rows are given at the end of the run.  Otherwise those are kept whose `waiting` is not known
     yet, since a request is read only when a slot may be free for it.
+    total_blocks: how many the run has; None for no limit.
     """
 
     def __init__(self, interval: float | None = None) -> None:
+        self.total_blocks: int | None = None
         self._interval = FIRST_INTERVAL if interval is None else interval
         self._is_fixed = interval is not None
         self._bins: dict[int, _Bin] = {}
         self._first_open = 0  # the first interval that was not given
         self._num_running = self._num_waiting = 0  # at the end of the last that was
-        self._feed: StepFeed | None = None
-        self._times = TokenTimes()
-        self._present: set[SequenceKey | None] = set()  # those that have arrived and not ended
-        self._total_blocks: int | None = None
         self._known_arrivals = self._known_steps = 0.0  # up to when all is known
         self._done: list[SeriesRow] = []
 
-    def observe(self, event: Event) -> None:
-        """Take in the next event."""
-        if self._feed is None:
-            if isinstance(event, RunEvent):
-                self._total_blocks = settings_of(event).kv_blocks
-                self._feed = open_feed(event)
-            return
-        for step in self._feed.take(event):
-            self._take(step)
-        if isinstance(event, EndEvent):
-            self._take_rest()
-
-    def take(self) -> list[SeriesRow]:
+    def rows(self) -> list[SeriesRow]:
         """Return the rows that have become known since the last call."""
         rows, self._done = self._done, []
         return rows
 
-    def finish(self, num_steps: int = 0) -> list[SeriesRow]:
-        """Return all rows that were not taken yet, at the end of a run of `num_steps`."""
-        if self._feed is not None:
-            for step in self._feed.catch_up(num_steps):
-                self._take(step)
-            self._take_rest()
+    def finish(self) -> list[SeriesRow]:
+        """Return all rows that were not returned yet, at the end of the run."""
         self._done += self._rows(sorted(self._bins))
-        return self.take()
+        return self.rows()
 
-    def _take(self, step: WholeStep) -> None:
-        for event in step.events:
-            self._count(event, step)
-        given, _ = self._times.observe(step)
-        found = self._bin(step.end)
-        found.steps += 1
-        found.blocks = max(found.blocks, step.blocks)
-        found.prompt_tokens += step.prefills
-        found.output_tokens += given.num_tokens
-        found.num_first += given.num_first
-        found.sum_ttft += given.sum_ttft
+    def take(self, step: WholeStep, given: GivenTokens) -> None:
+        """Take in the next step, and what it gave."""
+        for event, found in step.events:
+            self._count(event, found, step)
+        at = self._bin(step.end)
+        at.steps += 1
+        at.blocks = max(at.blocks, step.blocks)
+        at.prompt_tokens += step.prefills
+        at.output_tokens += given.num_tokens
+        at.num_first += given.num_first
+        at.sum_ttft += given.sum_ttft
         self._known_steps = step.end
         if self._is_fixed:
             self._close_bins()
         elif len(self._bins) > MAX_ROWS:
             self._double()
 
-    def _take_rest(self) -> None:
-        if self._feed is not None:
-            events = self._feed.rest()
-            for event in events:
-                self._count(event, None)
-            self._times.interrupt(events)
+    def take_rest(self, events: list[EventOfRequest]) -> None:
+        """Take in what happened after the last step."""
+        for event, found in events:
+            self._count(event, found, None)
 
-    def _count(self, event: SequenceEvent, step: WholeStep | None) -> None:
+    def _count(self, event: SequenceEvent, found: RequestTimeline, step: WholeStep | None) -> None:
         """Count one event; `step` is the one that it is part of, None after the last."""
+        is_first = not is_follower(found)
         if isinstance(event, ArriveEvent):
-            found = self._bin(event.time)
-            found.arrived += 1
-            found.joined_queue += 1
-            self._present.add(key_of(event.id, event.index, "sample"))
+            at = self._bin(event.time)
+            at.arrived += 1
+            at.joined_queue += 1
             self._known_arrivals = max(self._known_arrivals, event.time)
         elif isinstance(event, AdmitEvent):
-            found = self._bin(event.time)
-            found.joined_slots += 1
-            if leader_key(event) is not None:
-                found.admitted += 1
-                found.joined_queue -= 1
+            at = self._bin(event.time)
+            at.joined_slots += 1
+            at.admitted += is_first
+            at.joined_queue -= is_first
         elif isinstance(event, PreemptEvent):
-            found = self._bin(event.time)
-            found.joined_slots -= 1
-            if leader_key(event) is not None:
-                found.preemptions += 1
-                found.joined_queue += 1
+            at = self._bin(event.time)
+            at.joined_slots -= 1
+            at.preemptions += is_first
+            at.joined_queue += is_first
         elif isinstance(event, FinishEvent):
-            self._finish(event, step)
-
-    def _finish(self, event: FinishEvent, step: WholeStep | None) -> None:
-        key = leader_key(event)
-        has_arrived = key is not None and key in self._present
-        if has_arrived:
-            self._present.remove(key)
-        if event.slot is not None:
-            is_late = step is None or event.step < step.step  # it ended with the step before
-            found = self._bin(self._known_steps if is_late or step is None else step.end)
-            found.joined_slots -= 1
-            found.finished += has_arrived
-        elif has_arrived:
-            found = self._bin(event.time)
-            found.joined_queue -= 1
-            found.finished += 1
+            has_arrived = found.arrive is not None
+            if event.slot is not None:
+                is_late = step is None or event.step < step.step  # it ended with the step before
+                at = self._bin(self._known_steps if is_late or step is None else step.end)
+                at.joined_slots -= 1
+                at.finished += has_arrived
+            elif has_arrived:
+                at = self._bin(event.time)
+                at.joined_queue -= 1
+                at.finished += 1
 
     def _bin(self, time: float) -> _Bin:
         """Return the interval of `time`, or if its row was given already, the next one."""
@@ -221,7 +185,7 @@ class TimeSeries:
             found = self._bins.pop(index)
             self._num_running += found.joined_slots
             self._num_waiting += found.joined_queue
-            total, num_first = self._total_blocks, found.num_first
+            total, num_first = self.total_blocks, found.num_first
             yield SeriesRow(
                 time=(index + 1) * self._interval,
                 steps=found.steps,

@@ -49,7 +49,7 @@ class Admission(Struct, gc=False):
     chunks: list[int] = []
     num_jumped: int = 0
     has_jumped: bool = False
-    forks: tuple[Fork, ...] = ()
+    forks: list[Fork] = []
     preempt: PreemptEvent | None = None
 
 
@@ -61,6 +61,10 @@ class RequestTimeline(Struct, gc=False, eq=False):
     admission: the one by which it holds a slot, or did when it ended; None while it waits.
     finish: None while it has not ended.
     num_rows: how many slots its group takes at once.
+    The times of its tokens, in seconds, where somebody follows them (see metrics.latencies) -
+    queue, ttft: from its arrival to its admission and its first token.  last_token: when it was
+    given the last one while it was not decoding, or before it began to.  ended: the end of its last
+    step.
     """
 
     id: str
@@ -73,6 +77,11 @@ class RequestTimeline(Struct, gc=False, eq=False):
     admission: Admission | None = None
     finish: FinishEvent | None = None
     num_rows: int = 1
+    queue: float | None = None
+    ttft: float | None = None
+    last_token: float = 0.0
+    is_decoding: bool = False
+    ended: float | None = None
 
     @property
     def label(self) -> str:
@@ -83,6 +92,14 @@ class RequestTimeline(Struct, gc=False, eq=False):
     def first_event(self) -> ArriveEvent | AdmitEvent | FinishEvent | None:
         """The event that made it known."""
         return self.arrive or (self.admissions[0].event if self.admissions else self.finish)
+
+    @property
+    def first_token(self) -> int | None:
+        """The step that gave its first token; None while none has."""
+        for admission in reversed(self.admissions):
+            if not admission.event.generated:
+                return admission.first_token
+        return None
 
     def end(self, num_steps: int) -> int:
         """Return the step after its last one, of a run of `num_steps`."""
@@ -107,7 +124,7 @@ class RequestTimeline(Struct, gc=False, eq=False):
             outcome,
             admit.role,
             admission.num_jumped,
-            forks=admission.forks,
+            forks=tuple(admission.forks),
             prefill=first_token + 1 - admit.step,
             cached=admit.cached,
             generated=admit.generated,
@@ -124,14 +141,14 @@ class RequestFold:
 
     def __init__(self) -> None:
         self._takers: dict[type[Event], Callable[[Any], RequestTimeline]] = {
-            ArriveEvent: self._arrive,
-            AdmitEvent: self._admit,
+            ArriveEvent: self.arrive,
+            AdmitEvent: self.admit,
             PrefillEvent: self._compute,
             PreemptEvent: self._preempt,
             BlockedEvent: self._block,
             JumpEvent: self._jump,
             ForkEvent: self._fork,
-            FinishEvent: self._finish,
+            FinishEvent: self.finish,
         }
         self._open: dict[SequenceKey, RequestTimeline] = {}
         self._num_joined = 0
@@ -151,16 +168,16 @@ class RequestFold:
         taker = self._takers.get(type(event))
         return None if taker is None else taker(event)
 
-    def _arrive(self, event: ArriveEvent) -> RequestTimeline:
+    def arrive(self, event: ArriveEvent) -> RequestTimeline:
         """Let a sequence join the queue."""
         if event.step < 0:
             raise InvariantError(f"{event.id!r} arrives in step {event.step}")
         self._num_joined = number = self._num_joined + 1
         found = RequestTimeline(event.id, event.index, "sample", event, event.step, number)
-        self._open[key_of(event.id, event.index, "sample") if event.index else event.id] = found
+        self._open[(event.id, event.index, "sample") if event.index else event.id] = found
         return found
 
-    def _admit(self, event: AdmitEvent) -> RequestTimeline:
+    def admit(self, event: AdmitEvent) -> RequestTimeline:
         """Move a sequence from the queue into its slot."""
         is_first = not event.index and event.role != "negative"
         key = event.id if is_first else (event.id, event.index, event.role)
@@ -171,18 +188,38 @@ class RequestFold:
             self._join(event)
         elif self.blocked is not None:
             self._unblock(event)
-        if found.admission is not None:
-            raise InvariantError(f"{found.label!r} is admitted in step {event.step} while it runs")
-        if event.generated and not found.admissions:
-            raise InvariantError(
-                f"{label_of(event.id, event.index, event.role)!r} is admitted in step {event.step} "
-                f"with {event.generated} tokens of its own, but was not preempted"
-            )
+        if found.admission is not None or (event.generated and not found.admissions):
+            was = "while it runs"
+            if found.admission is None:
+                was = f"with {event.generated} tokens of its own, but was not preempted"
+            raise InvariantError(f"{found.label!r} is admitted in step {event.step} {was}")
         if event.left < 0:
             raise InvariantError(f"{found.label!r} is admitted with {event.left} tokens left")
         found.role = event.role
         found.admission = Admission(event, event.left, None if event.left else event.step)
         found.admissions.append(found.admission)
+        return found
+
+    def finish(self, event: FinishEvent) -> RequestTimeline:
+        """End a sequence, in its slot or in the queue."""
+        is_first = not event.index and event.role != "negative"
+        key = event.id if is_first else (event.id, event.index, event.role)
+        found = self._open.pop(key, None)
+        if found is None:
+            found = RequestTimeline(event.id, event.index, event.role)
+        admission = found.admission
+        if admission is not None:
+            if admission.event.slot != event.slot or found.role != event.role:
+                raise _not_held(event, "leaves")
+            if admission.left and event.reason in {"stop", "length"}:
+                raise InvariantError(
+                    f"{found.label!r} ends ({event.reason}) before its prompt was computed"
+                )
+        elif event.slot is not None and not found.admissions:
+            raise _not_held(event, "leaves")
+        elif self.blocked is not None:
+            self._unblock(event)
+        found.finish = event
         return found
 
     def _join(self, event: AdmitEvent) -> None:
@@ -230,25 +267,6 @@ class RequestFold:
             found.number = self._num_joined
         return found
 
-    def _finish(self, event: FinishEvent) -> RequestTimeline:
-        """End a sequence, in its slot or in the queue."""
-        is_first = not event.index and event.role != "negative"
-        key = event.id if is_first else (event.id, event.index, event.role)
-        found = self._open.get(key)
-        if found is None:
-            found = RequestTimeline(event.id, event.index, event.role)
-        if found.admission is not None or (event.slot is not None and not found.admissions):
-            _, admission = self._holding(event, "leaves")
-            if admission.left and event.reason in {"stop", "length"}:
-                raise InvariantError(
-                    f"{found.label!r} ends ({event.reason}) before its prompt was computed"
-                )
-        elif self.blocked is not None:
-            self._unblock(event)
-        self._open.pop(key, None)
-        found.finish = event
-        return found
-
     def _block(self, event: BlockedEvent) -> RequestTimeline:
         """Take note of why the first of the queue is not let in."""
         found = self._open.get(key_of(event.id, event.index, "sample"))
@@ -282,11 +300,11 @@ class RequestFold:
                 f"{found.label!r} forks in step {event.step} from "
                 f"{label_of(event.id, event.parent, 'beam')!r}; both have to be running beams"
             )
-        admission.forks += (Fork(event.step, event.parent),)
+        admission.forks.append(Fork(event.step, event.parent))
         return found
 
     def _holding(
-        self, event: PrefillEvent | PreemptEvent | FinishEvent, verb: str
+        self, event: PrefillEvent | PreemptEvent, verb: str
     ) -> tuple[RequestTimeline, Admission]:
         """Return the sequence of `event` and how it came to the slot that it tells of.
 
@@ -298,8 +316,7 @@ class RequestFold:
             admit = found.admission.event
             if admit.slot == event.slot and admit.role == event.role:
                 return found, found.admission
-        label = label_of(event.id, event.index, event.role)
-        raise InvariantError(f"{label!r} {verb} slot {event.slot}, which it does not hold")
+        raise _not_held(event, verb)
 
     def _in_slot(self, event: JumpEvent | ForkEvent) -> tuple[RequestTimeline, Admission]:
         """Return the sequence that `event` tells of, of whatever role, and its admission.
@@ -318,6 +335,12 @@ class RequestFold:
             f"{label_of(event.id, event.index, 'sample')!r} does not run in slot {event.slot} "
             f"in step {event.step}"
         )
+
+
+def _not_held(event: PrefillEvent | PreemptEvent | FinishEvent, verb: str) -> InvariantError:
+    """Return the complaint about a sequence that does something in a slot that is not its own."""
+    label = label_of(event.id, event.index, event.role)
+    return InvariantError(f"{label!r} {verb} slot {event.slot}, which it does not hold")
 
 
 def leader_index(index: int, role: Role) -> int:

@@ -133,9 +133,9 @@ class Recorder:
     """
 
     def __init__(self, options: RunOptions, loop: Loop, resumption: Resumption, view: View) -> None:
-        self.metrics = _open_metrics(options)
         self._trace = TraceWriter(open_sink(options.trace)) if options.trace else None
         self._series = _open_series(options)
+        self.metrics = _open_metrics(options, self._series)
         # Opening empties them, so the results come last: what else fails, fails before.
         sink = _stdout(view) if options.output is None else resumption.open_results(options.output)
         self.results = ResultWriter(sink)
@@ -153,8 +153,9 @@ class Recorder:
         try:
             if self._trace is not None:
                 self._trace.close()
-            if self._series is not None:
-                self._series.close(self._loop.engine.num_steps)
+            if self._series is not None and self.metrics is not None:
+                self.metrics.close(self._loop.engine.num_steps)
+                self._series.close()
         finally:
             self._loop.answers.close()
             self.results.close()
@@ -224,12 +225,10 @@ class Recorder:
         """Pass `events` on to the trace and the numbers."""
         if self._trace is not None:
             self._trace.write(events)
-        if self._series is not None:
-            self._series.write(events)
         if self.metrics is not None:
-            observe = self.metrics.observe
-            for event in events:
-                observe(event)
+            self.metrics.observe(events)
+        if self._series is not None:
+            self._series.write_known()
 
     def _show_all(self) -> float:
         """Show what there is before the run waits; return when to do so again, see View."""
@@ -254,12 +253,12 @@ class _ViewSink:
         """Nothing: the view is closed by whoever opened it."""
 
 
-def _open_metrics(options: RunOptions) -> "RunMetrics | None":
-    if options.quiet and options.summary_json is None:
+def _open_metrics(options: RunOptions, series: "SeriesWriter | None") -> "RunMetrics | None":
+    if options.quiet and options.summary_json is None and series is None:
         return None
     from batcher.metrics import RunMetrics  # noqa: PLC0415 - only if anybody will ask for them
 
-    return RunMetrics(options.limits)
+    return RunMetrics(options.limits, None if series is None else series.series)
 
 
 def _open_series(options: RunOptions) -> "SeriesWriter | None":

@@ -2,19 +2,18 @@
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from msgspec.structs import astuple
 
-from batcher.events import Event
 from batcher.metrics.timeseries import SeriesRow, TimeSeries
 
 from .output import Sink
 
 
 class SeriesWriter:
-    """Takes events, and writes the rows of a time series as they become known.
+    """Writes the rows of `series` as they become known.
 
     interval: in seconds, None for what TimeSeries takes.
 
@@ -23,21 +22,19 @@ class SeriesWriter:
     """
 
     def __init__(self, sink: Sink, interval: float | None) -> None:
-        self._sink, self._series = sink, TimeSeries(interval)
+        self._sink, self.series = sink, TimeSeries(interval)
         self._has_header = False
 
-    def write(self, events: Sequence[Event]) -> None:
-        """Take in the next events, and write the rows that are known by them."""
-        for event in events:
-            self._series.observe(event)
-        rows = self._series.take()
+    def write_known(self) -> None:
+        """Write the rows that are known by now."""
+        rows = self.series.rows()
         if rows:
             self._write(map(astuple, rows))
 
-    def close(self, num_steps: int) -> None:
-        """Write the rest of a run that took so many steps, and end the file."""
+    def close(self) -> None:
+        """Write the rest of a run that is over, and end the file."""
         try:
-            self._write(map(astuple, self._series.finish(num_steps)))
+            self._write(map(astuple, self.series.finish()))
         finally:
             self._sink.close()
 

@@ -4,9 +4,9 @@ from msgspec.structs import replace
 from batcher.events import AdmitEvent, ArriveEvent, EndEvent, FinishEvent, RunEvent, StepsEvent
 from batcher.metrics import Goodput, RunMetrics, parse_slo
 from batcher.metrics.resources import (
+    BlockedSteps,
     BudgetUse,
     Computed,
-    HoldSteps,
     KvUse,
     Preemptions,
     PrefixHits,
@@ -30,8 +30,7 @@ def summary_of(slo="ttft=0.5,tpot=50ms", **changes):
         EndEvent(4, 2.0, 4, 2),
     ]
     metrics = RunMetrics(None if slo is None else parse_slo(slo))
-    for event in events:
-        metrics.observe(event)
+    metrics.observe(events)
     return replace(metrics.summary(), **changes)
 
 
@@ -58,7 +57,7 @@ FULL = {
     "preemptions": Preemptions(count=12, recomputed_tokens=4096),
     "prefix_cache": PrefixHits(asked=100, found=61, share=0.61, asked_again=0, found_again=0),
     "budget": BudgetUse(max_batch_tokens=2048, mean_share=0.451, full_steps=1234),
-    "holds": HoldSteps(kv=30, tokens=12, preemption=0, batch=0),
+    "holds": BlockedSteps(kv=30, tokens=12, preemption=0, batch=0),
     "computed": Computed(
         prefill_tokens=100, decode_tokens=9, right_padding=0, left_padding=0, prefill_share=0.0
     ),
@@ -74,7 +73,7 @@ def test_what_was_limited_has_lines_of_its_own():
 
 
 def test_no_line_is_longer_than_a_terminal():
-    many = HoldSteps(kv=34_567, tokens=4_567, preemption=1_345, batch=345)
+    many = BlockedSteps(kv=34_567, tokens=4_567, preemption=1_345, batch=345)
     summary = summary_of("ttft=0.123,tpot=45.6ms,e2e=12.3,queue=4", **(FULL | {"holds": many}))
     assert max(map(len, timed_lines(summary))) <= 80
 

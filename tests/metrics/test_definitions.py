@@ -7,9 +7,9 @@ import pytest
 
 from batcher.metrics import Goodput, Latencies, RunSummary, SecondsDistribution, Throughput
 from batcher.metrics.resources import (
+    BlockedSteps,
     BudgetUse,
     Computed,
-    HoldSteps,
     KvUse,
     Preemptions,
     PrefixHits,
@@ -23,7 +23,7 @@ RECORDS = [
     BudgetUse,
     Computed,
     Goodput,
-    HoldSteps,
+    BlockedSteps,
     KvUse,
     Latencies,
     Preemptions,

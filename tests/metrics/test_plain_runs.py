@@ -21,14 +21,14 @@ from batcher.events import (
 from batcher.metrics import RunMetrics, Slo, encode_summary
 from batcher.metrics.steps import open_feed
 from batcher.metrics.timeseries import MAX_ROWS, TimeSeries
+from batcher.timeline.requests import RequestFold
 
 SLO = Slo({"ttft": 3.0, "e2e": 6.0})
 
 
 def summary_of(events, slo=None, num_steps=0):
     metrics = RunMetrics(slo)
-    for event in events:
-        metrics.observe(event)
+    metrics.observe(events)
     return metrics.summary(num_steps)
 
 
@@ -65,9 +65,11 @@ def test_a_plain_run_has_the_time_series_of_one_that_tells_of_its_steps(jobs, ba
 
 def series_of(events, interval):
     series, rows = TimeSeries(interval), []
+    metrics = RunMetrics(series=series)
     for event in events:
-        series.observe(event)
-        rows += series.take()
+        metrics.observe([event])
+        rows += series.rows()
+    metrics.close(0)
     return rows + series.finish()
 
 
@@ -95,13 +97,28 @@ def test_a_plain_run_of_requests_with_deadlines_tells_how_many_kept_theirs():
     assert (goodput.requests, goodput.good, goodput.missed) == (2, 1, {"deadline": 1})
 
 
+def test_the_makespan_of_deadlines_begins_with_the_first_request_of_all():
+    events = [
+        RunEvent(batch=2, model="test", settings={}),
+        ArriveEvent(0, 0.0, "a", 0, "input", 5, 9),
+        AdmitEvent(0, 0.0, "a", 0, 0, "empty"),
+        ArriveEvent(4, 4.0, "b", 0, "input", 5, 1, 8.0),
+        AdmitEvent(4, 4.0, "b", 0, 1, "empty"),
+        FinishEvent(4, 4.0, "b", 0, 1, "length", None, 1),
+        FinishEvent(7, 7.0, "a", 0, 0, "length", None, 8),
+        EndEvent(8, 8.0, 9, 2),
+    ]
+    assert summary_of(events).goodput.per_second == 1 / 8
+
+
 def test_the_steps_of_a_run_that_is_broken_off_count_when_it_tells_of_them():
     events = play(jobs_of(50, 3), 2).events[:6]
     assert summary_of(events, SLO, num_steps=20).latencies.itl.count == 19 + 2
     series = TimeSeries(1.0)
-    for event in events:
-        series.observe(event)
-    assert sum(row.steps for row in series.finish(20)) == 20
+    metrics = RunMetrics(series=series)
+    metrics.observe(events)
+    metrics.close(20)
+    assert sum(row.steps for row in series.finish()) == 20
 
 
 def test_lists_of_different_lengths_are_refused():
@@ -135,12 +152,10 @@ HEAVY = pytest.param(100_000, marks=pytest.mark.heavy)
 
 @pytest.mark.parametrize("num_requests", [10_000, HEAVY])
 def test_memory_does_not_grow_with_the_number_of_requests(num_requests):
-    metrics, series = RunMetrics(SLO), TimeSeries()
+    metrics = RunMetrics(SLO, TimeSeries())
     tracemalloc.start()
     try:
-        for event in timed_run(num_requests, batch=50):
-            metrics.observe(event)
-            series.observe(event)
+        metrics.observe(timed_run(num_requests, batch=50))
         current, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -167,8 +182,8 @@ def test_a_row_that_is_aborted_between_two_steps_goes_on_in_no_other():
     ends += [FinishEvent(2, 2.0, "b", 0, 1, "length", None, 3), EndEvent(3, 3.0, 6, 3)]
     events = [run, *arrived, *admitted, aborted, late, in_step_2, *ends]
     assert summary_of(events, SLO).latencies.itl.count == 1 + 2
-    feed = open_feed(run)
-    steps = [step for event in events[1:5] for step in feed.take(event)]
+    feed, fold = open_feed(run), RequestFold()
+    steps = [step for event in events[1:5] for step in feed.take(event, fold.take(event))]
     steps += feed.catch_up(2)  # somebody asks for the summary just then
-    steps += [step for event in events[5:] for step in feed.take(event)]
+    steps += [step for event in events[5:] for step in feed.take(event, fold.take(event))]
     assert [step.decodes for step in steps] == [0, 2, 1]

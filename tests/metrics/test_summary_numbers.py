@@ -32,8 +32,7 @@ from batcher.metrics import (
 
 def metrics_of(events):
     metrics = RunMetrics()
-    for event in events:
-        metrics.observe(event)
+    metrics.observe(events)
     return metrics
 
 

@@ -43,8 +43,7 @@ def served(draw):
 
 def metrics_of(events, slo=None):
     metrics = RunMetrics(slo)
-    for event in events:
-        metrics.observe(event)
+    metrics.observe(events)
     return metrics
 
 
@@ -260,9 +259,11 @@ def rows_by_hand(truth, interval):
 
 def series_of(events, interval):
     series, rows = TimeSeries(interval), []
+    metrics = RunMetrics(series=series)
     for event in events:
-        series.observe(event)
-        rows += series.take()
+        metrics.observe([event])
+        rows += series.rows()
+    metrics.close(0)
     return rows + series.finish()
 
 
