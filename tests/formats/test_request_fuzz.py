@@ -13,10 +13,12 @@ from batcher.formats.line_problems import read_line
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
 from batcher.request import MAX_INT, Request
 from batcher.validation import DEFAULTS, MAX_STOP_LENGTH, RANGES, ModelCapabilities, find_problems
+from cli.running.sources import Duplicates, LineParser
 
 VOCAB_SIZE = 512
 CAPABILITIES = ModelCapabilities(vocab_size=VOCAB_SIZE)
 PARSER = RequestParser(CAPABILITIES)
+AGAIN = LineParser(PARSER, Duplicates())
 
 SEEDS = [
     b'{"id":"a","prompt":[1,2,3],"max_tokens":4,"stop_token":[5],"stop_sequence":[[1,2],[3]]}',
@@ -65,6 +67,8 @@ def check(line):
         assert isinstance(parsed.request.id, str)
         # The fast way accepts what the thorough way accepts, as the same request.
         assert read_line(line, 413, CAPABILITIES) == (parsed.request, parsed.form)
+        # Read again, without any checks, it still is.
+        assert AGAIN.parse_good(line, 413) == parsed
         return
     length = len(line.decode(errors="backslashreplace"))
     assert isinstance(parsed, BadLine)
