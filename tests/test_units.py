@@ -20,7 +20,7 @@ from batcher.events import (
     ForkEvent,
 )
 from batcher.models.base import Batch
-from batcher.validation import CONSTRAINT_FIELDS
+from batcher.request import CONSTRAINT_FIELDS
 
 
 def test_a_negative_prompt_has_a_slot_of_its_own_beside_its_sample() -> None:

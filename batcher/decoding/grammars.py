@@ -10,9 +10,8 @@ from batcher.decoding.constraints import (
 )
 from batcher.decoding.healing import VocabularyIndex, heal
 from batcher.models.base import Model
-from batcher.request import Request
+from batcher.request import ConstraintField, Request
 from batcher.tokens import Tokens
-from batcher.validation import ConstraintField
 
 
 class Grammars:

@@ -24,10 +24,10 @@ from batcher.engine.sequence import Sequence
 from batcher.errors import Failure
 from batcher.events import TokenEvent
 from batcher.models.base import NO_SLOTS, IntArray, Model, ModelOutput
+from batcher.request import ConstraintField
 from batcher.result import FinishReason
 from batcher.settings import GRAMMAR_TIMEOUT
 from batcher.tokens import Tokens
-from batcher.validation import ConstraintField
 
 if TYPE_CHECKING:
     from batcher.decoding.grammars import Grammars

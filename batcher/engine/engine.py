@@ -7,7 +7,6 @@ nothing is done per step for a row that is only decoded, sampled, stopped and cu
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from copy import deepcopy
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -35,7 +34,7 @@ from batcher.scheduling.sequence import NEVER, NO_SLOT
 from batcher.settings import DEFAULT_SCHEDULING, GRAMMAR_TIMEOUT, SchedulingSettings
 from batcher.timing.step_time import StepTime
 from batcher.tokens import Tokens
-from batcher.validation import ModelCapabilities, find_problems, plain_copy
+from batcher.validation import ModelCapabilities, checked_copy
 
 if TYPE_CHECKING:
     from batcher.models.callable import ModelNext
@@ -227,12 +226,9 @@ class Engine:
         """
         if not isinstance(request, Request):
             raise BatchdecodeError(f"an Engine takes a Request, not a {type(request).__name__}")
-        checked = plain_copy(request, self.capabilities)
-        if checked is None:
-            problems = find_problems(request, self.capabilities)
-            if problems:
-                raise RequestError(self._id_of(request, input_index), problems)
-            checked = deepcopy(request)
+        checked = checked_copy(request, self.capabilities)
+        if isinstance(checked, list):
+            raise RequestError(self._id_of(request, input_index), checked)
         return self.enqueue(checked, input_index=input_index, reason=reason, replayed=replayed)
 
     def enqueue(

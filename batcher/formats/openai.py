@@ -5,8 +5,6 @@ Rule: an option that would change the output and is not supported is an error, n
 
 from typing import Any, Literal
 
-from msgspec import Struct
-
 from batcher.request import Request
 
 COMPLETIONS_URL = "/v1/completions"
@@ -56,55 +54,6 @@ UNSUPPORTED = frozenset(
 )
 
 
-class CompletionBody(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of a row: the fields of a request but its id, and the options above."""
-
-    id: None = None  # custom_id is the id; this takes away the one a body would inherit
-    model: Any = None
-    user: Any = None
-    stream: Any = None
-    stream_options: Any = None
-    store: Any = None
-    metadata: Any = None
-    service_tier: Any = None
-    suffix: Any = None
-
-
-class ChatBody(Request, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body of a row of a chat, whose messages have become a prompt, and the options above."""
-
-    id: None = None  # as above
-    model: Any = None
-    user: Any = None
-    stream: Any = None
-    stream_options: Any = None
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: Any = None
-    modalities: Any = None
-    store: Any = None
-    metadata: Any = None
-    service_tier: Any = None
-
-
-class BatchRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line of an OpenAI Batch file of completions."""
-
-    custom_id: str | None = None
-    method: Literal["POST"]
-    url: Literal["/v1/completions"]
-    body: CompletionBody
-
-
-class ChatRow(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One line of an OpenAI Batch file of chats."""
-
-    custom_id: str | None = None
-    method: Literal["POST"]
-    url: Literal["/v1/chat/completions"]
-    body: ChatBody
-
-
 def form_of(url: str | None, request: Request) -> Form:
     """Return how `request` is answered, which was read from a row with that `url`, if any."""
     if url is None:
@@ -124,12 +73,3 @@ def is_supported(supported: object, value: object) -> bool:
     is_bool = isinstance(value, bool)  # true equals 1 in Python
     others = supported if isinstance(supported, tuple) else ()
     return any(isinstance(other, bool) == is_bool and other == value for other in others)
-
-
-def has_only_supported_options(body: Request, options: Supported) -> bool:
-    """Return whether all `options` of `body` have values that `is_supported` takes."""
-    for option, supported in options.items():
-        value = getattr(body, option)
-        if value is not None and not is_supported(supported, value):
-            return False
-    return True

@@ -7,22 +7,40 @@ of the lines it accepts by itself.
 import re
 from typing import Any
 
+import msgspec
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
-from batcher.formats.decoders import PLAIN_KEYS, FullDecoder, PlainDecoder
 from batcher.formats.diagnostics import Problem
 from batcher.formats.json_spans import read_distinct
 from batcher.formats.line_parts import find_too_many
-from batcher.formats.line_problems import BadRequestError, read_line
-from batcher.formats.openai import OPTIONS, Form, form_of, has_only_supported_options
-from batcher.formats.spellings import SPELLED_KEYS, SPELLED_KEYS_OF_ROWS
-from batcher.request import PromptInput, Request
-from batcher.validation import ModelCapabilities
+from batcher.formats.line_problems import (
+    BODY_FIELDS,
+    ROW_FIELDS,
+    SYNONYMS,
+    BadRequestError,
+    read_line,
+)
+from batcher.formats.openai import OPTIONS, URLS, Form, form_of, is_supported
+from batcher.formats.spellings import SPELLINGS, Fields, respell, spellings_of
+from batcher.request import Request
+from batcher.validation import (
+    FREE_FIELDS,
+    ModelCapabilities,
+    checked_type,
+    find_problems,
+    goes_together,
+)
 
 # Every key of the line, or "" where a quote and a colon end something else: a key with escapes or
 # digits, or words in a string.  The decoder takes the last of two equal keys; if this finds a key
 # twice, they may be of different objects, and a slower reader has to tell.
 _KEY = re.compile(rb'"(?:([a-z_]+)"\s*:|\s*:)')
+
+# Keys of lines that do not state each field by its own name.
+_OTHER_KEYS = frozenset(name.encode() for name in ("body", *SYNONYMS, *SPELLINGS))
+_FREE_KEYS = frozenset(name.encode() for name in FREE_FIELDS)
+_decode = msgspec.json.Decoder(Request).decode
 
 
 class ParsedLine(Struct, frozen=True):
@@ -45,8 +63,8 @@ class RequestParser:
 
     def __init__(self, capabilities: ModelCapabilities) -> None:
         self._capabilities = capabilities
-        self._plain = PlainDecoder(capabilities)
-        self._full = FullDecoder(capabilities)
+        self._checked = checked_type(capabilities)
+        self._decode = msgspec.json.Decoder(self._checked).decode
 
     def parse(self, line: bytes, line_number: int) -> ParsedLine | BadLine:
         """Return the request of `line`, or what is wrong with it; no bytes make it raise."""
@@ -66,55 +84,80 @@ class RequestParser:
         return ParsedLine(request, form)
 
     def _parse_good(self, line: bytes, line_number: int) -> ParsedLine | None:
-        """Return the request of `line` if nothing about it is unusual."""
+        """Return the request of `line` if nothing about it is unusual.
+
+        Raises:
+            ValueError, RecursionError: something is.
+        """
         keys = _KEY.findall(line)
         if b"" in keys:
             keys = _KEY.findall(line.replace(rb"\"", b""))
         distinct = set(keys)
-        decoder = self._plain if distinct <= PLAIN_KEYS else self._full
         if len(distinct) < len(keys) or b"" in distinct:
             distinct = _read_keys(line)
-        is_openai = b"body" in distinct
-        if is_openai and b"id" in distinct:
-            return None  # the decoder would take a body's id if it is null
-        if distinct & (SPELLED_KEYS_OF_ROWS if is_openai else SPELLED_KEYS):
-            decoder, parsed = self._full, self._full.respelled(line, is_row=is_openai)
-            if parsed is None:
-                return None
+        if distinct <= _FREE_KEYS:
+            url, request = None, self._decode(line)
+            is_right = goes_together(request, self._capabilities)
+        elif distinct.isdisjoint(_OTHER_KEYS):
+            url, request = None, _decode(line)
+            is_right = not find_problems(request, self._capabilities)
         else:
-            parsed = decoder.row(line) if is_openai else decoder.line(line)
-        found = _read_row(parsed) if is_openai else _read_line(parsed)
-        if found is None:
-            return None
-        fields, request_id, prompt = found
-        request = decoder.make(
-            fields, str(line_number) if request_id is None else request_id, prompt
-        )
-        if request is None:
-            return None
-        return ParsedLine(request, form_of(parsed.url if is_openai else None, request))
+            url, fields = self._respell(msgspec.json.decode(line))
+            if fields.keys() <= FREE_FIELDS:
+                request = msgspec.convert(fields, self._checked)
+                is_right = goes_together(request, self._capabilities)
+            else:
+                request = msgspec.convert(fields, Request)
+                is_right = not find_problems(request, self._capabilities)
+        if request.id is None:
+            force_setattr(request, "id", str(line_number))
+        return ParsedLine(request, form_of(url, request)) if is_right else None
+
+    def _respell(self, whole: Any) -> tuple[str | None, dict[str, Any]]:
+        """Return the url, None of what is no row, and the request's fields by their own names.
+
+        Raises:
+            ValueError: something about them is unusual.
+        """
+        url, values = None, whole
+        if isinstance(whole, dict) and "body" in whole:
+            url, values = whole.get("url"), _fields_of_row(whole)
+        elif isinstance(whole, dict):
+            values = _without_synonyms(whole)
+        fields = Fields(values, self._capabilities.chat_template)
+        named = respell(fields, spellings_of(url)) if isinstance(values, dict) else None
+        if named is None:
+            raise ValueError("not by the names of a request alone")
+        return url, named
 
 
-Found = tuple[Any, str | None, PromptInput]  # the fields, with the id and the prompt they mean
-
-
-def _read_line(fields: Any) -> Found | None:
-    request_id, prompt = fields.id, fields.prompt
-    if fields.custom_id is not None:
-        if request_id is not None:
-            return None
-        request_id = fields.custom_id
-    if prompt is None:
-        prompt = fields.prompt_tokens
-    elif fields.prompt_tokens is not None:
+def _fields_of_row(row: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the fields of the request in a row, its id included; None of one that is unusual."""
+    url, body = row.get("url"), row["body"]
+    if row.get("method") != "POST" or url not in URLS or not row.keys() <= set(ROW_FIELDS):
         return None
-    return None if prompt is None else (fields, request_id, prompt)
-
-
-def _read_row(row: Any) -> Found | None:
-    if not has_only_supported_options(row.body, OPTIONS[row.url]):
+    if not isinstance(body, dict) or not body.keys() <= set(BODY_FIELDS[url]):
         return None
-    return row.body, row.custom_id, row.body.prompt
+    options = OPTIONS[url]
+    if not all(is_supported(options[name], body[name]) for name in options.keys() & body.keys()):
+        return None
+    fields = {name: value for name, value in body.items() if name not in options}
+    return fields | {"id": row.get("custom_id")}
+
+
+def _without_synonyms(line: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the fields of a line by their own names, as far as those are of ours."""
+    fields = dict(line)
+    for synonym, name in SYNONYMS.items():
+        value = fields.pop(synonym, None)
+        if value is None:
+            continue
+        if fields.get(name) is not None:
+            return None
+        if name == "prompt" and not (type(value) is list and set(map(type, value)) <= {int}):
+            return None
+        fields[name] = value
+    return fields
 
 
 def _read_keys(line: bytes) -> set[bytes]:

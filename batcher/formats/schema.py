@@ -1,9 +1,10 @@
 """The JSON Schema of one line of each kind of file, made from the types that read and write it.
 
-What the types do not say is added here: what fields mean, and which of them exclude each other.
+What the types do not say is added here: what null stands for, and which fields exclude each other.
 """
 
 import json
+import re
 from copy import deepcopy
 from typing import Any, Literal, get_args
 
@@ -11,30 +12,21 @@ import msgspec
 
 from batcher.errors import InvariantError
 from batcher.events import Event, TokenEvent
-from batcher.formats.decoders import RequestLine
+from batcher.fields import fields_of
 from batcher.formats.descriptions import DESCRIPTIONS
-from batcher.formats.line_problems import NOT_NULL
-from batcher.formats.openai import CHAT_OPTIONS, COMPLETION_OPTIONS, BatchRow, ChatRow, Supported
+from batcher.formats.line_problems import BODY_FIELDS, NOT_NULL
+from batcher.formats.openai import CHAT_URL, COMPLETIONS_URL, OPTIONS, Supported
 from batcher.formats.result_rows import ChatResultRow, ResultRow
-from batcher.formats.spelling_schemas import SPELLING_SCHEMAS
-from batcher.request import MAX_INT
+from batcher.request import MAX_INT, REQUEST_FIELDS, PromptSegment, Request, Transition
 from batcher.result import Result
-from batcher.validation import (
-    ANY_STATE,
-    DEFAULTS,
-    LOGIT_BIAS,
-    MAX_NAME,
-    RANGES,
-    SEGMENT_LENGTH,
-    Range,
-)
+from batcher.validation import ANY_STATE, MAX_NAME
 
 Kind = Literal["request", "result", "trace"]
 Schema = dict[str, Any]
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 TYPES: dict[Kind, tuple[type, ...]] = {
-    "request": (RequestLine, BatchRow, ChatRow),
+    "request": (Request,),
     "result": (Result, ResultRow, ChatResultRow, TokenEvent),
     "trace": get_args(Event),
 }
@@ -44,31 +36,27 @@ TITLES: dict[Kind, str] = {
     "trace": "One line of a trace; readers skip events they do not know",
 }
 
-_TOKEN_ID: Schema = {"type": "integer", "minimum": 0, "maximum": MAX_INT}
-_TEXT: Schema = {"type": "string", "minLength": 1}
 _NULL: Schema = {"type": "null"}
 _STRING: Schema = {"type": "string"}
-_SEGMENT: Schema = {"$ref": "#/$defs/PromptSegment"}
+_MAYBE_TEXT: Schema = {"type": ["string", "null"]}
+_LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
 
 
 def make_schema(kind: Kind) -> Schema:
     """Return the JSON Schema of one line of this kind of file."""
-    tops, definitions = msgspec.json.schema_components(TYPES[kind], ref_template="#/$defs/{name}")
+    whole, definitions = msgspec.json.schema_components(TYPES[kind], ref_template="#/$defs/{name}")
+    tops = list(whole)
     if kind == "request":
-        _refine_request(definitions["RequestLine"])
-        _refine_completion(definitions["CompletionBody"])
-        _refine_chat(definitions["ChatBody"])
-        markers = {"anyOf": [_TEXT, _list_of(_TOKEN_ID)]}
-        definitions["Transition"]["properties"]["on"] = markers
-        _refine_segment(definitions["PromptSegment"])
+        _describe(definitions)
+        tops = _add_lines(definitions)
     for name, definition in definitions.items():
         definition["description"] = " ".join(definition["description"].split())
         for field, schema in definition["properties"].items():
-            text = DESCRIPTIONS.get(f"{name}.{field}") or DESCRIPTIONS.get(field)
+            text = schema.get("description") or _description_of(name, field)
             if text is None:
                 raise InvariantError(f"the schema does not say what {name}.{field} means")
             schema["description"] = text
-    return {"$schema": DIALECT, "title": TITLES[kind], "anyOf": list(tops), "$defs": definitions}
+    return {"$schema": DIALECT, "title": TITLES[kind], "anyOf": tops, "$defs": definitions}
 
 
 def encode_schema(kind: Kind) -> str:
@@ -76,31 +64,111 @@ def encode_schema(kind: Kind) -> str:
     return json.dumps(make_schema(kind), indent=2, ensure_ascii=False) + "\n"
 
 
-def _refine_request(definition: Schema) -> None:
-    """Add the exact values, and that a field and its synonym go together only if one is null."""
-    definition["properties"] |= {"prompt": _prompt(_NULL)} | _exact_fields()
-    del definition["required"]
-    definition["not"] = _given(id=_STRING, custom_id=_STRING)
-    names = ("prompt", "prompt_tokens", "messages")
-    definition["oneOf"] = [_given(**{name: {"not": _NULL}}) for name in names]
+def _description_of(name: str, field: str) -> str | None:
+    """Return what a field of a record means; one that a request has, too, means the same."""
+    if f"{name}.{field}" in DESCRIPTIONS:
+        return DESCRIPTIONS[f"{name}.{field}"]
+    if field in DESCRIPTIONS:
+        return DESCRIPTIONS[field]
+    return _plain(REQUEST_FIELDS[field].words) if field in REQUEST_FIELDS else None
 
 
-def _refine_completion(definition: Schema) -> None:
-    """Add the exact values and the options."""
-    properties = definition["properties"]
-    del properties["id"]
-    properties |= {"prompt": _prompt()} | _exact_fields() | _options(COMPLETION_OPTIONS)
-    del properties["messages"]
+def _plain(words: str) -> str:
+    """Return words of a table without the links."""
+    return _LINK.sub(r"\1", words)
 
 
-def _refine_chat(definition: Schema) -> None:
-    """Add the exact values and the options, and the messages in place of the prompt."""
-    properties = definition["properties"]
-    del properties["id"], properties["prompt"]
-    properties |= _exact_fields() | _options(CHAT_OPTIONS)
-    properties["logprobs"] = {"type": ["boolean", "null"], "default": None}
-    properties["top_logprobs"] = _number(RANGES["logprobs"], "null") | {"default": None}
-    definition["required"] = ["messages"]
+# -- requests --------------------------------------------------------------------------------------
+
+
+def _describe(definitions: dict[str, Schema]) -> None:
+    """Add what the table of fields says in words, and that null stands for most defaults."""
+    for record in (Request, PromptSegment, Transition):
+        for name, field in fields_of(record).items():
+            properties = definitions[record.__name__]["properties"]
+            if name not in NOT_NULL and record is not Transition:
+                properties[name] = _nullable(properties[name])
+            properties[name]["description"] = _plain(field.words)
+    on = definitions["Transition"]["properties"]["on"]
+    _make_exact(definitions["Request"]["properties"], on["anyOf"])
+    _refine_segment(definitions["PromptSegment"])
+
+
+def _nullable(schema: Schema) -> Schema:
+    """Return a schema that null conforms to, too."""
+    if "anyOf" in schema:
+        return schema | {"anyOf": [*(s for s in schema["anyOf"] if s != _NULL), _NULL]}
+    if "enum" in schema:
+        return schema | {"enum": [*schema["enum"], None]}
+    return schema | {"type": [schema["type"], "null"]}
+
+
+def _make_exact(properties: dict[str, Schema], marker: list[Schema]) -> None:
+    """State what types cannot: lists of one kind, and the names in objects; marker: text or ids."""
+    text, ids = marker
+    any_ids = {name: value for name, value in ids.items() if name != "minItems"}
+    segments = _list_of({"$ref": "#/$defs/PromptSegment"})
+    properties["prompt"]["anyOf"] = [_STRING, any_ids, segments]
+    properties["stop_sequence"]["anyOf"] = [text, ids, _list_of(ids), _list_of(text), _NULL]
+    biases, states = properties["logit_bias"]["anyOf"][0], properties["states"]["anyOf"][0]
+    biases["propertyNames"] = {"pattern": "^(0|[1-9][0-9]{0,9})$"}
+    states["propertyNames"] = {"minLength": 1, "maxLength": MAX_NAME}
+    states["not"] = {"propertyNames": {"const": ANY_STATE}}
+
+
+def _refine_segment(definition: Schema) -> None:
+    """Add which fields exclude or need each other."""
+    contents = [_given(**{name: {"not": _NULL}}) for name in ("text", "tokens", "length")]
+    definition["oneOf"] = contents
+    definition["if"] = _given(seed={"enum": [0, None]})
+    no_seed = {"not": {"required": ["seed"]}}
+    definition["then"], definition["else"] = True, {"anyOf": [contents[2], no_seed]}
+
+
+def _add_lines(definitions: dict[str, Schema]) -> list[Schema]:
+    """Put what a line may be in place of the request; return the schemas of the whole line."""
+    fields = definitions.pop("Request")["properties"] | deepcopy(_SPELLINGS)
+    token_ids = fields["prompt"]["anyOf"][1]
+    names = [_given(**{name: {"not": _NULL}}) for name in ("prompt", "prompt_tokens", "messages")]
+    definitions["RequestLine"] = _record(
+        "A line that is a request, by whichever names of its fields.",
+        fields
+        | {"prompt": _nullable(fields["prompt"])}
+        | {"custom_id": _MAYBE_TEXT | {"default": None}}
+        | {"prompt_tokens": {"anyOf": [token_ids, _NULL], "default": None}},
+        **{"not": _given(id=_STRING, custom_id=_STRING), "oneOf": names},
+    )
+    tops = [{"$ref": "#/$defs/RequestLine"}]
+    chat = {
+        "logprobs": {"type": ["boolean", "null"], "default": None},
+        "top_logprobs": fields["logprobs"],
+    }
+    for url, kind in ((COMPLETIONS_URL, "Completion"), (CHAT_URL, "Chat")):
+        own = chat if url == CHAT_URL else {}
+        known = fields | own | _options(OPTIONS[url])
+        definitions[f"{kind}Body"] = _record(
+            f"The body of a row: the fields of a {kind.lower()}, and OpenAI's options.",
+            {name: deepcopy(known[name]) for name in BODY_FIELDS[url]},
+            required=["messages" if url == CHAT_URL else "prompt"],
+        )
+        row = "ChatRow" if url == CHAT_URL else "BatchRow"
+        definitions[row] = _record(
+            f"One line of an OpenAI Batch file of {kind.lower()}s.",
+            {
+                "custom_id": _MAYBE_TEXT | {"default": None},
+                "method": {"enum": ["POST"]},
+                "url": {"enum": [url]},
+                "body": {"$ref": f"#/$defs/{kind}Body"},
+            },
+            required=["method", "url", "body"],
+        )
+        tops.append({"$ref": f"#/$defs/{row}"})
+    return tops
+
+
+def _record(description: str, properties: dict[str, Schema], **more: Any) -> Schema:
+    shape = {"type": "object", "properties": deepcopy(properties), "additionalProperties": False}
+    return {"description": description} | shape | more
 
 
 def _options(supported_values: Supported) -> dict[str, Schema]:
@@ -114,91 +182,83 @@ def _options(supported_values: Supported) -> dict[str, Schema]:
     }
 
 
-def _refine_segment(definition: Schema) -> None:
-    """Add the exact values, and which fields exclude or need each other."""
-    ids = _list_of(_TOKEN_ID)
-    definition["properties"] |= {
-        "text": {"anyOf": [_TEXT, _NULL], "default": None},
-        "tokens": {"anyOf": [ids, _NULL], "default": None},
-        "length": _number(SEGMENT_LENGTH, "null") | {"default": None},
-        "seed": {"anyOf": [_number(RANGES["seed"]), _STRING, _NULL], "default": 0},
-        "pin": {"type": ["boolean", "null"], "default": False},
-    }
-    contents = [_given(**{name: {"not": _NULL}}) for name in ("text", "tokens", "length")]
-    definition["oneOf"] = contents
-    definition["if"] = _given(seed={"enum": [0, None]})
-    definition["then"], definition["else"] = True, {"anyOf": [contents[2], _absent("seed")]}
-
-
-def _prompt(*others: Schema) -> Schema:
-    """Return the schema of a prompt, or of what one of the `others` allows."""
-    ids, segments = {"type": "array", "items": _TOKEN_ID}, _list_of(_SEGMENT)
-    return {"anyOf": [_STRING, ids, segments, *others]}
-
-
-def _absent(name: str) -> Schema:
-    return {"not": {"required": [name]}}
-
-
 def _given(**fields: Schema) -> Schema:
     return {"properties": fields, "required": list(fields)}
 
 
-def _exact_fields() -> dict[str, Schema]:
-    """Return new schemas of the fields whose values their types do not tell."""
-    ids, texts = _list_of(_TOKEN_ID), _list_of(_TEXT)
-    fields: dict[str, Schema] = {
-        name: _number(allowed) if name in NOT_NULL else _number(allowed, "null")
-        for name, allowed in RANGES.items()
-    }
-    fields |= {
-        "stop_token": {"anyOf": [_TOKEN_ID, ids, _NULL]},
-        "stop_sequence": {"anyOf": [_TEXT, ids, _list_of(ids), texts, _NULL]},
-        "stop": {"anyOf": [_TEXT, texts, _NULL]},
-        "logit_bias": {
-            "type": ["object", "null"],
-            "propertyNames": {"pattern": "^(0|[1-9][0-9]{0,9})$"},
-            "additionalProperties": _bounds(LOGIT_BIAS) | {"type": "number"},
-        },
-        "allowed_token_ids": {"anyOf": [ids, _NULL]},
-        "bad_words": {"type": ["array", "null"], "items": _TEXT},
-        "session": {"anyOf": [_TEXT, _NULL]},
-        "cache_salt": {"anyOf": [_TEXT, _NULL]},
-        "logprobs_mode": {"enum": ["raw", "processed", None]},
-        "echo": {"type": ["boolean", "null"]},
-        "include_stop_str_in_output": {"type": ["boolean", "null"]},
-        "early_stopping": {"enum": [True, False, "never", None]},
-        "choice": {"anyOf": [_list_of(_STRING), _NULL]},
-        "lark": {"anyOf": [_TEXT, _NULL]},
-        "gbnf": {"anyOf": [_TEXT, _NULL]},
-        "heal": {"type": ["boolean", "null"]},
-        "states": {"anyOf": [_states(), _NULL]},
-    }
-    named = {name: schema | {"default": DEFAULTS[name]} for name, schema in fields.items()}
-    return named | deepcopy(SPELLING_SCHEMAS)
-
-
-def _number(allowed: Range, *others: str) -> Schema:
-    """Return the schema of a number of the range, or of what has one of the `others` types."""
-    kind = "integer" if allowed.is_integer else "number"
-    return {"type": [kind, *others] if others else kind} | _bounds(allowed)
-
-
-def _bounds(allowed: Range) -> Schema:
-    lower = "exclusiveMinimum" if allowed.is_open else "minimum"
-    return {lower: allowed.smallest, "maximum": allowed.largest}
-
-
-def _states() -> Schema:
-    """Return the schema of an object of states; ANY_STATE alone is none."""
-    transition = {"$ref": "#/$defs/Transition"}
-    return {
-        "type": "object",
-        "propertyNames": {"minLength": 1, "maxLength": MAX_NAME},
-        "additionalProperties": {"type": "array", "items": transition},
-        "not": {"propertyNames": {"const": ANY_STATE}},
-    }
-
-
 def _list_of(items: Schema) -> Schema:
     return {"type": "array", "items": items, "minItems": 1}
+
+
+# -- the names that OpenAI and vLLM have for fields of a request -----------------------------------
+
+_JSON_SCHEMA: Schema = {"type": ["object", "boolean", "string", "null"]}
+_CHOICE: Schema = {"type": ["array", "null"], "items": _STRING, "minItems": 1}
+_GRAMMAR: Schema = {"type": ["string", "null"], "minLength": 1}
+
+
+def _object(required: tuple[str, ...] = (), **properties: Schema) -> Schema:
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+_EMPTY: Schema = {"enum": [None, "", [], {}, False, 0]}
+_PART = _object(("type", "text"), type={"const": "text"}, text=_STRING)
+_MESSAGE = _object(
+    ("role", "content"),
+    role={"type": "string", "minLength": 1},
+    content={"anyOf": [_STRING, {"type": "array", "items": _PART}]},
+    name=_MAYBE_TEXT,
+    refusal=_EMPTY,
+    tool_calls=_EMPTY,
+    function_call=_EMPTY,
+    audio=_EMPTY,
+    annotations=_EMPTY,
+)
+_STATED_SCHEMA = _object(
+    ("schema",),
+    name={},
+    description={},
+    schema={"type": ["object", "boolean"]},
+    strict={},
+)
+_RESPONSE_FORMAT: Schema = {
+    "anyOf": [
+        _object(("type",), type={"enum": ["text", "json_object"]}, json_schema={"type": "null"}),
+        _object(("type", "json_schema"), type={"const": "json_schema"}, json_schema=_STATED_SCHEMA),
+        {"type": "null"},
+    ]
+}
+_STRUCTURED_OUTPUTS: Schema = {
+    **_object(
+        json=_JSON_SCHEMA,
+        regex=_MAYBE_TEXT,
+        choice=_CHOICE,
+        grammar=_GRAMMAR,
+        json_object={"type": ["boolean", "null"]},
+    ),
+    "type": ["object", "null"],
+}
+
+_SPELLINGS: dict[str, Schema] = {
+    "messages": {"type": ["array", "null"], "items": _MESSAGE, "minItems": 1},
+    "max_completion_tokens": {
+        "type": ["integer", "null"],
+        "minimum": 0,
+        "maximum": MAX_INT,
+    },
+    "stop_token_ids": {
+        "type": ["array", "null"],
+        "items": {"type": "integer", "minimum": 0, "maximum": MAX_INT},
+    },
+    "response_format": _RESPONSE_FORMAT,
+    "guided_json": _JSON_SCHEMA,
+    "guided_regex": _MAYBE_TEXT,
+    "guided_choice": _CHOICE,
+    "guided_grammar": _GRAMMAR,
+    "structured_outputs": _STRUCTURED_OUTPUTS,
+}

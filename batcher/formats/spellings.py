@@ -235,10 +235,6 @@ _SPELLINGS_OF_ROWS: Mapping[str, Mapping[str, Reader]] = {
     CHAT_URL: {**SPELLINGS, **_CHAT_LOGPROBS},
 }
 
-# The names that make a line one to be spelled anew; in a chat, `messages` is always there.
-SPELLED_KEYS = frozenset(name.encode() for name in SPELLINGS)
-SPELLED_KEYS_OF_ROWS = SPELLED_KEYS | {b"echo"}
-
 
 def _missing(path: Path) -> FieldProblem:
     return FieldProblem("missing-field", path, f"field {quote(path)} is missing")

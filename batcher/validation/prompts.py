@@ -1,17 +1,18 @@
 """The prompts: text, token ids, or segments, each of which is text, token ids or a length."""
 
 from collections.abc import Sequence
-from typing import get_args
+from typing import cast
 
 from msgspec.structs import replace
 
 from batcher.errors import FieldProblem, Path
-from batcher.request import PromptSegment, PromptType
+from batcher.fields import Range, fields_of
+from batcher.request import MAX_SEGMENTS_LENGTH, REQUEST_FIELDS, PromptSegment
 from batcher.validation.capabilities import ModelCapabilities
-from batcher.validation.ranges import RANGES, SEGMENT_LENGTH, check_number
 from batcher.validation.values import (
     Problems,
-    check_flag,
+    check_choice,
+    check_number,
     check_string,
     check_text_or_tokens,
     check_token_ids,
@@ -20,13 +21,14 @@ from batcher.validation.values import (
     wrong,
 )
 
-MAX_SEGMENTS_LENGTH = SEGMENT_LENGTH.largest  # of all in one prompt that give a length, together
+_FIELDS = fields_of(PromptSegment)
+_LENGTH = cast(Range, _FIELDS["length"].range)
+_SEED = cast(Range, REQUEST_FIELDS["seed"].range)
 
 _CONTENTS = ("text", "tokens", "length")
 _ONE_OF_THEM = "give one of `text`, `tokens` and `length`"
 _IF_SEVERAL = "write one line, or one row, for each prompt"
 _DO_NOT_MIX = "a list holds token ids or segments; do not mix them"
-_TYPES = get_args(PromptType)
 
 
 def check_prompt(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
@@ -70,7 +72,7 @@ def _check_segments(
 def _length(segment: PromptSegment) -> int:
     """Return the length that a segment gives, 0 if it gives none or a bad one."""
     length: object = segment.length
-    return length if isinstance(length, int) and SEGMENT_LENGTH.holds(length) else 0
+    return length if isinstance(length, int) and _LENGTH.holds(length) else 0
 
 
 def _check_segment(segment: PromptSegment, path: Path, capabilities: ModelCapabilities) -> Problems:
@@ -81,10 +83,12 @@ def _check_segment(segment: PromptSegment, path: Path, capabilities: ModelCapabi
     if segment.tokens is not None:
         yield from _check_tokens(segment.tokens, (*path, "tokens"), capabilities)
     if segment.length is not None:
-        yield from check_number(segment.length, (*path, "length"), SEGMENT_LENGTH)
+        yield from check_number(segment.length, (*path, "length"), _LENGTH)
     yield from _check_seed(segment, (*path, "seed"))
-    yield from _check_type(segment.type, (*path, "type"))
-    yield from check_flag(segment.pin, (*path, "pin"), capabilities)
+    for name in ("type", "pin"):
+        value = getattr(segment, name)
+        if value is not None or name == "pin":
+            yield from check_choice(value, (*path, name), _FIELDS[name].choices or ())
 
 
 def _check_contents(segment: PromptSegment, path: Path) -> Problems:
@@ -116,17 +120,9 @@ def _check_seed(segment: PromptSegment, path: Path) -> Problems:
     if isinstance(seed, str):
         yield from check_string(seed, path, "a string")
     elif is_integer(seed):
-        yield from check_number(seed, path, RANGES["seed"])
+        yield from check_number(seed, path, _SEED)
     else:
         yield wrong("invalid-type", path, "an integer or a string", seed)
     if segment.length is None and seed != 0:
         message = f"{quote(path)} has no effect without `length`"
         yield FieldProblem("conflicting-fields", path, message, "leave it out")
-
-
-def _check_type(value: object, path: Path) -> Problems:
-    expected = '"system", "user" or "assistant"'
-    if value is not None and not isinstance(value, str):
-        yield wrong("invalid-type", path, expected, value)
-    elif value is not None and value not in _TYPES:
-        yield wrong("invalid-value", path, expected, value)

@@ -1,24 +1,24 @@
-"""The checks of single values that fields have in common, and how a message shows a value."""
+"""The checks of single values, and how a message shows a value.
 
-from collections.abc import Callable, Iterator
-from typing import Any
+Rule: a check works on any value whatever, because a Request built by hand may hold anything.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 from msgspec.structs import replace
 
-from batcher.errors import FieldProblem, Path
-from batcher.request import (
-    MAX_INT,
-    PromptSegment,
-    Request,
-    Transition,
-)
+from batcher.errors import FieldProblem, Path, describe
+from batcher.fields import Range, range_of
+from batcher.request import Bias, PromptSegment, Transition
 from batcher.validation.capabilities import ModelCapabilities
 
 MAX_SHOWN = 40  # characters of a value or a name that a message quotes
+MAX_BAD_WORDS_LENGTH = 1024  # all of one request together, in UTF-8 bytes
 HUGE = 10**MAX_SHOWN
 
-# All fields have one but the prompt, the first.
-DEFAULTS = dict(zip(Request.__struct_fields__[1:], Request.__struct_defaults__, strict=True))
+_LOGIT_BIAS = cast(Range, range_of(Bias))
 
 Problems = Iterator[FieldProblem]
 Check = Callable[[Any, Path, ModelCapabilities], Problems]
@@ -58,10 +58,14 @@ def wrong(code: str, path: Path, expected: str, value: object) -> FieldProblem:
     return FieldProblem(code, path, f"{quote(path)} must be {expected}, not {show(value)}", hint)
 
 
-def check_flag(value: object, path: Path, _: ModelCapabilities) -> Problems:
-    """Yield the problem of what is neither true nor false."""
-    if not isinstance(value, bool):
-        yield wrong("invalid-type", path, "true or false", value)
+def check_choice(value: object, path: Path, choices: Sequence[object]) -> Problems:
+    """Yield the problem of what is none of the `choices`."""
+    *names, last = ["true or false"] if choices == [True, False] else map(show, choices)
+    expected = f"{', '.join(names)} or {last}" if names else last
+    if not isinstance(value, tuple(set(map(type, choices)))):
+        yield wrong("invalid-type", path, expected, value)
+    elif value not in choices:
+        yield wrong("invalid-value", path, expected, value)
 
 
 def check_string(value: object, path: Path, expected: str) -> Problems:
@@ -82,6 +86,15 @@ def check_strings(values: object, path: Path) -> Problems:
         yield from check_string(value, (*path, index), "a string")
 
 
+def check_number(value: object, path: Path, allowed: Range) -> Problems:
+    """Yield the problem of what is not a number of the range."""
+    is_kind = is_integer(value) or (isinstance(value, float) and not allowed.is_integer)
+    if not is_kind:
+        yield wrong("invalid-type", path, allowed.expected, value)
+    elif not allowed.holds(value):  # type: ignore[arg-type]  # known to be a number
+        yield wrong("invalid-value", path, allowed.expected, value)
+
+
 def check_text_or_tokens(
     value: object, path: Path, capabilities: ModelCapabilities, if_several: str
 ) -> Problems:
@@ -100,7 +113,7 @@ def check_text_or_tokens(
 
 def check_token_ids(values: list[Any], path: Path, capabilities: ModelCapabilities) -> Problems:
     """Yield the first bad token id of a list: where one is wrong, a thousand may be."""
-    largest = largest_token(capabilities)
+    largest = capabilities.largest_token
     for index, value in enumerate(values):
         if not is_integer(value) or not 0 <= value <= largest:
             yield from check_token_id(value, (*path, index), capabilities)
@@ -109,16 +122,11 @@ def check_token_ids(values: list[Any], path: Path, capabilities: ModelCapabiliti
 
 def check_token_id(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
     """Yield the problem of what is no token id of the model."""
-    largest = largest_token(capabilities)
+    largest = capabilities.largest_token
     if not is_integer(value):
         yield wrong("invalid-type", path, "a token id, an integer", value)
     elif not 0 <= value <= largest:  # type: ignore[operator]  # known to be an int
         yield wrong("unknown-token", path, f"a token id from 0 to {largest}", value)
-
-
-def largest_token(capabilities: ModelCapabilities) -> int:
-    """Return the largest token id that may be named."""
-    return MAX_INT if capabilities.vocab_size is None else capabilities.vocab_size - 1
 
 
 def is_integer(value: object) -> bool:
@@ -135,3 +143,74 @@ def is_text(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def check_json_schema(value: object, path: Path, _: ModelCapabilities) -> Problems:
+    """Yield the problem of what is no JSON Schema."""
+    if not isinstance(value, dict | bool):
+        yield wrong("invalid-type", path, "a JSON Schema: an object, true or false", value)
+        return
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        yield FieldProblem("invalid-value", path, f"{quote(path)} is not JSON: {describe(error)}")
+
+
+def check_texts_to_choose(value: object, path: Path, _: ModelCapabilities) -> Problems:
+    """Yield the problems of what is no list of texts with at least one."""
+    yield from check_strings(value, path)
+    if isinstance(value, list) and not value:
+        message = f"{quote(path)} is empty: there is nothing to choose from"
+        yield FieldProblem("invalid-value", path, message)
+
+
+def check_bad_words(words: object, path: Path, _: ModelCapabilities) -> Problems:
+    """Yield the problems of what are no texts, or too long together."""
+    problems = list(check_strings(words, path))
+    yield from problems
+    if problems or not isinstance(words, list):
+        return
+    for index, word in enumerate(words):
+        if not word:
+            message = f"{quote((*path, index))} is empty, so it would forbid everything"
+            yield FieldProblem("invalid-value", (*path, index), message)
+    total = sum(len(word.encode()) for word in words)
+    if total > MAX_BAD_WORDS_LENGTH:
+        message = f"{quote(path)} holds {total} bytes; at most {MAX_BAD_WORDS_LENGTH} are allowed"
+        yield FieldProblem("invalid-value", path, message)
+
+
+def check_allowed(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
+    """Yield the problems of what is no list of token ids with at least one."""
+    if not isinstance(value, list):
+        yield wrong("invalid-type", path, "a list of token ids", value)
+    elif not value:
+        yield FieldProblem("invalid-value", path, f"{quote(path)} is empty: no token is allowed")
+    else:
+        yield from check_token_ids(value, path, capabilities)
+
+
+def check_logit_bias(biases: object, path: Path, capabilities: ModelCapabilities) -> Problems:
+    """Yield the problems of what is no object of token ids and numbers."""
+    if not isinstance(biases, dict):
+        yield wrong("invalid-type", path, "an object of token ids and numbers", biases)
+        return
+    largest = capabilities.largest_token
+    for key in biases:
+        if not _is_token_key(key, largest):
+            is_short = isinstance(key, str) and len(key) <= MAX_SHOWN
+            expected = f'must be token ids from "0" to "{largest}"'
+            message = f"the names in {quote(path)} {expected}, not {show(key)}"
+            place = (*path, key) if is_short else path
+            hint = None if isinstance(key, str) else "write each id once, as a string"
+            yield FieldProblem("unknown-token", place, message, hint, is_key=is_short)
+            return
+    for key, bias in biases.items():
+        yield from check_number(bias, (*path, key), _LOGIT_BIAS)
+
+
+def _is_token_key(key: object, largest: int) -> bool:
+    """Return whether `key` is a token id as a string, written in the one way there is."""
+    if not isinstance(key, str) or not key.isascii() or not key.isdigit():
+        return False
+    return len(key) <= len(str(largest)) and str(int(key)) == key and int(key) <= largest

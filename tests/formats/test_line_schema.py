@@ -19,13 +19,13 @@ from batcher.events import (
     RejectEvent,
     RunEvent,
 )
-from batcher.formats.openai import COMPLETION_OPTIONS
+from batcher.formats.openai import CHAT_OPTIONS, COMPLETION_OPTIONS
 from batcher.formats.requests import ParsedLine, RequestParser
 from batcher.formats.result_rows import encode_openai_row
 from batcher.formats.results import encode_result
 from batcher.formats.schema import TYPES, encode_schema, make_schema
 from batcher.formats.trace import encode_event
-from batcher.request import Request
+from batcher.request import REQUEST_FIELDS, Request
 from batcher.result import (
     ErrorInfo,
     PromptLogprob,
@@ -36,8 +36,9 @@ from batcher.result import (
     TopLogprob,
     Usage,
 )
-from batcher.validation import RANGES, ModelCapabilities
+from batcher.validation import ModelCapabilities
 
+RANGES = {name: field.range for name, field in REQUEST_FIELDS.items() if field.range}
 VALIDATORS = {kind: Draft202012Validator(make_schema(kind)) for kind in TYPES}
 
 
@@ -403,3 +404,10 @@ def test_every_field_of_a_request_is_in_its_schema():
     properties = make_schema("request")["$defs"]["RequestLine"]["properties"]
     assert set(Request.__struct_fields__) < set(properties)
     assert properties["max_tokens"]["default"] == 16
+
+
+@pytest.mark.parametrize(
+    ("body", "options"), [("CompletionBody", COMPLETION_OPTIONS), ("ChatBody", CHAT_OPTIONS)]
+)
+def test_every_option_of_openai_is_in_the_schema_of_its_rows(body, options):
+    assert set(options) <= set(make_schema("request")["$defs"][body]["properties"])

@@ -1,7 +1,6 @@
 """The parser against arbitrary bytes, and against plain rules on what the standard parser reads."""
 
 import json
-import math
 
 from examples import examples
 from hypothesis import example, given
@@ -11,14 +10,15 @@ from batcher.errors import ERROR_CODES
 from batcher.formats.diagnostics import render_problem
 from batcher.formats.line_problems import read_line
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
-from batcher.request import MAX_INT, Request
-from batcher.validation import DEFAULTS, MAX_STOP_LENGTH, RANGES, ModelCapabilities, find_problems
+from batcher.request import MAX_INT, MAX_TIME, REQUEST_FIELDS, Request
+from batcher.validation import MAX_STOP_LENGTH, ModelCapabilities, find_problems
 from cli.running.sources import Duplicates, LineParser
 
 VOCAB_SIZE = 512
 CAPABILITIES = ModelCapabilities(vocab_size=VOCAB_SIZE)
 PARSER = RequestParser(CAPABILITIES)
 AGAIN = LineParser(PARSER, Duplicates())
+RANGES = {name: field.range for name, field in REQUEST_FIELDS.items() if field.range}
 
 SEEDS = [
     b'{"id":"a","prompt":[1,2,3],"max_tokens":4,"stop_token":[5],"stop_sequence":[[1,2],[3]]}',
@@ -143,7 +143,7 @@ RULES = {
     ),
     "stop": lambda v: v is None or is_text(v) or is_list_of(v, is_text),
     "ignore_eos": lambda v: type(v) is bool,
-    "arrival_time": lambda v: type(v) in (int, float) and 0 <= v < math.inf,
+    "arrival_time": lambda v: type(v) in (int, float) and 0 <= v <= MAX_TIME,
     "priority": lambda v: is_int(v, -MAX_INT),
 }
 
@@ -191,7 +191,7 @@ def is_contradiction(r):
     """Whether a request, each of whose fields is right by itself, contradicts itself."""
     constraints = [name for name in CONSTRAINTS if getattr(r, name) is not None]
     many = max(r.n, r.best_of or 1) > 1
-    is_changed = {name: getattr(r, name) != DEFAULTS[name] for name in DEFAULTS}
+    is_changed = {name: getattr(r, name) != f.default for name, f in REQUEST_FIELDS.items()}
     return (
         (r.num_beams > 1 and (r.temperature != 0 or r.mirostat or r.best_of is not None))
         or (r.num_beams > 1 and (is_changed["cfg_scale"] or r.n > r.num_beams))

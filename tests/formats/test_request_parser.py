@@ -6,7 +6,7 @@ import pytest
 
 from batcher.errors import FieldProblem
 from batcher.formats.line_problems import place_problem
-from batcher.formats.openai import CHAT_OPTIONS, COMPLETION_OPTIONS, ChatBody, CompletionBody
+from batcher.formats.openai import COMPLETION_OPTIONS
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
 from batcher.request import PromptSegment as Segment
 from batcher.request import Request, Transition
@@ -523,13 +523,6 @@ def test_a_place_inside_an_object_of_a_row_is_found():
     (problem,) = parse(line).problems
     assert problem.field == "body.logit_bias.70000"
     assert line[problem.column - 1 :].startswith('"70000"')
-
-
-@pytest.mark.parametrize(
-    ("body", "options"), [(CompletionBody, COMPLETION_OPTIONS), (ChatBody, CHAT_OPTIONS)]
-)
-def test_every_option_has_its_values(body, options):
-    assert set(options) == set(body.__struct_fields__) - set(Request.__struct_fields__)
 
 
 @pytest.mark.parametrize(

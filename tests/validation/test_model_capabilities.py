@@ -3,10 +3,8 @@
 import pytest
 
 from batcher.errors import BatchdecodeError, GrammarError
-from batcher.request import Request, Transition
+from batcher.request import CONSTRAINT_FIELDS, REQUEST_FIELDS, Request, Transition
 from batcher.validation import (
-    CONSTRAINT_FIELDS,
-    LOGIT_FIELDS,
     ModelCapabilities,
     find_problems,
     logit_fields_of,
@@ -51,7 +49,9 @@ NEEDS_TOKENS = [
 
 
 def test_each_field_that_needs_logits_is_here():
-    assert [name for fields in NEEDS_LOGITS for name in fields] == list(LOGIT_FIELDS)
+    assert [name for fields in NEEDS_LOGITS for name in fields] == [
+        name for name, field in REQUEST_FIELDS.items() if field.needs_logits
+    ]
 
 
 @pytest.mark.parametrize("fields", NEEDS_LOGITS, ids=repr)

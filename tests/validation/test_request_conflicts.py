@@ -7,11 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.request import Request, Transition
-from batcher.validation import CONSTRAINT_FIELDS, ModelCapabilities, find_problems, plain_copy
-from batcher.validation.conflicts import EXCLUSIONS, NEEDS
+from batcher.request import CONSTRAINT_FIELDS, REQUEST_FIELDS, Request, Transition
+from batcher.validation import ModelCapabilities, find_problems
 from batcher.validation.problems import look_closely
+from batcher.validation.quick import quick_copy
 
+EXCLUSIONS = [
+    (name, other, why)
+    for name, field in REQUEST_FIELDS.items()
+    for other, why in field.excludes.items()
+]
+NEEDS = [(name, *field.needs) for name, field in REQUEST_FIELDS.items() if field.needs]
 SAMPLED = {"temperature": 1.0}
 BEAMS = {"num_beams": 4}
 CONSTRAINTS = {
@@ -65,6 +71,7 @@ CONFLICTS = [
     ({"session": "s", "cfg_scale": 2}, ["cfg_scale"]),
     ({"session": "s", "heal": True}, ["heal"]),
     ({"think_time": 2}, ["think_time"]),
+    ({"think_time": 2, "cache_salt": "x"}, ["think_time"]),
     ({"arrival_time": 5, "deadline": 4.5}, ["deadline"]),
 ]
 
@@ -143,10 +150,11 @@ def test_of_every_pair_of_fields_those_in_the_table_are_refused_and_no_others():
         assert set(blamed(fields)) == {excluded[pair] for pair in pairs if pair in excluded}, fields
 
 
-@pytest.mark.parametrize("need", NEEDS, ids=lambda need: need.name)
+@pytest.mark.parametrize("need", NEEDS, ids=lambda need: need[0])
 def test_a_field_needs_those_without_which_it_has_no_effect(need):
-    fields = {name: value for name, value in ASKING[need.name].items() if name != need.other}
-    assert need.name in blamed(fields)
+    needed, other, _ = need
+    fields = {name: value for name, value in ASKING[needed].items() if name != other}
+    assert needed in blamed(fields)
 
 
 def rows_of(heading):
@@ -188,7 +196,7 @@ def test_what_goes_together_has_no_problem(fields):
 @pytest.mark.parametrize(("fields", "names"), CONFLICTS, ids=lambda value: str(value)[:50])
 def test_no_contradiction_takes_the_fast_way(fields, names):
     assert names
-    assert plain_copy(Request(**{"prompt": "a"} | fields), ModelCapabilities()) is None
+    assert quick_copy(Request(**{"prompt": "a"} | fields), ModelCapabilities()) is None
 
 
 def test_a_field_that_is_wrong_by_itself_contradicts_nothing():
@@ -234,5 +242,5 @@ def test_the_fast_way_accepts_nothing_that_the_slow_way_refuses(fields, gives_lo
         Request(**fields),
         ModelCapabilities(vocab_size=512, gives_logits=gives_logits),
     )
-    if plain_copy(request, capabilities) is not None:
+    if quick_copy(request, capabilities) is not None:
         assert look_closely(request, capabilities) == []

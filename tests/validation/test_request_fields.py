@@ -12,11 +12,13 @@ from hypothesis import strategies as st
 import batcher
 import cli
 from batcher.errors import ERROR_CODES
-from batcher.request import MAX_INT, Request
-from batcher.validation import MAX_STOP_LENGTH, RANGES, ModelCapabilities, find_problems, plain_copy
-from batcher.validation.fields import MAX_BAD_WORDS_LENGTH
+from batcher.request import MAX_INT, REQUEST_FIELDS, Request
+from batcher.validation import MAX_STOP_LENGTH, ModelCapabilities, find_problems
+from batcher.validation.quick import quick_copy
+from batcher.validation.values import MAX_BAD_WORDS_LENGTH
 
 CAPABILITIES = ModelCapabilities(vocab_size=512)
+RANGES = {name: field.range for name, field in REQUEST_FIELDS.items() if field.range}
 ANY_TOKEN = ModelCapabilities()
 
 GOOD = [
@@ -238,12 +240,12 @@ def test_a_number_may_be_anything_in_its_range_and_nothing_outside(name):
 def test_the_fast_way_takes_the_requests_of_every_day():
     sampled = {"temperature": 0.7, "top_p": 0.9, "top_k": 50, "seed": 5, "logprobs": 3}
     for fields in ({}, {"stop": ["a", "b"]}, {"stop_token": [1]}, {"echo": True}, sampled):
-        assert plain_copy(Request(prompt="a", **fields), CAPABILITIES) is not None
+        assert quick_copy(Request(prompt="a", **fields), CAPABILITIES) is not None
 
 
-def test_a_plain_copy_is_equal_and_has_lists_of_its_own():
+def test_a_quick_copy_is_equal_and_has_lists_of_its_own():
     request = Request(prompt=[1, 2], temperature=1, stop_sequence=[[1], [2]])
-    copy = plain_copy(request, CAPABILITIES)
+    copy = quick_copy(request, CAPABILITIES)
     assert copy is not request
     assert all(getattr(copy, n) == getattr(request, n) for n in Request.__struct_fields__)
     assert copy.prompt is not request.prompt
@@ -258,13 +260,13 @@ def test_a_request_of_a_type_with_other_fields_is_looked_at_closely():
         id: str | None = None  # now the first field, since it is not by keyword alone
 
     for request in (Named(prompt="a", id="b"), Reordered(prompt="a", id="b")):
-        assert plain_copy(request, CAPABILITIES) is None
+        assert quick_copy(request, CAPABILITIES) is None
         assert find_problems(request, CAPABILITIES) == []
 
 
-def test_a_plain_copy_can_be_copied_again():
-    copy = plain_copy(Request(prompt="a", max_tokens=3), CAPABILITIES)
-    assert plain_copy(copy, CAPABILITIES) == copy
+def test_a_quick_copy_can_be_copied_again():
+    copy = quick_copy(Request(prompt="a", max_tokens=3), CAPABILITIES)
+    assert quick_copy(copy, CAPABILITIES) == copy
 
 
 @pytest.mark.parametrize(
@@ -276,7 +278,7 @@ def test_a_plain_copy_can_be_copied_again():
     ],
 )
 def test_what_goes_with_anything_takes_the_fast_way(fields):
-    assert plain_copy(Request(prompt="a", **fields), CAPABILITIES) is not None
+    assert quick_copy(Request(prompt="a", **fields), CAPABILITIES) is not None
 
 
 def test_all_problems_are_found():

@@ -8,7 +8,7 @@ from batcher.decoding.constraints.lark import json_schema_grammar, lark_grammar
 from batcher.decoding.constraints.messages import grammar_error
 from batcher.decoding.constraints.source import ConstraintSource
 from batcher.errors import GrammarError
-from batcher.validation import ConstraintField
+from batcher.request import ConstraintField
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

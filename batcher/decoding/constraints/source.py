@@ -6,8 +6,8 @@ from typing import Any
 from msgspec import Struct
 
 from batcher.errors import GrammarError
-from batcher.request import Request
-from batcher.validation import ConstraintField, constraint_fields_of
+from batcher.request import ConstraintField, Request
+from batcher.validation import constraint_fields_of
 
 
 class ConstraintSource(Struct, frozen=True, cache_hash=True):

@@ -1,0 +1,118 @@
+"""What a table says of a field: records whose annotations are all there is to know of their fields.
+
+Rule: whoever needs a range, a default or a word for people reads it here, from the annotation.
+"""
+
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from msgspec import Struct
+from msgspec.structs import fields, replace
+
+_UNIONS = (Union, UnionType)
+
+
+class Range(Struct, frozen=True):
+    """The numbers from `smallest`, itself included unless `is_open`, to `largest`.
+
+    is_integer: whether only integers are among them.  unit: what a message adds.
+    """
+
+    smallest: int
+    largest: int
+    is_integer: bool = False
+    is_open: bool = False
+    unit: str = ""
+
+    @property
+    def expected(self) -> str:
+        """What a message says of a number that has to be in the range."""
+        noun = ("an integer" if self.is_integer else "a number") + self.unit
+        if self.is_open:
+            return f"{noun} above {self.smallest} and up to {self.largest}"
+        return f"{noun} from {self.smallest} to {self.largest}"
+
+    def holds(self, value: float) -> bool:
+        """Return whether the number is in the range; NaN is in none."""
+        is_above = self.smallest < value if self.is_open else self.smallest <= value
+        return is_above and value <= self.largest
+
+
+class Field(Struct, frozen=True):
+    """What is to be known of a field of a request.
+
+    words: what it means, in Markdown.  shape: its type and default for people, where the type does
+    not tell.  unit: of a number.  idle: the values by which it asks for nothing, if there are more
+    than its default.  needs_logits: whether a model that gives only tokens cannot serve it.
+    excludes: fields it cannot go with, and why; it is the one to leave out.  needs: the field that
+    it has no effect without, and how to give that.
+
+    name, type and default are those of the annotated field itself.
+    """
+
+    words: str
+    shape: str | None = None
+    unit: str = ""
+    idle: tuple[object, ...] = ()
+    needs_logits: bool = False
+    excludes: dict[str, str] = {}
+    needs: tuple[str, str] | None = None
+    name: str = ""
+    type: Any = None
+    default: Any = None
+
+    @property
+    def parts(self) -> list[Any]:
+        """The types that a value may have beside null."""
+        parts = get_args(self.type) if get_origin(self.type) in _UNIONS else [self.type]
+        return [part for part in parts if part is not NoneType]
+
+    @property
+    def range(self) -> Range | None:
+        """The numbers that the field holds, None where it holds others than numbers."""
+        part, *others = self.parts
+        return None if others else range_of(part, self.unit)
+
+    @property
+    def choices(self) -> list[object] | None:
+        """The values that the field holds, None where they are not stated one by one."""
+        found: list[object] = []
+        for part in self.parts:
+            if part is bool:
+                found += [True, False]
+            elif get_origin(part) is Literal:
+                found += get_args(part)
+            else:
+                return None
+        return found
+
+    def asks(self, value: object) -> bool:
+        """Return whether `value` asks for something."""
+        return value != self.default and value not in self.idle
+
+
+def range_of(kind: Any, unit: str = "") -> Range | None:
+    """Return the numbers of a type that is annotated with its limits, None of any other."""
+    if get_origin(kind) is not Annotated or get_args(kind)[0] not in {int, float}:
+        return None
+    number, limits = get_args(kind)
+    is_open = limits.gt is not None
+    return Range(
+        int(limits.gt if is_open else limits.ge),
+        int(limits.le),
+        is_integer=number is int,
+        is_open=is_open,
+        unit=f" of {unit}" if unit else "",
+    )
+
+
+def fields_of(record: type[Struct]) -> dict[str, Field]:
+    """Return the fields of a record that are annotated with a Field, by their names."""
+    hints = get_type_hints(record, include_extras=True)
+    found = {}
+    for one in fields(record):
+        kind, *others = get_args(hints[one.name])
+        told = others.pop()
+        kind = Annotated[(kind, *others)] if others else kind
+        found[one.name] = replace(told, name=one.name, type=kind, default=one.default)
+    return found
