@@ -1,5 +1,6 @@
 """`batchdecode run`: decodes requests, streams the results and shows the batch at work."""
 
+import gc
 import os
 import shlex
 import sys
@@ -52,6 +53,7 @@ def run(context: typer.Context, options: RunOptions) -> None:
     if options.input is None and os.isatty(0):
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(2)
+    gc.disable()  # until the run begins: what is imported, or set up, is no garbage
     from batcher.errors import BatchdecodeError  # noqa: PLC0415 - heavy, as are the others
     from batcher.raised import RaisedError  # noqa: PLC0415 - heavy
 

@@ -100,6 +100,7 @@ class Run:
         command: str,
     ) -> None:
         gc.freeze()  # not to look for garbage among the modules: 10 % less time for three requests
+        gc.enable()
         self._started = time.monotonic()
         self._job, self._options = job, job.options
         self._lock, self._resumption = lock, resumption

@@ -1,22 +1,24 @@
 """What a command has imported by the time it ends: that is how long it takes to start."""
 
+import json
 import subprocess
 import sys
 from importlib.util import find_spec
 
 import pytest
-from process import COMMAND, ENVIRONMENT, lines_of, workload
+from process import COMMAND, ENVIRONMENT, batchdecode, lines_of, workload
 
 MODULES = """
 import atexit, sys
-atexit.register(lambda: print(*sys.modules, file=sys.stderr))
+before = set(sys.modules)  # of Python itself, and of how things are installed
+atexit.register(lambda: print(*set(sys.modules) - before, file=sys.stderr))
 from cli.start import main
 main()
 """
 
 
 def modules_of(*arguments, **environment):
-    """Return what is imported in the process of a command when it ends."""
+    """Return what a command has imported when it ends."""
     done = subprocess.run(
         [sys.executable, "-c", MODULES, *map(str, arguments)],
         env=ENVIRONMENT | environment,
@@ -67,3 +69,17 @@ def test_a_plain_run_imports_nothing_that_it_does_not_ask_for(tmp_path):
 
 def test_what_a_run_asks_for_is_there_to_be_imported():
     assert {name for name in UNUSED if find_spec(name) is None} == set()
+
+
+GARBAGE_IS_COLLECTED = """
+import gc
+def model(prefixes):
+    return [int(gc.isenabled()) for _ in prefixes]
+"""
+
+
+def test_garbage_is_collected_once_the_run_has_begun(tmp_path):
+    (tmp_path / "asked.py").write_text(GARBAGE_IS_COLLECTED)
+    requests = lines_of({"prompt": [1], "max_tokens": 2})
+    done = batchdecode("run", "-q", "--model", "asked:model", cwd=tmp_path, stdin=requests)
+    assert json.loads(done.stdout)["tokens"] == [1, 1]
