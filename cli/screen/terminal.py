@@ -4,8 +4,9 @@ import os
 import select
 import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 ColorChoice = Literal["auto", "always", "never"]
 
@@ -85,8 +86,7 @@ def terminal_size(fd: int, environ: Mapping[str, str]) -> os.terminal_size:
     )
 
 
-@dataclass(frozen=True)
-class Terminal:
+class Terminal(Struct, frozen=True):
     """A descriptor that people read, a terminal or not; `environ` may tell its size."""
 
     fd: int
