@@ -35,7 +35,6 @@ class RowDecoder:
     """The rows of a batch of which some ask for more, and all that those need beside the tables.
 
     tokens, stops: of all rows, shared with the Decoder.
-    logit_slots: [logit rows] the slots whose logits are needed, ascending.
     leaders: slot of a companion -> that of its leader.
     takes_plain: whether rows that ask for nothing more are given to it, too.
     """
@@ -50,7 +49,6 @@ class RowDecoder:
         *,
         is_streaming: bool,
     ) -> None:
-        self.logit_slots = NO_SLOTS
         self.leaders: dict[int, int] = {}
         self._grammars, self._tokens, self._stops = grammars, tokens, stops
         self._tokenizer, self._eos_token_id = model.tokenizer, model.eos_token_id
@@ -67,7 +65,13 @@ class RowDecoder:
     @property
     def is_busy(self) -> bool:
         """Whether there is any row that asks for more."""
-        return bool(self._states) or self.logit_slots is not NO_SLOTS
+        return bool(self._states) or not (self._sampler is None or self._sampler.is_idle)
+
+    @property
+    def logit_slots(self) -> IntArray:
+        """[logit rows] the slots whose logits are needed, ascending."""
+        sampler = self._sampler
+        return NO_SLOTS if sampler is None or sampler.is_idle else sampler.slots
 
     # -- a row comes and goes --------------------------------------------------------------------
 
@@ -86,7 +90,6 @@ class RowDecoder:
         is_sampled = not leader.is_plain and bool(logit_fields_of(leader.request))
         if self._sampler is not None and (is_sampled or self._samples_all):
             self._sampler.open(slot, sampling_row(leader, self._eos_token_id))
-            self.logit_slots = self._sampler.slots
         row = None
         if self._is_streaming or not leader.is_plain:
             row = make_row_state(leader, self._grammars, self._stream_of(leader))
@@ -184,7 +187,6 @@ class RowDecoder:
             self._states[slot] = suspended.state
         if suspended.sampling is not None and self._sampler is not None:
             self._sampler.resume(slot, suspended.sampling, partner_slot(sequence))
-            self.logit_slots = self._sampler.slots
 
     # -- what comes of a row ---------------------------------------------------------------------
 
@@ -216,9 +218,8 @@ class RowDecoder:
             self.leaders = {s: leader for s, leader in self.leaders.items() if leader != slot}
         self._stops.close(slot)
         self._states.pop(slot, None)
-        if self._sampler is not None and self.logit_slots is not NO_SLOTS:
+        if self._sampler is not None:
             self._sampler.close(slot)
-            self.logit_slots = self._sampler.slots if self._sampler.slots.size else NO_SLOTS
 
     # -- a step ----------------------------------------------------------------------------------
 
@@ -233,12 +234,12 @@ class RowDecoder:
         for slot, row in self._states.items():
             if row.has_to_go_on:
                 self._let_end(slot, row)
-        if self._sampler is not None and self.logit_slots is not NO_SLOTS:
-            sampled = self._sample(self._sampler, output, failed)
-            tokens[self.logit_slots] = sampled.tokens[self.logit_slots]
+        sampler = self._sampler
+        if sampler is not None and not sampler.is_idle:
+            sampled = self._sample(sampler, output, failed)
+            tokens[sampler.slots] = sampled.tokens[sampler.slots]
             if self._beams:
-                stopped, forks = self._search(self._sampler, sampled, tokens, failed)
-                self.logit_slots = self._sampler.slots
+                stopped, forks = self._search(sampler, sampled, tokens, failed)
         self._tokens.append(tokens)
         is_over = {*failed, *stopped}  # those have no token
         stopped += self._stops.advance(tokens)

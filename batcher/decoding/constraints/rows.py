@@ -101,9 +101,10 @@ class GrammarState:
 
     def packed_mask(self) -> bytes:
         """Return the tokens allowed next, one bit each."""
-        return (
-            (1 << self.run[0]).to_bytes(self.run[0] // 8 + 1, "little") if self.run else self.mask
-        )
+        if self.end is None:
+            return self.mask
+        size = max(len(self.end.mask), self.run[0] // 8 + 1)
+        return (1 << self.run[0]).to_bytes(size, "little")
 
     def allows(self, token: int) -> bool:
         """Return whether `token` may come next."""

@@ -20,7 +20,7 @@ class GroupKey(NamedTuple):
 
 
 class Group:
-    """The slots of the rows, ascending, and what is made of their settings once.
+    """The slots of the rows, and what is made of their settings once.
 
     bad_words: None if there are none.
     can_edit: whether the settings may change any logit.
@@ -29,7 +29,8 @@ class Group:
 
     def __init__(self, key: GroupKey, vocab_size: int, bad_words: BadWords | None) -> None:
         self.key, self.bad_words = key, bad_words
-        self.slots: IntArray = np.zeros(0, np.int64)
+        self._members: set[int] = set()
+        self._slots: IntArray | None = None  # until somebody asks
         params = key.params
         self._bias_ids = np.array([token_id for token_id, _ in params.logit_bias], np.int64)
         self._bias = np.array([value for _, value in params.logit_bias], np.float32)
@@ -47,11 +48,21 @@ class Group:
 
     def join(self, slot: int) -> None:
         """Take in a row."""
-        self.slots = np.insert(self.slots, self.slots.searchsorted(slot), slot)
+        self._members.add(slot)
+        self._slots = None
 
-    def leave(self, slot: int) -> None:
-        """Leave out a row."""
-        self.slots = self.slots[self.slots != slot]
+    def leave(self, slot: int) -> bool:
+        """Leave out a row; return whether there is none left."""
+        self._members.discard(slot)
+        self._slots = None
+        return not self._members
+
+    @property
+    def slots(self) -> IntArray:
+        """The slots of the rows, ascending."""
+        if self._slots is None:
+            self._slots = np.array(sorted(self._members), np.int64)
+        return self._slots
 
     def ban(self, logits: FloatArray, bad_word_states: IntArray) -> None:
         """Set to -inf in `logits` [rows, vocab] what the settings rule out.

@@ -87,13 +87,10 @@ class Sampled(NamedTuple):
 
 
 class Sampler:
-    """Chooses the tokens of the rows that are open.
-
-    slots: [logit rows] the slots, ascending, whose logits `sample` wants: open rows and partners.
-    """
+    """Chooses the tokens of the rows that are open."""
 
     def __init__(self, num_slots: int, vocab_size: int, tokenizer: Tokenizer) -> None:
-        self.slots: IntArray = np.zeros(0, np.int64)
+        self._slots: IntArray | None = None  # until somebody asks
         self._vocab_size = vocab_size
         vocabulary = Vocabulary(tokenizer.token_bytes, vocab_size)
         self._bad_words = lru_cache(MAX_BAD_WORDS)(partial(BadWords, vocabulary=vocabulary))
@@ -116,6 +113,21 @@ class Sampler:
             self._cumulative,
         )
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no row is open."""
+        return not self._groups
+
+    @property
+    def slots(self) -> IntArray:
+        """[logit rows] the slots, ascending, whose logits `sample` wants: of rows and partners."""
+        if self._slots is None:
+            (slots,) = self._is_wanted.nonzero()
+            slots.flags.writeable = False  # models are shown it
+            self._logit_rows[slots] = np.arange(len(slots))
+            self._slots = slots
+        return self._slots
+
     def open(self, slot: int, row: SamplingRow) -> None:
         """Let `slot` begin a new row, and its partner's slot with it."""
         if (row.partner is None) != (row.params.cfg_scale == 1):
@@ -134,8 +146,7 @@ class Sampler:
         entry = self._rows[slot]
         if entry is not None:
             row, group = entry
-            group.leave(slot)
-            if not len(group.slots):
+            if group.leave(slot):
                 del self._groups[group.key]
             self._rows[slot] = None
             self._partners[slot] = NONE
@@ -227,9 +238,7 @@ class Sampler:
 
     def _set_wanted(self, slot: int, row: SamplingRow, *, is_wanted: bool) -> None:
         self._is_wanted[[slot] if row.partner is None else [slot, row.partner]] = is_wanted
-        (self.slots,) = self._is_wanted.nonzero()
-        self.slots.flags.writeable = False  # models are shown it
-        self._logit_rows[self.slots] = np.arange(len(self.slots))
+        self._slots = None
 
     def _failures(self, logits: FloatArray, skip: Collection[int]) -> dict[int, Failure]:
         """Return why the rows fail whose logits are of no use, and those whose partners' are."""

@@ -5,12 +5,13 @@ to the end of its automaton, and asks here, once per sequence, how.
 """
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from batcher.decoding.stops.automaton import END, Exit, Progress, StopAutomaton, precedence
 from batcher.decoding.stops.reader import StopReader
 from batcher.errors import InvariantError
-from batcher.models.base import Tokenizer, join_bytes
+from batcher.models.base import Tokenizer, bytes_of, join_bytes
 from batcher.result import StopReason
 
 
@@ -78,17 +79,13 @@ def read_output(
     if skip:
         text = text[skip:]
         tokens, skip = _without_the_prompts(tokens, tokenizer, skip)
-    may_end = has_stopped and bool(tokens)
+    has_stopped = has_stopped and bool(tokens)
     if automaton.names:
-        readers = [StopReader(automaton.endless, tokenizer.token_bytes)] * len(tokens)
-        if may_end:
-            readers[-1] = StopReader(automaton, tokenizer.token_bytes)
-        return _with_segments(automaton.names, tokens, text, _read_stays(tokens, readers, skip))
-    final = _final_stop(automaton.exits[0], tokens, text, tokenizer) if may_end else None
-    if final is None:
+        return _with_segments(automaton, tokens, text, tokenizer, skip, has_stopped=has_stopped)
+    if not has_stopped:
         return Output(text)
-    end = final.end if keeps_stop else final.begin
-    return Output(text[:end], final.exit.stop_reason)
+    begin, end, stop_reason = _final_stop(automaton, tokens, text, tokenizer)
+    return Output(text[: end if keeps_stop else begin], stop_reason)
 
 
 def _without_the_prompts(
@@ -104,16 +101,21 @@ def _without_the_prompts(
 
 
 def _final_stop(
-    exits: tuple[Exit, ...], tokens: list[int], text: bytes, tokenizer: Tokenizer
-) -> "_Completion | None":
-    """Return the stop that the last of `tokens` completes, and where in the text it is.
+    automaton: StopAutomaton, tokens: list[int], text: bytes, tokenizer: Tokenizer
+) -> tuple[int, int, StopReason]:
+    """Return where in the text the stop is that the last of `tokens` completes, and what it is.
 
-    Only for an automaton with one state: there, nothing but the last token has to be looked at.
+    Where none is completed, which a table cannot tell of, it is at the end.  Only for an automaton
+    with one state: there, nothing but the last token has to be looked at.
     """
     token_bytes, num_text, last = tokenizer.token_bytes, len(text), tokens[-1]
-    num_before = num_text - len(join_bytes([last], token_bytes))
+    size = len(bytes_of(last, token_bytes))
+    way = _single_ids(automaton).get(last)
+    if way is not None:
+        return max(0, num_text - size), num_text, way.stop_reason
+    num_before = num_text - size
     found: list[_Completion] = []
-    for place, way in enumerate(exits):
+    for place, way in enumerate(automaton.exits[0]):
         pattern = way.pattern
         if way.target != END:
             continue
@@ -127,8 +129,19 @@ def _final_stop(
             begin = max(0, num_text - size)  # ids may reach back over bytes of the prompt
             found.append(_Completion(num_text, size, place, begin, way))
     if not found:
-        return None
-    return found[0] if len(found) == 1 else min(found, key=_Completion.rank)
+        return num_text, num_text, None
+    final = min(found, key=_Completion.rank)
+    return final.begin, final.end, final.exit.stop_reason
+
+
+@lru_cache(1024)
+def _single_ids(automaton: StopAutomaton) -> dict[int, Exit]:
+    """Return what ends at each id, if nothing but single ids ends anything; else nothing."""
+    ways = [way for way in automaton.exits[0] if way.target == END]
+    if any(isinstance(way.pattern, bytes) or len(way.pattern) > 1 for way in ways):
+        return {}
+    ways.sort(key=lambda way: -way.num_ids)  # stable, and of one size: see `precedence`
+    return {way.pattern[0]: way for way in reversed(ways)}
 
 
 class _Completion(NamedTuple):
@@ -169,8 +182,20 @@ def _read_stays(tokens: list[int], readers: Sequence[StopReader], skip: int) -> 
     return _Stays(ended, spans)
 
 
-def _with_segments(names: Sequence[str], tokens: list[int], text: bytes, read: _Stays) -> Output:
+def _with_segments(
+    automaton: StopAutomaton,
+    tokens: list[int],
+    text: bytes,
+    tokenizer: Tokenizer,
+    skip: int,
+    *,
+    has_stopped: bool,
+) -> Output:
     """Return the output of an automaton with named states."""
+    readers = [StopReader(automaton.endless, tokenizer.token_bytes)] * len(tokens)
+    if has_stopped:
+        readers[-1] = StopReader(automaton, tokenizer.token_bytes)
+    read, names = _read_stays(tokens, readers, skip), automaton.names
     segments = [
         StateText(
             names[stay.state],
