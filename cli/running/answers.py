@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from heapq import heappop, heappush, heapreplace
 from operator import attrgetter
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from msgspec import Struct
 
@@ -23,26 +23,12 @@ from batcher.request import Request
 from batcher.result import Result
 from batcher.validation import constraint_fields_of
 
+if TYPE_CHECKING:
+    from .earlier_results import EarlierResults
+
 HELD_BYTES = 32 * 2**20
 _NOTHING: Mapping[int, Result] = {}
 _HEADER = struct.Struct("<qq")  # index, length of the lines
-
-
-class KnownResults(Protocol):
-    """The results of an earlier run."""
-
-    def results_of(self, request: Request, /) -> Mapping[int, Result]:
-        """Return the results that `request` has already, by their index."""
-
-    def check_replay(self, request: Request, known: Mapping[int, Result], /) -> None:
-        """Make sure that `known` results of `request` can be replayed.
-
-        Raises:
-            BatchdecodeError: one cannot have come about in a plain run.
-        """
-
-    def has_rejected(self, request_id: str, line_number: int, /) -> bool:
-        """Return whether there is the result of a bad line: the id it gave and its number."""
 
 
 class InputOrder:
@@ -164,7 +150,7 @@ class Answers:
     def __init__(
         self,
         model: Model,
-        earlier: KnownResults | None = None,
+        earlier: "EarlierResults | None" = None,
         order: InputOrder | None = None,
         *,
         is_plain: bool = True,

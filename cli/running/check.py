@@ -16,7 +16,7 @@ from batcher.validation import num_slots_needed
 
 from ..options import RunOptions
 from ..screen.cells import counted
-from .intake import Input, open_input
+from .intake import OpenInput, open_input
 from .output import stdout_sink
 from .problems import InvalidInput, ProblemReport, say
 from .sources import Line, RequestReader
@@ -102,7 +102,7 @@ class InputPlan(Struct, kw_only=True):
         self.arrivals_in_order &= time >= span.last
 
 
-def _make_plan(options: RunOptions, requests: Input, report: ProblemReport) -> InputPlan:
+def _make_plan(options: RunOptions, requests: OpenInput, report: ProblemReport) -> InputPlan:
     """Read all of `requests`, count and report."""
     model = load_model(options.model, options.model_settings, options.seed, options.llm_settings)
     engine = Engine(model, options.batch, grammar_timeout=options.grammar_timeout)

@@ -28,7 +28,7 @@ class InputError(BatchdecodeError):
     """The input cannot be opened, or not be read to its end."""
 
 
-class Input:
+class OpenInput:
     """An input that is open, and closed when it is left as a context.
 
     name: as messages call it.  is_file: it can be read again from its start, and anywhere in it.
@@ -106,7 +106,7 @@ class Input:
         return "".join(f"warning: {printable_lines(note)}\n" for note in notes)
 
 
-def open_input(path: str | None, waiting: Waiting) -> Input:
+def open_input(path: str | None, waiting: Waiting) -> OpenInput:
     """Return the opened input; `-` or None is stdin.  `waiting` is entered while a FIFO opens.
 
     Raises:
@@ -115,9 +115,9 @@ def open_input(path: str | None, waiting: Waiting) -> Input:
     name = "<stdin>" if path in (None, "-") else str(path)
     try:
         if path is None or path == "-":
-            return Input(io.FileIO(0, closefd=False), name)
+            return OpenInput(io.FileIO(0, closefd=False), name)
         with waiting():  # a FIFO opens when its other end does
-            return Input(io.FileIO(path), name)
+            return OpenInput(io.FileIO(path), name)
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {name}: {_reason(error)}") from error
 

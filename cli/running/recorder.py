@@ -123,7 +123,7 @@ class TraceWriter:
         self._sink.close()
 
 
-class Recorder:
+class RunRecorder:
     """Takes what a loop gives to the files and the view; closes the files when it is left.
 
     metrics: the numbers so far, if anybody will ask for them.  results: writes the results.

@@ -20,7 +20,7 @@ from batcher.validation import ModelCapabilities
 from ..options import RunOptions
 from ..scheduling_options import WALL
 from .files import rest_path
-from .intake import Input
+from .intake import OpenInput
 from .output import OutputError, ResumeError, Sink, SummedSink, open_sink
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Resumption:
             Path(rest_path(self._output)).unlink(missing_ok=True)
 
 
-def prepare(options: RunOptions, requests: Input, run: RunEvent) -> Resumption:
+def prepare(options: RunOptions, requests: OpenInput, run: RunEvent) -> Resumption:
     """Find what there is to resume, and see to it that no results are lost.
 
     run: the first line of this run's trace.
@@ -144,21 +144,21 @@ def prepare(options: RunOptions, requests: Input, run: RunEvent) -> Resumption:
 
 
 def _take_over(
-    output: str, record: RunRecord, options: RunOptions, requests: Input
+    output: str, record: RunRecord, options: RunOptions, requests: OpenInput
 ) -> "EarlierResults":
     """Return what the run before has left in `output`, without what is decoded again."""
     from .earlier_results import ResultLines, written_lines  # noqa: PLC0415 - most runs begin anew
-    from .taking_over import Choice, take_over  # noqa: PLC0415 - as above
+    from .taking_over import Omission, take_over  # noqa: PLC0415 - as above
 
     dropped = _with_unseen_samples(requests) if options.retry_failed else frozenset()
-    choice = Choice(options.repair, options.retry_failed, dropped)
+    omission = Omission(options.repair, options.retry_failed, dropped)
     if options.repair or options.retry_failed:
         _write_record(output, record)  # from here on, results may be missing
     return take_over(
         output,
         ResultLines(options.batch, written_lines(output), is_repairing=options.repair),
         expected=_expected(requests) if options.keep_order else None,
-        choice=choice,
+        omission=omission,
     )
 
 
@@ -182,7 +182,7 @@ def _why_not_replaced(earlier: RunRecord | None) -> str:
     )
 
 
-def _expected(requests: Input) -> "Iterator[Expected]":
+def _expected(requests: OpenInput) -> "Iterator[Expected]":
     """Yield what the lines of the input are by themselves, each with its number."""
     from .taking_over import Expected  # noqa: PLC0415 - see _take_over
 
@@ -192,7 +192,7 @@ def _expected(requests: Input) -> "Iterator[Expected]":
         yield Expected(lines.number, parsed if isinstance(parsed, ParsedLine) else None)
 
 
-def _with_unseen_samples(requests: Input) -> frozenset[str]:
+def _with_unseen_samples(requests: OpenInput) -> frozenset[str]:
     """Return the ids of the requests of whose samples some have no result, so may have failed."""
     found = (each.parsed.request for each in _expected(requests) if each.parsed is not None)
     return frozenset(
@@ -200,7 +200,7 @@ def _with_unseen_samples(requests: Input) -> frozenset[str]:
     )
 
 
-def _check_repeatable(options: RunOptions, requests: Input) -> None:
+def _check_repeatable(options: RunOptions, requests: OpenInput) -> None:
     """Make sure that a run with these options does the same each time.
 
     Raises:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from batcher.errors import BatchdecodeError
 from batcher.events import Event
@@ -23,14 +24,17 @@ from ..screen.terminal import is_pipe, is_same_terminal, wants_color
 from ..screen.view import View, open_view
 from .files import OutputLock, check_distinct, check_replaceable, check_writable, side_files
 from .intake import InputError
-from .job import Job
 from .loop import Loop
 from .output import OutputError, ResumeError, open_sink
 from .problems import InvalidInput, ModelTracebacks, say
-from .recorder import Recorder
+from .recorder import RunRecorder
 from .resume import Resumption, prepare
+from .setup import RunSetup
 from .signals import Interrupted, StepWatch, StopSignals
 from .stdout import stdout_descriptor
+
+if TYPE_CHECKING:
+    from batcher.metrics import RunMetrics
 
 _WRITTEN_ANEW: dict[str, Callable[[bytes], object]] = {  # what tells ours from other files
     "--trace": is_trace_start,
@@ -48,15 +52,15 @@ def run_events(options: RunOptions) -> Iterator[Event]:
     Raises:
         BatchdecodeError: the input or the model is not right.
     """
-    job = Job(options)
-    with job.requests:
-        loop = job.loop()
+    setup = RunSetup(options)
+    with setup.requests:
+        loop = setup.loop()
         yield loop.engine.run_event()
         for events, results, _ in loop:
             loop.answers.take(results)
             yield from events
-        say(job.report.closing())
-        _refuse_bad_line(job, loop)
+        say(setup.report.closing())
+        _refuse_bad_line(setup, loop)
         yield loop.engine.end_event()
 
 
@@ -71,15 +75,15 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
         Interrupted: a signal came before the first step.
     """
     _check_options(options)
-    job = Job(options, stop.waiting)
-    with job.requests:
-        _check_files(options, job)
+    setup = RunSetup(options, stop.waiting)
+    with setup.requests:
+        _check_files(options, setup)
         with (
             OutputLock(options.output) as lock,
-            prepare(options, job.requests, job.engine.run_event()) as resumption,
+            prepare(options, setup.requests, setup.engine.run_event()) as resumption,
         ):
             lock.renew()
-            return Run(job, lock, resumption, stop, command).carry_out()
+            return Run(setup, lock, resumption, stop, command).carry_out()
 
 
 class Run:
@@ -93,7 +97,7 @@ class Run:
 
     def __init__(
         self,
-        job: Job,
+        setup: RunSetup,
         lock: OutputLock,
         resumption: Resumption,
         stop: StopSignals,
@@ -102,17 +106,17 @@ class Run:
         gc.freeze()  # not to look for garbage among the modules: 10 % less time for three requests
         gc.enable()
         self._started = time.monotonic()
-        self._job, self._options = job, job.options
+        self._setup, self._options = setup, setup.options
         self._lock, self._resumption = lock, resumption
         self._stop, self._command = stop, command
-        self._loop = job.loop(resumption.known)
-        self._view = _open_view(job, self._loop)
-        self._recorder = Recorder(job.options, self._loop, resumption, self._view)
+        self._loop = setup.loop(resumption.known)
+        self._view = _open_view(setup, self._loop)
+        self._recorder = RunRecorder(setup.options, self._loop, resumption, self._view)
 
     def carry_out(self) -> int:
         """Run to the end, and say how that went; return the exit status."""
-        job, loop, resumption, stop = self._job, self._loop, self._resumption, self._stop
-        tracebacks = ModelTracebacks(job.report, is_quiet=self._options.quiet)
+        setup, loop, resumption, stop = self._setup, self._loop, self._resumption, self._stop
+        tracebacks = ModelTracebacks(setup.report, is_quiet=self._options.quiet)
         watch = StepWatch(
             lambda: None if stop.has_broken_off else loop.current_step,
             self._view.still_computing,
@@ -123,7 +127,7 @@ class Run:
         try:
             with self._view, self._recorder, watch, tracebacks:
                 resumption.begin()
-                self._recorder.record(job.report, stop)
+                self._recorder.record(setup.report, stop)
             self._lock.settle()
             if loop.is_complete:
                 resumption.finish()
@@ -138,12 +142,13 @@ class Run:
             if isinstance(error, RaisedError):
                 tracebacks.show(error.raised)
         tracebacks.close()
-        say(job.requests.take_notes() + job.report.closing())
-        if not is_over:
-            self._summarize()
+        say(setup.requests.take_notes() + setup.report.closing())
+        metrics = self._recorder.metrics
+        if metrics is not None and not is_over:
+            self._summarize(metrics)
         if loop.first_failure is not None:
             say(printable_lines(f"first failure: {loop.first_failure}\n"))
-        _refuse_bad_line(job, loop)
+        _refuse_bad_line(setup, loop)
         if remark is not None:
             self._tell(remark, f"continue with: {self._command}")
         elif loop.has_given_up:
@@ -151,11 +156,9 @@ class Run:
             self._tell(remark, "to go on, add --resume and raise --max-errors")
         return status or (1 if loop.num_failed else 0)
 
-    def _summarize(self) -> None:
+    def _summarize(self, metrics: "RunMetrics") -> None:
         """Say what happened, to the person and to the programs that want to know."""
-        options, engine, metrics = self._options, self._loop.engine, self._recorder.metrics
-        if metrics is None:
-            return
+        options, engine = self._options, self._loop.engine
         metrics.note_constraints(*engine.constraint_counts)
         summary = metrics.summary(engine.num_steps)
         if not options.quiet:
@@ -239,7 +242,7 @@ def _check_options(options: RunOptions) -> None:
         raise BatchdecodeError("--timeseries-interval needs --timeseries FILE, which it is about")
 
 
-def _check_files(options: RunOptions, job: Job) -> None:
+def _check_files(options: RunOptions, setup: RunSetup) -> None:
     """Make sure that all files can be written, none is used twice, and nothing of others is lost.
 
     Results are looked after where it is known what run they are of, see `prepare`.
@@ -254,7 +257,7 @@ def _check_files(options: RunOptions, job: Job) -> None:
         ("--summary-json", options.summary_json),
         ("--timeseries", options.timeseries),
     ]
-    check_distinct(job.requests.status, outputs)
+    check_distinct(setup.requests.status, outputs)
     for name, path in outputs:
         if path is not None:
             check_writable(path)
@@ -262,11 +265,11 @@ def _check_files(options: RunOptions, job: Job) -> None:
                 check_replaceable(name, path, _WRITTEN_ANEW[name])
 
 
-def _open_view(job: Job, loop: Loop) -> View:
+def _open_view(setup: RunSetup, loop: Loop) -> View:
     from ..screen.live.facts import Plan  # noqa: PLC0415 - a quiet run does without
 
-    options, run = job.options, job.engine.run_event()
-    title = job.requests.name.rpartition("/")[2]
+    options, run = setup.options, setup.engine.run_event()
+    title = setup.requests.name.rpartition("/")[2]
     is_shared = options.output is None and is_same_terminal(stdout_descriptor(), 2)
     return open_view(
         Plan(title, run.policy, options.batch, loop.source.total, bool(run.step_time)),
@@ -276,7 +279,7 @@ def _open_view(job: Job, loop: Loop) -> View:
         color=options.color,
         every_step=options.step_delay > 0,
         is_piped=options.output is None and is_pipe(stdout_descriptor()),
-        has_others=is_shared or not isinstance(job.model, SimulatedModel),
+        has_others=is_shared or not isinstance(setup.model, SimulatedModel),
     )
 
 
@@ -290,7 +293,7 @@ def _say_of_memory(scheduling: SchedulingOptions) -> None:
             say(f"{printable(note)}\n")
 
 
-def _refuse_bad_line(job: Job, loop: Loop) -> None:
+def _refuse_bad_line(setup: RunSetup, loop: Loop) -> None:
     """Report the bad line that has ended the reading, if one has.
 
     Raises:
@@ -298,4 +301,4 @@ def _refuse_bad_line(job: Job, loop: Loop) -> None:
     """
     if loop.has_refused:
         what_now = "reading stopped there. --keep-going to skip such lines."
-        raise InvalidInput(job.report, loop.num_read, what_now)
+        raise InvalidInput(setup.report, loop.num_read, what_now)

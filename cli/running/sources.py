@@ -17,7 +17,7 @@ from batcher.formats.ids import IdRegistry
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
 from batcher.request import Request
 
-from .intake import MAX_LINE_BYTES, Input, InputError, LineReader, Waiting
+from .intake import MAX_LINE_BYTES, InputError, LineReader, OpenInput, Waiting
 from .problems import (
     InvalidInput,
     ProblemReport,
@@ -142,7 +142,7 @@ class Source(Protocol):
         """Come back when next() has something to give, or the input has ended."""
 
 
-class Arrivals:
+class SessionArrivals:
     """When requests arrive at the earliest: a turn of a session not before the turns before it."""
 
     def __init__(self) -> None:
@@ -171,7 +171,7 @@ class Survey:
         self.head: deque[Line] = deque()
         self.rest = (0, 0)
         self.checksums = array("I")
-        self._arrivals, self._last_arrival = Arrivals(), 0.0
+        self._arrivals, self._last_arrival = SessionArrivals(), 0.0
 
     def add(self, parsed: Line, reader: RequestReader) -> None:
         """Take note of the line that `reader` has just read."""
@@ -270,7 +270,7 @@ class IndexedSource:
         import numpy as np  # noqa: PLC0415 - only for a file that is out of order
 
         lines, arrivals, arrival = self._lines, array("d"), 0.0
-        times = Arrivals()
+        times = SessionArrivals()
         while (line := lines.read()) is not None:
             parsed = self._parser.parse(line, lines.number, len(arrivals))
             if isinstance(parsed, ParsedLine):
@@ -292,7 +292,7 @@ class PipeSource:
     def __init__(self, reader: RequestReader) -> None:
         self.has_ended, self.input_index = False, -1
         self._reader = reader
-        self._arrivals, self._last_arrival = Arrivals(), 0.0
+        self._arrivals, self._last_arrival = SessionArrivals(), 0.0
 
     def next(self) -> Line | None:
         """Return the next line; see Source."""
@@ -368,7 +368,7 @@ def name_of(line: Line, input_index: int) -> str:
 
 
 def open_source(
-    requests: Input,
+    requests: OpenInput,
     parser: RequestParser,
     report: ProblemReport,
     *,

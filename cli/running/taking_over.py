@@ -26,7 +26,7 @@ class Expected(NamedTuple):
     parsed: ParsedLine | None
 
 
-class Choice(NamedTuple):
+class Omission(NamedTuple):
     """What of a file is left out: lines that are there twice, and what is decoded again.
 
     drops_failed: what has failed.  dropped_ids: the requests of which any results go.
@@ -48,7 +48,7 @@ def take_over(
     reader: ResultLines,
     *,
     expected: Iterable[Expected] | None = None,
-    choice: Choice = Choice(),  # noqa: B008 - it never changes
+    omission: Omission = Omission(),  # noqa: B008 - it never changes
 ) -> EarlierResults:
     """Return the results in the file `output` and repair its end, so that it can be appended to.
 
@@ -62,8 +62,8 @@ def take_over(
         with ExitStack() as on_failure:
             is_whole, lines = _open(output)
             on_failure.callback(lines.close)
-            if choice.drops_repeated or (choice.drops_failed and expected is None):
-                lines = _chosen(output, lines, reader, choice if expected is None else Choice())
+            if omission.drops_repeated or (omission.drops_failed and expected is None):
+                lines = _chosen(output, lines, reader, omission if expected is None else Omission())
                 on_failure.callback(lines.close)
                 is_whole = not output.endswith(".gz")
             earlier = EarlierResults(lines)
@@ -76,7 +76,7 @@ def take_over(
                     output,
                     earlier,
                     lines,
-                    _Answers(reader, choice),
+                    _Answers(reader, omission),
                     expected,
                 )
             earlier.finish()
@@ -94,12 +94,12 @@ def take_over(
     return earlier
 
 
-def _chosen(output: str, lines: BinaryIO, reader: ResultLines, choice: Choice) -> BinaryIO:
+def _chosen(output: str, lines: BinaryIO, reader: ResultLines, omission: Omission) -> BinaryIO:
     """Return a file of those of `lines` that are kept; it replaces `output`, unless that is packed.
 
     No result is kept twice, and of a request all or none.
     """
-    dropped = {known.id for known in reader.read(lines) if choice.drops([known])}
+    dropped = {known.id for known in reader.read(lines) if omission.drops([known])}
     seen: set[tuple[str, int]] = set()
     chosen = _temporary() if output.endswith(".gz") else _new(f"{output}.new")
     for known in reader.read(lines):
@@ -116,8 +116,8 @@ def _chosen(output: str, lines: BinaryIO, reader: ResultLines, choice: Choice) -
 class _Answers:
     """Finds what answers one line of the input after the other, in files that have their order."""
 
-    def __init__(self, reader: ResultLines, choice: Choice) -> None:
-        self._reader, self._choice = reader, choice
+    def __init__(self, reader: ResultLines, omission: Omission) -> None:
+        self._reader, self._omission = reader, omission
         self._files: list[Iterator[ResultLine]] = []
         self._heads: list[ResultLine | None] = []
 
@@ -135,7 +135,7 @@ class _Answers:
         while (head := self._heads[number]) is not None and _belongs(head, wanted):
             answer.append(head)
             self._heads[number] = next(self._files[number], None)
-        is_kept = _is_complete(answer, wanted) and not self._choice.drops(answer)
+        is_kept = _is_complete(answer, wanted) and not self._omission.drops(answer)
         return answer if is_kept else []
 
 

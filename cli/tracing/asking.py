@@ -14,7 +14,7 @@ from batcher.explaining.differences import compare
 from batcher.explaining.reading import KeptRequests, read_requests
 from batcher.explaining.story import answer_of
 
-from ..running.intake import Input
+from ..running.intake import OpenInput
 from ..running.output import stdout_json_sink, stdout_sink
 from ..running.stdout import user_code_prints_to_stderr
 from ..screen.cells import printable, wrapped
@@ -56,7 +56,7 @@ class _Events:
     """The events of an input, as often as they are wanted."""
 
     path: str
-    source: Input
+    source: OpenInput
 
     def __iter__(self) -> Iterator[Event]:
         return events_of(self.path, self.source, {})

@@ -20,7 +20,7 @@ from batcher.events import Event
 from batcher.formats.trace import is_trace, read_trace
 
 from ..config import model_settings
-from ..running.intake import Input, InputError, PatientPipe, open_input
+from ..running.intake import InputError, OpenInput, PatientPipe, open_input
 from ..scheduling_options import SchedulingOptions
 
 STDIN = "-"
@@ -31,7 +31,7 @@ _RESULT_KEYS = {"finish_reason", "response"}
 ZIP_FORMAT = 31  # how zlib calls the header and trailer of a .gz file
 
 
-def open_twice(path: str | None) -> tuple[str, Input]:
+def open_twice(path: str | None) -> tuple[str, OpenInput]:
     """Return the input, and the path it can be opened by again; a pipe is kept as stdin.
 
     Raises:
@@ -44,7 +44,7 @@ def open_twice(path: str | None) -> tuple[str, Input]:
     return path, open_input(path, nullcontext)
 
 
-def events_of(path: str, source: Input, run_options: Mapping[str, Any]) -> Iterator[Event]:
+def events_of(path: str, source: OpenInput, run_options: Mapping[str, Any]) -> Iterator[Event]:
     """Yield the events of the input; `run_options` are those the user gave for running requests.
 
     Raises:
@@ -141,7 +141,7 @@ def _keep_as_stdin(path: str) -> None:
     os.dup2(copy.fileno(), 0)
 
 
-def _lines(path: str, source: Input) -> Iterator[bytes]:
+def _lines(path: str, source: OpenInput) -> Iterator[bytes]:
     """Yield the lines of the input; a .gz file that is cut off has those before the cut."""
     if source.is_gzip:
         yield from _split_lines(_unpacked(path))

@@ -15,7 +15,7 @@ from batcher.workloads.trace_checks import (
 from batcher.workloads.traces import TRACES
 
 from ..running.files import check_distinct, check_replaceable
-from ..running.intake import Input, InputError, open_input
+from ..running.intake import InputError, OpenInput, open_input
 from ..running.output import Sink, open_sink, stdout_sink
 from ..running.problems import say
 from ..screen.cells import counted
@@ -56,13 +56,13 @@ def read_lines(path: str) -> Iterator[NumberedLine]:
         yield from _numbered(file)
 
 
-def _numbered(file: Input) -> Iterator[NumberedLine]:
+def _numbered(file: OpenInput) -> Iterator[NumberedLine]:
     lines = file.lines()
     while (line := lines.read()) is not None:
         yield lines.number, line
 
 
-def _write_trace(options: WorkloadOptions, trace: Input) -> None:
+def _write_trace(options: WorkloadOptions, trace: OpenInput) -> None:
     """Write what the trace holds, at the times that were asked for."""
     check_distinct(trace.status, [("--output", options.output)])
     _check_replaceable(options)

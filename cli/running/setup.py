@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .earlier_results import EarlierResults
 
 
-class Job:
+class RunSetup:
     """What is decoded, and by what.
 
     Raises:
