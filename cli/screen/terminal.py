@@ -4,9 +4,8 @@ import os
 import select
 import stat
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Literal
-
-from msgspec import Struct
 
 ColorChoice = Literal["auto", "always", "never"]
 
@@ -86,7 +85,8 @@ def terminal_size(fd: int, environ: Mapping[str, str]) -> os.terminal_size:
     )
 
 
-class Terminal(Struct, frozen=True):
+@dataclass(frozen=True)
+class Terminal:
     """A descriptor that people read, a terminal or not; `environ` may tell its size."""
 
     fd: int
