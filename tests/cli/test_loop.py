@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from batcher.engine.outcome import StepOutcome
+from batcher.engine import StepOutcome
 
 from batcher.formats.requests import BadLine
 from cli.running import loop
