@@ -112,7 +112,8 @@ def _make_plan(options: RunOptions, requests: OpenInput, report: ProblemReport) 
     reader = RequestReader(lines, parser)
     while (line := reader.read()) is not None:
         plan.add(line, model.tokenizer)
-        report.add_if_bad(line)
+        if isinstance(line, BadLine):
+            report.add(line)
     plan.blank = lines.num_blank
     return plan
 

@@ -150,7 +150,7 @@ class LineReader:
             InputError: the input is damaged or gone.
         """
         while True:
-            line = self._readline()
+            line = self._readline(MAX_LINE_BYTES + 1)
             if not line:
                 return None
             self.number += 1
@@ -176,7 +176,7 @@ class LineReader:
             InputError: the input is damaged or gone.
         """
         self._stream.seek(start)
-        return self._readline()
+        return self._readline(MAX_LINE_BYTES + 1)
 
     def _begin(self, line: bytes) -> bytes:
         """Return the first line without what only tells how the rest is encoded.
@@ -198,9 +198,9 @@ class LineReader:
         if text not in self._notes:
             self._notes.append(text)
 
-    def _readline(self, max_bytes: int | None = None) -> bytes:
+    def _readline(self, max_bytes: int) -> bytes:
         try:
-            return self._stream.readline(MAX_LINE_BYTES + 1 if max_bytes is None else max_bytes)
+            return self._stream.readline(max_bytes)
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(
                 f"cannot read {self._name} after line {self.number}: {_reason(error)}"

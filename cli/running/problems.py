@@ -26,14 +26,14 @@ _MAX_KINDS = 5  # of what a model raises
 class ProblemReport:
     """Collects problems; the first MAX_SHOWN are kept to be shown, the others counted.
 
-    num_lines: how many lines are bad.
+    num_lines: how many lines are bad.  news: what there is to show that was not taken yet.
     """
 
     def __init__(self, filename: str, color: ColorChoice = "auto") -> None:
         self.num_lines = 0
         self._filename, self._color = filename, color
         self._num_shown = self._num_hidden = 0
-        self._shown: list[str] = []
+        self.news: list[str] = []
 
     def add(self, bad: BadLine) -> None:
         """Take in the problems of one more line."""
@@ -41,28 +41,18 @@ class ProblemReport:
         for problem in bad.problems:
             if self._num_shown < MAX_SHOWN:
                 self._num_shown += 1
-                self._shown.append(self._render(problem))
+                self.news.append(self._render(problem))
             else:
                 self._num_hidden += 1
 
-    def add_if_bad(self, parsed: ParsedLine | BadLine) -> None:
-        """Take in the problems of a line that has some."""
-        if isinstance(parsed, BadLine):
-            self.add(parsed)
-
     def tell(self, text: str) -> None:
         """Take in whole lines about something else than the input."""
-        self._shown.append(text.removesuffix("\n"))
-
-    @property
-    def has_news(self) -> bool:
-        """Whether there is something to show that was not taken yet."""
-        return bool(self._shown)
+        self.news.append(text.removesuffix("\n"))
 
     def take(self) -> str:
         """Return what there is to show of the problems since the last call, empty for nothing."""
-        shown = "".join(f"{text}\n" for text in self._shown)
-        self._shown.clear()
+        shown = "".join(f"{text}\n" for text in self.news)
+        self.news.clear()
         return shown
 
     def closing(self) -> str:

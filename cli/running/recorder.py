@@ -196,7 +196,7 @@ class RunRecorder:
 
     def _record_outcomes(self, report: ProblemReport, stop: StopSignals) -> None:
         loop, view, answers = self._loop, self._view, self._loop.answers
-        engine, num_steps = loop.engine, 0
+        engine, num_shown = loop.engine, 0
         for events, results, tokens in loop:
             if events:
                 self._note(events)
@@ -206,10 +206,10 @@ class RunRecorder:
                 self.results.write_tokens(tokens)
             if results or answers.rejected:
                 self.results.write(answers.take(results))
-            if report.has_news:
+            if report.news:
                 view.write_message(report.take())
-            if engine.num_steps > num_steps:
-                num_steps = engine.num_steps
+            if (num_steps := engine.num_steps) > num_shown:
+                num_shown = num_steps
                 self._show_step(num_steps - 1, stop)
             if stop.received is not None:
                 raise Interrupted

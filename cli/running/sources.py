@@ -390,7 +390,8 @@ def open_source(
         reader, survey = RequestReader(requests.lines(), parser), Survey()
         while (line := reader.read()) is not None:
             survey.add(line, reader)
-            report.add_if_bad(line)
+            if isinstance(line, BadLine):
+                report.add(line)
         if survey.num_bad and not keep_going:
             what_now = "nothing decoded. --keep-going to skip them."
             raise InvalidInput(report, survey.num_lines, what_now)

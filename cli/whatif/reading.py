@@ -52,9 +52,10 @@ def _read_requests(options: RequestOptions, model: Model) -> list[Request]:
         reader = RequestReader(source.lines(), RequestParser(engine.capabilities))
         while (line := reader.read()) is not None:
             num_lines += 1
-            report.add_if_bad(line)
             if isinstance(line, ParsedLine):
                 found.append(line.request)
+            else:
+                report.add(line)
         say(source.take_notes() + report.closing())
         if report.num_lines:
             raise InvalidInput(report, num_lines, "nothing was simulated.")

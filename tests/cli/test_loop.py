@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 from batcher.engine import StepOutcome
-
 from batcher.formats.requests import BadLine
 from cli.running import loop
 from cli.running.answers import Answers
