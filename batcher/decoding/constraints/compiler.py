@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from llguidance import LLTokenizer
 
 _NEEDED_MODULES = ("llguidance", "jsonschema", "re2")
+WORDS = ["[a-z]{1,20}", " [a-z]{1,20}"]  # as patterns; what JSON is quick with is the default
 MAX_CACHED = 256
 MAX_CACHED_CHARS = 8 * 1024 * 1024  # compiled, a text takes some 20 times its size
 
@@ -110,6 +111,8 @@ class ConstraintCompiler:
         error = TRIALS.make(source, self._timeout)
         if error is not None:
             return error
+        if source.kind == "regex":
+            tokenizer = self._tokenizer_of_words
         matcher = with_large_stack(partial(compile_source, tokenizer, source))
         if isinstance(matcher, GrammarError):
             return matcher
@@ -124,6 +127,11 @@ class ConstraintCompiler:
     def _vocabulary(self) -> VocabularyIndex:
         token_bytes = self._tokenizer.token_bytes
         return VocabularyIndex(token_bytes, self._vocab_size, self._eos_token_id)
+
+    @cached_property
+    def _tokenizer_of_words(self) -> "LLTokenizer":
+        """The same, quicker with masks that hold all words: half of what a regex's mask takes."""
+        return self._llguidance_tokenizer().with_slices(WORDS)
 
     def _llguidance_tokenizer(self) -> "LLTokenizer":
         """Return the tokenizer as llguidance knows it, made when it is first needed."""
