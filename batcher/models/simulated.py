@@ -22,6 +22,8 @@ from batcher.models.base import Batch, Chunk, FloatArray, IntArray, ModelOutput,
 from batcher.models.simulated_hash import (
     MASK,
     MULTIPLIER,
+    AttentivePages,
+    PagedHashes,
     hash_after,
     hash_after_first,
     hashes_after,
@@ -37,7 +39,6 @@ from batcher.models.simulated_logits import (
     scramble,
     uniform_bits,
 )
-from batcher.models.simulated_pages import AttentivePages, PagedHashes
 from batcher.models.word_tokenizer import BEGIN_TOKEN_ID, EOS_TOKEN_ID, WordTokenizer, byte_id
 from batcher.tokens import Tokens
 
@@ -156,14 +157,14 @@ class SimulatedModel:
         if batch.tokens is not tokens:
             tokens[:] = batch.tokens
         output = self._output
+        scored = [chunk for chunk in batch.chunks if chunk.is_scored]
         if self._pages is not None:
             does_yield = self._pages.load(batch, tokens, hashes)
-            if batch.chunks and batch.pages is not None:
-                hash_before = partial(self._pages.hash_before, pages=batch.pages)
-                output = self._score(batch.chunks, hash_before)
+            if scored and batch.pages is not None:
+                output = self._score(scored, partial(self._pages.hash_before, pages=batch.pages))
         else:
-            if batch.chunks:
-                output = self._score(batch.chunks, self._hash_before)
+            if scored:
+                output = self._score(scored, self._hash_before)
             does_yield = not batch.chunks or self._prefill(batch)
         if not does_yield:
             return output
@@ -200,12 +201,10 @@ class SimulatedModel:
 
     def _score(self, chunks: Sequence[Chunk], hash_before: Callable[[Chunk], int]) -> ModelOutput:
         """Return the output with what is wanted beside tokens of chunks that are scored."""
-        scored = {
-            chunk.slot: self._logits_after(hash_before(chunk), chunk.token_ids)
-            for chunk in chunks
-            if chunk.is_scored
+        logits = {
+            chunk.slot: self._logits_after(hash_before(chunk), chunk.token_ids) for chunk in chunks
         }
-        return ModelOutput(self._tokens, chunk_logits=scored) if scored else self._output
+        return ModelOutput(self._tokens, chunk_logits=logits)
 
     def _logits_after(self, before: int, token_ids: Tokens) -> Iterator[FloatArray]:
         """Yield the logits after each of `token_ids`, `before` being the hash before the first."""

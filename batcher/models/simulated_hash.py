@@ -1,8 +1,16 @@
-"""The hash of the simulated model: h <- (h + token) * M modulo 2^64, over many tokens at once."""
+"""The hash of the simulated model, h <- (h + token) * M modulo 2^64, and where it is in pages.
+
+There is one for each token, in the cell where the token is.  Nothing is kept by slot but where its
+row stands, so that only the block tables say whose past a row goes on from.
+"""
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
+from batcher.errors import InvariantError
+from batcher.models.base import Batch, Chunk, IntArray, Pages
+from batcher.models.word_tokenizer import BEGIN_TOKEN_ID
 from batcher.tokens import Tokens
 
 Hashes = NDArray[np.uint64]
@@ -70,3 +78,254 @@ def hashes_after(state: int, token_ids: Tokens) -> Hashes:
     sums = (np.array(token_ids, np.uint64) * _powers.inverse[:num_tokens]).cumsum()
     hashes: Hashes = (sums + np.uint64(state)) * _powers.rising[:num_tokens]
     return hashes
+
+
+# Cells before those of block 0.
+_BEGIN = 0  # the hash that every row begins with
+_SCRATCH = 1
+_NUM_FIXED = 2
+
+_UNMADE = np.uint64(
+    0x5DEECE66D
+)  # in cells whose hash is still to be made: for who reads them wrongly
+
+
+class _Cells:
+    """A number for every cell of every block, behind a few fixed ones."""
+
+    def __init__(self, num_cells: int) -> None:
+        self.values: Hashes = np.zeros(_NUM_FIXED + num_cells, np.uint64)
+
+    def prepare(self, pages: Pages) -> None:
+        """Make room for new blocks, and copy those that are to be copied."""
+        size = pages.block_size
+        missing = _NUM_FIXED + pages.num_blocks * size - len(self.values)
+        if missing > 0:
+            more = np.zeros(max(missing, len(self.values)), np.uint64)
+            self.values = np.concatenate([self.values, more])
+        for source, target in pages.copies:
+            first, last = _NUM_FIXED + source * size, _NUM_FIXED + target * size
+            self.values[last : last + size] = self.values[first : first + size]
+
+
+class _Computed(Struct, gc=False):
+    """A chunk that is computed, whose hashes are made when the first of them is asked for.
+
+    before: the hash before its first token, which is at position `start`.
+    """
+
+    before: int
+    token_ids: Tokens
+    start: int
+    made: Hashes | None = None
+
+    @property
+    def hashes(self) -> Hashes:
+        """The hash after each of its tokens."""
+        if self.made is None:
+            self.made = hashes_after(self.before, self.token_ids)
+        return self.made
+
+
+class PagedHashes:
+    """The hash after every token, by cell, and where each slot reads and writes in the next step.
+
+    A slot reads the cell of the token before, which is the one that it wrote last, and writes the
+    one behind it, unless `Pages.moved` says where it is.  A slot that does not decode stays at a
+    scratch cell, so that nothing real is overwritten.  What a chunk has put into its cells is told
+    by block, with the position of the block's first cell in the row that computed it.
+    """
+
+    def __init__(self, num_slots: int, num_cells: int, seed_hash: int, begin_hash: int) -> None:
+        self._cells = _Cells(num_cells)
+        self._cells.values[_BEGIN] = begin_hash
+        self._seed_hash, self._begin_hash = seed_hash, begin_hash
+        self._computed: dict[int, tuple[_Computed, int]] = {}
+        self._read: IntArray = np.full(num_slots, _SCRATCH)
+        self._write: IntArray = np.full(num_slots, _SCRATCH)
+        self._strides: IntArray = np.zeros(num_slots, np.int64)  # 1 where a row decodes
+
+    def load(self, batch: Batch, tokens: IntArray, hashes: Hashes) -> bool:
+        """Put the hash before each row's token into `hashes`; return whether any row yields.
+
+        tokens: [num_slots] gets the last token of every chunk.
+        """
+        pages = _pages_of(batch)
+        self._cells.prepare(pages)
+        for source, target in pages.copies:
+            self._computed.pop(target, None)
+            if source in self._computed:
+                self._computed[target] = self._computed[source]
+        chunks, values = batch.chunks, self._cells.values
+        does_yield = not chunks or batch.slots.size > 0
+        for chunk in chunks:
+            self.release(chunk.slot)
+        if does_yield:
+            self._move_on(pages)
+            if any(chunk.start for chunk in chunks):  # perhaps after what others compute now
+                values.take(self._read, None, hashes, "clip")
+                values[self._write] = (hashes + tokens.view(np.uint64)) * np.uint64(MULTIPLIER)
+        computed = [self._compute(chunk, pages) for chunk in chunks]
+        if does_yield:
+            values.take(self._read, None, hashes, "clip")
+            for chunk, before in zip(chunks, computed, strict=True):
+                if batch.holds(chunk.slot):
+                    self._enter(chunk, before, pages, tokens, hashes)
+        return does_yield
+
+    def store(self, hashes: Hashes) -> None:
+        """Keep the hash after each row's token."""
+        self._cells.values[self._write] = hashes
+
+    def release(self, slot: int) -> None:
+        """Let `slot` neither read nor write."""
+        self._read[slot] = self._write[slot] = _SCRATCH
+        self._strides[slot] = 0
+
+    def hash_before(self, chunk: Chunk, pages: Pages) -> int:
+        """Return the hash after all tokens before a chunk, which are computed by now."""
+        if not chunk.start:
+            return self._begin_hash
+        place, offset = divmod(chunk.start - 1, pages.block_size)
+        block = pages.tables[chunk.slot][place]
+        if block in self._computed:
+            computed, first = self._computed[block]
+            number = first + offset - computed.start
+            if 0 <= number < len(computed.token_ids):
+                return int(computed.hashes[number])
+        return int(self._cells.values[_NUM_FIXED + block * pages.block_size + offset])
+
+    def _move_on(self, pages: Pages) -> None:
+        """Let every slot that decodes compute its next token."""
+        self._read, self._write = read, write = self._write, self._read
+        np.add(read, self._strides, write)
+        size, tables = pages.block_size, pages.tables
+        for slot, position in pages.moved.items():
+            table, (place, offset) = tables[slot], divmod(position, size)
+            block = table[place]
+            if offset:
+                self._settle(block, size)
+            else:
+                self._computed.pop(block, None)
+            write[slot] = cell = _NUM_FIXED + block * size + offset
+            if offset:
+                read[slot] = cell - 1
+            else:
+                read[slot] = _NUM_FIXED + table[place - 1] * size + size - 1 if place else _BEGIN
+            self._strides[slot] = 1
+
+    def _compute(self, chunk: Chunk, pages: Pages) -> int:
+        """Let the hash after each token of a chunk be found in its cell; return that before it."""
+        before, start, token_ids = self.hash_before(chunk, pages), chunk.start, chunk.token_ids
+        if not token_ids:
+            return before
+        size, table, values = pages.block_size, pages.tables[chunk.slot], self._cells.values
+        place = start // size
+        first = place * size
+        if first < start:
+            self._settle(table[place], size)
+        computed, stop = _Computed(before, token_ids, start), start + len(token_ids)
+        for block in table[place : -(-stop // size)]:
+            self._computed[block] = computed, first
+            cell = _NUM_FIXED + block * size - first
+            values[cell + max(start, first) : cell + min(stop, first + size)] = _UNMADE
+            first += size
+        return before
+
+    def _settle(self, block: int, size: int) -> None:
+        """Put the hashes of a block into its cells, of which some are about to be written."""
+        if block in self._computed:
+            computed, first = self._computed.pop(block)
+            begin = max(computed.start - first, 0)
+            part = computed.hashes[max(first - computed.start, 0) :][: size - begin]
+            cell = _NUM_FIXED + block * size + begin
+            self._cells.values[cell : cell + len(part)] = part
+
+    def _enter(
+        self, chunk: Chunk, before: int, pages: Pages, tokens: IntArray, hashes: Hashes
+    ) -> None:
+        """Let a slot compute the last token of its chunk, as if it went on by that one."""
+        slot, token_ids, num_before = chunk.slot, chunk.token_ids, len(chunk.token_ids) - 1
+        if num_before < 0:
+            tokens[slot], hashes[slot] = BEGIN_TOKEN_ID, self._seed_hash
+            return
+        tokens[slot] = token_ids[-1]
+        hashes[slot] = hash_after_first(before, token_ids, num_before)
+        self._write[slot] = _cell(pages, slot, chunk.start + num_before)
+        self._strides[slot] = 1
+
+
+class AttentivePages:
+    """Every token, by cell; the hash of a row is computed from all of its tokens in every step."""
+
+    def __init__(self, num_cells: int, seed_hash: int, begin_hash: int) -> None:
+        self._seed_hash, self._begin_hash = seed_hash, begin_hash
+        self._cells = _Cells(num_cells)
+        self._positions: dict[int, int] = {}  # slot -> that of the token it computes
+
+    def load(self, batch: Batch, tokens: IntArray, hashes: Hashes) -> bool:
+        """Do what that of PagedHashes does."""
+        pages, slots = _pages_of(batch), batch.slots.tolist()
+        self._cells.prepare(pages)
+        values, positions = self._cells.values, self._positions
+        if slots:
+            for slot in positions:
+                positions[slot] += 1
+            positions.update(pages.moved)
+        for chunk in batch.chunks:
+            positions.pop(chunk.slot, None)
+            stop = chunk.start + len(chunk.token_ids)
+            if chunk.token_ids:
+                cells = _cells_of(pages, chunk.slot, chunk.start, stop)
+                values[cells] = chunk.token_ids
+            if batch.holds(chunk.slot):
+                positions[chunk.slot] = stop - 1
+                tokens[chunk.slot] = chunk.token_ids[-1] if chunk.token_ids else BEGIN_TOKEN_ID
+        for slot in slots:
+            if positions[slot] >= 0:
+                values[_cell(pages, slot, positions[slot])] = tokens[slot]
+        for slot in slots:
+            hashes[slot] = self._hash_before(slot, pages)
+        return bool(slots)
+
+    def store(self, hashes: Hashes) -> None:
+        """Do nothing: no hash is kept."""
+
+    def release(self, slot: int) -> None:
+        """Let `slot` neither read nor write."""
+        self._positions.pop(slot, None)
+
+    def hash_before(self, chunk: Chunk, pages: Pages) -> int:
+        """Do what that of PagedHashes does."""
+        return self._hash_of(chunk.slot, chunk.start, pages)
+
+    def _hash_before(self, slot: int, pages: Pages) -> int:
+        """Return the hash after all tokens before the one that the row in `slot` computes."""
+        position = self._positions[slot]
+        return self._seed_hash if position < 0 else self._hash_of(slot, position, pages)
+
+    def _hash_of(self, slot: int, num_tokens: int, pages: Pages) -> int:
+        """Return the hash after the first `num_tokens` tokens of the row in `slot`."""
+        cells = _cells_of(pages, slot, 0, num_tokens)
+        return hash_after(self._begin_hash, self._cells.values[cells].tolist())
+
+
+def _pages_of(batch: Batch) -> Pages:
+    if batch.pages is None:
+        raise InvariantError("a model that was to keep pages is given none")
+    return batch.pages
+
+
+def _cell(pages: Pages, slot: int, position: int) -> int:
+    """Return the cell of the token at `position` of the row in `slot`."""
+    block, offset = divmod(position, pages.block_size)
+    return _NUM_FIXED + pages.tables[slot][block] * pages.block_size + offset
+
+
+def _cells_of(pages: Pages, slot: int, start: int, stop: int) -> IntArray:
+    """Return [stop - start] the cells of the tokens from position `start` on."""
+    size = pages.block_size
+    first = start // size
+    blocks = np.array(pages.tables[slot][first : -(-stop // size)], np.int64)
+    cells = (blocks * size + _NUM_FIXED)[:, None] + np.arange(size)
+    return cells.reshape(-1)[start - first * size : stop - first * size]
