@@ -152,17 +152,19 @@ class PagedHashes:
         """
         pages = _pages_of(batch)
         self._cells.prepare(pages)
-        for source, target in pages.copies:
+        for source, target in pages.copies:  # in order, as a target may be the next source
             self._computed.pop(target, None)
             if source in self._computed:
                 self._computed[target] = self._computed[source]
         chunks, values = batch.chunks, self._cells.values
         does_yield = not chunks or batch.slots.size > 0
+        goes_on = False  # perhaps after what others compute now
         for chunk in chunks:
             self.release(chunk.slot)
+            goes_on |= chunk.start > 0
         if does_yield:
             self._move_on(pages)
-            if any(chunk.start for chunk in chunks):  # perhaps after what others compute now
+            if goes_on:
                 values.take(self._read, None, hashes, "clip")
                 values[self._write] = (hashes + tokens.view(np.uint64)) * np.uint64(MULTIPLIER)
         computed = [self._compute(chunk, pages) for chunk in chunks]
@@ -216,7 +218,8 @@ class PagedHashes:
 
     def _compute(self, chunk: Chunk, pages: Pages) -> int:
         """Let the hash after each token of a chunk be found in its cell; return that before it."""
-        before, start, token_ids = self.hash_before(chunk, pages), chunk.start, chunk.token_ids
+        start, token_ids = chunk.start, chunk.token_ids
+        before = self.hash_before(chunk, pages)
         if not token_ids:
             return before
         size, table, values = pages.block_size, pages.tables[chunk.slot], self._cells.values

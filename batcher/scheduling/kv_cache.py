@@ -103,7 +103,7 @@ class KVCache(Generic[S]):
             found = PrefixMatch([], 0, parent=_root(sequence))
         elif self._has_prefix_cache:
             found = self._match_prefix(sequence)
-        sibling = self._siblings.get(sequence.id)
+        sibling = self._siblings.get(sequence.id) if self._siblings else None
         if sibling is None or sequence.role != "sample":
             return found
         num_tokens = min(sequence.num_prompt_tokens, sequence.num_tokens - 1)
@@ -160,7 +160,7 @@ class KVCache(Generic[S]):
 
         is_alone: whether nobody else runs.
         """
-        match = self.match(sequence)
+        match, size, pool = self.match(sequence), self.block_size, self.pool
         sequence.num_computed = start = match.num_tokens
         stop = max(min(stop, start + max_tokens), start)
         num_held = most_tokens(sequence) if self._capacity == "no-evict" else stop
@@ -168,18 +168,24 @@ class KVCache(Generic[S]):
         if self._capacity == "watermark":
             num_counted = sequence.num_tokens
             num_spare = 0 if is_alone else self.num_spare
-        num_needed = self.num_blocks_to_take(match, num_counted) + num_spare
-        if not self.pool.has_room(num_needed):
-            return num_needed
+        is_new = not match.blocks and match.source == NO_BLOCK
+        num_new = -(-num_counted // size) if is_new else self.num_blocks_to_take(match, num_counted)
+        if not pool.has_room(num_new + num_spare):
+            return num_new + num_spare
         self.attach(sequence, match)
-        self.fill(sequence, match, num_held)
+        if is_new:
+            sequence.table = pool.take(-(-num_held // size))
+        else:
+            self.fill(sequence, match, num_held)
         sequence.num_computed = stop
-        self.compute(sequence, start, stop, match.contents)
+        if self._has_prefix_cache:
+            self.compute(sequence, start, stop, match.contents)
         return 0
 
     def attach(self, sequence: S, match: PrefixMatch) -> None:
         """Give `sequence` what was found for it, which nobody can take from it any more."""
-        self.pool.share(match.blocks)
+        if match.blocks:
+            self.pool.share(match.blocks)
         sequence.table, sequence.prefix = match.blocks.copy(), None
         sequence.num_cached = sequence.num_computed = match.num_tokens
         sequence.num_hashed, sequence.parent = match.num_hashed, match.parent
@@ -217,7 +223,7 @@ class KVCache(Generic[S]):
         if not self._has_prefix_cache:
             return
         size = self.block_size
-        for end, rank in _boundaries(sequence, start, stop):
+        for end, rank in _boundaries(sequence, start, stop) if sequence.ranks else ():
             if end % size:
                 self._cache(sequence, end // size, contents)
                 contents = None
@@ -309,20 +315,24 @@ class KVCache(Generic[S]):
 
     def _match_prefix(self, sequence: S) -> PrefixMatch:
         size, pool, num_tokens = self.block_size, self.pool, sequence.num_tokens
-        root = _root(sequence)
-        prefix = sequence.prefix
+        root, prefix = _root(sequence), sequence.prefix
         if prefix is None:
             prefix = sequence.prefix = CachedPrefix(num_lost=pool.num_lost)
-        pool.cut(prefix)
-        start = len(prefix.blocks) * size
-        contents = self._contents(sequence, start, num_tokens // size * size, size)
-        num_more = (num_tokens - 1) // size - start // size
-        pool.follow(prefix, root, islice(contents, max(num_more, 0)))
+        else:
+            pool.cut(prefix)
         blocks = prefix.blocks
-        parent = prefix.hashes[-1] if blocks else root
-        if prefix.missed is not None:
-            contents = chain((prefix.missed,), contents)
-        num_found, source = self._source(sequence, parent, len(blocks))
+        start = len(blocks) * size
+        contents = self._contents(sequence, start, num_tokens // size * size, size)
+        num_more = (num_tokens - 1) // size - len(blocks)
+        if num_more > 0:
+            pool.follow(prefix, root, islice(contents, num_more))
+            if prefix.missed is not None:
+                contents = chain((prefix.missed,), contents)
+        num_found, source, parent = len(blocks) * size, NO_BLOCK, root
+        if blocks:
+            parent = prefix.hashes[-1]
+        if sequence.ranks:
+            num_found, source = self._source(sequence, parent, len(blocks))
         return PrefixMatch(blocks, num_found, source, len(blocks), parent, contents)
 
     def _source(self, sequence: S, parent: BlockHash, num_blocks: int) -> tuple[int, int]:
@@ -364,7 +374,7 @@ class KVCache(Generic[S]):
         if contents is None:
             num_known = max(num_blocks, num_prompt // size)
             contents = self._contents(sequence, first * size, num_known * size, size)
-        if any(rank for _, rank in sequence.ranks):
+        if sequence.ranks and any(rank for _, rank in sequence.ranks):
             self._cache_by_rank(sequence, blocks, contents)
             return
         most = (num_prompt + sequence.max_tokens) // size
