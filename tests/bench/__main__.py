@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+sys.path.append(str(Path(__file__).parents[2]))  # cli/, which is installed as batchdecode
+
 import bare
 import workload
 from constraints import constraints

@@ -16,6 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from types import CodeType, FrameType
 
+sys.path.append(str(Path(__file__).parents[2]))  # cli/, which is installed as batchdecode
+
 import batcher
 import cli
 from batcher import Engine, Request, SimulatedModel
