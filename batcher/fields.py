@@ -106,13 +106,15 @@ def range_of(kind: Any, unit: str = "") -> Range | None:
     )
 
 
-def fields_of(record: type[Struct]) -> dict[str, Field]:
-    """Return the fields of a record that are annotated with a Field, by their names."""
+def fields_of(record: type[Struct]) -> dict[str, Any]:
+    """Return what the annotations of a record tell of its fields, by their names.
+
+    The last thing that each one tells is a Field or the like; it learns its name, type and default.
+    """
     hints = get_type_hints(record, include_extras=True)
     found = {}
-    for one in fields(record):
-        kind, *others = get_args(hints[one.name])
-        told = others.pop()
+    for field in fields(record):
+        kind, *others, told = get_args(hints[field.name])
         kind = Annotated[(kind, *others)] if others else kind
-        found[one.name] = replace(told, name=one.name, type=kind, default=one.default)
+        found[field.name] = replace(told, name=field.name, type=kind, default=field.default)
     return found

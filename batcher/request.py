@@ -389,7 +389,7 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=
     __hash__ = None  # type: ignore[assignment]  # its lists have none
 
 
-REQUEST_FIELDS = fields_of(Request)
+REQUEST_FIELDS: dict[str, Field] = fields_of(Request)
 _NAMES = tuple(REQUEST_FIELDS)
 PLAIN_FIELDS = _NAMES[: _NAMES.index("temperature")]
 SAMPLING_FIELDS = _NAMES[_NAMES.index("temperature") : _NAMES.index("n")]

@@ -1,11 +1,17 @@
 """What decides a schedule beside the requests and the batch size: limits, orders, memory, time.
 
-Rule: the first line of a trace holds these, so whatever changes a schedule has a field here.
+Rule: the first line of a trace holds these, so whatever changes a schedule has a field here.  All
+there is to know of a setting stands beside it, and nowhere else: the options of the commands, their
+help and their table in docs/cli.md, the axes of comparisons and the checks of values follow.
 """
 
-from typing import Literal
+from collections.abc import Callable
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from msgspec import Struct
+
+from batcher.fields import fields_of
 
 Batching = Literal["continuous", "static"]
 PrefillOrder = Literal["decode-first", "prefill-first"]
@@ -17,43 +23,211 @@ DEFAULT_BLOCK_SIZE = 16  # tokens
 DEFAULT_AGING = 300.0  # seconds
 GRAMMAR_TIMEOUT = 5.0  # seconds of processor time that compiling a constraint may take
 DEFAULT_WATERMARK = 0.0  # of all blocks
+MAX_KV_BLOCKS, MAX_BLOCK_SIZE = 2**24, 2**20
+MIN_AGING, MAX_AGING = 1e-6, 1e9  # seconds, as an option takes them
 
 # What a person says of the prefix cache -> the setting.
 PREFIX_CACHE = {"on": True, "off": False, "auto": None}
 PREFIX_CACHE_WORDS = {setting: word for word, setting in PREFIX_CACHE.items()}
 
 
-class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How requests are scheduled; docs/scheduling.md says what each one means.
+class Setting(Struct, frozen=True):
+    """What is to be known of a setting beside its type and its default.
 
-    policy: a name of batcher.scheduling.policies, or `module:function`.
-    aging: seconds after which a request that waits goes before all that have waited less.
-    preempt_for: what makes one that waits so urgent that one that runs gives way to it: a smaller
-    priority, or an earlier deadline that it would miss otherwise; None: nothing.
-    batching: "static" fills the slots only when all of them are empty.
-    max_batch_tokens: the tokens a step computes at most, at least one for each slot.
-    long_prefill_threshold: the prompt tokens of one sequence that a step computes at most.
-    prefill_order: "prefill-first" computes prompts in steps of their own, while rows that decode
-    stand still.
-    kv_blocks: how many blocks of block_size tokens there are; None is no limit.
-    prefix_cache: whether full blocks are found again by their tokens; None: where kv_blocks is set.
-    capacity: when a sequence is let in: if all of it that is known has room and `watermark` of all
-    blocks stay free ("watermark"), if what it computes next has ("on-demand"), or if all it can
-    ever need has ("no-evict").
+    words: what it does, in Markdown.  metavar: what stands for its value.  title: of its column in
+    comparisons, rank: where that stands.  smallest, largest: of a number that an option takes.
+    is_allowed: of a fraction, must_be: what a message says of it; expected: what one of
+    comparisons does, if that is not the same.  has_effect: whether the setting has an effect beside
+    the others; without: what it has none without.  name, type and default: of the field itself.
     """
 
-    policy: str = "fcfs"
-    aging: float = DEFAULT_AGING
-    preempt_for: PreemptFor | None = None
-    batching: Batching = "continuous"
-    max_batch_tokens: int | None = None
-    long_prefill_threshold: int | None = None
-    prefill_order: PrefillOrder = "decode-first"
-    kv_blocks: int | None = None
-    block_size: int = DEFAULT_BLOCK_SIZE
-    prefix_cache: bool | None = None
-    capacity: Capacity = "watermark"
-    watermark: float = DEFAULT_WATERMARK
+    words: str
+    metavar: str
+    title: str
+    rank: int = 99
+    smallest: float | None = None
+    largest: float | None = None
+    is_allowed: Callable[[float], bool] | None = None
+    must_be: str = ""
+    expected: str = ""
+    has_effect: Callable[[Any], bool] | None = None
+    without: str = ""
+    name: str = ""
+    type: Any = None
+    default: Any = None
+
+    @property
+    def option(self) -> str:
+        """The option that gives it."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def kind(self) -> Any:
+        """The type of its values beside None."""
+        parts = get_args(self.type) if self.is_optional else (self.type,)
+        return parts[0]
+
+    @property
+    def is_optional(self) -> bool:
+        """Whether None is one of its values."""
+        return NoneType in get_args(self.type)
+
+    @property
+    def choices(self) -> dict[str, Any] | None:
+        """Its values as a person says them, None where they are not stated one by one."""
+        if self.kind is bool:
+            return PREFIX_CACHE
+        if get_origin(self.kind) is not Literal:
+            return None
+        return {name: name for name in get_args(self.kind)}
+
+    @property
+    def takes_none(self) -> bool:
+        """Whether a person may say "none": it stands for None, unless there is a word for that."""
+        return self.is_optional and None not in (self.choices or {}).values()
+
+    @property
+    def shown_default(self) -> str:
+        """Its default as a person says it; empty for none."""
+        if self.kind is int and self.default is None:
+            return "no limit"
+        return "" if self.default is None and self.takes_none else self.shown(self.default)
+
+    def read(self, given: Any) -> Any:
+        """Return the value of what a person gives."""
+        return given if self.choices is None else self.choices.get(given, given)
+
+    def shown(self, value: Any) -> str:
+        """Return a value as a person gives it."""
+        for word, choice in (self.choices or {}).items():
+            if choice == value:
+                return word
+        if value is None:
+            return "none"
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How requests are scheduled; docs/scheduling.md says more of what each one means."""
+
+    policy: Annotated[
+        str,
+        Setting(
+            "who is let in first: `fcfs`, `priority`, `sjf`, `ljf`, `deadline`, `lpm`, or "
+            "[`module:function`](scheduling.md#a-policy-of-your-own)",
+            "NAME",
+            "policy",
+            2,
+        ),
+    ] = "fcfs"
+    aging: Annotated[
+        float,
+        Setting(
+            "who has waited so long goes first, 0.000001 to 1e9",
+            "SECONDS",
+            "aging",
+            3,
+            MIN_AGING,
+            MAX_AGING,
+            is_allowed=lambda value: value > 0,
+            must_be="more than 0 seconds",
+            expected="seconds above 0",
+            has_effect=lambda settings: settings.policy != "fcfs",
+            without="a --policy other than fcfs",
+        ),
+    ] = DEFAULT_AGING
+    preempt_for: Annotated[
+        PreemptFor | None,
+        Setting(
+            "[who may not wait](scheduling.md#who-may-not-wait) takes the place of one that runs: "
+            "`priority` (a smaller one), or `deadline` (it would miss its own, and the other's is "
+            "later)",
+            "WHAT",
+            "preempt",
+            4,
+        ),
+    ] = None
+    batching: Annotated[
+        Batching,
+        Setting(
+            "`continuous`, or `static`: slots are filled when all are empty", "KIND", "batching", 1
+        ),
+    ] = "continuous"
+    max_batch_tokens: Annotated[
+        int | None,
+        Setting("tokens a step computes at most, at least one for each slot", "N", "budget", 11, 1),
+    ] = None
+    long_prefill_threshold: Annotated[
+        int | None,
+        Setting(
+            "prompt tokens of one request that a step computes at most", "N", "threshold", 12, 1
+        ),
+    ] = None
+    prefill_order: Annotated[
+        PrefillOrder,
+        Setting(
+            "`decode-first`, or `prefill-first`: prompts in steps of their own, while rows that "
+            "decode stand still",
+            "ORDER",
+            "prefill",
+            5,
+        ),
+    ] = "decode-first"
+    kv_blocks: Annotated[
+        int | None,
+        Setting("blocks of KV memory, at most 16,777,216", "N", "blocks", 10, 1, MAX_KV_BLOCKS),
+    ] = None
+    block_size: Annotated[
+        int,
+        Setting(
+            "tokens of a block, at most 1,048,576",
+            "N",
+            "block",
+            9,
+            1,
+            MAX_BLOCK_SIZE,
+            has_effect=lambda settings: settings.is_paged,
+            without="--kv-blocks or --prefix-cache on",
+        ),
+    ] = DEFAULT_BLOCK_SIZE
+    prefix_cache: Annotated[
+        bool | None,
+        Setting(
+            "whether full blocks are found again by their tokens: `on`, `off`, or `auto`, which is "
+            "on with `--kv-blocks`",
+            "WHEN",
+            "cache",
+            6,
+        ),
+    ] = None
+    capacity: Annotated[
+        Capacity,
+        Setting(
+            "[how much room lets a request in](scheduling.md#capacity): `watermark`, `on-demand` "
+            "or `no-evict`",
+            "KIND",
+            "capacity",
+            7,
+            has_effect=lambda settings: settings.kv_blocks is not None,
+            without="--kv-blocks",
+        ),
+    ] = "watermark"
+    watermark: Annotated[
+        float,
+        Setting(
+            "of all blocks, what `--capacity watermark` keeps free: less than 1",
+            "SHARE",
+            "watermark",
+            8,
+            0,
+            is_allowed=lambda value: 0 <= value < 1,
+            must_be="a share from 0 to less than 1",
+            has_effect=lambda settings: (
+                settings.kv_blocks is not None and settings.capacity == "watermark"
+            ),
+            without="--kv-blocks and --capacity watermark",
+        ),
+    ] = DEFAULT_WATERMARK
 
     @property
     def has_prefix_cache(self) -> bool:
@@ -72,3 +246,4 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 DEFAULT_SCHEDULING = SchedulingSettings()
+SETTINGS: dict[str, Setting] = fields_of(SchedulingSettings)

@@ -1,161 +1,39 @@
 """The options that say how requests are scheduled and how long a step takes, of every command.
 
-Rule: they are named here and nowhere else; a command that runs requests takes them all at once.
+Rule: those of scheduling are the table of batcher.settings; a command that runs requests takes them
+all at once.
 """
 
-from collections.abc import Callable, Collection
+import re
+from collections.abc import Callable, Collection, Iterator
 from copy import copy
-from dataclasses import dataclass, fields
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
 
 import typer
 
+from batcher.settings import DEFAULT_SCHEDULING, SETTINGS, SchedulingSettings, Setting
+
 if TYPE_CHECKING:
     from batcher.scheduling.clock import Clock
-    from batcher.settings import SchedulingSettings
     from batcher.timing.step_time import StepTime
 
 SCHEDULING, TIME = "Scheduling", "Time"
 MAX_COUNT = 2**31 - 1
-MAX_KV_BLOCKS, MAX_BLOCK_SIZE = 2**24, 2**20
-MIN_AGING, MAX_AGING = 1e-6, 1e9  # seconds
 WALL = "wall"
+NAMES = {*SETTINGS, "check", "profile"}
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SchedulingOptions:
-    """The fields of SchedulingSettings, then those of time and of checking; None: not given."""
-
-    policy: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Who is let in first: fcfs, priority, sjf, ljf, deadline, lpm, or "
-            "module:function of your own.  [default: fcfs]",
-            rich_help_panel=SCHEDULING,
-        ),
-    ] = None
-    aging: Annotated[
-        float | None,
-        typer.Option(
-            min=MIN_AGING,
-            max=MAX_AGING,
-            metavar="SECONDS",
-            help="Who has waited so long goes first.  [default: 300]",
-            show_default=False,
-            rich_help_panel=SCHEDULING,
-        ),
-    ] = None
-    preempt_for: Annotated[
-        Literal["priority", "deadline"] | None,
-        typer.Option(
-            metavar="WHAT",
-            help="Who may not wait takes the place of one that runs: priority (a smaller one), or "
-            "deadline (it would miss its own, and the other's is later).",
-            show_default=False,
-            rich_help_panel=SCHEDULING,
-        ),
-    ] = None
-    batching: Annotated[
-        Literal["continuous", "static"] | None,
-        typer.Option(
-            metavar="KIND",
-            help="continuous, or static: slots are filled when all are empty.  "
-            "[default: continuous]",
-            rich_help_panel=SCHEDULING,
-        ),
-    ] = None
-    max_batch_tokens: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=MAX_COUNT,
-            metavar="N",
-            help="Tokens a step computes at most.",
-            show_default=False,
-            rich_help_panel=SCHEDULING,
-        ),
-    ] = None
-    long_prefill_threshold: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=MAX_COUNT,
-            metavar="N",
-            help="Prompt tokens of one request a step computes at most.",
-            show_default=False,
-            rich_help_panel=SCHEDULING,
-        ),
-    ] = None
-    prefill_order: Annotated[
-        Literal["decode-first", "prefill-first"] | None,
-        typer.Option(
-            metavar="ORDER",
-            help="decode-first, or prefill-first: prompts in steps of their own.  "
-            "[default: decode-first]",
-            rich_help_panel=SCHEDULING,
-        ),
-    ] = None
-    kv_blocks: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=MAX_KV_BLOCKS,
-            metavar="N",
-            help="Blocks of KV memory.  [default: no limit]",
-            show_default=False,
-            rich_help_panel=SCHEDULING,
-        ),
-    ] = None
-    block_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=MAX_BLOCK_SIZE,
-            metavar="N",
-            help="Tokens of a block.  [default: 16]",
-            show_default=False,
-            rich_help_panel=SCHEDULING,
-        ),
-    ] = None
-    prefix_cache: Annotated[
-        Literal["on", "off", "auto"] | None,
-        typer.Option(
-            metavar="WHEN",
-            help="Find full blocks again by their tokens: on, off, or auto: on with --kv-blocks.  "
-            "[default: auto]",
-            rich_help_panel=SCHEDULING,
-        ),
-    ] = None
-    capacity: Annotated[
-        Literal["watermark", "on-demand", "no-evict"] | None,
-        typer.Option(
-            metavar="KIND",
-            help="How much room lets a request in: watermark, on-demand or no-evict.  "
-            "[default: watermark]",
-            rich_help_panel=SCHEDULING,
-        ),
-    ] = None
-    watermark: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            metavar="SHARE",
-            help="Of all blocks, what --capacity watermark keeps free: less than 1.  [default: 0]",
-            show_default=False,
-            rich_help_panel=SCHEDULING,
-        ),
-    ] = None
-    check: Annotated[
+_LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
+_OTHERS = {
+    "check": Annotated[
         bool | None,
         typer.Option(
             "--check",
             help="Count all blocks after every step, and read every token again.",
             rich_help_panel=SCHEDULING,
         ),
-    ] = None
-    profile: Annotated[
+    ],
+    "profile": Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
@@ -163,7 +41,22 @@ class SchedulingOptions:
             "roofline:MODEL:GPU, or wall.  [default: 1 second]",
             rich_help_panel=TIME,
         ),
-    ] = None
+    ],
+}
+
+
+class SchedulingOptions:
+    """What was said of scheduling, of time and of checking.
+
+    given: what was, by the names of the options.  values: the fields of SchedulingSettings in it.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.given = {name: value for name, value in options.items() if value is not None}
+        self.check: bool | None = options.get("check")
+        self.profile: str | None = options.get("profile")
+        settings = [setting for setting in SETTINGS.values() if setting.name in self.given]
+        self.values = {setting.name: setting.read(self.given[setting.name]) for setting in settings}
 
     @classmethod
     def take_from(cls, given: dict[str, Any]) -> Self:
@@ -171,37 +64,17 @@ class SchedulingOptions:
         return cls(**{name: given.pop(name) for name in NAMES & given.keys()})
 
     @property
-    def given(self) -> dict[str, Any]:
-        """Those that were given, by their names."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in values.items() if value is not None}
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """The fields of SchedulingSettings that were given, by their names."""
-        from batcher.settings import PREFIX_CACHE, SchedulingSettings  # noqa: PLC0415 - heavy
-
-        known = SchedulingSettings.__struct_fields__
-        values = {name: value for name, value in self.given.items() if name in known}
-        if self.prefix_cache is not None:
-            values["prefix_cache"] = PREFIX_CACHE[self.prefix_cache]
-        return values
-
-    @property
     def is_plain(self) -> bool:
         """Whether no option has changed who is let in when, and what time it is then."""
-        from batcher.settings import DEFAULT_SCHEDULING  # noqa: PLC0415 - heavy
-
         return self.profile is None and self.settings() == DEFAULT_SCHEDULING
 
-    def settings(self) -> "SchedulingSettings":
+    def settings(self) -> SchedulingSettings:
         """Return what decides the schedule.
 
         Raises:
             BatchdecodeError: an option has no effect.
         """
-        from batcher.scheduling.making import check_effects  # noqa: PLC0415 - heavy
-        from batcher.settings import SchedulingSettings  # noqa: PLC0415 - heavy
+        from batcher.scheduling.checks import check_effects  # noqa: PLC0415 - heavy
 
         settings = SchedulingSettings(**self.values)
         check_effects(self.given, [settings])
@@ -228,9 +101,6 @@ class SchedulingOptions:
         return WallClock(sleep=sleep)
 
 
-NAMES = {field.name for field in fields(SchedulingOptions)}
-
-
 def takes_scheduling(
     command: Callable[..., None], panel: str | None = None, without: Collection[str] = ()
 ) -> Callable[..., None]:
@@ -255,22 +125,36 @@ def takes_scheduling(
     return with_options
 
 
-def _parameters(panel: str | None, names: Collection[str]) -> list[Parameter]:
-    """Return a parameter for each of the options with these names, as typer reads them."""
-    parameters = []
-    for field in fields(SchedulingOptions):
-        if field.name not in names:
-            continue
-        kind, option = get_args(field.type)
+def _parameters(panel: str | None, names: Collection[str]) -> Iterator[Parameter]:
+    """Yield a parameter for each of the options with these names, as typer reads them."""
+    kinds = {name: _option(setting) for name, setting in SETTINGS.items()} | _OTHERS
+    for name in (name for name in kinds if name in names):
+        kind, option = get_args(kinds[name])
         if panel is not None:
             option = copy(option)
             option.rich_help_panel = panel
-        parameters.append(
-            Parameter(
-                field.name,
-                Parameter.KEYWORD_ONLY,
-                default=field.default,
-                annotation=Annotated[kind, option],
-            )
+        yield Parameter(
+            name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option]
         )
-    return parameters
+
+
+def _option(setting: Setting) -> Any:
+    """Return a setting as typer reads it."""
+    kind: Any = setting.kind if setting.choices is None else Literal[tuple(setting.choices)]
+    largest = MAX_COUNT if setting.kind is int and setting.largest is None else setting.largest
+    option = typer.Option(
+        min=setting.smallest,
+        max=largest,
+        metavar=setting.metavar,
+        help=help_of(setting),
+        rich_help_panel=SCHEDULING,
+    )
+    return Annotated[kind | None, option]
+
+
+def help_of(setting: Setting, more: str = "", default: str | None = None) -> str:
+    """Return what a setting does as help says it; default: that value, if not the usual words."""
+    words = _LINK.sub(r"\1", setting.words)
+    words = (words[0].upper() + words[1:]).replace("`", "")
+    shown = setting.shown_default if default is None else default
+    return f"{words}{more}." + (f"  [default: {shown}]" if shown else "")

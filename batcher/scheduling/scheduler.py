@@ -11,9 +11,9 @@ from typing import Any
 from batcher.errors import Failure, InvariantError
 from batcher.lifecycle import Move, State
 from batcher.scheduling.admission import UNLIMITED, Admission
+from batcher.scheduling.checks import check_settings
 from batcher.scheduling.clock import BatchStats, one_second
 from batcher.scheduling.kv_cache import Contents, KVCache, PrefixMatch, most_tokens
-from batcher.scheduling.making import check_settings
 from batcher.scheduling.output import SchedulerOutput
 from batcher.scheduling.queue import ordering_of
 from batcher.scheduling.sequence import S

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from itertools import product
 from math import isfinite
-from typing import Any, get_args
+from operator import attrgetter
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -16,13 +17,9 @@ from batcher.errors import BatchdecodeError
 from batcher.scheduling.policies import policy_of
 from batcher.settings import (
     DEFAULT_SCHEDULING,
-    PREFIX_CACHE,
-    PREFIX_CACHE_WORDS,
-    Batching,
-    Capacity,
-    PreemptFor,
-    PrefillOrder,
+    SETTINGS,
     SchedulingSettings,
+    Setting,
 )
 from batcher.timing.loading import step_time_of
 
@@ -139,8 +136,14 @@ def _profile(text: str) -> str:
     return text
 
 
-def _named(literal: Any) -> Mapping[str, str]:
-    return {name: name for name in get_args(literal)}
+def _reader(setting: Setting) -> Callable[[str], Value]:
+    """Return what makes a value of a setting of a text."""
+    if setting.choices is not None:
+        none = {NO_LIMIT: None} if setting.takes_none else {}
+        return _one_of({**none, **setting.choices})
+    if setting.is_allowed is not None:
+        return _number(setting.is_allowed, f"expected {setting.expected or setting.must_be}")
+    return _policy if setting.kind is str else _count(has_none=setting.is_optional)
 
 
 # In the order of their columns; the last one changes fastest from row to row.
@@ -148,22 +151,10 @@ AXES = {
     axis.name: axis
     for axis in (
         Axis("profile", "profile", _profile),
-        Axis("batching", "batching", _one_of(_named(Batching))),
-        Axis("policy", "policy", _policy),
-        Axis("aging", "aging", _number(lambda value: value > 0, "expected seconds above 0")),
-        Axis("preempt_for", "preempt", _one_of({NO_LIMIT: None, **_named(PreemptFor)})),
-        Axis("prefill_order", "prefill", _one_of(_named(PrefillOrder))),
-        Axis("prefix_cache", "cache", _one_of(PREFIX_CACHE)),
-        Axis("capacity", "capacity", _one_of(_named(Capacity))),
-        Axis(
-            "watermark",
-            "watermark",
-            _number(lambda value: 0 <= value < 1, "expected a share from 0 to less than 1"),
+        *(
+            Axis(setting.name, setting.title, _reader(setting))
+            for setting in sorted(SETTINGS.values(), key=attrgetter("rank"))
         ),
-        Axis("block_size", "block", _count()),
-        Axis("kv_blocks", "blocks", _count(has_none=True)),
-        Axis("max_batch_tokens", "budget", _count(has_none=True)),
-        Axis("long_prefill_threshold", "threshold", _count(has_none=True)),
         Axis("batch", "batch", _count(MAX_BATCH)),
     )
 }
@@ -171,11 +162,8 @@ AXES = {
 
 def show_value(axis: Axis, value: Value) -> str:
     """Return a value as a person gives it."""
-    if axis.name == "prefix_cache":
-        return PREFIX_CACHE_WORDS[value]
-    if value is None:
-        return NO_LIMIT
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    setting = SETTINGS.get(axis.name)
+    return str(value) if setting is None else setting.shown(value)
 
 
 def grid_of(values: Mapping[str, Sequence[Value]], base: Deployment) -> list[Deployment]:

@@ -15,7 +15,7 @@ from batcher.metrics.arrays import ServedTimes, goodput_of, latencies_of
 from batcher.metrics.distributions import MICROSECONDS
 from batcher.metrics.latencies import Latencies
 from batcher.metrics.slo import Goodput, Slo
-from batcher.scheduling.making import check_settings
+from batcher.scheduling.checks import check_settings
 from batcher.simulation.result import SimulationResult
 from batcher.simulation.sequence import SimulatedSequence
 from batcher.simulation.simulator import simulate

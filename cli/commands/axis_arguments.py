@@ -10,56 +10,22 @@ from typing import Annotated, Any
 
 import typer
 
-from ..scheduling_options import SCHEDULING, TIME
+from batcher.settings import SETTINGS, Setting
+
+from ..scheduling_options import SCHEDULING, TIME, help_of
 from .arguments import DECODING
+
+
+def _of_setting(setting: Setting) -> tuple[str, str, str]:
+    more = ", or none" if setting.takes_none else ""
+    text = help_of(setting, more, default=setting.shown(setting.default))
+    return setting.metavar, text, SCHEDULING
+
 
 # Name -> what stands for a value, help, title.
 AXIS_OPTIONS = {
     "batch": ("N", "Slots of the batch.  [default: 8]", DECODING),
-    "policy": (
-        "NAME",
-        "fcfs, priority, sjf, ljf, deadline, lpm or module:function.  [default: fcfs]",
-        SCHEDULING,
-    ),
-    "aging": ("SECONDS", "Who has waited so long goes first.  [default: 300]", SCHEDULING),
-    "preempt_for": (
-        "WHAT",
-        "priority, deadline or none: what lets one that waits displace another.  [default: none]",
-        SCHEDULING,
-    ),
-    "batching": ("KIND", "continuous or static.  [default: continuous]", SCHEDULING),
-    "max_batch_tokens": (
-        "N",
-        "Tokens a step computes at most, or none.  [default: none]",
-        SCHEDULING,
-    ),
-    "long_prefill_threshold": (
-        "N",
-        "Prompt tokens of one request a step computes at most, or none.  [default: none]",
-        SCHEDULING,
-    ),
-    "prefill_order": (
-        "ORDER",
-        "decode-first or prefill-first.  [default: decode-first]",
-        SCHEDULING,
-    ),
-    "kv_blocks": ("N", "Blocks of KV memory, or none for no limit.  [default: none]", SCHEDULING),
-    "block_size": ("N", "Tokens of a block.  [default: 16]", SCHEDULING),
-    "prefix_cache": (
-        "WHEN",
-        "on, off, or auto: on with --kv-blocks.  [default: auto]",
-        SCHEDULING,
-    ),
-    "capacity": (
-        "KIND",
-        "watermark, on-demand or no-evict.  [default: watermark]",
-        SCHEDULING,
-    ),
-    "watermark": (
-        "SHARE",
-        "Of all blocks, what --capacity watermark keeps free.  [default: 0]",
-        SCHEDULING,
-    ),
+    **{name: _of_setting(setting) for name, setting in SETTINGS.items()},
     "profile": (
         "NAME",
         "A profile, FILE.yaml, constant:SECONDS or roofline:MODEL:GPU.  [default: constant:1]",

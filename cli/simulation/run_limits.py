@@ -8,14 +8,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from batcher.scheduling.making import check_effects
-from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
+from batcher.scheduling.checks import check_effects
+from batcher.settings import DEFAULT_SCHEDULING, MAX_KV_BLOCKS, SchedulingSettings
 from batcher.simulation.run_meta import Limit
 from batcher.timing.memory import kv_room_of
 from batcher.whatif.deployments import AXES, show_value
 
 from ..running.problems import say
-from ..scheduling_options import MAX_KV_BLOCKS, SchedulingOptions
+from ..scheduling_options import SchedulingOptions
 from ..screen.cells import printable
 
 # Those of vLLM for a server on a GPU with less than 70 GiB.

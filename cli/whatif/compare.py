@@ -2,7 +2,7 @@
 
 import os
 
-from batcher.scheduling.making import check_effects
+from batcher.scheduling.checks import check_effects
 from batcher.whatif.comparing import Cell, compare
 from batcher.whatif.deployments import AXES, Deployment, grid_of
 from batcher.whatif.knee import DEFAULT_GROWTH

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 
 from batcher.errors import BatchdecodeError
-from batcher.scheduling.making import check_effects
+from batcher.scheduling.checks import check_effects
 from batcher.whatif.deployments import AXES, Deployment, grid_of
 from batcher.whatif.measuring import Question
 from batcher.whatif.planning import find_plan

@@ -8,7 +8,7 @@ from batcher.errors import BatchdecodeError
 from batcher.events import AdmitEvent, Event, FinishEvent, PreemptEvent, StepsEvent
 from batcher.request import PromptSegment
 from batcher.result import Result
-from batcher.scheduling.making import check_settings
+from batcher.scheduling.checks import check_settings
 from batcher.settings import SchedulingSettings
 from batcher.timing.formulas import ConstantStepTime, ProfileStepTime
 from batcher.timing.loading import step_time_of

@@ -6,7 +6,7 @@ from msgspec import to_builtins
 
 from batcher import Request
 from batcher.models.byte_tokenizer import ByteTokenizer
-from batcher.scheduling.making import check_effects, check_settings
+from batcher.scheduling.checks import check_effects, check_settings
 from batcher.scheduling.policies import POLICIES
 from batcher.verifying.cases import Needs, make_cases, needs_of
 from batcher.verifying.decoding import arranged

@@ -4,25 +4,11 @@ Rule: settings that do not go together are called as on the command line, where 
 from.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
 from batcher.errors import BatchdecodeError
 from batcher.scheduling.policies import LONGEST_PREFIX_MATCH, policy_of
-from batcher.settings import DEFAULT_SCHEDULING, PreemptFor, SchedulingSettings
-
-# Setting -> whether it has an effect beside others, and what it has none without.
-_EFFECTS: dict[str, tuple[Callable[[SchedulingSettings], bool], str]] = {
-    "block_size": (lambda settings: settings.is_paged, "--kv-blocks or --prefix-cache on"),
-    "capacity": (lambda settings: settings.kv_blocks is not None, "--kv-blocks"),
-    "watermark": (
-        lambda settings: settings.kv_blocks is not None and settings.capacity == "watermark",
-        "--kv-blocks and --capacity watermark",
-    ),
-    "aging": (
-        lambda settings: settings.policy != DEFAULT_SCHEDULING.policy,
-        "a --policy other than fcfs",
-    ),
-}
+from batcher.settings import DEFAULT_SCHEDULING, SETTINGS, PreemptFor, SchedulingSettings
 
 
 def check_settings(num_slots: int, settings: SchedulingSettings) -> None:
@@ -31,15 +17,14 @@ def check_settings(num_slots: int, settings: SchedulingSettings) -> None:
     Raises:
         BatchdecodeError: they do not; the message says why and what would.
     """
-    for name in ("max_batch_tokens", "long_prefill_threshold", "kv_blocks", "block_size"):
-        value = getattr(settings, name)
-        if value is not None and value < 1:
+    values = {name: getattr(settings, name) for name in SETTINGS}
+    for name, value in values.items():
+        if SETTINGS[name].kind is int and value is not None and value < 1:
             raise BatchdecodeError(f"{name} must be at least 1, not {value}")
-    if not settings.aging > 0:
-        raise BatchdecodeError(f"--aging must be more than 0 seconds, not {settings.aging}")
-    if not 0 <= settings.watermark < 1:
-        message = f"--watermark must be a share from 0 to less than 1, not {settings.watermark}"
-        raise BatchdecodeError(message)
+    for name, setting in SETTINGS.items():
+        if setting.is_allowed is not None and not setting.is_allowed(values[name]):
+            message = f"{setting.option} must be {setting.must_be}, not {values[name]}"
+            raise BatchdecodeError(message)
     policy_of(settings.policy)
     budget, block_size = settings.max_batch_tokens, settings.block_size
     if budget is not None and budget < num_slots:
@@ -79,7 +64,8 @@ def check_effects(given: Collection[str], alternatives: Sequence[SchedulingSetti
     Raises:
         BatchdecodeError: one has not; the message says without what.
     """
-    for name, (has_effect, needed) in _EFFECTS.items():
-        if name in given and not any(map(has_effect, alternatives)):
-            option = f"--{name.replace('_', '-')}"
-            raise BatchdecodeError(f"{option} has no effect without {needed}")
+    for name, setting in SETTINGS.items():
+        if name not in given or setting.has_effect is None:
+            continue
+        if not any(map(setting.has_effect, alternatives)):
+            raise BatchdecodeError(f"{setting.option} has no effect without {setting.without}")
