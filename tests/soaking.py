@@ -115,7 +115,7 @@ def kept(engine: Engine) -> dict[str, int]:
         "beams": len(rows._beams) if rows else 0,
         "leaders": len(batch._first_of) + (len(rows.leaders) if rows else 0),
         "first rows": len(decoder._tokens.first_rows),
-        "rows aside": len(decoder._tokens._aside),
+        "rows aside": len(decoder._tokens.aside),
         "logit rows": len(decoder.logit_slots),
         "rows in the batch": len(runner._batch.slots),
         "chunks": len(runner._batch.chunks),

@@ -65,7 +65,7 @@ class _Candidate(NamedTuple):
         return self.beam.path, self.token
 
 
-class _Finished(NamedTuple):
+class _FinishedBeam(NamedTuple):
     """A hypothesis that does not go on."""
 
     path: _Path
@@ -104,7 +104,7 @@ class BeamSearch:
         self._num_candidates = max(2, 1 + num_eos) * num_beams
         self._num_tokens = 0  # of every running beam
         self._running = [_Beam(0, None, np.float32(0))]  # best first
-        self._finished: list[_Finished] = []  # best first
+        self._finished: list[_FinishedBeam] = []  # best first
 
     def advance(self, log_probs: FloatArray, ends: Callable[[int, int], bool]) -> BeamStep | None:
         """Return how every place goes on, or None: the search is done.
@@ -169,7 +169,7 @@ class BeamSearch:
         """Keep those of the best candidates that end here, if they are among the best so far."""
         is_last_step = self._num_tokens >= self._max_tokens
         self._finished += [
-            _Finished(c.path, self._score(c.total, self._num_tokens), is_over)
+            _FinishedBeam(c.path, self._score(c.total, self._num_tokens), is_over)
             for c, is_over in zip(candidates, has_ended, strict=True)
             if is_over or is_last_step
         ]

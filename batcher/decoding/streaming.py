@@ -7,7 +7,7 @@ from codecs import getincrementaldecoder
 from collections.abc import Callable
 from typing import NamedTuple
 
-from batcher.decoding.stops.automaton import END, Exit, Pattern, Progress, StopAutomaton
+from batcher.decoding.stops.automaton import END, Exit, Pattern, StopAutomaton, StopProgress
 from batcher.decoding.stops.reader import Match, StopReader
 from batcher.errors import InvariantError
 from batcher.models.base import Tokenizer
@@ -102,7 +102,7 @@ class _Outlook:
         self._num_endless = max(0, min_tokens - 1)  # tokens to come that may not end it
         if self._num_endless:
             self._endless = StopReader(automaton.endless, tokenizer.token_bytes)
-        self._progress: Progress | None = Progress(skip=skip)
+        self._progress: StopProgress | None = StopProgress(skip=skip)
 
     @property
     def has_ended(self) -> bool:
@@ -138,7 +138,7 @@ class _Outlook:
             most = max(most, self._cut_by_text(progress, pattern[num_there:]))
         return most
 
-    def _cut_by_ids(self, progress: Progress, ids: Pattern) -> int:
+    def _cut_by_ids(self, progress: StopProgress, ids: Pattern) -> int:
         """Return how much is cut if the tokens that come next are `ids`."""
         position = 0
         for number, token_id in enumerate(ids):
@@ -151,7 +151,7 @@ class _Outlook:
             progress, position = then, position + len(reader.bytes_of(token_id))
         return 0
 
-    def _cut_by_text(self, progress: Progress, text: Pattern) -> int:
+    def _cut_by_text(self, progress: StopProgress, text: Pattern) -> int:
         """Return how much is cut if what comes next is `text`, in whatever tokens.
 
         While the output may not end, all but the last byte come before it may: a vocabulary may

@@ -46,17 +46,18 @@ class OutputTokens:
     for everybody.
 
     row: the next step's row in the page.
-    first_rows: open slot -> the page's row of its first token.
+    first_rows: open slot -> the page's row of its first token there.
+    aside: open slot -> its tokens that are not in the page, if there are any.
     """
 
-    __slots__ = ("_aside", "_page", "_page_steps", "first_rows", "row")
+    __slots__ = ("_page_steps", "aside", "first_rows", "page", "row")
 
     def __init__(self, num_slots: int) -> None:
         self._page_steps = max(MIN_PAGE_STEPS, min(MAX_PAGE_STEPS, MAX_PAGE_TOKENS // num_slots))
-        self._page = np.zeros((self._page_steps, num_slots), np.int64)
+        self.page = np.zeros((self._page_steps, num_slots), np.int64)
         self.row = 0
         self.first_rows: dict[int, int] = {}
-        self._aside: dict[int, array[int]] = {}  # open slot -> its tokens that are not in the page
+        self.aside: dict[int, array[int]] = {}
 
     def append(self, tokens: IntArray) -> None:
         """Keep one step's tokens: [num_slots], whatever stands at slots that are not open."""
@@ -64,7 +65,7 @@ class OutputTokens:
             for slot in self.first_rows:
                 self._put_aside(slot, 0)
             self.row = 0
-        self._page[self.row] = tokens
+        self.page[self.row] = tokens
         self.row += 1
 
     def extend(self, slot: int, tokens: list[int]) -> None:
@@ -75,32 +76,32 @@ class OutputTokens:
         """Return the first `num_tokens` tokens of the row in `slot` and forget the row."""
         tokens = self.read(slot, 0, num_tokens)
         del self.first_rows[slot]
-        if slot in self._aside:
-            del self._aside[slot]
+        if slot in self.aside:
+            del self.aside[slot]
         return tokens
 
     def resume(self, slot: int, tokens: list[int]) -> None:
         """Let `slot` go on with a row that was closed when it had `tokens`."""
         self.first_rows[slot] = self.row
         if tokens:
-            self._aside[slot] = array("q", tokens)
+            self.aside[slot] = array("q", tokens)
 
     def read(self, slot: int, start: int, stop: int) -> list[int]:
         """Return tokens number `start` to `stop`, exclusive, of those the row in `slot` has."""
-        first_row, aside = self.first_rows[slot], self._aside.get(slot)
+        first_row, aside = self.first_rows[slot], self.aside.get(slot)
         num_aside = 0 if aside is None else len(aside)
         first = first_row + max(0, start - num_aside)
-        tokens: list[int] = self._page[first : first_row + max(0, stop - num_aside), slot].tolist()
+        tokens: list[int] = self.page[first : first_row + max(0, stop - num_aside), slot].tolist()
         if aside is None or start >= num_aside:
             return tokens
         return aside[start:stop].tolist() + tokens
 
     def _put_aside(self, slot: int, next_row: int) -> "array[int]":
         """Return what the row in `slot` has, all put aside; it goes on at the page's `next_row`."""
-        first_row, aside = self.first_rows[slot], self._aside.get(slot)
+        first_row, aside = self.first_rows[slot], self.aside.get(slot)
         if aside is None:
-            aside = self._aside[slot] = array("q")
-        aside.frombytes(self._page[first_row : self.row, slot].tobytes())
+            aside = self.aside[slot] = array("q")
+        aside.frombytes(self.page[first_row : self.row, slot].tobytes())
         self.first_rows[slot] = next_row
         return aside
 
@@ -198,7 +199,12 @@ class Decoder:
         """Do what `close` does with a row that was opened by `open_plain`."""
         self._stops.watched.discard(slot)
         self._stops.states[slot] = FREE_LINE
-        return self._tokens.close(slot, num_tokens)
+        rows = self._tokens
+        if slot in rows.aside:
+            return rows.close(slot, num_tokens)
+        first_row = rows.first_rows.pop(slot)
+        tokens: list[int] = rows.page[first_row : first_row + num_tokens, slot].tolist()
+        return tokens
 
     def close_beams(self, slot: int, reason: FinishReason) -> list[Generated]:
         """Return the best beams of the request whose leader is in `slot`, and forget its rows."""

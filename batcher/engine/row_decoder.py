@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from batcher.decoding.constraints import RowConstraint, allowed_tokens
 from batcher.decoding.grammars import Grammars
 from batcher.decoding.sampling.sampler import Masks, Sampled, Sampler
-from batcher.decoding.stops.automaton import Progress
+from batcher.decoding.stops.automaton import StopProgress
 from batcher.decoding.stops.matcher import StopMatcher
 from batcher.engine.beam_rows import BeamRows
 from batcher.engine.decoded import Decoded, Generated, SuspendedRow, SuspendedRows
@@ -97,7 +97,7 @@ class RowDecoder:
             self._stops.open(slot, leader.automaton)
             return []
         self._states[slot] = row
-        self._stops.open(slot, row.automaton, Progress(skip=len(leader.healing)))
+        self._stops.open(slot, row.automaton, StopProgress(skip=len(leader.healing)))
         forced = row.untold = self._follow(slot, row, None)
         if forced:
             self._extend({slot: forced})

@@ -11,7 +11,7 @@ from batcher.engine.decoder import MAX_PAGE_TOKENS, MIN_PAGE_STEPS, OutputTokens
 def test_rows_come_out_as_they_went_in(moves: list[tuple[int, int]]) -> None:
     kept = OutputTokens(3)
     kept._page_steps = 5
-    kept._page = np.zeros((5, 3), np.int64)
+    kept.page = np.zeros((5, 3), np.int64)
     rows: dict[int, list[int]] = {}
     token = 0
     for slot, num_steps in moves:
@@ -40,4 +40,4 @@ def test_a_row_may_be_cut_short() -> None:
 
 
 def test_a_huge_batch_has_a_small_page() -> None:
-    assert OutputTokens(100_000)._page.size <= MIN_PAGE_STEPS * 100_000 + MAX_PAGE_TOKENS
+    assert OutputTokens(100_000).page.size <= MIN_PAGE_STEPS * 100_000 + MAX_PAGE_TOKENS

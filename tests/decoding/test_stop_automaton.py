@@ -8,7 +8,7 @@ from random_automata import PIECES, random_case
 from reference import Decoded, Language, decode_alone
 from slow_automaton import SlowReader
 
-from batcher.decoding.stops.automaton import END, Progress, StopAutomaton, stop_automaton
+from batcher.decoding.stops.automaton import END, StopAutomaton, StopProgress, stop_automaton
 from batcher.decoding.stops.matcher import StopMatcher
 from batcher.decoding.stops.output import Output, StateText, read_output
 from batcher.decoding.stops.reader import StopReader
@@ -163,7 +163,7 @@ def automaton_of(states: dict, **fields: object) -> StopAutomaton:
 def read_alone(automaton: StopAutomaton, tokens: list[int], tokenizer: object = BYTES) -> Output:
     """Read tokens up to the automaton's end."""
     reader = StopReader(automaton, tokenizer.token_bytes)
-    progress = Progress()
+    progress = StopProgress()
     for number, token_id in enumerate(tokens, 1):
         progress = reader.read(progress, token_id).progress
         if progress is None:
@@ -233,9 +233,9 @@ def test_what_is_before_a_match_does_not_count_after_it() -> None:
 def test_bytes_that_belong_to_the_prompt_are_no_text_and_complete_nothing() -> None:
     automaton = stop_automaton(Request(prompt="", stop=["b<"]), None)
     reader = StopReader(automaton, Marked.token_bytes)
-    assert reader.read(Progress(skip=0), 1).progress is None
-    assert reader.read(Progress(skip=1), 1).progress == Progress()
-    assert reader.read(Progress(skip=3), 1).progress == Progress(skip=1)
+    assert reader.read(StopProgress(skip=0), 1).progress is None
+    assert reader.read(StopProgress(skip=1), 1).progress == StopProgress()
+    assert reader.read(StopProgress(skip=3), 1).progress == StopProgress(skip=1)
     told = read_output(automaton, [1, 2, 1], Marked(), has_stopped=True, skip=3)
     assert (told.text, told.stop_reason) == (b">c", "b<")
     ids = stop_automaton(Request(prompt="", stop_sequence=[1, 2]), None)
@@ -249,9 +249,9 @@ def test_bytes_that_belong_to_the_prompt_are_no_text_and_complete_nothing() -> N
 def test_a_stop_that_may_not_act_yet_is_text_and_may_go_on() -> None:
     automaton = stop_automaton(Request(prompt="", stop=["aa"]), None)
     endless = StopReader(automaton.endless, BYTES.token_bytes)
-    progress = endless.read(endless.read(Progress(), 97).progress, 97).progress
+    progress = endless.read(endless.read(StopProgress(), 97).progress, 97).progress
     assert StopReader(automaton, BYTES.token_bytes).read(progress, 97).progress is None
-    assert endless.read(progress, 98).progress == Progress()
+    assert endless.read(progress, 98).progress == StopProgress()
     told = read_output(automaton, [97, 97, 97], BYTES, has_stopped=True)
     assert (told.text, told.stop_reason) == (b"a", "aa")
 
@@ -259,7 +259,7 @@ def test_a_stop_that_may_not_act_yet_is_text_and_may_go_on() -> None:
 def test_a_pattern_from_which_nothing_goes_on_is_no_place_of_its_own() -> None:
     automaton = stop_automaton(Request(prompt="", stop=["ba"]), None)
     endless = StopReader(automaton.endless, BYTES.token_bytes)
-    assert endless.read(endless.read(Progress(), 98).progress, 97).progress == Progress()
+    assert endless.read(endless.read(StopProgress(), 98).progress, 97).progress == StopProgress()
 
 
 def test_an_output_that_ended_otherwise_keeps_what_looks_like_a_stop() -> None:
@@ -282,7 +282,7 @@ def test_what_is_read_and_told_is_what_the_slow_reader_finds(block: int) -> None
         slow = SlowReader(case.automaton, PIECES, case.skip, case.min_tokens)
         ending = StopReader(case.automaton, PIECES.token_bytes)
         endless = StopReader(case.automaton.endless, PIECES.token_bytes)
-        progress = Progress(skip=case.skip)
+        progress = StopProgress(skip=case.skip)
         for number, token_id in enumerate(case.tokens, 1):
             slow.read(token_id)
             reader = endless if number < case.min_tokens else ending

@@ -11,7 +11,7 @@ from reference import ENGLISH
 from slow_automaton import SlowReader
 
 from batcher.decoding.stops import matcher
-from batcher.decoding.stops.automaton import Progress, StopAutomaton, stop_automaton
+from batcher.decoding.stops.automaton import StopAutomaton, StopProgress, stop_automaton
 from batcher.decoding.stops.matcher import StopMatcher
 from batcher.models.byte_tokenizer import ByteTokenizer
 from batcher.request import Request
@@ -37,7 +37,7 @@ class Rows:
         min_tokens = self.draw.choice([0, 0, 0, 2, 4])
         self.rows[slot] = SlowReader(automaton, PIECES, skip, min_tokens)
         first = automaton.endless if min_tokens > 1 else automaton
-        self.table.open(slot, first, Progress(skip=skip))
+        self.table.open(slot, first, StopProgress(skip=skip))
 
     def close(self, slot: int) -> None:
         self.rows[slot] = None

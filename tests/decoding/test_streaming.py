@@ -7,7 +7,7 @@ import pytest
 from random_automata import IDS, LONE, NOTHING, PIECES, Case, random_case
 from slow_automaton import SlowReader
 
-from batcher.decoding.stops.automaton import END, Exit, Progress, StopAutomaton
+from batcher.decoding.stops.automaton import END, Exit, StopAutomaton, StopProgress
 from batcher.decoding.stops.reader import StopReader
 from batcher.decoding.streaming import SegmentStream, TextPiece, TextStream
 from batcher.errors import InvariantError
@@ -48,7 +48,7 @@ class Futures:
         self.min_tokens = case.min_tokens
         self.ending = StopReader(case.automaton, PIECES.token_bytes)
         self.endless = StopReader(case.automaton.endless, PIECES.token_bytes)
-        self.progress = Progress(skip=case.skip)
+        self.progress = StopProgress(skip=case.skip)
         self.num_tokens = 0
 
     def read(self, token_id: int) -> None:

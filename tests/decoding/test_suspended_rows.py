@@ -142,7 +142,7 @@ def test_a_plain_row_is_not_in_the_way_of_those_that_stay() -> None:
 def test_any_part_of_a_row_can_be_read(moves: list[str], data: st.DataObject) -> None:
     kept = OutputTokens(2)
     kept._page_steps = 5
-    kept._page = np.zeros((5, 2), np.int64)
+    kept.page = np.zeros((5, 2), np.int64)
     kept.first_rows[1] = kept.row
     row: list[int] = []
     for token, move in enumerate(moves):

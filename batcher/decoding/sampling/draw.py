@@ -17,19 +17,19 @@ from batcher.models.base import FloatArray, IntArray
 from batcher.result import TokenLogprob
 
 
-class RowStates(NamedTuple):
+class DrawStates(NamedTuple):
     """What a draw depends on beside the logits, [rows] each: see noise.py and mirostat.py."""
 
     keys: UnsignedArray
     positions: IntArray
     mu: Floats
 
-    def take(self, rows: IntArray) -> "RowStates":
+    def take(self, rows: IntArray) -> "DrawStates":
         """Return the states of some rows."""
-        return RowStates(self.keys[rows], self.positions[rows], self.mu[rows])
+        return DrawStates(self.keys[rows], self.positions[rows], self.mu[rows])
 
 
-class Drawn(NamedTuple):
+class DrawnTokens(NamedTuple):
     """tokens, mu: [rows].  logprobs: of each row, what it was drawn from; empty if not asked."""
 
     tokens: IntArray
@@ -37,9 +37,9 @@ class Drawn(NamedTuple):
     logprobs: dict[int, TokenLogprob]
 
 
-def draw(logits: FloatArray, states: RowStates, params: SamplingParams) -> Drawn:
+def draw(logits: FloatArray, states: DrawStates, params: SamplingParams) -> DrawnTokens:
     """Return one token of each row of `logits` [rows, vocab], whose rows are all usable."""
-    drawn = Drawn(np.zeros(len(logits), np.int64), states.mu.copy(), {})
+    drawn = DrawnTokens(np.zeros(len(logits), np.int64), states.mu.copy(), {})
     for candidates in _narrow(logits, params):
         rows, token_ids, scores = candidates
         own = states.take(rows)
@@ -76,7 +76,7 @@ def _narrow(logits: FloatArray, params: SamplingParams) -> Iterator[Candidates]:
     return filters.all_candidates(logits)
 
 
-def _filter(scores: Floats, states: RowStates, params: SamplingParams) -> None:
+def _filter(scores: Floats, states: DrawStates, params: SamplingParams) -> None:
     """Drop what is not to be drawn, in the order of transformers' `generate`.
 
     The order counts: vLLM, which applies min_p before top_p, may keep fewer.
@@ -91,7 +91,7 @@ def _filter(scores: Floats, states: RowStates, params: SamplingParams) -> None:
         filters.keep_typical(scores, params.typical_p)
 
 
-def _choose(scores: Floats, token_ids: IntArray, states: RowStates) -> IntArray:
+def _choose(scores: Floats, token_ids: IntArray, states: DrawStates) -> IntArray:
     """Return the column of a sample of the softmax of every row of `scores`."""
     (kept,) = (scores > -np.inf).reshape(-1).nonzero()
     rows = kept // scores.shape[-1]

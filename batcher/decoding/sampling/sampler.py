@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batcher.decoding.sampling.bad_words import BadWords, Vocabulary
-from batcher.decoding.sampling.draw import RowStates, draw
+from batcher.decoding.sampling.draw import DrawStates, draw
 from batcher.decoding.sampling.group import Group, GroupKey
 from batcher.decoding.sampling.logprobs import as_told, log_softmax, token_logprob
 from batcher.decoding.sampling.params import SamplingParams
@@ -282,7 +282,7 @@ class Sampler:
         if params.is_greedy and not params.has_processed_logprobs:
             tokens: IntArray = logits.argmax(axis=-1)
         else:
-            states = RowStates(self._keys[slots], self._positions[slots], self._mu[slots])
+            states = DrawStates(self._keys[slots], self._positions[slots], self._mu[slots])
             drawn = draw(logits, states, params)
             tokens, self._mu[slots] = drawn.tokens, drawn.mu
             for row, logprob in drawn.logprobs.items():

@@ -63,7 +63,7 @@ class StopAutomaton(Struct, frozen=True, cache_hash=True):
         """This automaton while the row may not end.
 
         It knows the same patterns, so that a stop begun in it can be completed in the other: a
-        Progress of one is a Progress of the other.
+        StopProgress of one is a StopProgress of the other.
         """
         return self._without(lambda way: way.target == END)
 
@@ -85,7 +85,7 @@ class StopAutomaton(Struct, frozen=True, cache_hash=True):
         )
 
 
-class Progress(NamedTuple):
+class StopProgress(NamedTuple):
     """How far a row has come in its automaton: all that what it generated means for what follows.
 
     id_node, text_node: the longest suffix of the ids, and of the text, since the state was entered

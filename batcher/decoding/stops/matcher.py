@@ -1,6 +1,6 @@
 """The automata of all running rows: an add, a gather and a compare a step.
 
-A row's whole state is one number: where in the flattened table the line of its Progress begins.
+A row's whole state is one number: where in the flattened table the line of its StopProgress begins.
 Lines and entries are made when a row first needs them, by reader.py, and then serve every
 row whose request has an equal automaton; so no product of states is ever laid out, as in the lazy
 automata of Cox, "Regular Expression Matching in the Wild" (2010).
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from batcher.decoding.stops.automaton import Progress, StopAutomaton
+from batcher.decoding.stops.automaton import StopAutomaton, StopProgress
 from batcher.decoding.stops.reader import ByteIndex, StopReader
 from batcher.models.base import REPLACEMENT, IntArray, Tokenizer
 
@@ -23,14 +23,14 @@ ENDED = -1  # the entry of a token that ends generation
 UNKNOWN = -2  # that of a token which no row has had there yet
 MAX_BEYOND = 2**16  # ids beyond the tokenizer's that have columns of their own
 MAX_ENTRIES = 1 << 22  # of 8 bytes; memory is taken as lines are made
-START = Progress()
+START = StopProgress()
 
 
 class Place(NamedTuple):
     """Where a row stands in its automaton."""
 
     automaton: StopAutomaton
-    progress: Progress
+    progress: StopProgress
 
 
 class TokenColumns:
@@ -133,7 +133,7 @@ class StopMatcher:
         self._places: list[Place] = []  # what each line stands for
         self._lay_out()
 
-    def open(self, slot: int, automaton: StopAutomaton, progress: Progress = START) -> None:
+    def open(self, slot: int, automaton: StopAutomaton, progress: StopProgress = START) -> None:
         """Let `slot`, whose row is forgotten, begin one at `progress` in `automaton`."""
         if not automaton.has_exits:
             return
@@ -289,7 +289,7 @@ class StopMatcher:
         if line is not None:
             return line * self._width
         automaton, progress = place
-        root = Progress(progress.state)
+        root = StopProgress(progress.state)
         entries: IntArray | int = UNKNOWN
         if progress != root and not progress.skip:
             start = self._state_of(Place(automaton, root))

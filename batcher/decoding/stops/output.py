@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from batcher.decoding.stops.automaton import END, Exit, Progress, StopAutomaton, precedence
+from batcher.decoding.stops.automaton import END, Exit, StopAutomaton, StopProgress, precedence
 from batcher.decoding.stops.reader import StopReader
 from batcher.errors import InvariantError
 from batcher.models.base import Tokenizer, bytes_of, join_bytes
@@ -163,7 +163,7 @@ def _read_stays(tokens: list[int], readers: Sequence[StopReader], skip: int) -> 
     ended: list[_Stay] = []
     spans: list[tuple[int, int]] = []
     state = begin = first = position = 0
-    progress: Progress | None = Progress(skip=skip)
+    progress: StopProgress | None = StopProgress(skip=skip)
     for number, (token_id, reader) in enumerate(zip(tokens, readers, strict=True)):
         if progress is None:
             raise InvariantError("tokens after the end of the automaton")

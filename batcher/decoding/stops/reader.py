@@ -15,8 +15,8 @@ from batcher.decoding.stops.automaton import (
     NOWHERE,
     Exit,
     Pattern,
-    Progress,
     StopAutomaton,
+    StopProgress,
     precedence,
 )
 from batcher.models.base import IntArray, bytes_of, join_bytes
@@ -33,10 +33,10 @@ class Match(NamedTuple):
     size: int
 
 
-class Reading(NamedTuple):
+class StopReading(NamedTuple):
     """What a token led to: through `matches`, in order, to `progress`, None at the end."""
 
-    progress: Progress | None
+    progress: StopProgress | None
     matches: list[Match]
 
 
@@ -164,13 +164,13 @@ class StopReader:
         """Return what a token shows as."""
         return bytes_of(token_id, self._token_bytes)
 
-    def read(self, progress: Progress, token_id: int) -> Reading:
+    def read(self, progress: StopProgress, token_id: int) -> StopReading:
         """Return what `token_id` leads to from `progress`."""
         state, id_node, text_node, skip = progress
         token = self.bytes_of(token_id)
         if skip:
             if len(token) <= skip:  # it is the prompt's
-                return Reading(progress._replace(skip=skip - len(token)), [])
+                return StopReading(progress._replace(skip=skip - len(token)), [])
             token, skip = token[skip:], 0
         ids, texts = self.tries[state]
         id_node = ids.step(id_node, token_id)
@@ -184,14 +184,16 @@ class StopReader:
             matches.append(Match(by_text.exit, end, by_text.size))
             state = by_text.exit.target
             if state == END:
-                return Reading(None, matches)
+                return StopReading(None, matches)
             (ids, texts), id_node, text_node, by_ids = self.tries[state], 0, 0, None
         if by_ids is not None:
             matches.append(Match(by_ids.exit, len(token), by_ids.size))
             if by_ids.exit.target == END:
-                return Reading(None, matches)
-            return Reading(Progress(by_ids.exit.target), matches)
-        return Reading(Progress(state, ids.settled[id_node], texts.settled[text_node]), matches)
+                return StopReading(None, matches)
+            return StopReading(StopProgress(by_ids.exit.target), matches)
+        return StopReading(
+            StopProgress(state, ids.settled[id_node], texts.settled[text_node]), matches
+        )
 
 
 class ByteIndex:
