@@ -19,7 +19,7 @@ from ..screen.cells import counted
 from .intake import OpenInput, open_input
 from .output import stdout_sink
 from .problems import InvalidInput, ProblemReport, say
-from .sources import Line, RequestReader
+from .reading import Line, RequestReader
 from .stdout import user_code_prints_to_stderr
 
 

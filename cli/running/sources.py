@@ -4,116 +4,20 @@ A file is surveyed first, whole: every problem in it is known before the first s
 """
 
 from array import array
-from bisect import bisect_left
 from collections import deque
 from typing import Protocol
 from zlib import crc32
 
-import msgspec
-from msgspec.structs import replace
-
 from batcher.events import ArriveReason
-from batcher.formats.ids import IdRegistry
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
 from batcher.request import Request
 
-from .intake import MAX_LINE_BYTES, InputError, LineReader, OpenInput, Waiting
-from .problems import (
-    InvalidInput,
-    ProblemReport,
-    arrival_goes_back,
-    id_given_before,
-    id_of,
-    line_too_long,
-)
+from .intake import InputError, LineReader, OpenInput, Waiting
+from .problems import InvalidInput, ProblemReport, arrival_goes_back
+from .reading import Line, LineParser, RequestReader
 
 _MAX_AHEAD = 1024
 _HEAD_BYTES = 2**22
-
-Line = ParsedLine | BadLine
-
-
-class Duplicates:
-    """The lines whose id an earlier line has: 16 bytes for each, since there may be millions."""
-
-    def __init__(self) -> None:
-        self._indexes, self._first_numbers = array("q"), array("q")
-
-    def add(self, index: int, first_number: int) -> None:
-        """Take note of the line `index`, which is after all before."""
-        self._indexes.append(index)
-        self._first_numbers.append(first_number)
-
-    def first_number(self, index: int) -> int | None:
-        """Return the number of the line that has the id of this one; None if no earlier has it."""
-        found = bisect_left(self._indexes, index)
-        if found == len(self._indexes) or self._indexes[found] != index:
-            return None
-        return self._first_numbers[found]
-
-
-class RequestReader:
-    """Parses one line after the other and finds ids that were given before.
-
-    line: the last one.  num_read: how many, without blank ones.
-    duplicates: all with such ids so far.
-    """
-
-    def __init__(self, lines: LineReader, parser: RequestParser) -> None:
-        self.lines = lines
-        self.line = b""
-        self.num_read = 0
-        self.duplicates = Duplicates()
-        self._parser = parser
-        self._ids = IdRegistry()
-
-    def read(self) -> Line | None:
-        """Return the next line that is not blank, None at the end."""
-        line = self.lines.read()
-        if line is None:
-            return None
-        self.line, number = line, self.lines.number
-        parsed = _parse(self._parser, line, number)
-        if isinstance(parsed, ParsedLine):
-            first = self._ids.add(id_of(parsed), number)
-            if first is not None:
-                self.duplicates.add(self.num_read, first)
-                parsed = id_given_before(parsed, line, number, first)
-        self.num_read += 1
-        return parsed
-
-
-class LineParser:
-    """Parses lines of a file that was surveyed, whose duplicates are known."""
-
-    def __init__(self, parser: RequestParser, duplicates: Duplicates) -> None:
-        self._parser, self._duplicates = parser, duplicates
-        self._decode = msgspec.json.Decoder(Request).decode
-
-    def parse_good(self, line: bytes, number: int) -> Line:
-        """Return what a line is that is known to be a request, without checking it again.
-
-        If it is one by its own names for all it says, the types of its fields tell how to read it.
-        """
-        try:
-            request = self._decode(line)
-        except (ValueError, RecursionError):
-            return self._parser.parse(line, number)
-        return ParsedLine(request if request.id is not None else replace(request, id=str(number)))
-
-    def parse(self, line: bytes, number: int, index: int) -> Line:
-        """Return what the line with this number, at this index, is."""
-        parsed = _parse(self._parser, line, number)
-        first = self._duplicates.first_number(index)
-        if first is None or isinstance(parsed, BadLine):
-            return parsed
-        return id_given_before(parsed, line, number, first)
-
-
-def _parse(parser: RequestParser, line: bytes, number: int) -> Line:
-    if len(line) > MAX_LINE_BYTES:
-        return line_too_long(line, number)
-    return parser.parse(line, number)
 
 
 class Source(Protocol):

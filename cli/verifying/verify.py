@@ -20,7 +20,7 @@ from batcher.verifying.verification import verify
 from ..running.intake import open_input
 from ..running.output import stdout_json_sink, stdout_sink
 from ..running.problems import InvalidInput, ProblemReport, say
-from ..running.sources import RequestReader
+from ..running.reading import RequestReader
 from ..screen.terminal import ColorChoice
 from .verdict import Again, encode_verdict, render_verdict
 

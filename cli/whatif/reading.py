@@ -17,7 +17,7 @@ from batcher.whatif.lengths import decoded_outputs, num_unknown
 from ..memory_note import memory_notes
 from ..running.intake import open_input
 from ..running.problems import InvalidInput, ProblemReport, say
-from ..running.sources import RequestReader
+from ..running.reading import RequestReader
 from ..screen.cells import counted, printable
 from .options import RequestOptions
 

@@ -13,13 +13,12 @@ from batcher.validation import ModelCapabilities
 from cli.running import intake, sources
 from cli.running.intake import InputError, LineReader, open_input
 from cli.running.problems import InvalidInput, ProblemReport
+from cli.running.reading import Duplicates, RequestReader
 from cli.running.sources import (
-    Duplicates,
     FileSource,
     FollowSource,
     IndexedSource,
     PipeSource,
-    RequestReader,
     Survey,
     open_source,
 )
@@ -276,7 +275,7 @@ def test_an_error_of_the_followed_pipe_comes_out_of_next(tmp_path):
 
 def test_a_line_too_long_is_a_bad_line(monkeypatch):
     monkeypatch.setattr(intake, "MAX_LINE_BYTES", 30)
-    monkeypatch.setattr("cli.running.sources.MAX_LINE_BYTES", 30)
+    monkeypatch.setattr("cli.running.reading.MAX_LINE_BYTES", 30)
     data = lines_of({"prompt": "x"}, {"prompt": "x" * 100}, {"prompt": "y"})
     reader = LineReader(io.BufferedReader(io.BytesIO(data)), "in", [])
     requests = RequestReader(reader, RequestParser(ModelCapabilities(vocab_size=512)))

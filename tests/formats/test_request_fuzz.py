@@ -12,7 +12,7 @@ from batcher.formats.line_problems import read_line
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
 from batcher.request import MAX_INT, MAX_TIME, REQUEST_FIELDS, Request
 from batcher.validation import MAX_STOP_LENGTH, ModelCapabilities, find_problems
-from cli.running.sources import Duplicates, LineParser
+from cli.running.reading import Duplicates, LineParser
 
 VOCAB_SIZE = 512
 CAPABILITIES = ModelCapabilities(vocab_size=VOCAB_SIZE)
