@@ -1,7 +1,7 @@
 """`generate` and `generate_many`: token ids in, token ids out, from an LLM that people bring."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypedDict, Unpack, cast
+from typing import Any, cast
 
 from batcher.engine import Engine
 from batcher.errors import BatchdecodeError, ModelError, RequestError
@@ -9,45 +9,18 @@ from batcher.formats.suggestions import suggest
 from batcher.models.calls import CallSettings, checked_settings
 from batcher.models.llm import LLM, LLMModel, missing_methods
 from batcher.models.loading import check_description
-from batcher.request import MAX_INT, Request
+from batcher.request import CONSTRAINT_FIELDS, MAX_INT, SAMPLING_FIELDS, Request
 from batcher.result import Result
 from batcher.validation import ModelCapabilities, find_problems, num_slots_needed
 
-
-class Sampling(TypedDict, total=False):
-    """What `generate` and `generate_many` take beside their arguments: these fields of a Request.
-
-    They mean what docs/requests-and-results.md says of them; `temperature` is 1 by default, and the
-    token ids of `logit_bias` may be numbers.
-    """
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    typical_p: float
-    mirostat: int
-    mirostat_tau: float
-    mirostat_eta: float
-    repetition_penalty: float
-    frequency_penalty: float
-    presence_penalty: float
-    logit_bias: Mapping[int | str, float]
-    allowed_token_ids: list[int]
-    bad_words: list[str]
-    min_tokens: int
-    cfg_scale: float
-    negative_prompt: str | list[int]
-    seed: int
-    stop_token: int | list[int]
-    stop_sequence: str | list[int | str | list[int]]
-    stop: str | list[str]
-    ignore_eos: bool
-    json_schema: dict[str, Any] | bool
-    regex: str
-    choice: list[str]
-    lark: str
-    gbnf: str
+# What `generate` and `generate_many` take beside their arguments: these fields of a Request.  They
+# mean what docs/requests-and-results.md says of them; `temperature` is 1 by default, and the token
+# ids of `logit_bias` may be numbers.
+SAMPLING = (
+    *SAMPLING_FIELDS,
+    *("stop_token", "stop_sequence", "stop", "ignore_eos"),
+    *CONSTRAINT_FIELDS,
+)
 
 
 def generate(
@@ -56,7 +29,7 @@ def generate(
     *,
     max_tokens: int | None = None,
     call_settings: CallSettings | None = None,
-    **sampling: Unpack[Sampling],
+    **sampling: Any,  # of SAMPLING
 ) -> list[int]:
     """Return a sample of what `llm` goes on with, up to and including the stop token.
 
@@ -84,7 +57,7 @@ def generate_many(
     max_tokens: int | None = None,
     batch_size: int | None = None,
     call_settings: CallSettings | None = None,
-    **sampling: Unpack[Sampling],
+    **sampling: Any,  # of SAMPLING
 ) -> list[list[int]]:
     """Return `n` independent samples; the number of a sample and `seed` settle what it is.
 
@@ -118,7 +91,7 @@ def _model(llm: LLM, request: Request, call_settings: CallSettings | None) -> LL
 
 
 def _request(
-    prompt_tokens: Iterable[int], max_tokens: int | None, n: int, sampling: Sampling
+    prompt_tokens: Iterable[int], max_tokens: int | None, n: int, sampling: Mapping[str, Any]
 ) -> Request:
     """Return the request for that; its prompt is token ids.
 
@@ -126,10 +99,9 @@ def _request(
         BatchdecodeError: `sampling` has what is no field of it, or, a RequestError, no LLM could
             decode the request; the engine knows more about this one.
     """
-    known = tuple(Sampling.__annotations__)
     for name in sampling:
-        if name not in known:
-            hint = suggest(name, known) or f"known: {', '.join(known)}"
+        if name not in SAMPLING:
+            hint = suggest(name, SAMPLING) or f"known: {', '.join(SAMPLING)}"
             raise BatchdecodeError(f"{name!r} does not say how tokens are chosen; {hint}")
     fields: dict[str, Any] = {"temperature": 1.0, **sampling}
     biases = fields.get("logit_bias")

@@ -85,7 +85,9 @@ def _above(name: str) -> dict[str, str]:
     return dict.fromkeys(CONSTRAINT_FIELDS[:index], "an output keeps one constraint")
 
 
-class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False, eq=False):
+class Request(  # noqa: PLW1641 - its lists have no hash
+    Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=False, eq=False
+):
     """One generation request, as a line of a requests file states it.
 
     The constructor does not check types or ranges; `Engine.add` and `batcher.decode` do, and raise
@@ -385,8 +387,6 @@ class Request(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, gc=
     def __eq__(self, other: object) -> bool:
         """Return whether `other` asks for the same; checked requests are of types of their own."""
         return isinstance(other, Request) and astuple(self) == astuple(other)
-
-    __hash__ = None  # type: ignore[assignment]  # its lists have none
 
 
 REQUEST_FIELDS: dict[str, Field] = fields_of(Request)

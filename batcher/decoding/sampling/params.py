@@ -2,35 +2,34 @@
 
 from msgspec import Struct
 
-from batcher.request import Request
+from batcher.request import REQUEST_FIELDS, SAMPLING_FIELDS, PromptInput, Request
+
+# The numbers that choose tokens; those that need no logits only say how one is drawn.
+_NUMBERS = {
+    name: REQUEST_FIELDS[name]
+    for name in SAMPLING_FIELDS
+    if REQUEST_FIELDS[name].range is not None and name != "seed"
+}
 
 
-class SamplingParams(Struct, frozen=True, cache_hash=True, kw_only=True):
-    """The settings by which a row's tokens are chosen; rows with equal ones form a group.
+class SamplingParams(Request, frozen=True, kw_only=True, eq=True, cache_hash=True):
+    """A request reduced to what chooses its tokens; rows with equal ones form a group.
 
     What has no effect stands at its default, so that rows of requests that differ in nothing else
     are equal.  Whether a row has a negative prompt's row beside it is told by cfg_scale alone.
+    logit_bias: (token id, what is added), ids ascending; allowed_token_ids are, too.
     """
 
-    temperature: float = 0.0  # 0 is greedy
-    top_k: int = 0  # 0 is all
-    top_p: float = 1.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
-    mirostat: int = 0  # 0 is off, else the version
-    mirostat_tau: float = 0.0  # bits
-    mirostat_eta: float = 0.0
-    repetition_penalty: float = 1.0
-    frequency_penalty: float = 0.0
-    presence_penalty: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added), ids ascending
-    allowed_token_ids: tuple[int, ...] | None = None  # ascending
-    bad_words: tuple[str, ...] = ()
-    min_tokens: int = 0
-    cfg_scale: float = 1.0
+    prompt: PromptInput = ""
+    logit_bias: tuple[tuple[int, float], ...] = ()  # type: ignore[assignment]  # to be hashed
+    allowed_token_ids: tuple[int, ...] | None = None  # type: ignore[assignment]  # to be hashed
+    bad_words: tuple[str, ...] = ()  # type: ignore[assignment]  # to be hashed
     num_logprobs: int | None = None  # None: none at all; 0: of the chosen token only
     has_processed_logprobs: bool = False
     needs_cumulative: bool = False  # whether the sum of the raw log-probabilities is kept
+
+    __eq__ = Struct.__eq__
+    __hash__ = Struct.__hash__
 
     @property
     def is_greedy(self) -> bool:
@@ -57,28 +56,21 @@ def needs_cumulative(request: Request) -> bool:
 
 def sampling_params(request: Request) -> SamplingParams:
     """Return the settings of a valid `request`."""
-    fields: dict[str, object] = {}
-    if request.temperature > 0:
-        names: tuple[str, ...] = ("temperature", "top_k", "top_p", "min_p", "typical_p")
-        if request.mirostat:
-            names = ("temperature", "mirostat", "mirostat_tau", "mirostat_eta")
-        fields |= {name: getattr(request, name) for name in names}
-        if request.top_k < 0:  # as vLLM writes all
-            fields.pop("top_k", None)
+    values = {name: getattr(request, name) for name in _NUMBERS}
+    fields = {
+        name: value
+        for name, value in values.items()
+        if _NUMBERS[name].asks(value) and (request.temperature > 0 or _NUMBERS[name].needs_logits)
+    }
     if request.allowed_token_ids is not None:
         fields["allowed_token_ids"] = tuple(sorted(set(request.allowed_token_ids)))
     if request.logprobs is not None:
         fields["has_processed_logprobs"] = request.logprobs_mode == "processed"
     bias = sorted((int(token_id), value) for token_id, value in (request.logit_bias or {}).items())
     return SamplingParams(
-        repetition_penalty=request.repetition_penalty,
-        frequency_penalty=request.frequency_penalty,
-        presence_penalty=request.presence_penalty,
         logit_bias=tuple(bias),
         bad_words=tuple(request.bad_words or ()),
-        min_tokens=request.min_tokens,
-        cfg_scale=request.cfg_scale,
         num_logprobs=request.logprobs,
         needs_cumulative=needs_cumulative(request),
-        **fields,  # type: ignore[arg-type]  # the values are those of Request's fields
+        **fields,
     )
