@@ -1,27 +1,28 @@
 """What a command has imported by the time it ends: that is how long it takes to start."""
 
 import json
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
 
 import pytest
-from process import COMMAND, ENVIRONMENT, batchdecode, lines_of, workload
+from process import COMMAND, ENVIRONMENT, ROOT, batchdecode, lines_of, workload
 
 MODULES = """
 import atexit, sys
-before = set(sys.modules)  # of Python itself, and of how things are installed
-atexit.register(lambda: print(*set(sys.modules) - before, file=sys.stderr))
+atexit.register(lambda: print(*sys.modules, file=sys.stderr))
 from cli.start import main
 main()
 """
 
 
-def modules_of(*arguments, **environment):
-    """Return what a command has imported when it ends."""
+def modules_of(*arguments):
+    """Return what a command has imported when it ends; without -S, so has an editable install."""
+    packages = [path for path in sys.path if path.endswith("site-packages")]
     done = subprocess.run(
-        [sys.executable, "-c", MODULES, *map(str, arguments)],
-        env=ENVIRONMENT | environment,
+        [sys.executable, "-S", "-c", MODULES, *map(str, arguments)],
+        env=ENVIRONMENT | {"PYTHONPATH": os.pathsep.join([str(ROOT), *packages])},
         capture_output=True,
         check=True,
     )
