@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from batcher.errors import EncodingError, FieldProblem
 from batcher.request import CONSTRAINT_FIELDS, PLAIN_FIELDS, REQUEST_FIELDS, Request, Text
@@ -17,6 +17,7 @@ from batcher.validation.capabilities import ModelCapabilities
 from batcher.validation.problems import look_closely
 from batcher.validation.values import is_text
 
+_WITHOUT_PARTS = {str, int, float, bool, type(None)}
 _MAX_STOPS = 16  # in each dimension: three fields of 16 x 16 stay below MAX_STOP_LENGTH
 
 # Fields with a rule of their own, beside their type and what they exclude or need.
@@ -43,7 +44,14 @@ def checked_copy(request: Request, capabilities: ModelCapabilities) -> Request |
     copy = quick_copy(request, capabilities)
     if copy is not None:
         return copy
-    return look_closely(request, capabilities) or deepcopy(request)
+    return look_closely(request, capabilities) or _deep_copy(request)
+
+
+def _deep_copy(request: Request) -> Request:
+    """Return an equal request with lists of its own, quicker than `deepcopy` does."""
+    values = zip(request.__struct_fields__, astuple(request), strict=True)
+    parts = {name: deepcopy(value) for name, value in values if type(value) not in _WITHOUT_PARTS}
+    return replace(request, **parts)
 
 
 def find_problems(request: Request, capabilities: ModelCapabilities) -> list[FieldProblem]:
