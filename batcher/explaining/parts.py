@@ -93,7 +93,7 @@ def _turning_points(timeline: Timeline, request: RequestTimeline, steps: range) 
     for admission in request.admissions:
         own.add(admission.event.step)
         own.add(admission.event.step + 1)
-        own.update(step for first in admission.chunks for step in (first, first + 1))
+        own.update(step for first in admission.chunks or () for step in (first, first + 1))
         if admission.first_token is not None:
             own.add(admission.first_token + 1)
         if admission.preempt is not None:
@@ -150,8 +150,9 @@ def _computes(request: RequestTimeline, admission: Admission) -> bool:
 
 def _has_chunk(admission: Admission, step: int) -> bool:
     """Return whether `step`, after the admission, computed some of what it began with."""
-    place = bisect_left(admission.chunks, step)
-    return admission.chunks[place : place + 1] == [step]
+    chunks = admission.chunks or []
+    place = bisect_left(chunks, step)
+    return chunks[place : place + 1] == [step]
 
 
 def _is_prefill_first(timeline: Timeline) -> bool:

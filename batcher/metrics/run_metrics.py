@@ -43,11 +43,16 @@ class RunMetrics:
     """Takes in events, live or from a trace, and has the summary of them at any time.
 
     slo: what the run is measured by; its goodput is then told.  series: what the run over time is
-    told to.  fold: the sequences of the run.
+    told to.  fold: the sequences of the run; None for a fold of its own.
     """
 
-    def __init__(self, slo: Slo | None = None, series: "TimeSeries | None" = None) -> None:
-        self.fold = RequestFold()
+    def __init__(
+        self,
+        slo: Slo | None = None,
+        series: "TimeSeries | None" = None,
+        fold: RequestFold | None = None,
+    ) -> None:
+        self.fold = RequestFold() if fold is None else fold
         self.num_steps = self.num_requests = self.num_rejected = 0
         self.prompt_tokens = self.generated_tokens = 0
         self.longest_output = self.longest_run = 0

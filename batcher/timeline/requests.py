@@ -21,6 +21,7 @@ from batcher.events import (
     PreemptEvent,
     PrefillEvent,
     Role,
+    StepsEvent,
 )
 from batcher.timeline.records import (
     Fork,
@@ -37,19 +38,24 @@ from batcher.timeline.records import (
 class Admission(Struct, gc=False):
     """What came of an admission, up to the preemption or the end of the sequence.
 
+    waits_from: when it had joined the queue.
     left: how many tokens are left to compute before it generates.
     first_token: the step that was through with what it began with; None while none was.
-    chunks: the steps after the admission that computed tokens of that.
+    chunks: the steps after the admission that computed tokens of that.  forks: by step.  None for
+    none: most have neither, and a list for each would take time.
+    num_still: how many steps after that one gave it no token.
     has_jumped: whether a constraint has forced tokens on it that are not known to be computed.
     """
 
     event: AdmitEvent
+    waits_from: int
     left: int
     first_token: int | None
-    chunks: list[int] = []
+    chunks: list[int] | None = None
     num_jumped: int = 0
+    num_still: int = 0
     has_jumped: bool = False
-    forks: list[Fork] = []
+    forks: list[Fork] | None = None
     preempt: PreemptEvent | None = None
 
 
@@ -60,6 +66,7 @@ class RequestTimeline(Struct, gc=False, eq=False):
     waits_from, number: when it joined the queue last, and as which of all that did.
     admission: the one by which it holds a slot, or did when it ended; None while it waits.
     finish: None while it has not ended.
+    max_tokens: how many it may generate; 0 for a negative prompt.
     num_rows: how many slots its group takes at once.
     The times of its tokens, in seconds, where somebody follows them (see metrics.latencies) -
     queue, ttft: from its arrival to its admission and its first token.  last_token: when it was
@@ -73,6 +80,7 @@ class RequestTimeline(Struct, gc=False, eq=False):
     arrive: ArriveEvent | None = None
     waits_from: int = 0
     number: int = 0
+    max_tokens: int = 0
     admissions: list[Admission] = []
     admission: Admission | None = None
     finish: FinishEvent | None = None
@@ -101,6 +109,24 @@ class RequestTimeline(Struct, gc=False, eq=False):
                 return admission.first_token
         return None
 
+    def tokens_after(self, step: int) -> int:
+        """Return how many tokens it has after `step`, the last one that was made.
+
+        A beam has made as many as it had steps, whatever it passes on as a result.
+        """
+        if not self.admissions or self.role == "negative":
+            return 0
+        admission = self.admissions[-1]
+        if admission.preempt is not None:
+            return admission.preempt.generated
+        if self.finish is not None:
+            if self.role != "beam":
+                return self.finish.tokens
+            step = self.finish.step
+        start = step + 1 if admission.first_token is None else admission.first_token
+        num_steps = step + 1 - start - admission.num_still
+        return num_steps + admission.event.generated + admission.num_jumped
+
     def end(self, num_steps: int) -> int:
         """Return the step after its last one, of a run of `num_steps`."""
         if self.finish is None:
@@ -124,7 +150,7 @@ class RequestTimeline(Struct, gc=False, eq=False):
             outcome,
             admit.role,
             admission.num_jumped,
-            forks=tuple(admission.forks),
+            forks=tuple(admission.forks or ()),
             prefill=first_token + 1 - admit.step,
             cached=admit.cached,
             generated=admit.generated,
@@ -137,10 +163,13 @@ class RequestFold:
     """Takes in the events of a run; an id may come again once all that had it has ended.
 
     blocked: why the first of the waiting queue is not let in; None if nothing keeps it.
+    slots: the newest sequence of each slot that was used.
+    ended, preempted: the sequences that did, and the admissions that are over by that, since
+    somebody took them from here; None if nobody does.
     """
 
     def __init__(self) -> None:
-        self._takers: dict[type[Event], Callable[[Any], RequestTimeline]] = {
+        self._takers: dict[type[Event], Callable[[Any], RequestTimeline | None]] = {
             ArriveEvent: self.arrive,
             AdmitEvent: self.admit,
             PrefillEvent: self._compute,
@@ -149,10 +178,14 @@ class RequestFold:
             JumpEvent: self._jump,
             ForkEvent: self._fork,
             FinishEvent: self.finish,
+            StepsEvent: self._tell,
         }
         self._open: dict[SequenceKey, RequestTimeline] = {}
         self._num_joined = 0
         self.blocked: BlockedEvent | None = None
+        self.slots: dict[int, RequestTimeline] = {}
+        self.ended: list[RequestTimeline] | None = None
+        self.preempted: list[tuple[RequestTimeline, Admission]] = []
 
     @property
     def open(self) -> Iterable[RequestTimeline]:
@@ -173,7 +206,9 @@ class RequestFold:
         if event.step < 0:
             raise InvariantError(f"{event.id!r} arrives in step {event.step}")
         self._num_joined = number = self._num_joined + 1
-        found = RequestTimeline(event.id, event.index, "sample", event, event.step, number)
+        found = RequestTimeline(
+            event.id, event.index, "sample", event, event.step, number, event.max_tokens
+        )
         self._open[(event.id, event.index, "sample") if event.index else event.id] = found
         return found
 
@@ -185,7 +220,7 @@ class RequestFold:
         if found is None:  # of those that came along, or events that begin in the middle
             found = self._open[key] = RequestTimeline(event.id, event.index, event.role)
         if not is_first and is_follower(event):
-            self._join(event)
+            self._join(event, found)
         elif self.blocked is not None:
             self._unblock(event)
         if found.admission is not None or (event.generated and not found.admissions):
@@ -196,8 +231,10 @@ class RequestFold:
         if event.left < 0:
             raise InvariantError(f"{found.label!r} is admitted with {event.left} tokens left")
         found.role = event.role
-        found.admission = Admission(event, event.left, None if event.left else event.step)
+        first_token = None if event.left else event.step
+        found.admission = Admission(event, found.waits_from, event.left, first_token)
         found.admissions.append(found.admission)
+        self.slots[event.slot] = found
         return found
 
     def finish(self, event: FinishEvent) -> RequestTimeline:
@@ -220,13 +257,16 @@ class RequestFold:
         elif self.blocked is not None:
             self._unblock(event)
         found.finish = event
+        if self.ended is not None:
+            self.ended.append(found)
         return found
 
-    def _join(self, event: AdmitEvent) -> None:
+    def _join(self, event: AdmitEvent, found: RequestTimeline) -> None:
         """Count one that comes along with the first of its group."""
         leader = self._open.get(key_of(event.id, leader_index(event.index, event.role), "sample"))
-        if leader is not None and len(leader.admissions) == 1:
-            leader.num_rows += 1
+        if leader is not None:
+            leader.num_rows += len(leader.admissions) == 1
+            found.max_tokens = leader.max_tokens if event.role == "beam" else 0
 
     def _unblock(self, event: AdmitEvent | FinishEvent) -> None:
         """Forget what blocked a sequence that waits no more."""
@@ -247,8 +287,11 @@ class RequestFold:
                 f"{event.left}, but {left} were left"
             )
         admission.left, admission.has_jumped = event.left, False
+        admission.chunks = admission.chunks or []
         admission.chunks.append(event.step)
-        if admission.first_token is None and not event.left:
+        if admission.first_token is not None:
+            admission.num_still += event.left > 0
+        elif not event.left:
             admission.first_token = event.step
         return found
 
@@ -265,6 +308,8 @@ class RequestFold:
         if not is_follower(event):
             self._num_joined += 1
             found.number = self._num_joined
+        if self.ended is not None:
+            self.preempted.append((found, admission))
         return found
 
     def _block(self, event: BlockedEvent) -> RequestTimeline:
@@ -300,8 +345,20 @@ class RequestFold:
                 f"{found.label!r} forks in step {event.step} from "
                 f"{label_of(event.id, event.parent, 'beam')!r}; both have to be running beams"
             )
+        admission.forks = admission.forks or []
         admission.forks.append(Fork(event.step, event.parent))
         return found
+
+    def _tell(self, event: StepsEvent) -> None:
+        """Count the steps that computed prompts alone, in which those that generate stood still."""
+        if 0 not in event.decodes:
+            return
+        for step, num_decodes in enumerate(event.decodes, event.step):
+            for found in self.slots.values() if not num_decodes else ():
+                admission = found.admission
+                if admission is not None and found.finish is None:
+                    first_token = admission.first_token
+                    admission.num_still += first_token is not None and first_token < step
 
     def _holding(
         self, event: PrefillEvent | PreemptEvent, verb: str

@@ -135,7 +135,7 @@ class RunRecorder:
     def __init__(self, options: RunOptions, loop: Loop, resumption: Resumption, view: View) -> None:
         self._trace = TraceWriter(open_sink(options.trace)) if options.trace else None
         self._series = _open_series(options)
-        self.metrics = _open_metrics(options, self._series)
+        self.metrics = _open_metrics(options, self._series, view)
         # Opening empties them, so the results come last: what else fails, fails before.
         sink = _stdout(view) if options.output is None else resumption.open_results(options.output)
         self.results = ResultWriter(sink)
@@ -226,7 +226,8 @@ class RunRecorder:
         if self._trace is not None:
             self._trace.write(events)
         if self.metrics is not None:
-            self.metrics.observe(events)
+            with self._view.lock:
+                self.metrics.observe(events)
         if self._series is not None:
             self._series.write_known()
 
@@ -253,12 +254,14 @@ class _ViewSink:
         """Nothing: the view is closed by whoever opened it."""
 
 
-def _open_metrics(options: RunOptions, series: "SeriesWriter | None") -> "RunMetrics | None":
+def _open_metrics(
+    options: RunOptions, series: "SeriesWriter | None", view: View
+) -> "RunMetrics | None":
     if options.quiet and options.summary_json is None and series is None:
         return None
     from batcher.metrics import RunMetrics  # noqa: PLC0415 - only if anybody will ask for them
 
-    return RunMetrics(options.limits, None if series is None else series.series)
+    return RunMetrics(options.limits, None if series is None else series.series, view.share_fold())
 
 
 def _open_series(options: RunOptions) -> "SeriesWriter | None":

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from batcher.events import RequestEvent
+from batcher.timeline.requests import RequestFold
 
 from .cells import printable
 from .live.facts import Gauges, Moment, Plan, long_step, plain_line
@@ -36,6 +37,10 @@ class ProgressLines(View):
         self._next_line = self._started + PLAIN_INTERVAL
         self._long_step, self._long_since = -1, self._started
         self._last = (-1, 0, self._started)  # step, tokens and time of the line before
+
+    def share_fold(self) -> RequestFold:
+        """Return what the sequences of the run are read from; see View."""
+        return self._run.share()
 
     def observe(self, events: Sequence[RequestEvent]) -> None:
         """Take in what happened in the step that is being made."""

@@ -3,7 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Literal, Self
 
 from .terminal import (
@@ -17,6 +17,7 @@ from .terminal import (
 
 if TYPE_CHECKING:
     from batcher.events import RequestEvent
+    from batcher.timeline.requests import RequestFold
 
     from .live.facts import LiveGauges, Plan
 
@@ -28,11 +29,20 @@ class View:
 
     A view is closed when it is left as a context.
     is_watched: whether it has to be told of events and steps.
+    lock: keeps what is drawn in another thread apart from what feeds the fold.
     """
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
         self.is_watched = type(self) is not View
+        self.lock: AbstractContextManager[object] = nullcontext()
+
+    def share_fold(self) -> "RequestFold | None":
+        """Return what this view reads the sequences of the run from; None if it reads none.
+
+        Others may read it, too, and then feed it: under `lock`, and before `observe`.
+        """
+        return None
 
     def observe(self, events: "Sequence[RequestEvent]") -> None:
         """Take in what happened in the step that is being made."""

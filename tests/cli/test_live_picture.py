@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from reference_paged import CROWDED, Limits, PagedJob, play_paged
 from reference_units import beams, guided, play_units, samples
 
-from batcher.events import BlockedEvent, EndEvent, FinishEvent, JumpEvent, RejectEvent, RunEvent
+from batcher.events import (
+    ArriveEvent,
+    BlockedEvent,
+    EndEvent,
+    FinishEvent,
+    JumpEvent,
+    RejectEvent,
+    RunEvent,
+)
 from batcher.scheduling.blocks import BlockUse
 from cli.screen.live import heatmap
 from cli.screen.live.display import ScreenLive
@@ -116,7 +124,8 @@ def test_the_queue_is_shown_with_why_its_first_waits():
     assert "next req-2: all 2 slots are taken" in run.steps(1).screen.text()
     run.gauges.num_free = 1
     assert "next req-2: with the next step" in run.steps(1).screen.text()
-    run.view.observe([BlockedEvent(1, 0.0, "req-2", 0, "kv", 5)])
+    arrival = ArriveEvent(1, 0.0, "req-2", 0, "input", 5, 9)
+    run.view.observe([arrival, BlockedEvent(1, 0.0, "req-2", 0, "kv", 5)])
     assert "next req-2: held back by KV, needs 5 blocks" in run.steps(1).screen.text()
 
 

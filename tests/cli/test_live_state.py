@@ -16,6 +16,7 @@ from batcher.events import (
     DropEvent,
     FinishEvent,
     JumpEvent,
+    PreemptEvent,
     PrefillEvent,
     RejectEvent,
     StepsEvent,
@@ -32,7 +33,7 @@ def test_a_request_without_a_slot_is_counted_and_forgotten():
     state.observe([ArriveEvent(0, 0.0, "a", 0, "input", 5, 0)])
     state.observe([FinishEvent(0, 0.0, "a", 0, None, "length", None, 0)])
     assert (state.num_done, state.num_failed, state.num_tokens(9)) == (1, 0, 0)
-    assert not state._arrived
+    assert not list(state.fold.open)
 
 
 @given(unit_workloads(), st.integers(0, 2**32))
@@ -59,7 +60,7 @@ def test_requests_are_done_when_all_their_samples_are(workload, seed):
         ]
     errors = [stay.outcome for stay in run.stays].count("error")
     assert state.num_failed == errors
-    assert not state._arrived
+    assert not list(state.fold.open)
     assert not state._num_others
 
 
@@ -83,7 +84,7 @@ def test_samples_without_a_slot_are_one_request_that_is_done():
         state.observe([ArriveEvent(0, 0.0, "a", index, "input", 5, 0)])
         state.observe([FinishEvent(0, 0.0, "a", index, None, "length", None, 0)])
     assert state.num_done == 1
-    assert not state._arrived
+    assert not list(state.fold.open)
 
 
 def events_by_step(events):
@@ -115,8 +116,7 @@ def test_a_preempted_row_leaves_its_slot_and_keeps_its_tokens(workload):
                 assert slot.is_prefilling(step) == is_prefill
     assert state.num_done == len(jobs)
     assert state.num_tokens(len(run.slots)) == sum(lengths.values())
-    assert not state._arrived
-    assert not state._preempted
+    assert not list(state.fold.open)
 
 
 @given(paged_workloads())
@@ -153,6 +153,18 @@ def test_a_preempted_row_that_is_aborted_in_the_queue_leaves_its_old_slot_alone(
     state.observe([FinishEvent(8, 4.0, "b", 0, 1, "aborted", None, 7)])
     assert (state.num_done, state.num_tokens(7)) == (1, 15)
     assert not state.slots[1].is_busy(7)
+
+
+def test_a_negative_prompt_that_is_preempted_has_no_tokens_of_its_own():
+    state = RunState(2)
+    rows = [{}, {"role": "negative"}]
+    state.observe([ArriveEvent(0, 0.0, "g", 0, "input", 5, 9)])
+    state.observe([AdmitEvent(0, 0.0, "g", 0, n, "empty", **row) for n, row in enumerate(rows)])
+    assert state.num_tokens(2) == 3
+    state.observe(
+        [PreemptEvent(3, 3.0, "g", 0, n, "kv", "z", 0, 7, 3, **row) for n, row in enumerate(rows)]
+    )
+    assert state.num_tokens(2) == 3
 
 
 def test_a_step_that_computes_what_was_forced_gives_no_token():
@@ -224,9 +236,9 @@ def test_what_holds_back_the_first_of_the_queue_is_known_until_it_is_admitted():
     state = RunState(2)
     held = BlockedEvent(0, 0.0, "a", 0, "kv", 5)
     state.observe([ArriveEvent(0, 0.0, "a", 0, "input", 3, 4), held])
-    assert state.held is held
+    assert state.blocked is held
     state.observe([AdmitEvent(2, 2.0, "a", 0, 0, "empty")])
-    assert state.held is None
+    assert state.blocked is None
 
 
 # -- the whole run, in little ----------------------------------------------------------------------
@@ -282,7 +294,7 @@ def test_a_history_takes_the_same_memory_for_a_run_of_any_length():
         past.held(step, step, step + 100)
     assert len(past.rows) <= history.MAX_ROWS
     assert past._changes.size == (len(past.rows) + 1) * history.NUM_CELLS
-    assert len(past._stays) < history.MAX_BUFFERED
+    assert len(past._spans) < history.MAX_BUFFERED
     assert past.used(10**6, 50, []).sum() * 10**6 / 50 == pytest.approx(10**6)
 
 

@@ -11,6 +11,7 @@ from contextlib import suppress
 from threading import RLock
 
 from batcher.events import RequestEvent
+from batcher.timeline.requests import RequestFold
 
 from ..terminal import Terminal, can_print_boxes
 from ..view import View
@@ -84,7 +85,7 @@ class LiveView(View):
         )
         self._picture, self._display = Picture(), display
         # A signal handler may come in at any time, in the thread that holds it.
-        self._lock = RLock()
+        self.lock = RLock()
         self._step = -1
         self._drawn_step: int | None = None
         self._computing: float | None = None  # since when the next step is told of
@@ -101,9 +102,13 @@ class LiveView(View):
         self._earliest_frame = self._next_frame = self._tick = first_frame
         self._is_closed = False
 
+    def share_fold(self) -> RequestFold:
+        """Return what the sequences of the run are read from; see View."""
+        return self._run.share()
+
     def observe(self, events: Sequence[RequestEvent]) -> None:
         """Take in what happened in the step that is being made."""
-        with self._lock:
+        with self.lock:
             self._unseen += events  # many at once take less time than a few for every step
             if len(self._unseen) > MAX_UNSEEN:
                 self._catch_up()
@@ -114,7 +119,7 @@ class LiveView(View):
 
     def after_step(self, step: int, num_queued: int | None) -> None:
         """Draw how things stand after `step`, if it is time to."""
-        with self._lock:
+        with self.lock:
             self._step, self._num_queued, self._computing = step, num_queued, None
             now = self._clock()
             if now >= self._next_frame:
@@ -122,7 +127,7 @@ class LiveView(View):
 
     def still_computing(self, step: int) -> None:
         """Draw how things stand and how long `step` has taken; before the first step, too."""
-        with self._lock, suppress(OSError):  # what is lost then is pending, and lost once more
+        with self.lock, suppress(OSError):  # what is lost then is pending, and lost once more
             if self._is_closed or self._gauges.current_step != step:
                 return  # what it has brought may be there already
             if self._computing is None:
@@ -131,7 +136,7 @@ class LiveView(View):
 
     def refresh(self) -> float:
         """Draw what is not drawn yet, and the time while the run waits; see View."""
-        with self._lock:
+        with self.lock:
             now = self._clock()
             is_new = self._step != self._drawn_step or now >= self._tick
             if self._pending or (is_new and now >= self._earliest_frame):
@@ -155,7 +160,7 @@ class LiveView(View):
         self._put(text.encode(self._terminal.encoding, "backslashreplace"))
 
     def _put(self, lines: bytes) -> None:
-        with self._lock:
+        with self.lock:
             self._pending.append(lines)
             self._num_pending_bytes += len(lines)
             if self._num_pending_bytes > MAX_PENDING_BYTES:
@@ -163,7 +168,7 @@ class LiveView(View):
 
     def close(self) -> None:
         """Leave a small gantt of the run where the picture was, and the cursor below it."""
-        with self._lock:
+        with self.lock:
             if self._is_closed:
                 return
             self._is_closed = True
@@ -176,7 +181,7 @@ class LiveView(View):
 
     def step_aside(self) -> None:
         """Put the cursor below the picture, for somebody else to write; the next one is new."""
-        with self._lock:
+        with self.lock:
             self._display.step_aside()
 
     @property

@@ -154,11 +154,11 @@ def rates(run: RunState, plan: Plan, gauges: Gauges, moment: Moment) -> list[Fac
 
 def next_up(run: RunState, gauges: Gauges) -> str:
     """Return who is next in the queue, and why it waits; "" if nobody is known to wait."""
-    held = run.held
-    if held is not None:
-        needs = f", needs {counted(held.blocks, 'block')}" if held.blocks else ""
-        name = label_of(held.id, held.index, "sample")
-        return f"{name}: held back by {HOLD_CAUSES[held.reason]}{needs}"
+    blocked = run.blocked
+    if blocked is not None:
+        needs = f", needs {counted(blocked.blocks, 'block')}" if blocked.blocks else ""
+        name = label_of(blocked.id, blocked.index, "sample")
+        return f"{name}: held back by {HOLD_CAUSES[blocked.reason]}{needs}"
     first = gauges.next_up
     if first is None:
         return ""
@@ -181,7 +181,7 @@ def plain_line(run: RunState, plan: Plan, gauges: Gauges, moment: Moment) -> str
     use = gauges.block_use
     if use is not None:
         parts.append(f"KV blocks: {use.used:,} used, {use.cached:,} cached, {use.free:,} free")
-    if run.held is not None:
+    if run.blocked is not None:
         parts.append(f"next {next_up(run, gauges)}")
     return ", ".join([*parts, clock(moment.seconds)])
 

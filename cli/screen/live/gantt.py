@@ -24,7 +24,7 @@ def small_gantt(scene: Scene, width: int, height: int) -> list[Line]:
     room = width - label - len(" 100%")
     each = max(1, min(room // num_steps, MAX_CELLS_PER_STEP))
     num_cells = min(room, num_steps * each)
-    held = scene.run.open_stays()
+    held = scene.run.open_spans()
     used, admitted = history.used(num_steps, num_cells, held), history.admissions(num_steps, held)
     lines = [_caption(scene, width, num_steps / num_cells)]
     for slots, members in rows.items():
@@ -36,7 +36,7 @@ def small_gantt(scene: Scene, width: int, height: int) -> list[Line]:
         busy = whole_percent(min(float(shares.mean()), 1.0))
         name = f"{_name(slots):>{label - 1}} "
         lines.append([(name, LABEL), *joined(cells), (f" {busy:>4}", "figure")])
-    waiting = history.waiting(num_steps, num_cells)
+    waiting = history.waiting(num_steps, num_cells, scene.run.open_waits())
     if waiting.any() and not scene.moment.num_queued:  # how long those wait, nobody knows yet
         levels = [level(share, scene.glyphs) if share else " " for share in waiting / waiting.max()]
         name, peak = f"{'waiting':>{label - 1}} ", f" {waiting.max():>4,.0f}"

@@ -1,7 +1,7 @@
 """A whole run in little, of whatever length: how busy slots were and how many requests waited.
 
 Steps are put into at most NUM_CELLS cells; when they are full, every two become one.  What is kept
-is exact all the same: a cell knows how many stays began and ended in it, and how far into it.
+is exact all the same: a cell knows how many spans began and ended in it, and how far into it.
 """
 
 from array import array
@@ -15,15 +15,15 @@ MAX_ROWS = 16
 """Slots beyond these share rows, as many as it takes."""
 NUM_CELLS = 512
 MAX_BUFFERED = 3 * 4096
-"""Numbers, three for each stay."""
+"""Numbers, three for each span."""
 
 Counts: TypeAlias = NDArray[np.int64]
-OpenStays: TypeAlias = Sequence[tuple[int, int]]
+OpenSpans: TypeAlias = Sequence[tuple[int, int]]
 """Slots that are held, and since which step."""
 
 
 class RunHistory:
-    """Takes in stays in slots, and waits for them, in any order.
+    """Takes in spans in slots, and waits for them, in any order.
 
     rows: the slots of each row.  steps_per_cell: grows with the run.
     """
@@ -40,21 +40,21 @@ class RunHistory:
         self._changes: Counts = np.zeros(shape, np.int64)
         self._offsets: Counts = np.zeros(shape, np.int64)
         self._admissions: Counts = np.zeros(shape, np.int64)
-        self._stays = array("q")  # row, start and end of one after the other
+        self._spans = array("q")  # row, start and end of one after the other
 
     def held(self, slot: int, start: int, end: int) -> None:
         """Take in that `slot` was used over the steps start..end, exclusive."""
-        self._stays.extend((slot // self._slots_per_row, start, end))
-        if len(self._stays) >= MAX_BUFFERED:
+        self._spans.extend((slot // self._slots_per_row, start, end))
+        if len(self._spans) >= MAX_BUFFERED:
             self._take_in()
 
     def waited(self, start: int, end: int) -> None:
         """Take in that a request waited over the steps start..end, exclusive."""
-        self._stays.extend((self._wait_row, start, end))
-        if len(self._stays) >= MAX_BUFFERED:
+        self._spans.extend((self._wait_row, start, end))
+        if len(self._spans) >= MAX_BUFFERED:
             self._take_in()
 
-    def used(self, num_steps: int, num_cells: int, held: OpenStays) -> NDArray[np.float64]:
+    def used(self, num_steps: int, num_cells: int, held: OpenSpans) -> NDArray[np.float64]:
         """Return how many slots of each row were used on average, [rows, num_cells].
 
         num_steps: of the run; each of `num_cells` shows as many of them.
@@ -65,12 +65,21 @@ class RunHistory:
             totals[slot // self._slots_per_row] += np.maximum(edges - start, 0)
         return np.diff(totals, axis=1) * num_cells / num_steps
 
-    def waiting(self, num_steps: int, num_cells: int) -> NDArray[np.float64]:
-        """Return how many requests waited on average, [num_cells]; see `used`."""
-        means: NDArray[np.float64] = np.diff(self._totals(num_steps, num_cells)[-1])
+    def waiting(
+        self, num_steps: int, num_cells: int, waits: Sequence[tuple[int, int]] = ()
+    ) -> NDArray[np.float64]:
+        """Return how many requests waited on average, [num_cells]; see `used`.
+
+        waits: the start and the end of those that were not taken in.
+        """
+        totals = self._totals(num_steps, num_cells)[-1]
+        edges = np.linspace(0, num_steps, num_cells + 1)
+        for start, end in waits:
+            totals += np.clip(edges - start, 0, end - start)
+        means: NDArray[np.float64] = np.diff(totals)
         return means * (num_cells / num_steps)
 
-    def admissions(self, num_steps: int, held: OpenStays) -> Counts | None:
+    def admissions(self, num_steps: int, held: OpenSpans) -> Counts | None:
         """Return how many sequences were admitted in each step, [rows, num_steps].
 
         None for a run of more steps than cells.
@@ -95,10 +104,10 @@ class RunHistory:
         return np.array([np.interp(edges, borders, row) for row in sums])
 
     def _take_in(self) -> None:
-        if not self._stays:
+        if not self._spans:
             return
-        rows, starts, ends = np.array(self._stays).reshape(-1, 3).T
-        del self._stays[:]
+        rows, starts, ends = np.array(self._spans).reshape(-1, 3).T
+        del self._spans[:]
         while ends.max() > self.steps_per_cell * NUM_CELLS:
             self._halve()
         for steps, sign in ((starts, 1), (ends, -1)):

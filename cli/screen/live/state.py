@@ -4,26 +4,19 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from msgspec.structs import replace
-
 from batcher.events import (
-    AdmitEvent,
     ArriveEvent,
     BlockedEvent,
     DropEvent,
     FinishEvent,
-    JumpEvent,
-    PreemptEvent,
-    PrefillEvent,
     RejectEvent,
     RequestEvent,
-    Role,
-    StepsEvent,
 )
 from batcher.timeline.records import is_follower, label_of
+from batcher.timeline.requests import Admission, RequestFold, RequestTimeline
 
 from .history import RunHistory
-from .slots import SlotState
+from .slots import Mark, SlotState
 
 MAX_NOTES = 64
 """The most notes that are kept until somebody asks for them."""
@@ -44,72 +37,77 @@ class RunState:
     """The slots of a run, and what has become of the requests so far.
 
     num_done: requests that came to an end, num_failed: outputs that failed.
-    num_preempted: how often a sequence lost its slot, its companions not counted.
-    num_asked, num_found: tokens that sequences were admitted with, and those found in blocks.
-    held: what holds back the first of the queue; None if nothing does.
+    num_preempted: how often a sequence lost its slot, those that came along with it not counted.
     notes: the newest of what nobody should miss; whoever shows them takes them out.
     ends: the sequences that ended last.
     history: the whole run, in little.
+    fold: the sequences of the run.
     """
 
     def __init__(self, batch_size: int) -> None:
-        self.slots = [SlotState() for _ in range(batch_size)]
+        self.fold = RequestFold()
+        self.fold.ended = []
+        self._is_shared = False
+        self.slots = [SlotState(number, self.fold) for number in range(batch_size)]
         self.num_done = self.num_failed = self.num_preempted = 0
-        self.num_asked = self.num_found = 0
-        self.held: BlockedEvent | None = None
         self.notes: deque[Note] = deque(maxlen=MAX_NOTES)
         self.ends: deque[FinishEvent] = deque(maxlen=MAX_ENDS)
         self.history = RunHistory(batch_size)
-        # By id and index: of what waits, and of beams while they run.
-        self._arrived: dict[tuple[str, int], ArriveEvent] = {}
+        self._num_asked = self._num_found = 0  # by those that have left a slot
         self._num_others: dict[str, int] = {}  # samples of a request that end before its last
-        # By id, index and role: the tokens of those that were preempted and are not back.
-        self._preempted: dict[tuple[str, int, Role], int] = {}
+        self._preempted: list[RequestTimeline] = []  # those that may not be back
         self._num_finished_tokens = self._num_finished_max = 0
         self._num_arrived = self._num_arrived_max = 0
+
+    def share(self) -> RequestFold:
+        """Return the fold of the run; from now on others feed it, before events come here."""
+        self._is_shared = True
+        return self.fold
 
     def observe(self, events: Iterable[RequestEvent]) -> None:
         """Take in what happened, in the order it did."""
         for event in events:  # no `match`: it takes twice as long
+            if not self._is_shared:
+                self.fold.take(event)
             if type(event) is ArriveEvent:
                 if event.index:
                     self._num_others[event.id] = self._num_others.get(event.id, 0) + 1
-                self._arrived[event.id, event.index] = event
                 self._num_arrived += 1
                 self._num_arrived_max += event.max_tokens
-            elif type(event) is AdmitEvent:
-                self._admit(event)
-            elif type(event) is FinishEvent:
-                self._finish(event)
-            else:
-                self._observe_rare(event)
-
-    def _observe_rare(self, event: RequestEvent) -> None:
-        """Take in an event of a kind that is rare."""
-        match event:
-            case JumpEvent():
-                self.slots[event.slot].num_extra += event.tokens
-            case PrefillEvent():
-                self.slots[event.slot].prefill(event)
-            case PreemptEvent():
-                self._preempt(event)
-            case BlockedEvent():
-                self.held = event
-            case StepsEvent():
-                self._note_standstills(event)
-            case RejectEvent():
+            elif type(event) is RejectEvent:
                 self.num_done += 1
                 self.num_failed += 1
                 self.notes.append(Note("failed", event.id, f"failed: {event.reason}"))
-            case DropEvent():
+            elif type(event) is DropEvent:
                 self.num_failed -= event.reason == "error"
-            case _:
-                pass
+        fold = self.fold
+        preempted, fold.preempted = fold.preempted, []
+        for request, admission in preempted:
+            self._note_preemption(request, admission)
+        ended, fold.ended = fold.ended or [], []
+        for request in ended:
+            self._finish(request)
+
+    @property
+    def blocked(self) -> BlockedEvent | None:
+        """What keeps the first of the queue from being let in; None if nothing does."""
+        return self.fold.blocked
+
+    @property
+    def num_asked(self) -> int:
+        """How many tokens sequences were admitted with."""
+        return self._num_asked + sum(_asked(request) for _, request in self._running())
+
+    @property
+    def num_found(self) -> int:
+        """How many of these were found in blocks."""
+        running = [request for _, request in self._running() if _asked(request)]
+        return self._num_found + sum(r.admissions[-1].event.cached for r in running)
 
     def num_tokens(self, step: int) -> int:
         """Return how many tokens the run has generated after `step`, those of all beams counted."""
-        running = (slot.tokens_after(step) for slot in self.slots if slot.end is None)
-        return self._num_finished_tokens + sum(self._preempted.values()) + sum(running)
+        running = sum(request.tokens_after(step) for _, request in self._running())
+        return self._num_finished_tokens + self._num_kept() + running
 
     def num_tokens_left(self, step: int, num_queued: int) -> float:
         """Return how many tokens are probably to come after `step`, with `num_queued` waiting.
@@ -117,97 +115,98 @@ class RunState:
         As much of max_tokens is taken to be used as was by those that ended; those that run count
         as if they used all of it, or the short ones, which end first, would speak for all.
         """
-        running = [slot for slot in self.slots if slot.end is None]
-        running_max = sum(slot.max_tokens for slot in running)
+        running = [request for _, request in self._running()]
+        running_max = sum(request.max_tokens for request in running)
         known = self._num_finished_max + running_max
         used = (self._num_finished_tokens + running_max) / known if known else 1.0
         usual = self._num_arrived_max / self._num_arrived if self._num_arrived else 0.0
-        left = sum(max(slot.max_tokens * used - slot.tokens_after(step), 0.0) for slot in running)
-        return left + max(num_queued * usual * used - sum(self._preempted.values()), 0.0)
+        left = sum(max(r.max_tokens * used - r.tokens_after(step), 0.0) for r in running)
+        return left + max(num_queued * usual * used - self._num_kept(), 0.0)
 
     def num_busy(self, step: int) -> int:
         """Return how many slots were used in `step`."""
         return sum(slot.is_busy(step) for slot in self.slots)
 
-    def open_stays(self) -> list[tuple[int, int]]:
+    def open_spans(self) -> list[tuple[int, int]]:
         """Return the slots that are held and since when: the history does not know of them yet."""
-        return [(n, slot.admitted) for n, slot in enumerate(self.slots) if slot.end is None]
+        return [(n, request.admissions[-1].event.step) for n, request in self._running()]
 
-    def _release(self, event: AdmitEvent | FinishEvent) -> None:
-        """Forget what held back the sequence, which waits no more."""
-        if self.held is not None and self.held.id == event.id and self.held.index == event.index:
-            self.held = None
+    def open_waits(self) -> list[tuple[int, int]]:
+        """Return from when to when those that hold slots have waited for them, where they did."""
+        held = [r.admissions[-1] for _, r in self._running() if r.arrive is not None]
+        waits = [(admission.waits_from, admission.event.step) for admission in held]
+        return [(start, end) for start, end in waits if start < end]
 
-    def _admit(self, event: AdmitEvent) -> None:
-        if self.held is not None:
-            self._release(event)
-        if self._preempted:
-            self._preempted.pop((event.id, event.index, event.role), None)
-        arrival: ArriveEvent | None = None  # as of a negative prompt, which asks for nothing
-        if event.role == "sample":
-            arrival = self._arrived.pop((event.id, event.index))
-            self.num_asked += arrival.prompt_tokens + event.generated
-            self.num_found += event.cached
-        elif event.role == "beam":  # they share what has arrived
-            arrival = self._arrived[event.id, 0]
-        if arrival is not None and arrival.index == event.index and arrival.step < event.step:
-            self.history.waited(arrival.step, event.step)
-        self.slots[event.slot].admit(event, arrival)
+    def _running(self) -> list[tuple[int, RequestTimeline]]:
+        """Return the slots that are held, with the sequences that hold them."""
+        found = list(self.fold.slots.items())
+        return [(n, request) for n, request in found if self.slots[n].end is None]
 
-    def _preempt(self, event: PreemptEvent) -> None:
-        slot = self.slots[event.slot]
-        if slot.arrival is not None and slot.arrival.index == event.index:
-            waiting = replace(slot.arrival, step=event.step)  # from now on
-            self._arrived[event.id, event.index] = waiting
-        self._preempted[event.id, event.index, event.role] = event.generated
-        self.history.held(event.slot, slot.admitted, event.step)
-        slot.preempt(event)
-        if event.role == "sample" or not is_follower(event):
+    def _num_kept(self) -> int:
+        """Return how many tokens those have that were preempted and are not back."""
+        self._preempted = [r for r in self._preempted if r.admission is None and not r.finish]
+        return sum(request.tokens_after(0) for request in self._preempted)
+
+    def _note_preemption(self, request: RequestTimeline, admission: Admission) -> None:
+        """Take in that a sequence has lost its slot."""
+        preempt = admission.preempt
+        if preempt is None:
+            return
+        self._leave(request, admission, preempt.step, "preempted")
+        if request not in self._preempted:
+            self._preempted.append(request)
+        if not is_follower(request):
             self.num_preempted += 1
-            what = f"preempted for {label_of(event.for_id, event.for_index, 'sample')}"
-            self.notes.append(Note("preempted", slot.label, what))
+            what = f"preempted for {label_of(preempt.for_id, preempt.for_index, 'sample')}"
+            self.notes.append(Note("preempted", request.label, what))
 
-    def _note_standstills(self, event: StepsEvent) -> None:
-        """Take back the tokens that rows did not get in the steps that computed prompts alone."""
-        for step, num_decodes in enumerate(event.decodes, event.step):
-            if num_decodes:
-                continue
-            for slot in self.slots:
-                if slot.end is None and slot.first_token is not None and slot.first_token < step:
-                    slot.num_extra -= 1
-
-    def _finish(self, event: FinishEvent) -> None:
-        if self.held is not None:
-            self._release(event)
-        if event.reason in FAILED:
-            self.num_failed += event.reason == "error"
-            label = label_of(event.id, event.index, event.role)
-            what = "failed" if event.reason == "error" else event.reason
-            self.notes.append(Note("failed", label, what))
+    def _finish(self, request: RequestTimeline) -> None:
+        """Take in that a sequence has ended."""
+        end, admission = request.finish, request.admission
+        if end is None:
+            return
+        has_failed = end.reason in FAILED
+        if has_failed:
+            self.num_failed += end.reason == "error"
+            what = "failed" if end.reason == "error" else end.reason
+            self.notes.append(Note("failed", request.label, what))
         else:
-            self.ends.append(event)
-        num_kept = None
-        if self._preempted:
-            num_kept = self._preempted.pop((event.id, event.index, event.role), None)
-        has_arrived = event.slot is not None and num_kept is None
-        if num_kept is not None:
-            self._num_finished_tokens += num_kept
-        elif event.slot is not None:
-            slot = self.slots[event.slot]
-            slot.finish(event)
-            self._num_finished_tokens += slot.num_tokens
-            self._num_finished_max += slot.max_tokens
-            self.history.held(event.slot, slot.admitted, event.step + 1)
-        if event.role == "beam" or not has_arrived:
-            has_arrived |= self._arrived.pop((event.id, event.index), None) is not None
-        if event.role == "sample" or not is_follower(event):
-            if self._num_others and self._num_others.get(event.id):
-                self._note_other_sample(event.id)
-            elif has_arrived or event.index == 0:  # of what never arrived, the first stands for all
-                self.num_done += 1
+            self.ends.append(end)
+        self._num_finished_tokens += request.tokens_after(end.step)
+        if admission is not None:
+            self._num_finished_max += request.max_tokens
+            self._leave(request, admission, end.step + 1, "failed" if has_failed else "ended")
+        if request.role != "sample" and is_follower(request):
+            return
+        if self._num_others and self._num_others.get(end.id):
+            self._num_others[end.id] -= 1
+            if not self._num_others[end.id]:
+                del self._num_others[end.id]
+        elif request.arrive is not None or end.index == 0:
+            self.num_done += 1  # of what never arrived, the first stands for all
 
-    def _note_other_sample(self, request_id: str) -> None:
-        """Count one sample less that ends before the last of its request."""
-        self._num_others[request_id] -= 1
-        if not self._num_others[request_id]:
-            del self._num_others[request_id]
+    def _leave(
+        self, request: RequestTimeline, admission: Admission, until: int, mark: Mark
+    ) -> None:
+        """Take in that a sequence has left a slot, and what that is called."""
+        admit = admission.event
+        start, slot = admit.step, self.slots[admit.slot]
+        if (mark != "ended" and slot.mark != "failed") or not slot.mark:
+            slot.mark = mark
+        slot.num_left += 1
+        slot.num_steps += until - start
+        self.history.held(admit.slot, start, until)
+        arrive = request.arrive
+        if arrive is not None:
+            if admission.waits_from < start:
+                self.history.waited(admission.waits_from, start)
+            if request.role == "sample":
+                self._num_asked += arrive.prompt_tokens + admit.generated
+                self._num_found += admit.cached
+
+
+def _asked(request: RequestTimeline) -> int:
+    """Return how many tokens a sample was last admitted with."""
+    if request.arrive is None or request.role != "sample":
+        return 0
+    return request.arrive.prompt_tokens + request.admissions[-1].event.generated

@@ -1,0 +1,122 @@
+"""The fold of events into request timelines, against a slow look through all events so far."""
+
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from reference_paged import paged_workloads, play_paged
+from reference_units import play_units, unit_workloads
+
+from batcher.events import (
+    AdmitEvent,
+    ArriveEvent,
+    FinishEvent,
+    ForkEvent,
+    JumpEvent,
+    PreemptEvent,
+    PrefillEvent,
+)
+from batcher.metrics import RunMetrics, encode_summary
+from batcher.timeline.records import is_follower, key_of
+from batcher.timeline.requests import RequestFold
+from cli.screen.live.state import RunState
+
+OF_A_SEQUENCE = (ArriveEvent, AdmitEvent, PrefillEvent, PreemptEvent, FinishEvent)
+
+
+def key(event):
+    return key_of(event.id, event.index, getattr(event, "role", "sample"))
+
+
+def slow_look(events):
+    """What is open after `events`: by key, all that was told of each since it became known."""
+    found = {}
+    for event in events:
+        if isinstance(event, FinishEvent):
+            found.pop(key(event), None)
+        elif isinstance(event, OF_A_SEQUENCE):
+            found.setdefault(key(event), []).append(event)
+    return found
+
+
+def told(request):
+    """The same of a request timeline, from what the fold has kept of it."""
+    events = [request.arrive] if request.arrive is not None else []
+    for admission in request.admissions:
+        events.append(admission.event)
+        events += [("chunk", step) for step in admission.chunks or ()]
+        events += [admission.preempt] if admission.preempt is not None else []
+    return events
+
+
+def check(events, prefix):
+    fold = RequestFold()
+    for event in events[:prefix]:
+        fold.take(event)
+    expected = slow_look(events[:prefix])
+    found = {key_of(r.id, r.index, r.role): told(r) for r in fold.open}
+    assert found == {
+        name: [("chunk", e.step) if isinstance(e, PrefillEvent) else e for e in all_told]
+        for name, all_told in expected.items()
+    }
+    for request in fold.open:
+        own = expected[key_of(request.id, request.index, request.role)]
+        last = [e for e in own if isinstance(e, AdmitEvent | PreemptEvent)][-1:]
+        assert (request.admission is not None) == any(isinstance(e, AdmitEvent) for e in last)
+        if request.admission is not None and not is_follower(request):
+            assert fold.slots[request.admission.event.slot] is request
+
+
+@given(paged_workloads(), st.data())
+@examples(100)
+def test_what_is_open_is_what_a_slow_look_finds(workload, data):
+    events = play_paged(*workload).events
+    check(events, data.draw(st.integers(0, len(events))))
+
+
+@given(unit_workloads(), st.integers(0, 2**32), st.data())
+@examples(100)
+def test_samples_beams_and_negative_prompts_are_told_apart(workload, seed, data):
+    units, batch = workload
+    events = play_units(units, batch, seed).events
+    check(events, data.draw(st.integers(0, len(events))))
+
+
+@given(unit_workloads(), st.integers(0, 2**32))
+@examples(100)
+def test_jumps_and_forks_are_told_of_the_admission_they_are_in(workload, seed):
+    units, batch = workload
+    events = play_units(units, batch, seed).events
+    fold = RequestFold()
+    ended = fold.ended = []
+    for event in events:
+        fold.take(event)
+    jumps = sum(event.tokens for event in events if isinstance(event, JumpEvent))
+    assert sum(a.num_jumped for request in ended for a in request.admissions) == jumps
+    forks = sum(isinstance(event, ForkEvent) for event in events)
+    assert sum(len(a.forks or ()) for request in ended for a in request.admissions) == forks
+    assert not list(fold.open)
+
+
+@given(paged_workloads())
+@examples(100)
+def test_readers_that_share_a_fold_tell_what_each_tells_alone(workload):
+    events = play_paged(*workload).events
+    alone, own = RunMetrics(), RunState(workload[1].batch)
+    alone.observe(events)
+    own.observe(events[1:-1])
+    state = RunState(workload[1].batch)
+    metrics = RunMetrics(fold=state.share())
+    for event in events:
+        metrics.observe([event])
+        state.observe([event] if event in events[1:-1] else [])
+    assert encode_summary(metrics.summary()) == encode_summary(alone.summary())
+    assert [(slot.label, slot.end, slot.outcome, slot.num_steps) for slot in state.slots] == [
+        (slot.label, slot.end, slot.outcome, slot.num_steps) for slot in own.slots
+    ]
+    assert list(state.notes) == list(own.notes)
+    assert (state.num_done, state.num_asked, state.num_found, state.num_tokens(10**6)) == (
+        own.num_done,
+        own.num_asked,
+        own.num_found,
+        own.num_tokens(10**6),
+    )
