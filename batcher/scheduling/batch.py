@@ -8,7 +8,6 @@ computes is the number of the decode step plus the row's `offset`, so nothing is
 by one, and sums over all of them follow from the sum of the offsets.
 """
 
-from collections.abc import Collection, Iterable
 from heapq import heappop, heappush
 from typing import Generic
 
@@ -25,11 +24,11 @@ class RunningBatch(Generic[S]):
     decode_step: the number of the current decode step; steps that only compute prompts are none.
     ending: number of a decode step -> the slots whose holders end with it; none is empty.
     num_decoding: how many rows decode.
+    by_boundary: the rows by the decode steps, modulo the block size, in which they begin a block.
     prefilling: the first sequences of running groups that a step gives no token, by admission.
     """
 
     __slots__ = (
-        "_by_boundary",
         "_first_of",
         "_forked",
         "_free",
@@ -38,6 +37,7 @@ class RunningBatch(Generic[S]):
         "_sum_of_offsets",
         "_vacated",
         "block_size",
+        "by_boundary",
         "decode_step",
         "ending",
         "num_decoding",
@@ -62,8 +62,7 @@ class RunningBatch(Generic[S]):
         self._first_of: dict[S, S] = {}  # running sequence -> the first of its group, if another
         self._sum_of_offsets = 0
         self._max_offset: int | None = None  # None: it has to be looked for
-        # By which decode steps, modulo the block size, are at the beginning of a block.
-        self._by_boundary: dict[int, dict[S, None]] = {}
+        self.by_boundary: dict[int, dict[S, None]] = {}
         self._forked: dict[S, None] = {}
 
     # -- slots -----------------------------------------------------------------------------------
@@ -160,7 +159,7 @@ class RunningBatch(Generic[S]):
         if offset == self._max_offset:
             self._max_offset = None
         if self.block_size:
-            del self._by_boundary[-offset % self.block_size][row]
+            del self.by_boundary[-offset % self.block_size][row]
             if self._forked:
                 self._forked.pop(row, None)
 
@@ -187,7 +186,7 @@ class RunningBatch(Generic[S]):
         if self._max_offset is not None and offset > self._max_offset:
             self._max_offset = offset
         if self.block_size:
-            self._by_boundary.setdefault(-offset % self.block_size, {})[row] = None
+            self.by_boundary.setdefault(-offset % self.block_size, {})[row] = None
 
     def _clear_end(self, first: S) -> None:
         """Let a group stay until it is told to leave."""
@@ -219,27 +218,23 @@ class RunningBatch(Generic[S]):
     @property
     def at_boundary(self) -> list[S]:
         """The rows that compute the first token of a block in the current decode step."""
-        return list(self._by_boundary.get(self.decode_step % self.block_size, ()))
+        return list(self.by_boundary.get(self.decode_step % self.block_size, ()))
 
     @property
     def may_need_blocks(self) -> bool:
         """Whether a row may need a block in the current decode step."""
-        rows = self._by_boundary.get(self.decode_step % self.block_size)
+        rows = self.by_boundary.get(self.decode_step % self.block_size)
         return bool(rows or self._forked)
-
-    def by_boundary(self) -> Iterable[tuple[int, Collection[S]]]:
-        """Return rows by the decode steps, modulo the block size, in which they begin a block."""
-        return self._by_boundary.items()
 
     def num_steps_to_boundary(self) -> int:
         """Return how many steps there are from the current one on before a row begins a block."""
         step, size = self.decode_step, self.block_size
-        return min((at - step) % size for at, rows in self._by_boundary.items() if rows)
+        return min((at - step) % size for at, rows in self.by_boundary.items() if rows)
 
     def num_steps_for(self, num_blocks: int) -> int:
         """Return for how many steps from the current one on so many blocks are enough."""
         num_cycles, num_left = divmod(num_blocks, self.num_decoding)
-        size, by_boundary = self.block_size, self._by_boundary
+        size, by_boundary = self.block_size, self.by_boundary
         for number in range(size):
             num_left -= len(by_boundary.get((self.decode_step + number) % size, ()))
             if num_left < 0:

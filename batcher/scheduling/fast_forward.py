@@ -3,6 +3,7 @@
 Rule: what happens in them is what the scheduler would have planned for each of them.
 """
 
+from itertools import chain
 from math import inf
 from typing import Generic
 
@@ -22,34 +23,36 @@ class FastForward(Generic[S]):
         self._has_prefix_cache = scheduler.kv_cache is not None and settings.has_prefix_cache
         self._grows = scheduler.kv_cache is not None and settings.capacity != "no-evict"
 
-    def steady_until(self, now: float) -> float | None:
-        """Return until when nothing is decided if no row ends and none arrives; None: not now."""
+    def num_steps(self, now: float) -> tuple[int, float]:
+        """Return how many steps decide nothing, if they begin before a time, and that time.
+
+        The last of them may end a row.  That none arrives meanwhile is to be seen to.
+        """
         scheduler, batch = self._scheduler, self._batch
         if batch.prefilling or not batch.num_decoding or scheduler.has_urgent(now):
-            return None
-        if not (self._queue.num_slots and batch.num_free):
-            return inf
-        if self._is_static:
-            blocked = scheduler.blocked
-            return inf if blocked is not None and blocked.reason == "batch" else None
-        return scheduler.refuses_until(now)
-
-    def num_steps(self) -> int:
-        """Return how many steps there are until a row ends, or may need a block that is not free.
-
-        The step that ends a row is one of them.
-        """
-        batch = self._batch
+            return 0, now
+        can_admit = self._queue.num_slots and batch.num_free
+        until = self._refuses_until(now) if can_admit else inf
+        if until <= now:
+            return 0, now
         num_steps = min(batch.ending) - batch.decode_step + 1
         if not self._grows or self._kv_cache is None:
-            return num_steps
-        can_evict = self._has_prefix_cache and not self._scheduler.is_refusal_final
-        if can_evict and self._queue.num_slots and batch.num_free:
-            return min(num_steps, batch.num_steps_to_boundary())
+            return num_steps, until
+        if can_admit and self._has_prefix_cache and not scheduler.is_refusal_final:
+            return min(num_steps, batch.num_steps_to_boundary()), until  # who grows may evict
         most = (num_steps // batch.block_size + 1) * batch.num_decoding
-        if self._kv_cache.has_room(most):
-            return num_steps
-        return min(num_steps, batch.num_steps_for(self._kv_cache.pool.num_free))
+        if not self._kv_cache.has_room(most):
+            num_steps = min(num_steps, batch.num_steps_for(self._kv_cache.pool.num_free))
+        return num_steps, until
+
+    def _refuses_until(self, now: float) -> float:
+        """Return until when nobody who waits is admitted; `now`: that is not known."""
+        scheduler = self._scheduler
+        if not self._is_static:
+            until = scheduler.refuses_until(now)
+            return now if until is None else until
+        blocked = scheduler.blocked
+        return inf if blocked is not None and blocked.reason == "batch" else now
 
     def skip(self, num_steps: int) -> int:
         """Take so many steps; return for how many steps new blocks were held, summed up."""
@@ -58,20 +61,15 @@ class FastForward(Generic[S]):
         batch.decode_step = step + num_steps
         if kv_cache is None or not self._grows:
             return 0
-        size, block_steps = batch.block_size, 0
-        take = kv_cache.pool.take
-        for boundary, rows in batch.by_boundary():
-            first = (boundary - step) % size
-            if first >= num_steps or not rows:
-                continue
-            count = (num_steps - first - 1) // size + 1
-            blocks = take(count * len(rows))
-            if count == 1:
-                for row, block in zip(rows, blocks, strict=True):
-                    row.table.append(block)
-            else:
-                for place, row in enumerate(rows):
-                    row.table += blocks[place * count : (place + 1) * count]
-            held = count * (num_steps - first) - size * (count * (count - 1) // 2)
-            block_steps += held * len(rows)
+        size, by_boundary, block_steps = batch.block_size, batch.by_boundary, 0
+        growing = []  # the rows that begin a block, once for each
+        for number in range(num_steps):
+            rows = by_boundary.get((step + number) % size)
+            if rows:
+                growing.append(rows)
+                block_steps += (num_steps - number) * len(rows)
+        if growing:
+            takers = [*chain.from_iterable(growing)]
+            for row, block in zip(takers, kv_cache.pool.take(len(takers)), strict=True):
+                row.table.append(block)
         return block_steps

@@ -16,10 +16,9 @@ from batcher.scheduling.scheduler import NO_CHANGES, Scheduler
 from batcher.scheduling.sequence import NEVER
 from batcher.settings import SchedulingSettings
 from batcher.simulation.contents import SimulatedContents
-from batcher.simulation.result import SimulationResult
+from batcher.simulation.result import SimulationResult, Totals
 from batcher.simulation.sequence import SimulatedSequence, make_sequence
 from batcher.simulation.turns import Turns
-from batcher.simulation.uses import StepUses
 from batcher.simulation.workload import Workload
 from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
 
@@ -49,7 +48,7 @@ def simulate(
 def simulate_steps(
     workload: Workload, num_slots: int, settings: SchedulingSettings, step_time: StepTime
 ) -> SimulationResult:
-    """Return when everything happens to a workload, one step after the other.
+    """Return when everything happens to a workload, with the time of each step by itself.
 
     Raises:
         BatchdecodeError: the settings make no sense.
@@ -58,7 +57,7 @@ def simulate_steps(
 
 
 class StepSimulation:
-    """One run over a workload, one step after the other."""
+    """One run over a workload, of which each step takes its time by itself."""
 
     def __init__(
         self,
@@ -72,14 +71,14 @@ class StepSimulation:
         self._scheduler: Scheduler[SimulatedSequence] = Scheduler(
             num_slots, settings, SimulatedContents().blocks, self._estimate
         )
+        self._fast_forward = FastForward(self._scheduler)
         self._queue, self._batch = self._scheduler.queue, self._scheduler.batch
         kv_cache = self._scheduler.kv_cache
         self._pool = BlockPool(0) if kv_cache is None else kv_cache.pool
         self._settings, self._step_time = settings, step_time
         self._step = self._ticks = 0  # when the current step starts
         self._now = 0.0  # the same in seconds
-        self._uses = StepUses(self._scheduler, self._pool)
-        self._totals = self._uses.totals
+        self._totals = Totals()
         self._turns = Turns(workload)
         for sequence in self._turns.begin():
             self._queue.add(sequence, 0.0)
@@ -93,7 +92,7 @@ class StepSimulation:
             self._go_on()
             if turns.ended:
                 self._go_on_with_turns()
-        self._uses.turn(self._step, self._ticks)
+        self._totals.num_steps = self._step
         return SimulationResult(
             turns.sequences,
             self._totals,
@@ -115,17 +114,13 @@ class StepSimulation:
             self._ticks = ticks_until(arrival)
             self._now = self._ticks / TICKS_PER_SECOND
         for sequence in queue.take_arrivals(self._now):
-            self._arrive(sequence)
-        self._uses.turn(self._step, self._ticks)
-
-    def _arrive(self, sequence: SimulatedSequence) -> None:
-        sequence.state = ARRIVE[sequence.state]
-        if not sequence.max_tokens:
-            self._end(sequence)
-        elif self._scheduler.why_never(sequence) is not None:
-            self._fail(sequence)
-        else:
-            self._queue.push(sequence)
+            sequence.state = ARRIVE[sequence.state]
+            if not sequence.max_tokens:
+                self._end(sequence)
+            elif self._scheduler.why_never(sequence) is not None:
+                self._fail(sequence)
+            else:
+                queue.push(sequence)
 
     def _end(self, sequence: SimulatedSequence) -> None:
         """Note that a sequence has all its tokens by now."""
@@ -157,22 +152,38 @@ class StepSimulation:
         """Return how many seconds a step that computes `stats` takes."""
         return self._step_time.ticks(*stats) / TICKS_PER_SECOND
 
-    # -- a step ----------------------------------------------------------------------------------
+    # -- steps -----------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
+        """Take all steps up to one that may decide something, or that one."""
+        num_steps, until = self._fast_forward.num_steps(self._now)
+        if num_steps:
+            self._decode(*self._time_of(num_steps, until))
+        else:
+            self._take_step()
+
+    def _take_step(self) -> None:
         """Take the next step, if any row is there to be computed."""
-        scheduled = self._scheduler.schedule(self._step, self._now)
+        scheduler, batch = self._scheduler, self._batch
+        scheduled = scheduler.schedule(self._step, self._now)
         if scheduled is not NO_CHANGES:
             self._note(scheduled)
-        if self._batch.num_occupied:
-            self._compute(scheduled)
+        if not batch.num_occupied:
+            return
+        stats = scheduler.batch_stats(scheduled)
+        self._advance(1, self._step_time.ticks(*stats), stats.num_tokens)
+        scheduler.update(scheduled)
+        for sequence in scheduled.prefill_finished:
+            if sequence.first_token_ticks == NEVER:
+                sequence.first_token_ticks = self._ticks
+        if scheduled.is_decode_step:
+            self._end_decode_step()
 
     def _note(self, scheduled: SchedulerOutput[SimulatedSequence]) -> None:
-        """Take note of whom a step admits and preempts, and who begins to decode."""
-        totals = self._totals
-        self._uses.turn(self._step, self._ticks)
-        if self._scheduler.kv_cache is not None:
-            self._scheduler.kv_cache.take_copies()  # there is nothing to copy
+        """Take note of whom a step admits and preempts, and what it computes of prompts."""
+        totals, scheduler = self._totals, self._scheduler
+        if scheduler.kv_cache is not None:
+            scheduler.kv_cache.take_copies()  # there is nothing to copy
         for preemption in scheduled.preempted:
             victim = preemption.first
             victim.num_preemptions += 1
@@ -190,50 +201,68 @@ class StepSimulation:
                 totals.recomputed_tokens += sequence.num_lost - num_cached
         for sequence in scheduled.prefill_finished:
             job = sequence.job
-            if job.num_output_tokens < job.max_tokens:
-                self._shorten(sequence)
+            if job.num_output_tokens < job.max_tokens:  # which nobody but its job knows
+                num_left = job.num_output_tokens - sequence.num_generated
+                self._batch.end_after(sequence, num_left)
+        totals.prefill_tokens += sum(scheduled.num_scheduled_tokens.values())
+        totals.num_prompt_steps += not scheduled.is_decode_step
 
-    def _shorten(self, sequence: SimulatedSequence) -> None:
-        """Let a sequence that begins to decode end when it has all its tokens."""
-        num_left = sequence.job.num_output_tokens - sequence.num_generated
-        self._batch.end_after(sequence, num_left)
+    def _decode(self, num_steps: int, ticks: int) -> None:
+        """Take so many steps, in which rows decode and nothing else happens but to the last."""
+        self._advance(num_steps, ticks, num_steps * self._batch.num_decoding)
+        self._totals.block_steps += self._fast_forward.skip(num_steps)
+        self._end_decode_step()
 
-    def _compute(self, scheduled: SchedulerOutput[SimulatedSequence]) -> None:
-        """Take the time of a step, and end those that have all their tokens after it."""
-        scheduler, batch = self._scheduler, self._batch
-        stats = scheduler.batch_stats(scheduled)
-        self._ticks += self._step_time.ticks(*stats)
+    def _time_of(self, num_steps: int, until: float) -> tuple[int, int]:
+        """Return how many of so many steps begin before `until` or an arrival, and their ticks."""
+        until, ticks_of = self._before_news(until), self._step_time.ticks
+        num_rows, num_read, ticks = self._batch.num_decoding, self._batch.num_read, 0
+        for number in range(num_steps):
+            if number and (self._ticks + ticks) / TICKS_PER_SECOND >= until:
+                return number, ticks
+            ticks += ticks_of(num_rows, num_rows, num_read + number * num_rows, 0)
+        return num_steps, ticks
+
+    def _before_news(self, until: float) -> float:
+        """Return the first of `until` and the next arrival."""
+        if self._turns.ended:  # others go on
+            return self._now
+        arrival = self._queue.next_arrival
+        return until if arrival is None else min(until, arrival)
+
+    def _advance(self, num_steps: int, ticks: int, num_tokens: int) -> None:
+        """Let steps that take `ticks` together pass, and count what is held and used in them."""
+        totals, scheduler, batch = self._totals, self._scheduler, self._batch
+        totals.slot_steps += num_steps * batch.num_occupied
+        totals.block_steps += num_steps * self._pool.num_used
+        totals.computed_tokens += num_tokens
+        binding = "slots"
+        if not scheduler.queue.num_slots:
+            binding = "arrivals"
+        elif batch.num_free and scheduler.blocked is not None:
+            binding = scheduler.blocked.reason
+        totals.binding_ticks[binding] += ticks
+        self._step += num_steps
+        self._ticks += ticks
         self._now = self._ticks / TICKS_PER_SECOND
-        self._step += 1
-        scheduler.update(scheduled)
-        self._totals.computed_tokens += stats.num_tokens
-        chunks, prefill_finished = scheduled.num_scheduled_tokens, scheduled.prefill_finished
-        if chunks or prefill_finished:  # an empty prompt has no chunk
-            totals, ticks = self._totals, self._ticks
-            totals.prefill_tokens += sum(chunks.values())
-            totals.num_prompt_steps += not scheduled.is_decode_step
-            for sequence in prefill_finished:
-                if sequence.first_token_ticks == NEVER:
-                    sequence.first_token_ticks = ticks
-        if scheduled.is_decode_step:
-            ending = batch.ending.get(batch.decode_step - 1)
-            if ending is not None:
-                self._leave(ending)
 
-    def _leave(self, slots: list[int]) -> None:
-        """Take out those whose last step is over; the one before the current one."""
-        for slot in sorted(slots):
-            sequence = self._batch.slots[slot]
+    def _end_decode_step(self) -> None:
+        """Take out those whose last step was the one before the current one."""
+        batch = self._batch
+        ending = batch.ending.get(batch.decode_step - 1)
+        if ending is None:
+            return
+        for slot in sorted(ending):
+            sequence = batch.slots[slot]
             if sequence is None:
                 raise InvariantError(f"nobody holds slot {slot}, whose holder was to end")
             self._scheduler.finish(sequence, self._step - 1, FINISH, has_failed=False)
             self._end(sequence)
         self._on_ended(self._num_ended)
-        self._uses.turn(self._step, self._ticks)
 
 
 class EventSimulation(StepSimulation):
-    """The same from event to event: steps in which nothing is decided are taken all at once."""
+    """The same from event to event: the times of steps that decide nothing are not added up."""
 
     def __init__(
         self,
@@ -244,7 +273,6 @@ class EventSimulation(StepSimulation):
         on_ended: OnEnded = lambda _: None,
     ) -> None:
         super().__init__(workload, num_slots, settings, step_time, on_ended)
-        self._fast_forward = FastForward(self._scheduler)
         can_wait = settings.preempt_for is None and self._turns.all_wait
         self._all_wait = can_wait and not self._has_too_large(workload)
 
@@ -259,44 +287,21 @@ class EventSimulation(StepSimulation):
             self._scheduler.why_never(make_sequence(longest)) is not None
         )
 
-    def _go_on(self) -> None:
-        """Take the steps up to the next event, or the one that may be one."""
-        until = self._fast_forward.steady_until(self._now)
-        num_steps = 0 if until is None else self._num_steps(until)
-        if num_steps > 1:
-            self._skip(num_steps)
-        else:
-            super()._go_on()
-
-    def _num_steps(self, until: float) -> int:
-        """Return how many steps begin before `until`, the next arrival or another event."""
-        num_steps, queue = self._fast_forward.num_steps(), self._queue
-        has_news = self._turns.ended or (queue.num_pending and queue.next_arrival is None)
-        if num_steps < 2 or has_news:  # noqa: PLR2004 - one is no more than the next step
-            return 0
-        can_ignore = self._all_wait and queue.num_slots and not self._batch.num_free
-        arrival = queue.next_arrival
-        if arrival is not None and not can_ignore:
-            until = min(until, arrival)
-        if until == inf:
-            return num_steps
-        ticks = int(until * TICKS_PER_SECOND)
-        left = ticks - (ticks >> _SAFE_BITS) - 1 - self._ticks  # sooner than floats can tell apart
-        if left <= 0:
-            return 0
+    def _time_of(self, num_steps: int, until: float) -> tuple[int, int]:
+        """Return how many of so many steps surely begin before, and how long they take together."""
         num_rows, num_read = self._batch.num_decoding, self._batch.num_read
-        return min(num_steps, self._step_time.num_decodes_until(num_rows, num_read, left))
+        until = self._before_news(until)
+        if until != inf:
+            ticks = int(until * TICKS_PER_SECOND)
+            left = ticks - (ticks >> _SAFE_BITS) - 1 - self._ticks  # sooner than floats tell apart
+            num_sure = (
+                1 if left <= 0 else self._step_time.num_decodes_until(num_rows, num_read, left)
+            )
+            num_steps = min(num_steps, num_sure)
+        return num_steps, self._step_time.ticks_of_decodes(num_rows, num_read, num_steps)
 
-    def _skip(self, num_steps: int) -> None:
-        """Take so many steps, in which rows decode and nothing else happens but to the last."""
-        batch = self._batch
-        num_rows, num_read = batch.num_decoding, batch.num_read
-        self._ticks += self._step_time.ticks_of_decodes(num_rows, num_read, num_steps)
-        self._now = self._ticks / TICKS_PER_SECOND
-        self._step += num_steps
-        self._totals.computed_tokens += num_rows * num_steps
-        self._totals.block_steps += self._fast_forward.skip(num_steps)
-        ending = batch.ending.get(batch.decode_step - 1)
-        self._uses.turn(self._step, self._ticks)
-        if ending is not None:
-            self._leave(ending)
+    def _before_news(self, until: float) -> float:
+        """Return the first of `until` and an arrival that is not just one more who waits."""
+        if self._all_wait and self._queue.num_slots and not self._batch.num_free:
+            return until
+        return super()._before_news(until)

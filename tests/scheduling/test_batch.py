@@ -144,7 +144,7 @@ def test_sums_and_boundaries_are_those_of_going_through_all_rows(moves: list[tup
         at_boundary = [row for row in rows if (row.offset + step) % SIZE == 0]
         assert set(batch.at_boundary) == set(at_boundary)
         assert batch.may_need_blocks == bool(at_boundary)
-        by_boundary = {at: set(some) for at, some in batch.by_boundary() if some}
+        by_boundary = {at: set(some) for at, some in batch.by_boundary.items() if some}
         assert by_boundary == {
             at: some
             for at in range(SIZE)

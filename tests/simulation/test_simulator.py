@@ -25,7 +25,7 @@ from batcher.timing.formulas import ConstantStepTime
 
 
 class LoggedSimulation(StepSimulation):
-    """A simulation that tells of its steps what an engine's events tell."""
+    """A simulation that tells of its steps, each taken by itself, what an engine's events tell."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -40,10 +40,19 @@ class LoggedSimulation(StepSimulation):
         for sequence in plan.admitted:
             self._log("admit", sequence, sequence.num_cached)
 
-    def _compute(self, plan: SchedulerOutput[SimulatedSequence]) -> None:
-        self.blocks.append(self._pool.num_used)
+    def _before_news(self, until: float) -> float:
+        del until
+        return self._now
+
+    def _go_on(self) -> None:
+        num_steps, block_steps = self._step, self._totals.block_steps
         self.start = self._now
-        super()._compute(plan)
+        super()._go_on()
+        if self._step > num_steps:
+            self.blocks.append(self._totals.block_steps - block_steps)
+
+    def _advance(self, num_steps: int, ticks: int, num_tokens: int) -> None:
+        super()._advance(num_steps, ticks, num_tokens)
         self.ends.append(self._now)
 
     def _end(self, sequence: SimulatedSequence) -> None:
