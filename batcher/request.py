@@ -316,7 +316,6 @@ class Request(  # noqa: PLW1641 - its lists have no hash
             excludes={"states": "a marker belongs to none of them"},
         ),
     ] = False
-    # Beam search.
     num_beams: Annotated[
         Samples,
         Field(
@@ -336,7 +335,6 @@ class Request(  # noqa: PLW1641 - its lists have no hash
             needs=_BEAM_SEARCH,
         ),
     ] = False
-    # What the output has to be.
     json_schema: Annotated[
         dict[str, Any] | bool | None,
         Field(
