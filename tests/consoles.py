@@ -23,6 +23,10 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
 COMMAND = re.compile(r"^\$ (.*<<'EOF'.*\n(?:.*\n)*?EOF|(?:.*\\\n)*.*)\n", re.MULTILINE)
 ELAPSED = re.compile(r"(?<= · )\d+\.\d s$", re.MULTILINE)
+PROGRESS = re.compile(  # of a command that takes more than five seconds
+    r"^([\d,]+ of [\d,]+ cells?, .* of the work|[\d,]+ values? tried|looking for .* so far)\n",
+    re.MULTILINE,
+)
 
 
 def regenerated(page: Path, tool: list[str]) -> str:
@@ -50,7 +54,7 @@ def run_block(block: str, folder: str, environ: dict[str, str]) -> str:
 
 
 def output_of(command: str, folder: str, environ: dict[str, str]) -> str:
-    """What `command` prints in `folder`, with its exit status if not 0, and no elapsed time."""
+    """What `command` prints in `folder`, however slow it is, and its exit status if not 0."""
     done = subprocess.run(
         ["bash", "-c", command],
         cwd=folder,
@@ -61,7 +65,7 @@ def output_of(command: str, folder: str, environ: dict[str, str]) -> str:
         timeout=60,
         check=False,
     )
-    output = ELAPSED.sub("0.1 s", done.stdout.decode())
+    output = PROGRESS.sub("", ELAPSED.sub("0.1 s", done.stdout.decode()))
     if output and not output.endswith("\n"):
         output += "\n"
     return output + (f"(exit status {done.returncode})\n" if done.returncode else "")
