@@ -9,7 +9,8 @@ from batcher.errors import InvariantError
 from batcher.events import BlockedReason, PreemptReason
 from batcher.lifecycle import PREEMPT
 from batcher.scheduling.batch import RunningBatch
-from batcher.scheduling.kv_cache import KVCache, PrefixMatch, most_tokens
+from batcher.scheduling.cached_blocks import PrefixMatch
+from batcher.scheduling.kv_cache import KVCache
 from batcher.scheduling.output import Blocked, Preemption, SchedulerOutput
 from batcher.scheduling.queue import Ordering, WaitingQueue
 from batcher.scheduling.sequence import NO_SLOT, S
@@ -215,7 +216,7 @@ class Admission(Generic[S]):
         num_tokens = self._split(first, budget, num_kept)
         stops = [row.num_computed + num_tokens.get(row, 0) for row in rows]
         if self.settings.capacity == "no-evict":
-            stops = [most_tokens(row) for row in rows]
+            stops = [row.most_tokens for row in rows]
         num_needed = self._num_needed(kv_cache, first, matches, stops, is_alone=is_alone)
         return _Room(matches, stops, num_tokens, num_needed)
 

@@ -14,59 +14,19 @@ from itertools import groupby
 from operator import eq
 from typing import NamedTuple
 
-from msgspec import Struct
-
 from batcher.errors import InvariantError
-from batcher.scheduling.idle_blocks import IdleBlocks
+from batcher.scheduling.cached_blocks import (
+    NO_BLOCK,
+    NO_HASH,
+    ROOT,
+    BlockHash,
+    BlockKey,
+    BlockRun,
+    CachedPrefix,
+    IdleBlocks,
+)
 
 NUM_RANKS = 4  # nothing special or assistant, user, system, pinned
-NO_BLOCK = NO_HASH = -1
-ROOT = 0  # the parent of the first block of a sequence without a salt
-
-BlockHash = int | str
-"""A number that no other content after the same tokens has, or a salt as the first parent."""
-
-BlockKey = tuple[BlockHash, Hashable]
-"""Parent and content: equal keys have equal tokens all the way back to the first."""
-
-
-class CachedPrefix(Struct, gc=False):
-    """Blocks in which the first tokens of a sequence were found, and the hash of each.
-
-    num_lost: how many had been lost by then, see BlockPool.
-    missed: what would have been the next content, if there is one.
-    """
-
-    blocks: list[int] = []
-    hashes: list[int] = []
-    num_lost: int = 0
-    missed: Hashable = None
-
-
-class BlockRun(Struct, gc=False):
-    """Cached blocks on end that one sequence has filled.
-
-    first: the hash of the first of them; those after it have the numbers that follow, and no other
-    block has one of the first `size_limit` of these.
-    num_keys: how many of them have their keys.  contents: of the others, in parts.
-    num_contents: how many blocks there are contents for, with or without a key.
-    is_open: whether it may go on: nobody else has cached a block behind its last one.
-    """
-
-    first: int
-    blocks: list[int]
-    size_limit: int
-    contents: list[Iterator[Hashable]]
-    num_contents: int
-    num_keys: int = 1
-    is_open: bool = True
-
-    def next_content(self) -> Hashable:
-        """Return the content of the first of its blocks that has no key."""
-        for content in self.contents[0]:
-            return content
-        del self.contents[0]
-        return self.next_content()
 
 
 class BlockUse(NamedTuple):
@@ -115,8 +75,7 @@ class BlockPool:
     @property
     def use(self) -> BlockUse:
         """What the blocks there are so far are used for."""
-        num_blank = len(self._blank)
-        return BlockUse(self.num_used, self.num_free - num_blank, num_blank)
+        return BlockUse(self.num_used, self.num_free - len(self._blank), len(self._blank))
 
     # -- held and free ---------------------------------------------------------------------------
 
@@ -144,13 +103,11 @@ class BlockPool:
         blank.clear()
         num_more = num_blocks - len(blocks)
         for idle in self._idle:
-            if len(idle):
+            if num_more and len(idle):
                 evicted = idle.take(min(num_more, len(idle)))
                 self._evict(evicted)
                 blocks += evicted
                 num_more -= len(evicted)
-                if not num_more:
-                    break
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -191,8 +148,9 @@ class BlockPool:
             shared = [block for block in freed if block in extra]
             freed = [block for block in freed if block not in extra]
             for block in shared:
-                extra[block] -= 1
-                if not extra[block]:
+                if extra[block] > 1:
+                    extra[block] -= 1
+                else:
                     del extra[block]
         self.num_free += len(freed)
         if not self.num_cached:
@@ -292,12 +250,12 @@ class BlockPool:
 
         Returns the hash of the last of them.
         """
-        first, hashes = run.first + len(run.blocks), self._hashes
-        for block_hash, block in enumerate(blocks, first):
-            hashes[block] = block_hash
+        hashes, block_hash = self._hashes, run.first + len(run.blocks) - 1
+        for block in blocks:
+            hashes[block] = block_hash = block_hash + 1
         run.blocks += blocks
         self.num_cached += len(blocks)
-        return first + len(blocks) - 1
+        return block_hash
 
     def forget(self, block: int) -> None:
         """Let a held block be found no longer: it does not hold what was promised."""
@@ -322,13 +280,13 @@ class BlockPool:
         for block in blocks:
             hashes[block] = block_hash
             block_hash += 1
-        if rank:
-            self._raise_rank(blocks, rank)
+        self._raise_rank(blocks, rank)
 
     def _raise_rank(self, blocks: Iterable[int], rank: int) -> None:
-        for block in blocks:
-            self._ranks[block] = max(self._ranks[block], rank)
-        self._has_ranks |= rank > 0
+        if rank:
+            self._has_ranks = True
+            for block in blocks:
+                self._ranks[block] = max(self._ranks[block], rank)
 
     def _make_key(self, run: BlockRun) -> None:
         """Make the next key of a run, if its block still holds what it did."""

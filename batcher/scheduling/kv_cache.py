@@ -13,7 +13,15 @@ from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import Generic, NamedTuple
 
-from batcher.scheduling.blocks import NO_BLOCK, ROOT, BlockHash, BlockPool, CachedPrefix
+from batcher.scheduling.blocks import BlockPool
+from batcher.scheduling.cached_blocks import (
+    NO_BLOCK,
+    NO_MATCH,
+    ROOT,
+    BlockHash,
+    CachedPrefix,
+    PrefixMatch,
+)
 from batcher.scheduling.sequence import S
 from batcher.settings import SchedulingSettings
 
@@ -24,34 +32,8 @@ Contents = Callable[[S, int, int, int], Iterator[Hashable]]
 """Return what stands for the tokens start..stop of a sequence, prompt and output in one, for every
 `size` of them on end: contents(sequence, start, stop, size).  It is made as it is asked for."""
 
+_Unread = Iterator[Hashable] | None
 _end_of = itemgetter(0)
-
-
-class PrefixMatch(NamedTuple):
-    """What of a sequence stands in blocks already.
-
-    blocks: held by others or idle, whole or up to where the sequence goes on.
-    num_tokens: how many of its tokens they hold.
-    source: a block that holds the last of these beside tokens of another sequence; NO_BLOCK: none.
-    parent: the hash of the last of the whole blocks, if num_hashed of them were found by content.
-    contents: of the whole blocks after these; None if they have to be asked for.
-    """
-
-    blocks: list[int]
-    num_tokens: int
-    source: int = NO_BLOCK
-    num_hashed: int = 0
-    parent: BlockHash = ROOT
-    contents: Iterator[Hashable] | None = None
-
-    def without_source(self, block_size: int) -> "PrefixMatch":
-        """Return what of it can be shared without a copy."""
-        if self.source == NO_BLOCK:
-            return self
-        return self._replace(num_tokens=len(self.blocks) * block_size, source=NO_BLOCK)
-
-
-NO_MATCH = PrefixMatch([], 0)
 
 
 class _Boundary(NamedTuple, Generic[S]):
@@ -132,11 +114,12 @@ class KVCache(Generic[S]):
 
     def num_blocks_to_take(self, match: PrefixMatch, num_tokens: int) -> int:
         """Return how many free blocks it takes to hold `num_tokens`, with what was found."""
-        blocks, pool = match.blocks, self.pool
-        num_new = self.num_blocks(num_tokens) - len(blocks)
-        if blocks and match.num_tokens % self.block_size and match.source == NO_BLOCK:
-            num_new += 1  # the last of them is written to, so it is copied
-        return num_new + pool.num_idle(blocks)
+        blocks, num_all = match.blocks, -(-num_tokens // self.block_size)
+        if not blocks:
+            return num_all
+        # The last of them is written to, so it is copied.
+        num_copied = match.num_tokens % self.block_size > 0 and match.source == NO_BLOCK
+        return num_all - len(blocks) + num_copied + self.pool.num_idle(blocks)
 
     def num_blocks_to_grow(self, sequence: S, num_tokens: int) -> int:
         """Return how many free blocks it takes to let a running sequence hold `num_tokens`."""
@@ -160,23 +143,18 @@ class KVCache(Generic[S]):
 
         is_alone: whether nobody else runs.
         """
-        match, size, pool = self.match(sequence), self.block_size, self.pool
+        match = self.match(sequence)
         sequence.num_computed = start = match.num_tokens
         stop = max(min(stop, start + max_tokens), start)
-        num_held = most_tokens(sequence) if self._capacity == "no-evict" else stop
+        num_held = sequence.most_tokens if self._capacity == "no-evict" else stop
         num_counted, num_spare = num_held, 0
         if self._capacity == "watermark":
-            num_counted = sequence.num_tokens
-            num_spare = 0 if is_alone else self.num_spare
-        is_new = not match.blocks and match.source == NO_BLOCK
-        num_new = -(-num_counted // size) if is_new else self.num_blocks_to_take(match, num_counted)
-        if not pool.has_room(num_new + num_spare):
-            return num_new + num_spare
+            num_counted, num_spare = sequence.num_tokens, 0 if is_alone else self.num_spare
+        num_needed = self.num_blocks_to_take(match, num_counted) + num_spare
+        if not self.pool.has_room(num_needed):
+            return num_needed
         self.attach(sequence, match)
-        if is_new:
-            sequence.table = pool.take(-(-num_held // size))
-        else:
-            self.fill(sequence, match, num_held)
+        self.fill(sequence, match, num_held)
         sequence.num_computed = stop
         if self._has_prefix_cache:
             self.compute(sequence, start, stop, match.contents)
@@ -193,26 +171,19 @@ class KVCache(Generic[S]):
 
     def fill(self, sequence: S, match: PrefixMatch, num_tokens: int) -> None:
         """Give a sequence to which `match` is attached new blocks up to `num_tokens`."""
-        num_whole, num_rest = divmod(match.num_tokens, self.block_size)
-        if match.source == NO_BLOCK and num_rest:
+        if match.source == NO_BLOCK and match.num_tokens % self.block_size:
             self._copy_last(sequence)
         self.extend(sequence, num_tokens)
         if match.source != NO_BLOCK:
-            self._copies.append((match.source, sequence.table[num_whole]))
+            self._copies.append((match.source, sequence.table[len(match.blocks)]))
 
     def extend(self, sequence: S, num_tokens: int) -> None:
         """Let the table of `sequence` hold `num_tokens`."""
-        num_new = self.num_blocks(num_tokens) - len(sequence.table)
+        num_new = -(-num_tokens // self.block_size) - len(sequence.table)
         if num_new > 0:
             sequence.table += self.pool.take(num_new)
 
-    def compute(
-        self,
-        sequence: S,
-        start: int,
-        stop: int,
-        contents: Iterator[Hashable] | None = None,
-    ) -> None:
+    def compute(self, sequence: S, start: int, stop: int, contents: _Unread = None) -> None:
         """Let the tokens start..stop, which the step computes, be found from now on.
 
         A later sequence of the same step may start from whole blocks; from a part of one it may
@@ -345,12 +316,7 @@ class KVCache(Generic[S]):
                 return end, source
         return first, NO_BLOCK
 
-    def _cache(
-        self,
-        sequence: S,
-        num_blocks: int,
-        contents: Iterator[Hashable] | None = None,
-    ) -> None:
+    def _cache(self, sequence: S, num_blocks: int, contents: _Unread = None) -> None:
         """Let the first `num_blocks` blocks of `sequence` be found by their content.
 
         contents: of all its blocks that cannot be found yet and whose tokens are known.
@@ -432,8 +398,3 @@ def _ranks(sequence: S, first: int, stop: int, size: int) -> list[int]:
                 highest[block - first] = max(highest[block - first], rank)
         begin = end
     return highest
-
-
-def most_tokens(sequence: S) -> int:
-    """Return how many tokens are computed at most: the last one that is generated is not."""
-    return max(sequence.num_prompt_tokens + sequence.max_tokens - 1, 1)

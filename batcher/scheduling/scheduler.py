@@ -11,9 +11,10 @@ from typing import Any
 from batcher.errors import Failure, InvariantError
 from batcher.lifecycle import Move, State
 from batcher.scheduling.admission import UNLIMITED, Admission
+from batcher.scheduling.cached_blocks import PrefixMatch
 from batcher.scheduling.checks import check_settings
 from batcher.scheduling.clock import BatchStats, one_second
-from batcher.scheduling.kv_cache import Contents, KVCache, PrefixMatch, most_tokens
+from batcher.scheduling.kv_cache import Contents, KVCache
 from batcher.scheduling.output import SchedulerOutput
 from batcher.scheduling.queue import ordering_of
 from batcher.scheduling.sequence import S
@@ -305,7 +306,7 @@ class Scheduler(Admission[S]):
         kv_cache = self.kv_cache
         if kv_cache is None or kv_cache.max_blocks is None:
             return None
-        num_needed = sum(kv_cache.num_blocks(most_tokens(row)) for row in first.group)
+        num_needed = sum(kv_cache.num_blocks(row.most_tokens) for row in first.group)
         if num_needed <= kv_cache.max_blocks:
             return None
         what = f"{first.num_prompt_tokens} prompt tokens and max_tokens {first.max_tokens}"

@@ -6,7 +6,7 @@ from msgspec import Struct
 
 from batcher.events import Role
 from batcher.lifecycle import State
-from batcher.scheduling.blocks import ROOT, BlockHash, BlockRun, CachedPrefix
+from batcher.scheduling.cached_blocks import ROOT, BlockHash, BlockRun, CachedPrefix
 
 NEVER = -1  # the step of what has not happened
 NO_SLOT = -1
@@ -92,6 +92,11 @@ class Schedulable(Struct, eq=False, gc=False, kw_only=True):  # it is part of no
         if not self.others:
             return (self,)
         return (self, *(row for row in self.others if row.num_tokens or row.role != "beam"))
+
+    @property
+    def most_tokens(self) -> int:
+        """How many tokens are computed at most: the last one that is generated is not."""
+        return max(self.num_prompt_tokens + self.max_tokens - 1, 1)
 
     @property
     def num_generated(self) -> int:

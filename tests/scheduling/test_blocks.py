@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from slow_pool import SlowPool
 
 from batcher.errors import InvariantError
-from batcher.scheduling.blocks import NO_HASH, NUM_RANKS, ROOT, BlockPool, CachedPrefix
+from batcher.scheduling.blocks import NUM_RANKS, BlockPool
+from batcher.scheduling.cached_blocks import NO_HASH, ROOT, CachedPrefix
 
 NUM_BLOCKS = 7
 

@@ -1,7 +1,8 @@
 """A pool without a limit: what can be found again does not make it grow for ever."""
 
 from batcher.scheduling import kv_cache
-from batcher.scheduling.blocks import ROOT, BlockPool
+from batcher.scheduling.blocks import BlockPool
+from batcher.scheduling.cached_blocks import ROOT
 from batcher.scheduling.kv_cache import KVCache
 from batcher.settings import SchedulingSettings
 

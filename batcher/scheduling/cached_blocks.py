@@ -1,0 +1,133 @@
+"""What is known of cached blocks: how they are found, what of a sequence was, who is evicted next.
+
+Rule: an idle block that is taken out of the middle stays in its queue until its turn comes, and is
+passed over then; so nothing is searched, and blocks come and go many at once.
+"""
+
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator
+from typing import NamedTuple
+
+from msgspec import Struct
+
+NO_BLOCK = NO_HASH = -1
+ROOT = 0  # the parent of the first block of a sequence without a salt
+
+BlockHash = int | str
+"""A number that no other content after the same tokens has, or a salt as the first parent."""
+
+BlockKey = tuple[BlockHash, Hashable]
+"""Parent and content: equal keys have equal tokens all the way back to the first."""
+
+
+class CachedPrefix(Struct, gc=False):
+    """Blocks in which the first tokens of a sequence were found, and the hash of each.
+
+    num_lost: how many had been lost by then, see BlockPool.
+    missed: what would have been the next content, if there is one.
+    """
+
+    blocks: list[int] = []
+    hashes: list[int] = []
+    num_lost: int = 0
+    missed: Hashable = None
+
+
+class BlockRun(Struct, gc=False):
+    """Cached blocks on end that one sequence has filled.
+
+    first: the hash of the first of them; those after it have the numbers that follow, and no other
+    block has one of the first `size_limit` of these.
+    num_keys: how many of them have their keys.  contents: of the others, in parts.
+    num_contents: how many blocks there are contents for, with or without a key.
+    is_open: whether it may go on: nobody else has cached a block behind its last one.
+    """
+
+    first: int
+    blocks: list[int]
+    size_limit: int
+    contents: list[Iterator[Hashable]]
+    num_contents: int
+    num_keys: int = 1
+    is_open: bool = True
+
+    def next_content(self) -> Hashable:
+        """Return the content of the first of its blocks that has no key."""
+        for content in self.contents[0]:
+            return content
+        del self.contents[0]
+        return self.next_content()
+
+
+class PrefixMatch(NamedTuple):
+    """What of a sequence stands in blocks already.
+
+    blocks: held by others or idle, whole or up to where the sequence goes on.
+    num_tokens: how many of its tokens they hold.
+    source: a block that holds the last of these beside tokens of another sequence; NO_BLOCK: none.
+    parent: the hash of the last of the whole blocks, if num_hashed of them were found by content.
+    contents: of the whole blocks after these; None if they have to be asked for.
+    """
+
+    blocks: list[int]
+    num_tokens: int
+    source: int = NO_BLOCK
+    num_hashed: int = 0
+    parent: BlockHash = ROOT
+    contents: Iterator[Hashable] | None = None
+
+    def without_source(self, block_size: int) -> "PrefixMatch":
+        """Return what of it can be shared without a copy."""
+        if self.source == NO_BLOCK:
+            return self
+        return self._replace(num_tokens=len(self.blocks) * block_size, source=NO_BLOCK)
+
+
+NO_MATCH = PrefixMatch([], 0)
+
+
+class IdleBlocks:
+    """Blocks that are worth the same; the least recently freed go first."""
+
+    def __init__(self) -> None:
+        self._queue: deque[int] = deque()
+        self._gone: dict[int, int] = {}  # block -> how many of its first entries are passed over
+        self._num_gone = 0
+
+    def __len__(self) -> int:
+        return len(self._queue) - self._num_gone
+
+    def extend(self, blocks: Iterable[int]) -> None:
+        """Take in blocks that have just been freed, one after the other."""
+        self._queue.extend(blocks)
+
+    def take(self, num_blocks: int) -> list[int]:
+        """Return so many blocks; there have to be as many."""
+        pop = self._queue.popleft
+        if not self._num_gone:
+            return [pop() for _ in range(num_blocks)]
+        blocks: list[int] = []
+        while len(blocks) < num_blocks:
+            block = pop()
+            if not self._passes_over(block):
+                blocks.append(block)
+        return blocks
+
+    def remove(self, block: int) -> None:
+        """Take out a block, wherever it is."""
+        self._gone[block] = self._gone.get(block, 0) + 1
+        self._num_gone += 1
+        if self._num_gone > len(self._queue) // 2:
+            self._queue = deque(entry for entry in self._queue if not self._passes_over(entry))
+
+    def _passes_over(self, block: int) -> bool:
+        """Whether the next entry of a block is one that has gone; it is forgotten then."""
+        num_entries = self._gone.get(block, 0)
+        if not num_entries:
+            return False
+        self._num_gone -= 1
+        if num_entries > 1:
+            self._gone[block] = num_entries - 1
+        else:
+            del self._gone[block]
+        return True
