@@ -2,6 +2,7 @@
 
 from array import array
 from bisect import bisect_left
+from zlib import crc32
 
 import msgspec
 from msgspec.structs import replace
@@ -10,7 +11,7 @@ from batcher.formats.ids import IdRegistry
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
 from batcher.request import Request
 
-from .intake import MAX_LINE_BYTES, LineReader
+from .intake import MAX_LINE_BYTES, InputError, LineReader
 from .problems import id_given_before, id_of, line_too_long
 
 Line = ParsedLine | BadLine
@@ -73,6 +74,18 @@ class LineParser:
         self._parser, self._duplicates = parser, duplicates
         self._decode = msgspec.json.Decoder(Request).decode
 
+    def parse_again(self, line: bytes, number: int, index: int, checksum: int) -> Line:
+        """Return what a line is that had this checksum when it was parsed before.
+
+        Raises:
+            InputError: it was a request, and has changed.
+        """
+        if not checksum:
+            return self.parse(line, number, index)
+        if crc32(line) != checksum:
+            raise InputError(f"line {number} of the input has changed since the start")
+        return self.parse_good(line, number)
+
     def parse_good(self, line: bytes, number: int) -> Line:
         """Return what a line is that is known to be a request, without checking it again.
 
@@ -91,6 +104,11 @@ class LineParser:
         if first is None or isinstance(parsed, BadLine):
             return parsed
         return id_given_before(parsed, line, number, first)
+
+
+def checksum_of(line: bytes, parsed: Line) -> int:
+    """Return what tells whether a line is the same when it is read again; 0 for a bad one."""
+    return crc32(line) if isinstance(parsed, ParsedLine) else 0
 
 
 def _parse(parser: RequestParser, line: bytes, number: int) -> Line:

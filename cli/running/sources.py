@@ -6,7 +6,6 @@ A file is surveyed first, whole: every problem in it is known before the first s
 from array import array
 from collections import deque
 from typing import Protocol
-from zlib import crc32
 
 from batcher.events import ArriveReason
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
@@ -14,7 +13,7 @@ from batcher.request import Request
 
 from .intake import InputError, LineReader, OpenInput, Waiting
 from .problems import InvalidInput, ProblemReport, arrival_goes_back
-from .reading import Line, LineParser, RequestReader
+from .reading import Line, LineParser, RequestReader, checksum_of
 
 _MAX_AHEAD = 1024
 _HEAD_BYTES = 2**22
@@ -92,8 +91,7 @@ class Survey:
         else:
             if not self.checksums:
                 self.rest = (lines.start, lines.number)
-            is_good = isinstance(parsed, ParsedLine)
-            self.checksums.append(crc32(reader.line) if is_good else 0)
+            self.checksums.append(checksum_of(reader.line, parsed))
 
 
 class FileSource:
@@ -126,12 +124,7 @@ class FileSource:
         line = self._lines.read()
         if line is None:
             raise InputError("the input has become shorter while it was read")
-        number, checksum = self._lines.number, next(self._checksums)
-        if not checksum:
-            return self._parser.parse(line, number, index)
-        if crc32(line) != checksum:
-            raise InputError(f"line {number} of the input has changed since the start")
-        return self._parser.parse_good(line, number)
+        return self._parser.parse_again(line, self._lines.number, index, next(self._checksums))
 
     def wait(self) -> None:
         """Nothing: next() always has something, up to the end."""
@@ -140,7 +133,7 @@ class FileSource:
 class IndexedSource:
     """A file whose requests stand in another order than they arrive in: each is looked up.
 
-    A pass over the file finds out where each line is: 32 bytes for each, while they are sorted.
+    A pass over the file finds out where each line is: 36 bytes for each, while they are sorted.
     """
 
     reason: ArriveReason = "input"
@@ -149,7 +142,7 @@ class IndexedSource:
     def __init__(self, lines: LineReader, parser: LineParser) -> None:
         self.has_ended, self.input_index = False, -1
         self._lines, self._parser = lines, parser
-        self._starts, self._numbers = array("q"), array("q")
+        self._starts, self._numbers, self._checksums = array("q"), array("q"), array("I")
         self._order = iter(self._index())
         self.total: int | None = len(self._starts)
 
@@ -161,7 +154,8 @@ class IndexedSource:
             return None
         self.input_index = index
         line = self._lines.read_at(self._starts[index])
-        return self._parser.parse(line, self._numbers[index], index)
+        number, checksum = self._numbers[index], self._checksums[index]
+        return self._parser.parse_again(line, number, index, checksum)
 
     def wait(self) -> None:
         """Nothing: next() always has something, up to the end."""
@@ -182,6 +176,7 @@ class IndexedSource:
             arrivals.append(arrival)
             self._starts.append(lines.start)
             self._numbers.append(lines.number)
+            self._checksums.append(checksum_of(line, parsed))
         order = np.argsort(np.frombuffer(arrivals), kind="stable")
         return array("q", order.astype(np.int64).tobytes())
 

@@ -105,12 +105,14 @@ def test_a_file_that_becomes_shorter_is_an_error(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("index", [0, 3])
-def test_a_line_that_changes_after_the_survey_is_an_error(tmp_path, monkeypatch, index):
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_line_that_changes_after_the_survey_is_an_error(tmp_path, monkeypatch, index, in_order):
     monkeypatch.setattr(sources, "_HEAD_BYTES", 0)
     path = tmp_path / "in"
-    rows = workload(5)
+    rows = workload(5, arrivals=(lambda i: i) if in_order else (lambda i: 9 - i))
     path.write_bytes(lines_of(*rows))
     source, _ = source_of(path)
+    assert isinstance(source, FileSource if in_order else IndexedSource)
     rows[index] = rows[index] | {"id": "xx"}  # as many bytes
     path.write_bytes(lines_of(*rows))
     with pytest.raises(InputError, match=f"line {index + 1} of the input has changed"):
