@@ -167,7 +167,6 @@ class RunningBatch(Generic[S]):
         """Let a group whose rows do not decode any more compute all that they know first."""
         self._clear_end(first)
         self.prefilling.append(first)
-        self.prefilling.sort(key=lambda other: other.admission)
 
     def fork(self, parent: S, child: S) -> None:
         """Let `child`, a beam, decode from where `parent` of the same group stands."""

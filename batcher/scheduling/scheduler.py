@@ -263,6 +263,7 @@ class Scheduler(Admission[S]):
             self.batch.stop_decoding(row)
             row.num_tokens += num_more
         self.batch.go_back_to_prefill(first)
+        self.batch.prefilling.sort(key=lambda other: other.admission)
 
     def fork(self, parent: S, child: S) -> None:
         """Let a beam go on from where another of its request stands, between two steps."""
