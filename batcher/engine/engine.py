@@ -369,9 +369,9 @@ class Engine:
             num_forced = self._runner.open(first)
             if num_forced:
                 self.scheduler.lengthen_admitted(scheduled, first, num_forced)
-        was_used_in, last_step = self._batch.was_used_in, step - 1
+        last_used, last_step = self._batch.last_used, step - 1
         for row in (first, *first.others):
-            reason: AdmitReason = "refill" if was_used_in(row.slot, last_step) else "empty"
+            reason: AdmitReason = "refill" if last_used[row.slot] == last_step else "empty"
             num_generated = 0
             if is_new:
                 row.admitted_step = step

@@ -84,12 +84,12 @@ class Admission(Generic[S]):
 
         num_kept: how many of each are left for a later step, 0 or 1.
         """
-        rows = first.computed_group
         if not first.others:
             need = first.num_tokens - first.num_computed - num_kept
             if need > budget or need > self._max_chunk:
                 need = min(budget, self._max_chunk)
             return {first: need} if need > 0 else {}
+        rows = first.computed_group
         most = min(budget, max(self._max_chunk, len(rows)))
         if sum(row.num_tokens - row.num_computed for row in rows) > most:
             most, num_kept = min(budget, self._max_chunk), 1
@@ -154,10 +154,13 @@ class Admission(Generic[S]):
 
     def _finish_prefill(self, output: SchedulerOutput[S], first: S) -> bool:
         """Let a group decode from now on if all it knows is computed; return whether it is."""
-        for row in (first,) if not first.others else first.computed_group:
+        rows = (first,) if not first.others else first.computed_group
+        for row in rows:
             if row.num_computed < row.num_tokens:
                 return False
-        self.batch.begin_decoding(first)
+        batch = self.batch
+        batch.begin_decoding(rows)
+        batch.end_after(first, first.max_tokens - first.num_tokens + first.num_prompt_tokens)
         output.prefill_finished.append(first)
         return True
 

@@ -21,6 +21,7 @@ class RunningBatch(Generic[S]):
 
     slots: [num_slots] the holder of each slot.  num_free, num_occupied: how many slots nobody
     holds, and how many somebody does.
+    last_used: [num_slots] the step each slot was last used in; -2: none.
     decode_step: the number of the current decode step; steps that only compute prompts are none.
     ending: number of a decode step -> the slots whose holders end with it; none is empty.
     num_decoding: how many rows decode.
@@ -35,11 +36,11 @@ class RunningBatch(Generic[S]):
         "_max_offset",
         "_num_admissions",
         "_sum_of_offsets",
-        "_vacated",
         "block_size",
         "by_boundary",
         "decode_step",
         "ending",
+        "last_used",
         "num_decoding",
         "num_free",
         "num_occupied",
@@ -57,7 +58,7 @@ class RunningBatch(Generic[S]):
         self.prefilling: list[S] = []
         self.block_size = block_size
         self._free = list(range(num_slots))  # a heap, so that the lowest slot is filled first
-        self._vacated = [-2] * num_slots  # the step each was last used in; -2: none
+        self.last_used = [-2] * num_slots
         self._num_admissions = 0
         self._first_of: dict[S, S] = {}  # running sequence -> the first of its group, if another
         self._sum_of_offsets = 0
@@ -92,20 +93,16 @@ class RunningBatch(Generic[S]):
                 raise InvariantError(f"slot {slot} is vacated by who does not hold it")
             sequence.state = move[sequence.state]
             slots[slot] = None
-            self._vacated[slot] = last_step
+            self.last_used[slot] = last_step
             heappush(self._free, slot)
         self.num_free += num_slots
         self.num_occupied -= num_slots
         for sequence in first.others:
             del self._first_of[sequence]
         if first.last_decode_step != NEVER:
-            self._clear_end(first)
+            self._forget_end(first)
         if self.prefilling:
             self.prefilling = [other for other in self.prefilling if other is not first]
-
-    def was_used_in(self, slot: int, step: int) -> bool:
-        """Whether the last holder of `slot` left it in `step`."""
-        return self._vacated[slot] == step
 
     def first_of(self, sequence: S) -> S:
         """Return the first of the group of a running sequence, perhaps itself."""
@@ -129,18 +126,23 @@ class RunningBatch(Generic[S]):
 
     # -- lockstep --------------------------------------------------------------------------------
 
-    def begin_decoding(self, first: S) -> None:
-        """Let the computed rows of a group decode from this step on."""
-        step = self.decode_step
-        for row in (first,) if not first.others else first.computed_group:
-            row.offset = row.num_tokens - 1 - step
-            self._join(row)
-        self.end_after(first, first.max_tokens - first.num_tokens + first.num_prompt_tokens)
+    def begin_decoding(self, rows: tuple[S, ...]) -> None:
+        """Let rows that know all their tokens but the next decode from this step on."""
+        step, size = self.decode_step, self.block_size
+        for row in rows:
+            row.is_decoding = True
+            row.offset = offset = row.num_tokens - 1 - step
+            self.num_decoding += 1
+            self._sum_of_offsets += offset
+            if self._max_offset is not None and offset > self._max_offset:
+                self._max_offset = offset
+            if size:
+                self.by_boundary.setdefault(-offset % size, {})[row] = None
 
     def end_after(self, first: S, num_steps: int) -> None:
         """Let a group that decodes end after so many steps, the current one included."""
         if first.last_decode_step != NEVER:
-            self._clear_end(first)
+            self._forget_end(first)
         first.last_decode_step = step = self.decode_step + num_steps - 1
         ending = self.ending
         if step in ending:
@@ -165,29 +167,18 @@ class RunningBatch(Generic[S]):
 
     def go_back_to_prefill(self, first: S) -> None:
         """Let a group whose rows do not decode any more compute all that they know first."""
-        self._clear_end(first)
+        self._forget_end(first)
         self.prefilling.append(first)
 
     def fork(self, parent: S, child: S) -> None:
         """Let `child`, a beam, decode from where `parent` of the same group stands."""
         if not child.is_decoding:
-            child.offset, child.num_tokens = parent.offset, 1
-            self._join(child)
+            child.num_tokens = parent.offset + self.decode_step + 1
+            self.begin_decoding((child,))
         if self.block_size:
             self._forked[parent] = self._forked[child] = None
 
-    def _join(self, row: S) -> None:
-        """Let a row decode, at its offset, which must not change any more."""
-        offset = row.offset
-        row.is_decoding = True
-        self.num_decoding += 1
-        self._sum_of_offsets += offset
-        if self._max_offset is not None and offset > self._max_offset:
-            self._max_offset = offset
-        if self.block_size:
-            self.by_boundary.setdefault(-offset % self.block_size, {})[row] = None
-
-    def _clear_end(self, first: S) -> None:
+    def _forget_end(self, first: S) -> None:
         """Let a group stay until it is told to leave."""
         slots = self.ending[first.last_decode_step]
         if len(slots) == 1:

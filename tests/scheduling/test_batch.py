@@ -43,7 +43,7 @@ def test_holders_end_with_their_last_steps_unless_they_leave_before() -> None:
     assert batch.ending == {7: [0], 4: [2]}
     batch.vacate(batch.slots[2], 4, FINISH)
     assert batch.ending == {7: [0]}
-    assert (batch.was_used_in(2, 4), batch.was_used_in(0, 4)) == (True, False)
+    assert (batch.last_used[2], batch.last_used[0]) == (4, -2)
 
 
 def test_the_last_step_of_a_holder_can_be_set_anew() -> None:
@@ -115,7 +115,7 @@ def test_who_ends_when_follows_from_the_last_steps_of_the_holders(
 def row_at(batch: RunningBatch[Schedulable], position: int) -> Schedulable:
     """Return a row that computes the token at `position` in the current decode step."""
     row = admitted(batch, num_tokens=position + 1, num_prompt_tokens=position + 1, max_tokens=99)
-    batch.begin_decoding(row)
+    batch.begin_decoding((row,))
     return row
 
 
