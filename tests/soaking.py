@@ -129,7 +129,7 @@ def kept(engine: Engine) -> dict[str, int]:
         "waiting": len(ordering) + queue.num_slots,
         "order": sum(len(getattr(ordering, name, ())) for name in ("_by_key", "_by_arrival")),
         "pending": queue.num_pending + len(queue._pending) + len(queue._arrived),
-        "open requests": len(outputs._num_open),
+        "open requests": len(outputs.num_open),
         "candidates": len(outputs._candidates),
         "results": len(outputs._results),
     }

@@ -121,7 +121,7 @@ class EngineMachine(RuleBasedStateMachine):
         schedule = self.schedule
         leaders = [*schedule.pending, *schedule.waiting, *schedule.running]
         known = {leader.id for leader in leaders} - self.aborted
-        return sorted((id_ for id_ in known if id_ in self.engine._outputs), key=int)
+        return sorted((id_ for id_ in known if id_ in self.engine._outputs.num_open), key=int)
 
     @rule()
     def step(self) -> None:

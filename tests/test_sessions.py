@@ -210,7 +210,7 @@ def test_a_turn_can_be_aborted_before_its_time_and_while_it_waits(num_steps: int
 def test_every_turn_can_be_aborted_in_turn() -> None:
     run = Run([turn(name, ignore_eos=True) for name in "abcd"]).step(2)
     for name in "dbca":
-        if name in run.engine._outputs:
+        if name in run.engine._outputs.num_open:
             run.engine.abort(name)
     run.finish()
     assert run.results["d"].finish_reason == "aborted"

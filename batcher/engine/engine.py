@@ -27,7 +27,7 @@ from batcher.models.checked_tokenizer import CheckedTokenizer
 from batcher.models.loading import as_model
 from batcher.request import Request
 from batcher.result import FinishReason, Result
-from batcher.scheduling.clock import BatchStats, Clock, ConstantClock, FormulaClock
+from batcher.scheduling.clock import Clock, ConstantClock, FormulaClock
 from batcher.scheduling.output import SchedulerOutput
 from batcher.scheduling.scheduler import NO_CHANGES, Scheduler
 from batcher.scheduling.sequence import NEVER, NO_SLOT
@@ -153,7 +153,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` still has something to do or to hand out."""
-        return bool(self._outputs or self._recorder)
+        return bool(self._outputs.num_open or self._recorder)
 
     @property
     def num_tokens(self) -> int:
@@ -168,7 +168,7 @@ class Engine:
         the next request it knows lies in the future or, first come being first served, the slots
         are taken.  If the engine is idle, the clock has jumped to that request when this returns.
         """
-        if not self._outputs:  # and so nothing lies in the future: what was to come may have failed
+        if not self._outputs.num_open:  # what was to come in the future may have failed
             return True
         inputs, clock = self._inputs, self._clock
         reads_all = self._reads_all or inputs.has_sessions  # turns arrive later than they are read
@@ -228,7 +228,8 @@ class Engine:
             raise BatchdecodeError(f"an Engine takes a Request, not a {type(request).__name__}")
         checked = checked_copy(request, self.capabilities)
         if isinstance(checked, list):
-            raise RequestError(self._id_of(request, input_index), checked)
+            index = self._outputs.num_requests if input_index is None else input_index
+            raise RequestError(str(index + 1) if request.id is None else request.id, checked)
         return self.enqueue(checked, input_index=input_index, reason=reason, replayed=replayed)
 
     def enqueue(
@@ -246,12 +247,14 @@ class Engine:
         Raises:
             RequestError: its id is that of a request that has not ended.
         """
-        request_id = self._id_of(request, input_index)
-        if request_id in self._outputs:
+        outputs, request_id = self._outputs, request.id
+        if input_index is None:
+            input_index = outputs.num_requests
+        if request_id is None:
+            request_id = str(input_index + 1)
+        if request_id in outputs.num_open:
             message = f"a request with id {request_id!r} has not ended yet"
             raise RequestError(request_id, [FieldProblem("duplicate-id", ("id",), message)])
-        if input_index is None:
-            input_index = self._outputs.num_requests
         self._inputs.add(Input(request, request_id, input_index, reason, replayed))
         return request_id
 
@@ -261,7 +264,7 @@ class Engine:
         Raises:
             BatchdecodeError: no such request is in the engine.
         """
-        if request_id not in self._outputs:
+        if request_id not in self._outputs.num_open:
             raise BatchdecodeError(f"no request with id {request_id!r} is in the engine")
         last_step = self._clock.step - 1
         for sequence in self._batch.firsts:
@@ -276,18 +279,17 @@ class Engine:
         If nothing can run but something will arrive, the clock jumps there first.  If nothing is
         left to run, no step is counted.
         """
+        clock = self._clock
         if self._queue.num_pending:
             self._join_arrivals()
-        clock, stats = self._clock, self._stats
-        if stats is not None:
-            stats.begin_step()
+        if self._stats is not None:
+            self._stats.begin_step()
         scheduled = self.scheduler.schedule(clock.step, clock.now)
         if scheduled is not NO_CHANGES:
             self._prepare(scheduled)
         is_idle = not self._batch.num_occupied
         if not is_idle:
-            measured = None if stats is None else stats.measure(scheduled)
-            self._update(scheduled, self._execute(scheduled), measured)
+            self._update(scheduled, self._execute(scheduled))
         if self._inputs.has_sessions:
             self._inputs.continue_sessions()
         if self._is_checked:
@@ -295,8 +297,8 @@ class Engine:
         tokens = self._runner.decoder.take_streamed() if self._is_streaming else []
         if self._recorder:
             return StepOutcome(self._recorder.take(), self._outputs.take_results(), tokens)
-        if is_idle and self._outputs and (self._queue.num_waiting or not self._queue.num_pending):
-            raise InvariantError(f"step {clock.step}: requests are left, and none can run")
+        if is_idle:
+            self._check_progress()
         return StepOutcome([], [], tokens)
 
     def hand_out(self) -> StepOutcome:
@@ -304,10 +306,16 @@ class Engine:
         self._join_arrivals()
         return StepOutcome(self._recorder.take(), self._outputs.take_results(), [])
 
-    def _id_of(self, request: Request, input_index: int | None) -> str:
-        if request.id is not None:
-            return request.id
-        return str((self._outputs.num_requests if input_index is None else input_index) + 1)
+    def _check_progress(self) -> None:
+        """Make sure that a step in which nothing has happened was one before an arrival.
+
+        Raises:
+            InvariantError: it was not, so all that follow would be the same.
+        """
+        is_coming = self._queue.num_pending and not self._queue.num_waiting
+        if self._outputs.num_open and not is_coming:
+            step = self._clock.step
+            raise InvariantError(f"step {step}: requests are left, and none can run")
 
     # -- before the step -------------------------------------------------------------------------
 
@@ -328,12 +336,12 @@ class Engine:
             sequence.state = ARRIVE[sequence.state]
             sequence.arrived_step = arrived_step
         self._recorder.arrived(first)
-        replayed = first.replayed
+        replayed = None if first.extras is None else first.extras.replayed
         if first.max_tokens == 0 or (replayed is not None and replayed.slot is None):
             # now, and not in the step of its arrival if that was missed: results come in order
             self._outputs.finish_waiting(first, self._clock.step, "length")
             return
-        failure = self.scheduler.why_never(first)
+        failure = None if self.scheduler.kv_cache is None else self.scheduler.why_never(first)
         if failure is None:
             self._queue.push(first)
         else:
@@ -363,11 +371,14 @@ class Engine:
         """Begin the rows of a group that was given slots, unless it was preempted before."""
         is_new = first.admitted_step == NEVER
         num_forced = 0
-        if first.replayed is not None:
+        if first.extras is not None and first.extras.replayed is not None:
             self._outputs.num_replayed += first.num_slots
         elif is_new:
-            num_forced = self._runner.open(first)
-            if num_forced:
+            forced = self._runner.decoder.open(first)
+            if forced:
+                num_forced = len(forced)
+                for row in first.group:
+                    row.generated = forced
                 self.scheduler.lengthen_admitted(scheduled, first, num_forced)
         last_used, last_step = self._batch.last_used, step - 1
         for row in (first, *first.others):
@@ -404,24 +415,23 @@ class Engine:
             return self._with_sharers(decoded, scheduled)
         return decoded
 
-    def _update(
-        self,
-        scheduled: SchedulerOutput[Sequence],
-        decoded: Decoded,
-        measured: BatchStats | None,
-    ) -> None:
-        """End the rows that failed, completed a stop or reached max_tokens; that is their order."""
-        batch, clock, step = self._batch, self._clock, self._clock.step
-        ending = batch.ending.get(batch.decode_step, ()) if scheduled.is_decode_step else ()
+    def _update(self, scheduled: SchedulerOutput[Sequence], decoded: Decoded) -> None:
+        """Take in what the step has computed, and end it."""
+        batch, clock, stats = self._batch, self._clock, self._stats
+        measured = None if stats is None else stats.measure(scheduled)
+        ending = batch.ending.get(batch.decode_step) if scheduled.is_decode_step else None
         self.scheduler.update(scheduled)
-        if ending or decoded is not NOTHING_DECODED:
-            self._process_outputs(step, decoded, ending)
+        if ending is not None or decoded is not NOTHING_DECODED:
+            self._process_outputs(clock.step, decoded, ending or ())
         clock.advance(measured)
-        if self._stats is not None:
-            self._stats.end_step(clock.now)
+        if stats is not None:
+            stats.end_step(clock.now)
 
     def _process_outputs(self, step: int, decoded: Decoded, ending: Collection[int]) -> None:
-        """Give each row what `step` led to."""
+        """Give each row what `step` led to; ending: the slots of those that reach max_tokens.
+
+        Failing goes before completing a stop, and that before reaching max_tokens.
+        """
         slots, batch, finish = self._batch.slots, self._batch, self._outputs.finish_running
         jumped = [(slots[slot], len(tokens) - 1) for slot, tokens in decoded.jumps.items()]
         for first, num_more in jumped:

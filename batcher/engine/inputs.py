@@ -225,7 +225,7 @@ def _make_more(
         negative = request.negative_prompt or []
         prompt = read_prompt(negative, "negative_prompt", first.id, model)
         for sample in samples:
-            partner = _another(first, sample.index, sample.replayed, role="negative")
+            partner = _another(first, sample.index, replayed.get(sample.index), role="negative")
             _begin_with(partner, prompt)
             sample.others, sample.num_slots = (partner,), 2
     return samples

@@ -66,17 +66,6 @@ class ModelRunner:
 
     # -- a group comes, waits and goes -----------------------------------------------------------
 
-    def open(self, first: Sequence) -> int:
-        """Begin the rows of a group that has slots for the first time.
-
-        Returns how many tokens are the row's from the outset, because nothing else is allowed.
-        """
-        forced = self.decoder.open(first)
-        if forced:
-            for row in first.group:
-                row.generated = forced
-        return len(forced)
-
     def note_jump(self, first: Sequence) -> None:
         """Take note that a row has several tokens that the model does not know of."""
         generated = self.decoder.read(first.slot, 0, first.num_generated)
@@ -156,7 +145,7 @@ class ModelRunner:
                 take(chunk)
         for first in output.prefill_finished:
             is_usual = first.num_tokens and not first.others and first.generated is None
-            if not is_usual and first.replayed is None:
+            if not is_usual and (first.extras is None or first.extras.replayed is None):
                 self._begin(first)
 
     def _hold_all(

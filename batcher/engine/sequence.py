@@ -58,11 +58,6 @@ class Sequence(Schedulable, eq=False, gc=False, kw_only=True):  # it is part of 
         return self.extras is None
 
     @property
-    def replayed(self) -> Result | None:
-        """What an earlier run found of it, if it is not computed anew."""
-        return None if self.extras is None else self.extras.replayed
-
-    @property
     def healing(self) -> bytes:
         """The bytes at the end of its prompt that are generated anew."""
         return b"" if self.extras is None else self.extras.healing

@@ -52,7 +52,7 @@ class Run:
         """Return the request of the first event of a kind in the last step, if it still lives."""
         for event in self.events:
             is_so = all(getattr(event, name) == value for name, value in fields.items())
-            if isinstance(event, kind) and is_so and event.id in self.engine._outputs:
+            if isinstance(event, kind) and is_so and event.id in self.engine._outputs.num_open:
                 return event.id
         return None
 
@@ -68,7 +68,7 @@ def waits(run: Run) -> str | None:
 
 def is_partly_computed(run: Run) -> str | None:
     partly = [event for event in run.events if isinstance(event, AdmitEvent | PrefillEvent)]
-    left = [event.id for event in partly if event.left and event.id in run.engine._outputs]
+    left = [event.id for event in partly if event.left and event.id in run.engine._outputs.num_open]
     return left[0] if left else None
 
 
@@ -86,13 +86,17 @@ def is_preempted(run: Run) -> str | None:
 
 def is_back(run: Run) -> str | None:
     for event in run.events:
-        if isinstance(event, AdmitEvent) and event.generated and event.id in run.engine._outputs:
+        if (
+            isinstance(event, AdmitEvent)
+            and event.generated
+            and event.id in run.engine._outputs.num_open
+        ):
             return event.id
     return None
 
 
 def waits_for_its_turn(run: Run) -> str | None:
-    return "last" if "last" in run.engine._outputs else None
+    return "last" if "last" in run.engine._outputs.num_open else None
 
 
 STAGES: list[Stage] = [
