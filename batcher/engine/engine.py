@@ -432,14 +432,15 @@ class Engine:
 
         Failing goes before completing a stop, and that before reaching max_tokens.
         """
-        slots, batch, finish = self._batch.slots, self._batch, self._outputs.finish_running
-        jumped = [(slots[slot], len(tokens) - 1) for slot, tokens in decoded.jumps.items()]
-        for first, num_more in jumped:
-            if first is not None:
-                self._recorder.jumped(first, num_more)
+        batch, slots, finish = self._batch, self._batch.slots, self._outputs.finish_running
         reasons: dict[int, FinishReason] = dict.fromkeys(ending, "length")
-        reasons.update(dict.fromkeys(decoded.stopped, "stop"))
-        reasons.update(dict.fromkeys(decoded.failed, "error"))
+        jumps = decoded.jumps
+        for slot, tokens in jumps.items():
+            self._recorder.jumped(self._holder_of(slot), len(tokens) - 1)
+        for slot in decoded.stopped:
+            reasons[slot] = "stop"
+        for slot in decoded.failed:
+            reasons[slot] = "error"
         for slot in sorted(reasons):
             row = slots[slot]
             if row is not None:
@@ -450,11 +451,16 @@ class Engine:
                 self.scheduler.fork(parent, child)
                 self._runner.fork(parent, child)
                 self._recorder.forked(child, parent)
-        for first, num_more in jumped:
-            if first is not None and first.extras is not None:  # it goes on: see RowDecoder
-                self.scheduler.lengthen(first, num_more)
-                self._runner.note_jump(first)
-                first.extras.jumped_step = step
+        for slot, tokens in jumps.items():
+            first = self._holder_of(slot)  # a row that jumps goes on: see RowDecoder
+            self.scheduler.lengthen(first, len(tokens) - 1)
+            self._runner.note_jump(first, step)
+
+    def _holder_of(self, slot: int) -> Sequence:
+        holder = self._batch.slots[slot]
+        if holder is None:
+            raise InvariantError(f"nobody holds slot {slot}, whose row was given tokens")
+        return holder
 
     def _with_sharers(self, decoded: Decoded, scheduled: SchedulerOutput[Sequence]) -> Decoded:
         """Let rows fail, too, that were to go on from what a failed one has not computed."""

@@ -66,8 +66,10 @@ class ModelRunner:
 
     # -- a group comes, waits and goes -----------------------------------------------------------
 
-    def note_jump(self, first: Sequence) -> None:
-        """Take note that a row has several tokens that the model does not know of."""
+    def note_jump(self, first: Sequence, step: int) -> None:
+        """Take note that `step` gave a row several tokens, all of which it computes next."""
+        if first.extras is not None:
+            first.extras.jumped_step = step
         generated = self.decoder.read(first.slot, 0, first.num_generated)
         for row in first.group:
             row.generated = generated
