@@ -116,7 +116,7 @@ def kept(engine: Engine) -> dict[str, int]:
         "leaders": len(batch._first_of) + (len(rows.leaders) if rows else 0),
         "first rows": len(decoder._tokens.first_rows),
         "rows aside": len(decoder._tokens.aside),
-        "logit rows": len(decoder.logit_slots),
+        "logit rows": len(rows.logit_slots) if rows else 0,
         "rows in the batch": len(runner._batch.slots),
         "chunks": len(runner._batch.chunks),
         "suspended": len(runner._suspended),

@@ -23,7 +23,7 @@ from batcher.engine.decoded import (
 from batcher.engine.sequence import Sequence
 from batcher.errors import Failure
 from batcher.events import TokenEvent
-from batcher.models.base import NO_SLOTS, IntArray, Model, ModelOutput
+from batcher.models.base import IntArray, Model, ModelOutput
 from batcher.request import ConstraintField
 from batcher.result import FinishReason
 from batcher.settings import GRAMMAR_TIMEOUT
@@ -74,10 +74,12 @@ class OutputTokens:
 
     def close(self, slot: int, num_tokens: int) -> list[int]:
         """Return the first `num_tokens` tokens of the row in `slot` and forget the row."""
-        tokens = self.read(slot, 0, num_tokens)
-        del self.first_rows[slot]
         if slot in self.aside:
-            del self.aside[slot]
+            tokens = self.read(slot, 0, num_tokens)
+            del self.aside[slot], self.first_rows[slot]
+        else:
+            first_row = self.first_rows.pop(slot)
+            tokens = self.page[first_row : first_row + num_tokens, slot].tolist()
         return tokens
 
     def resume(self, slot: int, tokens: list[int]) -> None:
@@ -111,6 +113,7 @@ class Decoder:
 
     is_streaming: whether the text of each sample is told as it comes.
     grammar_timeout: seconds of processor time for a constraint.
+    rows: those that ask for more, once there has been any.
     """
 
     def __init__(self, model: Model, num_slots: int, *, is_streaming: bool) -> None:
@@ -118,9 +121,9 @@ class Decoder:
         self._model, self._num_slots, self._is_streaming = model, num_slots, is_streaming
         self._tokens = OutputTokens(num_slots)
         self._stops = StopMatcher(num_slots, model.vocab_size, model.tokenizer)
-        self._rows: RowDecoder | None = None
+        self.rows: RowDecoder | None = None
         if is_streaming or model.gives == "logits":
-            self._rows = self._make_rows()
+            self.rows = self._make_rows()
 
     @cached_property
     def grammars(self) -> "Grammars":
@@ -158,11 +161,6 @@ class Decoder:
             is_streaming=self._is_streaming,
         )
 
-    @property
-    def logit_slots(self) -> IntArray:
-        """[logit rows] the slots whose logits are needed, ascending."""
-        return NO_SLOTS if self._rows is None else self._rows.logit_slots
-
     # -- a row comes and goes --------------------------------------------------------------------
 
     def open(self, leader: Sequence) -> list[int]:
@@ -170,51 +168,38 @@ class Decoder:
 
         Those are what its constraint allows nothing beside.
         """
-        rows = self._rows
-        if not leader.is_plain:
-            rows = self._rows = rows or self._make_rows()
+        rows = self.rows
+        if leader.extras is not None:
+            rows = self.rows = rows or self._make_rows()
         elif rows is None or not rows.takes_plain:
-            self.open_plain(leader)
+            slot, stops = leader.slot, self._stops
+            self._tokens.first_rows[slot] = self._tokens.row
+            state = stops.starts.get(leader.automaton)
+            if state is None:
+                stops.open(slot, leader.automaton)
+            else:
+                stops.states[slot] = state
+                stops.watched.add(slot)
             return []
         return rows.open(leader)
 
-    def open_plain(self, leader: Sequence) -> None:
-        """Begin the row of a leader that asks for nothing more, where no row is streamed."""
-        slot, stops = leader.slot, self._stops
-        self._tokens.first_rows[slot] = self._tokens.row
-        state = stops.starts.get(leader.automaton)
-        if state is None:
-            stops.open(slot, leader.automaton)
-        else:
-            stops.states[slot] = state
-            stops.watched.add(slot)
-
     def close(self, slot: int, num_tokens: int, reason: FinishReason) -> Generated:
         """Return the first `num_tokens` tokens of the row in `slot`, and forget the row."""
-        if self._rows is not None and self._rows.is_busy:
-            return self._rows.close(slot, num_tokens, reason)
-        return Generated(self.close_plain(slot, num_tokens), reason)
-
-    def close_plain(self, slot: int, num_tokens: int) -> list[int]:
-        """Do what `close` does with a row that was opened by `open_plain`."""
+        if self.rows is not None and self.rows.is_busy:
+            return self.rows.close(slot, num_tokens, reason)
         self._stops.watched.discard(slot)
         self._stops.states[slot] = FREE_LINE
-        rows = self._tokens
-        if slot in rows.aside:
-            return rows.close(slot, num_tokens)
-        first_row = rows.first_rows.pop(slot)
-        tokens: list[int] = rows.page[first_row : first_row + num_tokens, slot].tolist()
-        return tokens
+        return Generated(self._tokens.close(slot, num_tokens), reason)
 
     def close_beams(self, slot: int, reason: FinishReason) -> list[Generated]:
         """Return the best beams of the request whose leader is in `slot`, and forget its rows."""
-        rows = self._rows = self._rows or self._make_rows()
+        rows = self.rows = self.rows or self._make_rows()
         return rows.close_beams(slot, reason)
 
     def read(self, slot: int, start: int, stop: int) -> list[int]:
         """Return tokens number `start` to `stop`, exclusive, of those the row in `slot` has."""
-        if self._rows is not None and self._rows.is_busy:
-            return self._rows.read(slot, start, stop)
+        if self.rows is not None and self.rows.is_busy:
+            return self.rows.read(slot, start, stop)
         return self._tokens.read(slot, start, stop)
 
     # -- a row is out of the batch for a while ---------------------------------------------------
@@ -224,31 +209,31 @@ class Decoder:
 
         num_tokens: how many of the row's tokens are its output; beams know that themselves.
         """
-        if self._rows is not None and self._rows.is_busy:
-            return self._rows.suspend(leader, num_tokens)
+        if self.rows is not None and self.rows.is_busy:
+            return self.rows.suspend(leader, num_tokens)
         tokens = self._tokens.close(leader.slot, num_tokens)
         return SuspendedRows([tokens], [SuspendedRow(self._stops.suspend(leader.slot))])
 
     def resume(self, leader: Sequence, suspended: SuspendedRows) -> None:
         """Let suspended rows go on in the slots that `leader` and its companions have by now."""
-        if self._rows is not None:
-            self._rows.resume(leader, suspended)
+        if self.rows is not None:
+            self.rows.resume(leader, suspended)
         else:
             self._tokens.resume(leader.slot, suspended.tokens[0])
             self._stops.resume(leader.slot, suspended.rows[0].place)
 
     def close_suspended(self, suspended: SuspendedRows, reason: FinishReason) -> list[Generated]:
         """Return what suspended rows had generated: the row's output, or those of its beams."""
-        if self._rows is not None:
-            return self._rows.close_suspended(suspended, reason)
+        if self.rows is not None:
+            return self.rows.close_suspended(suspended, reason)
         return [Generated(suspended.tokens[0], reason)]
 
     # -- a step ----------------------------------------------------------------------------------
 
     def decode(self, output: ModelOutput, step: int) -> Decoded:
         """Take in what the model gave in `step`; writes the tokens that were chosen into it."""
-        if self._rows is not None and self._rows.is_busy:
-            return self._rows.decode(output, self._failures(output.failed), step)
+        if self.rows is not None and self.rows.is_busy:
+            return self.rows.decode(output, self._failures(output.failed), step)
         tokens = output.tokens
         self._tokens.append(tokens)
         stopped = self._stops.advance(tokens)
@@ -262,9 +247,9 @@ class Decoder:
 
     def _failures(self, failed: Mapping[int, str | Failure]) -> dict[int, Failure]:
         """Return what the model says went wrong with rows, by slot, as failures of leaders."""
-        leader_of = {} if self._rows is None else self._rows.leaders
+        leader_of = {} if self.rows is None else self.rows.leaders
         return {leader_of.get(slot, slot): as_failure(why) for slot, why in failed.items()}
 
     def take_streamed(self) -> list[TokenEvent]:
         """Return what was told of samples since the last call."""
-        return [] if self._rows is None else self._rows.take_streamed()
+        return [] if self.rows is None else self.rows.take_streamed()

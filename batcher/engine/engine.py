@@ -432,7 +432,8 @@ class Engine:
 
         Failing goes before completing a stop, and that before reaching max_tokens.
         """
-        batch, slots, finish = self._batch, self._batch.slots, self._outputs.finish_running
+        slots, first_of = self._batch.slots, self._batch.first_of
+        finish = self._outputs.finish_running
         reasons: dict[int, FinishReason] = dict.fromkeys(ending, "length")
         jumps = decoded.jumps
         for slot, tokens in jumps.items():
@@ -444,7 +445,8 @@ class Engine:
         for slot in sorted(reasons):
             row = slots[slot]
             if row is not None:
-                finish(batch.first_of(row), step, reasons[slot], decoded.failed.get(slot))
+                first = first_of(row) if row.role != "sample" else row
+                finish(first, step, reasons[slot], decoded.failed.get(slot))
         for source, target in decoded.forks:
             parent, child = slots[source], slots[target]
             if parent is not None and child is not None:  # their request has not ended just now

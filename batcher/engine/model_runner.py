@@ -134,17 +134,17 @@ class ModelRunner:
         if prefilling:
             self._hold_all(output, prefilling)
         if self._suspended:
-            for first in output.prefill_finished:
-                if first in self._suspended:
-                    self.decoder.resume(first, self._suspended.pop(first))
+            self._resume(output.prefill_finished)
         if self._pages is not None:
             self._turn_pages(output, self._pages, decode_step)
         join, add_part = self._batch.join, self._batch.add_part
         for row, num_tokens in output.num_scheduled_tokens.items():
-            if row.extras is None or row.extras.replayed is None:
-                chunk = self._chunk(row, row.num_computed - num_tokens, row.num_computed)
+            extras, stop = row.extras, row.num_computed
+            if extras is None and row.is_decoding and num_tokens == row.num_prompt_tokens == stop:
+                join(Chunk(row.slot, row.prompt.tokens, 0))  # as nearly always
+            elif extras is None or extras.replayed is None:
                 take = join if row.is_decoding else add_part
-                take(chunk)
+                take(self._chunk(row, stop - num_tokens, stop))
         for first in output.prefill_finished:
             is_usual = first.num_tokens and not first.others and first.generated is None
             if not is_usual and (first.extras is None or first.extras.replayed is None):
@@ -163,6 +163,12 @@ class ModelRunner:
                         self._model.release(row.slot)  # or the model would go on with it
                         if self._pages is None:
                             self._lost.add(row)
+
+    def _resume(self, prefill_finished: Collection[Sequence]) -> None:
+        """Let the rows that were suspended go on where the step gives them a token."""
+        for first in prefill_finished:
+            if first in self._suspended:
+                self.decoder.resume(first, self._suspended.pop(first))
 
     def _begin(self, first: Sequence) -> None:
         """Let every further token of a group's rows go to the model by itself."""
@@ -226,7 +232,8 @@ class ModelRunner:
             BatchdecodeError: another runner has taken the model.
         """
         batch, decoder = self._batch, self.decoder
-        batch.logit_slots = decoder.logit_slots
+        if decoder.rows is not None:
+            batch.logit_slots = decoder.rows.logit_slots
         if self._is_robbed:
             raise BatchdecodeError(ROBBED)
         try:

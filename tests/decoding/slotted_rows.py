@@ -90,7 +90,7 @@ class SlottedRows:
 
     def compute(self) -> None:
         """Let the model and the decoder do a step of all running rows."""
-        self.batch.logit_slots = self.decoder.logit_slots
+        self.batch.logit_slots = self.decoder.rows.logit_slots
         output = MODEL.forward(self.batch)
         self.batch.chunks, self.batch.tokens = [], output.tokens
         decoded = self.decoder.decode(output, self.step)

@@ -90,7 +90,7 @@ def test_a_row_that_ends_outside_the_batch_gives_what_it_had(kind: str, num_step
         outputs = outside.decoder.close_suspended(suspended, "aborted")
         outside.outcome.outputs[leader.id, leader.index] = outputs
     assert outside.finish() == inside.finish()
-    assert outside.decoder.logit_slots.size == 0
+    assert outside.decoder.rows.logit_slots.size == 0
 
 
 def test_suspended_rows_tell_what_the_model_has_to_compute_again() -> None:
