@@ -4,6 +4,7 @@ import json
 import os
 import zlib
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 from process import batchdecode
@@ -18,7 +19,7 @@ from cli.running.output import (
     WriteError,
     open_sink,
 )
-from cli.running.recorder import ResultWriter, TraceWriter
+from cli.running.recorder import ResultWriter, RunRecorder, TraceWriter
 
 
 class FullDisk(io.FileIO):
@@ -63,6 +64,17 @@ def test_what_takes_longer_than_a_moment_is_written_at_once(tmp_path):
         writer.write([item(number)])
         assert path.read_bytes().endswith(item(number))
     writer.close()
+
+
+def test_what_was_kept_is_written_before_the_run_waits():
+    log = Log()
+    recorder = object.__new__(RunRecorder)
+    recorder.results = ResultWriter(log, clock=lambda: 0.0)
+    recorder._trace, recorder._view = None, SimpleNamespace(refresh=lambda: 5.0)
+    recorder.results.write([item(0)])
+    assert log.writes == []
+    assert recorder._show_all() == 5.0
+    assert log.writes == [item(0)]
 
 
 def test_token_events_are_written_at_once_and_are_no_results():
