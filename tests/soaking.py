@@ -108,7 +108,7 @@ def kept(engine: Engine) -> dict[str, int]:
     """Return how much an engine still holds of rows that have ended, by place; {} if nothing."""
     scheduler, runner, outputs = engine.scheduler, engine._runner, engine._outputs
     batch = scheduler.batch
-    decoder, rows = runner.decoder, runner.decoder._rows
+    decoder, rows = runner.decoder, runner.decoder.rows
     queue, ordering = scheduler.queue, scheduler._ordering
     sizes = {
         "rows": len(rows._states) if rows else 0,

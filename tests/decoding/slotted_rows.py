@@ -98,7 +98,7 @@ class SlottedRows:
         for slot, leader in list(self.running.items()):
             self._commit(leader, slot, decoded)
         for source, target in decoded.forks:
-            if target in self.decoder._rows.leaders or target in self.running:
+            if target in self.decoder.rows.leaders or target in self.running:
                 MODEL.fork(source, target)
                 self.batch.enter(target)
 

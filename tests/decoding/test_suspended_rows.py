@@ -133,7 +133,7 @@ def test_a_plain_row_is_not_in_the_way_of_those_that_stay() -> None:
     [leader] = rows.running.values()
     rows.suspend(leader)
     decoder = rows.decoder
-    assert not decoder._rows._states
+    assert not decoder.rows._states
     assert not decoder._tokens.first_rows
     assert not decoder._stops.watched
 
