@@ -53,6 +53,8 @@ def find_given(fields: Fields, spellings: Mapping[str, Reader]) -> Found:
 
 def respell(fields: Fields, spellings: Mapping[str, Reader]) -> dict[str, Any] | None:
     """Return the fields by their own names; None if anything about them is unusual."""
+    if fields.values.keys().isdisjoint(spellings):
+        return dict(fields.values)
     named = {name: value for name, value in fields.values.items() if name not in spellings}
     for found in find_given(fields, spellings):
         if isinstance(found, FieldProblem):

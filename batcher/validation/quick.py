@@ -64,7 +64,7 @@ def quick_copy(request: Request, capabilities: ModelCapabilities) -> Request | N
     """Return an equal request with lists of its own; None if a closer look at it is needed."""
     if type(request) is not Request and request.__struct_fields__ != Request.__struct_fields__:
         return None  # a type of the caller's, of which nothing is known
-    checked = _checked_type(capabilities.vocab_size, capabilities.gives_logits, is_tuple=True)
+    checked = _type_of_tuple(capabilities.vocab_size, capabilities.gives_logits)
     try:
         copy = msgspec.convert(astuple(request), checked)  # quicker than by the names of fields
     except (msgspec.ValidationError, UnicodeEncodeError):  # the other: a lone surrogate
@@ -83,7 +83,7 @@ def quick_copy(request: Request, capabilities: ModelCapabilities) -> Request | N
 
 def checked_type(capabilities: ModelCapabilities) -> type[Request]:
     """Return the type of requests of FREE_FIELDS; one is right if `goes_together` is true of it."""
-    return _checked_type(capabilities.vocab_size, capabilities.gives_logits)
+    return _make_type(capabilities.vocab_size, gives_logits=capabilities.gives_logits)
 
 
 def goes_together(request: Request, capabilities: ModelCapabilities) -> bool:
@@ -122,11 +122,12 @@ def _is_uniform(stop: object) -> bool:
 
 
 @cache
-def _checked_type(
-    vocab_size: int | None,
-    gives_logits: bool,  # noqa: FBT001 - a cache key
-    *,
-    is_tuple: bool = False,
+def _type_of_tuple(vocab_size: int | None, gives_logits: bool) -> type[Request]:  # noqa: FBT001 - a cache key
+    return _make_type(vocab_size, gives_logits=gives_logits, array_like=True)
+
+
+def _make_type(
+    vocab_size: int | None, *, gives_logits: bool, array_like: bool = False
 ) -> type[Request]:
     """Return a type that no bad request converts to, but for what `goes_together` tells.
 
@@ -142,7 +143,7 @@ def _checked_type(
         for name, field in REQUEST_FIELDS.items()
     ]
     made = msgspec.defstruct(
-        "CheckedRequest", fields, bases=(Request,), frozen=True, gc=False, array_like=is_tuple
+        "CheckedRequest", fields, bases=(Request,), frozen=True, gc=False, array_like=array_like
     )
     return cast(type[Request], made)
 
