@@ -5,15 +5,16 @@ of the lines it accepts by itself.
 """
 
 import re
+from itertools import islice
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from batcher.formats.diagnostics import Problem
-from batcher.formats.json_spans import read_distinct
-from batcher.formats.line_parts import find_too_many
+from batcher.errors import FieldProblem
+from batcher.formats.diagnostics import CONTEXT, Problem, make_problem
+from batcher.formats.json_spans import Span, read_distinct
 from batcher.formats.line_problems import (
     BODY_FIELDS,
     ROW_FIELDS,
@@ -31,6 +32,13 @@ from batcher.validation import (
     find_problems,
     goes_together,
 )
+
+# Strings, names of fields among them, lists and objects of a line: each takes a hundred bytes and
+# more once it is read, so they are counted before.
+MAX_PARTS = 2**17
+
+# The end of a string may be missing, lest each quote in what is no JSON be tried for a beginning.
+_PART = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]', re.DOTALL)
 
 # Every key of the line, or "" where a quote and a colon end something else: a key with escapes or
 # digits, or words in a string.  The decoder takes the last of two equal keys; if this finds a key
@@ -68,7 +76,7 @@ class RequestParser:
 
     def parse(self, line: bytes, line_number: int) -> ParsedLine | BadLine:
         """Return the request of `line`, or what is wrong with it; no bytes make it raise."""
-        too_many = find_too_many(line, line_number)
+        too_many = _find_too_many(line, line_number)
         if too_many is not None:
             return BadLine(str(line_number), [too_many])
         try:
@@ -158,6 +166,23 @@ def _without_synonyms(line: dict[str, Any]) -> dict[str, Any] | None:
             return None
         fields[name] = value
     return fields
+
+
+def _find_too_many(line: bytes, line_number: int) -> Problem | None:
+    """Return the problem of a line that has more than MAX_PARTS parts; None of any other."""
+    if len(line) <= MAX_PARTS:
+        return None
+    most = line.count(b'"') // 2 + line.count(b"[") + line.count(b"{")
+    if most <= MAX_PARTS or next(islice(_PART.finditer(line), MAX_PARTS, None), None) is None:
+        return None
+    message = (
+        f"the line has more than {MAX_PARTS} strings, lists and objects, names of fields "
+        f"included; at most {MAX_PARTS} are allowed"
+    )
+    hint = "a list of token ids is one of them, however long; join texts and messages to fewer"
+    start = line[:CONTEXT].decode(errors="replace")
+    problem = FieldProblem("too-many-parts", (), message, hint)
+    return make_problem(problem, line_number, start, Span(0, 1))
 
 
 def _read_keys(line: bytes) -> set[bytes]:

@@ -5,8 +5,7 @@ import tracemalloc
 
 import pytest
 
-from batcher.formats.line_parts import MAX_PARTS
-from batcher.formats.requests import BadLine, ParsedLine, RequestParser
+from batcher.formats.requests import MAX_PARTS, BadLine, ParsedLine, RequestParser
 from batcher.validation import ModelCapabilities
 
 MANY = 2 * MAX_PARTS
