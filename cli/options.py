@@ -31,8 +31,7 @@ from .commands.arguments import (
     refuse_nan,
     refuse_stdout,
 )
-from .config import model_settings
-from .config_file import MODEL_SECTIONS
+from .config import MODEL_SECTIONS, model_settings
 from .scheduling_options import SchedulingOptions, takes_scheduling
 
 if TYPE_CHECKING:

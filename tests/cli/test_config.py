@@ -5,8 +5,7 @@ from process import batchdecode
 from typer.testing import CliRunner
 
 from cli.app import app
-from cli.config import model_settings
-from cli.config_file import ConfigError
+from cli.config import ConfigError, model_settings
 
 
 @pytest.fixture
