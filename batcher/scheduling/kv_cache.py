@@ -269,7 +269,6 @@ class KVCache(Generic[S]):
         """Let nothing be found that `sequence` was to compute: it has not."""
         for block in sequence.table[sequence.num_cached // self.block_size :]:
             self.pool.forget(block)
-        sequence.run = None
         self._boundaries = [end for end in self._boundaries if end.sequence is not sequence]
 
     def check(self, sequences: Iterable[S]) -> None:

@@ -2,6 +2,8 @@
 
 import pytest
 
+from batcher import Engine, Request, SimulatedModel
+from batcher.events import AdmitEvent, BlockedEvent
 from batcher.scheduling.output import SchedulerOutput
 from batcher.scheduling.scheduler import Scheduler
 from batcher.scheduling.sequence import Schedulable
@@ -69,3 +71,20 @@ def test_long_prompts_do_not_drive_each_other_out() -> None:
     assert (kept.totals.num_preemptions, kept.totals.recomputed_tokens) == (0, 0)
     assert thrashing.totals.num_preemptions > 0
     assert kept.totals.computed_tokens < thrashing.totals.computed_tokens
+
+
+def test_who_was_refused_is_let_in_as_soon_as_enough_of_it_is_found() -> None:
+    settings = SchedulingSettings(
+        kv_blocks=7, block_size=4, long_prefill_threshold=4, watermark=0.0
+    )
+    engine = Engine(SimulatedModel(), 3, settings=settings)
+    shared, events = [*range(300, 324)], []
+    engine.add(Request(id="long", prompt=shared, max_tokens=1))
+    engine.add(Request(id="short", prompt=[5, 6], max_tokens=2, ignore_eos=True))
+    engine.add(Request(id="refused", prompt=[*shared, 7, 8, 9], max_tokens=1, arrival_time=1))
+    for _ in range(3):
+        events += engine.step().events
+    # 5 blocks of it are missing when 4 are free; a step later both are 4, as one was given back.
+    admitted = {event.id: event.step for event in events if isinstance(event, AdmitEvent)}
+    assert admitted == {"long": 0, "short": 0, "refused": 2}
+    assert [event.step for event in events if isinstance(event, BlockedEvent)] == [1]

@@ -170,6 +170,26 @@ def test_the_end_of_a_chain_is_evicted_before_its_beginning() -> None:
     pool.give_back(table)
     assert pool.take(2) == [2, 1]
     assert list(pool._found) == [(ROOT, "a")]
+    pool.follow(found := CachedPrefix(), ROOT, "abc")
+    assert found.blocks == [0]
+
+
+def test_a_run_goes_on_until_somebody_else_has_cached_a_block_behind_it() -> None:
+    pool = BlockPool(6)
+    table, other = pool.take(3), pool.take(2)
+    _, run = pool.cache(table[:1], ROOT, iter("a"), 0, (1, 3))
+    assert run is not None
+    pool.extend(run, table[1:2])
+    run.contents.append(iter("b"))
+    assert run.is_open
+    parent, _ = pool.cache(other[:1], run.first, iter("b"))
+    assert parent == run.first + 1, "that is there already"
+    pool.cache(other[1:], parent, iter("x"))
+    assert not run.is_open
+    pool.cache(table[2:], parent, iter("c"))
+    for content, block in (("x", other[1]), ("c", table[2])):
+        pool.follow(found := CachedPrefix(), ROOT, f"ab{content}")
+        assert found.blocks == [*table[:2], block]
 
 
 def test_typed_blocks_are_evicted_rank_by_rank_pinned_ones_last() -> None:

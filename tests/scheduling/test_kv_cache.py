@@ -257,3 +257,17 @@ def test_a_block_is_worth_as_much_as_the_best_segment_that_reaches_into_it() -> 
     cache.begin(cache.sequence("c", range(70, 74)))
     assert cache.match(cache.sequence("x", range(9))).num_tokens == 8
     assert cache.match(cache.sequence("x", range(50, 55))).num_tokens == 0
+
+
+def test_a_part_is_found_no_longer_once_the_block_is_evicted_that_was_filled_behind_it() -> None:
+    cache = Cache(4)
+    cache.begin(first := cache.sequence("a", range(10), ranks=((10, 0),)))
+    cache.end_step()
+    cache.tokens["a"] += range(10, 13)
+    first.num_computed = 12
+    cache.leave(first)
+    assert cache.match(cache.sequence("b", range(13))).num_tokens == 12
+    part = cache.sequence("c", [*range(10), 99], ranks=((10, 0), (11, 0)))
+    assert cache.match(part).num_tokens == 10
+    cache.begin(cache.sequence("d", range(50, 58)))
+    assert cache.match(part).num_tokens == 8
