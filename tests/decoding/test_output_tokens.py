@@ -1,9 +1,12 @@
 """Tokens go in a step at a time and come out a row at a time, across any number of pages."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batcher import Engine, Request, SimulatedModel
+from batcher.engine import decoder
 from batcher.engine.decoder import MAX_PAGE_TOKENS, MIN_PAGE_STEPS, OutputTokens
 
 
@@ -41,3 +44,20 @@ def test_a_row_may_be_cut_short() -> None:
 
 def test_a_huge_batch_has_a_small_page() -> None:
     assert OutputTokens(100_000).page.size <= MIN_PAGE_STEPS * 100_000 + MAX_PAGE_TOKENS
+
+
+def test_rows_of_an_engine_may_be_longer_than_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    def tokens_of_all() -> dict[str, list[int]]:
+        engine, told = Engine(SimulatedModel(), 3), {}
+        for number in range(8):
+            length = 3 + 5 * number % 17
+            engine.add(Request(prompt=f"Line {number}", max_tokens=length, ignore_eos=True))
+        while engine.has_work:
+            told |= {result.id: result.tokens for result in engine.step().results}
+        return told
+
+    expected = tokens_of_all()
+    monkeypatch.setattr(decoder, "MIN_PAGE_STEPS", 4)
+    monkeypatch.setattr(decoder, "MAX_PAGE_STEPS", 4)
+    assert tokens_of_all() == expected
+    assert max(map(len, expected.values())) > 12

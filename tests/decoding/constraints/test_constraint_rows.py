@@ -203,6 +203,7 @@ def test_random_outputs_of_words_and_bytes_keep_their_constraint(kind, constrain
 
 GRAMMARS = [
     ("choice", ["the cat sat", "the cat ran", "a dog", "the catalogue"]),
+    ("choice", ["the book is", "the boat is", "a dog"]),  # " book" goes on where " bo" is forced
     ("regex", r"(item [0-9]: (yes|no), the cat sat on the mat\n){2,3}"),
     ("regex", r" ?[a-f]+(é|è)?"),
     ("json_schema", {"type": "object", "properties": {"a": {"enum": [1, "two"]}, "b": {}}}),
