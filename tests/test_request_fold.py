@@ -16,8 +16,8 @@ from batcher.events import (
     PrefillEvent,
 )
 from batcher.metrics import RunMetrics, encode_summary
+from batcher.timeline.fold import RequestFold
 from batcher.timeline.records import is_follower, key_of
-from batcher.timeline.requests import RequestFold
 from cli.screen.live.state import RunState
 
 OF_A_SEQUENCE = (ArriveEvent, AdmitEvent, PrefillEvent, PreemptEvent, FinishEvent)

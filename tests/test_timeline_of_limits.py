@@ -22,7 +22,7 @@ from batcher.events import (
 )
 from batcher.settings import SchedulingSettings
 from batcher.timeline import Timeline
-from batcher.timeline.records import BlockedSpan, Preemption, SlotSpan, Wait
+from batcher.timeline.records import BlockedSpan, SlotSpan, SpanPreemption, Wait
 
 
 def timeline_of(jobs, limits):
@@ -74,7 +74,7 @@ def test_a_preempted_sequence_waits_again_from_that_step():
     timeline = timeline_of(CROWDED, Limits())
     assert list(timeline.spans) == [
         SlotSpan(0, "a", 0, 0, 9, "length"),
-        SlotSpan(1, "b", 0, 0, 7, "preempted", preemption=Preemption("kv", "a", 0, 8, 7)),
+        SlotSpan(1, "b", 0, 0, 7, "preempted", preemption=SpanPreemption("kv", "a", 0, 8, 7)),
         SlotSpan(0, "b", 0, 9, 13, "length", prefill=3, generated=7, resumed=True),
         SlotSpan(0, "c", 0, 13, 16, "length", prefill=2),
     ]

@@ -21,7 +21,7 @@ from batcher.timeline.requests import RequestTimeline, leader_index
 MAX_INVOLVED = 3
 
 
-class Setting(Struct, frozen=True):
+class DifferentSetting(Struct, frozen=True):
     """What the first lines of the two traces say differently; None where one says nothing."""
 
     name: str
@@ -50,7 +50,7 @@ class Involved(Struct, frozen=True):
     b: Story | None
 
 
-class Comparison(Struct, frozen=True):
+class RunComparison(Struct, frozen=True):
     """How two runs differ.
 
     parting: None if their schedules are equal.  involved: the first few requests it is about.
@@ -61,7 +61,7 @@ class Comparison(Struct, frozen=True):
     else is then of the steps before, and of requests that are known in both by then.
     """
 
-    settings: list[Setting]
+    settings: list[DifferentSetting]
     parting: Parting | None
     involved: list[Involved]
     only_a: list[str]
@@ -80,7 +80,7 @@ class Comparison(Struct, frozen=True):
         return self.parting is None and not (self.only_a or self.only_b or self.altered)
 
 
-def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> Comparison:
+def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> RunComparison:
     """Return how two runs differ; they are gone through a second time if one breaks off.
 
     Raises:
@@ -102,7 +102,7 @@ def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> Comparison:
         time_a, time_b = (t.figures.start_of(step) for t in (a.timeline, b.timeline))
         parting = Parting(step, time_a, time_b, found_a, found_b)
     ended = [pair for pair in pairs if until is None or all(request.finish for request in pair)]
-    return Comparison(
+    return RunComparison(
         settings=differing_settings(a.timeline.run, b.timeline.run),
         parting=parting,
         involved=[
@@ -121,11 +121,15 @@ def compare(events_a: Iterable[Event], events_b: Iterable[Event]) -> Comparison:
     )
 
 
-def differing_settings(run_a: RunEvent, run_b: RunEvent) -> list[Setting]:
+def differing_settings(run_a: RunEvent, run_b: RunEvent) -> list[DifferentSetting]:
     """Return what the two run events say differently, by name."""
     a, b = _flat(msgspec.to_builtins(run_a)), _flat(msgspec.to_builtins(run_b))
     names = list(dict.fromkeys([*a, *b]))
-    return [Setting(name, a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name)]
+    return [
+        DifferentSetting(name, a.get(name), b.get(name))
+        for name in names
+        if a.get(name) != b.get(name)
+    ]
 
 
 def _labels_in(parting: Parting) -> list[str]:

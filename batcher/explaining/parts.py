@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from batcher.events import BlockedReason
 from batcher.timeline import Timeline
 from batcher.timeline.records import BlockedSpan, is_follower
-from batcher.timeline.requests import Admission, RequestTimeline
+from batcher.timeline.requests import AdmissionRecord, RequestTimeline
 
 Phase = Literal["wait", "prefill", "decode"]
 Cause = Literal["", "slots", "queue", "prefill"] | BlockedReason
@@ -72,7 +72,7 @@ class _Batch(NamedTuple):
 
 def _batches_of(
     timeline: Timeline, request: RequestTimeline, steps: range
-) -> Iterator[tuple[_Batch, Admission | None, BlockedSpan | None]]:
+) -> Iterator[tuple[_Batch, AdmissionRecord | None, BlockedSpan | None]]:
     """Yield all of `steps`, with what keeps the request in its slot or blocks the queue then."""
     admissions, all_blocked = iter(request.admissions), iter(timeline.blocked)
     admission, blocked = next(admissions, None), next(all_blocked, None)
@@ -124,7 +124,7 @@ def _part_of(
     timeline: Timeline,
     request: RequestTimeline,
     batch: _Batch,
-    admission: Admission | None,
+    admission: AdmissionRecord | None,
     blocked: BlockedSpan | None,
 ) -> Part:
     """Return the part that the steps of `batch` are."""
@@ -140,7 +140,7 @@ def _part_of(
     return Part(start, stop, "decode", "prefill" if is_standstill else "")
 
 
-def _computes(request: RequestTimeline, admission: Admission) -> bool:
+def _computes(request: RequestTimeline, admission: AdmissionRecord) -> bool:
     """Return whether the step of its admission computed any of its tokens."""
     admit = admission.event
     if request.arrive is None:
@@ -148,7 +148,7 @@ def _computes(request: RequestTimeline, admission: Admission) -> bool:
     return request.arrive.prompt_tokens + admit.generated - admit.cached > admit.left
 
 
-def _has_chunk(admission: Admission, step: int) -> bool:
+def _has_chunk(admission: AdmissionRecord, step: int) -> bool:
     """Return whether `step`, after the admission, computed some of what it began with."""
     chunks = admission.chunks or []
     place = bisect_left(chunks, step)

@@ -12,8 +12,8 @@ from batcher.events import EndReason, RejectEvent
 from batcher.explaining.parts import Part, explain
 from batcher.explaining.reading import KeptRequests
 from batcher.timeline import Timeline
-from batcher.timeline.records import Preemption
-from batcher.timeline.requests import Admission, RequestTimeline
+from batcher.timeline.records import SpanPreemption
+from batcher.timeline.requests import AdmissionRecord, RequestTimeline
 
 TIME_DIGITS = 9  # of seconds, after the point
 
@@ -41,10 +41,10 @@ class Stay(Struct, frozen=True, omit_defaults=True):
     first_token: int | None
     cached: int = 0
     generated: int = 0
-    preemption: Preemption | None = None
+    preemption: SpanPreemption | None = None
 
 
-class Ending(Struct, frozen=True):
+class RequestEnd(Struct, frozen=True):
     """How a sequence ended: `step` was its last, `time` is when that was over, in seconds."""
 
     step: int
@@ -53,7 +53,7 @@ class Ending(Struct, frozen=True):
     tokens: int
 
 
-class Totals(Struct, frozen=True):
+class PhaseTotals(Struct, frozen=True):
     """How many steps, or seconds, went into each phase.
 
     standstill: those in a slot in which it had no share of what the step computed.
@@ -86,21 +86,21 @@ class Story(Struct, frozen=True):
     arrived: Arrival | None
     parts: list[Part]
     stays: list[Stay]
-    ended: Ending | None
-    steps: Totals
-    seconds: Totals
+    ended: RequestEnd | None
+    steps: PhaseTotals
+    seconds: PhaseTotals
 
 
-class Answer(Struct, frozen=True):
+class RequestStories(Struct, frozen=True):
     """What a trace tells of an id: the stories of its samples, and its lines that were invalid."""
 
     stories: list[Story]
     rejects: list[RejectEvent]
 
 
-def answer_of(kept: KeptRequests) -> Answer:
+def answer_of(kept: KeptRequests) -> RequestStories:
     """Return the stories of all that was kept."""
-    return Answer([story_of(kept.timeline, request) for request in kept.all], kept.rejects)
+    return RequestStories([story_of(kept.timeline, request) for request in kept.all], kept.rejects)
 
 
 def story_of(timeline: Timeline, request: RequestTimeline) -> Story:
@@ -136,7 +136,7 @@ def _arrival_of(request: RequestTimeline) -> Arrival | None:
     return Arrival(arrive.step, arrive.time, arrive.prompt_tokens, arrive.max_tokens)
 
 
-def _stay_of(timeline: Timeline, request: RequestTimeline, admission: Admission) -> Stay:
+def _stay_of(timeline: Timeline, request: RequestTimeline, admission: AdmissionRecord) -> Stay:
     admit, preempt = admission.event, admission.preempt
     return Stay(
         admit.slot,
@@ -146,16 +146,16 @@ def _stay_of(timeline: Timeline, request: RequestTimeline, admission: Admission)
         admission.first_token,
         admit.cached,
         admit.generated,
-        None if preempt is None else Preemption.by(preempt),
+        None if preempt is None else SpanPreemption.by(preempt),
     )
 
 
-def _ending_of(timeline: Timeline, request: RequestTimeline) -> Ending | None:
+def _ending_of(timeline: Timeline, request: RequestTimeline) -> RequestEnd | None:
     finish = request.finish
     if finish is None:
         return None
     time = timeline.figures.end_of(finish.step) if request.admission is not None else finish.time
-    return Ending(finish.step, time, finish.reason, finish.tokens)
+    return RequestEnd(finish.step, time, finish.reason, finish.tokens)
 
 
 def _seconds(timeline: Timeline, request: RequestTimeline, parts: list[Part]) -> list[float]:
@@ -168,7 +168,7 @@ def _seconds(timeline: Timeline, request: RequestTimeline, parts: list[Part]) ->
     return [end - begin for begin, end in zip(begins, ends, strict=True)]
 
 
-def _totals(parts: list[Part], amounts: list[float] | list[int]) -> Totals:
+def _totals(parts: list[Part], amounts: list[float] | list[int]) -> PhaseTotals:
     """Return the sums of `amounts`, one for each of `parts`."""
     sums: Counter[str] = Counter()
     for part, amount in zip(parts, amounts, strict=True):
@@ -177,4 +177,4 @@ def _totals(parts: list[Part], amounts: list[float] | list[int]) -> Totals:
     wait, prefill, decode, still = (
         round(sums[what], TIME_DIGITS) for what in ("wait", "prefill", "decode", "standstill")
     )
-    return Totals(wait, prefill, decode, still)
+    return PhaseTotals(wait, prefill, decode, still)

@@ -31,7 +31,8 @@ from batcher.metrics.slots import SlotUse
 from batcher.metrics.steps import is_plain
 from batcher.metrics.summary import ConstraintCounts, FinishCounts, RunSummary
 from batcher.metrics.timed import TimedMetrics, TimedNumbers
-from batcher.timeline.requests import RequestFold, RequestTimeline
+from batcher.timeline.fold import RequestFold
+from batcher.timeline.requests import RequestTimeline
 
 if TYPE_CHECKING:
     from batcher.metrics.timeseries import TimeSeries

@@ -27,8 +27,9 @@ from batcher.events import (
     RunEvent,
     StepsEvent,
 )
+from batcher.timeline.fold import RequestFold
 from batcher.timeline.records import BlockedSpan, SlotSpan, Wait, is_follower, label_of
-from batcher.timeline.requests import RequestFold, RequestTimeline
+from batcher.timeline.requests import RequestTimeline
 from batcher.timeline.sorted_records import SortedRecords
 from batcher.timeline.step_figures import StepFigures
 

@@ -23,7 +23,7 @@ class Fork(Struct, frozen=True):
     parent: int
 
 
-class Preemption(Struct, frozen=True):
+class SpanPreemption(Struct, frozen=True):
     """Why a sequence lost its slot: for_id and for_index are those of the one that needed room.
 
     tokens: how many have to be computed again.  generated: how many of its own it had by then.
@@ -36,7 +36,7 @@ class Preemption(Struct, frozen=True):
     generated: int
 
     @classmethod
-    def by(cls, event: PreemptEvent) -> "Preemption":
+    def by(cls, event: PreemptEvent) -> "SpanPreemption":
         """Return what `event` tells of it."""
         return cls(event.reason, event.for_id, event.for_index, event.tokens, event.generated)
 
@@ -75,7 +75,7 @@ class SlotSpan(Struct, frozen=True, omit_defaults=True):
     cached: int = 0
     generated: int = 0
     resumed: bool = False
-    preemption: Preemption | None = None
+    preemption: SpanPreemption | None = None
 
     @property
     def label(self) -> str:

@@ -266,13 +266,13 @@ def _check_files(options: RunOptions, setup: RunSetup) -> None:
 
 
 def _open_view(setup: RunSetup, loop: Loop) -> View:
-    from ..screen.live.facts import Plan  # noqa: PLC0415 - a quiet run does without
+    from ..screen.live.facts import RunPlan  # noqa: PLC0415 - a quiet run does without
 
     options, run = setup.options, setup.engine.run_event()
     title = setup.requests.name.rpartition("/")[2]
     is_shared = options.output is None and is_same_terminal(stdout_descriptor(), 2)
     return open_view(
-        Plan(title, run.policy, options.batch, loop.source.total, bool(run.step_time)),
+        RunPlan(title, run.policy, options.batch, loop.source.total, bool(run.step_time)),
         loop,
         live=options.live,
         is_quiet=options.quiet,

@@ -4,10 +4,10 @@ import time
 from collections.abc import Callable, Sequence
 
 from batcher.events import RequestEvent
-from batcher.timeline.requests import RequestFold
+from batcher.timeline.fold import RequestFold
 
 from .cells import printable
-from .live.facts import Gauges, Moment, Plan, long_step, plain_line
+from .live.facts import Gauges, Moment, RunPlan, long_step, plain_line
 from .live.state import RunState
 from .terminal import Terminal
 from .view import View
@@ -24,7 +24,7 @@ class ProgressLines(View):
 
     def __init__(
         self,
-        plan: Plan,
+        plan: RunPlan,
         gauges: Gauges,
         terminal: Terminal,
         clock: Callable[[], float] = time.monotonic,

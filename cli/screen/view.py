@@ -17,9 +17,9 @@ from .terminal import (
 
 if TYPE_CHECKING:
     from batcher.events import RequestEvent
-    from batcher.timeline.requests import RequestFold
+    from batcher.timeline.fold import RequestFold
 
-    from .live.facts import LiveGauges, Plan
+    from .live.facts import LiveGauges, RunPlan
 
 LiveChoice = Literal["auto", "always", "plain", "never"]
 
@@ -85,7 +85,7 @@ class View:
 
 
 def open_view(
-    plan: "Plan",
+    plan: "RunPlan",
     gauges: "LiveGauges",
     *,
     live: LiveChoice,

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from batcher.events import AdmitEvent, BlockedEvent, FinishEvent, PreemptEvent
 from batcher.explaining.changes import Change, RequestFigures, RunTotals
-from batcher.explaining.differences import Comparison, Parting, role_of
+from batcher.explaining.differences import Parting, RunComparison, role_of
 from batcher.explaining.reading import Decision
 from batcher.explaining.story import Story
 from batcher.timeline.records import label_of
@@ -27,7 +27,7 @@ _TOTALS = {
 }
 
 
-def describe(comparison: Comparison, name_a: str, name_b: str) -> list[str]:
+def describe(comparison: RunComparison, name_a: str, name_b: str) -> list[str]:
     """Return how run A differs from run B, in sentences of any length."""
     lines = [f"A: {name_a}", f"B: {name_b}", *_settings(comparison), *_workloads(comparison)]
     lines += _breaks(comparison)
@@ -37,7 +37,7 @@ def describe(comparison: Comparison, name_a: str, name_b: str) -> list[str]:
     return [*lines, *_parting(comparison.parting), *_reasons(comparison)]
 
 
-def _settings(comparison: Comparison) -> Iterator[str]:
+def _settings(comparison: RunComparison) -> Iterator[str]:
     """Yield what is set differently; two kinds of step time have no terms to compare."""
     names = {setting.name for setting in comparison.settings}
     for setting in comparison.settings:
@@ -52,7 +52,7 @@ def _shown(value: object) -> str:
     return "not set" if value is None else str(value)
 
 
-def _workloads(comparison: Comparison) -> Iterator[str]:
+def _workloads(comparison: RunComparison) -> Iterator[str]:
     """Yield how the workloads differ."""
     for letter, labels in (("A", comparison.only_a), ("B", comparison.only_b)):
         if labels:
@@ -63,11 +63,11 @@ def _workloads(comparison: Comparison) -> Iterator[str]:
         yield f"not the same: {names(altered)} {what} ({counted(len(altered), 'sample')})"
 
 
-def _is_broken(comparison: Comparison) -> bool:
+def _is_broken(comparison: RunComparison) -> bool:
     return comparison.breaks_off_a is not None or comparison.breaks_off_b is not None
 
 
-def _breaks(comparison: Comparison) -> Iterator[str]:
+def _breaks(comparison: RunComparison) -> Iterator[str]:
     """Yield where a trace breaks off, and what that leaves to compare."""
     breaks = {"A": comparison.breaks_off_a, "B": comparison.breaks_off_b}
     found = {letter: step for letter, step in breaks.items() if step is not None}
@@ -114,7 +114,7 @@ def decided(decision: Decision) -> str:
             return f"computes {tokens} of {label}, {decision.left:,} left"
 
 
-def _reasons(comparison: Comparison) -> Iterator[str]:
+def _reasons(comparison: RunComparison) -> Iterator[str]:
     """Yield what those the parting is about do there in each run, and why."""
     if comparison.parting is None:
         return
@@ -144,7 +144,7 @@ def _doing(story: Story, step: int) -> str:
     return f"holds slot {slot}{still} and {what} ({steps})"
 
 
-def results_of(comparison: Comparison, max_rows: int) -> Iterator[str]:
+def results_of(comparison: RunComparison, max_rows: int) -> Iterator[str]:
     """Yield what came of it in tables, with at most `max_rows` samples that changed."""
     changes, num_compared = comparison.changes, comparison.num_compared
     if changes:

@@ -18,7 +18,7 @@ MIN_TICK_GAP = 2
 
 
 @dataclass(frozen=True)
-class Glyphs:
+class ChartGlyphs:
     """What charts are drawn with.
 
     bars: of sequences that follow each other.  prefill: of one that takes several steps for it.
@@ -41,10 +41,12 @@ class Glyphs:
     dot: str
 
 
-UNICODE = Glyphs(
+UNICODE = ChartGlyphs(
     "┃", "╭", "━╌", "x", "o", "▪", "«", " ░▒▓█", " ▁▂▃▄▅▆▇█", "┬", "─", "╰─╯", "…", "·"
 )
-ASCII = Glyphs("|", "/", "=-", "x", "o", ":", "<", " .+*#", " 123456789", "+", "-", "^^^", "~", "-")
+ASCII = ChartGlyphs(
+    "|", "/", "=-", "x", "o", ":", "<", " .+*#", " 123456789", "+", "-", "^^^", "~", "-"
+)
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def busy_shares(busy: Sequence[int], scale: Scale, num_slots: int = 1) -> list[f
     return [count / (num_slots * len(scale.steps_at(cell))) for cell, count in enumerate(busy)]
 
 
-def shaded_row(shares: Sequence[float], glyphs: Glyphs) -> str:
+def shaded_row(shares: Sequence[float], glyphs: ChartGlyphs) -> str:
     """Return a row of cells, the darker the busier; blank is never busy, and solid is always."""
     partial = glyphs.shades[1:-1]
     shades = {0.0: glyphs.shades[0], 1.0: glyphs.shades[-1]}
@@ -124,14 +126,14 @@ def highest_counts(counts: Iterable[Stretch], scale: Scale) -> list[int]:
     return highest
 
 
-def level_row(counts: Sequence[int], peak: int, glyphs: Glyphs) -> str:
+def level_row(counts: Sequence[int], peak: int, glyphs: ChartGlyphs) -> str:
     """Return a row of columns as high as the count of each cell; `peak` is full."""
     highest = len(glyphs.levels) - 1
     return "".join(glyphs.levels[-(-count * highest // peak) if peak else 0] for count in counts)
 
 
 def bar_row(
-    spans: Sequence[SlotSpan], labels: Mapping[str, str], scale: Scale, glyphs: Glyphs
+    spans: Sequence[SlotSpan], labels: Mapping[str, str], scale: Scale, glyphs: ChartGlyphs
 ) -> str:
     """Return the row of one slot: its sequences as bars, each with its label where that fits.
 
@@ -192,7 +194,7 @@ def _room(cells: Sequence[str], bar: str) -> int:
     return sum(1 for _ in takewhile(bar.__eq__, cells))
 
 
-def _end_mark(span: SlotSpan, glyphs: Glyphs) -> str:
+def _end_mark(span: SlotSpan, glyphs: ChartGlyphs) -> str:
     """Return what stands where `span` ends, "" where that is nothing but its bar."""
     if has_failed(span):
         return glyphs.broken
@@ -225,7 +227,7 @@ def _write(cells: list[str], start: int, text: str) -> None:
         cell += width
 
 
-def axis(scale: Scale, glyphs: Glyphs) -> tuple[str, str]:
+def axis(scale: Scale, glyphs: ChartGlyphs) -> tuple[str, str]:
     """Return the numbers of some round steps, and below them the line with their ticks."""
     numbers = [" "] * scale.num_cells
     line = [glyphs.line] * scale.num_cells

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from batcher.events import PreemptReason, RejectEvent
 from batcher.explaining.parts import Cause, Part
 from batcher.explaining.story import Stay, Story
-from batcher.timeline.records import Preemption
+from batcher.timeline.records import SpanPreemption
 
 from ..screen.cells import counted
 
@@ -209,7 +209,7 @@ _GAVE_WAY: dict[PreemptReason, str] = {
 }
 
 
-def _preemption(story: Story, stay: Stay, preemption: Preemption) -> str:
+def _preemption(story: Story, stay: Stay, preemption: SpanPreemption) -> str:
     why = f"for {preemption.for_label}, {_GAVE_WAY[preemption.reason]}"
     if (preemption.for_id, preemption.for_index) == (story.id, story.index):
         why = "as no KV block was left for it"

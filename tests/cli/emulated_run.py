@@ -7,7 +7,7 @@ import pyte
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent
 from cli.screen.live.display import InlineLive, ScreenLive
 from cli.screen.live.driver import LiveView
-from cli.screen.live.facts import Plan
+from cli.screen.live.facts import RunPlan
 from cli.screen.terminal import Terminal
 
 ALTERNATE_SCREEN = 1049 << 5  # as pyte counts private modes
@@ -106,7 +106,7 @@ class Run:
         self.clock, self.gauges = Clock(), Gauges()
         known = {"title": "requests.jsonl", "policy": "fcfs", "is_timed": False}
         self.view = LiveView(
-            Plan(batch_size=batch_size, **known | {"total": len(requests)} | plan),
+            RunPlan(batch_size=batch_size, **known | {"total": len(requests)} | plan),
             self.gauges,
             self.screen,
             display(self.screen),

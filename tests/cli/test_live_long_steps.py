@@ -12,7 +12,7 @@ from emulated_run import Clock, Gauges, Run, Screen, inline, long_requests
 from process import lines_of, start, workload
 
 from cli.running.signals import StepWatch
-from cli.screen.live.facts import Plan
+from cli.screen.live.facts import RunPlan
 from cli.screen.progress_lines import ProgressLines
 
 
@@ -87,7 +87,7 @@ def test_results_for_a_terminal_that_goes_in_a_long_step_are_an_error_of_the_run
 
 def test_a_long_step_is_a_plain_line_every_five_seconds():
     clock, screen = Clock(), Screen()
-    plan = Plan("requests.jsonl", "fcfs", 2, 9, is_timed=False)
+    plan = RunPlan("requests.jsonl", "fcfs", 2, 9, is_timed=False)
     view = ProgressLines(plan, Gauges(), screen, clock)
     for _ in range(48):
         view.still_computing(7)

@@ -23,7 +23,7 @@ from batcher.scheduling.blocks import BlockUse
 from cli.screen.live import heatmap
 from cli.screen.live.display import ScreenLive
 from cli.screen.live.driver import LiveView
-from cli.screen.live.facts import Plan
+from cli.screen.live.facts import RunPlan
 from cli.screen.live.grid import Longest, plan_columns
 from cli.screen.live.heatmap import plan_map
 from cli.screen.live.theme import DARK, LIGHT, UNICODE, theme_of
@@ -293,7 +293,7 @@ def test_the_run_so_far_fills_what_room_is_left():
 def shown_after(events, step, total, batch_size=4):
     """Return the rows of the picture after `step`, the events of later ones not seen."""
     screen = Screen()
-    plan = Plan("t", "fcfs", batch_size, total, is_timed=False)
+    plan = RunPlan("t", "fcfs", batch_size, total, is_timed=False)
     display = ScreenLive(screen)
     view = LiveView(plan, Gauges(), screen, display, every_step=True, clock=Clock())
     seen = [e for e in events if not isinstance(e, RunEvent | EndEvent) and e.step <= step]

@@ -10,14 +10,14 @@ from reference_paged import CROWDED, Limits, play_paged
 
 from batcher.events import AdmitEvent, ArriveEvent, BlockedEvent
 from batcher.scheduling.blocks import BlockUse
-from cli.screen.live.facts import Plan
+from cli.screen.live.facts import RunPlan
 from cli.screen.progress_lines import ProgressLines
 from cli.screen.view import View
 
 
 def test_a_log_gets_a_line_every_five_seconds_and_none_for_a_short_run():
     screen, clock = Screen(200, 24), Clock()
-    plan = Plan("in\x1b.jsonl", "fcfs", 1, 9, is_timed=False)
+    plan = RunPlan("in\x1b.jsonl", "fcfs", 1, 9, is_timed=False)
     lines = ProgressLines(plan, Gauges(), screen, clock=clock)
     with lines:
         lines.observe([ArriveEvent(0, 0.0, "a", 0, "input", 5, 100)])
@@ -36,7 +36,7 @@ def test_a_log_gets_a_line_every_five_seconds_and_none_for_a_short_run():
 
 def test_a_plain_line_tells_in_words_what_the_picture_shows():
     screen, clock, gauges = Screen(300, 24), Clock(), Gauges()
-    lines = ProgressLines(Plan("in", "fcfs", 2, 3, is_timed=False), gauges, screen, clock=clock)
+    lines = ProgressLines(RunPlan("in", "fcfs", 2, 3, is_timed=False), gauges, screen, clock=clock)
     lines.observe([e for e in play_paged(CROWDED, Limits()).events[1:-1] if e.step < 8])
     lines.observe([BlockedEvent(7, 7.0, "b", 0, "kv", 3)])
     gauges.block_use = BlockUse(4, 1, 1)
@@ -63,9 +63,9 @@ OPEN_VIEW = """
 import sys
 from types import SimpleNamespace
 from cli.screen.view import open_view
-from cli.screen.live.facts import Plan
+from cli.screen.live.facts import RunPlan
 gauges = SimpleNamespace(now=0.0, num_free=1, next_up=None, block_use=None)
-view = open_view(Plan("t", "fcfs", 1, None, False), gauges, live=sys.argv[1], color="auto",
+view = open_view(RunPlan("t", "fcfs", 1, None, False), gauges, live=sys.argv[1], color="auto",
                  is_quiet=sys.argv[2] == "quiet", every_step=False,
                  is_piped=sys.argv[2] == "piped", has_others=sys.argv[2] == "shared")
 print(type(view).__name__, *([type(view._display).__name__] if hasattr(view, "_display") else []))

@@ -21,7 +21,7 @@ from batcher.events import (
 from batcher.metrics import RunMetrics, Slo, encode_summary
 from batcher.metrics.steps import open_feed
 from batcher.metrics.timeseries import MAX_ROWS, TimeSeries
-from batcher.timeline.requests import RequestFold
+from batcher.timeline.fold import RequestFold
 
 SLO = Slo({"ttft": 3.0, "e2e": 6.0})
 

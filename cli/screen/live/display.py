@@ -65,7 +65,7 @@ class FrameFile:
             self.error = error
 
 
-class Lines:
+class FrameLines:
     """A rich renderable of lines that need no layout any more; each erases what was there.
 
     num_rows: blank lines follow up to so many.
@@ -102,7 +102,7 @@ class FrameLive(Live):
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal, self._file = terminal, FrameFile(terminal)
-        self._shown = Lines([])
+        self._shown = FrameLines([])
         console = Console(
             file=cast(IO[str], self._file),
             theme=theme_of(terminal.environ),
@@ -178,7 +178,7 @@ class ScreenLive(FrameLive):
         if not self._is_there:
             self.console.set_alt_screen(True)
             self._is_there = True
-        self._shown = Lines(lines, self._terminal.size.lines)
+        self._shown = FrameLines(lines, self._terminal.size.lines)
         self.console.control(Control.home())
         self.refresh()
 
@@ -196,7 +196,7 @@ class ScreenLive(FrameLive):
         """Leave `lines` on the usual screen."""
         error = self.step_aside()
         with self._file.frame():
-            self._shown = Lines(lines)
+            self._shown = FrameLines(lines)
             self.start()  # unless that was done
             self.stop()
         return error or self._file.error or self._write("\r" + "\n" * (len(lines) + bool(lines)))
@@ -216,13 +216,13 @@ class InlineLive(FrameLive):
     def _replace(self, lines: Sequence[Line], above: bytes) -> None:
         num_rows, self._columns = self._num_rows(), self._terminal.size.columns
         if above:
-            self._shown = Lines([], num_rows)
+            self._shown = FrameLines([], num_rows)
             self.refresh()
             self._file.write_bytes(above)
             num_rows = 0
-        self._shown = Lines(lines, num_rows)
+        self._shown = FrameLines(lines, num_rows)
         self.refresh()
-        self._shown = Lines(lines)
+        self._shown = FrameLines(lines)
 
     def _num_rows(self) -> int:
         """Return how many rows what is shown takes now, from the cursor's on."""
@@ -241,14 +241,14 @@ class InlineLive(FrameLive):
 
     def forget(self) -> None:
         """Take what is shown as gone."""
-        self._shown = Lines([])
+        self._shown = FrameLines([])
 
     def close(self, lines: Sequence[Line]) -> OSError | None:
         """Leave `lines` where the picture was."""
         num_rows = self._num_rows()
         with self._file.frame():
-            self._shown = Lines(lines, num_rows)
+            self._shown = FrameLines(lines, num_rows)
             self.start()  # unless that was done
             self.stop()
-        self._shown = Lines([*lines, []] if lines else [])
+        self._shown = FrameLines([*lines, []] if lines else [])
         return self._file.error or self.step_aside()

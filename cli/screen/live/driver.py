@@ -11,12 +11,12 @@ from contextlib import suppress
 from threading import RLock
 
 from batcher.events import RequestEvent
-from batcher.timeline.requests import RequestFold
+from batcher.timeline.fold import RequestFold
 
 from ..terminal import Terminal, can_print_boxes
 from ..view import View
 from .display import FrameLive
-from .facts import LiveGauges, Moment, Plan, read
+from .facts import LiveGauges, Moment, RunPlan, read
 from .gantt import small_gantt
 from .picture import Picture
 from .scene import Scene
@@ -58,7 +58,7 @@ class LiveView(View):
 
     def __init__(
         self,
-        plan: Plan,
+        plan: RunPlan,
         gauges: LiveGauges,
         terminal: Terminal,
         display: FrameLive,

@@ -41,7 +41,7 @@ class LiveGauges(Gauges, Protocol):
         """The number of the step that is being computed, None between two; for any thread."""
 
 
-class Reading(NamedTuple):
+class GaugeReading(NamedTuple):
     """What gauges said at one time."""
 
     now: float
@@ -50,12 +50,12 @@ class Reading(NamedTuple):
     block_use: BlockUse | None
 
 
-def read(gauges: Gauges) -> Reading:
+def read(gauges: Gauges) -> GaugeReading:
     """Return what `gauges` say; only for the thread of the run, since asking may tidy its queue."""
-    return Reading(gauges.now, gauges.num_free, gauges.next_up, gauges.block_use)
+    return GaugeReading(gauges.now, gauges.num_free, gauges.next_up, gauges.block_use)
 
 
-class Plan(NamedTuple):
+class RunPlan(NamedTuple):
     """What is known of a run before it starts.
 
     total: how many requests there are; None if nobody knows.
@@ -94,24 +94,24 @@ class Fact(NamedTuple):
     text: str
 
 
-class Progress(NamedTuple):
+class RunProgress(NamedTuple):
     """How much of a run is done, of 1, and how many seconds are probably left."""
 
     share: float
     eta: float
 
 
-def progress(run: RunState, moment: Moment) -> Progress | None:
+def progress(run: RunState, moment: Moment) -> RunProgress | None:
     """Return how far the run is by tokens, those to come estimated; None if nobody can know."""
     if moment.num_queued is None or moment.step < 0:
         return None
     left = run.num_tokens_left(moment.step, moment.num_queued)
     everything = moment.num_tokens + left
     share = moment.num_tokens / everything if everything else 1.0
-    return Progress(share, left / moment.speed if moment.speed else 0.0)
+    return RunProgress(share, left / moment.speed if moment.speed else 0.0)
 
 
-def counts(run: RunState, plan: Plan, moment: Moment) -> list[Fact]:
+def counts(run: RunState, plan: RunPlan, moment: Moment) -> list[Fact]:
     """Return what has become of the requests: running, waiting, done and failed."""
     of_total = "" if plan.total is None else f"/{plan.total:,}"
     found = [
@@ -138,7 +138,7 @@ def long_step(step: int, seconds: float) -> str:
     return f"step {step:,} has taken {clock(seconds)}"
 
 
-def rates(run: RunState, plan: Plan, gauges: Gauges, moment: Moment) -> list[Fact]:
+def rates(run: RunState, plan: RunPlan, gauges: Gauges, moment: Moment) -> list[Fact]:
     """Return how fast it goes, and what the schedule costs."""
     found = [
         Fact(8, "figure", f"{moment.rate:.1f} tok/step"),
@@ -169,7 +169,7 @@ def next_up(run: RunState, gauges: Gauges) -> str:
     return f"{first}: {taken} taken"
 
 
-def plain_line(run: RunState, plan: Plan, gauges: Gauges, moment: Moment) -> str:
+def plain_line(run: RunState, plan: RunPlan, gauges: Gauges, moment: Moment) -> str:
     """Return how things stand in one line, to be read aloud: words, no picture."""
     parts = [plan.title, *(fact.text.replace("/", " of ") for fact in counts(run, plan, moment))]
     parts += [f"{moment.rate:.1f} tokens per step", f"{short(moment.speed)} per second"]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from batcher.events import FinishEvent, Role
 
 from ..cells import printable
-from .facts import Moment, Plan, Reading
+from .facts import GaugeReading, Moment, RunPlan
 from .slots import SlotState
 from .state import Note, RunState
 from .strips import Strips
@@ -28,8 +28,8 @@ class Scene:
     """
 
     run: RunState
-    plan: Plan
-    gauges: Reading
+    plan: RunPlan
+    gauges: GaugeReading
     glyphs: Glyphs
     strips: Strips
     moment: Moment

@@ -3,7 +3,8 @@
 from typing import Literal
 
 from batcher.events import Role
-from batcher.timeline.requests import Admission, RequestFold, RequestTimeline
+from batcher.timeline.fold import RequestFold
+from batcher.timeline.requests import AdmissionRecord, RequestTimeline
 
 MAX_LABEL = 200
 """The most of an id that is shown; a column shows less of it."""
@@ -32,7 +33,7 @@ class SlotState:
         return self._fold.slots.get(self._number)
 
     @property
-    def _admission(self) -> Admission | None:
+    def _admission(self) -> AdmissionRecord | None:
         """How that came here; it may have gone on to another slot."""
         request = self.request
         if request is None:

@@ -12,8 +12,9 @@ from batcher.events import (
     RejectEvent,
     RequestEvent,
 )
+from batcher.timeline.fold import RequestFold
 from batcher.timeline.records import is_follower, label_of
-from batcher.timeline.requests import Admission, RequestFold, RequestTimeline
+from batcher.timeline.requests import AdmissionRecord, RequestTimeline
 
 from .history import RunHistory
 from .slots import Mark, SlotState
@@ -147,7 +148,7 @@ class RunState:
         self._preempted = [r for r in self._preempted if r.admission is None and not r.finish]
         return sum(request.tokens_after(0) for request in self._preempted)
 
-    def _note_preemption(self, request: RequestTimeline, admission: Admission) -> None:
+    def _note_preemption(self, request: RequestTimeline, admission: AdmissionRecord) -> None:
         """Take in that a sequence has lost its slot."""
         preempt = admission.preempt
         if preempt is None:
@@ -186,7 +187,7 @@ class RunState:
             self.num_done += 1  # of what never arrived, the first stands for all
 
     def _leave(
-        self, request: RequestTimeline, admission: Admission, until: int, mark: Mark
+        self, request: RequestTimeline, admission: AdmissionRecord, until: int, mark: Mark
     ) -> None:
         """Take in that a sequence has left a slot, and what that is called."""
         admit = admission.event

@@ -1,0 +1,266 @@
+"""Folds the events of a run, one by one, into what happened to each of its sequences.
+
+Rule: every reader of events reads it from here and keeps no sequences of its own.  Only those that
+have not ended are kept, and events that contradict each other are refused where they do.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any, get_args
+
+from batcher.errors import InvariantError
+from batcher.events import (
+    AdmitEvent,
+    ArriveEvent,
+    BlockedEvent,
+    Event,
+    FinishEvent,
+    ForkEvent,
+    JumpEvent,
+    PreemptEvent,
+    PrefillEvent,
+    Role,
+    StepsEvent,
+)
+from batcher.timeline.records import Fork, SequenceKey, is_follower, key_of, label_of
+from batcher.timeline.requests import AdmissionRecord, RequestTimeline, leader_index
+
+
+class RequestFold:
+    """Takes in the events of a run; an id may come again once all that had it has ended.
+
+    blocked: why the first of the waiting queue is not let in; None if nothing keeps it.
+    slots: the newest sequence of each slot that was used.
+    ended, preempted: the sequences that did, and the admissions that are over by that, since
+    somebody took them from here; None if nobody does.
+    """
+
+    def __init__(self) -> None:
+        self._takers: dict[type[Event], Callable[[Any], RequestTimeline | None]] = {
+            ArriveEvent: self.arrive,
+            AdmitEvent: self.admit,
+            PrefillEvent: self._compute,
+            PreemptEvent: self._preempt,
+            BlockedEvent: self._block,
+            JumpEvent: self._jump,
+            ForkEvent: self._fork,
+            FinishEvent: self.finish,
+            StepsEvent: self._tell,
+        }
+        self._open: dict[SequenceKey, RequestTimeline] = {}
+        self._num_joined = 0
+        self.blocked: BlockedEvent | None = None
+        self.slots: dict[int, RequestTimeline] = {}
+        self.ended: list[RequestTimeline] | None = None
+        self.preempted: list[tuple[RequestTimeline, AdmissionRecord]] = []
+
+    @property
+    def open(self) -> Iterable[RequestTimeline]:
+        """The sequences that have not ended."""
+        return self._open.values()
+
+    def take(self, event: Event) -> RequestTimeline | None:
+        """Take in the next event, and return the sequence that it tells of, if it is of one.
+
+        Raises:
+            InvariantError: it contradicts those before it.
+        """
+        taker = self._takers.get(type(event))
+        return None if taker is None else taker(event)
+
+    def arrive(self, event: ArriveEvent) -> RequestTimeline:
+        """Let a sequence join the queue."""
+        if event.step < 0:
+            raise InvariantError(f"{event.id!r} arrives in step {event.step}")
+        self._num_joined = number = self._num_joined + 1
+        found = RequestTimeline(
+            event.id, event.index, "sample", event, event.step, number, event.max_tokens
+        )
+        self._open[(event.id, event.index, "sample") if event.index else event.id] = found
+        return found
+
+    def admit(self, event: AdmitEvent) -> RequestTimeline:
+        """Move a sequence from the queue into its slot."""
+        is_first = not event.index and event.role != "negative"
+        key = event.id if is_first else (event.id, event.index, event.role)
+        found = self._open.get(key)
+        if found is None:  # of those that came along, or events that begin in the middle
+            found = self._open[key] = RequestTimeline(event.id, event.index, event.role)
+        if not is_first and is_follower(event):
+            self._join(event, found)
+        elif self.blocked is not None:
+            self._unblock(event)
+        if found.admission is not None or (event.generated and not found.admissions):
+            was = "while it runs"
+            if found.admission is None:
+                was = f"with {event.generated} tokens of its own, but was not preempted"
+            raise InvariantError(f"{found.label!r} is admitted in step {event.step} {was}")
+        if event.left < 0:
+            raise InvariantError(f"{found.label!r} is admitted with {event.left} tokens left")
+        found.role = event.role
+        first_token = None if event.left else event.step
+        found.admission = AdmissionRecord(event, found.waits_from, event.left, first_token)
+        found.admissions.append(found.admission)
+        self.slots[event.slot] = found
+        return found
+
+    def finish(self, event: FinishEvent) -> RequestTimeline:
+        """End a sequence, in its slot or in the queue."""
+        is_first = not event.index and event.role != "negative"
+        key = event.id if is_first else (event.id, event.index, event.role)
+        found = self._open.pop(key, None)
+        if found is None:
+            found = RequestTimeline(event.id, event.index, event.role)
+        admission = found.admission
+        if admission is not None:
+            if admission.event.slot != event.slot or found.role != event.role:
+                raise _not_held(event, "leaves")
+            if admission.left and event.reason in {"stop", "length"}:
+                raise InvariantError(
+                    f"{found.label!r} ends ({event.reason}) before its prompt was computed"
+                )
+        elif event.slot is not None and not found.admissions:
+            raise _not_held(event, "leaves")
+        elif self.blocked is not None:
+            self._unblock(event)
+        found.finish = event
+        if self.ended is not None:
+            self.ended.append(found)
+        return found
+
+    def _join(self, event: AdmitEvent, found: RequestTimeline) -> None:
+        """Count one that comes along with the first of its group."""
+        leader = self._open.get(key_of(event.id, leader_index(event.index, event.role), "sample"))
+        if leader is not None:
+            leader.num_rows += len(leader.admissions) == 1
+            found.max_tokens = leader.max_tokens if event.role == "beam" else 0
+
+    def _unblock(self, event: AdmitEvent | FinishEvent) -> None:
+        """Forget what blocked a sequence that waits no more."""
+        blocked = self.blocked
+        if blocked is not None and blocked.id == event.id and blocked.index == event.index:
+            self.blocked = None
+
+    def _compute(self, event: PrefillEvent) -> RequestTimeline:
+        """Take in what a step computed of a sequence after the step of its admission."""
+        found, admission = self._holding(event, "computes in")
+        left = admission.left
+        if not left and admission.has_jumped:
+            left = event.tokens + event.left
+        is_late = event.step > admission.event.step
+        if not is_late or event.tokens < 1 or left - event.tokens != event.left:
+            raise InvariantError(
+                f"{found.label!r} computes {event.tokens} tokens in step {event.step} and leaves "
+                f"{event.left}, but {left} were left"
+            )
+        admission.left, admission.has_jumped = event.left, False
+        admission.chunks = admission.chunks or []
+        admission.chunks.append(event.step)
+        if admission.first_token is not None:
+            admission.num_still += event.left > 0
+        elif not event.left:
+            admission.first_token = event.step
+        return found
+
+    def _preempt(self, event: PreemptEvent) -> RequestTimeline:
+        """Move a sequence from its slot back into the queue."""
+        found, admission = self._holding(event, "is preempted in")
+        if event.step <= admission.event.step:
+            raise InvariantError(
+                f"{found.label!r} is preempted in step {event.step}, "
+                f"but was admitted in {admission.event.step}"
+            )
+        admission.preempt, found.admission = event, None
+        found.waits_from = event.step
+        if not is_follower(event):
+            self._num_joined += 1
+            found.number = self._num_joined
+        if self.ended is not None:
+            self.preempted.append((found, admission))
+        return found
+
+    def _block(self, event: BlockedEvent) -> RequestTimeline:
+        """Take note of why the first of the queue is not let in."""
+        found = self._open.get(key_of(event.id, event.index, "sample"))
+        label = label_of(event.id, event.index, "sample")
+        if found is None or found.admission is not None:
+            raise InvariantError(f"{label!r} is held in step {event.step}, but does not wait")
+        if self.blocked is not None and event.step < self.blocked.step:
+            raise InvariantError(f"{label!r} is held in step {event.step}, after a later one")
+        self.blocked = event
+        return found
+
+    def _jump(self, event: JumpEvent) -> RequestTimeline:
+        """Add the tokens that a constraint forced to those of a sequence."""
+        found, admission = self._in_slot(event)
+        if event.tokens < 1:
+            raise InvariantError(f"{event.id!r} jumps over {event.tokens} tokens")
+        admission.num_jumped += event.tokens
+        admission.has_jumped = True
+        partner = self._open.get((event.id, event.index, "negative"))
+        if partner is not None and partner.admission is not None:
+            partner.admission.has_jumped = True
+        return found
+
+    def _fork(self, event: ForkEvent) -> RequestTimeline:
+        """Note where a beam goes on from."""
+        found, admission = self._in_slot(event)
+        parent = self._open.get(key_of(event.id, event.parent, "beam"))
+        is_beam = parent is not None and parent.admission is not None and parent.role == "beam"
+        if found.role != "beam" or not is_beam:
+            raise InvariantError(
+                f"{found.label!r} forks in step {event.step} from "
+                f"{label_of(event.id, event.parent, 'beam')!r}; both have to be running beams"
+            )
+        admission.forks = admission.forks or []
+        admission.forks.append(Fork(event.step, event.parent))
+        return found
+
+    def _tell(self, event: StepsEvent) -> None:
+        """Count the steps that computed prompts alone, in which those that generate stood still."""
+        if 0 not in event.decodes:
+            return
+        for step, num_decodes in enumerate(event.decodes, event.step):
+            for found in self.slots.values() if not num_decodes else ():
+                admission = found.admission
+                if admission is not None and found.finish is None:
+                    first_token = admission.first_token
+                    admission.num_still += first_token is not None and first_token < step
+
+    def _holding(
+        self, event: PrefillEvent | PreemptEvent, verb: str
+    ) -> tuple[RequestTimeline, AdmissionRecord]:
+        """Return the sequence of `event` and how it came to the slot that it tells of.
+
+        Raises:
+            InvariantError: it does not hold that slot; `verb` says what it does there.
+        """
+        found = self._open.get(key_of(event.id, event.index, event.role))
+        if found is not None and found.admission is not None:
+            admit = found.admission.event
+            if admit.slot == event.slot and admit.role == event.role:
+                return found, found.admission
+        raise _not_held(event, verb)
+
+    def _in_slot(self, event: JumpEvent | ForkEvent) -> tuple[RequestTimeline, AdmissionRecord]:
+        """Return the sequence that `event` tells of, of whatever role, and its admission.
+
+        Raises:
+            InvariantError: it does not hold the slot of `event` in that step.
+        """
+        for role in get_args(Role):
+            found = self._open.get(key_of(event.id, event.index, role))
+            admission = None if found is None else found.admission
+            if found is not None and admission is not None:
+                admit = admission.event
+                if admit.slot == event.slot and admit.step <= event.step:
+                    return found, admission
+        raise InvariantError(
+            f"{label_of(event.id, event.index, 'sample')!r} does not run in slot {event.slot} "
+            f"in step {event.step}"
+        )
+
+
+def _not_held(event: PrefillEvent | PreemptEvent | FinishEvent, verb: str) -> InvariantError:
+    """Return the complaint about a sequence that does something in a slot that is not its own."""
+    label = label_of(event.id, event.index, event.role)
+    return InvariantError(f"{label!r} {verb} slot {event.slot}, which it does not hold")
