@@ -10,6 +10,13 @@ from batcher.errors import BatchdecodeError
 from batcher.scheduling.policies import LONGEST_PREFIX_MATCH, policy_of
 from batcher.settings import DEFAULT_SCHEDULING, SETTINGS, PreemptFor, SchedulingSettings
 
+_COUNTS = [name for name, setting in SETTINGS.items() if setting.kind is int]
+_FRACTIONS = [
+    (name, setting, setting.is_allowed)
+    for name, setting in SETTINGS.items()
+    if setting.is_allowed is not None
+]
+
 
 def check_settings(num_slots: int, settings: SchedulingSettings) -> None:
     """Make sure that `settings` make sense for `num_slots` slots.
@@ -17,14 +24,14 @@ def check_settings(num_slots: int, settings: SchedulingSettings) -> None:
     Raises:
         BatchdecodeError: they do not; the message says why and what would.
     """
-    values = {name: getattr(settings, name) for name in SETTINGS}
-    for name, value in values.items():
-        if SETTINGS[name].kind is int and value is not None and value < 1:
+    for name in _COUNTS:
+        value = getattr(settings, name)
+        if value is not None and value < 1:
             raise BatchdecodeError(f"{name} must be at least 1, not {value}")
-    for name, setting in SETTINGS.items():
-        if setting.is_allowed is not None and not setting.is_allowed(values[name]):
-            message = f"{setting.option} must be {setting.must_be}, not {values[name]}"
-            raise BatchdecodeError(message)
+    for name, setting, is_allowed in _FRACTIONS:
+        value = getattr(settings, name)
+        if not is_allowed(value):
+            raise BatchdecodeError(f"{setting.option} must be {setting.must_be}, not {value}")
     policy_of(settings.policy)
     budget, block_size = settings.max_batch_tokens, settings.block_size
     if budget is not None and budget < num_slots:

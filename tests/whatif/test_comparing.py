@@ -146,6 +146,13 @@ def test_what_is_no_value_of_an_axis(name, text, message):
     assert message in str(caught.value)
 
 
+def test_the_columns_of_settings_have_their_order():
+    first = ["profile", "batching", "policy", "aging", "preempt_for", "prefill_order"]
+    memory = ["prefix_cache", "capacity", "watermark", "block_size", "kv_blocks"]
+    limits = ["max_batch_tokens", "long_prefill_threshold", "batch"]
+    assert list(AXES) == first + memory + limits
+
+
 def test_every_setting_is_an_axis():
     settings = set(Deployment().scheduling.__struct_fields__)
     assert set(AXES) == settings | {"batch", "profile"}
