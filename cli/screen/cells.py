@@ -1,10 +1,13 @@
-"""Text for a terminal: how wide it is, made safe to print, cut to a width, and counts in it."""
+"""Text for a terminal: how wide it is, made safe to print, cut to a width, and figures."""
 
 import json
 import re
 from collections.abc import Sequence
+from math import floor
 
 HANGING_INDENT = "  "
+_ROUNDING_ERROR = 1e-9
+_NUM_DIGITS = 3  # that count, of a number that is no whole one
 _UNIT = re.compile(r"\\(?:[nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})|.", re.DOTALL)
 
 
@@ -95,3 +98,39 @@ def pad(text: str, width: int) -> str:
 def counted(number: int, noun: str) -> str:
     """Return `number` of `noun` in words: `1 slot`, `2,000 slots`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the unit that suits it: `0.5 s`, `50 ms`."""
+    return f"{number(seconds)} s" if seconds >= 0.1 else f"{number(seconds * 1000)} ms"  # noqa: PLR2004 - as people say it
+
+
+def number(value: float) -> str:
+    """Return a number with three digits that count, more if it is longer: 0.421, 12.3, 1,234."""
+    whole_digits = len(str(int(value)))
+    if whole_digits >= _NUM_DIGITS:
+        return f"{value:,.0f}"
+    text = f"{value:.{_NUM_DIGITS}g}" if value < 1 else f"{value:.{_NUM_DIGITS - whole_digits}f}"
+    if "e" in text:
+        text = f"{value:.6f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def percent(part: float, whole: float) -> str:
+    """Return a share in per cent with one digit, rounded: 100 only for all, 0 only for nothing."""
+    if not whole:
+        return "0%"
+    per_mille = part * 1000 / whole
+    return "<0.1%" if 0 < per_mille < 1 else f"{_rounded(per_mille, 1000) / 10:.1f}%"
+
+
+def whole_percent(share: float) -> str:
+    """Return a share of 1 in whole per cent, rounded: 100 only for all, 0 only for nothing."""
+    return "<1%" if 0 < share < 0.01 else f"{_rounded(share * 100, 100)}%"  # noqa: PLR2004 - a per cent
+
+
+def _rounded(amount: float, everything: int) -> int:
+    """Return the next whole number, a half up, but not `everything` for less."""
+    nearest = floor(amount + 0.5 + _ROUNDING_ERROR)
+    is_less = amount + _ROUNDING_ERROR < everything
+    return min(nearest, everything - 1) if is_less else nearest

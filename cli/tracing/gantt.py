@@ -7,8 +7,7 @@ from string import digits
 from batcher.timeline import EVERYTHING, Selection, Timeline
 from batcher.timeline.records import SlotSpan, is_follower
 
-from ..screen.cells import cell_width, counted, cut_middle, fill, printable
-from ..screen.summary_timed import whole_percent
+from ..screen.cells import cell_width, counted, cut_middle, fill, printable, whole_percent
 from .gantt_chart import (
     ASCII,
     UNICODE,

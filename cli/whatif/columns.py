@@ -10,7 +10,7 @@ from batcher.errors import BatchdecodeError
 from batcher.whatif.comparing import Cell
 from batcher.whatif.measuring import Outcome
 
-from ..screen.summary_timed import number, whole_percent
+from ..screen.cells import number, whole_percent
 
 Number = float | None
 

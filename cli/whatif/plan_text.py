@@ -8,8 +8,7 @@ from batcher.whatif.measuring import good_share
 from batcher.whatif.planning import Plan
 from batcher.whatif.relief import Relief
 
-from ..screen.cells import counted, fill
-from ..screen.summary_timed import duration, number, whole_percent
+from ..screen.cells import counted, duration, fill, number, whole_percent
 from .tables import BINDS
 
 WIDTH, TITLE_WIDTH = 80, 11

@@ -9,8 +9,7 @@ import msgspec
 from batcher.whatif.comparing import Cell, settings_of, varied
 from batcher.whatif.deployments import AXES, show_value
 
-from ..screen.cells import cell_width, counted, printable
-from ..screen.summary_timed import whole_percent
+from ..screen.cells import cell_width, counted, printable, whole_percent
 from .columns import COLUMNS, ONLY_IF_NOT_0, TABLE, Column
 
 GAP = "  "

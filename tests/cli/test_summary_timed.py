@@ -11,8 +11,8 @@ from batcher.metrics.resources import (
     Preemptions,
     PrefixHits,
 )
-from cli.screen.summary import RunFiles, render_summary
-from cli.screen.summary_timed import number, percent, timed_lines, whole_percent
+from cli.screen.cells import number, percent, whole_percent
+from cli.screen.summary import RunFiles, render_summary, timed_lines
 
 
 def summary_of(slo="ttft=0.5,tpot=50ms", **changes):

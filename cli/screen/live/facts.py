@@ -6,8 +6,8 @@ from typing import NamedTuple, Protocol
 from batcher.scheduling.blocks import BlockUse
 from batcher.timeline.records import label_of
 
-from ..cells import counted
-from ..summary_timed import HOLD_CAUSES, number
+from ..cells import counted, number
+from ..summary import HOLD_CAUSES
 from .state import RunState
 
 GAP = "  "

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from ..cells import counted, cut_middle
-from ..summary_timed import number, whole_percent
+from ..cells import counted, cut_middle, number, whole_percent
 from .scene import Scene
 from .theme import ALL, LABEL, Line, joined, level, shade
 
