@@ -1,16 +1,29 @@
-"""A sequence that is simulated: what the scheduler knows of it, what it holds, and its times."""
+"""Sequences that are simulated: how they come from a workload, what they hold, and their times.
 
-from itertools import accumulate
+What stands for their tokens in the prefix cache is the tokens themselves where they are known.  A
+piece of which only the symbol is known has a number below 0, which no token is, the same for equal
+symbols that begin at the same place; what is before them is in the keys of the cache.
+"""
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Hashable, Iterable, Iterator
+from itertools import accumulate, chain, repeat
 
 from batcher.scheduling.sequence import NEVER, Schedulable
-from batcher.simulation.workload import Job, Piece
+from batcher.simulation.workload import Job, Piece, Workload
 from batcher.timing.step_time import TICKS_PER_SECOND
+
+Part = tuple[int, ...]
+"""Tokens; or the number of a piece, and how many of its tokens."""
 
 
 class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
     """A job on its way.
 
-    pieces: what its tokens are, prompt and output.  ends: where each of them ends.
+    history: what its session has come to, its first tokens.
+    pieces: what its tokens are, prompt and output.  ends: where each of them ends.  Both are empty
+    until they are asked for.
     arrival_time: of a turn, when it went on at last.  admitted_ticks: when its first admission
     began; first_token_ticks, end_ticks: when the steps of its first and its last token had ended;
     all NEVER if that did not happen.  has_failed: it, or a turn before it, could never run.
@@ -19,8 +32,9 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
     """
 
     job: Job
-    pieces: tuple[Piece, ...]
-    ends: tuple[int, ...]
+    history: tuple[Piece, ...] = ()
+    pieces: tuple[Piece, ...] = ()
+    ends: tuple[int, ...] = ()
     admitted_ticks: int = NEVER
     first_token_ticks: int = NEVER
     end_ticks: int = NEVER
@@ -49,6 +63,14 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
         """How many tokens it is given."""
         return 0 if self.has_failed else self.job.num_output_tokens
 
+    def lay_out(self) -> tuple[Piece, ...]:
+        """Return its pieces, which are known with their ends from now on."""
+        if not self.ends:
+            pieces = (*self.history, *self.job.prompt, self.job.output)
+            self.pieces = tuple(piece for piece in pieces if piece.length) or (self.job.output,)
+            self.ends = tuple(accumulate(piece.length for piece in self.pieces))
+        return self.pieces
+
 
 def _seconds(ticks: int) -> float | None:
     return None if ticks == NEVER else ticks / TICKS_PER_SECOND
@@ -56,9 +78,7 @@ def _seconds(ticks: int) -> float | None:
 
 def make_sequence(job: Job, history: tuple[Piece, ...] = ()) -> SimulatedSequence:
     """Return what waits in the queue for `job`; `history` is what its session has come to."""
-    start = sum(piece.length for piece in history)
-    pieces = (*history, *job.prompt, job.output)
-    pieces = tuple(piece for piece in pieces if piece.length) or (job.output,)
+    start = sum(piece.length for piece in history) if history else 0
     num_tokens = start + job.num_prompt_tokens
     sequence = SimulatedSequence(
         id=job.id,
@@ -71,12 +91,121 @@ def make_sequence(job: Job, history: tuple[Piece, ...] = ()) -> SimulatedSequenc
         priority=job.priority,
         deadline=job.deadline,
         cache_salt=job.cache_salt,
+        ranks=job.ranks,
         has_siblings=job.has_siblings,
         job=job,
-        pieces=pieces,
-        ends=tuple(accumulate(piece.length for piece in pieces)),
+        history=history,
     )
-    if job.ranks:
-        borders = tuple((start + end, rank) for end, rank in job.ranks)
-        sequence.ranks = ((start, 0), *borders) if start else borders
+    if start and job.ranks:
+        sequence.ranks = ((start, 0), *((start + end, rank) for end, rank in job.ranks))
     return sequence
+
+
+class Turns:
+    """Makes the sequences of a workload; of one session at most one is on its way.
+
+    sequences: one for each job, those of turns that have not begun without a history.
+    ended: turns that have ended since the next ones went on.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self._jobs = workload.jobs
+        self.sequences = [make_sequence(job) for job in workload.jobs]
+        self.ended: list[SimulatedSequence] = []
+        self._sessions: dict[str, deque[int]] = {}  # the places of turns that wait
+
+    @property
+    def all_wait(self) -> bool:
+        """Whether all jobs have to be admitted, and none waits for another one."""
+        return all(job.max_tokens and job.session is None for job in self._jobs)
+
+    def begin(self) -> list[SimulatedSequence]:
+        """Return the sequences that wait for no other one."""
+        first = []
+        for place, job in enumerate(self._jobs):
+            if job.session is None:
+                first.append(self.sequences[place])
+                continue
+            waiting = self._sessions.get(job.session)
+            if waiting is None:
+                self._sessions[job.session] = deque()
+                first.append(self.sequences[place])
+            else:
+                waiting.append(place)
+        return first
+
+    def go_on(self, now: float) -> SimulatedSequence | None:
+        """Return the turn after the first that has ended, which goes on at `now`; None for none.
+
+        It has failed if the one before it has.
+        """
+        ended = self.ended.pop(0)
+        waiting = self._sessions[ended.job.session or ""]
+        if not waiting:
+            return None
+        place = waiting.popleft()
+        job = self._jobs[place]
+        turn = make_sequence(job, ended.lay_out())
+        turn.arrival_time = max(job.arrival_time, now + job.think_time)
+        turn.has_failed = ended.has_failed
+        self.sequences[place] = turn
+        return turn
+
+
+class SimulatedContents:
+    """The contents of the sequences of one simulation."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[tuple[Hashable, int], int] = {}
+
+    def blocks(
+        self, sequence: SimulatedSequence, start: int, stop: int, size: int
+    ) -> Iterator[Hashable]:
+        """Return what the KV cache asks for, see batcher.scheduling.kv_cache.Contents."""
+        return chain.from_iterable(self._runs(sequence, start, stop, size))
+
+    def _runs(
+        self, sequence: SimulatedSequence, start: int, stop: int, size: int
+    ) -> Iterator[Iterable[Hashable]]:
+        """Yield contents of blocks: those of all that are in one piece, or of one in several."""
+        pieces, ends = sequence.lay_out(), sequence.ends
+        place = bisect_right(ends, start)
+        while start < stop:
+            while ends[place] <= start:
+                place += 1
+            num_whole = (min(ends[place], stop) - start) // size
+            if num_whole:
+                yield self._whole(pieces[place], ends[place], start, num_whole, size)
+                start += num_whole * size
+            else:
+                end = min(start + size, stop)
+                yield (self._mixed(sequence, place, start, end),)
+                start = end
+
+    def _whole(
+        self, piece: Piece, end: int, start: int, num_blocks: int, size: int
+    ) -> Iterable[Hashable]:
+        """Return the contents of blocks from `start` on that one piece, up to `end`, fills."""
+        tokens = piece.tokens
+        if tokens is None:
+            return repeat(self._number(piece, end), num_blocks)
+        start -= end - piece.length
+        return (tokens[at : at + size] for at in range(start, start + num_blocks * size, size))
+
+    def _mixed(self, sequence: SimulatedSequence, place: int, start: int, stop: int) -> Hashable:
+        """Return what stands for tokens that begin in the piece at `place` and may be in more."""
+        parts: list[Part] = []
+        while start < stop:
+            piece, end = sequence.pieces[place], sequence.ends[place]
+            last, begin = min(stop, end), end - piece.length
+            if piece.tokens is None:
+                parts.append((self._number(piece, end), last - start))
+            elif parts and parts[-1][0] >= 0:  # a list of tokens goes on
+                parts[-1] += piece.tokens[start - begin : last - begin]
+            else:
+                parts.append(piece.tokens[start - begin : last - begin])
+            start, place = last, place + 1
+        return parts[0] if len(parts) == 1 and parts[0][0] >= 0 else tuple(parts)
+
+    def _number(self, piece: Piece, end: int) -> int:
+        return self._numbers.setdefault((piece.symbol, end - piece.length), ~len(self._numbers))

@@ -15,10 +15,13 @@ from batcher.scheduling.output import SchedulerOutput
 from batcher.scheduling.scheduler import NO_CHANGES, Scheduler
 from batcher.scheduling.sequence import NEVER
 from batcher.settings import SchedulingSettings
-from batcher.simulation.contents import SimulatedContents
 from batcher.simulation.result import SimulationResult, Totals
-from batcher.simulation.sequence import SimulatedSequence, make_sequence
-from batcher.simulation.turns import Turns
+from batcher.simulation.sequence import (
+    SimulatedContents,
+    SimulatedSequence,
+    Turns,
+    make_sequence,
+)
 from batcher.simulation.workload import Workload
 from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
 

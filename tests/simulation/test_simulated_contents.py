@@ -7,8 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.simulation.contents import SimulatedContents
-from batcher.simulation.sequence import make_sequence
+from batcher.simulation.sequence import SimulatedContents, make_sequence
 from batcher.simulation.workload import GREEDY, Job, Piece
 
 
@@ -45,7 +44,7 @@ def test_a_prompt_of_many_pieces_takes_time_in_proportion_to_them() -> None:
     seen = []
     for num_pieces in (100, 200, 400):
         sequence = sequence_of([Piece(40, ("seed", number)) for number in range(num_pieces)])
-        sequence.pieces = CountedPieces(sequence.pieces)
+        sequence.pieces = CountedPieces(sequence.lay_out())
         blocks = [*SimulatedContents().blocks(sequence, 0, 40 * num_pieces, 16)]
         assert len(blocks) == 40 * num_pieces // 16
         seen.append(sequence.pieces.num_seen)
@@ -56,7 +55,7 @@ def test_a_prompt_of_many_pieces_takes_time_in_proportion_to_them() -> None:
 
 def test_only_what_is_asked_for_is_looked_at() -> None:
     sequence = sequence_of([Piece(40, ("seed", number)) for number in range(1000)])
-    sequence.pieces = CountedPieces(sequence.pieces)
+    sequence.pieces = CountedPieces(sequence.lay_out())
     contents = SimulatedContents().blocks(sequence, 39_000, 40_000, 16)
     next(contents)
     assert sequence.pieces.num_seen <= 3
