@@ -225,6 +225,7 @@ class WaitingQueue(Generic[S]):
 
     __slots__ = (
         "_arrived",
+        "_early",
         "_num_added",
         "_num_joined",
         "_ordering",
@@ -236,7 +237,8 @@ class WaitingQueue(Generic[S]):
     def __init__(self, ordering: Ordering[S]) -> None:
         self.num_slots = self.num_pending = 0
         self._num_added = self._num_joined = 0
-        self._pending: list[tuple[float, int, int, S]] = []  # a heap, by arrival
+        self._pending: deque[S] = deque()  # by arrival, those that were added in this order
+        self._early: list[tuple[float, int, S]] = []  # a heap by arrival, the others
         self._arrived: list[S] = []  # since arrivals last joined
         self._ordering = ordering
 
@@ -248,7 +250,12 @@ class WaitingQueue(Generic[S]):
     @property
     def next_arrival(self) -> float | None:
         """When the next sequence will arrive; None if one has arrived already, or none will."""
-        return self._pending[0][0] if self._pending and not self._arrived else None
+        if self._arrived:
+            return None
+        time = self._pending[0].arrival_time if self._pending else None
+        if self._early and (time is None or self._early[0][0] < time):
+            return self._early[0][0]
+        return time
 
     def add(self, sequence: S, now: float) -> None:
         """Take in a sequence, which joins once its arrival time has come."""
@@ -256,19 +263,23 @@ class WaitingQueue(Generic[S]):
         time = sequence.arrival_time
         if time <= now:
             self._arrived.append(sequence)
+        elif not self._pending or time >= self._pending[-1].arrival_time:
+            self._pending.append(sequence)
         else:
-            heappush(self._pending, (time, sequence.input_index, self._num_added, sequence))
+            heappush(self._early, (time, self._num_added, sequence))
             self._num_added += 1
 
     def take_arrivals(self, now: float) -> list[S]:
         """Return those that have arrived by `now` and not been returned before, in order."""
-        pending, arrived = self._pending, self._arrived
-        while pending and pending[0][0] <= now:
-            arrived.append(heappop(pending)[-1])
+        pending, early, arrived = self._pending, self._early, self._arrived
+        while pending and pending[0].arrival_time <= now:
+            arrived.append(pending.popleft())
+        while early and early[0][0] <= now:
+            arrived.append(heappop(early)[-1])
         if len(arrived) > 1:
             arrived.sort(key=ARRIVAL_ORDER)
         self._arrived = []
-        self.num_pending = len(pending)
+        self.num_pending = len(pending) + len(early)
         return arrived
 
     def push(self, sequence: S) -> None:
@@ -293,8 +304,8 @@ class WaitingQueue(Generic[S]):
 
     def find(self, request_id: str) -> list[S]:
         """Return the sequences of a request that have no slot."""
-        pending = (entry[-1] for entry in self._pending)
-        everything = chain(self._ordering, self._arrived, pending)
+        early = (entry[-1] for entry in self._early)
+        everything = chain(self._ordering, self._arrived, self._pending, early)
         return [sequence for sequence in everything if sequence.id == request_id]
 
     def remove(self, sequence: S) -> None:
@@ -303,6 +314,7 @@ class WaitingQueue(Generic[S]):
             self.take(sequence)
         else:
             self.num_pending -= 1
-            self._pending = [entry for entry in self._pending if entry[-1] is not sequence]
-            heapify(self._pending)
+            self._pending = deque(other for other in self._pending if other is not sequence)
+            self._early = [entry for entry in self._early if entry[-1] is not sequence]
+            heapify(self._early)
             self._arrived = [arrived for arrived in self._arrived if arrived is not sequence]

@@ -20,7 +20,6 @@ from batcher.simulation.sequence import (
     SimulatedContents,
     SimulatedSequence,
     Turns,
-    make_sequence,
 )
 from batcher.simulation.workload import Workload
 from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
@@ -83,8 +82,20 @@ class StepSimulation:
         self._now = 0.0  # the same in seconds
         self._totals = Totals()
         self._turns = Turns(workload)
+        # Then arrivals are only more who wait, if nobody could be admitted ahead of others.
+        self._all_wait = settings.preempt_for is None and self._turns.all_wait and self._all_fit()
+        self._is_in_order = settings.batching == "static" or settings.policy == "fcfs"
         for sequence in self._turns.begin():
             self._queue.add(sequence, 0.0)
+
+    def _all_fit(self) -> bool:
+        """Whether each sequence can run, none being a later turn of a session."""
+        longest = max(
+            self._turns.sequences,
+            key=lambda sequence: sequence.num_prompt_tokens + sequence.max_tokens,
+            default=None,
+        )
+        return longest is None or self._scheduler.why_never(longest) is None
 
     def run(self) -> SimulationResult:
         """Return what the run comes to."""
@@ -118,7 +129,9 @@ class StepSimulation:
             self._now = self._ticks / TICKS_PER_SECOND
         for sequence in queue.take_arrivals(self._now):
             sequence.state = ARRIVE[sequence.state]
-            if not sequence.max_tokens:
+            if self._all_wait:
+                queue.push(sequence)
+            elif not sequence.max_tokens:
                 self._end(sequence)
             elif self._scheduler.why_never(sequence) is not None:
                 self._fail(sequence)
@@ -227,10 +240,12 @@ class StepSimulation:
         return num_steps, ticks
 
     def _before_news(self, until: float) -> float:
-        """Return the first of `until` and the next arrival."""
+        """Return the first of `until` and the next arrival that may change anything."""
+        queue = self._queue
         if self._turns.ended:  # others go on
             return self._now
-        arrival = self._queue.next_arrival
+        is_closed = queue.num_slots and (self._is_in_order or not self._batch.num_free)
+        arrival = None if self._all_wait and is_closed else queue.next_arrival
         return until if arrival is None else min(until, arrival)
 
     def _advance(self, num_steps: int, ticks: int, num_tokens: int) -> None:
@@ -267,29 +282,6 @@ class StepSimulation:
 class EventSimulation(StepSimulation):
     """The same from event to event: the times of steps that decide nothing are not added up."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        num_slots: int,
-        settings: SchedulingSettings,
-        step_time: StepTime,
-        on_ended: OnEnded = lambda _: None,
-    ) -> None:
-        super().__init__(workload, num_slots, settings, step_time, on_ended)
-        can_wait = settings.preempt_for is None and self._turns.all_wait
-        self._all_wait = can_wait and not self._has_too_large(workload)
-
-    def _has_too_large(self, workload: Workload) -> bool:
-        """Return whether some job can never run."""
-        longest = max(
-            workload.jobs,
-            key=lambda job: job.num_prompt_tokens + job.max_tokens,
-            default=None,
-        )
-        return longest is not None and (
-            self._scheduler.why_never(make_sequence(longest)) is not None
-        )
-
     def _time_of(self, num_steps: int, until: float) -> tuple[int, int]:
         """Return how many of so many steps surely begin before, and how long they take together."""
         num_rows, num_read = self._batch.num_decoding, self._batch.num_read
@@ -302,9 +294,3 @@ class EventSimulation(StepSimulation):
             )
             num_steps = min(num_steps, num_sure)
         return num_steps, self._step_time.ticks_of_decodes(num_rows, num_read, num_steps)
-
-    def _before_news(self, until: float) -> float:
-        """Return the first of `until` and an arrival that is not just one more who waits."""
-        if self._all_wait and self._queue.num_slots and not self._batch.num_free:
-            return until
-        return super()._before_news(until)
