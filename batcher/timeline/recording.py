@@ -177,6 +177,7 @@ class TimelineRecords:
     def _preempt(self, found: RequestTimeline, event: PreemptEvent) -> None:
         """Record the span that is over."""
         _check_step(event.step)
+        self.figures.note_start(event.step, event.time)
         self.go_on_to(event.step)
         self._add_span(found.slot_span(found.admissions[-1], event.step, "preempted"))
 

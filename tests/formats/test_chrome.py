@@ -2,9 +2,9 @@ import json
 from collections import defaultdict
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
-from reference_paged import CROWDED, Limits, paged_workloads, play_paged
+from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
 from reference_schedule import DESIGN_JOBS, jobs_of, play, workloads
 from reference_units import play_units, unit_workloads
 
@@ -229,7 +229,12 @@ def test_it_is_made_as_it_is_written():
     assert len(next(pieces)) < 200
 
 
+# One is preempted in a step of which nothing else is told when the trace breaks off.
+PREEMPTED_LAST = [PagedJob("r0", 1, 8, 1.0), PagedJob("r1", 1, 8, 1.0), PagedJob("r2", 2, 2, 1.0)]
+
+
 @given(paged_workloads(), st.integers(0, 9), st.integers(0, 9))
+@example((PREEMPTED_LAST, Limits(blocks=10, block_size=1, budget=6)), 0, 0)
 def test_runs_with_limits_keep_the_rules_in_their_own_time(workload, start, stop):
     jobs, limits = workload
     run = play_paged(jobs, limits)
