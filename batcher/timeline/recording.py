@@ -33,6 +33,8 @@ from batcher.timeline.requests import RequestTimeline
 from batcher.timeline.sorted_records import SortedRecords
 from batcher.timeline.step_figures import StepFigures
 
+OF_THE_RUN = (RunEvent, StepsEvent, DropEvent, RejectEvent, EndEvent)
+IN_A_STEP = (AdmitEvent, FinishEvent, PrefillEvent, JumpEvent, ForkEvent)
 MAX_SLOTS = 2**20
 MAX_STEPS = 2**28
 """More than any run takes."""
@@ -84,11 +86,11 @@ class TimelineRecords:
             InvariantError: it contradicts those before it.
             BatchdecodeError: there are more slots or steps than a timeline can hold.
         """
-        if isinstance(event, RunEvent | StepsEvent | DropEvent | RejectEvent | EndEvent):
+        if isinstance(event, OF_THE_RUN):
             self._add_other(event)
             return None
         blocked = self._fold.blocked
-        if isinstance(event, AdmitEvent | FinishEvent | PrefillEvent | JumpEvent | ForkEvent):
+        if isinstance(event, IN_A_STEP):
             self._note_step(event)
         found = self._fold.take(event)
         if found is not None:

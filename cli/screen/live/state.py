@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from batcher.events import (
+    AdmitEvent,
     ArriveEvent,
     BlockedEvent,
     DropEvent,
@@ -70,6 +71,8 @@ class RunState:
         for event in events:  # no `match`: it takes twice as long
             if not self._is_shared:
                 self.fold.take(event)
+            if type(event) is AdmitEvent or type(event) is FinishEvent:
+                continue  # the fold keeps what there is to say of it
             if type(event) is ArriveEvent:
                 if event.index:
                     self._num_others[event.id] = self._num_others.get(event.id, 0) + 1
