@@ -66,9 +66,12 @@ def allowed_tokens(rows: Sequence[RowConstraint], vocab_size: int) -> NDArray[np
 
     A row without any True is at its end (without an EOS token) or has failed.
     """
-    width = (vocab_size + 31) // 32 * 4
+    width = (vocab_size + 7) // 8
     masks = [row.packed_mask() for row in rows]
-    if {*map(len, masks)} != {width}:
+    sizes = {*map(len, masks)}
+    if len(sizes) == 1 and min(sizes) >= width:  # nearly always
+        width = sizes.pop()
+    else:
         masks = [mask[:width].ljust(width, b"\0") for mask in masks]
     bits = np.frombuffer(b"".join(masks), np.uint8).reshape(len(rows), width)
     return np.unpackbits(bits, axis=1, count=vocab_size, bitorder="little").view(np.bool_)
