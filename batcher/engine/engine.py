@@ -13,7 +13,7 @@ import msgspec
 
 from batcher.engine.contents import block_contents
 from batcher.engine.decoded import NOTHING_DECODED, Decoded
-from batcher.engine.inputs import Input, Inputs
+from batcher.engine.inputs import Inputs
 from batcher.engine.model_runner import ModelRunner
 from batcher.engine.outputs import Outputs
 from batcher.engine.recorder import Recorder, StepStats
@@ -255,7 +255,7 @@ class Engine:
         if request_id in outputs.num_open:
             message = f"a request with id {request_id!r} has not ended yet"
             raise RequestError(request_id, [FieldProblem("duplicate-id", ("id",), message)])
-        self._inputs.add(Input(request, request_id, input_index, reason, replayed))
+        self._inputs.add(request, request_id, input_index, reason, replayed)
         return request_id
 
     def abort(self, request_id: str) -> None:
@@ -295,7 +295,7 @@ class Engine:
         if self._is_checked:
             self.scheduler.check()
         tokens = self._runner.decoder.take_streamed() if self._is_streaming else []
-        if self._recorder:
+        if self._recorder.events or (self._stats is not None and self._stats.is_full):
             return StepOutcome(self._recorder.take(), self._outputs.take_results(), tokens)
         if is_idle:
             self._check_progress()

@@ -26,8 +26,8 @@ Heal = Callable[[Tokens], tuple[list[int], bytes]]
 NO_TOKENS: Tokens = []
 
 
-class Input(NamedTuple):
-    """A request as it was added to the engine.
+class Turn(NamedTuple):
+    """A request of a session as it was added to the engine.
 
     replayed: what an earlier run found, by index.
     """
@@ -54,9 +54,9 @@ class Session:
         self.end: float | None = None
         self.failure: str | None = None
         self.active: str | None = None
-        self.turns: deque[Input] = deque()
+        self.turns: deque[Turn] = deque()
 
-    def break_off(self, request_id: str, outcome: str, place: int) -> list[Input]:
+    def break_off(self, request_id: str, outcome: str, place: int) -> list[Turn]:
         """Let nothing go on after a turn; return those that wait, from `place` on."""
         if self.failure is None:
             self.failure = (
@@ -89,19 +89,26 @@ class Inputs:
         self._model, self._heal = model, heal
         self._sessions: dict[str, Session] = {}  # by name, as long as the engine is there
 
-    def add(self, added: Input) -> None:
+    def add(
+        self,
+        request: Request,
+        request_id: str,
+        input_index: int,
+        arrive_reason: ArriveReason,
+        replayed: Mapping[int, Result],
+    ) -> None:
         """Take in a request, whose sequences join the queue once they have arrived.
 
         Raises:
             RequestError: the model's tokenizer fails on its prompt.
         """
-        request = added.request
-        sequences = make_sequences(added, self._model, self._heal, NO_TOKENS)
-        self._outputs.open_request(request, added.request_id, len(sequences))
+        asked = request, request_id, input_index, arrive_reason, replayed
+        sequences = make_sequences(*asked, self._model, self._heal, NO_TOKENS)
+        self._outputs.open_request(request, request_id, len(sequences))
         if request.arrival_time > self.latest_arrival:  # noqa: PLR1730 - max() takes longer
             self.latest_arrival = request.arrival_time
         if request.session is not None:
-            self._add_turn(request.session, added)
+            self._add_turn(request.session, Turn(*asked))
             return
         for sequence in sequences:
             self._queue.add(sequence, self._clock.now)
@@ -116,7 +123,7 @@ class Inputs:
             for place, turn in enumerate(session.turns):
                 if turn.request_id == request_id:
                     aborted, *others = session.break_off(request_id, "aborted", place)
-                    [sequence] = make_sequences(aborted, self._model, self._heal, NO_TOKENS)
+                    [sequence] = make_sequences(*aborted, self._model, self._heal, NO_TOKENS)
                     self._outputs.finish_waiting(sequence, step, "aborted")
                     for other in others:
                         self._begin_turn(session, other, session.failure)
@@ -142,7 +149,7 @@ class Inputs:
                     session.active = turn.request_id
                     self._begin_turn(session, turn, None)
 
-    def _add_turn(self, name: str, turn: Input) -> None:
+    def _add_turn(self, name: str, turn: Turn) -> None:
         """Take in a turn, which goes on at once if none of its session is on its way."""
         self.has_sessions = True
         session = self._sessions.setdefault(name, Session())
@@ -153,9 +160,9 @@ class Inputs:
             session.active = turn.request_id
         self._begin_turn(session, turn, session.failure)
 
-    def _begin_turn(self, session: Session, turn: Input, why: str | None) -> None:
+    def _begin_turn(self, session: Session, turn: Turn, why: str | None) -> None:
         """Let a turn arrive, the one before it having ended, or fail for the reason `why`."""
-        [sequence] = make_sequences(turn, self._model, self._heal, session.tokens)
+        [sequence] = make_sequences(*turn, self._model, self._heal, session.tokens)
         if why is not None:
             failure = Failure("session-failed", why)
             self._outputs.finish_waiting(sequence, self._clock.step, "error", failure)
@@ -167,7 +174,16 @@ class Inputs:
         self._queue.add(sequence, self._clock.now)
 
 
-def make_sequences(added: Input, model: Model, heal: Heal, history: Tokens) -> list[Sequence]:
+def make_sequences(
+    request: Request,
+    request_id: str,
+    input_index: int,
+    arrive_reason: ArriveReason,
+    replayed: Mapping[int, Result],
+    model: Model,
+    heal: Heal,
+    history: Tokens,
+) -> list[Sequence]:
     """Return what a request waits with: a sequence for each sample, or the first of its beams.
 
     history: the tokens of the turns before it in its session.
@@ -175,7 +191,6 @@ def make_sequences(added: Input, model: Model, heal: Heal, history: Tokens) -> l
     Raises:
         RequestError: the model's tokenizer fails on a prompt.
     """
-    request, request_id, input_index, arrive_reason, replayed = added
     prompt = read_prompt(request.prompt, "prompt", request_id, model)
     if history:
         prompt = prompt.after(history, model.vocab_size)

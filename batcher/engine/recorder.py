@@ -30,22 +30,22 @@ MAX_STEPS = 256  # in one event
 class Recorder:
     """Turns what happens to sequences into events, each with the step and time it has now.
 
-    steps: what steps compute, where that is told.
+    events: since they were last taken.  steps: what steps compute, where that is told.
     """
 
-    __slots__ = ("_clock", "_events", "steps")
+    __slots__ = ("_clock", "events", "steps")
 
     def __init__(self, clock: Clock, steps: "StepStats | None") -> None:
         self._clock = clock
-        self._events: list[RequestEvent] = []
+        self.events: list[RequestEvent] = []
         self.steps = steps
 
     def __bool__(self) -> bool:
-        return bool(self._events) or (self.steps is not None and self.steps.is_full)
+        return bool(self.events) or (self.steps is not None and self.steps.is_full)
 
     def take(self) -> list[RequestEvent]:
         """Return the events since the last call; what steps have computed comes before them."""
-        events, self._events = self._events, []
+        events, self.events = self.events, []
         if self.steps is not None and self.steps:
             return [self.steps.take(), *events]
         return events
@@ -53,7 +53,7 @@ class Recorder:
     def arrived(self, sequence: Sequence) -> None:
         """Tell that a sequence joined the waiting queue, at its own time and not at this one."""
         request = sequence.request
-        self._events.append(
+        self.events.append(
             ArriveEvent(
                 sequence.arrived_step,
                 sequence.arrival_time,
@@ -72,7 +72,7 @@ class Recorder:
         num_generated: how many tokens it had generated before it was preempted.
         """
         clock = self._clock
-        self._events.append(
+        self.events.append(
             AdmitEvent(
                 clock.step,
                 clock.now,
@@ -90,7 +90,7 @@ class Recorder:
     def prefilled(self, row: Sequence, num_tokens: int) -> None:
         """Tell that more was computed of a sequence that was admitted before."""
         clock = self._clock
-        self._events.append(
+        self.events.append(
             PrefillEvent(
                 clock.step,
                 clock.now,
@@ -106,7 +106,7 @@ class Recorder:
     def preempted(self, preemption: Preemption[Sequence]) -> None:
         """Tell that the rows of a group lost their slots and what they had computed, and why."""
         clock, beneficiary = self._clock, preemption.beneficiary
-        self._events += [
+        self.events += [
             PreemptEvent(
                 clock.step,
                 clock.now,
@@ -126,7 +126,7 @@ class Recorder:
     def blocked(self, blocked: Blocked[Sequence]) -> None:
         """Tell that the first of the queue is not admitted, and why."""
         clock, first = self._clock, blocked.first
-        self._events.append(
+        self.events.append(
             BlockedEvent(
                 clock.step, clock.now, first.id, first.index, blocked.reason, blocked.num_blocks
             )
@@ -135,14 +135,14 @@ class Recorder:
     def jumped(self, sequence: Sequence, num_tokens: int) -> None:
         """Tell that a row was given `num_tokens` more than a step gives."""
         clock, slot = self._clock, sequence.slot
-        self._events.append(
+        self.events.append(
             JumpEvent(clock.step, clock.now, sequence.id, sequence.index, slot, num_tokens)
         )
 
     def forked(self, child: Sequence, parent: Sequence) -> None:
         """Tell that a beam goes on as what another one was."""
         clock = self._clock
-        self._events.append(
+        self.events.append(
             ForkEvent(clock.step, clock.now, child.id, child.index, child.slot, parent.index)
         )
 
@@ -151,7 +151,7 @@ class Recorder:
     ) -> None:
         """Tell that a sequence ended with `step`, which may be one that is over."""
         clock, slot = self._clock, sequence.slot
-        self._events.append(
+        self.events.append(
             FinishEvent(
                 step,
                 clock.now if step == clock.step else clock.start_of(step),
@@ -168,7 +168,7 @@ class Recorder:
     def dropped(self, results: Iterable[Result], step: int) -> None:
         """Tell which samples have turned out in `step` not to be among the best."""
         now = self._clock.start_of(step)
-        self._events += [DropEvent(step, now, r.id, r.index, r.finish_reason) for r in results]
+        self.events += [DropEvent(step, now, r.id, r.index, r.finish_reason) for r in results]
 
 
 class StepStats:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from batcher import Request, SimulatedModel
 from batcher.engine.decoded import Decoded, Generated, SuspendedRows
 from batcher.engine.decoder import Decoder
-from batcher.engine.inputs import Input, make_sequences
+from batcher.engine.inputs import make_sequences
 from batcher.engine.sequence import Sequence
 from batcher.models.base import Batch, Chunk
 from batcher.result import FinishReason
@@ -37,8 +37,7 @@ class SlottedRows:
         for place, request in enumerate(requests):
             if request.max_tokens > 0:
                 name = f"r{place}"
-                added = Input(request, name, place, "input", {})
-                self.waiting += make_sequences(added, MODEL, heal, [])
+                self.waiting += make_sequences(request, name, place, "input", {}, MODEL, heal, [])
         self.running: dict[int, Sequence] = {}  # by the leader's slot
         self.suspended: list[tuple[Sequence, SuspendedRows]] = []
         self.num_tokens: dict[tuple[str, int], int] = {}
