@@ -180,7 +180,11 @@ class Admission(Generic[S]):
         Returns how many tokens of which row the step computes; None if there is no room.
         """
         refusal = self._refusal
-        if refusal is not None and self._would_refuse(kv_cache, refusal, first, budget):
+        if (
+            refusal is not None
+            and refusal.first is first
+            and self._would_refuse(kv_cache, refusal, budget)
+        ):
             self._note_blocked(output, first, "kv", refusal.num_needed)
             return None
         is_alone = not self.batch.num_occupied
@@ -347,31 +351,27 @@ class Admission(Generic[S]):
         refusal = self._refusal
         return refusal is not None and refusal.outlook[1:] == (0,)
 
-    def refuses_until(self, now: float) -> float | None:
-        """Return until when the first of the queue stays out for want of blocks; None: not so.
+    def refuses_until(self, now: float) -> float:
+        """Return until when the first of the queue stays out for want of blocks; `now`: unknown.
 
         It does if nothing comes, ends or can be found that could not before.
         """
-        kv_cache, refusal = self.kv_cache, self._refusal
+        kv_cache, refusal, blocked = self.kv_cache, self._refusal, self.blocked
         if kv_cache is None or refusal is None or self._is_prefill_first:
-            return None
+            return now
+        if blocked is None or blocked.reason != "kv":  # that has to be told
+            return now
         until = self._ordering.steady_until(now)
-        first = self._ordering.first(now) if until > now else None
-        if first is None:
-            return None
+        if until <= now or self._ordering.first(now) is not refusal.first:
+            return now
         budget = self._max_tokens - self.batch.num_decoding
-        is_told = self.blocked is not None and self.blocked.reason == "kv"
-        would_refuse = self._would_refuse(kv_cache, refusal, first, budget)
-        return until if is_told and would_refuse else None
+        return until if self._would_refuse(kv_cache, refusal, budget) else now
 
-    def _would_refuse(
-        self, kv_cache: KVCache[S], refusal: _Refusal[S], first: S, budget: int
-    ) -> bool:
+    def _would_refuse(self, kv_cache: KVCache[S], refusal: _Refusal[S], budget: int) -> bool:
         """Whether who was refused would be again: it needs as many blocks, which are not free."""
         return (
-            first is refusal.first
-            and not kv_cache.has_room(refusal.num_needed)
+            not kv_cache.has_room(refusal.num_needed)
             and (budget == refusal.budget or self.settings.capacity != "on-demand")
             and refusal.is_alone == (not self.batch.num_occupied)
-            and kv_cache.outlook(first) == refusal.outlook
+            and kv_cache.outlook(refusal.first) == refusal.outlook
         )

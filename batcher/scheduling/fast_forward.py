@@ -19,6 +19,7 @@ class FastForward(Generic[S]):
         self._queue, self._batch = scheduler.queue, scheduler.batch
         self._kv_cache = scheduler.kv_cache
         settings = scheduler.settings
+        self._has_urgency = settings.preempt_for is not None
         self._is_static = settings.batching == "static"
         self._has_prefix_cache = scheduler.kv_cache is not None and settings.has_prefix_cache
         self._grows = scheduler.kv_cache is not None and settings.capacity != "no-evict"
@@ -29,10 +30,15 @@ class FastForward(Generic[S]):
         The last of them may end a row.  That none arrives meanwhile is to be seen to.
         """
         scheduler, batch = self._scheduler, self._batch
-        if batch.prefilling or not batch.num_decoding or scheduler.has_urgent(now):
+        if batch.prefilling or not batch.num_decoding:
             return 0, now
-        can_admit = self._queue.num_slots and batch.num_free
-        until = self._refuses_until(now) if can_admit else inf
+        if self._has_urgency and scheduler.has_urgent(now):
+            return 0, now
+        can_admit, until = self._queue.num_slots and batch.num_free, inf
+        if can_admit and not self._is_static:
+            until = scheduler.refuses_until(now)
+        elif can_admit and (scheduler.blocked is None or scheduler.blocked.reason != "batch"):
+            until = now
         if until <= now:
             return 0, now
         num_steps = min(batch.ending) - batch.decode_step + 1
@@ -44,15 +50,6 @@ class FastForward(Generic[S]):
         if not self._kv_cache.has_room(most):
             num_steps = min(num_steps, batch.num_steps_for(self._kv_cache.pool.num_free))
         return num_steps, until
-
-    def _refuses_until(self, now: float) -> float:
-        """Return until when nobody who waits is admitted; `now`: that is not known."""
-        scheduler = self._scheduler
-        if not self._is_static:
-            until = scheduler.refuses_until(now)
-            return now if until is None else until
-        blocked = scheduler.blocked
-        return inf if blocked is not None and blocked.reason == "batch" else now
 
     def skip(self, num_steps: int) -> int:
         """Take so many steps; return for how many steps new blocks were held, summed up."""

@@ -56,6 +56,7 @@ class KVCache(Generic[S]):
         self.block_size, self.max_blocks = settings.block_size, settings.kv_blocks
         max_grown = min(MAX_GROWN_BLOCKS, MAX_GROWN_TOKENS // self.block_size)
         self.pool = BlockPool(self.max_blocks, max_grown)
+        self.has_room = self.pool.has_room
         self._copies: list[tuple[int, int]] = []
         self._capacity, self._watermark = settings.capacity, settings.watermark
         self._has_prefix_cache = settings.has_prefix_cache
@@ -128,10 +129,6 @@ class KVCache(Generic[S]):
             return int(self._has_shared_end(sequence))  # which it writes to, so it is copied
         return num_new
 
-    def has_room(self, num_blocks: int) -> bool:
-        """Whether so many blocks can be taken."""
-        return self.pool.has_room(num_blocks)
-
     # -- a sequence comes, grows and goes --------------------------------------------------------
 
     def admit(self, sequence: S, stop: int, max_tokens: int, *, is_alone: bool) -> int:
@@ -143,7 +140,7 @@ class KVCache(Generic[S]):
 
         is_alone: whether nobody else runs.
         """
-        match = self.match(sequence)
+        match = self.match(sequence) if self._has_prefix_cache or self._siblings else NO_MATCH
         sequence.num_computed = start = match.num_tokens
         stop = max(min(stop, start + max_tokens), start)
         num_held = sequence.most_tokens if self._capacity == "no-evict" else stop
@@ -151,10 +148,13 @@ class KVCache(Generic[S]):
         if self._capacity == "watermark":
             num_counted, num_spare = sequence.num_tokens, 0 if is_alone else self.num_spare
         num_needed = self.num_blocks_to_take(match, num_counted) + num_spare
-        if not self.pool.has_room(num_needed):
+        if not self.has_room(num_needed):
             return num_needed
         self.attach(sequence, match)
-        self.fill(sequence, match, num_held)
+        if start:
+            self.fill(sequence, match, num_held)
+        else:
+            self.extend(sequence, num_held)
         sequence.num_computed = stop
         if self._has_prefix_cache:
             self.compute(sequence, start, stop, match.contents)

@@ -71,11 +71,13 @@ class ArrivalOrder(Generic[S]):
 
     def push(self, sequence: S) -> None:
         """Take in a sequence."""
-        waiting = self._waiting
-        if waiting and sequence.queue_number < waiting[-1].queue_number:
-            insort(waiting, sequence, key=queue_number)
-        else:
+        waiting, number = self._waiting, sequence.queue_number
+        if not waiting or number > waiting[-1].queue_number:
             waiting.append(sequence)
+        elif number < waiting[0].queue_number:  # nearly always, after a preemption
+            waiting.appendleft(sequence)
+        else:
+            insort(waiting, sequence, key=queue_number)
 
     def first(self, now: float) -> S | None:  # noqa: ARG002 - as others need it
         """Return the one that came first."""

@@ -159,20 +159,20 @@ class Scheduler(Admission[S]):
     def batch_stats(self, output: SchedulerOutput[S]) -> BatchStats:
         """Return what the step computes, as far as its duration depends on that, before its end."""
         batch, scheduled = self.batch, output.num_scheduled_tokens
-        num_decodes = num_read = 0
+        num_decodes = num_read = num_empty = 0
         if output.is_decode_step:
             num_decodes, num_read = batch.num_decoding, batch.num_read
             for first in output.prefill_finished:  # they compute chunks
-                for row in first.computed_group:
+                for row in (first,) if not first.others else first.computed_group:
                     num_decodes -= 1
                     num_read -= row.offset + batch.decode_step
+                num_empty += not first.num_tokens  # it has no chunk
         if not (scheduled or output.prefill_finished):
             return BatchStats(num_decodes, num_decodes, num_read, 0)
         num_prefill = work = 0
         for row, num_tokens in scheduled.items():
             num_prefill += num_tokens
             work += num_tokens * (2 * row.num_computed - num_tokens)
-        num_empty = sum(not first.num_tokens for first in output.prefill_finished)  # no chunk
         num_rows = num_decodes + len(scheduled) + num_empty
         return BatchStats(num_decodes + num_prefill, num_rows, num_read, work)
 

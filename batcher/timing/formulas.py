@@ -4,8 +4,9 @@ Rule: all of them count in whole ticks, so the closed forms are exactly the sums
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any
 
 from batcher.timing.curve import Curve
@@ -13,6 +14,7 @@ from batcher.timing.ramps import least_steps, sum_of_ramp
 from batcher.timing.step_time import TICKS_PER_SECOND
 
 TICKS_PER_MILLISECOND = TICKS_PER_SECOND // 1000
+_MAX_KEPT = 2**12  # places of a curve, which nearly all steps of a run are at
 
 
 def whole_ticks(amount: float, ticks_per_unit: int) -> int:
@@ -87,10 +89,11 @@ class ProfileStepTime:
         self._per_token, self._per_sequence = ticks["f"], ticks["g"]
         # f*T <= w, without the product: most steps are so
         self._most_tokens_of_least = ticks["w"] // ticks["f"] if ticks["f"] else sys.maxsize
-        self._curve: Curve | None = None
+        self._curve: Callable[[int], int] | None = None
         if by_tokens:
             measured = [(place, whole_ticks(ms, TICKS_PER_MILLISECOND)) for place, ms in by_tokens]
-            self._curve = Curve([(0, ticks["w"]), *measured], ticks["f"])
+            curve = Curve([(0, ticks["w"]), *measured], ticks["f"])
+            self._curve = lru_cache(_MAX_KEPT)(curve.at)
             self._most_tokens_of_least = 0
         self._per_kv = ticks["d"]
         self._per_kv_with_prefill = ticks["d"] + ticks["h"]
@@ -113,7 +116,7 @@ class ProfileStepTime:
         if num_tokens <= self._most_tokens_of_least:
             common = self._least + num_sequences * self._per_sequence
         elif self._curve is not None:
-            common = self._base + self._curve.at(num_tokens) + num_sequences * self._per_sequence
+            common = self._base + self._curve(num_tokens) + num_sequences * self._per_sequence
         else:
             common = self._base + num_tokens * self._per_token + num_sequences * self._per_sequence
         if prefill_work:
