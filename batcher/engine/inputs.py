@@ -11,7 +11,7 @@ from typing import NamedTuple
 from batcher.decoding.prompt_logprobs import PromptLogprobs
 from batcher.decoding.stops.automaton import stop_automaton
 from batcher.engine.outputs import Outputs
-from batcher.engine.sequence import Extras, Sequence
+from batcher.engine.sequence import Sequence, SequenceExtras
 from batcher.errors import Failure, InvariantError
 from batcher.events import ArriveReason, Role
 from batcher.models.base import Model
@@ -223,7 +223,7 @@ def _make_more(
 ) -> list[Sequence]:
     """Return the sequences of a request that is not plain, or replayed; `first` is one."""
     request, prompt = first.request, first.prompt
-    first.extras = extras = Extras()
+    first.extras = extras = SequenceExtras()
     if request.prompt_logprobs is not None:
         extras.prompt_logprobs = PromptLogprobs(prompt, request.prompt_logprobs)
         first.skips_prefix_cache = True  # what is found there is not computed
@@ -261,7 +261,7 @@ def _another(
 ) -> Sequence:
     """Return a sequence like `first` that has not begun."""
     sequence = copy(first)
-    extras = copy(first.extras) or Extras()
+    extras = copy(first.extras) or SequenceExtras()
     extras.replayed = replayed
     if role == "negative":
         extras.prompt_logprobs = None

@@ -12,7 +12,7 @@ from batcher.scheduling.sequence import NEVER, Schedulable
 from batcher.tokens import Tokens
 
 
-class Extras(Struct, gc=False):  # as Sequence
+class SequenceExtras(Struct, gc=False):  # as Sequence
     """What only sequences have that are not plain, or not computed anew.
 
     replayed: what an earlier run found; the model is not asked again.
@@ -48,7 +48,7 @@ class Sequence(Schedulable, eq=False, gc=False, kw_only=True):  # it is part of 
     prompt: Prompt
     automaton: StopAutomaton
     arrive_reason: ArriveReason
-    extras: Extras | None = None
+    extras: SequenceExtras | None = None
 
     generated: list[int] | None = None
 
