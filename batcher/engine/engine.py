@@ -435,9 +435,11 @@ class Engine:
         slots, first_of = self._batch.slots, self._batch.first_of
         finish = self._outputs.finish_running
         reasons: dict[int, FinishReason] = dict.fromkeys(ending, "length")
-        jumps = decoded.jumps
-        for slot, tokens in jumps.items():
-            self._recorder.jumped(self._holder_of(slot), len(tokens) - 1)
+        jumps: dict[Sequence, int] = {}
+        for slot, tokens in decoded.jumps.items():
+            first = self._holder_of(slot)
+            jumps[first] = len(tokens) - 1
+            self._recorder.jumped(first, jumps[first])
         for slot in decoded.stopped:
             reasons[slot] = "stop"
         for slot in decoded.failed:
@@ -453,10 +455,10 @@ class Engine:
                 self.scheduler.fork(parent, child)
                 self._runner.fork(parent, child)
                 self._recorder.forked(child, parent)
-        for slot, tokens in jumps.items():
-            first = self._holder_of(slot)  # a row that jumps goes on: see RowDecoder
-            self.scheduler.lengthen(first, len(tokens) - 1)
-            self._runner.note_jump(first, step)
+        if jumps:  # these rows go on: see RowDecoder
+            self.scheduler.lengthen(jumps)
+            for first in jumps:
+                self._runner.note_jump(first, step)
 
     def _holder_of(self, slot: int) -> Sequence:
         holder = self._batch.slots[slot]

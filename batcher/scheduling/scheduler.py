@@ -257,12 +257,13 @@ class Scheduler(Admission[S]):
                 if first.has_siblings:
                     self.kv_cache.note_sibling(first)
 
-    def lengthen(self, first: S, num_more: int) -> None:
-        """Let a decoding group that was given `num_more` tokens at once catch up with them."""
-        for row in first.computed_group:
-            self.batch.stop_decoding(row)
-            row.num_tokens += num_more
-        self.batch.go_back_to_prefill(first)
+    def lengthen(self, num_more: dict[S, int]) -> None:
+        """Let decoding groups that were given so many tokens more at once catch up with them."""
+        for first, num in num_more.items():
+            for row in first.computed_group:
+                self.batch.stop_decoding(row)
+                row.num_tokens += num
+            self.batch.go_back_to_prefill(first)
         self.batch.prefilling.sort(key=lambda other: other.admission)
 
     def fork(self, parent: S, child: S) -> None:
