@@ -14,6 +14,7 @@ from batcher.events import (
     JumpEvent,
     PreemptEvent,
     PrefillEvent,
+    StepsEvent,
 )
 from batcher.metrics import RunMetrics, encode_summary
 from batcher.timeline.fold import RequestFold
@@ -120,3 +121,14 @@ def test_readers_that_share_a_fold_tell_what_each_tells_alone(workload):
         own.num_found,
         own.num_tokens(10**6),
     )
+
+
+def test_a_standstill_counts_once_for_a_sequence_that_was_in_two_slots():
+    fold = RequestFold()
+    fold.take(ArriveEvent(0, 0.0, "a", 0, "input", 5, 9))
+    fold.take(AdmitEvent(0, 0.0, "a", 0, 0, "empty"))
+    fold.take(PreemptEvent(2, 2.0, "a", 0, 0, "kv", "z", 0, 7, 2))
+    fold.take(AdmitEvent(3, 3.0, "a", 0, 1, "empty", generated=2))
+    fold.take(StepsEvent(4, [5.0], [0], [3], [1], [1], [0], [0]))
+    (request,) = fold.open
+    assert [request.tokens_after(step) for step in (4, 5)] == [3, 4]

@@ -220,11 +220,12 @@ class RequestFold:
         if 0 not in event.decodes:
             return
         for step, num_decodes in enumerate(event.decodes, event.step):
-            for found in self.slots.values() if not num_decodes else ():
+            for slot, found in self.slots.items() if not num_decodes else ():
                 admission = found.admission
-                if admission is not None and found.finish is None:
-                    first_token = admission.first_token
-                    admission.num_still += first_token is not None and first_token < step
+                if admission is None or found.finish is not None or admission.event.slot != slot:
+                    continue  # it has left the slot, perhaps for another one
+                first_token = admission.first_token
+                admission.num_still += first_token is not None and first_token < step
 
     def _holding(
         self, event: PrefillEvent | PreemptEvent, verb: str
