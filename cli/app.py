@@ -103,7 +103,7 @@ def main() -> None:
 
 def _show_what_was_raised(error: BatchdecodeError) -> None:
     """Print the traceback of somebody else's code, if that is what the error is about."""
-    from batcher.raised import RaisedError  # noqa: PLC0415 - only after an error
+    from batcher.foreign import RaisedError  # noqa: PLC0415 - only after an error
 
     if isinstance(error, RaisedError):
         sys.stderr.write(printable_lines(error.raised.traceback))

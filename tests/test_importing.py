@@ -3,8 +3,7 @@
 import pytest
 
 from batcher.errors import BatchdecodeError
-from batcher.importing import import_object
-from batcher.raised import RaisedError
+from batcher.foreign import RaisedError, import_object
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from threading import Event, Semaphore, Thread
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from batcher.forked import child_ends_here
+from batcher.foreign import child_ends_here
 
 if TYPE_CHECKING:
     import asyncio

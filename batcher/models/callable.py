@@ -6,14 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from batcher.attributes import attribute_of
 from batcher.errors import Failure, ModelError, describe
-from batcher.forked import child_ends_here
+from batcher.foreign import attribute_of, child_ends_here, note_raised, raised
 from batcher.models.answers import read_logits, read_token_id, shown
 from batcher.models.base import Batch, ModelOutput, OutputKind, Tokenizer
 from batcher.models.byte_tokenizer import ByteTokenizer
 from batcher.models.prefixes import PrefixModel
-from batcher.raised import note_raised, raised
 
 ModelNext = Callable[[list[list[int]]], Iterable[Any]]
 

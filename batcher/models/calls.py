@@ -14,7 +14,7 @@ from msgspec import Meta, Struct, ValidationError, convert
 from msgspec.structs import asdict
 
 from batcher.errors import BatchdecodeError
-from batcher.forked import child_ends_here
+from batcher.foreign import child_ends_here
 from batcher.models.background import BackgroundLoop, Waiting, Workers
 from batcher.models.retrying import CallFailure, failure_of, is_worth_retry
 

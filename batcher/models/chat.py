@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from batcher.attributes import attribute_of
+from batcher.foreign import attribute_of
 from batcher.models.base import Model
 
 ChatTemplate = Callable[[list[dict[str, str]]], Any]

@@ -2,14 +2,12 @@
 
 from array import array
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from batcher.attributes import attribute_of
 from batcher.errors import (
     RUN_ERROR_CODES,
     Failure,
@@ -18,7 +16,7 @@ from batcher.errors import (
     describe,
     writable,
 )
-from batcher.forked import child_ends_here
+from batcher.foreign import attribute_of, calling, child_ends_here, note_raised, raised
 from batcher.models.answers import shown
 from batcher.models.base import (
     Batch,
@@ -33,7 +31,6 @@ from batcher.models.base import (
     can_score,
 )
 from batcher.models.prefixes import Prefixes
-from batcher.raised import RaisedError, note_raised, raised
 from batcher.request import MAX_INT
 
 
@@ -63,7 +60,7 @@ class CheckedModel:
             RaisedError: the model raised.
         """
         self._begin(num_slots, None if self._has_fork else Prefixes())
-        with self._making_room(f"{num_slots} rows"):
+        with calling(f"{self.name} cannot make room for {num_slots} rows:"):
             self.inner.allocate(num_slots)
 
     def allocate_pages(self, num_slots: int, num_blocks: int | None, block_size: int) -> None:
@@ -77,24 +74,13 @@ class CheckedModel:
         if not can_page(self.inner):
             raise InvariantError(f"{self.name} is not paged")
         count = "blocks" if num_blocks is None else f"{num_blocks} blocks"
-        with self._making_room(f"{num_slots} rows in {count} of {block_size} tokens"):
+        room = f"{num_slots} rows in {count} of {block_size} tokens"
+        with calling(f"{self.name} cannot make room for {room}:"):
             self.inner.allocate_pages(num_slots, num_blocks, block_size)
 
     def _begin(self, num_slots: int, prefixes: Prefixes | None) -> None:
         self._num_slots, self._prefixes, self._is_paging = num_slots, prefixes, False
         self._forked.clear()
-
-    @contextmanager
-    def _making_room(self, what: str) -> Iterator[None]:
-        """Let what the model raises inside become a RaisedError: it has no room for `what`."""
-        try:
-            with child_ends_here():
-                yield
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # not what breaks off a wait for it
-            why = raised(error)
-            raise RaisedError(f"{self.name} cannot make room for {what}: {why}", why) from error
 
     def fork(self, source: int, target: int) -> None:
         """Let the row in `target` be what the one in `source` is.
@@ -110,7 +96,7 @@ class CheckedModel:
             return
         if self._is_paging:
             return
-        with self._failing_as(f"fork slot {source}"):
+        with calling(f"{self.name} cannot fork slot {source}:"):
             self.inner.fork(source, target)
 
     def release(self, slot: int) -> None:
@@ -124,7 +110,7 @@ class CheckedModel:
             if slot in self._forked:
                 self._forked.remove(slot)
                 return
-        with self._failing_as(f"release slot {slot}"):
+        with calling(f"{self.name} cannot release slot {slot}:"):
             self.inner.release(slot)
 
     def forward(self, batch: Batch) -> ModelOutput:
@@ -192,18 +178,6 @@ class CheckedModel:
         if num_left:
             found = f"logits of {num_tokens - num_left} tokens"
             raise ModelError(f"{self.name} returned {found}, not of the {num_tokens} of the chunk")
-
-    @contextmanager
-    def _failing_as(self, action: str) -> Iterator[None]:
-        """Let what the model raises inside become a RaisedError: it cannot do `action`."""
-        try:
-            with child_ends_here():
-                yield
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # as in forward
-            why = raised(error)
-            raise RaisedError(f"{self.name} cannot {action}: {why}", why) from error
 
     def _hand_over_forks(self, batch: Batch, prefixes: Prefixes) -> None:
         """Make new rows of those that were forked, for a model that has no fork."""

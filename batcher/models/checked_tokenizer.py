@@ -5,9 +5,8 @@ from itertools import islice
 from threading import Lock
 from typing import Any
 
-from batcher.attributes import attribute_of, has_attribute
 from batcher.errors import BatchdecodeError, EncodingError, describe
-from batcher.forked import child_ends_here
+from batcher.foreign import attribute_of, child_ends_here, has_attribute
 from batcher.models.answers import shown
 from batcher.models.base import Tokenizer
 from batcher.models.byte_tokenizer import ByteTokenizer

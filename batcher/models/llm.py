@@ -9,15 +9,14 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from batcher.attributes import attribute_of
 from batcher.errors import BatchdecodeError, Failure
+from batcher.foreign import attribute_of, note_raised
 from batcher.models.answers import read_logits, read_token_id, read_vocabulary
 from batcher.models.base import Batch, FloatArray, ModelOutput, Tokenizer
 from batcher.models.byte_tokenizer import ByteTokenizer
 from batcher.models.calls import Calls, CallSettings, checked_settings
 from batcher.models.prefixes import PrefixModel
 from batcher.models.retrying import CallFailure
-from batcher.raised import note_raised
 
 T = TypeVar("T")
 

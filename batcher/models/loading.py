@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import msgspec
 
-from batcher.attributes import attribute_of, has_attribute
 from batcher.errors import BatchdecodeError, writable
-from batcher.forked import child_ends_here
+from batcher.foreign import (
+    RaisedError,
+    attribute_of,
+    calling,
+    has_attribute,
+    raised,
+)
 from batcher.models.answers import shown
 from batcher.models.base import Model, OutputKind
 from batcher.models.checked_tokenizer import checked_tokenizer
 from batcher.models.simulated import SimulatedModel, SimulatedSettings
-from batcher.raised import RaisedError, raised
 from batcher.request import MAX_INT
 
 if TYPE_CHECKING:
@@ -53,7 +57,7 @@ def load_model(
         return SimulatedModel(_settings(given, SimulatedSettings, "simulated model"))
     if seed is not None:
         raise BatchdecodeError(f"a seed is a setting of the simulated model; {spec} takes none")
-    from batcher.importing import import_object  # noqa: PLC0415 - see above
+    from batcher.foreign import import_object  # noqa: PLC0415 - see above
     from batcher.models.calls import CallSettings  # noqa: PLC0415 - as above
 
     call_settings = _settings(llm_settings, CallSettings, "llm")
@@ -72,13 +76,14 @@ def as_model(
         answer.
     """
     try:
-        made = _instance(model) if isinstance(model, type) else model
+        made = model
+        if isinstance(model, type):
+            with calling(f"cannot make a {model.__name__}:"):
+                made = model()
         adapted = _adapted(made, name, call_settings)
         check_description(adapted)
         adapted.tokenizer = checked_tokenizer(adapted.tokenizer, adapted.vocab_size)
-    except BatchdecodeError:
-        raise
-    except KeyboardInterrupt:
+    except (BatchdecodeError, KeyboardInterrupt):
         raise
     except BaseException as error:  # whatever the model's own attributes raise
         called, why = name or shown(model), raised(error)
@@ -172,14 +177,3 @@ def _settings(given: Mapping[str, Any], kind: type[S], whose: str) -> S:
     except msgspec.ValidationError as error:
         known = ", ".join(kind.__struct_fields__)
         raise BatchdecodeError(f"{whose}: {error} (settings: {known})") from None
-
-
-def _instance(model_class: type) -> object:
-    try:
-        with child_ends_here():
-            return model_class()
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # whatever the class's own code raises
-        why = raised(error)
-        raise RaisedError(f"cannot make a {model_class.__name__}: {why}", why) from error

@@ -6,7 +6,7 @@ from math import isfinite
 from typing import Any
 
 from batcher.errors import BatchdecodeError, describe
-from batcher.raised import Raised, RaisedError, raised
+from batcher.foreign import Raised, RaisedError, raised
 
 PROGRAMMING_ERRORS = (
     AssertionError,

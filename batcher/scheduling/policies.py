@@ -15,9 +15,7 @@ from typing import Any
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
-from batcher.forked import child_ends_here
-from batcher.importing import import_object
-from batcher.raised import RaisedError, raised
+from batcher.foreign import calling, import_object
 from batcher.scheduling.sequence import Schedulable
 
 Key = Any
@@ -99,14 +97,8 @@ def _policy_of_ones_own(name: str, rank: Callable[[Candidate], Any]) -> Policy:
             sequence.deadline,
             sequence.num_generated,
         )
-        try:
-            with child_ends_here():
-                found = rank(candidate)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # whatever the policy's own code raises
-            why = raised(error)
-            raise RaisedError(f"the policy {name} raised {why}", why) from error
+        with calling(f"the policy {name} raised"):
+            found = rank(candidate)
         numbers = found if isinstance(found, tuple) else (found,)
         if not all(isinstance(number, int | float) and number == number for number in numbers):  # noqa: PLR0124 - NaN
             shown = reprlib.repr(found)

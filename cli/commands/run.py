@@ -55,7 +55,7 @@ def run(context: typer.Context, options: RunOptions) -> None:
         raise typer.Exit(2)
     gc.disable()  # until the run begins: what is imported, or set up, is no garbage
     from batcher.errors import BatchdecodeError  # noqa: PLC0415 - heavy, as are the others
-    from batcher.raised import RaisedError  # noqa: PLC0415 - heavy
+    from batcher.foreign import RaisedError  # noqa: PLC0415 - heavy
 
     from ..running.runner import run as run_requests  # noqa: PLC0415 - heavy
     from ..running.signals import Interrupted, StopSignals, die_of_closed_pipe  # noqa: PLC0415 - as above

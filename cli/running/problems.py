@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager
 from typing import Self
 
 from batcher.errors import BatchdecodeError, FieldProblem
+from batcher.foreign import LISTENERS, Raised
 from batcher.formats.diagnostics import Problem, make_problem, render_problem
 from batcher.formats.ids import duplicate_id
 from batcher.formats.json_spans import Span
 from batcher.formats.line_problems import place_problem
 from batcher.formats.requests import BadLine, ParsedLine
-from batcher.raised import LISTENERS, Raised
 
 from ..screen.cells import printable_lines
 from ..screen.terminal import ColorChoice, terminal_size, wants_color

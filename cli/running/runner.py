@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from batcher.errors import BatchdecodeError
 from batcher.events import Event
+from batcher.foreign import RaisedError
 from batcher.formats.trace import is_trace_start
 from batcher.models.simulated import SimulatedModel
-from batcher.raised import RaisedError
 
 from ..errors import WriteError
 from ..options import RunOptions

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from batcher import BatchdecodeError, ByteTokenizer, Request, RequestError, decode, generate
+from batcher.foreign import RaisedError
 from batcher.models.callable import CallableModel
 from batcher.models.loading import as_model
-from batcher.raised import RaisedError
 
 
 def model_with(**attributes: Any) -> Any:

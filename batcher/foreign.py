@@ -1,16 +1,27 @@
-"""What somebody else's code raised: where that was, and who is told of it."""
+"""Somebody else's code: how it is named, called and asked, and what is told of what it raises.
+
+What it forks ends where it would come back to ours; an attribute that it lacks is not one whose
+code fails.
+"""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
 from functools import cache
+from importlib import import_module
+from inspect import getattr_static
 from pathlib import Path
 from traceback import TracebackException
 from types import TracebackType
+from typing import Any, cast
 
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError, describe
 
+ABSENT: Any = object()
 MAX_FRAMES = 20  # of a traceback, those nearest to where it was raised
 _OURS = str(Path(__file__).parent) + os.sep
 
@@ -75,6 +86,98 @@ def note_raised(what: Raised) -> None:
         logger.addHandler(logging.NullHandler())  # or else Python would print it by itself
     if logger.isEnabledFor(logging.ERROR):
         logger.error("%s", what.traceback)
+
+
+@contextmanager
+def calling(what: str) -> Iterator[None]:
+    """Run code of others inside: whatever it raises becomes a RaisedError that begins with `what`.
+
+    But for KeyboardInterrupt, which breaks off a wait for it.
+    """
+    try:
+        with child_ends_here():
+            yield
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        why = raised(error)
+        raise RaisedError(f"{what} {why}", why) from error
+
+
+@contextmanager
+def child_ends_here() -> Iterator[None]:
+    """End a process that was forked inside, before it goes on with what is its parent's.
+
+    It ends as one of Python's does, but without what is to be done at exit: buffers and locks are
+    those of the parent, too.
+    """
+    process = os.getpid()
+    try:
+        yield
+    finally:
+        if os.getpid() != process:
+            os._exit(_status_of(sys.exception()))
+
+
+def import_object(spec: str, kind: str, known: str) -> object:
+    """Return what `package.module:name` names; the current folder is importable.
+
+    kind: what it is meant to be, for messages; known: what else it may be, likewise.
+
+    Raises:
+        BatchdecodeError: there is no such thing.
+        RaisedError: the module's own code raised.
+    """
+    module_name, separator, name = spec.partition(":")
+    if not (module_name and separator and name):
+        raise BatchdecodeError(f"unknown {kind} {spec!r}, known: {known}, package.module:name")
+    if not all(part.isidentifier() for part in module_name.split(".")) or module_name.endswith(
+        ".py"
+    ):
+        raise BatchdecodeError(f"unknown {kind} {spec!r}: {module_name!r} is no package.module")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    with calling(f"cannot import {module_name}:"):
+        found: Any = import_module(module_name)
+    for part in name.split("."):
+        holder = found
+        with calling(f"cannot import {spec}:"):  # it may have a `__getattr__`
+            found = attribute_of(holder, part)
+        if found is ABSENT:
+            near = get_close_matches(name, dir(holder), n=1)
+            hint = f"; did you mean {module_name}:{near[0]}?" if near else ""
+            raise BatchdecodeError(f"{module_name} has no {name!r}{hint}")
+    return cast(object, found)
+
+
+def attribute_of(holder: Any, name: str, default: Any = ABSENT) -> Any:
+    """Return an attribute of `holder`, `default` if it has none of this name.
+
+    What the code behind the attribute raises, be it an AttributeError, passes through.
+    """
+    try:
+        return getattr(holder, name)
+    except AttributeError as error:
+        is_about_it = error.obj is holder and error.name == name
+        if not is_about_it or getattr_static(holder, name, ABSENT) is not ABSENT:
+            raise
+        return default
+
+
+def has_attribute(holder: Any, name: str) -> bool:
+    """Return whether `holder` has an attribute of this name; raises what the attribute does."""
+    return attribute_of(holder, name) is not ABSENT
+
+
+def _status_of(error: BaseException | None) -> int:
+    """Return the exit status of a process that `error` ends, which it is told of."""
+    if error is None:
+        return 0
+    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+        return (error.code or 0) & 0xFF
+    sys.excepthook(type(error), error, error.__traceback__)
+    return 1
 
 
 def _place_of(error: BaseException) -> str | None:
