@@ -48,6 +48,7 @@ class _Boundary(NamedTuple, Generic[S]):
 class KVCache(Generic[S]):
     """Block tables of sequences over one pool.
 
+    num_spare: how many blocks have to be left for those that run when somebody else comes.
     max_blocks: how many blocks there can be, None for as many as are asked for.  Then up to 2^21
     blocks and 2^25 tokens, or twice as many, are kept for the sake of what can be found again.
     """
@@ -58,17 +59,13 @@ class KVCache(Generic[S]):
         self.pool = BlockPool(self.max_blocks, max_grown)
         self.has_room = self.pool.has_room
         self._copies: list[tuple[int, int]] = []
-        self._capacity, self._watermark = settings.capacity, settings.watermark
+        self._capacity = settings.capacity
+        self.num_spare = int(settings.watermark * (self.max_blocks or 0))
         self._has_prefix_cache = settings.has_prefix_cache
         self._contents = contents
         self._boundaries: list[_Boundary[S]] = []  # computed in this step
         self._siblings: dict[str, S] = {}
         self._num_noted = 0  # siblings
-
-    @property
-    def num_spare(self) -> int:
-        """How many blocks have to be left for those that run when somebody else comes."""
-        return int(self._watermark * self.pool.num_total)
 
     def num_blocks(self, num_tokens: int) -> int:
         """Return how many blocks hold so many tokens."""
@@ -216,8 +213,10 @@ class KVCache(Generic[S]):
             sequence.run = None
         self._boundaries.clear()
 
-    def grow_all(self, rows: Iterable[S], decode_step: int) -> None:
+    def grow_all(self, rows: list[S], decode_step: int) -> None:
         """Give rows that decode, each by itself, the block that they begin in `decode_step`."""
+        if not rows:
+            return
         size = self.block_size
         growing = [row for row in rows if len(row.table) <= (decode_step + row.offset) // size]
         for row, block in zip(growing, self.pool.take(len(growing)), strict=True):

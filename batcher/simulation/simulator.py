@@ -250,15 +250,15 @@ class StepSimulation:
 
     def _advance(self, num_steps: int, ticks: int, num_tokens: int) -> None:
         """Let steps that take `ticks` together pass, and count what is held and used in them."""
-        totals, scheduler, batch = self._totals, self._scheduler, self._batch
+        totals, pool, batch = self._totals, self._pool, self._batch
         totals.slot_steps += num_steps * batch.num_occupied
-        totals.block_steps += num_steps * self._pool.num_used
+        totals.block_steps += num_steps * (pool.num_total - pool.num_free)
         totals.computed_tokens += num_tokens
         binding = "slots"
-        if not scheduler.queue.num_slots:
+        if not self._queue.num_slots:
             binding = "arrivals"
-        elif batch.num_free and scheduler.blocked is not None:
-            binding = scheduler.blocked.reason
+        elif batch.num_free and (blocked := self._scheduler.blocked) is not None:
+            binding = blocked.reason
         totals.binding_ticks[binding] += ticks
         self._step += num_steps
         self._ticks += ticks
