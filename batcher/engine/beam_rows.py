@@ -1,7 +1,6 @@
 """The rows of one request's beams: where each of them is, and which have been computed."""
 
 from collections.abc import Callable
-from typing import cast
 
 import numpy as np
 
@@ -21,7 +20,7 @@ class BeamRows:
 
     def __init__(self, leader: Sequence) -> None:
         request = leader.request
-        self.sequences = cast(list[Sequence], [leader, *leader.others])
+        self.sequences = [*leader.group]
         self.slots = [sequence.slot for sequence in self.sequences]
         self._num_results, self._num_computed = request.n, 1
         self._search = BeamSearch(

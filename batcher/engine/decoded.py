@@ -1,7 +1,7 @@
 """What decoding comes to: of a step, of a row at its end, and of rows that wait to go on."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
@@ -31,7 +31,7 @@ class Generated(Struct, frozen=True, gc=False):
     failure: Failure | None = None
 
 
-class Decoded(NamedTuple):
+class Decoded(Struct, frozen=True):
     """What a step has led to, beside one more token in every row; by the slots of leaders.
 
     stopped: rows that have come to their end.  failed: rows that got no token.

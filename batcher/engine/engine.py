@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from batcher.engine.contents import block_contents
 from batcher.engine.decoded import NOTHING_DECODED, Decoded
@@ -477,7 +478,7 @@ class Engine:
                     other = Failure(failure.code, f"{why}: {failure.message}")
                     failed.setdefault(first_of(sharer).slot, other)
         jumps = {slot: tokens for slot, tokens in decoded.jumps.items() if slot not in failed}
-        return decoded._replace(failed=failed, jumps=jumps)
+        return replace(decoded, failed=failed, jumps=jumps)
 
     def _token_contents(self, row: Sequence, start: int, stop: int, size: int) -> Iterator[bytes]:
         """Return what stands for the tokens start..stop of a sequence, by blocks."""

@@ -3,8 +3,6 @@
 Those of which more has to be known than tables hold have a RowState, and are looked at one by one.
 """
 
-from typing import cast
-
 import numpy as np
 from msgspec.structs import replace
 
@@ -165,11 +163,11 @@ class RowDecoder:
     def close_suspended(self, suspended: SuspendedRows, reason: FinishReason) -> list[Generated]:
         """Return what suspended rows had generated: the row's output, or those of its beams."""
         first = suspended.rows[0]
-        if suspended.beams is not None:
-            return self._beam_outputs(suspended.beams, cast(RowState, first.state), reason)
         generated = Generated(suspended.tokens[0], reason)
         if first.state is None:
             return [generated]
+        if suspended.beams is not None:
+            return self._beam_outputs(suspended.beams, first.state, reason)
         sampling = first.sampling
         logprob = None if sampling is None else sampling.cumulative_logprob
         return [self._close_row(first.state, generated, logprob)]

@@ -35,7 +35,9 @@ def scripted(output: list[int], eos_token_id: int = 0, **fields: object) -> Deco
     for number, token_id in enumerate(output, 1):
         if table.advance(np.array([0, token_id])):
             told = read_output(automaton, output[:number], Words(), has_stopped=True)
-            return Decoded(output[:number], told.text.decode(errors="replace"), "stop", told[1])
+            return Decoded(
+                output[:number], told.text.decode(errors="replace"), "stop", told.stop_reason
+            )
     told = read_output(automaton, output, Words(), has_stopped=False)
     return Decoded(output, told.text.decode(errors="replace"), "length", told.stop_reason)
 
@@ -239,8 +241,10 @@ def test_bytes_that_belong_to_the_prompt_are_no_text_and_complete_nothing() -> N
     told = read_output(automaton, [1, 2, 1], Marked(), has_stopped=True, skip=3)
     assert (told.text, told.stop_reason) == (b">c", "b<")
     ids = stop_automaton(Request(prompt="", stop_sequence=[1, 2]), None)
-    assert read_output(ids, [1, 2], Marked(), has_stopped=True, skip=1)[:2] == (b"", [1, 2])
-    assert read_output(ids, [1, 2], Marked(), has_stopped=True, skip=2)[:2] == (b"x>c", None)
+    told = read_output(ids, [1, 2], Marked(), has_stopped=True, skip=1)
+    assert (told.text, told.stop_reason) == (b"", [1, 2])
+    told = read_output(ids, [1, 2], Marked(), has_stopped=True, skip=2)
+    assert (told.text, told.stop_reason) == (b"x>c", None)
     assert read_output(
         automaton_of({"s": []}), [0, 1], Marked(), has_stopped=False, skip=2
     ).segments == [StateText("s", b"<", [1])]
@@ -293,7 +297,7 @@ def test_what_is_read_and_told_is_what_the_slow_reader_finds(block: int) -> None
         told = read_output(
             case.automaton, slow.tokens, PIECES, has_stopped=slow.has_ended, skip=case.skip
         )
-        assert told[:2] == (slow.final_text(), slow.stop_reason()), seed
+        assert (told.text, told.stop_reason) == (slow.final_text(), slow.stop_reason()), seed
         if case.automaton.names:
             segments = slow.segments()
             kept = [segment for segment in segments if segment[1] or segment[2]]

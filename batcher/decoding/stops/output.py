@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
+from msgspec import Struct
+
 from batcher.decoding.stops.automaton import END, Exit, StopAutomaton, StopProgress, precedence
 from batcher.decoding.stops.reader import StopReader
 from batcher.errors import InvariantError
@@ -26,7 +28,7 @@ class StateText(NamedTuple):
     tokens: list[int]
 
 
-class Output(NamedTuple):
+class Output(Struct, frozen=True, gc=False):
     """The text before the stop, what stopped it, and, if there are named states, text by state.
 
     segments: in order, those that are empty left out; if all are, the one in which it ended.
