@@ -2,20 +2,51 @@
 
 With c = w / f, max(w, f*T) is f * max(c, T): for a given c all terms are linear, so the fit is a
 search for c alone, around least squares.  They are of relative errors, for those are stated, and
-weighted by the kinds of steps, see batcher.timing.step_kinds.
+weighted by the kinds of steps, see batcher.timing.step_log.
 """
 
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
-from batcher.timing.nonnegative import fit_nonnegative
-from batcher.timing.step_kinds import KindErrors, errors_by_kind, missing_kinds, weights_of
-from batcher.timing.step_log import StepLog
+from batcher.timing.step_log import KindErrors, StepLog, errors_by_kind, missing_kinds, weights_of
+
+_SAME = 1e-9  # of the loss: less is noise of the arithmetic, and fewer columns are better
+
+
+def fit_nonnegative(columns: Any, target: Any) -> tuple[Any, float]:
+    """Return the coefficients [columns], none below 0, that fit `target` best, and the loss.
+
+    columns: [rows, columns].  target: [rows].  The loss is the sum of squares of what is left.
+    The best fit is a plain one to some of the columns, so all their subsets are tried, on the
+    triangle of a QR decomposition, which keeps the lengths and has only as many rows as columns.
+    """
+    scales = np.sqrt((columns * columns).sum(axis=0))
+    scales[scales == 0] = 1.0
+    triangle: Any = np.linalg.qr(np.column_stack([columns / scales, target]), mode="r")
+    matrix, goal = triangle[:, :-1], triangle[:, -1]
+    found, _, rank, _ = np.linalg.lstsq(matrix, goal, rcond=None)
+    if rank == len(scales) and (found >= 0).all():  # nothing is better than the best of all
+        return found / scales, float(((goal - matrix @ found) ** 2).sum())
+    best, least = np.zeros(len(scales)), float(goal @ goal)
+    smallest = _SAME**2 * least
+    for size in range(1, len(scales) + 1):
+        for chosen in combinations(range(len(scales)), size):
+            part = matrix[:, chosen]
+            found = np.linalg.lstsq(part, goal, rcond=None)[0]
+            if (found < 0).any():
+                continue
+            rest = goal - part @ found
+            loss = float(rest @ rest)
+            if loss < least * (1 - _SAME) - smallest:
+                best, least = np.zeros(len(scales)), loss
+                best[list(chosen)] = found
+    return best / scales, least
+
 
 LEAST_STEPS = 20
 _HELD_OUT = 5  # every fifth step is held out

@@ -1,17 +1,59 @@
 """The step times: constant, the seven terms of a profile, and the roofline of a GPU.
 
-Rule: all of them count in whole ticks, so the closed forms are exactly the sums.
+Rule: all of them count in whole ticks, so the closed forms are exactly the sums.  A ramp is steps
+of which each takes so many ticks more than the one before: `first`, what its first step takes, and
+`slope`, what each one adds.
 """
 
 import sys
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from functools import lru_cache
+from math import isqrt
 from typing import Any
 
-from batcher.timing.curve import Curve
-from batcher.timing.ramps import least_steps, sum_of_ramp
 from batcher.timing.step_time import TICKS_PER_SECOND
+
+
+def sum_of_ramp(first: int, slope: int, num_steps: int) -> int:
+    """Return what the first `num_steps` steps of a ramp take together."""
+    return num_steps * first + slope * (num_steps * (num_steps - 1) >> 1)
+
+
+def least_steps(first: int, slope: int, ticks: int) -> int:
+    """Return the least number of steps of a ramp that take `ticks` together; both at least 1."""
+    if not slope:
+        return -(-ticks // first)
+    # 2 * sum = slope * k**2 + linear * k.  The floor of the root it reaches 2 * ticks at is exact,
+    # since rounding the square root down before the division changes no floor.
+    linear = first + first - slope
+    below = (isqrt(linear * linear + 8 * slope * ticks) - linear) // (slope + slope)
+    return below + (below * (linear + slope * below) < ticks + ticks)
+
+
+class Curve:
+    """Ticks over a whole number from 0 on: those of `points`, (place, ticks), beyond them a slope.
+
+    The places ascend, and the first is 0.  What falls between two ticks is rounded down.
+    """
+
+    __slots__ = ("_places", "_slope", "_ticks")
+
+    def __init__(self, points: Sequence[tuple[int, int]], slope: int) -> None:
+        self._places = [place for place, _ in points]
+        self._ticks = [ticks for _, ticks in points]
+        self._slope = slope
+
+    def at(self, place: int) -> int:
+        """Return the ticks at a place."""
+        after = bisect_right(self._places, place)
+        left, low = self._places[after - 1], self._ticks[after - 1]
+        if after == len(self._places):
+            return low + (place - left) * self._slope
+        rise, width = self._ticks[after] - low, self._places[after] - left
+        return low + rise * (place - left) // width
+
 
 TICKS_PER_MILLISECOND = TICKS_PER_SECOND // 1000
 _MAX_KEPT = 2**12  # places of a curve, which nearly all steps of a run are at

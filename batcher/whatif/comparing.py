@@ -1,24 +1,90 @@
-"""A grid of deployments, each simulated, with the knees among them."""
+"""A grid of deployments, each simulated, with the knees: where more slots hardly serve more.
+
+Rule: nothing is fitted.  A size is the knee if it is the smallest of its row of sizes that no
+larger one beats: by the asked share of what it serves for each doubling; or, where arrivals bind,
+by a shorter tail of TTFT.  For where arrivals bind, what is served is what arrives, whatever the
+size (job flow balance: Denning and Buzen, The Operational Analysis of Queueing Network Models, ACM
+Computing Surveys 10(3), 1978), so only times tell sizes apart; the knee is where more gains little
+throughput and response times are still short (Jain, The Art of Computer Systems Performance
+Analysis, 1991, section 3.3).
+"""
 
 from collections.abc import Callable, Iterable, Sequence
-from math import inf
+from math import inf, log2
 
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.whatif.deployments import AXES, Deployment, Value
-from batcher.whatif.knee import Size, knees_of
 from batcher.whatif.measuring import Outcome, Question, measure, problem_of
-from batcher.whatif.workers import Workers
+from batcher.whatif.workers import WorkerProcesses
+
+DEFAULT_GROWTH = 0.1  # for each doubling of the batch
+
+
+class Size(Struct, frozen=True, kw_only=True):
+    """A batch size, and what it comes to.
+
+    served: in a second.  ttft: its p99, None if nothing was given a token.
+    is_fed: whether it serves all that arrives, so that more slots could hardly serve more.
+    """
+
+    batch: int
+    served: float
+    ttft: float | None = None
+    is_fed: bool = False
+
+
+def knee_of(sizes: Sequence[Size], growth: float) -> int | None:
+    """Return the place of the knee among `sizes`, which ascend; None if there is none.
+
+    There is none if all they serve is nothing, or if only the last one would be it: then nobody
+    knows what comes after it.
+    """
+    if not any(size.served for size in sizes):
+        return None
+    for place, size in enumerate(sizes[:-1]):
+        if not any(_beats(larger, size, growth) for larger in sizes[place + 1 :]):
+            return place
+    return None
+
+
+def _beats(larger: Size, size: Size, growth: float) -> bool:
+    """Return whether a `larger` size is worth its slots."""
+    if larger.served >= size.served * (1 + growth) ** log2(larger.batch / size.batch):
+        return True
+    if not (larger.is_fed or size.is_fed) or larger.ttft is None or size.ttft is None:
+        return False
+    return larger.ttft < size.ttft
+
+
+def knees_of(cells: Sequence[tuple[Deployment, Size | None]], growth: float) -> set[int]:
+    """Return the places of the cells that are knees, each among those that differ in batch only.
+
+    cells: in any order, with what each comes to, None if that is not known.
+    """
+    batch = AXES["batch"]
+    families: dict[Deployment, list[tuple[Size, int]]] = {}
+    for place, (deployment, size) in enumerate(cells):
+        if size is not None:
+            families.setdefault(batch.set(deployment, 1), []).append((size, place))
+    knees = set()
+    for family in families.values():
+        family.sort(key=lambda found: found[0].batch)
+        found = knee_of([size for size, _ in family], growth)
+        if found is not None:
+            knees.add(family[found][1])
+    return knees
+
 
 SMALL = 2_000  # samples to simulate, over all cells: fewer are done before a process has started
 
 
-class Cell(Struct, frozen=True, kw_only=True):
+class GridCell(Struct, frozen=True, kw_only=True):
     """A deployment of a grid and what it comes to.
 
     problem: why its settings make no sense; then there is no outcome.
-    is_knee: see batcher.whatif.knee.
+    is_knee: see batcher.whatif.comparing.
     """
 
     deployment: Deployment
@@ -35,7 +101,7 @@ def compare(
     num_jobs: int = 1,
     small: int = SMALL,
     on_done: Callable[[float], object] = lambda _: None,
-) -> list[Cell]:
+) -> list[GridCell]:
     """Return what each deployment of `grid` makes of the workload, in the order of the grid.
 
     The answer does not depend on `num_jobs`, the processes that work on it.
@@ -59,7 +125,7 @@ def compare(
         on_done(len(outcomes) + sum(parts.values()))
 
     num_samples = len(question.workload.jobs) * len(places)
-    with Workers(measure, question, 1 if num_samples < small else num_jobs) as workers:
+    with WorkerProcesses(measure, question, 1 if num_samples < small else num_jobs) as workers:
         for task, outcome in workers.answers([grid[place] for place in places], note_part):
             outcomes[places[task]] = outcome
             parts.pop(task, None)
@@ -71,7 +137,7 @@ def compare(
     ]
     knees = knees_of(list(zip(grid, sizes, strict=True)), growth)
     return [
-        Cell(
+        GridCell(
             deployment=deployment,
             outcome=outcomes.get(place),
             problem=problems[place],

@@ -8,7 +8,6 @@ from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.whatif.deployments import Deployment, Value
-from batcher.whatif.ladder import Ladder, Searched, rate_of
 from batcher.whatif.limits import Limit
 from batcher.whatif.measuring import (
     Outcome,
@@ -19,7 +18,7 @@ from batcher.whatif.measuring import (
     score_of,
 )
 from batcher.whatif.relief import Analysis, Edge, Relief, Removal, analyse
-from batcher.whatif.search import Score, Search
+from batcher.whatif.search import Ladder, LeastSearch, Score, Searched, rate_of
 
 
 class Trial(Struct, frozen=True, kw_only=True):
@@ -83,7 +82,7 @@ def find_plan(
     if problem is not None:
         raise BatchdecodeError(problem)
     trials = _Trials(question, ladder, on_tried)
-    search = Search(trials.score, question.asked, ladder.rungs)
+    search = LeastSearch(trials.score, question.asked, ladder.rungs)
     search.run(ladder.start)
     is_met = search.least is not None
     best = search.nearest if search.least is None else search.least

@@ -11,7 +11,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.whatif.deployments import Deployment, Value
-from batcher.whatif.ladder import Ladder
 from batcher.whatif.limits import (
     SETTINGS,
     Limit,
@@ -22,7 +21,7 @@ from batcher.whatif.limits import (
     without,
 )
 from batcher.whatif.measuring import Outcome, Question, good_share, problem_of, score_of
-from batcher.whatif.search import Score
+from batcher.whatif.search import Ladder, Score
 
 # Doublings, or halvings, of a limit; of a token budget more, as several may change nothing before
 # one sets prompts apart from those that decode.

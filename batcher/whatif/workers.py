@@ -30,7 +30,7 @@ PART_INTERVAL = 0.5  # seconds between what a task tells of itself
 _Message = tuple[str, Any]  # "answer", "part", or "error" or "bug" with a text
 
 
-class Workers(Generic[Shared, Task, Answer]):
+class WorkerProcesses(Generic[Shared, Task, Answer]):
     """Computes `work(shared, task, on_part)` for many tasks; a context manager.
 
     work: a function of a module, and all that goes in and out of it can be pickled.

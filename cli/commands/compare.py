@@ -114,9 +114,8 @@ def compare(
         raise typer.Exit(2)
     from batcher.metrics.slo import parse_slo  # noqa: PLC0415 - heavy
 
-    from ..whatif.compare import compare_requests  # noqa: PLC0415 - as above
-    from ..whatif.options import CompareOptions, RequestOptions  # noqa: PLC0415 - as above
-    from ..whatif.stopping import until_stopped  # noqa: PLC0415 - as above
+    from ..whatif.compare import CompareOptions, compare_requests  # noqa: PLC0415 - as above
+    from ..whatif.reading import RequestOptions, until_stopped  # noqa: PLC0415 - as above
 
     options = CompareOptions(
         axes=axes,

@@ -21,7 +21,7 @@ from .axis_arguments import takes_axes
 from .compare import QuietOption, RunConfigOption
 
 if TYPE_CHECKING:
-    from batcher.whatif.ladder import Searched
+    from batcher.whatif.search import Searched
 
 SEARCH = "Search"
 EXAMPLES = """\b
@@ -83,9 +83,8 @@ def plan(
         raise typer.Exit(2)
     from batcher.metrics.slo import parse_slo  # noqa: PLC0415 - heavy
 
-    from ..whatif.options import PlanOptions, RequestOptions  # noqa: PLC0415 - as above
-    from ..whatif.plan import plan_requests  # noqa: PLC0415 - as above
-    from ..whatif.stopping import until_stopped  # noqa: PLC0415 - as above
+    from ..whatif.plan import PlanOptions, plan_requests  # noqa: PLC0415 - as above
+    from ..whatif.reading import RequestOptions, until_stopped  # noqa: PLC0415 - as above
 
     searched = search.replace("-", "_")
     origin = context.get_parameter_source(searched)

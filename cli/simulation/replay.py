@@ -17,8 +17,7 @@ from ..running.output import stdout_sink
 from ..running.problems import say
 from ..scheduling_options import SchedulingOptions
 from ..screen.cells import counted, printable
-from .meta_file import read_meta_file
-from .run_limits import RunLimits, limits_of_run, limits_table, warn_of_guesses
+from .run_limits import RunLimits, limits_of_run, limits_table, read_meta_file, warn_of_guesses
 
 _HEADS = ("", "real", "simulated", "error")
 _MILLISECONDS = 1000

@@ -27,8 +27,13 @@ from ..running.output import open_sink, stdout_sink
 from ..running.problems import say
 from ..scheduling_options import SchedulingOptions
 from ..screen.cells import counted, printable
-from ..simulation.meta_file import read_meta_file
-from ..simulation.run_limits import RunLimits, limits_of_run, limits_table, warn_of_guesses
+from ..simulation.run_limits import (
+    RunLimits,
+    limits_of_run,
+    limits_table,
+    read_meta_file,
+    warn_of_guesses,
+)
 from .report import physics_of
 
 OPEN_IN_REQUESTS = "requests tell of sums of steps: other terms may fit as well; steps tell more"

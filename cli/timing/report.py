@@ -5,8 +5,13 @@ from typing import Any
 from msgspec import Struct
 
 from batcher.settings import DEFAULT_BLOCK_SIZE
-from batcher.timing.memory import num_tokens_that_fit, usable_blocks
-from batcher.timing.physics import LOADS, Verdict, check_physics
+from batcher.timing.physics import (
+    LOADS,
+    PhysicsVerdict,
+    check_physics,
+    num_tokens_that_fit,
+    usable_blocks,
+)
 from batcher.timing.profiles import Profile
 from batcher.timing.roofline import (
     num_kv_tokens,
@@ -82,7 +87,7 @@ def _num_blocks(num_tokens: int) -> int:
     return usable_blocks(num_tokens // DEFAULT_BLOCK_SIZE)
 
 
-def physics_of(verdict: Verdict) -> Physics:
+def physics_of(verdict: PhysicsVerdict) -> Physics:
     """Return a verdict in words."""
     worst = verdict.worst
     if worst is not None:

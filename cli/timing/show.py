@@ -1,6 +1,7 @@
 """`batchdecode profiles`: step times, listed or one by one, with what their hardware allows."""
 
 import sys
+from collections.abc import Sequence
 
 import msgspec
 
@@ -8,13 +9,13 @@ from batcher.timing.loading import step_time_of
 from batcher.timing.profiles import is_file, load_profile, read_profiles, shipped_profiles
 
 from ..running.output import stdout_sink
+from ..screen.cells import printable
 from .report import (
     StepTimeReport,
     predictions_of,
     report_of_profile,
     report_of_roofline,
 )
-from .tables import details_of, table_of
 
 
 def show_step_times(name: str | None, *, as_json: bool) -> None:
@@ -51,3 +52,148 @@ def _reports(name: str | None) -> list[StepTimeReport]:
     if is_file(name):
         return [report_of_profile(*named) for named in read_profiles(name).items()]
     return [report_of_profile(*load_profile(name))]
+
+
+_TO_UNITS = {"t0": 1.0, "w": 1.0, "f": 1e3, "g": 1e3, "d": 1e6, "h": 1e6, "e": 1e6}
+_HEADS = ("profile", "t0 ms", "w ms", "f µs", "g µs", "d ns", "h ns", "e ns", "KV tokens")
+_POINTS_IN_A_LINE = 6
+
+MEASURED = "* for each token beyond its by_tokens, which batchdecode profiles NAME shows"
+ESTIMATED = "~ no engine has reported it: 90 % of the memory on the data sheet, less the weights"
+
+
+def table_of(reports: Sequence[StepTimeReport]) -> str:
+    """Return profiles as tables: their terms, then how good they are, then where they are from."""
+    terms = [_HEADS, *(_terms_row(report) for report in reports)]
+    sources = list(dict.fromkeys(report.source for report in reports))
+    notes = [("profile", "physics", "source", "error")]
+    for report in reports:
+        physics = report.physics
+        notes.append(
+            (
+                printable(report.name),
+                physics.verdict if physics else "",
+                f"[{sources.index(report.source) + 1}]",
+                printable(report.error or ""),
+            )
+        )
+    listed = [f"[{number}] {printable(source or '')}" for number, source in enumerate(sources, 1)]
+    beaten = [
+        f"{printable(report.name)} is faster than its hardware: {report.physics.reason}"
+        for report in reports
+        if report.physics and report.physics.verdict == "too fast"
+    ]
+    measured = [MEASURED] if any("by_tokens" in report.settings for report in reports) else []
+    estimated = [ESTIMATED] if any(map(_is_estimated, reports)) else []
+    blocks = [
+        [*_aligned(terms, numbers=True), *measured, *estimated],
+        _aligned(notes, numbers=False),
+        listed,
+        beaten,
+    ]
+    return "\n".join("".join(f"{line}\n" for line in block) for block in blocks if block)
+
+
+def details_of(report: StepTimeReport) -> str:
+    """Return one step time with all that is known of it, and what it predicts."""
+    rows = [
+        ("terms", "  ".join(_shown_settings(report))),
+        *_shown_times(report),
+        ("hardware", _hardware(report)),
+        ("KV", _room(report)),
+        ("error", report.error),
+        ("source", report.source),
+        ("physics", _physics(report)),
+    ]
+    lines = [printable(report.name)]
+    lines += [f"  {title:<10}{printable(text)}" for title, text in rows if text]
+    table = [("step", "ms", "at least", "times", "limit")]
+    for step in report.predictions:
+        least = step.least_seconds
+        bound = ("", "", "")
+        if least is not None:
+            bound = _ms(least), f"{step.seconds / least:.2f}", step.limit or ""
+        table.append((step.load, _ms(step.seconds), *bound))
+    if not any(row[2] for row in table[1:]):
+        table = [row[:2] for row in table]  # type: ignore[misc]  # shorter rows, all of them
+    return "".join(f"{line}\n" for line in [*lines, "", *_aligned(table, numbers=True)])
+
+
+def _terms_row(report: StepTimeReport) -> tuple[str, ...]:
+    terms = {term: f"{report.settings[term] * unit:.4g}" for term, unit in _TO_UNITS.items()}
+    if "by_tokens" in report.settings:
+        terms["f"] = f"*{terms['f']}"
+    return printable(report.name), *terms.values(), _short_room(report)
+
+
+def _is_estimated(report: StepTimeReport) -> bool:
+    """Return whether a room is shown that no engine has reported."""
+    return report.kv_tokens is None and report.kv_tokens_that_fit is not None
+
+
+def _short_room(report: StepTimeReport) -> str:
+    if report.kv_tokens is not None:
+        return f"{report.kv_tokens:,}"
+    return "?" if report.kv_tokens_that_fit is None else f"~{report.kv_tokens_that_fit:,}"
+
+
+def _aligned(rows: Sequence[Sequence[str]], *, numbers: bool) -> list[str]:
+    """Return rows as lines; columns after the first are set to the right if they are `numbers`."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0])]
+        for cell, width in zip(row[1:], widths[1:], strict=True):
+            cells.append(cell.rjust(width) if numbers else cell.ljust(width))
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def _shown_settings(report: StepTimeReport) -> list[str]:
+    terms = {name: value for name, value in report.settings.items() if name != "by_tokens"}
+    is_plain = all(isinstance(value, int | float) for value in terms.values())
+    if not is_plain:
+        return []
+    unit = "s" if "seconds" in terms else "ms"
+    return [f"{name} {value:g}" for name, value in terms.items()] + [f"({unit})"]
+
+
+def _shown_times(report: StepTimeReport) -> list[tuple[str, str]]:
+    """Return the times by tokens that were measured, so many to a line."""
+    points = [f"{tokens:,}: {ms:g}" for tokens, ms in report.settings.get("by_tokens", ())]
+    rows = range(0, len(points), _POINTS_IN_A_LINE)
+    lines = ["  ".join(points[row : row + _POINTS_IN_A_LINE]) for row in rows]
+    return [("" if row else "by_tokens", line) for row, line in zip(rows, lines, strict=True)]
+
+
+def _hardware(report: StepTimeReport) -> str:
+    if report.hardware is None:
+        return ""
+    gpus = report.tensor_parallel or 1
+    return f"{gpus} x {report.hardware}" + (f", {report.model}" if report.model else "")
+
+
+def _room(report: StepTimeReport) -> str:
+    parts = []
+    if report.kv_tokens is not None:
+        parts.append(f"{report.kv_tokens:,} tokens reported")
+    elif report.kv_tokens_that_fit:
+        parts.append("no engine has reported it")
+    if report.kv_tokens_that_fit == 0:
+        parts.append("the weights do not fit")
+    elif report.kv_tokens_that_fit is not None:
+        parts.append(f"{report.kv_tokens_that_fit:,} fit beside the weights by the data sheet")
+    if report.kv_blocks:
+        parts.append(f"--kv-blocks {report.kv_blocks}")
+    return "; ".join(parts)
+
+
+def _physics(report: StepTimeReport) -> str:
+    if report.physics is None:
+        return ""
+    reason = f": {report.physics.reason}" if report.physics.reason else ""
+    return report.physics.verdict + reason
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.3f}"

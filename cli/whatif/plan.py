@@ -1,20 +1,40 @@
-"""`batchdecode plan`, from its options to what it tells."""
+"""`batchdecode plan`, from its options to what is enough, what binds, and the headroom left."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import msgspec
 
 from batcher.errors import BatchdecodeError
+from batcher.metrics.slo import Slo
 from batcher.scheduling.checks import check_effects
-from batcher.whatif.deployments import AXES, Deployment, grid_of
-from batcher.whatif.measuring import Question
-from batcher.whatif.planning import find_plan
+from batcher.whatif.deployments import AXES, Deployment, Value, grid_of
+from batcher.whatif.limits import Limit
+from batcher.whatif.measuring import Question, good_share
+from batcher.whatif.planning import Plan, find_plan
+from batcher.whatif.relief import Relief
+from batcher.whatif.search import Searched
 
-from ..screen.cells import counted
-from .options import PlanOptions, RequestOptions
-from .plan_text import describe
+from ..screen.cells import counted, duration, fill, number, whole_percent
 from .progress import Lines, Silence
-from .reading import read_workload, say_of_memory, write_text
+from .reading import RequestOptions, read_workload, say_of_memory, write_text
+from .tables import BINDS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """The options of `batchdecode plan`; docs/what-if.md says what each one means.
+
+    axes: name of an axis -> its value as a text.  search: what is to be found.
+    """
+
+    axes: Mapping[str, str]
+    slo: Slo
+    goodput: float = 0.99
+    search: Searched = "batch"
+    as_json: bool = False
+    quiet: bool = False
+
 
 MET, NOT_MET = 0, 1
 
@@ -72,3 +92,173 @@ def _base_of(options: PlanOptions) -> tuple[Deployment, Deployment]:
     tried = AXES[options.search].set(base, 1) if options.search in AXES else base
     check_effects(options.axes, [tried.scheduling])
     return base, tried
+
+
+WIDTH, TITLE_WIDTH = 80, 11
+_LIMITS: dict[Limit, str] = {
+    "slots": "slots",
+    "kv": "blocks",
+    "tokens": "tokens",
+    "threshold": "prompt tokens",
+    "static": "batches",
+}
+_BINDS = {**BINDS, "threshold": "prefill threshold"}
+MAX_SHOWN = 5  # of what contradicts the assumption
+
+
+def describe(plan: Plan) -> list[str]:
+    """Return the lines that tell of a plan."""
+    lines = [_headline(plan)]
+    for title, parts in _details(plan):
+        texts = fill([f"{part}," for part in parts[:-1]] + parts[-1:], " ", WIDTH - TITLE_WIDTH - 2)
+        heads = [title, *("" for _ in texts[1:])]
+        lines += [f"  {head:<{TITLE_WIDTH}}{text}" for head, text in zip(heads, texts, strict=True)]
+    return lines
+
+
+def _headline(plan: Plan) -> str:
+    named, reached = f"{_name(plan)} {_short(plan, plan.value)}", _share(good_share(plan.outcome))
+    requests = 0 if plan.outcome.goodput is None else plan.outcome.goodput.requests
+    asked = f"{plan.asked * 100:g}%"
+    if plan.is_met:
+        best = "largest" if plan.searched == "rate" else "smallest"
+        of_all = f"{reached} of {counted(requests, 'request')} do, {asked} is asked"
+        return f"{named} is the {best} that meets the SLO: {of_all}"
+    low, high = sorted((plan.trials[0].value, plan.trials[-1].value))
+    tried = f"no {_name(plan)} from {_short(plan, low)} to {_short(plan, high)}"
+    of_all = f"for {asked} of {counted(requests, 'request')}"
+    return f"{tried} meets the SLO {of_all}; the nearest is {named}, with {reached}"
+
+
+def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
+    """Yield titles, each with the parts of its text, which have commas between them."""
+    if plan.searched == "rate" and plan.file_rate is not None:
+        rate = number(plan.file_rate * plan.value)
+        yield "rate", [f"{rate} requests/s", f"{number(plan.file_rate)} in the file"]
+    yield from ((metric, [_headroom(plan, metric, limit)]) for metric, limit in plan.limits.items())
+    if plan.outcome.failed:
+        yield "failed", [f"{counted(plan.outcome.failed, 'request')} can never run: too few blocks"]
+    if plan.is_met:
+        yield "next", _next(plan)
+    if plan.binding:
+        yield "binding", _binding(plan)
+    yield from _reliefs(plan)
+    shares = sorted(plan.outcome.binding.shares.items(), key=lambda item: -item[1])
+    yield "time", [f"{BINDS[name]} {whole_percent(share)}" for name, share in shares]
+    if plan.contradictions:
+        yield "but", _contradictions(plan)
+    yield "tried", [_short(plan, value) for value in sorted(trial.value for trial in plan.trials)]
+
+
+def _reliefs(plan: Plan) -> Iterator[tuple[str, list[str]]]:
+    """Yield what would help, and what would not."""
+    for title, parts in (("helps", _helps(plan)), ("no help", _useless(plan))):
+        if parts:
+            yield title, parts
+
+
+def _headroom(plan: Plan, metric: str, limit: float) -> str:
+    """Return how far the asked share of requests stays below a limit."""
+    tail = plan.outcome.tails[metric]
+    percentile = f"p{plan.asked * 100:g}"
+    if tail is None:
+        return f"{percentile} never: too few requests come to their end"
+    of_limit = f"{percentile} {duration(tail)} of {duration(limit)}"
+    if tail > limit:
+        return f"{of_limit}, {number(tail / limit)} times too long"
+    return f"{of_limit}, headroom {whole_percent(1 - tail / limit)}"
+
+
+def _next(plan: Plan) -> list[str]:
+    """Return how far the value after the one that was found is from being enough."""
+    outcome = plan.next_outcome
+    if outcome is None:
+        return ["nothing further was tried"]
+    missed = {} if outcome.goodput is None else outcome.goodput.missed
+    reached = f"{_name(plan)} {_short(plan, plan.next_value)} reaches {_share(good_share(outcome))}"
+    return [reached, *(f"{count:,} miss {name}" for name, count in missed.items())]
+
+
+def _binding(plan: Plan) -> list[str]:
+    """Return what binds, and what says so if it is no single change."""
+    names = " and ".join(_BINDS[limit] for limit in plan.binding)
+    if plan.removal is not None:
+        limits = " and ".join(_LIMITS[limit] for limit in plan.removal.constraints)
+        share = _share(plan.removal.share)
+        return [f"{names}: {share} at {_place(plan)} without a limit of {limits}"]
+    if plan.binding == ["compute"]:
+        return [f"{names}: no change of a limit helps"]
+    return [names]
+
+
+def _helps(plan: Plan) -> list[str]:
+    """Return how far each change reaches that does, best first; else what it is good for."""
+    reaching = [(relief.reached, relief) for relief in plan.reliefs if relief.reached is not None]
+    if reaching:
+        reaching.sort(key=lambda found: found[0], reverse=plan.searched == "rate")
+        return [_reach(plan, value, relief) for value, relief in reaching]
+    if plan.is_met and plan.searched != "rate":
+        return []
+    better = [relief for relief in plan.reliefs if relief.share > _share_there(plan)]
+    better.sort(key=lambda relief: -relief.share)
+    helps = [f"{_share(relief.share)} with {_setting(relief)}" for relief in better[:MAX_SHOWN]]
+    return [f"at {_place(plan)} {helps[0]}", *helps[1:]] if helps else []
+
+
+def _reach(plan: Plan, value: Value, relief: Relief) -> str:
+    gain = value / plan.value - 1
+    return f"{_name(plan)} {_short(plan, value)} ({gain:+.0%}) with {_setting(relief)}"
+
+
+def _useless(plan: Plan) -> list[str]:
+    """Return the changes that let no more requests meet the SLO."""
+    useless: dict[str, list[str]] = {}
+    for relief in plan.reliefs:
+        if relief.reached is None and relief.share <= _share_there(plan):
+            useless.setdefault(_option(relief), []).append(_value(relief))
+    return [f"{option} {' or '.join(values)}" for option, values in useless.items()]
+
+
+def _place(plan: Plan) -> str:
+    """Return the value that it is asked of what would help there."""
+    return f"{_name(plan)} {_short(plan, plan.next_value if plan.is_met else plan.value)}"
+
+
+def _share_there(plan: Plan) -> float:
+    """Return the share of the requests that meet the SLO there."""
+    return good_share(plan.next_outcome or plan.outcome)
+
+
+def _setting(relief: Relief) -> str:
+    return f"{_option(relief)} {_value(relief)}"
+
+
+def _option(relief: Relief) -> str:
+    return relief.setting.replace("_", "-")
+
+
+def _value(relief: Relief) -> str:
+    return f"{relief.value:,}" if isinstance(relief.value, int) else str(relief.value)
+
+
+def _contradictions(plan: Plan) -> list[str]:
+    """Return what was tried that should be enough, and is not."""
+    failing = plan.contradictions
+    shown = [f"{_short(plan, trial.value)} ({_share(trial.share)})" for trial in failing]
+    if len(shown) > MAX_SHOWN:
+        shown = [*shown[:MAX_SHOWN], f"{len(shown) - MAX_SHOWN} more"]
+    kind = "lower" if plan.searched == "rate" else "larger"
+    return [f"not all {kind} ones meet it: {shown[0]}", *shown[1:]]
+
+
+def _name(plan: Plan) -> str:
+    return plan.searched.replace("_", "-")
+
+
+def _short(plan: Plan, value: Value) -> str:
+    return f"{value:.3g}x" if plan.searched == "rate" else f"{value:,}"
+
+
+def _share(share: float) -> str:
+    """Return a share rounded down to a tenth of a per cent: 100 only for all."""
+    return f"{int(share * 1000 + 1e-6) / 10:g}%"

@@ -20,7 +20,7 @@ LARGE_GRID = 100  # cells: more are announced
 LINE_INTERVAL = 5.0  # seconds
 
 
-class Progress(Protocol):
+class CellProgress(Protocol):
     """A context in which it is shown how many cells are done."""
 
     def __enter__(self) -> Self:
@@ -100,7 +100,7 @@ class Bar:
             self._bar.update(self._bar.task_ids[0], completed=num_done)
 
 
-def progress_of(total: int, num_jobs: int, *, quiet: bool) -> Progress:
+def progress_of(total: int, num_jobs: int, *, quiet: bool) -> CellProgress:
     """Return what shows the progress of `total` cells; a large grid is announced."""
     if quiet:
         return Silence()

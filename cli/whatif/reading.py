@@ -1,8 +1,10 @@
-"""From requests as a person gives them to a workload, all of it in memory."""
+"""What `compare` and `plan` share: from requests to a workload, an answer, and how they stop."""
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
 
 from batcher.engine import Engine
 from batcher.errors import BatchdecodeError
@@ -10,6 +12,7 @@ from batcher.formats.requests import ParsedLine, RequestParser
 from batcher.models.base import Model
 from batcher.models.loading import load_model
 from batcher.request import Request
+from batcher.settings import GRAMMAR_TIMEOUT
 from batcher.simulation.workload import Workload, workload_of
 from batcher.whatif.deployments import Deployment
 from batcher.whatif.lengths import decoded_outputs, num_unknown
@@ -18,8 +21,35 @@ from ..memory_note import memory_notes
 from ..running.intake import open_input
 from ..running.problems import InvalidInput, ProblemReport, say
 from ..running.reading import RequestReader
+from ..running.signals import Interrupted, StopSignals, die_of_closed_pipe
+from ..running.stdout import user_code_prints_to_stderr
 from ..screen.cells import counted, printable
-from .options import RequestOptions
+from ..screen.terminal import ColorChoice
+
+
+def until_stopped(command: Callable[[], int]) -> int:
+    """Return the exit status of `command`, or that of a signal, which ends it at once."""
+    with user_code_prints_to_stderr(), StopSignals() as stop:
+        try:
+            with stop.waiting():
+                return command()
+        except (Interrupted, KeyboardInterrupt):
+            return stop.exit_status
+        except BrokenPipeError:
+            die_of_closed_pipe()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    """Where the requests come from, and the model that reads them."""
+
+    input: str | None = None
+    model: str = "simulated"
+    seed: int | None = None
+    model_settings: dict[str, Any] = field(default_factory=dict)
+    llm_settings: dict[str, Any] = field(default_factory=dict)
+    grammar_timeout: float = GRAMMAR_TIMEOUT  # seconds of processor time
+    color: ColorChoice = "auto"
 
 
 def read_workload(options: RequestOptions, *, quiet: bool) -> Workload:

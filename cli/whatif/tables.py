@@ -1,16 +1,115 @@
-"""A comparison as text: a table for people, CSV, or a line of JSON for each cell."""
+"""A comparison as text: its columns, and the table for people, the CSV and the JSON of them."""
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
+from math import inf
 
 import msgspec
+from msgspec import Struct
 
-from batcher.whatif.comparing import Cell, settings_of, varied
+from batcher.errors import BatchdecodeError
+from batcher.whatif.comparing import GridCell, settings_of, varied
 from batcher.whatif.deployments import AXES, show_value
+from batcher.whatif.measuring import Outcome
 
-from ..screen.cells import cell_width, counted, printable, whole_percent
-from .columns import COLUMNS, ONLY_IF_NOT_0, TABLE, Column
+from ..screen.cells import cell_width, counted, number, printable, whole_percent
+
+Number = float | None
+
+
+class Column(Struct, frozen=True):
+    """A number of an outcome; None where it is not known.
+
+    group, title: the two lines of its head.  best: 1 if the largest number is, -1 if the least.
+    """
+
+    name: str
+    group: str
+    title: str
+    read: Callable[[Outcome], Number]
+    show: Callable[[float], str]
+    best: int = 1
+
+    def value_of(self, cell: GridCell) -> Number:
+        """Return its number for `cell`."""
+        return None if cell.outcome is None else self.read(cell.outcome)
+
+    def text_of(self, cell: GridCell) -> str:
+        """Return its number for `cell` as people read it."""
+        value = self.value_of(cell)
+        return "-" if value is None else self.show(value)
+
+
+def _percentile(metric: str, name: str) -> Callable[[Outcome], Number]:
+    def read(outcome: Outcome) -> Number:
+        times = getattr(outcome.latencies, metric)
+        value: Number = None if times is None else getattr(times, name)
+        return value
+
+    return read
+
+
+def _latency(metric: str, percent: str) -> Column:
+    read = _percentile(metric, percent)
+    group = f"{metric} s" if percent == "p50" else ""
+    return Column(f"{metric}-{percent}", group, percent, read, number, -1)
+
+
+def _count(value: float) -> str:
+    return f"{int(value):,}"
+
+
+def _goodput(outcome: Outcome) -> Number:
+    return None if outcome.goodput is None else outcome.goodput.share
+
+
+COLUMNS = {
+    column.name: column
+    for column in (
+        Column("throughput", "", "tokens/s", lambda outcome: outcome.tokens_per_s, number),
+        Column("requests", "", "req/s", lambda outcome: outcome.requests_per_s, number),
+        *(
+            _latency(metric, percent)
+            for metric in ("queue", "ttft", "tpot", "e2e")
+            for percent in ("p50", "p99")
+        ),
+        Column("goodput", "", "good", _goodput, whole_percent),
+        Column("slots", "used", "slots", lambda outcome: outcome.slots_used, whole_percent),
+        Column("kv", "", "KV", lambda outcome: outcome.kv_used, whole_percent),
+        Column("budget", "", "budget", lambda outcome: outcome.budget_used, whole_percent),
+        Column("preemptions", "", "preempt", lambda outcome: outcome.preemptions, _count, -1),
+        Column("hits", "prefix", "hits", lambda outcome: outcome.prefix_hits, whole_percent),
+        Column("failed", "", "failed", lambda outcome: outcome.failed, _count, -1),
+    )
+}
+TABLE = [name for name in COLUMNS if name not in {"requests", "queue-p50", "queue-p99"}]
+ONLY_IF_NOT_0 = {"preemptions", "failed"}
+
+
+def column_of(name: str) -> Column:
+    """Return the column called `name`.
+
+    Raises:
+        BatchdecodeError: there is none.
+    """
+    if name in COLUMNS:
+        return COLUMNS[name]
+    near = get_close_matches(name, COLUMNS, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise BatchdecodeError(f"--sort: unknown column {name!r}{hint} (known: {', '.join(COLUMNS)})")
+
+
+def best_first(cells: list[GridCell], column: Column) -> list[GridCell]:
+    """Return `cells` with the best of a column first; equal ones in their order, unknown last."""
+
+    def key(cell: GridCell) -> float:
+        value = column.value_of(cell)
+        return inf if value is None else -column.best * value
+
+    return sorted(cells, key=key)
+
 
 GAP = "  "
 BINDS = {
@@ -23,7 +122,7 @@ BINDS = {
 }
 
 
-def table_of(cells: Sequence[Cell]) -> str:
+def table_of(cells: Sequence[GridCell]) -> str:
     """Return a table with a row for each cell, and below it what no combination can be, or run."""
     names = varied(cell.deployment for cell in cells) or ["batch"]
     axes = [AXES[name] for name in AXES if name in names]
@@ -41,7 +140,7 @@ def table_of(cells: Sequence[Cell]) -> str:
     return "".join(f"{line}\n" for line in [*lines, *notes])
 
 
-def csv_of(cells: Sequence[Cell]) -> str:
+def csv_of(cells: Sequence[GridCell]) -> str:
     """Return a row for each cell, with all settings and numbers, exactly as JSON has them."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
@@ -56,7 +155,7 @@ def csv_of(cells: Sequence[Cell]) -> str:
     return file.getvalue()
 
 
-def json_of(cells: Sequence[Cell]) -> str:
+def json_of(cells: Sequence[GridCell]) -> str:
     """Return a line of JSON for each cell: settings, problem, is_knee and outcome."""
     return "".join(
         msgspec.json.encode(
@@ -72,7 +171,7 @@ def json_of(cells: Sequence[Cell]) -> str:
     )
 
 
-def _has_news(column: Column, cells: Sequence[Cell]) -> bool:
+def _has_news(column: Column, cells: Sequence[GridCell]) -> bool:
     """Return whether a column tells something of any of the cells."""
     values = [column.value_of(cell) for cell in cells]
     if column.name in ONLY_IF_NOT_0:
@@ -80,7 +179,7 @@ def _has_news(column: Column, cells: Sequence[Cell]) -> bool:
     return any(value is not None for value in values)
 
 
-def _notes(cell: Cell) -> Iterator[str]:
+def _notes(cell: GridCell) -> Iterator[str]:
     """Yield why a cell has no numbers, or not those of all requests."""
     if cell.problem is not None:
         yield f"impossible: {cell.problem}"
@@ -94,7 +193,7 @@ def _notes(cell: Cell) -> Iterator[str]:
         )
 
 
-def _binding(cell: Cell) -> str:
+def _binding(cell: GridCell) -> str:
     if cell.outcome is None:
         return "-"
     binding = cell.outcome.binding

@@ -7,8 +7,8 @@ import pytest
 from process import ROOT, batchdecode, lines_of
 
 from batcher.metrics.slo import parse_slo
-from cli.whatif.options import PlanOptions, RequestOptions
-from cli.whatif.plan import plan_requests
+from cli.whatif.plan import PlanOptions, plan_requests
+from cli.whatif.reading import RequestOptions
 
 CHAT = ROOT / "samples" / "what-if" / "chat.jsonl"
 EIGHT = lines_of(*[{"prompt": [1], "max_tokens": 10, "ignore_eos": True}] * 8)

@@ -10,10 +10,11 @@ from batcher.timing.formulas import (
     ConstantStepTime,
     ProfileStepTime,
     RooflineStepTime,
+    least_steps,
+    sum_of_ramp,
     whole_ticks,
 )
 from batcher.timing.profiles import TERMS, shipped_profiles
-from batcher.timing.ramps import least_steps, sum_of_ramp
 from batcher.timing.step_time import StepTime
 
 OF_TERMS_ALONE = sorted(name for name, one in shipped_profiles().items() if not one.by_tokens)

@@ -7,11 +7,11 @@ from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import parse_slo
 from batcher.request import Request
 from batcher.simulation.workload import workload_of
-from batcher.whatif.ladder import Ladder, rate_of
 from batcher.whatif.limits import num_blocks
 from batcher.whatif.measuring import measure
 from batcher.whatif.planning import find_plan
 from batcher.whatif.relief import Edge, Removal, analyse
+from batcher.whatif.search import Ladder, rate_of
 
 EIGHT = [(0, 1, 10)] * 8
 

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.whatif.search import NUM_PROBES, Search, doublings
+from batcher.whatif.search import NUM_PROBES, LeastSearch, doublings
 
 
 def search(is_enough, *, high=1000, start=0):
-    found = Search(lambda number: (float(is_enough(number)), 0.0), 1.0, doublings(1, high))
+    found = LeastSearch(lambda number: (float(is_enough(number)), 0.0), 1.0, doublings(1, high))
     found.run(start)
     return found
 
@@ -55,14 +55,14 @@ def test_a_band_between_two_rungs_is_found():
     found = search(lambda number: 80 <= number <= 110, high=128)
     assert found.least is None or found.least >= 80  # which rung is nearest is not known here
     score = lambda number: (1.0 if 80 <= number <= 110 else 0.5, -abs(number - 90))  # noqa: E731
-    found = Search(score, 1.0, doublings(1, 1000))
+    found = LeastSearch(score, 1.0, doublings(1, 1000))
     found.run()
     assert found.least == 80
     assert found.contradictions
 
 
 def test_if_none_is_enough_the_nearest_is_told():
-    found = Search(lambda number: (0.5, -abs(number - 64)), 1.0, doublings(1, 300))
+    found = LeastSearch(lambda number: (0.5, -abs(number - 64)), 1.0, doublings(1, 300))
     found.run()
     assert found.least is None
     assert found.nearest == 64

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from batcher.errors import BatchdecodeError, InvariantError
-from batcher.whatif.workers import PART_INTERVAL, Workers
+from batcher.whatif.workers import PART_INTERVAL, WorkerProcesses
 
 
 def answer(shared, task, on_part):
@@ -35,42 +35,48 @@ def tell(shared, task, on_part):
 @pytest.mark.parametrize("num_jobs", [1, 2])
 def test_a_task_tells_now_and_then_how_much_of_it_is_done(num_jobs):
     parts = []
-    with Workers(tell, None, num_jobs) as workers:
+    with WorkerProcesses(tell, None, num_jobs) as workers:
         list(workers.answers(range(2), lambda place, share: parts.append((place, share))))
     assert sorted(parts) == [(0, 0.25), (1, 0.25)]
 
 
 @pytest.mark.parametrize("num_jobs", [1, 2, 4])
 def test_every_task_is_answered_once(num_jobs):
-    with Workers(answer, 100, num_jobs) as workers:
+    with WorkerProcesses(answer, 100, num_jobs) as workers:
         assert dict(workers.answers(range(10))) == {task: 100 + task for task in range(10)}
 
 
 def test_more_processes_than_tasks():
-    with Workers(answer, 0, 4) as workers:
+    with WorkerProcesses(answer, 0, 4) as workers:
         assert list(workers.answers([5])) == [(0, 5)]
 
 
 def test_a_mistake_of_the_user_is_raised_here():
     with (
-        Workers(fail, BatchdecodeError, 2) as workers,
+        WorkerProcesses(fail, BatchdecodeError, 2) as workers,
         pytest.raises(BatchdecodeError, match="no such"),
     ):
         list(workers.answers(range(4)))
 
 
 def test_a_bug_is_raised_here_with_its_place():
-    with Workers(fail, ValueError, 2) as workers, pytest.raises(InvariantError, match="in fail"):
+    with (
+        WorkerProcesses(fail, ValueError, 2) as workers,
+        pytest.raises(InvariantError, match="in fail"),
+    ):
         list(workers.answers(range(4)))
 
 
 def test_a_process_that_is_killed_is_told_of():
-    with Workers(die, None, 2) as workers, pytest.raises(BatchdecodeError, match="was killed"):
+    with (
+        WorkerProcesses(die, None, 2) as workers,
+        pytest.raises(BatchdecodeError, match="was killed"),
+    ):
         list(workers.answers(range(4)))
 
 
 def test_none_is_left_when_it_ends_early():
-    with Workers(answer, 0, 2) as workers:
+    with WorkerProcesses(answer, 0, 2) as workers:
         next(workers.answers(range(50)))
         processes = list(workers._processes)
         assert any(process.is_alive() for process in processes)
