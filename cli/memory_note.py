@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from batcher.settings import SchedulingSettings
-from batcher.timing.physics import kv_room_of
+from batcher.timing.loading import kv_room_of
 
 from .scheduling_options import WALL
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.settings import DEFAULT_BLOCK_SIZE, Capacity
-from batcher.timing.physics import usable_blocks
+from batcher.timing.loading import usable_blocks
 
 # As the options have them.
 MAX_SLOTS, MAX_BLOCKS, MAX_BLOCK_SIZE, MAX_COUNT = 2**20, 2**24, 2**20, 2**31 - 1

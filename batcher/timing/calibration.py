@@ -1,8 +1,12 @@
 """Fits the terms of a profile to a log of real step times, and says how far the fit is off.
 
 With c = w / f, max(w, f*T) is f * max(c, T): for a given c all terms are linear, so the fit is a
-search for c alone, around least squares.  They are of relative errors, for those are stated, and
-weighted by the kinds of steps, see batcher.timing.step_log.
+search for c alone, around least squares.  They are of relative errors, for those are stated.
+
+What is told of one kind of steps says little of another.  What only decoding costs is a part of all
+steps, and prompts have terms to themselves that can take up what a fit leaves over.  So in a fit
+each kind has its SHARES, however few its steps are, the largest those that only decode; and each
+has errors of its own.
 """
 
 from collections.abc import Callable
@@ -13,42 +17,13 @@ import numpy as np
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
-from batcher.timing.step_log import KindErrors, StepLog, errors_by_kind, missing_kinds, weights_of
-
-_SAME = 1e-9  # of the loss: less is noise of the arithmetic, and fewer columns are better
-
-
-def fit_nonnegative(columns: Any, target: Any) -> tuple[Any, float]:
-    """Return the coefficients [columns], none below 0, that fit `target` best, and the loss.
-
-    columns: [rows, columns].  target: [rows].  The loss is the sum of squares of what is left.
-    The best fit is a plain one to some of the columns, so all their subsets are tried, on the
-    triangle of a QR decomposition, which keeps the lengths and has only as many rows as columns.
-    """
-    scales = np.sqrt((columns * columns).sum(axis=0))
-    scales[scales == 0] = 1.0
-    triangle: Any = np.linalg.qr(np.column_stack([columns / scales, target]), mode="r")
-    matrix, goal = triangle[:, :-1], triangle[:, -1]
-    found, _, rank, _ = np.linalg.lstsq(matrix, goal, rcond=None)
-    if rank == len(scales) and (found >= 0).all():  # nothing is better than the best of all
-        return found / scales, float(((goal - matrix @ found) ** 2).sum())
-    best, least = np.zeros(len(scales)), float(goal @ goal)
-    smallest = _SAME**2 * least
-    for size in range(1, len(scales) + 1):
-        for chosen in combinations(range(len(scales)), size):
-            part = matrix[:, chosen]
-            found = np.linalg.lstsq(part, goal, rcond=None)[0]
-            if (found < 0).any():
-                continue
-            rest = goal - part @ found
-            loss = float(rest @ rest)
-            if loss < least * (1 - _SAME) - smallest:
-                best, least = np.zeros(len(scales)), loss
-                best[list(chosen)] = found
-    return best / scales, least
-
+from batcher.timing.step_log import StepLog
 
 LEAST_STEPS = 20
+KINDS = ("decode only", "prompt only", "mixed")
+SHARES = (10.0, 1.0, 1.0)
+_FEW = 10  # steps of a kind: fewer count no more than as many would, for one of them may be odd
+_SAME = 1e-9  # of the loss: less is noise of the arithmetic, and fewer columns are better
 _HELD_OUT = 5  # every fifth step is held out
 _NUM_CANDIDATES = 48
 _NUM_REFINEMENTS = 24
@@ -58,6 +33,24 @@ _DIGITS = 4  # more than a log can tell, fewer than what arithmetic differs in b
 _MS = 1000.0
 
 Terms = dict[str, float]
+
+
+class KindErrors(Struct, frozen=True):
+    """How far a fit is off at the steps of one kind.
+
+    mape: the mean, as a share of the time of a step.  replayed: how much longer all of them take
+    together than they did, as a share.
+    """
+
+    kind: str
+    num_steps: int
+    mape: float
+    replayed: float
+
+    def describe(self) -> str:
+        """Return it as a person reads it."""
+        text = f"{self.kind} MAPE {self.mape:.1%}, in all {self.replayed:+.1%}"
+        return f"{text} ({self.num_steps:,})".replace("%", " %")
 
 
 class FitErrors(Struct, frozen=True, kw_only=True):
@@ -162,6 +155,36 @@ def _fit(log: StepLog, crossing: float) -> tuple[Any, float]:
     return fit_nonnegative(columns * (scales / log.seconds)[:, None], scales)
 
 
+def fit_nonnegative(columns: Any, target: Any) -> tuple[Any, float]:
+    """Return the coefficients [columns], none below 0, that fit `target` best, and the loss.
+
+    columns: [rows, columns].  target: [rows].  The loss is the sum of squares of what is left.
+    The best fit is a plain one to some of the columns, so all their subsets are tried, on the
+    triangle of a QR decomposition, which keeps the lengths and has only as many rows as columns.
+    """
+    scales = np.sqrt((columns * columns).sum(axis=0))
+    scales[scales == 0] = 1.0
+    triangle: Any = np.linalg.qr(np.column_stack([columns / scales, target]), mode="r")
+    matrix, goal = triangle[:, :-1], triangle[:, -1]
+    found, _, rank, _ = np.linalg.lstsq(matrix, goal, rcond=None)
+    if rank == len(scales) and (found >= 0).all():  # nothing is better than the best of all
+        return found / scales, float(((goal - matrix @ found) ** 2).sum())
+    best, least = np.zeros(len(scales)), float(goal @ goal)
+    smallest = _SAME**2 * least
+    for size in range(1, len(scales) + 1):
+        for chosen in combinations(range(len(scales)), size):
+            part = matrix[:, chosen]
+            found = np.linalg.lstsq(part, goal, rcond=None)[0]
+            if (found < 0).any():
+                continue
+            rest = goal - part @ found
+            loss = float(rest @ rest)
+            if loss < least * (1 - _SAME) - smallest:
+                best, least = np.zeros(len(scales)), loss
+                best[list(chosen)] = found
+    return best / scales, least
+
+
 def _candidates(num_tokens: Any) -> list[float]:
     """Return places where the floor of a step could end, in order, from 0 on."""
     shares = np.linspace(0, 1, _NUM_CANDIDATES)
@@ -193,9 +216,50 @@ def _golden(loss: Callable[[float], float], low: float, high: float) -> float:
     return left if at_left <= at_right else right
 
 
+def kinds_of(log: StepLog) -> Any:
+    """Return the place in KINDS of each step: [steps] int64."""
+    has_prompts, has_decodes = log.prefill_work > 0, log.kv_read > 0
+    return np.where(has_prompts, np.where(has_decodes, 2, 1), 0)
+
+
+def weights_of(log: StepLog) -> Any:
+    """Return how much each step counts, 1 in the mean: [steps] float64."""
+    kinds = kinds_of(log)
+    counts = np.maximum(np.bincount(kinds, minlength=len(KINDS)), _FEW)
+    weights = (np.array(SHARES) / counts)[kinds]
+    return weights / weights.mean()
+
+
+def errors_by_kind(predicted: Any, log: StepLog) -> list[KindErrors]:
+    """Return how far off the `predicted` seconds [steps] are, for each kind that there is."""
+    kinds, errors = kinds_of(log), []
+    for place, kind in enumerate(KINDS):
+        of_kind = kinds == place
+        if of_kind.any():
+            ours, real = predicted[of_kind], log.seconds[of_kind]
+            off = float(np.abs(ours / real - 1).mean())
+            errors.append(KindErrors(kind, len(real), off, float(ours.sum() / real.sum()) - 1))
+    return errors
+
+
 def _open_questions(log: StepLog) -> list[str]:
-    """Return what the log cannot tell, whatever fits."""
-    notes = missing_kinds(log)
+    """Return what the log cannot tell, whatever fits: what it has no, or few, steps of."""
+    decodes, prompts, mixed = np.bincount(kinds_of(log), minlength=len(KINDS)).tolist()
+    warnings = []
+    if not decodes:
+        warnings.append("no step only decodes: w and d are guesses")
+    elif decodes < _FEW:
+        warnings.append(f"steps that only decode: {decodes}, so w and d are uncertain")
+    if not prompts + mixed:
+        warnings.append("no step computes a prompt: t0 + w, g and d are known, f, h and e guesses")
+    elif not mixed:
+        warnings.append("no step computes prompts while others decode: h is a guess")
+    elif not prompts:
+        warnings.append("no step computes prompts alone: f and e are told by mixed ones only")
+    elif prompts < _FEW or mixed < _FEW:
+        warnings.append(
+            f"steps with prompts: {prompts} alone, {mixed} mixed, so f, h and e are uncertain"
+        )
     if np.ptp(log.num_sequences) == 0:
-        notes.append("all steps have as many sequences: g cannot be told from t0")
-    return notes
+        warnings.append("all steps have as many sequences: g cannot be told from t0")
+    return warnings

@@ -1,8 +1,8 @@
 """The step times: constant, the seven terms of a profile, and the roofline of a GPU.
 
-Rule: all of them count in whole ticks, so the closed forms are exactly the sums.  A ramp is steps
-of which each takes so many ticks more than the one before: `first`, what its first step takes, and
-`slope`, what each one adds.
+Rule: all of them count in whole ticks, so the closed forms are exactly the sums.  A ramp is what
+steps take of which each takes so many ticks more than the one before: `first`, what the first one
+takes, and `slope`, what each one adds.
 """
 
 import sys
@@ -14,6 +14,14 @@ from math import isqrt
 from typing import Any
 
 from batcher.timing.step_time import TICKS_PER_SECOND
+
+TICKS_PER_MILLISECOND = TICKS_PER_SECOND // 1000
+_MAX_KEPT = 2**12  # places of a curve, which nearly all steps of a run are at
+
+
+def whole_ticks(amount: float, ticks_per_unit: int) -> int:
+    """Return `amount` units, as its decimal digits say it, in ticks."""
+    return round(Decimal(repr(amount)) * ticks_per_unit)
 
 
 def sum_of_ramp(first: int, slope: int, num_steps: int) -> int:
@@ -32,53 +40,34 @@ def least_steps(first: int, slope: int, ticks: int) -> int:
     return below + (below * (linear + slope * below) < ticks + ticks)
 
 
-class Curve:
-    """Ticks over a whole number from 0 on: those of `points`, (place, ticks), beyond them a slope.
+def _curve(points: Sequence[tuple[int, int]], slope: int) -> Callable[[int], int]:
+    """Return what tells the ticks at a place from 0 on: linear between `points`, rounded down.
 
-    The places ascend, and the first is 0.  What falls between two ticks is rounded down.
+    points: (place, ticks), ascending, the first at 0.  slope: what each place beyond them adds.
     """
 
-    __slots__ = ("_places", "_slope", "_ticks")
+    @lru_cache(_MAX_KEPT)
+    def ticks_at(place: int) -> int:
+        after = bisect_right(points, place, key=lambda point: point[0])
+        left, low = points[after - 1]
+        if after == len(points):
+            return low + (place - left) * slope
+        right, high = points[after]
+        return low + (high - low) * (place - left) // (right - left)
 
-    def __init__(self, points: Sequence[tuple[int, int]], slope: int) -> None:
-        self._places = [place for place, _ in points]
-        self._ticks = [ticks for _, ticks in points]
-        self._slope = slope
-
-    def at(self, place: int) -> int:
-        """Return the ticks at a place."""
-        after = bisect_right(self._places, place)
-        left, low = self._places[after - 1], self._ticks[after - 1]
-        if after == len(self._places):
-            return low + (place - left) * self._slope
-        rise, width = self._ticks[after] - low, self._places[after] - left
-        return low + rise * (place - left) // width
-
-
-TICKS_PER_MILLISECOND = TICKS_PER_SECOND // 1000
-_MAX_KEPT = 2**12  # places of a curve, which nearly all steps of a run are at
-
-
-def whole_ticks(amount: float, ticks_per_unit: int) -> int:
-    """Return `amount` units, as its decimal digits say it, in ticks."""
-    return round(Decimal(repr(amount)) * ticks_per_unit)
+    return ticks_at
 
 
 class ConstantStepTime:
     """Every step takes `seconds`, at least a tick."""
 
-    __slots__ = ("_seconds", "_ticks")
+    __slots__ = ("_ticks", "settings")
 
     name = "constant"
 
     def __init__(self, seconds: float = 1.0) -> None:
-        self._seconds = seconds
+        self.settings: dict[str, Any] = {"seconds": seconds}
         self._ticks = max(whole_ticks(seconds, TICKS_PER_SECOND), 1)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The seconds of a step."""
-        return {"seconds": self._seconds}
 
     def ticks(
         self,
@@ -109,23 +98,23 @@ class ProfileStepTime:
 
     __slots__ = (
         "_base",
-        "_by_tokens",
         "_curve",
         "_half_per_work",
         "_least",
         "_most_tokens_of_least",
-        "_name",
         "_per_kv",
         "_per_kv_with_prefill",
         "_per_sequence",
         "_per_token",
-        "_terms",
+        "name",
+        "settings",
     )
 
     def __init__(
         self, name: str, terms: dict[str, float], by_tokens: Sequence[tuple[int, float]] = ()
     ) -> None:
-        self._name, self._terms, self._by_tokens = name, dict(terms), by_tokens
+        self.name = name
+        self.settings: dict[str, Any] = dict(terms)
         ticks = {term: whole_ticks(amount, TICKS_PER_MILLISECOND) for term, amount in terms.items()}
         self._base, self._least = ticks["t0"], ticks["t0"] + ticks["w"]
         self._per_token, self._per_sequence = ticks["f"], ticks["g"]
@@ -134,24 +123,12 @@ class ProfileStepTime:
         self._curve: Callable[[int], int] | None = None
         if by_tokens:
             measured = [(place, whole_ticks(ms, TICKS_PER_MILLISECOND)) for place, ms in by_tokens]
-            curve = Curve([(0, ticks["w"]), *measured], ticks["f"])
-            self._curve = lru_cache(_MAX_KEPT)(curve.at)
+            self._curve = _curve([(0, ticks["w"]), *measured], ticks["f"])
             self._most_tokens_of_least = 0
+            self.settings["by_tokens"] = [list(point) for point in by_tokens]
         self._per_kv = ticks["d"]
         self._per_kv_with_prefill = ticks["d"] + ticks["h"]
         self._half_per_work = whole_ticks(terms["e"], TICKS_PER_MILLISECOND // 2)
-
-    @property
-    def name(self) -> str:
-        """The name of the profile."""
-        return self._name
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Its terms, and by_tokens if it has that, in milliseconds."""
-        if not self._by_tokens:
-            return dict(self._terms)
-        return {**self._terms, "by_tokens": [list(point) for point in self._by_tokens]}
 
     def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
         """Return how long a step takes."""
@@ -179,11 +156,12 @@ class ProfileStepTime:
 class RooflineStepTime:
     """A step takes what its arithmetic takes, or its memory traffic, whichever is more.
 
+    settings: the shape of the model, the data sheet of the GPU, and how many of them there are.
     compute: ticks for each token, sequence, cached token read and unit of prefill_work.
     memory: ticks for the weights (at least one), each token and each cached token read.
     """
 
-    __slots__ = ("_compute", "_memory", "_name", "_settings")
+    __slots__ = ("_compute", "_memory", "name", "settings")
 
     def __init__(
         self,
@@ -192,18 +170,8 @@ class RooflineStepTime:
         compute: tuple[int, int, int, int],
         memory: tuple[int, int, int],
     ) -> None:
-        self._name, self._settings = name, settings
+        self.name, self.settings = name, settings
         self._compute, self._memory = compute, memory
-
-    @property
-    def name(self) -> str:
-        """What it was made of: roofline:MODEL:GPU:TP."""
-        return self._name
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The shape of the model, the data sheet of the GPU, and how many of them there are."""
-        return self._settings
 
     def compute_ticks(
         self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int
@@ -224,15 +192,8 @@ class RooflineStepTime:
 
     def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
         """Return how long a step takes."""
-        per_token, per_sequence, per_kv, per_work = self._compute
-        compute = (
-            num_tokens * per_token
-            + num_sequences * per_sequence
-            + kv_read * per_kv
-            + prefill_work * per_work
-        )
-        weights, per_token, per_kv = self._memory
-        memory = weights + num_tokens * per_token + kv_read * per_kv
+        compute = self.compute_ticks(num_tokens, num_sequences, kv_read, prefill_work)
+        memory = self.memory_ticks(num_tokens, kv_read)
         return compute if compute > memory else memory  # noqa: FURB136 - max() takes twice as long
 
     def ticks_of_decodes(self, num_sequences: int, kv_read: int, num_steps: int) -> int:
@@ -247,10 +208,8 @@ class RooflineStepTime:
     def num_decodes_until(self, num_sequences: int, kv_read: int, ticks: int) -> int:
         """Return the least number of such steps that take `ticks` together."""
         (first, slope), (then, steeper), crossing = self._ramps(num_sequences, kv_read)
-        if crossing is None:
-            return least_steps(first, slope, ticks)
-        before = sum_of_ramp(first, slope, crossing)
-        if before >= ticks:
+        before = ticks if crossing is None else sum_of_ramp(first, slope, crossing)
+        if crossing is None or before >= ticks:
             return least_steps(first, slope, ticks)
         return crossing + least_steps(then + steeper * crossing, steeper, ticks - before)
 

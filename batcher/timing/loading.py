@@ -1,11 +1,13 @@
-"""From what a person names to a StepTime: a constant, a profile, a roofline."""
+"""What a person names for a StepTime, and the memory there: a constant, a profile, a roofline."""
 
 from math import isfinite
 
+from msgspec import Struct
+
 from batcher.timing.catalog import CatalogError
 from batcher.timing.formulas import ConstantStepTime
-from batcher.timing.profiles import load_profile
-from batcher.timing.roofline import roofline_of
+from batcher.timing.profiles import Profile, load_profile
+from batcher.timing.roofline import load_gpu, load_model_shape, num_kv_tokens, parts_of, roofline_of
 from batcher.timing.step_time import StepTime
 
 MAX_STEP_SECONDS = 1e6
@@ -13,6 +15,21 @@ FORMS = (
     "constant, constant:SECONDS, the name of a profile, FILE.yaml, FILE.yaml:NAME, "
     "roofline:MODEL:GPU or roofline:MODEL:GPU:TP"
 )
+
+
+class KvRoom(Struct, frozen=True):
+    """Room for so many tokens; 0 if not even the weights fit.
+
+    is_reported: an engine has reported it.  If not, it is the memory of the data sheet less the
+    weights.
+    """
+
+    num_tokens: int
+    is_reported: bool
+
+    def num_blocks(self, block_size: int) -> int:
+        """Count the blocks of so many tokens that sequences get."""
+        return usable_blocks(self.num_tokens // block_size)
 
 
 def step_time_of(text: str) -> StepTime:
@@ -49,3 +66,37 @@ def _seconds(text: str) -> float:
             f"constant:{text}: expected the seconds of a step, above 0 and up to 1e6"
         )
     return seconds
+
+
+def usable_blocks(num_blocks: int) -> int:
+    """Return how many of the blocks sequences get: vLLM keeps the first, the null block, empty."""
+    return max(num_blocks - 1, 0)
+
+
+def kv_room_of(text: str) -> KvRoom | None:
+    """Return what is known of the memory where steps take what `text` names, None if nothing is.
+
+    Raises:
+        CatalogError: there is no such step time.
+    """
+    kind, colon, rest = text.partition(":")
+    if kind == "constant":
+        return None
+    if kind == "roofline" and colon:
+        return KvRoom(num_kv_tokens(*parts_of(rest)), is_reported=False)
+    _, profile = load_profile(text)
+    if profile.kv_tokens is not None:
+        return KvRoom(profile.kv_tokens, is_reported=True)
+    num_tokens = num_tokens_that_fit(profile)
+    return None if num_tokens is None else KvRoom(num_tokens, is_reported=False)
+
+
+def num_tokens_that_fit(profile: Profile) -> int | None:
+    """Return the room beside the weights; None if the hardware or the model is not known."""
+    if profile.hardware is None or profile.model is None:
+        return None
+    try:
+        shape, gpu = load_model_shape(profile.model), load_gpu(profile.hardware)
+    except CatalogError:
+        return None
+    return num_kv_tokens(shape, gpu, profile.tensor_parallel)

@@ -100,7 +100,8 @@ def load_profile(text: str) -> tuple[str, Profile]:
     if name:
         return name, find(name, profiles, f"profile in {path}:")
     if len(profiles) != 1:
-        raise CatalogError(f"{path} has {len(profiles)} profiles: {path}:NAME; {_names(profiles)}")
+        known = ", ".join(profiles)
+        raise CatalogError(f"{path} has {len(profiles)} profiles: {path}:NAME; known: {known}")
     return next(iter(profiles.items()))
 
 
@@ -123,7 +124,3 @@ def _as_profiles(content: dict[str, Any], place: str) -> dict[str, Profile]:
             raise CatalogError(f"{place}: profile {name}: t0, w, f and g are 0: a step takes time")
         profiles[name] = profile
     return profiles
-
-
-def _names(profiles: dict[str, Profile]) -> str:
-    return f"known: {', '.join(profiles)}"

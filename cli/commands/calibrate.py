@@ -117,7 +117,7 @@ def calibrate(
     if log is None and os.isatty(0):
         typer.echo(context.get_help(), err=True)
         raise typer.Exit(2)
-    from ..timing.calibrate import (  # noqa: PLC0415 - numpy
+    from ..calibrate import (  # noqa: PLC0415 - numpy
         Calibration,
         RunOfRequests,
         write_profile,

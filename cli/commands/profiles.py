@@ -22,7 +22,7 @@ def profiles(
     ] = False,
 ) -> None:
     """List profiles of step times with their error, and check them against their hardware."""
-    from ..timing.show import show_step_times  # noqa: PLC0415 - --help starts without it
+    from ..profiles import show_step_times  # noqa: PLC0415 - --help starts without it
 
     show_step_times(name, as_json=json)
 

@@ -14,7 +14,7 @@ from batcher.errors import BatchdecodeError
 from batcher.scheduling.checks import check_effects
 from batcher.settings import DEFAULT_SCHEDULING, MAX_KV_BLOCKS, SchedulingSettings
 from batcher.simulation.run_meta import NAMES, Limit, read_run_meta
-from batcher.timing.physics import kv_room_of
+from batcher.timing.loading import kv_room_of
 from batcher.whatif.deployments import AXES, show_value
 
 from ..running.problems import say

@@ -19,10 +19,11 @@ from batcher.timing.calibration import (
     fit_steps,
     predicted_seconds,
     relative_errors,
+    weights_of,
 )
 from batcher.timing.profiles import TERMS, Profile, shipped_profiles
 from batcher.timing.roofline import load_gpu, load_model_shape
-from batcher.timing.step_log import StepLog, read_step_log, weights_of
+from batcher.timing.step_log import StepLog, read_step_log
 from batcher.timing.step_time import TICKS_PER_SECOND
 from batcher.timing.term_search import fit_profile, roofline_profile, starts_around
 

@@ -7,7 +7,7 @@ import pytest
 
 from batcher.timing.catalog import CatalogError, shipped
 from batcher.timing.loading import step_time_of
-from batcher.timing.physics import LOADS, check_physics
+from batcher.timing.physics import LOADS, Physics, check_physics
 from batcher.timing.profiles import Profile, shipped_profiles
 from batcher.timing.roofline import GPU, load_gpu, load_model_shape, num_kv_tokens, roofline
 
@@ -136,36 +136,40 @@ def profile_of(**changes: object) -> Profile:
 
 @pytest.mark.parametrize("name", sorted(shipped_profiles()))
 def test_no_shipped_profile_beats_its_hardware(name: str) -> None:
-    verdict = check_physics(shipped_profiles()[name])
-    assert verdict.unchecked is None
-    assert len(verdict.bounds) == len(LOADS)
-    assert verdict.worst is None
+    physics, predictions = check_physics(shipped_profiles()[name])
+    assert physics == Physics("possible")
+    assert [prediction.load for prediction in predictions] == list(LOADS)
+    assert all(prediction.least_seconds for prediction in predictions)
 
 
 def test_a_profile_that_beats_the_memory_is_flagged() -> None:
     # 16 GB of weights at 1,008 GB/s take 15 ms, so 3 ms are 5 times too fast
-    worst = check_physics(profile_of(t0=1.0, w=2.0, f=0.08, g=0.0, d=1.4e-4)).worst
-    assert worst is not None
+    physics, predictions = check_physics(profile_of(t0=1.0, w=2.0, f=0.08, g=0.0, d=1.4e-4))
+    worst = max(predictions, key=lambda prediction: prediction.advantage)
     assert (worst.load, worst.limit) == ("decode 1 x 1,024", "memory bandwidth")
-    assert worst.least / worst.predicted == pytest.approx(15.02 / 3.143, rel=0.01)
+    assert worst.advantage == pytest.approx(15.02 / 3.143, rel=0.01)
+    assert physics.verdict == "too fast"
+    assert physics.reason is not None
+    assert physics.reason.startswith("decode 1 x 1,024: 4.7")
 
 
 def test_a_profile_that_beats_the_arithmetic_is_flagged() -> None:
     # 2,048 tokens need 33 TFLOP, 0.18 s at 165 TFLOPS
-    worst = check_physics(profile_of(t0=20.0, w=0.0, f=0.02, e=0.0)).worst
-    assert worst is not None
-    assert (worst.load, worst.limit) == ("prefill 2,048", "compute")
-    assert worst.least == pytest.approx(0.18, rel=0.01)
+    physics, predictions = check_physics(profile_of(t0=20.0, w=0.0, f=0.02, e=0.0))
+    worst = max(predictions, key=lambda prediction: prediction.advantage)
+    assert (physics.verdict, worst.load, worst.limit) == ("too fast", "prefill 2,048", "compute")
+    assert worst.least_seconds == pytest.approx(0.18, rel=0.01)
 
 
 def test_more_gpus_allow_more() -> None:
     fast = {"t0": 4.0, "w": 4.0, "f": 0.05, "g": 0.01, "d": 1e-4}
-    assert check_physics(profile_of(**fast)).worst is not None
-    assert check_physics(profile_of(**fast, tensor_parallel=2)).worst is None
+    assert check_physics(profile_of(**fast))[0].verdict == "too fast"
+    assert check_physics(profile_of(**fast, tensor_parallel=2))[0].verdict == "possible"
 
 
 @pytest.mark.parametrize("changes", [{"hardware": None}, {"model": None}, {"hardware": "b-300"}])
 def test_what_is_not_known_is_not_checked(changes: dict[str, object]) -> None:
-    verdict = check_physics(profile_of(**changes))
-    assert verdict.unchecked
-    assert (verdict.worst, verdict.bounds) == (None, ())
+    physics, predictions = check_physics(profile_of(**changes))
+    assert physics.verdict == "unchecked"
+    assert physics.reason
+    assert all(prediction.least_seconds is None for prediction in predictions)

@@ -119,7 +119,7 @@ def test_the_shipped_one_jumps_where_its_kernels_do() -> None:
     assert step_time.ticks(32, 32, 41_408, 0) / 10**12 == pytest.approx(25.13, rel=0.015), (
         "as its kernels"
     )
-    assert check_physics(profile).worst is None
+    assert check_physics(profile)[0].verdict == "possible"
 
 
 def test_a_search_begins_with_the_terms_alone() -> None:

@@ -21,20 +21,19 @@ from batcher.timing.roofline import load_gpu, load_model_shape
 from batcher.timing.step_log import read_step_log
 from batcher.timing.term_search import roofline_profile
 
-from ..running.files import check_replaceable
-from ..running.intake import numbered, open_input
-from ..running.output import open_sink, stdout_sink
-from ..running.problems import say
-from ..scheduling_options import SchedulingOptions
-from ..screen.cells import counted, printable
-from ..simulation.run_limits import (
+from .running.files import check_replaceable
+from .running.intake import numbered, open_input
+from .running.output import open_sink, stdout_sink
+from .running.problems import say
+from .scheduling_options import SchedulingOptions
+from .screen.cells import counted, printable
+from .simulation.run_limits import (
     RunLimits,
     limits_of_run,
     limits_table,
     read_meta_file,
     warn_of_guesses,
 )
-from .report import physics_of
 
 OPEN_IN_REQUESTS = "requests tell of sums of steps: other terms may fit as well; steps tell more"
 FAR_OFF = 0.1  # a mean, or the makespan, as a share of the real one
@@ -250,7 +249,7 @@ def _summary(
     title: str, profile: Profile, errors: list[tuple[str, str]], notes: list[tuple[str, str]]
 ) -> str:
     """Return what a person should know of a fit: how good it is, and what else is to be said."""
-    physics = physics_of(check_physics(profile))
+    physics, _ = check_physics(profile)
     terms = "  ".join(f"{term} {value:g}" for term, value in profile.terms.items())
     verdict = f"{physics.verdict}: {physics.reason}" if physics.reason else physics.verdict
     shown = [("terms", f"{terms}  (ms)"), *errors, ("physics", verdict), *notes]

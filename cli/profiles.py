@@ -2,20 +2,52 @@
 
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
+from msgspec import Struct
 
-from batcher.timing.loading import step_time_of
-from batcher.timing.profiles import is_file, load_profile, read_profiles, shipped_profiles
-
-from ..running.output import stdout_sink
-from ..screen.cells import printable
-from .report import (
-    StepTimeReport,
-    predictions_of,
-    report_of_profile,
-    report_of_roofline,
+from batcher.settings import DEFAULT_BLOCK_SIZE
+from batcher.timing.loading import num_tokens_that_fit, step_time_of, usable_blocks
+from batcher.timing.physics import Physics, Prediction, check_physics, predictions_of
+from batcher.timing.profiles import (
+    Profile,
+    is_file,
+    load_profile,
+    read_profiles,
+    shipped_profiles,
 )
+from batcher.timing.roofline import num_kv_tokens, parts_of, roofline
+
+from .running.output import stdout_sink
+from .screen.cells import printable
+
+_TO_UNITS = {"t0": 1.0, "w": 1.0, "f": 1e3, "g": 1e3, "d": 1e6, "h": 1e6, "e": 1e6}
+_HEADS = ("profile", "t0 ms", "w ms", "f µs", "g µs", "d ns", "h ns", "e ns", "KV tokens")
+_POINTS_IN_A_LINE = 6
+
+MEASURED = "* for each token beyond its by_tokens, which batchdecode profiles NAME shows"
+ESTIMATED = "~ no engine has reported it: 90 % of the memory on the data sheet, less the weights"
+
+
+class StepTimeReport(Struct, frozen=True, kw_only=True):
+    """A step time as `profiles --json` shows it.
+
+    kv_tokens: what an engine reported.  kv_tokens_that_fit: memory less weights.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    hardware: str | None = None
+    model: str | None = None
+    tensor_parallel: int | None = None
+    kv_tokens: int | None = None
+    kv_tokens_that_fit: int | None = None
+    kv_blocks: int | None = None
+    error: str | None = None
+    source: str | None = None
+    physics: Physics | None = None
+    predictions: list[Prediction]
 
 
 def show_step_times(name: str | None, *, as_json: bool) -> None:
@@ -37,29 +69,61 @@ def show_step_times(name: str | None, *, as_json: bool) -> None:
 
 def _reports(name: str | None) -> list[StepTimeReport]:
     if name is None:
-        return [report_of_profile(*named) for named in shipped_profiles().items()]
+        return [_report_of_profile(*named) for named in shipped_profiles().items()]
     if name.startswith("roofline:"):
-        return [report_of_roofline(name)]
+        return [_report_of_roofline(name)]
     if name.partition(":")[0] == "constant":
         step_time = step_time_of(name)
-        return [
-            StepTimeReport(
-                name=name,
-                settings=step_time.settings,
-                predictions=predictions_of(step_time),
-            )
-        ]
+        predictions = predictions_of(step_time)
+        return [StepTimeReport(name=name, settings=step_time.settings, predictions=predictions)]
     if is_file(name):
-        return [report_of_profile(*named) for named in read_profiles(name).items()]
-    return [report_of_profile(*load_profile(name))]
+        return [_report_of_profile(*named) for named in read_profiles(name).items()]
+    return [_report_of_profile(*load_profile(name))]
 
 
-_TO_UNITS = {"t0": 1.0, "w": 1.0, "f": 1e3, "g": 1e3, "d": 1e6, "h": 1e6, "e": 1e6}
-_HEADS = ("profile", "t0 ms", "w ms", "f µs", "g µs", "d ns", "h ns", "e ns", "KV tokens")
-_POINTS_IN_A_LINE = 6
+def _report_of_profile(name: str, profile: Profile) -> StepTimeReport:
+    physics, predictions = check_physics(profile)
+    fit = num_tokens_that_fit(profile)
+    num_tokens = profile.kv_tokens or fit
+    return StepTimeReport(
+        name=name,
+        settings=profile.step_time(name).settings,
+        hardware=profile.hardware,
+        model=profile.model,
+        tensor_parallel=profile.tensor_parallel,
+        kv_tokens=profile.kv_tokens,
+        kv_tokens_that_fit=fit,
+        kv_blocks=None if num_tokens is None else _num_blocks(num_tokens),
+        error=profile.error,
+        source=profile.source,
+        physics=physics,
+        predictions=predictions,
+    )
 
-MEASURED = "* for each token beyond its by_tokens, which batchdecode profiles NAME shows"
-ESTIMATED = "~ no engine has reported it: 90 % of the memory on the data sheet, less the weights"
+
+def _report_of_roofline(name: str) -> StepTimeReport:
+    """Return what is said of roofline:MODEL:GPU:TP.
+
+    Raises:
+        CatalogError: a part of the name is missing, unknown or wrong.
+    """
+    shape, gpu, tensor_parallel = parts_of(name.partition(":")[2])
+    step_time = roofline(name, shape, gpu, tensor_parallel)
+    num_tokens = num_kv_tokens(shape, gpu, tensor_parallel)
+    return StepTimeReport(
+        name=name,
+        settings=step_time.settings,
+        tensor_parallel=tensor_parallel,
+        kv_tokens_that_fit=num_tokens,
+        kv_blocks=_num_blocks(num_tokens),
+        error="a bound, not an estimate: real engines take longer",
+        source=gpu.source,
+        predictions=predictions_of(step_time),
+    )
+
+
+def _num_blocks(num_tokens: int) -> int:
+    return usable_blocks(num_tokens // DEFAULT_BLOCK_SIZE)
 
 
 def table_of(reports: Sequence[StepTimeReport]) -> str:
