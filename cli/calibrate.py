@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
-from batcher.simulation.fitting import MAX_TRIES, fit_requests
+from batcher.simulation.replaying import MAX_TRIES, fit_requests
 from batcher.simulation.request_log import MARK, read_request_log
 from batcher.timing.calibration import fit_steps
 from batcher.timing.physics import check_physics

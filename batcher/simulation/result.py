@@ -1,9 +1,12 @@
 """What a simulation comes to: the times of each sequence, and what the steps were used for."""
 
 from collections import Counter
+from collections.abc import Iterable
 
+import numpy as np
 from msgspec import Struct, field
 
+from batcher.metrics.arrays import ServedTimes
 from batcher.simulation.sequence import SimulatedSequence
 from batcher.timing.step_time import TICKS_PER_SECOND
 
@@ -96,3 +99,24 @@ class SimulationResult(Struct, frozen=True):
 
 def _share(part: int, whole: int) -> float:
     return part / whole if whole else 0.0
+
+
+def times_of(sequences: Iterable[SimulatedSequence]) -> ServedTimes:
+    """Return the times of sequences that came to their end."""
+    return served_times(
+        (
+            sequence.arrival_time,
+            sequence.admitted,
+            sequence.first_token,
+            sequence.end,
+            sequence.num_output_tokens,
+        )
+        for sequence in sequences
+    )
+
+
+def served_times(rows: Iterable[tuple[float | None, ...]]) -> ServedTimes:
+    """Return the fields of ServedTimes, given by request, as columns; None is NaN."""
+    table = np.array([*rows], float).reshape(-1, len(ServedTimes._fields))
+    arrival, admitted, first_token, end, num_tokens = np.ascontiguousarray(table.T)
+    return ServedTimes(arrival, admitted, first_token, end, num_tokens.astype(np.int64))

@@ -19,7 +19,7 @@ from batcher.metrics.distributions import MICROSECONDS
 from batcher.metrics.latencies import Latencies
 from batcher.metrics.slo import Goodput, Slo
 from batcher.scheduling.checks import check_settings
-from batcher.simulation.result import SimulationResult
+from batcher.simulation.result import SimulationResult, times_of
 from batcher.simulation.sequence import SimulatedSequence
 from batcher.simulation.simulator import simulate
 from batcher.simulation.workload import Job, Workload
@@ -168,7 +168,8 @@ def measure(
         step_time,
         lambda num_ended: on_part(num_ended / num_jobs),
     )
-    times, totals, slo = _times_of(result), result.totals, question.slo
+    totals, slo = result.totals, question.slo
+    times = times_of(each for each in result.sequences if each.first_token is not None)
     num_failed = sum(sequence.has_failed for sequence in result.sequences)
     num_served, makespan = len(times.arrival), result.makespan
     num_tokens = int(times.num_tokens.sum())
@@ -234,24 +235,6 @@ def at_rate(workload: Workload, rate: float) -> Workload:
         return replace(job, arrival_time=arrival, deadline=deadline)
 
     return replace(workload, jobs=[moved(job) for job in workload.jobs])
-
-
-def _times_of(result: SimulationResult) -> ServedTimes:
-    """Return the times of the sequences that were given tokens and came to their end."""
-    rows = [_row(sequence) for sequence in result.sequences if sequence.first_token is not None]
-    columns = np.array(rows, float).reshape(len(rows), 5).T
-    arrival, admitted, first_token, end, num_tokens = columns
-    return ServedTimes(arrival, admitted, first_token, end, num_tokens.astype(np.int64))
-
-
-def _row(sequence: SimulatedSequence) -> tuple[float | None, ...]:
-    return (
-        sequence.arrival_time,
-        sequence.admitted,
-        sequence.first_token,
-        sequence.end,
-        sequence.num_output_tokens,
-    )
 
 
 def _tails(slo: Slo, times: ServedTimes, num_failed: int, asked: float) -> dict[str, float | None]:

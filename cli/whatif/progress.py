@@ -7,34 +7,21 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 from ..running.problems import say
 from ..screen.cells import counted
 from ..screen.terminal import can_animate
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as RichProgress
+    from rich.progress import Progress
 
 LARGE_GRID = 100  # cells: more are announced
 LINE_INTERVAL = 5.0  # seconds
 
 
-class CellProgress(Protocol):
-    """A context in which it is shown how many cells are done."""
-
-    def __enter__(self) -> Self:
-        """Begin to show it."""
-
-    def __exit__(self, *_: object) -> None:
-        """Leave nothing half drawn."""
-
-    def show(self, num_done: float) -> None:
-        """Take note that so many are done, with what is done of others."""
-
-
 class Silence:
-    """Shows nothing."""
+    """A context in which it is shown how many cells are done; here, nothing is."""
 
     def __enter__(self) -> Self:
         return self
@@ -60,23 +47,23 @@ class Lines(Silence):
             say(f"{self._text(num_done)}\n")
 
 
-class Bar:
+class Bar(Silence):
     """Draws a bar, and takes it away at the end."""
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._bar: RichProgress | None = None
+        self._bar: Progress | None = None
 
     def __enter__(self) -> Self:
         from rich.console import Console  # noqa: PLC0415 - only on a terminal
         from rich.progress import (  # noqa: PLC0415 - as above
             BarColumn,
             MofNCompleteColumn,
+            Progress,
             TimeRemainingColumn,
         )
-        from rich.progress import Progress as RichProgress  # noqa: PLC0415 - as above
 
-        self._bar = RichProgress(
+        self._bar = Progress(
             BarColumn(),
             MofNCompleteColumn(),
             "cells",
@@ -100,7 +87,7 @@ class Bar:
             self._bar.update(self._bar.task_ids[0], completed=num_done)
 
 
-def progress_of(total: int, num_jobs: int, *, quiet: bool) -> CellProgress:
+def progress_of(total: int, num_jobs: int, *, quiet: bool) -> Silence:
     """Return what shows the progress of `total` cells; a large grid is announced."""
     if quiet:
         return Silence()

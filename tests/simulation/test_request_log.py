@@ -10,8 +10,7 @@ from timing.smooth_profile import SMOOTH
 
 from batcher.errors import BatchdecodeError
 from batcher.settings import SchedulingSettings
-from batcher.simulation.fitting import fit_requests
-from batcher.simulation.replaying import replay
+from batcher.simulation.replaying import fit_requests, replay
 from batcher.simulation.request_log import LoggedRequest, read_request_log, workload_of_log
 from batcher.simulation.simulator import simulate
 from batcher.timing.profiles import load_profile
