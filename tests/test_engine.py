@@ -433,3 +433,13 @@ def test_requests_without_a_slot_are_handed_out_without_a_step() -> None:
     assert (result.id, result.steps.arrived, result.steps.finished) == ("late", 0, 1)
     assert engine.num_steps == 1
     assert engine.hand_out().results == []
+
+
+def test_samples_that_have_not_arrived_are_aborted_in_their_order() -> None:
+    engine = Engine(SimulatedModel(), 1)
+    engine.add(Request(id="late", prompt="x", max_tokens=4, arrival_time=9.0))
+    engine.add(Request(id="soon", prompt="x", max_tokens=4, arrival_time=5.0, n=4, temperature=1))
+    engine.add(Request(id="sooner", prompt="x", max_tokens=4, arrival_time=3.0))
+    engine.abort("soon")
+    ended = [event.index for event in engine.step().events if type(event) is FinishEvent]
+    assert ended == [0, 1, 2, 3]

@@ -306,7 +306,7 @@ class WaitingQueue(Generic[S]):
 
     def find(self, request_id: str) -> list[S]:
         """Return the sequences of a request that have no slot."""
-        early = (entry[-1] for entry in self._early)
+        early = sorted([entry[-1] for entry in self._early], key=ARRIVAL_ORDER)
         everything = chain(self._ordering, self._arrived, self._pending, early)
         return [sequence for sequence in everything if sequence.id == request_id]
 

@@ -216,7 +216,7 @@ def test_the_tokens_of_a_segment(on: object, tokens: list[int], segments: list) 
 def test_one_token_may_go_through_several_states() -> None:
     automaton = automaton_of({"s": [("<x>", "t")], "t": [("<y>", "u")], "u": [("d", None)]})
     told = read_alone(automaton, [0, 3], Marked())
-    assert told == (b"a<x><y>", "d", [StateText("s", b"a", [0])])
+    assert told == Output(b"a<x><y>", "d", [StateText("s", b"a", [0])])
 
 
 def test_ids_count_from_the_token_after_the_one_that_led_into_the_state() -> None:
@@ -268,9 +268,9 @@ def test_a_pattern_from_which_nothing_goes_on_is_no_place_of_its_own() -> None:
 
 def test_an_output_that_ended_otherwise_keeps_what_looks_like_a_stop() -> None:
     automaton = stop_automaton(Request(prompt="", stop="b"), None)
-    assert read_output(automaton, [97, 98], BYTES, has_stopped=False) == (b"ab", None, None)
-    assert read_output(automaton, [97], BYTES, has_stopped=True) == (b"a", None, None)
-    assert read_output(automaton, [], BYTES, has_stopped=False) == (b"", None, None)
+    assert read_output(automaton, [97, 98], BYTES, has_stopped=False) == Output(b"ab")
+    assert read_output(automaton, [97], BYTES, has_stopped=True) == Output(b"a")
+    assert read_output(automaton, [], BYTES, has_stopped=False) == Output(b"")
     named = automaton_of({"s": [("b", None)]})
     assert read_output(named, [97, 98], BYTES, has_stopped=False).segments == [
         StateText("s", b"ab", [97, 98])

@@ -3,7 +3,7 @@
 import pytest
 
 from batcher import Engine, Request, SimulatedModel
-from batcher.events import AdmitEvent, BlockedEvent
+from batcher.events import AdmitEvent, BlockedEvent, PreemptEvent
 from batcher.scheduling.output import SchedulerOutput
 from batcher.scheduling.scheduler import Scheduler
 from batcher.scheduling.sequence import Schedulable
@@ -88,3 +88,26 @@ def test_who_was_refused_is_let_in_as_soon_as_enough_of_it_is_found() -> None:
     admitted = {event.id: event.step for event in events if isinstance(event, AdmitEvent)}
     assert admitted == {"long": 0, "short": 0, "refused": 2}
     assert [event.step for event in events if isinstance(event, BlockedEvent)] == [1]
+
+
+def test_who_comes_back_is_refused_for_all_the_tokens_it_has_by_then() -> None:
+    more = {"kv_blocks": 10, "block_size": 4, "prefix_cache": False, "watermark": 0.4}
+    engine = Engine(SimulatedModel(), 2, settings=SchedulingSettings(policy="priority", **more))
+    for name, num_prompt, max_tokens, priority, arrival in (
+        ("a", 16, 3, 0, 0.0),
+        ("last", 12, 20, 1, 0.0),
+        ("b", 4, 24, 0, 5.0),
+    ):
+        prompt = [9] * num_prompt
+        fields = {"max_tokens": max_tokens, "priority": priority, "arrival_time": arrival}
+        engine.add(Request(id=name, prompt=prompt, ignore_eos=True, **fields))
+    generated, refused = 0, []
+    while engine.has_work:
+        for event in engine.step().events:
+            if isinstance(event, PreemptEvent) and event.id == "last":
+                generated = event.generated
+            elif isinstance(event, BlockedEvent) and (event.id, event.reason) == ("last", "kv"):
+                refused.append((generated, event.blocks))
+    assert len(refused) == 2
+    assert refused == [(num, -(-(12 + num) // 4) + 4) for num, _ in refused]
+    assert refused[0][0] < refused[1][0]
