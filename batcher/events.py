@@ -128,7 +128,7 @@ class PreemptEvent(
 class BlockedEvent(
     Struct, frozen=True, tag="blocked", tag_field="event", gc=False, omit_defaults=True
 ):
-    """From `step` on a slot was free for the first of the waiting queue, and it was not let in.
+    """From `step` on a slot was free for the first of the waiting queue, and it was not admitted.
 
     It holds back those behind it until it is admitted, or another reason or sequence holds.
     Reason: "kv" (it needs `blocks` and too few are free), "tokens" (nothing was left of what the

@@ -73,7 +73,7 @@ class PromptLogprob(Struct, frozen=True, gc=False):
 
 
 class Segment(Struct, frozen=True, gc=False):
-    """What was generated in one stay in a state, the markers cut out.
+    """A part of the output that one state has generated, the markers cut out.
 
     tokens: those with a byte in `text`; one that goes over a marker may be in two segments.
     """

@@ -113,7 +113,7 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     policy: Annotated[
         str,
         Setting(
-            "who is let in first: `fcfs`, `priority`, `sjf`, `ljf`, `deadline`, `lpm`, or "
+            "who is admitted first: `fcfs`, `priority`, `sjf`, `ljf`, `deadline`, `lpm`, or "
             "[`module:function`](scheduling.md#a-policy-of-your-own)",
             "NAME",
             "policy",

@@ -65,7 +65,7 @@ class SchedulingOptions:
 
     @property
     def is_plain(self) -> bool:
-        """Whether no option has changed who is let in when, and what time it is then."""
+        """Whether no option has changed who is admitted when, and what time it is then."""
         return self.profile is None and self.settings() == DEFAULT_SCHEDULING
 
     def settings(self) -> SchedulingSettings:

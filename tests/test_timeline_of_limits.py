@@ -1,4 +1,4 @@
-"""The timeline of runs with limits: chunks of prompts, preemptions, holds and times."""
+"""The timeline of runs with limits: chunks of prompts, preemptions, blocked steps and times."""
 
 import pytest
 from hypothesis import given
@@ -180,9 +180,9 @@ def test_a_preempted_request_may_be_aborted_while_it_waits(slot):
         ("in slot 1, which it does not hold", [admit("a", 0), preempt("a", 1, 1)]),
         ("preempted in step 3, but was admitted in 3", [admit("a", 0, 3), preempt("a", 0, 3)]),
         ("2 tokens of its own, but was not preempted", [admit("a", 0, generated=2)]),
-        ("'a' is held in step 1, but does not wait", [hold("a", 1)]),
+        ("'a' is blocked in step 1, but does not wait", [hold("a", 1)]),
         ("but does not wait", [arrive("a"), admit("a", 0), hold("a", 1)]),
-        ("held in step 1, after a later one", [*map(arrive, "ab"), hold("a", 2), hold("b", 1)]),
+        ("blocked in step 1, after a later one", [*map(arrive, "ab"), hold("a", 2), hold("b", 1)]),
         ("'a' computes in slot 0, which it does not", [prefill("a", 0, 0, 1, 0)]),
         ("computes 1 tokens .* but 0 were left", [admit("a", 0), prefill("a", 0, 1, 1, 0)]),
         ("leaves 3, but 5 were", [admit("a", 0, left=5), prefill("a", 0, 1, 1, 3)]),

@@ -18,14 +18,14 @@ Cuts = Callable[[Exit], bool]  # whether the pattern of an exit is cut out of wh
 
 
 class TextPiece(NamedTuple):
-    """Text of one stay in a state.
+    """Text of one segment.
 
-    stay: its number, from 0, so that two stays in one state can be told apart.
+    segment: its number, from 0, so that two of one state can be told apart.
     """
 
     state: str
     text: str
-    stay: int
+    segment: int
 
 
 class TextStream:
@@ -55,14 +55,14 @@ class TextStream:
         return "".join(piece.text for piece in self._pieces.push(token_id))
 
     def finish(self) -> str:
-        """Return the text that was held back, when nothing more is generated."""
+        """Return the text that was kept back, when nothing more is generated."""
         return "".join(piece.text for piece in self._pieces.finish())
 
 
 class SegmentStream:
     """The segments of one output, piece by piece; the parameters are those of TextStream.
 
-    The pieces of a stay, joined, are the text of its segment; an empty segment has none.
+    The pieces of a segment, joined, are its text; an empty one has none.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class SegmentStream:
         return self._pieces.push(token_id)
 
     def finish(self) -> list[TextPiece]:
-        """Return the text that was held back, when nothing more is generated."""
+        """Return the text that was kept back, when nothing more is generated."""
         return self._pieces.finish()
 
 
@@ -180,7 +180,7 @@ class _Pieces:
         self._outlook = outlook
         self._characters = _Characters()
         self._held = b""
-        self._state = self._stay = 0
+        self._state = self._segment = 0
 
     def push(self, token_id: int) -> list[TextPiece]:
         token, cuts = self._outlook.read(token_id)
@@ -190,7 +190,7 @@ class _Pieces:
             end = num_before + match.end
             self._held = text[begin : max(begin, end - match.size)]
             told += self.finish()
-            self._state, self._stay, begin = match.exit.target, self._stay + 1, end
+            self._state, self._segment, begin = match.exit.target, self._segment + 1, end
         if self._outlook.has_ended:
             return told
         num_certain = max(begin, len(text) - self._outlook.num_in_doubt)
@@ -203,7 +203,7 @@ class _Pieces:
         return self._piece(self._characters.push(text, b"") + self._characters.finish())
 
     def _piece(self, text: str) -> list[TextPiece]:
-        return [TextPiece(self._names[self._state], text, self._stay)] if text else []
+        return [TextPiece(self._names[self._state], text, self._segment)] if text else []
 
 
 class _Characters:

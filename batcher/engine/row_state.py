@@ -57,7 +57,7 @@ class RowStream:
         return self._events(tokens, _joined(pieces) or [("", None)], step)
 
     def finish(self, step: int) -> list[TokenEvent]:
-        """Return the events of what was held back until nothing more came."""
+        """Return the events of what was kept back until nothing more came."""
         return self._events([], self._pieces(self._stream.finish()), step)
 
     def _pieces(self, told: str | list[TextPiece]) -> list[_Piece]:

@@ -24,13 +24,13 @@ class Part(Struct, frozen=True, omit_defaults=True):
     """Steps [start, end) that went the same way.
 
     phase: "wait" for a slot; "prefill" up to and including the first token; then "decode".
-    cause: of a wait, "slots" (too few were free), what held it or the one `behind` which it stood
-    ("kv", "tokens", "preemption", "batch"), or "queue" (others before it needed more slots than
-    were free).  Of a standstill in a slot, "tokens" (others used up what a step may compute) or
-    "prefill" (the step computed prompts of others alone).  "" if it had its share.
-    blocks: how many the one that was held needed.
+    cause: of a wait, "slots" (too few were free), what blocked it or the one `behind` which it
+    stood ("kv", "tokens", "preemption", "batch"), or "queue" (others before it needed more slots
+    than were free).  Of a standstill in a slot, "tokens" (others used up what a step may
+    compute) or "prefill" (the step computed prompts of others alone).  "" if it had its share.
+    blocks: how many the one that was blocked needed.
     by: who had slots in the first of the steps, if it waited; a label for each slot.
-    num_passed: how many were let in before it meanwhile.
+    num_passed: how many were admitted before it meanwhile.
     """
 
     start: int
@@ -188,9 +188,9 @@ def _is_same(before: Part, after: Part) -> bool:
 
 
 def _with_passed(timeline: Timeline, parts: list[Part]) -> list[Part]:
-    """Return `parts`, the waits with how many were let in meanwhile.
+    """Return `parts`, the waits with how many were admitted meanwhile.
 
-    What is let in at the end of a wait, or after it, did not come before it.
+    What is admitted at the end of a wait, or after it, did not come before it.
     """
     waits = [part for part in parts if part.phase == "wait"]
     ends = [part.end for part in waits]

@@ -1,4 +1,4 @@
-"""A request's story as a record: when it came and went, its stays, and what each step was for.
+"""A request's story as a record: when it came and went, its slot spans, and what each step was for.
 
 Rule: the steps and the seconds of all parts add up to those from arrival to end.
 """
@@ -27,8 +27,8 @@ class Arrival(Struct, frozen=True):
     max_tokens: int
 
 
-class Stay(Struct, frozen=True, omit_defaults=True):
-    """A stay in a slot over the steps [start, end).
+class StorySpan(Struct, frozen=True, omit_defaults=True):
+    """A slot span, over the steps [start, end).
 
     time: when it began, in seconds.  first_token: the step that was through with what it began
     with; None if none was.  cached, generated: as in an AdmitEvent.
@@ -85,7 +85,7 @@ class Story(Struct, frozen=True):
     kv_blocks: int | None
     arrived: Arrival | None
     parts: list[Part]
-    stays: list[Stay]
+    spans: list[StorySpan]
     ended: RequestEnd | None
     steps: PhaseTotals
     seconds: PhaseTotals
@@ -122,7 +122,7 @@ def story_of(timeline: Timeline, request: RequestTimeline) -> Story:
         kv_blocks=kv_blocks if isinstance(kv_blocks, int) else None,
         arrived=_arrival_of(request),
         parts=parts,
-        stays=[_stay_of(timeline, request, admission) for admission in request.admissions],
+        spans=[_span_of(timeline, request, admission) for admission in request.admissions],
         ended=_ending_of(timeline, request),
         steps=_totals(parts, [part.num_steps for part in parts]),
         seconds=_totals(parts, _seconds(timeline, request, parts)),
@@ -136,9 +136,9 @@ def _arrival_of(request: RequestTimeline) -> Arrival | None:
     return Arrival(arrive.step, arrive.time, arrive.prompt_tokens, arrive.max_tokens)
 
 
-def _stay_of(timeline: Timeline, request: RequestTimeline, admission: AdmissionRecord) -> Stay:
+def _span_of(timeline: Timeline, request: RequestTimeline, admission: AdmissionRecord) -> StorySpan:
     admit, preempt = admission.event, admission.preempt
-    return Stay(
+    return StorySpan(
         admit.slot,
         admit.step,
         request.end(timeline.num_steps) if preempt is None else preempt.step,

@@ -64,7 +64,7 @@ class Preemptions(Struct, frozen=True, kw_only=True):
 
 
 class BlockedSteps(Struct, frozen=True, kw_only=True):
-    """Steps in which the first of the queue was not let in although a slot was free, by reason."""
+    """Steps in which a slot was free for the first of the queue, and it was not admitted."""
 
     kv: int
     tokens: int

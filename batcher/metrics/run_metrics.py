@@ -118,7 +118,7 @@ class RunMetrics:
             case PreemptEvent():
                 self.slots.leave(event.step)
             case BlockedEvent():
-                self.slots.hold(event.step, event.reason)
+                self.slots.block(event.step, event.reason)
             case JumpEvent():
                 self.num_jumps += 1
                 self.num_jumped_tokens += event.tokens
@@ -195,7 +195,7 @@ class RunMetrics:
             wait=self.wait.distribution(),
             first_token=self.first_token.distribution(),
             latency=self.latency.distribution(),
-            holds=self._blocked_until(steps),
+            blocked=self._blocked_until(steps),
             **msgspec.structs.asdict(timed),
         )
 

@@ -13,8 +13,8 @@ class IdleCauses(Struct, frozen=True, omit_defaults=True):
 
     tail: nothing, no later request needed a slot.  arrivals: the next one had its arrival time
     still to come.  empty_queue: the next one had not been sent yet.  too_few: the next one waited
-    for more slots at once than were free.  kv, tokens, preemption, batch: the next one was held
-    back, see BlockedEvent.
+    for more slots at once than were free.  kv, tokens, preemption, batch: the next one was
+    blocked, see BlockedEvent.
     """
 
     tail: int
@@ -28,12 +28,12 @@ class IdleCauses(Struct, frozen=True, omit_defaults=True):
 
 
 class _Idle(NamedTuple):
-    """So many idle slots in the steps [start, end); hold: what held back the next, if known."""
+    """So many idle slots in the steps [start, end); reason: what blocked the next, if known."""
 
     start: int
     end: int
     num_slots: int
-    hold: BlockedReason | None
+    reason: BlockedReason | None
 
 
 class SlotUse:
@@ -48,9 +48,9 @@ class SlotUse:
         self.integrated_steps = 0
         self.busy = self.num_too_few = 0
         self.idle: Counter[ArriveReason] = Counter()
-        self.held: Counter[BlockedReason] = Counter()
+        self.blocked: Counter[BlockedReason] = Counter()
         self.undecided: list[_Idle] = []  # of all steps
-        self._hold: BlockedReason | None = None
+        self._reason: BlockedReason | None = None
 
     def take(self, step: int, arrive: ArriveEvent) -> None:
         """Occupy a slot from `step` on, with a request that arrived as `arrive` says."""
@@ -58,7 +58,7 @@ class SlotUse:
             self._integrate(step)
         if self.undecided:
             self._decide(arrive)
-        self._hold = None
+        self._reason = None
         self.num_occupied += 1
 
     def take_again(self, step: int, preempted: int) -> None:
@@ -73,14 +73,14 @@ class SlotUse:
             for idle in self.undecided
             if idle.start < preempted
         ]
-        for start, end, num_idle, hold in self.undecided:
-            self._count(hold, max(0, end - max(start, preempted)) * num_idle)
+        for start, end, num_idle, reason in self.undecided:
+            self._count(reason, max(0, end - max(start, preempted)) * num_idle)
         self.undecided = earlier
-        self._hold = None
+        self._reason = None
         self.num_occupied += 1
 
     def join(self, step: int) -> None:
-        """Occupy a slot from `step` on, with a sequence that comes along with its leader."""
+        """Occupy a slot from `step` on, with another sequence of a group that has taken one."""
         if step != self.integrated_steps:
             self._integrate(step)
         self.num_occupied += 1
@@ -91,11 +91,11 @@ class SlotUse:
             self._integrate(step)
         self.num_occupied -= 1
 
-    def hold(self, step: int, reason: BlockedReason) -> None:
-        """Take note that from `step` on the next one is held back for `reason`."""
+    def block(self, step: int, reason: BlockedReason) -> None:
+        """Take note that from `step` on the next one is blocked for `reason`."""
         if step != self.integrated_steps:
             self._integrate(step)
-        self._hold = reason
+        self._reason = reason
 
     def totals(self, num_steps: int) -> tuple[int, IdleCauses]:
         """Return the busy slot-steps of a run of `num_steps`, and the idle ones by cause."""
@@ -108,10 +108,10 @@ class SlotUse:
             arrivals=self.idle["input"] + self.idle["turn"],
             empty_queue=self.idle["follow"],
             too_few=self.num_too_few,
-            kv=self.held["kv"],
-            tokens=self.held["tokens"],
-            preemption=self.held["preemption"],
-            batch=self.held["batch"],
+            kv=self.blocked["kv"],
+            tokens=self.blocked["tokens"],
+            preemption=self.blocked["preemption"],
+            batch=self.blocked["batch"],
         )
 
     def _integrate(self, step: int) -> None:
@@ -120,19 +120,19 @@ class SlotUse:
         self.busy += self.num_occupied * (step - start)
         if self.num_occupied < self.num_slots:
             num_idle = self.num_slots - self.num_occupied
-            self.undecided.append(_Idle(start, step, num_idle, self._hold))
+            self.undecided.append(_Idle(start, step, num_idle, self._reason))
 
     def _decide(self, arrive: ArriveEvent) -> None:
-        """Say why slots were idle: first the request had not arrived, then it was held back."""
-        for start, end, num_idle, hold in self.undecided:
+        """Say why slots were idle: first the request had not arrived, then it was blocked."""
+        for start, end, num_idle, reason in self.undecided:
             arrived = min(max(start, arrive.step), end)
             self.idle[arrive.reason] += (arrived - start) * num_idle
-            self._count(hold, (end - arrived) * num_idle)
+            self._count(reason, (end - arrived) * num_idle)
         self.undecided.clear()
 
-    def _count(self, hold: BlockedReason | None, slot_steps: int) -> None:
-        """Add idle slot-steps of one that waited: it was held back, or too few were free."""
-        if hold is None:
+    def _count(self, reason: BlockedReason | None, slot_steps: int) -> None:
+        """Add idle slot-steps of one that waited: it was blocked, or too few were free."""
+        if reason is None:
             self.num_too_few += slot_steps
         else:
-            self.held[hold] += slot_steps
+            self.blocked[reason] += slot_steps

@@ -60,7 +60,7 @@ class RunSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
     The others are None, and not written, where they say nothing: latencies and throughput, in
     seconds, if a step may last another time than 1.0 or compute less than all there is, or an SLO
     is given; goodput for an SLO or deadlines; computed, kv, budget, prefix_cache, preemptions and
-    holds where there are such limits.
+    blocked where there are such limits.
     """
 
     requests: int
@@ -96,7 +96,7 @@ class RunSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
     budget: BudgetUse | None = None
     prefix_cache: PrefixHits | None = None
     preemptions: Preemptions | None = None
-    holds: BlockedSteps | None = None
+    blocked: BlockedSteps | None = None
     computed: Computed | None = None
 
 

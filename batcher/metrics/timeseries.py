@@ -60,7 +60,7 @@ class _Bin:
     preemptions: int = 0
     num_first: int = 0
     sum_ttft: float = 0.0
-    joined_slots: int = 0  # sequences let in, less those that left
+    joined_slots: int = 0  # sequences admitted, less those that left
     joined_queue: int = 0
 
     def add(self, other: "_Bin") -> None:

@@ -28,7 +28,7 @@ from batcher.timeline.requests import AdmissionRecord, RequestTimeline, leader_i
 class RequestFold:
     """Takes in the events of a run; an id may come again once all that had it has ended.
 
-    blocked: why the first of the waiting queue is not let in; None if nothing keeps it.
+    blocked: why the first of the waiting queue is not admitted; None if nothing blocks it.
     slots: the newest sequence of each slot that was used.
     ended, preempted: the sequences that did, and the admissions that are over by that, since
     somebody took them from here; None if nobody does.
@@ -179,13 +179,13 @@ class RequestFold:
         return found
 
     def _block(self, event: BlockedEvent) -> RequestTimeline:
-        """Take note of why the first of the queue is not let in."""
+        """Take note of why the first of the queue is not admitted."""
         found = self._open.get(key_of(event.id, event.index, "sample"))
         label = label_of(event.id, event.index, "sample")
         if found is None or found.admission is not None:
-            raise InvariantError(f"{label!r} is held in step {event.step}, but does not wait")
+            raise InvariantError(f"{label!r} is blocked in step {event.step}, but does not wait")
         if self.blocked is not None and event.step < self.blocked.step:
-            raise InvariantError(f"{label!r} is held in step {event.step}, after a later one")
+            raise InvariantError(f"{label!r} is blocked in step {event.step}, after a later one")
         self.blocked = event
         return found
 

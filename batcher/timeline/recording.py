@@ -240,7 +240,7 @@ class TimelineRecords:
             self.wait_ends.add((end,), end)
 
     def _unblock(self, blocked: BlockedEvent, event: Event | None) -> None:
-        """Record that the first of the queue was not let in up to `event`, or the end."""
+        """Record that the first of the queue was not admitted up to `event`, or the end."""
         end = self.num_steps
         if isinstance(event, AdmitEvent | FinishEvent | BlockedEvent):
             end = event.step

@@ -101,7 +101,7 @@ class Wait(Struct, frozen=True):
 
 
 class BlockedSpan(Struct, frozen=True):
-    """Why a slot stayed free over the steps [start, end): the first in the queue was not let in.
+    """Why a slot stayed free over the steps [start, end): the first in the queue was not admitted.
 
     blocks: how many it needed, if the reason is "kv".
     """
@@ -115,7 +115,7 @@ class BlockedSpan(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        """What the sequence that was not let in is called."""
+        """What the sequence that was not admitted is called."""
         return label_of(self.id, self.index, "sample")
 
 

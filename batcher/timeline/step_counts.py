@@ -23,13 +23,13 @@ Change = tuple[int, int]
 """A step, and by how much the count changes with it."""
 
 
-def changes_of(stays: Iterable[tuple[int, int]]) -> Iterator[Change]:
-    """Yield the changes that `stays` make, each its start and its end, which come by their start.
+def changes_of(spans: Iterable[tuple[int, int]]) -> Iterator[Change]:
+    """Yield the changes that `spans` make, each its start and its end, which come by their start.
 
-    As many are held as there are stays at once.
+    There are as many at once as spans that have begun and not ended.
     """
     ends: list[int] = []
-    for start, end in stays:
+    for start, end in spans:
         while ends and ends[0] <= start:
             yield heappop(ends), -1
         yield start, 1
@@ -39,7 +39,7 @@ def changes_of(stays: Iterable[tuple[int, int]]) -> Iterator[Change]:
 
 
 def changes_at(starts: Iterable[int], ends: Iterable[int]) -> Iterator[Change]:
-    """Yield the changes that stays make by their starts and their ends, both ascending."""
+    """Yield the changes that spans make by their starts and their ends, both ascending."""
     return merge(((step, 1) for step in starts), ((step, -1) for step in ends), key=itemgetter(0))
 
 

@@ -32,7 +32,7 @@ def why(
         bool,
         typer.Option(
             "--all",
-            help="Tell of each wait and stay, however many there are.",
+            help="Tell of each wait and each span, however many there are.",
             rich_help_panel=OUTPUT,
         ),
     ] = False,

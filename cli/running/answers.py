@@ -1,7 +1,7 @@
 """What requests are answered with: lines of results, as these come or in the order of the input.
 
 Rule: a request that is answered by the line of its one result, when that comes, leaves nothing
-here.  What is held back for its turn beyond a limit goes to a temporary file, in sorted runs that
+here.  What is kept back for its turn beyond a limit goes to a temporary file, in sorted runs that
 are merged when their turn comes.
 """
 
@@ -56,14 +56,14 @@ class InputOrder:
         return ready
 
     def rest(self) -> Iterator[bytes]:
-        """Yield the lines still held back, in order; those missing between them will not come."""
+        """Yield the lines still kept back, in order; those missing between them will not come."""
         if self._held:
             self._spill()
         while self._runs:
             yield self._take_spilled()
 
     def close(self) -> None:
-        """Forget all that is held back."""
+        """Forget all that is kept back."""
         if self._file is not None:
             self._file.close()
 
@@ -232,7 +232,7 @@ class Answers:
         return [] if self._order is None else self._order.put(input_index, lines)
 
     def rest(self) -> Iterator[bytes]:
-        """Yield what is held back for its turn, if there is an order; no result will come."""
+        """Yield what is kept back for its turn, if there is an order; no result will come."""
         if self._order is not None:
             for request in self._open.values():
                 if request.form == "result" and request.held:
@@ -240,7 +240,7 @@ class Answers:
             yield from self._order.rest()
 
     def close(self) -> None:
-        """Forget what is held back for its turn."""
+        """Forget what is kept back for its turn."""
         if self._order is not None:
             self._order.close()
 

@@ -185,7 +185,7 @@ class RunRecorder:
         self._note([loop.engine.end_event()])
 
     def finish_early(self) -> None:
-        """Write what is held back for its turn, unless a run that goes on will write it then."""
+        """Write what is kept back for its turn, unless a run that goes on will write it then."""
         if not self._can_resume:
             self._write_rest()
 

@@ -18,7 +18,7 @@ IDLE_CAUSES = {
     "too_few": "too few free",
 }
 
-HOLD_CAUSES = {
+BLOCKED_CAUSES = {
     "kv": "KV",
     "tokens": "budget",
     "preemption": "preemption",
@@ -141,9 +141,9 @@ def _idle(summary: RunSummary) -> str:
         for field, cause in IDLE_CAUSES.items()
         if getattr(summary.idle, field)
     ]
-    held = sum(getattr(summary.idle, reason) for reason in HOLD_CAUSES)
-    if held:
-        causes.append(f"{percent(held, total)} held back")
+    blocked = sum(getattr(summary.idle, reason) for reason in BLOCKED_CAUSES)
+    if blocked:
+        causes.append(f"{percent(blocked, total)} blocked")
     if len(causes) == 1:
         return f"  idle: {causes[0]}"
     return f"  idle: {percent(summary.idle_slot_steps, total)} = {', '.join(causes)}"
@@ -222,18 +222,20 @@ def _memory(summary: RunSummary) -> list[str]:
 
 
 def _steps(summary: RunSummary) -> list[str]:
-    """Return how full the steps were, what held others back, and what padding would cost."""
+    """Return how full the steps were, what blocked others, and what padding would cost."""
     parts = []
     if summary.budget is not None:
         full = counted(summary.budget.full_steps, "step")
         parts.append(
             f"token budget {whole_percent(summary.budget.mean_share)} used, full in {full}"
         )
-    if summary.holds is not None:
-        steps = {cause: getattr(summary.holds, reason) for reason, cause in HOLD_CAUSES.items()}
-        held = [f"{cause} {count:,}" for cause, count in steps.items() if count]
-        if held:
-            parts.append(f"steps held back: {', '.join(held)}")
+    if summary.blocked is not None:
+        steps = {
+            cause: getattr(summary.blocked, reason) for reason, cause in BLOCKED_CAUSES.items()
+        }
+        blocked = [f"{cause} {count:,}" for cause, count in steps.items() if count]
+        if blocked:
+            parts.append(f"steps blocked: {', '.join(blocked)}")
     done = summary.computed
     if done is not None and done.right_padding:
         more = percent(done.right_padding, done.prefill_tokens)

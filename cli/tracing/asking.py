@@ -30,7 +30,7 @@ EQUAL, DIFFERENT = 0, 1
 class WhyOptions:
     """The options of `batchdecode trace why`; docs/cli.md says what each one means.
 
-    tells_all: whether each of many waits and stays is told by itself.
+    tells_all: whether each of many waits and spans is told by itself.
     run_options: those for running requests that were given.
     """
 

@@ -105,7 +105,7 @@ def decided(decision: Decision) -> str:
             )
         case BlockedEvent():
             needed = f", {counted(decision.blocks, 'block')} needed" if decision.blocks else ""
-            return f"holds {label} back ({decision.reason}{needed})"
+            return f"blocks {label} ({decision.reason}{needed})"
         case FinishEvent():
             tokens = counted(decision.tokens, "token")
             return f"ends {label} in slot {decision.slot} ({decision.reason}, {tokens})"
@@ -139,7 +139,7 @@ def _doing(story: Story, step: int) -> str:
     if part.phase == "wait":
         return f"waits {why_waiting(part, story)} ({steps})"
     what = "computes its prompt" if part.phase == "prefill" else "generates"
-    slot = next(stay.slot for stay in story.stays if stay.start <= step < stay.end)
+    slot = next(span.slot for span in story.spans if span.start <= step < span.end)
     still = ", standing still," if part.cause else ""
     return f"holds slot {slot}{still} and {what} ({steps})"
 

@@ -42,10 +42,10 @@ def _around_requests(timeline: Timeline, request_ids: frozenset[str]) -> range:
     if not request_ids:
         return range(0)
     chosen = Selection(request_ids=request_ids)
-    stays: list[SlotSpan] | list[Wait] = list(timeline.select_spans(chosen))
-    stays = stays or list(timeline.select_waits(chosen))
-    first = min((stay.start for stay in stays), default=0)
-    stop = max((stay.end for stay in stays), default=0)
+    found: list[SlotSpan] | list[Wait] = list(timeline.select_spans(chosen))
+    found = found or list(timeline.select_waits(chosen))
+    first = min((span.start for span in found), default=0)
+    stop = max((span.end for span in found), default=0)
     margin = (stop - first + 9) // 10
     return range(max(0, first - margin), min(timeline.num_steps, stop + margin))
 

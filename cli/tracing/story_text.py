@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from batcher.events import PreemptReason, RejectEvent
 from batcher.explaining.parts import Cause, Part
-from batcher.explaining.story import Stay, Story
+from batcher.explaining.story import Story, StorySpan
 from batcher.timeline.records import SpanPreemption
 
 from ..screen.cells import counted
@@ -24,10 +24,10 @@ _SHORT_CAUSES: Mapping[Cause, str] = {
 
 
 class Length(NamedTuple):
-    """How many waits in a row, and stays in a slot, are told one by one before they are summed."""
+    """How many waits in a row, and slot spans, are told one by one before they are summed."""
 
     max_waits: int
-    max_stays: int
+    max_spans: int
 
 
 SHORT, WHOLE = Length(6, 4), Length(sys.maxsize, sys.maxsize)
@@ -68,7 +68,7 @@ def why_waiting(part: Part, story: Story) -> str:
     reason = {
         "kv": f"for KV blocks: {whose} needed {_blocks(part, story)}",
         "tokens": f"for tokens of the step: none were left for {whose}",
-        "preemption": "because the step preempted: it lets in nobody",
+        "preemption": "because the step preempted: it admits nobody",
         "batch": f"for the batch to end: {names(part.by)} held it up",
     }[part.cause]
     return reason if part.behind is None else f"behind {part.behind} {reason}"
@@ -95,27 +95,27 @@ def _sentences(story: Story, length: Length) -> Iterator[str]:
     if story.arrived is None:
         return
     yield f"arrived at step {story.arrived.step:,} ({time_of(story.arrived.time)})"
-    stays = list(story.stays)
-    previous: Stay | None = None
-    if len(stays) > length.max_stays:
-        first, *folded, last = stays
+    spans = list(story.spans)
+    previous: StorySpan | None = None
+    if len(spans) > length.max_spans:
+        first, *folded, last = spans
         yield from _waits(story, None, first.start, length)
-        yield from _stay(story, first, None)
+        yield from _span(story, first, None)
         yield _rounds(story, folded, first.end)
-        stays, previous = [last], folded[-1]
-    for stay in stays:
-        yield from _waits(story, previous, stay.start, length)
-        yield from _stay(story, stay, previous)
-        previous = stay
+        spans, previous = [last], folded[-1]
+    for span in spans:
+        yield from _waits(story, previous, span.start, length)
+        yield from _span(story, span, previous)
+        previous = span
     if previous is None or previous.preemption is not None:
         yield from _waits(story, previous, None, length)
     yield _ending(story)
     yield _sums(story)
 
 
-def _rounds(story: Story, stays: Sequence[Stay], start: int) -> str:
-    """Return the sums of `stays`, each ended by a preemption, with the waits from `start` on."""
-    end = stays[-1].end
+def _rounds(story: Story, spans: Sequence[StorySpan], start: int) -> str:
+    """Return the sums of `spans`, each ended by a preemption, with the waits from `start` on."""
+    end = spans[-1].end
     parts = [part for part in story.parts if start <= part.start < end]
     waits = [part for part in parts if part.phase == "wait"]
     counts = Counter[str]()
@@ -129,14 +129,16 @@ def _rounds(story: Story, stays: Sequence[Stay], start: int) -> str:
     ]
     if waits:
         sums.insert(0, f"{counted(counts['wait'], 'step')} waiting ({_by_cause(waits)})")
-    lost = sum(stay.preemption.tokens for stay in stays if stay.preemption is not None)
+    lost = sum(span.preemption.tokens for span in spans if span.preemption is not None)
     return (
-        f"waited, was resumed and preempted again {len(stays):,} times: {', '.join(sums)}; "
+        f"waited, was resumed and preempted again {len(spans):,} times: {', '.join(sums)}; "
         f"{counted(lost, 'token')} to compute again ({span_of(start, end)}; --all tells each)"
     )
 
 
-def _waits(story: Story, previous: Stay | None, until: int | None, length: Length) -> Iterator[str]:
+def _waits(
+    story: Story, previous: StorySpan | None, until: int | None, length: Length
+) -> Iterator[str]:
     """Yield what it waited for after `previous`, up to step `until`."""
     start = 0 if previous is None else previous.end
     parts = [
@@ -178,28 +180,28 @@ def _by_cause(parts: Sequence[Part]) -> str:
     return ", ".join(causes)
 
 
-def _stay(story: Story, stay: Stay, previous: Stay | None) -> Iterator[str]:
-    """Yield what happened in one stay in a slot."""
+def _span(story: Story, span: StorySpan, previous: StorySpan | None) -> Iterator[str]:
+    """Yield what happened in one slot span."""
     verb = "admitted to" if previous is None else "resumed in"
-    known = (0 if story.arrived is None else story.arrived.prompt_tokens) + stay.generated
-    kind = "tokens" if stay.generated else "prompt tokens"
-    found = f"; {stay.cached:,} of {known:,} {kind} were in the cache" if stay.cached else ""
-    slots = f"slot {stay.slot}" if story.num_rows == 1 else f"slot {stay.slot} and others"
-    yield f"{verb} {slots} at step {stay.start:,} ({time_of(stay.time)}){found}"
-    prefill_end = stay.end if stay.first_token is None else stay.first_token + 1
-    what = "what it had" if stay.generated else "its prompt"
-    which = "next" if stay.generated else "first"
-    if stay.first_token is None:
+    known = (0 if story.arrived is None else story.arrived.prompt_tokens) + span.generated
+    kind = "tokens" if span.generated else "prompt tokens"
+    found = f"; {span.cached:,} of {known:,} {kind} were in the cache" if span.cached else ""
+    slots = f"slot {span.slot}" if story.num_rows == 1 else f"slot {span.slot} and others"
+    yield f"{verb} {slots} at step {span.start:,} ({time_of(span.time)}){found}"
+    prefill_end = span.end if span.first_token is None else span.first_token + 1
+    what = "what it had" if span.generated else "its prompt"
+    which = "next" if span.generated else "first"
+    if span.first_token is None:
         what, came = f"a part of {what}", ""
     elif story.arrived is not None and story.arrived.max_tokens == 0:
         came = ""
     else:
-        came = f"; the {which} token came with step {stay.first_token:,}"
-    yield f"computed {what} in {_taken(story, stay.start, prefill_end)}{came}"
-    if prefill_end < stay.end:
-        yield f"generated for {_taken(story, prefill_end, stay.end)}"
-    if stay.preemption is not None:
-        yield _preemption(story, stay, stay.preemption)
+        came = f"; the {which} token came with step {span.first_token:,}"
+    yield f"computed {what} in {_taken(story, span.start, prefill_end)}{came}"
+    if prefill_end < span.end:
+        yield f"generated for {_taken(story, prefill_end, span.end)}"
+    if span.preemption is not None:
+        yield _preemption(story, span, span.preemption)
 
 
 _GAVE_WAY: dict[PreemptReason, str] = {
@@ -209,13 +211,13 @@ _GAVE_WAY: dict[PreemptReason, str] = {
 }
 
 
-def _preemption(story: Story, stay: Stay, preemption: SpanPreemption) -> str:
+def _preemption(story: Story, span: StorySpan, preemption: SpanPreemption) -> str:
     why = f"for {preemption.for_label}, {_GAVE_WAY[preemption.reason]}"
     if (preemption.for_id, preemption.for_index) == (story.id, story.index):
         why = "as no KV block was left for it"
     lost = f"{counted(preemption.tokens, 'token')} to compute again"
     kept = f", none lost of {preemption.generated:,} generated" if preemption.generated else ""
-    return f"preempted before step {stay.end:,} {why}: {lost}{kept}"
+    return f"preempted before step {span.end:,} {why}: {lost}{kept}"
 
 
 def _taken(story: Story, start: int, end: int) -> str:
@@ -240,8 +242,8 @@ def _ending(story: Story) -> str:
     ended = story.ended
     if ended is None:
         state = "it waits"
-        if story.stays and story.stays[-1].preemption is None:
-            state = f"it holds slot {story.stays[-1].slot}"
+        if story.spans and story.spans[-1].preemption is None:
+            state = f"it holds slot {story.spans[-1].slot}"
         return f"the trace breaks off while {state}"
     if not story.parts:
         return f"ended where it arrived ({ended.reason}), without a slot"

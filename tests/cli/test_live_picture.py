@@ -126,7 +126,7 @@ def test_the_queue_is_shown_with_why_its_first_waits():
     assert "next req-2: with the next step" in run.steps(1).screen.text()
     arrival = ArriveEvent(1, 0.0, "req-2", 0, "input", 5, 9)
     run.view.observe([arrival, BlockedEvent(1, 0.0, "req-2", 0, "kv", 5)])
-    assert "next req-2: held back by KV, needs 5 blocks" in run.steps(1).screen.text()
+    assert "next req-2: blocked by KV, needs 5 blocks" in run.steps(1).screen.text()
 
 
 def test_memory_engine_time_and_policy_are_shown_where_they_are_modelled():

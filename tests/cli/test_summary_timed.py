@@ -57,7 +57,7 @@ FULL = {
     "preemptions": Preemptions(count=12, recomputed_tokens=4096),
     "prefix_cache": PrefixHits(asked=100, found=61, share=0.61, asked_again=0, found_again=0),
     "budget": BudgetUse(max_batch_tokens=2048, mean_share=0.451, full_steps=1234),
-    "holds": BlockedSteps(kv=30, tokens=12, preemption=0, batch=0),
+    "blocked": BlockedSteps(kv=30, tokens=12, preemption=0, batch=0),
     "computed": Computed(
         prefill_tokens=100, decode_tokens=9, right_padding=0, left_padding=0, prefill_share=0.0
     ),
@@ -68,13 +68,13 @@ def test_what_was_limited_has_lines_of_its_own():
     assert timed_lines(summary_of(None, **FULL))[-3:] == [
         "  kv 93% used, 100% at most   12 preemptions recomputed 4,096 tokens",
         "  prefix hits 61%",
-        "  token budget 45% used, full in 1,234 steps   steps held back: KV 30, budget 12",
+        "  token budget 45% used, full in 1,234 steps   steps blocked: KV 30, budget 12",
     ]
 
 
 def test_no_line_is_longer_than_a_terminal():
     many = BlockedSteps(kv=34_567, tokens=4_567, preemption=1_345, batch=345)
-    summary = summary_of("ttft=0.123,tpot=45.6ms,e2e=12.3,queue=4", **(FULL | {"holds": many}))
+    summary = summary_of("ttft=0.123,tpot=45.6ms,e2e=12.3,queue=4", **(FULL | {"blocked": many}))
     assert max(map(len, timed_lines(summary))) <= 80
 
 

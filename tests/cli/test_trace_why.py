@@ -36,7 +36,7 @@ def test_the_story_of_a_request_that_waits_for_others(traces):
         "  arrived at step 0 (0.0 s)",
         "  waited 7 steps for a slot: 2 of 2 were taken, by a and b; 2 others went",
         "    before it (steps 0-6)",
-        "  waited 1 step behind b because the step preempted: it lets in nobody (step 7)",
+        "  waited 1 step behind b because the step preempted: it admits nobody (step 7)",
         "  waited 1 step behind b for KV blocks: b needed 5 of 8, and a held the others",
         "    (step 8)",
         "  waited 4 steps for KV blocks: it needed 4 of 8, and b held the others; 1",
@@ -134,10 +134,10 @@ def test_a_difference_says_where_why_and_how_much(traces):
         "kv_blocks: 8 in A, 30 in B",
         "the schedules part at step 7 (3.750 s in A, 3.750 s in B):",
         "  A preempts b in slot 1 for a (kv), 8 tokens to compute again",
-        "  A holds b back (preemption)",
+        "  A blocks b (preemption)",
         "  B decides nothing else",
         "what these do in step 7:",
-        "  b in A waits because the step preempted: it lets in nobody (step 7)",
+        "  b in A waits because the step preempted: it admits nobody (step 7)",
         "  b in B holds slot 1 and generates (steps 1-8)",
         "3 of 3 samples went another way; the 2 that changed most:",
         "     latency A      B   B - A  wait A  B  preempted A  B  ended A       B",
@@ -299,16 +299,16 @@ def test_many_rounds_are_one_line_that_adds_up_and_all_tells_each():
     while engine.has_work:
         events += engine.step().events
     stories = answer_of(read_requests([*events, engine.end_event()])).stories
-    story = max(stories, key=lambda story: len(story.stays))
-    assert len(story.stays) > 4
+    story = max(stories, key=lambda story: len(story.spans))
+    assert len(story.spans) > 4
     told = tell(story)
     (line,) = [line for line in told if "preempted again" in line]
-    assert f"preempted again {len(story.stays) - 2} times: " in line
+    assert f"preempted again {len(story.spans) - 2} times: " in line
     summed = re.findall(r"(\d+) steps? (?:waiting|prefill|decode|standing still)", line)
-    assert sum(map(int, summed)) == story.stays[-2].end - story.stays[0].end
+    assert sum(map(int, summed)) == story.spans[-2].end - story.spans[0].end
     assert sum("resumed" in line for line in told) == 2
     whole = tell(story, WHOLE)
-    assert sum("resumed in" in line for line in whole) == len(story.stays) - 1
+    assert sum("resumed in" in line for line in whole) == len(story.spans) - 1
     waits = [part for part in story.parts if part.phase == "wait"]
     assert sum(line.startswith("  waited") for line in whole) == len(waits)
 
@@ -325,7 +325,7 @@ def test_lines_break_between_words_at_the_width_of_the_terminal(traces):
         lines = done.stdout.decode().splitlines()
         assert max(map(len, lines)) <= columns
         assert all(line.startswith("  ") for line in lines[1:])
-        assert "preempted: it lets in nobody" in " ".join(" ".join(lines).split())
+        assert "preempted: it admits nobody" in " ".join(" ".join(lines).split())
 
 
 def test_two_kinds_of_step_time_are_one_line():

@@ -45,7 +45,7 @@ def test_a_plain_line_tells_in_words_what_the_picture_shows():
     assert screen.text() == (
         "in, step 7, 0 of 3 done, 1 running, 2 waiting, 1.9 tokens per step, 3 per second, "
         "67%, 0:02 left, 1 preemption, KV blocks: 4 used, 1 cached, 1 free, "
-        "next b: held back by KV, needs 3 blocks, 0:05"
+        "next b: blocked by KV, needs 3 blocks, 0:05"
     )
 
 

@@ -111,7 +111,7 @@ def test_so_it_is_with_each_segment(block: int) -> None:
             futures.read(token_id)
             if slow.has_ended:
                 break
-            told = "".join(piece.text for piece in pieces if piece.stay == len(slow.found))
+            told = "".join(piece.text for piece in pieces if piece.segment == len(slow.found))
             here = slow.text[slow.entered_at :]
             assert told == futures.certain(here, until_left=True), (seed, slow.tokens)
         assert_segments_told([*pieces, *stream.finish()], slow)
@@ -119,7 +119,7 @@ def test_so_it_is_with_each_segment(block: int) -> None:
 
 def assert_segments_told(pieces: list[TextPiece], slow: SlowReader) -> None:
     for stay, (state, text, _) in enumerate(slow.segments()):
-        of_stay = [piece for piece in pieces if piece.stay == stay]
+        of_stay = [piece for piece in pieces if piece.segment == stay]
         assert "".join(piece.text for piece in of_stay) == decoded(text)
         assert {piece.state for piece in of_stay} <= {state}
 

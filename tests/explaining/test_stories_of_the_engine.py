@@ -48,5 +48,5 @@ def test_every_step_of_every_request_has_a_reason_that_is_told(seed):
         assert "queue" not in causes  # no request needs more than one slot
         if story.parts:
             assert story.steps.sum == story.ended.step + 1 - story.arrived.step
-            num_tokens = story.steps.decode + sum(s.first_token is not None for s in story.stays)
+            num_tokens = story.steps.decode + sum(s.first_token is not None for s in story.spans)
             assert num_tokens == story.ended.tokens

@@ -117,7 +117,7 @@ def test_a_wait_says_who_had_the_slots_and_how_many_went_before():
 
 def test_a_preempted_request_has_two_stays_and_what_it_cost():
     (story,) = stories_of(play_paged(CROWDED, Limits()).events, "b")
-    first, second = story.stays
+    first, second = story.spans
     assert (first.start, first.end, first.preemption.for_label) == (0, 7, "a")
     assert (first.preemption.tokens, first.preemption.generated) == (8, 7)
     assert (second.start, second.end, second.first_token, second.generated) == (9, 13, 11, 7)

@@ -1,7 +1,7 @@
 """A server that takes steps of all lengths, by the slowest obvious means: its events, the truth.
 
 What it decides is drawn, so it does all that a trace can tell: it lets rows stand still, computes
-prompts in chunks, preempts, holds back, jumps, fails and aborts, and tells of steps late.
+prompts in chunks, preempts, blocks, jumps, fails and aborts, and tells of steps late.
 """
 
 from bisect import bisect_left

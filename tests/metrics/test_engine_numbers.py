@@ -80,7 +80,7 @@ def test_few_blocks_preempt_and_hold_back():
     summary = summary_of(decoded(LIMITED["few blocks"])[0])
     assert summary.preemptions.count > 5
     assert summary.preemptions.recomputed_tokens > 0
-    assert summary.holds.kv > 0
+    assert summary.blocked.kv > 0
     assert summary.kv.max_share == 1.0
     assert summary.idle.kv > 0
 

@@ -162,7 +162,7 @@ def test_what_steps_used_is_what_they_told(run):
 
 @given(served())
 @examples(200)
-def test_hits_preemptions_and_holds_are_counted(run):
+def test_hits_preemptions_and_blocked_steps_are_counted(run):
     events, truth = run
     summary = metrics_of(events).summary()
     hits = summary.prefix_cache
@@ -171,7 +171,7 @@ def test_hits_preemptions_and_holds_are_counted(run):
     preempted = summary.preemptions
     assert preempted.count == len(truth.preemptions)
     assert preempted.recomputed_tokens == truth.recomputed
-    held = {} if summary.holds is None else msgspec.structs.asdict(summary.holds)
+    held = {} if summary.blocked is None else msgspec.structs.asdict(summary.blocked)
     assert {name: steps for name, steps in held.items() if steps} == {
         name: steps for name, steps in truth.hold_steps.items() if steps
     }

@@ -18,7 +18,7 @@ from batcher.result import StopReason
 
 
 class StateText(NamedTuple):
-    """What was generated in one stay in a state, without the pattern that ended it.
+    """The text of one segment, which a state has generated, without the pattern that ended it.
 
     tokens: those with a byte in `text`, and those without bytes that stand before its end.
     """
@@ -39,11 +39,11 @@ class Output(Struct, frozen=True, gc=False):
     segments: list[StateText] | None = None
 
 
-class _Stay(NamedTuple):
-    """Where in the output a stay in a state is.
+class _SegmentSpan(NamedTuple):
+    """Where in the output a segment is: a part that one state has generated.
 
     begin, end: its bytes.  first, last: its tokens are in range(first, last).
-    way: how it ended; None for the stay that an output breaks off in.
+    way: how it ended; None for the segment that an output breaks off in.
     """
 
     state: int
@@ -54,11 +54,11 @@ class _Stay(NamedTuple):
     way: Exit | None
 
 
-class _Stays(NamedTuple):
-    """All stays of an output, and where in its text each of its tokens begins and ends."""
+class _SegmentSpans(NamedTuple):
+    """All segments of an output, and where in its text each of its tokens begins and ends."""
 
-    stays: list[_Stay]
-    spans: list[tuple[int, int]]
+    segments: list[_SegmentSpan]
+    token_bytes: list[tuple[int, int]]
 
 
 def read_output(
@@ -160,9 +160,9 @@ class _Completion(NamedTuple):
         return self.end, precedence(self.exit, self.size, self.place)
 
 
-def _read_stays(tokens: list[int], readers: Sequence[StopReader], skip: int) -> _Stays:
-    """Return the stays in states that `tokens` lead through.  readers: what reads each token."""
-    ended: list[_Stay] = []
+def _read_segments(tokens: list[int], readers: Sequence[StopReader], skip: int) -> _SegmentSpans:
+    """Return the segments that `tokens` lead through.  readers: what reads each token."""
+    ended: list[_SegmentSpan] = []
     spans: list[tuple[int, int]] = []
     state = begin = first = position = 0
     progress: StopProgress | None = StopProgress(skip=skip)
@@ -176,12 +176,12 @@ def _read_stays(tokens: list[int], readers: Sequence[StopReader], skip: int) -> 
             end = position + num_read
             num_ids = 0 if isinstance(way.pattern, bytes) else len(way.pattern)
             cut = max(begin, end - num_cut)  # ids may reach back over bytes of the prompt
-            ended.append(_Stay(state, begin, cut, first, number + 1 - num_ids, way))
+            ended.append(_SegmentSpan(state, begin, cut, first, number + 1 - num_ids, way))
             state, begin, first = way.target, end, number + (num_ids > 0)
         position += size
     if progress is not None:
-        ended.append(_Stay(state, begin, position, first, len(tokens), None))
-    return _Stays(ended, spans)
+        ended.append(_SegmentSpan(state, begin, position, first, len(tokens), None))
+    return _SegmentSpans(ended, spans)
 
 
 def _with_segments(
@@ -197,24 +197,24 @@ def _with_segments(
     readers = [StopReader(automaton.endless, tokenizer.token_bytes)] * len(tokens)
     if has_stopped:
         readers[-1] = StopReader(automaton, tokenizer.token_bytes)
-    read, names = _read_stays(tokens, readers, skip), automaton.names
+    read, names = _read_segments(tokens, readers, skip), automaton.names
     segments = [
         StateText(
-            names[stay.state],
-            text[stay.begin : stay.end],
-            [tokens[n] for n in range(stay.first, stay.last) if _is_in(stay, *read.spans[n])],
+            names[span.state],
+            text[span.begin : span.end],
+            [tokens[n] for n in range(span.first, span.last) if _is_in(span, *read.token_bytes[n])],
         )
-        for stay in read.stays
+        for span in read.segments
     ]
     kept = [segment for segment in segments if segment.text or segment.tokens] or segments[-1:]
-    last = read.stays[-1]
+    last = read.segments[-1]
     if last.way is None:
         return Output(text, None, kept)
     return Output(text[: last.end], last.way.stop_reason, kept)
 
 
-def _is_in(stay: _Stay, begin: int, end: int) -> bool:
-    """Return whether a token with these bytes belongs to a stay during which it was read."""
+def _is_in(span: _SegmentSpan, begin: int, end: int) -> bool:
+    """Return whether a token with these bytes belongs to a segment during which it was read."""
     if begin == end:
-        return begin <= stay.end
-    return max(begin, stay.begin) < min(end, stay.end)
+        return begin <= span.end
+    return max(begin, span.begin) < min(end, span.end)

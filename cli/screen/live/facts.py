@@ -7,7 +7,7 @@ from batcher.scheduling.blocks import BlockUse
 from batcher.timeline.records import label_of
 
 from ..cells import counted, number
-from ..summary import HOLD_CAUSES
+from ..summary import BLOCKED_CAUSES
 from .state import RunState
 
 GAP = "  "
@@ -158,7 +158,7 @@ def next_up(run: RunState, gauges: Gauges) -> str:
     if blocked is not None:
         needs = f", needs {counted(blocked.blocks, 'block')}" if blocked.blocks else ""
         name = label_of(blocked.id, blocked.index, "sample")
-        return f"{name}: held back by {HOLD_CAUSES[blocked.reason]}{needs}"
+        return f"{name}: blocked by {BLOCKED_CAUSES[blocked.reason]}{needs}"
     first = gauges.next_up
     if first is None:
         return ""

@@ -94,7 +94,7 @@ class RunState:
 
     @property
     def blocked(self) -> BlockedEvent | None:
-        """What keeps the first of the queue from being let in; None if nothing does."""
+        """What blocks the admission of the first of the queue; None if nothing does."""
         return self.fold.blocked
 
     @property
