@@ -15,16 +15,7 @@ from batcher.workloads.synthetic import (
     session_rows,
 )
 
-from .options import (
-    MAX_BURSTINESS,
-    MAX_PERIOD,
-    MAX_RATE,
-    MIN_BURSTINESS,
-    MIN_PERIOD,
-    MIN_RATE,
-    WorkloadOptions,
-    check_range,
-)
+from ..commands.workload import WorkloadOptions
 
 DEFAULT_REQUESTS = 1000
 DEFAULT_RATE = 1.0
@@ -43,7 +34,8 @@ def make_rows(options: WorkloadOptions, read_lines: ReadLines) -> Iterable[Workl
     pause = parse_distribution(options.think_time or DEFAULT_THINK_TIME, "--think-time", TIMES)
     if options.users is not None:
         return islice(closed_rows(workload, options.users, pause), num_requests)
-    arrivals = PATTERNS[options.source](options)
+    rate = DEFAULT_RATE if options.rate is None else options.rate
+    arrivals = PATTERNS[options.source](options, rate)
     if options.turns is None:
         return islice(open_rows(workload, arrivals), num_requests)
     num_turns = parse_distribution(options.turns, "--turns", LENGTHS)
@@ -69,25 +61,9 @@ def _make_workload(options: WorkloadOptions, read_lines: ReadLines) -> Synthetic
     )
 
 
-def _rate(options: WorkloadOptions) -> float:
-    rate = DEFAULT_RATE if options.rate is None else options.rate
-    return check_range(rate, "--rate", MIN_RATE, MAX_RATE)
-
-
-def _make_gamma(options: WorkloadOptions) -> Arrivals:
-    burstiness = options.burstiness or 0.0
-    check_range(burstiness, "--burstiness", MIN_BURSTINESS, MAX_BURSTINESS)
-    return Gamma(_rate(options), burstiness)
-
-
-def _make_bursty(options: WorkloadOptions) -> Arrivals:
-    on = check_range(options.on or 0.0, "--on", MIN_PERIOD, MAX_PERIOD)
-    return Bursty(_rate(options), on, check_range(options.off or 0.0, "--off", 0, MAX_PERIOD))
-
-
-PATTERNS: dict[str, Callable[[WorkloadOptions], Arrivals]] = {
-    "constant": lambda options: Constant(_rate(options)),
-    "poisson": lambda options: Poisson(_rate(options)),
-    "gamma": _make_gamma,
-    "bursty": _make_bursty,
+PATTERNS: dict[str, Callable[[WorkloadOptions, float], Arrivals]] = {
+    "constant": lambda _, rate: Constant(rate),
+    "poisson": lambda _, rate: Poisson(rate),
+    "gamma": lambda options, rate: Gamma(rate, options.burstiness or 0.0),
+    "bursty": lambda options, rate: Bursty(rate, options.on or 0.0, options.off or 0.0),
 }

@@ -2,8 +2,12 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from difflib import get_close_matches
 from itertools import islice
 
+from msgspec.structs import asdict
+
+from batcher.errors import BatchdecodeError
 from batcher.workloads.rows import DEFAULT_NAME, WorkloadRow, encode_rows
 from batcher.workloads.summary import LengthCounts, WorkloadSummary
 from batcher.workloads.trace_checks import (
@@ -14,22 +18,47 @@ from batcher.workloads.trace_checks import (
 )
 from batcher.workloads.traces import TRACES
 
+from ..commands.workload import WorkloadOptions
 from ..running.files import check_distinct, check_replaceable
 from ..running.intake import InputError, OpenInput, open_input
 from ..running.output import Sink, open_sink, stdout_sink
 from ..running.problems import say
 from ..screen.cells import counted
-from .options import (
-    MAX_RATE,
-    MAX_SCALE,
-    MIN_RATE,
-    MIN_SCALE,
-    WorkloadOptions,
-    check_options,
-    check_range,
-)
 
 LARGE_RATE = 100  # from here on, nobody reads digits after the point
+RANGES = {  # what numbers may be; rates a second, periods in seconds
+    "rate": (1e-6, 1e6),
+    "scale": (1e-6, 1e6),
+    "burstiness": (1e-3, 1e6),
+    "on": (1e-6, 1e6),
+    "off": (0.0, 1e6),
+}
+
+_LENGTHS = (
+    "prompt_tokens",
+    "output_tokens",
+    "max_prompt_tokens",
+    "max_output_tokens",
+    "shared_prefix",
+    "seed",
+    "name",
+)
+_OPEN = ("rate", "turns", "think_time", *_LENGTHS)
+_TRACE = ("file", "rate", "scale")
+
+# What each source takes beside what all take, and of that what it cannot do without.
+OPTIONS_OF = {
+    "constant": _OPEN,
+    "poisson": _OPEN,
+    "gamma": ("burstiness", *_OPEN),
+    "bursty": ("on", "off", *_OPEN),
+    "closed": ("users", "think_time", *_LENGTHS),
+    "azure": (*_TRACE, "name"),
+    "mooncake": (*_TRACE, "name"),
+    "vllm": _TRACE,
+}
+NEEDED = ("burstiness", "on", "off", "users", "file")
+_FOR_ALL = {"source", "requests", "output", "force", "quiet"}
 
 
 def write_workload(options: WorkloadOptions) -> None:
@@ -39,7 +68,7 @@ def write_workload(options: WorkloadOptions) -> None:
         BatchdecodeError: an option or the trace is not right.
         WriteError: the output takes no more.
     """
-    check_options(options)
+    _check(options)
     if options.source in TRACES:
         with open_input(options.file, nullcontext) as trace:
             _write_trace(options, trace)
@@ -48,6 +77,46 @@ def write_workload(options: WorkloadOptions) -> None:
     from .synthetic import make_rows  # noqa: PLC0415 - numpy, which traces do not need
 
     _write(make_rows(options, read_lines), options)
+
+
+def _check(options: WorkloadOptions) -> None:
+    """Make sure that the options go together.
+
+    Raises:
+        BatchdecodeError: they do not.
+    """
+    source = options.source
+    if source not in OPTIONS_OF:
+        near = get_close_matches(source, OPTIONS_OF, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise BatchdecodeError(f"unknown source {source!r}{hint} (known: {', '.join(OPTIONS_OF)})")
+    taken = OPTIONS_OF[source]
+    given = [
+        name
+        for name, value in asdict(options).items()
+        if name not in _FOR_ALL and value is not None
+    ]
+    for name in given:
+        if name not in taken:
+            takes = ", ".join(map(_shown, taken))
+            raise BatchdecodeError(f"{source} takes no {_shown(name)} (it takes: {takes})")
+    for name in NEEDED:
+        if name in taken and name not in given:
+            raise BatchdecodeError(f"{source} needs {_shown(name)}")
+    if options.rate is not None and options.scale is not None:
+        raise BatchdecodeError("--rate and --scale both set the times: give one of them")
+    if options.think_time is not None and options.turns is None and "turns" in taken:
+        raise BatchdecodeError("--think-time is a pause between turns: give --turns too")
+    for name, (low, high) in RANGES.items():
+        value = getattr(options, name)
+        if value is not None and not low <= value <= high:  # nor is nan
+            allowed = f"expected a number from {low:g} to {high:g}"
+            raise BatchdecodeError(f"{_shown(name)} {value:g}: {allowed}")
+
+
+def _shown(name: str) -> str:
+    """Return an option as a person gives it."""
+    return name.upper() if name == "file" else f"--{name.replace('_', '-')}"
 
 
 def read_lines(path: str) -> Iterator[NumberedLine]:
@@ -71,16 +140,13 @@ def _write_trace(options: WorkloadOptions, trace: OpenInput) -> None:
         name = DEFAULT_NAME if options.name is None else options.name
         return islice(TRACES[options.source](_numbered(trace), checks, name), options.requests)
 
-    factor = None
-    if options.scale is not None:
-        factor = check_range(options.scale, "--scale", MIN_SCALE, MAX_SCALE)
+    factor = options.scale
     if options.rate is not None:
-        rate = check_range(options.rate, "--rate", MIN_RATE, MAX_RATE)
         if not trace.is_file:
             raise InputError(
                 f"--rate needs to read {trace.name} twice, which is a pipe: give a file, or --scale"
             )
-        factor = factor_for_rate(read_rows(TraceChecks(trace.name)), rate, trace.name)
+        factor = factor_for_rate(read_rows(TraceChecks(trace.name)), options.rate, trace.name)
     checks = TraceChecks(trace.name)
     rows = read_rows(checks)
     _write(rows if factor is None else scale_times(rows, factor), options)

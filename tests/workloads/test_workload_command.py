@@ -3,7 +3,6 @@
 import gzip
 import json
 import subprocess
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,8 @@ from batcher.validation import ModelCapabilities
 from batcher.workloads.rows import LengthSegment, WorkloadRow
 from batcher.workloads.summary import LengthCounts, WorkloadSummary
 from cli.app import app
-from cli.workloads.options import OPTIONS_OF, WorkloadOptions
-from cli.workloads.write import render_summary
+from cli.commands.workload import WorkloadOptions
+from cli.workloads.write import OPTIONS_OF, render_summary
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = ROOT / "samples" / "workloads"
@@ -216,6 +215,6 @@ def test_a_pipe_is_read_once_so_it_can_be_scaled_but_brought_to_no_rate():
 
 
 def test_every_option_belongs_to_a_source():
-    names = {field.name for field in fields(WorkloadOptions)}
+    names = set(WorkloadOptions.__struct_fields__)
     taken = {name for options in OPTIONS_OF.values() for name in options}
     assert taken | {"source", "requests", "output", "force", "quiet"} == names
