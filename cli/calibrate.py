@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 import yaml
-from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
@@ -21,11 +20,11 @@ from batcher.timing.roofline import load_gpu, load_model_shape
 from batcher.timing.step_log import read_step_log
 from batcher.timing.term_search import roofline_profile
 
+from .commands.calibrate import CalibrateOptions
 from .running.files import check_replaceable
 from .running.intake import numbered, open_input
 from .running.output import open_sink, stdout_sink
 from .running.problems import say
-from .scheduling_options import SchedulingOptions
 from .screen.cells import counted, printable
 from .simulation.run_limits import (
     RunLimits,
@@ -45,42 +44,7 @@ _ROOFLINE = "roofline:"
 _DEFAULT_NAME = "calibrated"
 
 
-class RunOfRequests(Struct, frozen=True, kw_only=True):
-    """How the requests of a log were run, and how to search; None where not given."""
-
-    meta: str | None = None
-    batch: int | None = None
-    scheduling: SchedulingOptions = SchedulingOptions()
-    start: str | None = None
-    tries: int | None = None
-    holdout: float | None = None
-
-    @property
-    def given(self) -> list[str]:
-        """The names of those that were given."""
-        own = {name: getattr(self, name) for name in ("meta", "batch", "start", "tries", "holdout")}
-        return [*(name for name, value in own.items() if value is not None), *self.scheduling.given]
-
-    @property
-    def num_tries(self) -> int:
-        """How many profiles are tried at most."""
-        return self.tries or MAX_TRIES
-
-
-class Calibration(Struct, frozen=True, kw_only=True):
-    """The options of `batchdecode calibrate`; docs/timing.md says what each one means."""
-
-    log: str | None
-    name: str | None
-    hardware: str | None
-    model: str | None
-    tensor_parallel: int | None
-    output: str | None
-    force: bool = False
-    run: RunOfRequests = RunOfRequests()
-
-
-def write_profile(options: Calibration) -> None:
+def write_profile(options: CalibrateOptions) -> None:
     """Carry out `batchdecode calibrate`.
 
     Raises:
@@ -104,15 +68,15 @@ def write_profile(options: Calibration) -> None:
 
 
 def _fit_steps(
-    options: Calibration, lines: Iterable[tuple[int, bytes]], name: str
+    options: CalibrateOptions, lines: Iterable[tuple[int, bytes]], name: str
 ) -> tuple[dict[str, Any], str]:
     """Return the fields of the profile that fits a log of steps, and what is said of it.
 
     Raises:
         BatchdecodeError: the log cannot be used, or an option is for logs of requests.
     """
-    if options.run.given:
-        given = ", ".join(f"--{field.replace('_', '-')}" for field in options.run.given)
+    if options.given_for_requests:
+        given = ", ".join(f"--{field.replace('_', '-')}" for field in options.given_for_requests)
         raise BatchdecodeError(f"{name} is a log of steps; for a log of requests only: {given}")
     log = read_step_log(lines, name)
     fit = fit_steps(log, name)
@@ -133,17 +97,24 @@ def _fit_steps(
 
 
 def _fit_requests(
-    options: Calibration, lines: Iterable[tuple[int, bytes]], name: str
+    options: CalibrateOptions, lines: Iterable[tuple[int, bytes]], name: str
 ) -> tuple[dict[str, Any], str]:
     """Return the fields of the profile that fits a log of requests, and what is said of it.
 
     Raises:
         BatchdecodeError: the log cannot be used, or there is no profile to start from.
     """
-    run, log = options.run, read_request_log(lines, name)
+    log = read_request_log(lines, name)
     start, limits = _start(options), _limits(options)
     warn_of_guesses(limits)
-    fit = fit_requests(log, limits.batch, limits.settings, start, run.num_tries, run.holdout or 0.0)
+    fit = fit_requests(
+        log,
+        limits.batch,
+        limits.settings,
+        start,
+        options.tries or MAX_TRIES,
+        options.holdout or 0.0,
+    )
     fitted_to = counted(fit.num_fitted, "request")
     source = f"fitted to the times of {fitted_to} of {Path(name).name}"
     known = {
@@ -162,23 +133,25 @@ def _fit_requests(
     if fit.largest_error > FAR_OFF:
         notes.insert(0, ("warning", f"no fit within {FAR_OFF * 100:.0f} %: {NO_FIT}"))
     if start.by_tokens:
-        notes.append(("left out", f"by_tokens of {printable(run.start or '')}: terms are fitted"))
+        notes.append(
+            ("left out", f"by_tokens of {printable(options.start or '')}: terms are fitted")
+        )
     return known, _summary(f"{printable(name)}: {count}", profile, errors, notes)
 
 
-def _start(options: Calibration) -> Profile:
+def _start(options: CalibrateOptions) -> Profile:
     """Return the profile that a search begins with; it names the hardware and the model.
 
     Raises:
         BatchdecodeError: none is named, nor what a roofline can be made of.
     """
-    if options.run.start is not None:
-        if options.run.start.startswith(_ROOFLINE):
+    if options.start is not None:
+        if options.start.startswith(_ROOFLINE):
             raise BatchdecodeError(
-                f"--start {options.run.start}: a search begins with the terms of a profile; to "
-                f"begin with a roofline leave out --start: {_as_options(options.run.start)}"
+                f"--start {options.start}: a search begins with the terms of a profile; to "
+                f"begin with a roofline leave out --start: {_as_options(options.start)}"
             )
-        start = load_profile(options.run.start)[1]
+        start = load_profile(options.start)[1]
         return replace(
             start,
             hardware=options.hardware or start.hardware,
@@ -208,21 +181,21 @@ def _as_options(roofline: str) -> str:
     return f"--hardware {gpu or 'GPU'} --model {model or 'MODEL'}{parallel}"
 
 
-def _limits(options: Calibration) -> RunLimits:
+def _limits(options: CalibrateOptions) -> RunLimits:
     """Return how the run of the log was limited: by options, the file beside it, or guesses.
 
     Raises:
         BatchdecodeError: the file cannot be used, or an option has no effect.
     """
-    run, meta = options.run, read_meta_file(options.run.meta, options.log)
-    measured_on = run.start or ""
+    meta = read_meta_file(options.meta, options.log)
+    measured_on = options.start or ""
     if options.hardware is not None and options.model is not None:
         num_gpus = options.tensor_parallel or 1
         measured_on = f"{_ROOFLINE}{options.model}:{options.hardware}:{num_gpus}"
-    return limits_of_run(run.batch, run.scheduling, measured_on, meta.limits, meta.name)
+    return limits_of_run(options.batch, options.scheduling, measured_on, meta.limits, meta.name)
 
 
-def _check(options: Calibration) -> None:
+def _check(options: CalibrateOptions) -> None:
     """Make sure, before the log is read, that the options can be used.
 
     Raises:
@@ -238,7 +211,7 @@ def _check(options: Calibration) -> None:
         check_replaceable("--output", options.output)
 
 
-def _name(options: Calibration) -> str:
+def _name(options: CalibrateOptions) -> str:
     if options.name is not None:
         return options.name
     stem = Path(options.log or "-").name.partition(".")[0]

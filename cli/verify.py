@@ -1,0 +1,244 @@
+"""`batchdecode verify`: from a file of requests to a verdict on stdout, for people or as JSON."""
+
+import shlex
+import sys
+import time
+from contextlib import nullcontext
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from batcher.engine import Engine
+from batcher.errors import BatchdecodeError
+from batcher.formats.requests import ParsedLine, RequestParser
+from batcher.models.base import Model, Tokenizer, bytes_of
+from batcher.models.loading import load_model
+from batcher.request import Request
+from batcher.verifying.cases import Case, make_cases, needs_of
+from batcher.verifying.outputs import Difference
+from batcher.verifying.verification import Verdict, verify
+
+from .commands.verify import VerifyOptions
+from .running.intake import open_input
+from .running.output import stdout_json_sink, stdout_sink
+from .running.problems import InvalidInput, ProblemReport, say
+from .running.reading import RequestReader
+from .screen.cells import counted, printable
+
+PROVEN, DIFFERENT = 0, 1
+PROGRESS_INTERVAL = 2.0  # seconds
+NUM_BEFORE, NUM_AFTER = 6, 2  # tokens shown around the first that differs
+_ARRIVALS = {
+    "given": "arriving as they say",
+    "at-once": "all arriving at 0",
+    "shuffled": "all arriving at 0, in another order",
+    "scattered": "arriving at times that are drawn",
+}
+
+
+class Progress:
+    """Says on stderr every two seconds how many settings are done."""
+
+    def __init__(self, num_settings: int) -> None:
+        self._num_settings = num_settings
+        self._next = time.monotonic() + PROGRESS_INTERVAL
+
+    def show(self, num_done: int) -> None:
+        """Take note that so many are done."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + PROGRESS_INTERVAL
+            say(f"{num_done} of {self._num_settings} settings: all outputs are the same\n")
+
+
+def verify_requests(options: VerifyOptions) -> int:
+    """Carry out `batchdecode verify`, and return its exit status.
+
+    Raises:
+        BatchdecodeError: the input or the model is not right.
+        WriteError, BrokenPipeError: stdout takes no more.
+    """
+
+    def make_model() -> Model:  # a new one each time if it is a class
+        return load_model(options.model, options.model_settings, None, options.llm_settings)
+
+    model = make_model()
+    requests, name = _read(options, model)
+    num_cases = options.settings if options.only is None else options.only
+    cases = make_cases(needs_of(requests, model.tokenizer), num_cases, options.seed)
+    cases = cases if options.only is None else cases[-1:]
+    verdict = verify(requests, make_model, cases, options.seed, Progress(len(cases)).show)
+    if options.json:
+        sink, output = stdout_json_sink(), encode_verdict(verdict, options)
+    else:
+        sink, output = stdout_sink(), render_verdict(verdict, options, name, model.tokenizer)
+    sink.write(output)
+    sink.close()
+    return PROVEN if verdict.difference is None else DIFFERENT
+
+
+def _read(options: VerifyOptions, model: Model) -> tuple[list[Request], str]:
+    """Return all requests of the input, and its name.
+
+    Raises:
+        BatchdecodeError: the input has bad lines, which have been reported, or cannot be read.
+    """
+    engine = Engine(model, 1, grammar_timeout=options.grammar_timeout)
+    capabilities = replace(engine.capabilities, num_slots=None)
+    requests: list[Request] = []
+    with open_input(options.requests, nullcontext) as source:
+        report = ProblemReport(source.name, options.color)
+        reader = RequestReader(source.lines(), RequestParser(capabilities))
+        num_lines = 0
+        while (line := reader.read()) is not None:
+            num_lines += 1
+            if isinstance(line, ParsedLine):
+                requests.append(line.request)
+            else:
+                report.add(line)
+    say(source.take_notes() + report.closing())
+    if report.num_lines:
+        raise InvalidInput(report, num_lines, "nothing decoded.")
+    if not requests:
+        raise BatchdecodeError(f"{source.name} has no requests, so there is nothing to verify")
+    return requests, source.name
+
+
+def _command(options: VerifyOptions, case: Case | None) -> str:
+    """Return the command that decodes alone, and under `case`, again."""
+    words = ["batchdecode", "verify", *_source(options)]
+    if options.seed:
+        words += ["--seed", str(options.seed)]
+    return shlex.join([*words, "--only", str(1 if case is None else case.number)])
+
+
+def _source(options: VerifyOptions) -> list[str]:
+    """Return the arguments of the command that any other has to repeat."""
+    words = ["-" if options.requests is None else options.requests]
+    if options.config is not None:
+        words += ["--config", options.config]
+    if options.model != "simulated":
+        words += ["--model", options.model]
+    return words
+
+
+def arguments_of(case: Case) -> list[str]:
+    """Return the options of `run` that stand for `case`, but for when requests arrive."""
+    words = ["--batch", str(case.batch)]
+    for name, value in msgspec.to_builtins(case.settings).items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        else:
+            words += [f"--{option}", str(value)]
+    if case.step_seconds != 1.0:
+        words += ["--profile", f"constant:{case.step_seconds:g}"]
+    if case.is_streaming:
+        words.append("--stream")
+    return words
+
+
+def encode_verdict(verdict: Verdict, options: VerifyOptions) -> bytes:
+    """Return the verdict as a JSON document."""
+    case, document = verdict.case, msgspec.to_builtins(verdict)
+    document["is_proven"] = verdict.difference is None
+    document["is_deterministic"] = verdict.is_deterministic
+    if verdict.difference is not None:
+        document["again"] = _command(options, case)
+    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+
+
+def render_verdict(
+    verdict: Verdict, options: VerifyOptions, name: str, tokenizer: Tokenizer
+) -> bytes:
+    """Return the verdict as lines for a person."""
+    if verdict.difference is None:
+        lines = _proof(verdict, name)
+    else:
+        lines = _difference(verdict, verdict.difference, options, tokenizer)
+    text = "".join(f"{printable(line)}\n" for line in lines)
+    return text.encode(sys.stdout.encoding or "utf-8", "backslashreplace")
+
+
+def _proof(verdict: Verdict, name: str) -> list[str]:
+    done = verdict.exercised
+    what = [
+        counted(verdict.num_requests, "request"),
+        counted(verdict.num_outputs, "output"),
+        counted(verdict.num_tokens, "token"),
+    ]
+    ways = [
+        counted(done.steps, "step"),
+        counted(done.preemptions, "preemption"),
+        f"{counted(done.chunks, 'later chunk')} of prompts",
+        f"{counted(done.cached_tokens, 'token')} found in blocks",
+    ]
+    return [
+        f"{name}: {', '.join(what)}",
+        f"the same alone, twice, and under {counted(verdict.num_settings, 'setting')}",
+        f"on the way: {', '.join(ways)}",
+    ]
+
+
+def _difference(
+    verdict: Verdict, difference: Difference, options: VerifyOptions, tokenizer: Tokenizer
+) -> list[str]:
+    case = verdict.case
+    which = f"request {difference.id}, output {difference.index}"
+    if case is None:
+        first = "not deterministic even alone: decoded alone a second time, in the opposite order,"
+        lines, here = [first, f"{which} differs"], "again"
+    else:
+        lines = [f"not the same under setting {case.number}: {which}"]
+        here = "here"
+    lines += [f"  {line}" for line in _values(difference, here, tokenizer)]
+    for side, error in (("alone", difference.alone_error), (here, difference.here_error)):
+        if error is not None:
+            lines.append(f"  {side:<9}ended with {error.code}: {error.message}")
+    if case is not None:
+        lines.append(f"  setting  {shlex.join(arguments_of(case))}; {_ARRIVALS[case.arrivals]}")
+    lines.append(f"  verify   {_command(options, case)}")
+    if case is not None and case.arrivals == "given":  # or else no `run` does the same
+        run = shlex.join(["batchdecode", "run", *_source(options), *arguments_of(case)])
+        lines.append(f"  run      {run}")
+    if verdict.num_settings:
+        lines.append(f"the same under {counted(verdict.num_settings, 'setting')} before")
+    return lines
+
+
+def _values(difference: Difference, here: str, tokenizer: Tokenizer) -> list[str]:
+    """Return what both were given, in the place where they part."""
+    position = difference.position
+    if difference.field == "tokens" and position is not None:
+        return [
+            f"first difference at token {position}, counted from 0",
+            f"alone    {_context(difference.alone_tokens, position, tokenizer)}",
+            f"{here:<9}{_context(difference.here_tokens, position, tokenizer)}",
+        ]
+    where = "" if position is None else f" of token {position}"
+    return [
+        f"the tokens are the same, but not {difference.field}{where}"
+        if difference.alone_tokens == difference.here_tokens
+        else f"first difference: {difference.field}{where}",
+        f"alone    {_shown(difference.alone)}",
+        f"{here:<9}{_shown(difference.here)}",
+    ]
+
+
+def _context(tokens: list[int], position: int, tokenizer: Tokenizer) -> str:
+    """Return the tokens around the one at `position`, which stands in brackets."""
+    start = max(position - NUM_BEFORE, 0)
+    shown = ["..."] if start else []
+    for place in range(start, min(position + NUM_AFTER + 1, len(tokens))):
+        text = bytes_of(tokens[place], tokenizer.token_bytes).decode("utf-8", "replace")
+        token = f"{tokens[place]} {text!r}"
+        shown.append(f"[{token}]" if place == position else token)
+    if position >= len(tokens):
+        shown.append("[the end]")
+    elif position + NUM_AFTER + 1 < len(tokens):
+        shown.append("...")
+    return "  ".join(shown)
+
+
+def _shown(value: Any) -> str:
+    return msgspec.json.encode(value).decode()

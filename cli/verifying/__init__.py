@@ -1,1 +1,0 @@
-"""The verify command: requests in, a verdict out."""
