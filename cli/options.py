@@ -3,13 +3,10 @@
 Rule: each option of `batchdecode run` is named here and nowhere else.
 """
 
-from collections.abc import Callable
-from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from msgspec import Struct
-from msgspec.structs import fields
 
 from .commands.arguments import (
     DECODING,
@@ -31,8 +28,7 @@ from .commands.arguments import (
     refuse_nan,
     refuse_stdout,
 )
-from .config import MODEL_SECTIONS, model_settings
-from .scheduling_options import SchedulingOptions, takes_scheduling
+from .scheduling_options import SchedulingOptions
 
 if TYPE_CHECKING:
     from batcher.metrics.slo import Slo
@@ -234,25 +230,3 @@ class RunOptions(Struct, frozen=True, kw_only=True):
         from batcher.metrics.slo import parse_slo  # noqa: PLC0415 - few runs have some
 
         return parse_slo(self.slo)
-
-
-def takes_run_options(
-    command: Callable[[typer.Context, RunOptions], None],
-) -> Callable[..., None]:
-    """Return `command` with a parameter for each of the options, as typer reads them."""
-
-    def with_options(context: typer.Context, **arguments: Any) -> None:
-        simulated, llm = (model_settings(arguments["config"], name) for name in MODEL_SECTIONS)
-        command(context, RunOptions(**arguments, model_settings=simulated, llm_settings=llm))
-
-    parameters = [Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
-    for field in fields(RunOptions):
-        if not field.name.endswith("_settings"):
-            default, kind = field.default, field.type
-            parameters.append(
-                Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-            )
-    with_options.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
-    with_options.__doc__ = command.__doc__
-    with_options.__name__ = command.__name__
-    return takes_scheduling(with_options)

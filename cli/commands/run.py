@@ -1,7 +1,6 @@
 """`batchdecode run`: decodes requests, streams the results and shows the batch at work."""
 
 import gc
-import os
 import shlex
 import sys
 from typing import Any
@@ -10,7 +9,8 @@ import typer
 
 from ..config import ENVIRONMENT
 from ..help import GroupedCommand, as_command
-from ..options import RunOptions, takes_run_options
+from ..options import RunOptions
+from .records import help_without_input, takes_record
 
 EXAMPLES = """\b
 Examples:
@@ -50,9 +50,7 @@ def _as_flags(argument: str) -> list[str]:
 
 def run(context: typer.Context, options: RunOptions) -> None:
     """Decode requests; results go to stdout, one JSON object per line."""
-    if options.input is None and os.isatty(0):
-        typer.echo(context.get_help(), err=True)
-        raise typer.Exit(2)
+    help_without_input(context, options.input)
     gc.disable()  # until the run begins: what is imported, or set up, is no garbage
     from batcher.errors import BatchdecodeError  # noqa: PLC0415 - heavy, as are the others
     from batcher.foreign import RaisedError  # noqa: PLC0415 - heavy
@@ -84,5 +82,5 @@ def _continuing_command() -> str:
 
 
 COMMAND = as_command(
-    takes_run_options(run), cls=RunCommand, epilog=EXAMPLES, context_settings=ENVIRONMENT
+    takes_record(run, RunOptions), cls=RunCommand, epilog=EXAMPLES, context_settings=ENVIRONMENT
 )
