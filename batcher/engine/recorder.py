@@ -174,10 +174,11 @@ class Recorder:
 class StepStats:
     """What each step computes; an engine whose steps nobody asks about does without."""
 
-    __slots__ = ("_ends", "_first_step", "_num_steps", "_padding", "_scheduler", "_stats")
+    __slots__ = ("_ends", "_first_step", "_num_steps", "_padding", "_pool", "_scheduler", "_stats")
 
     def __init__(self, scheduler: Scheduler[Sequence]) -> None:
         self._scheduler = scheduler
+        self._pool = None if scheduler.kv_cache is None else scheduler.kv_cache.pool
         self._num_steps = self._first_step = self._padding = 0
         self._ends: list[float] = []
         self._stats: list[tuple[int, ...]] = []  # of each step, as StepsEvent names them
@@ -196,18 +197,17 @@ class StepStats:
 
     def measure(self, output: SchedulerOutput[Sequence]) -> BatchStats:
         """Return what a scheduled step computes, before it has ended."""
-        stats, kv_cache = self._scheduler.batch_stats(output), self._scheduler.kv_cache
-        sizes = output.num_scheduled_tokens.values()
-        num_prefill = sum(sizes)
+        stats, pool = self._scheduler.batch_stats(output), self._pool
+        num_tokens, num_rows, _, _ = stats
+        num_prefill = prefill_padding = 0
+        if output.num_scheduled_tokens:
+            sizes = output.num_scheduled_tokens.values()
+            num_prefill = sum(sizes)
+            prefill_padding = max(sizes) * len(sizes) - num_prefill
+        num_blocks = 0 if pool is None else pool.num_total - pool.num_free
+        padding = self._padding if output.is_decode_step else 0
         self._stats.append(
-            (
-                stats.num_tokens - num_prefill,
-                num_prefill,
-                stats.num_sequences,
-                0 if kv_cache is None else kv_cache.pool.num_used,
-                max(sizes, default=0) * len(sizes) - num_prefill,
-                self._padding if output.is_decode_step else 0,
-            )
+            (num_tokens - num_prefill, num_prefill, num_rows, num_blocks, prefill_padding, padding)
         )
         return stats
 
