@@ -3,9 +3,8 @@
 Rule: TIMES and LENGTHS are all there is; a name that is not in them is an error that lists them.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 from msgspec import Struct
@@ -13,54 +12,19 @@ from numpy.random import PCG64, Generator, SeedSequence
 from numpy.typing import NDArray
 
 from batcher.workloads.rows import MAX_LENGTH, WorkloadError
+from batcher.workloads.traces import NumberedLine, Side, read_lengths
 
 MAX_PARAMETER = 1e9
 MAX_SIGMA, MIN_ALPHA, MAX_ALPHA = 10, 0.1, 100  # beyond, a draw may be too large for a float
 _BLOCK = 1024  # numbers drawn at once
+_FROM_FILE = "empirical"
 
 Numbers = NDArray[np.float64]
+ReadLines = Callable[[str], Iterable[NumberedLine]]
 
 
-class Distribution(Protocol):
-    """Where numbers are drawn from."""
-
-    def draw(self, generator: Generator, count: int) -> Numbers:
-        """Return `count` numbers: [count] float64; of lengths, they are still to be rounded."""
-
-
-class Drawn(Struct, frozen=True):
-    """What a function of a generator, a count and some parameters draws."""
-
-    function: Callable[..., Numbers]
-    parameters: tuple[float, ...]
-
-    def draw(self, generator: Generator, count: int) -> Numbers:
-        """Return `count` numbers; see Distribution."""
-        return self.function(generator, count, *self.parameters)
-
-
-class Empirical(Struct, frozen=True):
-    """Every one of `values`, [at least 1] float64, with the same chance."""
-
-    values: Numbers
-
-    def draw(self, generator: Generator, count: int) -> Numbers:
-        """Return `count` numbers; see Distribution."""
-        return self.values[generator.integers(len(self.values), size=count)]
-
-
-class Zipf:
-    """The whole numbers from 1 to `largest`, k with a chance in proportion to k ** -alpha."""
-
-    def __init__(self, alpha: float, largest: float) -> None:
-        weights = np.arange(1, int(largest) + 1, dtype=np.float64) ** -alpha
-        self._cumulative = np.cumsum(weights) / weights.sum()
-        self._cumulative[-1] = 1.0  # whatever the rounding, no draw is beyond the largest
-
-    def draw(self, generator: Generator, count: int) -> Numbers:
-        """Return `count` numbers; see Distribution."""
-        indices = np.searchsorted(self._cumulative, generator.random(count), side="right")
-        return indices.astype(np.float64) + 1
+Distribution = Callable[[Generator, int], Numbers]
+"""Draws so many numbers: [count] float64; of lengths, they are still to be rounded."""
 
 
 class Family(Struct, frozen=True):
@@ -86,14 +50,14 @@ def draw_lengths(
 ) -> Iterator[int]:
     """Yield whole numbers without end: at least 1, and at most `maximum`."""
     while True:
-        numbers = np.clip(distribution.draw(generator, _BLOCK), 1, maximum)
+        numbers = np.clip(distribution(generator, _BLOCK), 1, maximum)
         yield from np.rint(numbers).astype(np.int64).tolist()
 
 
 def draw_seconds(distribution: Distribution, generator: Generator) -> Iterator[float]:
     """Yield times without end: in whole microseconds, at least 0."""
     while True:
-        numbers = np.maximum(distribution.draw(generator, _BLOCK), 0)
+        numbers = np.maximum(distribution(generator, _BLOCK), 0)
         yield from (round(number, 6) for number in numbers.tolist())
 
 
@@ -131,6 +95,22 @@ def parse_distribution(
     return family.make(*parameters)
 
 
+def parse_lengths(text: str, option: str, side: Side, read_lines: ReadLines) -> Distribution:
+    """Return the distribution of lengths that `text`, the value of `option`, names.
+
+    side: which lengths of a trace count.  read_lines: gives the lines of a file.
+
+    Raises:
+        WorkloadError: it names none, or the file is not right.
+    """
+    name, _, path = text.partition(":")
+    if name != _FROM_FILE:
+        return parse_distribution(text, option, LENGTHS, f"{_FROM_FILE}:FILE")
+    if not path:
+        raise WorkloadError(f"{option} {text}: expected {_FROM_FILE}:FILE")
+    return _empirical(np.array(read_lengths(read_lines(path), path, side), dtype=np.float64))
+
+
 def _usage(name: str, family: Family) -> str:
     return f"{name}:{','.join(family.parameters)}"
 
@@ -144,38 +124,50 @@ def _is_number(text: str) -> bool:
     return abs(value) <= MAX_PARAMETER  # which nan and infinity are not
 
 
-def _drawn(function: Callable[..., Numbers]) -> Callable[..., Distribution]:
-    """Return what makes distributions of numbers that `function` draws."""
-    return lambda *parameters: Drawn(function, parameters)
+def _constant(value: float) -> Distribution:
+    return lambda _, count: np.full(count, value)
 
 
-def _draw_constant(_generator: Generator, count: int, value: float) -> Numbers:
-    return np.full(count, value)
+def _uniform(low: float, high: float) -> Distribution:
+    return lambda generator, count: generator.uniform(low, high, count)
 
 
-def _draw_uniform(generator: Generator, count: int, low: float, high: float) -> Numbers:
-    return generator.uniform(low, high, count)
-
-
-def _draw_whole(generator: Generator, count: int, low: float, high: float) -> Numbers:
+def _whole(low: float, high: float) -> Distribution:
     # Half a token more on either side: when all is rounded, the ends are as likely as the rest.
-    return np.clip(generator.uniform(low - 0.5, high + 0.5, count), low, high)
+    return lambda generator, count: np.clip(
+        generator.uniform(low - 0.5, high + 0.5, count), low, high
+    )
 
 
-def _draw_normal(generator: Generator, count: int, mean: float, deviation: float) -> Numbers:
-    return mean + deviation * generator.standard_normal(count)
+def _normal(mean: float, deviation: float) -> Distribution:
+    return lambda generator, count: mean + deviation * generator.standard_normal(count)
 
 
-def _draw_lognormal(generator: Generator, count: int, median: float, sigma: float) -> Numbers:
-    return median * np.exp(sigma * generator.standard_normal(count))
+def _lognormal(median: float, sigma: float) -> Distribution:
+    return lambda generator, count: median * np.exp(sigma * generator.standard_normal(count))
 
 
-def _draw_exponential(generator: Generator, count: int, mean: float) -> Numbers:
-    return mean * generator.standard_exponential(count)
+def _exponential(mean: float) -> Distribution:
+    return lambda generator, count: mean * generator.standard_exponential(count)
 
 
-def _draw_pareto(generator: Generator, count: int, least: float, alpha: float) -> Numbers:
-    return least * np.exp(generator.standard_exponential(count) / alpha)
+def _pareto(least: float, alpha: float) -> Distribution:
+    return lambda generator, count: least * np.exp(generator.standard_exponential(count) / alpha)
+
+
+def _zipf(alpha: float, largest: float) -> Distribution:
+    """Return whole numbers from 1 to `largest`, k with a chance in proportion to k ** -alpha."""
+    weights = np.arange(1, int(largest) + 1, dtype=np.float64) ** -alpha
+    cumulative = np.cumsum(weights) / weights.sum()
+    cumulative[-1] = 1.0  # whatever the rounding, no draw is beyond the largest
+    return lambda generator, count: (
+        np.searchsorted(cumulative, generator.random(count), side="right").astype(np.float64) + 1
+    )
+
+
+def _empirical(values: Numbers) -> Distribution:
+    """Return every one of `values`, [at least 1] float64, with the same chance."""
+    return lambda generator, count: values[generator.integers(len(values), size=count)]
 
 
 _UNIFORM = partial(
@@ -186,33 +178,33 @@ _UNIFORM = partial(
 )
 
 TIMES = {
-    "constant": Family(("N",), _drawn(_draw_constant), lambda value: value >= 0, "N >= 0"),
-    "uniform": _UNIFORM(_drawn(_draw_uniform)),
+    "constant": Family(("N",), _constant, lambda value: value >= 0, "N >= 0"),
+    "uniform": _UNIFORM(_uniform),
     "normal": Family(
         ("MEAN", "STD"),
-        _drawn(_draw_normal),
+        _normal,
         lambda mean, deviation: mean >= 0 and deviation >= 0,
         "MEAN >= 0 and STD >= 0",
     ),
     "lognormal": Family(
         ("MEDIAN", "SIGMA"),
-        _drawn(_draw_lognormal),
+        _lognormal,
         lambda median, sigma: median > 0 and 0 <= sigma <= MAX_SIGMA,
         f"MEDIAN > 0 and SIGMA from 0 to {MAX_SIGMA}",
     ),
-    "exponential": Family(("MEAN",), _drawn(_draw_exponential), lambda mean: mean > 0, "MEAN > 0"),
+    "exponential": Family(("MEAN",), _exponential, lambda mean: mean > 0, "MEAN > 0"),
     "pareto": Family(
         ("MIN", "ALPHA"),
-        _drawn(_draw_pareto),
+        _pareto,
         lambda least, alpha: least > 0 and MIN_ALPHA <= alpha <= MAX_ALPHA,
         f"MIN > 0 and ALPHA from {MIN_ALPHA} to {MAX_ALPHA}",
     ),
 }
 LENGTHS = TIMES | {
-    "uniform": _UNIFORM(_drawn(_draw_whole)),
+    "uniform": _UNIFORM(_whole),
     "zipf": Family(
         ("ALPHA", "MAX"),
-        Zipf,
+        _zipf,
         lambda alpha, largest: 0 < alpha <= MAX_ALPHA and 1 <= largest <= MAX_LENGTH,
         f"ALPHA above 0, up to {MAX_ALPHA}, and MAX from 1 to {MAX_LENGTH:,}",
     ),

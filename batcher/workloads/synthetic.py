@@ -77,7 +77,18 @@ def session_rows(
     The turns of a session follow each other; each waits for the one before it, and then for
     `think_time`.
     """
-    return _fill(workload, _turns_of_sessions(workload, arrivals, num_turns, think_time))
+
+    def turns() -> Iterator[_Turn]:
+        times = arrivals.times(make_generator(workload.seed, _ARRIVALS))
+        lengths = draw_lengths(num_turns, make_generator(workload.seed, _TURNS))
+        pauses = draw_seconds(think_time, make_generator(workload.seed, _THINKING))
+        for number, (time, length) in enumerate(zip(times, lengths, strict=False)):
+            session = f"{workload.name}{number}"
+            yield _Turn(f"{session}.0", time, session)
+            for turn in range(1, length):
+                yield _Turn(f"{session}.{turn}", time, session, next(pauses))
+
+    return _fill(workload, turns())
 
 
 def closed_rows(
@@ -87,7 +98,16 @@ def closed_rows(
 
     Each user is a session, from 0 on, who asks again `think_time` after an answer.
     """
-    return _fill(workload, _turns_of_users(workload, num_users, think_time))
+
+    def turns() -> Iterator[_Turn]:
+        sessions = [f"{workload.name}{user}" for user in range(num_users)]
+        pauses = draw_seconds(think_time, make_generator(workload.seed, _THINKING))
+        yield from (_Turn(f"{session}.0", 0.0, session) for session in sessions)
+        for turn in count(1):
+            for session in sessions:
+                yield _Turn(f"{session}.{turn}", 0.0, session, next(pauses))
+
+    return _fill(workload, turns())
 
 
 def parse_shared_prefix(text: str, option: str) -> SharedPrefix:
@@ -109,45 +129,11 @@ def parse_shared_prefix(text: str, option: str) -> SharedPrefix:
     return prefix
 
 
-def _turns_of_sessions(
-    workload: SyntheticWorkload,
-    arrivals: Arrivals,
-    num_turns: Distribution,
-    think_time: Distribution,
-) -> Iterator[_Turn]:
-    times = arrivals.times(make_generator(workload.seed, _ARRIVALS))
-    lengths = draw_lengths(num_turns, make_generator(workload.seed, _TURNS))
-    pauses = draw_seconds(think_time, make_generator(workload.seed, _THINKING))
-    for number, (time, length) in enumerate(zip(times, lengths, strict=False)):
-        session = f"{workload.name}{number}"
-        yield _Turn(f"{session}.0", time, session)
-        for turn in range(1, length):
-            yield _Turn(f"{session}.{turn}", time, session, next(pauses))
-
-
-def _turns_of_users(
-    workload: SyntheticWorkload, num_users: int, think_time: Distribution
-) -> Iterator[_Turn]:
-    sessions = [f"{workload.name}{user}" for user in range(num_users)]
-    pauses = draw_seconds(think_time, make_generator(workload.seed, _THINKING))
-    yield from (_Turn(f"{session}.0", 0.0, session) for session in sessions)
-    for turn in count(1):
-        for session in sessions:
-            yield _Turn(f"{session}.{turn}", 0.0, session, next(pauses))
-
-
 def _fill(workload: SyntheticWorkload, turns: Iterable[_Turn]) -> Iterator[WorkloadRow]:
     """Yield the requests of `turns`, with their prompts and lengths."""
-    prompt_lengths = draw_lengths(
-        workload.prompt_lengths,
-        make_generator(workload.seed, _PROMPTS),
-        workload.max_prompt_tokens,
-    )
-    output_lengths = draw_lengths(
-        workload.output_lengths,
-        make_generator(workload.seed, _OUTPUTS),
-        workload.max_output_tokens,
-    )
+    prompts, outputs = (make_generator(workload.seed, stream) for stream in (_PROMPTS, _OUTPUTS))
+    prompt_lengths = draw_lengths(workload.prompt_lengths, prompts, workload.max_prompt_tokens)
+    output_lengths = draw_lengths(workload.output_lengths, outputs, workload.max_output_tokens)
     prefixes = _draw_prefixes(workload)
     for turn in turns:
         prompt = [LengthSegment(length=next(prompt_lengths), seed=turn.id)]

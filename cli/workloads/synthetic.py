@@ -4,8 +4,13 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 
 from batcher.workloads.arrivals import Arrivals, Bursty, Constant, Gamma, Poisson
-from batcher.workloads.distributions import LENGTHS, TIMES, parse_distribution
-from batcher.workloads.lengths import ReadLines, parse_lengths
+from batcher.workloads.distributions import (
+    LENGTHS,
+    TIMES,
+    ReadLines,
+    parse_distribution,
+    parse_lengths,
+)
 from batcher.workloads.rows import DEFAULT_NAME, MAX_LENGTH, WorkloadRow
 from batcher.workloads.synthetic import (
     SyntheticWorkload,

@@ -8,19 +8,24 @@ from itertools import islice
 from msgspec.structs import asdict
 
 from batcher.errors import BatchdecodeError
-from batcher.workloads.rows import DEFAULT_NAME, WorkloadRow, encode_rows
-from batcher.workloads.summary import LengthCounts, WorkloadSummary
-from batcher.workloads.trace_checks import (
+from batcher.workloads.rows import (
+    DEFAULT_NAME,
+    LengthCounts,
+    WorkloadRow,
+    WorkloadSummary,
+    encode_rows,
+)
+from batcher.workloads.traces import (
+    TRACES,
     NumberedLine,
     TraceChecks,
     factor_for_rate,
     scale_times,
 )
-from batcher.workloads.traces import TRACES
 
 from ..commands.workload import WorkloadOptions
 from ..running.files import check_distinct, check_replaceable
-from ..running.intake import InputError, OpenInput, open_input
+from ..running.intake import InputError, OpenInput, numbered, open_input
 from ..running.output import Sink, open_sink, stdout_sink
 from ..running.problems import say
 from ..screen.cells import counted
@@ -122,13 +127,7 @@ def _shown(name: str) -> str:
 def read_lines(path: str) -> Iterator[NumberedLine]:
     """Yield the lines of a file that are not blank."""
     with open_input(path, nullcontext) as file:
-        yield from _numbered(file)
-
-
-def _numbered(file: OpenInput) -> Iterator[NumberedLine]:
-    lines = file.lines()
-    while (line := lines.read()) is not None:
-        yield lines.number, line
+        yield from numbered(file.lines())
 
 
 def _write_trace(options: WorkloadOptions, trace: OpenInput) -> None:
@@ -138,7 +137,9 @@ def _write_trace(options: WorkloadOptions, trace: OpenInput) -> None:
 
     def read_rows(checks: TraceChecks) -> Iterable[WorkloadRow]:
         name = DEFAULT_NAME if options.name is None else options.name
-        return islice(TRACES[options.source](_numbered(trace), checks, name), options.requests)
+        return islice(
+            TRACES[options.source](numbered(trace.lines()), checks, name), options.requests
+        )
 
     factor = options.scale
     if options.rate is not None:

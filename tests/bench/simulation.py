@@ -21,9 +21,7 @@ from batcher.simulation.simulator import simulate, simulate_steps
 from batcher.simulation.workload import Workload, workload_of_rows
 from batcher.timing.formulas import ConstantStepTime
 from batcher.timing.loading import step_time_of
-from batcher.workloads.azure import azure_rows
-from batcher.workloads.mooncake import BLOCK_TOKENS, mooncake_rows
-from batcher.workloads.trace_checks import TraceChecks
+from batcher.workloads.traces import BLOCK_TOKENS, TraceChecks, azure_rows, mooncake_rows
 
 PROFILE, KV_BLOCKS, BUDGET, NUM_SLOTS = "rtx4090_llama3.1-8b", 2588, 2048, 256
 LIMITED = SchedulingSettings(kv_blocks=KV_BLOCKS, prefix_cache=False, max_batch_tokens=BUDGET)

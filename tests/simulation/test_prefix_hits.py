@@ -7,8 +7,7 @@ from batcher.settings import SchedulingSettings
 from batcher.simulation.simulator import simulate
 from batcher.simulation.workload import Workload, workload_of_rows
 from batcher.timing.formulas import ConstantStepTime
-from batcher.workloads.mooncake import BLOCK_TOKENS, mooncake_rows
-from batcher.workloads.trace_checks import TraceChecks
+from batcher.workloads.traces import BLOCK_TOKENS, TraceChecks, mooncake_rows
 
 Line = dict[str, object]
 

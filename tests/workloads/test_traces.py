@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.workloads.rows import WorkloadError
-from batcher.workloads.trace_checks import TraceChecks, factor_for_rate, scale_times
-from batcher.workloads.traces import TRACES, read_lengths
+from batcher.workloads.traces import TRACES, TraceChecks, factor_for_rate, read_lengths, scale_times
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
 

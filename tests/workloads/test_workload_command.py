@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 from batcher.errors import BatchdecodeError
 from batcher.formats.requests import ParsedLine, RequestParser
 from batcher.validation import ModelCapabilities
-from batcher.workloads.rows import LengthSegment, WorkloadRow
-from batcher.workloads.summary import LengthCounts, WorkloadSummary
+from batcher.workloads.rows import LengthCounts, LengthSegment, WorkloadRow, WorkloadSummary
 from cli.app import app
 from cli.commands.workload import WorkloadOptions
 from cli.workloads.write import OPTIONS_OF, render_summary
