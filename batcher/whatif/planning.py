@@ -7,8 +7,7 @@ from typing import Literal
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
-from batcher.whatif.deployments import Deployment, Value
-from batcher.whatif.limits import Limit
+from batcher.whatif.deployments import Deployment, Limit, Value
 from batcher.whatif.measuring import (
     Outcome,
     Question,

@@ -10,10 +10,11 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batcher.whatif.deployments import Deployment, Value
-from batcher.whatif.limits import (
-    SETTINGS,
+from batcher.whatif.deployments import (
+    SETTING_OF,
+    Deployment,
     Limit,
+    Value,
     limits_of,
     narrower,
     value_at,
@@ -53,7 +54,7 @@ class Removal(Struct, frozen=True, kw_only=True):
 
 
 class Analysis(Struct, frozen=True, kw_only=True):
-    """What binds a deployment, in the order of SETTINGS, and what that rests on.
+    """What binds a deployment, in the order of SETTING_OF, and what that rests on.
 
     removal: the fewest limits that have to go together, None if changing one of them helps.
     """
@@ -101,7 +102,7 @@ def analyse(edge: Edge, simulate: Simulate) -> Analysis:
     if edge.enough is not None:
         attempts = _with_reaches(attempts, edge.enough, edge, simulate)
     best = min(attempts, key=_rank, default=None)
-    own = next((limit for limit in SETTINGS if SETTINGS[limit] == edge.ladder.searched), None)
+    own = next((limit for limit in SETTING_OF if SETTING_OF[limit] == edge.ladder.searched), None)
     binding: set[Limit] = set()
     if edge.enough is not None and own is not None:
         binding = {own}
@@ -114,7 +115,7 @@ def analyse(edge: Edge, simulate: Simulate) -> Analysis:
     if edge.outcome.failed > floor((1 - edge.question.asked) * num_samples + 1e-9):
         binding.add("kv")
     return Analysis(
-        binding=[limit for limit in SETTINGS if limit in binding] or ["compute"],
+        binding=[limit for limit in SETTING_OF if limit in binding] or ["compute"],
         reliefs=[_relief(attempt, edge.ladder) for attempt in attempts],
         removal=removal,
     )
@@ -126,7 +127,7 @@ def _attempts(edge: Edge, simulate: Simulate) -> Iterator[_Attempt]:
     One that changes nothing when it is wider was not reached: it is not widened further.
     """
     ladder = edge.ladder
-    for limit, setting in SETTINGS.items():
+    for limit, setting in SETTING_OF.items():
         if setting == ladder.searched:
             continue
         for change in (wider, narrower):
@@ -232,7 +233,7 @@ def _rank(attempt: _Attempt) -> tuple[float, float, float]:
 def _relief(attempt: _Attempt, ladder: Ladder) -> Relief:
     return Relief(
         constraint=attempt.limit,
-        setting=SETTINGS[attempt.limit],
+        setting=SETTING_OF[attempt.limit],
         value=value_at(attempt.base, attempt.limit),
         share=attempt.share,
         reached=None if attempt.reached is None else ladder.value_of(attempt.reached),

@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
 from batcher.simulation.workload import Workload
-from batcher.whatif.deployments import AXES, MAX_BATCH, Deployment, Value
-from batcher.whatif.limits import num_blocks, num_tokens
+from batcher.whatif.deployments import AXES, MAX_BATCH, Deployment, Value, num_blocks, num_tokens
 
 Searched = Literal["batch", "kv_blocks", "max_batch_tokens", "rate"]
 

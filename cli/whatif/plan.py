@@ -8,8 +8,7 @@ import msgspec
 from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import Slo
 from batcher.scheduling.checks import check_effects
-from batcher.whatif.deployments import AXES, Deployment, Value, grid_of
-from batcher.whatif.limits import Limit
+from batcher.whatif.deployments import AXES, Deployment, Limit, Value, grid_of
 from batcher.whatif.measuring import Question, good_share
 from batcher.whatif.planning import Plan, find_plan
 from batcher.whatif.relief import Relief

@@ -15,7 +15,7 @@ from batcher import Engine, Request, SimulatedModel
 from batcher.events import AdmitEvent, ArriveEvent
 from cli.screen.live.display import ScreenLive
 from cli.screen.live.driver import LiveView
-from cli.screen.live.facts import Plan
+from cli.screen.live.facts import RunPlan
 from cli.screen.terminal import Terminal
 
 NUM_FRAMES = 100
@@ -79,7 +79,7 @@ def pictures(folder: Path) -> Iterator[Row]:
 def view_of(num_slots: int, size: tuple[int, int], *, every_step: bool) -> TimedView:
     """Return a view of a terminal of that size."""
     terminal = Null(*size)
-    plan = Plan("in.jsonl", "fcfs", num_slots, None, is_timed=False)
+    plan = RunPlan("in.jsonl", "fcfs", num_slots, None, is_timed=False)
     return TimedView(plan, Gauges(), terminal, ScreenLive(terminal), every_step=every_step)
 
 

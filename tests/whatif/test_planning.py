@@ -7,7 +7,7 @@ from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import parse_slo
 from batcher.request import Request
 from batcher.simulation.workload import workload_of
-from batcher.whatif.limits import num_blocks
+from batcher.whatif.deployments import num_blocks
 from batcher.whatif.measuring import measure
 from batcher.whatif.planning import find_plan
 from batcher.whatif.relief import Edge, Removal, analyse
