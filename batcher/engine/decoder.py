@@ -4,26 +4,18 @@ Rows that ask for nothing but the model's own tokens until a stop take the fast 
 done for any of them in a step.  What a row may ask for beside that is in row_decoder.py.
 """
 
-from array import array
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from batcher.decoding.output_tokens import OutputTokens
 from batcher.decoding.stops.matcher import FREE_LINE, StopMatcher
-from batcher.engine.decoded import (
-    NOTHING_DECODED,
-    Decoded,
-    Generated,
-    SuspendedRow,
-    SuspendedRows,
-    as_failure,
-)
+from batcher.engine.decoded import NOTHING_DECODED, Decoded, Generated, as_failure
 from batcher.engine.sequence import Sequence
+from batcher.engine.suspended import SuspendedRow, SuspendedRows
 from batcher.errors import Failure
 from batcher.events import TokenEvent
-from batcher.models.base import IntArray, Model, ModelOutput
+from batcher.models.base import Model, ModelOutput
 from batcher.request import ConstraintField
 from batcher.result import FinishReason
 from batcher.settings import GRAMMAR_TIMEOUT
@@ -32,80 +24,6 @@ from batcher.tokens import Tokens
 if TYPE_CHECKING:
     from batcher.decoding.grammars import Grammars
     from batcher.engine.row_decoder import RowDecoder
-
-MAX_PAGE_STEPS = 1024
-MAX_PAGE_TOKENS = 2**21
-MIN_PAGE_STEPS = 16
-
-
-class OutputTokens:
-    """The tokens of all rows: written once a step for all, cut out once, when a row leaves.
-
-    They are a time-major page [page_steps, num_slots].  When it is full, each open row puts its
-    part aside and the page starts over, so a long row costs its own tokens and not a longer page
-    for everybody.
-
-    row: the next step's row in the page.
-    first_rows: open slot -> the page's row of its first token there.
-    aside: open slot -> its tokens that are not in the page, if there are any.
-    """
-
-    __slots__ = ("_page_steps", "aside", "first_rows", "page", "row")
-
-    def __init__(self, num_slots: int) -> None:
-        self._page_steps = max(MIN_PAGE_STEPS, min(MAX_PAGE_STEPS, MAX_PAGE_TOKENS // num_slots))
-        self.page = np.zeros((self._page_steps, num_slots), np.int64)
-        self.row = 0
-        self.first_rows: dict[int, int] = {}
-        self.aside: dict[int, array[int]] = {}
-
-    def append(self, tokens: IntArray) -> None:
-        """Keep one step's tokens: [num_slots], whatever stands at slots that are not open."""
-        if self.row == self._page_steps:
-            for slot in self.first_rows:
-                self._put_aside(slot, 0)
-            self.row = 0
-        self.page[self.row] = tokens
-        self.row += 1
-
-    def extend(self, slot: int, tokens: list[int]) -> None:
-        """Put `tokens` behind those that the row in `slot` has, as if steps had given them."""
-        self._put_aside(slot, self.row).extend(tokens)
-
-    def close(self, slot: int, num_tokens: int) -> list[int]:
-        """Return the first `num_tokens` tokens of the row in `slot` and forget the row."""
-        if slot in self.aside:
-            tokens = self.read(slot, 0, num_tokens)
-            del self.aside[slot], self.first_rows[slot]
-        else:
-            first_row = self.first_rows.pop(slot)
-            tokens = self.page[first_row : first_row + num_tokens, slot].tolist()
-        return tokens
-
-    def resume(self, slot: int, tokens: list[int]) -> None:
-        """Let `slot` go on with a row that was closed when it had `tokens`."""
-        self.first_rows[slot] = self.row
-        if tokens:
-            self.aside[slot] = array("q", tokens)
-
-    def read(self, slot: int, start: int, stop: int) -> list[int]:
-        """Return tokens number `start` to `stop`, exclusive, of those the row in `slot` has."""
-        first_row, aside = self.first_rows[slot], self.aside.get(slot)
-        num_aside = 0 if aside is None else len(aside)
-        first = first_row + max(0, start - num_aside)
-        tokens: list[int] = self.page[first : first_row + max(0, stop - num_aside), slot].tolist()
-        if aside is None or start >= num_aside:
-            return tokens
-        return aside[start:stop].tolist() + tokens
-
-    def _put_aside(self, slot: int, next_row: int) -> "array[int]":
-        """Return what the row in `slot` has, all put aside; it goes on at the page's `next_row`."""
-        first_row, aside = self.first_rows[slot], self.aside.get(slot)
-        if aside is None:
-            aside = self.aside[slot] = array("q")
-        aside.frombytes(self.page[first_row : self.row, slot].tobytes())
-        self.first_rows[slot] = next_row
-        return aside
 
 
 class Decoder:

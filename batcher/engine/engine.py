@@ -6,11 +6,10 @@ the scheduler's business, what depends on data the decoder's, and both tell only
 nothing is done per step for a row that is only decoded, sampled, stopped and cut.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
-from msgspec.structs import replace
 
 from batcher.engine.contents import block_contents
 from batcher.engine.decoded import NOTHING_DECODED, Decoded
@@ -19,15 +18,14 @@ from batcher.engine.model_runner import ModelRunner
 from batcher.engine.outputs import Outputs
 from batcher.engine.recorder import Recorder, StepStats
 from batcher.engine.sequence import Sequence
-from batcher.errors import BatchdecodeError, Failure, FieldProblem, InvariantError, RequestError
+from batcher.errors import BatchdecodeError, FieldProblem, InvariantError, RequestError
 from batcher.events import AdmitReason, ArriveReason, EndEvent, RequestEvent, RunEvent, TokenEvent
-from batcher.lifecycle import ARRIVE
 from batcher.models.base import Model, can_score
 from batcher.models.chat import chat_template_of
 from batcher.models.checked_tokenizer import CheckedTokenizer
 from batcher.models.loading import as_model
 from batcher.request import Request
-from batcher.result import FinishReason, Result
+from batcher.result import Result
 from batcher.scheduling.clock import Clock, ConstantClock, FormulaClock
 from batcher.scheduling.output import SchedulerOutput
 from batcher.scheduling.scheduler import NO_CHANGES, Scheduler
@@ -110,7 +108,9 @@ class Engine:
         self._stats = StepStats(self.scheduler) if is_measured or not is_plain else None
         self._recorder = Recorder(clock, self._stats)
         self._outputs = Outputs(self.scheduler, self._runner, self._recorder, self._model.tokenizer)
-        self._inputs = Inputs(self._queue, self._outputs, clock, self._model, decoder.heal)
+        self._inputs = Inputs(
+            self.scheduler, self._outputs, self._recorder, clock, self._model, decoder.heal
+        )
         self._reads_all = settings.sees_all
         tokenizer = self._model.tokenizer
         self.capabilities = ModelCapabilities(
@@ -176,7 +176,7 @@ class Engine:
         if reads_all and inputs.latest_arrival <= clock.now:
             return True
         if self._queue.num_pending:
-            self._join_arrivals()
+            self._inputs.join_arrivals()
         if inputs.latest_arrival > clock.now:
             return False
         return reads_all or self._batch.num_free > self._queue.num_slots
@@ -282,7 +282,7 @@ class Engine:
         """
         clock = self._clock
         if self._queue.num_pending:
-            self._join_arrivals()
+            self._inputs.join_arrivals()
         if self._stats is not None:
             self._stats.begin_step()
         scheduled = self.scheduler.schedule(clock.step, clock.now)
@@ -304,7 +304,7 @@ class Engine:
 
     def hand_out(self) -> StepOutcome:
         """Return what has come of requests that need no slot, without taking a step."""
-        self._join_arrivals()
+        self._inputs.join_arrivals()
         return StepOutcome(self._recorder.take(), self._outputs.take_results(), [])
 
     def _check_progress(self) -> None:
@@ -318,35 +318,7 @@ class Engine:
             step = self._clock.step
             raise InvariantError(f"step {step}: requests are left, and none can run")
 
-    # -- before the step -------------------------------------------------------------------------
-
-    def _join_arrivals(self) -> None:
-        """Let what has arrived wait for a slot; if all is idle, jump to the next arrival."""
-        queue, clock = self._queue, self._clock
-        if not (queue.num_waiting or self._batch.num_occupied):
-            arrival = queue.next_arrival
-            if arrival is not None and arrival > clock.now:
-                clock.jump(arrival)
-        for sequence in queue.take_arrivals(clock.now):
-            self._arrive(sequence)
-
-    def _arrive(self, first: Sequence) -> None:
-        """Let a group join the queue, or end at once if it needs no slot or can never run."""
-        arrived_step = self._clock.step_at(first.arrival_time)
-        for sequence in (first, *first.others):
-            sequence.state = ARRIVE[sequence.state]
-            sequence.arrived_step = arrived_step
-        self._recorder.arrived(first)
-        replayed = None if first.extras is None else first.extras.replayed
-        if first.max_tokens == 0 or (replayed is not None and replayed.slot is None):
-            # now, and not in the step of its arrival if that was missed: results come in order
-            self._outputs.finish_waiting(first, self._clock.step, "length")
-            return
-        failure = None if self.scheduler.kv_cache is None else self.scheduler.why_never(first)
-        if failure is None:
-            self._queue.push(first)
-        else:
-            self._outputs.finish_waiting(first, self._clock.step, "error", failure)
+    # -- schedule, execute, update ---------------------------------------------------------------
 
     def _prepare(self, scheduled: SchedulerOutput[Sequence]) -> None:
         """Bring rows out of the batch and into it, and tell of that."""
@@ -359,7 +331,7 @@ class Engine:
         for first in scheduled.admitted:
             self._admit(scheduled, first, step)
         if scheduled.has_continued:
-            self._record_prefills(scheduled)
+            recorder.prefilled(scheduled, self._batch)
         if scheduled.blocked is not None:
             recorder.blocked(scheduled.blocked)
         for first in scheduled.prefill_finished:
@@ -393,28 +365,13 @@ class Engine:
         if num_forced:
             self._recorder.jumped(first, num_forced)
 
-    def _record_prefills(self, scheduled: SchedulerOutput[Sequence]) -> None:
-        """Tell what is computed of groups admitted before, but for those that jumped just now."""
-        last_step = self._clock.step - 1
-        for row, num_tokens in scheduled.num_scheduled_tokens.items():
-            first = self._batch.first_of(row)
-            has_jumped = first.extras is not None and first.extras.jumped_step == last_step
-            if not (has_jumped and first.is_decoding) and first not in scheduled.admitted:
-                self._recorder.prefilled(row, num_tokens)
-
-    # -- the step, and after it ------------------------------------------------------------------
-
     def _execute(self, scheduled: SchedulerOutput[Sequence]) -> Decoded:
         """Let the model compute the step; return what rows were given beside one token each."""
         if not scheduled.is_decode_step:
-            decoded = self._runner.compute_prompts()
-        elif self._batch.num_occupied > self._outputs.num_replayed:
-            decoded = self._runner.step(self._clock.step)
-        else:
-            return NOTHING_DECODED
-        if decoded.failed and scheduled.num_scheduled_tokens and self._runner.has_pages:
-            return self._with_sharers(decoded, scheduled)
-        return decoded
+            return self._runner.compute_prompts()
+        if self._batch.num_occupied > self._outputs.num_replayed:
+            return self._runner.step(self._clock.step)
+        return NOTHING_DECODED
 
     def _update(self, scheduled: SchedulerOutput[Sequence], decoded: Decoded) -> None:
         """Take in what the step has computed, and end it."""
@@ -423,62 +380,10 @@ class Engine:
         ending = batch.ending.get(batch.decode_step) if scheduled.is_decode_step else None
         self.scheduler.update(scheduled)
         if ending is not None or decoded is not NOTHING_DECODED:
-            self._process_outputs(clock.step, decoded, ending or ())
+            self._outputs.process(clock.step, scheduled, decoded, ending or ())
         clock.advance(measured)
         if stats is not None:
             stats.end_step(clock.now)
-
-    def _process_outputs(self, step: int, decoded: Decoded, ending: Collection[int]) -> None:
-        """Give each row what `step` led to; ending: the slots of those that reach max_tokens.
-
-        Failing goes before completing a stop, and that before reaching max_tokens.
-        """
-        slots, first_of = self._batch.slots, self._batch.first_of
-        finish = self._outputs.finish_running
-        reasons: dict[int, FinishReason] = dict.fromkeys(ending, "length")
-        jumps: dict[Sequence, int] = {}
-        for slot, tokens in decoded.jumps.items():
-            first = self._holder_of(slot)
-            jumps[first] = len(tokens) - 1
-            self._recorder.jumped(first, jumps[first])
-        for slot in decoded.stopped:
-            reasons[slot] = "stop"
-        for slot in decoded.failed:
-            reasons[slot] = "error"
-        for slot in sorted(reasons):
-            row = slots[slot]
-            if row is not None:
-                first = first_of(row) if row.role != "sample" else row
-                finish(first, step, reasons[slot], decoded.failed.get(slot))
-        for source, target in decoded.forks:
-            parent, child = slots[source], slots[target]
-            if parent is not None and child is not None:  # their request has not ended just now
-                self.scheduler.fork(parent, child)
-                self._runner.fork(parent, child)
-                self._recorder.forked(child, parent)
-        if jumps:  # these rows go on: see RowDecoder
-            self.scheduler.lengthen(jumps)
-            for first in jumps:
-                self._runner.note_jump(first, step)
-
-    def _holder_of(self, slot: int) -> Sequence:
-        holder = self._batch.slots[slot]
-        if holder is None:
-            raise InvariantError(f"nobody holds slot {slot}, whose row was given tokens")
-        return holder
-
-    def _with_sharers(self, decoded: Decoded, scheduled: SchedulerOutput[Sequence]) -> Decoded:
-        """Let rows fail, too, that were to go on from what a failed one has not computed."""
-        failed, first_of = dict(decoded.failed), self._batch.first_of
-        for row, num_tokens in scheduled.num_scheduled_tokens.items():
-            failure = failed.get(first_of(row).slot)  # in order: who shares may be shared with
-            if failure is not None:
-                why = f"its first tokens are those of request {row.id!r}, which failed"
-                for sharer in self.scheduler.sharing(row, num_tokens):
-                    other = Failure(failure.code, f"{why}: {failure.message}")
-                    failed.setdefault(first_of(sharer).slot, other)
-        jumps = {slot: tokens for slot, tokens in decoded.jumps.items() if slot not in failed}
-        return replace(decoded, failed=failed, jumps=jumps)
 
     def _token_contents(self, row: Sequence, start: int, stop: int, size: int) -> Iterator[bytes]:
         """Return what stands for the tokens start..stop of a sequence, by blocks."""

@@ -11,15 +11,17 @@ from typing import NamedTuple
 from batcher.decoding.prompt_logprobs import PromptLogprobs
 from batcher.decoding.stops.automaton import stop_automaton
 from batcher.engine.outputs import Outputs
+from batcher.engine.recorder import Recorder
 from batcher.engine.sequence import Sequence, SequenceExtras
 from batcher.errors import Failure, InvariantError
 from batcher.events import ArriveReason, Role
+from batcher.lifecycle import ARRIVE
 from batcher.models.base import Model
 from batcher.prompts import Prompt, read_prompt
 from batcher.request import Request, is_plain
 from batcher.result import Result
 from batcher.scheduling.clock import Clock
-from batcher.scheduling.queue import WaitingQueue
+from batcher.scheduling.scheduler import Scheduler
 from batcher.tokens import Tokens, joined
 
 Heal = Callable[[Tokens], tuple[list[int], bytes]]
@@ -77,15 +79,17 @@ class Inputs:
 
     def __init__(
         self,
-        queue: WaitingQueue[Sequence],
+        scheduler: Scheduler[Sequence],
         outputs: Outputs,
+        recorder: Recorder,
         clock: Clock,
         model: Model,
         heal: Heal,
     ) -> None:
         self.has_sessions = False
         self.latest_arrival = 0.0
-        self._queue, self._outputs, self._clock = queue, outputs, clock
+        self._scheduler, self._queue = scheduler, scheduler.queue
+        self._outputs, self._recorder, self._clock = outputs, recorder, clock
         self._model, self._heal = model, heal
         self._sessions: dict[str, Session] = {}  # by name, as long as the engine is there
 
@@ -112,6 +116,34 @@ class Inputs:
             return
         for sequence in sequences:
             self._queue.add(sequence, self._clock.now)
+
+    def join_arrivals(self) -> None:
+        """Let what has arrived wait for a slot; if all is idle, jump to the next arrival."""
+        queue, clock = self._queue, self._clock
+        if not (queue.num_waiting or self._scheduler.batch.num_occupied):
+            arrival = queue.next_arrival
+            if arrival is not None and arrival > clock.now:
+                clock.jump(arrival)
+        for sequence in queue.take_arrivals(clock.now):
+            self._arrive(sequence)
+
+    def _arrive(self, first: Sequence) -> None:
+        """Let a group join the queue, or end at once if it needs no slot or can never run."""
+        arrived_step = self._clock.step_at(first.arrival_time)
+        for sequence in (first, *first.others):
+            sequence.state = ARRIVE[sequence.state]
+            sequence.arrived_step = arrived_step
+        self._recorder.arrived(first)
+        replayed = None if first.extras is None else first.extras.replayed
+        if first.max_tokens == 0 or (replayed is not None and replayed.slot is None):
+            # now, and not in the step of its arrival if that was missed: results come in order
+            self._outputs.finish_waiting(first, self._clock.step, "length")
+            return
+        failure = None if self._scheduler.kv_cache is None else self._scheduler.why_never(first)
+        if failure is None:
+            self._queue.push(first)
+        else:
+            self._outputs.finish_waiting(first, self._clock.step, "error", failure)
 
     def abort(self, request_id: str) -> None:
         """End what of a request waits: for its time, for a slot, or for the turn before it."""

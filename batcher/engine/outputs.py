@@ -1,11 +1,12 @@
 """What becomes of sequences that end: out of their slots, with a finish event and a result."""
 
+from collections.abc import Collection, Mapping
 from itertools import zip_longest
 
 from msgspec.structs import replace
 
 from batcher.decoding.stops.output import Output, read_output
-from batcher.engine.decoded import Generated
+from batcher.engine.decoded import Decoded, Generated
 from batcher.engine.model_runner import ModelRunner
 from batcher.engine.recorder import Recorder
 from batcher.engine.sequence import Sequence
@@ -15,6 +16,7 @@ from batcher.models.base import Tokenizer, join_bytes
 from batcher.prompts import count_tokens
 from batcher.request import Request
 from batcher.result import ErrorInfo, FinishReason, Result, Segment, StepTimes, Usage
+from batcher.scheduling.output import SchedulerOutput
 from batcher.scheduling.scheduler import Scheduler
 from batcher.scheduling.sequence import NEVER, NO_SLOT
 
@@ -63,6 +65,74 @@ class Outputs:
         """Return the sequences of sessions that have ended since the last call, with results."""
         turns, self._ended_turns = self._ended_turns, NOTHING_ENDED
         return turns
+
+    # -- after a step ----------------------------------------------------------------------------
+
+    def process(
+        self,
+        step: int,
+        scheduled: SchedulerOutput[Sequence],
+        decoded: Decoded,
+        ending: Collection[int],
+    ) -> None:
+        """Give each row what `step` led to; ending: the slots of those that reach max_tokens.
+
+        Failing goes before completing a stop, and that before reaching max_tokens.
+        """
+        scheduler, slots = self._scheduler, self._scheduler.batch.slots
+        failed = decoded.failed
+        if failed and scheduled.num_scheduled_tokens and self._runner.has_pages:
+            failed = self._with_sharers(failed, scheduled)
+        jumps = self._jumps(decoded.jumps, failed) if decoded.jumps else {}
+        reasons: dict[int, FinishReason] = dict.fromkeys(ending, "length")
+        for slot in decoded.stopped:
+            reasons[slot] = "stop"
+        for slot in failed:
+            reasons[slot] = "error"
+        for slot in sorted(reasons):
+            row = slots[slot]
+            if row is not None:
+                first = scheduler.batch.first_of(row) if row.role != "sample" else row
+                self.finish_running(first, step, reasons[slot], failed.get(slot))
+        for source, target in decoded.forks:
+            self._fork(slots[source], slots[target])
+        if jumps:  # these rows go on: see RowDecoder
+            scheduler.lengthen(jumps)
+            for first in jumps:
+                self._runner.note_jump(first, step)
+
+    def _jumps(
+        self, jumps: Mapping[int, list[int]], failed: Mapping[int, Failure]
+    ) -> dict[Sequence, int]:
+        """Tell of the rows that were given several tokens; return how many more than one each."""
+        num_more: dict[Sequence, int] = {}
+        for slot, tokens in jumps.items():
+            first = self._scheduler.batch.slots[slot]
+            if first is not None and slot not in failed:
+                num_more[first] = len(tokens) - 1
+                self._recorder.jumped(first, num_more[first])
+        return num_more
+
+    def _fork(self, parent: Sequence | None, child: Sequence | None) -> None:
+        """Let a beam go on as another, unless their request has ended in this step."""
+        if parent is not None and child is not None:
+            self._scheduler.fork(parent, child)
+            self._runner.fork(parent, child)
+            self._recorder.forked(child, parent)
+
+    def _with_sharers(
+        self, failed: Mapping[int, Failure], scheduled: SchedulerOutput[Sequence]
+    ) -> dict[int, Failure]:
+        """Let rows fail, too, that were to go on from what a failed one has not computed."""
+        all_failed, first_of = dict(failed), self._scheduler.batch.first_of
+        for row, num_tokens in scheduled.num_scheduled_tokens.items():
+            failure = all_failed.get(first_of(row).slot)  # in order: who shares may be shared with
+            if failure is not None:
+                why = f"its first tokens are those of request {row.id!r}, which failed"
+                for sharer in self._scheduler.sharing(row, num_tokens):
+                    other = Failure(failure.code, f"{why}: {failure.message}")
+                    all_failed.setdefault(first_of(sharer).slot, other)
+        return all_failed
 
     # -- the end of a group ----------------------------------------------------------------------
 

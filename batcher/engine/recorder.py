@@ -19,6 +19,7 @@ from batcher.events import (
     StepsEvent,
 )
 from batcher.result import Result, StopReason
+from batcher.scheduling.batch import RunningBatch
 from batcher.scheduling.clock import BatchStats, Clock
 from batcher.scheduling.output import Blocked, Preemption, SchedulerOutput
 from batcher.scheduling.scheduler import Scheduler
@@ -87,21 +88,29 @@ class Recorder:
             )
         )
 
-    def prefilled(self, row: Sequence, num_tokens: int) -> None:
-        """Tell that more was computed of a sequence that was admitted before."""
+    def prefilled(
+        self, scheduled: SchedulerOutput[Sequence], batch: RunningBatch[Sequence]
+    ) -> None:
+        """Tell what is computed of groups admitted before, but for those that jumped just now."""
         clock = self._clock
-        self.events.append(
-            PrefillEvent(
-                clock.step,
-                clock.now,
-                row.id,
-                row.index,
-                row.slot,
-                num_tokens,
-                row.num_tokens - row.num_computed,
-                row.role,
+        for row, num_tokens in scheduled.num_scheduled_tokens.items():
+            first = batch.first_of(row)
+            has_jumped = first.extras is not None and first.extras.jumped_step == clock.step - 1
+            if (has_jumped and first.is_decoding) or first in scheduled.admitted:
+                continue
+            num_left = row.num_tokens - row.num_computed
+            self.events.append(
+                PrefillEvent(
+                    clock.step,
+                    clock.now,
+                    row.id,
+                    row.index,
+                    row.slot,
+                    num_tokens,
+                    num_left,
+                    row.role,
+                )
             )
-        )
 
     def preempted(self, preemption: Preemption[Sequence]) -> None:
         """Tell that the rows of a group lost their slots and what they had computed, and why."""

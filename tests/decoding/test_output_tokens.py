@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher import Engine, Request, SimulatedModel
+from batcher.decoding.output_tokens import MAX_PAGE_TOKENS, MIN_PAGE_STEPS, OutputTokens
 from batcher.engine import decoder
-from batcher.engine.decoder import MAX_PAGE_TOKENS, MIN_PAGE_STEPS, OutputTokens
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40)), max_size=30))

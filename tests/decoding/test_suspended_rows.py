@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from slotted_rows import MODEL, SlottedRows, decode_all, never
 
 from batcher import Request
+from batcher.decoding.output_tokens import OutputTokens
 from batcher.decoding.stops.automaton import stop_automaton
 from batcher.decoding.stops.matcher import StopMatcher
-from batcher.engine.decoder import OutputTokens
 
 EVERY_KIND: dict[str, dict[str, Any]] = {
     "plain": {},
