@@ -16,7 +16,7 @@ from batcher.whatif.measuring import (
     problem_of,
     score_of,
 )
-from batcher.whatif.relief import Analysis, Edge, Relief, Removal, analyse
+from batcher.whatif.relief import Analysis, Edge, Relief, Removal
 from batcher.whatif.search import Ladder, LeastSearch, Score, Searched, rate_of
 
 
@@ -95,8 +95,9 @@ def find_plan(
             number=ends,
             outcome=trials.outcomes[ends],
             enough=search.least,
+            simulate=_counted(question, on_relief),
         )
-        analysis = analyse(edge, _counted(question, on_relief))
+        analysis = edge.analyse()
     return Plan(
         searched=searched,
         asked=question.asked,

@@ -64,19 +64,6 @@ class Analysis(Struct, frozen=True, kw_only=True):
     removal: Removal | None = None
 
 
-class Edge(Struct, frozen=True, kw_only=True):
-    """Where a search ended: `number` comes to `outcome`, which is not enough.
-
-    enough: the least number that is, the next larger one; None if nothing is enough.
-    """
-
-    question: Question
-    ladder: Ladder
-    number: int
-    outcome: Outcome
-    enough: int | None
-
-
 class _Attempt(Struct, frozen=True, kw_only=True):
     """A limit, `base` with it wider or narrower, and what that comes to at an edge."""
 
@@ -88,139 +75,9 @@ class _Attempt(Struct, frozen=True, kw_only=True):
     reached: int | None = None
 
 
-def analyse(edge: Edge, simulate: Simulate) -> Analysis:
-    """Return what binds at `edge`, so that more do not meet the SLO, and what would help.
-
-    Of a setting it is that setting: one more of it is enough.  Of a rate it is the limit whose
-    change reaches furthest; if none reaches further, or nothing meets the SLO, the one whose change
-    lets most requests meet it; if none lets more, the fewest that together do if nobody meets them;
-    if these do not either, the time that steps take.  Where too many requests can never run there
-    are too few blocks, whatever else.
-    """
-    share, removal = good_share(edge.outcome), None
-    attempts = list(_attempts(edge, simulate))
-    if edge.enough is not None:
-        attempts = _with_reaches(attempts, edge.enough, edge, simulate)
-    best = min(attempts, key=_rank, default=None)
-    own = next((limit for limit in SETTING_OF if SETTING_OF[limit] == edge.ladder.searched), None)
-    binding: set[Limit] = set()
-    if edge.enough is not None and own is not None:
-        binding = {own}
-    elif best is not None and best.share > share:
-        binding = {best.limit}
-    else:
-        removal = _removal(edge, share, simulate)
-        binding.update(removal.constraints if removal else ())
-    num_samples = edge.outcome.served + edge.outcome.failed
-    if edge.outcome.failed > floor((1 - edge.question.asked) * num_samples + 1e-9):
-        binding.add("kv")
-    return Analysis(
-        binding=[limit for limit in SETTING_OF if limit in binding] or ["compute"],
-        reliefs=[_relief(attempt, edge.ladder) for attempt in attempts],
-        removal=removal,
-    )
-
-
-def _attempts(edge: Edge, simulate: Simulate) -> Iterator[_Attempt]:
-    """Yield what it comes to at `edge` to widen and to narrow each limit but the searched one.
-
-    One that changes nothing when it is wider was not reached: it is not widened further.
-    """
-    ladder = edge.ladder
-    for limit, setting in SETTING_OF.items():
-        if setting == ladder.searched:
-            continue
-        for change in (wider, narrower):
-            base, before = ladder.base, edge.outcome
-            for _ in range(MAX_CHANGES[limit]):
-                changed = change(base, limit)
-                if changed is None or changed == base:
-                    break
-                deployment = ladder.deployment_of(edge.number, changed)
-                if problem_of(deployment) is not None:
-                    break
-                base, outcome = changed, simulate(deployment)
-                yield _Attempt(
-                    limit=limit,
-                    is_wider=change is wider,
-                    base=base,
-                    share=good_share(outcome),
-                    score=score_of(edge.question, outcome),
-                )
-                if change is wider and _without_uses(outcome) == _without_uses(before):
-                    break
-                before = outcome
-
-
 def _without_uses(outcome: Outcome) -> Outcome:
     """Return `outcome` without the shares of limits, which differ where nothing else does."""
     return replace(outcome, slots_used=0.0, kv_used=None, budget_used=None)
-
-
-def _with_reaches(
-    attempts: list[_Attempt], enough: int, edge: Edge, simulate: Simulate
-) -> list[_Attempt]:
-    """Return `attempts`; the one of a limit and direction that reaches furthest says how far.
-
-    It does if that is about a hundredth beyond `enough`.
-    """
-    directions: dict[tuple[Limit, bool], list[_Attempt]] = {}
-    for attempt in attempts:
-        if attempt.share >= edge.question.asked:
-            directions.setdefault((attempt.limit, attempt.is_wider), []).append(attempt)
-    best = sorted(directions.values(), key=lambda tried: max(each.score for each in tried))
-    reaches = dict(_furthest(tried, edge, simulate) for tried in best[-MAX_REACHES:])
-    most = enough - edge.ladder.step_at(enough)
-    return [
-        replace(attempt, reached=reaches[attempt.base])
-        if reaches.get(attempt.base, enough) <= most
-        else attempt
-        for attempt in attempts
-    ]
-
-
-def _furthest(tried: list[_Attempt], edge: Edge, simulate: Simulate) -> tuple[Deployment, int]:
-    """Return which of `tried`, all enough at `edge`, reaches furthest, and how far it does.
-
-    It is looked for further only with those that are enough beyond where one before is.
-    """
-    step = edge.ladder.step_at(edge.number)
-    best = tried[0].base
-    reached = _reach(best, edge.number, edge, simulate)
-    for attempt in tried[1:]:
-        beyond = max(reached - step, edge.ladder.rungs[0])
-        if beyond < reached and _is_enough(attempt.base, beyond, edge, simulate):
-            best, reached = attempt.base, _reach(attempt.base, beyond, edge, simulate)
-    return best, reached
-
-
-def _reach(base: Deployment, enough: int, edge: Edge, simulate: Simulate) -> int:
-    """Return the least number found to be enough with `base`, with which `enough` is.
-
-    The distance is doubled until a number is not enough, and then halved, to about a hundredth.
-    """
-    bound, step = edge.ladder.rungs[0], edge.ladder.step_at(edge.number)
-    distance, too_small = step, bound - 1
-    while enough > bound:
-        number = max(enough - distance, bound)
-        if not _is_enough(base, number, edge, simulate):
-            too_small = number
-            break
-        enough, distance = number, 2 * distance
-    while enough - too_small > step:
-        middle = (enough + too_small) // 2
-        if _is_enough(base, middle, edge, simulate):
-            enough = middle
-        else:
-            too_small = middle
-    return enough
-
-
-def _is_enough(base: Deployment, number: int, edge: Edge, simulate: Simulate) -> bool:
-    deployment = edge.ladder.deployment_of(number, base)
-    if problem_of(deployment) is not None:
-        return False
-    return good_share(simulate(deployment)) >= edge.question.asked
 
 
 def _rank(attempt: _Attempt) -> tuple[float, float, float]:
@@ -240,19 +97,157 @@ def _relief(attempt: _Attempt, ladder: Ladder) -> Relief:
     )
 
 
-def _removal(edge: Edge, share: float, simulate: Simulate) -> Removal | None:
-    """Return the fewest limits without which more than `share` meet the SLO, None if none do."""
-    deployment, workload = edge.ladder.deployment_of(edge.number), edge.question.workload
+class Edge(Struct, frozen=True, kw_only=True):
+    """Where a search ended: `number` comes to `outcome`, which is not enough.
 
-    def share_without(limits: Sequence[Limit]) -> float:
-        return good_share(simulate(without(deployment, limits, workload)))
+    simulate: tells what a deployment comes to.
+    enough: the least number that is, the next larger one; None if nothing is enough.
+    """
 
-    limits = limits_of(deployment)
-    reached = share_without(limits)
-    if reached <= share:
-        return None
-    for limit in list(limits):
-        others = [other for other in limits if other != limit]
-        if others and share_without(others) >= reached:
-            limits = others
-    return Removal(constraints=limits, share=reached)
+    question: Question
+    ladder: Ladder
+    number: int
+    outcome: Outcome
+    enough: int | None
+    simulate: Simulate
+
+    def analyse(self) -> Analysis:
+        """Return what binds there, so that more do not meet the SLO, and what would help.
+
+        Of a setting it is that setting: one more of it is enough.  Of a rate it is the limit whose
+        change reaches furthest; if none reaches further, or nothing meets the SLO, the one whose
+        change lets most requests meet it; if none lets more, the fewest that together do if nobody
+        meets them; if these do not either, the time that steps take.  Where too many requests can
+        never run there are too few blocks, whatever else.
+        """
+        share, removal = good_share(self.outcome), None
+        attempts = list(self._attempts())
+        if self.enough is not None:
+            attempts = self._with_reaches(attempts, self.enough)
+        best = min(attempts, key=_rank, default=None)
+        own = next(
+            (limit for limit in SETTING_OF if SETTING_OF[limit] == self.ladder.searched), None
+        )
+        binding: set[Limit] = set()
+        if self.enough is not None and own is not None:
+            binding = {own}
+        elif best is not None and best.share > share:
+            binding = {best.limit}
+        else:
+            removal = self._removal(share)
+            binding.update(removal.constraints if removal else ())
+        num_samples = self.outcome.served + self.outcome.failed
+        if self.outcome.failed > floor((1 - self.question.asked) * num_samples + 1e-9):
+            binding.add("kv")
+        return Analysis(
+            binding=[limit for limit in SETTING_OF if limit in binding] or ["compute"],
+            reliefs=[_relief(attempt, self.ladder) for attempt in attempts],
+            removal=removal,
+        )
+
+    def _attempts(self) -> Iterator[_Attempt]:
+        """Yield what it comes to there to widen and to narrow each limit but the searched one.
+
+        One that changes nothing when it is wider was not reached: it is not widened further.
+        """
+        ladder = self.ladder
+        for limit, setting in SETTING_OF.items():
+            if setting == ladder.searched:
+                continue
+            for change in (wider, narrower):
+                base, before = ladder.base, self.outcome
+                for _ in range(MAX_CHANGES[limit]):
+                    changed = change(base, limit)
+                    if changed is None or changed == base:
+                        break
+                    deployment = ladder.deployment_of(self.number, changed)
+                    if problem_of(deployment) is not None:
+                        break
+                    base, outcome = changed, self.simulate(deployment)
+                    yield _Attempt(
+                        limit=limit,
+                        is_wider=change is wider,
+                        base=base,
+                        share=good_share(outcome),
+                        score=score_of(self.question, outcome),
+                    )
+                    if change is wider and _without_uses(outcome) == _without_uses(before):
+                        break
+                    before = outcome
+
+    def _with_reaches(self, attempts: list[_Attempt], enough: int) -> list[_Attempt]:
+        """Return `attempts`; the one of a limit and direction that reaches furthest says how far.
+
+        It does if that is about a hundredth beyond `enough`.
+        """
+        directions: dict[tuple[Limit, bool], list[_Attempt]] = {}
+        for attempt in attempts:
+            if attempt.share >= self.question.asked:
+                directions.setdefault((attempt.limit, attempt.is_wider), []).append(attempt)
+        best = sorted(directions.values(), key=lambda tried: max(each.score for each in tried))
+        reaches = dict(self._furthest(tried) for tried in best[-MAX_REACHES:])
+        most = enough - self.ladder.step_at(enough)
+        return [
+            replace(attempt, reached=reaches[attempt.base])
+            if reaches.get(attempt.base, enough) <= most
+            else attempt
+            for attempt in attempts
+        ]
+
+    def _furthest(self, tried: list[_Attempt]) -> tuple[Deployment, int]:
+        """Return which of `tried`, all enough there, reaches furthest, and how far it does.
+
+        It is looked for further only with those that are enough beyond where one before is.
+        """
+        step = self.ladder.step_at(self.number)
+        best = tried[0].base
+        reached = self._reach(best, self.number)
+        for attempt in tried[1:]:
+            beyond = max(reached - step, self.ladder.rungs[0])
+            if beyond < reached and self._is_enough(attempt.base, beyond):
+                best, reached = attempt.base, self._reach(attempt.base, beyond)
+        return best, reached
+
+    def _reach(self, base: Deployment, enough: int) -> int:
+        """Return the least number found to be enough with `base`, with which `enough` is.
+
+        The distance is doubled until a number is not enough, and then halved, to about a hundredth.
+        """
+        bound, step = self.ladder.rungs[0], self.ladder.step_at(self.number)
+        distance, too_small = step, bound - 1
+        while enough > bound:
+            number = max(enough - distance, bound)
+            if not self._is_enough(base, number):
+                too_small = number
+                break
+            enough, distance = number, 2 * distance
+        while enough - too_small > step:
+            middle = (enough + too_small) // 2
+            if self._is_enough(base, middle):
+                enough = middle
+            else:
+                too_small = middle
+        return enough
+
+    def _is_enough(self, base: Deployment, number: int) -> bool:
+        deployment = self.ladder.deployment_of(number, base)
+        if problem_of(deployment) is not None:
+            return False
+        return good_share(self.simulate(deployment)) >= self.question.asked
+
+    def _removal(self, share: float) -> Removal | None:
+        """Return the fewest limits without which more than `share` meet the SLO, None for none."""
+        deployment, workload = self.ladder.deployment_of(self.number), self.question.workload
+
+        def share_without(limits: Sequence[Limit]) -> float:
+            return good_share(self.simulate(without(deployment, limits, workload)))
+
+        limits = limits_of(deployment)
+        reached = share_without(limits)
+        if reached <= share:
+            return None
+        for limit in list(limits):
+            others = [other for other in limits if other != limit]
+            if others and share_without(others) >= reached:
+                limits = others
+        return Removal(constraints=limits, share=reached)

@@ -10,7 +10,7 @@ from batcher.simulation.workload import workload_of
 from batcher.whatif.deployments import num_blocks
 from batcher.whatif.measuring import measure
 from batcher.whatif.planning import find_plan
-from batcher.whatif.relief import Edge, Removal, analyse
+from batcher.whatif.relief import Edge, Removal
 from batcher.whatif.search import Ladder, rate_of
 
 EIGHT = [(0, 1, 10)] * 8
@@ -98,8 +98,15 @@ def test_limits_that_only_help_together_are_named_together():
     base = deployment_of(1, kv_blocks=2, block_size=4, prefix_cache=False)
     ladder = Ladder(question.workload, base, "max_batch_tokens")
     outcome = measure(question, ladder.deployment_of(100))
-    edge = Edge(question=question, ladder=ladder, number=100, outcome=outcome, enough=None)
-    found = analyse(edge, lambda deployment: measure(question, deployment))
+    edge = Edge(
+        question=question,
+        ladder=ladder,
+        number=100,
+        outcome=outcome,
+        enough=None,
+        simulate=lambda deployment: measure(question, deployment),
+    )
+    found = edge.analyse()
     assert found.binding == ["slots", "kv"]
     assert found.removal == Removal(constraints=["slots", "kv"], share=1.0)
     assert max(relief.share for relief in found.reliefs) == 0.25

@@ -8,7 +8,7 @@ from batcher.metrics.slo import parse_slo
 from batcher.whatif.deployments import Deployment, narrower, wider
 from batcher.whatif.measuring import measure
 from batcher.whatif.planning import find_plan
-from batcher.whatif.relief import Edge, analyse
+from batcher.whatif.relief import Edge
 from batcher.whatif.search import Ladder
 
 # A step takes 1 s and 0.1 s for each token: a long prompt makes those wait who decode beside it.
@@ -93,8 +93,10 @@ def test_less_than_a_hundredth_is_no_help():
 
     ladder = Ladder(question.workload, deployment_of(8), "kv_blocks")
     missed = simulate(ladder.deployment_of(999))
-    edge = Edge(question=question, ladder=ladder, number=999, outcome=missed, enough=1000)
-    found = analyse(edge, simulate)
+    edge = Edge(
+        question=question, ladder=ladder, number=999, outcome=missed, enough=1000, simulate=simulate
+    )
+    found = edge.analyse()
     reached = {relief.value: relief.reached for relief in found.reliefs if relief.reached}
     assert reached == {4: pytest.approx(900, abs=15)}
     assert found.binding == ["kv"]
