@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher import Engine, Request, SimulatedModel
+from batcher.decoding import output_tokens
 from batcher.decoding.output_tokens import MAX_PAGE_TOKENS, MIN_PAGE_STEPS, OutputTokens
-from batcher.engine import decoder
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40)), max_size=30))
@@ -57,7 +57,7 @@ def test_rows_of_an_engine_may_be_longer_than_a_page(monkeypatch: pytest.MonkeyP
         return told
 
     expected = tokens_of_all()
-    monkeypatch.setattr(decoder, "MIN_PAGE_STEPS", 4)
-    monkeypatch.setattr(decoder, "MAX_PAGE_STEPS", 4)
+    monkeypatch.setattr(output_tokens, "MIN_PAGE_STEPS", 4)
+    monkeypatch.setattr(output_tokens, "MAX_PAGE_STEPS", 4)
     assert tokens_of_all() == expected
     assert max(map(len, expected.values())) > 12
