@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -12,17 +12,19 @@ from batcher.events import TokenEvent
 from batcher.formats.requests import ParsedLine, RequestParser
 from batcher.models.base import Model
 from batcher.models.callable import ModelNext
-from batcher.models.llm import LLM
 from batcher.models.simulated import SimulatedModel
 from batcher.request import Request
 from batcher.result import Result
 from batcher.validation import ModelCapabilities
 
+if TYPE_CHECKING:
+    from batcher.models.llm import LLM
+
 
 def decode(
     requests: Iterable[Request | Mapping[str, Any]],
     *,
-    model: Model | ModelNext | LLM | None = None,
+    model: "Model | ModelNext | LLM | None" = None,
     batch_size: int = 8,
     on_finish: Callable[[Result], object] | None = None,
     on_token: Callable[[TokenEvent], object] | None = None,

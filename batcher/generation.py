@@ -7,8 +7,8 @@ from batcher.engine import Engine
 from batcher.errors import BatchdecodeError, ModelError, RequestError
 from batcher.formats.suggestions import suggest
 from batcher.models.calls import CallSettings, checked_settings
-from batcher.models.llm import LLM, LLMModel, missing_methods
-from batcher.models.loading import check_description
+from batcher.models.llm import LLM, LLMModel
+from batcher.models.loading import check_description, missing_methods
 from batcher.request import CONSTRAINT_FIELDS, MAX_INT, SAMPLING_FIELDS, Request
 from batcher.result import Result
 from batcher.validation import ModelCapabilities, find_problems, num_slots_needed

@@ -9,9 +9,8 @@ import numpy as np
 from batcher.errors import Failure, ModelError, describe
 from batcher.foreign import attribute_of, child_ends_here, note_raised, raised
 from batcher.models.answers import read_logits, read_token_id, shown
-from batcher.models.base import Batch, ModelOutput, OutputKind, Tokenizer
-from batcher.models.byte_tokenizer import ByteTokenizer
-from batcher.models.prefixes import PrefixModel
+from batcher.models.base import Batch, ModelOutput
+from batcher.models.prefixes import PrefixModel, extend
 
 ModelNext = Callable[[list[list[int]]], Iterable[Any]]
 
@@ -27,14 +26,13 @@ class CallableModel(PrefixModel):
     """
 
     def __init__(self, model_next: ModelNext, name: str | None = None) -> None:
-        super().__init__()
-        self.name = name or str(getattr(model_next, "__qualname__", type(model_next).__qualname__))
-        self.settings: dict[str, Any] = attribute_of(model_next, "settings", {})
-        self.gives: OutputKind = attribute_of(model_next, "gives", "tokens")
-        self.vocab_size: int | None = attribute_of(model_next, "vocab_size", None)
-        self.eos_token_id: int | None = attribute_of(model_next, "eos_token_id", None)
-        tokenizer = attribute_of(model_next, "tokenizer", None)
-        self.tokenizer: Tokenizer = ByteTokenizer() if tokenizer is None else tokenizer
+        super().__init__(
+            model_next,
+            name or str(getattr(model_next, "__qualname__", type(model_next).__qualname__)),
+        )
+        self.gives = attribute_of(model_next, "gives", "tokens")
+        self.vocab_size = attribute_of(model_next, "vocab_size", None)
+        self.eos_token_id = attribute_of(model_next, "eos_token_id", None)
         self._model_next = model_next
 
     def forward(self, batch: Batch) -> ModelOutput:
@@ -43,11 +41,11 @@ class CallableModel(PrefixModel):
         Raises:
             ModelError: it raised, or did not return one value for each row.
         """
-        self._prefixes.extend(batch)
+        extend(self._prefixes, batch)
         slots = batch.slots.tolist()
         if not slots:  # parts of prompts alone
             return ModelOutput(np.zeros(self._num_slots, np.int64))
-        answers = self._ask([self._prefixes.copy_of(slot) for slot in slots])
+        answers = self._ask([self._prefixes[slot].copy() for slot in slots])
         if self.gives == "logits":
             return self._logits(slots, answers)
         tokens = np.zeros(self._num_slots, np.int64)

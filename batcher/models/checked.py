@@ -30,7 +30,7 @@ from batcher.models.base import (
     can_page,
     can_score,
 )
-from batcher.models.prefixes import Prefixes
+from batcher.models.prefixes import Prefixes, extend
 from batcher.request import MAX_INT
 
 
@@ -59,7 +59,7 @@ class CheckedModel:
         Raises:
             RaisedError: the model raised.
         """
-        self._begin(num_slots, None if self._has_fork else Prefixes())
+        self._begin(num_slots, None if self._has_fork else {})
         with calling(f"{self.name} cannot make room for {num_slots} rows:"):
             self.inner.allocate(num_slots)
 
@@ -91,7 +91,7 @@ class CheckedModel:
         if self._prefixes is not None:
             if target in self._prefixes:
                 self.release(target)
-            self._prefixes.fork(source, target)
+            self._prefixes[target] = self._prefixes[source].copy()
             self._forked.add(target)
             return
         if self._is_paging:
@@ -106,7 +106,7 @@ class CheckedModel:
             RaisedError: the model raised; nobody knows what its rows hold now.
         """
         if self._prefixes is not None:
-            self._prefixes.release(slot)
+            self._prefixes.pop(slot, None)
             if slot in self._forked:
                 self._forked.remove(slot)
                 return
@@ -181,11 +181,11 @@ class CheckedModel:
 
     def _hand_over_forks(self, batch: Batch, prefixes: Prefixes) -> None:
         """Make new rows of those that were forked, for a model that has no fork."""
-        prefixes.extend(batch)
+        extend(prefixes, batch)
         due = {slot for slot in self._forked if batch.holds(slot)}
         if due:
             chunks = {chunk.slot: chunk for chunk in batch.chunks}
-            chunks |= {slot: Chunk(slot, prefixes.copy_of(slot), 0) for slot in due}
+            chunks |= {slot: Chunk(slot, prefixes[slot].copy(), 0) for slot in due}
             batch.chunks = [chunks[slot] for slot in sorted(chunks)]
             self._forked -= due
 

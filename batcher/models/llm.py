@@ -12,11 +12,10 @@ import numpy as np
 from batcher.errors import BatchdecodeError, Failure
 from batcher.foreign import attribute_of, note_raised
 from batcher.models.answers import read_logits, read_token_id, read_vocabulary
-from batcher.models.base import Batch, FloatArray, ModelOutput, Tokenizer
-from batcher.models.byte_tokenizer import ByteTokenizer
-from batcher.models.calls import Calls, CallSettings, checked_settings
-from batcher.models.prefixes import PrefixModel
-from batcher.models.retrying import CallFailure
+from batcher.models.base import Batch, FloatArray, ModelOutput
+from batcher.models.calling import Calls
+from batcher.models.calls import CallFailure, CallSettings, checked_settings
+from batcher.models.prefixes import PrefixModel, extend
 
 T = TypeVar("T")
 
@@ -51,6 +50,7 @@ class LLMModel(PrefixModel):
     """
 
     gives: Literal["logits"] = "logits"
+    eos_token_id: int
 
     def __init__(
         self,
@@ -59,16 +59,12 @@ class LLMModel(PrefixModel):
         call_settings: CallSettings | None = None,
         probe: Sequence[int] | None = None,
     ) -> None:
-        super().__init__()
         call_settings = checked_settings(call_settings)
-        self.name = name or type(llm).__qualname__
-        self.settings: dict[str, Any] = attribute_of(llm, "settings", {})
-        tokenizer = attribute_of(llm, "tokenizer", None)
-        self.tokenizer: Tokenizer = ByteTokenizer() if tokenizer is None else tokenizer
+        super().__init__(llm, name or type(llm).__qualname__)
         self._llm, self.calls = llm, Calls(call_settings)
         read_eos = partial(read_token_id, None)
         [self.eos_token_id] = self._ask_all("get_stop_token_id", [[]], read_eos)
-        self.vocab_size: int | None = attribute_of(llm, "vocab_size", None)
+        self.vocab_size = attribute_of(llm, "vocab_size", None)
         # a prefix, and the logits after it
         self._probed: tuple[list[int], FloatArray] | None = None
         if self.vocab_size is None:
@@ -78,9 +74,9 @@ class LLMModel(PrefixModel):
 
     def forward(self, batch: Batch) -> ModelOutput:
         """Return the logits of `batch.logit_slots`, those of rows that failed 0."""
-        self._prefixes.extend(batch)
+        extend(self._prefixes, batch)
         logit_slots = batch.logit_slots.tolist()
-        prefixes = [self._prefixes.copy_of(slot) for slot in logit_slots]
+        prefixes = [self._prefixes[slot].copy() for slot in logit_slots]
         answers = self._ask(prefixes) if prefixes else []  # parts of prompts alone ask for nothing
         logits = np.zeros((len(logit_slots), self.vocab_size or 0), np.float32)
         failed: dict[int, str | Failure] = {}
@@ -138,9 +134,3 @@ class LLMModel(PrefixModel):
                 raise answer.fatal(f"{self.name}: {method}")
             found.append(answer)
         return found
-
-
-def missing_methods(model: object) -> list[str]:
-    """Return the methods that `model` lacks to be an LLM."""
-    methods = ("next_token_logits", "get_stop_token_id")
-    return [method for method in methods if not callable(getattr(model, method, None))]

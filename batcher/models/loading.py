@@ -24,12 +24,11 @@ from batcher.models.simulated import SimulatedModel, SimulatedSettings
 from batcher.request import MAX_INT
 
 if TYPE_CHECKING:
-    from batcher.models.callable import CallableModel
     from batcher.models.calls import CallSettings
     from batcher.models.checked import CheckedModel
-    from batcher.models.llm import LLMModel
+    from batcher.models.prefixes import PrefixModel
 
-    Adapted = SimulatedModel | CallableModel | LLMModel | CheckedModel
+    Adapted = SimulatedModel | PrefixModel | CheckedModel
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -101,9 +100,9 @@ def _adapted(model: Any, name: str | None, call_settings: "CallSettings | None")
         return model
     from batcher.models.callable import CallableModel  # noqa: PLC0415 - see above
     from batcher.models.checked import CheckedModel  # noqa: PLC0415 - as above
-    from batcher.models.llm import LLMModel, missing_methods  # noqa: PLC0415 - as above
+    from batcher.models.prefixes import PrefixModel  # noqa: PLC0415 - as above
 
-    if isinstance(model, CallableModel | LLMModel | CheckedModel):
+    if isinstance(model, PrefixModel | CheckedModel):
         return model
     if has_attribute(model, "forward") and has_attribute(model, "allocate"):
         lacking = [needed for needed in ATTRIBUTES if not has_attribute(model, needed)]
@@ -116,11 +115,19 @@ def _adapted(model: Any, name: str | None, call_settings: "CallSettings | None")
         return checked
     missing = missing_methods(model)
     if not missing:
+        from batcher.models.llm import LLMModel  # noqa: PLC0415 - as above
+
         return LLMModel(model, name, call_settings)
     if callable(model):
         return CallableModel(model, name)
     lacks = f", which would need {missing[0]}, nor" if len(missing) == 1 else " nor"
     raise BatchdecodeError(f"{name or shown(model)} is neither a Model nor an LLM{lacks} callable")
+
+
+def missing_methods(model: object) -> list[str]:
+    """Return the methods that `model` lacks to be an LLM."""
+    methods = ("next_token_logits", "get_stop_token_id")
+    return [method for method in methods if not callable(getattr(model, method, None))]
 
 
 def check_description(model: Model) -> None:

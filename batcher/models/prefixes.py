@@ -1,52 +1,48 @@
 """The token ids of every row, for models that have no cache and are asked with whole prefixes."""
 
-from batcher.models.base import Batch
+from typing import Any
+
+from batcher.foreign import attribute_of
+from batcher.models.base import Batch, ModelOutput, OutputKind, Tokenizer
+from batcher.models.byte_tokenizer import ByteTokenizer
+
+Prefixes = dict[int, list[int]]
+"""Prompt and output so far, by slot."""
 
 
-class Prefixes:
-    """Prompt and output so far, by slot."""
-
-    def __init__(self) -> None:
-        self._prefixes: dict[int, list[int]] = {}
-
-    def clear(self) -> None:
-        """Forget all rows."""
-        self._prefixes.clear()
-
-    def extend(self, batch: Batch) -> None:
-        """Add the new tokens of every row of `batch`, whether it yields yet or not."""
-        has_chunk = set()
-        for chunk in batch.chunks:
-            has_chunk.add(chunk.slot)
-            self._prefixes.setdefault(chunk.slot, [])[chunk.start :] = chunk.token_ids
-        slots = batch.slots
-        for slot, token in zip(slots.tolist(), batch.tokens[slots].tolist(), strict=True):
-            if slot not in has_chunk:
-                self._prefixes[slot].append(token)
-
-    def __contains__(self, slot: int) -> bool:
-        """Whether there is a row in `slot`."""
-        return slot in self._prefixes
-
-    def copy_of(self, slot: int) -> list[int]:
-        """Return all tokens of the row in `slot`, in a list of the caller's own."""
-        return self._prefixes[slot].copy()
-
-    def fork(self, source: int, target: int) -> None:
-        """Let the row in `target` be what the one in `source` is."""
-        self._prefixes[target] = self._prefixes[source].copy()
-
-    def release(self, slot: int) -> None:
-        """Forget the row in `slot`, if there is one."""
-        self._prefixes.pop(slot, None)
+def extend(prefixes: Prefixes, batch: Batch) -> None:
+    """Add the new tokens of every row of `batch` to `prefixes`, whether it yields yet or not."""
+    has_chunk = set()
+    for chunk in batch.chunks:
+        has_chunk.add(chunk.slot)
+        prefixes.setdefault(chunk.slot, [])[chunk.start :] = chunk.token_ids
+    slots = batch.slots
+    for slot, token in zip(slots.tolist(), batch.tokens[slots].tolist(), strict=True):
+        if slot not in has_chunk:
+            prefixes[slot].append(token)
 
 
 class PrefixModel:
-    """The slots of a Model (see base.py) that has no cache; `forward` is its own business."""
+    """A Model (see base.py) that has no cache, around what is `asked`, from which it has the rest.
 
-    def __init__(self) -> None:
-        self._prefixes = Prefixes()
+    Attributes `settings` and `tokenizer` of that are used if it has them; text is bytes if not.
+    """
+
+    gives: OutputKind
+    vocab_size: int | None
+    eos_token_id: int | None
+
+    def __init__(self, asked: Any, name: str) -> None:
+        self.name = name
+        self.settings: dict[str, Any] = attribute_of(asked, "settings", {})
+        tokenizer = attribute_of(asked, "tokenizer", None)
+        self.tokenizer: Tokenizer = ByteTokenizer() if tokenizer is None else tokenizer
+        self._prefixes: Prefixes = {}
         self._num_slots = 0
+
+    def forward(self, batch: Batch) -> ModelOutput:
+        """Ask about the rows of `batch`."""
+        raise NotImplementedError
 
     def allocate(self, num_slots: int) -> None:
         """Make room for `num_slots` rows."""
@@ -55,8 +51,8 @@ class PrefixModel:
 
     def fork(self, source: int, target: int) -> None:
         """Let the row in `target` be what the one in `source` is."""
-        self._prefixes.fork(source, target)
+        self._prefixes[target] = self._prefixes[source].copy()
 
     def release(self, slot: int) -> None:
         """Forget the row in `slot`, if there is one."""
-        self._prefixes.release(slot)
+        self._prefixes.pop(slot, None)

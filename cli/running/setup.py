@@ -49,15 +49,10 @@ class RunSetup:
         if limit is not None:
             call_settings = {**call_settings, "call_timeout": limit}
         model = load_model(options.model, options.model_settings, options.seed, call_settings)
-        if limit is None and isinstance(model, SimulatedModel):
-            return model
-        from batcher.models.llm import LLMModel  # noqa: PLC0415 - few models are one
-
-        if isinstance(model, LLMModel):
-            model.calls.waiting = self._waiting
-        if limit is not None and not (
-            isinstance(model, LLMModel) and model.calls.settings.call_timeout == limit
-        ):
+        calls = getattr(model, "calls", None)  # which an LLMModel has alone
+        if calls is not None:
+            calls.waiting = self._waiting
+        if limit is not None and (calls is None or calls.settings.call_timeout != limit):
             raise BatchdecodeError(
                 f"--call-timeout is for an object with next_token_logits; {model.name} is none, "
                 "or has settings of its own for its calls"
