@@ -22,10 +22,10 @@ from batcher.tokens import MANY, Tokens, compact, joined, typecode_of
 FIRST_ORDINARY_TOKEN = 3  # ids below are often special
 DEFAULT_VOCAB_SIZE = 512  # for a model that takes any id
 
-PINNED_RANK = 3
-RANKS = {None: 0, "assistant": 0, "user": 1, "system": 2}
+PINNED = 3
+EVICTION_PRIORITIES = {None: 0, "assistant": 0, "user": 1, "system": 2}
 
-Border = tuple[int, int]
+SegmentEnd = tuple[int, int]
 
 _BITS = 64
 _STEP = np.uint64(0x9E3779B97F4A7C15)  # of splitmix64's counter
@@ -67,12 +67,12 @@ class Undrawn(Struct, frozen=True, gc=False):
 class Prompt(Struct, gc=False):
     """A prompt as the model reads it; what is drawn of it is drawn when it is first asked for.
 
-    borders: for each segment that has tokens where it ends, counted in tokens, and its rank: of
-    cached blocks, those of the lowest rank are given up first.  () without segments.
+    segment_ends: for each segment that has tokens where it ends, counted in tokens, and its
+    eviction priority: cached blocks of the lowest are given up first.  () without segments.
     """
 
     drawn: Tokens | Undrawn
-    borders: tuple[Border, ...] = ()
+    segment_ends: tuple[SegmentEnd, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -99,19 +99,19 @@ class Prompt(Struct, gc=False):
     def after(self, history: Tokens, vocab_size: int | None) -> "Prompt":
         """Return the prompt of a turn that goes on from the tokens of `history`."""
         start = len(history)
-        borders = tuple((start + end, rank) for end, rank in self.borders)
-        if borders and start:
-            borders = ((start, 0), *borders)
-        return Prompt(joined((history, self.tokens), vocab_size), borders)
+        segment_ends = tuple((start + end, priority) for end, priority in self.segment_ends)
+        if segment_ends and start:
+            segment_ends = ((start, 0), *segment_ends)
+        return Prompt(joined((history, self.tokens), vocab_size), segment_ends)
 
     def cut(self, num_tokens: int) -> "Prompt":
-        """Return the first `num_tokens` tokens, with a border where the last segment is cut."""
-        borders: list[Border] = []
-        for end, rank in self.borders:
-            borders.append((min(end, num_tokens), rank))
+        """Return the first `num_tokens` tokens, with a boundary where the last segment is cut."""
+        segment_ends: list[SegmentEnd] = []
+        for end, priority in self.segment_ends:
+            segment_ends.append((min(end, num_tokens), priority))
             if end >= num_tokens:
                 break
-        return Prompt(self.tokens[:num_tokens], tuple(borders) if num_tokens else ())
+        return Prompt(self.tokens[:num_tokens], tuple(segment_ends) if num_tokens else ())
 
 
 def read_prompt(prompt: PromptInput, field: str, request_id: str, model: Model) -> Prompt:
@@ -127,7 +127,7 @@ def read_prompt(prompt: PromptInput, field: str, request_id: str, model: Model) 
     if not (prompt and isinstance(prompt[0], PromptSegment)):
         return Prompt(prompt)  # type: ignore[arg-type]  # of ids, then
     parts: list[Tokens | PromptSegment] = []
-    borders: list[Border] = []
+    segment_ends: list[SegmentEnd] = []
     num_tokens = 0
     for index, segment in enumerate(prompt):
         part: Tokens | PromptSegment = segment if segment.tokens is None else segment.tokens
@@ -139,9 +139,9 @@ def read_prompt(prompt: PromptInput, field: str, request_id: str, model: Model) 
         if num_more:
             num_tokens += num_more
             parts.append(part)
-            borders.append((num_tokens, rank_of(segment)))
-    ends = [end for end, _ in borders]
-    return Prompt(Undrawn(parts, ends, model.vocab_size), tuple(borders))
+            segment_ends.append((num_tokens, eviction_priority_of(segment)))
+    ends = [end for end, _ in segment_ends]
+    return Prompt(Undrawn(parts, ends, model.vocab_size), tuple(segment_ends))
 
 
 def has_segments(prompt: PromptInput) -> TypeGuard[list[PromptSegment]]:
@@ -149,9 +149,9 @@ def has_segments(prompt: PromptInput) -> TypeGuard[list[PromptSegment]]:
     return bool(prompt) and isinstance(prompt[0], PromptSegment)
 
 
-def rank_of(segment: PromptSegment) -> int:
-    """Return how late cached blocks of `segment` are given up: a higher rank is kept longer."""
-    return PINNED_RANK if segment.pin else RANKS[segment.type]
+def eviction_priority_of(segment: PromptSegment) -> int:
+    """Return how late cached blocks of `segment` are given up: a higher priority is kept longer."""
+    return PINNED if segment.pin else EVICTION_PRIORITIES[segment.type]
 
 
 def segment_tokens(segment: PromptSegment, vocab_size: int | None) -> Tokens:

@@ -37,7 +37,7 @@ class Row(NamedTuple):
     role: str
 
 
-Unit = tuple[Row, ...]  # the leader first
+Unit = tuple[Row, ...]  # the head_row first
 
 
 def units_of(request: Request, request_id: str) -> list[Unit]:
@@ -60,7 +60,7 @@ class FollowedSchedule:
         self.num_slots, self.settings = num_slots, settings
         self.requests: dict[str, Request] = {}
         self.drops: Counter[str] = Counter()
-        self.pending: dict[Row, Unit] = {}  # by leader, as the next two
+        self.pending: dict[Row, Unit] = {}  # by head_row, as the next two
         self.waiting: dict[Row, Unit] = {}
         self.running: dict[Row, Unit] = {}
         self.holders: dict[int, Row] = {}  # slot -> sequence
@@ -121,7 +121,7 @@ class FollowedSchedule:
             return  # only the cache knows who is the first
         assert self.hold is not None, "a slot is empty for no reason (invariant 5)"
         held_back = (self.hold.id, self.hold.index)
-        assert held_back in {leader[:2] for leader in self.waiting}
+        assert held_back in {head_row[:2] for head_row in self.waiting}
         if self.settings.policy != "lpm":
             assert head[:2] == held_back, "somebody else is held back"
 
@@ -135,8 +135,8 @@ class FollowedSchedule:
             return oldest if has_aged else min(self.waiting, key=self._key)
         return oldest
 
-    def _key(self, leader: Row) -> tuple[float, int]:
-        request, arrival = self.requests[leader.id], self.arrived[leader]
+    def _key(self, head_row: Row) -> tuple[float, int]:
+        request, arrival = self.requests[head_row.id], self.arrived[head_row]
         size = arrival.prompt_tokens + arrival.max_tokens
         keys = {
             "priority": request.priority,
@@ -144,23 +144,23 @@ class FollowedSchedule:
             "ljf": -size,
             "deadline": inf if request.deadline is None else request.deadline,
         }
-        return keys.get(self.settings.policy, 0), self.queue_numbers[leader]
+        return keys.get(self.settings.policy, 0), self.queue_numbers[head_row]
 
-    def _urgency(self, leader: tuple[str, int]) -> float:
+    def _urgency(self, head_row: tuple[str, int]) -> float:
         """Return what is the less, the less a sequence may wait."""
-        request = self.requests[leader[0]]
+        request = self.requests[head_row[0]]
         if self.settings.preempt_for == "priority":
             return request.priority
         return inf if request.deadline is None else request.deadline
 
-    def _goes_first(self, leader: Row) -> bool:
+    def _goes_first(self, head_row: Row) -> bool:
         """Whether one that waits may be let in ahead of the queue: who is less urgent gives way.
 
         Where nothing but priorities and slots decides, those that are before it cannot come.
         """
         if self.settings.preempt_for is None:
             return False
-        urgency = self._urgency(leader[:2])
+        urgency = self._urgency(head_row[:2])
         lost = [row[:2] for row in self.preempted if row in self.waiting]
         others = [*self.running, *lost, *self.waiting]
         if not any(urgency < self._urgency(row[:2]) for row in others):
@@ -171,21 +171,21 @@ class FollowedSchedule:
         for row in sorted(self.waiting, key=self.queue_numbers.__getitem__):
             first.setdefault(self._urgency(row[:2]), row)
         before = [row for other, row in first.items() if other < urgency]
-        return first[urgency] == leader and all(map(self._lacks_slots, before))
+        return first[urgency] == head_row and all(map(self._lacks_slots, before))
 
-    def _lacks_slots(self, leader: Row) -> bool:
+    def _lacks_slots(self, head_row: Row) -> bool:
         """Whether too few slots are left by those that would not give way to one that waits."""
-        urgency, num_needed = self._urgency(leader[:2]), len(self.waiting[leader])
+        urgency, num_needed = self._urgency(head_row[:2]), len(self.waiting[head_row])
         held = sum(
             len(unit) for row, unit in self.running.items() if self._urgency(row[:2]) <= urgency
         )
         return held + num_needed > self.num_slots
 
     def _follow_arrival(self, event: ArriveEvent) -> None:
-        leader = next(row for row in self.pending if row[:2] == (event.id, event.index))
-        self.waiting[leader] = self.pending.pop(leader)
-        self.arrived[leader] = event
-        self.queue_numbers[leader] = len(self.queue_numbers)
+        head_row = next(row for row in self.pending if row[:2] == (event.id, event.index))
+        self.waiting[head_row] = self.pending.pop(head_row)
+        self.arrived[head_row] = event
+        self.queue_numbers[head_row] = len(self.queue_numbers)
 
     def _follow_admission(self, event: AdmitEvent) -> None:
         row = Row(event.id, event.index, event.role)
@@ -199,7 +199,7 @@ class FollowedSchedule:
             self.running[row] = self.waiting.pop(row)
             self.to_admit = list(self.running[row])
             self.hold = None
-        assert row == self.to_admit.pop(0), "companions are admitted together, in order"
+        assert row == self.to_admit.pop(0), "groups are admitted together, in order"
         assert event.slot not in self.holders, "a slot with two sequences (invariant 2)"
         assert row not in self.holders.values(), "a sequence with two slots (invariant 2)"
         assert event.slot == min(self._free_for(event)), "not the lowest free slot"
@@ -217,7 +217,7 @@ class FollowedSchedule:
         What is preempted in a step is told before who is let in, but may happen later: for a row
         that lacks a block, or for somebody more urgent who has yet to come.
         """
-        waiting = {leader[:2] for leader in self.waiting}
+        waiting = {head_row[:2] for head_row in self.waiting}
         later = {
             lost.slot
             for lost in self.preempted.values()
@@ -255,22 +255,22 @@ class FollowedSchedule:
             assert beneficiary in {held[:2] for held in (*self.holders.values(), row)}
         else:
             assert event.reason == self.settings.preempt_for
-            assert beneficiary in {leader[:2] for leader in self.waiting}
+            assert beneficiary in {head_row[:2] for head_row in self.waiting}
             assert self._urgency(beneficiary) < self._urgency(row[:2]), "it is as urgent"
         if self.settings.preempt_for is not None:
             assert self._urgency(beneficiary) <= self._urgency(row[:2]), "it takes it back"
         if not self.to_preempt:
             self.to_preempt = list(self.running[row])
             self.waiting[row] = self.running.pop(row)
-        assert row == self.to_preempt.pop(0), "companions are preempted together, in order"
+        assert row == self.to_preempt.pop(0), "groups are preempted together, in order"
         self.preempted[row] = event
 
     def _follow_hold(self, event: BlockedEvent) -> None:
-        leader = next(row for row in self.waiting if row[:2] == (event.id, event.index))
-        assert len(self.waiting[leader]) <= self.num_slots
+        head_row = next(row for row in self.waiting if row[:2] == (event.id, event.index))
+        assert len(self.waiting[head_row]) <= self.num_slots
         assert len(self.holders) < self.num_slots, "no slot was free"
         if self.settings.policy != "lpm":
-            assert leader == self.head(event.time), "not the first of the queue"
+            assert head_row == self.head(event.time), "not the first of the queue"
         if event.reason == "kv":
             assert event.blocks > 0
             assert self.settings.kv_blocks is not None
@@ -316,7 +316,7 @@ class FollowedSchedule:
         if unit is not None:
             del self.running[row]
             self.to_end = list(unit)
-        assert row == self.to_end.pop(0), "companions end together, in order"
+        assert row == self.to_end.pop(0), "groups end together, in order"
         if row.role == "negative" or (row.role == "beam" and row.index >= self.requests[row.id].n):
             assert (event.reason, event.tokens) == ("unused", 0)
         if event.reason in {"stop", "length"}:
@@ -324,8 +324,8 @@ class FollowedSchedule:
 
     def _follow_end_without_slot(self, row: Row, event: FinishEvent) -> None:
         request = self.requests[row.id]
-        is_leader = row in self.pending or row in self.waiting
-        assert is_leader or row.role != "sample"
+        is_first = row in self.pending or row in self.waiting
+        assert is_first or row.role != "sample"
         is_empty = row in self.waiting and request.max_tokens == 0
         if event.reason == "error":
             needed = blocks_needed(request, self.settings.block_size)

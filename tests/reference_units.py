@@ -24,7 +24,7 @@ PROMPT_TOKENS, MAX_TOKENS = 5, 99
 class Unit(NamedTuple):
     """What waits and is admitted together: a sample, with its partner or not, or all beams.
 
-    rows: (index, role) of its sequences, the leader first.  num_results: how many of them have one.
+    rows: (index, role) of its sequences, in order.  num_results: how many of them have one.
     """
 
     id: str

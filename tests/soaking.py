@@ -113,7 +113,7 @@ def kept(engine: Engine) -> dict[str, int]:
     sizes = {
         "rows": len(rows._states) if rows else 0,
         "beams": len(rows._beams) if rows else 0,
-        "leaders": len(batch._first_of) + (len(rows.leaders) if rows else 0),
+        "firsts": len(batch._first_of) + (len(rows.first_slots) if rows else 0),
         "first rows": len(decoder._tokens.first_rows),
         "rows aside": len(decoder._tokens.aside),
         "logit rows": len(rows.logit_slots) if rows else 0,

@@ -119,8 +119,8 @@ class EngineMachine(RuleBasedStateMachine):
     def living(self) -> list[str]:
         """Return the ids of the requests of which something has not ended."""
         schedule = self.schedule
-        leaders = [*schedule.pending, *schedule.waiting, *schedule.running]
-        known = {leader.id for leader in leaders} - self.aborted
+        firsts = [*schedule.pending, *schedule.waiting, *schedule.running]
+        known = {first.id for first in firsts} - self.aborted
         return sorted((id_ for id_ in known if id_ in self.engine._outputs.num_open), key=int)
 
     @rule()
@@ -207,7 +207,7 @@ class EngineMachine(RuleBasedStateMachine):
         if self.is_plain_run:
             samples = {slot for slot in held if schedule.holders[slot].role != "beam"}
             assert samples <= set(self.model.rows)
-        waiting = [leader for leader in schedule.waiting if leader.id not in ended]
+        waiting = [first for first in schedule.waiting if first.id not in ended]
         assert engine.num_waiting == len(waiting)
 
     @invariant()
@@ -216,7 +216,7 @@ class EngineMachine(RuleBasedStateMachine):
             return
         scheduler, pool = self.engine.scheduler, self.engine.scheduler.kv_cache.pool
         scheduler.check()
-        held = {block for row in scheduler.batch.slots if row for block in row.table}
+        held = {block for row in scheduler.batch.slots if row for block in row.block_table}
         assert len(held) + pool.num_free == pool.num_total, "invariant 10"
 
     def teardown(self) -> None:

@@ -1,4 +1,4 @@
-"""What fails, fails alone: a row without a token, a companion, an output that breaks its rules."""
+"""What fails, fails alone: a row without a token, a partner, an output that breaks its rules."""
 
 from typing import Any
 
@@ -59,7 +59,7 @@ def test_logits_of_no_use_fail_their_request_alone_with_the_step(fault: float) -
 
 
 @pytest.mark.parametrize("slot", [0, 1, 2])
-def test_a_failed_companion_fails_its_leader(slot: int) -> None:
+def test_a_failed_partner_fails_its_sample(slot: int) -> None:
     done = run([fields(num_beams=3, n=2), fields(id="b")], model=Faulty(np.nan, slot))
     beams = [result for result in done.results if result.id == "a"]
     assert [result.finish_reason for result in beams] == ["error", "error"]
@@ -162,9 +162,7 @@ class Breaking(SimulatedModel):
 @pytest.mark.parametrize(
     "more", [{"num_beams": 2, "n": 2}, {"cfg_scale": 2.0, "negative_prompt": "x"}]
 )
-def test_what_a_model_fails_in_a_companion_fails_its_leader(
-    more: dict[str, Any], slot: int
-) -> None:
+def test_what_a_model_fails_in_a_partner_fails_its_sample(more: dict[str, Any], slot: int) -> None:
     *results, beside = run([fields(**more), fields(id="b")], 3, model=Breaking(slot)).results
     errors = [result.error and result.error.message for result in results]
     assert errors == ["step 2: no more"] * len(results)

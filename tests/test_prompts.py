@@ -41,14 +41,14 @@ def splitmix64(state):
         yield bits ^ (bits >> 31)
 
 
-def test_a_prompt_of_ids_is_the_list_itself_and_has_no_borders():
+def test_a_prompt_of_ids_is_the_list_itself_and_has_no_boundaries():
     tokens = [5, 6, 7]
     assert read(tokens).tokens is tokens
-    assert read(tokens).borders == read([]).borders == read("Hi").borders == ()
+    assert read(tokens).segment_ends == read([]).segment_ends == read("Hi").segment_ends == ()
     assert read("Tell me") == Prompt(ENCODE("Tell me"))
 
 
-def test_segments_stand_one_behind_the_other_and_each_ends_at_a_border():
+def test_segments_stand_one_behind_the_other_and_each_ends_at_a_boundary():
     prompt = [
         PromptSegment(text="Be brief.", type="system"),
         PromptSegment(length=40, seed="book", pin=True),
@@ -60,7 +60,7 @@ def test_segments_stand_one_behind_the_other_and_each_ends_at_a_border():
     ends = np.cumsum([len(part) for part in parts]).tolist()
     assert read(prompt).num_tokens == ends[-1]
     assert read(prompt).tokens == [*chain(*parts)]
-    assert read(prompt).borders == tuple(zip(ends, [2, 3, 1, 0, 0], strict=True))
+    assert read(prompt).segment_ends == tuple(zip(ends, [2, 3, 1, 0, 0], strict=True))
     assert count_tokens(prompt, MODEL.tokenizer) == ends[-1]
 
 
@@ -132,7 +132,7 @@ def test_drawn_tokens_are_uniform():
     assert ((counts[3:] - 200) ** 2 / 200).sum() == pytest.approx(508, abs=130)
 
 
-def test_a_prompt_is_cut_at_a_border_of_its_own():
+def test_a_prompt_is_cut_at_a_boundary_of_its_own():
     prompt = Prompt([1, 2, 3, 4, 5], ((2, 2), (4, 0), (5, 1)))
     assert prompt.cut(5) == prompt
     assert prompt.cut(3) == Prompt([1, 2, 3], ((2, 2), (3, 0)))
@@ -182,10 +182,10 @@ def test_a_text_that_cannot_be_encoded_is_told_with_its_place(text, problem):
         assert [(p.code, p.message, p.field) for p in caught.value.problems] == expected
 
 
-def test_a_text_without_tokens_has_no_border():
+def test_a_text_without_tokens_has_no_boundary():
     nothing = [PromptSegment(tokens=[1]), PromptSegment(text=" ", type="user")]
     assert read(nothing, faulty_model()).tokens == [1]
-    assert read(nothing, faulty_model()).borders == ((1, 0),)
+    assert read(nothing, faulty_model()).segment_ends == ((1, 0),)
 
 
 SEGMENTS = [

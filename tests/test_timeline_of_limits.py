@@ -125,7 +125,7 @@ def steps(step, ends, decodes=None):
     return StepsEvent(step, ends, ones if decodes is None else decodes, *[ones] * 5)
 
 
-def test_a_partner_and_beams_leave_and_come_back_with_their_leader():
+def test_a_partner_and_beams_leave_and_come_back_with_their_first():
     rows = [{}, {"role": "negative"}]
     events = [
         RUN,

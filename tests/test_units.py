@@ -104,7 +104,7 @@ def test_aborting_beams_gives_what_they_have() -> None:
     assert engine.num_running == 0
 
 
-def test_beams_and_partners_arrived_when_their_leader_did() -> None:
+def test_beams_and_partners_arrived_when_their_first_did() -> None:
     requests = [fields(id="first", max_tokens=3), fields(num_beams=3, n=3)]
     results = [result for result in run(requests, 3).results if result.id == "a"]
     assert [(r.steps.arrived, r.steps.admitted) for r in results] == [(0, 3)] * 3

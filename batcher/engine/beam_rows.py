@@ -13,14 +13,14 @@ from batcher.result import NUM_DIGITS, FinishReason
 
 
 class BeamRows:
-    """The beam search of a request, and its rows; beam i is the i-th sequence, its place slots[i].
+    """The beam search of a request, and its rows; beam i is the i-th sequence, its slot slots[i].
 
-    Until the first step only the leader's row is computed: all beams begin with the same prompt.
+    Until the first step only the first row is computed: all beams begin with the same prompt.
     """
 
-    def __init__(self, leader: Sequence) -> None:
-        request = leader.request
-        self.sequences = [*leader.group]
+    def __init__(self, first: Sequence) -> None:
+        request = first.request
+        self.sequences = [*first.group]
         self.slots = [sequence.slot for sequence in self.sequences]
         self._num_results, self._num_computed = request.n, 1
         self._search = BeamSearch(

@@ -25,7 +25,9 @@ class Generated(Struct, frozen=True, gc=False):
 
 
 class Decoded(Struct, frozen=True):
-    """What a step has led to, beside one more token in every row; by the slots of leaders.
+    """What a step has led to, beside one more token in every row.
+
+    Of groups, the slots of their first rows are given.
 
     stopped: rows that have come to their end.  failed: rows that got no token.
     jumps: the tokens of rows that got several.

@@ -81,25 +81,25 @@ class Decoder:
 
     # -- a row comes and goes --------------------------------------------------------------------
 
-    def open(self, leader: Sequence) -> list[int]:
-        """Begin the row of `leader`, or its first beam; return the tokens it has from the outset.
+    def open(self, first: Sequence) -> list[int]:
+        """Begin the row of a group, or its first beam; return the tokens it has from the outset.
 
         Those are what its constraint allows nothing beside.
         """
         rows = self.rows
-        if leader.extras is not None:
+        if first.extras is not None:
             rows = self.rows = rows or self._make_rows()
         elif rows is None or not rows.takes_plain:
-            slot, stops = leader.slot, self._stops
+            slot, stops = first.slot, self._stops
             self._tokens.first_rows[slot] = self._tokens.row
-            state = stops.starts.get(leader.automaton)
+            state = stops.starts.get(first.automaton)
             if state is None:
-                stops.open(slot, leader.automaton)
+                stops.open(slot, first.automaton)
             else:
                 stops.states[slot] = state
                 stops.watched.add(slot)
             return []
-        return rows.open(leader)
+        return rows.open(first)
 
     def close(self, slot: int, num_tokens: int, reason: FinishReason) -> Generated:
         """Return the first `num_tokens` tokens of the row in `slot`, and forget the row."""
@@ -110,7 +110,7 @@ class Decoder:
         return Generated(self._tokens.close(slot, num_tokens), reason)
 
     def close_beams(self, slot: int, reason: FinishReason) -> list[Generated]:
-        """Return the best beams of the request whose leader is in `slot`, and forget its rows."""
+        """Return the best beams of the group whose first row is in `slot`, and forget its rows."""
         rows = self.rows = self.rows or self._make_rows()
         return rows.close_beams(slot, reason)
 
@@ -122,23 +122,23 @@ class Decoder:
 
     # -- a row is out of the batch for a while ---------------------------------------------------
 
-    def suspend(self, leader: Sequence, num_tokens: int) -> SuspendedRows:
-        """Take the rows of `leader` out of their slots, to be resumed in others, or closed.
+    def suspend(self, first: Sequence, num_tokens: int) -> SuspendedRows:
+        """Take the rows of a group out of their slots, to be resumed in others, or closed.
 
         num_tokens: how many of the row's tokens are its output; beams know that themselves.
         """
         if self.rows is not None and self.rows.is_busy:
-            return self.rows.suspend(leader, num_tokens)
-        tokens = self._tokens.close(leader.slot, num_tokens)
-        return SuspendedRows([tokens], [SuspendedRow(self._stops.suspend(leader.slot))])
+            return self.rows.suspend(first, num_tokens)
+        tokens = self._tokens.close(first.slot, num_tokens)
+        return SuspendedRows([tokens], [SuspendedRow(self._stops.suspend(first.slot))])
 
-    def resume(self, leader: Sequence, suspended: SuspendedRows) -> None:
-        """Let suspended rows go on in the slots that `leader` and its companions have by now."""
+    def resume(self, first: Sequence, suspended: SuspendedRows) -> None:
+        """Let suspended rows go on in the slots that their group has by now."""
         if self.rows is not None:
-            self.rows.resume(leader, suspended)
+            self.rows.resume(first, suspended)
         else:
-            self._tokens.resume(leader.slot, suspended.tokens[0])
-            self._stops.resume(leader.slot, suspended.rows[0].place)
+            self._tokens.resume(first.slot, suspended.tokens[0])
+            self._stops.resume(first.slot, suspended.rows[0].place)
 
     def close_suspended(self, suspended: SuspendedRows, reason: FinishReason) -> list[Generated]:
         """Return what suspended rows had generated: the row's output, or those of its beams."""
@@ -164,9 +164,9 @@ class Decoder:
         return Decoded([], self._failures(failed), {}, [])
 
     def _failures(self, failed: Mapping[int, str | Failure]) -> dict[int, Failure]:
-        """Return what the model says went wrong with rows, by slot, as failures of leaders."""
-        leader_of = {} if self.rows is None else self.rows.leaders
-        return {leader_of.get(slot, slot): as_failure(why) for slot, why in failed.items()}
+        """Return what the model says went wrong, by the slots of the first rows of groups."""
+        first_slots = {} if self.rows is None else self.rows.first_slots
+        return {first_slots.get(slot, slot): as_failure(why) for slot, why in failed.items()}
 
     def take_streamed(self) -> list[TokenEvent]:
         """Return what was told of samples since the last call."""

@@ -326,7 +326,7 @@ class Engine:
         for preemption in scheduled.preempted:
             runner.preempt(preemption.first)
             recorder.preempted(preemption)
-            for row in preemption.num_computed:
+            for row in preemption.num_computed_tokens:
                 row.slot = NO_SLOT
         for first in scheduled.admitted:
             self._admit(scheduled, first, step)

@@ -239,8 +239,8 @@ def make_sequences(
         automaton=stop_automaton(request, model.eos_token_id),
         arrive_reason=arrive_reason,
     )
-    if prompt.borders:
-        first.ranks = prompt.borders
+    if prompt.segment_ends:
+        first.segment_ends = prompt.segment_ends
     if request.cache_salt is not None:
         first.cache_salt = request.cache_salt
     if request.priority or request.deadline is not None:
@@ -297,14 +297,14 @@ def _another(
     extras.replayed = replayed
     if role == "negative":
         extras.prompt_logprobs = None
-    sequence.index, sequence.role, sequence.extras, sequence.table = index, role, extras, []
+    sequence.index, sequence.role, sequence.extras, sequence.block_table = index, role, extras, []
     sequence.max_tokens = _num_steps(sequence.request, replayed)
     return sequence
 
 
 def _begin_with(sequence: Sequence, prompt: Prompt) -> None:
     """Let `sequence` start with another prompt than its request's."""
-    sequence.prompt, sequence.ranks = prompt, prompt.borders
+    sequence.prompt, sequence.segment_ends = prompt, prompt.segment_ends
     sequence.num_prompt_tokens = sequence.num_tokens = prompt.num_tokens
 
 

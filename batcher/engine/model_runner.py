@@ -103,7 +103,7 @@ class ModelRunner:
         if self._pages is None:
             self._model.fork(parent.slot, child.slot)
         else:
-            self._pages.tables[child.slot] = child.table
+            self._pages.tables[child.slot] = child.block_table
         self._batch.enter(child.slot)
 
     def _suspend(self, first: Sequence) -> None:
@@ -140,7 +140,7 @@ class ModelRunner:
             self._turn_pages(output, self._pages, decode_step)
         join, add_part = self._batch.join, self._batch.add_part
         for row, num_tokens in output.num_scheduled_tokens.items():
-            extras, stop = row.extras, row.num_computed
+            extras, stop = row.extras, row.num_computed_tokens
             if extras is None and row.is_decoding and num_tokens == row.num_prompt_tokens == stop:
                 join(Chunk(row.slot, row.prompt.tokens, 0))  # as nearly always
             elif extras is None or extras.replayed is None:
@@ -180,7 +180,7 @@ class ModelRunner:
 
     def _chunk(self, row: Sequence, start: int, stop: int) -> Chunk:
         """Return the tokens start..stop of a row; with all before them that the model lacks."""
-        if start and self._pages is None and (start == row.num_cached or row in self._lost):
+        if start and self._pages is None and (start == row.num_cached_tokens or row in self._lost):
             start = 0
             self._lost.discard(row)
         chunk = Chunk(row.slot, row.known_tokens(start, stop), start)
@@ -194,7 +194,7 @@ class ModelRunner:
         """Tell the model where the tokens of its rows are."""
         for first in output.admitted:
             for row in (first, *first.others):
-                pages.tables[row.slot] = row.table
+                pages.tables[row.slot] = row.block_table
         if self._kv_cache is not None:
             pages.copies = self._kv_cache.take_copies()
             pages.num_blocks = self._kv_cache.pool.num_total

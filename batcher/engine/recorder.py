@@ -83,8 +83,8 @@ class Recorder:
                 reason,
                 sequence.role,
                 num_generated,
-                sequence.num_cached,
-                sequence.num_tokens - sequence.num_computed,
+                sequence.num_cached_tokens,
+                sequence.num_tokens - sequence.num_computed_tokens,
             )
         )
 
@@ -98,7 +98,7 @@ class Recorder:
             has_jumped = first.extras is not None and first.extras.jumped_step == clock.step - 1
             if (has_jumped and first.is_decoding) or first in scheduled.admitted:
                 continue
-            num_left = row.num_tokens - row.num_computed
+            num_left = row.num_tokens - row.num_computed_tokens
             self.events.append(
                 PrefillEvent(
                     clock.step,
@@ -125,11 +125,11 @@ class Recorder:
                 preemption.reason,
                 beneficiary.id,
                 beneficiary.index,
-                num_computed,
+                num_computed_tokens,
                 max(row.num_generated, 0),
                 row.role,
             )
-            for row, num_computed in preemption.num_computed.items()
+            for row, num_computed_tokens in preemption.num_computed_tokens.items()
         ]
 
     def blocked(self, blocked: Blocked[Sequence]) -> None:

@@ -34,7 +34,7 @@ class RowDecoder:
     """The rows of a batch of which some ask for more, and all that those need beside the tables.
 
     tokens, stops: of all rows, shared with the Decoder.
-    leaders: slot of a companion -> that of its leader.
+    first_slots: slot of another row of a group -> that of its first row.
     takes_plain: whether rows that ask for nothing more are given to it, too.
     """
 
@@ -48,7 +48,7 @@ class RowDecoder:
         *,
         is_streaming: bool,
     ) -> None:
-        self.leaders: dict[int, int] = {}
+        self.first_slots: dict[int, int] = {}
         self._grammars, self._tokens, self._stops = grammars, tokens, stops
         self._tokenizer, self._eos_token_id = model.tokenizer, model.eos_token_id
         self._samples_all, self._is_streaming = model.gives == "logits", is_streaming
@@ -57,7 +57,7 @@ class RowDecoder:
         if model.gives != "tokens" and model.vocab_size is not None:
             self._sampler = Sampler(num_slots, model.vocab_size, model.tokenizer)
         self._states: dict[int, RowState] = {}  # of rows that have to be looked at, by slot
-        self._beams: dict[int, BeamRows] = {}  # by the slot of the leader
+        self._beams: dict[int, BeamRows] = {}  # by the slot of the first one
         self._streamed: list[TokenEvent] = []
         self._step = 0
 
@@ -74,39 +74,39 @@ class RowDecoder:
 
     # -- a row comes and goes --------------------------------------------------------------------
 
-    def open(self, leader: Sequence) -> list[int]:
-        """Begin the row of `leader`, or its first beam; return the tokens it has from the outset.
+    def open(self, first: Sequence) -> list[int]:
+        """Begin the row of a group, or its first beam; return the tokens it has from the outset.
 
         Those are what its constraint allows nothing beside.
         """
-        slot = leader.slot
-        if leader.role == "beam":
-            self._beams[slot] = BeamRows(leader)
+        slot = first.slot
+        if first.role == "beam":
+            self._beams[slot] = BeamRows(first)
         else:
             self._tokens.first_rows[slot] = self._tokens.row
-        for companion in leader.others:
-            self.leaders[companion.slot] = slot
-        is_sampled = not leader.is_plain and bool(logit_fields_of(leader.request))
+        for other in first.others:
+            self.first_slots[other.slot] = slot
+        is_sampled = not first.is_plain and bool(logit_fields_of(first.request))
         if self._sampler is not None and (is_sampled or self._samples_all):
-            self._sampler.open(slot, sampling_row(leader, self._eos_token_id))
+            self._sampler.open(slot, sampling_row(first, self._eos_token_id))
         row = None
-        if self._is_streaming or not leader.is_plain:
-            row = make_row_state(leader, self._grammars, self._stream_of(leader))
+        if self._is_streaming or not first.is_plain:
+            row = make_row_state(first, self._grammars, self._stream_of(first))
         if row is None:
-            self._stops.open(slot, leader.automaton)
+            self._stops.open(slot, first.automaton)
             return []
         self._states[slot] = row
-        self._stops.open(slot, row.automaton, StopProgress(skip=len(leader.healing)))
+        self._stops.open(slot, row.automaton, StopProgress(skip=len(first.healing)))
         forced = row.untold = self._follow(slot, row, None)
         if forced:
             self._extend({slot: forced})
         return forced
 
-    def _stream_of(self, leader: Sequence) -> RowStream | None:
+    def _stream_of(self, first: Sequence) -> RowStream | None:
         """Return what tells of a sample as it comes; of those that compete, nothing can be told."""
-        request = leader.request
-        is_sure = leader.role == "sample" and request.best_of is None and request.max_tokens > 0
-        return RowStream(leader, self._tokenizer) if self._is_streaming and is_sure else None
+        request = first.request
+        is_sure = first.role == "sample" and request.best_of is None and request.max_tokens > 0
+        return RowStream(first, self._tokenizer) if self._is_streaming and is_sure else None
 
     def close(self, slot: int, num_tokens: int, reason: FinishReason) -> Generated:
         """Return the first `num_tokens` tokens of the row in `slot`, and forget the row."""
@@ -120,7 +120,7 @@ class RowDecoder:
         return generated
 
     def close_beams(self, slot: int, reason: FinishReason) -> list[Generated]:
-        """Return the best beams of the request whose leader is in `slot`, and forget its rows."""
+        """Return the best beams of the group whose first row is in `slot`, and forget its rows."""
         beams, row = self._beams.pop(slot), self._states[slot]
         for beam_slot in beams.slots:
             self._forget(beam_slot)
@@ -128,37 +128,37 @@ class RowDecoder:
 
     def read(self, slot: int, start: int, stop: int) -> list[int]:
         """Return tokens number `start` to `stop`, exclusive, of those the row in `slot` has."""
-        leader = self.leaders.get(slot, slot)
-        if leader in self._beams:
-            return self._beams[leader].tokens_in(slot)[start:stop]
-        return self._tokens.read(leader, start, stop)
+        first_slot = self.first_slots.get(slot, slot)
+        if first_slot in self._beams:
+            return self._beams[first_slot].tokens_in(slot)[start:stop]
+        return self._tokens.read(first_slot, start, stop)
 
     # -- a row is out of the batch for a while ---------------------------------------------------
 
-    def suspend(self, leader: Sequence, num_tokens: int) -> SuspendedRows:
-        """Take the rows of `leader` out of their slots, to be resumed in others, or closed.
+    def suspend(self, first: Sequence, num_tokens: int) -> SuspendedRows:
+        """Take the rows of a group out of their slots, to be resumed in others, or closed.
 
         num_tokens: how many of the row's tokens are its output; beams know that themselves.
         """
-        slot = leader.slot
-        if leader.role == "beam":
+        slot = first.slot
+        if first.role == "beam":
             beams = self._beams.pop(slot)
             rows = [self._suspend_row(beam_slot) for beam_slot in beams.slots]
             return SuspendedRows(beams.tokens(), rows, beams)
         tokens = [self._tokens.close(slot, num_tokens)]
-        return SuspendedRows(tokens * leader.num_slots, [self._suspend_row(slot)])
+        return SuspendedRows(tokens * first.num_slots, [self._suspend_row(slot)])
 
-    def resume(self, leader: Sequence, suspended: SuspendedRows) -> None:
-        """Let suspended rows go on in the slots that `leader` and its companions have by now."""
-        slot = leader.slot
+    def resume(self, first: Sequence, suspended: SuspendedRows) -> None:
+        """Let suspended rows go on in the slots that their group has by now."""
+        slot = first.slot
         if suspended.beams is None:
             self._tokens.resume(slot, suspended.tokens[0])
         else:
             suspended.beams.move()
             self._beams[slot] = suspended.beams
-        for companion in leader.others:
-            self.leaders[companion.slot] = slot
-        for sequence, row in zip((leader, *leader.others), suspended.rows, strict=False):
+        for other in first.others:
+            self.first_slots[other.slot] = slot
+        for sequence, row in zip((first, *first.others), suspended.rows, strict=False):
             self._resume_row(sequence, row)
 
     def close_suspended(self, suspended: SuspendedRows, reason: FinishReason) -> list[Generated]:
@@ -213,8 +213,8 @@ class RowDecoder:
         return generated
 
     def _forget(self, slot: int) -> None:
-        if self.leaders:
-            self.leaders = {s: leader for s, leader in self.leaders.items() if leader != slot}
+        if self.first_slots:
+            self.first_slots = {s: first for s, first in self.first_slots.items() if first != slot}
         self._stops.close(slot)
         self._states.pop(slot, None)
         if self._sampler is not None:
@@ -225,7 +225,7 @@ class RowDecoder:
     def decode(self, output: ModelOutput, failed: dict[int, Failure], step: int) -> Decoded:
         """Take in what the model gave in `step`; writes the tokens that were chosen into it.
 
-        failed: what the model says went wrong, by the slots of leaders.
+        failed: what the model says went wrong, by the slots of the first rows of groups.
         """
         tokens, self._step = output.tokens, step
         stopped: list[int] = []
@@ -264,7 +264,7 @@ class RowDecoder:
         for slot, failure in sampled.failed.items():
             why = constraints[slot].failure if slot in constraints else None
             told = failure if why is None else Failure("constraint-error", why)
-            failed.setdefault(self.leaders.get(slot, slot), told)
+            failed.setdefault(self.first_slots.get(slot, slot), told)
         for slot, logprob in sampled.logprobs.items():
             self._states[slot].logprobs.append(logprob)
         return sampled
@@ -272,16 +272,19 @@ class RowDecoder:
     def _search(
         self, sampler: Sampler, sampled: Sampled, tokens: IntArray, failed: dict[int, Failure]
     ) -> tuple[list[int], list[tuple[int, int]]]:
-        """Let every request's beams go on; return (leaders that are done, forks), fill `tokens`."""
+        """Let every request's beams go on; return (slots of the first that are done, forks).
+
+        tokens: gets those that were chosen.
+        """
         done, forks = [], []
-        for leader, beams in self._beams.items():
-            if leader in failed:
+        for first_slot, beams in self._beams.items():
+            if first_slot in failed:
                 continue
             step = beams.advance(sampled.beam_scores, self._would_end)
             if step is None:
-                done.append(leader)
+                done.append(first_slot)
                 if beams.failure is not None:
-                    failed[leader] = beams.failure
+                    failed[first_slot] = beams.failure
                 continue
             for beam, parent in enumerate(step.parents):
                 if parent != beam:
@@ -313,13 +316,13 @@ class RowDecoder:
     ) -> dict[int, list[int]]:
         """Move on the rows that have to be looked at; return the tokens of those that jump.
 
-        given: [num_slots] the tokens of the step.  is_over: leaders of rows that have none.
+        given: [num_slots] the tokens of the step.  is_over: the first slots of groups with none.
         stopped: gets those that end for want of tokens.
         """
         jumps: dict[int, list[int]] = {}
-        has_stopped, leader_of, token_of = {*stopped}, self.leaders, given.tolist()
+        has_stopped, first_slots, token_of = {*stopped}, self.first_slots, given.tolist()
         for slot, row in self._states.items():
-            if is_over and leader_of.get(slot, slot) in is_over:
+            if is_over and first_slots.get(slot, slot) in is_over:
                 continue
             row.num_tokens += 1
             tokens = [token_of[slot]]

@@ -21,11 +21,11 @@ class SuspendedRow(Struct, frozen=True):
 
 
 class SuspendedRows(Struct, frozen=True):
-    """The rows of a leader and its companions: enough to go on as if nothing had been.
+    """The rows of a group: enough to go on as if nothing had been.
 
-    tokens: what each of them has generated, the leader's first, for all rows that the model has to
-    compute again: a request for beams has but one before its first step.
-    rows: of those the tables know, the leader's first, in the order of the companions.
+    tokens: what each of them has generated, in the order of the group, for all rows that the model
+    has to compute again: a request for beams has but one before its first step.
+    rows: of those the tables know, in the order of the group.
     """
 
     tokens: list[list[int]]

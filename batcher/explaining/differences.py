@@ -16,7 +16,7 @@ from batcher.explaining.changes import Change, RunTotals, changes_of, pair_reque
 from batcher.explaining.reading import Decision, KeptRequests, RunReader
 from batcher.explaining.story import Story, story_of
 from batcher.timeline.records import label_of
-from batcher.timeline.requests import RequestTimeline, leader_index
+from batcher.timeline.requests import RequestTimeline, first_index
 
 MAX_INVOLVED = 3
 
@@ -136,7 +136,7 @@ def _labels_in(parting: Parting) -> list[str]:
     """Return what the first few sequences are called that a parting is about."""
     decisions = chain.from_iterable(zip_longest(parting.only_a, parting.only_b))
     labels = (
-        label_of(decision.id, leader_index(decision.index, role_of(decision)), "sample")
+        label_of(decision.id, first_index(decision.index, role_of(decision)), "sample")
         for decision in decisions
         if decision is not None
     )

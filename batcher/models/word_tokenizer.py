@@ -131,12 +131,12 @@ def byte_id(byte: int | str) -> int:
 
 
 def _windows(data: bytes) -> Iterator[bytes]:
-    """Yield `data` in parts that can be encoded one by one: no word goes over their borders."""
+    """Yield `data` in parts that can be encoded one by one: no word goes over their boundaries."""
     begin = 0
     while begin < len(data):
         end = begin + _WINDOW
-        border = _NO_LETTER.search(data, end, end + _LONGER_THAN_WORDS)
+        boundary = _NO_LETTER.search(data, end, end + _LONGER_THAN_WORDS)
         # Without one, what goes over the end is longer than any word of the vocabulary.
-        end = end + _LONGER_THAN_WORDS if border is None else border.start()
+        end = end + _LONGER_THAN_WORDS if boundary is None else boundary.start()
         yield data[begin:end]
         begin = end

@@ -85,17 +85,17 @@ class Admission(Generic[S]):
         num_kept: how many of each are left for a later step, 0 or 1.
         """
         if not first.others:
-            need = first.num_tokens - first.num_computed - num_kept
+            need = first.num_tokens - first.num_computed_tokens - num_kept
             if need > budget or need > self._max_chunk:
                 need = min(budget, self._max_chunk)
             return {first: need} if need > 0 else {}
         rows = first.computed_group
         most = min(budget, max(self._max_chunk, len(rows)))
-        if sum(row.num_tokens - row.num_computed for row in rows) > most:
+        if sum(row.num_tokens - row.num_computed_tokens for row in rows) > most:
             most, num_kept = min(budget, self._max_chunk), 1
         num_tokens = {}
         for row in rows:
-            num = min(row.num_tokens - row.num_computed - num_kept, most)
+            num = min(row.num_tokens - row.num_computed_tokens - num_kept, most)
             if num > 0:
                 num_tokens[row] = num
                 most -= num
@@ -135,7 +135,7 @@ class Admission(Generic[S]):
         if kv_cache is None:
             num_tokens = self._split(first, budget, num_kept)
             for row, num in num_tokens.items():
-                row.num_computed += num
+                row.num_computed_tokens += num
         else:
             given = self._take_blocks(output, kv_cache, first, budget, num_kept)
             if given is None:
@@ -157,7 +157,7 @@ class Admission(Generic[S]):
         """Let a group decode from now on if all it knows is computed; return whether it is."""
         rows = (first,) if not first.others else first.computed_group
         for row in rows:
-            if row.num_computed < row.num_tokens:
+            if row.num_computed_tokens < row.num_tokens:
                 return False
         batch = self.batch
         batch.begin_decoding(rows)
@@ -200,7 +200,7 @@ class Admission(Generic[S]):
             self._note_blocked(output, first, "kv", num_needed)
             return None
         if not first.others:
-            num_tokens = first.num_computed - first.num_cached
+            num_tokens = first.num_computed_tokens - first.num_cached_tokens
             return {first: num_tokens} if num_tokens > 0 else {}
         rows = first.computed_group
         for row, match in zip(rows, room.matches, strict=True):
@@ -208,8 +208,8 @@ class Admission(Generic[S]):
         for row, match, stop in zip(rows, room.matches, room.stops, strict=True):
             kv_cache.fill(row, match, stop)
         for row, num in room.num_tokens.items():
-            start = row.num_computed
-            row.num_computed = start + num
+            start = row.num_computed_tokens
+            row.num_computed_tokens = start + num
             kv_cache.compute(row, start, start + num)
         return room.num_tokens
 
@@ -220,9 +220,9 @@ class Admission(Generic[S]):
         rows = first.computed_group
         matches = self._matches_of(first)
         for row, match in zip(rows, matches, strict=True):
-            row.num_computed = match.num_tokens
+            row.num_computed_tokens = match.num_tokens
         num_tokens = self._split(first, budget, num_kept)
-        stops = [row.num_computed + num_tokens.get(row, 0) for row in rows]
+        stops = [row.num_computed_tokens + num_tokens.get(row, 0) for row in rows]
         if self.settings.capacity == "no-evict":
             stops = [row.most_tokens for row in rows]
         num_needed = self._num_needed(kv_cache, first, matches, stops, is_alone=is_alone)
@@ -307,25 +307,25 @@ class Admission(Generic[S]):
         for row in rows:
             num_planned = output.num_scheduled_tokens.pop(row, None)
             if num_planned is not None:  # which is not computed after all
-                row.num_computed -= num_planned
+                row.num_computed_tokens -= num_planned
                 if kv_cache is not None:
                     kv_cache.forget(row)
         for row in rows:
             if row.is_decoding:
                 batch.stop_decoding(row)
             if kv_cache is not None:
-                kv_cache.close(row, row.num_computed)
-        num_computed = {row: row.num_computed for row in first.group}
+                kv_cache.close(row, row.num_computed_tokens)
+        num_computed_tokens = {row: row.num_computed_tokens for row in first.group}
         for row in rows:
-            row.num_computed = 0
+            row.num_computed_tokens = 0
         output.grown = [row for row in output.grown if row not in rows]
         batch.vacate(first, self._step - 1, PREEMPT)
         if first in output.admitted:  # and so of no use to anybody yet: it has not been let in
             output.admitted.remove(first)
-            for row in num_computed:
+            for row in num_computed_tokens:
                 row.slot = NO_SLOT
         else:
-            output.preempted.append(Preemption(first, beneficiary, reason, num_computed))
+            output.preempted.append(Preemption(first, beneficiary, reason, num_computed_tokens))
         output.has_preempted = True
         self.queue.push(first)
 

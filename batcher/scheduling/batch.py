@@ -153,8 +153,8 @@ class RunningBatch(Generic[S]):
     def stop_decoding(self, row: S) -> None:
         """Let a row leave the lockstep, before a decode step or after it."""
         offset = row.offset
-        row.num_computed = num_computed = self.decode_step + offset
-        row.num_tokens = num_computed + 1
+        row.num_computed_tokens = num_computed_tokens = self.decode_step + offset
+        row.num_tokens = num_computed_tokens + 1
         row.is_decoding = False
         self.num_decoding -= 1
         self._sum_of_offsets -= offset

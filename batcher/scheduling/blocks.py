@@ -5,7 +5,7 @@ cached as a run, of which only the first needs its key at once: nobody looks for
 ahead of it is found, so that most keys are never made.
 The order in which free blocks are taken is vLLM's: first those that hold nothing worth finding,
 last freed first; then those that are cached, the least recently used first.  Typed content goes
-later: rank by rank.
+later: priority by priority.
 """
 
 from collections import Counter
@@ -26,7 +26,7 @@ from batcher.scheduling.cached_blocks import (
     IdleBlocks,
 )
 
-NUM_RANKS = 4  # nothing special or assistant, user, system, pinned
+NUM_EVICTION_PRIORITIES = 4  # nothing special or assistant, user, system, pinned
 
 
 class BlockUse(NamedTuple):
@@ -55,7 +55,7 @@ class BlockPool:
         self.num_total = self.num_free = num_blocks or 0
         self.num_cached = self.num_lost = 0
         self._blank = list(range(self.num_total - 1, -1, -1))  # free, and holding nothing; a stack
-        self._idle = [IdleBlocks() for _ in range(NUM_RANKS)]
+        self._idle = [IdleBlocks() for _ in range(NUM_EVICTION_PRIORITIES)]
         self._extra_holders: dict[int, int] = {}  # of blocks that more than one sequence holds
         self._found: dict[BlockKey, int] = {}  # by the keys that are made
         self._runs: dict[BlockHash, BlockRun] = {}  # by the hash of the last block with a key
@@ -63,7 +63,7 @@ class BlockPool:
         # By block: its hash, if it is cached, and its key, if that is made; further keys, if any.
         self._keys: dict[int, BlockKey] = {}
         self._hashes = [NO_HASH] * self.num_total
-        self._ranks, self._has_ranks = [0] * self.num_total, False
+        self._priorities, self._has_priorities = [0] * self.num_total, False
         self._is_idle = bytearray(self.num_total)
         self._more_keys: dict[int, list[BlockKey]] = {}
 
@@ -116,7 +116,7 @@ class BlockPool:
         for block in blocks:
             if is_idle[block]:
                 is_idle[block] = 0
-                self._idle[self._ranks[block]].remove(block)
+                self._idle[self._priorities[block]].remove(block)
                 self.num_free -= 1
             else:
                 extra[block] = extra.get(block, 0) + 1
@@ -161,9 +161,9 @@ class BlockPool:
             self._blank += [block for block in freed if hashes[block] == NO_HASH]
         for block in idle:
             is_idle[block] = 1
-        if self._has_ranks:
-            for rank, alike in groupby(idle, self._ranks.__getitem__):
-                self._idle[rank].extend(alike)
+        if self._has_priorities:
+            for priority, alike in groupby(idle, self._priorities.__getitem__):
+                self._idle[priority].extend(alike)
         else:
             self._idle[0].extend(idle)
 
@@ -214,7 +214,7 @@ class BlockPool:
         blocks: list[int],
         parent: BlockHash,
         contents: Iterator[Hashable],
-        rank: int = 0,
+        priority: int = 0,
         room: tuple[int, int] = (0, 0),
     ) -> tuple[BlockHash, BlockRun | None]:
         """Let held blocks be found after `parent`, each by a key for which no other is.
@@ -231,17 +231,17 @@ class BlockPool:
                 parent = hashes[holder]
             elif hashes[block] != NO_HASH:
                 self._more_keys.setdefault(block, []).append(self._found_by(parent, content, block))
-                self._raise_rank([block], rank)
+                self._raise_priority([block], priority)
                 parent = hashes[block]
             else:
                 rest = blocks[place:]
                 if max(map(hashes.__getitem__, rest)) == NO_HASH:
                     num_contents, size_limit = room[0] - place, max(room[1] - place, len(rest))
                     run = BlockRun(self._next_hash, rest, size_limit, [contents], num_contents)
-                    self._add(run, parent, content, rank)
+                    self._add(run, parent, content, priority)
                     return run.first + len(rest) - 1, run
                 run = BlockRun(self._next_hash, [block], 1, [], 1)
-                self._add(run, parent, content, rank)
+                self._add(run, parent, content, priority)
                 parent = run.first
         return parent, None
 
@@ -270,7 +270,7 @@ class BlockPool:
         self._found[parent, content] = block
         return parent, content
 
-    def _add(self, run: BlockRun, parent: BlockHash, content: Hashable, rank: int) -> None:
+    def _add(self, run: BlockRun, parent: BlockHash, content: Hashable, priority: int) -> None:
         """Let the blocks of a new run be found, the first of them by its content."""
         blocks, block_hash, hashes = run.blocks, run.first, self._hashes
         self._keys[blocks[0]] = self._found_by(parent, content, blocks[0])
@@ -280,13 +280,13 @@ class BlockPool:
         for block in blocks:
             hashes[block] = block_hash
             block_hash += 1
-        self._raise_rank(blocks, rank)
+        self._raise_priority(blocks, priority)
 
-    def _raise_rank(self, blocks: Iterable[int], rank: int) -> None:
-        if rank:
-            self._has_ranks = True
+    def _raise_priority(self, blocks: Iterable[int], priority: int) -> None:
+        if priority:
+            self._has_priorities = True
             for block in blocks:
-                self._ranks[block] = max(self._ranks[block], rank)
+                self._priorities[block] = max(self._priorities[block], priority)
 
     def _make_key(self, run: BlockRun) -> None:
         """Make the next key of a run, if its block still holds what it did."""
@@ -309,9 +309,9 @@ class BlockPool:
             hashes[block] = NO_HASH
             is_idle[block] = 0
         self.num_lost += len(blocks)
-        if self._has_ranks:
+        if self._has_priorities:
             for block in blocks:
-                self._ranks[block] = 0
+                self._priorities[block] = 0
         if self._more_keys:
             for block in self._more_keys.keys() & blocks:
                 for key in self._more_keys.pop(block):
@@ -335,7 +335,7 @@ class BlockPool:
         self.num_total += num_more
         self.num_free += num_more
         self._hashes += [NO_HASH] * num_more
-        self._ranks += [0] * num_more
+        self._priorities += [0] * num_more
         self._is_idle += bytes(num_more)
 
     def check(self, tables: Iterable[Sequence[int]]) -> None:

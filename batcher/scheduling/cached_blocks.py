@@ -65,14 +65,15 @@ class PrefixMatch(NamedTuple):
     blocks: held by others or idle, whole or up to where the sequence goes on.
     num_tokens: how many of its tokens they hold.
     source: a block that holds the last of these beside tokens of another sequence; NO_BLOCK: none.
-    parent: the hash of the last of the whole blocks, if num_hashed of them were found by content.
+    parent: the hash of the last of the whole blocks, if num_cached_blocks of them were found by
+    content.
     contents: of the whole blocks after these; None if they have to be asked for.
     """
 
     blocks: list[int]
     num_tokens: int
     source: int = NO_BLOCK
-    num_hashed: int = 0
+    num_cached_blocks: int = 0
     parent: BlockHash = ROOT
     contents: Iterator[Hashable] | None = None
 

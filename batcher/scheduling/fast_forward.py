@@ -68,5 +68,5 @@ class FastForward(Generic[S]):
         if growing:
             takers = [*chain.from_iterable(growing)]
             for row, block in zip(takers, kv_cache.pool.take(len(takers)), strict=True):
-                row.table.append(block)
+                row.block_table.append(block)
         return block_steps

@@ -41,7 +41,7 @@ class _Boundary(NamedTuple, Generic[S]):
 
     sequence: S
     end: int
-    rank: int
+    priority: int
     parent: BlockHash
 
 
@@ -89,7 +89,7 @@ class KVCache(Generic[S]):
         num_tokens = min(sequence.num_prompt_tokens, sequence.num_tokens - 1)
         if num_tokens <= found.num_tokens:
             return found
-        blocks = sibling.table[: self.num_blocks(num_tokens)]
+        blocks = sibling.block_table[: self.num_blocks(num_tokens)]
         return PrefixMatch(blocks, num_tokens, parent=_root(sequence))
 
     def outlook(self, sequence: S) -> tuple[int, ...]:
@@ -121,7 +121,7 @@ class KVCache(Generic[S]):
 
     def num_blocks_to_grow(self, sequence: S, num_tokens: int) -> int:
         """Return how many free blocks it takes to let a running sequence hold `num_tokens`."""
-        num_new = self.num_blocks(num_tokens) - len(sequence.table)
+        num_new = self.num_blocks(num_tokens) - len(sequence.block_table)
         if num_new <= 0:
             return int(self._has_shared_end(sequence))  # which it writes to, so it is copied
         return num_new
@@ -138,7 +138,7 @@ class KVCache(Generic[S]):
         is_alone: whether nobody else runs.
         """
         match = self.match(sequence) if self._has_prefix_cache or self._siblings else NO_MATCH
-        sequence.num_computed = start = match.num_tokens
+        sequence.num_computed_tokens = start = match.num_tokens
         stop = max(min(stop, start + max_tokens), start)
         num_held = sequence.most_tokens if self._capacity == "no-evict" else stop
         num_counted, num_spare = num_held, 0
@@ -152,7 +152,7 @@ class KVCache(Generic[S]):
             self.fill(sequence, match, num_held)
         else:
             self.extend(sequence, num_held)
-        sequence.num_computed = stop
+        sequence.num_computed_tokens = stop
         if self._has_prefix_cache:
             self.compute(sequence, start, stop, match.contents)
         return 0
@@ -161,9 +161,9 @@ class KVCache(Generic[S]):
         """Give `sequence` what was found for it, which nobody can take from it any more."""
         if match.blocks:
             self.pool.share(match.blocks)
-        sequence.table, sequence.prefix = match.blocks.copy(), None
-        sequence.num_cached = sequence.num_computed = match.num_tokens
-        sequence.num_hashed, sequence.parent = match.num_hashed, match.parent
+        sequence.block_table, sequence.prefix = match.blocks.copy(), None
+        sequence.num_cached_tokens = sequence.num_computed_tokens = match.num_tokens
+        sequence.num_cached_blocks, sequence.parent = match.num_cached_blocks, match.parent
         sequence.run = None
 
     def fill(self, sequence: S, match: PrefixMatch, num_tokens: int) -> None:
@@ -172,13 +172,13 @@ class KVCache(Generic[S]):
             self._copy_last(sequence)
         self.extend(sequence, num_tokens)
         if match.source != NO_BLOCK:
-            self._copies.append((match.source, sequence.table[len(match.blocks)]))
+            self._copies.append((match.source, sequence.block_table[len(match.blocks)]))
 
     def extend(self, sequence: S, num_tokens: int) -> None:
         """Let the table of `sequence` hold `num_tokens`."""
-        num_new = -(-num_tokens // self.block_size) - len(sequence.table)
+        num_new = -(-num_tokens // self.block_size) - len(sequence.block_table)
         if num_new > 0:
-            sequence.table += self.pool.take(num_new)
+            sequence.block_table += self.pool.take(num_new)
 
     def compute(self, sequence: S, start: int, stop: int, contents: _Unread = None) -> None:
         """Let the tokens start..stop, which the step computes, be found from now on.
@@ -191,11 +191,11 @@ class KVCache(Generic[S]):
         if not self._has_prefix_cache:
             return
         size = self.block_size
-        for end, rank in _boundaries(sequence, start, stop) if sequence.ranks else ():
+        for end, priority in _boundaries(sequence, start, stop) if sequence.segment_ends else ():
             if end % size:
                 self._cache(sequence, end // size, contents)
                 contents = None
-                self._boundaries.append(_Boundary(sequence, end, rank, sequence.parent))
+                self._boundaries.append(_Boundary(sequence, end, priority, sequence.parent))
         self._cache(sequence, stop // size, contents)
 
     def take_copies(self) -> list[tuple[int, int]]:
@@ -206,10 +206,10 @@ class KVCache(Generic[S]):
     def end_step(self) -> None:
         """Let what the step has computed be found where segments end inside blocks."""
         size = self.block_size
-        for sequence, end, rank, parent in self._boundaries:
+        for sequence, end, priority, parent in self._boundaries:
             place = end // size
             part = self._part(sequence, place * size, end)
-            self.pool.cache([sequence.table[place]], parent, iter([part]), rank)
+            self.pool.cache([sequence.block_table[place]], parent, iter([part]), priority)
             sequence.run = None
         self._boundaries.clear()
 
@@ -218,29 +218,35 @@ class KVCache(Generic[S]):
         if not rows:
             return
         size = self.block_size
-        growing = [row for row in rows if len(row.table) <= (decode_step + row.offset) // size]
+        growing = [
+            row for row in rows if len(row.block_table) <= (decode_step + row.offset) // size
+        ]
         for row, block in zip(growing, self.pool.take(len(growing)), strict=True):
-            row.table.append(block)
+            row.block_table.append(block)
 
-    def fork(self, parent: S, child: S, num_computed: int) -> None:
+    def fork(self, parent: S, child: S, num_computed_tokens: int) -> None:
         """Let `child` hold what `parent` does, of which so many tokens are computed.
 
         Full blocks are shared.  The last one is copied to the one that `child` has there, or shared
         as well, if it has none of its own.
         """
-        pool, num_full = self.pool, num_computed // self.block_size
-        shared, own = parent.table[:num_full], child.table[num_full:]
-        if num_computed % self.block_size:
-            end = parent.table[num_full]
+        pool, num_full = self.pool, num_computed_tokens // self.block_size
+        shared, own = parent.block_table[:num_full], child.block_table[num_full:]
+        if num_computed_tokens % self.block_size:
+            end = parent.block_table[num_full]
             if own and not pool.is_shared(own[0]):
                 self._copies.append((end, own[0]))
             else:
                 shared.append(end)
                 own = own[1:]
         pool.share(shared)
-        pool.give_back(child.table[: len(child.table) - len(own)])
-        child.table = shared + own
-        child.num_hashed, child.parent, child.run = parent.num_hashed, parent.parent, None
+        pool.give_back(child.block_table[: len(child.block_table) - len(own)])
+        child.block_table = shared + own
+        child.num_cached_blocks, child.parent, child.run = (
+            parent.num_cached_blocks,
+            parent.parent,
+            None,
+        )
 
     def copy_shared_end(self, sequence: S) -> None:
         """Give `sequence` a last block of its own if it shares that with another one."""
@@ -252,21 +258,21 @@ class KVCache(Generic[S]):
         self._siblings.setdefault(sequence.id, sequence)
         self._num_noted += 1
 
-    def close(self, sequence: S, num_computed: int) -> None:
-        """Take its blocks from `sequence`; what `num_computed` tokens fill can be found.
+    def close(self, sequence: S, num_computed_tokens: int) -> None:
+        """Take its blocks from `sequence`; what `num_computed_tokens` tokens fill can be found.
 
         So what a sequence generates is found once it has left, and its prompt from the outset.
         """
         if self._has_prefix_cache:
-            self._cache(sequence, num_computed // self.block_size)
+            self._cache(sequence, num_computed_tokens // self.block_size)
         if self._siblings and self._siblings.get(sequence.id) is sequence:
             del self._siblings[sequence.id]
-        self.pool.give_back(sequence.table)
-        sequence.table, sequence.run = [], None
+        self.pool.give_back(sequence.block_table)
+        sequence.block_table, sequence.run = [], None
 
     def forget(self, sequence: S) -> None:
         """Let nothing be found that `sequence` was to compute: it has not."""
-        for block in sequence.table[sequence.num_cached // self.block_size :]:
+        for block in sequence.block_table[sequence.num_cached_tokens // self.block_size :]:
             self.pool.forget(block)
         self._boundaries = [end for end in self._boundaries if end.sequence is not sequence]
 
@@ -278,7 +284,7 @@ class KVCache(Generic[S]):
         Raises:
             InvariantError: that is not so.
         """
-        self.pool.check(sequence.table for sequence in sequences)
+        self.pool.check(sequence.block_table for sequence in sequences)
 
     # -- by content ------------------------------------------------------------------------------
 
@@ -300,7 +306,7 @@ class KVCache(Generic[S]):
         num_found, source, parent = len(blocks) * size, NO_BLOCK, root
         if blocks:
             parent = prefix.hashes[-1]
-        if sequence.ranks:
+        if sequence.segment_ends:
             num_found, source = self._source(sequence, parent, len(blocks))
         return PrefixMatch(blocks, num_found, source, len(blocks), parent, contents)
 
@@ -319,13 +325,17 @@ class KVCache(Generic[S]):
 
         contents: of all its blocks that cannot be found yet and whose tokens are known.
         """
-        size, first, num_prompt = self.block_size, sequence.num_hashed, sequence.num_prompt_tokens
+        size, first, num_prompt = (
+            self.block_size,
+            sequence.num_cached_blocks,
+            sequence.num_prompt_tokens,
+        )
         if sequence.role != "sample":  # of the others, only the prompt is told
             num_blocks = min(num_blocks, num_prompt // size)
         if first >= num_blocks:
             return
-        blocks, run = sequence.table[first:num_blocks], sequence.run
-        sequence.num_hashed = num_blocks
+        blocks, run = sequence.block_table[first:num_blocks], sequence.run
+        sequence.num_cached_blocks = num_blocks
         if run is not None and run.is_open and len(run.blocks) + len(blocks) <= run.size_limit:
             sequence.parent = self.pool.extend(run, blocks)
             num_missing = len(run.blocks) - run.num_contents
@@ -338,7 +348,7 @@ class KVCache(Generic[S]):
         if contents is None:
             num_known = max(num_blocks, num_prompt // size)
             contents = self._contents(sequence, first * size, num_known * size, size)
-        if sequence.ranks and any(rank for _, rank in sequence.ranks):
+        if sequence.segment_ends and any(priority for _, priority in sequence.segment_ends):
             self._cache_by_rank(sequence, blocks, contents)
             return
         most = (num_prompt + sequence.max_tokens) // size
@@ -347,25 +357,27 @@ class KVCache(Generic[S]):
 
     def _cache_by_rank(self, sequence: S, blocks: list[int], contents: Iterator[Hashable]) -> None:
         """Let the last `blocks` of those that can be found be kept as long as they are worth it."""
-        place, stop = 0, sequence.num_hashed
-        for rank, alike in groupby(_ranks(sequence, stop - len(blocks), stop, self.block_size)):
+        place, stop = 0, sequence.num_cached_blocks
+        for priority, alike in groupby(
+            _eviction_priorities(sequence, stop - len(blocks), stop, self.block_size)
+        ):
             some = blocks[place : (place := place + len([*alike]))]
             known = iter([*islice(contents, len(some))])
-            sequence.parent, _ = self.pool.cache(some, sequence.parent, known, rank)
+            sequence.parent, _ = self.pool.cache(some, sequence.parent, known, priority)
 
     def _part(self, sequence: S, start: int, end: int) -> Hashable:
         """Return what stands for the tokens start..end, the beginning of a block."""
         return ("part", *self._contents(sequence, start, end, self.block_size))
 
     def _has_shared_end(self, sequence: S) -> bool:
-        return bool(sequence.table) and self.pool.is_shared(sequence.table[-1])
+        return bool(sequence.block_table) and self.pool.is_shared(sequence.block_table[-1])
 
     def _copy_last(self, sequence: S) -> None:
         """Replace the last block of `sequence` by a copy of it."""
-        shared = sequence.table.pop()
+        shared = sequence.block_table.pop()
         (own,) = self.pool.take(1)
         self.pool.give_back([shared])
-        sequence.table.append(own)
+        sequence.block_table.append(own)
         self._copies.append((shared, own))
 
 
@@ -375,24 +387,24 @@ def _root(sequence: S) -> BlockHash:
 
 
 def _boundaries(sequence: S, start: int, stop: int) -> tuple[tuple[int, int], ...]:
-    """Return the ends of segments, with their ranks, that are after `start` and up to `stop`."""
-    ranks = sequence.ranks
-    if not ranks:
+    """Return the ends of segments after `start`, up to `stop`, with their eviction priorities."""
+    ends = sequence.segment_ends
+    if not ends:
         return ()
-    first = bisect_right(ranks, start, key=_end_of)
-    return ranks[first : bisect_right(ranks, stop, first, key=_end_of)]
+    first = bisect_right(ends, start, key=_end_of)
+    return ends[first : bisect_right(ends, stop, first, key=_end_of)]
 
 
-def _ranks(sequence: S, first: int, stop: int, size: int) -> list[int]:
-    """Return the ranks of the blocks first..stop: the highest of segments that reach into each."""
+def _eviction_priorities(sequence: S, first: int, stop: int, size: int) -> list[int]:
+    """Return those of the blocks first..stop: the highest of segments that reach into each."""
     highest = [0] * (stop - first)
-    place = bisect_right(sequence.ranks, first * size, key=_end_of)
-    begin = sequence.ranks[place - 1][0] if place else 0
-    for end, rank in sequence.ranks[place:]:
+    place = bisect_right(sequence.segment_ends, first * size, key=_end_of)
+    begin = sequence.segment_ends[place - 1][0] if place else 0
+    for end, priority in sequence.segment_ends[place:]:
         if begin >= stop * size:
             break
-        if rank:
+        if priority:
             for block in range(max(begin // size, first), min(-(-end // size), stop)):
-                highest[block - first] = max(highest[block - first], rank)
+                highest[block - first] = max(highest[block - first], priority)
         begin = end
     return highest

@@ -9,14 +9,14 @@ from batcher.scheduling.sequence import S
 class Preemption(NamedTuple, Generic[S]):
     """A group that loses its slots and its blocks, for whom and why.
 
-    num_computed: for each of its sequences, the tokens that are to be computed again.  They still
-    name the slots they had.
+    num_computed_tokens: for each of its sequences, the tokens that are to be computed again.  They
+    still name the slots they had.
     """
 
     first: S
     beneficiary: S
     reason: PreemptReason
-    num_computed: dict[S, int]
+    num_computed_tokens: dict[S, int]
 
 
 class Blocked(NamedTuple, Generic[S]):
@@ -35,8 +35,8 @@ class SchedulerOutput(Generic[S]):
     preempted: before anything else.  has_preempted: whether anybody had to give way, even if only
     one that the same step had admitted.  admitted: groups that were given slots, in order.
     num_scheduled_tokens: of rows that have more than one token to compute, or begin, how many are
-    computed, in order; `num_computed` counts them already.  has_continued: whether some are of
-    groups admitted before.
+    computed, in order; `num_computed_tokens` counts them already.
+    has_continued: whether some are of groups admitted before.
     prefill_finished: groups that give a token in this step and did not in the one before.
     is_decode_step: whether the decoding rows go on, and those whose prefill is finished.
     grown: decoding rows whose next token lies in another block than the one after the last.

@@ -110,13 +110,13 @@ class Scheduler(Admission[S]):
         output.has_continued = True
         spent = 0
         for row, num_tokens in self._split(first, budget, num_kept).items():
-            start, stop = row.num_computed, row.num_computed + num_tokens
+            start, stop = row.num_computed_tokens, row.num_computed_tokens + num_tokens
             if self.kv_cache is not None:
                 if not self._make_room(output, row, stop):
                     return spent
                 self.kv_cache.extend(row, stop)
                 self.kv_cache.compute(row, start, stop)
-            row.num_computed = stop
+            row.num_computed_tokens = stop
             scheduled = output.num_scheduled_tokens
             scheduled[row] = scheduled.get(row, 0) + num_tokens
             spent += num_tokens
@@ -134,7 +134,7 @@ class Scheduler(Admission[S]):
             num_known = row.num_tokens
             if row.is_decoding:
                 batch.stop_decoding(row)
-                row.num_computed = num_known
+                row.num_computed_tokens = num_known
             row.num_tokens = num_known + num_more
         if first in output.prefill_finished:
             output.prefill_finished.remove(first)
@@ -151,7 +151,7 @@ class Scheduler(Admission[S]):
             return True
         return kv_cache.has_room(
             sum(
-                kv_cache.num_blocks_to_grow(row, row.num_computed + more)
+                kv_cache.num_blocks_to_grow(row, row.num_computed_tokens + more)
                 for row, more in num_tokens.items()
             )
         )
@@ -172,7 +172,7 @@ class Scheduler(Admission[S]):
         num_prefill = work = 0
         for row, num_tokens in scheduled.items():
             num_prefill += num_tokens
-            work += num_tokens * (2 * row.num_computed - num_tokens)
+            work += num_tokens * (2 * row.num_computed_tokens - num_tokens)
         num_rows = num_decodes + len(scheduled) + num_empty
         return BatchStats(num_decodes + num_prefill, num_rows, num_read, work)
 
@@ -242,7 +242,7 @@ class Scheduler(Admission[S]):
         known = [row.num_tokens for row in rows]
         num_needed = self._num_needed(kv_cache, first, matches, known, is_alone=is_alone)
         kept = {block for match in matches for block in match.blocks}
-        tables = [row.table for victim in gone for row in victim.computed_group]
+        tables = [row.block_table for victim in gone for row in victim.computed_group]
         return kv_cache.has_room(num_needed - kv_cache.pool.num_only_in(tables, kept))
 
     # -- after a step ----------------------------------------------------------------------------
@@ -286,8 +286,8 @@ class Scheduler(Admission[S]):
             if kv_cache is not None:
                 if has_failed:
                     kv_cache.forget(row)
-                    row.num_computed = 0
-                kv_cache.close(row, row.num_computed)
+                    row.num_computed_tokens = 0
+                kv_cache.close(row, row.num_computed_tokens)
         batch.vacate(first, last_step, move)
 
     def sharing(self, row: S, num_tokens: int) -> list[S]:
@@ -295,12 +295,15 @@ class Scheduler(Admission[S]):
         kv_cache = self.kv_cache
         if kv_cache is None:
             return []
-        start, stop = row.num_computed - num_tokens, kv_cache.num_blocks(row.num_computed)
-        blocks = set(row.table[start // kv_cache.block_size : stop])
+        start, stop = (
+            row.num_computed_tokens - num_tokens,
+            kv_cache.num_blocks(row.num_computed_tokens),
+        )
+        blocks = set(row.block_table[start // kv_cache.block_size : stop])
         return [
             holder
             for holder in self.batch.holders
-            if holder is not row and blocks & {*holder.table}
+            if holder is not row and blocks & {*holder.block_table}
         ]
 
     def why_never(self, first: S) -> Failure | None:

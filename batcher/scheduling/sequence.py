@@ -18,26 +18,27 @@ class Schedulable(Struct, eq=False, gc=False, kw_only=True):  # it is part of no
     The first sequence of a sequence group stands for the group in the queue: `others` are admitted,
     preempted and ended together with it.
 
-    What was asked for; whoever makes a sequence sets these:
+    Its fields are of groups with one writer each, see tests/test_ownership.py.  What was asked for;
+    set by what makes sequences (engine/inputs.py, simulation/sequence.py):
     index: of the sample or beam in its request.  input_index: the request's, in the input.
     num_prompt_tokens: how many tokens it starts with.  max_tokens: how many it generates at most.
     others: the other beams, or the negative prompt.  num_slots: how many slots the group needs.
     has_siblings: whether there are other samples of its request, which start with the same tokens.
     cache_salt: whose blocks it may share.  skips_prefix_cache: it starts from no blocks but those
-    of other samples of its request.  ranks: where segments of the prompt end, each with how long
-    its blocks are worth keeping.
+    of other samples of its request.
+    segment_ends: where segments of the prompt end, each with the eviction priority of its blocks.
 
-    Where it stands; only the scheduler sets these, but for the steps at which something happened:
+    Where it stands; set by the scheduler (scheduling/) alone, once it is made:
     num_tokens: of those it starts with and those it has generated, when it began to compute them.
-    num_computed: how many of them are.  Once it decodes, `offset` counts for both: the position of
-    the token it computes in a decode step is the number of that step plus `offset`.
+    num_computed_tokens: how many of them are.  Once it decodes, `offset` counts for both: the
+    position of the token it computes in a decode step is the number of that step plus `offset`.
     last_decode_step: the one after which it has all its tokens, while it decodes.
     queue_number, admission: the numbers of when it first joined the queue, and of its admission;
     later ones have larger numbers.
-    num_cached: how many tokens of its last admission were found in blocks.
-    table: the blocks it holds, in the order of its tokens; the first num_hashed of them can be
-    found, and the hash of the last of these is the `parent` of what follows.  run: the one of which
-    that is the last, if it may go on.
+    num_cached_tokens: how many tokens of its last admission were found in blocks.
+    block_table: the blocks it holds, in the order of its tokens; the first num_cached_blocks of
+    them can be found, and the hash of the last of these is the `parent` of what follows.
+    run: the one of which that is the last, if it may go on.
     prefix: what was found of it when that was last asked, while it waits.
     """
 
@@ -51,7 +52,7 @@ class Schedulable(Struct, eq=False, gc=False, kw_only=True):  # it is part of no
     deadline: float | None = None
     cache_salt: str | None = None
     skips_prefix_cache: bool = False
-    ranks: tuple[tuple[int, int], ...] = ()
+    segment_ends: tuple[tuple[int, int], ...] = ()
     role: Role = "sample"
     others: tuple[Self, ...] = ()
     num_slots: int = 1
@@ -63,15 +64,15 @@ class Schedulable(Struct, eq=False, gc=False, kw_only=True):  # it is part of no
     admitted_step: int = NEVER
     first_token_step: int = NEVER
     num_tokens: int = 0
-    num_computed: int = 0
-    num_cached: int = 0
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
     offset: int = 0
     is_decoding: bool = False
     last_decode_step: int = NEVER
     queue_number: int = NEVER
     admission: int = NEVER
-    table: list[int] = []
-    num_hashed: int = 0
+    block_table: list[int] = []
+    num_cached_blocks: int = 0
     parent: BlockHash = ROOT
     run: BlockRun | None = None
     prefix: CachedPrefix | None = None

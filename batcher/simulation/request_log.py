@@ -111,14 +111,14 @@ def workload_of_log(log: list[LoggedRequest]) -> Workload:
     jobs = [
         Job(
             id=request.request_id,
-            place=place,
+            input_index=input_index,
             arrival_time=round(request.queued_ts - first, NUM_DIGITS),
             num_prompt_tokens=request.input_toks,
             num_output_tokens=request.output_toks,
             max_tokens=request.output_toks,
-            prompt=(Piece(request.input_toks, ("prompt", place)),),
+            prompt=(Piece(request.input_toks, ("prompt", input_index)),),
             output=Piece(request.output_toks, GREEDY),
         )
-        for place, request in enumerate(log)
+        for input_index, request in enumerate(log)
     ]
     return Workload(jobs, len(jobs))

@@ -83,7 +83,7 @@ def make_sequence(job: Job, history: tuple[Piece, ...] = ()) -> SimulatedSequenc
     sequence = SimulatedSequence(
         id=job.id,
         index=job.index,
-        input_index=job.place,
+        input_index=job.input_index,
         arrival_time=job.arrival_time,
         num_prompt_tokens=num_tokens,
         num_tokens=num_tokens,
@@ -91,13 +91,16 @@ def make_sequence(job: Job, history: tuple[Piece, ...] = ()) -> SimulatedSequenc
         priority=job.priority,
         deadline=job.deadline,
         cache_salt=job.cache_salt,
-        ranks=job.ranks,
+        segment_ends=job.segment_ends,
         has_siblings=job.has_siblings,
         job=job,
         history=history,
     )
-    if start and job.ranks:
-        sequence.ranks = ((start, 0), *((start + end, rank) for end, rank in job.ranks))
+    if start and job.segment_ends:
+        sequence.segment_ends = (
+            (start, 0),
+            *((start + end, priority) for end, priority in job.segment_ends),
+        )
     return sequence
 
 

@@ -203,10 +203,10 @@ class StepSimulation:
         for preemption in scheduled.preempted:
             victim = preemption.first
             victim.num_preemptions += 1
-            victim.num_lost = preemption.num_computed[victim]
+            victim.num_lost = preemption.num_computed_tokens[victim]
             totals.num_preemptions += 1
         for sequence in scheduled.admitted:
-            num_cached = sequence.num_cached
+            num_cached = sequence.num_cached_tokens
             if sequence.admitted_ticks == NEVER:
                 sequence.admitted_ticks = self._ticks
                 sequence.num_cached_at_first = num_cached

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.models.base import Model
-from batcher.prompts import Border, has_segments, rank_of
+from batcher.prompts import SegmentEnd, eviction_priority_of, has_segments
 from batcher.request import PromptInput, Request, is_plain
 from batcher.workloads.rows import WorkloadRow
 
@@ -30,15 +30,15 @@ GREEDY: tuple[int | str, ...] = ("greedy",)
 class Job(Struct, frozen=True, kw_only=True, gc=False):
     """One sample of a request.
 
-    place: the request's, in the input.  max_tokens: what the scheduler is told; num_output_tokens:
+    input_index: the request's.  max_tokens: what the scheduler is told; num_output_tokens:
     what it comes to, at most as many.
-    prompt, output: what they hold, for the prefix cache.  ranks: see ScheduledSequence.
+    prompt, output: what they hold, for the prefix cache.  segment_ends: see Schedulable.
     session, think_time: see Request.  has_siblings: whether there are other samples of it.
     """
 
     id: str
     index: int = 0
-    place: int
+    input_index: int
     arrival_time: float
     num_prompt_tokens: int
     num_output_tokens: int
@@ -48,7 +48,7 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     cache_salt: str | None = None
     prompt: tuple[Piece, ...]
     output: Piece
-    ranks: tuple[Border, ...] = ()
+    segment_ends: tuple[SegmentEnd, ...] = ()
     session: str | None = None
     think_time: float = 0.0
     has_siblings: bool = False
@@ -76,21 +76,21 @@ def workload_of_rows(rows: Iterable[WorkloadRow]) -> Workload:
         BatchdecodeError: a row may end before max_tokens.
     """
     jobs = []
-    for place, row in enumerate(rows):
+    for input_index, row in enumerate(rows):
         if not row.ignore_eos:
             raise _unknown_length(row.id)
         prompt = tuple(Piece(segment.length, ("seed", segment.seed)) for segment in row.prompt)
         jobs.append(
             Job(
                 id=row.id,
-                place=place,
+                input_index=input_index,
                 arrival_time=row.arrival_time,
                 num_prompt_tokens=row.prompt_tokens,
                 num_output_tokens=row.max_tokens,
                 max_tokens=row.max_tokens,
                 prompt=prompt,
                 output=Piece(row.max_tokens, GREEDY),
-                ranks=_borders(
+                segment_ends=_segment_ends(
                     (piece.length, 2 * (segment.type == "system"))
                     for piece, segment in zip(prompt, row.prompt, strict=True)
                 ),
@@ -108,29 +108,29 @@ def workload_of(
 ) -> Workload:
     """Return the workload of valid `requests`, as `model` reads their prompts.
 
-    outputs: (place of the request, index) -> the tokens each sample is given.  They never depend on
-    the schedule, so a run of any batch size has them.  Without it all requests must have exactly
-    max_tokens: ignore_eos, and nothing that ends them earlier.
+    outputs: (input index of the request, index) -> the tokens each sample is given.  They never
+    depend on the schedule, so a run of any batch size has them.  Without it all requests must have
+    exactly max_tokens: ignore_eos, and nothing that ends them earlier.
 
     Raises:
         BatchdecodeError: a request has beams or cfg_scale, or how long its output is is not known.
     """
     jobs: list[Job] = []
     num_requests = 0
-    for place, request in enumerate(requests):
+    for input_index, request in enumerate(requests):
         num_requests += 1
-        request_id = request.id if request.id is not None else str(place + 1)
+        request_id = request.id if request.id is not None else str(input_index + 1)
         _check_simulated(request, request_id)
-        prompt, borders = _read(request.prompt, model)
+        prompt, segment_ends = _read(request.prompt, model)
         num_prompt = sum(piece.length for piece in prompt)
         num_samples = (request.best_of or request.n) if request.max_tokens else request.n
         for index in range(num_samples):
-            output = _output(request, request_id, (place, index), outputs)
+            output = _output(request, request_id, (input_index, index), outputs)
             jobs.append(
                 Job(
                     id=request_id,
                     index=index,
-                    place=place,
+                    input_index=input_index,
                     arrival_time=request.arrival_time,
                     num_prompt_tokens=num_prompt,
                     num_output_tokens=output.length,
@@ -140,7 +140,7 @@ def workload_of(
                     cache_salt=request.cache_salt,
                     prompt=prompt,
                     output=output,
-                    ranks=borders,
+                    segment_ends=segment_ends,
                     session=request.session,
                     think_time=request.think_time,
                     has_siblings=num_samples > 1,
@@ -202,7 +202,7 @@ def _output(
     return Piece(request.max_tokens, symbol)
 
 
-def _read(prompt: PromptInput, model: Model) -> tuple[tuple[Piece, ...], tuple[Border, ...]]:
+def _read(prompt: PromptInput, model: Model) -> tuple[tuple[Piece, ...], tuple[SegmentEnd, ...]]:
     """Return what a prompt holds, and where its segments end."""
     if isinstance(prompt, str):
         return _listed(model.tokenizer.encode(prompt)), ()
@@ -220,8 +220,8 @@ def _read(prompt: PromptInput, model: Model) -> tuple[tuple[Piece, ...], tuple[B
         num_tokens = sum(piece.length for piece in found)
         if num_tokens:
             pieces += found
-            ends.append((num_tokens, rank_of(segment)))
-    return tuple(pieces), _borders(ends)
+            ends.append((num_tokens, eviction_priority_of(segment)))
+    return tuple(pieces), _segment_ends(ends)
 
 
 def _listed(tokens: Iterable[int]) -> tuple[Piece, ...]:
@@ -229,11 +229,11 @@ def _listed(tokens: Iterable[int]) -> tuple[Piece, ...]:
     return (Piece(len(kept), tokens=kept),) if kept else ()
 
 
-def _borders(segments: Iterable[tuple[int, int]]) -> tuple[Border, ...]:
-    """Return where segments, given by length and rank, end, each with its rank."""
-    borders: list[Border] = []
+def _segment_ends(segments: Iterable[tuple[int, int]]) -> tuple[SegmentEnd, ...]:
+    """Return where segments, given by length and eviction priority, end, each with that."""
+    segment_ends: list[SegmentEnd] = []
     end = 0
-    for length, rank in segments:
+    for length, priority in segments:
         end += length
-        borders.append((end, rank))
-    return tuple(borders)
+        segment_ends.append((end, priority))
+    return tuple(segment_ends)

@@ -22,7 +22,7 @@ from batcher.events import (
     StepsEvent,
 )
 from batcher.timeline.records import Fork, SequenceKey, is_follower, key_of, label_of
-from batcher.timeline.requests import AdmissionRecord, RequestTimeline, leader_index
+from batcher.timeline.requests import AdmissionRecord, RequestTimeline, first_index
 
 
 class RequestFold:
@@ -129,10 +129,10 @@ class RequestFold:
 
     def _join(self, event: AdmitEvent, found: RequestTimeline) -> None:
         """Count one that comes along with the first of its group."""
-        leader = self._open.get(key_of(event.id, leader_index(event.index, event.role), "sample"))
-        if leader is not None:
-            leader.num_rows += len(leader.admissions) == 1
-            found.max_tokens = leader.max_tokens if event.role == "beam" else 0
+        first = self._open.get(key_of(event.id, first_index(event.index, event.role), "sample"))
+        if first is not None:
+            first.num_rows += len(first.admissions) == 1
+            found.max_tokens = first.max_tokens if event.role == "beam" else 0
 
     def _unblock(self, event: AdmitEvent | FinishEvent) -> None:
         """Forget what blocked a sequence that waits no more."""

@@ -132,6 +132,6 @@ class RequestTimeline(Struct, gc=False, eq=False):
         )
 
 
-def leader_index(index: int, role: Role) -> int:
+def first_index(index: int, role: Role) -> int:
     """Return the index of the first of the group that a sequence of this index and role is in."""
     return 0 if role == "beam" else index

@@ -236,9 +236,9 @@ def _check_followers(spans: list[SlotSpan]) -> None:
         return
     held = {(span.id, span.index, span.role, span.end) for span in spans}
     for span in followers:
-        leader = (0, "beam") if span.role == "beam" else (span.index, "sample")
-        if (span.id, *leader, span.end) not in held:
+        first = (0, "beam") if span.role == "beam" else (span.index, "sample")
+        if (span.id, *first, span.end) not in held:
             raise InvariantError(
                 f"{span.label!r} holds its slot over [{span.start}, {span.end}), "
-                f"but {label_of(span.id, leader[0], 'sample')!r} does not"
+                f"but {label_of(span.id, first[0], 'sample')!r} does not"
             )

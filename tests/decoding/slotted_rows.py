@@ -26,7 +26,7 @@ class Outcome(NamedTuple):
 
 
 class SlottedRows:
-    """A batch of rows; every leader is running, suspended, or done."""
+    """A batch of rows; every first is running, suspended, or done."""
 
     def __init__(self, requests: list[Request]) -> None:
         self.decoder = Decoder(MODEL, NUM_SLOTS, is_streaming=True)
@@ -39,7 +39,7 @@ class SlottedRows:
             if request.max_tokens > 0:
                 name = f"r{place}"
                 self.waiting += make_sequences(request, name, place, "input", {}, MODEL, heal, [])
-        self.running: dict[int, Sequence] = {}  # by the leader's slot
+        self.running: dict[int, Sequence] = {}  # by the first's slot
         self.suspended: list[tuple[Sequence, SuspendedRows]] = []
         self.num_tokens: dict[tuple[str, int], int] = {}
         self.outcome = Outcome({}, {})
@@ -48,45 +48,45 @@ class SlottedRows:
     def has_work(self) -> bool:
         return bool(self.waiting or self.running or self.suspended)
 
-    def take_slots(self, leader: Sequence, random: Random) -> None:
-        for row in (leader, *leader.others):
+    def take_slots(self, first: Sequence, random: Random) -> None:
+        for row in (first, *first.others):
             row.slot = self.free.pop(random.randrange(len(self.free)))
-        self.running[leader.slot] = leader
+        self.running[first.slot] = first
 
-    def leave_slots(self, leader: Sequence) -> None:
-        del self.running[leader.slot]
-        for row in (leader, *leader.others):
+    def leave_slots(self, first: Sequence) -> None:
+        del self.running[first.slot]
+        for row in (first, *first.others):
             if self.batch.holds(row.slot):
                 MODEL.release(row.slot)
             self.batch.leave(row.slot)
             self.free.append(row.slot)
 
-    def start(self, leader: Sequence) -> None:
+    def start(self, first: Sequence) -> None:
         """Begin a row in its slot; beams wait for the first fork."""
-        forced = self.decoder.open(leader)
-        self.num_tokens[leader.id, leader.index] = len(forced)
-        rows = [leader] if leader.role == "beam" else [leader, *leader.others]
+        forced = self.decoder.open(first)
+        self.num_tokens[first.id, first.index] = len(forced)
+        rows = [first] if first.role == "beam" else [first, *first.others]
         for row in rows:
             self.batch.join(Chunk(row.slot, row.prompt_tokens + forced, 0))
 
-    def suspend(self, leader: Sequence) -> None:
-        num_tokens = self.num_tokens[leader.id, leader.index]
-        self.suspended.append((leader, self.decoder.suspend(leader, num_tokens)))
-        self.leave_slots(leader)
+    def suspend(self, first: Sequence) -> None:
+        num_tokens = self.num_tokens[first.id, first.index]
+        self.suspended.append((first, self.decoder.suspend(first, num_tokens)))
+        self.leave_slots(first)
 
-    def resume(self, leader: Sequence, suspended: SuspendedRows) -> None:
-        self.decoder.resume(leader, suspended)
-        for row, tokens in zip((leader, *leader.others), suspended.tokens, strict=False):
+    def resume(self, first: Sequence, suspended: SuspendedRows) -> None:
+        self.decoder.resume(first, suspended)
+        for row, tokens in zip((first, *first.others), suspended.tokens, strict=False):
             self.batch.join(Chunk(row.slot, row.prompt_tokens + tokens, 0))
 
     def admit(self, random: Random, leaves_at_once: Choose) -> None:
-        for leader in self.waiting.copy():
-            if leader.num_slots <= len(self.free):
-                self.waiting.remove(leader)
-                self.take_slots(leader, random)
-                self.start(leader)
+        for first in self.waiting.copy():
+            if first.num_slots <= len(self.free):
+                self.waiting.remove(first)
+                self.take_slots(first, random)
+                self.start(first)
                 if leaves_at_once():
-                    self.suspend(leader)
+                    self.suspend(first)
 
     def compute(self) -> None:
         """Let the model and the decoder do a step of all running rows."""
@@ -95,37 +95,37 @@ class SlottedRows:
         self.batch.chunks, self.batch.tokens = [], output.tokens
         decoded = self.decoder.decode(output, self.step)
         self.step += 1
-        for slot, leader in list(self.running.items()):
-            self._commit(leader, slot, decoded)
+        for slot, first in list(self.running.items()):
+            self._commit(first, slot, decoded)
         for source, target in decoded.forks:
-            if target in self.decoder.rows.leaders or target in self.running:
+            if target in self.decoder.rows.first_slots or target in self.running:
                 MODEL.fork(source, target)
                 self.batch.enter(target)
 
-    def _commit(self, leader: Sequence, slot: int, decoded: Decoded) -> None:
+    def _commit(self, first: Sequence, slot: int, decoded: Decoded) -> None:
         tokens = decoded.jumps.get(slot, [0])
-        self.num_tokens[leader.id, leader.index] += 0 if slot in decoded.failed else len(tokens)
-        num_tokens = self.num_tokens[leader.id, leader.index]
+        self.num_tokens[first.id, first.index] += 0 if slot in decoded.failed else len(tokens)
+        num_tokens = self.num_tokens[first.id, first.index]
         if slot in decoded.failed:
-            self.end(leader, "error")
+            self.end(first, "error")
         elif slot in decoded.stopped:
-            self.end(leader, "stop")
-        elif num_tokens >= leader.request.max_tokens:
-            self.end(leader, "length")
+            self.end(first, "stop")
+        elif num_tokens >= first.request.max_tokens:
+            self.end(first, "length")
         elif len(tokens) > 1:
-            for row in (leader, *leader.others):
+            for row in (first, *first.others):
                 start = len(row.prompt_tokens) + num_tokens - len(tokens)
                 self.batch.chunks.append(Chunk(row.slot, tokens, start))
 
-    def end(self, leader: Sequence, reason: FinishReason) -> None:
-        key = leader.id, leader.index
-        if leader.role == "beam":
-            self.outcome.outputs[key] = self.decoder.close_beams(leader.slot, reason)
+    def end(self, first: Sequence, reason: FinishReason) -> None:
+        key = first.id, first.index
+        if first.role == "beam":
+            self.outcome.outputs[key] = self.decoder.close_beams(first.slot, reason)
         else:
             num_tokens = self.num_tokens[key]
-            output = self.decoder.close(leader.slot, num_tokens, reason)
+            output = self.decoder.close(first.slot, num_tokens, reason)
             self.outcome.outputs[key] = [output]
-        self.leave_slots(leader)
+        self.leave_slots(first)
 
     def finish(self) -> Outcome:
         for event in self.decoder.take_streamed():
@@ -143,15 +143,15 @@ def decode_all(requests: list[Request], random: Random, leaves: Choose = never) 
     rows = SlottedRows(requests)
     while rows.has_work:
         for place in reversed(range(len(rows.suspended))):
-            leader, suspended = rows.suspended[place]
-            if leader.num_slots <= len(rows.free) and not leaves():
+            first, suspended = rows.suspended[place]
+            if first.num_slots <= len(rows.free) and not leaves():
                 del rows.suspended[place]
-                rows.take_slots(leader, random)
-                rows.resume(leader, suspended)
+                rows.take_slots(first, random)
+                rows.resume(first, suspended)
         rows.admit(random, leaves)
-        for leader in list(rows.running.values()):
+        for first in list(rows.running.values()):
             if leaves():
-                rows.suspend(leader)
+                rows.suspend(first)
         if rows.running:
             rows.compute()
     return rows.finish()

@@ -69,7 +69,7 @@ CASES = [
         "aa",
         "b",
     ),  # inside the token, so before its end
-    ([4, 6, 3], {"stop": "cb"}, 2, "", "cb"),  # across a border
+    ([4, 6, 3], {"stop": "cb"}, 2, "", "cb"),  # across a boundary
     ([10, 1, 4], {"stop": "babc"}, 3, "ca", "babc"),
     ([2, 7, 8, 3], {"stop": "é"}, 3, "a", "é"),  # a character in two tokens
     ([2, 7, 3, 8], {"stop": "é"}, 4, "a\ufffdb\ufffd", ...),

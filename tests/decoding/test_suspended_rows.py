@@ -49,7 +49,7 @@ def request(kind: str) -> Request:
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
 def test_a_row_that_leaves_after_every_step_is_the_same_row(kind: str) -> None:
-    """With a companion of another kind that stays, so that the tables are never empty."""
+    """With a partner of another kind that stays, so that the tables are never empty."""
     requests = [request(kind), request("stop")]
     expected = decode_all(requests, Random(0))
     turns = Random(1)
@@ -82,13 +82,13 @@ def test_a_row_that_ends_outside_the_batch_gives_what_it_had(kind: str, num_step
         return rows
 
     inside, outside = begun(), begun()
-    for leader in list(inside.running.values()):
-        inside.end(leader, "aborted")
-    for leader in list(outside.running.values()):
-        outside.suspend(leader)
-    for leader, suspended in outside.suspended:
+    for first in list(inside.running.values()):
+        inside.end(first, "aborted")
+    for first in list(outside.running.values()):
+        outside.suspend(first)
+    for first, suspended in outside.suspended:
         outputs = outside.decoder.close_suspended(suspended, "aborted")
-        outside.outcome.outputs[leader.id, leader.index] = outputs
+        outside.outcome.outputs[first.id, first.index] = outputs
     assert outside.finish() == inside.finish()
     assert outside.decoder.rows.logit_slots.size == 0
 
@@ -105,12 +105,12 @@ def test_suspended_rows_tell_what_the_model_has_to_compute_again() -> None:
     rows.resume(beams, before)
     for _ in range(4):
         rows.compute()
-    for leader in (guided, beams):
-        slots = [row.slot for row in (leader, *leader.others)]
+    for first in (guided, beams):
+        slots = [row.slot for row in (first, *first.others)]
         read = [rows.decoder.read(slot, 0, 4) for slot in slots]
-        rows.suspend(leader)
+        rows.suspend(first)
         assert rows.suspended[-1][1].tokens == read
-        assert [len(tokens) for tokens in read] == [4] * leader.num_slots
+        assert [len(tokens) for tokens in read] == [4] * first.num_slots
     own, negative = rows.suspended[0][1].tokens
     assert own == negative
 
@@ -119,8 +119,8 @@ def test_a_place_that_no_beam_needs_has_the_tokens_of_the_best() -> None:
     rows = SlottedRows([request("fewer ways than beams")])
     rows.admit(Random(0), never)
     rows.compute()
-    [leader] = rows.running.values()
-    rows.suspend(leader)
+    [first] = rows.running.values()
+    rows.suspend(first)
     [(_, suspended)] = rows.suspended
     assert len({tuple(tokens) for tokens in suspended.tokens}) == 2
     assert [len(tokens) for tokens in suspended.tokens] == [1, 1, 1]
@@ -130,8 +130,8 @@ def test_a_plain_row_is_not_in_the_way_of_those_that_stay() -> None:
     rows = SlottedRows([request("plain")])
     rows.admit(Random(0), never)
     rows.compute()
-    [leader] = rows.running.values()
-    rows.suspend(leader)
+    [first] = rows.running.values()
+    rows.suspend(first)
     decoder = rows.decoder
     assert not decoder.rows._states
     assert not decoder._tokens.first_rows

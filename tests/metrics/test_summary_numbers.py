@@ -273,10 +273,10 @@ def test_times_are_those_of_samples_and_of_all_beams_together(workload):
     units, batch = workload
     run = play_units(units, batch)
     summary = metrics_of(run.events).summary()
-    leaders = {(unit.id, unit.rows[0]): unit for unit in units}
+    firsts = {(unit.id, unit.rows[0]): unit for unit in units}
     waits, latencies = [], []
     for stay in run.stays:
-        if (unit := leaders.get((stay.id, (stay.index, stay.role)))) is not None:
+        if (unit := firsts.get((stay.id, (stay.index, stay.role)))) is not None:
             arrived = next(
                 event.step
                 for event in run.events

@@ -35,10 +35,10 @@ def test_every_row_is_the_function_of_its_prefix(rows: list[list[int]], seed: in
 
 
 @given(prompts, st.integers(1, 29))
-def test_a_prompt_in_two_chunks_is_the_same_prompt(prompt: list[int], border: int) -> None:
+def test_a_prompt_in_two_chunks_is_the_same_prompt(prompt: list[int], boundary: int) -> None:
     model = SimulatedModel()
     model.allocate(1)
-    head, tail = prompt[:border], prompt[border:]
+    head, tail = prompt[:boundary], prompt[boundary:]
     if not tail:
         return
     model.forward(batch_of(Chunk(0, head, 0)))
@@ -70,10 +70,10 @@ def test_the_logits_of_any_slots_are_the_function_of_their_prefixes(
     heads, batch = Batch(len(rows)), Batch(len(rows))
     prefixes = [list(prompt) for prompt in rows]
     for slot, prompt in enumerate(rows):
-        border = data.draw(st.integers(0, max(0, len(prompt) - 1)))
-        if border:  # a prompt in two chunks
-            heads.join(Chunk(slot, prompt[:border], 0))
-        batch.join(Chunk(slot, prompt[border:], border))
+        boundary = data.draw(st.integers(0, max(0, len(prompt) - 1)))
+        if boundary:  # a prompt in two chunks
+            heads.join(Chunk(slot, prompt[:boundary], 0))
+        batch.join(Chunk(slot, prompt[boundary:], boundary))
     model.forward(heads)
     for _ in range(3):
         wanted = sorted(data.draw(st.sets(st.integers(0, len(rows) - 1), min_size=1)))

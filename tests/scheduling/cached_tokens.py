@@ -39,7 +39,7 @@ class Cache(KVCache):
             num_prompt_tokens=num_tokens,
             num_tokens=num_tokens,
             max_tokens=9,
-            table=[],
+            block_table=[],
             **fields,
         )
 
@@ -55,13 +55,13 @@ class Cache(KVCache):
 
     def go_on(self, sequence: Schedulable, stop: int) -> None:
         self.extend(sequence, stop)
-        self.compute(sequence, sequence.num_computed, stop)
-        sequence.num_computed = stop
+        self.compute(sequence, sequence.num_computed_tokens, stop)
+        sequence.num_computed_tokens = stop
 
     def leave(self, sequence: Schedulable) -> None:
-        self.close(sequence, sequence.num_computed)
+        self.close(sequence, sequence.num_computed_tokens)
         self.sequences.remove(sequence)
-        assert sequence.table == []
+        assert sequence.block_table == []
 
     def check_all(self) -> None:
         self.check(self.sequences)

@@ -67,24 +67,24 @@ class SlowScheduler:
         blocks: list[int] = []
         if self.pool is None or not self.settings.has_prefix_cache:
             return blocks
-        node: object = ("root", row.job.salt)
+        parent: object = ("root", row.job.salt)
         for start in range(0, row.num_known - self.size, self.size):
-            block = self.pool.find((node, row.tokens(start, start + self.size)))
+            block = self.pool.find((parent, row.tokens(start, start + self.size)))
             if block is None:
                 break
             blocks.append(block)
-            node = self.pool.nodes[block]
+            parent = self.pool.hashes[block]
         return blocks
 
-    def name_full_blocks(self, row: SlowRow, num_tokens: int) -> None:
+    def cache_full_blocks(self, row: SlowRow, num_tokens: int) -> None:
         if self.pool is None or not self.settings.has_prefix_cache:
             return
         if row.role == "negative":
             num_tokens = min(num_tokens, len(row.prompt))
-        for place in range(row.num_named, num_tokens // self.size):
+        for place in range(row.num_cached_blocks, num_tokens // self.size):
             tokens = row.tokens(place * self.size, (place + 1) * self.size)
-            row.node = self.pool.name(row.blocks[place], (row.node, tokens))
-            row.num_named = place + 1
+            row.parent = self.pool.cache(row.blocks[place], (row.parent, tokens))
+            row.num_cached_blocks = place + 1
 
     def extend(self, row: SlowRow, num_tokens: int) -> None:
         while self.pool is not None and len(row.blocks) < self.blocks_for(num_tokens):
@@ -106,11 +106,11 @@ class SlowScheduler:
     def preempt(self, plan: SlowPlan, unit: SlowUnit, beneficiary: SlowUnit, reason: str) -> None:
         for row in unit.rows:
             if row.name in plan.chunks:
-                row.num_computed = plan.chunks.pop(row.name)[0]
-                for block in row.blocks[row.num_cached // self.size :]:
+                row.num_computed_tokens = plan.chunks.pop(row.name)[0]
+                for block in row.blocks[row.num_cached_tokens // self.size :]:
                     self.pool.forget(block)
-                row.num_named = len(row.blocks)  # nothing more
-        lost = {row.name: row.num_computed for row in unit.rows}
+                row.num_cached_blocks = len(row.blocks)  # nothing more
+        lost = {row.name: row.num_computed_tokens for row in unit.rows}
         for row in unit.rows:
             self.close(row)
         self.running.remove(unit)
@@ -123,10 +123,10 @@ class SlowScheduler:
             plan.preempted.append((unit.name, beneficiary.name, reason, lost))
 
     def close(self, row: SlowRow) -> None:
-        self.name_full_blocks(row, row.num_computed)
+        self.cache_full_blocks(row, row.num_computed_tokens)
         if self.pool is not None:
             self.pool.give_back(row.blocks)
-        row.blocks, row.num_computed, row.num_named = [], 0, 0
+        row.blocks, row.num_computed_tokens, row.num_cached_blocks = [], 0, 0
 
     # -- a step ----------------------------------------------------------------------------------
 
@@ -249,14 +249,14 @@ class SlowScheduler:
         self, unit: SlowUnit, budget: int, num_kept: int
     ) -> Iterator[tuple[SlowRow, int]]:
         max_chunk = self.settings.long_prefill_threshold or 10**9
-        num_left = sum(row.num_known - row.num_computed for row in unit.rows)
+        num_left = sum(row.num_known - row.num_computed_tokens for row in unit.rows)
         if len(unit.rows) > 1 and num_left > min(budget, max(max_chunk, len(unit.rows))):
             num_kept = 1
         elif len(unit.rows) > 1:
             max_chunk = max(max_chunk, len(unit.rows))
         budget = min(budget, max_chunk)
         for row in unit.rows:
-            num_tokens = min(row.num_known - row.num_computed - num_kept, budget)
+            num_tokens = min(row.num_known - row.num_computed_tokens - num_kept, budget)
             if num_tokens > 0:
                 yield row, num_tokens
                 budget -= num_tokens
@@ -264,7 +264,7 @@ class SlowScheduler:
     def go_on(self, plan: SlowPlan, unit: SlowUnit, budget: int, num_kept: int) -> int:
         spent = 0
         for row, num_tokens in list(self.chunks_of(unit, budget, num_kept)):
-            stop = row.num_computed + num_tokens
+            stop = row.num_computed_tokens + num_tokens
             if not self.make_room(plan, unit, row, stop):
                 return spent
             self.extend(row, stop)
@@ -274,12 +274,12 @@ class SlowScheduler:
         return spent
 
     def compute(self, plan: SlowPlan, row: SlowRow, num_tokens: int) -> None:
-        plan.chunks[row.name] = row.num_computed, num_tokens
-        row.num_computed += num_tokens
-        self.name_full_blocks(row, row.num_computed)
+        plan.chunks[row.name] = row.num_computed_tokens, num_tokens
+        row.num_computed_tokens += num_tokens
+        self.cache_full_blocks(row, row.num_computed_tokens)
 
     def begin_if_met(self, plan: SlowPlan, unit: SlowUnit, num_kept: int) -> None:
-        if not num_kept and all(row.num_computed >= row.num_known for row in unit.rows):
+        if not num_kept and all(row.num_computed_tokens >= row.num_known for row in unit.rows):
             unit.is_decoding = True
             plan.begun.append(unit.name)
 
@@ -320,8 +320,8 @@ class SlowScheduler:
         capacity, rows = self.settings.capacity, unit.rows
         matches = [self.match(row) for row in rows]
         for row, blocks in zip(rows, matches, strict=True):
-            row.num_computed = row.num_cached = len(blocks) * self.size
-        stops = {row.role: row.num_computed for row in rows}
+            row.num_computed_tokens = row.num_cached_tokens = len(blocks) * self.size
+        stops = {row.role: row.num_computed_tokens for row in rows}
         for row, num_tokens in self.chunks_of(unit, budget, num_kept):
             stops[row.role] += num_tokens
         most = {row.role: max(len(row.prompt) + row.job.max_tokens - 1, 1) for row in rows}
@@ -337,19 +337,19 @@ class SlowScheduler:
         for row, blocks in zip(rows, matches, strict=True):
             for block in blocks:
                 self.pool.share(block)
-            row.blocks, row.num_named = blocks, len(blocks)
-            row.node = self.pool.nodes[blocks[-1]] if blocks else ("root", row.job.salt)
+            row.blocks, row.num_cached_blocks = blocks, len(blocks)
+            row.parent = self.pool.hashes[blocks[-1]] if blocks else ("root", row.job.salt)
         for row in rows:
             self.extend(row, (most if capacity == "no-evict" else stops)[row.role])
         return True
 
     def end_step(self, plan: SlowPlan) -> list[int]:
-        """Give every decoding row its token; return the slots of leaders that are done."""
+        """Give every decoding row its token; return the slots of firsts that are done."""
         done = []
         for unit in self.running:
             if unit.is_decoding and plan.decodes:
                 for row in unit.rows:
-                    row.num_computed = row.num_known
+                    row.num_computed_tokens = row.num_known
                     row.num_generated += 1
                 if unit.rows[0].num_generated == unit.job.max_tokens:
                     done.append(unit.slots[0])

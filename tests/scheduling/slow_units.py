@@ -25,10 +25,10 @@ class SlowRow:
     role: str
     prompt: tuple[int, ...]
     num_generated: int = 0
-    num_computed: int = 0
-    num_cached: int = 0
-    num_named: int = 0
-    node: object = None
+    num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_cached_blocks: int = 0
+    parent: object = None
     blocks: list[int] = field(default_factory=list)
 
     @property
@@ -47,7 +47,7 @@ class SlowRow:
 
 @dataclass(eq=False)
 class SlowUnit:
-    """What is admitted together, the leader first."""
+    """What is admitted together, in the order of the group."""
 
     job: Job
     rows: list[SlowRow]

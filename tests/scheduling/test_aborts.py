@@ -127,7 +127,7 @@ def test_an_abort_frees_what_was_held(stage: Stage, num_before: int) -> None:
         run.engine.abort(found)
         rows = [row for row in run.engine._batch.slots if row is not None]
         assert found not in {row.id for row in rows}
-        held = {block for row in rows for block in row.table}
+        held = {block for row in rows for block in row.block_table}
         assert run.engine.scheduler.kv_cache.pool.num_used == len(held)
         run.engine.scheduler.check()
     assert aborted is not None or num_before, "nobody has come to that"

@@ -23,7 +23,7 @@ def limits(**more) -> SchedulingSettings:
 def job(place: int, num_prompt_tokens: int, num_output_tokens: int) -> Job:
     return Job(
         id=f"r{place}",
-        place=place,
+        input_index=place,
         arrival_time=0.0,
         num_prompt_tokens=num_prompt_tokens,
         num_output_tokens=num_output_tokens,

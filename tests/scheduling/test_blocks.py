@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from slow_pool import SlowPool
 
 from batcher.errors import InvariantError
-from batcher.scheduling.blocks import NUM_RANKS, BlockPool
+from batcher.scheduling.blocks import NUM_EVICTION_PRIORITIES, BlockPool
 from batcher.scheduling.cached_blocks import NO_HASH, ROOT, CachedPrefix
 
 NUM_BLOCKS = 7
@@ -46,11 +46,13 @@ class Pools(RuleBasedStateMachine):
         self.slow.give_back(table)
 
     @precondition(lambda self: self.tables)
-    @rule(data=st.data(), content=st.integers(0, 9), rank=st.integers(0, NUM_RANKS - 1))
+    @rule(
+        data=st.data(), content=st.integers(0, 9), rank=st.integers(0, NUM_EVICTION_PRIORITIES - 1)
+    )
     def cache(self, data: st.DataObject, content: int, rank: int) -> None:
         block = data.draw(st.sampled_from(data.draw(st.sampled_from(self.tables))))
         found, _ = self.pool.cache([block], ROOT, iter([content]), rank)
-        self.hashes[self.slow.name(block, (ROOT, content), rank)] = found
+        self.hashes[self.slow.cache(block, (ROOT, content), rank)] = found
 
     @precondition(lambda self: self.tables)
     @rule(data=st.data(), contents=st.lists(st.integers(10, 12), max_size=4))
@@ -72,7 +74,7 @@ class Pools(RuleBasedStateMachine):
             found, _ = self.pool.cache(more, found, rest)
         parent = ROOT
         for block, content in zip(table, contents, strict=False):
-            parent = self.slow.name(block, (parent, content))
+            parent = self.slow.cache(block, (parent, content))
         self.hashes[parent] = found
         if data.draw(st.booleans()):
             again, _ = self.pool.cache(table[:num_blocks], ROOT, iter(contents))
@@ -85,7 +87,7 @@ class Pools(RuleBasedStateMachine):
             block = self.slow.find((parent, content))
             if block is None:
                 break
-            parent = self.slow.nodes[block]
+            parent = self.slow.hashes[block]
             blocks.append(block)
         prefix = CachedPrefix()
         self.pool.follow(prefix, ROOT, contents)
@@ -114,7 +116,7 @@ class Pools(RuleBasedStateMachine):
         pool.check(self.tables)
         assert pool.num_free == len(slow.free)
         assert pool.num_used + pool.num_free == NUM_BLOCKS, "invariant 10"
-        for block, found in slow.nodes.items():
+        for block, found in slow.hashes.items():
             assert self.hashes.setdefault(found, pool._hashes[block]) == pool._hashes[block]
         hashes = self.hashes
         expected = {
@@ -125,7 +127,7 @@ class Pools(RuleBasedStateMachine):
         }
         assert pool._found.items() <= expected.items(), "what is evicted is found no longer"
         cached = {block for block, found in enumerate(pool._hashes) if found != NO_HASH}
-        assert cached == slow.nodes.keys()
+        assert cached == slow.hashes.keys()
         counts = Counter(block for table in self.tables for block in table)
         assert [pool.is_shared(block) for block in range(NUM_BLOCKS)] == [
             counts[block] > 1 for block in range(NUM_BLOCKS)

@@ -10,7 +10,7 @@ def test_a_prefix_is_found_block_by_block_from_the_first_on() -> None:
     for same in (0, 3, 4, 7, 8, 11, 12):
         other = cache.sequence("b", [*range(same), *range(50, 63 - same)])
         assert cache.match(other).num_tokens == same // SIZE * SIZE
-        assert cache.match(other).blocks == first.table[: same // SIZE]
+        assert cache.match(other).blocks == first.block_table[: same // SIZE]
     middle = cache.sequence("b", [9, 9, 9, 9, *range(4, 12)])
     assert cache.match(middle).num_tokens == 0, "a chain begins at the first block"
 
@@ -46,7 +46,7 @@ def test_the_key_of_a_block_that_is_found_is_built_for_it_once_and_for_who_looks
     cache.built.clear()
     cache.go_on(first, 100)
     assert cache.built == [], "nobody has looked behind the ten that are found"
-    assert cache.match(waiting).blocks == first.table
+    assert cache.match(waiting).blocks == first.block_table
     assert sorted(cache.built) == sorted(2 * [*range(10, 25)])
 
 
@@ -61,7 +61,7 @@ def test_what_was_found_is_looked_for_again_after_a_part_of_it_is_gone() -> None
     cache.leave(other)
     cache.begin(again := cache.sequence("d", range(19)))
     assert cache.match(waiting).num_tokens == 16
-    assert cache.match(waiting).blocks[:4] == again.table[:4]
+    assert cache.match(waiting).blocks[:4] == again.block_table[:4]
 
 
 def test_sequences_share_blocks_with_those_of_their_salt() -> None:
@@ -78,15 +78,15 @@ def test_whole_blocks_are_found_in_the_step_that_computes_them() -> None:
     cache = Cache()
     cache.begin(first := cache.sequence("a", range(11)), 7)
     cache.begin(second := cache.sequence("b", range(11)))
-    assert second.num_cached == 4
-    assert second.table[:1] == first.table[:1]
-    assert set(second.table[1:]).isdisjoint(first.table)
+    assert second.num_cached_tokens == 4
+    assert second.block_table[:1] == first.block_table[:1]
+    assert set(second.block_table[1:]).isdisjoint(first.block_table)
     cache.check_all()
 
 
 def test_without_a_prefix_cache_nothing_is_found() -> None:
     cache = Cache(prefix_cache=False)
-    cache.begin(first := cache.sequence("a", range(9), ranks=((6, 1), (9, 0))))
+    cache.begin(first := cache.sequence("a", range(9), segment_ends=((6, 1), (9, 0))))
     cache.end_step()
     cache.leave(first)
     assert cache.match(cache.sequence("b", range(9))).num_tokens == 0
@@ -99,7 +99,7 @@ def test_what_a_sequence_has_computed_is_found_after_it_has_left() -> None:
     cache.tokens["a"] += range(4, 20)
     cache.extend(first, 5)
     cache.extend(first, 9)
-    first.num_computed = 11
+    first.num_computed_tokens = 11
     cache.leave(first)
     assert cache.pool.num_used == 0
     assert cache.match(cache.sequence("b", range(15))).num_tokens == 8, "two blocks are full"
@@ -110,7 +110,7 @@ def test_the_output_of_a_beam_is_not_found_as_nobody_knows_it() -> None:
     cache.begin(first := cache.sequence("a", range(5), role="beam"))
     cache.tokens["a"] += range(5, 20)
     cache.extend(first, 9)
-    first.num_computed = 9
+    first.num_computed_tokens = 9
     cache.leave(first)
     assert cache.match(cache.sequence("b", range(15))).num_tokens == 4
 
@@ -151,73 +151,73 @@ def test_what_is_found_cannot_be_taken_from_whom_it_was_found_for() -> None:
     cache.begin(first := cache.sequence("a", range(8)))
     cache.leave(first)
     cache.begin(second := cache.sequence("b", range(9)))
-    assert second.num_cached == 8
+    assert second.num_cached_tokens == 8
     assert cache.pool.num_free == 0
-    assert len(set(second.table)) == 3
+    assert len(set(second.block_table)) == 3
     cache.check_all()
 
 
 # -- segments --------------------------------------------------------------------------------------
 
 
-def test_a_segment_border_inside_a_block_is_found_from_the_next_step_on_by_copy() -> None:
+def test_a_segment_boundary_inside_a_block_is_found_from_the_next_step_on_by_copy() -> None:
     cache = Cache()
-    cache.begin(first := cache.sequence("a", range(10), ranks=((6, 1), (10, 0))))
-    other = cache.sequence("b", [*range(6), 90, 91, 92], ranks=((6, 1), (9, 0)))
+    cache.begin(first := cache.sequence("a", range(10), segment_ends=((6, 1), (10, 0))))
+    other = cache.sequence("b", [*range(6), 90, 91, 92], segment_ends=((6, 1), (9, 0)))
     assert cache.match(other).num_tokens == 4, "not in the same step"
     cache.end_step()
     match = cache.match(other)
-    assert (match.num_tokens, match.source) == (6, first.table[1])
+    assert (match.num_tokens, match.source) == (6, first.block_table[1])
     cache.begin(other)
-    assert cache.take_copies() == [(first.table[1], other.table[1])]
+    assert cache.take_copies() == [(first.block_table[1], other.block_table[1])]
     assert cache.take_copies() == []
-    assert other.table[1] not in first.table
+    assert other.block_table[1] not in first.block_table
     cache.check_all()
 
 
-def test_a_border_is_found_only_where_a_border_is_looked_for() -> None:
+def test_a_boundary_is_found_only_where_a_boundary_is_looked_for() -> None:
     cache = Cache()
-    cache.begin(cache.sequence("a", range(10), ranks=((6, 1), (10, 0))))
+    cache.begin(cache.sequence("a", range(10), segment_ends=((6, 1), (10, 0))))
     cache.end_step()
     assert cache.match(cache.sequence("b", range(10))).num_tokens == 8
-    assert cache.match(cache.sequence("b", range(7), ranks=((5, 0), (7, 0)))).num_tokens == 4
-    assert cache.match(cache.sequence("b", range(7), ranks=((6, 0), (7, 0)))).num_tokens == 6
+    assert cache.match(cache.sequence("b", range(7), segment_ends=((5, 0), (7, 0)))).num_tokens == 4
+    assert cache.match(cache.sequence("b", range(7), segment_ends=((6, 0), (7, 0)))).num_tokens == 6
 
 
-def test_the_longest_of_several_borders_in_a_block_is_found() -> None:
+def test_the_longest_of_several_boundaries_in_a_block_is_found() -> None:
     cache = Cache()
     ranks = ((1, 0), (2, 0), (3, 0), (9, 0))
-    cache.begin(cache.sequence("a", range(9), ranks=ranks))
+    cache.begin(cache.sequence("a", range(9), segment_ends=ranks))
     cache.end_step()
     for same in (1, 2, 3):
-        other = cache.sequence("b", [*range(same), *range(90, 99)], ranks=ranks)
+        other = cache.sequence("b", [*range(same), *range(90, 99)], segment_ends=ranks)
         assert cache.match(other).num_tokens == same
 
 
-def test_a_border_at_the_end_of_a_prompt_leaves_a_token_to_compute() -> None:
+def test_a_boundary_at_the_end_of_a_prompt_leaves_a_token_to_compute() -> None:
     cache = Cache()
-    cache.begin(cache.sequence("a", range(6), ranks=((6, 0),)))
+    cache.begin(cache.sequence("a", range(6), segment_ends=((6, 0),)))
     cache.end_step()
-    assert cache.match(cache.sequence("b", range(6), ranks=((6, 0),))).num_tokens == 4
-    assert cache.match(cache.sequence("b", range(7), ranks=((6, 0), (7, 0)))).num_tokens == 6
+    assert cache.match(cache.sequence("b", range(6), segment_ends=((6, 0),))).num_tokens == 4
+    assert cache.match(cache.sequence("b", range(7), segment_ends=((6, 0), (7, 0)))).num_tokens == 6
 
 
-def test_a_border_is_named_when_the_chunk_that_crosses_it_is_computed() -> None:
+def test_a_boundary_is_named_when_the_chunk_that_crosses_it_is_computed() -> None:
     cache = Cache()
     ranks = ((2, 0), (6, 0), (11, 0))
-    cache.begin(first := cache.sequence("a", range(11), ranks=ranks), 5)
+    cache.begin(first := cache.sequence("a", range(11), segment_ends=ranks), 5)
     cache.end_step()
-    other = cache.sequence("b", [*range(6), 99], ranks=((6, 0), (7, 0)))
+    other = cache.sequence("b", [*range(6), 99], segment_ends=((6, 0), (7, 0)))
     assert cache.match(other).num_tokens == 4
     cache.go_on(first, 11)
     cache.end_step()
     assert cache.match(other).num_tokens == 6
 
 
-def test_a_border_is_found_after_an_equal_block_of_another_one_is_gone() -> None:
+def test_a_boundary_is_found_after_an_equal_block_of_another_one_is_gone() -> None:
     cache = Cache(8)
     first = cache.sequence("a", range(12))
-    second = cache.sequence("b", range(12), ranks=((6, 1), (12, 0)))
+    second = cache.sequence("b", range(12), segment_ends=((6, 1), (12, 0)))
     for sequence in (first, second):
         cache.begin(sequence, 3)
     for sequence in (first, second):
@@ -234,7 +234,7 @@ def test_system_goes_after_user_after_assistant_and_what_is_pinned_last() -> Non
     cache = Cache(4)
     for name, rank in (("pin", 3), ("system", 2), ("user", 1), ("rest", 0)):
         tokens = [rank * 10 + place for place in range(4)]
-        cache.begin(sequence := cache.sequence(name, tokens, ranks=((4, rank),)))
+        cache.begin(sequence := cache.sequence(name, tokens, segment_ends=((4, rank),)))
         cache.leave(sequence)
     left = [3, 2, 1, 0]
     for number in range(4):
@@ -250,9 +250,9 @@ def test_system_goes_after_user_after_assistant_and_what_is_pinned_last() -> Non
 
 def test_a_block_is_worth_as_much_as_the_best_segment_that_reaches_into_it() -> None:
     cache = Cache(3)
-    cache.begin(first := cache.sequence("a", range(8), ranks=((5, 2), (8, 0))))
+    cache.begin(first := cache.sequence("a", range(8), segment_ends=((5, 2), (8, 0))))
     cache.leave(first)
-    cache.begin(second := cache.sequence("b", range(50, 54), ranks=((4, 1),)))
+    cache.begin(second := cache.sequence("b", range(50, 54), segment_ends=((4, 1),)))
     cache.leave(second)
     cache.begin(cache.sequence("c", range(70, 74)))
     assert cache.match(cache.sequence("x", range(9))).num_tokens == 8
@@ -261,13 +261,13 @@ def test_a_block_is_worth_as_much_as_the_best_segment_that_reaches_into_it() -> 
 
 def test_a_part_is_found_no_longer_once_the_block_is_evicted_that_was_filled_behind_it() -> None:
     cache = Cache(4)
-    cache.begin(first := cache.sequence("a", range(10), ranks=((10, 0),)))
+    cache.begin(first := cache.sequence("a", range(10), segment_ends=((10, 0),)))
     cache.end_step()
     cache.tokens["a"] += range(10, 13)
-    first.num_computed = 12
+    first.num_computed_tokens = 12
     cache.leave(first)
     assert cache.match(cache.sequence("b", range(13))).num_tokens == 12
-    part = cache.sequence("c", [*range(10), 99], ranks=((10, 0), (11, 0)))
+    part = cache.sequence("c", [*range(10), 99], segment_ends=((10, 0), (11, 0)))
     assert cache.match(part).num_tokens == 10
     cache.begin(cache.sequence("d", range(50, 58)))
     assert cache.match(part).num_tokens == 8

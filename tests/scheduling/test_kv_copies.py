@@ -12,19 +12,19 @@ from batcher.errors import InvariantError
 from batcher.scheduling.sequence import Schedulable
 
 
-@pytest.mark.parametrize("num_computed", [1, 3, 4, 5, 8])
-def test_a_fork_shares_full_blocks_and_has_a_last_one_of_its_own(num_computed: int) -> None:
+@pytest.mark.parametrize("num_computed_tokens", [1, 3, 4, 5, 8])
+def test_a_fork_shares_full_blocks_and_has_a_last_one_of_its_own(num_computed_tokens: int) -> None:
     cache = Cache()
-    parent = cache.sequence("p", range(num_computed), role="beam")
-    child = cache.sequence("c", range(50, 50 + num_computed), role="beam")
+    parent = cache.sequence("p", range(num_computed_tokens), role="beam")
+    child = cache.sequence("c", range(50, 50 + num_computed_tokens), role="beam")
     cache.begin(parent)
     cache.begin(child)
-    own = child.table[num_computed // SIZE :]
-    cache.fork(parent, child, num_computed)
-    num_full = num_computed // SIZE
-    assert child.table[:num_full] == parent.table[:num_full]
-    assert child.table[num_full:] == own
-    copies = [(parent.table[num_full], own[0])] if num_computed % SIZE else []
+    own = child.block_table[num_computed_tokens // SIZE :]
+    cache.fork(parent, child, num_computed_tokens)
+    num_full = num_computed_tokens // SIZE
+    assert child.block_table[:num_full] == parent.block_table[:num_full]
+    assert child.block_table[num_full:] == own
+    copies = [(parent.block_table[num_full], own[0])] if num_computed_tokens % SIZE else []
     assert cache.take_copies() == copies
     cache.check_all()
 
@@ -36,12 +36,12 @@ def test_a_fork_without_a_block_of_its_own_shares_the_last_one_until_it_writes()
     cache.begin(parent)
     cache.sequences.append(child)
     cache.fork(parent, child, 6)
-    assert child.table == parent.table
+    assert child.block_table == parent.block_table
     assert cache.take_copies() == []
     assert [cache.num_blocks_to_grow(row, 7) for row in (parent, child)] == [1, 1]
     cache.copy_shared_end(child)
-    assert cache.take_copies() == [(parent.table[1], child.table[1])]
-    assert child.table[1] != parent.table[1]
+    assert cache.take_copies() == [(parent.block_table[1], child.block_table[1])]
+    assert child.block_table[1] != parent.block_table[1]
     assert [cache.num_blocks_to_grow(row, 7) for row in (parent, child)] == [0, 0]
     cache.copy_shared_end(parent)
     assert cache.take_copies() == []
@@ -70,11 +70,11 @@ def test_a_sample_starts_from_what_its_sibling_has_computed(length: int, num_fou
     assert cache.match(second).num_tokens == 0, "not before the step is over"
     cache.note_sibling(first)
     cache.begin(second)
-    assert second.num_cached == num_found
+    assert second.num_cached_tokens == num_found
     whole = num_found // SIZE
-    assert second.table[:whole] == first.table[:whole]
-    assert second.table[whole:] != first.table[whole:]
-    copies = [(first.table[whole], second.table[whole])] if num_found % SIZE else []
+    assert second.block_table[:whole] == first.block_table[:whole]
+    assert second.block_table[whole:] != first.block_table[whole:]
+    copies = [(first.block_table[whole], second.block_table[whole])] if num_found % SIZE else []
     assert cache.take_copies() == copies
     cache.check_all()
     cache.leave(first)
@@ -90,7 +90,7 @@ def test_a_sample_that_was_preempted_starts_from_the_whole_prompt_of_its_sibling
     second.num_tokens = 9  # it has generated three
     cache.tokens["a"] += [7, 8, 9]
     cache.begin(second)
-    assert second.num_cached == 6
+    assert second.num_cached_tokens == 6
     cache.check_all()
 
 
@@ -108,13 +108,13 @@ def test_what_another_request_has_computed_is_no_siblings() -> None:
 def test_what_was_not_computed_after_all_is_not_found() -> None:
     cache = Cache()
     cache.begin(cache.sequence("a", range(4)))
-    cache.begin(other := cache.sequence("b", range(12), ranks=((6, 0), (12, 0))))
+    cache.begin(other := cache.sequence("b", range(12), segment_ends=((6, 0), (12, 0))))
     cache.forget(other)
     cache.end_step()
-    other.num_computed = 0
+    other.num_computed_tokens = 0
     cache.leave(other)
     assert cache.match(cache.sequence("c", range(13))).num_tokens == 4, "what was there before is"
-    assert cache.match(cache.sequence("c", range(7), ranks=((6, 0), (7, 0)))).num_tokens == 4
+    assert cache.match(cache.sequence("c", range(7), segment_ends=((6, 0), (7, 0)))).num_tokens == 4
     cache.check_all()
 
 
@@ -147,16 +147,16 @@ class Cells:
             for place in range(SIZE):
                 self.cells[target, place] = self.cells.get((source, place), ())
         for sequence, start in planned:
-            for place in range(start, sequence.num_computed):
-                cell = (sequence.table[place // SIZE], place % SIZE)
+            for place in range(start, sequence.num_computed_tokens):
+                cell = (sequence.block_table[place // SIZE], place % SIZE)
                 self.cells[cell] = tuple(self.cache.tokens[sequence.id][: place + 1])
         self.cache.end_step()
 
     def check(self) -> None:
         """Read all that is computed of those that run."""
         for sequence in self.cache.sequences:
-            for place in range(sequence.num_computed):
-                held = self.cells[sequence.table[place // SIZE], place % SIZE]
+            for place in range(sequence.num_computed_tokens):
+                held = self.cells[sequence.block_table[place // SIZE], place % SIZE]
                 assert held == tuple(self.cache.tokens[sequence.id][: place + 1])
         self.cache.check_all()
 
@@ -169,20 +169,20 @@ def test_what_is_read_is_always_what_was_written(data: Any) -> None:
     for number in range(data.draw(st.integers(1, 25))):
         planned: list[tuple[Schedulable, int]] = []
         for sequence in cache.sequences:
-            more = data.draw(st.integers(0, sequence.num_tokens - sequence.num_computed))
-            stop = sequence.num_computed + more
+            more = data.draw(st.integers(0, sequence.num_tokens - sequence.num_computed_tokens))
+            stop = sequence.num_computed_tokens + more
             if cache.has_room(cache.num_blocks_to_grow(sequence, stop)):
-                planned.append((sequence, sequence.num_computed))
+                planned.append((sequence, sequence.num_computed_tokens))
                 cache.go_on(sequence, stop)
         tokens = data.draw(PROMPTS)
         ends = sorted(data.draw(st.sets(st.integers(1, max(len(tokens), 1)), max_size=3)))
         ranks = tuple((end, end % 4) for end in ends) if tokens else ()
-        sequence = cache.sequence(f"s{number}", tokens, ranks=ranks)
+        sequence = cache.sequence(f"s{number}", tokens, segment_ends=ranks)
         match = cache.match(sequence)
         stop = data.draw(st.integers(min(match.num_tokens + 1, len(tokens)), len(tokens)))
         if cache.has_room(cache.num_blocks_to_take(match, stop)):
             cache.begin(sequence, stop)
-            planned.append((sequence, sequence.num_cached))
+            planned.append((sequence, sequence.num_cached_tokens))
         cells.compute(planned)
         cells.check()
         for sequence in [row for row in cache.sequences if data.draw(st.booleans())]:

@@ -73,7 +73,7 @@ class Play:
         self.workload = workload
         self.slow = SlowScheduler(workload.num_slots, workload.settings)
         self.scheduler = Scheduler(workload.num_slots, workload.settings, self.contents)
-        self.leaders: dict[str, Schedulable] = {}
+        self.firsts: dict[str, Schedulable] = {}
         self.jobs = {job.id: job for job in workload.jobs}
         self.unread = list(workload.jobs)
         self.step, self.now = 0, 0.0
@@ -104,9 +104,9 @@ class Play:
 
     def push(self, job: Job) -> None:
         self.slow.push(job)
-        leader = make_sequence(job)
-        self.leaders[job.id] = leader
-        self.scheduler.queue.push(leader)
+        first = make_sequence(job)
+        self.firsts[job.id] = first
+        self.scheduler.queue.push(first)
 
     def one_step(self) -> None:
         plan = self.scheduler.schedule(self.step, self.now)
@@ -138,23 +138,23 @@ class Play:
         assert kv_cache.pool.num_free == len(slow.free)
         assert sum(node != NO_HASH for node in kv_cache.pool._hashes) == len(slow.keys)
         for unit in self.slow.running:
-            leader = self.leaders[unit.name]
-            for row, other in zip(unit.rows, leader.computed_group, strict=True):
-                assert len(other.table) == len(row.blocks)
-                assert other.num_cached == row.num_cached
+            first = self.firsts[unit.name]
+            for row, other in zip(unit.rows, first.computed_group, strict=True):
+                assert len(other.block_table) == len(row.blocks)
+                assert other.num_cached_tokens == row.num_cached_tokens
                 assert self.scheduler.batch.slots[other.slot] is other
                 assert other.slot == unit.slots[unit.rows.index(row)]
         budget = self.workload.settings.max_batch_tokens
-        num_computed = sum(plan.num_scheduled_tokens.values())
+        num_computed_tokens = sum(plan.num_scheduled_tokens.values())
         if plan.is_decode_step:
-            fresh = sum(len(leader.computed_group) for leader in plan.prefill_finished)
-            num_computed += self.scheduler.batch.num_decoding - fresh
-        assert budget is None or num_computed <= budget, "invariant 11"
+            fresh = sum(len(first.computed_group) for first in plan.prefill_finished)
+            num_computed_tokens += self.scheduler.batch.num_decoding - fresh
+        assert budget is None or num_computed_tokens <= budget, "invariant 11"
 
     def leave(self, slot: int, why: Move) -> None:
-        leader = self.scheduler.batch.slots[slot]
+        first = self.scheduler.batch.slots[slot]
         self.slow.leave(next(unit for unit in self.slow.running if slot in unit.slots))
-        self.scheduler.finish(leader, self.step, why, has_failed=False)
+        self.scheduler.finish(first, self.step, why, has_failed=False)
 
     def abort_somebody(self) -> None:
         place = self.workload.aborts.get(self.step)
@@ -166,7 +166,7 @@ class Play:
             self.leave(unit.slots[0], ABORT)
         else:
             self.slow.waiting.remove(unit)
-            self.scheduler.queue.take(self.leaders[unit.name])
+            self.scheduler.queue.take(self.firsts[unit.name])
 
 
 def make_sequence(job: Job) -> Schedulable:
@@ -184,19 +184,19 @@ def make_sequence(job: Job) -> Schedulable:
             deadline=job.deadline,
             cache_salt=job.salt,
             state=State.WAITING,
-            table=[],
+            block_table=[],
         )
 
-    leader = row("sample", job.prompt)
+    first = row("sample", job.prompt)
     if job.negative is not None:
-        leader.others, leader.num_slots = (row("negative", job.negative),), 2
-    return leader
+        first.others, first.num_slots = (row("negative", job.negative),), 2
+    return first
 
 
 def summary(plan: SchedulerOutput[Schedulable]) -> SlowPlan:
     """Return a plan by names, without the hold."""
     chunks = {
-        (row.id, row.role): (row.num_computed - num_tokens, num_tokens)
+        (row.id, row.role): (row.num_computed_tokens - num_tokens, num_tokens)
         for row, num_tokens in plan.num_scheduled_tokens.items()
     }
     return SlowPlan(
@@ -205,13 +205,16 @@ def summary(plan: SchedulerOutput[Schedulable]) -> SlowPlan:
                 preemption.first.id,
                 preemption.beneficiary.id,
                 preemption.reason,
-                {(row.id, row.role): number for row, number in preemption.num_computed.items()},
+                {
+                    (row.id, row.role): number
+                    for row, number in preemption.num_computed_tokens.items()
+                },
             )
             for preemption in plan.preempted
         ],
-        [leader.id for leader in plan.admitted],
+        [first.id for first in plan.admitted],
         chunks,
-        [leader.id for leader in plan.prefill_finished],
+        [first.id for first in plan.prefill_finished],
         plan.is_decode_step,
         plan.has_preempted,
     )

@@ -8,5 +8,5 @@ from batcher.scheduling.sequence import Schedulable
 
 def waiting(name: str, **fields: Any) -> Schedulable:
     """Return a sequence that waits; one prompt token and one to generate if not told."""
-    fields = {"num_prompt_tokens": 1, "max_tokens": 1, "table": [], **fields}
+    fields = {"num_prompt_tokens": 1, "max_tokens": 1, "block_table": [], **fields}
     return Schedulable(id=name, state=State.WAITING, **fields)

@@ -29,7 +29,7 @@ class CountedPieces(tuple[Piece, ...]):  # noqa: SLOT001 - it counts
 def sequence_of(pieces: list[Piece]) -> Any:
     job = Job(
         id="a",
-        place=0,
+        input_index=0,
         arrival_time=0.0,
         num_prompt_tokens=sum(piece.length for piece in pieces),
         num_output_tokens=0,

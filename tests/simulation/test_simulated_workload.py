@@ -46,7 +46,7 @@ def test_outputs_that_are_known_may_end_early() -> None:
 
 def test_samples_are_jobs_of_their_own() -> None:
     workload = workload_of([request(n=3, temperature=1.0), request()], MODEL)
-    assert [(job.id, job.index, job.place) for job in workload.jobs] == [
+    assert [(job.id, job.index, job.input_index) for job in workload.jobs] == [
         ("1", 0, 0),
         ("1", 1, 0),
         ("1", 2, 0),

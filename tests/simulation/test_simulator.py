@@ -36,9 +36,9 @@ class LoggedSimulation(StepSimulation):
     def _note(self, plan: SchedulerOutput[SimulatedSequence]) -> None:
         super()._note(plan)
         for preemption in plan.preempted:
-            self._log("preempt", preemption.first, preemption.num_computed[preemption.first])
+            self._log("preempt", preemption.first, preemption.num_computed_tokens[preemption.first])
         for sequence in plan.admitted:
-            self._log("admit", sequence, sequence.num_cached)
+            self._log("admit", sequence, sequence.num_cached_tokens)
 
     def _before_news(self, until: float) -> float:
         del until

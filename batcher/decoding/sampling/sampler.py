@@ -73,8 +73,8 @@ class Masks(NamedTuple):
 class Sampled(NamedTuple):
     """What a step has chosen.
 
-    tokens: [num_slots], a partner's slot holds its leader's; 0 where nothing was chosen.
-    failed: slot -> why its row has no token, leaders only.
+    tokens: [num_slots], a partner's slot has the token of the sample; 0 where nothing was chosen.
+    failed: slot -> why its row has no token, without those of partners.
     logprobs: slot -> of its token, for rows that asked.
     beam_scores: slot -> [vocab] float32 log-probabilities after bias, penalties and masks, of rows
     that are beams; -inf for what is ruled out.

@@ -100,8 +100,8 @@ class RunHistory:
         sums = np.zeros((len(self.rows) + 1, NUM_CELLS + 1))
         np.cumsum(running * size - self._offsets, axis=1, out=sums[:, 1:])
         edges = np.linspace(0, num_steps, num_cells + 1)
-        borders = np.minimum(np.arange(NUM_CELLS + 1) * size, num_steps)  # of the last, a part
-        return np.array([np.interp(edges, borders, row) for row in sums])
+        boundaries = np.minimum(np.arange(NUM_CELLS + 1) * size, num_steps)  # of the last, a part
+        return np.array([np.interp(edges, boundaries, row) for row in sums])
 
     def _take_in(self) -> None:
         if not self._spans:

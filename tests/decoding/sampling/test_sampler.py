@@ -372,7 +372,7 @@ def test_slots_are_those_of_open_rows_and_their_partners() -> None:
     sampler.open(4, SamplingRow(SamplingParams(cfg_scale=2.0), 0, [], partner=1))
     sampler.open(3, SamplingRow(GREEDY, 0, []))
     assert sampler.slots.tolist() == [1, 3, 4]
-    sampler.close(1)  # a partner leaves with its leader
+    sampler.close(1)  # a partner leaves with its first
     sampler.extend({1: [0]})
     assert sampler.slots.tolist() == [1, 3, 4]
     sampler.close(4)
@@ -397,7 +397,7 @@ def test_a_token_that_either_prompt_rules_out_stays_out() -> None:
 
 
 @pytest.mark.parametrize(("logits", "message"), UNUSABLE, ids=str)
-def test_a_failed_partner_fails_its_leader(logits: list[float], message: str) -> None:
+def test_a_failed_partner_fails_its_sample(logits: list[float], message: str) -> None:
     sampled = guided([0, 0, 0], logits)
     assert sampled.failed == {0: Failure("model-error", f"negative prompt: {message}")}
     sampled = guided(logits, [0, 0, 0])
