@@ -52,7 +52,7 @@ def write_profile(options: CalibrateOptions) -> None:
         WriteError: the profile cannot be written.
     """
     _check(options)
-    with open_input(options.log, nullcontext) as source:
+    with open_input(options.input, nullcontext) as source:
         lines = numbered(source.lines())
         head = list(islice(lines, 1))
         fit = _fit_steps
@@ -187,7 +187,7 @@ def _limits(options: CalibrateOptions) -> RunLimits:
     Raises:
         BatchdecodeError: the file cannot be used, or an option has no effect.
     """
-    meta = read_meta_file(options.meta, options.log)
+    meta = read_meta_file(options.meta, options.input)
     measured_on = options.start or ""
     if options.hardware is not None and options.model is not None:
         num_gpus = options.tensor_parallel or 1
@@ -214,7 +214,7 @@ def _check(options: CalibrateOptions) -> None:
 def _name(options: CalibrateOptions) -> str:
     if options.name is not None:
         return options.name
-    stem = Path(options.log or "-").name.partition(".")[0]
+    stem = Path(options.input or "-").name.partition(".")[0]
     return _DEFAULT_NAME if stem in ("", "-") else stem
 
 

@@ -1,13 +1,41 @@
-"""Help without boxes: options in groups, that read well in 80 columns."""
+"""Options as a record's fields say them, and help without boxes: in groups, good in 80 columns."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import typer
+from msgspec import Struct
 from typer.core import TyperCommand
 
 _MAX_SHORT_HELP = 120
 _COLUMN = 22  # the names of all groups take as much, so that the texts stand below each other
+INPUT, DECODING, OUTPUT, ERRORS, DISPLAY = "Input", "Decoding", "Output", "Errors", "Display"
+
+
+def argument(text: str, metavar: str, **more: Any) -> Any:
+    """Return what makes a field an argument; more: as typer has it."""
+    return typer.Argument(metavar=metavar, help=text, **more)
+
+
+def option(panel: str, text: str, metavar: str | None = None, *flags: str, **more: Any) -> Any:
+    """Return what makes a field an option, which is listed under the title `panel`.
+
+    flags: a letter beside its name, as `-b`, or another name, as `--json`.  more: as typer has it.
+    """
+    more.setdefault("show_default", "[default: " not in text)
+    info = typer.Option(metavar=metavar, help=text, rich_help_panel=panel, **more)
+    info.param_decls = flags
+    return info
+
+
+class OptionGroup(Struct, frozen=True):
+    """Options that make one field of a record together, by their names.
+
+    kinds: their types, annotated as those of fields are.  read: makes the field of what was given.
+    """
+
+    kinds: dict[str, Any]
+    read: Callable[[dict[str, Any]], Any]
 
 
 class GroupedCommand(TyperCommand):
@@ -60,16 +88,3 @@ class NestingCommand(GroupedCommand):
                 ],
                 col_max=_COLUMN + 2,
             )
-
-
-def as_command(
-    function: Callable[..., None],
-    *,
-    cls: type[GroupedCommand] = GroupedCommand,
-    epilog: str | None = None,
-    context_settings: dict[str, Any] | None = None,
-) -> Any:
-    """Return `function` as a command whose arguments and options are its parameters."""
-    alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    alone.command(cls=cls, epilog=epilog, context_settings=context_settings)(function)
-    return typer.main.get_command(alone)

@@ -5,14 +5,12 @@ all at once.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator
-from copy import copy
-from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, get_args
-
-import typer
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from batcher.settings import DEFAULT_SCHEDULING, SETTINGS, SchedulingSettings, Setting
+
+from .help import OptionGroup, option
 
 if TYPE_CHECKING:
     from batcher.scheduling.clock import Clock
@@ -24,25 +22,11 @@ WALL = "wall"
 NAMES = {*SETTINGS, "check", "profile"}
 
 _LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
-_OTHERS = {
-    "check": Annotated[
-        bool | None,
-        typer.Option(
-            "--check",
-            help="Count all blocks after every step, and read every token again.",
-            rich_help_panel=SCHEDULING,
-        ),
-    ],
-    "profile": Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="How long a step takes: a profile, FILE.yaml, constant:SECONDS, "
-            "roofline:MODEL:GPU, or wall.  [default: 1 second]",
-            rich_help_panel=TIME,
-        ),
-    ],
-}
+_CHECK = "Count all blocks after every step, and read every token again."
+_PROFILE = (
+    "How long a step takes: a profile, FILE.yaml, constant:SECONDS, roofline:MODEL:GPU, or wall.  "
+    "[default: 1 second]"
+)
 
 
 class SchedulingOptions:
@@ -101,55 +85,28 @@ class SchedulingOptions:
         return WallClock(sleep=sleep)
 
 
-def takes_scheduling(
-    command: Callable[..., None], panel: str | None = None, without: Collection[str] = ()
-) -> Callable[..., None]:
-    """Return `command` with these options where it has the parameter `scheduling`.
+def scheduling_group(panel: str | None = None, without: Collection[str] = ()) -> OptionGroup:
+    """Return these options, which make a SchedulingOptions.
 
     panel: the title they are listed under, if they are all to be under one.  without: the names of
-    those that mean nothing to it, or that it has itself.
+    those that mean nothing to the command, or that it has itself.
     """
-    own = signature(command)
-    names = NAMES - set(without)
-
-    def with_options(**arguments: Any) -> None:
-        scheduling = SchedulingOptions(**{name: arguments.pop(name) for name in names})
-        command(**arguments, scheduling=scheduling)
-
-    parameters: list[Parameter] = []
-    for parameter in own.parameters.values():
-        parameters += _parameters(panel, names) if parameter.name == "scheduling" else [parameter]
-    with_options.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]  # typer reads it
-    with_options.__doc__ = command.__doc__
-    with_options.__name__ = command.__name__
-    return with_options
+    kinds: dict[str, Any] = {
+        "check": Annotated[bool | None, option(panel or SCHEDULING, _CHECK)],
+        "profile": Annotated[str | None, option(panel or TIME, _PROFILE, "NAME")],
+    }
+    kinds = {name: _kind_of(setting, panel) for name, setting in SETTINGS.items()} | kinds
+    kinds = {name: kind for name, kind in kinds.items() if name not in without}
+    return OptionGroup(kinds, lambda given: SchedulingOptions(**given))
 
 
-def _parameters(panel: str | None, names: Collection[str]) -> Iterator[Parameter]:
-    """Yield a parameter for each of the options with these names, as typer reads them."""
-    kinds = {name: _option(setting) for name, setting in SETTINGS.items()} | _OTHERS
-    for name in (name for name in kinds if name in names):
-        kind, option = get_args(kinds[name])
-        if panel is not None:
-            option = copy(option)
-            option.rich_help_panel = panel
-        yield Parameter(
-            name, Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind, option]
-        )
-
-
-def _option(setting: Setting) -> Any:
-    """Return a setting as typer reads it."""
+def _kind_of(setting: Setting, panel: str | None) -> Any:
+    """Return the type of the option that is a setting."""
     kind: Any = setting.kind if setting.choices is None else Literal[tuple(setting.choices)]
     largest = MAX_COUNT if setting.kind is int and setting.largest is None else setting.largest
-    option = typer.Option(
-        min=setting.smallest,
-        max=largest,
-        metavar=setting.metavar,
-        help=help_of(setting),
-        rich_help_panel=SCHEDULING,
-    )
-    return Annotated[kind | None, option]
+    limits = {"min": setting.smallest, "max": largest, "show_default": True}
+    told = option(panel or SCHEDULING, help_of(setting), setting.metavar, **limits)
+    return Annotated[kind | None, told]
 
 
 def help_of(setting: Setting, more: str = "", default: str | None = None) -> str:

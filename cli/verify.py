@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from batcher.engine import Engine
 from batcher.errors import BatchdecodeError
-from batcher.formats.requests import ParsedLine, RequestParser
 from batcher.models.base import Model, Tokenizer, bytes_of
 from batcher.models.loading import load_model
 from batcher.request import Request
@@ -22,8 +21,8 @@ from batcher.verifying.verification import Verdict, verify
 from .commands.verify import VerifyOptions
 from .running.intake import open_input
 from .running.output import stdout_json_sink, stdout_sink
-from .running.problems import InvalidInput, ProblemReport, say
-from .running.reading import RequestReader
+from .running.problems import say
+from .running.reading import read_requests
 from .screen.cells import counted, printable
 
 PROVEN, DIFFERENT = 0, 1
@@ -85,20 +84,8 @@ def _read(options: VerifyOptions, model: Model) -> tuple[list[Request], str]:
     """
     engine = Engine(model, 1, grammar_timeout=options.grammar_timeout)
     capabilities = replace(engine.capabilities, num_slots=None)
-    requests: list[Request] = []
-    with open_input(options.requests, nullcontext) as source:
-        report = ProblemReport(source.name, options.color)
-        reader = RequestReader(source.lines(), RequestParser(capabilities))
-        num_lines = 0
-        while (line := reader.read()) is not None:
-            num_lines += 1
-            if isinstance(line, ParsedLine):
-                requests.append(line.request)
-            else:
-                report.add(line)
-    say(source.take_notes() + report.closing())
-    if report.num_lines:
-        raise InvalidInput(report, num_lines, "nothing decoded.")
+    with open_input(options.input, nullcontext) as source:
+        requests = read_requests(source, capabilities, options.color, "nothing decoded.")
     if not requests:
         raise BatchdecodeError(f"{source.name} has no requests, so there is nothing to verify")
     return requests, source.name
@@ -114,7 +101,7 @@ def _command(options: VerifyOptions, case: Case | None) -> str:
 
 def _source(options: VerifyOptions) -> list[str]:
     """Return the arguments of the command that any other has to repeat."""
-    words = ["-" if options.requests is None else options.requests]
+    words = ["-" if options.input is None else options.input]
     if options.config is not None:
         words += ["--config", options.config]
     if options.model != "simulated":

@@ -1,15 +1,14 @@
 """`batchdecode check`: validates requests and shows what a run would have to do."""
 
-import os
-from typing import Annotated
+from typing import Annotated, Any
 
-import typer
+from msgspec import Struct
 
-from ..config import ENVIRONMENT, model_settings
-from ..help import as_command
-from .arguments import (
-    GRAMMAR_TIMEOUT,
-    OUTPUT,
+from batcher.settings import GRAMMAR_TIMEOUT
+
+from ..config import ENVIRONMENT
+from ..help import OUTPUT, option
+from ..options import (
     BatchOption,
     ColorOption,
     ConfigOption,
@@ -17,41 +16,30 @@ from .arguments import (
     InputArgument,
     ModelOption,
     SeedOption,
+    as_command,
 )
 
 
-def check(
-    context: typer.Context,
-    requests: InputArgument = None,
-    *,
-    config: ConfigOption = None,
-    batch: BatchOption = 8,
-    model: ModelOption = "simulated",
-    seed: SeedOption = None,
-    grammar_timeout: GrammarTimeoutOption = GRAMMAR_TIMEOUT,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the plan as JSON.", rich_help_panel=OUTPUT)
-    ] = False,
-    color: ColorOption = "auto",
-) -> None:
+class CheckOptions(Struct, frozen=True, kw_only=True):
+    """The options of `batchdecode check`; docs/cli.md says what each one means."""
+
+    input: InputArgument = None
+    config: ConfigOption = None
+    batch: BatchOption = 8
+    model: ModelOption = "simulated"
+    seed: SeedOption = None
+    grammar_timeout: GrammarTimeoutOption = GRAMMAR_TIMEOUT
+    json: Annotated[bool, option(OUTPUT, "Print the plan as JSON.")] = False
+    color: ColorOption = "auto"
+    model_settings: dict[str, Any] = {}
+    llm_settings: dict[str, Any] = {}
+
+
+def check(options: CheckOptions) -> None:
     """Validate requests and show what a run would have to do; decode nothing."""
-    if requests is None and os.isatty(0):
-        typer.echo(context.get_help(), err=True)
-        raise typer.Exit(2)
-    from ..options import RunOptions  # noqa: PLC0415 - heavy, as is all the next one imports
-    from ..running.check import print_plan  # noqa: PLC0415 - as above
+    from ..running.check import print_plan  # noqa: PLC0415 - heavy
 
-    options = RunOptions(
-        input=requests,
-        batch=batch,
-        model=model,
-        seed=seed,
-        grammar_timeout=grammar_timeout,
-        model_settings=model_settings(config, "simulated"),
-        llm_settings=model_settings(config, "llm"),
-        color=color,
-    )
-    print_plan(options, as_json=json)
+    print_plan(options)
 
 
-COMMAND = as_command(check, context_settings=ENVIRONMENT)
+COMMAND = as_command(check, CheckOptions, context_settings=ENVIRONMENT)

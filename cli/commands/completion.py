@@ -2,9 +2,10 @@
 
 from typing import Annotated, Literal
 
-import typer
+from msgspec import Struct
 
-from ..help import as_command
+from ..help import argument
+from ..options import as_command
 from ..start import COMPLETION_VARIABLE
 
 SET_UP = """\b
@@ -15,12 +16,13 @@ To use it, put the line for your shell into its start-up file:
 """
 
 
-def completion(
-    shell: Annotated[
-        Literal["bash", "zsh", "fish"],
-        typer.Argument(metavar="bash|zsh|fish", help="The shell."),
-    ],
-) -> None:
+class CompletionOptions(Struct, frozen=True, kw_only=True):
+    """The options of `batchdecode completion`."""
+
+    shell: Annotated[Literal["bash", "zsh", "fish"], argument("The shell.", "bash|zsh|fish")]
+
+
+def completion(options: CompletionOptions) -> None:
     """Print the script that lets a shell complete commands and options."""
     from typer._completion_shared import (  # noqa: PLC0415 - only this command
         get_completion_script,
@@ -29,7 +31,7 @@ def completion(
     from ..running.output import stdout_sink  # noqa: PLC0415 - --help starts without it
 
     script = get_completion_script(
-        prog_name="batchdecode", complete_var=COMPLETION_VARIABLE, shell=shell
+        prog_name="batchdecode", complete_var=COMPLETION_VARIABLE, shell=options.shell
     )
     stdout_sink().write(f"{script}\n".encode())
 
@@ -41,4 +43,4 @@ def prepare_completion() -> None:
     completion_init()
 
 
-COMMAND = as_command(completion, epilog=SET_UP)
+COMMAND = as_command(completion, CompletionOptions, epilog=SET_UP)

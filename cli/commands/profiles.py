@@ -2,29 +2,26 @@
 
 from typing import Annotated
 
-import typer
+from msgspec import Struct
 
-from ..help import as_command
-from .arguments import OUTPUT
+from ..help import OUTPUT, argument, option
+from ..options import as_command
 
 
-def profiles(
+class ProfileOptions(Struct, frozen=True, kw_only=True):
+    """The options of `batchdecode profiles`."""
+
     name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME",
-            help="Only this: what --profile takes, or a file of profiles.",
-        ),
-    ] = None,
-    *,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print it as JSON.", rich_help_panel=OUTPUT)
-    ] = False,
-) -> None:
+        str | None, argument("Only this: what --profile takes, or a file of profiles.", "NAME")
+    ] = None
+    json: Annotated[bool, option(OUTPUT, "Print it as JSON.")] = False
+
+
+def profiles(options: ProfileOptions) -> None:
     """List profiles of step times with their error, and check them against their hardware."""
     from ..profiles import show_step_times  # noqa: PLC0415 - --help starts without it
 
-    show_step_times(name, as_json=json)
+    show_step_times(options.name, as_json=options.json)
 
 
-COMMAND = as_command(profiles)
+COMMAND = as_command(profiles, ProfileOptions)

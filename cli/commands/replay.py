@@ -1,13 +1,12 @@
 """`batchdecode replay`: simulates the requests of a real run, and shows how far off that is."""
 
-import os
 from typing import Annotated
 
-import typer
+from msgspec import Struct
 
-from ..help import as_command
-from ..scheduling_options import TIME, SchedulingOptions, takes_scheduling
-from .arguments import DECODING, INPUT, MAX_BATCH, OUTPUT
+from ..help import DECODING, INPUT, OUTPUT, argument, option
+from ..options import MAX_BATCH, as_command
+from ..scheduling_options import TIME, SchedulingOptions, scheduling_group
 
 # It computes no token, a log has neither priorities nor deadlines, and its profile is no clock.
 NOT_TAKEN = ("check", "preempt_for", "profile")
@@ -20,64 +19,48 @@ Examples:
 """
 
 
-def replay(
-    context: typer.Context,
-    log: Annotated[
+class ReplayOptions(Struct, frozen=True, kw_only=True):
+    """The options of `batchdecode replay`; docs/replay.md says what each one means."""
+
+    input: Annotated[
         str | None,
-        typer.Argument(
-            metavar="LOG",
-            help="Requests of a vLLM run with their times: a file, a .gz file, or - for stdin.",
+        argument(
+            "Requests of a vLLM run with their times: a file, a .gz file, or - for stdin.", "LOG"
         ),
-    ] = None,
-    *,
+    ] = None
     profile: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="How long a step took: a profile, FILE.yaml, constant:SECONDS or "
+        option(
+            TIME,
+            "How long a step took: a profile, FILE.yaml, constant:SECONDS or "
             "roofline:MODEL:GPU.  Needed.",
-            rich_help_panel=TIME,
+            "NAME",
         ),
-    ] = None,
+    ] = None
     meta: Annotated[
         str | None,
-        typer.Option(
-            metavar="FILE",
-            help="JSON with the limits of the run, as vLLM calls them.  "
+        option(
+            INPUT,
+            "JSON with the limits of the run, as vLLM calls them.  "
             "[default: *meta.json beside LOG]",
-            show_default=False,
-            rich_help_panel=INPUT,
+            "FILE",
         ),
-    ] = None,
+    ] = None
     batch: Annotated[
         int | None,
-        typer.Option(
-            "--batch",
-            "-b",
-            min=1,
-            max=MAX_BATCH,
-            metavar="N",
-            help="Requests that were run at once at most.",
-            show_default=False,
-            rich_help_panel=DECODING,
+        option(
+            DECODING, "Requests that were run at once at most.", "N", "-b", min=1, max=MAX_BATCH
         ),
-    ] = None,
-    scheduling: SchedulingOptions,
-    json: Annotated[
-        bool, typer.Option("--json", help="The same for programs.", rich_help_panel=OUTPUT)
-    ] = False,
-) -> None:
+    ] = None
+    scheduling: Annotated[SchedulingOptions, scheduling_group(without=NOT_TAKEN)]
+    json: Annotated[bool, option(OUTPUT, "The same for programs.")] = False
+
+
+def replay(options: ReplayOptions) -> None:
     """Simulate the requests of a real run, and show how far off that is."""
-    if log is None and os.isatty(0):
-        typer.echo(context.get_help(), err=True)
-        raise typer.Exit(2)
-    from ..simulation.replay import ReplayOptions, show_replay  # noqa: PLC0415 - numpy
+    from ..simulation.replay import show_replay  # noqa: PLC0415 - numpy
 
-    show_replay(
-        ReplayOptions(
-            log=log, meta=meta, profile=profile, batch=batch, scheduling=scheduling, as_json=json
-        )
-    )
+    show_replay(options)
 
 
-COMMAND = as_command(takes_scheduling(replay, without=NOT_TAKEN), epilog=EXAMPLES)
+COMMAND = as_command(replay, ReplayOptions, epilog=EXAMPLES)

@@ -3,14 +3,35 @@
 import gc
 import shlex
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from msgspec import Struct
+
+from batcher.settings import GRAMMAR_TIMEOUT
 
 from ..config import ENVIRONMENT
-from ..help import GroupedCommand, as_command
-from ..options import RunOptions
-from .records import help_without_input, takes_record
+from ..help import DECODING, DISPLAY, ERRORS, INPUT, OUTPUT, GroupedCommand, option
+from ..options import (
+    MAX_DELAY,
+    MIN_INTERVAL,
+    SLO_WORDS,
+    BatchOption,
+    ColorOption,
+    ConfigOption,
+    GrammarTimeoutOption,
+    InputArgument,
+    ModelOption,
+    SeedOption,
+    as_command,
+    output_option,
+    refuse_nan,
+    refuse_stdout,
+)
+from ..scheduling_options import SchedulingOptions, scheduling_group
+
+if TYPE_CHECKING:
+    from batcher.metrics.slo import Slo
 
 EXAMPLES = """\b
 Examples:
@@ -27,8 +48,137 @@ Exit codes: 0 all is well; 1 a request failed, or the output cannot be
 written; 2 bad input or usage; 130 Ctrl-C; 143 SIGTERM; 141 closed pipe.
 """
 
-
 _SAID_ONCE = {"--force", "--retry-failed", "--resume=repair"}  # not again to go on
+_SECONDS: dict[str, Any] = {"max": MAX_DELAY, "callback": refuse_nan}
+
+
+class RunOptions(Struct, frozen=True, kw_only=True):
+    """The options of `batchdecode run`, and what --config holds for the models.
+
+    call_timeout: in seconds; goes before the one in llm_settings.
+    """
+
+    input: InputArgument = None
+    follow: Annotated[
+        bool, option(INPUT, "Do not wait for the next line of a pipe: step on with what has come.")
+    ] = False
+    config: ConfigOption = None
+    batch: BatchOption = 8
+    model: ModelOption = "simulated"
+    seed: SeedOption = None
+    grammar_timeout: GrammarTimeoutOption = GRAMMAR_TIMEOUT
+    call_timeout: Annotated[
+        float | None,
+        option(
+            DECODING,
+            "After so long a row fails that an LLM gives no answer for.  [default: 120]",
+            "SECONDS",
+            min=MIN_INTERVAL,
+            **_SECONDS,
+        ),
+    ] = None
+    scheduling: Annotated[SchedulingOptions, scheduling_group()] = SchedulingOptions()
+    output: Annotated[str | None, output_option("Where results go; with .gz compressed.")] = None
+    keep_order: Annotated[
+        bool, option(OUTPUT, "Results in the order of the requests, not in that of finishing.")
+    ] = False
+    resume: Annotated[
+        bool,
+        option(
+            OUTPUT,
+            "Continue the run that --output has unfinished results of; --resume=repair: "
+            "without lines that no run has written.",
+        ),
+    ] = False
+    repair: Annotated[bool, typer.Option(hidden=True)] = False  # see RunCommand
+    retry_failed: Annotated[
+        bool, option(OUTPUT, "With --resume: decode again what has failed.")
+    ] = False
+    force: Annotated[
+        bool, option(OUTPUT, "Overwrite earlier results, and files that hold something else.")
+    ] = False
+    stream: Annotated[
+        bool, option(OUTPUT, "Before the results of a step, what each row has generated in it.")
+    ] = False
+    trace: Annotated[
+        str | None,
+        option(
+            OUTPUT,
+            "Where every decision goes; with .gz compressed.",
+            "FILE",
+            callback=refuse_stdout,
+        ),
+    ] = None
+    summary_json: Annotated[
+        str | None,
+        option(OUTPUT, "Where the numbers of the run go, as JSON.", "FILE", callback=refuse_stdout),
+    ] = None
+    slo: Annotated[str | None, option(OUTPUT, SLO_WORDS, "LIMITS")] = None
+    timeseries: Annotated[
+        str | None,
+        option(
+            OUTPUT,
+            "Where the run over time goes, as CSV; with .gz compressed.",
+            "FILE",
+            callback=refuse_stdout,
+        ),
+    ] = None
+    timeseries_interval: Annotated[
+        float | None,
+        option(
+            OUTPUT,
+            "Engine time of a row.  [default: 1, more in a long run]",
+            "SECONDS",
+            min=MIN_INTERVAL,
+            **_SECONDS,
+        ),
+    ] = None
+    keep_going: Annotated[bool, option(ERRORS, "Make a bad line an error result, and go on.")] = (
+        False
+    )
+    max_errors: Annotated[
+        int | None,
+        option(ERRORS, "Read no more after N failed requests; implies --keep-going.", "N", min=1),
+    ] = None
+    live: Annotated[
+        Literal["auto", "always", "plain", "never"],
+        option(
+            DISPLAY,
+            "Show the batch at work: auto (on a terminal), always, plain (lines of words, "
+            "no picture) or never.",
+            "WHEN",
+        ),
+    ] = "auto"
+    step_delay: Annotated[
+        float,
+        option(
+            DISPLAY,
+            "Wait after each step, and draw each one.",
+            "SECONDS",
+            min=0,
+            show_default=False,
+            **_SECONDS,
+        ),
+    ] = 0.0
+    color: ColorOption = "auto"
+    quiet: Annotated[
+        bool, option(DISPLAY, "No live view and no summary: only problems.", None, "-q")
+    ] = False
+    model_settings: dict[str, Any] = {}
+    llm_settings: dict[str, Any] = {}
+
+    @property
+    def limits(self) -> "Slo | None":
+        """What --slo says.
+
+        Raises:
+            BatchdecodeError: that is no list of limits.
+        """
+        if self.slo is None:
+            return None
+        from batcher.metrics.slo import parse_slo  # noqa: PLC0415 - few runs have some
+
+        return parse_slo(self.slo)
 
 
 class RunCommand(GroupedCommand):
@@ -48,9 +198,8 @@ def _as_flags(argument: str) -> list[str]:
     return ["--resume", "--repair"]
 
 
-def run(context: typer.Context, options: RunOptions) -> None:
+def run(options: RunOptions) -> None:
     """Decode requests; results go to stdout, one JSON object per line."""
-    help_without_input(context, options.input)
     gc.disable()  # until the run begins: what is imported, or set up, is no garbage
     from batcher.errors import BatchdecodeError  # noqa: PLC0415 - heavy, as are the others
     from batcher.foreign import RaisedError  # noqa: PLC0415 - heavy
@@ -81,6 +230,4 @@ def _continuing_command() -> str:
     )
 
 
-COMMAND = as_command(
-    takes_record(run, RunOptions), cls=RunCommand, epilog=EXAMPLES, context_settings=ENVIRONMENT
-)
+COMMAND = as_command(run, RunOptions, cls=RunCommand, epilog=EXAMPLES, context_settings=ENVIRONMENT)

@@ -5,18 +5,18 @@ from typing import Annotated, Any
 import typer
 from msgspec import Struct
 
+from batcher.settings import GRAMMAR_TIMEOUT
+
 from ..config import use_run_config
-from ..help import as_command
-from .arguments import (
-    GRAMMAR_TIMEOUT,
-    INPUT,
-    OUTPUT,
+from ..help import INPUT, OUTPUT, option
+from ..options import (
     ColorOption,
     GrammarTimeoutOption,
     InputArgument,
     ModelOption,
+    as_command,
+    config_option,
 )
-from .records import flag, help_without_input, option, takes_record
 
 VERIFYING = "Verifying"
 MAX_SETTINGS = 100_000
@@ -30,46 +30,42 @@ def _use_model_config(context: typer.Context, path: str | None) -> str | None:
     return path
 
 
-_CONFIG = option(
-    "FILE",
-    "YAML: what it says of --model, and the settings of models.",
-    INPUT,
-    "--config",
-    is_eager=True,
-    callback=_use_model_config,
-)
-_SETTINGS = option(
-    "N", "Under how many settings to decode everything.", VERIFYING, min=1, max=MAX_SETTINGS
-)
-_ONLY = option(
-    "K", "Under setting K alone.", VERIFYING, min=1, max=MAX_SETTINGS, show_default=False
-)
-
-
 class VerifyOptions(Struct, frozen=True, kw_only=True):
-    """The options of `batchdecode verify`, and what --config holds for the models."""
+    """The options of `batchdecode verify`; docs/cli.md says what each one means."""
 
-    requests: InputArgument = None
-    config: Annotated[str | None, _CONFIG] = None
+    input: InputArgument = None
+    config: Annotated[
+        str | None,
+        config_option(
+            INPUT, "what it says of --model, and the settings of models", _use_model_config
+        ),
+    ] = None
     model: ModelOption = "simulated"
     grammar_timeout: GrammarTimeoutOption = GRAMMAR_TIMEOUT
-    settings: Annotated[int, _SETTINGS] = 64
+    settings: Annotated[
+        int,
+        option(
+            VERIFYING, "Under how many settings to decode everything.", "N", min=1, max=MAX_SETTINGS
+        ),
+    ] = 64
     seed: Annotated[
-        int, option("S", "Seed of the settings and arrivals that are drawn.", VERIFYING)
+        int, option(VERIFYING, "Seed of the settings and arrivals that are drawn.", "S")
     ] = 0
-    only: Annotated[int | None, _ONLY] = None
-    json: Annotated[bool, flag("--json", "Print the verdict as JSON.", OUTPUT)] = False
+    only: Annotated[
+        int | None,
+        option(VERIFYING, "Under setting K alone.", "K", min=1, max=MAX_SETTINGS),
+    ] = None
+    json: Annotated[bool, option(OUTPUT, "Print the verdict as JSON.")] = False
     color: ColorOption = "auto"
     model_settings: dict[str, Any] = {}
     llm_settings: dict[str, Any] = {}
 
 
-def verify(context: typer.Context, options: VerifyOptions) -> None:
+def verify(options: VerifyOptions) -> None:
     """Prove that outputs do not depend on the batch, or show the first difference.
 
     Exit status: 0 if they are the same under all settings, 1 if not, 2 for bad input.
     """
-    help_without_input(context, options.requests)
     from ..running.stdout import user_code_prints_to_stderr  # noqa: PLC0415 - as the next
     from ..verify import verify_requests  # noqa: PLC0415 - heavy
 
@@ -78,4 +74,4 @@ def verify(context: typer.Context, options: VerifyOptions) -> None:
     raise typer.Exit(status)
 
 
-COMMAND = as_command(takes_record(verify, VerifyOptions))
+COMMAND = as_command(verify, VerifyOptions)

@@ -14,7 +14,7 @@ from batcher.prompts import count_tokens, has_segments
 from batcher.request import Request
 from batcher.validation import num_slots_needed
 
-from ..options import RunOptions
+from ..commands.check import CheckOptions
 from ..screen.cells import counted
 from .intake import OpenInput, open_input
 from .output import stdout_sink
@@ -102,7 +102,7 @@ class InputPlan(Struct, kw_only=True):
         self.arrivals_in_order &= time >= span.last
 
 
-def _make_plan(options: RunOptions, requests: OpenInput, report: ProblemReport) -> InputPlan:
+def _make_plan(options: CheckOptions, requests: OpenInput, report: ProblemReport) -> InputPlan:
     """Read all of `requests`, count and report."""
     model = load_model(options.model, options.model_settings, options.seed, options.llm_settings)
     engine = Engine(model, options.batch, grammar_timeout=options.grammar_timeout)
@@ -169,7 +169,7 @@ def _arrivals(plan: InputPlan) -> str:
     return f"from {span.first:g} to {span.last:g}, {order}"
 
 
-def print_plan(options: RunOptions, *, as_json: bool) -> None:
+def print_plan(options: CheckOptions) -> None:
     """Carry out `batchdecode check`.
 
     Raises:
@@ -181,7 +181,7 @@ def print_plan(options: RunOptions, *, as_json: bool) -> None:
         with user_code_prints_to_stderr():
             plan = _make_plan(options, requests, report)
     say(requests.take_notes() + report.closing())
-    if as_json:
+    if options.json:
         text = msgspec.json.format(msgspec.json.encode(plan)).decode() + "\n"
     else:
         text = _describe(plan, requests.name)

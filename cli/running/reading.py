@@ -10,9 +10,11 @@ from msgspec.structs import replace
 from batcher.formats.ids import IdRegistry
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
 from batcher.request import Request
+from batcher.validation import ModelCapabilities
 
-from .intake import MAX_LINE_BYTES, InputError, LineReader
-from .problems import id_given_before, id_of, line_too_long
+from ..screen.terminal import ColorChoice
+from .intake import MAX_LINE_BYTES, InputError, LineReader, OpenInput
+from .problems import InvalidInput, ProblemReport, id_given_before, id_of, line_too_long, say
 
 Line = ParsedLine | BadLine
 
@@ -65,6 +67,29 @@ class RequestReader:
                 parsed = id_given_before(parsed, line, number, first)
         self.num_read += 1
         return parsed
+
+
+def read_requests(
+    source: OpenInput, capabilities: ModelCapabilities, color: ColorChoice, what_now: str
+) -> list[Request]:
+    """Return all requests of an input, and say what is wrong with it.
+
+    Raises:
+        InvalidInput: some lines are bad; its message ends in `what_now`.
+        InputError: the input cannot be read.
+    """
+    report = ProblemReport(source.name, color)
+    reader = RequestReader(source.lines(), RequestParser(capabilities))
+    found = []
+    while (line := reader.read()) is not None:
+        if isinstance(line, ParsedLine):
+            found.append(line.request)
+        else:
+            report.add(line)
+    say(source.take_notes() + report.closing())
+    if report.num_lines:
+        raise InvalidInput(report, reader.num_read, what_now)
+    return found
 
 
 class LineParser:

@@ -9,8 +9,8 @@ from batcher.events import Event, TokenEvent
 from batcher.formats.stream import encode_tokens
 from batcher.formats.trace import encode_events
 
+from ..commands.run import RunOptions
 from ..errors import WriteError
-from ..options import RunOptions
 from ..screen.terminal import is_same_terminal
 from ..screen.view import View
 from .loop import Loop

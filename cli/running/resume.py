@@ -17,7 +17,7 @@ from batcher.formats.requests import ParsedLine, RequestParser
 from batcher.settings import DEFAULT_SCHEDULING, PREFIX_CACHE_WORDS, SchedulingSettings
 from batcher.validation import ModelCapabilities
 
-from ..options import RunOptions
+from ..commands.run import RunOptions
 from ..scheduling_options import WALL
 from .files import rest_path
 from .intake import OpenInput

@@ -16,8 +16,8 @@ from batcher.foreign import RaisedError
 from batcher.formats.trace import is_trace_start
 from batcher.models.simulated import SimulatedModel
 
+from ..commands.run import RunOptions
 from ..errors import WriteError
-from ..options import RunOptions
 from ..scheduling_options import SchedulingOptions
 from ..screen.cells import counted, printable, printable_lines
 from ..screen.terminal import is_pipe, is_same_terminal, wants_color

@@ -11,7 +11,7 @@ from batcher.models.base import Model
 from batcher.models.loading import load_model
 from batcher.models.simulated import SimulatedModel
 
-from ..options import RunOptions
+from ..commands.run import RunOptions
 from .answers import Answers, InputOrder
 from .intake import Waiting, open_input
 from .loop import Loop

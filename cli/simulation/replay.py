@@ -5,33 +5,21 @@ from contextlib import nullcontext
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.simulation.replaying import Comparison, Replay, replay
 from batcher.simulation.request_log import LoggedRequest, read_request_log
 from batcher.timing.loading import step_time_of
 
+from ..commands.replay import ReplayOptions
 from ..running.intake import numbered, open_input
 from ..running.output import stdout_sink
 from ..running.problems import say
-from ..scheduling_options import SchedulingOptions
 from ..screen.cells import counted, printable
 from .run_limits import RunLimits, limits_of_run, limits_table, read_meta_file, warn_of_guesses
 
 _HEADS = ("", "real", "simulated", "error")
 _MILLISECONDS = 1000
-
-
-class ReplayOptions(Struct, frozen=True, kw_only=True):
-    """The options of `batchdecode replay`; docs/replay.md says what each one means."""
-
-    log: str | None
-    meta: str | None = None
-    profile: str | None
-    batch: int | None = None
-    scheduling: SchedulingOptions
-    as_json: bool
 
 
 def show_replay(options: ReplayOptions) -> None:
@@ -47,16 +35,16 @@ def show_replay(options: ReplayOptions) -> None:
             "batchdecode profiles lists what is known"
         )
     step_time = step_time_of(options.profile)
-    meta = read_meta_file(options.meta, options.log)
+    meta = read_meta_file(options.meta, options.input)
     limits = limits_of_run(
         options.batch, options.scheduling, options.profile, meta.limits, meta.name
     )
-    with open_input(options.log, nullcontext) as source:
+    with open_input(options.input, nullcontext) as source:
         log = read_request_log(numbered(source.lines()), source.name)
         say(source.take_notes())
     warn_of_guesses(limits)
     outcome = replay(log, limits.batch, limits.settings, step_time)
-    if options.as_json:
+    if options.json:
         text = (
             msgspec.json.format(msgspec.json.encode(_record(outcome, log, limits))).decode() + "\n"
         )

@@ -2,9 +2,8 @@
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import msgspec
 
@@ -14,6 +13,7 @@ from batcher.explaining.differences import compare
 from batcher.explaining.reading import KeptRequests, read_requests
 from batcher.explaining.story import answer_of
 
+from ..commands.trace import DiffOptions, WhyOptions
 from ..running.intake import OpenInput
 from ..running.output import stdout_json_sink, stdout_sink
 from ..running.stdout import user_code_prints_to_stderr
@@ -24,31 +24,6 @@ from .events import STDIN, events_of, open_twice
 from .story_text import SHORT, WHOLE, tell, tell_reject
 
 EQUAL, DIFFERENT = 0, 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WhyOptions:
-    """The options of `batchdecode trace why`; docs/cli.md says what each one means.
-
-    tells_all: whether each of many waits and spans is told by itself.
-    run_options: those for running requests that were given.
-    """
-
-    request_id: str
-    input: str | None
-    as_json: bool = False
-    tells_all: bool = False
-    run_options: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DiffOptions:
-    """The options of `batchdecode trace diff`; docs/cli.md says what each one means."""
-
-    a: str
-    b: str
-    top: int = 10
-    as_json: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +55,10 @@ def show_why(options: WhyOptions) -> None:
             raise BatchdecodeError(
                 f"{source.name}: its events contradict each other: {error}"
             ) from error
-    if options.as_json:
+    if options.json:
         _write_json(answer)
         return
-    length = WHOLE if options.tells_all else SHORT
+    length = WHOLE if options.all else SHORT
     stories = [tell(story, length) for story in answer.stories]
     stories += map(tell_reject, answer.rejects)
     _write_lines(_in_columns([line for story in stories for line in story]))
@@ -106,7 +81,7 @@ def show_diff(options: DiffOptions) -> int:
             raise BatchdecodeError(
                 f"{source_a.name} or {source_b.name}: events contradict each other: {error}"
             ) from error
-    if options.as_json:
+    if options.json:
         _write_json(comparison)
     else:
         told = describe(comparison, source_a.name, source_b.name)

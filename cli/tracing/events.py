@@ -60,7 +60,7 @@ def events_of(path: str, source: OpenInput, run_options: Mapping[str, Any]) -> I
         _check_is_request(first_line, source.name)
     if path == STDIN:
         os.lseek(0, 0, os.SEEK_SET)
-    from ..options import RunOptions  # noqa: PLC0415 - with the engine comes numpy
+    from ..commands.run import RunOptions  # noqa: PLC0415 - with the engine comes numpy
     from ..running.runner import run_events  # noqa: PLC0415 - as above
 
     options = dict(run_options)

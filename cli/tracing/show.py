@@ -3,10 +3,9 @@
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from itertools import chain
-from typing import Any, Literal
+from typing import Literal
 
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import Event
@@ -14,6 +13,7 @@ from batcher.formats.chrome import encode_chrome
 from batcher.formats.views import encode_csv, encode_spans, encode_steps
 from batcher.timeline import Selection, Timeline
 
+from ..commands.trace import TraceOptions
 from ..running.files import check_distinct, check_replaceable
 from ..running.output import Sink, open_sink, stdout_sink
 from ..running.stdout import user_code_prints_to_stderr
@@ -35,24 +35,6 @@ _VIEW_START = re.compile(
 )
 BLOCK_BYTES = 2**16
 MAX_IDS_COMPARED = 20_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TraceOptions:
-    """The options of `batchdecode trace`; docs/cli.md says what each one means.
-
-    run_options: those for running requests that were given; a trace has its own.
-    """
-
-    input: str | None
-    format: TraceFormat | None = None
-    steps: str | None = None
-    requests: tuple[str, ...] = ()
-    slots: tuple[int, ...] = ()
-    width: int | None = None
-    output: str | None = None
-    force: bool = False
-    run_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 def show_trace(options: TraceOptions) -> None:
@@ -118,14 +100,14 @@ def _selection(timeline: Timeline, options: TraceOptions) -> Selection:
     selection = Selection(
         start=start,
         stop=stop,
-        request_ids=frozenset(options.requests),
-        slots=frozenset(options.slots),
+        request_ids=frozenset(options.request or ()),
+        slots=frozenset(options.slot or ()),
     )
     if options.steps is not None and not timeline.window(selection):
         raise BatchdecodeError(
             f"--steps {options.steps} is none of the {timeline.num_steps:,} steps of this run"
         )
-    for slot in options.slots:
+    for slot in options.slot or ():
         if not 0 <= slot < timeline.num_slots:
             raise BatchdecodeError(
                 f"--slot {slot}: the slots of this run are 0 to {timeline.num_slots - 1}"

@@ -1,12 +1,12 @@
 """`batchdecode plan`, from its options to what is enough, what binds, and the headroom left."""
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from typing import get_args
 
 import msgspec
 
 from batcher.errors import BatchdecodeError
-from batcher.metrics.slo import Slo
+from batcher.metrics.slo import parse_slo
 from batcher.scheduling.checks import check_effects
 from batcher.whatif.deployments import AXES, Deployment, Limit, Value, grid_of
 from batcher.whatif.measuring import Question, good_share
@@ -14,47 +14,34 @@ from batcher.whatif.planning import Plan, find_plan
 from batcher.whatif.relief import Relief
 from batcher.whatif.search import Searched
 
+from ..commands.plan import PlanOptions
 from ..screen.cells import counted, duration, fill, number, whole_percent
 from .progress import Lines, Silence
-from .reading import RequestOptions, read_workload, say_of_memory, write_text
+from .reading import read_workload, say_of_memory, write_text
 from .tables import BINDS
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanOptions:
-    """The options of `batchdecode plan`; docs/what-if.md says what each one means.
-
-    axes: name of an axis -> its value as a text.  search: what is to be found.
-    """
-
-    axes: Mapping[str, str]
-    slo: Slo
-    goodput: float = 0.99
-    search: Searched = "batch"
-    as_json: bool = False
-    quiet: bool = False
-
-
 MET, NOT_MET = 0, 1
+SEARCHED: dict[str, Searched] = {name.replace("_", "-"): name for name in get_args(Searched)}
 
 
-def plan_requests(source: RequestOptions, options: PlanOptions) -> int:
+def plan_requests(options: PlanOptions) -> int:
     """Carry out `batchdecode plan`; return its exit status.
 
     Raises:
         BatchdecodeError: the input or an option is not right.
         WriteError, BrokenPipeError: the output takes no more.
     """
-    base, tried = _base_of(options)
+    slo, searched = parse_slo(options.slo), SEARCHED[options.search]
+    base, tried = _base_of(options, searched)
     if not options.goodput > 0:
         raise BatchdecodeError("--goodput 0 is met by anything: give more")
-    workload = read_workload(source, quiet=options.quiet)
+    workload = read_workload(options)
     if not options.quiet:
         say_of_memory([tried])
-    question = Question(workload, options.slo, options.goodput)
+    question = Question(workload, slo, options.goodput)
     on_tried, on_relief = _progress(quiet=options.quiet)
-    plan = find_plan(question, base, options.search, on_tried, on_relief)
-    if options.as_json:
+    plan = find_plan(question, base, searched, on_tried, on_relief)
+    if options.json:
         write_text(msgspec.json.format(msgspec.json.encode(plan)).decode() + "\n")
     else:
         write_text("".join(f"{line}\n" for line in describe(plan)))
@@ -72,24 +59,27 @@ def _progress(*, quiet: bool) -> tuple[Callable[[int], object], Callable[[int], 
     return tried.show, relief.show
 
 
-def _base_of(options: PlanOptions) -> tuple[Deployment, Deployment]:
+def _base_of(options: PlanOptions, searched: Searched) -> tuple[Deployment, Deployment]:
     """Return the deployment that all values are tried in, and the same with the least of them.
 
     Raises:
         BatchdecodeError: an option lists several values, is what is searched, or has no effect.
     """
+    axes = dict(options.axes)
+    if searched in options.from_file:
+        axes.pop(searched, None)  # the file speaks of other commands, too
     values = {}
-    for name, text in options.axes.items():
+    for name, text in axes.items():
         axis = AXES[name]
-        if name == options.search:
+        if name == searched:
             found = f"--search {name.replace('_', '-')}"
             raise BatchdecodeError(f"{axis.option} is what {found} finds: leave it out")
         values[name] = axis.values(text)
         if len(values[name]) > 1:
             raise BatchdecodeError(f"{axis.option} {text}: a plan takes one value, compare several")
     (base,) = grid_of(values, Deployment())
-    tried = AXES[options.search].set(base, 1) if options.search in AXES else base
-    check_effects(options.axes, [tried.scheduling])
+    tried = AXES[searched].set(base, 1) if searched in AXES else base
+    check_effects(axes, [tried.scheduling])
     return base, tried
 
 

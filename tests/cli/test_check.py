@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 
 from batcher import settings
 from cli.app import app
-from cli.commands import arguments
+from cli.commands.check import CheckOptions
 from cli.running.problems import InvalidInput
 
 REQUESTS = lines_of(
@@ -130,4 +130,4 @@ def test_a_constraint_that_takes_too_long_to_compile_is_a_problem_of_its_line(tm
 
 
 def test_the_options_know_how_long_a_constraint_may_take():
-    assert arguments.GRAMMAR_TIMEOUT == settings.GRAMMAR_TIMEOUT
+    assert CheckOptions().grammar_timeout == settings.GRAMMAR_TIMEOUT

@@ -7,7 +7,7 @@ import time
 import pytest
 from process import batchdecode, lines_of, start, workload
 
-from cli.options import RunOptions
+from cli.commands.run import RunOptions
 from cli.running.output import ResumeError
 from cli.running.runner import run
 from cli.running.signals import StopSignals

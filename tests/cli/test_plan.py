@@ -6,9 +6,8 @@ import re
 import pytest
 from process import ROOT, batchdecode, lines_of
 
-from batcher.metrics.slo import parse_slo
-from cli.whatif.plan import PlanOptions, plan_requests
-from cli.whatif.reading import RequestOptions
+from cli.commands.plan import PlanOptions
+from cli.whatif.plan import plan_requests
 
 CHAT = ROOT / "samples" / "what-if" / "chat.jsonl"
 EIGHT = lines_of(*[{"prompt": [1], "max_tokens": 10, "ignore_eos": True}] * 8)
@@ -61,8 +60,8 @@ def test_the_largest_rate():
 def test_it_tells_what_it_does_while_it_looks_for_what_would_help(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("cli.whatif.progress.LINE_INTERVAL", 0.0)
     (tmp_path / "r").write_bytes(EIGHT)
-    options = PlanOptions(axes={}, slo=parse_slo("e2e=25"))
-    assert plan_requests(RequestOptions(input=str(tmp_path / "r")), options) == 0
+    options = PlanOptions(input=str(tmp_path / "r"), axes={}, slo="e2e=25")
+    assert plan_requests(options) == 0
     told = capsys.readouterr().err.splitlines()
     assert told[0] == "0 values tried"
     assert "looking for what would help: 1 simulation so far" in told

@@ -9,7 +9,7 @@ from process import batchdecode, lines_of, start, workload
 
 from batcher.errors import BatchdecodeError
 from batcher.models.simulated import SimulatedModel
-from cli.options import RunOptions
+from cli.commands.run import RunOptions
 from cli.running.output import ResumeError
 from cli.running.runner import run
 from cli.running.signals import StopSignals

@@ -12,7 +12,7 @@ from process import batchdecode, lines_of, start, workload
 from batcher import Engine
 from batcher.errors import InvariantError
 from batcher.formats.trace import encode_events
-from cli.options import RunOptions
+from cli.commands.run import RunOptions
 from cli.running.runner import run, run_events
 from cli.running.signals import StopSignals
 

@@ -11,8 +11,9 @@ from reference_schedule import DESIGN_JOBS, jobs_of, play
 
 from batcher.errors import BatchdecodeError
 from batcher.formats.trace import encode_events
+from cli.commands.trace import TraceOptions
 from cli.errors import WriteError
-from cli.tracing.show import TraceOptions, parse_steps, show_trace
+from cli.tracing.show import parse_steps, show_trace
 
 # The command leaves its files open to the end of the process, which here goes on.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -80,8 +81,8 @@ def test_each_format_goes_to_stdout_and_into_files(shown, design_trace, tmp_path
 
 def test_options_choose_steps_requests_and_slots(shown, design_trace):
     assert rows_of(shown(design_trace, steps="3:")) == DESIGN_SPANS[3:]
-    assert rows_of(shown(design_trace, requests=("b", "c"))) == DESIGN_SPANS[1:3]
-    assert rows_of(shown(design_trace, slots=(0,), steps=":2")) == DESIGN_SPANS[:1]
+    assert rows_of(shown(design_trace, request=("b", "c"))) == DESIGN_SPANS[1:3]
+    assert rows_of(shown(design_trace, slot=(0,), steps=":2")) == DESIGN_SPANS[:1]
 
 
 @pytest.mark.parametrize(
@@ -111,9 +112,9 @@ def test_what_is_not_a_slice_is_refused(text):
     [
         ({"steps": "7:"}, "--steps 7: is none of the 7 steps"),
         ({"steps": "5:3"}, "--steps 5:3 is none of the 7 steps"),
-        ({"slots": (2,)}, "--slot 2: the slots of this run are 0 to 1"),
-        ({"slots": (-1,)}, "--slot -1: the slots of this run are 0 to 1"),
-        ({"requests": ("zzz",)}, "--request zzz: no such request took a slot$"),
+        ({"slot": (2,)}, "--slot 2: the slots of this run are 0 to 1"),
+        ({"slot": (-1,)}, "--slot -1: the slots of this run are 0 to 1"),
+        ({"request": ("zzz",)}, "--request zzz: no such request took a slot$"),
         ({"run_options": {"batch": 4}}, "--batch is for requests, and .* is a trace"),
     ],
 )
@@ -126,7 +127,7 @@ def test_a_mistyped_request_id_gets_those_like_it(shown, tmp_path):
     path = tmp_path / "trace"
     path.write_bytes(encode_events(play(jobs_of(*[1] * 200), 4).events))
     with pytest.raises(BatchdecodeError, match=r"--request r1177: .*; there is r177, r117"):
-        shown(path, requests=("r1177",))
+        shown(path, request=("r1177",))
 
 
 def test_the_output_must_not_be_the_trace(shown, design_trace):
