@@ -1,23 +1,29 @@
 """What a request is given that must not depend on the batch, and where two such things differ."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from batcher.result import (
-    NUM_DIGITS,
-    ErrorInfo,
-    Result,
-    TokenLogprob,
-)
+from batcher.request import Request
+from batcher.result import NUM_DIGITS, ErrorInfo, Result, TokenLogprob
 
-Outputs = Mapping[tuple[str, int], Result]
-"""By id of the request and index of the output."""
+Key = tuple[str, int]
+"""The id of a request and the index of one of its outputs."""
+Outputs = Mapping[Key, Result]
+Unlike = tuple[str, int | None, Any, Any]
+"""A field that is not the same, the position of a token if it is about one, and both values."""
 
 _SAME = ("text", "finish_reason", "stop_reason", "segments", "constraint", "constraint_check")
 _UNIT = 1.5 * 10.0**-NUM_DIGITS  # of a told number the last digit may be rounded either way
+
+
+class Told(NamedTuple):
+    """What token events have told of an output."""
+
+    tokens: list[int]
+    texts: list[str]
 
 
 class Difference(Struct, frozen=True, kw_only=True):
@@ -46,29 +52,70 @@ def first_difference(order: Sequence[str], alone: Outputs, here: Outputs) -> Dif
     order: the ids of the requests, in the order in which they are looked at.
     """
     places = {request_id: place for place, request_id in enumerate(order)}
-    keys = sorted(alone.keys() | here.keys(), key=lambda key: (places[key[0]], key[1]))
-    for key in keys:
+    for key in sorted(alone.keys() | here.keys(), key=lambda key: (places[key[0]], key[1])):
         one, other = alone.get(key), here.get(key)
-        if one is None or other is None:
-            return _difference(key, "result", None, _presence(one), _presence(other), one, other)
-        for field, position, value, other_value in _compare(one, other):
-            return _difference(key, field, position, value, other_value, one, other)
+        found: Iterable[Unlike] = [("result", None, _presence(one), _presence(other))]
+        if one is not None and other is not None:
+            found = _compare(one, other)
+        for field, position, value, other_value in found:
+            return Difference(
+                id=key[0],
+                index=key[1],
+                field=field,
+                position=position,
+                alone=value,
+                here=other_value,
+                alone_tokens=[] if one is None else one.tokens,
+                here_tokens=[] if other is None else other.tokens,
+                alone_error=None if one is None else one.error,
+                here_error=None if other is None else other.error,
+            )
     return None
 
 
-def _compare(one: Result, other: Result) -> Iterator[tuple[str, int | None, Any, Any]]:
-    """Yield what is not the same: field, position, both values; tokens first."""
+def stream_difference(
+    requests: Sequence[Request], alone: Outputs, here: Outputs, told: Mapping[Key, Told]
+) -> Difference | None:
+    """Return the first output `here` that token events have not `told` as its result does."""
+    streamed = {
+        request.id: request
+        for request in requests
+        if request.best_of is None and request.num_beams == 1 and request.max_tokens
+    }
+    for key, result in here.items():
+        request = streamed.get(key[0])
+        if request is None:
+            continue
+        tokens, texts = told.get(key, Told([], []))
+        streamed_text, text = "".join(texts), result.text
+        if result.segments is not None:  # without the markers, as it is streamed
+            text = "".join(segment.text for segment in result.segments)
+        if tokens != result.tokens or not (streamed_text == text or request.echo):
+            return Difference(
+                id=key[0],
+                index=key[1],
+                field="stream",
+                position=None,
+                alone=alone[key].text,
+                here=streamed_text,
+                alone_tokens=alone[key].tokens,
+                here_tokens=tokens,
+                alone_error=alone[key].error,
+            )
+    return None
+
+
+def _compare(one: Result, other: Result) -> Iterator[Unlike]:
+    """Yield what is not the same, tokens first."""
     for position, (token, other_token) in enumerate(zip_longest(one.tokens, other.tokens)):
         if token != other_token:
             yield "tokens", position, token, other_token
             return
-    for field in _SAME:
-        value, other_value = getattr(one, field), getattr(other, field)
+    same = [(field, getattr(one, field), getattr(other, field)) for field in _SAME]
+    codes = [None if result.error is None else result.error.code for result in (one, other)]
+    for field, value, other_value in [*same, ("error", codes[0], codes[1])]:
         if value != other_value:
             yield field, None, value, other_value
-    codes = [None if result.error is None else result.error.code for result in (one, other)]
-    if codes[0] != codes[1]:
-        yield "error", None, codes[0], codes[1]
     pairs = zip_longest(one.logprobs or (), other.logprobs or ())
     for position, (told, other_told) in enumerate(pairs):
         if not _are_told_alike(told, other_told):
@@ -98,26 +145,3 @@ def _are_close(one: float | None, other: float | None, num_terms: int) -> bool:
 
 def _presence(result: Result | None) -> str:
     return "none" if result is None else result.finish_reason
-
-
-def _difference(
-    key: tuple[str, int],
-    field: str,
-    position: int | None,
-    value: Any,
-    other_value: Any,
-    one: Result | None,
-    other: Result | None,
-) -> Difference:
-    return Difference(
-        id=key[0],
-        index=key[1],
-        field=field,
-        position=position,
-        alone=value,
-        here=other_value,
-        alone_tokens=[] if one is None else one.tokens,
-        here_tokens=[] if other is None else other.tokens,
-        alone_error=None if one is None else one.error,
-        here_error=None if other is None else other.error,
-    )

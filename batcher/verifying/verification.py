@@ -1,21 +1,45 @@
 """The proof: all requests one at a time, twice, and then under one case after the other."""
 
 from collections.abc import Callable, Sequence
+from random import Random
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
+from batcher.engine import Engine
 from batcher.errors import InvariantError
+from batcher.events import AdmitEvent, PreemptEvent, PrefillEvent
+from batcher.models.base import Model
+from batcher.models.simulated import SimulatedModel
 from batcher.request import Request
+from batcher.result import Result
+from batcher.timing.formulas import ConstantStepTime
+from batcher.validation import num_slots_needed
 from batcher.verifying.cases import Case
-from batcher.verifying.decoding import (
-    Exercised,
-    ModelMaker,
-    StreamError,
-    decode_alone,
-    decode_under,
-    groups_of,
+from batcher.verifying.outputs import (
+    Difference,
+    Key,
+    Outputs,
+    Told,
+    first_difference,
+    stream_difference,
 )
-from batcher.verifying.outputs import Difference, Outputs, first_difference
+
+ModelMaker = Callable[[], Model]
+Group = list[Request]
+
+
+class Exercised(Struct):
+    """How often what might go wrong was done: what a proof rests on.
+
+    preemptions: rows that lost their slot.  cached_tokens: found in blocks.  chunks: of prompts
+    that took more than one step.
+    """
+
+    steps: int = 0
+    preemptions: int = 0
+    cached_tokens: int = 0
+    chunks: int = 0
 
 
 class Verdict(Struct, kw_only=True):
@@ -67,9 +91,14 @@ def verify(
     if verdict.difference is not None:
         return verdict
     for case in cases:
-        verdict.difference = _difference_under(
-            case, requests, order, alone, make_model, seed, verdict.exercised
-        )
+        try:
+            here, told = decode_under(case, requests, make_model, seed, verdict.exercised)
+        except InvariantError as error:
+            raise InvariantError(f"{error} (under setting {case.number})") from error
+        if case.is_streaming:
+            verdict.difference = stream_difference(requests, alone, here, told)
+        if verdict.difference is None:
+            verdict.difference = first_difference(order, alone, here)
         if verdict.difference is not None:
             verdict.case = case
             return verdict
@@ -78,30 +107,109 @@ def verify(
     return verdict
 
 
-def _difference_under(
+def groups_of(requests: Sequence[Request]) -> list[Group]:
+    """Return the requests in groups that may be decoded in any order: the turns of a session."""
+    sessions: dict[str, Group] = {}
+    groups: list[Group] = []
+    for request in requests:
+        if request.session is None:
+            groups.append([request])
+            continue
+        if request.session not in sessions:
+            groups.append(sessions.setdefault(request.session, []))
+        sessions[request.session].append(request)
+    return groups
+
+
+def decode_alone(groups: Sequence[Group], make_model: ModelMaker) -> Outputs:
+    """Return the outputs of all requests, each decoded with nothing beside it.
+
+    Those that need as many slots are decoded in one engine, one after the other.
+    """
+    engines: dict[int, Engine] = {}
+    outputs: dict[Key, Result] = {}
+    for group in groups:
+        num_slots = max(map(num_slots_needed, group))
+        engine = engines.get(num_slots)
+        if engine is None:
+            engine = engines[num_slots] = Engine(make_model(), num_slots)
+        for request in group:
+            engine.enqueue(replace(request, arrival_time=0.0, think_time=0.0))
+            while engine.has_work:
+                _keep(outputs, engine.step().results)
+    return outputs
+
+
+def decode_under(
     case: Case,
     requests: Sequence[Request],
-    order: Sequence[str],
-    alone: Outputs,
     make_model: ModelMaker,
     seed: int,
     exercised: Exercised,
-) -> Difference | None:
-    try:
-        here = decode_under(case, requests, make_model, seed, exercised)
-    except InvariantError as error:
-        raise InvariantError(f"{error} (under setting {case.number})") from error
-    except StreamError as error:
-        result = alone[error.key]
-        return Difference(
-            id=error.key[0],
-            index=error.key[1],
-            field="stream",
-            position=None,
-            alone=result.text,
-            here="".join(error.told.texts),
-            alone_tokens=result.tokens,
-            here_tokens=error.told.tokens,
-            alone_error=result.error,
-        )
-    return first_difference(order, alone, here)
+) -> tuple[Outputs, dict[Key, Told]]:
+    """Return the outputs of all requests under the settings of `case`, and what events told.
+
+    exercised: where is counted what was done.
+
+    Raises:
+        InvariantError: a block is lost, shared wrongly or held by who does not run.
+    """
+    model = make_model()
+    if isinstance(model, SimulatedModel):
+        model.is_attentive = True
+    step_time = None if case.step_seconds == 1.0 else ConstantStepTime(case.step_seconds)
+    engine = Engine(
+        model,
+        case.batch,
+        settings=case.settings,
+        step_time=step_time,
+        is_streaming=case.is_streaming,
+        is_checked=True,
+    )
+    for request in arranged(case, requests, seed):
+        engine.enqueue(request)
+    outputs: dict[Key, Result] = {}
+    told: dict[Key, Told] = {}
+    while engine.has_work:
+        events, results, tokens = engine.step()
+        for event in events:
+            exercised.preemptions += type(event) is PreemptEvent
+            exercised.chunks += type(event) is PrefillEvent
+            if type(event) is AdmitEvent:
+                exercised.cached_tokens += event.cached
+        for token in tokens:
+            of_output = told.setdefault((token.id, token.index), Told([], []))
+            of_output.tokens.extend(token.tokens)
+            of_output.texts.append(token.text)
+        _keep(outputs, results)
+    exercised.steps += engine.num_steps
+    return outputs, told
+
+
+def arranged(case: Case, requests: Sequence[Request], seed: int) -> Sequence[Request]:
+    """Return all requests in the order, and with the arrival times, that `case` wants.
+
+    The turns of a session keep their order.
+    """
+    if case.arrivals == "given":
+        return requests
+    random = Random(f"{seed}/{case.number}/arrivals")  # noqa: S311 - no secret
+    groups = groups_of(requests)
+    if case.arrivals != "at-once":
+        random.shuffle(groups)
+    horizon = 0.0
+    if case.arrivals == "scattered":
+        horizon = 2.0 * len(groups) * case.step_seconds
+    return [
+        replace(request, arrival_time=round(random.uniform(0, horizon), 2), think_time=0.0)
+        for group in groups
+        for request in group
+    ]
+
+
+def _keep(outputs: dict[Key, Result], results: Sequence[Result]) -> None:
+    for result in results:
+        key = result.id, result.index
+        if key in outputs:
+            raise InvariantError(f"two results {result.index} of request {result.id!r}")
+        outputs[key] = result

@@ -9,7 +9,7 @@ from batcher.models.byte_tokenizer import ByteTokenizer
 from batcher.scheduling.checks import check_effects, check_settings
 from batcher.scheduling.policies import POLICIES
 from batcher.verifying.cases import Needs, make_cases, needs_of
-from batcher.verifying.decoding import arranged
+from batcher.verifying.verification import arranged
 
 SMALL = Needs(1, [(1, 40), (1, 7)])
 needs = st.builds(
