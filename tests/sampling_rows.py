@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import structs
 
-from batcher.decoding.sampling.params import SamplingParams
+from batcher.decoding.sampling.group import SamplingParams
 from batcher.decoding.sampling.sampler import Masks, Sampled, Sampler, SamplingRow
 
 NEGATIVE = 1  # the slot of a negative prompt's row

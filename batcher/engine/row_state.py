@@ -6,8 +6,8 @@ from msgspec.structs import replace
 from batcher.decoding.constraints import CompiledConstraint, RowConstraint
 from batcher.decoding.grammars import Grammars
 from batcher.decoding.healing import HealingRow
-from batcher.decoding.sampling.noise import row_key
-from batcher.decoding.sampling.params import needs_cumulative, sampling_params
+from batcher.decoding.sampling.draw import row_key
+from batcher.decoding.sampling.group import needs_cumulative, sampling_params
 from batcher.decoding.sampling.sampler import SamplingRow
 from batcher.decoding.stops.automaton import StopAutomaton
 from batcher.decoding.streaming import SegmentStream, TextPiece, TextStream

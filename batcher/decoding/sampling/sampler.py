@@ -14,17 +14,16 @@ from numpy.typing import NDArray
 
 from batcher.decoding.sampling.bad_words import BadWords, Vocabulary
 from batcher.decoding.sampling.draw import DrawStates, draw
-from batcher.decoding.sampling.group import Group, GroupKey
+from batcher.decoding.sampling.group import Group, GroupKey, SamplingParams
 from batcher.decoding.sampling.logprobs import as_told, log_softmax, token_logprob
-from batcher.decoding.sampling.params import SamplingParams
-from batcher.decoding.sampling.penalties import guide
-from batcher.decoding.sampling.seen_tokens import SeenTokens
+from batcher.decoding.sampling.penalties import SeenTokens, guide, penalize
 from batcher.errors import Failure, InvariantError
 from batcher.models.base import FloatArray, IntArray, Tokenizer
 from batcher.result import TokenLogprob
 from batcher.tokens import Tokens
 
 MAX_BAD_WORDS = 32  # lists of them, the latest in use
+NONE_LEFT = "no token is left that the request's settings allow"
 NO_CHANCE = np.float32(-np.inf)  # the logit of a token that is ruled out
 NONE = -1  # where a row has no partner, or no mask
 
@@ -32,7 +31,7 @@ NONE = -1  # where a row has no partner, or no mask
 class SamplingRow(NamedTuple):
     """What the sampler has to know of a row.
 
-    key: see noise.row_key.  stop_token_ids: the ids that are held off until min_tokens, EOS among
+    key: see draw.row_key.  stop_token_ids: the ids that are held off until min_tokens, EOS among
     them.  partner: the slot of the negative prompt's row, exactly if params.cfg_scale is not 1.
     is_constrained: whether Masks may speak of the row.
     """
@@ -275,7 +274,8 @@ class Sampler:
         if logits is not raw:
             is_left = logits.max(axis=-1) > -np.inf
             if not is_left.all():
-                _fail(slots[~is_left], step.sampled)
+                failure = Failure("constraint-error", NONE_LEFT)
+                step.sampled.failed.update(dict.fromkeys(slots[~is_left].tolist(), failure))
                 slots, raw, logits = slots[is_left], raw[is_left], logits[is_left]
         if not len(slots):
             return
@@ -330,7 +330,7 @@ class Sampler:
             self._hold_off_stops(params, slots, logits, is_masked)
             group.add_bias(logits)
             if params.has_penalties:
-                group.penalize(logits, self._seen.of(slots))
+                penalize(logits, self._seen.of(slots), params)
         return logits
 
     def _hold_off_stops(
@@ -385,13 +385,6 @@ class _Step(NamedTuple):
     masks: Masks | None
     mask_rows: IntArray
     sampled: Sampled
-
-
-def _fail(slots: IntArray, sampled: Sampled) -> None:
-    """Let rows fail of which no token is left."""
-    message = "no token is left that the request's settings allow"
-    failure = Failure("constraint-error", message)
-    sampled.failed.update(dict.fromkeys(slots.tolist(), failure))
 
 
 def _describe(maximum: float) -> str:

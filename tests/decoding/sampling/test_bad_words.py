@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from batcher.decoding.sampling import bad_words
 from batcher.decoding.sampling.bad_words import BadWords, Vocabulary
-from batcher.decoding.sampling.params import SamplingParams
+from batcher.decoding.sampling.group import SamplingParams
 from batcher.decoding.sampling.sampler import MAX_BAD_WORDS, Sampler, SamplingRow
 
 PIECES = (b"", b"a", b"b", b"c", b"ab", b"ba", b"abc", b"bca", b"\xc3", b"\xa9", b"x\xc3", b"cab")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from sampling_rows import Letters, drawn_from, language_like
 
-from batcher.decoding.sampling import mirostat
-from batcher.decoding.sampling.noise import row_key
-from batcher.decoding.sampling.params import SamplingParams
+from batcher.decoding.sampling import filters
+from batcher.decoding.sampling.draw import row_key
+from batcher.decoding.sampling.group import SamplingParams
 from batcher.decoding.sampling.sampler import Sampler, SamplingRow
 
 VOCAB_SIZE = 512
@@ -63,7 +63,7 @@ def test_version_2_keeps_up_to_mu_or_the_most_likely() -> None:
     bits = np.array([[1.0, 2, 3, 3]])
     for mu, expected in [(0.0, 1), (1.0, 1), (2.5, 2), (3.0, 4)]:
         logits = -bits * math.log(2)
-        mirostat.keep_below(logits, np.array([mu + 1e-9]))
+        filters.keep_below(logits, np.array([mu + 1e-9]))
         assert np.isfinite(logits).sum() == expected
 
 
@@ -73,7 +73,7 @@ def test_version_1_keeps_as_many_as_zipf_says() -> None:
         logprobs = -exponent * np.log(ranks)
         logprobs -= np.log(np.exp(logprobs).sum())
         mu = 4.0
-        [size] = mirostat.zipf_sizes(logprobs[None], np.array([mu]))
+        [size] = filters.zipf_sizes(logprobs[None], np.array([mu]))
         excess = exponent - 1 or 1e-9
         scale = excess * 2**mu / (1 - len(ranks) ** -excess)
         assert size == round(scale ** (1 / exponent))
@@ -85,5 +85,5 @@ def test_version_1_keeps_as_many_as_zipf_says() -> None:
 )
 def test_version_1_keeps_at_least_one_and_at_most_all_of_odd_rows(logprobs: list[float]) -> None:
     for mu in (0.0, 1.0, 30.0):
-        [size] = mirostat.zipf_sizes(np.array([logprobs]), np.array([mu]))
+        [size] = filters.zipf_sizes(np.array([logprobs]), np.array([mu]))
         assert 1 <= size <= len(logprobs)

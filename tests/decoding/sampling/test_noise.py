@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sampling_rows import Letters, language_like
 
-from batcher.decoding.sampling import noise
-from batcher.decoding.sampling.params import SamplingParams
+from batcher.decoding.sampling import draw
+from batcher.decoding.sampling.group import SamplingParams
 from batcher.decoding.sampling.sampler import Sampler, SamplingRow
 
 
@@ -15,24 +15,24 @@ def gumbel(keys: list[int], positions: list[int], token_ids: np.ndarray) -> np.n
     """[rows, tokens]"""
     rows = np.repeat(np.arange(len(keys)), len(token_ids))
     ids = np.tile(token_ids, len(keys))
-    values = noise.gumbel_noise(np.array(keys, np.uint64), np.array(positions), rows, ids)
+    values = draw.gumbel_noise(np.array(keys, np.uint64), np.array(positions), rows, ids)
     return values.reshape(len(keys), -1)
 
 
 def test_the_hash_is_splitmix64() -> None:
     # the first outputs of its authors' code with seed 1234567
     state, expected = 1234567, [6457827717110365317, 3203168211198807973, 9817491932198370423]
-    states = [(state + number * noise._GAMMA) % 2**64 for number in (1, 2, 3)]
-    assert [noise._splitmix64(number) for number in states] == expected
-    assert noise._scramble(np.array(states, np.uint64)).tolist() == expected
+    states = [(state + number * draw._GAMMA) % 2**64 for number in (1, 2, 3)]
+    assert [draw._splitmix64(number) for number in states] == expected
+    assert draw._scramble(np.array(states, np.uint64)).tolist() == expected
 
 
 def test_keys_differ_by_seed_request_and_sample_and_never_change() -> None:
     given = [(s, i, n) for s in (0, 1, -1, 2**63) for i in ("", "a", "b", "\udcff") for n in (0, 1)]
-    keys = [noise.row_key(*each) for each in given]
+    keys = [draw.row_key(*each) for each in given]
     assert len(set(keys)) == len(keys)
     assert all(0 <= key < 2**64 for key in keys)
-    assert noise.row_key(0, "1", 0) == 24513270026664046
+    assert draw.row_key(0, "1", 0) == 24513270026664046
 
 
 def test_every_position_and_token_has_noise_of_its_own() -> None:
@@ -43,7 +43,7 @@ def test_every_position_and_token_has_noise_of_its_own() -> None:
 
 @pytest.mark.parametrize("bits", [0, 2**64 - 1])
 def test_noise_is_finite_at_both_ends_of_the_hash(bits: int) -> None:
-    with patch.object(noise, "_scramble", lambda numbers: np.full_like(numbers, bits)):
+    with patch.object(draw, "_scramble", lambda numbers: np.full_like(numbers, bits)):
         assert np.isfinite(gumbel([1], [0], np.arange(3))).all()
 
 
@@ -61,7 +61,7 @@ def draws(logits: np.ndarray, params: SamplingParams, by: str) -> np.ndarray:
     num_rows, num_steps = (1, 4000) if by == "position" else (400, 10)
     sampler = Sampler(num_rows, len(logits), Letters(len(logits)))
     for row in range(num_rows):
-        sampler.open(row, SamplingRow(params, noise.row_key(3, f"request {row}", 0), []))
+        sampler.open(row, SamplingRow(params, draw.row_key(3, f"request {row}", 0), []))
     counts = np.zeros(len(logits))
     for _ in range(num_steps):
         np.add.at(counts, sampler.sample(np.tile(logits, (num_rows, 1))).tokens, 1)
