@@ -19,6 +19,8 @@ from random import Random
 from threading import Event, Semaphore, Thread
 from typing import Any, Generic, TypeVar
 
+import tenacity
+
 from batcher.foreign import child_ends_here
 from batcher.models.calls import MAX_BACKOFF, CallFailure, CallSettings, failure_of
 
@@ -45,6 +47,7 @@ class Calls:
         self.waiting: Waiting = nullcontext
         self.settings = settings
         self.workers = Workers()
+        self.backoff = tenacity.wait_exponential(settings.backoff, max=MAX_BACKOFF)
         self.permits = asyncio.Semaphore(settings.max_concurrency)
         self._loop = BackgroundLoop()
 
@@ -68,6 +71,10 @@ async def _gathered(calls: "Sequence[_Call[T]]") -> list[T | CallFailure]:
     return await asyncio.gather(*[call.answer() for call in calls])
 
 
+def _is_worth_retry(error: BaseException) -> bool:
+    return isinstance(error, CallFailure) and error.is_worth_retry
+
+
 class _Call(Generic[T]):
     """One call, with its attempts, which share the time that it may take.
 
@@ -85,24 +92,29 @@ class _Call(Generic[T]):
 
     async def answer(self) -> T | CallFailure:
         """Return the answer of the first attempt that has one, else why the last has none."""
-        attempt = 1
-        while True:
-            try:
-                return await self._attempt()
-            except CallFailure as failure:
-                pause = self._pause(failure, attempt)
-                is_last = attempt >= self._settings.max_attempts
-                if not failure.is_worth_retry or is_last or pause >= self._time_left():
-                    return self._last(failure, attempt)
-            await asyncio.sleep(pause)
-            attempt += 1
+        retrying = tenacity.AsyncRetrying(
+            sleep=asyncio.sleep,
+            stop=self._is_over,
+            wait=self._pause,
+            retry=tenacity.retry_if_exception(_is_worth_retry),
+            reraise=True,
+        )
+        try:
+            return await retrying(self._attempt)
+        except CallFailure as failure:
+            return self._last(failure, retrying.statistics["attempt_number"])
 
-    def _pause(self, failure: CallFailure, attempt: int) -> float:
-        """Return the seconds before the attempt after this one, of which there was a first."""
-        shortest = failure.retry_after
-        if shortest is None:
-            shortest = min(self._settings.backoff * 2 ** (attempt - 1), MAX_BACKOFF)
+    def _pause(self, state: tenacity.RetryCallState) -> float:
+        """Return the seconds before the next attempt."""
+        failure = None if state.outcome is None else state.outcome.exception()
+        asked = failure.retry_after if isinstance(failure, CallFailure) else None
+        shortest = self._calls.backoff(state) if asked is None else asked
         return shortest + _JITTER.uniform(0, self._settings.backoff)
+
+    def _is_over(self, state: tenacity.RetryCallState) -> bool:
+        """Return whether there is no other attempt, or no time for one."""
+        is_last = state.attempt_number >= self._settings.max_attempts
+        return is_last or state.upcoming_sleep >= self._time_left()
 
     def _time_left(self) -> float:
         """Return the seconds until the call has to end; the first time, let them begin."""
