@@ -4,36 +4,36 @@ Held back is what a pattern that has begun can still take away, and what has com
 """
 
 from codecs import getincrementaldecoder
-from collections.abc import Callable
 from typing import NamedTuple
 
-from batcher.decoding.stops.automaton import END, Exit, Pattern, StopAutomaton, StopProgress
+from batcher.decoding.stops.automaton import Pattern, StopAutomaton, StopProgress
 from batcher.decoding.stops.reader import Match, StopReader
 from batcher.errors import InvariantError
 from batcher.models.base import Tokenizer
 
 BAD_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
-Cuts = Callable[[Exit], bool]  # whether the pattern of an exit is cut out of what is told
-
 
 class TextPiece(NamedTuple):
     """Text of one segment.
 
+    state: that it was generated in, None if there are no named states.
     segment: its number, from 0, so that two of one state can be told apart.
     """
 
-    state: str
+    state: str | None
     text: str
     segment: int
 
 
 class TextStream:
-    """The text of one output, piece by piece; joined, the pieces are the text of its result.
+    """The text of one output as pieces that are certain; joined, those of a segment are its text.
+
+    An output without named states is one segment, and an empty one has no pieces.
 
     skip: how many of the first bytes belong to the prompt, and are no text.
     min_tokens: the number, from 1, of the first token that may end the output.
-    keeps_stop: whether the text ends with the stop, not before it.
+    keeps_stop: whether the text ends with the stop, not before it; not where there are states.
     """
 
     def __init__(
@@ -45,86 +45,52 @@ class TextStream:
         min_tokens: int = 0,
         keeps_stop: bool = False,
     ) -> None:
-        outlook = _Outlook(
-            automaton, tokenizer, lambda way: way.target == END, skip, min_tokens, keeps=keeps_stop
-        )
-        self._pieces = _Pieces(("",), outlook)
-
-    def push(self, token_id: int) -> str:
-        """Return the text that is certain now that `token_id` was generated."""
-        return "".join(piece.text for piece in self._pieces.push(token_id))
-
-    def finish(self) -> str:
-        """Return the text that was kept back, when nothing more is generated."""
-        return "".join(piece.text for piece in self._pieces.finish())
-
-
-class SegmentStream:
-    """The segments of one output, piece by piece; the parameters are those of TextStream.
-
-    The pieces of a segment, joined, are its text; an empty one has none.
-    """
-
-    def __init__(
-        self, automaton: StopAutomaton, tokenizer: Tokenizer, *, skip: int = 0, min_tokens: int = 0
-    ) -> None:
-        outlook = _Outlook(automaton, tokenizer, lambda _: True, skip, min_tokens)
-        self._pieces = _Pieces(automaton.names, outlook)
-
-    def push(self, token_id: int) -> list[TextPiece]:
-        """Return the text that is certain now that `token_id` was generated."""
-        return self._pieces.push(token_id)
-
-    def finish(self) -> list[TextPiece]:
-        """Return the text that was kept back, when nothing more is generated."""
-        return self._pieces.finish()
-
-
-class _Outlook:
-    """Reads the tokens of one output, and knows what may yet be cut out of its text.
-
-    keeps: the pattern of an exit that `cuts` names is not cut out itself, only what is behind it.
-    """
-
-    def __init__(
-        self,
-        automaton: StopAutomaton,
-        tokenizer: Tokenizer,
-        cuts: Cuts,
-        skip: int,
-        min_tokens: int,
-        *,
-        keeps: bool = False,
-    ) -> None:
-        self._cuts, self._keeps = cuts, keeps
-        self._ending = StopReader(automaton, tokenizer.token_bytes)
-        self._endless = self._ending
+        self._names = automaton.names
+        self._keeps = keeps_stop and not automaton.names
+        self._ending = self._endless = StopReader(automaton, tokenizer.token_bytes)
         self._num_endless = max(0, min_tokens - 1)  # tokens to come that may not end it
         if self._num_endless:
             self._endless = StopReader(automaton.endless, tokenizer.token_bytes)
         self._progress: StopProgress | None = StopProgress(skip=skip)
+        self._characters = _Characters()
+        self._held = b""
+        self._state = self._segment = 0
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether the automaton has come to its end."""
-        return self._progress is None
-
-    def read(self, token_id: int) -> tuple[bytes, list[Match]]:
-        """Return the text of the next token, and those of its matches that are cut out."""
+    def push(self, token_id: int) -> list[TextPiece]:
+        """Return the text that is certain now that `token_id` was generated."""
         if self._progress is None:
             raise InvariantError("a token after the end of the automaton")
         reader = self._endless if self._num_endless else self._ending
-        token = reader.bytes_of(token_id)[self._progress.skip :]
+        text = self._held + reader.bytes_of(token_id)[self._progress.skip :]
+        num_before, begin = len(self._held), 0
         self._progress, matches = reader.read(self._progress, token_id)
         self._num_endless = max(0, self._num_endless - 1)
-        cut = [match for match in matches if self._cuts(match.exit)]
-        return token, [match._replace(size=0) for match in cut] if self._keeps else cut
+        told: list[TextPiece] = []
+        for match in matches:
+            end = num_before + match.end
+            cut = end if self._keeps else end - match.size
+            self._held = text[begin : max(begin, cut)]
+            told += self.finish()
+            self._state, self._segment, begin = match.exit.target, self._segment + 1, end
+        if self._progress is None:
+            return told
+        num_certain = max(begin, len(text) - self._num_in_doubt(self._progress))
+        self._held = text[num_certain:]
+        told += self._piece(self._characters.push(text[begin:num_certain], self._held))
+        return told
 
-    @property
-    def num_in_doubt(self) -> int:
-        """How many of the last bytes of the text a pattern that has begun can still cut out."""
-        progress = self._progress
-        if self._keeps or progress is None or not (progress.id_node or progress.text_node):
+    def finish(self) -> list[TextPiece]:
+        """Return the text that was kept back, when nothing more is generated."""
+        text, self._held = self._held, b""
+        return self._piece(self._characters.push(text, b"") + self._characters.finish())
+
+    def _piece(self, text: str) -> list[TextPiece]:
+        state = self._names[self._state] if self._names else None
+        return [TextPiece(state, text, self._segment)] if text else []
+
+    def _num_in_doubt(self, progress: StopProgress) -> int:
+        """Return how many of the last bytes a pattern that has begun can still cut out."""
+        if self._keeps or not (progress.id_node or progress.text_node):
             return 0
         ids, texts = self._ending.tries[progress.state]
         most = 0
@@ -169,41 +135,7 @@ class _Outlook:
         return 0
 
     def _cut(self, match: Match, num_new: int) -> int:
-        return max(0, match.size - num_new) if self._cuts(match.exit) else 0
-
-
-class _Pieces:
-    """The text of an output, cut where its outlook says, as pieces that are certain."""
-
-    def __init__(self, names: tuple[str, ...], outlook: _Outlook) -> None:
-        self._names = names
-        self._outlook = outlook
-        self._characters = _Characters()
-        self._held = b""
-        self._state = self._segment = 0
-
-    def push(self, token_id: int) -> list[TextPiece]:
-        token, cuts = self._outlook.read(token_id)
-        text, num_before, begin = self._held + token, len(self._held), 0
-        told: list[TextPiece] = []
-        for match in cuts:
-            end = num_before + match.end
-            self._held = text[begin : max(begin, end - match.size)]
-            told += self.finish()
-            self._state, self._segment, begin = match.exit.target, self._segment + 1, end
-        if self._outlook.has_ended:
-            return told
-        num_certain = max(begin, len(text) - self._outlook.num_in_doubt)
-        self._held = text[num_certain:]
-        told += self._piece(self._characters.push(text[begin:num_certain], self._held))
-        return told
-
-    def finish(self) -> list[TextPiece]:
-        text, self._held = self._held, b""
-        return self._piece(self._characters.push(text, b"") + self._characters.finish())
-
-    def _piece(self, text: str) -> list[TextPiece]:
-        return [TextPiece(self._names[self._state], text, self._segment)] if text else []
+        return max(0, match.size - num_new)
 
 
 class _Characters:

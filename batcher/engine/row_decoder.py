@@ -329,7 +329,7 @@ class RowDecoder:
             if row.constraint is not None and slot not in has_stopped:
                 if tokens[0] == self._eos_token_id:  # below min_tokens: nothing else is left
                     stopped.append(slot)
-                    self._tell(row, tokens, is_cut_short=True)
+                    self._tell(row, tokens, num_silent=1)
                     continue
                 tokens += self._follow(slot, row, tokens[0])
                 if len(tokens) > 1:
@@ -340,11 +340,11 @@ class RowDecoder:
             self._extend({slot: tokens[1:] for slot, tokens in jumps.items()})
         return jumps
 
-    def _tell(self, row: RowState, tokens: list[int], *, is_cut_short: bool = False) -> None:
+    def _tell(self, row: RowState, tokens: list[int], num_silent: int = 0) -> None:
         """Tell of what a row was given, if that is told at all."""
         if row.stream is not None:
-            told = row.stream.end if is_cut_short else row.stream.push
-            self._streamed += told(row.untold + tokens, self._step)
+            told = row.untold + tokens
+            self._streamed += row.stream.push(told, self._step, num_silent=num_silent)
             row.untold = []
 
     def _extend(self, given: dict[int, list[int]]) -> None:

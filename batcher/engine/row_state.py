@@ -1,5 +1,7 @@
 """What a row that has to be looked at by itself is, beside being sampled, stopped and cut."""
 
+from itertools import groupby
+
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -10,19 +12,15 @@ from batcher.decoding.sampling.draw import row_key
 from batcher.decoding.sampling.group import needs_cumulative, sampling_params
 from batcher.decoding.sampling.sampler import SamplingRow
 from batcher.decoding.stops.automaton import StopAutomaton
-from batcher.decoding.streaming import SegmentStream, TextPiece, TextStream
+from batcher.decoding.streaming import TextPiece, TextStream
 from batcher.engine.decoded import Generated
 from batcher.engine.sequence import Sequence
 from batcher.errors import Failure
 from batcher.events import TokenEvent
 from batcher.models.base import Tokenizer, join_bytes
 from batcher.request import Request
-from batcher.result import (
-    TokenLogprob,
-)
+from batcher.result import TokenLogprob
 from batcher.validation import constraint_fields_of
-
-_Piece = tuple[str, str | None]  # text, and the state it was generated in, if it has a name
 
 
 class RowStream:
@@ -30,57 +28,34 @@ class RowStream:
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
         self._id, self._index = sequence.id, sequence.index
-        automaton, skip = sequence.automaton, len(sequence.healing)
-        min_tokens = sequence.request.min_tokens
-        self._stream: TextStream | SegmentStream
-        if automaton.names:
-            self._stream = SegmentStream(automaton, tokenizer, skip=skip, min_tokens=min_tokens)
-        else:
-            self._stream = TextStream(
-                automaton,
-                tokenizer,
-                skip=skip,
-                min_tokens=min_tokens,
-                keeps_stop=sequence.request.include_stop_str_in_output,
-            )
+        self._stream = TextStream(
+            sequence.automaton,
+            tokenizer,
+            skip=len(sequence.healing),
+            min_tokens=sequence.request.min_tokens,
+            keeps_stop=sequence.request.include_stop_str_in_output,
+        )
 
-    def push(self, tokens: list[int], step: int) -> list[TokenEvent]:
-        """Return the events of the `tokens` a step has given; the first one tells all of them."""
-        return self._told(tokens, tokens, step)
+    def push(self, tokens: list[int], step: int, *, num_silent: int = 0) -> list[TokenEvent]:
+        """Return the events of the `tokens` a step has given; the first one tells all of them.
 
-    def end(self, tokens: list[int], step: int) -> list[TokenEvent]:
-        """Return the events of tokens of which the last is EOS, though no stop acts there yet."""
-        return self._told(tokens, tokens[:-1], step)
-
-    def _told(self, tokens: list[int], with_text: list[int], step: int) -> list[TokenEvent]:
-        pieces = [piece for token in with_text for piece in self._pieces(self._stream.push(token))]
-        return self._events(tokens, _joined(pieces) or [("", None)], step)
+        num_silent: how many of the last have no text: EOS, though no stop acts there yet.
+        """
+        with_text = tokens[: len(tokens) - num_silent]
+        pieces = [piece for token in with_text for piece in self._stream.push(token)]
+        return self._events(tokens, pieces or [TextPiece(None, "", 0)], step)
 
     def finish(self, step: int) -> list[TokenEvent]:
         """Return the events of what was kept back until nothing more came."""
-        return self._events([], self._pieces(self._stream.finish()), step)
+        return self._events([], self._stream.finish(), step)
 
-    def _pieces(self, told: str | list[TextPiece]) -> list[_Piece]:
-        if isinstance(told, str):
-            return [(told, None)] if told else []
-        return [(piece.text, piece.state) for piece in told]
-
-    def _events(self, tokens: list[int], pieces: list[_Piece], step: int) -> list[TokenEvent]:
-        return [
-            TokenEvent(step, self._id, self._index, [] if number else tokens, text, state)
-            for number, (text, state) in enumerate(pieces)
-        ]
-
-
-def _joined(pieces: list[_Piece]) -> list[_Piece]:
-    """Return the pieces with those that follow each other in one state made one."""
-    joined: list[_Piece] = []
-    for text, state in pieces:
-        if joined and joined[-1][1] == state:
-            joined[-1] = (joined[-1][0] + text, state)
-        else:
-            joined.append((text, state))
-    return joined
+    def _events(self, tokens: list[int], pieces: list[TextPiece], step: int) -> list[TokenEvent]:
+        events: list[TokenEvent] = []
+        for state, group in groupby(pieces, lambda piece: piece.state):
+            text = "".join(piece.text for piece in group)
+            told = [] if events else tokens
+            events.append(TokenEvent(step, self._id, self._index, told, text, state))
+        return events
 
 
 class RowState(Struct, eq=False):

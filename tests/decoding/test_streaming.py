@@ -9,8 +9,9 @@ from slow_automaton import SlowReader
 
 from batcher.decoding.stops.automaton import END, Exit, StopAutomaton, StopProgress
 from batcher.decoding.stops.reader import StopReader
-from batcher.decoding.streaming import SegmentStream, TextPiece, TextStream
+from batcher.decoding.streaming import TextPiece, TextStream
 from batcher.errors import InvariantError
+from batcher.models.base import Tokenizer
 from batcher.models.byte_tokenizer import ByteTokenizer
 
 WAIT = [NOTHING] * 6  # until every min_tokens is reached
@@ -39,6 +40,19 @@ def stops(*patterns: str | tuple[int, ...]) -> StopAutomaton:
             ),
         )
     )
+
+
+class Told:
+    """The text of a stream without segments."""
+
+    def __init__(self, automaton: StopAutomaton, tokenizer: Tokenizer, **settings: int) -> None:
+        self.stream = TextStream(automaton, tokenizer, **settings)
+
+    def push(self, token_id: int) -> str:
+        return "".join(piece.text for piece in self.stream.push(token_id))
+
+    def finish(self) -> str:
+        return "".join(piece.text for piece in self.stream.finish())
 
 
 class Futures:
@@ -79,10 +93,12 @@ class Futures:
 @pytest.mark.parametrize("block", range(4))
 def test_exactly_what_is_certain_has_been_told_at_every_time(block: int) -> None:
     """What no continuation takes back is told; what one takes back is not."""
-    for seed in range(block * 12, block * 12 + 12):
+    for seed in range(block * 24, block * 24 + 24):
         case = random_case(seed)
+        if case.automaton.names:
+            continue
         slow = SlowReader(case.automaton, PIECES, case.skip, case.min_tokens)
-        stream = TextStream(case.automaton, PIECES, skip=case.skip, min_tokens=case.min_tokens)
+        stream = Told(case.automaton, PIECES, skip=case.skip, min_tokens=case.min_tokens)
         futures = Futures(case)
         told = ""
         for token_id in case.tokens:
@@ -102,7 +118,7 @@ def test_so_it_is_with_each_segment(block: int) -> None:
         if not case.automaton.names:
             continue
         slow = SlowReader(case.automaton, PIECES, case.skip, case.min_tokens)
-        stream = SegmentStream(case.automaton, PIECES, skip=case.skip, min_tokens=case.min_tokens)
+        stream = TextStream(case.automaton, PIECES, skip=case.skip, min_tokens=case.min_tokens)
         futures = Futures(case)
         pieces = []
         for token_id in case.tokens:
@@ -143,57 +159,56 @@ STOPS = [
 
 @pytest.mark.parametrize(("patterns", "output", "told", "rest"), STOPS)
 def test_what_each_token_adds(patterns: list, output: str, told: list[str], rest: str) -> None:
-    stream = TextStream(stops(*patterns), BYTES)
+    stream = Told(stops(*patterns), BYTES)
     assert [stream.push(byte) for byte in output.encode()][: len(told)] == told
     assert stream.finish() == rest
 
 
 def test_a_bad_character_is_told_once_it_is_bad_either_way() -> None:
-    stream = TextStream(stops("xy"), BYTES)
+    stream = Told(stops("xy"), BYTES)
     assert [stream.push(byte) for byte in b"\xc3xz"] == ["", "\ufffd", "xz"]
 
 
 def test_a_stop_begun_too_early_may_be_completed_in_time() -> None:
-    stream = TextStream(stops("aaa"), BYTES, min_tokens=4)
+    stream = Told(stops("aaa"), BYTES, min_tokens=4)
     assert [stream.push(97) for _ in range(4)] == ["", "", "a", ""]
     assert stream.finish() == ""
 
 
 def test_a_stop_inside_another_does_not_end_it_first_while_it_may_not() -> None:
-    stream = TextStream(stops("abc", "b"), BYTES, min_tokens=4)
+    stream = Told(stops("abc", "b"), BYTES, min_tokens=4)
     assert [stream.push(token_id) for token_id in b"xabc"] == ["x", "", "", ""]
 
 
 def test_ids_that_can_only_be_completed_too_early_hold_nothing_back() -> None:
-    stream = TextStream(stops((97, 98)), BYTES, min_tokens=4)
+    stream = Told(stops((97, 98)), BYTES, min_tokens=4)
     assert [stream.push(token_id) for token_id in b"abab"] == ["a", "b", "", ""]
-    stream = TextStream(stops((97, 98, 99)), BYTES, min_tokens=4)
+    stream = Told(stops((97, 98, 99)), BYTES, min_tokens=4)
     assert [stream.push(token_id) for token_id in b"xabc"] == ["x", "", "", ""]
 
 
-def test_a_marker_holds_no_text_back_but_a_stop_begun_inside_it_does() -> None:
+def test_a_marker_is_held_back_and_told_where_it_dissolves() -> None:
     exits = (Exit(b"abc", 1, "abc"), Exit(b"bd", END, "bd"))
     automaton = StopAutomaton((exits, ()), ("s", "t"))
-    text, segments = TextStream(automaton, BYTES), SegmentStream(automaton, BYTES)
-    assert [text.push(byte) for byte in b"abc"] == ["a", "", "bc"]
+    segments = TextStream(automaton, BYTES)
     assert [segments.push(byte) for byte in b"abx"] == [[], [], [("s", "abx", 0)]]
 
 
 def test_ids_that_begin_with_bytes_of_the_prompt_hold_back_only_the_text_after_them() -> None:
-    stream = TextStream(stops((6, 6)), PIECES, skip=1)
+    stream = Told(stops((6, 6)), PIECES, skip=1)
     assert [stream.push(6), stream.push(6), stream.finish()] == ["", "", ""]
-    stream = TextStream(stops((6, 6)), PIECES, skip=1)
+    stream = Told(stops((6, 6)), PIECES, skip=1)
     assert [stream.push(6), stream.finish()] == ["", "ab"]
 
 
 def test_a_long_stop_that_dissolves_gives_all_of_it_back() -> None:
-    stream = TextStream(stops("a" * 500, (97,) * 500), BYTES)
+    stream = Told(stops("a" * 500, (97,) * 500), BYTES)
     assert {stream.push(97) for _ in range(499)} == {""}
     assert stream.push(98) == "a" * 499 + "b"
 
 
 def test_nothing_comes_after_the_end() -> None:
-    stream = TextStream(stops("a"), BYTES)
+    stream = Told(stops("a"), BYTES)
     assert stream.push(97) + stream.finish() == ""
     with pytest.raises(InvariantError):
         stream.push(97)
