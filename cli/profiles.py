@@ -20,7 +20,7 @@ from batcher.timing.profiles import (
 from batcher.timing.roofline import num_kv_tokens, parts_of, roofline
 
 from .running.output import stdout_sink
-from .screen.cells import printable
+from .screen.cells import aligned, printable
 
 _TO_UNITS = {"t0": 1.0, "w": 1.0, "f": 1e3, "g": 1e3, "d": 1e6, "h": 1e6, "e": 1e6}
 _HEADS = ("profile", "t0 ms", "w ms", "f µs", "g µs", "d ns", "h ns", "e ns", "KV tokens")
@@ -150,8 +150,8 @@ def table_of(reports: Sequence[StepTimeReport]) -> str:
     measured = [MEASURED] if any("by_tokens" in report.settings for report in reports) else []
     estimated = [ESTIMATED] if any(map(_is_estimated, reports)) else []
     blocks = [
-        [*_aligned(terms, numbers=True), *measured, *estimated],
-        _aligned(notes, numbers=False),
+        [*aligned(terms, range(1, len(_HEADS))), *measured, *estimated],
+        aligned(notes, ()),
         listed,
         beaten,
     ]
@@ -180,7 +180,7 @@ def details_of(report: StepTimeReport) -> str:
         table.append((step.load, _ms(step.seconds), *bound))
     if not any(row[2] for row in table[1:]):
         table = [row[:2] for row in table]  # type: ignore[misc]  # shorter rows, all of them
-    return "".join(f"{line}\n" for line in [*lines, "", *_aligned(table, numbers=True)])
+    return "".join(f"{line}\n" for line in [*lines, "", *aligned(table, range(1, len(table[0])))])
 
 
 def _terms_row(report: StepTimeReport) -> tuple[str, ...]:
@@ -199,18 +199,6 @@ def _short_room(report: StepTimeReport) -> str:
     if report.kv_tokens is not None:
         return f"{report.kv_tokens:,}"
     return "?" if report.kv_tokens_that_fit is None else f"~{report.kv_tokens_that_fit:,}"
-
-
-def _aligned(rows: Sequence[Sequence[str]], *, numbers: bool) -> list[str]:
-    """Return rows as lines; columns after the first are set to the right if they are `numbers`."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [row[0].ljust(widths[0])]
-        for cell, width in zip(row[1:], widths[1:], strict=True):
-            cells.append(cell.rjust(width) if numbers else cell.ljust(width))
-        lines.append("  ".join(cells).rstrip())
-    return lines
 
 
 def _shown_settings(report: StepTimeReport) -> list[str]:

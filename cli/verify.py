@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-import time
 from contextlib import nullcontext
 from typing import Any
 
@@ -21,9 +20,9 @@ from batcher.verifying.verification import Verdict, verify
 from .commands.verify import VerifyOptions
 from .running.intake import open_input
 from .running.output import stdout_json_sink, stdout_sink
-from .running.problems import say
 from .running.reading import read_requests
 from .screen.cells import counted, printable
+from .whatif.progress import Lines
 
 PROVEN, DIFFERENT = 0, 1
 PROGRESS_INTERVAL = 2.0  # seconds
@@ -34,20 +33,6 @@ _ARRIVALS = {
     "shuffled": "all arriving at 0, in another order",
     "scattered": "arriving at times that are drawn",
 }
-
-
-class Progress:
-    """Says on stderr every two seconds how many settings are done."""
-
-    def __init__(self, num_settings: int) -> None:
-        self._num_settings = num_settings
-        self._next = time.monotonic() + PROGRESS_INTERVAL
-
-    def show(self, num_done: int) -> None:
-        """Take note that so many are done."""
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + PROGRESS_INTERVAL
-            say(f"{num_done} of {self._num_settings} settings: all outputs are the same\n")
 
 
 def verify_requests(options: VerifyOptions) -> int:
@@ -66,7 +51,11 @@ def verify_requests(options: VerifyOptions) -> int:
     num_cases = options.settings if options.only is None else options.only
     cases = make_cases(needs_of(requests, model.tokenizer), num_cases, options.seed)
     cases = cases if options.only is None else cases[-1:]
-    verdict = verify(requests, make_model, cases, options.seed, Progress(len(cases)).show)
+    progress = Lines(
+        lambda num_done: f"{num_done} of {len(cases)} settings: all outputs are the same",
+        PROGRESS_INTERVAL,
+    )
+    verdict = verify(requests, make_model, cases, options.seed, progress.show)
     if options.json:
         sink, output = stdout_json_sink(), encode_verdict(verdict, options)
     else:

@@ -7,7 +7,7 @@ from msgspec import Struct
 from batcher.timing.catalog import CatalogError
 from batcher.timing.formulas import ConstantStepTime
 from batcher.timing.profiles import Profile, load_profile
-from batcher.timing.roofline import load_gpu, load_model_shape, num_kv_tokens, parts_of, roofline_of
+from batcher.timing.roofline import load_gpu, load_model_shape, num_kv_tokens, parts_of, roofline
 from batcher.timing.step_time import StepTime
 
 MAX_STEP_SECONDS = 1e6
@@ -44,7 +44,7 @@ def step_time_of(text: str) -> StepTime:
     if kind == "constant":
         return ConstantStepTime(_seconds(rest)) if colon else ConstantStepTime()
     if kind == "roofline" and colon:
-        return roofline_of(rest)
+        return roofline(text, *parts_of(rest))
     if not text:
         raise CatalogError(f"no step time is named; give {FORMS}")
     name, profile = load_profile(text)

@@ -180,16 +180,6 @@ def num_kv_tokens(shape: ModelShape, gpu: GPU, tensor_parallel: int = 1) -> int:
     return max(int(memory - weights) // shape.kv_bytes_per_token, 0)
 
 
-def roofline_of(text: str) -> RooflineStepTime:
-    """Return the roofline that MODEL:GPU or MODEL:GPU:TP names.
-
-    Raises:
-        CatalogError: a part is missing, unknown or wrong.
-    """
-    shape, gpu, tensor_parallel = parts_of(text)
-    return roofline(f"roofline:{text}", shape, gpu, tensor_parallel)
-
-
 def parts_of(text: str) -> tuple[ModelShape, GPU, int]:
     """Return the model, the GPU and the number of GPUs that MODEL:GPU or MODEL:GPU:TP names.
 

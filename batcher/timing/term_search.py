@@ -7,6 +7,7 @@ of its squares.  From where that ends far off, it begins again nearby.
 
 from collections.abc import Callable
 from math import exp, log
+from operator import attrgetter
 from random import Random
 from typing import Any
 
@@ -70,13 +71,10 @@ def fit_profile(start: Profile, residuals_of: Residuals, max_tries: int) -> Sear
     best = descent.descend(min(found, key=_loss_of), max_tries)
     chance = Random(0)  # noqa: S311 - it only has to be the same each time
     while descent.num_left and best.loss > _ENOUGH:
-        again = descent.attempt(_shaken(best.profile, chance))
+        shaken = _moved(best.profile, {term: chance.gauss(0, _SHAKEN) for term in TERMS})
+        again = descent.attempt(shaken)
         best = min(best, descent.descend(again, max_tries), key=_loss_of)
     return Search(best.profile, best.loss, max_tries - descent.num_left)
-
-
-def _shaken(profile: Profile, chance: Random) -> Profile:
-    return _moved(profile, {term: chance.gauss(0, _SHAKEN) for term in TERMS})
 
 
 class _Tried(Struct, frozen=True):
@@ -87,8 +85,7 @@ class _Tried(Struct, frozen=True):
     loss: float
 
 
-def _loss_of(tried: _Tried) -> float:
-    return tried.loss
+_loss_of = attrgetter("loss")
 
 
 class _Descent:

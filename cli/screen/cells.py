@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import floor
 
 HANGING_INDENT = "  "
@@ -93,6 +93,19 @@ def wrapped(line: str, width: int) -> list[str]:
 def pad(text: str, width: int) -> str:
     """Return `text` filled up with spaces to `width` cells."""
     return text + " " * (width - cell_width(text))
+
+
+def aligned(rows: Sequence[Sequence[str]], right: Collection[int]) -> list[str]:
+    """Return rows as lines of columns; those with the numbers `right` are set to the right."""
+    widths = [max(map(cell_width, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = []
+        for place, (text, width) in enumerate(zip(row, widths, strict=True)):
+            room = " " * (width - cell_width(text))
+            cells.append(room + text if place in right else text + room)
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def counted(number: int, noun: str) -> str:

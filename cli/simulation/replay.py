@@ -15,7 +15,7 @@ from ..commands.replay import ReplayOptions
 from ..running.intake import numbered, open_input
 from ..running.output import stdout_sink
 from ..running.problems import say
-from ..screen.cells import counted, printable
+from ..screen.cells import aligned, counted, printable
 from .run_limits import RunLimits, limits_of_run, limits_table, read_meta_file, warn_of_guesses
 
 _HEADS = ("", "real", "simulated", "error")
@@ -72,7 +72,6 @@ def _table(outcome: Replay, log: list[LoggedRequest], limits: RunLimits, name: s
     result, totals = outcome.result, outcome.result.totals
     num_tokens = sum(request.output_toks for request in log)
     rows = [_HEADS, *(_row(comparison) for comparison in outcome.comparisons)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADS))]
     title = f"{printable(name)}: {counted(len(log), 'request')}, {num_tokens:,} output tokens"
     steps = (
         f"simulated in {counted(totals.num_steps, 'step')}, with "
@@ -80,15 +79,12 @@ def _table(outcome: Replay, log: list[LoggedRequest], limits: RunLimits, name: s
         "computed again"
     )
     shares = [f"{limit} {share * 100:.0f} %" for limit, share in result.binding_shares.items()]
-    table = [
-        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows
-    ]
     lines = [
         title,
         "",
         *limits_table(limits),
         "",
-        *table,
+        *aligned(rows, range(1, len(_HEADS))),
         "",
         steps,
         f"binding: {', '.join(shares)}",

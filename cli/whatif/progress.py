@@ -34,16 +34,16 @@ class Silence:
 
 
 class Lines(Silence):
-    """Writes a line at most every LINE_INTERVAL seconds; `text` makes it of how many are done."""
+    """Writes a line at most every `interval` seconds; `text` makes it of how many are done."""
 
-    def __init__(self, text: Callable[[float], str]) -> None:
-        self._text = text
-        self._next = time.monotonic() + LINE_INTERVAL
+    def __init__(self, text: Callable[[float], str], interval: float = LINE_INTERVAL) -> None:
+        self._text, self._interval = text, interval
+        self._next = time.monotonic() + interval
 
     def show(self, num_done: float) -> None:
         """Write a line if it is time for one."""
         if time.monotonic() >= self._next:
-            self._next = time.monotonic() + LINE_INTERVAL
+            self._next = time.monotonic() + self._interval
             say(f"{self._text(num_done)}\n")
 
 

@@ -14,7 +14,7 @@ from batcher.whatif.comparing import GridCell, settings_of, varied
 from batcher.whatif.deployments import AXES, show_value
 from batcher.whatif.measuring import Outcome
 
-from ..screen.cells import cell_width, counted, number, printable, whole_percent
+from ..screen.cells import aligned, counted, number, printable, whole_percent
 
 Number = float | None
 
@@ -111,7 +111,6 @@ def best_first(cells: list[GridCell], column: Column) -> list[GridCell]:
     return sorted(cells, key=key)
 
 
-GAP = "  "
 BINDS = {
     "slots": "slots",
     "kv": "KV",
@@ -135,7 +134,7 @@ def table_of(cells: Sequence[GridCell]) -> str:
         settings = [printable(show_value(axis, axis.value_of(cell.deployment))) for axis in axes]
         numbers = [column.text_of(cell) for column in columns]
         rows.append([*settings, *numbers, _binding(cell), "knee" if cell.is_knee else ""])
-    lines = _aligned(rows, num_right=len(axes) + len(columns))
+    lines = aligned(rows, range(len(axes) + len(columns)))
     notes = dict.fromkeys(note for cell in cells for note in _notes(cell))
     return "".join(f"{line}\n" for line in [*lines, *notes])
 
@@ -198,16 +197,3 @@ def _binding(cell: GridCell) -> str:
         return "-"
     binding = cell.outcome.binding
     return f"{BINDS[binding.constraint]} {whole_percent(binding.share)}"
-
-
-def _aligned(rows: Sequence[Sequence[str]], num_right: int) -> list[str]:
-    """Return rows as lines; the first `num_right` columns are set to the right."""
-    widths = [max(map(cell_width, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = []
-        for place, (text, width) in enumerate(zip(row, widths, strict=True)):
-            room = " " * (width - cell_width(text))
-            cells.append(room + text if place < num_right else text + room)
-        lines.append(GAP.join(cells).rstrip())
-    return lines
