@@ -29,7 +29,7 @@ from batcher.result import Result
 from batcher.scheduling.clock import Clock, ConstantClock, FormulaClock
 from batcher.scheduling.output import SchedulerOutput
 from batcher.scheduling.scheduler import NO_CHANGES, Scheduler
-from batcher.scheduling.sequence import NEVER, NO_SLOT
+from batcher.scheduling.sequence import NEVER
 from batcher.settings import DEFAULT_SCHEDULING, GRAMMAR_TIMEOUT, SchedulingSettings
 from batcher.timing.step_time import StepTime
 from batcher.tokens import Tokens
@@ -326,18 +326,13 @@ class Engine:
         for preemption in scheduled.preempted:
             runner.preempt(preemption.first)
             recorder.preempted(preemption)
-            for row in preemption.num_computed_tokens:
-                row.slot = NO_SLOT
+            preemption.forget_slots()
         for first in scheduled.admitted:
             self._admit(scheduled, first, step)
         if scheduled.has_continued:
             recorder.prefilled(scheduled, self._batch)
         if scheduled.blocked is not None:
             recorder.blocked(scheduled.blocked)
-        for first in scheduled.prefill_finished:
-            if first.first_token_step == NEVER:
-                for row in (first, *first.others):
-                    row.first_token_step = step
         runner.prepare(scheduled, self._batch.prefilling, self._batch.decode_step)
 
     def _admit(self, scheduled: SchedulerOutput[Sequence], first: Sequence, step: int) -> None:
@@ -350,17 +345,13 @@ class Engine:
             forced = self._runner.decoder.open(first)
             if forced:
                 num_forced = len(forced)
-                for row in first.group:
-                    row.generated = forced
+                self._runner.note_forced(first, forced)
                 self.scheduler.lengthen_admitted(scheduled, first, num_forced)
         last_used, last_step = self._batch.last_used, step - 1
         for row in (first, *first.others):
             reason: AdmitReason = "refill" if last_used[row.slot] == last_step else "empty"
-            num_generated = 0
-            if is_new:
-                row.admitted_step = step
-            else:
-                num_generated = max(row.num_generated, 0)  # below 0: a beam before the first fork
+            # Below 0: a beam before the first fork.
+            num_generated = 0 if is_new else max(row.num_generated, 0)
             self._recorder.admitted(row, reason, num_generated)
         if num_forced:
             self._recorder.jumped(first, num_forced)

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from batcher.decoding.prompt_logprobs import PromptLogprobs
 from batcher.decoding.stops.automaton import stop_automaton
 from batcher.engine.outputs import Outputs
@@ -15,7 +17,6 @@ from batcher.engine.recorder import Recorder
 from batcher.engine.sequence import Sequence, SequenceExtras
 from batcher.errors import Failure, InvariantError
 from batcher.events import ArriveReason, Role
-from batcher.lifecycle import ARRIVE
 from batcher.models.base import Model
 from batcher.prompts import Prompt, read_prompt
 from batcher.request import Request, is_plain
@@ -131,7 +132,6 @@ class Inputs:
         """Let a group join the queue, or end at once if it needs no slot or can never run."""
         arrived_step = self._clock.step_at(first.arrival_time)
         for sequence in (first, *first.others):
-            sequence.state = ARRIVE[sequence.state]
             sequence.arrived_step = arrived_step
         self._recorder.arrived(first)
         replayed = None if first.extras is None else first.extras.replayed
@@ -262,7 +262,7 @@ def _make_more(
     if request.heal:
         kept, extras.healing = heal(prompt.tokens)
         extras.num_healed = first.num_tokens - len(kept)
-        _begin_with(first, prompt.cut(len(kept)))
+        first = _beginning_with(prompt.cut(len(kept)), first)
     if request.num_beams > 1 and request.max_tokens > 0:
         return [_with_beams(first)]
     num_samples = (request.best_of or request.n) if request.max_tokens > 0 else request.n
@@ -273,7 +273,7 @@ def _make_more(
         prompt = read_prompt(negative, "negative_prompt", first.id, model)
         for sample in samples:
             partner = _another(first, sample.index, replayed.get(sample.index), role="negative")
-            _begin_with(partner, prompt)
+            partner = _beginning_with(prompt, partner)
             sample.others, sample.num_slots = (partner,), 2
     return samples
 
@@ -281,31 +281,36 @@ def _make_more(
 def _with_beams(first: Sequence) -> Sequence:
     """Return `first` as the first of the beams of its request."""
     num_beams = first.request.num_beams
-    beams = [_another(first, index, None, role="beam") for index in range(num_beams)]
-    for other in beams[1:]:
-        other.num_tokens = 0  # before the first fork
-    beams[0].others, beams[0].num_slots = tuple(beams[1:]), num_beams
-    return beams[0]
+    beam, *others = [_another(first, index, None, role="beam") for index in range(num_beams)]
+    beam.others = tuple(replace(other, num_tokens=0) for other in others)  # before the first fork
+    beam.num_slots = num_beams
+    return beam
 
 
 def _another(
     first: Sequence, index: int, replayed: Result | None, *, role: Role = "sample"
 ) -> Sequence:
     """Return a sequence like `first` that has not begun."""
-    sequence = copy(first)
     extras = copy(first.extras) or SequenceExtras()
     extras.replayed = replayed
     if role == "negative":
         extras.prompt_logprobs = None
-    sequence.index, sequence.role, sequence.extras, sequence.block_table = index, role, extras, []
-    sequence.max_tokens = _num_steps(sequence.request, replayed)
-    return sequence
+    max_tokens = _num_steps(first.request, replayed)
+    return replace(
+        first, index=index, role=role, extras=extras, max_tokens=max_tokens, block_table=[]
+    )
 
 
-def _begin_with(sequence: Sequence, prompt: Prompt) -> None:
-    """Let `sequence` start with another prompt than its request's."""
-    sequence.prompt, sequence.segment_ends = prompt, prompt.segment_ends
-    sequence.num_prompt_tokens = sequence.num_tokens = prompt.num_tokens
+def _beginning_with(prompt: Prompt, sequence: Sequence) -> Sequence:
+    """Return a sequence like `sequence` that starts with another prompt than its request's."""
+    num_tokens = prompt.num_tokens
+    return replace(
+        sequence,
+        prompt=prompt,
+        segment_ends=prompt.segment_ends,
+        num_prompt_tokens=num_tokens,
+        num_tokens=num_tokens,
+    )
 
 
 def _num_steps(request: Request, replayed: Result | None) -> int:

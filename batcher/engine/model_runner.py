@@ -67,13 +67,16 @@ class ModelRunner:
 
     # -- a group comes, waits and goes -----------------------------------------------------------
 
+    def note_forced(self, first: Sequence, tokens: list[int]) -> None:
+        """Take note that a row begins with `tokens`, which it computes with its prompt."""
+        for row in first.group:
+            row.generated = tokens
+
     def note_jump(self, first: Sequence, step: int) -> None:
         """Take note that `step` gave a row several tokens, all of which it computes next."""
         if first.extras is not None:
             first.extras.jumped_step = step
-        generated = self.decoder.read(first.slot, 0, first.num_generated)
-        for row in first.group:
-            row.generated = generated
+        self.note_forced(first, self.decoder.read(first.slot, 0, first.num_generated))
 
     def preempt(self, first: Sequence) -> None:
         """Take the rows of a group, with all they have generated, out of their slots."""

@@ -164,8 +164,7 @@ class Outputs:
     ) -> None:
         """End a group that has no slot, perhaps any more, and give its sequences their results."""
         move = ABORT if reason == "aborted" else FINISH
-        for sequence in first.group:
-            sequence.state = move[sequence.state]
+        self._scheduler.finish_waiting(first, move)
         if first.admitted_step != NEVER:
             outputs = self._runner.close_suspended(first, reason)
         else:

@@ -301,7 +301,7 @@ class RowDecoder:
 
     def _let_end(self, slot: int, row: RowState) -> None:
         """Watch for the end of a row that had to go on if its next token may be the last."""
-        if row.num_tokens + 1 >= row.sequence.request.min_tokens:
+        if row.num_given + 1 >= row.sequence.request.min_tokens:
             row.has_to_go_on = False
             self._stops.switch(slot, row.automaton)
 
@@ -324,7 +324,7 @@ class RowDecoder:
         for slot, row in self._states.items():
             if is_over and first_slots.get(slot, slot) in is_over:
                 continue
-            row.num_tokens += 1
+            row.num_given += 1
             tokens = [token_of[slot]]
             if row.constraint is not None and slot not in has_stopped:
                 if tokens[0] == self._eos_token_id:  # below min_tokens: nothing else is left
@@ -374,18 +374,18 @@ class RowDecoder:
         forced: list[int] = []
         request = row.sequence.request
         while True:
-            most = request.max_tokens - 1 - row.num_tokens
+            most = request.max_tokens - 1 - row.num_given
             tokens = constraint.forced_tokens(most) if most > 0 else ()
             if not tokens:
                 return forced
             if row.has_to_go_on:
                 self._let_end(slot, row)
             if row.has_to_go_on:  # up to where it may end
-                tokens = tokens[: request.min_tokens - 1 - row.num_tokens]
+                tokens = tokens[: request.min_tokens - 1 - row.num_given]
             num_read = self._stops.advance_row(slot, tokens)
             if num_read:
                 constraint.advance_forced(num_read)
-                row.num_tokens += num_read
+                row.num_given += num_read
                 forced += tokens[:num_read]
             if num_read < len(tokens):
                 return forced

@@ -61,7 +61,7 @@ class RowStream:
 class RowState(Struct, eq=False):
     """The state of one row beside that in the tables of all rows.
 
-    num_tokens: how many it has generated.
+    num_given: how many tokens it has been given.
     grammar: what its output has to keep, if anything.
     constraint: how far it has come in that, or in the end of the prompt that was healed.
     may_jump: whether its choice of a token that is the only one allowed tells and changes nothing.
@@ -71,7 +71,7 @@ class RowState(Struct, eq=False):
     """
 
     sequence: Sequence
-    num_tokens: int = 0
+    num_given: int = 0
     grammar: CompiledConstraint | None = None
     constraint: RowConstraint | None = None
     may_jump: bool = False
@@ -95,7 +95,7 @@ class RowState(Struct, eq=False):
         """Return the row of `sequence`, a beam that goes on from this one."""
         constraint = None if self.constraint is None else self.constraint.fork()
         return RowState(
-            sequence, self.num_tokens, self.grammar, constraint, has_to_go_on=self.has_to_go_on
+            sequence, self.num_given, self.grammar, constraint, has_to_go_on=self.has_to_go_on
         )
 
     def check(

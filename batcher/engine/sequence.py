@@ -15,6 +15,8 @@ from batcher.tokens import Tokens
 class SequenceExtras(Struct, gc=False):  # as Sequence
     """What only sequences have that are not plain, or not computed anew.
 
+    Set by inputs.py, jumped_step by model_runner.py.
+
     replayed: what an earlier run found; the model is not asked again.
     num_healed: tokens of the prompt that are generated anew instead, from their bytes, `healing`.
     prompt_logprobs: what is told of the prompt, in one for all samples; None if nothing is.
@@ -31,15 +33,15 @@ class SequenceExtras(Struct, gc=False):  # as Sequence
 class Sequence(Schedulable, eq=False, gc=False, kw_only=True):  # it is part of no cycle
     """What one slot is given to: a sample, a beam, or the negative prompt beside a sample.
 
-    Its fields are of three groups, each with one writer.  What was asked for, beside that of
-    Schedulable, set when it is made (inputs.py):
-    prompt: what the model reads first.  automaton: what its output is watched for.
-    arrive_reason: why it arrives when it does.
+    Its fields are of three groups with one writer each, as tests/test_ownership.py checks.
+    What was asked for, beside that of Schedulable; set by inputs.py:
+    request: what it is an output of.  prompt: what the model reads first.
+    automaton: what its output is watched for.  arrive_reason: why it arrives when it does.
     extras: None for a plain sequence: greedy tokens until a stop, and nothing else.
 
-    Where it stands: see Schedulable; set by the scheduler, the steps by the engine.
+    Where it stands: see Schedulable; set by the scheduler.
 
-    What it has generated, set by the model runner:
+    What it has generated; set by model_runner.py:
     generated: the tokens that the model has to compute again, or all at once; None while each goes
     to the model by itself.
     """

@@ -3,7 +3,7 @@
 from typing import Generic, NamedTuple
 
 from batcher.events import BlockedReason, PreemptReason
-from batcher.scheduling.sequence import S
+from batcher.scheduling.sequence import NO_SLOT, S
 
 
 class Preemption(NamedTuple, Generic[S]):
@@ -17,6 +17,11 @@ class Preemption(NamedTuple, Generic[S]):
     beneficiary: S
     reason: PreemptReason
     num_computed_tokens: dict[S, int]
+
+    def forget_slots(self) -> None:
+        """Let the sequences be without slots, once all is told of those they had."""
+        for row in self.num_computed_tokens:
+            row.slot = NO_SLOT
 
 
 class Blocked(NamedTuple, Generic[S]):

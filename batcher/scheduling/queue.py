@@ -13,6 +13,7 @@ from math import inf
 from operator import attrgetter
 from typing import Generic, Protocol
 
+from batcher.lifecycle import ARRIVE
 from batcher.scheduling.policies import (
     LONGEST_PREFIX_MATCH,
     Key,
@@ -282,6 +283,10 @@ class WaitingQueue(Generic[S]):
             arrived.sort(key=ARRIVAL_ORDER)
         self._arrived = []
         self.num_pending = len(pending) + len(early)
+        for first in arrived:
+            first.state = ARRIVE[first.state]
+            for other in first.others:
+                other.state = ARRIVE[other.state]
         return arrived
 
     def push(self, sequence: S) -> None:

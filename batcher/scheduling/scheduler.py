@@ -17,7 +17,7 @@ from batcher.scheduling.clock import BatchStats, one_second
 from batcher.scheduling.kv_cache import Contents, KVCache
 from batcher.scheduling.output import SchedulerOutput
 from batcher.scheduling.queue import ordering_of
-from batcher.scheduling.sequence import S
+from batcher.scheduling.sequence import NEVER, S
 from batcher.scheduling.urgency import Estimate, Urgency
 from batcher.settings import SchedulingSettings
 
@@ -249,6 +249,8 @@ class Scheduler(Admission[S]):
 
     def update(self, output: SchedulerOutput[S]) -> None:
         """Take note that the step has been computed."""
+        if output.admitted or output.prefill_finished:
+            self._note_step(output)
         if output.is_decode_step:
             self.batch.decode_step += 1
         if self.kv_cache is not None:
@@ -256,6 +258,18 @@ class Scheduler(Admission[S]):
             for first in output.prefill_finished:
                 if first.has_siblings:
                     self.kv_cache.note_sibling(first)
+
+    def _note_step(self, output: SchedulerOutput[S]) -> None:
+        """Let groups know the step that first admitted them, and that of their first token."""
+        step = self._step
+        for first in output.admitted:
+            if first.admitted_step == NEVER:
+                for row in (first, *first.others):
+                    row.admitted_step = step
+        for first in output.prefill_finished:
+            if first.first_token_step == NEVER:
+                for row in (first, *first.others):
+                    row.first_token_step = step
 
     def lengthen(self, num_more: dict[S, int]) -> None:
         """Let decoding groups that were given so many tokens more at once catch up with them."""
@@ -271,6 +285,11 @@ class Scheduler(Admission[S]):
         self.batch.fork(parent, child)
         if self.kv_cache is not None:
             self.kv_cache.fork(parent, child, self.batch.decode_step + parent.offset)
+
+    def finish_waiting(self, first: S, move: Move) -> None:
+        """End a group that has no slot."""
+        for sequence in first.group:
+            sequence.state = move[sequence.state]
 
     def finish(self, first: S, last_step: int, move: Move, *, has_failed: bool) -> None:
         """Take a running group out of its slots; it is over.

@@ -18,8 +18,10 @@ class Schedulable(Struct, eq=False, gc=False, kw_only=True):  # it is part of no
     The first sequence of a sequence group stands for the group in the queue: `others` are admitted,
     preempted and ended together with it.
 
-    Its fields are of groups with one writer each, see tests/test_ownership.py.  What was asked for;
-    set by what makes sequences (engine/inputs.py, simulation/sequence.py):
+    Its fields are of three groups with one writer each, as tests/test_ownership.py checks; what
+    makes a sequence (engine/inputs.py, simulation/sequence.py) gives all of them their first value.
+
+    What was asked for, and when it arrived; set by what makes it:
     index: of the sample or beam in its request.  input_index: the request's, in the input.
     num_prompt_tokens: how many tokens it starts with.  max_tokens: how many it generates at most.
     others: the other beams, or the negative prompt.  num_slots: how many slots the group needs.
@@ -27,8 +29,10 @@ class Schedulable(Struct, eq=False, gc=False, kw_only=True):  # it is part of no
     cache_salt: whose blocks it may share.  skips_prefix_cache: it starts from no blocks but those
     of other samples of its request.
     segment_ends: where segments of the prompt end, each with the eviction priority of its blocks.
+    arrived_step: the first one at or after its arrival time.
 
-    Where it stands; set by the scheduler (scheduling/) alone, once it is made:
+    Where it stands; set by the scheduler (scheduling/):
+    admitted_step, first_token_step: the steps in which each happened first.
     num_tokens: of those it starts with and those it has generated, when it began to compute them.
     num_computed_tokens: how many of them are.  Once it decodes, `offset` counts for both: the
     position of the token it computes in a decode step is the number of that step plus `offset`.
@@ -57,10 +61,10 @@ class Schedulable(Struct, eq=False, gc=False, kw_only=True):  # it is part of no
     others: tuple[Self, ...] = ()
     num_slots: int = 1
     has_siblings: bool = False
+    arrived_step: int = NEVER
 
     state: State = State.PENDING
     slot: int = NO_SLOT
-    arrived_step: int = NEVER
     admitted_step: int = NEVER
     first_token_step: int = NEVER
     num_tokens: int = 0

@@ -28,7 +28,7 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
     began; first_token_ticks, end_ticks: when the steps of its first and its last token had ended;
     all NEVER if that did not happen.  has_failed: it, or a turn before it, could never run.
     num_cached_at_first: the tokens found in blocks when it was first admitted.
-    num_preemptions: how often it lost its slot.  num_lost: computed tokens, lost the last time.
+    num_preemptions: how often it lost its slot.  num_lost_tokens: computed, and lost the last time.
     """
 
     job: Job
@@ -41,7 +41,7 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
     has_failed: bool = False
     num_cached_at_first: int = 0
     num_preemptions: int = 0
-    num_lost: int = 0
+    num_lost_tokens: int = 0
 
     @property
     def admitted(self) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import inf
 
 from batcher.errors import InvariantError
-from batcher.lifecycle import ARRIVE, FINISH
+from batcher.lifecycle import FINISH
 from batcher.scheduling.blocks import BlockPool
 from batcher.scheduling.clock import BatchStats, ticks_until
 from batcher.scheduling.fast_forward import FastForward
@@ -128,7 +128,6 @@ class StepSimulation:
             self._ticks = ticks_until(arrival)
             self._now = self._ticks / TICKS_PER_SECOND
         for sequence in queue.take_arrivals(self._now):
-            sequence.state = ARRIVE[sequence.state]
             if self._all_wait:
                 queue.push(sequence)
             elif not sequence.max_tokens:
@@ -147,7 +146,7 @@ class StepSimulation:
 
     def _fail(self, sequence: SimulatedSequence) -> None:
         """End a sequence that waits, and can never run."""
-        sequence.state = FINISH[sequence.state]
+        self._scheduler.finish_waiting(sequence, FINISH)
         sequence.has_failed = True
         if sequence.job.session is not None:
             self._turns.ended.append(sequence)
@@ -203,7 +202,7 @@ class StepSimulation:
         for preemption in scheduled.preempted:
             victim = preemption.first
             victim.num_preemptions += 1
-            victim.num_lost = preemption.num_computed_tokens[victim]
+            victim.num_lost_tokens = preemption.num_computed_tokens[victim]
             totals.num_preemptions += 1
         for sequence in scheduled.admitted:
             num_cached = sequence.num_cached_tokens
@@ -213,8 +212,8 @@ class StepSimulation:
                 totals.asked_tokens += sequence.num_tokens
                 totals.found_tokens += num_cached
             totals.num_cached += num_cached
-            if sequence.num_lost > num_cached:
-                totals.recomputed_tokens += sequence.num_lost - num_cached
+            if sequence.num_lost_tokens > num_cached:
+                totals.recomputed_tokens += sequence.num_lost_tokens - num_cached
         for sequence in scheduled.prefill_finished:
             job = sequence.job
             if job.num_output_tokens < job.max_tokens:  # which nobody but its job knows

@@ -6,7 +6,7 @@ from examples import examples
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from waiting import waiting
+from waiting import pending, waiting
 
 from batcher.scheduling.queue import ArrivalOrder, WaitingQueue
 from batcher.scheduling.sequence import Schedulable
@@ -15,10 +15,10 @@ from batcher.scheduling.sequence import Schedulable
 def test_arrivals_come_by_time_then_place_then_sample() -> None:
     queue = WaitingQueue(ArrivalOrder())
     given = [
-        waiting("d", arrival_time=2.0, input_index=0),
-        waiting("c", arrival_time=1.0, input_index=7),
-        waiting("b", arrival_time=1.0, input_index=3, index=1),
-        waiting("a", arrival_time=1.0, input_index=3),
+        pending("d", arrival_time=2.0, input_index=0),
+        pending("c", arrival_time=1.0, input_index=7),
+        pending("b", arrival_time=1.0, input_index=3, index=1),
+        pending("a", arrival_time=1.0, input_index=3),
     ]
     for sequence in given:
         queue.add(sequence, 0.0)
@@ -31,8 +31,8 @@ def test_arrivals_come_by_time_then_place_then_sample() -> None:
 
 def test_one_that_came_in_the_past_joins_at_once_in_its_order() -> None:
     queue = WaitingQueue(ArrivalOrder())
-    queue.add(waiting("later", arrival_time=4.0), 5.0)
-    queue.add(waiting("earlier", arrival_time=3.0), 5.0)
+    queue.add(pending("later", arrival_time=4.0), 5.0)
+    queue.add(pending("earlier", arrival_time=3.0), 5.0)
     assert queue.next_arrival is None, "there is nothing to wait for"
     assert [sequence.id for sequence in queue.take_arrivals(5.0)] == ["earlier", "later"]
 
@@ -60,7 +60,7 @@ class Queue(RuleBasedStateMachine):
 
     @rule(delay=st.sampled_from([-1.0, 0.0, 2.0]), num_slots=st.integers(1, 3))
     def add(self, delay: float, num_slots: int) -> None:
-        sequence = waiting(
+        sequence = pending(
             f"r{self.num_added % 5}",
             arrival_time=max(0.0, self.now + delay),
             input_index=self.num_added,

@@ -8,5 +8,12 @@ from batcher.scheduling.sequence import Schedulable
 
 def waiting(name: str, **fields: Any) -> Schedulable:
     """Return a sequence that waits; one prompt token and one to generate if not told."""
+    sequence = pending(name, **fields)
+    sequence.state = State.WAITING
+    return sequence
+
+
+def pending(name: str, **fields: Any) -> Schedulable:
+    """Return the same before it has arrived."""
     fields = {"num_prompt_tokens": 1, "max_tokens": 1, "block_table": [], **fields}
-    return Schedulable(id=name, state=State.WAITING, **fields)
+    return Schedulable(id=name, **fields)

@@ -1,0 +1,87 @@
+"""Each field of a sequence is assigned by its one writer, whatever the docstrings say.
+
+Assignments are found by the names of attributes, in the folders whose code may know sequences.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from msgspec.structs import fields
+
+import batcher
+from batcher.engine.sequence import Sequence, SequenceExtras
+from batcher.scheduling.sequence import Schedulable
+from batcher.simulation.sequence import SimulatedSequence
+
+BATCHER = Path(batcher.__file__).parent
+FOLDERS = ("engine", "scheduling", "simulation")  # nobody else assigns a field of a sequence
+
+# Who may write -> what: "asked" when it is made, and at its arrival; "stands"; "generated".
+INPUTS = """
+    id index input_index arrival_time num_prompt_tokens max_tokens priority deadline cache_salt
+    skips_prefix_cache segment_ends role others num_slots has_siblings arrived_step
+    request prompt automaton arrive_reason extras replayed num_healed healing prompt_logprobs
+"""
+SCHEDULER = """
+    state slot admitted_step first_token_step num_tokens num_computed_tokens num_cached_tokens
+    offset is_decoding last_decode_step queue_number admission block_table num_cached_blocks parent
+    run prefix
+"""
+MODEL_RUNNER = "generated jumped_step"
+SIMULATION = """
+    job history pieces ends admitted_ticks first_token_ticks end_ticks has_failed
+    num_cached_at_first num_preemptions num_lost_tokens
+"""
+WRITERS = {
+    ("engine/inputs.py", "simulation/sequence.py"): INPUTS,
+    ("scheduling/",): SCHEDULER,
+    ("engine/model_runner.py",): MODEL_RUNNER,
+    ("simulation/",): SIMULATION,
+}
+WRITERS_OF = {name: where for where, names in WRITERS.items() for name in names.split()}
+
+
+def test_each_field_has_one_writer() -> None:
+    listed = [name for names in WRITERS.values() for name in names.split()]
+    assert len(listed) == len(WRITERS_OF)
+    known = {
+        field.name
+        for kind in (Schedulable, Sequence, SequenceExtras, SimulatedSequence)
+        for field in fields(kind)
+    }
+    assert set(listed) == known
+
+
+def assigned(tree: ast.AST) -> Iterator[ast.Attribute]:
+    """The attributes of others than `self` that a module assigns, changes in place or deletes."""
+    for node in ast.walk(tree):
+        is_written = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del)
+        if is_written and ast.unparse(node).partition(".")[0] != "self":
+            yield node
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_field_is_assigned_where_it_may_be(folder: str) -> None:
+    found = set()
+    for path in sorted((BATCHER / folder).rglob("*.py")):
+        module = path.relative_to(BATCHER).as_posix()
+        for attribute in assigned(ast.parse(path.read_text())):
+            writers = WRITERS_OF.get(attribute.attr)
+            if writers is not None:
+                where = f"{module}:{attribute.lineno}: {ast.unparse(attribute)}"
+                assert module.startswith(writers), f"{where} is for {' and '.join(writers)}"
+                found.add(attribute.attr)
+    assert found
+
+
+def test_others_know_no_sequence_that_they_could_change() -> None:
+    for path in sorted(BATCHER.rglob("*.py")):
+        module = path.relative_to(BATCHER).as_posix()
+        if module.startswith(FOLDERS):
+            continue
+        for attribute in assigned(ast.parse(path.read_text())):
+            writers = WRITERS_OF.get(attribute.attr)
+            holder = ast.unparse(attribute.value)
+            assert writers is None or not holder.endswith(("sequence", "first", "row")), module
