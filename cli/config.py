@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import typer
 
 from batcher.errors import BatchdecodeError
-
-from .scheduling_options import NAMES as SCHEDULING_NAMES
+from batcher.settings import SETTINGS
 
 if TYPE_CHECKING:
     import yaml
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = {"auto_envvar_prefix": "BATCHDECODE"}
 _COMMANDS = ("run", "check")  # those whose options a file may set
-_OF_REQUESTS = {"batch", "model", "seed", "keep_going"} | SCHEDULING_NAMES
+OF_REQUESTS = {"batch", "model", "seed", "keep_going", *SETTINGS, "check", "profile"}
 _NOT_IN_A_FILE = {"config", "help"}
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "boolean": ((bool,), "true or false"),
@@ -31,7 +30,7 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "float range": ((int, float), "a number"),
 }
 _TEXT_KIND = (str,), "text, in quotes if need be"
-MODEL_SECTIONS = ("simulated", "llm")
+MODEL_SECTIONS = {"simulated": "model_settings", "llm": "llm_settings"}  # and their fields
 _TEXT_TAG = "tag:yaml.org,2002:str"
 
 
@@ -47,14 +46,12 @@ class FileSetting(NamedTuple):
     value: Any
 
 
-def use_config(context: typer.Context, path: str | None) -> str | None:
-    """Take the defaults of a command's options from the file `path`; the callback of --config.
+def defaults_in(path: str, context: typer.Context) -> dict[str, Any]:
+    """Return what the file `path` says of the options of the command of `context`, by their names.
 
     Raises:
         ConfigError: the file cannot be read, or says something that is no option.
     """
-    if path is None or context.resilient_parsing:
-        return path
     options = {option.name: option for option in context.command.params}
     known = _known_options(context)
     defaults = {}
@@ -75,8 +72,7 @@ def use_config(context: typer.Context, path: str | None) -> str | None:
             except typer.BadParameter as error:
                 raise ConfigError(f"{place}: {key}: {error.message}") from None
             defaults[name] = value
-    context.default_map = defaults
-    return path
+    return defaults
 
 
 def _in_words(option: Any, value: Any) -> Any:
@@ -86,32 +82,21 @@ def _in_words(option: Any, value: Any) -> Any:
     return value
 
 
-def use_run_config(context: typer.Context, path: str | None) -> str | None:
-    """Take from the file `path` only how requests are run: its --output is not that of a view.
+def model_settings(path: str) -> dict[str, dict[str, Any]]:
+    """Return what the file `path` holds for models, as the fields of a command's record have it.
 
     Raises:
-        ConfigError: see use_config.
+        ConfigError: the file cannot be read, or a section is not one of its settings.
     """
-    use_config(context, path)
-    defaults = context.default_map or {}
-    context.default_map = {name: defaults[name] for name in defaults.keys() & _OF_REQUESTS}
-    return path
-
-
-def model_settings(path: str | None, section: str) -> dict[str, Any]:
-    """Return what a section of the file `path`, one of MODEL_SECTIONS, holds; {} if it has none.
-
-    Raises:
-        ConfigError: the file cannot be read, or the section is not one of its settings.
-    """
-    for place, key, value in read_settings(path) if path else ():
-        if key == section and value is not None:
+    found: dict[str, dict[str, Any]] = {}
+    for place, key, value in read_settings(path):
+        if key in MODEL_SECTIONS and value is not None:
             if not isinstance(value, list):
                 raise ConfigError(
                     f"{place}: {key}: its settings belong below it, each with a value"
                 )
-            return _checked(value, _record_of(section))
-    return {}
+            found[MODEL_SECTIONS[key]] = _checked(value, _record_of(key))
+    return found
 
 
 def _record_of(section: str) -> type["Struct"]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from batcher.settings import SchedulingSettings
 from batcher.timing.loading import kv_room_of
 
-from .scheduling_options import WALL
+from .options import WALL
 
 
 def memory_note(profile: str, settings: SchedulingSettings) -> str | None:

@@ -2,17 +2,24 @@
 
 import math
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Collection
 from copy import copy
 from inspect import Parameter, Signature
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args
 
 import typer
 from msgspec import NODEFAULT, Struct
 from msgspec.structs import fields
 
-from .config import model_settings, use_config, use_run_config
+from batcher.settings import DEFAULT_SCHEDULING, SETTINGS, SchedulingSettings, Setting
+
+from .config import OF_REQUESTS, defaults_in, model_settings
 from .help import DECODING, DISPLAY, INPUT, OUTPUT, GroupedCommand, OptionGroup, argument, option
+
+if TYPE_CHECKING:
+    from batcher.scheduling.clock import Clock
+    from batcher.timing.step_time import StepTime
 
 OptionsT = TypeVar("OptionsT", bound=Struct)
 
@@ -20,7 +27,6 @@ _STDOUT = "-"
 MAX_BATCH = 2**20  # as batcher.engine has it, which would load numpy
 MAX_DELAY = 24 * 60 * 60
 MIN_INTERVAL = 1e-6  # seconds: times are known to a microsecond
-_SECTIONS = {"model_settings": "simulated", "llm_settings": "llm"}
 
 
 def as_command(
@@ -51,9 +57,8 @@ def as_command(
             given[field] = group.read(
                 {n: value for n, value in values.items() if value is not None}
             )
-        for field, section in _SECTIONS.items():
-            if field in names:
-                given[field] = model_settings(given["config"], section)
+        if "model_settings" in names and given["config"] is not None:
+            given |= model_settings(given["config"])
         function(record(**given))
 
     carry_out.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
@@ -133,9 +138,20 @@ def refuse_nan(number: float | None) -> float | None:
 # -- options of several commands -------------------------------------------------------------------
 
 
-def config_option(panel: str, text: str, callback: Callable[..., Any] = use_run_config) -> Any:
-    """Return what makes a field --config; `callback` takes from the file what the command uses."""
-    return option(panel, f"YAML: {text}.", "FILE", is_eager=True, callback=callback)
+def config_option(panel: str, text: str, names: Collection[str] | None = OF_REQUESTS) -> Any:
+    """Return what makes a field --config: a file of defaults.
+
+    names: the options that it may set, since the same file may speak of the --output of another
+    command; None for all.
+    """
+
+    def use(context: typer.Context, path: str | None) -> str | None:
+        if path is not None and not context.resilient_parsing:
+            found = defaults_in(path, context).items()
+            context.default_map = {n: v for n, v in found if names is None or n in names}
+        return path
+
+    return option(panel, f"YAML: {text}.", "FILE", is_eager=True, callback=use)
 
 
 def output_option(text: str) -> Any:
@@ -161,7 +177,7 @@ ConfigOption = Annotated[
         INPUT,
         "defaults for these options by their names, and under simulated: and llm: settings of "
         "models",
-        use_config,
+        names=None,
     ),
 ]
 BatchOption = Annotated[
@@ -180,3 +196,106 @@ ColorOption = Annotated[
     option(DISPLAY, "Use colors: auto (on a terminal), always or never.", "WHEN"),
 ]
 SLO_WORDS = "Count the requests that meet them: ttft=0.5,tpot=50ms,e2e=10,queue=1."
+
+
+# -- options of scheduling -------------------------------------------------------------------------
+
+SCHEDULING, TIME = "Scheduling", "Time"
+MAX_COUNT = 2**31 - 1
+WALL = "wall"
+NAMES = {*SETTINGS, "check", "profile"}
+
+_LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
+_CHECK = "Count all blocks after every step, and read every token again."
+_PROFILE = (
+    "How long a step takes: a profile, FILE.yaml, constant:SECONDS, roofline:MODEL:GPU, or wall.  "
+    "[default: 1 second]"
+)
+
+
+class SchedulingOptions:
+    """What was said of scheduling, of time and of checking.
+
+    given: what was, by the names of the options.  values: the fields of SchedulingSettings in it.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.given = {name: value for name, value in options.items() if value is not None}
+        self.check: bool | None = options.get("check")
+        self.profile: str | None = options.get("profile")
+        settings = [setting for setting in SETTINGS.values() if setting.name in self.given]
+        self.values = {setting.name: setting.read(self.given[setting.name]) for setting in settings}
+
+    @classmethod
+    def take_from(cls, given: dict[str, Any]) -> Self:
+        """Take what these options are out of `given`, by their names."""
+        return cls(**{name: given.pop(name) for name in NAMES & given.keys()})
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no option has changed who is admitted when, and what time it is then."""
+        return self.profile is None and self.settings() == DEFAULT_SCHEDULING
+
+    def settings(self) -> SchedulingSettings:
+        """Return what decides the schedule.
+
+        Raises:
+            BatchdecodeError: an option has no effect.
+        """
+        from batcher.scheduling.checks import check_effects  # noqa: PLC0415 - heavy
+
+        settings = SchedulingSettings(**self.values)
+        check_effects(self.given, [settings])
+        return settings
+
+    def step_time(self) -> "StepTime | None":
+        """Return how long steps take; None if it is a second, or as long as they do.
+
+        Raises:
+            BatchdecodeError: there is no such profile.
+        """
+        if self.profile is None or self.profile == WALL:
+            return None
+        from batcher.timing.loading import step_time_of  # noqa: PLC0415 - with it comes yaml
+
+        return step_time_of(self.profile)
+
+    def clock(self, sleep: Callable[[float], object]) -> "Clock | None":
+        """Return the clock on the wall if that is to be read; `sleep` waits for an arrival."""
+        if self.profile != WALL:
+            return None
+        from batcher.scheduling.clock import WallClock  # noqa: PLC0415 - heavy
+
+        return WallClock(sleep=sleep)
+
+
+def scheduling_group(panel: str | None = None, without: Collection[str] = ()) -> OptionGroup:
+    """Return these options, which make a SchedulingOptions.
+
+    panel: the title they are listed under, if they are all to be under one.  without: the names of
+    those that mean nothing to the command, or that it has itself.
+    """
+    kinds: dict[str, Any] = {
+        "check": Annotated[bool | None, option(panel or SCHEDULING, _CHECK)],
+        "profile": Annotated[str | None, option(panel or TIME, _PROFILE, "NAME")],
+    }
+    kinds = {name: _kind_of(setting, panel) for name, setting in SETTINGS.items()} | kinds
+    kinds = {name: kind for name, kind in kinds.items() if name not in without}
+    return OptionGroup(kinds, lambda given: SchedulingOptions(**given))
+
+
+def _kind_of(setting: Setting, panel: str | None) -> Any:
+    """Return the type of the option that is a setting."""
+    kind: Any = setting.kind if setting.choices is None else Literal[tuple(setting.choices)]
+    largest = MAX_COUNT if setting.kind is int and setting.largest is None else setting.largest
+    limits = {"min": setting.smallest, "max": largest, "show_default": True}
+    told = option(panel or SCHEDULING, help_of(setting), setting.metavar, **limits)
+    return Annotated[kind | None, told]
+
+
+def help_of(setting: Setting, more: str = "", default: str | None = None) -> str:
+    """Return what a setting does as help says it; default: that value, if not the usual words."""
+    words = _LINK.sub(r"\1", setting.words)
+    words = (words[0].upper() + words[1:]).replace("`", "")
+    shown = setting.shown_default if default is None else default
+    return f"{words}{more}." + (f"  [default: {shown}]" if shown else "")

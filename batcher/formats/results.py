@@ -3,9 +3,12 @@
 A line of our own holds one result, a row (see result_rows.py) all results of a request.
 """
 
+from collections.abc import Iterable
+
 import msgspec
 
 from batcher.errors import BatchdecodeError
+from batcher.events import TokenEvent
 from batcher.formats.diagnostics import Problem
 from batcher.result import (
     ErrorInfo,
@@ -21,6 +24,11 @@ _result_decoder = msgspec.json.Decoder(Result)
 def encode_result(result: Result) -> bytes:
     r"""Return `result` as a line of our own form, "\n" included."""
     return _encoder.encode(result) + b"\n"
+
+
+def encode_tokens(events: Iterable[TokenEvent]) -> bytes:
+    """Return token events as lines, which stand among the results of a run that streams."""
+    return _encoder.encode_lines(events)
 
 
 def decode_result_line(line: bytes) -> list[Result]:

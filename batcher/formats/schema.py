@@ -13,7 +13,6 @@ import msgspec
 from batcher.errors import InvariantError
 from batcher.events import Event, TokenEvent
 from batcher.fields import fields_of
-from batcher.formats.descriptions import DESCRIPTIONS
 from batcher.formats.line_problems import BODY_FIELDS, NOT_NULL
 from batcher.formats.openai import CHAT_URL, COMPLETIONS_URL, OPTIONS, Supported
 from batcher.formats.result_rows import ChatResultRow, ResultRow
@@ -66,10 +65,10 @@ def encode_schema(kind: Kind) -> str:
 
 def _description_of(name: str, field: str) -> str | None:
     """Return what a field of a record means; one that a request has, too, means the same."""
-    if f"{name}.{field}" in DESCRIPTIONS:
-        return DESCRIPTIONS[f"{name}.{field}"]
-    if field in DESCRIPTIONS:
-        return DESCRIPTIONS[field]
+    if f"{name}.{field}" in _DESCRIPTIONS:
+        return _DESCRIPTIONS[f"{name}.{field}"]
+    if field in _DESCRIPTIONS:
+        return _DESCRIPTIONS[field]
     return _plain(REQUEST_FIELDS[field].words) if field in REQUEST_FIELDS else None
 
 
@@ -261,4 +260,119 @@ _SPELLINGS: dict[str, Schema] = {
     "guided_choice": _CHOICE,
     "guided_grammar": _GRAMMAR,
     "structured_outputs": _STRUCTURED_OUTPUTS,
+}
+
+
+# By the name of the field, or by type and name where that alone does not tell.
+_DESCRIPTIONS = {
+    "id": "The request's id, unique in the file; the default is the 1-based line number.",
+    **dict.fromkeys(
+        (option for options in OPTIONS.values() for option in options),
+        "An OpenAI option; it must not change the output.",
+    ),
+    "custom_id": "The request's id, as OpenAI calls it.",
+    "prompt_tokens": "The prompt as token ids; a synonym of prompt.",
+    "messages": "A chat, of which the model's template makes the prompt; in place of prompt.",
+    "max_completion_tokens": "A synonym of max_tokens.",
+    "stop_token_ids": "Token ids that end the output; a synonym of stop_token.",
+    "ChatBody.logprobs": "Whether to tell the logprob of each token.",
+    "response_format": "OpenAI's way to ask for JSON.",
+    "guided_json": "A synonym of json_schema; text is read as JSON.",
+    "guided_regex": "A synonym of regex.",
+    "guided_choice": "A synonym of choice.",
+    "guided_grammar": "A grammar: with `::=` in it a synonym of gbnf, else of lark.",
+    "structured_outputs": "vLLM's way to state one of the constraints.",
+    "method": "Always POST.",
+    "url": "The only endpoint that is answered.",
+    "body": "What the endpoint is asked or answers.",
+    "index": "Which of the request's outputs, beams or samples, from 0.",
+    "text": "The generated text, without the stop.",
+    "tokens": "All generated token ids, those of the stop included.",
+    "finish_reason": "Why it ended.",
+    "stop_reason": "The stop that matched, as the request gave it; null for EOS or none.",
+    "usage": "How many tokens went in and came out.",
+    "slot": "The slot that decoded it; null if it never held one.",
+    "steps": "The steps at which things happened to the request.",
+    "error": "Why the request failed.",
+    "cumulative_logprob": "The logprobs of all tokens, summed.",
+    "logprobs": "The logprob of each token, and of the most likely ones where it stands.",
+    "score": "The score of a beam.",
+    "segments": "What was generated in each state, in order.",
+    "constraint": "Whether the output that has to follow a constraint is a whole.",
+    "constraint_check": "That nothing could check a whole output but what it was made by.",
+    "prompt_logprobs": "The logprob of each token of the prompt; that of the first is null.",
+    "message": "What is wrong, for a person.",
+    "ChatChoice.message": "What the assistant says.",
+    "ChatMessage.role": "Always assistant.",
+    "content": "What was generated, or the logprobs of its tokens.",
+    "bytes": "Always null: the id stands for the token.",
+    "text_offset": "Where in the text each token begins, in characters.",
+    "logprob": "The natural logarithm of the probability.",
+    "token": "A token id.",
+    "top": "The most likely tokens, most likely first.",
+    "state": "The state's name.",
+    "Segment.text": "The text of the segment, without markers.",
+    "Segment.tokens": "The tokens with a byte in the text.",
+    "Usage.prompt_tokens": "Tokens of the prompt.",
+    "RowUsage.prompt_tokens": "Tokens of the prompt.",
+    "ArriveEvent.prompt_tokens": "Tokens of the prompt.",
+    "completion_tokens": "Generated tokens.",
+    "total_tokens": "Both together.",
+    "arrived": "The first step that could have admitted it.",
+    "admitted": "The step that gave it a slot.",
+    "first_token": "The step that generated its first token.",
+    "finished": "The step that generated its last token.",
+    "code": "The kind of error.",
+    "line": "The line of the input, from 1.",
+    "column": "The character of the line, from 1.",
+    "field": "The field, as a path.",
+    "response": "The answer.",
+    "status_code": "200; 400 for a bad request, 500 for a failure of the model.",
+    "request_id": "Made of the request's id.",
+    "ResultRow.id": "Made of the request's id.",
+    "ChatResultRow.id": "Made of the request's id.",
+    "Completion.id": "Made of the request's id.",
+    "ChatCompletion.id": "Made of the request's id.",
+    "object": "Always text_completion, or chat.completion.",
+    "created": "Always 0: the same input gives the same bytes.",
+    "model": "The model's name.",
+    "choices": "The results of the request.",
+    "Choice.index": "The place in the row, from 0.",
+    "ChatChoice.index": "The place in the row, from 0.",
+    "ChoiceLogprobs.tokens": "The tokens, each as token_id:17.",
+    "token_logprobs": "The logprob of each token.",
+    "top_logprobs": "The most likely tokens at each place, with their logprobs.",
+    "batchdecode": "What a result holds and OpenAI's choices have no place for.",
+    "event": "The kind of line.",
+    "version": "Of the trace format.",
+    "batch": "The number of slots.",
+    "policy": "The order of the waiting queue.",
+    "settings": "The model's settings.",
+    "step": "The step, from 0.",
+    "time": "Seconds on the engine's clock.",
+    "reason": "Why.",
+    "FinishEvent.tokens": "How many tokens were generated.",
+    "EndEvent.tokens": "How many tokens were generated.",
+    "JumpEvent.tokens": "How many tokens the constraint added.",
+    "role": "The row of a sample, of a beam, or the negative prompt's beside a sample.",
+    "parent": "The beam that the slot's beam continues from the next step on.",
+    "EndEvent.steps": "How many steps were taken.",
+    "requests": "How many requests ended.",
+    "scheduling": "Settings of the scheduler that are not the default.",
+    "step_time": "What tells how long a step lasts; empty if each lasts 1.0.",
+    "generated": "How many tokens it had generated before.",
+    "cached": "How many of its tokens cached blocks hold already.",
+    "left": "How many of its tokens are left to later steps.",
+    "PrefillEvent.tokens": "How many tokens the step computed.",
+    "PreemptEvent.tokens": "How many computed tokens have to be computed again.",
+    "for_id": "The request that it gave way to.",
+    "for_index": "Which of its outputs.",
+    "BlockedEvent.blocks": "How many blocks it needs.",
+    "ends": "When each step ended.",
+    "decodes": "How many generated tokens each step computed, one for a row.",
+    "prefills": "How many other tokens each step computed.",
+    "rows": "How many rows each step computed.",
+    "StepsEvent.blocks": "How many blocks sequences held in each step.",
+    "prefill_padding": "Positions that rows of equal length would have computed beside.",
+    "decode_padding": "Positions that rows of equal length would have read beside.",
 }

@@ -1,6 +1,5 @@
 """What makes a request decodable: the rules shared by the Python API and the line parser."""
 
-from batcher.validation.capabilities import ModelCapabilities
 from batcher.validation.problems import (
     MAX_PROBLEMS,
     constraint_fields_of,
@@ -15,7 +14,7 @@ from batcher.validation.quick import (
     goes_together,
 )
 from batcher.validation.stops import ANY_STATE, MAX_NAME, MAX_STOP_LENGTH, initial_state_of
-from batcher.validation.values import cut, show
+from batcher.validation.values import ModelCapabilities, cut, show
 
 __all__ = [
     "ANY_STATE",

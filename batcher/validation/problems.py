@@ -28,8 +28,6 @@ from batcher.request import (
     PromptSegment,
     Request,
 )
-from batcher.validation.capabilities import ModelCapabilities
-from batcher.validation.prompts import check_negative_prompt, check_prompt
 from batcher.validation.stops import (
     bounded,
     check_states,
@@ -42,13 +40,16 @@ from batcher.validation.stops import (
 )
 from batcher.validation.values import (
     Check,
+    ModelCapabilities,
     Problems,
     check_allowed,
     check_bad_words,
     check_choice,
     check_json_schema,
     check_logit_bias,
+    check_negative_prompt,
     check_number,
+    check_prompt,
     check_string,
     check_texts_to_choose,
     quote,

@@ -13,9 +13,8 @@ from msgspec.structs import astuple, replace
 
 from batcher.errors import EncodingError, FieldProblem
 from batcher.request import CONSTRAINT_FIELDS, PLAIN_FIELDS, REQUEST_FIELDS, Request, Text
-from batcher.validation.capabilities import ModelCapabilities
 from batcher.validation.problems import look_closely
-from batcher.validation.values import is_text
+from batcher.validation.values import ModelCapabilities, is_text
 
 _WITHOUT_PARTS = {str, int, float, bool, type(None)}
 _MAX_STOPS = 16  # in each dimension: three fields of 16 x 16 stay below MAX_STOP_LENGTH

@@ -6,10 +6,10 @@ from typing import Any
 
 from batcher.errors import FieldProblem, Path
 from batcher.request import Request, Transition
-from batcher.validation.capabilities import ModelCapabilities
 from batcher.validation.values import (
     MAX_SHOWN,
     Check,
+    ModelCapabilities,
     Problems,
     check_string,
     check_strings,

@@ -1,4 +1,4 @@
-"""The checks of single values, and how a message shows a value.
+"""The checks of single values and of prompts, and how a message shows a value.
 
 Rule: a check works on any value whatever, because a Request built by hand may hold anything.
 """
@@ -7,18 +7,54 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.errors import FieldProblem, Path, describe
-from batcher.fields import Range, range_of
-from batcher.request import Bias, PromptSegment, Transition
-from batcher.validation.capabilities import ModelCapabilities
+from batcher.fields import Range, fields_of, range_of
+from batcher.request import (
+    MAX_INT,
+    MAX_SEGMENTS_LENGTH,
+    REQUEST_FIELDS,
+    Bias,
+    ConstraintField,
+    PromptSegment,
+    Transition,
+)
 
 MAX_SHOWN = 40  # characters of a value or a name that a message quotes
 MAX_BAD_WORDS_LENGTH = 1024  # all of one request together, in UTF-8 bytes
 HUGE = 10**MAX_SHOWN
 
 _LOGIT_BIAS = cast(Range, range_of(Bias))
+
+
+class ModelCapabilities(Struct, frozen=True):
+    """What a model and a batch can decode, as far as they are known.
+
+    vocab_size: one more than the largest token id the model knows, None if it takes any.
+    num_slots: of the batch, None if that is not known.
+    gives_logits: whether the model does; scores_prompts: those after every token of a prompt, too.
+    has_eos: whether the model has an end-of-sequence token.
+    check_constraint: compiles a constraint, given the field and its value; raises GrammarError if
+    that is wrong, and another BatchdecodeError where nothing can be compiled.  None if constraints
+    are not to be compiled.
+    """
+
+    vocab_size: int | None = None
+    num_slots: int | None = None
+    gives_logits: bool = True
+    scores_prompts: bool = True
+    has_eos: bool = True
+    check_constraint: Callable[[ConstraintField, object], None] | None = None
+    chat_template: Callable[[list[dict[str, str]]], Any] | None = None
+    encode: Callable[[str], object] | None = None
+
+    @property
+    def largest_token(self) -> int:
+        """The largest token id that may be named."""
+        return MAX_INT if self.vocab_size is None else self.vocab_size - 1
+
 
 Problems = Iterator[FieldProblem]
 Check = Callable[[Any, Path, ModelCapabilities], Problems]
@@ -214,3 +250,112 @@ def _is_token_key(key: object, largest: int) -> bool:
     if not isinstance(key, str) or not key.isascii() or not key.isdigit():
         return False
     return len(key) <= len(str(largest)) and str(int(key)) == key and int(key) <= largest
+
+
+# -- prompts ---------------------------------------------------------------------------------------
+
+_SEGMENT = fields_of(PromptSegment)
+_SEGMENT_LENGTH = cast(Range, _SEGMENT["length"].range)
+_SEED = cast(Range, REQUEST_FIELDS["seed"].range)
+
+_CONTENTS = ("text", "tokens", "length")
+_ONE_OF_THEM = "give one of `text`, `tokens` and `length`"
+_IF_SEVERAL = "write one line, or one row, for each prompt"
+_DO_NOT_MIX = "a list holds token ids or segments; do not mix them"
+
+
+def check_prompt(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
+    """Yield the problems of what is neither text nor token ids nor segments."""
+    if not isinstance(value, list) or not any(isinstance(item, PromptSegment) for item in value):
+        yield from check_text_or_tokens(value, path, capabilities, _IF_SEVERAL)
+    elif is_integer(value[0]):
+        for problem in check_token_ids(value, path, capabilities):
+            yield replace(problem, hint=_DO_NOT_MIX)
+    else:
+        yield from _check_segments(value, path, capabilities)
+
+
+def check_negative_prompt(value: object, path: Path, capabilities: ModelCapabilities) -> Problems:
+    """Yield the problems of what is neither text nor token ids."""
+    yield from check_text_or_tokens(value, path, capabilities, _IF_SEVERAL)
+
+
+def _check_segments(
+    items: Sequence[object], path: Path, capabilities: ModelCapabilities
+) -> Problems:
+    """Yield the problems of the segments, and the first item that is none."""
+    is_uniform = True
+    total = 0
+    for index, item in enumerate(items):
+        if isinstance(item, PromptSegment):
+            yield from _check_segment(item, (*path, index), capabilities)
+            total += _length(item)
+        elif is_uniform:
+            is_uniform = False
+            problem = wrong("invalid-type", (*path, index), "a segment, an object", item)
+            yield replace(problem, hint=_DO_NOT_MIX)
+    if total > MAX_SEGMENTS_LENGTH:
+        message = (
+            f"the segments of {quote(path)} have {total} tokens by `length`; "
+            f"at most {MAX_SEGMENTS_LENGTH} are allowed"
+        )
+        yield FieldProblem("invalid-value", path, message)
+
+
+def _length(segment: PromptSegment) -> int:
+    """Return the length that a segment gives, 0 if it gives none or a bad one."""
+    length: object = segment.length
+    return length if isinstance(length, int) and _SEGMENT_LENGTH.holds(length) else 0
+
+
+def _check_segment(segment: PromptSegment, path: Path, capabilities: ModelCapabilities) -> Problems:
+    yield from _check_contents(segment, path)
+    if segment.text is not None:
+        yield from check_string(segment.text, (*path, "text"), "a string")
+        yield from _check_filled(segment.text, (*path, "text"))
+    if segment.tokens is not None:
+        yield from _check_tokens(segment.tokens, (*path, "tokens"), capabilities)
+    if segment.length is not None:
+        yield from check_number(segment.length, (*path, "length"), _SEGMENT_LENGTH)
+    yield from _check_seed(segment, (*path, "seed"))
+    for name in ("type", "pin"):
+        value = getattr(segment, name)
+        if value is not None or name == "pin":
+            yield from check_choice(value, (*path, name), _SEGMENT[name].choices or ())
+
+
+def _check_contents(segment: PromptSegment, path: Path) -> Problems:
+    """Yield what is wrong with a segment that has not exactly one of _CONTENTS."""
+    given = [name for name in _CONTENTS if getattr(segment, name) is not None]
+    if not given:
+        yield FieldProblem("missing-field", path, f"{quote(path)} is empty; {_ONE_OF_THEM}")
+    for name in given[1:]:
+        message = f"{quote((*path, name))} cannot go with `{given[0]}`; {_ONE_OF_THEM}"
+        yield FieldProblem("conflicting-fields", (*path, name), message)
+
+
+def _check_tokens(tokens: object, path: Path, capabilities: ModelCapabilities) -> Problems:
+    if isinstance(tokens, list):
+        yield from _check_filled(tokens, path)
+        yield from check_token_ids(tokens, path, capabilities)
+    else:
+        yield wrong("invalid-type", path, "a list of token ids", tokens)
+
+
+def _check_filled(value: object, path: Path) -> Problems:
+    if isinstance(value, str | list) and not value:
+        message = f"{quote(path)} is empty: a segment has at least one token"
+        yield FieldProblem("invalid-value", path, message, "leave the segment out")
+
+
+def _check_seed(segment: PromptSegment, path: Path) -> Problems:
+    seed: object = segment.seed
+    if isinstance(seed, str):
+        yield from check_string(seed, path, "a string")
+    elif is_integer(seed):
+        yield from check_number(seed, path, _SEED)
+    else:
+        yield wrong("invalid-type", path, "an integer or a string", seed)
+    if segment.length is None and seed != 0:
+        message = f"{quote(path)} has no effect without `length`"
+        yield FieldProblem("conflicting-fields", path, message, "leave it out")

@@ -5,8 +5,7 @@ from typing import Annotated, Any
 from msgspec import Struct
 
 from ..help import argument, option
-from ..options import ForceOption, as_command, output_option
-from ..scheduling_options import SchedulingOptions, scheduling_group
+from ..options import ForceOption, SchedulingOptions, as_command, output_option, scheduling_group
 
 PROFILE, REQUESTS = "Profile", "For a log of requests"
 _COUNT: dict[str, Any] = {"min": 1, "max": 2**31 - 1}

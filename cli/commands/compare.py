@@ -9,7 +9,9 @@ from batcher.settings import GRAMMAR_TIMEOUT, SETTINGS, Setting
 
 from ..help import DECODING, INPUT, OUTPUT, OptionGroup, option
 from ..options import (
+    SCHEDULING,
     SLO_WORDS,
+    TIME,
     ColorOption,
     GrammarTimeoutOption,
     InputArgument,
@@ -17,9 +19,9 @@ from ..options import (
     SeedOption,
     as_command,
     config_option,
+    help_of,
     refuse_nan,
 )
-from ..scheduling_options import SCHEDULING, TIME, help_of
 
 EXAMPLES = """\b
 Examples:

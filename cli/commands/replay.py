@@ -5,8 +5,7 @@ from typing import Annotated
 from msgspec import Struct
 
 from ..help import DECODING, INPUT, OUTPUT, argument, option
-from ..options import MAX_BATCH, as_command
-from ..scheduling_options import TIME, SchedulingOptions, scheduling_group
+from ..options import MAX_BATCH, TIME, SchedulingOptions, as_command, scheduling_group
 
 # It computes no token, a log has neither priorities nor deadlines, and its profile is no clock.
 NOT_TAKEN = ("check", "preempt_for", "profile")

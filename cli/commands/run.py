@@ -22,13 +22,14 @@ from ..options import (
     GrammarTimeoutOption,
     InputArgument,
     ModelOption,
+    SchedulingOptions,
     SeedOption,
     as_command,
     output_option,
     refuse_nan,
     refuse_stdout,
+    scheduling_group,
 )
-from ..scheduling_options import SchedulingOptions, scheduling_group
 
 if TYPE_CHECKING:
     from batcher.metrics.slo import Slo

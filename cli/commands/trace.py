@@ -18,8 +18,8 @@ from ..options import (
     config_option,
     grammar_timeout_option,
     output_option,
+    scheduling_group,
 )
-from ..scheduling_options import scheduling_group
 
 SELECTION, REQUESTS = "Only", "If INPUT holds requests"
 _INPUT_WORDS = "A trace, or requests, which are run for it: a file, a .gz file, or - for stdin."

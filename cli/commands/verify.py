@@ -7,7 +7,6 @@ from msgspec import Struct
 
 from batcher.settings import GRAMMAR_TIMEOUT
 
-from ..config import use_run_config
 from ..help import INPUT, OUTPUT, option
 from ..options import (
     ColorOption,
@@ -22,14 +21,6 @@ VERIFYING = "Verifying"
 MAX_SETTINGS = 100_000
 
 
-def _use_model_config(context: typer.Context, path: str | None) -> str | None:
-    """Take from the file `path` only which model it is: its seed is that of another command."""
-    use_run_config(context, path)
-    defaults = context.default_map or {}
-    context.default_map = {name: value for name, value in defaults.items() if name == "model"}
-    return path
-
-
 class VerifyOptions(Struct, frozen=True, kw_only=True):
     """The options of `batchdecode verify`; docs/cli.md says what each one means."""
 
@@ -37,7 +28,7 @@ class VerifyOptions(Struct, frozen=True, kw_only=True):
     config: Annotated[
         str | None,
         config_option(
-            INPUT, "what it says of --model, and the settings of models", _use_model_config
+            INPUT, "what it says of --model, and the settings of models", names={"model"}
         ),
     ] = None
     model: ModelOption = "simulated"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Self
 
 from batcher.errors import BatchdecodeError
 from batcher.events import Event, TokenEvent
-from batcher.formats.stream import encode_tokens
+from batcher.formats.results import encode_tokens
 from batcher.formats.trace import encode_events
 
 from ..commands.run import RunOptions

@@ -18,7 +18,7 @@ from batcher.settings import DEFAULT_SCHEDULING, PREFIX_CACHE_WORDS, SchedulingS
 from batcher.validation import ModelCapabilities
 
 from ..commands.run import RunOptions
-from ..scheduling_options import WALL
+from ..options import WALL
 from .files import rest_path
 from .intake import OpenInput
 from .output import OutputError, ResumeError, Sink, SummedSink, open_sink

@@ -18,7 +18,7 @@ from batcher.models.simulated import SimulatedModel
 
 from ..commands.run import RunOptions
 from ..errors import WriteError
-from ..scheduling_options import SchedulingOptions
+from ..options import SchedulingOptions
 from ..screen.cells import counted, printable, printable_lines
 from ..screen.terminal import is_pipe, is_same_terminal, wants_color
 from ..screen.view import View, open_view

@@ -17,8 +17,8 @@ from batcher.simulation.run_meta import NAMES, Limit, read_run_meta
 from batcher.timing.loading import kv_room_of
 from batcher.whatif.deployments import AXES, show_value
 
+from ..options import SchedulingOptions
 from ..running.problems import say
-from ..scheduling_options import SchedulingOptions
 from ..screen.cells import printable
 
 SUFFIX = "meta.json"

@@ -20,8 +20,8 @@ from batcher.events import Event
 from batcher.formats.trace import is_trace, read_trace
 
 from ..config import model_settings
+from ..options import SchedulingOptions
 from ..running.intake import InputError, OpenInput, PatientPipe, open_input
-from ..scheduling_options import SchedulingOptions
 
 STDIN = "-"
 CHUNK_BYTES = 2**16
@@ -65,15 +65,10 @@ def events_of(path: str, source: OpenInput, run_options: Mapping[str, Any]) -> I
 
     options = dict(run_options)
     config = options.pop("config", None)
-    return run_events(
-        RunOptions(
-            input=path,
-            model_settings=model_settings(config, "simulated"),
-            llm_settings=model_settings(config, "llm"),
-            scheduling=SchedulingOptions.take_from(options),
-            **options,
-        )
-    )
+    if config is not None:
+        options |= model_settings(config)
+    scheduling = SchedulingOptions.take_from(options)
+    return run_events(RunOptions(input=path, scheduling=scheduling, **options))
 
 
 def _check_is_request(first_line: bytes, name: str) -> None:

@@ -104,15 +104,16 @@ def test_what_is_wrong_in_the_file_is_said_with_its_place(check, text, message):
 
 def test_a_file_that_is_not_there_is_an_error():
     with pytest.raises(ConfigError, match=r"cannot read nowhere.yaml: No such file"):
-        model_settings("nowhere.yaml", "simulated")
+        model_settings("nowhere.yaml")
 
 
 def test_each_kind_of_model_has_a_section_of_its_own(tmp_path):
     path = tmp_path / "settings.yaml"
     path.write_text("llm:\n  timeout: 2.5\nbatch: 3\nsimulated:\n  seed: 7\n  eos_rate: 0.5\n")
-    assert model_settings(str(path), "simulated") == {"seed": 7, "eos_rate": 0.5}
-    assert model_settings(str(path), "llm") == {"timeout": 2.5}
-    assert model_settings(None, "simulated") == {}
+    assert model_settings(str(path)) == {
+        "model_settings": {"seed": 7, "eos_rate": 0.5},
+        "llm_settings": {"timeout": 2.5},
+    }
 
 
 def test_the_calls_to_an_llm_have_settings(check, tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 from process import batchdecode, lines_of, workload
 
 from batcher.settings import SchedulingSettings
-from cli.scheduling_options import NAMES, SchedulingOptions
+from cli.options import NAMES, SchedulingOptions
 
 LIMITS = ["--kv-blocks", "12", "--block-size", "4", "--max-batch-tokens", "8", "--check"]
 TURN = {"session": "s", "prompt": "And", "max_tokens": 9, "ignore_eos": True, "arrival_time": 4}
