@@ -34,11 +34,14 @@ class Silence:
 
 
 class Lines(Silence):
-    """Writes a line at most every `interval` seconds; `text` makes it of how many are done."""
+    """Writes a line at most every `interval` seconds, LINE_INTERVAL if None.
 
-    def __init__(self, text: Callable[[float], str], interval: float = LINE_INTERVAL) -> None:
-        self._text, self._interval = text, interval
-        self._next = time.monotonic() + interval
+    text: makes it of how many are done.
+    """
+
+    def __init__(self, text: Callable[[float], str], interval: float | None = None) -> None:
+        self._text, self._interval = text, LINE_INTERVAL if interval is None else interval
+        self._next = time.monotonic() + self._interval
 
     def show(self, num_done: float) -> None:
         """Write a line if it is time for one."""
