@@ -1,21 +1,57 @@
 """A request's story as a record: when it came and went, its slot spans, and what each step was for.
 
-Rule: the steps and the seconds of all parts add up to those from arrival to end.
+Rule: each step from its arrival to its end belongs to exactly one part, and the parts follow each
+other without a gap, so their steps and seconds add up to those from arrival to end.
 """
 
+from bisect import bisect_left, bisect_right
 from collections import Counter
+from collections.abc import Iterator
+from heapq import merge
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from batcher.errors import InvariantError
-from batcher.events import EndReason, RejectEvent
-from batcher.explaining.parts import Part, explain
+from batcher.events import BlockedReason, EndReason, RejectEvent
 from batcher.explaining.reading import KeptRequests
 from batcher.timeline import Timeline
-from batcher.timeline.records import SpanPreemption
+from batcher.timeline.records import BlockedSpan, SpanPreemption, is_follower
 from batcher.timeline.requests import AdmissionRecord, RequestTimeline
 
 TIME_DIGITS = 9  # of seconds, after the point
+
+Phase = Literal["wait", "prefill", "decode"]
+Cause = Literal["", "slots", "queue", "prefill"] | BlockedReason
+
+
+class Part(Struct, frozen=True, omit_defaults=True):
+    """Steps [start, end) that went the same way.
+
+    phase: "wait" for a slot; "prefill" up to and including the first token; then "decode".
+    cause: of a wait, "slots" (too few were free), what blocked it or the one `behind` which it
+    stood ("kv", "tokens", "preemption", "batch"), or "queue" (others before it needed more slots
+    than were free).  Of a standstill in a slot, "tokens" (others used up what a step may
+    compute) or "prefill" (the step computed prompts of others alone).  "" if it had its share.
+    blocks: how many the one that was blocked needed.
+    by: who had slots in the first of the steps, if it waited; a label for each slot.
+    num_passed: how many were admitted before it meanwhile.
+    """
+
+    start: int
+    end: int
+    phase: Phase
+    cause: Cause = ""
+    behind: str | None = None
+    blocks: int = 0
+    by: tuple[str, ...] = ()
+    num_passed: int = 0
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps these are."""
+        return self.end - self.start
 
 
 class Arrival(Struct, frozen=True):
@@ -178,3 +214,160 @@ def _totals(parts: list[Part], amounts: list[float] | list[int]) -> PhaseTotals:
         round(sums[what], TIME_DIGITS) for what in ("wait", "prefill", "decode", "standstill")
     )
     return PhaseTotals(wait, prefill, decode, still)
+
+
+def explain(timeline: Timeline, request: RequestTimeline) -> list[Part]:
+    """Return the parts of `request`, from its arrival to its end."""
+    steps = request.steps(timeline.num_steps)
+    parts: list[Part] = []
+    if not steps:
+        return parts
+    for batch, admission, blocked in _batches_of(timeline, request, steps):
+        part = _part_of(timeline, request, batch, admission, blocked)
+        if parts and _is_same(parts[-1], part):
+            parts[-1] = replace(parts[-1], end=part.end)
+        else:
+            parts.append(part)
+    return _with_passed(timeline, parts)
+
+
+class _Batch(NamedTuple):
+    """Steps in which nothing changes for a request, and the label in each slot; None: empty."""
+
+    steps: range
+    slots: list[str | None]
+
+
+def _batches_of(
+    timeline: Timeline, request: RequestTimeline, steps: range
+) -> Iterator[tuple[_Batch, AdmissionRecord | None, BlockedSpan | None]]:
+    """Yield all of `steps`, with what keeps the request in its slot or blocks the queue then."""
+    admissions, all_blocked = iter(request.admissions), iter(timeline.blocked)
+    admission, blocked = next(admissions, None), next(all_blocked, None)
+    for batch in _cut(timeline.select_batches(steps), _turning_points(timeline, request, steps)):
+        step = batch.steps.start
+        while admission is not None and admission.preempt and admission.preempt.step <= step:
+            admission = next(admissions, None)
+        while blocked is not None and blocked.end <= step:
+            blocked = next(all_blocked, None)
+        is_in_slot = admission is not None and admission.event.step <= step
+        is_blocked = blocked is not None and blocked.start <= step
+        yield batch, admission if is_in_slot else None, blocked if is_blocked else None
+
+
+def _turning_points(timeline: Timeline, request: RequestTimeline, steps: range) -> Iterator[int]:
+    """Yield, ascending, the steps from which on something may be otherwise than before."""
+    own = set[int]()
+    for admission in request.admissions:
+        own.add(admission.event.step)
+        own.add(admission.event.step + 1)
+        own.update(step for first in admission.chunks or () for step in (first, first + 1))
+        if admission.first_token is not None:
+            own.add(admission.first_token + 1)
+        if admission.preempt is not None:
+            own.add(admission.preempt.step)
+    return merge(
+        sorted(own),
+        (step for span in timeline.blocked for step in (span.start, span.end)),
+        timeline.figures.standstill_changes(steps),
+    )
+
+
+def _cut(
+    batches: Iterator[tuple[range, list[str | None]]], points: Iterator[int]
+) -> Iterator[_Batch]:
+    """Yield `batches`, cut at `points`."""
+    point = next(points, None)
+    for steps, slots in batches:
+        start = steps.start
+        while point is not None and point < steps.stop:
+            if point > start:
+                yield _Batch(range(start, point), slots)
+                start = point
+            point = next(points, None)
+        yield _Batch(range(start, steps.stop), slots)
+
+
+def _part_of(
+    timeline: Timeline,
+    request: RequestTimeline,
+    batch: _Batch,
+    admission: AdmissionRecord | None,
+    blocked: BlockedSpan | None,
+) -> Part:
+    """Return the part that the steps of `batch` are."""
+    if admission is None:
+        return _wait(request, batch, blocked)
+    start, stop = batch.steps.start, batch.steps.stop
+    if admission.first_token is None or start <= admission.first_token:
+        is_first = start == admission.event.step and _computes(request, admission)
+        if is_first or _has_chunk(admission, start):
+            return Part(start, stop, "prefill")
+        return Part(start, stop, "prefill", "prefill" if _is_prefill_first(timeline) else "tokens")
+    is_standstill = timeline.figures.is_standstill(start)
+    return Part(start, stop, "decode", "prefill" if is_standstill else "")
+
+
+def _computes(request: RequestTimeline, admission: AdmissionRecord) -> bool:
+    """Return whether the step of its admission computed any of its tokens."""
+    admit = admission.event
+    if request.arrive is None:
+        return True
+    return request.arrive.prompt_tokens + admit.generated - admit.cached > admit.left
+
+
+def _has_chunk(admission: AdmissionRecord, step: int) -> bool:
+    """Return whether `step`, after the admission, computed some of what it began with."""
+    chunks = admission.chunks or []
+    place = bisect_left(chunks, step)
+    return chunks[place : place + 1] == [step]
+
+
+def _is_prefill_first(timeline: Timeline) -> bool:
+    """Return whether steps compute prompts alone, where there are some to compute."""
+    return timeline.run.scheduling.get("prefill_order") == "prefill-first"
+
+
+def _wait(request: RequestTimeline, batch: _Batch, blocked: BlockedSpan | None) -> Part:
+    """Return the part that is some steps of a wait.
+
+    Where no slot is free, nothing else counts.
+    """
+    steps, slots = batch
+    by = tuple(label for label in slots if label is not None)
+    num_free = len(slots) - len(by)
+    if num_free and blocked is not None:
+        behind = (
+            None if (blocked.id, blocked.index) == (request.id, request.index) else blocked.label
+        )
+        return Part(steps.start, steps.stop, "wait", blocked.reason, behind, blocked.blocks, by)
+    cause: Cause = "slots" if num_free < request.num_rows else "queue"
+    return Part(steps.start, steps.stop, "wait", cause, by=by)
+
+
+def _is_same(before: Part, after: Part) -> bool:
+    """Return whether the two went the same way."""
+    return (before.phase, before.cause, before.behind, before.blocks) == (
+        after.phase,
+        after.cause,
+        after.behind,
+        after.blocks,
+    )
+
+
+def _with_passed(timeline: Timeline, parts: list[Part]) -> list[Part]:
+    """Return `parts`, the waits with how many were admitted meanwhile.
+
+    What is admitted at the end of a wait, or after it, did not come before it.
+    """
+    waits = [part for part in parts if part.phase == "wait"]
+    ends = [part.end for part in waits]
+    num_passed = [0] * len(waits)
+    for span in timeline.spans if waits else ():
+        number = bisect_right(ends, span.start)
+        if number < len(waits) and span.start >= waits[number].start and not is_follower(span):
+            num_passed[number] += 1
+    passed = iter(num_passed)
+    return [
+        replace(part, num_passed=next(passed)) if part.phase == "wait" else part for part in parts
+    ]

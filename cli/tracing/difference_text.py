@@ -3,8 +3,14 @@
 from collections.abc import Iterator, Sequence
 
 from batcher.events import AdmitEvent, BlockedEvent, FinishEvent, PreemptEvent
-from batcher.explaining.changes import Change, RequestFigures, RunTotals
-from batcher.explaining.differences import Parting, RunComparison, role_of
+from batcher.explaining.differences import (
+    Change,
+    Parting,
+    RequestFigures,
+    RunComparison,
+    RunTotals,
+    role_of,
+)
 from batcher.explaining.reading import Decision
 from batcher.explaining.story import Story
 from batcher.timeline.records import label_of

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from batcher.events import PreemptReason, RejectEvent
-from batcher.explaining.parts import Cause, Part
-from batcher.explaining.story import Story, StorySpan
+from batcher.explaining.story import Cause, Part, Story, StorySpan
 from batcher.timeline.records import SpanPreemption
 
 from ..screen.cells import counted

@@ -18,9 +18,8 @@ from batcher.events import (
     RejectEvent,
     RunEvent,
 )
-from batcher.explaining.parts import Part
 from batcher.explaining.reading import read_requests
-from batcher.explaining.story import answer_of
+from batcher.explaining.story import Part, answer_of
 
 
 def stories_of(events, request_id=None):
