@@ -230,26 +230,22 @@ def _first_difference(
         step = min(step for step in (step_a, step_b) if step >= 0)
         in_a = found_a if step_a == step else []
         in_b = found_b if step_b == step else []
-        if Counter(map(_bytes_of, in_a)) != Counter(map(_bytes_of, in_b)):
-            return step, _without(in_a, in_b), _without(in_b, in_a)
+        only_a, only_b = _without(in_a, in_b), _without(in_b, in_a)
+        if only_a or only_b:
+            return step, only_a, only_b
     return None
 
 
 def _without(decisions: list[Decision], others: list[Decision]) -> list[Decision]:
     """Return those of `decisions` that are not among `others`."""
-    known = Counter(map(_bytes_of, others))
+    known = Counter(others)
     left = []
     for decision in decisions:
-        key = _bytes_of(decision)
-        if known[key]:
-            known[key] -= 1
+        if known[decision]:
+            known[decision] -= 1
         else:
             left.append(decision)
     return left
-
-
-def _bytes_of(decision: Decision) -> bytes:
-    return msgspec.json.encode(decision)
 
 
 def _is_altered(a: RequestTimeline, b: RequestTimeline) -> bool:
@@ -293,15 +289,13 @@ def changes_of(
         a, b = figures_of(timeline_a, request_a), figures_of(timeline_b, request_b)
         if a != b:
             changes.append(Change(request_a.id, request_a.index, a, b))
-    return sorted(changes, key=_order)
-
-
-def _order(change: Change) -> tuple[float, int, int]:
-    a, b = change.a, change.b
-    return (
-        -abs(change.later),
-        -abs(b.wait_steps - a.wait_steps),
-        -abs(b.preemptions - a.preemptions),
+    return sorted(
+        changes,
+        key=lambda change: (
+            -abs(change.later),
+            -abs(change.b.wait_steps - change.a.wait_steps),
+            -abs(change.b.preemptions - change.a.preemptions),
+        ),
     )
 
 

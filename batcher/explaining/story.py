@@ -5,10 +5,10 @@ other without a gap, so their steps and seconds add up to those from arrival to 
 """
 
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Iterator
 from heapq import merge
-from typing import Literal, NamedTuple
+from operator import attrgetter
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,6 +21,7 @@ from batcher.timeline.records import BlockedSpan, SpanPreemption, is_follower
 from batcher.timeline.requests import AdmissionRecord, RequestTimeline
 
 TIME_DIGITS = 9  # of seconds, after the point
+_WAY = attrgetter("phase", "cause", "behind", "blocks")
 
 Phase = Literal["wait", "prefill", "decode"]
 Cause = Literal["", "slots", "queue", "prefill"] | BlockedReason
@@ -145,7 +146,7 @@ def story_of(timeline: Timeline, request: RequestTimeline) -> Story:
     Raises:
         InvariantError: the parts do not add up to the whole.
     """
-    parts = explain(timeline, request)
+    parts, arrive = explain(timeline, request), request.arrive
     if sum(part.num_steps for part in parts) != len(request.steps(timeline.num_steps)):
         raise InvariantError(f"the story of {request.label!r} leaves out a step")
     kv_blocks = timeline.run.scheduling.get("kv_blocks")
@@ -156,20 +157,15 @@ def story_of(timeline: Timeline, request: RequestTimeline) -> Story:
         num_rows=request.num_rows,
         batch=timeline.num_slots,
         kv_blocks=kv_blocks if isinstance(kv_blocks, int) else None,
-        arrived=_arrival_of(request),
+        arrived=None
+        if arrive is None
+        else Arrival(arrive.step, arrive.time, arrive.prompt_tokens, arrive.max_tokens),
         parts=parts,
         spans=[_span_of(timeline, request, admission) for admission in request.admissions],
         ended=_ending_of(timeline, request),
         steps=_totals(parts, [part.num_steps for part in parts]),
         seconds=_totals(parts, _seconds(timeline, request, parts)),
     )
-
-
-def _arrival_of(request: RequestTimeline) -> Arrival | None:
-    arrive = request.arrive
-    if arrive is None:
-        return None
-    return Arrival(arrive.step, arrive.time, arrive.prompt_tokens, arrive.max_tokens)
 
 
 def _span_of(timeline: Timeline, request: RequestTimeline, admission: AdmissionRecord) -> StorySpan:
@@ -206,53 +202,41 @@ def _seconds(timeline: Timeline, request: RequestTimeline, parts: list[Part]) ->
 
 def _totals(parts: list[Part], amounts: list[float] | list[int]) -> PhaseTotals:
     """Return the sums of `amounts`, one for each of `parts`."""
-    sums: Counter[str] = Counter()
+    sums: dict[str, float] = dict.fromkeys(PhaseTotals.__struct_fields__, 0)
     for part, amount in zip(parts, amounts, strict=True):
         has_share = part.phase == "wait" or not part.cause
-        sums[part.phase if has_share else "standstill"] += amount  # type: ignore[assignment]
-    wait, prefill, decode, still = (
-        round(sums[what], TIME_DIGITS) for what in ("wait", "prefill", "decode", "standstill")
-    )
-    return PhaseTotals(wait, prefill, decode, still)
+        sums[part.phase if has_share else "standstill"] += amount
+    return PhaseTotals(**{what: round(total, TIME_DIGITS) for what, total in sums.items()})
 
 
 def explain(timeline: Timeline, request: RequestTimeline) -> list[Part]:
     """Return the parts of `request`, from its arrival to its end."""
     steps = request.steps(timeline.num_steps)
     parts: list[Part] = []
-    if not steps:
-        return parts
-    for batch, admission, blocked in _batches_of(timeline, request, steps):
-        part = _part_of(timeline, request, batch, admission, blocked)
-        if parts and _is_same(parts[-1], part):
+    for part in _smallest_parts(timeline, request, steps) if steps else ():
+        if parts and _WAY(parts[-1]) == _WAY(part):
             parts[-1] = replace(parts[-1], end=part.end)
         else:
             parts.append(part)
     return _with_passed(timeline, parts)
 
 
-class _Batch(NamedTuple):
-    """Steps in which nothing changes for a request, and the label in each slot; None: empty."""
-
-    steps: range
-    slots: list[str | None]
-
-
-def _batches_of(
-    timeline: Timeline, request: RequestTimeline, steps: range
-) -> Iterator[tuple[_Batch, AdmissionRecord | None, BlockedSpan | None]]:
-    """Yield all of `steps`, with what keeps the request in its slot or blocks the queue then."""
+def _smallest_parts(timeline: Timeline, request: RequestTimeline, steps: range) -> Iterator[Part]:
+    """Yield all of `steps`, as parts in which nothing changes for the request."""
     admissions, all_blocked = iter(request.admissions), iter(timeline.blocked)
     admission, blocked = next(admissions, None), next(all_blocked, None)
-    for batch in _cut(timeline.select_batches(steps), _turning_points(timeline, request, steps)):
-        step = batch.steps.start
+    points = _turning_points(timeline, request, steps)
+    for batch, slots in _cut(timeline.select_batches(steps), points):
+        step = batch.start
         while admission is not None and admission.preempt and admission.preempt.step <= step:
             admission = next(admissions, None)
         while blocked is not None and blocked.end <= step:
             blocked = next(all_blocked, None)
-        is_in_slot = admission is not None and admission.event.step <= step
-        is_blocked = blocked is not None and blocked.start <= step
-        yield batch, admission if is_in_slot else None, blocked if is_blocked else None
+        if admission is not None and admission.event.step <= step:
+            yield _part_in_slot(timeline, request, admission, batch)
+        else:
+            is_blocked = blocked is not None and blocked.start <= step
+            yield _wait(request, batch, slots, blocked if is_blocked else None)
 
 
 def _turning_points(timeline: Timeline, request: RequestTimeline, steps: range) -> Iterator[int]:
@@ -275,84 +259,54 @@ def _turning_points(timeline: Timeline, request: RequestTimeline, steps: range) 
 
 def _cut(
     batches: Iterator[tuple[range, list[str | None]]], points: Iterator[int]
-) -> Iterator[_Batch]:
+) -> Iterator[tuple[range, list[str | None]]]:
     """Yield `batches`, cut at `points`."""
     point = next(points, None)
     for steps, slots in batches:
         start = steps.start
         while point is not None and point < steps.stop:
             if point > start:
-                yield _Batch(range(start, point), slots)
+                yield range(start, point), slots
                 start = point
             point = next(points, None)
-        yield _Batch(range(start, steps.stop), slots)
+        yield range(start, steps.stop), slots
 
 
-def _part_of(
-    timeline: Timeline,
-    request: RequestTimeline,
-    batch: _Batch,
-    admission: AdmissionRecord | None,
-    blocked: BlockedSpan | None,
+def _part_in_slot(
+    timeline: Timeline, request: RequestTimeline, admission: AdmissionRecord, steps: range
 ) -> Part:
-    """Return the part that the steps of `batch` are."""
-    if admission is None:
-        return _wait(request, batch, blocked)
-    start, stop = batch.steps.start, batch.steps.stop
-    if admission.first_token is None or start <= admission.first_token:
-        is_first = start == admission.event.step and _computes(request, admission)
-        if is_first or _has_chunk(admission, start):
-            return Part(start, stop, "prefill")
-        return Part(start, stop, "prefill", "prefill" if _is_prefill_first(timeline) else "tokens")
-    is_standstill = timeline.figures.is_standstill(start)
-    return Part(start, stop, "decode", "prefill" if is_standstill else "")
+    """Return the part that `steps` in a slot are."""
+    start, stop = steps.start, steps.stop
+    if admission.first_token is not None and start > admission.first_token:
+        is_standstill = timeline.figures.is_standstill(start)
+        return Part(start, stop, "decode", "prefill" if is_standstill else "")
+    admit, chunks = admission.event, admission.chunks or []
+    num_known = 0 if request.arrive is None else request.arrive.prompt_tokens + admit.generated
+    is_admitted = start == admit.step and (
+        request.arrive is None or num_known - admit.cached > admit.left
+    )
+    number = bisect_left(chunks, start)
+    if is_admitted or chunks[number : number + 1] == [start]:
+        return Part(start, stop, "prefill")
+    is_prefill_first = timeline.run.scheduling.get("prefill_order") == "prefill-first"
+    return Part(start, stop, "prefill", "prefill" if is_prefill_first else "tokens")
 
 
-def _computes(request: RequestTimeline, admission: AdmissionRecord) -> bool:
-    """Return whether the step of its admission computed any of its tokens."""
-    admit = admission.event
-    if request.arrive is None:
-        return True
-    return request.arrive.prompt_tokens + admit.generated - admit.cached > admit.left
-
-
-def _has_chunk(admission: AdmissionRecord, step: int) -> bool:
-    """Return whether `step`, after the admission, computed some of what it began with."""
-    chunks = admission.chunks or []
-    place = bisect_left(chunks, step)
-    return chunks[place : place + 1] == [step]
-
-
-def _is_prefill_first(timeline: Timeline) -> bool:
-    """Return whether steps compute prompts alone, where there are some to compute."""
-    return timeline.run.scheduling.get("prefill_order") == "prefill-first"
-
-
-def _wait(request: RequestTimeline, batch: _Batch, blocked: BlockedSpan | None) -> Part:
+def _wait(
+    request: RequestTimeline, steps: range, slots: list[str | None], blocked: BlockedSpan | None
+) -> Part:
     """Return the part that is some steps of a wait.
 
     Where no slot is free, nothing else counts.
     """
-    steps, slots = batch
     by = tuple(label for label in slots if label is not None)
     num_free = len(slots) - len(by)
     if num_free and blocked is not None:
-        behind = (
-            None if (blocked.id, blocked.index) == (request.id, request.index) else blocked.label
-        )
+        is_itself = (blocked.id, blocked.index) == (request.id, request.index)
+        behind = None if is_itself else blocked.label
         return Part(steps.start, steps.stop, "wait", blocked.reason, behind, blocked.blocks, by)
     cause: Cause = "slots" if num_free < request.num_rows else "queue"
     return Part(steps.start, steps.stop, "wait", cause, by=by)
-
-
-def _is_same(before: Part, after: Part) -> bool:
-    """Return whether the two went the same way."""
-    return (before.phase, before.cause, before.behind, before.blocks) == (
-        after.phase,
-        after.cause,
-        after.behind,
-        after.blocks,
-    )
 
 
 def _with_passed(timeline: Timeline, parts: list[Part]) -> list[Part]:
