@@ -16,8 +16,7 @@ from batcher.events import BlockedEvent, Event, Role, RunEvent
 from batcher.explaining.reading import Decision, KeptRequests, RunReader
 from batcher.explaining.story import Story, story_of
 from batcher.timeline import Timeline
-from batcher.timeline.records import label_of
-from batcher.timeline.requests import RequestTimeline, first_index
+from batcher.timeline.records import RequestTimeline, first_index, label_of
 
 MAX_INVOLVED = 3
 NUM_DIGITS = 6  # of means and seconds, after the point

@@ -20,8 +20,7 @@ from batcher.events import (
     StepsEvent,
 )
 from batcher.timeline import Timeline
-from batcher.timeline.records import is_follower
-from batcher.timeline.requests import RequestTimeline
+from batcher.timeline.records import RequestTimeline, is_follower
 
 MAX_IDS = 20_000
 

@@ -17,8 +17,13 @@ from batcher.errors import InvariantError
 from batcher.events import BlockedReason, EndReason, RejectEvent
 from batcher.explaining.reading import KeptRequests
 from batcher.timeline import Timeline
-from batcher.timeline.records import BlockedSpan, SpanPreemption, is_follower
-from batcher.timeline.requests import AdmissionRecord, RequestTimeline
+from batcher.timeline.records import (
+    AdmissionRecord,
+    BlockedSpan,
+    RequestTimeline,
+    SpanPreemption,
+    is_follower,
+)
 
 TIME_DIGITS = 9  # of seconds, after the point
 _WAY = attrgetter("phase", "cause", "behind", "blocks")

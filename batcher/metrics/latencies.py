@@ -20,7 +20,7 @@ from batcher.events import (
 )
 from batcher.metrics.distributions import SecondsDistribution, SecondsHistogram
 from batcher.metrics.steps import EventOfRequest, WholeStep
-from batcher.timeline.requests import RequestTimeline
+from batcher.timeline.records import RequestTimeline
 
 NO_TOKENS: EndReason = "error"  # a row that fails is given no token in its last step
 

@@ -8,8 +8,7 @@ from msgspec import Struct
 from batcher.events import AdmitEvent, Event, PreemptEvent
 from batcher.metrics.steps import WholeStep
 from batcher.settings import SchedulingSettings
-from batcher.timeline.records import is_follower
-from batcher.timeline.requests import RequestTimeline
+from batcher.timeline.records import RequestTimeline, is_follower
 
 NUM_DIGITS = 6
 

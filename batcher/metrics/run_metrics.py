@@ -34,7 +34,7 @@ from batcher.metrics.steps import WholeStep, is_plain, open_feed
 from batcher.metrics.summary import ConstraintCounts, FinishCounts, RunSummary, Throughput
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 from batcher.timeline.fold import RequestFold
-from batcher.timeline.requests import RequestTimeline
+from batcher.timeline.records import RequestTimeline
 
 if TYPE_CHECKING:
     from batcher.metrics.timeseries import TimeSeries

@@ -22,7 +22,7 @@ from batcher.events import (
     StepsEvent,
 )
 from batcher.settings import DEFAULT_SCHEDULING
-from batcher.timeline.requests import RequestTimeline
+from batcher.timeline.records import RequestTimeline
 
 PLAIN_STEP_SECONDS = 1.0
 

@@ -13,8 +13,7 @@ from msgspec import Struct
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, PreemptEvent
 from batcher.metrics.latencies import GivenTokens
 from batcher.metrics.steps import EventOfRequest, SequenceEvent, WholeStep
-from batcher.timeline.records import is_follower
-from batcher.timeline.requests import RequestTimeline
+from batcher.timeline.records import RequestTimeline, is_follower
 
 FIRST_INTERVAL = 1.0  # seconds, if none is given
 MAX_ROWS = 1000  # if no interval is given: beyond, it is doubled

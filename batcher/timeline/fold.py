@@ -21,8 +21,16 @@ from batcher.events import (
     Role,
     StepsEvent,
 )
-from batcher.timeline.records import Fork, SequenceKey, is_follower, key_of, label_of
-from batcher.timeline.requests import AdmissionRecord, RequestTimeline, first_index
+from batcher.timeline.records import (
+    AdmissionRecord,
+    Fork,
+    RequestTimeline,
+    SequenceKey,
+    first_index,
+    is_follower,
+    key_of,
+    label_of,
+)
 
 
 class RequestFold:

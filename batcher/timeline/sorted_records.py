@@ -6,7 +6,7 @@ Rule: what is held in memory is bounded, however many records there are.
 import os
 import weakref
 from collections.abc import Iterator
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heapreplace
 from operator import itemgetter
 from typing import Any, BinaryIO, Generic, NamedTuple, TypeVar
 
@@ -27,17 +27,6 @@ class _Run(NamedTuple):
     first: Key
     start: int
     end: int
-
-
-def _push(
-    heads: list[tuple[Key, int, Record, Iterator[tuple[Key, Record]]]],
-    number: int,
-    run: Iterator[tuple[Key, Record]],
-) -> None:
-    """Put the next record of `run` among the heads, if there is one more."""
-    for key, record in run:
-        heappush(heads, (key, number, record, run))
-        return
 
 
 class SortedRecords(Generic[Record]):
@@ -67,19 +56,21 @@ class SortedRecords(Generic[Record]):
 
     def __iter__(self) -> Iterator[Record]:
         self._held.sort(key=itemgetter(0))
-        closed = [(run.first, number) for number, run in enumerate(self._runs)]
-        closed += [(key, len(closed)) for key, _ in self._held[:1]]
-        closed.sort(reverse=True)
-        heads: list[tuple[Key, int, Record, Iterator[tuple[Key, Record]]]] = []  # a heap
-        while closed or heads:
-            while closed and (not heads or closed[-1] < heads[0][:2]):
-                _, number = closed.pop()
-                is_held = number == len(self._runs)
-                run = iter(self._held) if is_held else self._read_run(self._runs[number])
-                _push(heads, number, run)
-            _, number, record, run = heappop(heads)
-            yield record
-            _push(heads, number, run)
+        runs = [(run.first, self._read_run(run)) for run in self._runs]
+        runs += [(key, iter(self._held)) for key, _ in self._held[:1]]
+        # A heap; None stands for the first record of a run that is not read yet.
+        heads: list[tuple[Key, int, Record | None, Iterator[tuple[Key, Record]]]]
+        heads = [(first, number, None, run) for number, (first, run) in enumerate(runs)]
+        heapify(heads)
+        while heads:
+            _, number, record, run = heads[0]
+            if record is not None:
+                yield record
+            following = next(run, None)
+            if following is None:
+                heappop(heads)
+            else:
+                heapreplace(heads, (following[0], number, following[1], run))
 
     def _write_run(self) -> None:
         if self._file is None:

@@ -10,7 +10,7 @@ from functools import cached_property
 from heapq import heappop, heappush
 from itertools import groupby
 from operator import attrgetter
-from typing import Self
+from typing import Self, TypeVar
 
 from batcher.errors import InvariantError
 from batcher.events import Event
@@ -38,6 +38,7 @@ class Selection:
 
 
 EVERYTHING = Selection()
+AnyRecord = TypeVar("AnyRecord", SlotSpan, Wait)
 
 
 class Timeline(TimelineRecords):
@@ -91,25 +92,23 @@ class Timeline(TimelineRecords):
 
     def select_spans(self, selection: Selection = EVERYTHING) -> Iterator[SlotSpan]:
         """Yield the spans `selection` touches, uncut, by (start, slot)."""
-        window = self.window(selection)
-        for span in self.spans if window else ():
-            if span.start >= window.stop:
-                return
-            if (
-                span.end > window.start
-                and selection.takes(span.id)
-                and (not selection.slots or span.slot in selection.slots)
-            ):
+        slots = selection.slots
+        for span in self._select(self.spans, selection):
+            if not slots or span.slot in slots:
                 yield span
 
     def select_waits(self, selection: Selection = EVERYTHING) -> Iterator[Wait]:
         """Yield the waits `selection` touches, uncut and in order; slots do not matter."""
+        return self._select(self.waits, selection)
+
+    def _select(self, records: Iterable[AnyRecord], selection: Selection) -> Iterator[AnyRecord]:
+        """Yield those of `records`, which come by their starts, that `selection` touches."""
         window = self.window(selection)
-        for wait in self.waits if window else ():
-            if wait.start >= window.stop:
+        for record in records if window else ():
+            if record.start >= window.stop:
                 return
-            if wait.end > window.start and selection.takes(wait.id):
-                yield wait
+            if record.end > window.start and selection.takes(record.id):
+                yield record
 
     def select_steps(self, selection: Selection = EVERYTHING) -> Iterator[StepRow]:
         """Yield the rows `selection` covers.
@@ -119,7 +118,7 @@ class Timeline(TimelineRecords):
         """
         window = self.window(selection)
         columns = sorted(selection.slots) or range(self.num_slots)
-        waiting = clip(self.waiting(), window)
+        waiting, figures = clip(self.waiting(), window), self.figures
         waits_until = num_waiting = 0
         for start, stop, labels, chosen in self._batches(window, selection):
             if not chosen and selection.request_ids:
@@ -128,7 +127,11 @@ class Timeline(TimelineRecords):
             for step in range(start, stop):
                 while waits_until <= step:
                     _, waits_until, num_waiting = next(waiting)
-                yield self._row(step, shown, num_waiting)
+                told: tuple[float, float, int, int] | tuple[()] = ()
+                if step < len(figures.ends):
+                    begin, end = figures.start_of(step), figures.ends[step]
+                    told = begin, end, figures.tokens[step], figures.blocks[step]
+                yield StepRow(step, shown, num_waiting, *told)
 
     def select_batches(self, window: range) -> Iterator[tuple[range, list[str | None]]]:
         """Yield steps of `window` in which the batch stays the same, and the label in each slot."""
@@ -166,21 +169,6 @@ class Timeline(TimelineRecords):
             stop = min(next_steps)
             yield step, stop, labels, chosen
             step = stop
-
-    def _row(self, step: int, labels: list[str | None], num_waiting: int) -> StepRow:
-        """Return the row of `step`, with the figures the events tell."""
-        figures = self.figures
-        if step >= len(figures.ends):
-            return StepRow(step, labels, num_waiting)
-        return StepRow(
-            step,
-            labels,
-            num_waiting,
-            figures.start_of(step),
-            figures.ends[step],
-            figures.tokens[step],
-            figures.blocks[step],
-        )
 
     def check_integrity(self) -> None:
         """Make sure that the spans can have happened.

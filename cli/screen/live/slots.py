@@ -4,7 +4,7 @@ from typing import Literal
 
 from batcher.events import Role
 from batcher.timeline.fold import RequestFold
-from batcher.timeline.requests import AdmissionRecord, RequestTimeline
+from batcher.timeline.records import AdmissionRecord, RequestTimeline
 
 MAX_LABEL = 200
 """The most of an id that is shown; a column shows less of it."""

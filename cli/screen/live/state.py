@@ -14,8 +14,7 @@ from batcher.events import (
     RequestEvent,
 )
 from batcher.timeline.fold import RequestFold
-from batcher.timeline.records import is_follower, label_of
-from batcher.timeline.requests import AdmissionRecord, RequestTimeline
+from batcher.timeline.records import AdmissionRecord, RequestTimeline, is_follower, label_of
 
 from .history import RunHistory
 from .slots import Mark, SlotState
