@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from msgspec import Struct
 
+from batcher.errors import BatchdecodeError
 from batcher.settings import GRAMMAR_TIMEOUT
 
 from ..config import ENVIRONMENT
@@ -50,6 +51,11 @@ written; 2 bad input or usage; 130 Ctrl-C; 143 SIGTERM; 141 closed pipe.
 """
 
 _SAID_ONCE = {"--force", "--retry-failed", "--resume=repair"}  # not again to go on
+_EXCLUDING = (
+    ("stream", "keep-order", "a stream is in the order of the steps"),
+    ("stream", "resume", "what was streamed is not repeated"),
+    ("force", "resume", "one starts over, the other goes on"),
+)
 _SECONDS: dict[str, Any] = {"max": MAX_DELAY, "callback": refuse_nan}
 
 
@@ -181,6 +187,25 @@ class RunOptions(Struct, frozen=True, kw_only=True):
 
         return parse_slo(self.slo)
 
+    def check(self) -> None:
+        """Make sure that no option asks for what another one rules out.
+
+        Raises:
+            BatchdecodeError: one does, or asks for what makes no sense.
+        """
+        _ = self.limits
+        for one, other, why in _EXCLUDING:
+            if getattr(self, one.replace("-", "_")) and getattr(self, other.replace("-", "_")):
+                raise BatchdecodeError(f"--{one} and --{other} exclude each other: {why}")
+        if self.retry_failed and not self.resume:
+            raise BatchdecodeError(
+                "--retry-failed needs --resume: it is about results that are there"
+            )
+        if self.timeseries_interval is not None and self.timeseries is None:
+            raise BatchdecodeError(
+                "--timeseries-interval needs --timeseries FILE, which it is about"
+            )
+
 
 class RunCommand(GroupedCommand):
     """`run`, whose flag --resume may be given with how to go on: --resume=repair."""
@@ -202,8 +227,7 @@ def _as_flags(argument: str) -> list[str]:
 def run(options: RunOptions) -> None:
     """Decode requests; results go to stdout, one JSON object per line."""
     gc.disable()  # until the run begins: what is imported, or set up, is no garbage
-    from batcher.errors import BatchdecodeError  # noqa: PLC0415 - heavy, as are the others
-    from batcher.foreign import RaisedError  # noqa: PLC0415 - heavy
+    from batcher.foreign import RaisedError  # noqa: PLC0415 - heavy, as are the others
 
     from ..running.runner import run as run_requests  # noqa: PLC0415 - heavy
     from ..running.signals import Interrupted, StopSignals, die_of_closed_pipe  # noqa: PLC0415 - as above

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import re
 import stat
 import zlib
 from collections.abc import Callable, Iterable
@@ -10,6 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+from batcher.formats.trace import is_trace_start
+
+from ..commands.run import RunOptions
 from ..errors import WriteError
 from .output import OutputError
 
@@ -17,6 +21,36 @@ _START_BYTES = 2**16
 _NAMELESS = "a file that has no name any more"
 
 NamedPath = tuple[str, str | None]  # what a file is to the run, an option for example; its path
+
+
+_WRITTEN_ANEW: dict[str, Callable[[bytes], object]] = {  # what tells ours from other files
+    "--trace": is_trace_start,
+    "--summary-json": re.compile(rb'\{\s*"requests":').match,
+    "--timeseries": re.compile(b"time,steps,running,").match,
+}
+
+
+def check_files(options: RunOptions, input_status: os.stat_result) -> None:
+    """Make sure that all files can be written, none is used twice, and nothing of others is lost.
+
+    Results are looked after where it is known what run they are of, see `prepare`.
+
+    Raises:
+        OutputError: one cannot, or is, or would be.
+    """
+    outputs = [
+        ("--output", options.output),
+        *[("what stands beside --output,", path) for path in side_files(options.output)],
+        ("--trace", options.trace),
+        ("--summary-json", options.summary_json),
+        ("--timeseries", options.timeseries),
+    ]
+    check_distinct(input_status, outputs)
+    for name, path in outputs:
+        if path is not None:
+            check_writable(path)
+            if name in _WRITTEN_ANEW and not options.force:
+                check_replaceable(name, path, _WRITTEN_ANEW[name])
 
 
 def side_files(output: str | None) -> list[str]:

@@ -1,8 +1,11 @@
 """What becomes of the outcomes of a run: results, trace, numbers and the picture."""
 
+import io
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Self
+
+from msgspec.structs import astuple
 
 from batcher.errors import BatchdecodeError
 from batcher.events import Event, TokenEvent
@@ -24,8 +27,6 @@ if TYPE_CHECKING:
     from batcher.metrics import RunMetrics
 
     from ..screen.live.driver import LiveView
-    from .timeseries import SeriesWriter
-
 RESULT_SECONDS, TRACE_SECONDS = 0.02, 0.2  # for which lines may be kept
 MAX_EVENTS = 1000  # that are kept
 
@@ -121,6 +122,46 @@ class TraceWriter:
         """Write everything and end the file."""
         self.flush()
         self._sink.close()
+
+
+class SeriesWriter:
+    """Writes the rows of `series`, the run over time, as CSV, as they become known.
+
+    interval: in seconds, None for what TimeSeries takes.
+
+    Raises, in all but its constructor:
+        WriteError, BrokenPipeError: see Sink.
+    """
+
+    def __init__(self, sink: Sink, interval: float | None) -> None:
+        from batcher.metrics.timeseries import SeriesRow, TimeSeries  # noqa: PLC0415 - few runs need it
+
+        self._sink, self.series = sink, TimeSeries(interval)
+        self._header: tuple[str, ...] | None = SeriesRow.__struct_fields__
+
+    def write_known(self) -> None:
+        """Write the rows that are known by now."""
+        rows = self.series.rows()
+        if rows:
+            self._write(map(astuple, rows))
+
+    def close(self) -> None:
+        """Write the rest of a run that is over, and end the file."""
+        try:
+            self._write(map(astuple, self.series.finish()))
+        finally:
+            self._sink.close()
+
+    def _write(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        import csv  # noqa: PLC0415 - as above
+
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        if self._header is not None:
+            writer.writerow(self._header)
+            self._header = None
+        writer.writerows(rows)
+        self._sink.write(text.getvalue().encode())
 
 
 class RunRecorder:
@@ -255,7 +296,7 @@ class _ViewSink:
 
 
 def _open_metrics(
-    options: RunOptions, series: "SeriesWriter | None", view: View
+    options: RunOptions, series: SeriesWriter | None, view: View
 ) -> "RunMetrics | None":
     if options.quiet and options.summary_json is None and series is None:
         return None
@@ -264,11 +305,9 @@ def _open_metrics(
     return RunMetrics(options.limits, None if series is None else series.series, view.share_fold())
 
 
-def _open_series(options: RunOptions) -> "SeriesWriter | None":
+def _open_series(options: RunOptions) -> SeriesWriter | None:
     if options.timeseries is None:
         return None
-    from .timeseries import SeriesWriter  # noqa: PLC0415 - few runs need it
-
     return SeriesWriter(open_sink(options.timeseries), options.timeseries_interval)
 
 

@@ -2,18 +2,20 @@
 
 import gc
 import os
-import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
+from batcher.engine import Engine
 from batcher.errors import BatchdecodeError
 from batcher.events import Event
 from batcher.foreign import RaisedError
-from batcher.formats.trace import is_trace_start
+from batcher.formats.requests import BadLine, RequestParser
+from batcher.models.base import Model
+from batcher.models.loading import load_model
 from batcher.models.simulated import SimulatedModel
 
 from ..commands.run import RunOptions
@@ -22,28 +24,125 @@ from ..options import SchedulingOptions
 from ..screen.cells import counted, printable, printable_lines
 from ..screen.terminal import is_pipe, is_same_terminal, wants_color
 from ..screen.view import View, open_view
-from .files import OutputLock, check_distinct, check_replaceable, check_writable, side_files
-from .intake import InputError
+from .answers import Answers, InputOrder
+from .files import OutputLock, check_files
+from .intake import InputError, Waiting, open_input
 from .loop import Loop
 from .output import OutputError, ResumeError, open_sink
-from .problems import InvalidInput, ModelTracebacks, say
+from .problems import InvalidInput, ModelTracebacks, ProblemReport, say
 from .recorder import RunRecorder
 from .resume import Resumption, prepare
-from .setup import RunSetup
 from .signals import Interrupted, StepWatch, StopSignals
+from .sources import open_source
 from .stdout import stdout_descriptor
 
 if TYPE_CHECKING:
     from batcher.metrics import RunMetrics
 
-_WRITTEN_ANEW: dict[str, Callable[[bytes], object]] = {  # what tells ours from other files
-    "--trace": is_trace_start,
-    "--summary-json": re.compile(rb'\{\s*"requests":').match,
-    "--timeseries": re.compile(b"time,steps,running,").match,
-}
-
+    from .earlier_results import EarlierResults
 
 BAD_INPUT = 2  # an exit status
+
+
+class RunSetup:
+    """What is decoded, and by what.
+
+    Raises:
+        BatchdecodeError: there is no such input, or no such model, or it cannot have such a batch.
+    """
+
+    def __init__(self, options: RunOptions, waiting: Waiting = nullcontext) -> None:
+        self.options = options
+        self._waiting = waiting
+        self.requests = open_input(options.input, waiting)
+        with waiting():
+            self.model = self._load_model()
+            self.engine = self._make_engine()
+        self.report = ProblemReport(self.requests.name, options.color)
+
+    def _load_model(self) -> Model:
+        """Return the model that the options name, and let its calls be broken off by a signal.
+
+        Raises:
+            BatchdecodeError: there is none, or it makes no calls for --call-timeout to limit.
+        """
+        options = self.options
+        call_settings, limit = options.llm_settings, options.call_timeout
+        if limit is not None:
+            call_settings = {**call_settings, "call_timeout": limit}
+        model = load_model(options.model, options.model_settings, options.seed, call_settings)
+        calls = getattr(model, "calls", None)  # which an LLMModel has alone
+        if calls is not None:
+            calls.waiting = self._waiting
+        if limit is not None and (calls is None or calls.settings.call_timeout != limit):
+            raise BatchdecodeError(
+                f"--call-timeout is for an object with next_token_logits; {model.name} is none, "
+                "or has settings of its own for its calls"
+            )
+        return model
+
+    def _make_engine(self) -> Engine:
+        """Return the engine that the options describe.
+
+        Raises:
+            BatchdecodeError: they contradict each other, name what there is not, or ask for more
+            memory than there is.
+        """
+        options, scheduling = self.options, self.options.scheduling
+        if scheduling.check and isinstance(self.model, SimulatedModel):
+            self.model.is_attentive = True
+        try:
+            return Engine(
+                self.model,
+                options.batch,
+                settings=scheduling.settings(),
+                step_time=scheduling.step_time(),
+                clock=scheduling.clock(self._sleep),
+                is_streaming=options.stream,
+                is_checked=bool(scheduling.check),
+                grammar_timeout=options.grammar_timeout,
+            )
+        except MemoryError as error:
+            raise BatchdecodeError(f"there is no memory for so many blocks: {error}") from error
+
+    def _sleep(self, seconds: float) -> None:
+        with self._waiting():
+            time.sleep(seconds)
+
+    def loop(self, known: "EarlierResults | None" = None) -> Loop:
+        """Return the loop over the requests; a file has been read through once by then.
+
+        Raises:
+            InvalidInput: the file has bad lines, and they are not to be skipped.
+            InputError: the file cannot be read.
+        """
+        options = self.options
+        keep_going = options.keep_going or options.max_errors is not None
+        try:
+            source = open_source(
+                self.requests,
+                RequestParser(self.engine.capabilities),
+                self.report,
+                keep_going=keep_going,
+                follow=options.follow,
+                waiting=self._waiting,
+            )
+        finally:
+            say(self.requests.take_notes() + self.report.closing())
+        is_reported = keep_going and source.total is not None
+        order = InputOrder(known.num_complete if known else 0) if options.keep_order else None
+        return Loop(
+            self.engine,
+            source,
+            Answers(self.model, known, order, is_plain=options.scheduling.is_plain),
+            keep_going=keep_going,
+            max_errors=options.max_errors,
+            on_bad_line=_ignore if is_reported else self.report.add,
+        )
+
+
+def _ignore(bad: BadLine) -> None:
+    """Do nothing: the line has been reported."""
 
 
 def run_events(options: RunOptions) -> Iterator[Event]:
@@ -74,10 +173,10 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
         BrokenPipeError: whoever reads the output has gone.
         Interrupted: a signal came before the first step.
     """
-    _check_options(options)
+    options.check()
     setup = RunSetup(options, stop.waiting)
     with setup.requests:
-        _check_files(options, setup)
+        check_files(options, setup.requests.status)
         with (
             OutputLock(options.output) as lock,
             prepare(options, setup.requests, setup.engine.run_event()) as resumption,
@@ -215,54 +314,6 @@ class Run:
             self._tell(f"stopped by {stop.name}", f"continue with: {self._command}")
         finally:
             os._exit(stop.exit_status)
-
-
-def _check_options(options: RunOptions) -> None:
-    """Make sure that no option asks for what another one rules out.
-
-    Raises:
-        BatchdecodeError: one does, or asks for what makes no sense.
-    """
-    _ = options.limits
-    if options.stream and options.keep_order:
-        raise BatchdecodeError(
-            "--stream and --keep-order exclude each other: a stream is in the order of the steps"
-        )
-    if options.stream and options.resume:
-        raise BatchdecodeError(
-            "--stream and --resume exclude each other: what was streamed is not repeated"
-        )
-    if options.force and options.resume:
-        raise BatchdecodeError(
-            "--force and --resume exclude each other: one starts over, the other goes on"
-        )
-    if options.retry_failed and not options.resume:
-        raise BatchdecodeError("--retry-failed needs --resume: it is about results that are there")
-    if options.timeseries_interval is not None and options.timeseries is None:
-        raise BatchdecodeError("--timeseries-interval needs --timeseries FILE, which it is about")
-
-
-def _check_files(options: RunOptions, setup: RunSetup) -> None:
-    """Make sure that all files can be written, none is used twice, and nothing of others is lost.
-
-    Results are looked after where it is known what run they are of, see `prepare`.
-
-    Raises:
-        OutputError: one cannot, or is, or would be.
-    """
-    outputs = [
-        ("--output", options.output),
-        *[("what stands beside --output,", path) for path in side_files(options.output)],
-        ("--trace", options.trace),
-        ("--summary-json", options.summary_json),
-        ("--timeseries", options.timeseries),
-    ]
-    check_distinct(setup.requests.status, outputs)
-    for name, path in outputs:
-        if path is not None:
-            check_writable(path)
-            if name in _WRITTEN_ANEW and not options.force:
-                check_replaceable(name, path, _WRITTEN_ANEW[name])
 
 
 def _open_view(setup: RunSetup, loop: Loop) -> View:

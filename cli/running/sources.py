@@ -5,7 +5,6 @@ A file is surveyed first, whole: every problem in it is known before the first s
 
 from array import array
 from collections import deque
-from typing import Protocol
 
 from batcher.events import ArriveReason
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
@@ -19,30 +18,28 @@ _MAX_AHEAD = 1024
 _HEAD_BYTES = 2**22
 
 
-class Source(Protocol):
+class Source:
     """Where the run gets its requests.
 
     has_ended: next() has no more to give.  input_index: of the line that it has given last.
-    reason: why its requests arrive when they do.
+    reason: why its requests arrive when they do.  total: how many lines there are, if known.
     """
 
-    has_ended: bool
-    input_index: int
-    reason: ArriveReason
-
-    @property
-    def total(self) -> int | None:
-        """How many lines there are, if that is known."""
+    has_ended, input_index = False, -1
+    reason: ArriveReason = "input"
+    total: int | None = None
 
     @property
     def upcoming(self) -> str | None:
         """The id of the request that next() will give, if that is known."""
+        return None
 
     def next(self) -> Line | None:
         """Return the next line; None at the end, and while one that could come has not come yet."""
+        raise NotImplementedError
 
     def wait(self) -> None:
-        """Come back when next() has something to give, or the input has ended."""
+        """Come back when next() has something to give, or the input has ended: it may wait, too."""
 
 
 class SessionArrivals:
@@ -94,14 +91,11 @@ class Survey:
             self.checksums.append(checksum_of(reader.line, parsed))
 
 
-class FileSource:
+class FileSource(Source):
     """A file whose requests arrive in the order they stand in."""
-
-    reason: ArriveReason = "input"
 
     def __init__(self, lines: LineReader, parser: LineParser, survey: Survey) -> None:
         self.total = survey.num_lines
-        self.has_ended, self.input_index = False, -1
         self._lines, self._parser = lines, parser
         self._head, self._checksums = survey.head, iter(survey.checksums)
         if survey.checksums:
@@ -126,25 +120,18 @@ class FileSource:
             raise InputError("the input has become shorter while it was read")
         return self._parser.parse_again(line, self._lines.number, index, next(self._checksums))
 
-    def wait(self) -> None:
-        """Nothing: next() always has something, up to the end."""
 
-
-class IndexedSource:
+class IndexedSource(Source):
     """A file whose requests stand in another order than they arrive in: each is looked up.
 
     A pass over the file finds out where each line is: 36 bytes for each, while they are sorted.
     """
 
-    reason: ArriveReason = "input"
-    upcoming: str | None = None
-
     def __init__(self, lines: LineReader, parser: LineParser) -> None:
-        self.has_ended, self.input_index = False, -1
         self._lines, self._parser = lines, parser
         self._starts, self._numbers, self._checksums = array("q"), array("q"), array("I")
         self._order = iter(self._index())
-        self.total: int | None = len(self._starts)
+        self.total = len(self._starts)
 
     def next(self) -> Line | None:
         """Return the next line; see Source."""
@@ -156,9 +143,6 @@ class IndexedSource:
         line = self._lines.read_at(self._starts[index])
         number, checksum = self._numbers[index], self._checksums[index]
         return self._parser.parse_again(line, number, index, checksum)
-
-    def wait(self) -> None:
-        """Nothing: next() always has something, up to the end."""
 
     def _index(self) -> "array[int]":
         """Note where each line is, and return the lines by arrival time.
@@ -181,15 +165,10 @@ class IndexedSource:
         return array("q", order.astype(np.int64).tobytes())
 
 
-class PipeSource:
+class PipeSource(Source):
     """A pipe: next() waits for the line that comes next, so the run is the same as for a file."""
 
-    reason: ArriveReason = "input"
-    upcoming: str | None = None
-    total: int | None = None
-
     def __init__(self, reader: RequestReader) -> None:
-        self.has_ended, self.input_index = False, -1
         self._reader = reader
         self._arrivals, self._last_arrival = SessionArrivals(), 0.0
 
@@ -208,22 +187,16 @@ class PipeSource:
             self._last_arrival = arrival
         return parsed
 
-    def wait(self) -> None:
-        """Nothing: next() waits by itself."""
 
-
-class FollowSource:
+class FollowSource(Source):
     """A pipe that a thread reads: next() gives what has come, and never waits for more."""
 
     reason: ArriveReason = "follow"
-    upcoming: str | None = None
-    total: int | None = None
 
     def __init__(self, reader: RequestReader, waiting: Waiting) -> None:
         import queue  # noqa: PLC0415 - only for --follow, as is the next
         import threading  # noqa: PLC0415 - as above
 
-        self.has_ended, self.input_index = False, -1
         self._waiting = waiting
         self._ahead: deque[Line | Exception | None] = deque()
         self._queue: queue.Queue[Line | Exception | None] = queue.Queue(_MAX_AHEAD)

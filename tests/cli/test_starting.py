@@ -55,7 +55,13 @@ UNUSED = {
     *("batcher.engine.row_decoder", "batcher.decoding.constraints", "batcher.models.llm"),
     *("batcher.decoding.sampling.sampler", "batcher.models.callable", "batcher.models.checked"),
     *("batcher.formats.result_rows", "batcher.formats.schema", "batcher.timing.loading"),
-    *("batcher.simulation", "batcher.whatif", "cli.running.taking_over", "cli.running.timeseries"),
+    *(
+        "batcher.simulation",
+        "batcher.whatif",
+        "cli.running.taking_over",
+        "batcher.metrics.timeseries",
+        "csv",
+    ),
     *("cli.screen.live.display", "cli.tracing", "cli.whatif", "cli.commands.trace"),
 }
 
