@@ -71,6 +71,24 @@ class VocabularyIndex:
         found += [self._equal_to(text[:size]) for size in range(1, len(text)) if can_write[size]]
         return np.concatenate([self._ids[places.start : places.stop] for places in found])
 
+    def heal(self, prompt_tokens: Sequence[int]) -> tuple[list[int], bytes]:
+        """Return the tokens of the prompt that are kept, and the bytes the output begins with.
+
+        Backs up to the earliest token from which on the prompt is the beginning, but not the whole,
+        of some token: there a longer token may have been meant.  Special tokens are never given
+        back, nor is the first token, since a model may have nothing to compute from without one.
+        Where no longer token exists the whole prompt is kept, and b"" returned.
+        """
+        num_kept, forced, tail = len(prompt_tokens), b"", b""
+        for place in range(len(prompt_tokens) - 1, 0, -1):
+            text = self.bytes_of(prompt_tokens[place])
+            tail = text + tail
+            if not text or len(tail) >= self.max_length:
+                break
+            if self.is_proper_prefix(tail):
+                num_kept, forced = place, tail
+        return list(prompt_tokens[:num_kept]), forced
+
     def _can_write(self, text: bytes) -> list[bool]:
         """Return, for each place in `text`, whether tokens can write what follows it."""
         size = len(text)
@@ -91,25 +109,6 @@ class VocabularyIndex:
         """Return the places of the tokens that are `text`."""
         begin = bisect_left(self._sorted, text)
         return range(begin, bisect_right(self._sorted, text, begin))
-
-
-def heal(prompt_tokens: Sequence[int], index: VocabularyIndex) -> tuple[list[int], bytes]:
-    """Return the tokens of the prompt that are kept, and the bytes the output has to begin with.
-
-    Backs up to the earliest token from which on the prompt is the beginning, but not the whole, of
-    some token: there a longer token may have been meant.  Special tokens are never given back, nor
-    is the first token, since a model may have nothing to compute from without one.  Where no
-    longer token exists the whole prompt is kept, and b"" returned.
-    """
-    num_kept, forced, tail = len(prompt_tokens), b"", b""
-    for place in range(len(prompt_tokens) - 1, 0, -1):
-        text = index.bytes_of(prompt_tokens[place])
-        tail = text + tail
-        if not text or len(tail) >= index.max_length:
-            break
-        if index.is_proper_prefix(tail):
-            num_kept, forced = place, tail
-    return list(prompt_tokens[:num_kept]), forced
 
 
 class HealingRow:

@@ -22,7 +22,7 @@ from batcher.settings import GRAMMAR_TIMEOUT
 from batcher.tokens import Tokens
 
 if TYPE_CHECKING:
-    from batcher.decoding.grammars import Grammars
+    from batcher.decoding.constraints.compiler import ConstraintCompiler
     from batcher.engine.row_decoder import RowDecoder
 
 
@@ -44,11 +44,17 @@ class Decoder:
             self.rows = self._make_rows()
 
     @cached_property
-    def grammars(self) -> "Grammars":
+    def grammars(self) -> "ConstraintCompiler":
         """What constraints and healed prompts come to with this model."""
-        from batcher.decoding.grammars import Grammars  # noqa: PLC0415 - not for plain rows
+        from batcher.decoding.constraints.compiler import (  # noqa: PLC0415 - not for plain rows
+            ConstraintCompiler,
+        )
 
-        return Grammars(self._model, self.grammar_timeout)
+        model = self._model
+        vocab_size = model.vocab_size or len(model.tokenizer.token_bytes)
+        return ConstraintCompiler(
+            model.tokenizer, vocab_size, model.eos_token_id, self.grammar_timeout
+        )
 
     def check_constraint(self, field: ConstraintField, value: object) -> None:
         """Make sure that the constraint which `field` of a request states can be compiled.
@@ -65,7 +71,7 @@ class Decoder:
 
     def heal(self, prompt_tokens: Tokens) -> tuple[list[int], bytes]:
         """Return what the model is to read of a prompt, and the bytes to be generated anew."""
-        return self.grammars.heal(prompt_tokens)
+        return self.grammars.vocabulary.heal(prompt_tokens)
 
     def _make_rows(self) -> "RowDecoder":
         from batcher.engine.row_decoder import RowDecoder  # noqa: PLC0415 - not for plain rows

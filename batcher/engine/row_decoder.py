@@ -6,8 +6,8 @@ Those of which more has to be known than tables hold have a RowState, and are lo
 import numpy as np
 from msgspec.structs import replace
 
-from batcher.decoding.constraints import RowConstraint, allowed_tokens
-from batcher.decoding.grammars import Grammars
+from batcher.decoding.constraints.compiler import ConstraintCompiler
+from batcher.decoding.constraints.rows import RowConstraint, allowed_tokens
 from batcher.decoding.output_tokens import OutputTokens
 from batcher.decoding.sampling.sampler import Masks, Sampled, Sampler
 from batcher.decoding.stops.automaton import StopProgress
@@ -42,7 +42,7 @@ class RowDecoder:
         self,
         model: Model,
         num_slots: int,
-        grammars: Grammars,
+        grammars: ConstraintCompiler,
         tokens: OutputTokens,
         stops: StopMatcher,
         *,

@@ -5,8 +5,8 @@ from itertools import groupby
 from msgspec import Struct
 from msgspec.structs import replace
 
-from batcher.decoding.constraints import CompiledConstraint, RowConstraint
-from batcher.decoding.grammars import Grammars
+from batcher.decoding.constraints.compiler import CompiledConstraint, ConstraintCompiler
+from batcher.decoding.constraints.rows import RowConstraint
 from batcher.decoding.healing import HealingRow
 from batcher.decoding.sampling.draw import row_key
 from batcher.decoding.sampling.group import needs_cumulative, sampling_params
@@ -129,7 +129,7 @@ class RowState(Struct, eq=False):
 
 
 def make_row_state(
-    sequence: Sequence, grammars: Grammars, stream: RowStream | None
+    sequence: Sequence, grammars: ConstraintCompiler, stream: RowStream | None
 ) -> RowState | None:
     """Return the row of a sequence that has just got its slot; None if it needs none."""
     request = sequence.request

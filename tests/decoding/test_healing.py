@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher.decoding.constraints.rows import allowed_tokens
-from batcher.decoding.healing import HealingRow, VocabularyIndex, heal
+from batcher.decoding.healing import HealingRow, VocabularyIndex
 from batcher.errors import InvariantError
 
 EOS = 0
@@ -60,14 +60,14 @@ def ids_allowed(row, vocab_size):
 )
 def test_the_end_of_a_prompt_is_given_back_to_where_a_longer_token_may_begin(prompt, kept, forced):
     given_prompt = list(prompt)
-    assert heal(prompt, index_of(URLS)) == (kept, forced)
+    assert index_of(URLS).heal(prompt) == (kept, forced)
     assert prompt == given_prompt
 
 
 def test_eos_is_never_found_even_if_its_tokenizer_gives_it_text():
     vocabulary = [b":x", b":", b"a"]
-    assert heal([2, 1], index_of(vocabulary, eos=None)) == ([2], b":")
-    assert heal([2, 1], index_of(vocabulary)) == ([2, 1], b"")
+    assert index_of(vocabulary, eos=None).heal([2, 1]) == ([2], b":")
+    assert index_of(vocabulary).heal([2, 1]) == ([2, 1], b"")
 
 
 def test_a_row_limits_nothing_past_the_prompt():
@@ -124,7 +124,7 @@ def test_bytes_that_no_token_writes_are_a_failure_and_no_crash():
 def test_ids_beyond_the_tokenizer_are_never_allowed():
     row = HealingRow(VocabularyIndex([b"", b"a", b"ab"], 20, EOS), b"a")
     assert ids_allowed(row, 20) == {1, 2}
-    assert heal([1, 15], VocabularyIndex([b"", b"a", b"ab"], 20, EOS)) == ([1, 15], b"")
+    assert VocabularyIndex([b"", b"a", b"ab"], 20, EOS).heal([1, 15]) == ([1, 15], b"")
 
 
 PIECES = st.text("abé", max_size=3).flatmap(
@@ -146,7 +146,7 @@ def test_healing_backs_up_as_far_as_brute_force_does(vocabulary, data):
         text = b"".join(tail)
         if any(token.startswith(text) and token != text for token in vocabulary):
             expected = (prompt[:place], text)
-    assert heal(prompt, index_of(vocabulary)) == expected
+    assert index_of(vocabulary).heal(prompt) == expected
 
 
 @given(VOCABULARIES, PIECES, st.data())

@@ -1,4 +1,8 @@
-"""Compiles constraints for one tokenizer, each distinct one once."""
+"""Compiles constraints for one tokenizer, each distinct one once.
+
+llguidance is an optional dependency (`pip install 'batchdecode[grammar]'`), imported when the first
+constraint is compiled.
+"""
 
 from collections import OrderedDict
 from functools import cached_property, partial
@@ -7,12 +11,13 @@ from typing import TYPE_CHECKING
 
 from batcher.decoding.constraints.matchers import compile_source, with_large_stack
 from batcher.decoding.constraints.rows import GrammarRow, GrammarStates
-from batcher.decoding.constraints.source import ConstraintSource
+from batcher.decoding.constraints.source import ConstraintSource, constraint_source, stated_source
 from batcher.decoding.constraints.trials import TRIALS
 from batcher.decoding.constraints.verification import Verifier
 from batcher.decoding.healing import VocabularyIndex
 from batcher.errors import BatchdecodeError, GrammarError
 from batcher.models.base import Tokenizer
+from batcher.request import ConstraintField, Request
 from batcher.settings import GRAMMAR_TIMEOUT
 
 if TYPE_CHECKING:
@@ -52,8 +57,7 @@ class CompiledConstraint:
 class ConstraintCompiler:
     """Compiles constraints for one tokenizer, and keeps those that were used last.
 
-    num_hits, num_misses: how often a constraint was there already, and how often it was compiled;
-    one that cannot be compiled is remembered as well.
+    num_misses: how often one was compiled; what cannot be compiled is remembered as well.
     timeout: seconds of processor time for one.
     """
 
@@ -63,18 +67,44 @@ class ConstraintCompiler:
         vocab_size: int,
         eos_token_id: int | None,
         timeout: float = GRAMMAR_TIMEOUT,
-        max_cached: int = MAX_CACHED,
-        max_cached_chars: int = MAX_CACHED_CHARS,
     ) -> None:
-        self.num_hits = self.num_misses = 0
-        self._timeout = timeout
+        self.num_misses = self._num_rows = self._num_cached_chars = 0
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
-        self._eos_token_id, self._max_cached = eos_token_id, max_cached
-        self._max_cached_chars, self._num_cached_chars = max_cached_chars, 0
-        self._bridge: LLTokenizer | None = None
+        self._eos_token_id, self._timeout = eos_token_id, timeout
         self._known: OrderedDict[ConstraintSource, CompiledConstraint | GrammarError] = (
             OrderedDict()
         )
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many constraints were compiled, and for how many rows one was there already."""
+        return self.num_misses, max(0, self._num_rows - self.num_misses)
+
+    @cached_property
+    def vocabulary(self) -> VocabularyIndex:
+        """The tokens by their bytes."""
+        token_bytes = self._tokenizer.token_bytes
+        return VocabularyIndex(token_bytes, self._vocab_size, self._eos_token_id)
+
+    def check(self, field: ConstraintField, value: object) -> None:
+        """Make sure that the constraint which `field` of a request states can be compiled.
+
+        Raises:
+            GrammarError, MissingGrammarError: it cannot.
+        """
+        self.compile(stated_source(field, value))
+
+    def of_row(self, request: Request) -> CompiledConstraint | None:
+        """Return the constraint of a row of `request`, None if it has none.
+
+        Raises:
+            GrammarError, MissingGrammarError: it cannot be compiled.
+        """
+        source = constraint_source(request)
+        if source is None:
+            return None
+        self._num_rows += 1
+        return self.compile(source)
 
     def compile(self, source: ConstraintSource) -> CompiledConstraint:
         """Return `source`, compiled.
@@ -88,7 +118,6 @@ class ConstraintCompiler:
             known = self._compile(source)
             self.num_misses += 1
         else:
-            self.num_hits += 1
             self._num_cached_chars -= len(source.text)
         self._keep(source, known)
         if isinstance(known, GrammarError):
@@ -101,13 +130,13 @@ class ConstraintCompiler:
             self._num_cached_chars += len(source.text)
         self._known[source] = known
         while len(self._known) > 1 and (
-            len(self._known) > self._max_cached or self._num_cached_chars > self._max_cached_chars
+            len(self._known) > MAX_CACHED or self._num_cached_chars > MAX_CACHED_CHARS
         ):
             forgotten, _ = self._known.popitem(last=False)
             self._num_cached_chars -= len(forgotten.text)
 
     def _compile(self, source: ConstraintSource) -> CompiledConstraint | GrammarError:
-        tokenizer = self._llguidance_tokenizer()
+        tokenizer = self._llguidance_tokenizer
         error = TRIALS.make(source, self._timeout)
         if error is not None:
             return error
@@ -116,33 +145,25 @@ class ConstraintCompiler:
         matcher = with_large_stack(partial(compile_source, tokenizer, source))
         if isinstance(matcher, GrammarError):
             return matcher
-        states = GrammarStates(matcher, self._vocabulary, tokenizer.eos_token)
-        constraint = CompiledConstraint(source, states)
-        first = constraint.new_row()
-        if failure := first.failure:
+        states = GrammarStates(matcher, self.vocabulary, tokenizer.eos_token)
+        if failure := states.start.failure:
             return GrammarError((source.kind,), f"no output can keep it: {failure}")
-        return constraint
-
-    @cached_property
-    def _vocabulary(self) -> VocabularyIndex:
-        token_bytes = self._tokenizer.token_bytes
-        return VocabularyIndex(token_bytes, self._vocab_size, self._eos_token_id)
+        return CompiledConstraint(source, states)
 
     @cached_property
     def _tokenizer_of_words(self) -> "LLTokenizer":
         """The same, quicker with masks that hold all words: half of what a regex's mask takes."""
-        return self._llguidance_tokenizer().with_slices(WORDS)
+        return self._llguidance_tokenizer.with_slices(WORDS)
 
+    @cached_property
     def _llguidance_tokenizer(self) -> "LLTokenizer":
-        """Return the tokenizer as llguidance knows it, made when it is first needed."""
-        if self._bridge is None:
-            if any(find_spec(name) is None for name in _NEEDED_MODULES):
-                raise MissingGrammarError
-            from llguidance import LLTokenizer  # noqa: PLC0415 - an optional dependency
+        """The tokenizer as llguidance knows it."""
+        if any(find_spec(name) is None for name in _NEEDED_MODULES):
+            raise MissingGrammarError
+        from llguidance import LLTokenizer  # noqa: PLC0415 - an optional dependency
 
-            vocabulary = _Vocabulary(self._tokenizer, self._vocab_size, self._eos_token_id)
-            self._bridge = LLTokenizer(vocabulary)  # type: ignore[arg-type] # it asks for no more
-        return self._bridge
+        vocabulary = _Vocabulary(self._tokenizer, self._vocab_size, self._eos_token_id)
+        return LLTokenizer(vocabulary)  # type: ignore[arg-type] # it asks for no more
 
 
 class _Vocabulary:

@@ -1,13 +1,20 @@
-"""Makes llguidance's matchers, within limits that keep one grammar from stalling a run."""
+"""From each kind of constraint to llguidance's matcher, by way of its Lark, and what it refuses.
 
+Outputs of a JSON schema are written without white space, so that a model cannot fill its output
+with blanks and most of the punctuation is forced; `x-guidance` in a schema changes that.  Limits
+keep one grammar from stalling a run.  What llguidance says of a grammar that it cannot compile is
+told in our words, with the place.
+"""
+
+import json
+import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from batcher.decoding.constraints.lark import json_schema_grammar, lark_grammar
-from batcher.decoding.constraints.messages import grammar_error
-from batcher.decoding.constraints.source import ConstraintSource
-from batcher.errors import GrammarError
+from batcher.decoding.constraints.gbnf import GbnfError, gbnf_to_lark
+from batcher.decoding.constraints.source import ConstraintSource, canonical_json, place_in
+from batcher.errors import GrammarError, Path
 from batcher.request import ConstraintField
 
 if TYPE_CHECKING:
@@ -24,6 +31,41 @@ _MIN_ITEMS, _ITEMS_PER_CHOICE = 2000, 4
 # Compiling takes up to 13 KiB of stack for each rule of a chain, of at most 7,000.
 STACK_SIZE = 256 * 1024 * 1024
 _stack_size_lock = threading.Lock()  # the size is one for the whole process
+# A mask has to hold every token that keeps the grammar; by default llguidance leaves in it only
+# the tokenizer's own choice where the text is forced.  It stands last: there it outdoes the
+# grammar's own options, and moves no line.
+_OPTIONS = '\n%llguidance {"no_forcing": true}'
+_MAX_DEPTH = 7_000  # 8,000 terminals need more than llguidance has; 9,900 keep it busy for minutes
+_WHITESPACE_OPTIONS = {
+    "item_separator",
+    "key_separator",
+    "whitespace_flexible",
+    "whitespace_pattern",
+}
+_TRAILING_ESCAPE = re.compile(r"(?<!\\)(?:\\\\)*\\\Z")
+_LARK_TOKENS = re.compile(
+    r"""
+    "(?:\\.|[^"\\\n])*"            # texts, regexes and comments: whatever is in them
+    | //[^\n]* | \#[^\n]*
+    | /(?:\\.|[^/\\\n])+/
+    | (?P<reference><[^<>\s]*>)    # <|name|>, <[3]>
+    | (?P<limit>\bmax_tokens\s*=)
+    """,
+    re.VERBOSE,
+)
+_PLACE = re.compile(r"\A(?:at )?(\d+)\((\d+)\): ")
+_EXCERPT = re.compile(r"\n +\d+ \| .*", re.DOTALL)  # the lines of the grammar around the place
+_INTERNALS = re.compile(r"\n<.*", re.DOTALL)
+_REGEX_ERROR = re.compile(
+    r"regex parse error:\n    (?P<regex>.*)\n    (?P<caret> *)\^+\nerror: (?P<what>.*)"
+)
+_INVALID_REGEX = re.compile(r'\Ainvalid regex ".*" \(in regex\): (?P<what>.*)\Z', re.DOTALL)
+_IN_REGEX = re.compile(r" in regex /.*/\Z", re.DOTALL)
+_UNSUPPORTED = re.compile(r'\AUnimplemented keys: \["(?P<keys>.*)"\]\Z', re.DOTALL)
+_ONE_OF = re.compile(r"\AoneOf constraints are not supported.*\Z", re.DOTALL)
+_TOO_DEEP = re.compile(r"\Afailed to parse .*recursion limit exceeded.*\Z")
+_NESTED = "the schema is nested too deeply"
+_MAX_CANDIDATES = 500  # parts of a schema that are tried on their own to find the fault
 
 
 def compile_source(
@@ -81,3 +123,182 @@ def _max_items(grammar: str, kind: ConstraintField) -> int:
         return _MAX_ITEMS
     num_choices = sum(grammar.count(mark) for mark in "|\n{")  # in a grammar, and a schema in it
     return min(_MIN_ITEMS + _ITEMS_PER_CHOICE * num_choices, _MAX_ITEMS)
+
+
+def lark_grammar(source: ConstraintSource) -> str:
+    """Return the Lark grammar of a constraint, ready for llguidance.
+
+    Raises:
+        GrammarError: `source` states nothing that llguidance could be given.
+    """
+    match source.kind:
+        case "json_schema":
+            grammar = json_schema_grammar(json.loads(source.text))
+        case "choice":
+            # one lexeme, so one automaton: a rule would try each of the texts at each token
+            texts = [json.dumps(text, ensure_ascii=False) for text in json.loads(source.text)]
+            grammar = f"start: CHOICE\nCHOICE: {' | '.join(texts)}"
+        case "regex":
+            grammar = _regex_grammar(source.text)
+        case "lark":
+            _check_lark(source.text)
+            grammar = source.text
+        case "gbnf":
+            try:
+                grammar = gbnf_to_lark(source.text)
+            except GbnfError as error:
+                raise GrammarError(("gbnf",), str(error)) from error
+    if source.kind not in {"choice", "regex"}:
+        _check_depth(source, grammar)
+    return grammar + _OPTIONS
+
+
+def _check_depth(source: ConstraintSource, grammar: str) -> None:
+    """Raise GrammarError if rules or schemas might lead to one another too deeply to be compiled.
+
+    llguidance follows them by recursion, and ends the process where the stack ends.  A rule takes
+    a line at least, and a schema a brace.
+    """
+    if grammar.count("\n") + grammar.count("{") > _MAX_DEPTH:
+        message = f"more than {_MAX_DEPTH:,} rules and braces are not supported"
+        raise GrammarError((source.kind,), message)
+
+
+def json_schema_grammar(schema: dict[str, Any] | bool) -> str:  # noqa: FBT001 - true and false are schemas
+    """Return the Lark grammar of a JSON schema.
+
+    Raises:
+        GrammarError: it allows nothing, or its `x-guidance` is not one that is known here.
+    """
+    if schema is False:
+        raise GrammarError(("json_schema",), "the schema false allows no output at all")
+    fields = {} if schema is True else schema
+    options = fields.get("x-guidance", {})
+    if not isinstance(options, dict):
+        raise GrammarError(("json_schema", "x-guidance"), "x-guidance has to be an object")
+    for name in options:
+        if name not in _WHITESPACE_OPTIONS:
+            known = ", ".join(sorted(_WHITESPACE_OPTIONS))
+            raise GrammarError(
+                ("json_schema", "x-guidance", name),
+                f"x-guidance has no option '{name}' here; known: {known}",
+            )
+    options = {"whitespace_flexible": False, **options}
+    return f"start: %json {canonical_json({**fields, 'x-guidance': options})}"
+
+
+def _regex_grammar(regex: str) -> str:
+    """Return the Lark grammar of a regex.
+
+    Raises:
+        GrammarError: it ends in the middle of an escape.
+    """
+    from llguidance import LLMatcher  # noqa: PLC0415 - an optional dependency
+
+    if _TRAILING_ESCAPE.search(regex):
+        raise GrammarError(("regex",), f"offset {len(regex) - 1}: a '\\' with nothing after it")
+    grammar: str = json.loads(LLMatcher.grammar_from_regex(regex))["grammars"][0]["lark_grammar"]
+    return grammar
+
+
+def _check_lark(grammar: str) -> None:
+    """Make sure that a grammar does not speak of tokens: a constraint is about text alone.
+
+    Raises:
+        GrammarError: it does.
+    """
+    for match in _LARK_TOKENS.finditer(grammar):
+        if match["reference"]:
+            message = f"{match['reference']}: references to tokens are not supported"
+        elif match["limit"]:
+            message = "max_tokens belongs to the request, not to a rule"
+        else:
+            continue
+        raise GrammarError(("lark",), f"{place_in(grammar, match.start())}: {message}")
+
+
+def grammar_error(
+    source: ConstraintSource, said: str, error_of_schema: Callable[[Any], str]
+) -> GrammarError:
+    """Return the error that tells what llguidance `said` of `source`.
+
+    error_of_schema: what llguidance says of a schema alone, "" if nothing; it finds the place.
+    """
+    if source.kind == "json_schema":
+        message = _schema_message(said)
+        if message == _NESTED:  # each part of it would be as well, down to some depth
+            return GrammarError(("json_schema",), message)
+        path = _path_of_fault(json.loads(source.text), message, error_of_schema)
+        return GrammarError(("json_schema", *path), message)
+    message, line, column = _split(said)
+    if source.kind == "regex":
+        return GrammarError(("regex",), _regex_message(source.text, message))
+    if source.kind != "lark" or line is None:  # of other kinds it is a grammar the user never saw
+        return GrammarError((source.kind,), _regex_message(None, message))
+    num_lines = source.text.count("\n") + 1
+    place = f"line {line}, column {column}" if line <= num_lines else "the end"
+    return GrammarError(("lark",), f"{place}: {_regex_message(None, message)}")
+
+
+def _split(said: str) -> tuple[str, int | None, int | None]:
+    """Return what is wrong, and the line and the column where."""
+    place = _PLACE.match(said)
+    message = _INTERNALS.sub("", _EXCERPT.sub("", said[place.end() :] if place else said)).strip()
+    message = message.removeprefix("panic: ")
+    return (message, int(place[1]), int(place[2])) if place else (message, None, None)
+
+
+def _regex_message(regex: str | None, message: str) -> str:
+    """Return `message`; if it is about a regex, what is wrong with it and where."""
+    if match := _REGEX_ERROR.search(message):
+        offset = len(match["caret"])
+        if regex is None:
+            return f"in the regex '{match['regex']}', offset {offset}: {match['what']}"
+        return f"offset {_offset(regex, match['regex'], offset)}: {match['what']}"
+    if match := _INVALID_REGEX.match(message):
+        return _IN_REGEX.sub("", match["what"])
+    return message
+
+
+def _offset(regex: str, escaped: str, offset: int) -> int:
+    """Return where in `regex` is what stands at `offset` of the form in which it was compiled."""
+    before = escaped[:offset]
+    original = before.replace("\\/", "/").replace("\\n", "\n")  # what the escaping may have changed
+    return len(original) if regex.startswith(original) else offset
+
+
+def _schema_message(said: str) -> str:
+    message = _split(said)[0].removeprefix("failed to compile JSON schema: ")
+    if match := _UNSUPPORTED.match(message):
+        keys = match["keys"].replace('", "', ", ")
+        return f"not supported in a schema: {keys}"
+    if _TOO_DEEP.match(message):
+        return _NESTED
+    if _ONE_OF.match(message):
+        return "oneOf whose alternatives are not told apart is not supported; anyOf is"
+    return _regex_message(None, message)
+
+
+def _path_of_fault(schema: Any, message: str, error_of_schema: Callable[[Any], str]) -> Path:
+    """Return the path of the innermost part of `schema` that has the same fault on its own."""
+    found: Path = ()
+    for number, (path, part) in enumerate(_parts(schema, ())):
+        if number == _MAX_CANDIDATES:
+            break
+        is_within = path[: len(found)] == found  # of several, the first is followed inwards
+        if is_within and _schema_message(error_of_schema(part)) == message:
+            found = path
+    return found
+
+
+def _parts(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+    """Yield every object within `value` that may be a schema, the outer ones first."""
+    items: Any = ()
+    if isinstance(value, dict):
+        items = value.items()
+        if path:
+            yield path, value
+    elif isinstance(value, list):
+        items = enumerate(value)
+    for key, item in items:
+        yield from _parts(item, (*path, key))

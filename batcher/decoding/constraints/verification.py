@@ -1,20 +1,195 @@
 """A second look at an output, by means that have no part in how it was made.
 
 Decoding follows tokens through llguidance's masks.  Here a choice is looked up, JSON is validated
-by `jsonschema`, and a regex matched by RE2.  Rule: only what these refute breaks a constraint;
-where there are none, as for grammars, the output goes unchecked, and its result says so.
+by `jsonschema`, with numbers that are exact, and a regex matched by RE2.  Rule: only what these
+refute breaks a constraint; where there are none, as for grammars, the output goes unchecked, and
+its result says so.
 """
 
 import json
-from collections.abc import Callable
-from functools import cached_property
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
-from batcher.decoding.constraints.json_checks import JsonCheck, UndecidedError
-from batcher.decoding.constraints.patterns import whole_match
+from batcher.decoding.constraints.patterns import Test, found_match, whole_match
 from batcher.decoding.constraints.source import ConstraintSource
 
 _NUM_SHOWN = 20  # bytes of an output in a message
+_MAX_LOOKS = 100_000  # at a part of an output with a part of a schema
+_MAX_EXPONENT = 5000  # of a number that is divided
+_DEFAULT_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+_DIALECTS = {
+    "http://json-schema.org/draft-04/schema": "Draft4Validator",
+    "http://json-schema.org/draft-06/schema": "Draft6Validator",
+    "http://json-schema.org/draft-07/schema": "Draft7Validator",
+    "https://json-schema.org/draft/2019-09/schema": "Draft201909Validator",
+    _DEFAULT_DIALECT: "Draft202012Validator",
+}
+
+
+class UndecidedError(Exception):
+    """Nothing can be said of an output: what it means, or how it is to be checked, is open."""
+
+
+class JsonCheck:
+    """Checks outputs against one schema, given as its JSON."""
+
+    def __init__(self, schema: str) -> None:
+        self._num_looks = 0
+        self._validator = self._make_validator(json.loads(schema, parse_float=Decimal))
+
+    def problem(self, output: bytes) -> str | None:
+        """Return what is wrong with an output, None if nothing is.
+
+        Raises:
+            UndecidedError: that cannot be told.
+        """
+        try:
+            value = _read(output)
+        except ValueError as error:
+            return f"not JSON that can be read: {error}"
+        if self._validator is None:
+            raise UndecidedError
+        self._num_looks = 0
+        try:
+            first = next(self._validator.iter_errors(value), None)
+        except Exception as error:  # whatever an odd schema makes of the library
+            raise UndecidedError from error
+        if first is None:
+            return None
+        if first.validator is None:  # the schema false
+            return f"`{first.json_path}` holds what the schema does not allow"
+        return f"`{first.json_path}` does not keep `{first.validator}` of the schema"
+
+    def _make_validator(self, schema: Any) -> Any:
+        """Return what checks values against `schema`; None if it is of a dialect unknown here."""
+        import jsonschema  # noqa: PLC0415 - an optional dependency, and slow to import
+        from jsonschema import validators  # noqa: PLC0415 - as above
+        from referencing import Registry  # noqa: PLC0415 - as above
+
+        dialect = schema.get("$schema", _DEFAULT_DIALECT) if isinstance(schema, dict) else None
+        name = _DIALECTS.get(str(dialect or _DEFAULT_DIALECT).rstrip("#"))
+        if name is None:
+            return None
+        base = getattr(jsonschema, name)
+        keywords = {**base.VALIDATORS, **_KEYWORDS}
+        made: Any = validators.extend(  # type: ignore[no-untyped-call]  # its stub has no types
+            base,
+            {keyword: partial(self._look, check) for keyword, check in keywords.items()},
+            type_checker=base.TYPE_CHECKER.redefine_many(
+                {"number": lambda _, value: _is_number(value), "integer": _is_integer}
+            ),
+        )
+        return made(schema, registry=Registry())  # one that fetches nothing
+
+    def _look(self, check: Callable[..., Any], *arguments: Any) -> Any:
+        """Do what `check` does, unless so much has been done already that an end is not near."""
+        self._num_looks += 1
+        if self._num_looks > _MAX_LOOKS:
+            raise UndecidedError
+        return check(*arguments)
+
+
+def _read(output: bytes) -> Any:
+    """Return the value that is written in `output`, its numbers as Decimals.
+
+    Raises:
+        ValueError: it is no JSON.
+        UndecidedError: it cannot be read here.
+    """
+    try:
+        return json.loads(
+            output.decode(),
+            parse_int=Decimal,
+            parse_float=Decimal,
+            parse_constant=_refuse_constant,
+            object_pairs_hook=_distinct,
+        )
+    except (ArithmeticError, RecursionError) as error:
+        raise UndecidedError from error
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object; one that has a name twice means different things to different readers."""
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        raise UndecidedError
+    return value
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | Decimal) and not isinstance(value, bool)
+
+
+def _is_integer(_: object, value: object) -> bool:
+    if isinstance(value, Decimal):
+        return value == value.to_integral_value()
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _test(pattern: str) -> Test:
+    test = found_match(pattern)
+    if test is None:
+        raise UndecidedError
+    return test
+
+
+def _pattern(validator: Any, pattern: str, value: Any, _: Any) -> Iterator[Any]:
+    from jsonschema import ValidationError  # noqa: PLC0415 - an optional dependency
+
+    if validator.is_type(value, "string") and not _test(pattern)(value):
+        yield ValidationError(f"does not match {pattern!r}")
+
+
+def _pattern_properties(validator: Any, patterns: Any, value: Any, _: Any) -> Iterator[Any]:
+    if not validator.is_type(value, "object"):
+        return
+    for pattern, schema in patterns.items():
+        test = _test(pattern)
+        for name, part in value.items():
+            if test(name):
+                yield from validator.descend(part, schema, path=name, schema_path=pattern)
+
+
+def _additional_properties(validator: Any, rest: Any, value: Any, schema: Any) -> Iterator[Any]:
+    if not validator.is_type(value, "object"):
+        return
+    named = schema.get("properties", {})
+    tests = [_test(pattern) for pattern in schema.get("patternProperties", {})]
+    for name, part in value.items():
+        if name not in named and not any(test(name) for test in tests):
+            yield from validator.descend(part, rest, path=name)
+
+
+def _multiple_of(validator: Any, divisor: Any, value: Any, _: Any) -> Iterator[Any]:
+    from jsonschema import ValidationError  # noqa: PLC0415 - an optional dependency
+
+    if not validator.is_type(value, "number"):
+        return
+    if isinstance(value, Decimal) and abs(value.adjusted()) > _MAX_EXPONENT:
+        raise UndecidedError
+    if Fraction(value) % Fraction(divisor):
+        yield ValidationError(f"not a multiple of {divisor}")
+
+
+def _undecided(*_: Any) -> Iterator[Any]:
+    raise UndecidedError
+
+
+_KEYWORDS: dict[str, Callable[..., Any]] = {
+    "pattern": _pattern,
+    "patternProperties": _pattern_properties,
+    "additionalProperties": _additional_properties,
+    "multipleOf": _multiple_of,
+    "unevaluatedProperties": _undecided,  # these look for patterns in another way
+    "unevaluatedItems": _undecided,
+}
 
 
 class Look(NamedTuple):
@@ -38,25 +213,27 @@ class Verifier:
 
     def look(self, output: bytes) -> Look:
         """Return what is wrong with an output as a whole."""
-        return self._look(output)
+        match self._source.kind:
+            case "choice":
+                is_kept: bool | None = output in self._choices
+                problem = f"{_shown(output)} is none of the choices"
+            case "json_schema":
+                try:
+                    return Look(self._json_check.problem(output))
+                except UndecidedError:
+                    return UNDECIDED
+            case "regex":
+                is_kept = self._is_match(output)
+                problem = f"{_shown(output)} does not match"
+            case _:
+                return UNDECIDED
+        return UNDECIDED if is_kept is None else Look(None if is_kept else problem)
 
     def can_begin(self, output: bytes) -> bool:
         """Return False if it is sure that no whole output begins like this one."""
         if self._source.kind != "choice":
             return True
         return any(choice.startswith(output) for choice in self._choices)
-
-    @cached_property
-    def _look(self) -> Callable[[bytes], Look]:
-        """What looks; made for the first output."""
-        match self._source.kind:
-            case "choice":
-                return self._look_up
-            case "json_schema":
-                return self._validate
-            case "regex":
-                return self._match
-        return lambda _: UNDECIDED
 
     @cached_property
     def _choices(self) -> list[bytes]:
@@ -66,24 +243,13 @@ class Verifier:
     def _json_check(self) -> JsonCheck:
         return JsonCheck(self._source.text)
 
-    def _look_up(self, output: bytes) -> Look:
-        return Look(None if output in self._choices else f"{_shown(output)} is none of the choices")
-
-    def _validate(self, output: bytes) -> Look:
-        try:
-            return Look(self._json_check.problem(output))
-        except UndecidedError:
-            return UNDECIDED
-
-    def _match(self, output: bytes) -> Look:
+    def _is_match(self, output: bytes) -> bool | None:
+        """Return whether all of an output matches the regex, None if nothing here can tell."""
         test = whole_match(self._source.text)
-        if test is None:
-            return UNDECIDED
         try:
-            is_match = test(output.decode())
+            return test and test(output.decode())
         except UnicodeDecodeError:
-            is_match = False
-        return Look(None if is_match else f"{_shown(output)} does not match")
+            return False
 
 
 def _shown(output: bytes) -> str:

@@ -3,7 +3,9 @@
 import json
 import random
 
-from batcher.decoding.constraints import ConstraintCompiler, ConstraintSource, allowed_tokens
+from batcher.decoding.constraints.compiler import ConstraintCompiler
+from batcher.decoding.constraints.rows import allowed_tokens
+from batcher.decoding.constraints.source import ConstraintSource
 from batcher.models.word_tokenizer import EOS_TOKEN_ID, WordTokenizer
 
 WORDS = WordTokenizer()

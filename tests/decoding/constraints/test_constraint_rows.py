@@ -21,7 +21,8 @@ from constrained import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batcher.decoding.constraints import allowed_tokens, matchers, rows
+from batcher.decoding.constraints import matchers, rows
+from batcher.decoding.constraints.rows import allowed_tokens
 from batcher.decoding.constraints.verification import Look
 from batcher.errors import InvariantError
 from batcher.models.word_tokenizer import EOS_TOKEN_ID
@@ -251,7 +252,7 @@ def test_rows_that_share_what_is_known_allow_what_each_would_alone(
     monkeypatch.setattr(rows, "MAX_RUN", run)
     words = compiler()
     compiled = words.compile(source(kind, constraint))
-    alone = matchers.compile_source(words._llguidance_tokenizer(), source(kind, constraint))
+    alone = matchers.compile_source(words._llguidance_tokenizer, source(kind, constraint))
     rng = random.Random(kind)
     for _ in range(15):
         check_walk(compiled, alone.deep_copy(), rng, 60)

@@ -7,10 +7,8 @@ import sys
 import pytest
 from constrained import compiler, source
 
-from batcher.decoding.constraints import Verifier
-from batcher.decoding.constraints.json_checks import JsonCheck
 from batcher.decoding.constraints.patterns import found_match, whole_match
-from batcher.decoding.constraints.verification import UNDECIDED, Look
+from batcher.decoding.constraints.verification import UNDECIDED, JsonCheck, Look, Verifier
 
 REGEXES = ["(ab|a)*c?", "a{2,3}b|", "[^a]b+|a", "a.*c", "(a|b(c|a)?){1,2}", "é+a?", r"^a\w|\Sb$"]
 PATTERN = r"^(?:\S+\s+){0,29}\S+$"  # more states than llguidance has for single bytes
