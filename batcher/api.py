@@ -56,30 +56,17 @@ def decode(
         place, is_ranked = ranks[result.id]
         return place, 0 if is_ranked else result.index
 
-    on_finish = _ignore if on_finish is None else on_finish
-    on_token = _ignore if on_token is None else on_token
-    return sorted(_run(engine, on_finish, on_token), key=order)
-
-
-def _run(
-    engine: Engine,
-    on_finish: Callable[[Result], object],
-    on_token: Callable[[TokenEvent], object],
-) -> list[Result]:
-    """Run `engine` to its end; return the results as they came."""
     results: list[Result] = []
     while engine.has_work:
         outcome = engine.step()
-        for event in outcome.tokens:
-            on_token(event)
+        if on_token is not None:
+            for event in outcome.tokens:
+                on_token(event)
         for result in outcome.results:
             results.append(result)
-            on_finish(result)
-    return results
-
-
-def _ignore(_: object) -> None:
-    """Do nothing: nobody has asked."""
+            if on_finish is not None:
+                on_finish(result)
+    return sorted(results, key=order)
 
 
 def _request(fields: Mapping[str, Any], number: int, engine: Engine) -> Request:

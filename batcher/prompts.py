@@ -154,13 +154,6 @@ def eviction_priority_of(segment: PromptSegment) -> int:
     return PINNED if segment.pin else EVICTION_PRIORITIES[segment.type]
 
 
-def segment_tokens(segment: PromptSegment, vocab_size: int | None) -> Tokens:
-    """Return the tokens of a segment without text: those it lists, or those its seed stands for."""
-    if segment.tokens is not None:
-        return segment.tokens
-    return _drawn_tokens(segment.seed, 0, segment.length or 0, vocab_size)
-
-
 def count_tokens(prompt: PromptInput, tokenizer: Tokenizer) -> int:
     """Return how many tokens a valid `prompt` has, without drawing any."""
     if isinstance(prompt, str):

@@ -4,11 +4,10 @@ from collections.abc import Iterable
 from contextlib import nullcontext
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import yaml
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from batcher.errors import BatchdecodeError
 from batcher.simulation.replaying import MAX_TRIES, fit_requests
@@ -58,10 +57,10 @@ def write_profile(options: CalibrateOptions) -> None:
         fit = _fit_steps
         if head and MARK in head[0][1]:
             fit = _fit_requests
-        known, summary = fit(options, chain(head, lines), source.name)
+        profile, summary = fit(options, chain(head, lines), source.name)
         say(source.take_notes() + summary)
     sink = stdout_sink() if options.output is None else open_sink(options.output)
-    stated = {key: value for key, value in known.items() if value is not None}
+    stated = {name: value for name, value in asdict(profile).items() if value not in (None, ())}
     text = yaml.safe_dump({_name(options): stated}, sort_keys=False, allow_unicode=True, width=100)
     sink.write(text.encode())
     sink.close()
@@ -69,8 +68,8 @@ def write_profile(options: CalibrateOptions) -> None:
 
 def _fit_steps(
     options: CalibrateOptions, lines: Iterable[tuple[int, bytes]], name: str
-) -> tuple[dict[str, Any], str]:
-    """Return the fields of the profile that fits a log of steps, and what is said of it.
+) -> tuple[Profile, str]:
+    """Return the profile that fits a log of steps, and what is said of it.
 
     Raises:
         BatchdecodeError: the log cannot be used, or an option is for logs of requests.
@@ -80,26 +79,28 @@ def _fit_steps(
         raise BatchdecodeError(f"{name} is a log of steps; for a log of requests only: {given}")
     log = read_step_log(lines, name)
     fit = fit_steps(log, name)
-    known = {
-        **fit.terms,
-        "hardware": options.hardware,
-        "model": options.model,
-        "tensor_parallel": options.tensor_parallel or 1,
-        "error": fit.errors.describe(),
-        "source": f"fitted to {counted(log.num_steps, 'step')} of {Path(name).name}",
-    }
-    count = counted(fit.errors.num_steps, "step")
-    profile = msgspec.convert(known, Profile)
+    count = counted(log.num_steps, "step")
+    profile = msgspec.convert(
+        {
+            **fit.terms,
+            "hardware": options.hardware,
+            "model": options.model,
+            "tensor_parallel": options.tensor_parallel or 1,
+            "error": fit.errors.describe(),
+            "source": f"fitted to {count} of {Path(name).name}",
+        },
+        Profile,
+    )
     errors = [("error", fit.errors.describe())]
     errors += [("", kind.describe()) for kind in fit.errors.by_kind]
     notes = [("warning", note) for note in fit.notes]
-    return known, _summary(f"{printable(name)}: {count}", profile, errors, notes)
+    return profile, _summary(f"{printable(name)}: {count}", profile, errors, notes)
 
 
 def _fit_requests(
     options: CalibrateOptions, lines: Iterable[tuple[int, bytes]], name: str
-) -> tuple[dict[str, Any], str]:
-    """Return the fields of the profile that fits a log of requests, and what is said of it.
+) -> tuple[Profile, str]:
+    """Return the profile that fits a log of requests, and what is said of it.
 
     Raises:
         BatchdecodeError: the log cannot be used, or there is no profile to start from.
@@ -116,17 +117,18 @@ def _fit_requests(
         options.holdout or 0.0,
     )
     fitted_to = counted(fit.num_fitted, "request")
-    source = f"fitted to the times of {fitted_to} of {Path(name).name}"
-    known = {
-        **fit.profile.terms,
-        "hardware": start.hardware,
-        "model": start.model,
-        "tensor_parallel": start.tensor_parallel,
-        "error": "; ".join(fit.describe()),
-        "source": source,
-    }
+    profile = msgspec.convert(
+        {
+            **fit.profile.terms,
+            "hardware": start.hardware,
+            "model": start.model,
+            "tensor_parallel": start.tensor_parallel,
+            "error": "; ".join(fit.describe()),
+            "source": f"fitted to the times of {fitted_to} of {Path(name).name}",
+        },
+        Profile,
+    )
     count = f"{counted(len(log), 'request')}, {counted(fit.num_tries, 'simulation')}"
-    profile = msgspec.convert(known, Profile)
     errors = [*zip(chain(["limits"], repeat("")), limits_table(limits), strict=False)]
     errors += zip(("error", "held out"), fit.describe(), strict=False)
     notes = [("open", OPEN_IN_REQUESTS)]
@@ -136,7 +138,7 @@ def _fit_requests(
         notes.append(
             ("left out", f"by_tokens of {printable(options.start or '')}: terms are fitted")
         )
-    return known, _summary(f"{printable(name)}: {count}", profile, errors, notes)
+    return profile, _summary(f"{printable(name)}: {count}", profile, errors, notes)
 
 
 def _start(options: CalibrateOptions) -> Profile:
@@ -224,7 +226,6 @@ def _summary(
     """Return what a person should know of a fit: how good it is, and what else is to be said."""
     physics, _ = check_physics(profile)
     terms = "  ".join(f"{term} {value:g}" for term, value in profile.terms.items())
-    verdict = f"{physics.verdict}: {physics.reason}" if physics.reason else physics.verdict
-    shown = [("terms", f"{terms}  (ms)"), *errors, ("physics", verdict), *notes]
+    shown = [("terms", f"{terms}  (ms)"), *errors, ("physics", str(physics)), *notes]
     lines = [title, *(f"  {name:<10}{text}" for name, text in shown)]
     return "".join(f"{line}\n" for line in lines)

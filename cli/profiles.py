@@ -167,7 +167,7 @@ def details_of(report: StepTimeReport) -> str:
         ("KV", _room(report)),
         ("error", report.error),
         ("source", report.source),
-        ("physics", _physics(report)),
+        ("physics", str(report.physics or "")),
     ]
     lines = [printable(report.name)]
     lines += [f"  {title:<10}{printable(text)}" for title, text in rows if text]
@@ -238,13 +238,6 @@ def _room(report: StepTimeReport) -> str:
     if report.kv_blocks:
         parts.append(f"--kv-blocks {report.kv_blocks}")
     return "; ".join(parts)
-
-
-def _physics(report: StepTimeReport) -> str:
-    if report.physics is None:
-        return ""
-    reason = f": {report.physics.reason}" if report.physics.reason else ""
-    return report.physics.verdict + reason
 
 
 def _ms(seconds: float) -> str:

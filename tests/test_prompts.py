@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from batcher import Engine, Request, SimulatedModel, decode
 from batcher.errors import RequestError
 from batcher.models.loading import as_model
-from batcher.prompts import Prompt, count_tokens, read_prompt, segment_tokens
+from batcher.prompts import Prompt, Undrawn, count_tokens, read_prompt
 from batcher.request import PromptSegment
 from batcher.tokens import MANY
 
@@ -28,7 +28,8 @@ def read(prompt, model=MODEL):
 
 
 def drawn(seed, length, vocab_size=512):
-    return segment_tokens(PromptSegment(length=length, seed=seed), vocab_size)
+    segment = PromptSegment(length=length, seed=seed)
+    return Undrawn([segment], [length], vocab_size).draw(0, length)
 
 
 def splitmix64(state):
@@ -91,8 +92,9 @@ def test_it_is_splitmix64_of_the_hashed_seed():
 
 def test_what_a_seed_stands_for_is_the_same_in_every_process():
     code = (
-        "from batcher.prompts import segment_tokens as t; from batcher.request import PromptSegment"
-        " as S; print(t(S(length=9, seed='book'), 512) + t(S(length=9, seed=-3), 512))"
+        "from batcher.prompts import Undrawn; from batcher.request import PromptSegment as S;"
+        "parts = [S(length=9, seed='book'), S(length=9, seed=-3)];"
+        "print(Undrawn(parts, [9, 18], 512).draw(0, 18))"
     )
     said = [
         subprocess.run(

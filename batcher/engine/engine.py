@@ -20,8 +20,7 @@ from batcher.engine.recorder import Recorder, StepStats
 from batcher.engine.sequence import Sequence
 from batcher.errors import BatchdecodeError, FieldProblem, InvariantError, RequestError
 from batcher.events import AdmitReason, ArriveReason, EndEvent, RequestEvent, RunEvent, TokenEvent
-from batcher.models.base import Model, can_score
-from batcher.models.chat import chat_template_of
+from batcher.models.base import Model, can_score, chat_template_of
 from batcher.models.checked_tokenizer import CheckedTokenizer
 from batcher.models.loading import as_model
 from batcher.request import Request

@@ -4,9 +4,10 @@ Arrays are indexed by slot, so nothing has to be gathered or scattered; what sta
 is not in `Batch.slots` is ignored, both ways.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from operator import itemgetter
 from typing import Any, Literal, Protocol, TypeGuard
 
@@ -15,9 +16,11 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from batcher.errors import Failure
+from batcher.foreign import attribute_of
 from batcher.tokens import Tokens
 
 IntArray = NDArray[np.int64]
+ChatTemplate = Callable[[list[dict[str, str]]], Any]
 FloatArray = NDArray[np.float32]
 OutputKind = Literal["tokens", "logits", "both"]
 
@@ -160,7 +163,7 @@ class Tokenizer(Protocol):
         """Return the token ids of `text`; their bytes, joined, are its UTF-8."""
 
     # It may have `encode_array`, which gives the same of a long text as an array.
-    # One that knows how its model is spoken to also has `apply_chat_template`; see models/chat.py.
+    # One that knows how its model is spoken to also has `apply_chat_template`; see below.
 
 
 class Model(Protocol):
@@ -248,6 +251,21 @@ def can_page(model: Model) -> TypeGuard[PagedModel]:
 def can_score(model: Model) -> TypeGuard[ScoringModel]:
     """Return whether `model` can tell the logits after every token of a prompt."""
     return bool(getattr(model, "scores_prompts", False))
+
+
+def chat_template_of(model: Model) -> ChatTemplate | None:
+    """Return what makes prompts of chats with `model`; None if neither it nor its tokenizer can.
+
+    That is `apply_chat_template(messages, tokenize=True, add_generation_prompt=True)`, which
+    returns token ids (perhaps as `input_ids` of a mapping) or text.  A tokenizer of ours, whose
+    template has no tokens but those of its text, is asked for that: a long text becomes an array.
+    """
+    for holder in (getattr(model, "inner", model), model.tokenizer):
+        template = attribute_of(holder, "apply_chat_template", None)
+        if callable(template):
+            is_plain = hasattr(holder, "encode_array")
+            return partial(template, tokenize=not is_plain, add_generation_prompt=True)
+    return None
 
 
 def bytes_of(token_id: int, token_bytes: Sequence[bytes]) -> bytes:

@@ -10,8 +10,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
-from batcher.models.chat import render_chat
-
+ROLES = ("system", "developer", "user", "assistant", "tool")
 EOS_TOKEN_ID = 0
 BEGIN_TOKEN_ID = 1
 FIRST_BYTE_ID = 2
@@ -140,3 +139,23 @@ def _windows(data: bytes) -> Iterator[bytes]:
         end = end + _LONGER_THAN_WORDS if boundary is None else boundary.start()
         yield data[begin:end]
         begin = end
+
+
+def render_chat(messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool) -> str:
+    """Return a chat as the simulated model reads it: a line for each message, `role: content`.
+
+    add_generation_prompt: whether `assistant:` follows, for the model to go on from.
+
+    Raises:
+        ValueError: a role that is none of ROLES.
+    """
+    lines = []
+    for message in messages:
+        role = message["role"]
+        if role not in ROLES:
+            raise ValueError(f"unknown role {role!r}; known are {', '.join(ROLES)}")
+        name = f" {message['name']}" if "name" in message else ""
+        lines.append(f"{role}{name}: {message['content']}\n")
+    if add_generation_prompt:
+        lines.append("assistant:")
+    return "".join(lines)

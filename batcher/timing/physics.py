@@ -39,6 +39,9 @@ class Physics(Struct, frozen=True):
     verdict: str
     reason: str | None = None
 
+    def __str__(self) -> str:
+        return f"{self.verdict}: {self.reason}" if self.reason else self.verdict
+
 
 def predictions_of(step_time: StepTime, best: RooflineStepTime | None = None) -> list[Prediction]:
     """Return how long steps take under LOADS; at least, if `best` is the roofline."""

@@ -56,8 +56,7 @@ class StepLog(Struct, frozen=True):
 
     def part(self, chosen: Any) -> "StepLog":
         """Return the steps that a slice, or a mask [steps] bool, chooses."""
-        columns = (self.num_tokens, self.num_sequences, self.kv_read, self.prefill_work)
-        return StepLog(*(column[chosen] for column in (*columns, self.seconds)))
+        return StepLog(*(getattr(self, name)[chosen] for name in self.__struct_fields__))
 
 
 def read_step_log(lines: Iterable[tuple[int, bytes]], name: str) -> StepLog:

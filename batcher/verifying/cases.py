@@ -89,17 +89,12 @@ def _cases(needs: Needs, seed: int) -> Iterator[Case]:
         fields = next(systematic, None) if number % 2 else None
         if fields is None:
             fields = _drawn(needs, Random(f"{seed}/{number}"))  # noqa: S311 - no secret
-        yield _case(number, needs, **fields)
+        yield _case(number, fields.pop("batch", 2 * needs.num_slots), **fields)
 
 
-def _case(number: int, needs: Needs, **fields: Any) -> Case:
+def _case(number: int, batch: int, **fields: Any) -> Case:
     """Return the case that `fields` describe, with as much in a step as it needs at least."""
-    own = {
-        name: fields.pop(name)
-        for name in ("arrivals", "step_seconds", "is_streaming")
-        if name in fields
-    }
-    batch = fields.pop("batch", 2 * needs.num_slots)
+    own = {name: fields.pop(name) for name in Case.__struct_fields__ if name in fields}
     budget = fields.get("max_batch_tokens")
     if budget is not None:
         is_paged = SchedulingSettings(**fields).is_paged
