@@ -10,7 +10,7 @@ import msgspec
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import Event
 from batcher.explaining.differences import compare
-from batcher.explaining.reading import KeptRequests, read_requests
+from batcher.explaining.reading import read_requests
 from batcher.explaining.story import answer_of
 
 from ..commands.trace import DiffOptions, WhyOptions
@@ -20,7 +20,7 @@ from ..running.stdout import user_code_prints_to_stderr
 from ..screen.cells import printable, wrapped
 from ..screen.terminal import terminal_size
 from .difference_text import describe, results_of
-from .events import STDIN, events_of, open_twice
+from .events import STDIN, alike_names, contradictions_named, events_of, open_twice
 from .story_text import SHORT, WHOLE, tell, tell_reject
 
 EQUAL, DIFFERENT = 0, 1
@@ -47,14 +47,12 @@ def show_why(options: WhyOptions) -> None:
     path, source = open_twice(options.input)
     with user_code_prints_to_stderr():
         events = events_of(path, source, options.run_options)
-        try:
+        with contradictions_named(source.name):
             kept = read_requests(events, options.request_id)
-            _check_is_known(options.request_id, kept, source.name)
+            if not kept.is_known:
+                hint = alike_names(options.request_id, kept.ids)
+                raise BatchdecodeError(f"{source.name} has no request {options.request_id}{hint}")
             answer = answer_of(kept)
-        except InvariantError as error:
-            raise BatchdecodeError(
-                f"{source.name}: its events contradict each other: {error}"
-            ) from error
     if options.json:
         _write_json(answer)
         return
@@ -89,21 +87,6 @@ def show_diff(options: DiffOptions) -> int:
     return EQUAL if comparison.is_equal else DIFFERENT
 
 
-def _check_is_known(request_id: str, kept: KeptRequests, name: str) -> None:
-    """Make sure that the run has the request.
-
-    Raises:
-        BatchdecodeError: it has not; the message names some that look alike.
-    """
-    if kept.is_known:
-        return
-    from difflib import get_close_matches  # noqa: PLC0415 - for a mistake only
-
-    near = get_close_matches(request_id, sorted(kept.ids))
-    hint = f"; there is {', '.join(near)}" if near else ""
-    raise BatchdecodeError(f"{name} has no request {request_id}{hint}")
-
-
 def _write_json(answer: msgspec.Struct) -> None:
     sink = stdout_json_sink()
     sink.write(msgspec.json.format(msgspec.json.encode(answer), indent=2) + b"\n")
@@ -117,8 +100,7 @@ def _in_columns(lines: list[str]) -> list[str]:
 
 
 def _write_lines(lines: list[str]) -> None:
-    encoding = sys.stdout.encoding
     sink = stdout_sink()
     text = "".join(f"{printable(line)}\n" for line in lines)
-    sink.write(text.encode(encoding, "backslashreplace"))
+    sink.write(text.encode(sys.stdout.encoding, "backslashreplace"))
     sink.close()

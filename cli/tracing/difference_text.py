@@ -1,12 +1,11 @@
 """How two runs differ in words: where they part and why, and a table of what came of it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from batcher.events import AdmitEvent, BlockedEvent, FinishEvent, PreemptEvent
 from batcher.explaining.differences import (
     Change,
     Parting,
-    RequestFigures,
     RunComparison,
     RunTotals,
     role_of,
@@ -15,7 +14,7 @@ from batcher.explaining.reading import Decision
 from batcher.explaining.story import Story
 from batcher.timeline.records import label_of
 
-from ..screen.cells import cell_width, counted, cut_middle
+from ..screen.cells import aligned, counted, cut_middle
 from .story_text import names, span_of, time_of, why_waiting
 
 MAX_DECISIONS = 5
@@ -45,17 +44,15 @@ def describe(comparison: RunComparison, name_a: str, name_b: str) -> list[str]:
 
 def _settings(comparison: RunComparison) -> Iterator[str]:
     """Yield what is set differently; two kinds of step time have no terms to compare."""
-    names = {setting.name for setting in comparison.settings}
+    has_kinds = any(setting.name == "step_time.name" for setting in comparison.settings)
     for setting in comparison.settings:
-        if setting.name.startswith("step_time.") and "step_time.name" in names:
-            if setting.name == "step_time.name":
-                yield f"step_time: {_shown(setting.a)} in A, {_shown(setting.b)} in B"
-            continue
-        yield f"{setting.name}: {_shown(setting.a)} in A, {_shown(setting.b)} in B"
-
-
-def _shown(value: object) -> str:
-    return "not set" if value is None else str(value)
+        name = setting.name
+        if has_kinds and name.startswith("step_time."):
+            if name != "step_time.name":
+                continue
+            name = "step_time"
+        a, b = ("not set" if value is None else value for value in (setting.a, setting.b))
+        yield f"{name}: {a} in A, {b} in B"
 
 
 def _workloads(comparison: RunComparison) -> Iterator[str]:
@@ -157,9 +154,9 @@ def results_of(comparison: RunComparison, max_rows: int) -> Iterator[str]:
         shown = changes[:max_rows]
         which = "" if len(shown) == len(changes) else f"; the {len(shown)} that changed most"
         yield f"{len(changes):,} of {counted(num_compared, 'sample')} went another way{which}:"
-        yield from table(_change_rows(shown))
+        yield from _table(_change_rows(shown))
     yield "totals:"
-    yield from table(_total_rows(comparison.totals_a, comparison.totals_b))
+    yield from _table(_total_rows(comparison.totals_a, comparison.totals_b))
 
 
 def _change_rows(changes: Sequence[Change]) -> Iterator[list[str]]:
@@ -169,8 +166,7 @@ def _change_rows(changes: Sequence[Change]) -> Iterator[list[str]]:
         has_both = a.latency is not None and b.latency is not None
         yield [
             cut_middle(change.label, MAX_LABEL_CELLS, "~"),
-            _latency(a),
-            _latency(b),
+            *("-" if one.latency is None else f"{one.latency:,.3f}" for one in (a, b)),
             f"{change.later:+,.3f}" if has_both else "-",
             f"{a.wait_steps:,}",
             f"{b.wait_steps:,}",
@@ -181,10 +177,6 @@ def _change_rows(changes: Sequence[Change]) -> Iterator[list[str]]:
         ]
 
 
-def _latency(figures: RequestFigures) -> str:
-    return "-" if figures.latency is None else f"{figures.latency:,.3f}"
-
-
 def _total_rows(a: RunTotals, b: RunTotals) -> Iterator[list[str]]:
     yield ["", "A", "B", "B - A"]
     for field, title in _TOTALS.items():
@@ -193,14 +185,7 @@ def _total_rows(a: RunTotals, b: RunTotals) -> Iterator[list[str]]:
         yield [title, f"{in_a:,.{digits}f}", f"{in_b:,.{digits}f}", f"{in_b - in_a:+,.{digits}f}"]
 
 
-def table(rows: Iterator[list[str]]) -> list[str]:
+def _table(rows: Iterable[list[str]]) -> list[str]:
     """Return `rows` in columns: the first to the left, all others to the right."""
     cells = list(rows)
-    widths = [max(map(cell_width, column)) for column in zip(*cells, strict=True)]
-    lines = []
-    for first, *rest in cells:
-        line = first + " " * (widths[0] - cell_width(first))
-        for cell, width in zip(rest, widths[1:], strict=True):
-            line += "  " + " " * (width - cell_width(cell)) + cell
-        lines.append(f"  {line}".rstrip())
-    return lines
+    return [f"  {line}" for line in aligned(cells, range(1, len(cells[0])))]

@@ -8,14 +8,14 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from batcher.errors import BatchdecodeError
+from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import Event
 from batcher.formats.trace import is_trace, read_trace
 
@@ -69,6 +69,27 @@ def events_of(path: str, source: OpenInput, run_options: Mapping[str, Any]) -> I
         options |= model_settings(config)
     scheduling = SchedulingOptions.take_from(options)
     return run_events(RunOptions(input=path, scheduling=scheduling, **options))
+
+
+@contextmanager
+def contradictions_named(name: str) -> Iterator[None]:
+    """Let events that contradict each other be said to do so in the input `name`.
+
+    Raises:
+        BatchdecodeError: they do.
+    """
+    try:
+        yield
+    except InvariantError as error:
+        raise BatchdecodeError(f"{name}: its events contradict each other: {error}") from error
+
+
+def alike_names(request_id: str, known: Collection[str]) -> str:
+    """Return the end of a message: which of the `known` requests an unknown one looks like."""
+    from difflib import get_close_matches  # noqa: PLC0415 - for a mistake only
+
+    near = get_close_matches(request_id, sorted(known))
+    return f"; there is {', '.join(near)}" if near else ""
 
 
 def _check_is_request(first_line: bytes, name: str) -> None:

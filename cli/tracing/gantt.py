@@ -1,6 +1,6 @@
 """The gantt of a run as lines of text: all of it as shades, then the part worth a look as bars."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import takewhile
 from string import digits
 
@@ -156,10 +156,10 @@ class _Page:
 
     def _has_bars(self, zoom: range) -> bool:
         """Return whether the usual request of `zoom` is more than a speck as a bar."""
+        if len(zoom) <= self.num_cells:
+            return True
         usual = usual_length(self._spans_in(zoom)) or len(zoom)
-        return (
-            usual * self.num_cells >= MIN_CELLS_PER_BAR * len(zoom) or len(zoom) <= self.num_cells
-        )
+        return usual * self.num_cells >= MIN_CELLS_PER_BAR * len(zoom)
 
     def _spans_in(self, steps: range) -> Iterator[SlotSpan]:
         """Yield the spans of the slots that have rows."""
@@ -187,7 +187,7 @@ class _Page:
         by_slot: dict[int, list[SlotSpan]] = {slot: [] for slot in self.slots}
         for span in spans:
             by_slot[span.slot].append(span)
-        busy = {slot: _busy_steps(held, scale) for slot, held in by_slot.items()}
+        busy = {slot: sum(len(scale.clip(span)) for span in held) for slot, held in by_slot.items()}
         shown = self._shown(busy)
         rows = [
             self._row(
@@ -279,10 +279,6 @@ def _common_prefix(texts: Collection[str]) -> str:
     first, last = min(texts), max(texts)  # what these two begin with, all between them do
     pairs = zip(first, last, strict=False)
     return "".join(char for char, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
-def _busy_steps(spans: Iterable[SlotSpan], scale: Scale) -> int:
-    return sum(len(scale.clip(span)) for span in spans)
 
 
 def _percent(part: int, whole: int) -> str:

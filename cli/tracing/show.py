@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from itertools import chain
 from typing import Literal
 
-from batcher.errors import BatchdecodeError, InvariantError
-from batcher.events import Event
+from batcher.errors import BatchdecodeError
 from batcher.formats.chrome import encode_chrome
 from batcher.formats.views import encode_csv, encode_spans, encode_steps
 from batcher.timeline import Selection, Timeline
@@ -19,7 +18,7 @@ from ..running.output import Sink, open_sink, stdout_sink
 from ..running.stdout import user_code_prints_to_stderr
 from ..screen.cells import printable, printable_json
 from ..screen.terminal import can_print_boxes, terminal_size
-from .events import events_of, open_twice
+from .events import alike_names, contradictions_named, events_of, open_twice
 
 TraceFormat = Literal["spans", "steps", "csv", "chrome", "gantt"]
 
@@ -50,7 +49,9 @@ def show_trace(options: TraceOptions) -> None:
         check_replaceable("--output", options.output, _VIEW_START.match)
     with user_code_prints_to_stderr():
         events = events_of(path, source, options.run_options)
-        timeline = _timeline_of(events, source.name)
+        with contradictions_named(source.name):
+            timeline = Timeline.from_events(events)
+            timeline.check_integrity()
     selection = _selection(timeline, options)
     lines = _lines(timeline, selection, options)
     sink = stdout_sink() if options.output is None else open_sink(options.output)
@@ -76,20 +77,6 @@ def parse_steps(text: str) -> tuple[int | None, int | None]:
         ) from None
 
 
-def _timeline_of(events: Iterable[Event], name: str) -> Timeline:
-    """Return the timeline of the events of the input `name`.
-
-    Raises:
-        BatchdecodeError: there is none in it.
-    """
-    try:
-        timeline = Timeline.from_events(events)
-        timeline.check_integrity()
-    except InvariantError as error:
-        raise BatchdecodeError(f"{name}: its events contradict each other: {error}") from error
-    return timeline
-
-
 def _selection(timeline: Timeline, options: TraceOptions) -> Selection:
     """Return what is to be shown.
 
@@ -112,29 +99,16 @@ def _selection(timeline: Timeline, options: TraceOptions) -> Selection:
             raise BatchdecodeError(
                 f"--slot {slot}: the slots of this run are 0 to {timeline.num_slots - 1}"
             )
-    _check_requests(timeline, selection.request_ids)
-    return selection
-
-
-def _check_requests(timeline: Timeline, request_ids: frozenset[str]) -> None:
-    """Make sure that the timeline has every one of the requests.
-
-    Raises:
-        BatchdecodeError: it has not; the message names some that look alike.
-    """
-    if not request_ids:
-        return
-    missing, others = set(request_ids), set[str]()
-    for name in chain((s.id for s in timeline.spans), (w.id for w in timeline.waits)):
+    missing, others = set(selection.request_ids), set[str]()
+    known = chain((s.id for s in timeline.spans), (w.id for w in timeline.waits))
+    for name in known if missing else ():
         missing.discard(name)
         if len(others) < MAX_IDS_COMPARED:
             others.add(name)
-    for request_id in sorted(missing):
-        from difflib import get_close_matches  # noqa: PLC0415 - for a mistake only
-
-        near = get_close_matches(request_id, sorted(others))
-        hint = f"; there is {', '.join(near)}" if near else ""
-        raise BatchdecodeError(f"--request {request_id}: no such request took a slot{hint}")
+    if missing:
+        hint = alike_names(min(missing), others)
+        raise BatchdecodeError(f"--request {min(missing)}: no such request took a slot{hint}")
+    return selection
 
 
 def _lines(timeline: Timeline, selection: Selection, options: TraceOptions) -> Iterable[bytes]:
@@ -145,8 +119,10 @@ def _lines(timeline: Timeline, selection: Selection, options: TraceOptions) -> I
         lines = ENCODERS[name](timeline, selection)
         if not to_terminal:
             return lines
-        shown = _printable_row if name == "csv" else printable_json
-        return (shown(line.decode()).encode() for line in lines)
+        texts = (line.decode() for line in lines)
+        if name == "csv":  # a row is one line of a terminal
+            return (f"{printable(text[:-1])}\n".encode() for text in texts)
+        return (printable_json(text).encode() for text in texts)
     from .gantt import render_gantt  # noqa: PLC0415 - the other formats start faster without
 
     encoding = sys.stdout.encoding if options.output is None else "utf-8"
@@ -157,11 +133,6 @@ def _lines(timeline: Timeline, selection: Selection, options: TraceOptions) -> I
         ascii_only=not can_print_boxes(encoding),
     )
     return [f"{line}\n".encode(encoding, "backslashreplace") for line in gantt]
-
-
-def _printable_row(row: str) -> str:
-    """Return a row of CSV in one line of a terminal."""
-    return printable(row.removesuffix("\n")) + "\n"
 
 
 def _write(lines: Iterable[bytes], sink: Sink) -> None:
