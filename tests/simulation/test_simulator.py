@@ -158,6 +158,7 @@ class PlannedSimulation(StepSimulation):
 @given(st.integers(0, 2**32))
 @example(505)  # one arrives that others give way to
 @example(661)  # the reason told for who waits changes
+@example(7158)  # a row that grows evicts what one that waits would have found
 def test_from_event_to_event_is_exactly_step_by_step(seed: int) -> None:
     random = Random(seed)
     drawn = random_requests(random, may_stop=False)
