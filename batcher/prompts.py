@@ -17,7 +17,7 @@ from batcher.errors import EncodingError, RequestError, not_encoded
 from batcher.models.base import Model, Tokenizer
 from batcher.models.simulated_logits import scramble
 from batcher.request import PromptInput, PromptSegment
-from batcher.tokens import MANY, Tokens, compact, joined, typecode_of
+from batcher.tokens import MANY, Tokens, compact, joined, packed, typecode_of
 
 FIRST_ORDINARY_TOKEN = 3  # ids below are often special
 DEFAULT_VOCAB_SIZE = 512  # for a model that takes any id
@@ -211,3 +211,35 @@ def _encode(text: str, path: tuple[str | int, ...], request_id: str, model: Mode
         return encoded(text, model.tokenizer, model.vocab_size)
     except EncodingError as error:
         raise RequestError(request_id, [not_encoded(path, error)]) from error
+
+
+def block_contents(
+    prompt: Prompt, output: Tokens, start: int, stop: int, size: int, vocab_size: int | None
+) -> Iterator[bytes]:
+    """Yield the tokens start..stop of a prompt and what follows it, `size` by `size`.
+
+    What is drawn for them is not kept, so that a request which waits takes no more memory after
+    somebody has looked for its prompt.
+
+    output: of what follows the prompt, the tokens that are among them.
+    """
+    num_prompt = prompt.num_tokens
+    if stop <= num_prompt <= MANY:
+        tokens, typecode = prompt.tokens, typecode_of(vocab_size)
+        for at in range(start, stop, size):
+            yield array(typecode, tokens[at : min(at + size, stop)]).tobytes()
+        return
+    first = max(start, num_prompt)  # the place of the first token of `output`
+    at, width = start, size
+    while at < stop:
+        end = min(at + width, stop)
+        parts = [prompt.read(at, end)] if at < num_prompt else []
+        if end > num_prompt:
+            parts.append(output[max(at - first, 0) : end - first])
+        whole = packed(parts, vocab_size)
+        content, num_bytes = whole.tobytes(), size * whole.itemsize
+        for place in range(0, len(content), num_bytes):
+            yield content[place : place + num_bytes]
+        at = end
+        if width < MANY:
+            width *= 2  # most look at no more than the first

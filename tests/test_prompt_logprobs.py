@@ -9,7 +9,7 @@ import pytest
 from engine_runs import run
 
 from batcher import Engine, ModelOutput, Request, SimulatedModel, decode
-from batcher.decoding.prompt_logprobs import PromptLogprobs
+from batcher.decoding.sampling.logprobs import PromptLogprobs
 from batcher.events import AdmitEvent, PreemptEvent
 from batcher.metrics.run_metrics import RunMetrics
 from batcher.models.checked import CheckedModel

@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher import Engine, Request, SimulatedModel
-from batcher.engine.contents import block_contents
 from batcher.formats.requests import RequestParser
 from batcher.models.byte_tokenizer import ByteTokenizer
 from batcher.models.simulated_hash import MASK, MULTIPLIER, hash_after, hashes_after
 from batcher.models.word_tokenizer import WordTokenizer
-from batcher.prompts import Prompt, encoded, read_prompt
+from batcher.prompts import Prompt, block_contents, encoded, read_prompt
 from batcher.request import PromptSegment
 from batcher.settings import SchedulingSettings
 from batcher.tokens import MANY, joined

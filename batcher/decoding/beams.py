@@ -65,14 +65,6 @@ class _Candidate(NamedTuple):
         return self.beam.path, self.token
 
 
-class _FinishedBeam(NamedTuple):
-    """A hypothesis that does not go on."""
-
-    path: _Path
-    score: float
-    has_ended: bool
-
-
 class BeamSearch:
     """Chooses, step by step, how the beams of one request go on; it holds no model and no cache.
 
@@ -104,7 +96,7 @@ class BeamSearch:
         self._num_candidates = max(2, 1 + num_eos) * num_beams
         self._num_tokens = 0  # of every running beam
         self._running = [_Beam(0, None, np.float32(0))]  # best first
-        self._finished: list[_FinishedBeam] = []  # best first
+        self._finished: list[Hypothesis] = []  # best first
 
     def advance(self, log_probs: FloatArray, ends: Callable[[int, int], bool]) -> BeamStep | None:
         """Return how every place goes on, or None: the search is done.
@@ -142,13 +134,12 @@ class BeamSearch:
 
         Of a search that was broken off, or has failed, beams that had not finished come last.
         """
-        found = [(f.path, f.score, f.has_ended) for f in self._finished]
         length = max(1, self._num_tokens)
-        found += [(beam.path, self._score(beam.total, length), False) for beam in self._running]
-        return [
-            Hypothesis(_tokens(path), score, has_ended)
-            for path, score, has_ended in found[: self._num_results]
+        cut = [
+            Hypothesis(_tokens(beam.path), self._score(beam.total, length), has_ended=False)
+            for beam in self._running
         ]
+        return [*self._finished, *cut][: self._num_results]
 
     def _best_candidates(self, log_probs: FloatArray) -> list[_Candidate]:
         """Return the candidates to look at, best first; the impossible ones are none."""
@@ -169,7 +160,7 @@ class BeamSearch:
         """Keep those of the best candidates that end here, if they are among the best so far."""
         is_last_step = self._num_tokens >= self._max_tokens
         self._finished += [
-            _FinishedBeam(c.path, self._score(c.total, self._num_tokens), is_over)
+            Hypothesis(_tokens(c.path), self._score(c.total, self._num_tokens), is_over)
             for c, is_over in zip(candidates, has_ended, strict=True)
             if is_over or is_last_step
         ]

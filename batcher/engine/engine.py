@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from batcher.engine.contents import block_contents
 from batcher.engine.decoded import NOTHING_DECODED, Decoded
 from batcher.engine.inputs import Inputs
 from batcher.engine.model_runner import ModelRunner
@@ -23,6 +22,7 @@ from batcher.events import AdmitReason, ArriveReason, EndEvent, RequestEvent, Ru
 from batcher.models.base import Model, can_score, chat_template_of
 from batcher.models.checked_tokenizer import CheckedTokenizer
 from batcher.models.loading import as_model
+from batcher.prompts import block_contents
 from batcher.request import Request
 from batcher.result import Result
 from batcher.scheduling.clock import Clock, ConstantClock, FormulaClock

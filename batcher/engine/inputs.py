@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from batcher.decoding.prompt_logprobs import PromptLogprobs
+from batcher.decoding.sampling.logprobs import PromptLogprobs
 from batcher.decoding.stops.automaton import stop_automaton
 from batcher.engine.outputs import Outputs
 from batcher.engine.recorder import Recorder

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from batcher.decoding.prompt_logprobs import PromptLogprobs
+from batcher.decoding.sampling.logprobs import PromptLogprobs
 from batcher.decoding.stops.automaton import StopAutomaton
 from batcher.events import ArriveReason
 from batcher.prompts import Prompt

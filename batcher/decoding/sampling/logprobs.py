@@ -1,12 +1,16 @@
-"""Log-probabilities: of whole rows, and of the tokens that a result tells about."""
+"""Log-probabilities: of whole rows, and of the tokens, of a prompt too, that a result tells."""
+
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from batcher.models.base import FloatArray, IntArray
+from batcher.prompts import Prompt
 from batcher.result import (
     LOWEST_LOGPROB,
     NUM_DIGITS,
+    PromptLogprob,
     TokenLogprob,
     TopLogprob,
 )
@@ -43,3 +47,59 @@ def as_told(logprob: float) -> float:
     Further digits are not the same on every processor.
     """
     return round(max(float(logprob), LOWEST_LOGPROB), NUM_DIGITS)
+
+
+class PromptLogprobs:
+    """What one request is told of its prompt, whichever of its samples computes that.
+
+    Rule: each token is taken in once, in order; what is computed again is passed over.
+    """
+
+    __slots__ = ("_num_tokens", "_num_top", "_prompt", "_told")
+
+    def __init__(self, prompt: Prompt, num_top: int) -> None:
+        self._prompt, self._num_top = prompt, num_top
+        self._num_tokens = prompt.num_tokens
+        self._told: list[PromptLogprob] = []
+
+    @property
+    def told(self) -> list[PromptLogprob]:
+        """What is told of the tokens so far, the first of which nothing goes before."""
+        if self._num_tokens and not self._told:
+            self._told.append(PromptLogprob(self._prompt.tokens[0], None, []))
+        return self._told
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all tokens of the prompt are told."""
+        return max(len(self._told), 1) >= self._num_tokens
+
+    def wants(self, start: int, stop: int) -> bool:
+        """Return whether the logits after the tokens start..stop tell of one that is not told."""
+        return not self.is_complete and start < len(self.told) <= stop
+
+    def take(self, start: int, pieces: Iterable[FloatArray]) -> str | None:
+        """Take in the logits after the tokens from `start` on; return why that fails, if it does.
+
+        pieces: each [tokens, vocab]; only as many as are needed are asked for.
+        """
+        position = start  # of the token after which the next row of logits stands
+        for piece in pieces:
+            end = min(position + len(piece), self._num_tokens - 1)
+            for place in range(max(position, len(self.told) - 1), end):
+                logits = piece[place - position : place - position + 1]
+                if not np.isfinite(logits.max()):
+                    return f"no usable logits after token {place} of the prompt"
+                self._tell(logits)
+            position += len(piece)
+            if self.is_complete:
+                break
+        return None
+
+    def _tell(self, logits: FloatArray) -> None:
+        """Take in the next token, by the logits [1, vocab] where it stands."""
+        [logprobs] = log_softmax(logits)
+        token_ids = np.arange(len(logprobs))
+        token = self._prompt.tokens[len(self.told)]
+        found = token_logprob(logprobs, token_ids, token, self._num_top)
+        self.told.append(PromptLogprob(token, found.logprob, found.top))
