@@ -232,7 +232,7 @@ class SchedulingOptions:
         return cls(**{name: given.pop(name) for name in NAMES & given.keys()})
 
     @property
-    def is_plain(self) -> bool:
+    def has_default_schedule(self) -> bool:
         """Whether no option has changed who is admitted when, and what time it is then."""
         return self.profile is None and self.settings() == DEFAULT_SCHEDULING
 

@@ -172,12 +172,12 @@ def details_of(report: StepTimeReport) -> str:
     lines = [printable(report.name)]
     lines += [f"  {title:<10}{printable(text)}" for title, text in rows if text]
     table = [("step", "ms", "at least", "times", "limit")]
-    for step in report.predictions:
-        least = step.least_seconds
+    for prediction in report.predictions:
+        least = prediction.least_seconds
         bound = ("", "", "")
         if least is not None:
-            bound = _ms(least), f"{step.seconds / least:.2f}", step.limit or ""
-        table.append((step.load, _ms(step.seconds), *bound))
+            bound = _ms(least), f"{prediction.seconds / least:.2f}", prediction.limit or ""
+        table.append((prediction.step, _ms(prediction.seconds), *bound))
     if not any(row[2] for row in table[1:]):
         table = [row[:2] for row in table]  # type: ignore[misc]  # shorter rows, all of them
     return "".join(f"{line}\n" for line in [*lines, "", *aligned(table, range(1, len(table[0])))])

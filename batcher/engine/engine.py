@@ -103,8 +103,8 @@ class Engine:
         decoder = self._runner.decoder
         decoder.grammar_timeout = grammar_timeout
         self._is_streaming, self._is_checked = is_streaming, is_checked
-        is_plain = settings == DEFAULT_SCHEDULING and isinstance(clock, ConstantClock)
-        self._stats = StepStats(self.scheduler) if is_measured or not is_plain else None
+        is_measured |= settings != DEFAULT_SCHEDULING or not isinstance(clock, ConstantClock)
+        self._stats = StepStats(self.scheduler) if is_measured else None
         self._recorder = Recorder(clock, self._stats)
         self._outputs = Outputs(self.scheduler, self._runner, self._recorder, self._model.tokenizer)
         self._inputs = Inputs(

@@ -30,7 +30,7 @@ from batcher.metrics.latencies import TokenTimes
 from batcher.metrics.resources import BlockedSteps, CacheUse, StepUse
 from batcher.metrics.slo import GoodputCount, Slo
 from batcher.metrics.slots import SlotUse
-from batcher.metrics.steps import WholeStep, is_plain, open_feed
+from batcher.metrics.steps import WholeStep, is_untimed, open_feed
 from batcher.metrics.summary import ConstraintCounts, FinishCounts, RunSummary, Throughput
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 from batcher.timeline.fold import RequestFold
@@ -65,7 +65,7 @@ class RunMetrics:
         self._slo, self._series = slo, series
         self._run: RunEvent | None = None
         self._timed: TimedMetrics | None = None
-        self._is_plain = True
+        self._is_untimed = True
         self._first_arrival: float | None = None
         self._num_open = 0  # that have arrived and not ended
         self._blocked_steps: Counter[str] = Counter()
@@ -107,8 +107,8 @@ class RunMetrics:
         match event:
             case RunEvent():
                 self.slots.num_slots = event.batch
-                self._run, self._is_plain = event, is_plain(event)
-                if self._slo is not None or self._series is not None or not self._is_plain:
+                self._run, self._is_untimed = event, is_untimed(event)
+                if self._slo is not None or self._series is not None or not self._is_untimed:
                     self._timed = TimedMetrics(event, self._slo, self._series)
             case EndEvent():
                 self.num_steps = event.steps
@@ -198,7 +198,7 @@ class RunMetrics:
 
     def _least_steps(self, busy: int) -> int:
         """Return what any schedule needs for these outputs, of which slots were `busy` so long."""
-        if not self._is_plain:  # slots are also held for what another schedule need not compute
+        if not self._is_untimed:  # slots are also held for what another schedule need not compute
             busy, longest = max(0, self.generated_tokens - self.num_jumped_tokens), 0
         else:
             longest = self.longest_run
@@ -262,7 +262,7 @@ class TimedMetrics:
 
     def __init__(self, run: RunEvent, slo: Slo | None, series: "TimeSeries | None") -> None:
         self._settings = settings_of(run)
-        self._is_plain = is_plain(run)
+        self._is_untimed = is_untimed(run)
         self._has_slo, self._series = slo is not None, series
         self._feed = open_feed(run)
         self._times = TokenTimes()
@@ -303,7 +303,7 @@ class TimedMetrics:
         self.catch_up(num_steps)
         makespan = self._end - first_arrival
         numbers: dict[str, Any] = {"goodput": self._goodput.goodput(makespan)}
-        if not self._is_plain or self._has_slo:
+        if not self._is_untimed or self._has_slo:
             numbers["latencies"] = self._times.latencies()
             if makespan > 0:
                 numbers["throughput"] = Throughput(
@@ -312,7 +312,7 @@ class TimedMetrics:
                     prompt_tokens=round(prompt_tokens / makespan, 3),
                     output_tokens=round(output_tokens / makespan, 3),
                 )
-        if not self._is_plain:
+        if not self._is_untimed:
             numbers |= {
                 "kv": self._steps.kv(),
                 "budget": self._steps.budget(),

@@ -24,7 +24,7 @@ from batcher.events import (
 from batcher.settings import DEFAULT_SCHEDULING
 from batcher.timeline.records import RequestTimeline
 
-PLAIN_STEP_SECONDS = 1.0
+UNTIMED_STEP_SECONDS = 1.0
 
 SequenceEvent = ArriveEvent | AdmitEvent | PrefillEvent | PreemptEvent | JumpEvent | FinishEvent
 EventOfRequest = tuple[SequenceEvent, RequestTimeline]
@@ -35,8 +35,8 @@ class WholeStep(NamedTuple):
     """A step that is over.
 
     start, end: in seconds of the engine's clock.  decodes ... decode_padding: as in a StepsEvent;
-    blocks and paddings are 0 in a plain run.  events: those of this step, each with its sequence,
-    and with a smaller `step` those that came too late for theirs: an abort between two steps.
+    blocks and paddings are 0 in an untimed run.  events: those of this step, each with its
+    sequence, and with a smaller `step` those that came too late: an abort between two steps.
     """
 
     step: int
@@ -90,14 +90,14 @@ class StepFeed(ABC):
         return taken
 
 
-def is_plain(run: RunEvent) -> bool:
+def is_untimed(run: RunEvent) -> bool:
     """Return whether all steps last 1.0 and compute all there is, so none need be told of."""
     return not run.step_time and not run.scheduling and run.policy == DEFAULT_SCHEDULING.policy
 
 
 def open_feed(run: RunEvent) -> StepFeed:
     """Return what puts the steps of the run together that begins with `run`."""
-    return _PlainFeed() if is_plain(run) else _TimedFeed()
+    return _UntimedFeed() if is_untimed(run) else _TimedFeed()
 
 
 class _TimedFeed(StepFeed):
@@ -152,7 +152,7 @@ def _told_steps(told: StepsEvent) -> Iterator[WholeStep]:
         yield WholeStep(step, end, end, decodes, prefills, blocks, right, left, [])
 
 
-class _PlainFeed(StepFeed):
+class _UntimedFeed(StepFeed):
     """The steps of a run that tells of none: each lasts 1.0, and all rows go on in it."""
 
     def __init__(self) -> None:
@@ -189,5 +189,5 @@ class _PlainFeed(StepFeed):
                 num_gone += event.step >= step
         num_decodes = self._num_rows - num_late
         self._num_rows = num_decodes + num_admitted - num_gone
-        self._step, self._start = step + 1, start + PLAIN_STEP_SECONDS
+        self._step, self._start = step + 1, start + UNTIMED_STEP_SECONDS
         return WholeStep(step, start, self._start, num_decodes, num_prefills, 0, 0, 0, events)

@@ -45,7 +45,7 @@ class Clock(Protocol):
         """What reproduces the times, ready for JSON; {} if every step lasts 1.0 seconds."""
 
     def estimate(self, stats: BatchStats) -> float:
-        """Return how many seconds a step that computes `load` would take, as far as is known."""
+        """Return how many seconds a step that computes `stats` would take, as far as is known."""
 
     def advance(self, stats: BatchStats | None) -> None:
         """Go on to the next step, after one that computed `stats`; None if nobody measures."""

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from batcher.errors import BatchdecodeError
 from batcher.request import MAX_TIME
 from batcher.simulation.workload import GREEDY, Job, Piece, Workload
-from batcher.workloads.rows import MAX_LENGTH
+from batcher.workloads.entries import MAX_LENGTH
 
 FIELDS = (
     "request_id, input_toks, output_toks, queued_ts, first_token_ts, last_token_ts, "

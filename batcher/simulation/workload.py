@@ -9,7 +9,7 @@ from batcher.errors import BatchdecodeError
 from batcher.models.base import Model
 from batcher.prompts import SegmentEnd, eviction_priority_of, has_segments
 from batcher.request import PromptInput, Request, is_plain
-from batcher.workloads.rows import WorkloadRow
+from batcher.workloads.entries import WorkloadEntry
 
 
 class Piece(NamedTuple):
@@ -69,33 +69,33 @@ class Workload(Struct, frozen=True, gc=False):
         return sum(job.num_output_tokens for job in self.jobs)
 
 
-def workload_of_rows(rows: Iterable[WorkloadRow]) -> Workload:
-    """Return the workload of generated or converted rows, whose outputs are as long as max_tokens.
+def workload_of_entries(entries: Iterable[WorkloadEntry]) -> Workload:
+    """Return the workload of entries, whose outputs are as long as max_tokens.
 
     Raises:
-        BatchdecodeError: a row may end before max_tokens.
+        BatchdecodeError: a entry may end before max_tokens.
     """
     jobs = []
-    for input_index, row in enumerate(rows):
-        if not row.ignore_eos:
-            raise _unknown_length(row.id)
-        prompt = tuple(Piece(segment.length, ("seed", segment.seed)) for segment in row.prompt)
+    for input_index, entry in enumerate(entries):
+        if not entry.ignore_eos:
+            raise _unknown_length(entry.id)
+        prompt = tuple(Piece(segment.length, ("seed", segment.seed)) for segment in entry.prompt)
         jobs.append(
             Job(
-                id=row.id,
+                id=entry.id,
                 input_index=input_index,
-                arrival_time=row.arrival_time,
-                num_prompt_tokens=row.prompt_tokens,
-                num_output_tokens=row.max_tokens,
-                max_tokens=row.max_tokens,
+                arrival_time=entry.arrival_time,
+                num_prompt_tokens=entry.prompt_tokens,
+                num_output_tokens=entry.max_tokens,
+                max_tokens=entry.max_tokens,
                 prompt=prompt,
-                output=Piece(row.max_tokens, GREEDY),
+                output=Piece(entry.max_tokens, GREEDY),
                 segment_ends=_segment_ends(
                     (piece.length, 2 * (segment.type == "system"))
-                    for piece, segment in zip(prompt, row.prompt, strict=True)
+                    for piece, segment in zip(prompt, entry.prompt, strict=True)
                 ),
-                session=row.session,
-                think_time=row.think_time or 0.0,
+                session=entry.session,
+                think_time=entry.think_time or 0.0,
             )
         )
     return Workload(jobs, len(jobs))

@@ -10,19 +10,19 @@ from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
 
 _CONTEXT = 1024  # tokens before the one that a row decodes
 
-LOADS = {f"decode {n} x {_CONTEXT:,}": (n, n, n * _CONTEXT, 0) for n in (1, 8, 32, 128, 256)} | {
-    f"prefill {tokens:,}": (tokens, 1, 0, tokens * tokens) for tokens in (512, 2048)
-}
+EXAMPLE_STEPS = {
+    f"decode {n} x {_CONTEXT:,}": (n, n, n * _CONTEXT, 0) for n in (1, 8, 32, 128, 256)
+} | {f"prefill {tokens:,}": (tokens, 1, 0, tokens * tokens) for tokens in (512, 2048)}
 """What a step computes, as StepTime.ticks is told, by a name for it."""
 
 
 class Prediction(Struct, frozen=True):
-    """How long a step with this load takes, and the least that hardware allows, in seconds.
+    """How long an example of a step takes, and the least that hardware allows, in seconds.
 
     limit: what makes that the least: "compute" or "memory bandwidth".
     """
 
-    load: str
+    step: str
     seconds: float
     least_seconds: float | None = None
     limit: str | None = None
@@ -44,15 +44,15 @@ class Physics(Struct, frozen=True):
 
 
 def predictions_of(step_time: StepTime, best: RooflineStepTime | None = None) -> list[Prediction]:
-    """Return how long steps take under LOADS; at least, if `best` is the roofline."""
+    """Return how long steps take under EXAMPLE_STEPS; at least, if `best` is the roofline."""
     predictions = []
-    for name, load in LOADS.items():
-        seconds = step_time.ticks(*load) / TICKS_PER_SECOND
+    for name, stats in EXAMPLE_STEPS.items():
+        seconds = step_time.ticks(*stats) / TICKS_PER_SECOND
         if best is None:
             predictions.append(Prediction(name, seconds))
             continue
-        num_tokens, _, kv_read, _ = load
-        compute, memory = best.compute_ticks(*load), best.memory_ticks(num_tokens, kv_read)
+        num_tokens, _, kv_read, _ = stats
+        compute, memory = best.compute_ticks(*stats), best.memory_ticks(num_tokens, kv_read)
         limit = "compute" if compute > memory else "memory bandwidth"
         least = max(compute, memory) / TICKS_PER_SECOND
         predictions.append(Prediction(name, seconds, least, limit))
@@ -74,7 +74,7 @@ def check_physics(profile: Profile) -> tuple[Physics, list[Prediction]]:
     if worst.least_seconds is None or worst.seconds >= worst.least_seconds:
         return Physics("possible"), predictions
     reason = (
-        f"{worst.load}: {worst.advantage:.2f} times as fast as the peak {worst.limit} allows "
+        f"{worst.step}: {worst.advantage:.2f} times as fast as the peak {worst.limit} allows "
         f"({worst.seconds * 1000:.3g} ms, at least {worst.least_seconds * 1000:.3g} ms)"
     )
     return Physics("too fast", reason), predictions

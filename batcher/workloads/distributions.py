@@ -11,7 +11,7 @@ from msgspec import Struct
 from numpy.random import PCG64, Generator, SeedSequence
 from numpy.typing import NDArray
 
-from batcher.workloads.rows import MAX_LENGTH, WorkloadError
+from batcher.workloads.entries import MAX_LENGTH, WorkloadError
 from batcher.workloads.traces import NumberedLine, Side, read_lengths
 
 MAX_PARAMETER = 1e9

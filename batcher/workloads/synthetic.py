@@ -1,7 +1,7 @@
 """Synthetic workloads: who asks when, how much goes in and out, and what prompts share.
 
 Rule: each kind of number has a stream of its own, so that another rate leaves the lengths as they
-were, and the first rows of a longer workload are those of a shorter one.
+were, and the first entries of a longer workload are those of a shorter one.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,12 +16,12 @@ from batcher.workloads.distributions import (
     draw_seconds,
     make_generator,
 )
-from batcher.workloads.rows import (
+from batcher.workloads.entries import (
     DEFAULT_NAME,
     MAX_LENGTH,
     LengthSegment,
+    WorkloadEntry,
     WorkloadError,
-    WorkloadRow,
 )
 
 MAX_GROUPS = 2**20
@@ -59,19 +59,19 @@ class _Turn(Struct, frozen=True, gc=False):
     think_time: float | None = None
 
 
-def open_rows(workload: SyntheticWorkload, arrivals: Arrivals) -> Iterator[WorkloadRow]:
+def open_entries(workload: SyntheticWorkload, arrivals: Arrivals) -> Iterator[WorkloadEntry]:
     """Yield single requests without end, that arrive by a pattern."""
     times = arrivals.times(make_generator(workload.seed, _ARRIVALS))
     turns = (_Turn(f"{workload.name}{number}", time) for number, time in enumerate(times))
     return _fill(workload, turns)
 
 
-def session_rows(
+def session_entries(
     workload: SyntheticWorkload,
     arrivals: Arrivals,
     num_turns: Distribution,
     think_time: Distribution,
-) -> Iterator[WorkloadRow]:
+) -> Iterator[WorkloadEntry]:
     """Yield the turns of sessions without end; the sessions arrive by a pattern.
 
     The turns of a session follow each other; each waits for the one before it, and then for
@@ -91,9 +91,9 @@ def session_rows(
     return _fill(workload, turns())
 
 
-def closed_rows(
+def closed_entries(
     workload: SyntheticWorkload, num_users: int, think_time: Distribution
-) -> Iterator[WorkloadRow]:
+) -> Iterator[WorkloadEntry]:
     """Yield the requests of users, without end: first one of each, then another of each, and so on.
 
     Each user is a session, from 0 on, who asks again `think_time` after an answer.
@@ -129,7 +129,7 @@ def parse_shared_prefix(text: str, option: str) -> SharedPrefix:
     return prefix
 
 
-def _fill(workload: SyntheticWorkload, turns: Iterable[_Turn]) -> Iterator[WorkloadRow]:
+def _fill(workload: SyntheticWorkload, turns: Iterable[_Turn]) -> Iterator[WorkloadEntry]:
     """Yield the requests of `turns`, with their prompts and lengths."""
     prompts, outputs = (make_generator(workload.seed, stream) for stream in (_PROMPTS, _OUTPUTS))
     prompt_lengths = draw_lengths(workload.prompt_lengths, prompts, workload.max_prompt_tokens)
@@ -139,7 +139,7 @@ def _fill(workload: SyntheticWorkload, turns: Iterable[_Turn]) -> Iterator[Workl
         prompt = [LengthSegment(length=next(prompt_lengths), seed=turn.id)]
         if turn.think_time is None:  # later turns have the prefix from the first
             prompt = [*next(prefixes), *prompt]
-        yield WorkloadRow(
+        yield WorkloadEntry(
             id=turn.id,
             session=turn.session,
             arrival_time=turn.arrival_time,

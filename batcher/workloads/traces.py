@@ -14,12 +14,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.request import MAX_TIME
-from batcher.workloads.rows import (
+from batcher.workloads.entries import (
     DEFAULT_NAME,
     MAX_LENGTH,
     LengthSegment,
+    WorkloadEntry,
     WorkloadError,
-    WorkloadRow,
 )
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ _SECOND = timedelta(seconds=1)
 
 
 class TraceChecks:
-    """Checks the rows of one trace, in their order.
+    """Checks the entries of one trace, in their order.
 
     source: how errors call the file.  num_raised: how many lengths were 0, and became 1.
     """
@@ -51,12 +51,12 @@ class TraceChecks:
         self._last = 0.0
 
     def arrival_time(self, value: float, unit: float, number: int, field: str) -> float:
-        """Return the seconds from the first row to this one.
+        """Return the seconds from the first entry to this one.
 
         value: when it came, counted in `unit`s a second from anywhere.
 
         Raises:
-            WorkloadError: that is before the row before it, or too far from the first.
+            WorkloadError: that is before the entry before it, or too far from the first.
         """
         if self._first is None:
             self._first = value
@@ -87,9 +87,9 @@ class TraceChecks:
         return WorkloadError(f"{self.source}:{number}: {message}")
 
 
-def azure_rows(
+def azure_entries(
     lines: Iterable[NumberedLine], checks: TraceChecks, name: str = DEFAULT_NAME
-) -> Iterator[WorkloadRow]:
+) -> Iterator[WorkloadEntry]:
     """Yield the requests of an Azure LLM inference trace, CSV with at least AZURE_COLUMNS.
 
     Their ids are `name` and a number from 0 on.
@@ -107,7 +107,7 @@ def azure_rows(
         nanoseconds = _parse_timestamp(timestamp, number, checks)
         request_id = f"{name}{index}"
         length = _parse_length(prompt, number, AZURE_COLUMNS[1], checks)
-        yield WorkloadRow(
+        yield WorkloadEntry(
             id=request_id,
             arrival_time=checks.arrival_time(nanoseconds, _NANOSECONDS, number, AZURE_COLUMNS[0]),
             prompt=[LengthSegment(length=length, seed=request_id)],
@@ -167,9 +167,9 @@ class MooncakeLine(Struct, gc=False):
     hash_ids: list[int]
 
 
-def mooncake_rows(
+def mooncake_entries(
     lines: Iterable[NumberedLine], checks: TraceChecks, name: str = DEFAULT_NAME
-) -> Iterator[WorkloadRow]:
+) -> Iterator[WorkloadEntry]:
     """Yield the requests of a Mooncake trace, JSON lines.
 
     Their ids are `name` and a number from 0 on.  A prompt has a segment for each of its blocks,
@@ -180,7 +180,7 @@ def mooncake_rows(
     """
     for index, (number, record) in enumerate(_records(lines, MooncakeLine, checks)):
         request_id = f"{name}{index}"
-        yield WorkloadRow(
+        yield WorkloadEntry(
             id=request_id,
             arrival_time=checks.arrival_time(record.timestamp, _MILLISECONDS, number, "timestamp"),
             prompt=_segments(record, request_id, number, checks),
@@ -222,11 +222,11 @@ class VllmLine(Struct, gc=False):
     queued_ts: int | float
 
 
-def vllm_rows(
+def vllm_entries(
     lines: Iterable[NumberedLine],
     checks: TraceChecks,
     name: str = DEFAULT_NAME,  # noqa: ARG001 - as all traces have it; these requests have ids
-) -> Iterator[WorkloadRow]:
+) -> Iterator[WorkloadEntry]:
     """Yield the requests of the log of a vLLM run, JSON lines; they keep their ids.
 
     Raises:
@@ -234,7 +234,7 @@ def vllm_rows(
     """
     for number, record in _records(lines, VllmLine, checks):
         length = checks.length(record.input_toks, number, "input_toks")
-        yield WorkloadRow(
+        yield WorkloadEntry(
             id=record.request_id,
             arrival_time=checks.arrival_time(record.queued_ts, 1, number, "queued_ts"),
             prompt=[LengthSegment(length=length, seed=record.request_id)],
@@ -260,12 +260,12 @@ def _records(
 
 
 Side = Literal["prompt", "output"]
-TraceReader = Callable[[Iterable[NumberedLine], TraceChecks, str], Iterator[WorkloadRow]]
+TraceReader = Callable[[Iterable[NumberedLine], TraceChecks, str], Iterator[WorkloadEntry]]
 
 TRACES: dict[str, TraceReader] = {
-    "azure": azure_rows,
-    "mooncake": mooncake_rows,
-    "vllm": vllm_rows,
+    "azure": azure_entries,
+    "mooncake": mooncake_entries,
+    "vllm": vllm_entries,
 }
 _MARKS = {"azure": AZURE_COLUMNS[0], "mooncake": '"hash_ids"', "vllm": '"input_toks"'}
 
@@ -285,8 +285,10 @@ def read_lengths(lines: Iterable[NumberedLine], source: str, side: Side) -> list
     if name is None:
         lengths = [_read_number(line, number, checks) for number, line in together]
     else:
-        rows = TRACES[name](together, checks, "")
-        lengths = [row.prompt_tokens if side == "prompt" else row.max_tokens for row in rows]
+        entries = TRACES[name](together, checks, "")
+        lengths = [
+            entry.prompt_tokens if side == "prompt" else entry.max_tokens for entry in entries
+        ]
     if not lengths:
         raise WorkloadError(f"{source}: there are no lengths in it")
     return lengths
@@ -304,23 +306,23 @@ def _read_number(line: bytes, number: int, checks: TraceChecks) -> int:
     return checks.length(value, number, "length")
 
 
-def scale_times(rows: Iterable[WorkloadRow], factor: float) -> Iterator[WorkloadRow]:
-    """Yield `rows` with their arrival times multiplied by `factor`."""
-    for row in rows:
-        yield replace(row, arrival_time=round(row.arrival_time * factor, _DIGITS))
+def scale_times(entries: Iterable[WorkloadEntry], factor: float) -> Iterator[WorkloadEntry]:
+    """Yield `entries` with their arrival times multiplied by `factor`."""
+    for entry in entries:
+        yield replace(entry, arrival_time=round(entry.arrival_time * factor, _DIGITS))
 
 
-def factor_for_rate(rows: Iterable[WorkloadRow], rate: float, source: str) -> float:
-    """Return the factor for times by which `rows` come at `rate`, their mean in requests a second.
+def factor_for_rate(entries: Iterable[WorkloadEntry], rate: float, source: str) -> float:
+    """Return the factor for times by which `entries` come at `rate`, in requests a second.
 
     Raises:
         WorkloadError: they have no mean rate.
     """
-    num_rows, last = 0, 0.0
-    for row in rows:
-        num_rows, last = num_rows + 1, row.arrival_time
+    num_entries, last = 0, 0.0
+    for entry in entries:
+        num_entries, last = num_entries + 1, entry.arrival_time
     if not last:
         raise WorkloadError(
-            f"{source}: no rate to scale: all of its {num_rows:,} requests come at once"
+            f"{source}: no rate to scale: all of its {num_entries:,} requests come at once"
         )
-    return (num_rows - 1) / rate / last
+    return (num_entries - 1) / rate / last

@@ -119,22 +119,22 @@ class _OpenRequest(Struct, gc=False):
     """A request in the engine that is not just answered by the line of its result, when it comes.
 
     input_index: of its line.  num_left: how many of its results have not come.
-    known: those that an earlier run has given.  is_replayed: the engine goes through the motions
+    found: those that an earlier run has given.  is_replayed: the engine goes through the motions
     for them, and decodes only the others.
     num_lacking: how many are not written; failures may have made other samples the best ones.
     is_ranked: its results come in their order, all at once.  form: that of the answer.
-    held: the results that have come, if they are answered together.
+    kept: the results that have come, if they are answered together.
     """
 
     input_index: int
     num_left: int
     num_lacking: int
-    known: Mapping[int, Result]
+    found: Mapping[int, Result]
     is_replayed: bool
     is_ranked: bool
     form: Form
     has_failed: bool = False
-    held: list[Result] = []  # of its own
+    kept: list[Result] = []  # of its own
 
 
 class Answers:
@@ -143,8 +143,8 @@ class Answers:
     rejected: the answers to bad lines that were not taken yet.
 
     earlier: what an earlier run has given.  order: if answers go in the order of the input.
-    is_plain: what every step does follows from how many tokens each row has, so that known results
-    need not be decoded again.
+    has_default_schedule: what every step does follows from how many tokens each row has, so that
+    the results of an earlier run need not be decoded again.
     """
 
     def __init__(
@@ -153,10 +153,15 @@ class Answers:
         earlier: "EarlierResults | None" = None,
         order: InputOrder | None = None,
         *,
-        is_plain: bool = True,
+        has_default_schedule: bool = True,
     ) -> None:
         self.is_resumed = earlier is not None
-        self._model, self._earlier, self._order, self._is_plain = model, earlier, order, is_plain
+        self._model, self._earlier, self._order, self._has_default_schedule = (
+            model,
+            earlier,
+            order,
+            has_default_schedule,
+        )
         self._open: dict[str, _OpenRequest] = {}
         self.rejected: list[bytes] = []
 
@@ -167,18 +172,18 @@ class Answers:
         if num_results == 1 and earlier is None and not (is_row or has_order):
             return _NOTHING
         request_id: str = request.id  # type: ignore[assignment]  # its parser has set it
-        known, is_replayed = _NOTHING, False
+        found, is_replayed = _NOTHING, False
         if earlier is not None:
-            known = earlier.results_of(request)
-            is_replayed = self._is_plain and can_be_replayed(request)
+            found = earlier.results_of(request)
+            is_replayed = self._has_default_schedule and can_be_replayed(request)
             if is_replayed:
-                earlier.check_replay(request, known)
-        num_lacking = num_results - len(known)
+                earlier.check_replay(request, found)
+        num_lacking = num_results - len(found)
         is_ranked = request.best_of is not None
         self._open[request_id] = _OpenRequest(
-            input_index, num_results, num_lacking, known, is_replayed, is_ranked, form
+            input_index, num_results, num_lacking, found, is_replayed, is_ranked, form
         )
-        return known if is_replayed else _NOTHING
+        return found if is_replayed else _NOTHING
 
     def reject(self, bad: BadLine, input_index: int) -> None:
         """Answer a bad line, unless an earlier run has."""
@@ -202,7 +207,7 @@ class Answers:
         Needed only if a run is resumed: of a replayed sample there is no result.
         """
         request = self._open.get(event.id)
-        if request is None or not request.is_replayed or event.index not in request.known:
+        if request is None or not request.is_replayed or event.index not in request.found:
             return False
         if event.role == "negative":
             return False
@@ -235,7 +240,7 @@ class Answers:
         """Yield what is kept back for its turn, if there is an order; no result will come."""
         if self._order is not None:
             for request in self._open.values():
-                if request.form == "result" and request.held:
+                if request.form == "result" and request.kept:
                     yield from self._order.put(request.input_index, self._join(request))
             yield from self._order.rest()
 
@@ -249,14 +254,14 @@ class Answers:
         self._count_down(result.id, request)
         is_row = request.form != "result"
         if is_row:
-            if request.known:  # of a row, all results are known or none is
+            if request.found:  # of a row, all results were found or none was
                 return []
-        elif result.index in request.known or request.num_lacking <= 0:
+        elif result.index in request.found or request.num_lacking <= 0:
             return []
         request.num_lacking -= 1
         if not is_row and self._order is None:
             return [encode_result(result)]
-        request.held.append(result)
+        request.kept.append(result)
         if request.num_left:
             return []
         lines = self._join(request)
@@ -265,10 +270,10 @@ class Answers:
     def _join(self, request: _OpenRequest) -> bytes:
         """Return the results that a request has got, in their order: that of the index, or best."""
         if not request.is_ranked:
-            request.held.sort(key=attrgetter("index"))
+            request.kept.sort(key=attrgetter("index"))
         if request.form != "result":
-            return self._encode(request.held, request.form)
-        return b"".join(map(encode_result, request.held))
+            return self._encode(request.kept, request.form)
+        return b"".join(map(encode_result, request.kept))
 
     def _encode(self, results: list[Result], form: Form) -> bytes:
         """Return the line of these results, in this form."""

@@ -185,7 +185,7 @@ class EarlierResults:
         self.end = self.num_complete = 0
         self._lines = lines
         self._index = ResultIndex()
-        self._held: list[tuple[int, int, int]] = []
+        self._kept: list[tuple[int, int, int]] = []
 
     def close(self) -> None:
         """Close the file; there is nothing to get any more."""
@@ -199,24 +199,24 @@ class EarlierResults:
         """Return whether that is where it is read from."""
         return self._lines is lines
 
-    def add(self, known: ResultLine) -> None:
+    def add(self, found: ResultLine) -> None:
         """Take note of the line that stands at `end`."""
-        for result in known.results:
+        for result in found.results:
             self._index.add(result.id, number_of(result), self.end)
-        self.end += len(known.line)
+        self.end += len(found.line)
 
-    def hold(self, place: int, start: int) -> None:
+    def keep(self, input_index: int, start: int) -> None:
         """Take note that what stands from `start` to `end` answers the line of the input there.
 
         It follows a gap, so its turn comes when that is closed.
         """
-        self._held.append((place, start, self.end))
+        self._kept.append((input_index, start, self.end))
 
-    def held(self) -> Iterator[tuple[int, bytes]]:
-        """Yield what is held: its place in the input, and its lines."""
-        for place, start, end in self._held:
+    def kept(self) -> Iterator[tuple[int, bytes]]:
+        """Yield what is kept for its turn: its input index, and its lines."""
+        for input_index, start, end in self._kept:
             self._lines.seek(start)
-            yield place, self._lines.read(end - start)
+            yield input_index, self._lines.read(end - start)
 
     def finish(self) -> None:
         """Make what was added ready to be found.
@@ -249,13 +249,13 @@ class EarlierResults:
                 found[index] = result
         return found
 
-    def check_replay(self, request: Request, known: Mapping[int, Result], /) -> None:
-        """Make sure that `known` results of `request` can be replayed.
+    def check_replay(self, request: Request, replayed: Mapping[int, Result], /) -> None:
+        """Make sure that `replayed`, results of `request`, can be.
 
         Raises:
             ResumeError: one took more steps than it can have taken.
         """
-        for result in known.values():
+        for result in replayed.values():
             _check_duration(result, request.max_tokens)
 
     def has_rejected(self, request_id: str, line_number: int, /) -> bool:

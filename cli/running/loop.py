@@ -154,11 +154,11 @@ class Loop:
 
     def _add(self, line: ParsedLine) -> None:
         engine, source, request = self.engine, self.source, line.request
-        known = self.answers.open(request, line.form, source.input_index)
+        replayed = self.answers.open(request, line.form, source.input_index)
         if source.reason == "follow":
             request = replace(request, arrival_time=max(request.arrival_time, engine.now))
         engine.enqueue(
-            request, input_index=source.input_index, reason=source.reason, replayed=known
+            request, input_index=source.input_index, reason=source.reason, replayed=replayed
         )
 
     def _take_bad(self, line: BadLine) -> None:

@@ -181,7 +181,7 @@ class RunRecorder:
         sink = _stdout(view) if options.output is None else resumption.open_results(options.output)
         self.results = ResultWriter(sink)
         self._loop, self._view, self._step_delay = loop, view, options.step_delay
-        self._known, self._can_resume = resumption.known, resumption.is_possible
+        self._earlier, self._can_resume = resumption.earlier, resumption.is_possible
 
     def __enter__(self) -> Self:
         return self
@@ -213,7 +213,7 @@ class RunRecorder:
         stop.before_wait, stop.before_pause = self._show_all, self._view.step_aside
         loop = self._loop
         self._note([loop.engine.run_event()])
-        for input_index, lines in self._known.held() if self._known else ():
+        for input_index, lines in self._earlier.kept() if self._earlier else ():
             self.results.write(loop.answers.put_back(input_index, lines))
         try:
             self._record_outcomes(report, stop)

@@ -50,14 +50,14 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 class Resumption:
     """How a run stands to one before it, and to one after it.
 
-    known: what the one before has left; None if there is nothing to resume.
+    earlier: what the one before has left; None if there is nothing to resume.
     is_possible: this run can be resumed if it ends early.
     """
 
     def __init__(
-        self, output: str | None, record: RunRecord | None, known: "EarlierResults | None"
+        self, output: str | None, record: RunRecord | None, earlier: "EarlierResults | None"
     ) -> None:
-        self.known = known
+        self.earlier = earlier
         self.is_possible = record is not None and record.input_sha256 is not None
         self._output, self._record = output, record
 
@@ -65,19 +65,19 @@ class Resumption:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.known is not None:
-            self.known.close()
+        if self.earlier is not None:
+            self.earlier.close()
 
     def open_results(self, output: str) -> Sink:
-        """Return what results are written to, behind those that are known; others are gone.
+        """Return what results are written to, behind those that were there; others are gone.
 
         Raises:
             OutputError: it cannot be opened.
         """
-        results = open_sink(output, append=self.known is not None)
+        results = open_sink(output, append=self.earlier is not None)
         if not self.is_possible:
             return results
-        return SummedSink(results, output, append=self.known is not None)
+        return SummedSink(results, output, append=self.earlier is not None)
 
     def begin(self) -> None:
         """Write down that the run has begun.
@@ -88,7 +88,7 @@ class Resumption:
             OutputError: it cannot be written.
         """
         if self._output is not None and self._record is not None:
-            if self.known is None:
+            if self.earlier is None:
                 Path(rest_path(self._output)).unlink(missing_ok=True)
             _write_record(self._output, self._record)
 
@@ -136,11 +136,11 @@ def prepare(options: RunOptions, requests: OpenInput, run: RunEvent) -> Resumpti
         keep_order=options.keep_order,
         input_sha256=requests.digest() if is_repeatable else None,
     )
-    known = None
+    taken_over = None
     if has_results and options.resume:
         _check_same_run(output, earlier, record)
-        known = _take_over(output, record, options, requests)
-    return Resumption(output, record, known)
+        taken_over = _take_over(output, record, options, requests)
+    return Resumption(output, record, taken_over)
 
 
 def _take_over(

@@ -109,7 +109,7 @@ class RunSetup:
         with self._waiting():
             time.sleep(seconds)
 
-    def loop(self, known: "EarlierResults | None" = None) -> Loop:
+    def loop(self, earlier: "EarlierResults | None" = None) -> Loop:
         """Return the loop over the requests; a file has been read through once by then.
 
         Raises:
@@ -130,11 +130,16 @@ class RunSetup:
         finally:
             say(self.requests.take_notes() + self.report.closing())
         is_reported = keep_going and source.total is not None
-        order = InputOrder(known.num_complete if known else 0) if options.keep_order else None
+        order = InputOrder(earlier.num_complete if earlier else 0) if options.keep_order else None
         return Loop(
             self.engine,
             source,
-            Answers(self.model, known, order, is_plain=options.scheduling.is_plain),
+            Answers(
+                self.model,
+                earlier,
+                order,
+                has_default_schedule=options.scheduling.has_default_schedule,
+            ),
             keep_going=keep_going,
             max_errors=options.max_errors,
             on_bad_line=_ignore if is_reported else self.report.add,
@@ -208,7 +213,7 @@ class Run:
         self._setup, self._options = setup, setup.options
         self._lock, self._resumption = lock, resumption
         self._stop, self._command = stop, command
-        self._loop = setup.loop(resumption.known)
+        self._loop = setup.loop(resumption.earlier)
         self._view = _open_view(setup, self._loop)
         self._recorder = RunRecorder(setup.options, self._loop, resumption, self._view)
 

@@ -39,7 +39,7 @@ class Omission(NamedTuple):
     def drops(self, answer: list[ResultLine]) -> bool:
         """Return whether the lines that answer a request are left out."""
         return self.drops_failed and any(
-            known.has_failed or known.id in self.dropped_ids for known in answer
+            found.has_failed or found.id in self.dropped_ids for found in answer
         )
 
 
@@ -68,8 +68,8 @@ def take_over(
                 is_whole = not output.endswith(".gz")
             earlier = EarlierResults(lines)
             if expected is None:
-                for known in reader.read(lines):
-                    earlier.add(known)
+                for found in reader.read(lines):
+                    earlier.add(found)
                 end = earlier.end
             else:
                 end = _take_in_order(
@@ -99,13 +99,13 @@ def _chosen(output: str, lines: BinaryIO, reader: ResultLines, omission: Omissio
 
     No result is kept twice, and of a request all or none.
     """
-    dropped = {known.id for known in reader.read(lines) if omission.drops([known])}
+    dropped = {found.id for found in reader.read(lines) if omission.drops([found])}
     seen: set[tuple[str, int]] = set()
     chosen = _temporary() if output.endswith(".gz") else _new(f"{output}.new")
-    for known in reader.read(lines):
-        names = {(result.id, number_of(result)) for result in known.results}
-        if known.id not in dropped and not names & seen:
-            chosen.write(known.line)
+    for found in reader.read(lines):
+        names = {(result.id, number_of(result)) for result in found.results}
+        if found.id not in dropped and not names & seen:
+            chosen.write(found.line)
             seen |= names
     lines.close()
     if not output.endswith(".gz"):
@@ -148,7 +148,7 @@ def _take_in_order(
 ) -> int:
     """Find what answers `expected`; return where the first gap is in `lines`, those of `output`.
 
-    What is known of those behind it goes into a file of its own, with all that is before.
+    What was there of those behind it goes into a file of its own, with all that is before.
     """
     path = Path(rest_path(output))
     end, rest = 0, None
@@ -159,34 +159,34 @@ def _take_in_order(
         for place, wanted in enumerate(expected):
             groups = answers.take(wanted)
             if groups[0] and earlier.num_complete == place:
-                for known in groups[0]:
-                    earlier.add(known)
+                for found in groups[0]:
+                    earlier.add(found)
                 earlier.num_complete, end = place + 1, earlier.end
             elif any(groups):
                 if rest is None:
                     rest = _copy_of(lines, end, f"{path}.new")
                 start = earlier.end
-                for known in next(filter(None, groups)):
-                    rest.write(known.line)
-                    earlier.add(known)
-                earlier.hold(place, start)
+                for found in next(filter(None, groups)):
+                    rest.write(found.line)
+                    earlier.add(found)
+                earlier.keep(place, start)
     if rest is not None:
         _replace(rest, f"{path}.new", str(path))
         earlier.move_to(rest)
     return end
 
 
-def _belongs(known: ResultLine, wanted: Expected) -> bool:
+def _belongs(found: ResultLine, wanted: Expected) -> bool:
     """Return whether a line is part of the answer to `wanted`."""
-    number = number_of(known.results[0])
+    number = number_of(found.results[0])
     if number < 0:
         return -number == wanted.number
-    return wanted.parsed is not None and known.id == wanted.parsed.request.id
+    return wanted.parsed is not None and found.id == wanted.parsed.request.id
 
 
 def _is_complete(answer: list[ResultLine], wanted: Expected) -> bool:
     """Return whether nothing is missing from the answer to `wanted`."""
-    results = [result for known in answer for result in known.results]
+    results = [result for found in answer for result in found.results]
     if wanted.parsed is None or (results and number_of(results[0]) < 0):
         return bool(results)
     return len(results) >= wanted.parsed.request.n

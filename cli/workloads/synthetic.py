@@ -11,13 +11,13 @@ from batcher.workloads.distributions import (
     parse_distribution,
     parse_lengths,
 )
-from batcher.workloads.rows import DEFAULT_NAME, MAX_LENGTH, WorkloadRow
+from batcher.workloads.entries import DEFAULT_NAME, MAX_LENGTH, WorkloadEntry
 from batcher.workloads.synthetic import (
     SyntheticWorkload,
-    closed_rows,
-    open_rows,
+    closed_entries,
+    open_entries,
     parse_shared_prefix,
-    session_rows,
+    session_entries,
 )
 
 from ..commands.workload import WorkloadOptions
@@ -28,8 +28,8 @@ DEFAULT_PROMPT_TOKENS, DEFAULT_OUTPUT_TOKENS = "1024", "128"  # as vLLM's benchm
 DEFAULT_THINK_TIME = "0"
 
 
-def make_rows(options: WorkloadOptions, read_lines: ReadLines) -> Iterable[WorkloadRow]:
-    """Return the rows that were asked for; `read_lines` gives the lines of a file.
+def make_entries(options: WorkloadOptions, read_lines: ReadLines) -> Iterable[WorkloadEntry]:
+    """Return the entries that were asked for; `read_lines` gives the lines of a file.
 
     Raises:
         BatchdecodeError: an option is not right.
@@ -38,13 +38,13 @@ def make_rows(options: WorkloadOptions, read_lines: ReadLines) -> Iterable[Workl
     num_requests = DEFAULT_REQUESTS if options.requests is None else options.requests
     pause = parse_distribution(options.think_time or DEFAULT_THINK_TIME, "--think-time", TIMES)
     if options.users is not None:
-        return islice(closed_rows(workload, options.users, pause), num_requests)
+        return islice(closed_entries(workload, options.users, pause), num_requests)
     rate = DEFAULT_RATE if options.rate is None else options.rate
     arrivals = PATTERNS[options.source](options, rate)
     if options.turns is None:
-        return islice(open_rows(workload, arrivals), num_requests)
+        return islice(open_entries(workload, arrivals), num_requests)
     num_turns = parse_distribution(options.turns, "--turns", LENGTHS)
-    return islice(session_rows(workload, arrivals, num_turns, pause), num_requests)
+    return islice(session_entries(workload, arrivals, num_turns, pause), num_requests)
 
 
 def _make_workload(options: WorkloadOptions, read_lines: ReadLines) -> SyntheticWorkload:

@@ -1,4 +1,4 @@
-"""`batchdecode workload`: rows from their source, into the output, and a summary of them."""
+"""`batchdecode workload`: entries from their source, into the output, and a summary of them."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
@@ -8,12 +8,12 @@ from itertools import islice
 from msgspec.structs import asdict
 
 from batcher.errors import BatchdecodeError
-from batcher.workloads.rows import (
+from batcher.workloads.entries import (
     DEFAULT_NAME,
     LengthCounts,
-    WorkloadRow,
+    WorkloadEntry,
     WorkloadSummary,
-    encode_rows,
+    encode_entries,
 )
 from batcher.workloads.traces import (
     TRACES,
@@ -79,9 +79,9 @@ def write_workload(options: WorkloadOptions) -> None:
             _write_trace(options, trace)
         return
     _check_replaceable(options)
-    from .synthetic import make_rows  # noqa: PLC0415 - numpy, which traces do not need
+    from .synthetic import make_entries  # noqa: PLC0415 - numpy, which traces do not need
 
-    _write(make_rows(options, read_lines), options)
+    _write(make_entries(options, read_lines), options)
 
 
 def _check(options: WorkloadOptions) -> None:
@@ -135,7 +135,7 @@ def _write_trace(options: WorkloadOptions, trace: OpenInput) -> None:
     check_distinct(trace.status, [("--output", options.output)])
     _check_replaceable(options)
 
-    def read_rows(checks: TraceChecks) -> Iterable[WorkloadRow]:
+    def read_entries(checks: TraceChecks) -> Iterable[WorkloadEntry]:
         name = DEFAULT_NAME if options.name is None else options.name
         return islice(
             TRACES[options.source](numbered(trace.lines()), checks, name), options.requests
@@ -147,10 +147,10 @@ def _write_trace(options: WorkloadOptions, trace: OpenInput) -> None:
             raise InputError(
                 f"--rate needs to read {trace.name} twice, which is a pipe: give a file, or --scale"
             )
-        factor = factor_for_rate(read_rows(TraceChecks(trace.name)), options.rate, trace.name)
+        factor = factor_for_rate(read_entries(TraceChecks(trace.name)), options.rate, trace.name)
     checks = TraceChecks(trace.name)
-    rows = read_rows(checks)
-    _write(rows if factor is None else scale_times(rows, factor), options)
+    entries = read_entries(checks)
+    _write(entries if factor is None else scale_times(entries, factor), options)
     say(trace.take_notes())
     if checks.num_raised and not options.quiet:
         say(f"  {counted(checks.num_raised, 'length')} of 0 written as 1\n")
@@ -161,11 +161,11 @@ def _check_replaceable(options: WorkloadOptions) -> None:
         check_replaceable("--output", options.output)
 
 
-def _write(rows: Iterable[WorkloadRow], options: WorkloadOptions) -> None:
-    """Write `rows`, then say what they were."""
+def _write(entries: Iterable[WorkloadEntry], options: WorkloadOptions) -> None:
+    """Write `entries`, then say what they were."""
     summary = WorkloadSummary()
     sink: Sink | None = None
-    for block in encode_rows(summary.observe(rows)):
+    for block in encode_entries(summary.observe(entries)):
         sink = sink or _open(options)  # only now: nothing is overwritten by an empty workload
         sink.write(block)
     (sink or _open(options)).close()

@@ -201,7 +201,7 @@ def test_what_takes_a_step_for_each_token_can_be_replayed(fields):
 
 def test_nothing_is_replayed_where_a_schedule_has_limits():
     earlier = Earlier({"a": [1]})
-    answers = answers_of(earlier, is_plain=False)
+    answers = answers_of(earlier, has_default_schedule=False)
     assert opened(answers, "a", n=2) == []
     assert not hasattr(earlier, "checked")  # it may have taken any number of steps
     assert shown(answers.take([result("a", 1), result("a", 0)])) == [("a", [0])]

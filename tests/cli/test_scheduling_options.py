@@ -193,11 +193,11 @@ def test_a_run_with_limits_is_continued_as_if_it_had_never_stopped(folder, optio
         (folder / "out").write_bytes(whole)
 
 
-def test_only_a_run_without_limits_and_step_times_is_plain():
-    assert SchedulingOptions().is_plain
-    assert SchedulingOptions(policy="fcfs", check=True).is_plain
-    assert not SchedulingOptions(profile="constant").is_plain
-    assert not SchedulingOptions(policy="sjf").is_plain
+def test_only_a_run_without_limits_and_step_times_has_the_default_schedule():
+    assert SchedulingOptions().has_default_schedule
+    assert SchedulingOptions(policy="fcfs", check=True).has_default_schedule
+    assert not SchedulingOptions(profile="constant").has_default_schedule
+    assert not SchedulingOptions(policy="sjf").has_default_schedule
 
 
 def test_sessions_are_continued(folder):

@@ -81,10 +81,10 @@ class OddTime:
         raise NotImplementedError
 
 
-LOADS = st.builds(BatchStats, *[st.integers(0, 10**6)] * 4)
+BATCH_STATS = st.builds(BatchStats, *[st.integers(0, 10**6)] * 4)
 
 
-@given(st.lists(st.one_of(LOADS, st.floats(1e-9, 1e4)), max_size=20))
+@given(st.lists(st.one_of(BATCH_STATS, st.floats(1e-9, 1e4)), max_size=20))
 def test_a_formula_counts_whole_ticks_and_loses_none(moves: list[BatchStats | float]) -> None:
     clock, ticks, starts = FormulaClock(OddTime()), 0, [0]
     for move in moves:
@@ -108,7 +108,7 @@ def test_a_formula_counts_whole_ticks_and_loses_none(moves: list[BatchStats | fl
     assert clock.now == clock.start_of(clock.step)
 
 
-@given(st.lists(LOADS, min_size=1, max_size=9), st.floats(0, 1))
+@given(st.lists(BATCH_STATS, min_size=1, max_size=9), st.floats(0, 1))
 def test_a_step_of_a_formula_is_found_by_its_time(loads: list[BatchStats], part: float) -> None:
     clock, starts = FormulaClock(OddTime()), [0.0]
     for load in loads:

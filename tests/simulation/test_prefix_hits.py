@@ -5,9 +5,9 @@ from random import Random
 
 from batcher.settings import SchedulingSettings
 from batcher.simulation.simulator import simulate
-from batcher.simulation.workload import Workload, workload_of_rows
+from batcher.simulation.workload import Workload, workload_of_entries
 from batcher.timing.formulas import ConstantStepTime
-from batcher.workloads.traces import BLOCK_TOKENS, TraceChecks, mooncake_rows
+from batcher.workloads.traces import BLOCK_TOKENS, TraceChecks, mooncake_entries
 
 Line = dict[str, object]
 
@@ -56,7 +56,7 @@ def direct_hits(lines: list[Line]) -> list[int]:
 
 def workload_of_lines(lines: list[Line]) -> Workload:
     numbered = [(number, json.dumps(line).encode()) for number, line in enumerate(lines, 1)]
-    return workload_of_rows(mooncake_rows(numbered, TraceChecks("trace")))
+    return workload_of_entries(mooncake_entries(numbered, TraceChecks("trace")))
 
 
 def test_a_trace_hits_what_a_direct_count_over_its_hash_ids_hits() -> None:

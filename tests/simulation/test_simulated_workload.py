@@ -9,9 +9,9 @@ from batcher.errors import BatchdecodeError
 from batcher.request import PromptSegment
 from batcher.settings import SchedulingSettings
 from batcher.simulation.simulator import simulate
-from batcher.simulation.workload import Workload, workload_of, workload_of_rows
+from batcher.simulation.workload import Workload, workload_of, workload_of_entries
 from batcher.timing.formulas import ConstantStepTime
-from batcher.workloads.rows import LengthSegment, WorkloadRow
+from batcher.workloads.entries import LengthSegment, WorkloadEntry
 
 MODEL = SimulatedModel()
 
@@ -57,7 +57,7 @@ def test_samples_are_jobs_of_their_own() -> None:
 
 
 def test_a_row_that_may_end_early_is_refused() -> None:
-    row = WorkloadRow(
+    row = WorkloadEntry(
         id="r",
         arrival_time=0,
         prompt=[LengthSegment(length=3, seed=1)],
@@ -65,7 +65,7 @@ def test_a_row_that_may_end_early_is_refused() -> None:
         ignore_eos=False,
     )
     with pytest.raises(BatchdecodeError, match="request 'r' may end before max_tokens"):
-        workload_of_rows([row])
+        workload_of_entries([row])
 
 
 def found(first: Request, second: Request) -> int:

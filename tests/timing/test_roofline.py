@@ -7,7 +7,7 @@ import pytest
 
 from batcher.timing.catalog import CatalogError, shipped
 from batcher.timing.loading import step_time_of
-from batcher.timing.physics import LOADS, Physics, check_physics
+from batcher.timing.physics import EXAMPLE_STEPS, Physics, check_physics
 from batcher.timing.profiles import Profile, shipped_profiles
 from batcher.timing.roofline import GPU, load_gpu, load_model_shape, num_kv_tokens, roofline
 
@@ -138,7 +138,7 @@ def profile_of(**changes: object) -> Profile:
 def test_no_shipped_profile_beats_its_hardware(name: str) -> None:
     physics, predictions = check_physics(shipped_profiles()[name])
     assert physics == Physics("possible")
-    assert [prediction.load for prediction in predictions] == list(LOADS)
+    assert [prediction.step for prediction in predictions] == list(EXAMPLE_STEPS)
     assert all(prediction.least_seconds for prediction in predictions)
 
 
@@ -146,7 +146,7 @@ def test_a_profile_that_beats_the_memory_is_flagged() -> None:
     # 16 GB of weights at 1,008 GB/s take 15 ms, so 3 ms are 5 times too fast
     physics, predictions = check_physics(profile_of(t0=1.0, w=2.0, f=0.08, g=0.0, d=1.4e-4))
     worst = max(predictions, key=lambda prediction: prediction.advantage)
-    assert (worst.load, worst.limit) == ("decode 1 x 1,024", "memory bandwidth")
+    assert (worst.step, worst.limit) == ("decode 1 x 1,024", "memory bandwidth")
     assert worst.advantage == pytest.approx(15.02 / 3.143, rel=0.01)
     assert physics.verdict == "too fast"
     assert physics.reason is not None
@@ -157,7 +157,7 @@ def test_a_profile_that_beats_the_arithmetic_is_flagged() -> None:
     # 2,048 tokens need 33 TFLOP, 0.18 s at 165 TFLOPS
     physics, predictions = check_physics(profile_of(t0=20.0, w=0.0, f=0.02, e=0.0))
     worst = max(predictions, key=lambda prediction: prediction.advantage)
-    assert (physics.verdict, worst.load, worst.limit) == ("too fast", "prefill 2,048", "compute")
+    assert (physics.verdict, worst.step, worst.limit) == ("too fast", "prefill 2,048", "compute")
     assert worst.least_seconds == pytest.approx(0.18, rel=0.01)
 
 

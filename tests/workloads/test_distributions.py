@@ -15,7 +15,7 @@ from batcher.workloads.distributions import (
     make_generator,
     parse_distribution,
 )
-from batcher.workloads.rows import MAX_LENGTH, WorkloadError
+from batcher.workloads.entries import MAX_LENGTH, WorkloadError
 
 SPECS = [
     "7",

@@ -12,14 +12,14 @@ from batcher.formats.requests import ParsedLine, RequestParser
 from batcher.validation import ModelCapabilities
 from batcher.workloads.arrivals import Bursty, Constant, Gamma, Poisson
 from batcher.workloads.distributions import LENGTHS, TIMES, parse_distribution
-from batcher.workloads.rows import WorkloadError, encode_rows
+from batcher.workloads.entries import WorkloadError, encode_entries
 from batcher.workloads.synthetic import (
     SharedPrefix,
     SyntheticWorkload,
-    closed_rows,
-    open_rows,
+    closed_entries,
+    open_entries,
     parse_shared_prefix,
-    session_rows,
+    session_entries,
 )
 
 
@@ -46,77 +46,77 @@ WORKLOADS = st.builds(
     name=st.sampled_from(["r", "", 'chat "ü" ']),
 )
 SOURCES = st.one_of(
-    st.just(lambda workload: open_rows(workload, Poisson(3.0))),
-    st.just(lambda workload: open_rows(workload, Bursty(2.0, 1.0, 3.0))),
+    st.just(lambda workload: open_entries(workload, Poisson(3.0))),
+    st.just(lambda workload: open_entries(workload, Bursty(2.0, 1.0, 3.0))),
     st.just(
-        lambda workload: session_rows(
+        lambda workload: session_entries(
             workload, Gamma(1.0, 0.3), lengths("uniform:1,4"), seconds("exponential:2")
         )
     ),
-    st.just(lambda workload: closed_rows(workload, 5, seconds("lognormal:2,1"))),
+    st.just(lambda workload: closed_entries(workload, 5, seconds("lognormal:2,1"))),
 )
 
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def first(rows, count):
-    return list(islice(rows, count))
+def first(entries, count):
+    return list(islice(entries, count))
 
 
 def test_the_same_seed_gives_these_bytes():
-    rows = first(open_rows(WORKLOAD, Poisson(5.0)), 3)
-    assert b"".join(encode_rows(rows)) == (GOLDEN / "open.jsonl").read_bytes()
+    entries = first(open_entries(WORKLOAD, Poisson(5.0)), 3)
+    assert b"".join(encode_entries(entries)) == (GOLDEN / "open.jsonl").read_bytes()
 
 
 def test_the_same_seed_gives_these_sessions():
     workload = replace(WORKLOAD, shared_prefix=SharedPrefix(64, 2), name="chat-", seed=7)
-    rows = session_rows(workload, Gamma(2.0, 0.5), lengths("uniform:1,3"), seconds("2.5"))
-    assert b"".join(encode_rows(first(rows, 4))) == (GOLDEN / "sessions.jsonl").read_bytes()
+    entries = session_entries(workload, Gamma(2.0, 0.5), lengths("uniform:1,3"), seconds("2.5"))
+    assert b"".join(encode_entries(first(entries, 4))) == (GOLDEN / "sessions.jsonl").read_bytes()
 
 
 @given(WORKLOADS, SOURCES, st.integers(0, 700), st.integers(0, 700))
 def test_rows_are_good_requests_in_order_and_a_longer_workload_begins_alike(
     workload, source, count, more
 ):
-    rows = first(source(workload), count)
-    assert rows == first(source(workload), count + more)[:count]
+    entries = first(source(workload), count)
+    assert entries == first(source(workload), count + more)[:count]
     parser = RequestParser(ModelCapabilities(vocab_size=512))
-    lines = b"".join(encode_rows(rows)).splitlines()
+    lines = b"".join(encode_entries(entries)).splitlines()
     assert len(lines) == count
-    for number, (line, row) in enumerate(zip(lines, rows, strict=True), 1):
+    for number, (line, entry) in enumerate(zip(lines, entries, strict=True), 1):
         parsed = parser.parse(line, number)
         assert isinstance(parsed, ParsedLine), parsed
         request = parsed.request
-        assert (request.id, request.arrival_time) == (row.id, row.arrival_time)
-        assert request.session == row.session
-        assert request.think_time == (row.think_time or 0.0)
+        assert (request.id, request.arrival_time) == (entry.id, entry.arrival_time)
+        assert request.session == entry.session
+        assert request.think_time == (entry.think_time or 0.0)
         assert [(s.length, s.seed, s.type) for s in request.prompt] == [
-            (s.length, s.seed, s.type) for s in row.prompt
+            (s.length, s.seed, s.type) for s in entry.prompt
         ]
-        assert request.max_tokens == row.max_tokens <= workload.max_output_tokens
+        assert request.max_tokens == entry.max_tokens <= workload.max_output_tokens
         assert request.ignore_eos
-        assert row.prompt[-1].length <= workload.max_prompt_tokens
-    assert all(a.arrival_time <= b.arrival_time for a, b in pairwise(rows))
-    assert len({row.id for row in rows}) == count
+        assert entry.prompt[-1].length <= workload.max_prompt_tokens
+    assert all(a.arrival_time <= b.arrival_time for a, b in pairwise(entries))
+    assert len({entry.id for entry in entries}) == count
 
 
 def test_other_seeds_give_other_rows():
-    def rows(seed):
-        found = first(open_rows(replace(WORKLOAD, seed=seed), Poisson(5.0)), 50)
-        return [(row.arrival_time, row.prompt_tokens, row.max_tokens) for row in found]
+    def entries(seed):
+        found = first(open_entries(replace(WORKLOAD, seed=seed), Poisson(5.0)), 50)
+        return [(entry.arrival_time, entry.prompt_tokens, entry.max_tokens) for entry in found]
 
-    assert rows(1) == rows(1)
-    assert rows(1) != rows(2)
+    assert entries(1) == entries(1)
+    assert entries(1) != entries(2)
 
 
 def test_a_change_of_one_thing_leaves_the_others_as_they_were():
-    base = first(open_rows(WORKLOAD, Poisson(5.0)), 200)
-    other_times = first(open_rows(WORKLOAD, Constant(1.0)), 200)
+    base = first(open_entries(WORKLOAD, Poisson(5.0)), 200)
+    other_times = first(open_entries(WORKLOAD, Constant(1.0)), 200)
     other_outputs = first(
-        open_rows(replace(WORKLOAD, output_lengths=lengths("zipf:1,9")), Poisson(5.0)), 200
+        open_entries(replace(WORKLOAD, output_lengths=lengths("zipf:1,9")), Poisson(5.0)), 200
     )
     with_prefix = first(
-        open_rows(replace(WORKLOAD, shared_prefix=SharedPrefix(8, 3)), Poisson(5.0)), 200
+        open_entries(replace(WORKLOAD, shared_prefix=SharedPrefix(8, 3)), Poisson(5.0)), 200
     )
     assert [(r.prompt, r.max_tokens) for r in other_times] == [
         (r.prompt, r.max_tokens) for r in base
@@ -131,38 +131,42 @@ def test_a_change_of_one_thing_leaves_the_others_as_they_were():
 
 def test_prompts_of_one_group_begin_with_the_same_segment():
     workload = replace(WORKLOAD, shared_prefix=SharedPrefix(100, 4))
-    rows = first(open_rows(workload, Poisson(1.0)), 2000)
-    groups = [row.prompt[0].seed for row in rows]
+    entries = first(open_entries(workload, Poisson(1.0)), 2000)
+    groups = [entry.prompt[0].seed for entry in entries]
     assert set(groups) == {f"prefix-r{group}" for group in range(4)}
     assert all(400 < groups.count(group) < 600 for group in set(groups))
-    assert all((row.prompt[0].length, row.prompt[0].type) == (100, "system") for row in rows)
-    assert len({row.prompt[1].seed for row in rows}) == 2000
+    assert all(
+        (entry.prompt[0].length, entry.prompt[0].type) == (100, "system") for entry in entries
+    )
+    assert len({entry.prompt[1].seed for entry in entries}) == 2000
 
 
 def test_the_turns_of_a_session_follow_each_other_and_only_the_first_has_the_prefix():
     workload = replace(WORKLOAD, shared_prefix=SharedPrefix(100))
-    rows = first(session_rows(workload, Poisson(2.0), lengths("uniform:1,4"), seconds("3")), 900)
-    sessions = [row.session for row in rows]
+    entries = first(
+        session_entries(workload, Poisson(2.0), lengths("uniform:1,4"), seconds("3")), 900
+    )
+    sessions = [entry.session for entry in entries]
     assert [later for earlier, later in pairwise(sessions) if earlier != later] == [
         f"r{number}" for number in range(1, len(set(sessions)))
     ]
     assert {sessions.count(session) for session in set(sessions)} == {1, 2, 3, 4}
-    for previous, row in pairwise(rows):
-        if row.session == previous.session:
-            assert row.arrival_time == previous.arrival_time
-            assert row.think_time == 3.0
-            assert len(row.prompt) == 1
+    for previous, entry in pairwise(entries):
+        if entry.session == previous.session:
+            assert entry.arrival_time == previous.arrival_time
+            assert entry.think_time == 3.0
+            assert len(entry.prompt) == 1
         else:
-            assert row.think_time is None
-            assert len(row.prompt) == 2
+            assert entry.think_time is None
+            assert len(entry.prompt) == 2
 
 
 def test_each_user_of_a_closed_loop_has_one_turn_after_another():
-    rows = first(closed_rows(WORKLOAD, 3, seconds("exponential:2")), 11)
-    assert [row.session for row in rows] == (["r0", "r1", "r2"] * 4)[:11]
-    assert [row.id for row in rows[:4]] == ["r0.0", "r1.0", "r2.0", "r0.1"]
-    assert [row.think_time is None for row in rows] == [True] * 3 + [False] * 8
-    assert all(row.arrival_time == 0.0 for row in rows)
+    entries = first(closed_entries(WORKLOAD, 3, seconds("exponential:2")), 11)
+    assert [entry.session for entry in entries] == (["r0", "r1", "r2"] * 4)[:11]
+    assert [entry.id for entry in entries[:4]] == ["r0.0", "r1.0", "r2.0", "r0.1"]
+    assert [entry.think_time is None for entry in entries] == [True] * 3 + [False] * 8
+    assert all(entry.arrival_time == 0.0 for entry in entries)
 
 
 def test_a_shared_prefix_is_tokens_and_perhaps_groups():

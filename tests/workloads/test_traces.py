@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher.workloads.rows import WorkloadError
+from batcher.workloads.entries import WorkloadError
 from batcher.workloads.traces import TRACES, TraceChecks, factor_for_rate, read_lengths, scale_times
 
 HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens"
@@ -22,11 +22,11 @@ def numbered(*lines):
 def read(name, *lines):
     """Rows as (id, arrival time, [(length, seed)], max_tokens), and how many lengths were 0."""
     checks = TraceChecks("trace")
-    rows = [
-        (row.id, row.arrival_time, [(s.length, s.seed) for s in row.prompt], row.max_tokens)
-        for row in TRACES[name](numbered(*lines), checks, "r")
+    entries = [
+        (entry.id, entry.arrival_time, [(s.length, s.seed) for s in entry.prompt], entry.max_tokens)
+        for entry in TRACES[name](numbered(*lines), checks, "r")
     ]
-    return rows, checks.num_raised
+    return entries, checks.num_raised
 
 
 def mooncake(timestamp=0, length=600, output=5, hash_ids=(7, 8)):
@@ -49,14 +49,14 @@ def vllm(request_id="a", prompt=5, output=6, queued=100.0):
 
 
 def test_azure_times_keep_all_seven_digits():
-    rows, _ = read(
+    entries, _ = read(
         "azure",
         HEADER,
         "2023-11-16 23:59:59.9999999,374,44\r",
         "2023-11-17 00:00:00.0000001,396,109",
         "2023-11-17 00:00:01,3,4",
     )
-    assert rows == [
+    assert entries == [
         ("r0", 0.0, [(374, "r0")], 44),
         ("r1", 2e-7, [(396, "r1")], 109),
         ("r2", 1.0000001, [(3, "r2")], 4),
@@ -64,23 +64,23 @@ def test_azure_times_keep_all_seven_digits():
 
 
 def test_azure_columns_are_found_by_name_and_times_may_have_a_zone():
-    rows, _ = read(
+    entries, _ = read(
         "azure",
         "GeneratedTokens, ContextTokens, Model, TIMESTAMP",
         "4,3,x,2024-05-10 00:00:00.009930+00:00",
         "6,5,x,2024-05-10T02:00:01.009930+02:00",
     )
-    assert rows == [("r0", 0.0, [(3, "r0")], 4), ("r1", 1.0, [(5, "r1")], 6)]
+    assert entries == [("r0", 0.0, [(3, "r0")], 4), ("r1", 1.0, [(5, "r1")], 6)]
 
 
 def test_mooncake_blocks_become_segments_with_the_hash_for_a_seed():
-    rows, _ = read(
+    entries, _ = read(
         "mooncake",
         mooncake(timestamp=500, length=1100, hash_ids=[7, 0, 9]),
         mooncake(timestamp=1500, length=1024, hash_ids=[7, 0]),
         mooncake(timestamp=1500, length=1, hash_ids=[4]),
     )
-    assert rows == [
+    assert entries == [
         ("r0", 0.0, [(512, 7), (512, 0), (76, 9)], 5),
         ("r1", 1.0, [(512, 7), (512, 0)], 5),
         ("r2", 1.0, [(1, 4)], 5),
@@ -88,8 +88,8 @@ def test_mooncake_blocks_become_segments_with_the_hash_for_a_seed():
 
 
 def test_vllm_requests_keep_their_ids():
-    rows, _ = read("vllm", vllm("b", queued=27536.660701067), vllm("a", queued=27537.047603549))
-    assert rows == [("b", 0.0, [(5, "b")], 6), ("a", 0.386902482, [(5, "a")], 6)]
+    entries, _ = read("vllm", vllm("b", queued=27536.660701067), vllm("a", queued=27537.047603549))
+    assert entries == [("b", 0.0, [(5, "b")], 6), ("a", 0.386902482, [(5, "a")], 6)]
 
 
 def test_lengths_of_0_become_1_and_are_counted():
@@ -154,29 +154,29 @@ def test_what_is_wrong_is_said_with_its_line(name, lines, said):
 @given(st.lists(st.integers(0, 3000), min_size=1, max_size=20))
 def test_segments_make_up_the_length_and_never_one_of_0(lengths):
     lines = [mooncake(length=n, hash_ids=range(-(-n // 512))) for n in lengths]
-    rows, num_raised = read("mooncake", *lines)
-    for (_, _, segments, _), length in zip(rows, lengths, strict=True):
+    entries, num_raised = read("mooncake", *lines)
+    for (_, _, segments, _), length in zip(entries, lengths, strict=True):
         assert sum(part for part, _ in segments) == max(length, 1)
         assert all(1 <= part <= 512 for part, _ in segments)
     assert num_raised == lengths.count(0)
 
 
 def test_a_rate_stretches_the_trace_and_keeps_its_order():
-    def rows():
+    def entries():
         lines = [vllm(str(n), queued=queued) for n, queued in enumerate([3, 4, 4, 13])]
         return TRACES["vllm"](numbered(*lines), TraceChecks("t"), "r")
 
-    factor = factor_for_rate(rows(), 0.5, "t")
-    times = [row.arrival_time for row in scale_times(rows(), factor)]
+    factor = factor_for_rate(entries(), 0.5, "t")
+    times = [entry.arrival_time for entry in scale_times(entries(), factor)]
     assert times == [0.0, 0.6, 0.6, 6.0]
     assert (len(times) - 1) / times[-1] == 0.5
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
 def test_a_trace_without_a_span_has_no_rate(count):
-    rows = TRACES["vllm"](numbered(*[vllm(str(n)) for n in range(count)]), TraceChecks("t"), "r")
+    entries = TRACES["vllm"](numbered(*[vllm(str(n)) for n in range(count)]), TraceChecks("t"), "r")
     with pytest.raises(WorkloadError, match=f"t: no rate to scale: all of its {count} requests"):
-        factor_for_rate(rows, 2.0, "t")
+        factor_for_rate(entries, 2.0, "t")
 
 
 def test_lengths_are_read_from_any_trace_or_from_plain_numbers():

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from batcher.errors import BatchdecodeError
 from batcher.formats.requests import ParsedLine, RequestParser
 from batcher.validation import ModelCapabilities
-from batcher.workloads.rows import LengthCounts, LengthSegment, WorkloadRow, WorkloadSummary
+from batcher.workloads.entries import LengthCounts, LengthSegment, WorkloadEntry, WorkloadSummary
 from cli.app import app
 from cli.commands.workload import WorkloadOptions
 from cli.workloads.write import OPTIONS_OF, render_summary
@@ -79,8 +79,8 @@ def test_the_summary_says_how_much_there_is(make):
 )
 def test_the_headline_tells_requests_from_sessions(turns, headline):
     summary = WorkloadSummary()
-    rows = [
-        WorkloadRow(
+    entries = [
+        WorkloadEntry(
             id=str(number),
             session=session,
             arrival_time=time,
@@ -91,7 +91,7 @@ def test_the_headline_tells_requests_from_sessions(turns, headline):
         )
         for number, (time, session, pause) in enumerate(turns)
     ]
-    assert list(summary.observe(rows)) == rows
+    assert list(summary.observe(entries)) == entries
     assert render_summary(summary).splitlines()[0] == headline
 
 

@@ -48,27 +48,27 @@ class TokenColumns:
         self._token_bytes = token_bytes[:vocab_size]
         num_known = len(self._token_bytes)
         self.are_shared = vocab_size is None or vocab_size - num_known > MAX_BEYOND
-        self._num_plain = num_known if vocab_size is None or self.are_shared else vocab_size
+        self._num_own = num_known if vocab_size is None or self.are_shared else vocab_size
         self._asked_for: IntArray = np.zeros(0, np.int64)  # ascending ids
         self._column_of: dict[int, int] = {}  # of those
 
     @property
     def num_columns(self) -> int:
         """How many there are."""
-        return self._num_plain + (len(self._asked_for) + 1 if self.are_shared else 0)
+        return self._num_own + (len(self._asked_for) + 1 if self.are_shared else 0)
 
     def of_all(self, tokens: IntArray) -> IntArray:
         """Return the column of each token."""
         num_asked_for = len(self._asked_for)
         if not num_asked_for:
-            return np.minimum(tokens, self._num_plain)
+            return np.minimum(tokens, self._num_own)
         places = np.minimum(self._asked_for.searchsorted(tokens), num_asked_for - 1)
         places = np.where(self._asked_for[places] == tokens, places, num_asked_for)
-        return np.where(tokens < self._num_plain, tokens, self._num_plain + places)
+        return np.where(tokens < self._num_own, tokens, self._num_own + places)
 
     def of(self, token_id: int) -> int:
         """Return the column of one token; one that cannot occur has that of another."""
-        if token_id < self._num_plain:
+        if token_id < self._num_own:
             return token_id
         return self._column_of.get(token_id, self.num_columns - 1)
 
@@ -93,14 +93,14 @@ class TokenColumns:
         """Give the ids of these automata columns of their own, and no other ids."""
         ids = sorted(self._shared_ids(automata))
         self._asked_for = np.array(ids, np.int64)
-        self._column_of = {token_id: self._num_plain + place for place, token_id in enumerate(ids)}
+        self._column_of = {token_id: self._num_own + place for place, token_id in enumerate(ids)}
         self.__dict__.pop("_texts", None)
 
     def _shared_ids(self, automata: Iterable[StopAutomaton]) -> set[int]:
         """Return the ids of `automata` beyond the tokenizer's."""
         exits = chain.from_iterable(exits for automaton in automata for exits in automaton.exits)
         patterns = [way.pattern for way in exits if isinstance(way.pattern, tuple)]
-        return {token_id for ids in patterns for token_id in ids if token_id >= self._num_plain}
+        return {token_id for ids in patterns for token_id in ids if token_id >= self._num_own}
 
     @cached_property
     def _texts(self) -> "ByteIndex":

@@ -1,4 +1,4 @@
-"""The rows of a workload: requests of which only times, lengths and shared parts are known."""
+"""The entries of a workload: requests of which only times, lengths and shared parts are known."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ from batcher.errors import BatchdecodeError
 
 MAX_LENGTH = 2**20  # tokens of one prompt or one output
 DEFAULT_NAME = "r"
-_ROWS_PER_BLOCK = 256
+_ENTRIES_PER_BLOCK = 256
 
 
 class WorkloadError(BatchdecodeError):
@@ -30,7 +30,7 @@ class LengthSegment(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     type: Literal["system"] | None = None
 
 
-class WorkloadRow(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+class WorkloadEntry(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A line of a requests file, with the fields that workloads set.
 
     arrival_time and think_time are in seconds.  think_time: None for what waits for no other turn
@@ -47,15 +47,15 @@ class WorkloadRow(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 
     @property
     def prompt_tokens(self) -> int:
-        """The length of the prompt as the row has it, without what a session brings along."""
+        """The length of the prompt as the entry has it, without what a session brings along."""
         return sum(segment.length for segment in self.prompt)
 
 
-def encode_rows(rows: Iterable[WorkloadRow]) -> Iterator[bytes]:
-    """Yield `rows` as lines of JSON, in blocks of whole lines."""
+def encode_entries(entries: Iterable[WorkloadEntry]) -> Iterator[bytes]:
+    """Yield `entries` as lines of JSON, in blocks of whole lines."""
     encode = msgspec.json.Encoder().encode_lines
-    remaining = iter(rows)
-    while block := list(islice(remaining, _ROWS_PER_BLOCK)):
+    remaining = iter(entries)
+    while block := list(islice(remaining, _ENTRIES_PER_BLOCK)):
         yield encode(block)
 
 
@@ -85,7 +85,7 @@ class LengthCounts:
 
 
 class WorkloadSummary:
-    """Counts rows.
+    """Counts entries.
 
     num_arrivals: those that wait for no other.  span: the last arrival time; the first is 0.
     """
@@ -100,14 +100,14 @@ class WorkloadSummary:
         """Arrivals a second, of sessions if there are any; None if all come at once."""
         return (self.num_arrivals - 1) / self.span if self.span else None
 
-    def observe(self, rows: Iterable[WorkloadRow]) -> Iterator[WorkloadRow]:
-        """Yield `rows`, and count them."""
-        for row in rows:
+    def observe(self, entries: Iterable[WorkloadEntry]) -> Iterator[WorkloadEntry]:
+        """Yield `entries`, and count them."""
+        for entry in entries:
             self.num_requests += 1
-            if row.think_time is None:
+            if entry.think_time is None:
                 self.num_arrivals += 1
-                self.num_sessions += row.session is not None
-                self.span = row.arrival_time
-            self.prompt_lengths.add(row.prompt_tokens)
-            self.output_lengths.add(row.max_tokens)
-            yield row
+                self.num_sessions += entry.session is not None
+                self.span = entry.arrival_time
+            self.prompt_lengths.add(entry.prompt_tokens)
+            self.output_lengths.add(entry.max_tokens)
+            yield entry
