@@ -1,17 +1,11 @@
-"""What decoding comes to: of a step, of a row at its end, and of one that is out of the batch."""
+"""What decoding comes to: of a step, and of a row at its end."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from batcher.decoding.stops.matcher import Place
 from batcher.errors import Failure
 from batcher.result import ConstraintCheck, ConstraintOutcome, FinishReason, TokenLogprob
-
-if TYPE_CHECKING:  # plain rows need none of it
-    from batcher.decoding.sampling.sampler import SuspendedSampling
-    from batcher.engine.row_state import BeamRows, RowState
 
 
 class Generated(Struct, frozen=True, gc=False):
@@ -52,24 +46,3 @@ NOTHING_DECODED = Decoded([], {}, {}, [])
 def as_failure(why: str | Failure) -> Failure:
     """Return what a model says of a row that has failed, with a code."""
     return why if isinstance(why, Failure) else Failure("model-error", why)
-
-
-class SuspendedRow(Struct, frozen=True):
-    """What the tables knew of one row; None for what they did not."""
-
-    place: Place | None
-    state: "RowState | None" = None
-    sampling: "SuspendedSampling | None" = None
-
-
-class SuspendedRows(Struct, frozen=True):
-    """The rows of a group: enough to go on as if nothing had been.
-
-    tokens: what each of them has generated, in the order of the group, for all rows that the model
-    has to compute again: a request for beams has but one before its first step.
-    rows: of those the tables know, in the order of the group.
-    """
-
-    tokens: list[list[int]]
-    rows: list[SuspendedRow]
-    beams: "BeamRows | None" = None

@@ -10,15 +10,9 @@ from typing import TYPE_CHECKING
 
 from batcher.decoding.output_tokens import OutputTokens
 from batcher.decoding.stops.matcher import FREE_LINE, StopMatcher
-from batcher.engine.decoded import (
-    NOTHING_DECODED,
-    Decoded,
-    Generated,
-    SuspendedRow,
-    SuspendedRows,
-    as_failure,
-)
+from batcher.engine.decoded import NOTHING_DECODED, Decoded, Generated, as_failure
 from batcher.engine.sequence import Sequence
+from batcher.engine.suspended import SuspendedRow, SuspendedRows
 from batcher.errors import Failure
 from batcher.events import TokenEvent
 from batcher.models.base import Model, ModelOutput

@@ -7,9 +7,10 @@ from weakref import WeakValueDictionary
 from msgspec.structs import replace
 
 from batcher.decoding.sampling.logprobs import PromptLogprobs
-from batcher.engine.decoded import NOTHING_DECODED, Decoded, Generated, SuspendedRows
+from batcher.engine.decoded import NOTHING_DECODED, Decoded, Generated
 from batcher.engine.decoder import Decoder
 from batcher.engine.sequence import Sequence
+from batcher.engine.suspended import SuspendedRows
 from batcher.errors import BatchdecodeError, Failure, ModelError
 from batcher.models.base import Batch, Chunk, Model, ModelOutput, Pages, can_page
 from batcher.result import FinishReason

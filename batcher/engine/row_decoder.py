@@ -12,7 +12,7 @@ from batcher.decoding.output_tokens import OutputTokens
 from batcher.decoding.sampling.sampler import Masks, Sampled, Sampler
 from batcher.decoding.stops.automaton import StopProgress
 from batcher.decoding.stops.matcher import StopMatcher
-from batcher.engine.decoded import Decoded, Generated, SuspendedRow, SuspendedRows
+from batcher.engine.decoded import Decoded, Generated
 from batcher.engine.row_state import (
     BeamRows,
     RowState,
@@ -22,6 +22,7 @@ from batcher.engine.row_state import (
     sampling_row,
 )
 from batcher.engine.sequence import Sequence
+from batcher.engine.suspended import SuspendedRow, SuspendedRows
 from batcher.errors import Failure, InvariantError
 from batcher.events import TokenEvent
 from batcher.models.base import NO_SLOTS, IntArray, Model, ModelOutput

@@ -5,10 +5,11 @@ from random import Random
 from typing import NamedTuple
 
 from batcher import Request, SimulatedModel
-from batcher.engine.decoded import Decoded, Generated, SuspendedRows
+from batcher.engine.decoded import Decoded, Generated
 from batcher.engine.decoder import Decoder
 from batcher.engine.inputs import make_sequences
 from batcher.engine.sequence import Sequence
+from batcher.engine.suspended import SuspendedRows
 from batcher.models.base import Batch, Chunk
 from batcher.result import FinishReason
 
