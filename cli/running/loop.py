@@ -11,9 +11,9 @@ from batcher.engine import Engine, StepOutcome
 from batcher.errors import InvariantError
 from batcher.events import ArriveEvent, FinishEvent, RejectEvent, RequestEvent
 from batcher.formats.requests import BadLine, ParsedLine
-from batcher.scheduling.blocks import BlockUse
 from batcher.timeline.records import label_of
 
+from ..screen.view import GaugeReading
 from .answers import Answers
 from .sources import Source, name_of
 
@@ -193,15 +193,12 @@ class Loop:
         """The number of the step that is being computed, None between two of them."""
         return self.engine.num_steps if self._is_computing else None
 
-    @property
-    def now(self) -> float:
-        """The engine's time, in seconds."""
-        return self.engine.now
-
-    @property
-    def num_free(self) -> int:
-        """How many slots the next step can fill."""
-        return self.engine.batch_size - self.engine.num_running
+    def read_gauges(self) -> GaugeReading:
+        """Return what events do not tell of the run; see Gauges."""
+        engine, kv_cache = self.engine, self.engine.scheduler.kv_cache
+        num_free = engine.batch_size - engine.num_running
+        block_use = None if kv_cache is None else kv_cache.pool.use
+        return GaugeReading(engine.now, num_free, self.next_up, block_use)
 
     @property
     def next_up(self) -> str | None:
@@ -212,9 +209,3 @@ class Loop:
         if self._ahead is not None:  # nothing is read before a slot is free for it
             return name_of(self._ahead, self.source.input_index)
         return self.source.upcoming
-
-    @property
-    def block_use(self) -> BlockUse | None:
-        """What the KV blocks are used for; None if there are none."""
-        kv_cache = self.engine.scheduler.kv_cache
-        return None if kv_cache is None else kv_cache.pool.use

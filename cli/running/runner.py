@@ -22,8 +22,9 @@ from ..commands.run import RunOptions
 from ..errors import WriteError
 from ..options import SchedulingOptions
 from ..screen.cells import counted, printable, printable_lines
+from ..screen.opening import open_view
 from ..screen.terminal import is_pipe, is_same_terminal, wants_color
-from ..screen.view import View, open_view
+from ..screen.view import RunPlan, View
 from .answers import Answers, InputOrder
 from .files import OutputLock, check_files
 from .intake import InputError, Waiting, open_input
@@ -322,8 +323,6 @@ class Run:
 
 
 def _open_view(setup: RunSetup, loop: Loop) -> View:
-    from ..screen.live.facts import RunPlan  # noqa: PLC0415 - a quiet run does without
-
     options, run = setup.options, setup.engine.run_event()
     title = setup.requests.name.rpartition("/")[2]
     is_shared = options.output is None and is_same_terminal(stdout_descriptor(), 2)

@@ -7,10 +7,10 @@ from batcher.events import RequestEvent
 from batcher.timeline.fold import RequestFold
 
 from .cells import printable
-from .live.facts import Gauges, Moment, RunPlan, long_step, plain_line
+from .live.facts import Moment, long_step, plain_line
 from .live.state import RunState
 from .terminal import Terminal
-from .view import View
+from .view import Gauges, RunPlan, View
 
 PLAIN_INTERVAL = 5.0
 """Seconds from one plain progress line to the next."""
@@ -70,5 +70,5 @@ class ProgressLines(View):
         num_new = num_tokens - last_tokens
         rate, speed = num_new / max(1, step - last_step), num_new / max(now - last_time, 1e-9)
         moment = Moment(step, num_queued, num_tokens, rate, speed, now - self._started)
-        line = plain_line(self._run, self._plan, self._gauges, moment)
+        line = plain_line(self._run, self._plan, self._gauges.read_gauges(), moment)
         self.write_message(f"{printable(line)}\n")

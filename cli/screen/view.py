@@ -1,27 +1,54 @@
-"""What may be shown of a run while it runs, and which view suits the terminal and the person."""
+"""What may be shown of a run while it runs, and what a view is told of it."""
 
-import os
-import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
-from .terminal import (
-    ColorChoice,
-    Terminal,
-    can_animate,
-    encoding_of,
-    is_dumb,
-    wants_color,
-)
+from .terminal import Terminal
 
 if TYPE_CHECKING:
     from batcher.events import RequestEvent
+    from batcher.scheduling.blocks import BlockUse
     from batcher.timeline.fold import RequestFold
 
-    from .live.facts import LiveGauges, RunPlan
 
-LiveChoice = Literal["auto", "always", "plain", "never"]
+class GaugeReading(NamedTuple):
+    """What events do not tell of a run, at one time.
+
+    now: the engine's time, in seconds.  num_free: how many slots the next step can fill.
+    next_up: what the next to be admitted is called, as far as that is known.
+    block_use: what the KV blocks are used for; None if there are none.
+    """
+
+    now: float
+    num_free: int
+    next_up: str | None
+    block_use: "BlockUse | None"
+
+
+class Gauges(Protocol):
+    """What can be asked about a run that events do not tell."""
+
+    @property
+    def current_step(self) -> int | None:
+        """The number of the step that is being computed, None between two; for any thread."""
+
+    def read_gauges(self) -> GaugeReading:
+        """Return how things stand; for the thread of the run, since asking may tidy its queue."""
+
+
+class RunPlan(NamedTuple):
+    """What is known of a run before it starts.
+
+    total: how many requests there are; None if nobody knows.
+    is_timed: whether the engine's time is another than the number of steps.
+    """
+
+    title: str
+    policy: str
+    batch_size: int
+    total: int | None
+    is_timed: bool
 
 
 class View:
@@ -82,37 +109,3 @@ class View:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def open_view(
-    plan: "RunPlan",
-    gauges: "LiveGauges",
-    *,
-    live: LiveChoice,
-    is_quiet: bool,
-    color: ColorChoice,
-    every_step: bool,
-    is_piped: bool,
-    has_others: bool,
-) -> View:
-    """Return the view of a run that stderr allows and `live` asks for.
-
-    every_step: the run is slowed down so that each step can be seen; is_piped: results go to
-    another program, which may well write to the same terminal, across a picture; has_others:
-    somebody else writes to the terminal that shows the picture, results or a model.
-    """
-    fd, environ = sys.stderr.fileno(), os.environ
-    encoding = encoding_of(sys.stderr.encoding, environ)
-    terminal = Terminal(fd, encoding, wants_color(color, fd, environ), environ)
-    if is_quiet or live == "never":
-        return View(terminal)
-    is_plain = live == "auto" and (is_piped or not can_animate(fd, environ))
-    if live == "plain" or is_plain or is_dumb(environ):
-        from .progress_lines import ProgressLines  # noqa: PLC0415 - a quiet run does without
-
-        return ProgressLines(plan, gauges, terminal)
-    from .live.display import InlineLive, ScreenLive  # noqa: PLC0415 - with them rich
-    from .live.driver import LiveView  # noqa: PLC0415 - as above
-
-    display = InlineLive(terminal) if has_others else ScreenLive(terminal)
-    return LiveView(plan, gauges, terminal, display, every_step=every_step)

@@ -15,8 +15,8 @@ from batcher import Engine, Request, SimulatedModel
 from batcher.events import AdmitEvent, ArriveEvent
 from cli.screen.live.display import ScreenLive
 from cli.screen.live.driver import LiveView
-from cli.screen.live.facts import RunPlan
 from cli.screen.terminal import Terminal
+from cli.screen.view import GaugeReading, RunPlan
 
 NUM_FRAMES = 100
 TABLE_COLUMNS = ("slot", "request", "phase", "bar", "tokens", "strip")
@@ -42,7 +42,10 @@ class Null(Terminal):
 class Gauges:
     """Those of an engine that has no queue and no blocks."""
 
-    now, num_free, next_up, block_use = 0.0, 0, None, None
+    current_step = None
+
+    def read_gauges(self) -> GaugeReading:
+        return GaugeReading(0.0, 0, None, None)
 
 
 class TimedView(LiveView):

@@ -7,8 +7,8 @@ import pyte
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent
 from cli.screen.live.display import InlineLive, ScreenLive
 from cli.screen.live.driver import LiveView
-from cli.screen.live.facts import RunPlan
 from cli.screen.terminal import Terminal
+from cli.screen.view import GaugeReading, RunPlan
 
 ALTERNATE_SCREEN = 1049 << 5  # as pyte counts private modes
 
@@ -94,6 +94,9 @@ class Gauges:
     num_free = 0
     next_up = None
     block_use = None
+
+    def read_gauges(self):
+        return GaugeReading(self.now, self.num_free, self.next_up, self.block_use)
 
 
 class Run:

@@ -12,8 +12,8 @@ from emulated_run import Clock, Gauges, Run, Screen, inline, long_requests
 from process import lines_of, start, workload
 
 from cli.running.signals import StepWatch
-from cli.screen.live.facts import RunPlan
 from cli.screen.progress_lines import ProgressLines
+from cli.screen.view import RunPlan
 
 
 def compute(run, step):

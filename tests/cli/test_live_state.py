@@ -23,8 +23,8 @@ from batcher.events import (
 )
 from cli.screen.live import history
 from cli.screen.live.history import RunHistory
+from cli.screen.live.scene import MAX_CELLS, Strips
 from cli.screen.live.state import RunState
-from cli.screen.live.strips import MAX_CELLS, Strips
 from cli.screen.live.theme import UNICODE
 
 

@@ -10,9 +10,8 @@ from reference_paged import CROWDED, Limits, play_paged
 
 from batcher.events import AdmitEvent, ArriveEvent, BlockedEvent
 from batcher.scheduling.blocks import BlockUse
-from cli.screen.live.facts import RunPlan
 from cli.screen.progress_lines import ProgressLines
-from cli.screen.view import View
+from cli.screen.view import RunPlan, View
 
 
 def test_a_log_gets_a_line_every_five_seconds_and_none_for_a_short_run():
@@ -62,9 +61,9 @@ def test_the_quiet_view_writes_messages_only():
 OPEN_VIEW = """
 import sys
 from types import SimpleNamespace
-from cli.screen.view import open_view
-from cli.screen.live.facts import RunPlan
-gauges = SimpleNamespace(now=0.0, num_free=1, next_up=None, block_use=None)
+from cli.screen.opening import open_view
+from cli.screen.view import GaugeReading, RunPlan
+gauges = SimpleNamespace(read_gauges=lambda: GaugeReading(0.0, 1, None, None))
 view = open_view(RunPlan("t", "fcfs", 1, None, False), gauges, live=sys.argv[1], color="auto",
                  is_quiet=sys.argv[2] == "quiet", every_step=False,
                  is_piped=sys.argv[2] == "piped", has_others=sys.argv[2] == "shared")

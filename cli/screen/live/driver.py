@@ -14,14 +14,13 @@ from batcher.events import RequestEvent
 from batcher.timeline.fold import RequestFold
 
 from ..terminal import Terminal, can_print_boxes
-from ..view import View
+from ..view import Gauges, RunPlan, View
 from .display import FrameLive
-from .facts import LiveGauges, Moment, RunPlan, read
+from .facts import Moment
 from .gantt import small_gantt
 from .picture import Picture
-from .scene import Scene
+from .scene import Scene, Strips
 from .state import Note, RunState
-from .strips import Strips
 from .theme import ASCII, UNICODE
 
 MIN_RUN = 0.25
@@ -59,7 +58,7 @@ class LiveView(View):
     def __init__(
         self,
         plan: RunPlan,
-        gauges: LiveGauges,
+        gauges: Gauges,
         terminal: Terminal,
         display: FrameLive,
         *,
@@ -74,7 +73,7 @@ class LiveView(View):
         self._scene = Scene(
             run,
             plan,
-            read(gauges),
+            gauges.read_gauges(),
             glyphs,
             Strips(run.slots, glyphs),
             Moment(-1, None, 0, 0.0, 0.0, 0.0),
@@ -267,7 +266,7 @@ class LiveView(View):
         """
         scene = self._scene
         if self._computing is None:
-            scene.gauges = read(self._gauges)
+            scene.gauges = self._gauges.read_gauges()
         elif self._step != self._drawn_step and self._drawn_step is not None:
             scene.gauges = scene.gauges._replace(next_up=None)
 

@@ -1,72 +1,16 @@
 """How far a run is, in words and figures: for the header of the live view and for plain lines."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from batcher.scheduling.blocks import BlockUse
 from batcher.timeline.records import label_of
 
 from ..cells import counted, number
 from ..summary import BLOCKED_CAUSES
+from ..view import GaugeReading, RunPlan
 from .state import RunState
 
 GAP = "  "
-
-
-class Gauges(Protocol):
-    """What can be asked about a run that events do not tell."""
-
-    @property
-    def now(self) -> float:
-        """The engine's time, in seconds."""
-
-    @property
-    def num_free(self) -> int:
-        """How many slots the next step can fill."""
-
-    @property
-    def next_up(self) -> str | None:
-        """What the next to be admitted is called, as far as that is known."""
-
-    @property
-    def block_use(self) -> BlockUse | None:
-        """What the KV blocks are used for; None if there are none."""
-
-
-class LiveGauges(Gauges, Protocol):
-    """Gauges that tell whether they may be read."""
-
-    @property
-    def current_step(self) -> int | None:
-        """The number of the step that is being computed, None between two; for any thread."""
-
-
-class GaugeReading(NamedTuple):
-    """What gauges said at one time."""
-
-    now: float
-    num_free: int
-    next_up: str | None
-    block_use: BlockUse | None
-
-
-def read(gauges: Gauges) -> GaugeReading:
-    """Return what `gauges` say; only for the thread of the run, since asking may tidy its queue."""
-    return GaugeReading(gauges.now, gauges.num_free, gauges.next_up, gauges.block_use)
-
-
-class RunPlan(NamedTuple):
-    """What is known of a run before it starts.
-
-    total: how many requests there are; None if nobody knows.
-    is_timed: whether the engine's time is another than the number of steps.
-    """
-
-    title: str
-    policy: str
-    batch_size: int
-    total: int | None
-    is_timed: bool
 
 
 class Moment(NamedTuple):
@@ -138,7 +82,7 @@ def long_step(step: int, seconds: float) -> str:
     return f"step {step:,} has taken {clock(seconds)}"
 
 
-def rates(run: RunState, plan: RunPlan, gauges: Gauges, moment: Moment) -> list[Fact]:
+def rates(run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment) -> list[Fact]:
     """Return how fast it goes, and what the schedule costs."""
     found = [
         Fact(8, "figure", f"{moment.rate:.1f} tok/step"),
@@ -152,7 +96,7 @@ def rates(run: RunState, plan: RunPlan, gauges: Gauges, moment: Moment) -> list[
     return found
 
 
-def next_up(run: RunState, gauges: Gauges) -> str:
+def next_up(run: RunState, gauges: GaugeReading) -> str:
     """Return who is next in the queue, and why it waits; "" if nobody is known to wait."""
     blocked = run.blocked
     if blocked is not None:
@@ -169,7 +113,7 @@ def next_up(run: RunState, gauges: Gauges) -> str:
     return f"{first}: {taken} taken"
 
 
-def plain_line(run: RunState, plan: RunPlan, gauges: Gauges, moment: Moment) -> str:
+def plain_line(run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment) -> str:
     """Return how things stand in one line, to be read aloud: words, no picture."""
     parts = [plan.title, *(fact.text.replace("/", " of ") for fact in counts(run, plan, moment))]
     parts += [f"{moment.rate:.1f} tokens per step", f"{short(moment.speed)} per second"]

@@ -6,9 +6,8 @@ Rule: every slot is in it, in a row, a cell or a share of a cell.
 from dataclasses import dataclass, field
 
 from .gantt import small_gantt
-from .grid import MIN_CELL, Longest, cell_size, grid
+from .grid import MIN_CELL, Longest, cell_size, grid, heat_map
 from .header import header
-from .heatmap import heat_map
 from .scene import Scene
 from .theme import Line
 

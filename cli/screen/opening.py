@@ -1,0 +1,44 @@
+"""Which view of a run suits the terminal and the person."""
+
+import os
+import sys
+from typing import Literal
+
+from .terminal import ColorChoice, Terminal, can_animate, encoding_of, is_dumb, wants_color
+from .view import Gauges, RunPlan, View
+
+LiveChoice = Literal["auto", "always", "plain", "never"]
+
+
+def open_view(
+    plan: RunPlan,
+    gauges: Gauges,
+    *,
+    live: LiveChoice,
+    is_quiet: bool,
+    color: ColorChoice,
+    every_step: bool,
+    is_piped: bool,
+    has_others: bool,
+) -> View:
+    """Return the view of a run that stderr allows and `live` asks for.
+
+    every_step: the run is slowed down so that each step can be seen; is_piped: results go to
+    another program, which may well write to the same terminal, across a picture; has_others:
+    somebody else writes to the terminal that shows the picture, results or a model.
+    """
+    fd, environ = sys.stderr.fileno(), os.environ
+    encoding = encoding_of(sys.stderr.encoding, environ)
+    terminal = Terminal(fd, encoding, wants_color(color, fd, environ), environ)
+    if is_quiet or live == "never":
+        return View(terminal)
+    is_plain = live == "auto" and (is_piped or not can_animate(fd, environ))
+    if live == "plain" or is_plain or is_dumb(environ):
+        from .progress_lines import ProgressLines  # noqa: PLC0415 - a quiet run does without
+
+        return ProgressLines(plan, gauges, terminal)
+    from .live.display import InlineLive, ScreenLive  # noqa: PLC0415 - with them rich
+    from .live.driver import LiveView  # noqa: PLC0415 - as above
+
+    display = InlineLive(terminal) if has_others else ScreenLive(terminal)
+    return LiveView(plan, gauges, terminal, display, every_step=every_step)
