@@ -36,18 +36,6 @@ def read_logits(vocab_size: int | None, answer: Any) -> FloatArray:
         return logits.astype(np.float32)
 
 
-def read_vocabulary(eos_token_id: int, answer: Any) -> FloatArray:
-    """Return `answer` as the logits of a vocabulary, of which only the EOS token is known.
-
-    Raises:
-        ValueError: it is none.
-    """
-    logits = read_logits(None, answer)
-    if logits.size <= eos_token_id:
-        raise ValueError(f"{logits.size} logits, too few for its stop token {eos_token_id}")
-    return logits
-
-
 def read_token_id(vocab_size: int | None, answer: Any) -> int:
     """Return `answer` as a token id.
 

@@ -25,6 +25,8 @@ class CallableModel(PrefixModel):
     any id is legal, nothing is EOS, and text is bytes.
     """
 
+    KINDS = ("tokens", "logits")  # of what it may say that it gives
+
     def __init__(self, model_next: ModelNext, name: str | None = None) -> None:
         super().__init__(
             model_next,

@@ -75,12 +75,11 @@ def checked_tokenizer(tokenizer: Tokenizer, vocab_size: int | None) -> Tokenizer
     Raises:
         BatchdecodeError: it is no tokenizer.
     """
-    if isinstance(tokenizer, CheckedTokenizer):
-        return tokenizer
-    if type(tokenizer) in {ByteTokenizer, WordTokenizer}:
-        is_covered = vocab_size is None or len(tokenizer.token_bytes) <= vocab_size
-        return tokenizer if is_covered else CheckedTokenizer(tokenizer, vocab_size)
-    return CheckedTokenizer(tokenizer, vocab_size)
+    is_sure = isinstance(tokenizer, CheckedTokenizer) or (
+        type(tokenizer) in {ByteTokenizer, WordTokenizer}
+        and (vocab_size is None or len(tokenizer.token_bytes) <= vocab_size)
+    )
+    return tokenizer if is_sure else CheckedTokenizer(tokenizer, vocab_size)
 
 
 def _read_table(table: Any) -> list[bytes]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from batcher.errors import BatchdecodeError, Failure
 from batcher.foreign import attribute_of, note_raised
-from batcher.models.answers import read_logits, read_token_id, read_vocabulary
+from batcher.models.answers import read_logits, read_token_id
 from batcher.models.base import Batch, FloatArray, ModelOutput
 from batcher.models.calling import Calls
 from batcher.models.calls import CallFailure, CallSettings, checked_settings
@@ -108,7 +108,13 @@ class LLMModel(PrefixModel):
         Raises:
             BatchdecodeError: there are none.
         """
-        read = partial(read_vocabulary, self.eos_token_id)
+
+        def read(answer: Any) -> FloatArray:
+            logits, eos = read_logits(None, answer), self.eos_token_id
+            if logits.size <= eos:
+                raise ValueError(f"{logits.size} logits, too few for its stop token {eos}")
+            return logits
+
         found = self._ask_all("next_token_logits", [[prefix]] * num_needed, read)
         for _ in range(self.calls.settings.max_attempts):
             sizes = [logits.size for logits in found]

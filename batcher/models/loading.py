@@ -3,7 +3,7 @@
 What adapts other models is only loaded for one of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -136,25 +136,7 @@ def check_description(model: Model) -> None:
     Raises:
         BatchdecodeError: it does not.
     """
-    size, eos = model.vocab_size, model.eos_token_id
-    kinds = _kinds_of(model)
-    faults = {
-        "name is not text": not isinstance(model.name, str) or writable(model.name) != model.name,
-        f"gives is not one of {', '.join(kinds)}": model.gives not in kinds,
-        "vocab_size is neither a positive int nor None": size is not None
-        and not (_is_int(size) and size > 0),
-        "eos_token_id is neither a token id nor None": eos is not None
-        and not (_is_int(eos) and 0 <= eos <= MAX_INT),
-        "settings are not a dict": not isinstance(model.settings, dict),
-    }
-    fault = next((text for text, is_so in faults.items() if is_so), None)
-    if fault is None and size is not None and eos is not None and eos >= size:
-        fault = f"eos_token_id {eos} is not below vocab_size {size}"
-    if fault is None and size is None and model.gives != "tokens":
-        fault = "vocab_size is None, and it gives logits"
-    largest = MAX_INT + 1 if model.gives == "tokens" else MAX_LOGITS
-    if fault is None and size is not None and size > largest:
-        fault = f"vocab_size {shown(size)} is above {largest}"
+    fault = next(_faults_of(model), None)
     try:
         msgspec.json.encode(model.settings)
     except (TypeError, ValueError, RecursionError) as error:
@@ -164,14 +146,28 @@ def check_description(model: Model) -> None:
         raise BatchdecodeError(f"model {writable(name)}: its {fault}")
 
 
-def _kinds_of(model: Model) -> tuple[str, ...]:
-    """Return what the model may say that it gives."""
-    if not isinstance(model, SimulatedModel):
-        from batcher.models.callable import CallableModel  # noqa: PLC0415 - see above
-
-        if isinstance(model, CallableModel):
-            return ("tokens", "logits")
-    return get_args(OutputKind)
+def _faults_of(model: Any) -> Iterator[str]:
+    """Yield what a model says wrong of itself, each as if all before were right."""
+    size, eos = model.vocab_size, model.eos_token_id
+    kinds = getattr(model, "KINDS", get_args(OutputKind))
+    largest = MAX_INT + 1 if model.gives == "tokens" else MAX_LOGITS
+    if not isinstance(model.name, str) or writable(model.name) != model.name:
+        yield "name is not text"
+    if model.gives not in kinds:
+        yield f"gives is not one of {', '.join(kinds)}"
+    if size is not None and not (_is_int(size) and size > 0):
+        yield "vocab_size is neither a positive int nor None"
+    if eos is not None and not (_is_int(eos) and 0 <= eos <= MAX_INT):
+        yield "eos_token_id is neither a token id nor None"
+    if not isinstance(model.settings, dict):
+        yield "settings are not a dict"
+    if size is None:
+        if model.gives != "tokens":
+            yield "vocab_size is None, and it gives logits"
+    elif eos is not None and eos >= size:
+        yield f"eos_token_id {eos} is not below vocab_size {size}"
+    elif size > largest:
+        yield f"vocab_size {shown(size)} is above {largest}"
 
 
 def _is_int(value: object) -> bool:

@@ -5,86 +5,82 @@ of a long workload.
 """
 
 from collections.abc import Iterator
-from typing import Protocol
 
+import numpy as np
 from msgspec import Struct
 from numpy.random import Generator
+from numpy.typing import NDArray
 
 _BLOCK = 1024  # gaps drawn at once
 _DIGITS = 6  # of times, after the point: rounded, they are the same on every machine
 
 
-class Arrivals(Protocol):
-    """A pattern of arrivals."""
+class Arrivals(Struct, frozen=True):
+    """A pattern of arrivals; rate: requests a second."""
+
+    rate: float
 
     def times(self, generator: Generator) -> Iterator[float]:
         """Yield arrival times in seconds, without end, from 0 on; none is before the last."""
-
-
-class Constant(Struct, frozen=True):
-    """Arrivals at equal distances; rate: requests a second."""
-
-    rate: float
-
-    def times(self, generator: Generator) -> Iterator[float]:  # noqa: ARG002 - chance has no part
-        """Yield arrival times; see Arrivals."""
-        index = 0
+        elapsed = 0.0
         while True:
-            yield round(index / self.rate, _DIGITS)
-            index += 1
+            for gap in self._gaps(generator).tolist():
+                yield round(self._time(elapsed), _DIGITS)
+                elapsed += gap
+
+    def _gaps(self, generator: Generator) -> NDArray[np.float64]:
+        """Return the next _BLOCK gaps."""
+        raise NotImplementedError
+
+    def _time(self, elapsed: float) -> float:
+        """Return the time at which the gaps so far, summed up, are over."""
+        return elapsed
 
 
-class Gamma(Struct, frozen=True):
+class Constant(Arrivals, frozen=True):
+    """Arrivals at equal distances."""
+
+    def _gaps(self, generator: Generator) -> NDArray[np.float64]:  # noqa: ARG002 - chance has no part
+        return np.ones(_BLOCK)
+
+    def _time(self, elapsed: float) -> float:
+        return elapsed / self.rate  # so that no rounding adds up
+
+
+class Gamma(Arrivals, frozen=True):
     """Arrivals with gaps of a gamma distribution, which for burstiness 1 make a Poisson process.
 
-    rate: requests a second.  burstiness: the shape of the distribution; the gaps' coefficient of
-    variation is burstiness ** -0.5, so a lower one makes more of a burst.
+    burstiness: the shape of the distribution; the gaps' coefficient of variation is
+    burstiness ** -0.5, so a lower one makes more of a burst.
     """
 
-    rate: float
     burstiness: float
 
-    def times(self, generator: Generator) -> Iterator[float]:
-        """Yield arrival times; see Arrivals."""
+    def _gaps(self, generator: Generator) -> NDArray[np.float64]:
         scale = 1 / (self.rate * self.burstiness)
-        time = 0.0
-        while True:
-            for gap in generator.standard_gamma(self.burstiness, _BLOCK).tolist():
-                yield round(time, _DIGITS)
-                time += gap * scale
+        return generator.standard_gamma(self.burstiness, _BLOCK) * scale
 
 
-class Poisson(Struct, frozen=True):
-    """Arrivals that know nothing of each other; rate: requests a second."""
+class Poisson(Arrivals, frozen=True):
+    """Arrivals that know nothing of each other."""
 
-    rate: float
-
-    def times(self, generator: Generator) -> Iterator[float]:
-        """Yield arrival times; see Arrivals."""
-        time = 0.0
-        while True:
-            for gap in generator.standard_exponential(_BLOCK).tolist():
-                yield round(time, _DIGITS)
-                time += gap / self.rate
+    def _gaps(self, generator: Generator) -> NDArray[np.float64]:
+        return generator.standard_exponential(_BLOCK) / self.rate
 
 
-class Bursty(Struct, frozen=True):
+class Bursty(Arrivals, frozen=True):
     """A Poisson process that is on for `on` seconds, then off for `off`, again and again.
 
-    rate: requests a second over all the time; while it is on, there are more.
+    Its rate is that over all the time; while it is on, there are more.
     """
 
-    rate: float
     on: float
     off: float
 
-    def times(self, generator: Generator) -> Iterator[float]:
-        """Yield arrival times; see Arrivals."""
-        period = self.on + self.off
-        rate_on = self.rate * period / self.on
-        time_on = 0.0
-        while True:
-            for gap in generator.standard_exponential(_BLOCK).tolist():
-                num_periods, rest = divmod(time_on, self.on)
-                yield round(num_periods * period + rest, _DIGITS)
-                time_on += gap / rate_on
+    def _gaps(self, generator: Generator) -> NDArray[np.float64]:
+        rate_on = self.rate * (self.on + self.off) / self.on
+        return generator.standard_exponential(_BLOCK) / rate_on
+
+    def _time(self, elapsed: float) -> float:
+        num_periods, rest = divmod(elapsed, self.on)
+        return num_periods * (self.on + self.off) + rest
