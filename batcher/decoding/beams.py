@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from batcher.decoding.sampling.filters import top_candidates
 from batcher.models.base import FloatArray
 
 # Divisors keep to this range, so that no length penalty makes a score infinite or NaN.
@@ -148,12 +149,11 @@ class BeamSearch:
         with np.errstate(over="ignore"):  # to -inf, which is impossible too
             sums += totals[:, None]
         vocab_size, flat = sums.shape[1], sums.reshape(-1)
-        least = max(_lower_bound(flat, self._num_candidates), _LOWEST)
-        (indices,) = (flat >= least).nonzero()
-        best = indices[np.argsort(-flat[indices], kind="stable")][: self._num_candidates]
+        [(_, [indices], [values])] = top_candidates(flat[None], self._num_candidates)
+        best = indices[np.argsort(-values, kind="stable")][: np.isfinite(values).sum()]
         return [
             _Candidate(self._running[index // vocab_size], index % vocab_size, flat[index])
-            for index in best.tolist()
+            for index in best[: self._num_candidates].tolist()
         ]
 
     def _finish(self, candidates: list[_Candidate], has_ended: list[bool]) -> None:
@@ -202,18 +202,6 @@ class BeamSearch:
             power = np.float64(num_tokens) ** self._length_penalty
             divisor = np.float32(np.clip(power, _MIN_DIVISOR, _MAX_DIVISOR))
             return float(max(total / divisor, _LOWEST))
-
-
-def _lower_bound(values: FloatArray, count: int) -> np.float32:
-    """Return a number that `count` of `values` reach, and not many more, unless many are equal.
-
-    It is the count-th largest of the maxima of many blocks, which are quicker to find.
-    """
-    width = max(1, len(values) // (16 * count))
-    maxima = values[: len(values) // width * width].reshape(-1, width).max(axis=1)
-    num_below = max(0, len(maxima) - count)
-    bound: np.float32 = np.partition(maxima, num_below)[num_below]
-    return bound
 
 
 def _tokens(path: _Path) -> list[int]:

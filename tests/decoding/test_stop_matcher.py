@@ -137,7 +137,7 @@ def test_a_long_stream_of_distinct_stops_takes_no_more_room() -> None:
         table.close(slot)
         table.open(slot, stops_at(stop_sequence=[number % 500, number % 7, number % 11]))
     assert table._table.size == size <= 1 << 16
-    assert len(table._readers) <= len(table._table)
+    assert table._reader_of.cache_info().currsize <= len(table._table)
 
 
 def test_long_stops_of_both_kinds_take_room_for_each_and_not_for_every_pair() -> None:

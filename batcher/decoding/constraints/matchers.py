@@ -10,6 +10,7 @@ import json
 import re
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from batcher.decoding.constraints.gbnf import GbnfError, gbnf_to_lark
@@ -81,9 +82,7 @@ def compile_source(
         return error
     if not matcher.is_error():
         return matcher
-    return grammar_error(
-        source, matcher.get_error(), lambda schema: _schema_error(tokenizer, schema)
-    )
+    return grammar_error(source, matcher.get_error(), partial(_schema_error, tokenizer))
 
 
 def with_large_stack(function: Callable[[], T]) -> T:

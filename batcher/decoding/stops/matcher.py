@@ -7,7 +7,7 @@ automata of Cox, "Regular Expression Matching in the Wild" (2010).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property
+from functools import cache, cached_property, partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -72,19 +72,6 @@ class TokenColumns:
             return token_id
         return self._column_of.get(token_id, self.num_columns - 1)
 
-    def touching(self, pattern: bytes) -> IntArray:
-        """Return the columns whose text may have `pattern` in it, or begin it at its end."""
-        return self._texts.touching(pattern)
-
-    def beginning(self, byte: int) -> IntArray:
-        """Return the columns whose text begins with `byte`."""
-        return self._texts.beginning(byte)
-
-    @property
-    def without_text(self) -> IntArray:
-        """The columns that show as nothing."""
-        return self._texts.empty
-
     def lack(self, automaton: StopAutomaton) -> bool:
         """Return whether ids of `automaton` share a column."""
         return self.are_shared and not self._shared_ids([automaton]) <= self._column_of.keys()
@@ -94,7 +81,7 @@ class TokenColumns:
         ids = sorted(self._shared_ids(automata))
         self._asked_for = np.array(ids, np.int64)
         self._column_of = {token_id: self._num_own + place for place, token_id in enumerate(ids)}
-        self.__dict__.pop("_texts", None)
+        self.__dict__.pop("texts", None)
 
     def _shared_ids(self, automata: Iterable[StopAutomaton]) -> set[int]:
         """Return the ids of `automata` beyond the tokenizer's."""
@@ -103,7 +90,8 @@ class TokenColumns:
         return {token_id for ids in patterns for token_id in ids if token_id >= self._num_own}
 
     @cached_property
-    def _texts(self) -> "ByteIndex":
+    def texts(self) -> ByteIndex:
+        """What they show as."""
         num_beyond = self.num_columns - len(self._token_bytes)
         return ByteIndex([*self._token_bytes, *[REPLACEMENT] * num_beyond])
 
@@ -129,7 +117,7 @@ class StopMatcher:
         self._zeros = np.zeros(num_slots, np.int64)  # numpy is slower with a scalar
         self._flags = bytearray(num_slots)  # 1 where a row needs a look; searched faster than numpy
         self._is_special = np.frombuffer(self._flags, np.bool_)
-        self._readers: dict[StopAutomaton, StopReader] = {}
+        self._reader_of = cache(partial(StopReader, token_bytes=self._token_bytes))
         self._lines: dict[Place, int] = {}
         self._places: list[Place] = []  # what each line stands for
         self._lay_out()
@@ -246,12 +234,6 @@ class StopMatcher:
     def _place_of(self, slot: int) -> Place:
         return self._places[self.states.item(slot) // self._width - FIRST_LINE]
 
-    def _reader_of(self, automaton: StopAutomaton) -> StopReader:
-        reader = self._readers.get(automaton)
-        if reader is None:
-            reader = self._readers[automaton] = StopReader(automaton, self._token_bytes)
-        return reader
-
     def _rows(self) -> list[tuple[int, Place]]:
         """Return the slots of rows that have not ended, and where each stands."""
         slots = [slot for slot in sorted(self.watched) if self.states.item(slot) != FREE_LINE]
@@ -274,8 +256,9 @@ class StopMatcher:
     def _clear(self) -> None:
         """Forget all lines but those in which rows stand."""
         rows = self._rows()
-        for kept in (self._lines, self.starts, self._places, self._readers):
+        for kept in (self._lines, self.starts, self._places):
             kept.clear()
+        self._reader_of.cache_clear()
         if self._columns.num_columns != self._width:
             self._lay_out()
         for slot, place in rows:
@@ -316,13 +299,13 @@ class StopMatcher:
         if not id_node and not text_node:
             for way in automaton.exits[state]:
                 if isinstance(way.pattern, bytes):
-                    yield self._columns.touching(way.pattern)
+                    yield self._columns.texts.touching(way.pattern)
                 else:
                     yield [self._columns.of(way.pattern[0])]
             return
         ids, texts = self._reader_of(automaton).tries[state]
         yield [self._columns.of(token_id) for token_id in ids.own_symbols(id_node)]
         if text_node:
-            yield self._columns.without_text
+            yield self._columns.texts.empty
             for byte in texts.own_symbols(text_node):
-                yield self._columns.beginning(byte)
+                yield self._columns.texts.beginning(byte)

@@ -54,13 +54,6 @@ class _SegmentSpan(NamedTuple):
     way: Exit | None
 
 
-class _SegmentSpans(NamedTuple):
-    """All segments of an output, and where in its text each of its tokens begins and ends."""
-
-    segments: list[_SegmentSpan]
-    token_bytes: list[tuple[int, int]]
-
-
 def read_output(
     automaton: StopAutomaton,
     tokens: list[int],
@@ -160,8 +153,13 @@ class _Completion(NamedTuple):
         return self.end, precedence(self.exit, self.size, self.place)
 
 
-def _read_segments(tokens: list[int], readers: Sequence[StopReader], skip: int) -> _SegmentSpans:
-    """Return the segments that `tokens` lead through.  readers: what reads each token."""
+def _read_segments(
+    tokens: list[int], readers: Sequence[StopReader], skip: int
+) -> tuple[list[_SegmentSpan], list[tuple[int, int]]]:
+    """Return the segments that `tokens` lead through, and where each token's text is.
+
+    readers: what reads each token.
+    """
     ended: list[_SegmentSpan] = []
     spans: list[tuple[int, int]] = []
     state = begin = first = position = 0
@@ -181,7 +179,7 @@ def _read_segments(tokens: list[int], readers: Sequence[StopReader], skip: int) 
         position += size
     if progress is not None:
         ended.append(_SegmentSpan(state, begin, position, first, len(tokens), None))
-    return _SegmentSpans(ended, spans)
+    return ended, spans
 
 
 def _with_segments(
@@ -197,17 +195,17 @@ def _with_segments(
     readers = [StopReader(automaton.endless, tokenizer.token_bytes)] * len(tokens)
     if has_stopped:
         readers[-1] = StopReader(automaton, tokenizer.token_bytes)
-    read, names = _read_segments(tokens, readers, skip), automaton.names
+    spans, token_spans = _read_segments(tokens, readers, skip)
     segments = [
         StateText(
-            names[span.state],
+            automaton.names[span.state],
             text[span.begin : span.end],
-            [tokens[n] for n in range(span.first, span.last) if _is_in(span, *read.token_bytes[n])],
+            [tokens[n] for n in range(span.first, span.last) if _is_in(span, *token_spans[n])],
         )
-        for span in read.segments
+        for span in spans
     ]
     kept = [segment for segment in segments if segment.text or segment.tokens] or segments[-1:]
-    last = read.segments[-1]
+    last = spans[-1]
     if last.way is None:
         return Output(text, None, kept)
     return Output(text[: last.end], last.way.stop_reason, kept)
