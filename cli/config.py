@@ -15,6 +15,8 @@ import typer
 from batcher.errors import BatchdecodeError
 from batcher.settings import SETTINGS
 
+from .errors import reason_of
+
 if TYPE_CHECKING:
     import yaml
     from msgspec import Struct
@@ -63,7 +65,9 @@ def defaults_in(path: str, context: typer.Context) -> dict[str, Any]:
             names = {name.replace("_", "-") for name in known}.union(MODEL_SECTIONS)
             raise ConfigError(f"{place}: {_unknown(key, sorted(names))}")
         types, expected = _KINDS.get(known[name].type.name, _TEXT_KIND)
-        value = _in_words(known[name], written)
+        value = written
+        if isinstance(written, bool) and "on" in getattr(known[name].type, "choices", ()):
+            value = "on" if written else "off"  # which are booleans in YAML
         if value is not None and type(value) not in types:  # True is no number here
             raise ConfigError(f"{place}: {key}: expected {expected}")
         if name in options:
@@ -73,13 +77,6 @@ def defaults_in(path: str, context: typer.Context) -> dict[str, Any]:
                 raise ConfigError(f"{place}: {key}: {error.message}") from None
             defaults[name] = value
     return defaults
-
-
-def _in_words(option: Any, value: Any) -> Any:
-    """Return a value as `option` takes it: on and off, which are booleans in YAML, as words."""
-    if isinstance(value, bool) and "on" in getattr(option.type, "choices", ()):
-        return "on" if value else "off"
-    return value
 
 
 def model_settings(path: str) -> dict[str, dict[str, Any]]:
@@ -171,8 +168,7 @@ def read_settings(path: str) -> list[FileSetting]:
         place = _place(path, mark) if mark else path
         raise ConfigError(f"{place}: {error.problem}") from None
     except (OSError, ValueError, yaml.YAMLError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise ConfigError(f"cannot read {path}: {reason}") from None
+        raise ConfigError(f"cannot read {path}: {reason_of(error)}") from None
 
 
 def _check_shape(text: str, path: str) -> None:
@@ -213,22 +209,13 @@ def _settings(loader: "yaml.SafeLoader", node: "yaml.Node", path: str) -> Iterat
         if isinstance(value_node, yaml.MappingNode) and key in MODEL_SECTIONS:
             value: Any = list(_settings(loader, value_node, path))
         elif isinstance(value_node, yaml.ScalarNode):
-            value = _construct(loader, value_node, f"{place}: {key}")
+            try:
+                value = loader.construct_object(value_node)
+            except ValueError as error:  # a date, for example, that no calendar has
+                raise ConfigError(f"{place}: {key}: {error}") from None
         else:
             raise ConfigError(f"{place}: {key}: a single value was expected")
         yield FileSetting(place, key, value)
-
-
-def _construct(loader: "yaml.SafeLoader", node: "yaml.Node", where: str) -> Any:
-    """Return the value of a scalar.
-
-    Raises:
-        ConfigError: it has none: a date, for example, that no calendar has.
-    """
-    try:
-        return loader.construct_object(node)
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from None
 
 
 def _place(path: str, mark: Any) -> str:  # a yaml.Mark, of which there are two classes

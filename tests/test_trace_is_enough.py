@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from reference import english_requests
 
 from batcher import Engine, Request, Result, SimulatedModel
-from batcher.formats.trace import encode_event, read_trace
+from batcher.formats.trace import encode_events, read_trace
 from batcher.metrics import RunMetrics
 from batcher.timeline import Timeline
 
@@ -25,7 +25,7 @@ def traced(
         results += outcome.results
     events.append(engine.end_event())
     metrics.observe(events)
-    return results, [encode_event(event) for event in events], metrics
+    return results, [encode_events([event]) for event in events], metrics
 
 
 @given(st.lists(english_requests(), max_size=12), st.sampled_from([1, 2, 3, 8, 64]))

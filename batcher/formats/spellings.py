@@ -125,14 +125,6 @@ def _any_object(path: Path) -> Given:
     return Given("json_schema", {"type": "object"}, path)
 
 
-def _read_guided_json(name: str, value: Any, _: Fields) -> Found:
-    yield from _json_schema((name,), value)
-
-
-def _read_guided_grammar(name: str, value: Any, _: Fields) -> Found:
-    yield from _grammar((name,), value)
-
-
 def _read_response_format(name: str, value: Any, _: Fields) -> Found:
     """Read OpenAI's response_format."""
     if not isinstance(value, dict):
@@ -210,17 +202,14 @@ def _read_messages(name: str, messages: Any, fields: Fields) -> Found:
         rendered = template([_flat(message) for message in messages])
         if isinstance(rendered, Mapping):
             rendered = rendered["input_ids"]
-        if not isinstance(rendered, str) and not _is_list_of_ids(rendered):
+        is_list = isinstance(rendered, list) and set(map(type, rendered)) <= {int}
+        if not (isinstance(rendered, str) or is_list):
             rendered = [int(token_id) for token_id in rendered]
     except Exception as error:  # noqa: BLE001 - whatever the template's own code raises
         message = f"the chat template fails on `messages`: {describe(error)}"
         yield FieldProblem("invalid-value", path, message)
     else:
         yield Given("prompt", rendered, path)
-
-
-def _is_list_of_ids(rendered: object) -> bool:
-    return isinstance(rendered, list) and set(map(type, rendered)) <= {int}
 
 
 def _flat(message: Mapping[str, Any]) -> Message:
@@ -313,10 +302,10 @@ SPELLINGS: Mapping[str, Reader] = {
     "max_completion_tokens": _renamed("max_tokens"),
     "stop_token_ids": _read_stop_token_ids,
     "response_format": _read_response_format,
-    "guided_json": _read_guided_json,
+    "guided_json": lambda name, value, _: _json_schema((name,), value),
     "guided_regex": _renamed("regex"),
     "guided_choice": _renamed("choice"),
-    "guided_grammar": _read_guided_grammar,
+    "guided_grammar": lambda name, value, _: _grammar((name,), value),
     "structured_outputs": _read_structured_outputs,
 }
 _CHAT_LOGPROBS = {"logprobs": _read_chat_logprobs, "top_logprobs": _read_top_logprobs}

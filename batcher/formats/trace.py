@@ -28,22 +28,15 @@ _event_decoder = msgspec.json.Decoder(Event)
 _kind_decoder = msgspec.json.Decoder(_Kind)
 
 
-def encode_event(event: Event) -> bytes:
-    """Return `event` as one line of a trace, newline included."""
-    return _encoder.encode(_as_written(event)) + b"\n"
-
-
 def encode_events(events: Iterable[Event]) -> bytes:
     """Return `events` as lines of a trace; cheaper than one call for each."""
     return _encoder.encode_lines(
-        [event if type(event) is not RunEvent else _as_written(event) for event in events]
+        [_as_written(event) if type(event) is RunEvent else event for event in events]
     )
 
 
-def _as_written(event: Event) -> Event | dict[str, Any]:
-    """Return what stands for `event`: of a run, sections that say nothing are left out."""
-    if not isinstance(event, RunEvent):
-        return event
+def _as_written(event: RunEvent) -> dict[str, Any]:
+    """Return what stands for the start of a run: sections that say nothing are left out."""
     fields = msgspec.structs.asdict(event)
     left_out = {name for name in ("scheduling", "step_time") if not fields[name]}
     return {"event": "run"} | {k: v for k, v in fields.items() if k not in left_out}
@@ -51,10 +44,15 @@ def _as_written(event: Event) -> Event | dict[str, Any]:
 
 def is_trace(first_line: bytes) -> bool:
     """Return whether a file that begins with `first_line` is a trace."""
+    return _kind_of(first_line) == "run"
+
+
+def _kind_of(line: bytes) -> str | None:
+    """Return the kind of event that a line says it is; None if it says none."""
     try:
-        return _kind_decoder.decode(first_line).event == "run"
+        return _kind_decoder.decode(line).event
     except _BAD_JSON:
-        return False
+        return None
 
 
 def is_trace_start(start: bytes) -> bool:
@@ -79,7 +77,7 @@ def read_trace(lines: Iterable[bytes], name: str = "trace") -> Iterator[Event]:
         except _BAD_JSON as error:
             if not _is_json(line) and all(rest.isspace() for _, rest in numbered):
                 return
-            if _is_unknown_kind(line):
+            if _kind_of(line) not in {None, *_KNOWN_KINDS}:
                 continue
             raise BatchdecodeError(f"{name}:{number}: not a line of a trace: {error}") from error
         if isinstance(event, RunEvent) and number > 1:
@@ -109,12 +107,3 @@ def _is_json(line: bytes) -> bool:
     except _BAD_JSON:
         return False
     return True
-
-
-def _is_unknown_kind(line: bytes) -> bool:
-    """Return whether `line` is an event of a kind this version does not know."""
-    try:
-        kind = _kind_decoder.decode(line).event
-    except _BAD_JSON:
-        return False
-    return kind is not None and kind not in _KNOWN_KINDS

@@ -1,11 +1,11 @@
 """Everything that is wrong with a request: field by field, together, and for a model.
 
 Rule: what a field asks for is done or refused, never dropped.  What the table of fields says to
-exclude another one, or to need it, is refused, and so is what breaks one of the _RULES;
+exclude another one, or to need it, is refused, and so is what find_conflicts has rules for;
 docs/requests-and-results.md shows them all.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -144,8 +144,8 @@ def find_conflicts(request: Request) -> Conflicts:
         if field.needs is not None and field.needs[0] not in asked and name not in blamed:
             other, remedy = field.needs
             yield _make(name, other, f"`{name}` has no effect without `{other}`; {remedy}")
-    for rule in _RULES:
-        yield from rule(request)
+    yield from _check_samples(request)
+    yield from _check_others(request)
 
 
 def _make(name: str, other: str, message: str) -> Conflict:
@@ -167,49 +167,24 @@ def _check_samples(request: Request) -> Conflicts:
                 yield _make(name, "temperature", message)
 
 
-def _check_lengths(request: Request) -> Conflicts:
+def _check_others(request: Request) -> Conflicts:
     if request.min_tokens > request.max_tokens:
         message = (
             f"`min_tokens` is {request.min_tokens}, more than `max_tokens`, {request.max_tokens}"
         )
         yield _make("min_tokens", "max_tokens", message)
-
-
-def _check_heal(request: Request) -> Conflicts:
     if request.heal and not request.prompt:
         yield _make("heal", "prompt", "`heal` needs a prompt with at least one token")
-
-
-def _check_states(request: Request) -> Conflicts:
     states = request.states
-    if states is None:
-        return
-    found = [*find_doubled_markers(states), *find_unreachable(request, states)]
-    for problem in found:
-        yield Conflict(problem, "initial_state" if problem.path[0] == "states" else "states")
-
-
-def _check_deadline(request: Request) -> Conflicts:
+    if states is not None:
+        for problem in (*find_doubled_markers(states), *find_unreachable(request, states)):
+            yield Conflict(problem, "initial_state" if problem.path[0] == "states" else "states")
     if request.deadline is not None and request.deadline < request.arrival_time:
         message = (
             f"`deadline` is {request.deadline:g}, before `arrival_time`, {request.arrival_time:g}"
         )
         yield _make("deadline", "arrival_time", message)
-
-
-def _check_stop_lengths(request: Request) -> Conflicts:
-    for problem in check_total_length(request):
-        yield Conflict(problem)
-
-
-_RULES: tuple[Callable[[Request], Conflicts], ...] = (
-    _check_samples,
-    _check_lengths,
-    _check_heal,
-    _check_states,
-    _check_deadline,
-    _check_stop_lengths,
-)
+    yield from map(Conflict, check_total_length(request))
 
 
 # -- what the model and the batch can do -----------------------------------------------------------

@@ -14,7 +14,7 @@ from typing import Self
 from batcher.formats.trace import is_trace_start
 
 from ..commands.run import RunOptions
-from ..errors import WriteError
+from ..errors import WriteError, reason_of
 from .output import OutputError
 
 _START_BYTES = 2**16
@@ -104,21 +104,16 @@ def check_writable(path: str) -> None:
         elif _may_be_file(path):
             os.close(os.open(path, os.O_WRONLY))
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise OutputError(f"cannot write {path}: {reason}") from error
-
-
-def _is_never_ours(_start: bytes) -> bool:
-    """Return that what a person may have written, or mended, is not to be lost."""
-    return False
+        raise OutputError(f"cannot write {path}: {reason_of(error)}") from error
 
 
 def check_replaceable(
-    name: str, path: str, is_ours: Callable[[bytes], object] = _is_never_ours
+    name: str, path: str, is_ours: Callable[[bytes], object] | None = None
 ) -> None:
     """Make sure that nothing is lost if `path` is written anew; `name` is what it is to the run.
 
-    is_ours: tells from the beginning of what a file holds whether we have written that.
+    is_ours: tells from the beginning of what a file holds whether we have written that; None where
+    a person may have written, or mended, it.
 
     Raises:
         OutputError: the file holds something else.
@@ -130,7 +125,7 @@ def check_replaceable(
     if path.endswith(".gz"):
         with suppress(zlib.error):
             start = zlib.decompressobj(wbits=31).decompress(start)
-    if not is_ours(start):
+    if is_ours is None or not is_ours(start):
         raise OutputError(
             f"{name} {path}: the file holds something that would be lost: --force overwrites it, "
             "or give another name"

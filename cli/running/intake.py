@@ -14,6 +14,7 @@ from typing import BinaryIO, Self
 
 from batcher.errors import BatchdecodeError
 
+from ..errors import reason_of
 from ..screen.cells import printable_lines
 
 MAX_LINE_BYTES = 64 * 2**20
@@ -243,4 +244,4 @@ def _reason(error: Exception) -> str:
         return "the compressed data is cut off"
     if isinstance(error, zlib.error):
         return "the compressed data is damaged"
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
+    return reason_of(error)

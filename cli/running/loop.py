@@ -131,18 +131,15 @@ class Loop:
                 num_ended += line.request.max_tokens == 0
                 if num_ended == MAX_HELD:
                     num_ended = 0
-                    yield self._hand_out()
+                    outcome = engine.hand_out()
+                    self._count_failures(outcome)
+                    yield outcome
             else:
                 self._take_bad(line)
                 if len(self._rejected) == MAX_HELD:
                     yield self._reject()
         if self._rejected:
             yield self._reject()
-
-    def _hand_out(self) -> StepOutcome:
-        outcome = self.engine.hand_out()
-        self._count_failures(outcome)
-        return outcome
 
     def _ends_at_once(self, line: ParsedLine | BadLine) -> bool:
         """Return whether a line is a request that has arrived and needs no slot."""

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from batcher.errors import BatchdecodeError
 
-from ..errors import WriteError
+from ..errors import WriteError, reason_of
 from ..screen.cells import printable_json
 from .stdout import stdout_descriptor
 
@@ -187,7 +187,7 @@ def open_sink(path: str, *, append: bool = False) -> Sink:
         raw = io.FileIO(_opened_as(path), "a" if append else "w", opener=_open_at_end)
         file = FileSink(raw, path)
     except (OSError, ValueError) as error:
-        raise OutputError(f"cannot write {path}: {_reason(error)}") from error
+        raise OutputError(f"cannot write {path}: {reason_of(error)}") from error
     return GzipSink(file, is_needed=not append) if path.endswith(".gz") else file
 
 
@@ -210,8 +210,3 @@ def stdout_json_sink() -> Sink:
     """Return a sink for JSON on stdout."""
     sink = stdout_sink()
     return TerminalJson(sink) if os.isatty(stdout_descriptor()) else sink
-
-
-def _reason(error: OSError | ValueError) -> str:
-    """Return what went wrong, without Python's decoration."""
-    return error.strerror or str(error) if isinstance(error, OSError) else str(error)

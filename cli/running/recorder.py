@@ -175,8 +175,10 @@ class RunRecorder:
 
     def __init__(self, options: RunOptions, loop: Loop, resumption: Resumption, view: View) -> None:
         self._trace = TraceWriter(open_sink(options.trace)) if options.trace else None
-        self._series = _open_series(options)
-        self.metrics = _open_metrics(options, self._series, view)
+        self._series = None
+        if options.timeseries is not None:
+            self._series = SeriesWriter(open_sink(options.timeseries), options.timeseries_interval)
+        self.metrics = _metrics_of(options, self._series, view)
         # Opening empties them, so the results come last: what else fails, fails before.
         sink = _stdout(view) if options.output is None else resumption.open_results(options.output)
         self.results = ResultWriter(sink)
@@ -295,7 +297,7 @@ class _ViewSink:
         """Nothing: the view is closed by whoever opened it."""
 
 
-def _open_metrics(
+def _metrics_of(
     options: RunOptions, series: SeriesWriter | None, view: View
 ) -> "RunMetrics | None":
     if options.quiet and options.summary_json is None and series is None:
@@ -303,12 +305,6 @@ def _open_metrics(
     from batcher.metrics import RunMetrics  # noqa: PLC0415 - only if anybody will ask for them
 
     return RunMetrics(options.limits, None if series is None else series.series, view.share_fold())
-
-
-def _open_series(options: RunOptions) -> SeriesWriter | None:
-    if options.timeseries is None:
-        return None
-    return SeriesWriter(open_sink(options.timeseries), options.timeseries_interval)
 
 
 def _stdout(view: View) -> Sink:

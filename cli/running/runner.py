@@ -13,7 +13,7 @@ from batcher.engine import Engine
 from batcher.errors import BatchdecodeError
 from batcher.events import Event
 from batcher.foreign import RaisedError
-from batcher.formats.requests import BadLine, RequestParser
+from batcher.formats.requests import RequestParser
 from batcher.models.base import Model
 from batcher.models.loading import load_model
 from batcher.models.simulated import SimulatedModel
@@ -143,12 +143,8 @@ class RunSetup:
             ),
             keep_going=keep_going,
             max_errors=options.max_errors,
-            on_bad_line=_ignore if is_reported else self.report.add,
+            on_bad_line=None if is_reported else self.report.add,
         )
-
-
-def _ignore(bad: BadLine) -> None:
-    """Do nothing: the line has been reported."""
 
 
 def run_events(options: RunOptions) -> Iterator[Event]:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 from batcher.metrics import Distribution, Goodput, RunSummary, SecondsDistribution
 
 from .cells import counted, duration, fill, number, percent, printable, whole_percent
+from .terminal import can_print
 
 MAX_SECONDS = 60
 WIDTH = 80
@@ -59,9 +60,12 @@ def render_summary(
 
     is_complete: every request of the input was read and has come to its end.
     """
-    marks = UNICODE if _can_encode(encoding) else ASCII
+    marks = UNICODE if can_print(encoding, "".join(UNICODE)) else ASCII
+    mark, color = (marks.good, GREEN) if summary.ok or not summary.requests else (marks.bad, RED)
+    if not is_complete:
+        mark, color = marks.stopped, YELLOW
     lines = [
-        f"{_mark(summary, marks, is_complete)} {_headline(summary, marks.separator, elapsed)}",
+        f"{mark} {_headline(summary, marks.separator, elapsed)}",
         _times(summary),
         _idle(summary),
         _least_steps(summary),
@@ -71,15 +75,9 @@ def render_summary(
     ]
     shown = [line for line in lines if line]
     if has_color:
-        shown[0] = _color_of(shown[0], marks) + shown[0][0] + RESET + shown[0][1:]
+        shown[0] = color + mark + RESET + shown[0][1:]
         shown[1:] = [f"{DIM}{line}{RESET}" for line in shown[1:]]
     return "".join(f"{line}\n" for line in shown)
-
-
-def _mark(summary: RunSummary, marks: Marks, is_complete: bool) -> str:  # noqa: FBT001 - what it shows
-    if not is_complete:
-        return marks.stopped
-    return marks.good if summary.ok or not summary.requests else marks.bad
 
 
 def _headline(summary: RunSummary, separator: str, elapsed: float) -> str:
@@ -101,10 +99,6 @@ def _headline(summary: RunSummary, separator: str, elapsed: float) -> str:
         run.append(f"{whole_percent(summary.busy_slot_steps / total)} busy")
     run.append(_duration(elapsed))
     return f"{results}   {separator.join(run)}"
-
-
-def _color_of(headline: str, marks: Marks) -> str:
-    return {marks.good: GREEN, marks.bad: RED}.get(headline[0], YELLOW)
 
 
 def _times(summary: RunSummary) -> str:
@@ -283,11 +277,3 @@ def _duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def _can_encode(encoding: str) -> bool:
-    try:
-        "".join(UNICODE).encode(encoding)
-    except (UnicodeEncodeError, LookupError):
-        return False
-    return True

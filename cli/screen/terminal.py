@@ -48,10 +48,10 @@ def encoding_of(encoding: str, environ: Mapping[str, str]) -> str:
     return "ascii" if named in ("C", "POSIX") and not is_told else encoding
 
 
-def can_print_boxes(encoding: str) -> bool:
-    """Return whether `encoding` has the characters the pictures are drawn with."""
+def can_print(encoding: str, text: str = BOX_CHARACTERS) -> bool:
+    """Return whether `encoding` has all of `text`, or what the pictures are drawn with."""
     try:
-        BOX_CHARACTERS.encode(encoding)
+        text.encode(encoding)
     except (UnicodeEncodeError, LookupError):
         return False
     return True

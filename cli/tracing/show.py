@@ -17,7 +17,7 @@ from ..running.files import check_distinct, check_replaceable
 from ..running.output import Sink, open_sink, stdout_sink
 from ..running.stdout import user_code_prints_to_stderr
 from ..screen.cells import printable, printable_json
-from ..screen.terminal import can_print_boxes, terminal_size
+from ..screen.terminal import can_print, terminal_size
 from .events import alike_names, contradictions_named, events_of, open_twice
 
 TraceFormat = Literal["spans", "steps", "csv", "chrome", "gantt"]
@@ -130,7 +130,7 @@ def _lines(timeline: Timeline, selection: Selection, options: TraceOptions) -> I
         timeline,
         selection,
         width=options.width or terminal_size(1, os.environ).columns,
-        ascii_only=not can_print_boxes(encoding),
+        ascii_only=not can_print(encoding),
     )
     return [f"{line}\n".encode(encoding, "backslashreplace") for line in gantt]
 

@@ -10,7 +10,7 @@ import pytest
 from process import batchdecode
 
 from batcher.events import EndEvent, TokenEvent
-from batcher.formats.trace import encode_event
+from batcher.formats.trace import encode_events
 from cli.running.files import check_distinct, check_writable
 from cli.running.output import (
     FileSink,
@@ -202,7 +202,7 @@ class Log:
 def test_a_trace_is_written_five_times_a_second():
     now, log = 0.0, Log()
     event = EndEvent(1, 1.0, 1, 1)
-    line = encode_event(event)
+    line = encode_events([event])
     writer = TraceWriter(log, clock=lambda: now)
     writer.write([event])
     now = 0.1

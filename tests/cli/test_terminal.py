@@ -14,7 +14,7 @@ import pytest
 from cli.screen.terminal import (
     Terminal,
     can_animate,
-    can_print_boxes,
+    can_print,
     encoding_of,
     is_same_terminal,
     terminal_size,
@@ -88,7 +88,7 @@ def test_the_flag_decides_colour_then_the_environment(
     [("utf-8", True), ("latin-1", False), ("ascii", False), ("no-such-encoding", False)],
 )
 def test_boxes_need_an_encoding_that_has_them(encoding, expected):
-    assert can_print_boxes(encoding) is expected
+    assert can_print(encoding) is expected
 
 
 def test_one_terminal_opened_twice_is_the_same(tty):

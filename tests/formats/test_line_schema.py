@@ -24,7 +24,7 @@ from batcher.formats.requests import ParsedLine, RequestParser
 from batcher.formats.result_rows import encode_openai_row
 from batcher.formats.results import encode_result
 from batcher.formats.schema import TYPES, encode_schema, make_schema
-from batcher.formats.trace import encode_event
+from batcher.formats.trace import encode_events
 from batcher.request import REQUEST_FIELDS, Request
 from batcher.result import (
     ErrorInfo,
@@ -395,7 +395,7 @@ EVENTS = [
 
 @pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
 def test_events_are_valid(event):
-    line = json.loads(encode_event(event))
+    line = json.loads(encode_events([event]))
     VALIDATORS["trace"].validate(line)
     assert not VALIDATORS["trace"].is_valid(line | {"event": "other"})
 

@@ -15,10 +15,10 @@ from batcher.events import (
     RejectEvent,
     RunEvent,
 )
-from batcher.formats.trace import encode_event, encode_events, is_trace, read_trace
+from batcher.formats.trace import encode_events, is_trace, read_trace
 
 RUN = RunEvent(batch=2, model="simulated", settings={"seed": 7})
-RUN_LINE = encode_event(RUN)
+RUN_LINE = encode_events([RUN])
 
 
 def lines_of(data):
@@ -83,14 +83,14 @@ def lines_of(data):
     ],
 )
 def test_each_kind_of_event_is_one_line(event, line):
-    assert encode_event(event) == f"{line}\n".encode()
+    assert encode_events([event]) == f"{line}\n".encode()
 
 
 @given(workloads(), st.integers(1, 4))
 def test_what_is_written_is_read_back(jobs, batch):
     events = play(jobs, batch).events
     data = encode_events(events)
-    assert data == b"".join(map(encode_event, events))
+    assert data == b"".join(encode_events([event]) for event in events)
     assert list(read_trace(lines_of(data))) == events
 
 
@@ -138,11 +138,11 @@ def test_a_torn_last_line_is_the_end(torn):
 )
 def test_unknown_kinds_and_blank_lines_are_skipped(line):
     end = EndEvent(7, 7.0, 10, 4)
-    assert list(read_trace([RUN_LINE, line, encode_event(end)])) == [RUN, end]
+    assert list(read_trace([RUN_LINE, line, encode_events([end])])) == [RUN, end]
 
 
 def test_unknown_fields_are_skipped():
-    line = encode_event(AdmitEvent(1, 1.0, "a", 0, 0, "empty")).replace(b"{", b'{"blocks":[1],')
+    line = encode_events([AdmitEvent(1, 1.0, "a", 0, 0, "empty")]).replace(b"{", b'{"blocks":[1],')
     assert list(read_trace([RUN_LINE, line])) == [RUN, AdmitEvent(1, 1.0, "a", 0, 0, "empty")]
 
 
@@ -152,7 +152,7 @@ def test_unknown_fields_are_skipped():
         (b'{"event":"adm\n', "run.jsonl:2: not a line of a trace: JSON is malformed"),
         (b'{"event":"\xff"}\n', "run.jsonl:2: not a line of a trace: 'utf-8'"),
         (
-            encode_event(AdmitEvent(1, 1.0, "a", 0, 0, "empty", "judge")),
+            encode_events([AdmitEvent(1, 1.0, "a", 0, 0, "empty", "judge")]),
             "Invalid enum value 'judge'",
         ),
         (b'{"event":"end"}\n', "run.jsonl:2: not a line of a trace: .*missing required field"),
@@ -163,7 +163,7 @@ def test_unknown_fields_are_skipped():
     ],
 )
 def test_a_bad_line_before_the_last_is_an_error_with_its_number(line, complaint):
-    end = encode_event(EndEvent(7, 7.0, 10, 4))
+    end = encode_events([EndEvent(7, 7.0, 10, 4)])
     with pytest.raises(BatchdecodeError, match=complaint):
         list(read_trace([RUN_LINE, line, end], name="run.jsonl"))
 
@@ -211,7 +211,7 @@ def test_events_are_read_one_by_one():
     def endless():
         yield RUN_LINE
         while True:
-            yield encode_event(AdmitEvent(1, 1.0, "a", 0, 0, "empty"))
+            yield encode_events([AdmitEvent(1, 1.0, "a", 0, 0, "empty")])
 
     events = read_trace(endless())
     assert [next(events), next(events).id] == [RUN, "a"]
@@ -227,6 +227,6 @@ def reading(lines):
 
 @given(st.binary(max_size=20))
 def test_any_other_line_is_skipped_or_an_error_and_never_a_crash(junk):
-    end = encode_event(EndEvent(7, 7.0, 10, 4))
+    end = encode_events([EndEvent(7, 7.0, 10, 4)])
     outcome = reading([RUN_LINE, junk.replace(b"\n", b" ") + b"\n", end])
     assert outcome == 2 or outcome.startswith("trace:2: ")

@@ -13,7 +13,7 @@ from threading import RLock
 from batcher.events import RequestEvent
 from batcher.timeline.fold import RequestFold
 
-from ..terminal import Terminal, can_print_boxes
+from ..terminal import Terminal, can_print
 from ..view import Gauges, RunPlan, View
 from .display import FrameLive
 from .facts import Moment
@@ -69,7 +69,7 @@ class LiveView(View):
         self._gauges, self._clock, self._every_step = gauges, clock, every_step
         self._run = run = RunState(plan.batch_size)
         self._unseen: list[RequestEvent] = []  # not taken in by `_run` yet
-        glyphs = UNICODE if can_print_boxes(terminal.encoding) else ASCII
+        glyphs = UNICODE if can_print(terminal.encoding) else ASCII
         self._scene = Scene(
             run,
             plan,
