@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from batcher.events import TokenEvent
     from batcher.generation import generate, generate_many
     from batcher.models.base import Batch, Chunk, Model, ModelOutput, Tokenizer
-    from batcher.models.byte_tokenizer import ByteTokenizer
     from batcher.models.calls import CallSettings
     from batcher.models.llm import LLM, LLMModel
     from batcher.models.simulated import SimulatedModel, SimulatedSettings
+    from batcher.models.tokenizers import ByteTokenizer
     from batcher.request import PromptSegment, Request, Transition
     from batcher.result import Result
 
@@ -25,7 +25,7 @@ __version__ = "0.1.0"
 _HOME_OF = {
     "Batch": "batcher.models.base",
     "BatchdecodeError": "batcher.errors",
-    "ByteTokenizer": "batcher.models.byte_tokenizer",
+    "ByteTokenizer": "batcher.models.tokenizers",
     "CallSettings": "batcher.models.calls",
     "Chunk": "batcher.models.base",
     "Engine": "batcher.engine",

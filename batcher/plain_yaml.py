@@ -9,17 +9,9 @@ from typing import Any
 
 import yaml
 
+from batcher.errors import writable
+
 MAX_DEPTH = 8
-
-
-def check_plain(text: str) -> None:
-    """Make sure that `text` is plain.
-
-    Raises:
-        yaml.MarkedYAMLError: it is not YAML, or not plain.
-    """
-    for _ in plain_events(text):
-        pass
 
 
 def plain_events(text: str) -> Iterator[yaml.Event]:
@@ -32,7 +24,7 @@ def plain_events(text: str) -> Iterator[yaml.Event]:
     for event in yaml.parse(text, Loader=yaml.SafeLoader):
         if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag:
             raise _fault(event, f"no tags like {event.tag.rpartition(':')[2]}, write the value")
-        if isinstance(event, yaml.ScalarEvent) and _has_surrogate(event.value):
+        if isinstance(event, yaml.ScalarEvent) and writable(event.value) != event.value:
             raise _fault(event, "a lone surrogate stands for no character")
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
@@ -43,11 +35,3 @@ def plain_events(text: str) -> Iterator[yaml.Event]:
 
 def _fault(event: Any, problem: str) -> yaml.MarkedYAMLError:  # its mark is of either of two types
     return yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
-
-
-def _has_surrogate(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return True
-    return False

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.formats.requests import RequestParser
-from batcher.models.byte_tokenizer import ByteTokenizer
 from batcher.models.simulated_hash import MASK, MULTIPLIER, hash_after, hashes_after
-from batcher.models.word_tokenizer import WordTokenizer
+from batcher.models.tokenizers import ByteTokenizer, WordTokenizer
 from batcher.prompts import Prompt, block_contents, encoded, read_prompt
 from batcher.request import PromptSegment
 from batcher.settings import SchedulingSettings

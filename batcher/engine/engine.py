@@ -20,8 +20,8 @@ from batcher.engine.sequence import Sequence
 from batcher.errors import BatchdecodeError, FieldProblem, InvariantError, RequestError
 from batcher.events import AdmitReason, ArriveReason, EndEvent, RequestEvent, RunEvent, TokenEvent
 from batcher.models.base import Model, can_score, chat_template_of
-from batcher.models.checked_tokenizer import CheckedTokenizer
 from batcher.models.loading import as_model
+from batcher.models.tokenizers import CheckedTokenizer
 from batcher.prompts import block_contents
 from batcher.request import Request
 from batcher.result import Result

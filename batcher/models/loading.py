@@ -19,8 +19,8 @@ from batcher.foreign import (
 )
 from batcher.models.answers import shown
 from batcher.models.base import Model, OutputKind
-from batcher.models.checked_tokenizer import checked_tokenizer
 from batcher.models.simulated import SimulatedModel, SimulatedSettings
+from batcher.models.tokenizers import checked_tokenizer
 from batcher.request import MAX_INT
 
 if TYPE_CHECKING:

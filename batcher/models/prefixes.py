@@ -4,7 +4,7 @@ from typing import Any
 
 from batcher.foreign import attribute_of
 from batcher.models.base import Batch, ModelOutput, OutputKind, Tokenizer
-from batcher.models.byte_tokenizer import ByteTokenizer
+from batcher.models.tokenizers import ByteTokenizer
 
 Prefixes = dict[int, list[int]]
 """Prompt and output so far, by slot."""

@@ -39,7 +39,7 @@ from batcher.models.simulated_logits import (
     scramble,
     uniform_bits,
 )
-from batcher.models.word_tokenizer import BEGIN_TOKEN_ID, EOS_TOKEN_ID, WordTokenizer, byte_id
+from batcher.models.tokenizers import BEGIN_TOKEN_ID, EOS_TOKEN_ID, WordTokenizer, byte_id
 from batcher.tokens import Tokens
 
 _CHOICE_BITS = 10

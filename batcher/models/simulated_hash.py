@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from batcher.errors import InvariantError
 from batcher.models.base import Batch, Chunk, IntArray, Pages
-from batcher.models.word_tokenizer import BEGIN_TOKEN_ID
+from batcher.models.tokenizers import BEGIN_TOKEN_ID
 from batcher.tokens import Tokens
 
 Hashes = NDArray[np.uint64]

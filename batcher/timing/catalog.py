@@ -4,6 +4,7 @@ Rule: whatever a record does not know, lacks or cannot be is an error that says 
 """
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -16,7 +17,7 @@ import msgspec
 import yaml
 
 from batcher.errors import BatchdecodeError
-from batcher.plain_yaml import check_plain
+from batcher.plain_yaml import plain_events
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -96,7 +97,7 @@ def read_mapping(path: str) -> dict[str, Any]:
         raise CatalogError(f"cannot read {path}: {reason}") from None
     if not path.endswith(".json"):
         with _at(path):
-            check_plain(text)
+            deque(plain_events(text), maxlen=0)  # which raises at what is not plain
     return _loaded(text, path)
 
 

@@ -13,7 +13,7 @@ from batcher.decoding.constraints.compiler import ConstraintCompiler
 from batcher.decoding.constraints.rows import RowConstraint, allowed_tokens
 from batcher.decoding.constraints.source import ConstraintSource, constraint_source
 from batcher.decoding.healing import HealingRow, VocabularyIndex
-from batcher.models.word_tokenizer import EOS_TOKEN_ID, WordTokenizer
+from batcher.models.tokenizers import EOS_TOKEN_ID, WordTokenizer
 
 SCHEMA = {
     "type": "array",

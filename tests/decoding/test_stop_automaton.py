@@ -12,7 +12,7 @@ from batcher.decoding.stops.automaton import END, StopAutomaton, StopProgress, s
 from batcher.decoding.stops.matcher import StopMatcher
 from batcher.decoding.stops.output import Output, StateText, read_output
 from batcher.decoding.stops.reader import StopReader
-from batcher.models.byte_tokenizer import ByteTokenizer
+from batcher.models.tokenizers import ByteTokenizer
 from batcher.request import Request, Transition
 
 BYTES = ByteTokenizer()

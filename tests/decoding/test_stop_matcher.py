@@ -13,7 +13,7 @@ from slow_automaton import SlowReader
 from batcher.decoding.stops import matcher
 from batcher.decoding.stops.automaton import StopAutomaton, StopProgress, stop_automaton
 from batcher.decoding.stops.matcher import StopMatcher
-from batcher.models.byte_tokenizer import ByteTokenizer
+from batcher.models.tokenizers import ByteTokenizer
 from batcher.request import Request
 
 NUM_SLOTS = 4

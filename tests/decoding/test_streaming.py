@@ -12,7 +12,7 @@ from batcher.decoding.stops.reader import StopReader
 from batcher.decoding.streaming import TextPiece, TextStream
 from batcher.errors import InvariantError
 from batcher.models.base import Tokenizer
-from batcher.models.byte_tokenizer import ByteTokenizer
+from batcher.models.tokenizers import ByteTokenizer
 
 WAIT = [NOTHING] * 6  # until every min_tokens is reached
 ENDINGS = [

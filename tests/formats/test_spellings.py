@@ -10,7 +10,7 @@ from batcher.formats.line_problems import read_line
 from batcher.formats.requests import BadLine, RequestParser
 from batcher.models.base import chat_template_of
 from batcher.models.simulated import SimulatedModel
-from batcher.models.word_tokenizer import render_chat
+from batcher.models.tokenizers import render_chat
 from batcher.request import Request
 from batcher.validation import ModelCapabilities
 

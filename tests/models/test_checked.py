@@ -8,8 +8,8 @@ import pytest
 from batcher import BatchdecodeError, Engine, Request, Result, SimulatedModel, decode
 from batcher.errors import ModelError
 from batcher.models.base import Batch, Chunk, ModelOutput
-from batcher.models.byte_tokenizer import ByteTokenizer
 from batcher.models.loading import as_model
+from batcher.models.tokenizers import ByteTokenizer
 
 REQUESTS = [Request(prompt=[7] * n, max_tokens=4, ignore_eos=True) for n in (1, 2, 3)]
 

@@ -13,7 +13,7 @@ from batcher import Request, SimulatedModel, SimulatedSettings, decode
 from batcher.models.base import Batch, Chunk, join_bytes
 from batcher.models.simulated import reference_logits, reference_next_token
 from batcher.models.simulated_hash import hash_after
-from batcher.models.word_tokenizer import EOS_TOKEN_ID, FIRST_WORD_ID, WordTokenizer
+from batcher.models.tokenizers import EOS_TOKEN_ID, FIRST_WORD_ID, WordTokenizer
 
 prompts = st.lists(st.integers(0, 511), max_size=30)
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from msgspec import to_builtins
 
 from batcher import Request
-from batcher.models.byte_tokenizer import ByteTokenizer
+from batcher.models.tokenizers import ByteTokenizer
 from batcher.scheduling.checks import check_effects, check_settings
 from batcher.scheduling.policies import POLICIES
 from batcher.verifying.cases import Needs, make_cases, needs_of

@@ -6,7 +6,7 @@ import random
 from batcher.decoding.constraints.compiler import ConstraintCompiler
 from batcher.decoding.constraints.rows import allowed_tokens
 from batcher.decoding.constraints.source import ConstraintSource
-from batcher.models.word_tokenizer import EOS_TOKEN_ID, WordTokenizer
+from batcher.models.tokenizers import EOS_TOKEN_ID, WordTokenizer
 
 WORDS = WordTokenizer()
 NUM_WORDS = len(WORDS.token_bytes)

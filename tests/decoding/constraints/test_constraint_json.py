@@ -7,7 +7,7 @@ import pytest
 from constrained import WORDS, compiler, random_outputs, source
 
 from batcher.decoding.constraints.verification import Look
-from batcher.models.word_tokenizer import EOS_TOKEN_ID, byte_id
+from batcher.models.tokenizers import EOS_TOKEN_ID, byte_id
 
 NUM_OUTPUTS = 42  # of each of the 24 schemas
 # What ends a string, an object or an array is drawn more often, or outputs would not end.

@@ -25,7 +25,7 @@ from batcher.decoding.constraints import matchers, rows
 from batcher.decoding.constraints.rows import allowed_tokens
 from batcher.decoding.constraints.verification import Look
 from batcher.errors import InvariantError
-from batcher.models.word_tokenizer import EOS_TOKEN_ID
+from batcher.models.tokenizers import EOS_TOKEN_ID
 
 TINY = [b"", b"a", b"b", b"ab", b"ba", b"a", b"abc", b"c", b"\xc3", b"\xa9", b"\xc3\xa9", b""]
 
