@@ -123,8 +123,11 @@ class BeamSearch:
         return self._go_on(going_on[:num_beams])
 
     def running_tokens(self) -> list[list[int]]:
-        """Return the tokens of each beam that goes on, by place; one list before the first step."""
-        if self._num_tokens == 0:
+        """Return the tokens of each beam that goes on, by place; before the first step, of one.
+
+        When the search is done nothing goes on; there is an empty list then.
+        """
+        if not self._num_tokens or not self._running:
             return [[]]
         best = self._running[0].path
         paths = {beam.place: beam.path for beam in self._running}

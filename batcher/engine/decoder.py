@@ -107,18 +107,17 @@ class Decoder:
             return []
         return rows.open(first)
 
-    def close(self, slot: int, num_tokens: int, reason: FinishReason) -> Generated:
-        """Return the first `num_tokens` tokens of the row in `slot`, and forget the row."""
-        if self.rows is not None and self.rows.is_busy:
-            return self.rows.close(slot, num_tokens, reason)
+    def close(self, first: Sequence, num_tokens: int, reason: FinishReason) -> list[Generated]:
+        """Forget the rows of a group; return its output, or those of its beams.
+
+        num_tokens: how many of the row's tokens are its output; beams know that themselves.
+        """
+        rows, slot = self.rows, first.slot
+        if rows is not None and rows.is_busy:
+            return rows.close(rows.suspend(first, num_tokens), reason)
         self._stops.watched.discard(slot)
         self._stops.states[slot] = FREE_LINE
-        return Generated(self._tokens.close(slot, num_tokens), reason)
-
-    def close_beams(self, slot: int, reason: FinishReason) -> list[Generated]:
-        """Return the best beams of the group whose first row is in `slot`, and forget its rows."""
-        rows = self.rows = self.rows or self._make_rows()
-        return rows.close_beams(slot, reason)
+        return [Generated(self._tokens.close(slot, num_tokens), reason)]
 
     def read(self, slot: int, start: int, stop: int) -> list[int]:
         """Return tokens number `start` to `stop`, exclusive, of those the row in `slot` has."""
@@ -149,7 +148,7 @@ class Decoder:
     def close_suspended(self, suspended: SuspendedRows, reason: FinishReason) -> list[Generated]:
         """Return what suspended rows had generated: the row's output, or those of its beams."""
         if self.rows is not None:
-            return self.rows.close_suspended(suspended, reason)
+            return self.rows.close(suspended, reason)
         return [Generated(suspended.tokens[0], reason)]
 
     # -- a step ----------------------------------------------------------------------------------

@@ -90,10 +90,8 @@ class ModelRunner:
         """
         if self._suspended and first in self._suspended:
             outputs = self.close_suspended(first, reason)
-        elif first.role == "beam":
-            outputs = self.decoder.close_beams(first.slot, reason)
         else:
-            outputs = [self.decoder.close(first.slot, num_generated, reason)]
+            outputs = self.decoder.close(first, num_generated, reason)
         self._release(first)
         return outputs
 

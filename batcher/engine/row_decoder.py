@@ -9,14 +9,13 @@ from msgspec.structs import replace
 from batcher.decoding.constraints.compiler import ConstraintCompiler
 from batcher.decoding.constraints.rows import RowConstraint, allowed_tokens
 from batcher.decoding.output_tokens import OutputTokens
-from batcher.decoding.sampling.sampler import Masks, Sampled, Sampler
+from batcher.decoding.sampling.sampler import Masks, Sampled, Sampler, SuspendedSampling
 from batcher.decoding.stops.automaton import StopProgress
 from batcher.decoding.stops.matcher import StopMatcher
 from batcher.engine.decoded import Decoded, Generated
 from batcher.engine.row_state import (
     BeamRows,
     RowState,
-    RowStream,
     make_row_state,
     partner_slot,
     sampling_row,
@@ -91,7 +90,9 @@ class RowDecoder:
             self._sampler.open(slot, sampling_row(first, self._eos_token_id))
         row = None
         if self._is_streaming or not first.is_plain:
-            row = make_row_state(first, self._grammars, self._stream_of(first))
+            row = make_row_state(
+                first, self._grammars, self._tokenizer if self._is_streaming else None
+            )
         if row is None:
             self._stops.open(slot, first.automaton)
             return []
@@ -101,30 +102,6 @@ class RowDecoder:
         if forced:
             self._extend({slot: forced})
         return forced
-
-    def _stream_of(self, first: Sequence) -> RowStream | None:
-        """Return what tells of a sample as it comes; of those that compete, nothing can be told."""
-        request = first.request
-        is_sure = first.role == "sample" and request.best_of is None and request.max_tokens > 0
-        return RowStream(first, self._tokenizer) if self._is_streaming and is_sure else None
-
-    def close(self, slot: int, num_tokens: int, reason: FinishReason) -> Generated:
-        """Return the first `num_tokens` tokens of the row in `slot`, and forget the row."""
-        generated = Generated(self._tokens.close(slot, num_tokens), reason)
-        row = self._states.get(slot)
-        if row is not None:
-            sampler = self._sampler
-            logprob = None if sampler is None else sampler.cumulative_logprob(slot)
-            generated = self._close_row(row, generated, logprob)
-        self._forget(slot)
-        return generated
-
-    def close_beams(self, slot: int, reason: FinishReason) -> list[Generated]:
-        """Return the best beams of the group whose first row is in `slot`, and forget its rows."""
-        beams, row = self._beams.pop(slot), self._states[slot]
-        for beam_slot in beams.slots:
-            self._forget(beam_slot)
-        return self._beam_outputs(beams, row, reason)
 
     def read(self, slot: int, start: int, stop: int) -> list[int]:
         """Return tokens number `start` to `stop`, exclusive, of those the row in `slot` has."""
@@ -161,23 +138,39 @@ class RowDecoder:
         for sequence, row in zip((first, *first.others), suspended.rows, strict=False):
             self._resume_row(sequence, row)
 
-    def close_suspended(self, suspended: SuspendedRows, reason: FinishReason) -> list[Generated]:
+    def close(self, suspended: SuspendedRows, reason: FinishReason) -> list[Generated]:
         """Return what suspended rows had generated: the row's output, or those of its beams."""
-        first = suspended.rows[0]
+        row, beams = suspended.rows[0], suspended.beams
         generated = Generated(suspended.tokens[0], reason)
-        if first.state is None:
+        if row.state is None:
             return [generated]
-        if suspended.beams is not None:
-            return self._beam_outputs(suspended.beams, first.state, reason)
-        sampling = first.sampling
-        logprob = None if sampling is None else sampling.cumulative_logprob
-        return [self._close_row(first.state, generated, logprob)]
+        if beams is None:
+            generated = self._told(row.state, generated, row.sampling)
+        return [
+            row.state.check(output, self._tokenizer, self._eos_token_id)
+            for output in ([generated] if beams is None else beams.results(reason))
+        ]
+
+    def _told(
+        self, row: RowState, generated: Generated, sampling: SuspendedSampling | None
+    ) -> Generated:
+        """Tell the rest of a row's stream; return its output with its log-probabilities."""
+        if row.stream is not None:
+            if row.untold:
+                self._streamed += row.stream.push(row.untold, self._step)
+            self._streamed += row.stream.finish(self._step)
+        if row.sequence.request.logprobs is not None:
+            generated = replace(generated, logprobs=row.logprobs)
+        if sampling is not None and row.needs_cumulative:
+            logprob = round(sampling.cumulative_logprob, NUM_DIGITS)
+            generated = replace(generated, cumulative_logprob=logprob)
+        return generated
 
     def _suspend_row(self, slot: int) -> SuspendedRow:
+        if self.first_slots:
+            self.first_slots = {s: first for s, first in self.first_slots.items() if first != slot}
         sampling = None if self._sampler is None else self._sampler.suspend(slot)
-        row = SuspendedRow(self._stops.suspend(slot), self._states.get(slot), sampling)
-        self._forget(slot)
-        return row
+        return SuspendedRow(self._stops.suspend(slot), self._states.pop(slot, None), sampling)
 
     def _resume_row(self, sequence: Sequence, suspended: SuspendedRow) -> None:
         slot = sequence.slot
@@ -186,39 +179,6 @@ class RowDecoder:
             self._states[slot] = suspended.state
         if suspended.sampling is not None and self._sampler is not None:
             self._sampler.resume(slot, suspended.sampling, partner_slot(sequence))
-
-    # -- what comes of a row ---------------------------------------------------------------------
-
-    def _beam_outputs(
-        self, beams: BeamRows, row: RowState, reason: FinishReason
-    ) -> list[Generated]:
-        return [
-            row.check(generated, self._tokenizer, self._eos_token_id)
-            for generated in beams.results(reason)
-        ]
-
-    def _close_row(
-        self, row: RowState, generated: Generated, cumulative_logprob: float | None
-    ) -> Generated:
-        if row.stream is not None:
-            if row.untold:
-                self._streamed += row.stream.push(row.untold, self._step)
-            self._streamed += row.stream.finish(self._step)
-        generated = row.check(generated, self._tokenizer, self._eos_token_id)
-        if row.sequence.request.logprobs is not None:
-            generated = replace(generated, logprobs=row.logprobs)
-        if cumulative_logprob is not None and row.needs_cumulative:
-            logprob = round(cumulative_logprob, NUM_DIGITS)
-            generated = replace(generated, cumulative_logprob=logprob)
-        return generated
-
-    def _forget(self, slot: int) -> None:
-        if self.first_slots:
-            self.first_slots = {s: first for s, first in self.first_slots.items() if first != slot}
-        self._stops.close(slot)
-        self._states.pop(slot, None)
-        if self._sampler is not None:
-            self._sampler.close(slot)
 
     # -- a step ----------------------------------------------------------------------------------
 

@@ -203,9 +203,12 @@ class BeamRows:
 
 
 def make_row_state(
-    sequence: Sequence, grammars: ConstraintCompiler, stream: RowStream | None
+    sequence: Sequence, grammars: ConstraintCompiler, tokenizer: Tokenizer | None
 ) -> RowState | None:
-    """Return the row of a sequence that has just got its slot; None if it needs none."""
+    """Return the row of a sequence that has just got its slot; None if it needs none.
+
+    tokenizer: if samples are told as they come; of those that compete, nothing can be told.
+    """
     request = sequence.request
     grammar = grammars.of_row(request)
     constraint: RowConstraint | None = None
@@ -213,6 +216,10 @@ def make_row_state(
         constraint = grammar.new_row()
     elif sequence.healing:
         constraint = HealingRow(grammars.vocabulary, sequence.healing)
+    stream = None
+    is_sure = sequence.role == "sample" and request.best_of is None and request.max_tokens > 0
+    if tokenizer is not None and is_sure:
+        stream = RowStream(sequence, tokenizer)
     row = RowState(
         sequence,
         grammar=grammar,

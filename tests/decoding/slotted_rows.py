@@ -119,12 +119,7 @@ class SlottedRows:
 
     def end(self, first: Sequence, reason: FinishReason) -> None:
         key = first.id, first.index
-        if first.role == "beam":
-            self.outcome.outputs[key] = self.decoder.close_beams(first.slot, reason)
-        else:
-            num_tokens = self.num_tokens[key]
-            output = self.decoder.close(first.slot, num_tokens, reason)
-            self.outcome.outputs[key] = [output]
+        self.outcome.outputs[key] = self.decoder.close(first, self.num_tokens[key], reason)
         self.leave_slots(first)
 
     def finish(self) -> Outcome:
