@@ -15,7 +15,7 @@ from batcher.metrics.distributions import (
     seconds_distribution,
 )
 from batcher.metrics.latencies import Latencies
-from batcher.metrics.slo import NUM_DIGITS, Goodput, Slo
+from batcher.metrics.slo import Goodput, Slo
 
 Seconds = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -63,7 +63,6 @@ def latencies_of(
 
 def goodput_of(slo: Slo, times: ServedTimes, num_failed: int = 0) -> Goodput:
     """Return how many requests met `slo`, with `num_failed` others that did not come to an end."""
-    num_requests = len(times.arrival) + num_failed
     is_good = np.ones(len(times.arrival), bool)
     missed = {"failed": num_failed} if num_failed else {}
     for metric, limit in slo.limits.items():
@@ -71,16 +70,9 @@ def goodput_of(slo: Slo, times: ServedTimes, num_failed: int = 0) -> Goodput:
         is_good &= ~is_late
         if is_late.any():
             missed[metric] = int(is_late.sum())
-    good = int(is_good.sum())
     makespan = float(times.end.max() - times.arrival.min()) if len(times.arrival) else 0.0
-    return Goodput(
-        limits=slo.limits,
-        requests=num_requests,
-        good=good,
-        share=round(good / num_requests, NUM_DIGITS) if num_requests else 0.0,
-        per_second=round(good / makespan, NUM_DIGITS) if makespan else 0.0,
-        missed=dict(sorted(missed.items())),
-    )
+    num_requests = len(times.arrival) + num_failed
+    return Goodput.of(slo, num_requests, int(is_good.sum()), makespan, missed)
 
 
 def distribution_of(values: NDArray[np.int64]) -> SecondsDistribution | None:

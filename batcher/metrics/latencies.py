@@ -82,21 +82,14 @@ class TokenTimes:
     """Follows all sequences from step to step, tells their times and counts them."""
 
     def __init__(self) -> None:
-        self.queue, self.ttft, self.tpot = (SecondsHistogram() for _ in range(3))
-        self.itl, self.e2e = SecondsHistogram(), SecondsHistogram()
+        self._times = {name: SecondsHistogram() for name in Latencies.__struct_fields__}
         self._last_advance = 0.0  # when decoding rows were last given a token, all at once
         # Of the decoding rows: how many were given their last token when.
         self._decoding: dict[float, int] = {}
 
     def latencies(self) -> Latencies:
         """Return what was counted so far."""
-        return Latencies(
-            queue=self.queue.distribution(),
-            ttft=self.ttft.distribution(),
-            tpot=self.tpot.distribution(),
-            itl=self.itl.distribution(),
-            e2e=self.e2e.distribution(),
-        )
+        return Latencies(**{name: times.distribution() for name, times in self._times.items()})
 
     def observe(self, step: WholeStep) -> tuple[GivenTokens, list[EndedRequest]]:
         """Take in the next step; return what it gave, and who has ended in it."""
@@ -114,7 +107,7 @@ class TokenTimes:
                 num_first += is_first
                 sum_ttft += found.ttft or 0.0 if is_first else 0.0
             elif isinstance(event, JumpEvent):
-                self.itl.add(0, event.tokens)
+                self._times["itl"].add(0, event.tokens)
                 num_tokens += event.tokens
             elif isinstance(event, FinishEvent):
                 ended += self._end(event, found, step.end)
@@ -135,7 +128,7 @@ class TokenTimes:
             if isinstance(event, AdmitEvent):
                 if found.queue is None:
                     found.queue = event.time - arrive.time
-                    self.queue.add(found.queue)
+                    self._times["queue"].add(found.queue)
             elif isinstance(event, PrefillEvent | PreemptEvent):
                 self._stop(found)
             elif isinstance(event, FinishEvent) and (
@@ -152,7 +145,7 @@ class TokenTimes:
         """Give each decoding row a token; return how many there are."""
         total = 0
         for last, num_rows in self._decoding.items():
-            self.itl.add(end - last, num_rows)
+            self._times["itl"].add(end - last, num_rows)
             total += num_rows
         self._decoding = {end: total} if total else {}
         self._last_advance = end
@@ -162,9 +155,9 @@ class TokenTimes:
         """Give a sequence a token and let it decode."""
         if found.ttft is None:
             found.ttft = end - arrive.time
-            self.ttft.add(found.ttft)
+            self._times["ttft"].add(found.ttft)
         else:
-            self.itl.add(end - found.last_token)
+            self._times["itl"].add(end - found.last_token)
         found.last_token, found.is_decoding = end, True
         self._decoding[end] = self._decoding.get(end, 0) + 1
 
@@ -188,7 +181,7 @@ class TokenTimes:
         found.ended = end
         ended = EndedRequest(event, arrive, end, found.queue, found.ttft)
         if ended.is_ok:
-            self.e2e.add(ended.e2e)
+            self._times["e2e"].add(ended.e2e)
             if ended.tpot is not None:
-                self.tpot.add(ended.tpot)
+                self._times["tpot"].add(ended.tpot)
         yield ended

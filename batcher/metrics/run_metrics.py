@@ -280,7 +280,7 @@ class TimedMetrics:
         if found is not None:
             self._cache.observe(event, found)
         elif isinstance(event, EndEvent):
-            rest = self._feed.rest()
+            rest = self._feed.take_events()
             for ended in self._times.interrupt(rest):
                 self._goodput.add(ended)
             if self._series is not None:
@@ -328,7 +328,7 @@ class TimedMetrics:
         """Tell the series all that is left of a run of `num_steps`, which may be broken off."""
         self.catch_up(num_steps)
         if self._series is not None:
-            self._series.take_rest(self._feed.rest())
+            self._series.take_rest(self._feed.take_events())
 
     def _take(self, step: WholeStep) -> None:
         self._end = step.end

@@ -2,7 +2,9 @@
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from math import isfinite
+from typing import Self
 
 from msgspec import Struct
 
@@ -54,6 +56,20 @@ class Goodput(Struct, frozen=True, kw_only=True):
     per_second: float
     missed: dict[str, int]
 
+    @classmethod
+    def of(
+        cls, slo: Slo | None, requests: int, good: int, makespan: float, missed: Mapping[str, int]
+    ) -> Self:
+        """Return the goodput of a run of `makespan` seconds."""
+        return cls(
+            limits={} if slo is None else slo.limits,
+            requests=requests,
+            good=good,
+            share=round(good / requests, NUM_DIGITS) if requests else 0.0,
+            per_second=round(good / makespan, NUM_DIGITS) if makespan else 0.0,
+            missed=dict(sorted(missed.items())),
+        )
+
 
 class GoodputCount:
     """Counts requests that were good: all, or without an SLO those that have a deadline.
@@ -85,15 +101,7 @@ class GoodputCount:
         """Return what was counted in a run of `makespan` seconds; None if nothing is promised."""
         if self._slo is None and not self._num_requests:
             return None
-        good, total = self._num_good, self._num_requests
-        return Goodput(
-            limits={} if self._slo is None else self._slo.limits,
-            requests=total,
-            good=good,
-            share=round(good / total, NUM_DIGITS) if total else 0.0,
-            per_second=round(good / makespan, NUM_DIGITS) if makespan else 0.0,
-            missed=dict(sorted(self._missed.items())),
-        )
+        return Goodput.of(self._slo, self._num_requests, self._num_good, makespan, self._missed)
 
 
 def parse_slo(text: str) -> Slo:

@@ -48,7 +48,7 @@ class SlotUse:
         self.integrated_steps = 0
         self.busy = self.num_too_few = 0
         self.idle: Counter[ArriveReason] = Counter()
-        self.blocked: Counter[BlockedReason] = Counter()
+        self.blocked: Counter[str] = Counter()
         self.undecided: list[_Idle] = []  # of all steps
         self._reason: BlockedReason | None = None
 
@@ -66,8 +66,7 @@ class SlotUse:
 
         Slots that were idle before that were not waiting for it, but for one still to come.
         """
-        if step != self.integrated_steps:
-            self._integrate(step)
+        self.join(step)
         earlier = [
             idle._replace(end=min(idle.end, preempted))
             for idle in self.undecided
@@ -77,7 +76,6 @@ class SlotUse:
             self._count(reason, max(0, end - max(start, preempted)) * num_idle)
         self.undecided = earlier
         self._reason = None
-        self.num_occupied += 1
 
     def join(self, step: int) -> None:
         """Occupy a slot from `step` on, with another sequence of a group that has taken one."""
@@ -108,10 +106,7 @@ class SlotUse:
             arrivals=self.idle["input"] + self.idle["turn"],
             empty_queue=self.idle["follow"],
             too_few=self.num_too_few,
-            kv=self.blocked["kv"],
-            tokens=self.blocked["tokens"],
-            preemption=self.blocked["preemption"],
-            batch=self.blocked["batch"],
+            **self.blocked,
         )
 
     def _integrate(self, step: int) -> None:

@@ -50,6 +50,9 @@ class WholeStep(NamedTuple):
     events: list[EventOfRequest]
 
 
+_COUNTS = WholeStep._fields[3:-1]  # which a StepsEvent has, too, as lists
+
+
 class StepFeed(ABC):
     """Takes events one by one and gives back the steps that are whole."""
 
@@ -70,10 +73,6 @@ class StepFeed(ABC):
     def catch_up(self, num_steps: int) -> Iterator[WholeStep]:
         """Yield the steps before `num_steps`, of which no more events come, if they are known."""
 
-    def rest(self) -> list[EventOfRequest]:
-        """Return the events that no step has taken, at the end of the run."""
-        return self._up_to(None)
-
     @abstractmethod
     def _told_by(self, event: SequenceEvent) -> Iterator[WholeStep]:
         """Yield the steps that are over since `event` comes."""
@@ -82,8 +81,8 @@ class StepFeed(ABC):
     def _tell(self, event: StepsEvent, /) -> Iterator[WholeStep]:
         """Take in what steps computed; yield those that are over by it."""
 
-    def _up_to(self, last_step: int | None) -> list[EventOfRequest]:
-        """Return the events up to those of `last_step`, or all, and forget them."""
+    def take_events(self, last_step: int | None = None) -> list[EventOfRequest]:
+        """Return the events up to those of `last_step`, at the end of the run all; forget them."""
         events, taken = self._events, []
         while events and (last_step is None or events[0][0].step <= last_step):
             taken.append(events.popleft())
@@ -124,7 +123,7 @@ class _TimedFeed(StepFeed):
 
     def _whole(self, told: WholeStep) -> WholeStep:
         """Return a step with its events, and the start that they tell."""
-        events = self._up_to(told.step)
+        events = self.take_events(told.step)
         # Or later than the step before, if the clock has jumped; someone is admitted then.
         admitted = (e.time for e, _ in events if type(e) is AdmitEvent and e.step == told.step)
         start = max(self._end, next(admitted, self._end))
@@ -138,18 +137,11 @@ def _told_steps(told: StepsEvent) -> Iterator[WholeStep]:
     Raises:
         BatchdecodeError: its lists differ in length.
     """
-    columns = (
-        told.decodes,
-        told.prefills,
-        told.blocks,
-        told.prefill_padding,
-        told.decode_padding,
-    )
-    if {len(column) for column in columns} != {len(told.ends)}:
+    counts = [getattr(told, name) for name in _COUNTS]
+    if {len(column) for column in counts} != {len(told.ends)}:
         raise BatchdecodeError(f"the steps event of step {told.step}: its lists differ in length")
-    for step, (end, *counts) in enumerate(zip(told.ends, *columns, strict=True), told.step):
-        decodes, prefills, blocks, right, left = counts
-        yield WholeStep(step, end, end, decodes, prefills, blocks, right, left, [])
+    for step, (end, *of_step) in enumerate(zip(told.ends, *counts, strict=True), told.step):
+        yield WholeStep._make((step, end, end, *of_step, []))
 
 
 class _UntimedFeed(StepFeed):
@@ -178,7 +170,7 @@ class _UntimedFeed(StepFeed):
     def _next_step(self) -> WholeStep:
         """Return the step that is over, and go on to the next."""
         step, start = self._step, self._start
-        events = self._up_to(step)
+        events = self.take_events(step)
         num_prefills = num_admitted = num_gone = num_late = 0
         for event, found in events:
             if isinstance(event, AdmitEvent):

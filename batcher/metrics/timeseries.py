@@ -70,6 +70,9 @@ class _Bin:
         self.blocks = blocks
 
 
+_COUNTED = [field.name for field in fields(_Bin) if field.name in SeriesRow.__struct_fields__]
+
+
 class TimeSeries:
     """Takes in whole steps, and gives rows as soon as nothing that is still to come changes them.
 
@@ -186,18 +189,11 @@ class TimeSeries:
             self._num_waiting += found.joined_queue
             total, num_first = self.total_blocks, found.num_first
             yield SeriesRow(
+                **{name: getattr(found, name) for name in _COUNTED},
                 time=(index + 1) * self._interval,
-                steps=found.steps,
                 running=self._num_running,
                 waiting=self._num_waiting,
-                blocks=found.blocks,
                 kv_share=None if total is None else round(found.blocks / total, 6),
-                prompt_tokens=found.prompt_tokens,
-                output_tokens=found.output_tokens,
                 tokens_per_s=round(found.output_tokens / self._interval, 3),
-                arrived=found.arrived,
-                admitted=found.admitted,
-                finished=found.finished,
-                preemptions=found.preemptions,
                 ttft_mean=round(found.sum_ttft / num_first, 6) if num_first else None,
             )

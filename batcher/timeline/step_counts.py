@@ -1,8 +1,7 @@
 """How many hold a slot, or wait, in each step: as stretches of steps in which that is the same."""
 
 from collections.abc import Iterable, Iterator
-from heapq import heappop, heappush, merge
-from operator import itemgetter
+from heapq import heappop, heappush
 from typing import NamedTuple
 
 
@@ -36,11 +35,6 @@ def changes_of(spans: Iterable[tuple[int, int]]) -> Iterator[Change]:
         heappush(ends, end)
     while ends:
         yield heappop(ends), -1
-
-
-def changes_at(starts: Iterable[int], ends: Iterable[int]) -> Iterator[Change]:
-    """Yield the changes that spans make by their starts and their ends, both ascending."""
-    return merge(((step, 1) for step in starts), ((step, -1) for step in ends), key=itemgetter(0))
 
 
 def count_steps(changes: Iterable[Change], num_steps: int) -> Iterator[Stretch]:

@@ -7,16 +7,16 @@ all that is by step is derived as it is asked for.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from heapq import heappop, heappush
+from heapq import heappop, heappush, merge
 from itertools import groupby
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Self, TypeVar
 
 from batcher.errors import InvariantError
 from batcher.events import Event
 from batcher.timeline.recording import TimelineRecords
 from batcher.timeline.records import SlotSpan, StepRow, Wait, is_follower, label_of
-from batcher.timeline.step_counts import Stretch, changes_at, changes_of, clip, count_steps
+from batcher.timeline.step_counts import Stretch, changes_of, clip, count_steps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +83,9 @@ class Timeline(TimelineRecords):
 
     def waiting(self) -> Iterator[Stretch]:
         """Yield how many samples, or beams together, have arrived and are not admitted."""
-        starts = (wait.start for wait in self.waits)
-        return count_steps(changes_at(starts, self.wait_ends), self.num_steps)
+        starts = ((wait.start, 1) for wait in self.waits)
+        ends = ((end, -1) for end in self.wait_ends)
+        return count_steps(merge(starts, ends, key=itemgetter(0)), self.num_steps)
 
     def window(self, selection: Selection) -> range:
         """Return the steps `selection` covers, as a slice of the run's steps does."""

@@ -1,11 +1,13 @@
 """The gantt of a run as lines of text: all of it as shades, then the part worth a look as bars."""
 
-from collections.abc import Collection, Iterator, Sequence
-from itertools import takewhile
-from string import digits
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
+from operator import attrgetter
 
 from batcher.timeline import EVERYTHING, Selection, Timeline
-from batcher.timeline.records import SlotSpan, is_follower
+from batcher.timeline.records import SlotSpan, Wait, is_follower
+from batcher.timeline.step_counts import Stretch, clip
 
 from ..screen.cells import cell_width, counted, cut_middle, fill, printable, whole_percent
 from .gantt_chart import (
@@ -18,16 +20,19 @@ from .gantt_chart import (
     busy_shares,
     has_failed,
     highest_counts,
+    id_frame,
     level_row,
     shaded_row,
 )
-from .gantt_zoom import choose_zoom, usual_length
 
 MIN_WIDTH = 40
 MAX_ROWS = 16
 MAX_CELLS_PER_STEP = 8
-MAX_ID_CELLS = 6
 MIN_CELLS_PER_BAR = 2
+MAX_LABEL_CELLS = 6
+MAX_ZOOM_CELLS_PER_STEP = 4
+LABEL_MARGIN = 2
+MAX_SHARE = 2 / 3
 
 
 def render_gantt(
@@ -64,7 +69,7 @@ class _Page:
         self.slots = slots or list(range(timeline.num_slots))
         self.ascii_only = ascii_only
         self.glyphs = ASCII if ascii_only else UNICODE
-        self.groups = _in_groups(self.slots, MAX_ROWS)
+        self.groups = _in_groups(self.slots)
         names = ["queue", f"slot {self.slots[-1]}", *map(_group_name, self.groups)]
         self.name_width = max(map(len, names))
         peak = max((stretch.num for stretch in timeline.waiting()), default=0)
@@ -122,7 +127,7 @@ class _Page:
         if not self._has_bars(zoom):
             return fill(what, ", ", self.page_width)
         spans = list(self._spans_in(zoom))
-        frame = _id_frame({span.id for span in spans})
+        frame = id_frame({span.id for span in spans})
         if any(frame):
             ends = self.glyphs.cut.join(map(self._printable, frame))
             what = [*what, "ids " + cut_middle(ends, 24, self.glyphs.cut)]
@@ -158,7 +163,7 @@ class _Page:
         """Return whether the usual request of `zoom` is more than a speck as a bar."""
         if len(zoom) <= self.num_cells:
             return True
-        usual = usual_length(self._spans_in(zoom)) or len(zoom)
+        usual = _usual_length(self._spans_in(zoom)) or len(zoom)
         return usual * self.num_cells >= MIN_CELLS_PER_BAR * len(zoom)
 
     def _spans_in(self, steps: range) -> Iterator[SlotSpan]:
@@ -169,7 +174,7 @@ class _Page:
 
     def _labels_of(self, spans: Collection[SlotSpan]) -> dict[str, str]:
         """Return what to write for each label: it, without what all ids have in common."""
-        before, after = map(len, _id_frame({span.id for span in spans}))
+        before, after = map(len, id_frame({span.id for span in spans}))
         return {
             span.label: self._printable(
                 span.id[before : len(span.id) - after] + span.label[len(span.id) :]
@@ -215,7 +220,7 @@ class _Page:
             return shown
         used = [slot for slot in self.slots if busy[slot]]
         if len(used) > len(shown):
-            return [group[0] for group in _in_groups(used, MAX_ROWS)]
+            return [group[0] for group in _in_groups(used)]
         idle = [slot for slot in [*shown, *self.slots] if not busy[slot]]
         filling = list(dict.fromkeys(idle))[: len(shown) - len(used)]
         return sorted([*used, *filling])
@@ -253,9 +258,9 @@ class _Page:
         return f"{name:>{self.name_width}} {cells:<{width}}  {figure:>4}".rstrip()
 
 
-def _in_groups(slots: Sequence[int], max_groups: int) -> list[Sequence[int]]:
-    """Return `slots` in at most `max_groups` runs of the same size, the last one may be shorter."""
-    size = -(-len(slots) // max_groups)
+def _in_groups(slots: Sequence[int]) -> list[Sequence[int]]:
+    """Return `slots` in at most MAX_ROWS runs of the same size, the last one may be shorter."""
+    size = -(-len(slots) // MAX_ROWS)
     return [slots[start : start + size] for start in range(0, len(slots), size)]
 
 
@@ -263,24 +268,125 @@ def _group_name(group: Sequence[int]) -> str:
     return f"slot {group[0]}" if len(group) == 1 else f"{group[0]}-{group[-1]}"
 
 
-def _id_frame(ids: Collection[str]) -> tuple[str, str]:
-    """Return what all of several ids begin and end with, empty where they are short or differ.
-
-    Digits stay with the part that differs.
-    """
-    if len(ids) <= 1 or max(map(cell_width, ids)) <= MAX_ID_CELLS:
-        return "", ""
-    before = _common_prefix(ids).rstrip(digits)
-    rests = [name[len(before) :][::-1] for name in ids]
-    return before, _common_prefix(rests).rstrip(digits)[::-1]
-
-
-def _common_prefix(texts: Collection[str]) -> str:
-    first, last = min(texts), max(texts)  # what these two begin with, all between them do
-    pairs = zip(first, last, strict=False)
-    return "".join(char for char, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
 def _percent(part: int, whole: int) -> str:
     """Return a share such that 0% is nothing and 100% is all."""
     return whole_percent(part / whole) if whole else "0%"
+
+
+def choose_zoom(timeline: Timeline, selection: Selection, num_cells: int) -> tuple[range, str]:
+    """Return the steps to draw as bars in `num_cells`, and why these ("" where that is plain).
+
+    What `selection` names goes first; a run that nearly fits is shown whole.
+    """
+    everything = range(timeline.num_steps)
+    window = timeline.window(selection)
+    if window and window != everything:
+        return window, ""
+    around = _around_requests(timeline, selection.request_ids)
+    if around:
+        return around, ""
+    num_steps = _readable_steps(timeline, num_cells)
+    if len(everything) <= max(num_cells, num_steps / MAX_SHARE):
+        return everything, ""
+    return _worst_bubble(timeline, num_steps) or _longest_queue(timeline, num_steps)
+
+
+def _around_requests(timeline: Timeline, request_ids: frozenset[str]) -> range:
+    """Return the steps in which the requests run, and a little around; none for none.
+
+    Of requests that never ran, those in which they wait.
+    """
+    if not request_ids:
+        return range(0)
+    chosen = Selection(request_ids=request_ids)
+    found: list[SlotSpan] | list[Wait] = list(timeline.select_spans(chosen))
+    found = found or list(timeline.select_waits(chosen))
+    first = min((span.start for span in found), default=0)
+    stop = max((span.end for span in found), default=0)
+    margin = (stop - first + 9) // 10
+    return range(max(0, first - margin), min(timeline.num_steps, stop + margin))
+
+
+def _readable_steps(timeline: Timeline, num_cells: int) -> int:
+    """Return how many steps to show in `num_cells` so that usual bars have room for a label."""
+    length = _usual_length(timeline.spans)
+    widths = sorted(cell_width(span.label) for span in islice(timeline.spans, 1000))
+    cells_per_bar = min(widths[len(widths) // 2], MAX_LABEL_CELLS) + LABEL_MARGIN
+    if length >= cells_per_bar:
+        return num_cells * (length // cells_per_bar)
+    return num_cells // min(MAX_ZOOM_CELLS_PER_STEP, -(-cells_per_bar // length))
+
+
+def _usual_length(spans: Iterable[SlotSpan]) -> int:
+    """Return how many steps the one in the middle takes, by length; 0 if there is none."""
+    lengths = Counter(span.end - span.start for span in spans)
+    middle = lengths.total() // 2
+    for length, number in sorted(lengths.items()):
+        middle -= number
+        if middle < 0:
+            return length
+    return 0
+
+
+def _worst_bubble(timeline: Timeline, num_steps: int) -> tuple[range, str] | None:
+    """Return the `num_steps` with the most idle slot-steps, the bubble in their middle.
+
+    The end of the run, when nothing is left to admit, is not a bubble.
+    """
+    last_admission = max(span.start for span in timeline.spans)
+    worst = first = last = 0
+    start, num_idle = 0, sum(s.total for s in _idle(timeline, last_admission, range(num_steps)))
+    for stop, change in _window_changes(timeline, last_admission, num_steps):
+        if num_idle > worst:
+            worst, first, last = num_idle, start, start
+        if num_idle == worst and not change and last == start:
+            last = stop
+        start, num_idle = stop, num_idle + change * (stop - start)
+    if num_idle > worst:
+        worst, first, last = num_idle, start, start
+    if not worst:
+        return None
+    middle = (first + last) // 2
+    reason = f"worst bubble: {worst:,} idle slot-step{'s' * (worst > 1)}"
+    return range(middle, middle + num_steps), reason
+
+
+def _idle(timeline: Timeline, last_admission: int, steps: range) -> Iterator[Stretch]:
+    """Yield how many slots are idle in `steps`, none from the last admission on."""
+    for start, stop, occupied in clip(timeline.occupied(), steps):
+        if start < last_admission:
+            yield Stretch(start, min(stop, last_admission), timeline.num_slots - occupied)
+        if stop > last_admission:
+            yield Stretch(max(start, last_admission), stop, 0)
+
+
+def _window_changes(
+    timeline: Timeline, last_admission: int, num_steps: int
+) -> Iterator[tuple[int, int]]:
+    """Yield by how much each step changes what is idle in the window of `num_steps` it begins.
+
+    It is the same for each step up to the one that is yielded with it.
+    """
+    end = timeline.num_steps
+    leaving = _idle(timeline, last_admission, range(end - num_steps))
+    coming = _idle(timeline, last_admission, range(num_steps, end))
+    _, left_stop, left = next(leaving, (0, 0, 0))
+    _, right_stop, right = next(coming, (0, 0, 0))
+    start = 0
+    while start < end - num_steps:
+        stop = min(left_stop, right_stop - num_steps)
+        yield stop, right - left
+        start = stop
+        if left_stop == stop:
+            _, left_stop, left = next(leaving, (0, 0, 0))
+        if right_stop == stop + num_steps:
+            _, right_stop, right = next(coming, (0, 0, 0))
+
+
+def _longest_queue(timeline: Timeline, num_steps: int) -> tuple[range, str]:
+    """Return the `num_steps` around the step in which the most requests wait."""
+    longest = max(timeline.waiting(), key=attrgetter("num"))
+    peak = longest.num
+    start = min(max(longest.start - num_steps // 2, 0), timeline.num_steps - num_steps)
+    reason = f"longest queue: {peak:,} waiting" if peak else "the start, as nothing ever waited"
+    return range(start, start + num_steps), reason

@@ -3,9 +3,10 @@
 Rule: a row is a string of exactly as many terminal cells as its scale has.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
+from string import digits
 
 from batcher.timeline.records import SlotSpan
 from batcher.timeline.step_counts import Stretch, clip
@@ -13,6 +14,7 @@ from batcher.timeline.step_counts import Stretch, clip
 from ..screen.cells import cell_width, cut_middle
 
 MIN_CUT_CELLS = 6
+MAX_ID_CELLS = 6
 MIN_TICK_CELLS = 10
 MIN_TICK_GAP = 2
 
@@ -206,6 +208,24 @@ def _end_mark(span: SlotSpan, glyphs: ChartGlyphs) -> str:
 def has_failed(span: SlotSpan) -> bool:
     """Return whether the request came to a bad end."""
     return span.outcome in {"error", "aborted"}
+
+
+def id_frame(ids: Collection[str]) -> tuple[str, str]:
+    """Return what all of several ids begin and end with, empty where they are short or differ.
+
+    Digits stay with the part that differs.
+    """
+    if len(ids) <= 1 or max(map(cell_width, ids)) <= MAX_ID_CELLS:
+        return "", ""
+    before = _common_prefix(ids).rstrip(digits)
+    rests = [name[len(before) :][::-1] for name in ids]
+    return before, _common_prefix(rests).rstrip(digits)[::-1]
+
+
+def _common_prefix(texts: Collection[str]) -> str:
+    first, last = min(texts), max(texts)  # what these two begin with, all between them do
+    pairs = zip(first, last, strict=False)
+    return "".join(char for char, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def cut_to_room(label: str, room: int, cut: str) -> str:

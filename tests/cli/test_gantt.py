@@ -14,7 +14,7 @@ from batcher.timeline import EVERYTHING, Selection, Timeline
 from batcher.timeline.records import Fork, SlotSpan
 from batcher.timeline.step_counts import Stretch
 from cli.screen.cells import cell_width
-from cli.tracing.gantt import render_gantt
+from cli.tracing.gantt import choose_zoom, render_gantt
 from cli.tracing.gantt_chart import (
     ASCII,
     UNICODE,
@@ -27,7 +27,6 @@ from cli.tracing.gantt_chart import (
     level_row,
     shaded_row,
 )
-from cli.tracing.gantt_zoom import choose_zoom
 
 
 def timeline_of(jobs, batch=2):

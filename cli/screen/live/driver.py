@@ -17,8 +17,7 @@ from ..terminal import Terminal, can_print
 from ..view import Gauges, RunPlan, View
 from .display import FrameLive
 from .facts import Moment
-from .gantt import small_gantt
-from .picture import Picture
+from .picture import Picture, small_gantt
 from .scene import Scene, Strips
 from .state import Note, RunState
 from .theme import ASCII, UNICODE

@@ -3,14 +3,17 @@
 Rule: every slot is in it, in a row, a cell or a share of a cell.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from .gantt import small_gantt
+from ..cells import counted, cut_middle, number, whole_percent
 from .grid import MIN_CELL, Longest, cell_size, grid, heat_map
 from .header import header
 from .scene import Scene
-from .theme import Line
+from .theme import ALL, LABEL, Line, joined, level, shade
 
+MAX_CELLS_PER_STEP = 4
+MIN_WIDTH, MIN_HEIGHT = 20, 3
 MIN_GANTT = 6
 """In fewer spare lines there is no gantt."""
 ROOMY = 16
@@ -62,3 +65,82 @@ def _plan_grid(num_slots: int, width: int, room: int, max_blank: int) -> tuple[i
     if widest < MIN_CELL:
         return None
     return next(plan for plan in plans if sizes[plan] == widest)
+
+
+def small_gantt(scene: Scene, width: int, height: int) -> list[Line]:
+    """Return the gantt of the run in at most `height` lines of `width`; none without room.
+
+    Nor of a run without a step.
+    """
+    if width < MIN_WIDTH or height < MIN_HEIGHT or scene.moment.step < 0:
+        return []
+    history, num_steps = scene.run.history, scene.moment.step + 1
+    rows = _in_rows(history.rows, height - 2)
+    label = max(map(len, [*map(_name, rows), "waiting"])) + 1
+    room = width - label - len(" 100%")
+    each = max(1, min(room // num_steps, MAX_CELLS_PER_STEP))
+    num_cells = min(room, num_steps * each)
+    held = scene.run.open_spans()
+    used, admitted = history.used(num_steps, num_cells, held), history.admissions(num_steps, held)
+    lines = [_caption(scene, width, num_steps / num_cells)]
+    for slots, members in rows.items():
+        shares = used[members].sum(axis=0) / len(slots)
+        if admitted is None or num_steps > num_cells or len(slots) > 1:
+            cells = [_shade(scene, share) for share in shares]
+        else:
+            cells = _bars(scene, shares, admitted[members[0]], each)
+        busy = whole_percent(min(float(shares.mean()), 1.0))
+        name = f"{_name(slots):>{label - 1}} "
+        lines.append([(name, LABEL), *joined(cells), (f" {busy:>4}", "figure")])
+    waiting = history.waiting(num_steps, num_cells, scene.run.open_waits())
+    if waiting.any() and not scene.moment.num_queued:  # how long those wait, nobody knows yet
+        levels = [level(share, scene.glyphs) if share else " " for share in waiting / waiting.max()]
+        name, peak = f"{'waiting':>{label - 1}} ", f" {waiting.max():>4,.0f}"
+        lines.append([(name, LABEL), ("".join(levels), "queue"), (peak, "figure")])
+    return lines
+
+
+def _in_rows(rows: Sequence[range], max_rows: int) -> dict[range, list[int]]:
+    """Return the numbers of `rows` by the slots they show, neighbours together if they are many."""
+    size = -(-len(rows) // max_rows)
+    groups = [range(first, min(first + size, len(rows))) for first in range(0, len(rows), size)]
+    return {range(rows[g[0]].start, rows[g[-1]].stop): list(g) for g in groups}
+
+
+def _caption(scene: Scene, width: int, steps_per_cell: float) -> Line:
+    plan, separator = scene.plan, scene.glyphs.separator
+    title = cut_middle(scene.name(plan.title), max(width // 3, 8), scene.glyphs.cut)
+    parts = [counted(scene.moment.step + 1, "step"), counted(plan.batch_size, "slot"), plan.policy]
+    if steps_per_cell > 1:
+        each = number(steps_per_cell)
+        parts.append(f"{each} step{'' if each == '1' else 's'} a cell")
+    text = separator.join(parts)
+    return [(title, "title"), ("  ", ""), (text[: width - len(title) - 2], LABEL)]
+
+
+def _name(slots: range) -> str:
+    return f"slot {slots[0]}" if len(slots) == 1 else f"{slots[0]}-{slots[-1]}"
+
+
+def _shade(scene: Scene, share: float) -> tuple[str, str]:
+    """Return a cell that is the darker the busier; only one that always was is solid."""
+    glyphs = scene.glyphs
+    if share <= 1 - ALL:
+        return glyphs.nothing, "idle"
+    return shade(share, glyphs), "turn0" if share >= ALL else "bubble"
+
+
+def _bars(scene: Scene, shares: Iterable[float], admitted: Sequence[int], each: int) -> Line:
+    """Return the cells of a slot, `each` a step: its sequences one after the other."""
+    glyphs, turn = scene.glyphs, -1
+    cells: Line = []
+    for cell, share in enumerate(shares):
+        step, place = divmod(cell, each)
+        if admitted[step] and not place:
+            turn += 1
+            cells.append((glyphs.admitted, "admitted"))
+        elif share >= ALL:
+            cells.append((glyphs.turns[turn % 2], f"turn{turn % 2}"))
+        else:
+            cells.append((glyphs.nothing, "idle"))
+    return cells
