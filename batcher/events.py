@@ -130,7 +130,7 @@ class BlockedEvent(
 ):
     """From `step` on a slot was free for the first of the waiting queue, and it was not admitted.
 
-    It holds back those behind it until it is admitted, or another reason or sequence holds.
+    Those behind it wait until it is admitted, or until another event says otherwise.
     Reason: "kv" (it needs `blocks` and too few are free), "tokens" (nothing was left of what the
     step may compute), "preemption" (the step preempted a sequence), "batch" (static batching waits
     for the last row).

@@ -1,6 +1,6 @@
 """Text while it is generated: as soon as it can no longer be taken back, and not before.
 
-Held back is what a pattern that has begun can still take away, and what has come of a character.
+Kept back is what a pattern that has begun can still take away, and what has come of a character.
 """
 
 from codecs import getincrementaldecoder

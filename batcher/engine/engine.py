@@ -216,7 +216,7 @@ class Engine:
 
         Returns its id.  One that is added after its arrival time has waited since then.
 
-        input_index: its place in the input, by default the order of adding.
+        input_index: its number in the input, from 0; by default the order of adding.
         replayed: what an earlier run found, by index; the sample then holds a slot for as many
         steps as it did there, but costs no model call and gives no result.
 

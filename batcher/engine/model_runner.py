@@ -134,7 +134,7 @@ class ModelRunner:
         prefilling: the groups with slots that the step gives no token.
         """
         if prefilling:
-            self._hold_all(output, prefilling)
+            self._suspend_all(output, prefilling)
         if self._suspended:
             self._resume(output.prefill_finished)
         if self._pages is not None:
@@ -152,7 +152,7 @@ class ModelRunner:
             if not is_usual and (first.extras is None or first.extras.replayed is None):
                 self._begin(first)
 
-    def _hold_all(
+    def _suspend_all(
         self, output: SchedulerOutput[Sequence], prefilling: Collection[Sequence]
     ) -> None:
         """Suspend the rows that are given no token."""

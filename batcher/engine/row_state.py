@@ -141,7 +141,7 @@ class BeamRows:
         request = first.request
         self.sequences = [*first.group]
         self.slots = [sequence.slot for sequence in self.sequences]
-        self._num_results, self._num_computed = request.n, 1
+        self._num_results, self._num_scored = request.n, 1
         self._search = BeamSearch(
             num_beams=request.num_beams,
             num_results=request.n,
@@ -177,8 +177,8 @@ class BeamRows:
 
         scores: slot -> [vocab] log-probabilities.  ends: of (slot, token), whether that ends it.
         """
-        log_probs = np.stack([scores[slot] for slot in self.slots[: self._num_computed]])
-        self._num_computed = len(self.slots)
+        log_probs = np.stack([scores[slot] for slot in self.slots[: self._num_scored]])
+        self._num_scored = len(self.slots)
         return self._search.advance(log_probs, lambda beam, token: ends(self.slots[beam], token))
 
     def results(self, reason: FinishReason) -> list[Generated]:

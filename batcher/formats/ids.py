@@ -1,7 +1,7 @@
 """Duplicate ids, found exactly among millions of them in a few bytes of memory each.
 
 The newest ids are in a dict.  When it is full they move to a temporary file, one line each, and
-only a 32-bit mark of each stays in memory, in a hash table with open addressing: 7 to 13 bytes an
+only a 32-bit mark of each is kept in memory, in a hash table with open addressing: 7 to 13 bytes an
 id, where a dict takes a hundred and more.  An id whose mark is not in the table is new; otherwise
 the file decides, but hardly one new id in a billion finds its mark there by chance.  A Bloom filter
 that errs as rarely takes half the memory and thirty probes for each id it takes in, instead of two.

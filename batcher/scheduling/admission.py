@@ -320,7 +320,7 @@ class Admission(Generic[S]):
             row.num_computed_tokens = 0
         output.grown = [row for row in output.grown if row not in rows]
         batch.vacate(first, self._step - 1, PREEMPT)
-        if first in output.admitted:  # and so of no use to anybody yet: it has not been let in
+        if first in output.admitted:  # in this very step, and nobody has been told
             output.admitted.remove(first)
             for row in num_computed_tokens:
                 row.slot = NO_SLOT

@@ -349,13 +349,15 @@ class KVCache(Generic[S]):
             num_known = max(num_blocks, num_prompt // size)
             contents = self._contents(sequence, first * size, num_known * size, size)
         if sequence.segment_ends and any(priority for _, priority in sequence.segment_ends):
-            self._cache_by_rank(sequence, blocks, contents)
+            self._cache_by_priority(sequence, blocks, contents)
             return
         most = (num_prompt + sequence.max_tokens) // size
         room = num_known - first, most - first
         sequence.parent, sequence.run = self.pool.cache(blocks, sequence.parent, contents, 0, room)
 
-    def _cache_by_rank(self, sequence: S, blocks: list[int], contents: Iterator[Hashable]) -> None:
+    def _cache_by_priority(
+        self, sequence: S, blocks: list[int], contents: Iterator[Hashable]
+    ) -> None:
         """Let the last `blocks` of those that can be found be kept as long as they are worth it."""
         place, stop = 0, sequence.num_cached_blocks
         for priority, alike in groupby(

@@ -1,8 +1,8 @@
 """The orders in which the waiting queue is served: each a key, the smallest of which goes first.
 
 Rule: a policy is an ordering of sequences and nothing else; admission and preemption are the same
-for all of them.  Ties are broken by who joined the queue first: in order of arrival, then by place
-in the input, then by sample.
+for all of them.  Ties are broken by who joined the queue first: in order of arrival, then by input
+index, then by sample.
 """
 
 import reprlib
@@ -73,17 +73,17 @@ def policy_of(name: str) -> Policy:
         raise BatchdecodeError(
             f"unknown policy {name!r}{hint} (known: {known}, or module:function)"
         )
-    rank = import_object(name, "policy", ", ".join(POLICIES))
-    if not callable(rank):
-        raise BatchdecodeError(f"the policy {name} is no function, but a {type(rank).__name__}")
-    return _policy_of_ones_own(name, rank)
+    own_key = import_object(name, "policy", ", ".join(POLICIES))
+    if not callable(own_key):
+        raise BatchdecodeError(f"the policy {name} is no function, but a {type(own_key).__name__}")
+    return _policy_of_ones_own(name, own_key)
 
 
-def _policy_of_ones_own(name: str, rank: Callable[[Candidate], Any]) -> Policy:
-    """Return a policy that sorts by what `rank` returns.
+def _policy_of_ones_own(name: str, own_key: Callable[[Candidate], Any]) -> Policy:
+    """Return a policy that sorts by what `own_key` returns.
 
     Raises, when it is asked:
-        BatchdecodeError: `rank` raised, or returned what is no number, or tuple of numbers.
+        BatchdecodeError: `own_key` raised, or returned what is no number, or tuple of numbers.
     """
 
     def key(sequence: Schedulable) -> Key:
@@ -98,7 +98,7 @@ def _policy_of_ones_own(name: str, rank: Callable[[Candidate], Any]) -> Policy:
             sequence.num_generated,
         )
         with calling(f"the policy {name} raised"):
-            found = rank(candidate)
+            found = own_key(candidate)
         numbers = found if isinstance(found, tuple) else (found,)
         if not all(isinstance(number, int | float) and number == number for number in numbers):  # noqa: PLR0124 - NaN
             shown = reprlib.repr(found)

@@ -80,10 +80,10 @@ class Urgency(Generic[S]):
         return degree
 
     def ahead(self, running: Iterable[S], now: float) -> list[S]:
-        """Return those that wait and may be let in ahead of the queue, the most urgent first.
+        """Return those that wait and may be admitted ahead of the queue, the most urgent first.
 
         They are more urgent than one of `running`, or than the first of the queue, which would be
-        the next to give way if it were let in before them; and their deadlines have not passed.
+        the next to give way if it were admitted before them; and their deadlines have not passed.
         """
         first = self._ordering.first(now)
         if first is None:

@@ -327,13 +327,13 @@ class Sampler:
             logits[is_masked] = np.where(allowed, logits[is_masked], NO_CHANCE)
         if group.can_edit:
             group.ban(logits, self._bad_word_states[slots])
-            self._hold_off_stops(params, slots, logits, is_masked)
+            self._rule_out_stops(params, slots, logits, is_masked)
             group.add_bias(logits)
             if params.has_penalties:
                 penalize(logits, self._seen.of(slots), params)
         return logits
 
-    def _hold_off_stops(
+    def _rule_out_stops(
         self,
         params: SamplingParams,
         slots: IntArray,

@@ -43,7 +43,7 @@ class SlotState:
 
     @property
     def admitted(self) -> int:
-        """The step that let it in."""
+        """The step that admitted it."""
         admission = self._admission
         return 0 if admission is None else admission.event.step
 

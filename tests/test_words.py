@@ -1,0 +1,179 @@
+"""One word for one thing: banned words stand nowhere in code, help and docs.
+
+docs/glossary.md has the words there are.  Names are read part by part: `num_leaders` is two words.
+"""
+
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+CODE = [path for folder in ("batcher", "cli") for path in sorted((ROOT / folder).rglob("*.py"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+
+# What is not said -> what is said instead.  In text, and in names whose parts are put apart.
+BANNED = {
+    r"leaders?|companions?": "the first sequence of a group, its others",
+    r"borders?": "boundary; of segments, their ends",
+    r"chas(e|es|ed|ing)": "prefill, partial prefill",
+    r"(lets?|letting) ((nobody|anybody|others|it|them) )?in": "admit",
+    r"gets? in though": "is admitted",
+    r"(held|holds?|holding) (\w+ )?back( by)?": "blocked (admission); kept back (text)",
+    r"boarding|entrance|endings|roster|journal": "inputs, prepare batch, outputs, recorder",
+    r"(a|the|each|every|one|its|all|of|these) stays?( of| in|,|\.)": "slot span, segment",
+    r"visits?|(?<!of )courses?": "slot span, request timeline",
+    r"state machines?|machine tables?|machine readers?": "stop automaton, stop matcher",
+    r"token histor(y|ies)": "output token ids",
+    r"step loads?": "batch stats",
+    r"in the flights?|flights": "in flight",
+    r"places? (of \w+ )?in the input": "input index",
+    r"known results?": "replayed results, results of an earlier run",
+    r"workload rows?|rows of (a|the) workload": "entries of a workload",
+    r"named blocks?|block names?|names? of blocks": "block hash, cached block",
+    r"who has gone|what that means for (them|it)": "say who and what",
+}
+
+# Names that are not used: (the parts of a name, where) -> the word for it.  What is an English word
+# in the text is banned as the name of something that has another one.
+BANNED_IN_NAMES = {
+    (r"stays?|visits?", ""): "span, segment",
+    (r"holds?", ""): "blocked; kept",
+    (r"quiet", "batcher/"): "fast_forward",
+    (r"loads?", ""): "stats",
+    (r"nodes?", ""): "block hash, parent",
+    (r"named", "batcher/scheduling/"): "hashed, cached",
+    (r"ranks?", "batcher/scheduling/"): "eviction priority; key of a policy",
+    (r"plain", ""): "only for requests, their sequences and rows",
+    (r"begun|chasing", "batcher/scheduling/"): "prefill_finished, prefilling",
+    (r"roster|journal", ""): "open requests, recorder",
+}
+BANNED_NAMES = {
+    "Target": "ModelCapabilities",
+    "StepLoad": "BatchStats",
+    "TokenHistory": "OutputTokens",
+    "num_computed": "num_computed_tokens",
+    "num_hashed": "num_cached_blocks",
+    "num_named": "num_cached_blocks",
+    "WorkloadRow": "WorkloadEntry",
+}
+
+# Names, or whole files, in which such a word has its other sense.
+ALLOWED = {
+    "NamedTuple": "of typing",
+    "holds": "a slot that has a row in a batch; a range that has a value",
+    "holds_names": "a JSON object",
+    "loads": "of json",
+    "load": "read; also of yaml",
+    "load_model": "read",
+    "load_profile": "read",
+    "load_gpu": "read",
+    "load_model_shape": "read",
+    "MAX_LOAD": "of a hash table",
+    "is_plain": "of a request; in cli/ of what is shown or read",
+    "takes_plain": "rows",
+    "PLAIN_FIELDS": "of a request",
+    "PLAIN_VALUES": "of a request",
+    "PLAIN": "text without colors",
+    "plain_line": "--live plain",
+    "PLAIN_INTERVAL": "--live plain",
+    "plain_yaml": "YAML without tags and aliases",
+    "check_plain": "YAML without tags and aliases",
+    "plain_events": "YAML without tags and aliases",
+}
+ALLOWED_IN = {  # part of a name, folder or file -> its sense
+    ("nodes?", "batcher/decoding/"): "of tries",
+    ("nodes?", "batcher/timing/catalog.py"): "of YAML",
+    ("nodes?", "cli/config.py"): "of YAML",
+    ("plain", "batcher/formats/schema.py"): "words without Markdown",
+    ("plain", "batcher/simulation/workload.py"): "a value that asks for nothing",
+}
+
+
+def parts_of(text: str) -> str:
+    """The text in lower case, with the parts of names put apart."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|_+", " ", text).lower()
+
+
+class Use(NamedTuple):
+    """A banned word where it stands."""
+
+    path: str
+    line: int
+    said: str
+    instead: str
+
+
+def banned_in(text: str) -> Iterator[tuple[int, str, str]]:
+    """Yield the banned words of a text: where each stands, what it is, and what is said instead."""
+    text = parts_of(text)
+    for pattern, instead in BANNED.items():
+        spaced = pattern.replace(" ", r"\s+")
+        for found in re.finditer(rf"\b(?:{spaced})(?!\w)", text):
+            yield found.start(), found[0], instead
+
+
+def words_in(path: Path) -> Iterator[Use]:
+    """Yield the banned words of a file, in whatever it says."""
+    where, text = path.relative_to(ROOT).as_posix(), path.read_text()
+    for start, said, instead in banned_in(text):
+        yield Use(where, parts_of(text).count("\n", 0, start) + 1, said, instead)
+
+
+def names_in(path: Path) -> Iterator[Use]:
+    """Yield the names of a file that have a banned word for a part."""
+    where = path.relative_to(ROOT).as_posix()
+    allowed = {pattern for pattern, place in ALLOWED_IN if where.startswith(place)}
+    with path.open("rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            name = token.string.strip("_")
+            if token.type != tokenize.NAME or name in ALLOWED:
+                continue
+            if name in BANNED_NAMES:
+                yield Use(where, token.start[0], name, BANNED_NAMES[name])
+            for (pattern, folder), instead in BANNED_IN_NAMES.items():
+                parts = parts_of(name).split()
+                is_here = where.startswith(folder) and pattern not in allowed
+                if is_here and any(re.fullmatch(pattern, part) for part in parts):
+                    yield Use(where, token.start[0], name, instead)
+
+
+@pytest.mark.parametrize("path", [*CODE, *PAGES], ids=lambda path: path.name)
+def test_a_file_uses_no_banned_word(path: Path) -> None:
+    assert not list(words_in(path))
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_no_name_has_a_banned_word_in_it(path: Path) -> None:
+    assert not list(names_in(path))
+
+
+def test_what_is_allowed_is_there() -> None:
+    code = "".join(path.read_text() for path in CODE)
+    for name in ALLOWED:
+        assert re.search(rf"\b_?{name}\b", code), name
+    for _, place in ALLOWED_IN:
+        assert (ROOT / place).exists(), place
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("class RowLeaders:", "leaders"),
+        ("the leader's slot", "leader"),
+        ("nobody is let\nin", "let\nin"),
+        ("it lets in nobody", "lets in"),
+        ("_num_companions = 1", "companions"),
+        ("in order of their place in the input", "place in the input"),
+        ("text is kept back", None),
+        ("what held it back", "held it back"),
+    ],
+)
+def test_words_are_found_in_names_and_in_text(text: str, said: str | None) -> None:
+    assert [found for _, found, _ in banned_in(text)] == ([] if said is None else [said])
