@@ -21,7 +21,6 @@ from batcher.engine.sequence import Sequence
 from batcher.errors import Failure
 from batcher.events import TokenEvent
 from batcher.models.base import FloatArray, Tokenizer, join_bytes
-from batcher.request import Request
 from batcher.result import NUM_DIGITS, FinishReason, TokenLogprob
 from batcher.validation import constraint_fields_of
 
@@ -220,11 +219,18 @@ def make_row_state(
     is_sure = sequence.role == "sample" and request.best_of is None and request.max_tokens > 0
     if tokenizer is not None and is_sure:
         stream = RowStream(sequence, tokenizer)
+    each_counts = (
+        needs_cumulative(request)
+        or request.mirostat
+        or request.allowed_token_ids
+        or request.bad_words
+        or sequence.role == "beam"
+    )
     row = RowState(
         sequence,
         grammar=grammar,
         constraint=constraint,
-        may_jump=constraint is not None and _may_jump(sequence),
+        may_jump=not each_counts,
         has_to_go_on=request.min_tokens > 1,
         stream=stream,
     )
@@ -238,26 +244,18 @@ def make_row_state(
     return row if is_needed else None
 
 
-def _may_jump(sequence: Sequence) -> bool:
-    """Return whether a row's choice of the only token allowed tells and changes nothing."""
-    request = sequence.request
-    return not (
-        needs_cumulative(request)
-        or request.mirostat
-        or request.allowed_token_ids
-        or request.bad_words
-        or sequence.role == "beam"
-    )
-
-
 def sampling_row(sequence: Sequence, eos_token_id: int | None) -> SamplingRow:
     """Return what the sampler has to know of a sequence that has just got its slot."""
     request = sequence.request
+    stop = request.stop_token
+    stop_ids = [] if stop is None else [stop] if isinstance(stop, int) else stop
+    if eos_token_id is not None and not request.ignore_eos:
+        stop_ids = [*stop_ids, eos_token_id]
     return SamplingRow(
         sampling_params(request),
         row_key(request.seed, sequence.id, sequence.index),
         sequence.prompt_tokens,
-        stop_token_ids=_stop_token_ids(request, eos_token_id),
+        stop_token_ids=tuple(dict.fromkeys(stop_ids)),
         partner=partner_slot(sequence),
         is_beam=sequence.role == "beam",
         is_constrained=bool(sequence.healing or constraint_fields_of(request)),
@@ -267,12 +265,3 @@ def sampling_row(sequence: Sequence, eos_token_id: int | None) -> SamplingRow:
 def partner_slot(sequence: Sequence) -> int | None:
     """Return the slot of the negative prompt's row beside that of a sequence, if it has one."""
     return next((c.slot for c in sequence.others if c.role == "negative"), None)
-
-
-def _stop_token_ids(request: Request, eos_token_id: int | None) -> tuple[int, ...]:
-    """Return the single tokens that would end the output."""
-    stop = request.stop_token
-    ids = [] if stop is None else [stop] if isinstance(stop, int) else stop
-    if eos_token_id is not None and not request.ignore_eos:
-        ids = [*ids, eos_token_id]
-    return tuple(dict.fromkeys(ids))

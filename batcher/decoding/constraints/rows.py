@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, Self
 
 import numpy as np
+from msgspec import Struct
 from numpy.typing import NDArray
 
 from batcher.decoding.healing import VocabularyIndex
@@ -77,30 +78,22 @@ def allowed_tokens(rows: Sequence[RowConstraint], vocab_size: int) -> NDArray[np
     return np.unpackbits(bits, axis=1, count=vocab_size, bitorder="little").view(np.bool_)
 
 
-class GrammarState:
+class GrammarState(Struct, eq=False):
     """Where a grammar is after certain tokens.
 
+    mask: the tokens allowed next, one bit each, unless there is a run; failure: why none is.
     run: the tokens that come next whatever is chosen, end: the state after them; () and None where
     there is a choice, or is_cut.
     is_cut: whether there is no choice either, but a run has been cut here for being too long.
-    mask: the tokens allowed next, one bit each, unless there is a run; failure: why none is.
     next: token -> the state after it, of those that rows have come to, unless there is a run.
     """
 
-    __slots__ = ("end", "failure", "is_cut", "mask", "next", "run")
-
-    def __init__(self, mask: bytes, failure: str | None = None) -> None:
-        self.mask, self.failure, self.is_cut = mask, failure, False
-        self.run: tuple[int, ...] = ()
-        self.end: GrammarState | None = None
-        self.next: dict[int, GrammarState] = {}
-
-    @classmethod
-    def before(cls, run: tuple[int, ...], end: "GrammarState") -> "GrammarState":
-        """Return the state before `run`, after which there is `end`."""
-        state = cls(b"")
-        state.run, state.end = run, end
-        return state
+    mask: bytes
+    failure: str | None = None
+    run: tuple[int, ...] = ()
+    end: "GrammarState | None" = None
+    is_cut: bool = False
+    next: dict[int, "GrammarState"] = {}
 
     def packed_mask(self) -> bytes:
         """Return the tokens allowed next, one bit each."""
@@ -154,7 +147,7 @@ class GrammarStates:
                 break
             matcher.consume_token(token)
             run.append(token)
-        return (GrammarState.before(tuple(run), end), len(run)) if run else (end, 0)
+        return (GrammarState(b"", run=tuple(run), end=end), len(run)) if run else (end, 0)
 
     def _read_forced(self, matcher: "LLMatcher", run: list[int]) -> None:
         """Let `matcher` read, and add to `run`, what bytes alone show to be forced.
@@ -266,7 +259,7 @@ class GrammarRow:
         self._ahead = max(0, self._ahead - num_tokens)
         self._state = end
         if num_tokens < len(run):
-            self._state = GrammarState.before(run[num_tokens:], end)
+            self._state = GrammarState(b"", run=run[num_tokens:], end=end)
         elif end.is_cut:
             after, self._ahead = self._states.state_of(self._read([]))
             end.run, end.end, end.is_cut = after.run, after.end, False

@@ -35,10 +35,6 @@ class DrawStates(NamedTuple):
     positions: IntArray
     mu: Floats
 
-    def take(self, rows: IntArray) -> "DrawStates":
-        """Return the states of some rows."""
-        return DrawStates(self.keys[rows], self.positions[rows], self.mu[rows])
-
 
 class DrawnTokens(NamedTuple):
     """tokens, mu: [rows].  logprobs: of each row, what it was drawn from; empty if not asked."""
@@ -53,7 +49,7 @@ def draw(logits: FloatArray, states: DrawStates, params: SamplingParams) -> Draw
     drawn = DrawnTokens(np.zeros(len(logits), np.int64), states.mu.copy(), {})
     for candidates in _narrow(logits, params):
         rows, token_ids, scores = candidates
-        own = states.take(rows)
+        own = DrawStates(states.keys[rows], states.positions[rows], states.mu[rows])
         if params.is_greedy:
             columns: IntArray = scores.argmax(axis=-1)
         else:

@@ -5,7 +5,7 @@ A request without states has one, whose every way out ends generation: those are
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple
 
 from msgspec import Struct
 
@@ -110,17 +110,22 @@ def precedence(way: Exit, size: int, place: int) -> tuple[int, int, int]:
 
 def stop_automaton(request: Request, eos_token_id: int | None) -> StopAutomaton:
     """Return what the output of a valid `request` is watched for."""
-    if request.ignore_eos:
-        eos_token_id = None
-    if request.stop_token is None and request.stop_sequence is None and request.stop is None:
-        automaton = _only_stops((), (), (), eos_token_id)
-    else:
-        token = request.stop_token
-        token_ids = () if token is None else (token,) if isinstance(token, int) else tuple(token)
-        ids, texts = _split_sequences(request.stop_sequence)
-        if request.stop is not None:
-            texts += (request.stop,) if isinstance(request.stop, str) else tuple(request.stop)
-        automaton = _only_stops(token_ids, ids, texts, eos_token_id)
+    token, sequence, text = request.stop_token, request.stop_sequence, request.stop
+    token_ids: tuple[int, ...] = ()
+    if token is not None:
+        token_ids = (token,) if isinstance(token, int) else tuple(token)
+    patterns: list[Any] = []
+    if sequence:  # in any of its four forms
+        is_one = isinstance(sequence, str) or isinstance(sequence[0], int)
+        patterns = [sequence] if is_one else [*sequence]
+    if text is not None:
+        patterns += [text] if isinstance(text, str) else text
+    automaton = _only_stops(
+        token_ids,
+        tuple(tuple(pattern) for pattern in patterns if not isinstance(pattern, str)),
+        tuple(pattern for pattern in patterns if isinstance(pattern, str)),
+        None if request.ignore_eos else eos_token_id,
+    )
     if request.states is None:
         return automaton
     return _with_states(request.states, request.initial_state, automaton.exits[0])
@@ -169,18 +174,3 @@ def _exit(transition: Transition, numbers: dict[str | None, int]) -> Exit:
     if isinstance(given, str):
         return Exit(given.encode(), target, given)
     return Exit(tuple(given), target, tuple(given))
-
-
-def _split_sequences(
-    stop_sequence: str | list[int | str | list[int]] | None,
-) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
-    """Return the (id sequences, texts) of a valid stop_sequence in any of its four forms."""
-    if not stop_sequence:
-        return (), ()
-    if isinstance(stop_sequence, str):
-        return (), (stop_sequence,)
-    if isinstance(stop_sequence[0], str):
-        return (), tuple(cast(list[str], stop_sequence))
-    if isinstance(stop_sequence[0], int):
-        return (tuple(cast(list[int], stop_sequence)),), ()
-    return tuple(map(tuple, cast(list[list[int]], stop_sequence))), ()
