@@ -49,3 +49,9 @@ def test_what_the_module_itself_raises_is_told_with_its_line(module, text, messa
     assert said.endswith(f"({name}.py, line 2)")
     assert f'{name}.py", line 2' in caught.value.raised.traceback
     assert "importlib" not in caught.value.raised.traceback
+
+
+def test_ctrl_c_while_a_module_is_imported_is_no_error_of_it(module):
+    name = module("\nraise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        import_object(f"{name}:model", "model", "simulated")

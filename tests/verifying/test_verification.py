@@ -7,6 +7,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from batcher import Request, SimulatedModel
 from batcher.engine.decoder import Decoder
@@ -149,9 +150,18 @@ def test_blocks_that_are_lost_are_caught_where_it_happens(monkeypatch):
         verdict_of(PLAIN)
 
 
-def test_a_stream_that_tells_something_else_is_caught(monkeypatch):
+def without_the_first(events):
+    return events[1:]
+
+
+def in_capitals(events):
+    return [replace(event, text=event.text.upper()) for event in events]
+
+
+@pytest.mark.parametrize("telling", [without_the_first, in_capitals])
+def test_a_stream_that_tells_something_else_is_caught(monkeypatch, telling):
     take = Decoder.take_streamed
-    monkeypatch.setattr(Decoder, "take_streamed", lambda decoder: take(decoder)[1:])
+    monkeypatch.setattr(Decoder, "take_streamed", lambda decoder: telling(take(decoder)))
     found = verdict_of(PLAIN)
     assert found.difference.field == "stream"
     assert found.case.is_streaming
