@@ -38,25 +38,9 @@ class Range(Struct, frozen=True):
         return is_above and value <= self.largest
 
 
-class Field(Struct, frozen=True):
-    """What is to be known of a field of a request.
+class FieldFacts(Struct, frozen=True, kw_only=True):
+    """What is to be known of a field of any record; the annotated field itself tells it."""
 
-    words: what it means, in Markdown.  shape: its type and default for people, where the type does
-    not tell.  unit: of a number.  idle: the values by which it asks for nothing, if there are more
-    than its default.  needs_logits: whether a model that gives only tokens cannot serve it.
-    excludes: fields it cannot go with, and why; it is the one to leave out.  needs: the field that
-    it has no effect without, and how to give that.
-
-    name, type and default are those of the annotated field itself.
-    """
-
-    words: str
-    shape: str | None = None
-    unit: str = ""
-    idle: tuple[object, ...] = ()
-    needs_logits: bool = False
-    excludes: dict[str, str] = {}
-    needs: tuple[str, str] | None = None
     name: str = ""
     type: Any = None
     default: Any = None
@@ -66,6 +50,25 @@ class Field(Struct, frozen=True):
         """The types that a value may have beside null."""
         parts = get_args(self.type) if get_origin(self.type) in _UNIONS else [self.type]
         return [part for part in parts if part is not NoneType]
+
+
+class Field(FieldFacts, frozen=True):
+    """What is to be known of a field of a request.
+
+    words: what it means, in Markdown.  shape: its type and default for people, where the type does
+    not tell.  unit: of a number.  idle: the values by which it asks for nothing, if there are more
+    than its default.  needs_logits: whether a model that gives only tokens cannot serve it.
+    excludes: fields it cannot go with, and why; it is the one to leave out.  needs: the field that
+    it has no effect without, and how to give that.
+    """
+
+    words: str
+    shape: str | None = None
+    unit: str = ""
+    idle: tuple[object, ...] = ()
+    needs_logits: bool = False
+    excludes: dict[str, str] = {}
+    needs: tuple[str, str] | None = None
 
     @property
     def range(self) -> Range | None:

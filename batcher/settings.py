@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from msgspec import Struct
 
-from batcher.fields import fields_of
+from batcher.fields import FieldFacts, fields_of
 
 Batching = Literal["continuous", "static"]
 PrefillOrder = Literal["decode-first", "prefill-first"]
@@ -31,14 +31,14 @@ PREFIX_CACHE = {"on": True, "off": False, "auto": None}
 PREFIX_CACHE_WORDS = {setting: word for word, setting in PREFIX_CACHE.items()}
 
 
-class Setting(Struct, frozen=True):
+class Setting(FieldFacts, frozen=True):
     """What is to be known of a setting beside its type and its default.
 
     words: what it does, in Markdown.  metavar: what stands for its value.  title: of its column in
     comparisons, rank: where that stands.  smallest, largest: of a number that an option takes.
     is_allowed: of a fraction, must_be: what a message says of it; expected: what one of
     comparisons does, if that is not the same.  has_effect: whether the setting has an effect beside
-    the others; without: what it has none without.  name, type and default: of the field itself.
+    the others; without: what it has none without.
     """
 
     words: str
@@ -52,9 +52,6 @@ class Setting(Struct, frozen=True):
     expected: str = ""
     has_effect: Callable[[Any], bool] | None = None
     without: str = ""
-    name: str = ""
-    type: Any = None
-    default: Any = None
 
     @property
     def option(self) -> str:
@@ -64,8 +61,7 @@ class Setting(Struct, frozen=True):
     @property
     def kind(self) -> Any:
         """The type of its values beside None."""
-        parts = get_args(self.type) if self.is_optional else (self.type,)
-        return parts[0]
+        return self.parts[0]
 
     @property
     def is_optional(self) -> bool:

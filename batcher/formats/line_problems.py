@@ -16,13 +16,6 @@ from batcher.errors import FieldProblem, Path
 from batcher.formats import json_spans
 from batcher.formats.diagnostics import Problem, make_problem
 from batcher.formats.json_spans import JsonError, Span
-from batcher.formats.line_records import (
-    BUILDERS,
-    SEGMENT_FIELDS,
-    TRANSITION_FIELDS,
-    find_segments,
-    find_transitions,
-)
 from batcher.formats.openai import (
     CHAT_URL,
     COMPLETIONS_URL,
@@ -35,7 +28,7 @@ from batcher.formats.openai import (
 )
 from batcher.formats.spellings import SPELLINGS, Fields, find_given, spellings_of
 from batcher.formats.suggestions import HINT, suggest
-from batcher.request import Request
+from batcher.request import PromptSegment, Request, Transition
 from batcher.validation import MAX_PROBLEMS, ModelCapabilities, cut, find_problems, show
 from batcher.validation.values import quote
 
@@ -58,6 +51,12 @@ BODY_FIELDS = {
         )
     )
     for url in URLS
+}
+
+# The names in the records of a field, and those that none may lack.  `prompt_tokens` holds none.
+_RECORDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "states": (Transition.__struct_fields__, Transition.__struct_fields__),
+    "prompt": (PromptSegment.__struct_fields__, ()),
 }
 
 # A problem, its path being the one in the line, and its place if that is not the value at the path.
@@ -190,8 +189,7 @@ class _Line:
             holder = self._holder(path)
             value = holder.get(path[-1])
             if value is not None or (path[-1] in holder and name in NOT_NULL):
-                build = BUILDERS.get(path[-1])
-                given[name] = value if build is None else build(value)
+                given[name] = _with_records(path[-1], value)
         return Request(**given)
 
     def _holder(self, path: Path) -> dict[Any, Any]:
@@ -215,8 +213,8 @@ class _Line:
         yield from findings
         for name in OBJECT_FIELDS:
             yield from self._check_doubles((*path, name))
-        yield from self._check_transitions((*path, "states"))
-        yield from self._check_segments((*path, "prompt"))
+        for field in _RECORDS:
+            yield from self._check_records((*path, field))
         yield from self._check_prompt(path, allowed, findings)
 
     def _check_prompt(
@@ -243,23 +241,17 @@ class _Line:
                 yield _unknown(place, allowed), span
             keys.setdefault(name, span)
 
-    def _check_transitions(self, path: Path) -> Iterator[Finding]:
-        """Yield the problems of names in the transitions of the states at `path`."""
-        for state, index, transition in find_transitions(self._holder(path).get("states")):
-            whole = (*path, state, index)
-            for name in (name for name in transition if name not in TRANSITION_FIELDS):
+    def _check_records(self, path: Path) -> Iterator[Finding]:
+        """Yield the problems of names in the records that belong into the field at `path`."""
+        field = str(path[-1])
+        names, required = _RECORDS[field]
+        for below, record in _objects_in(field, self._holder(path).get(field)):
+            whole = (*path, *below)
+            for name in (name for name in record if name not in names):
                 span = json_spans.find_key(self._text, (*whole, name))
-                yield _unknown((*whole, cut(name)), TRANSITION_FIELDS), span
-            for name in TRANSITION_FIELDS:
-                if name not in transition:
-                    yield self._missing(whole, name)
-
-    def _check_segments(self, path: Path) -> Iterator[Finding]:
-        """Yield the problems of names in the segments of the prompt at `path`."""
-        for index, segment in find_segments(self._holder(path).get("prompt")):
-            for name in (name for name in segment if name not in SEGMENT_FIELDS):
-                span = json_spans.find_key(self._text, (*path, index, name))
-                yield _unknown((*path, index, cut(name)), SEGMENT_FIELDS), span
+                yield _unknown((*whole, cut(name)), names), span
+            for name in (name for name in required if name not in record):
+                yield self._missing(whole, name)
 
     def _check_doubles(self, path: Path) -> Iterator[Finding]:
         """Yield the names that are given twice in an object at or below `path`."""
@@ -342,6 +334,43 @@ def _parse_object(text: str) -> dict[str, Any]:
         return value
     message = f"a request is a JSON object, not {show(value)}"
     raise JsonError("invalid-json", message, json_spans.find_value(text, ()))
+
+
+def _objects_in(field: str, value: object) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the objects where records belong in the value of a field, each with its path there."""
+    lists: dict[Path, object] = {(): value}
+    if field == "states":
+        lists = {(name,): v for name, v in value.items()} if isinstance(value, dict) else {}
+    for above, items in lists.items():
+        for index, item in enumerate(items if isinstance(items, list) else ()):
+            if isinstance(item, dict):
+                yield (*above, index), item
+
+
+def _with_records(name: str | int, value: Any) -> Any:
+    """Return the value that a line gives a field by this name, with records for its objects.
+
+    What is no object stays as it is, for the rules of validation to say what is wrong.
+    """
+    if name == "prompt" and isinstance(value, list):
+        return [_segment_of(item) if isinstance(item, dict) else item for item in value]
+    if name == "states" and isinstance(value, dict):
+        return {
+            state: [_transition_of(i) if isinstance(i, dict) else i for i in items]
+            if isinstance(items, list)
+            else items
+            for state, items in value.items()
+        }
+    return value
+
+
+def _segment_of(given: dict[str, Any]) -> PromptSegment:
+    names = PromptSegment.__struct_fields__
+    return PromptSegment(**{name: given[name] for name in names if given.get(name) is not None})
+
+
+def _transition_of(given: dict[str, Any]) -> Transition:
+    return Transition(given.get("on"), given.get("to"))  # type: ignore[arg-type]  # it may be anything
 
 
 def _explain_undecodable(line: bytes, line_number: int, error: UnicodeDecodeError) -> Problem:

@@ -119,7 +119,9 @@ class RequestParser:
                 is_right = not find_problems(request, self._capabilities)
         if request.id is None:
             force_setattr(request, "id", str(line_number))
-        return ParsedLine(request, form_of(url, request)) if is_right else None
+        if not is_right:
+            return None
+        return ParsedLine(request) if url is None else ParsedLine(request, form_of(url, request))
 
     def _respell(self, whole: Any) -> tuple[str | None, dict[str, Any]]:
         """Return the url, None of what is no row, and the request's fields by their own names.
