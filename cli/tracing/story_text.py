@@ -5,6 +5,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec.structs import astuple
+
 from batcher.events import PreemptReason, RejectEvent
 from batcher.explaining.story import Cause, Part, Story, StorySpan
 from batcher.timeline.records import SpanPreemption
@@ -39,7 +41,18 @@ def tell_reject(reject: RejectEvent) -> list[str]:
 
 def tell(story: Story, length: Length = SHORT) -> list[str]:
     """Return `story` as lines: a title, a sentence for each thing that happened, and the sums."""
-    return [_title(story), *(f"  {line}" for line in _sentences(story, length))]
+    arrived = story.arrived
+    if arrived is None:
+        return [f"{story.label}: aborted before it arrived"]
+    asked = f"{counted(arrived.prompt_tokens, 'prompt token')}, at most {arrived.max_tokens:,} more"
+    rows = f", {story.num_rows} slots at once" if story.num_rows > 1 else ""
+    lines = [
+        f"arrived at step {arrived.step:,} ({time_of(arrived.time)})",
+        *_spans_and_waits(story, length),
+        _ending(story),
+        _sums(story),
+    ]
+    return [f"{story.label}: {asked}{rows}", *(f"  {line}" for line in lines)]
 
 
 def names(labels: Sequence[str]) -> str:
@@ -80,20 +93,8 @@ def _blocks(part: Part, story: Story) -> str:
     return f"{part.blocks:,}{total}{holders}"
 
 
-def _title(story: Story) -> str:
-    arrived = story.arrived
-    if arrived is None:
-        return f"{story.label}: aborted before it arrived"
-    asked = f"{counted(arrived.prompt_tokens, 'prompt token')}, at most {arrived.max_tokens:,} more"
-    rows = f", {story.num_rows} slots at once" if story.num_rows > 1 else ""
-    return f"{story.label}: {asked}{rows}"
-
-
-def _sentences(story: Story, length: Length) -> Iterator[str]:
-    """Yield what happened, in order."""
-    if story.arrived is None:
-        return
-    yield f"arrived at step {story.arrived.step:,} ({time_of(story.arrived.time)})"
+def _spans_and_waits(story: Story, length: Length) -> Iterator[str]:
+    """Yield what happened between its arrival and its end, in order."""
     spans = list(story.spans)
     previous: StorySpan | None = None
     if len(spans) > length.max_spans:
@@ -108,8 +109,6 @@ def _sentences(story: Story, length: Length) -> Iterator[str]:
         previous = span
     if previous is None or previous.preemption is not None:
         yield from _waits(story, previous, None, length)
-    yield _ending(story)
-    yield _sums(story)
 
 
 def _rounds(story: Story, spans: Sequence[StorySpan], start: int) -> str:
@@ -146,7 +145,8 @@ def _waits(
         if part.phase == "wait" and part.start >= start and (until is None or part.end <= until)
     ]
     if len(parts) > length.max_waits:
-        yield _many_waits(parts)
+        total = counted(sum(part.num_steps for part in parts), "step")
+        yield f"waited {total}: {_by_cause(parts)} ({span_of(parts[0].start, parts[-1].end)})"
         return
     for part in parts:
         passed = f"; {counted(part.num_passed, 'other')} went before it" if part.num_passed else ""
@@ -154,13 +154,6 @@ def _waits(
             f"waited {counted(part.num_steps, 'step')} {why_waiting(part, story)}{passed} "
             f"({span_of(part.start, part.end)})"
         )
-
-
-def _many_waits(parts: Sequence[Part]) -> str:
-    """Return the sums of many short waits."""
-    total = counted(sum(part.num_steps for part in parts), "step")
-    steps = span_of(parts[0].start, parts[-1].end)
-    return f"waited {total}: {_by_cause(parts)} ({steps})"
 
 
 def _by_cause(parts: Sequence[Part]) -> str:
@@ -221,16 +214,11 @@ def _preemption(story: Story, span: StorySpan, preemption: SpanPreemption) -> st
 
 def _taken(story: Story, start: int, end: int) -> str:
     """Return how many steps [start, end) are, and in how many it had no share, and why."""
-    sums = Counter(
-        {
-            cause: sum(
-                part.num_steps
-                for part in story.parts
-                if part.cause == cause and part.phase != "wait" and start <= part.start < end
-            )
-            for cause in ("tokens", "prefill")
-        }
-    )
+    sums = Counter[Cause]()
+    for part in story.parts:
+        if part.phase != "wait" and start <= part.start < end:
+            sums[part.cause] += part.num_steps
+    reasons: dict[Cause, str]
     reasons = {"tokens": "others used up the tokens", "prefill": "others computed their prompts"}
     found = [f"{sums[cause]:,} while {reason}" for cause, reason in reasons.items() if sums[cause]]
     still = f", standing still for {' and '.join(found)}" if found else ""
@@ -251,16 +239,9 @@ def _ending(story: Story) -> str:
 
 
 def _sums(story: Story) -> str:
-    parts = [
-        f"{counted(int(number), 'step')} {what}"
-        for number, what in (
-            (story.steps.wait, "waiting"),
-            (story.steps.prefill, "prefill"),
-            (story.steps.decode, "decode"),
-            (story.steps.standstill, "standing still"),
-        )
-        if number
-    ]
+    names = ("waiting", "prefill", "decode", "standing still")
+    steps = zip(names, astuple(story.steps), strict=True)
+    parts = [f"{counted(int(number), 'step')} {what}" for what, number in steps if number]
     of_what = f": {', '.join(parts)}" if parts else ""
     return f"in all {counted(int(story.steps.sum), 'step')}, {time_of(story.seconds.sum)}{of_what}"
 

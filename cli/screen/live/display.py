@@ -143,9 +143,8 @@ class FrameLive(Live):
     def step_aside(self) -> OSError | None:
         """Leave the terminal to somebody else, in the middle of a frame as well."""
 
-    @abstractmethod
     def forget(self) -> None:
-        """Take what is shown as gone: somebody else has written there."""
+        """Take what is shown as gone: somebody else has written there, if that can be."""
 
     @abstractmethod
     def close(self, lines: Sequence[Line]) -> OSError | None:
@@ -188,9 +187,6 @@ class ScreenLive(FrameLive):
             return None
         self._is_there = False
         return self._write(str(Control.alt_screen(False)))  # noqa: FBT003 - rich's
-
-    def forget(self) -> None:
-        """Nothing: nobody writes on a screen of ours."""
 
     def close(self, lines: Sequence[Line]) -> OSError | None:
         """Leave `lines` on the usual screen."""

@@ -198,7 +198,7 @@ class LiveView(View):
             self._display.forget()
             self._next_frame = now + MIN_INTERVAL
             if above:
-                self._check(self._write(above))
+                self._write(above)
         elif self._has_picture:
             self._look(now)
             self._read_gauges()
@@ -210,16 +210,15 @@ class LiveView(View):
             # What results take is no cost of the picture.
             self._plan_next_frame(now, drawn if above else self._clock())
         elif above:
-            self._check(self._write(above))
+            self._write(above)
         self._pending.clear()
         self._num_pending_bytes = 0
 
-    def _write(self, lines: bytes) -> OSError | None:
+    def _write(self, lines: bytes) -> None:
         try:
             self._terminal.write_bytes(lines)
         except OSError as error:
-            return error
-        return None
+            self._check(error)
 
     def _check(self, error: OSError | None) -> None:
         """Draw no more without a terminal; messages may get lost then, results not."""

@@ -59,7 +59,9 @@ def counts(run: RunState, plan: RunPlan, moment: Moment) -> list[Fact]:
     """Return what has become of the requests: running, waiting, done and failed."""
     of_total = "" if plan.total is None else f"/{plan.total:,}"
     found = [
-        Fact(8, "figure" if moment.computing is None else "held", _step(moment)),
+        Fact(8, "figure", f"step {moment.step:,}")
+        if moment.computing is None
+        else Fact(8, "held", long_step(moment.step + 1, moment.computing)),
         Fact(9, "done", f"{run.num_done:,}{of_total} done"),
     ]
     if run.num_failed:
@@ -68,13 +70,6 @@ def counts(run: RunState, plan: RunPlan, moment: Moment) -> list[Fact]:
     if moment.num_queued is not None:
         found.append(Fact(5, "", f"{moment.num_queued:,} waiting"))
     return found
-
-
-def _step(moment: Moment) -> str:
-    """Return the step that was made last, or the one that takes long."""
-    if moment.computing is None:
-        return f"step {moment.step:,}"
-    return long_step(moment.step + 1, moment.computing)
 
 
 def long_step(step: int, seconds: float) -> str:
@@ -98,7 +93,7 @@ def rates(run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment) ->
 
 def next_up(run: RunState, gauges: GaugeReading) -> str:
     """Return who is next in the queue, and why it waits; "" if nobody is known to wait."""
-    blocked = run.blocked
+    blocked = run.fold.blocked
     if blocked is not None:
         needs = f", needs {counted(blocked.blocks, 'block')}" if blocked.blocks else ""
         name = label_of(blocked.id, blocked.index, "sample")
@@ -125,7 +120,7 @@ def plain_line(run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Momen
     use = gauges.block_use
     if use is not None:
         parts.append(f"KV blocks: {use.used:,} used, {use.cached:,} cached, {use.free:,} free")
-    if run.blocked is not None:
+    if run.fold.blocked is not None:
         parts.append(f"next {next_up(run, gauges)}")
     return ", ".join([*parts, clock(moment.seconds)])
 

@@ -1,7 +1,5 @@
 """What stands above the slots: requests, tokens, memory, the queue and what nobody should miss."""
 
-from batcher.events import FinishEvent
-from batcher.scheduling.blocks import BlockUse
 from batcher.timeline.records import label_of
 
 from ..cells import cell_width, counted, cut_middle
@@ -22,7 +20,9 @@ def header(scene: Scene, width: int, max_lines: int) -> list[Line]:
     The fewer lines there are, the more of the first ones goes.
     """
     if max_lines == 1:
-        return [_only_line(scene, width)]
+        found = counts(scene.run, scene.plan, scene.moment)
+        rate = rates(scene.run, scene.plan, scene.gauges, scene.moment)[0]
+        return [_facts(kept([*found, rate._replace(rank=3)], width)) or [(" ", "")]]
     lines = [
         _counts(scene, width),
         _rates(scene, width),
@@ -33,13 +33,6 @@ def header(scene: Scene, width: int, max_lines: int) -> list[Line]:
     wanted = [line for line in lines if line is not None][:max_lines]
     order = (lines[0], lines[3], lines[1], lines[4], lines[2])  # as they stand
     return [line for line in order if line is not None and line in wanted]
-
-
-def _only_line(scene: Scene, width: int) -> Line:
-    """Return the most of it in one line."""
-    found = counts(scene.run, scene.plan, scene.moment)
-    rate = rates(scene.run, scene.plan, scene.gauges, scene.moment)[0]
-    return _facts(kept([*found, rate._replace(rank=3)], width)) or [(" ", "")]
 
 
 def _counts(scene: Scene, width: int) -> Line:
@@ -100,20 +93,12 @@ def _memory(scene: Scene, width: int) -> Line | None:
         facts.append(Fact(3, "figure", f"hits {run.num_found * 100 // run.num_asked}%"))
     found = kept(facts, width - MIN_BAR - len("KV ") - len(GAP))
     line = _facts(found)
-    room = min(width - line_width(line) - len("KV ") - len(GAP), MAX_BAR)
-    return [("KV ", LABEL), *_blocks(scene, use, max(room, 1)), (GAP, ""), *line]
-
-
-def _blocks(scene: Scene, use: BlockUse, width: int) -> Line:
-    """Return the blocks as a bar of `width`: used, cached and free."""
-    total = max(use.used + use.cached + use.free, 1)
-    first, second = (round(n * width / total) for n in (use.used, use.used + use.cached))
-    used, cached, free = list(scene.glyphs.bars)
-    return [
-        (used * first, "used"),
-        (cached * (second - first), "cached"),
-        (free * (width - second), "free"),
-    ]
+    room = max(min(width - line_width(line) - len("KV ") - len(GAP), MAX_BAR), 1)
+    first, second = (round(n * room / max(total, 1)) for n in (use.used, use.used + use.cached))
+    widths = (first, second - first, room - second)
+    blocks = zip(scene.glyphs.bars, widths, ("used", "cached", "free"), strict=True)
+    bar_of_blocks = [(glyph * cells, style) for glyph, cells, style in blocks]
+    return [("KV ", LABEL), *bar_of_blocks, (GAP, ""), *line]
 
 
 def _next(scene: Scene, width: int) -> Line | None:
@@ -121,22 +106,19 @@ def _next(scene: Scene, width: int) -> Line | None:
     text = scene.name(next_up(scene.run, scene.gauges))
     line: Line = []
     if text:
-        style = "held" if scene.run.blocked is not None else ""
+        style = "held" if scene.run.fold.blocked is not None else ""
         room = max(width - len("next "), 1)
         line = [("next ", LABEL), (cut_middle(text, room, scene.glyphs.cut), style)]
     news = [note_text(scene, note) for note in scene.notes]
-    for part in [*news, *(_end_text(scene, end) for end in scene.ends)]:
+    for end in scene.ends:
+        label = scene.name(label_of(end.id, end.index, end.role))
+        name = cut_middle(label, MAX_NAME, scene.glyphs.cut)
+        news.append((f"{scene.glyphs.ended} {name} {end.reason} {end.tokens}", "stop"))
+    for part in news:
         if line_width(line) + len(GAP) + cell_width(part[0]) > width:
             break
         line += [(GAP, ""), part] if line else [part]
     return line or None
-
-
-def _end_text(scene: Scene, end: FinishEvent) -> tuple[str, str]:
-    """Return who has ended and why."""
-    label = label_of(end.id, end.index, end.role)
-    name = cut_middle(scene.name(label), MAX_NAME, scene.glyphs.cut)
-    return f"{scene.glyphs.ended} {name} {end.reason} {end.tokens}", "stop"
 
 
 def note_text(scene: Scene, note: Note) -> tuple[str, str]:

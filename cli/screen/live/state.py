@@ -7,7 +7,6 @@ from typing import Literal, NamedTuple
 from batcher.events import (
     AdmitEvent,
     ArriveEvent,
-    BlockedEvent,
     DropEvent,
     FinishEvent,
     RejectEvent,
@@ -90,11 +89,6 @@ class RunState:
         ended, fold.ended = fold.ended or [], []
         for request in ended:
             self._finish(request)
-
-    @property
-    def blocked(self) -> BlockedEvent | None:
-        """What blocks the admission of the first of the queue; None if nothing does."""
-        return self.fold.blocked
 
     @property
     def num_asked(self) -> int:
