@@ -28,7 +28,7 @@ BANNED = {
     r"(held|holds?|holding) (\w+ )?back( by)?": "blocked (admission); kept back (text)",
     r"boarding|entrance|endings|roster|journal": "inputs, prepare batch, outputs, recorder",
     r"(a|the|each|every|one|its|all|of|these) stays?( of| in|,|\.)": "slot span, segment",
-    r"visits?|(?<!of )courses?": "slot span, request timeline",
+    r"visits?|(?<!of\s)courses?": "slot span, request timeline",
     r"state machines?|machine tables?|machine readers?": "stop automaton, stop matcher",
     r"token histor(y|ies)": "output token ids",
     r"step loads?": "batch stats",
