@@ -84,7 +84,6 @@ ALLOWED = {
     "plain_line": "--live plain",
     "PLAIN_INTERVAL": "--live plain",
     "plain_yaml": "YAML without tags and aliases",
-    "check_plain": "YAML without tags and aliases",
     "plain_events": "YAML without tags and aliases",
 }
 ALLOWED_IN = {  # part of a name, folder or file -> its sense
