@@ -236,9 +236,9 @@ def test_what_holds_back_the_first_of_the_queue_is_known_until_it_is_admitted():
     state = RunState(2)
     held = BlockedEvent(0, 0.0, "a", 0, "kv", 5)
     state.observe([ArriveEvent(0, 0.0, "a", 0, "input", 3, 4), held])
-    assert state.blocked is held
+    assert state.fold.blocked is held
     state.observe([AdmitEvent(2, 2.0, "a", 0, 0, "empty")])
-    assert state.blocked is None
+    assert state.fold.blocked is None
 
 
 # -- the whole run, in little ----------------------------------------------------------------------
