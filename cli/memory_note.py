@@ -6,9 +6,18 @@ from batcher.settings import SchedulingSettings
 from batcher.timing.loading import kv_room_of
 
 from .options import WALL
+from .running.problems import say
+from .screen.cells import printable
 
 
-def memory_note(profile: str, settings: SchedulingSettings) -> str | None:
+def say_of_memory(pairs: Iterable[tuple[str, SchedulingSettings]]) -> None:
+    """Say so, each thing once, of profiles and the settings that they go with."""
+    notes = (_note(profile, settings) for profile, settings in pairs)
+    for note in dict.fromkeys(filter(None, notes)):
+        say(f"{printable(note)}\n")
+
+
+def _note(profile: str, settings: SchedulingSettings) -> str | None:
     """Return what is to be said of the memory of a profile, None if nothing is."""
     room = None if profile == WALL else kv_room_of(profile)
     if room is None:
@@ -22,9 +31,3 @@ def memory_note(profile: str, settings: SchedulingSettings) -> str | None:
     num_blocks = room.num_blocks(settings.block_size)
     option = f": --kv-blocks {num_blocks}" if num_blocks else ""
     return f"KV is unlimited; the GPU of {profile} has room for {known}{option}"
-
-
-def memory_notes(pairs: Iterable[tuple[str, SchedulingSettings]]) -> list[str]:
-    """Return what is to be said of all these profiles and settings, each thing once."""
-    notes = (memory_note(profile, settings) for profile, settings in pairs)
-    return list(dict.fromkeys(note for note in notes if note is not None))

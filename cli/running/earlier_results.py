@@ -256,7 +256,15 @@ class EarlierResults:
             ResumeError: one took more steps than it can have taken.
         """
         for result in replayed.values():
-            _check_duration(result, request.max_tokens)
+            admitted, finished = result.steps.admitted, result.steps.finished
+            if admitted is None or finished is None:
+                continue
+            num_steps = finished - admitted + 1
+            if num_steps > request.max_tokens:
+                raise ResumeError(
+                    f"cannot resume: result {result.index} of request {result.id!r} took "
+                    f"{num_steps} steps, but max_tokens is {request.max_tokens}"
+                )
 
     def has_rejected(self, request_id: str, line_number: int, /) -> bool:
         """Return whether the file has the result of a bad line: the id it gave and its number."""
@@ -281,20 +289,3 @@ def number_of(result: Result) -> int:
     """
     line = result.error.line if result.error is not None else None
     return result.index if line is None else -line
-
-
-def _check_duration(result: Result, max_tokens: int) -> None:
-    """Make sure that `result` held its slot no longer than `max_tokens` allows.
-
-    Raises:
-        ResumeError: it did.
-    """
-    admitted, finished = result.steps.admitted, result.steps.finished
-    if admitted is None or finished is None:
-        return
-    num_steps = finished - admitted + 1
-    if num_steps > max_tokens:
-        raise ResumeError(
-            f"cannot resume: result {result.index} of request {result.id!r} took {num_steps} "
-            f"steps, but max_tokens is {max_tokens}"
-        )

@@ -20,8 +20,7 @@ from batcher.models.simulated import SimulatedModel
 
 from ..commands.run import RunOptions
 from ..errors import WriteError
-from ..options import SchedulingOptions
-from ..screen.cells import counted, printable, printable_lines
+from ..screen.cells import counted, printable_lines
 from ..screen.opening import open_view
 from ..screen.terminal import is_pipe, is_same_terminal, wants_color
 from ..screen.view import RunPlan, View
@@ -274,7 +273,11 @@ class Run:
                 has_color=wants_color(options.color, 2, os.environ),
             )
             say(text)
-            _say_of_memory(options.scheduling)
+            scheduling = options.scheduling
+            if scheduling.profile is not None:
+                from ..memory_note import say_of_memory  # noqa: PLC0415 - with it comes yaml
+
+                say_of_memory([(scheduling.profile, scheduling.settings())])
         if options.summary_json is not None:
             from batcher.metrics import encode_summary  # noqa: PLC0415 - as above
 
@@ -332,16 +335,6 @@ def _open_view(setup: RunSetup, loop: Loop) -> View:
         is_piped=options.output is None and is_pipe(stdout_descriptor()),
         has_others=is_shared or not isinstance(setup.model, SimulatedModel),
     )
-
-
-def _say_of_memory(scheduling: SchedulingOptions) -> None:
-    """Say so if memory is taken to be without limit, though the GPU of the profile has some."""
-    if scheduling.profile is not None:
-        from ..memory_note import memory_note  # noqa: PLC0415 - with it comes yaml
-
-        note = memory_note(scheduling.profile, scheduling.settings())
-        if note is not None:
-            say(f"{printable(note)}\n")
 
 
 def _refuse_bad_line(setup: RunSetup, loop: Loop) -> None:

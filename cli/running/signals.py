@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Thread
+from threading import Thread, Timer
 from types import FrameType
 from typing import NoReturn, Self
 
@@ -182,13 +182,9 @@ class StepWatch:
 
 def exit_soon(status: int) -> None:
     """Let this process end within a moment, whatever threads a model has left behind."""
-    leave = Thread(target=_exit_after, args=(GRACE, status), daemon=True)
+    leave = Timer(GRACE, os._exit, (status,))
+    leave.daemon = True
     leave.start()
-
-
-def _exit_after(seconds: float, status: int) -> None:
-    time.sleep(seconds)
-    os._exit(status)
 
 
 def die_of_closed_pipe() -> NoReturn:

@@ -9,8 +9,9 @@ from batcher.whatif.deployments import AXES, Deployment, grid_of
 from batcher.whatif.measuring import Question
 
 from ..commands.compare import CompareOptions
+from ..memory_note import say_of_memory
 from .progress import progress_of
-from .reading import read_workload, say_of_memory, write_text
+from .reading import read_workload, write_text
 from .tables import best_first, column_of, csv_of, json_of, table_of
 
 SERVED, NOTHING_SERVED = 0, 1
@@ -31,7 +32,7 @@ def compare_requests(options: CompareOptions) -> int:
     column = None if options.sort is None else column_of(options.sort)
     workload = read_workload(options)
     if not options.quiet:
-        say_of_memory(grid)
+        say_of_memory((each.profile, each.scheduling) for each in grid)
     num_jobs = min(options.jobs or _num_cores(), len(grid))
     with progress_of(len(grid), num_jobs, quiet=options.quiet) as progress:
         cells: list[GridCell] = compare(

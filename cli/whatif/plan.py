@@ -15,9 +15,10 @@ from batcher.whatif.relief import Relief
 from batcher.whatif.search import Searched
 
 from ..commands.plan import PlanOptions
+from ..memory_note import say_of_memory
 from ..screen.cells import counted, duration, fill, number, whole_percent
 from .progress import Lines, Silence
-from .reading import read_workload, say_of_memory, write_text
+from .reading import read_workload, write_text
 from .tables import BINDS
 
 MET, NOT_MET = 0, 1
@@ -37,7 +38,7 @@ def plan_requests(options: PlanOptions) -> int:
         raise BatchdecodeError("--goodput 0 is met by anything: give more")
     workload = read_workload(options)
     if not options.quiet:
-        say_of_memory([tried])
+        say_of_memory([(tried.profile, tried.scheduling)])
     question = Question(workload, slo, options.goodput)
     on_tried, on_relief = _progress(quiet=options.quiet)
     plan = find_plan(question, base, searched, on_tried, on_relief)

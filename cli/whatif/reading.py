@@ -1,25 +1,23 @@
 """What `compare` and `plan` share: from requests to a workload, an answer, and how they stop."""
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 
 from batcher.engine import Engine
 from batcher.errors import BatchdecodeError
 from batcher.models.loading import load_model
 from batcher.simulation.workload import Workload, workload_of
-from batcher.whatif.deployments import Deployment
 from batcher.whatif.lengths import decoded_outputs, num_unknown
 
 from ..commands.compare import CompareOptions
 from ..commands.plan import PlanOptions
-from ..memory_note import memory_notes
 from ..running.intake import open_input
 from ..running.problems import say
 from ..running.reading import read_requests
 from ..running.signals import Interrupted, StopSignals, die_of_closed_pipe
 from ..running.stdout import user_code_prints_to_stderr
-from ..screen.cells import counted, printable
+from ..screen.cells import counted
 
 
 def until_stopped(command: Callable[[], int]) -> int:
@@ -57,12 +55,6 @@ def read_workload(options: CompareOptions | PlanOptions) -> Workload:
             "all are decoded once to learn when\n"
         )
     return workload_of(requests, model, decoded_outputs(requests, model))
-
-
-def say_of_memory(deployments: Iterable[Deployment]) -> None:
-    """Say for which profiles memory is taken to be without limit, though their GPU has some."""
-    for note in memory_notes((each.profile, each.scheduling) for each in deployments):
-        say(f"{printable(note)}\n")
 
 
 def write_text(text: str) -> None:
