@@ -4,8 +4,10 @@ Rule: an idle block that is taken out of the middle stays in its queue until its
 passed over then; so nothing is searched, and blocks come and go many at once.
 """
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
+from operator import itemgetter
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -132,3 +134,32 @@ class IdleBlocks:
         else:
             del self._gone[block]
         return True
+
+
+SegmentEnds = tuple[tuple[int, int], ...]
+"""Where segments of a prompt end, each with how long its blocks are worth keeping."""
+
+_end_of = itemgetter(0)
+
+
+def ends_between(ends: SegmentEnds, start: int, stop: int) -> SegmentEnds:
+    """Return those after `start`, up to `stop`."""
+    if not ends:
+        return ()
+    first = bisect_right(ends, start, key=_end_of)
+    return ends[first : bisect_right(ends, stop, first, key=_end_of)]
+
+
+def eviction_priorities(ends: SegmentEnds, first: int, stop: int, size: int) -> list[int]:
+    """Return those of the blocks first..stop: the highest of segments that reach into each."""
+    highest = [0] * (stop - first)
+    place = bisect_right(ends, first * size, key=_end_of)
+    begin = ends[place - 1][0] if place else 0
+    for end, priority in ends[place:]:
+        if begin >= stop * size:
+            break
+        if priority:
+            for block in range(max(begin // size, first), min(-(-end // size), stop)):
+                highest[block - first] = max(highest[block - first], priority)
+        begin = end
+    return highest

@@ -7,10 +7,8 @@ of it can be found, too, and is copied.
 Rule: ask first, then act: nothing here takes a block that `has_room` has not promised.
 """
 
-from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from itertools import chain, groupby, islice
-from operator import itemgetter
 from typing import Generic, NamedTuple
 
 from batcher.scheduling.blocks import BlockPool
@@ -21,6 +19,8 @@ from batcher.scheduling.cached_blocks import (
     BlockHash,
     CachedPrefix,
     PrefixMatch,
+    ends_between,
+    eviction_priorities,
 )
 from batcher.scheduling.sequence import S
 from batcher.settings import SchedulingSettings
@@ -33,7 +33,6 @@ Contents = Callable[[S, int, int, int], Iterator[Hashable]]
 `size` of them on end: contents(sequence, start, stop, size).  It is made as it is asked for."""
 
 _Unread = Iterator[Hashable] | None
-_end_of = itemgetter(0)
 
 
 class _Boundary(NamedTuple, Generic[S]):
@@ -191,7 +190,7 @@ class KVCache(Generic[S]):
         if not self._has_prefix_cache:
             return
         size = self.block_size
-        for end, priority in _boundaries(sequence, start, stop) if sequence.segment_ends else ():
+        for end, priority in ends_between(sequence.segment_ends, start, stop):
             if end % size:
                 self._cache(sequence, end // size, contents)
                 contents = None
@@ -314,7 +313,7 @@ class KVCache(Generic[S]):
         """Return how many tokens are found with so many blocks, and who has those behind these."""
         first = num_blocks * self.block_size
         last = min(first + self.block_size, sequence.num_tokens) - 1
-        for end, _ in reversed(_boundaries(sequence, first, last)):
+        for end, _ in reversed(ends_between(sequence.segment_ends, first, last)):
             source = self.pool.find(parent, self._part(sequence, first, end))
             if source != NO_BLOCK:
                 return end, source
@@ -361,7 +360,7 @@ class KVCache(Generic[S]):
         """Let the last `blocks` of those that can be found be kept as long as they are worth it."""
         place, stop = 0, sequence.num_cached_blocks
         for priority, alike in groupby(
-            _eviction_priorities(sequence, stop - len(blocks), stop, self.block_size)
+            eviction_priorities(sequence.segment_ends, stop - len(blocks), stop, self.block_size)
         ):
             some = blocks[place : (place := place + len([*alike]))]
             known = iter([*islice(contents, len(some))])
@@ -386,27 +385,3 @@ class KVCache(Generic[S]):
 def _root(sequence: S) -> BlockHash:
     """Return the parent of the first block of `sequence`: one for each salt."""
     return ROOT if sequence.cache_salt is None else sequence.cache_salt
-
-
-def _boundaries(sequence: S, start: int, stop: int) -> tuple[tuple[int, int], ...]:
-    """Return the ends of segments after `start`, up to `stop`, with their eviction priorities."""
-    ends = sequence.segment_ends
-    if not ends:
-        return ()
-    first = bisect_right(ends, start, key=_end_of)
-    return ends[first : bisect_right(ends, stop, first, key=_end_of)]
-
-
-def _eviction_priorities(sequence: S, first: int, stop: int, size: int) -> list[int]:
-    """Return those of the blocks first..stop: the highest of segments that reach into each."""
-    highest = [0] * (stop - first)
-    place = bisect_right(sequence.segment_ends, first * size, key=_end_of)
-    begin = sequence.segment_ends[place - 1][0] if place else 0
-    for end, priority in sequence.segment_ends[place:]:
-        if begin >= stop * size:
-            break
-        if priority:
-            for block in range(max(begin // size, first), min(-(-end // size), stop)):
-                highest[block - first] = max(highest[block - first], priority)
-        begin = end
-    return highest
