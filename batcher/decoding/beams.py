@@ -12,12 +12,11 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from batcher.decoding.sampling.filters import top_candidates
+from batcher.decoding.sampling.filters import LOWEST, top_candidates
 from batcher.models.base import FloatArray
 
 # Divisors keep to this range, so that no length penalty makes a score infinite or NaN.
 _MIN_DIVISOR, _MAX_DIVISOR = 1e-30, 1e30
-_LOWEST = np.finfo(np.float32).min
 
 _Path = tuple["_Path", int] | None  # a beam's tokens, last one outside; forks share the rest
 
@@ -204,7 +203,7 @@ class BeamSearch:
         with np.errstate(over="ignore", under="ignore"):
             power = np.float64(num_tokens) ** self._length_penalty
             divisor = np.float32(np.clip(power, _MIN_DIVISOR, _MAX_DIVISOR))
-            return float(max(total / divisor, _LOWEST))
+            return float(max(total / divisor, LOWEST))
 
 
 def _tokens(path: _Path) -> list[int]:

@@ -112,7 +112,7 @@ class VocabularyIndex:
 
 
 class HealingRow:
-    """The RowConstraint (see constraints/rows.py) of an output that begins with given bytes.
+    """What is allowed a row whose output begins with given bytes; its methods are a GrammarRow's.
 
     remaining: the bytes still to come; with b"" the row limits nothing any more.
     """
@@ -130,14 +130,14 @@ class HealingRow:
     @property
     def failure(self) -> str | None:
         """Why no token is allowed, which only a vocabulary without these bytes can bring about."""
-        if self.remaining and not len(self._tokens()):
+        if self.remaining and not len(self._index.next_tokens(self.remaining)):
             return f"no token begins like the end of the prompt, {self.remaining!r}"
         return None
 
     def packed_mask(self) -> bytes:
         """Return the tokens allowed next, one bit each: all of them when nothing remains."""
         is_allowed = np.full(self._index.vocab_size, not self.remaining)
-        is_allowed[self._tokens()] = True
+        is_allowed[self._index.next_tokens(self.remaining)] = True
         return np.packbits(is_allowed, bitorder="little").tobytes()
 
     def forced_tokens(self, most: int) -> Sequence[int]:
@@ -156,7 +156,7 @@ class HealingRow:
         """Follow the output by `token`."""
         if not self.remaining:
             return
-        if token not in self._tokens():
+        if token not in self._index.next_tokens(self.remaining):
             raise InvariantError(f"token {token} does not go on with {self.remaining!r}")
         self.remaining = self.remaining[len(self._index.bytes_of(token)) :]
 
@@ -168,7 +168,3 @@ class HealingRow:
     def fork(self) -> "HealingRow":
         """Return a row of the same state that moves on by itself."""
         return HealingRow(self._index, self.remaining)
-
-    def _tokens(self) -> IntArray:
-        """Return the ids that go on with the remaining bytes; all that have text if none remain."""
-        return self._index.next_tokens(self.remaining)

@@ -41,8 +41,3 @@ class Decoded(Struct, frozen=True):
 
 
 NOTHING_DECODED = Decoded([], {}, {}, [])
-
-
-def as_failure(why: str | Failure) -> Failure:
-    """Return what a model says of a row that has failed, with a code."""
-    return why if isinstance(why, Failure) else Failure("model-error", why)

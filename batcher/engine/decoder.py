@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from batcher.decoding.output_tokens import OutputTokens
 from batcher.decoding.stops.matcher import FREE_LINE, StopMatcher
-from batcher.engine.decoded import NOTHING_DECODED, Decoded, Generated, as_failure
+from batcher.engine.decoded import NOTHING_DECODED, Decoded, Generated
 from batcher.engine.sequence import Sequence
 from batcher.engine.suspended import SuspendedRow, SuspendedRows
 from batcher.errors import Failure
@@ -171,7 +171,12 @@ class Decoder:
     def _failures(self, failed: Mapping[int, str | Failure]) -> dict[int, Failure]:
         """Return what the model says went wrong, by the slots of the first rows of groups."""
         first_slots = {} if self.rows is None else self.rows.first_slots
-        return {first_slots.get(slot, slot): as_failure(why) for slot, why in failed.items()}
+        return {
+            first_slots.get(slot, slot): Failure("model-error", why)
+            if isinstance(why, str)
+            else why
+            for slot, why in failed.items()
+        }
 
     def take_streamed(self) -> list[TokenEvent]:
         """Return what was told of samples since the last call."""

@@ -107,7 +107,9 @@ class RowDecoder:
         """Return tokens number `start` to `stop`, exclusive, of those the row in `slot` has."""
         first_slot = self.first_slots.get(slot, slot)
         if first_slot in self._beams:
-            return self._beams[first_slot].tokens_in(slot)[start:stop]
+            beams = self._beams[first_slot]
+            rows = dict(zip(beams.slots, beams.search.running_tokens(), strict=False))
+            return rows.get(slot, [])[start:stop]  # none if it has not been computed
         return self._tokens.read(first_slot, start, stop)
 
     # -- a row is out of the batch for a while ---------------------------------------------------
@@ -121,7 +123,7 @@ class RowDecoder:
         if first.role == "beam":
             beams = self._beams.pop(slot)
             rows = [self._suspend_row(beam_slot) for beam_slot in beams.slots]
-            return SuspendedRows(beams.tokens(), rows, beams)
+            return SuspendedRows(beams.search.running_tokens(), rows, beams)
         tokens = [self._tokens.close(slot, num_tokens)]
         return SuspendedRows(tokens * first.num_slots, [self._suspend_row(slot)])
 
@@ -131,7 +133,6 @@ class RowDecoder:
         if suspended.beams is None:
             self._tokens.resume(slot, suspended.tokens[0])
         else:
-            suspended.beams.move()
             self._beams[slot] = suspended.beams
         for other in first.others:
             self.first_slots[other.slot] = slot
@@ -246,17 +247,16 @@ class RowDecoder:
                 if beams.failure is not None:
                     failed[first_slot] = beams.failure
                 continue
+            slots = beams.slots
             for beam, parent in enumerate(step.parents):
                 if parent != beam:
-                    source, target = beams.slots[parent], beams.slots[beam]
+                    source, target = slots[parent], slots[beam]
                     self._states[target] = self._states[source].fork(beams.sequences[beam])
                     self._stops.fork(source, target)
                     sampler.fork(source, target)
                     forks.append((source, target))
-            tokens[beams.slots] = step.tokens
-            sampler.extend(
-                {slot: [token] for slot, token in zip(beams.slots, step.tokens, strict=True)}
-            )
+            tokens[slots] = step.tokens
+            sampler.extend({slot: [token] for slot, token in zip(slots, step.tokens, strict=True)})
         return done, forks
 
     def _let_end(self, slot: int, row: RowState) -> None:

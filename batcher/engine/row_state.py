@@ -139,9 +139,8 @@ class BeamRows:
     def __init__(self, first: Sequence) -> None:
         request = first.request
         self.sequences = [*first.group]
-        self.slots = [sequence.slot for sequence in self.sequences]
         self._num_results, self._num_scored = request.n, 1
-        self._search = BeamSearch(
+        self.search = BeamSearch(
             num_beams=request.num_beams,
             num_results=request.n,
             length_penalty=request.length_penalty,
@@ -153,21 +152,14 @@ class BeamRows:
     @property
     def failure(self) -> Failure | None:
         """Why the search had to give up, if it had."""
-        if not self._search.has_failed:
+        if not self.search.has_failed:
             return None
         return Failure("constraint-error", "no token is left that any beam may go on with")
 
-    def tokens(self) -> list[list[int]]:
-        """Return the tokens of every row that has been computed, in the order of `sequences`."""
-        return self._search.running_tokens()
-
-    def tokens_in(self, slot: int) -> list[int]:
-        """Return the tokens of the row in `slot`, none if it has not been computed."""
-        return dict(zip(self.slots, self.tokens(), strict=False)).get(slot, [])
-
-    def move(self) -> None:
-        """Look for the rows in the slots that the sequences have by now."""
-        self.slots = [sequence.slot for sequence in self.sequences]
+    @property
+    def slots(self) -> list[int]:
+        """The slots of the sequences, in their order."""
+        return [sequence.slot for sequence in self.sequences]
 
     def advance(
         self, scores: dict[int, FloatArray], ends: Callable[[int, int], bool]
@@ -178,7 +170,7 @@ class BeamRows:
         """
         log_probs = np.stack([scores[slot] for slot in self.slots[: self._num_scored]])
         self._num_scored = len(self.slots)
-        return self._search.advance(log_probs, lambda beam, token: ends(self.slots[beam], token))
+        return self.search.advance(log_probs, lambda beam, token: ends(self.slots[beam], token))
 
     def results(self, reason: FinishReason) -> list[Generated]:
         """Return as many outputs as were asked for, best first.
@@ -193,7 +185,7 @@ class BeamRows:
                 "stop" if beam.has_ended else cut,
                 score=None if reason == "error" else round(beam.score, NUM_DIGITS),
             )
-            for beam in self._search.results()
+            for beam in self.search.results()
         ]
         message = f"beam search found {len(found)} outputs, not {self._num_results}"
         failure = Failure("too-few-outputs", message) if is_done else None

@@ -119,21 +119,17 @@ class ConstraintCompiler:
             self.num_misses += 1
         else:
             self._num_cached_chars -= len(source.text)
-        self._keep(source, known)
-        if isinstance(known, GrammarError):
-            raise known.with_traceback(None)
-        return known
-
-    def _keep(self, source: ConstraintSource, known: CompiledConstraint | GrammarError) -> None:
-        """Remember `known`, and forget what was used longest ago beyond the limits."""
         if source not in self._known:  # another thread may have been sooner
             self._num_cached_chars += len(source.text)
         self._known[source] = known
         while len(self._known) > 1 and (
             len(self._known) > MAX_CACHED or self._num_cached_chars > MAX_CACHED_CHARS
-        ):
+        ):  # what was used longest ago is forgotten
             forgotten, _ = self._known.popitem(last=False)
             self._num_cached_chars -= len(forgotten.text)
+        if isinstance(known, GrammarError):
+            raise known.with_traceback(None)
+        return known
 
     def _compile(self, source: ConstraintSource) -> CompiledConstraint | GrammarError:
         tokenizer = self._llguidance_tokenizer

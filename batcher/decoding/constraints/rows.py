@@ -7,13 +7,13 @@ a whole, so that a row takes any number of tokens at once.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from batcher.decoding.healing import VocabularyIndex
+from batcher.decoding.healing import HealingRow, VocabularyIndex
 from batcher.errors import InvariantError
 
 if TYPE_CHECKING:
@@ -22,60 +22,6 @@ if TYPE_CHECKING:
 MAX_KEPT_BYTES = 1 << 21  # of the states of one grammar
 MAX_RUN = 256  # tokens of a run, since some grammars have no end
 STATE_BYTES = 512  # of a state beside its mask
-
-
-class RowConstraint(Protocol):
-    """What limits the tokens of one row, at the place its output has reached."""
-
-    @property
-    def is_active(self) -> bool:
-        """Whether it still limits anything; once False, it stays False."""
-
-    @property
-    def failure(self) -> str | None:
-        """Why the constraint cannot be followed any further; then it allows no token at all."""
-
-    def packed_mask(self) -> bytes:
-        """Return the tokens allowed next: bit i % 8 of byte i // 8 is token i; 0 beyond the end.
-
-        Of a grammar, EOS is among them exactly if the output so far is a whole.
-        """
-
-    def forced_tokens(self, most: int) -> Sequence[int]:
-        """Return the tokens that come next whatever is chosen, at most so many; EOS is none.
-
-        Each is the only one allowed after those before it, so that appending them without asking
-        the model changes no output.
-        """
-
-    def advance(self, token: int) -> None:
-        """Follow the output by `token`, which is not EOS; this may bring about a `failure`.
-
-        Raises:
-            InvariantError: the token was not allowed.
-        """
-
-    def advance_forced(self, num_tokens: int) -> None:
-        """Follow the output by the first `num_tokens` of its `forced_tokens`."""
-
-    def fork(self) -> Self:
-        """Return a constraint of the same state that moves on by itself."""
-
-
-def allowed_tokens(rows: Sequence[RowConstraint], vocab_size: int) -> NDArray[np.bool_]:
-    """Return the tokens each of `rows` allows: [rows, vocab], C-contiguous.
-
-    A row without any True is at its end (without an EOS token) or has failed.
-    """
-    width = (vocab_size + 7) // 8
-    masks = [row.packed_mask() for row in rows]
-    sizes = {*map(len, masks)}
-    if len(sizes) == 1 and min(sizes) >= width:  # nearly always
-        width = sizes.pop()
-    else:
-        masks = [mask[:width].ljust(width, b"\0") for mask in masks]
-    bits = np.frombuffer(b"".join(masks), np.uint8).reshape(len(rows), width)
-    return np.unpackbits(bits, axis=1, count=vocab_size, bitorder="little").view(np.bool_)
 
 
 class GrammarState(Struct, eq=False):
@@ -205,7 +151,7 @@ class GrammarStates:
 
 
 class GrammarRow:
-    """The RowConstraint of a compiled grammar.
+    """What a compiled grammar allows a row, at the place that its output has reached.
 
     Its matcher is made and moved only where no row has been before.  Where tokens are forced it may
     be ahead of the row, which can go on in no other way.
@@ -227,15 +173,26 @@ class GrammarRow:
         return self._state.failure
 
     def packed_mask(self) -> bytes:
-        """Return the tokens allowed next, one bit each."""
+        """Return the tokens allowed next: bit i % 8 of byte i // 8 is token i; 0 beyond the end.
+
+        EOS is among them exactly if the output so far is a whole.
+        """
         return self._state.packed_mask()
 
     def forced_tokens(self, most: int) -> Sequence[int]:
-        """Return the tokens that come next whatever is chosen, at most so many."""
+        """Return the tokens that come next whatever is chosen, at most so many; EOS is none.
+
+        Each is the only one allowed after those before it, so that appending them without asking
+        the model changes no output.
+        """
         return self._state.run[:most]
 
     def advance(self, token: int) -> None:
-        """Follow the output by `token`; if that reaches a limit of llguidance, the row fails."""
+        """Follow the output by `token`; if that reaches a limit of llguidance, the row fails.
+
+        Raises:
+            InvariantError: the token was not allowed, or it is EOS.
+        """
         state = self._state
         after = state.next.get(token)
         if after is not None:
@@ -280,3 +237,22 @@ class GrammarRow:
             raise InvariantError(f"tokens {tokens} are allowed, but cannot be followed")
         self._behind.clear()
         return matcher
+
+
+RowConstraint = GrammarRow | HealingRow
+
+
+def allowed_tokens(rows: Sequence[RowConstraint], vocab_size: int) -> NDArray[np.bool_]:
+    """Return the tokens each of `rows` allows: [rows, vocab], C-contiguous.
+
+    A row without any True is at its end (without an EOS token) or has failed.
+    """
+    width = (vocab_size + 7) // 8
+    masks = [row.packed_mask() for row in rows]
+    sizes = {*map(len, masks)}
+    if len(sizes) == 1 and min(sizes) >= width:  # nearly always
+        width = sizes.pop()
+    else:
+        masks = [mask[:width].ljust(width, b"\0") for mask in masks]
+    bits = np.frombuffer(b"".join(masks), np.uint8).reshape(len(rows), width)
+    return np.unpackbits(bits, axis=1, count=vocab_size, bitorder="little").view(np.bool_)
