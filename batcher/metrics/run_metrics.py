@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from batcher.metrics.timeseries import TimeSeries
 
 
+_LEAVING = (AdmitEvent, FinishEvent, BlockedEvent)  # with one of them nothing else is blocked
+
+
 class RunMetrics:
     """Takes in events, live or from a trace, and has the summary of them at any time.
 
@@ -92,8 +95,8 @@ class RunMetrics:
             else:
                 found = fold.take(event)
                 self._count(event)
-            if blocked is not None and blocked is not fold.blocked:
-                self._note_blocked(blocked, event)
+            if blocked is not None and blocked is not fold.blocked and isinstance(event, _LEAVING):
+                self._blocked_steps[blocked.reason] += max(0, event.step - blocked.step)
             if self._timed is not None:
                 self._timed.observe(event, found)
 
@@ -127,11 +130,6 @@ class RunMetrics:
                 self.num_rejected += 1
             case _:
                 pass
-
-    def _note_blocked(self, blocked: BlockedEvent, event: Event) -> None:
-        """Count the steps for which `blocked` held, until `event`."""
-        if isinstance(event, AdmitEvent | FinishEvent | BlockedEvent):
-            self._blocked_steps[blocked.reason] += max(0, event.step - blocked.step)
 
     def _blocked_until(self, num_steps: int) -> BlockedSteps | None:
         """Return how long each reason held in a run of `num_steps`, None if none ever did."""

@@ -213,8 +213,7 @@ class TimelineRecords:
                 self._add_span(found.slot_span(found.admission, end, None))
             else:
                 self._add_wait(found, end)
-        for request_id in list(self._finished):
-            self._settle(request_id)
+        self._settle(list(self._finished))
         if self._fold.blocked is not None:
             self._unblock(self._fold.blocked, None)
         self._fold = RequestFold()
@@ -230,8 +229,7 @@ class TimelineRecords:
                 self.figures.note_start(event.step, event.time)
                 self.go_on_to(event.step)
                 if found is not None:
-                    span = found.slot_span(found.admissions[-1], event.step, "preempted")
-                    self._add_span(span)
+                    self._add_span(found.slot_span(found.admissions[-1], event.step, "preempted"))
             case StepsEvent():
                 self.figures.add(event)
             case DropEvent():
@@ -255,14 +253,16 @@ class TimelineRecords:
         _check_step(event.step)
         if event.step > self._last_step:
             self._last_step = event.step
-            self._settle_all()
+            # What cannot be dropped any more: that is done in the step of the last end.
+            self._settle([over for over in self._over if over not in self._num_alive])
+            self._over.clear()
         if event.step >= self.num_steps and event.slot is not None:
             self.num_steps = event.step + 1
 
     def _admit(self, found: RequestTimeline, event: AdmitEvent) -> None:
         """Record the wait that is over."""
         before = self._finished.get(event.id, {}).pop(event.index, None)  # of the same name
-        if before is not None and before.span is not None:
+        if before is not None:
             self._add_span(before.span)
         self.figures.note_start(event.step, event.time)
         self._add_wait(found, event.step)
@@ -278,7 +278,7 @@ class TimelineRecords:
             span = found.slot_span(found.admission, event.step + 1, event.reason)
         if event.role == "sample":
             self._finished[event.id][event.index] = _Finished(event.reason, span)
-        elif span is not None:
+        else:
             self._add_span(span)
         if is_follower(found):
             return
@@ -301,17 +301,10 @@ class TimelineRecords:
         if span is not None:
             self._add_span(replace(span, dropped=True))
 
-    def _settle_all(self) -> None:
-        """Record what cannot be dropped any more: that is done in the step of the last end."""
-        for request_id in self._over:
-            if request_id not in self._num_alive:
-                self._settle(request_id)
-        self._over.clear()
-
-    def _settle(self, request_id: str) -> None:
-        """Record the last spans of the samples of a request."""
-        for _, span in self._finished.pop(request_id, {}).values():
-            if span is not None:
+    def _settle(self, request_ids: list[str]) -> None:
+        """Record the last spans of the samples of some requests."""
+        for request_id in request_ids:
+            for _, span in self._finished.pop(request_id, {}).values():
                 self._add_span(span)
 
     def _end(self, event: EndEvent) -> None:
@@ -322,8 +315,9 @@ class TimelineRecords:
             raise InvariantError(f"{event.steps} steps, but all was over by step {self._last_step}")
         self.num_steps = event.steps
 
-    def _add_span(self, span: SlotSpan) -> None:
-        self.spans.add((span.start, span.slot), span)
+    def _add_span(self, span: SlotSpan | None) -> None:
+        if span is not None:
+            self.spans.add((span.start, span.slot), span)
 
     def _add_wait(self, found: RequestTimeline, end: int) -> None:
         """Record that a sequence has waited up to `end`, if it was on its own account."""

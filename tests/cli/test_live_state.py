@@ -111,7 +111,7 @@ def test_a_preempted_row_leaves_its_slot_and_keeps_its_tokens(workload):
         for slot in state.slots:
             if slot.is_busy(step):
                 assert slot.tokens_after(step) == run.tokens[step][slot.label]
-                assert slot.max_tokens == lengths[slot.label]
+                assert slot.request.max_tokens == lengths[slot.label]
                 is_prefill = run.states[slot.label][step].phase == "prefill"
                 assert slot.is_prefilling(step) == is_prefill
     assert state.num_done == len(jobs)

@@ -308,10 +308,10 @@ def worth_seeing(scene: Scene, longest: Longest, width: int, num_lines: int) -> 
             lines.append([(cut_middle(text, width, scene.glyphs.cut), style)])
     step = scene.moment.step
     slots = scene.run.slots
-    running = [number for number, slot in enumerate(slots) if slot.end is None and slot.max_tokens]
+    running = [n for n, slot in enumerate(slots) if slot.end is None and slot.request.max_tokens]
     room = num_lines - len(lines)
     each = max(room // 2 - 1, 1)
-    left = {n: slots[n].max_tokens - slots[n].tokens_after(step) for n in running}
+    left = {n: slots[n].request.max_tokens - slots[n].tokens_after(step) for n in running}
     ending = nsmallest(each, running, key=left.__getitem__)
     longest_first = nsmallest(each, running, key=lambda n: -slots[n].tokens_after(step))
     for title, numbers in (("about to end", ending), ("longest", longest_first)):

@@ -126,19 +126,17 @@ class Scene:
             return "idle"
         if slot.outcome is not None:
             return slot.outcome
-        return "prefill" if slot.is_prefilling(self.moment.step) else PHASES[slot.role]
+        return "prefill" if slot.is_prefilling(self.moment.step) else PHASES[slot.request.role]
 
     def progress(self, slot: SlotState) -> str:
         """Return the tokens generated, of how many at most; nothing where none are."""
-        if not self.is_busy(slot) or not slot.max_tokens:
-            return ""
-        return f"{slot.tokens_after(self.moment.step)}/{slot.max_tokens}"
+        most = slot.request.max_tokens if self.is_busy(slot) else 0
+        return f"{slot.tokens_after(self.moment.step)}/{most}" if most else ""
 
     def share(self, slot: SlotState) -> float:
         """Return how much of its max_tokens the sequence in `slot` has generated, of 1."""
-        if not self.is_busy(slot) or not slot.max_tokens:
-            return 0.0
-        return slot.tokens_after(self.moment.step) / slot.max_tokens
+        most = slot.request.max_tokens if self.is_busy(slot) else 0
+        return slot.tokens_after(self.moment.step) / most if most else 0.0
 
     def bar(self, slot: SlotState, width: int) -> Line:
         """Return the bar of the sequence in `slot`; blank where nobody is."""

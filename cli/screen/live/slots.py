@@ -2,12 +2,13 @@
 
 from typing import Literal
 
-from batcher.events import Role
 from batcher.timeline.fold import RequestFold
 from batcher.timeline.records import AdmissionRecord, RequestTimeline
 
 MAX_LABEL = 200
 """The most of an id that is shown; a column shows less of it."""
+
+NOBODY = RequestTimeline("", 0, "sample")
 
 Mark = Literal["", "ended", "admitted", "preempted", "failed"]
 """What has happened in a slot; a later one of these hides those before it."""
@@ -28,44 +29,33 @@ class SlotState:
         self.mark: Mark = ""
 
     @property
-    def request(self) -> RequestTimeline | None:
-        """Its newest sequence; None before the first."""
-        return self._fold.slots.get(self._number)
+    def request(self) -> RequestTimeline:
+        """Its newest sequence; one that asks for nothing before the first."""
+        return self._fold.slots.get(self._number, NOBODY)
 
     @property
     def _admission(self) -> AdmissionRecord | None:
         """How that came here; it may have gone on to another slot."""
-        request = self.request
-        if request is None:
-            return None
-        own = (a for a in reversed(request.admissions) if a.event.slot == self._number)
+        own = (a for a in reversed(self.request.admissions) if a.event.slot == self._number)
         return next(own, None)
-
-    @property
-    def admitted(self) -> int:
-        """The step that admitted it."""
-        admission = self._admission
-        return 0 if admission is None else admission.event.step
 
     @property
     def end(self) -> int | None:
         """The step after its last one here; None while it holds the slot."""
-        request, admission = self.request, self._admission
-        if request is None or admission is None:
+        admission, finish = self._admission, self.request.finish
+        if admission is None:
             return 0
         if admission.preempt is not None:
             return admission.preempt.step
-        return None if request.finish is None else request.finish.step + 1
+        return None if finish is None else finish.step + 1
 
     @property
     def outcome(self) -> str | None:
         """Why it left the slot; None while it has not."""
-        request, admission = self.request, self._admission
-        if request is None or admission is None:
-            return None
-        if admission.preempt is not None:
+        admission, finish = self._admission, self.request.finish
+        if admission is not None and admission.preempt is not None:
             return "preempted"
-        return None if request.finish is None else request.finish.reason
+        return None if finish is None else finish.reason
 
     @property
     def first_token(self) -> int | None:
@@ -74,22 +64,9 @@ class SlotState:
         return None if admission is None else admission.first_token
 
     @property
-    def max_tokens(self) -> int:
-        """How many tokens it may generate."""
-        request = self.request
-        return 0 if request is None else request.max_tokens
-
-    @property
-    def role(self) -> Role:
-        """What it is for."""
-        request = self.request
-        return "sample" if request is None else request.role
-
-    @property
     def label(self) -> str:
         """What it is called, without the middle if that is very long."""
-        request = self.request
-        label = "" if request is None else request.label
+        label = self.request.label
         if len(label) > MAX_LABEL:
             return label[: MAX_LABEL // 2] + label[-MAX_LABEL // 2 :]
         return label
@@ -118,12 +95,13 @@ class SlotState:
 
     def busy_steps(self, step: int) -> int:
         """Return in how many steps up to `step` the slot was used."""
-        return self.num_steps + (step + 1 - self.admitted if self.end is None else 0)
+        admission = self._admission
+        if admission is None or self.end is not None:
+            return self.num_steps
+        return self.num_steps + step + 1 - admission.event.step
 
     def tokens_after(self, step: int) -> int:
         """Return how many tokens the newest sequence has after `step`."""
-        request, admission = self.request, self._admission
-        if request is None or admission is None:
-            return 0
-        lost = admission.preempt
-        return request.tokens_after(step) if lost is None else lost.generated
+        admission = self._admission
+        lost = None if admission is None else admission.preempt
+        return self.request.tokens_after(step) if lost is None else lost.generated
