@@ -204,34 +204,13 @@ def encode_openai_row(results: list[Result], model: str, form: Form, bytes_of: B
 def results_of_row(line: bytes) -> list[Result]:
     """Return the results that a row holds; none if it is no such row."""
     try:
-        row = _row_decoder.decode(line)
-        return [
-            _result(row, choice, choice.text, _read_logprobs(choice))
-            for choice in row.response.body.choices
-        ]
+        return list(_results_of(_row_decoder.decode(line)))
     except ValueError:
         pass
     try:
-        chat = _chat_decoder.decode(line)
-        return [
-            _result(chat, choice, choice.message.content, _read_chat_logprobs(choice))
-            for choice in chat.response.body.choices
-        ]
+        return list(_results_of_chat(_chat_decoder.decode(line)))
     except ValueError:
         return []
-
-
-def _result(
-    row: ResultRow | ChatResultRow, choice: Choice | ChatChoice, text: str, told: dict[str, Any]
-) -> Result:
-    """Return the result that a choice was made of; told: its logprobs, if it has some."""
-    return Result(
-        id=row.custom_id,
-        text=text,
-        finish_reason=choice.finish_reason,
-        stop_reason=choice.stop_reason,
-        **(msgspec.structs.asdict(choice.batchdecode) | told),
-    )
 
 
 def _status_code(error: ErrorInfo | None) -> int:
@@ -281,17 +260,32 @@ def _text_offsets(tokens: Iterable[int], bytes_of: BytesOf, end: int) -> list[in
     return offsets
 
 
-def _read_logprobs(choice: Choice) -> dict[str, Any]:
-    """Return the fields of the result that its logprobs were made of.
+def _results_of(row: ResultRow) -> Iterable[Result]:
+    for choice in row.response.body.choices:
+        fields = msgspec.structs.asdict(choice.batchdecode)
+        if choice.logprobs is not None:
+            told = _read_logprobs(choice.logprobs)
+            if told and told[0].logprob is None:  # of an echoed prompt
+                num_prompt = fields["usage"].prompt_tokens
+                fields["prompt_logprobs"], told = told[:num_prompt], told[num_prompt:]
+            fields["logprobs"] = msgspec.convert(told, list[TokenLogprob], from_attributes=True)
+        yield Result(
+            id=row.custom_id,
+            text=choice.text,
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+            **fields,
+        )
+
+
+def _read_logprobs(logprobs: ChoiceLogprobs) -> list[PromptLogprob]:
+    """Return what `_choice` made these of.
 
     Raises:
-        ValueError: they were not.
+        ValueError: it did not.
     """
-    if choice.logprobs is None:
-        return {}
-    given = choice.logprobs
-    columns = zip(given.tokens, given.token_logprobs, given.top_logprobs, strict=True)
-    told = [
+    columns = zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True)
+    return [
         PromptLogprob(
             _read_token(token),
             logprob,
@@ -299,12 +293,6 @@ def _read_logprobs(choice: Choice) -> dict[str, Any]:
         )
         for token, logprob, top in columns
     ]
-    found: dict[str, Any] = {}
-    if told and told[0].logprob is None:  # of an echoed prompt
-        num_prompt = choice.batchdecode.usage.prompt_tokens
-        found["prompt_logprobs"], told = told[:num_prompt], told[num_prompt:]
-    logprobs = msgspec.convert(told, list[TokenLogprob], from_attributes=True)
-    return found | {"logprobs": logprobs}
 
 
 # -- chats -----------------------------------------------------------------------------------------
@@ -332,19 +320,25 @@ def _chat_choice(place: int, result: Result) -> ChatChoice:
     )
 
 
-def _read_chat_logprobs(choice: ChatChoice) -> dict[str, Any]:
-    """Return the fields of the result that its logprobs were made of."""
-    if choice.logprobs is None:
-        return {}
-    logprobs = [
-        TokenLogprob(
-            _read_token(item.token),
-            item.logprob,
-            [TopLogprob(_read_token(o.token), o.logprob) for o in item.top_logprobs],
+def _results_of_chat(row: ChatResultRow) -> Iterable[Result]:
+    for choice in row.response.body.choices:
+        fields: dict[str, Any] = msgspec.structs.asdict(choice.batchdecode)
+        if choice.logprobs is not None:
+            fields["logprobs"] = [
+                TokenLogprob(
+                    _read_token(item.token),
+                    item.logprob,
+                    [TopLogprob(_read_token(o.token), o.logprob) for o in item.top_logprobs],
+                )
+                for item in choice.logprobs.content
+            ]
+        yield Result(
+            id=row.custom_id,
+            text=choice.message.content,
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+            **fields,
         )
-        for item in choice.logprobs.content
-    ]
-    return {"logprobs": logprobs}
 
 
 def _text_of(token: int) -> str:
