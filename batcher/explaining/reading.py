@@ -4,6 +4,7 @@ Rule: of a run that breaks off, the last step that decides something may not be 
 """
 
 from collections.abc import Iterable, Iterator
+from typing import TypeGuard
 
 from msgspec.structs import replace
 
@@ -97,7 +98,7 @@ class RunReader:
         """Yield each step in which something was decided, with that."""
         step, found = 0, list[Decision]()
         for event in self._read():
-            if not isinstance(event, Decision) or is_no_decision(event):
+            if not _is_decision(event):
                 continue
             if event.step > step:
                 if found:
@@ -121,15 +122,16 @@ class RunReader:
     def _read(self) -> Iterator[Event]:
         for event in self._events:
             self._kept.add(event)
-            if isinstance(event, Decision) and not is_no_decision(event):
+            if _is_decision(event):
                 self._last_decision = max(self._last_decision, event.step)
             self._has_end |= isinstance(event, EndEvent)
             yield event
 
 
-def is_no_decision(event: Decision) -> bool:
-    """Return whether it ended without ever having a slot, which is told late."""
-    return isinstance(event, FinishEvent) and event.slot is None
+def _is_decision(event: Event) -> TypeGuard[Decision]:
+    """Return whether it decided something; an end of what never had a slot is told late."""
+    is_late = isinstance(event, FinishEvent) and event.slot is None
+    return isinstance(event, Decision) and not is_late
 
 
 def _before(events: Iterable[Event], until: int) -> Iterator[Event]:
@@ -139,12 +141,8 @@ def _before(events: Iterable[Event], until: int) -> Iterator[Event]:
             yield event
         elif isinstance(event, StepsEvent):
             if event.step < until:
-                yield _shortened(event, until - event.step)
+                columns = [name for name in event.__struct_fields__ if name != "step"]
+                num_steps = until - event.step
+                yield replace(event, **{name: getattr(event, name)[:num_steps] for name in columns})
         elif not isinstance(event, EndEvent) and event.step < until:
             yield event
-
-
-def _shortened(event: StepsEvent, num_steps: int) -> StepsEvent:
-    """Return what `event` tells of its first `num_steps` steps."""
-    columns = [name for name in event.__struct_fields__ if name != "step"]
-    return replace(event, **{name: getattr(event, name)[:num_steps] for name in columns})

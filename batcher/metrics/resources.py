@@ -154,7 +154,7 @@ class CacheUse:
     """Counts what was found in blocks at admissions, and what preemptions threw away."""
 
     def __init__(self) -> None:
-        self.asked = self.found = self.asked_again = self.found_again = 0
+        self.hits = dict.fromkeys(("asked", "found", "asked_again", "found_again"), 0)
         self.num_preempted = self.recomputed = 0
 
     def observe(self, event: Event, request: RequestTimeline) -> None:
@@ -168,22 +168,14 @@ class CacheUse:
                 self.recomputed += max(0, lost.tokens - event.cached)
             if request.arrive is None:  # it came along with another one
                 return
-            if lost is None:
-                self.asked += request.arrive.prompt_tokens
-                self.found += event.cached
-            else:
-                self.asked_again += request.arrive.prompt_tokens + event.generated
-                self.found_again += event.cached
+            again = "" if lost is None else "_again"
+            self.hits[f"asked{again}"] += request.arrive.prompt_tokens + event.generated
+            self.hits[f"found{again}"] += event.cached
 
     def prefix(self) -> PrefixHits:
         """Return how often prefixes were found."""
-        return PrefixHits(
-            asked=self.asked,
-            found=self.found,
-            share=round(self.found / self.asked, NUM_DIGITS) if self.asked else 0.0,
-            asked_again=self.asked_again,
-            found_again=self.found_again,
-        )
+        asked, found = self.hits["asked"], self.hits["found"]
+        return PrefixHits(share=round(found / asked, NUM_DIGITS) if asked else 0.0, **self.hits)
 
     def preemptions(self) -> Preemptions:
         """Return what preemptions cost."""

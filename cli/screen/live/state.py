@@ -98,8 +98,8 @@ class RunState:
     @property
     def num_found(self) -> int:
         """How many of these were found in blocks."""
-        running = [request for _, request in self._running() if _asked(request)]
-        return self._num_found + sum(r.admissions[-1].event.cached for r in running)
+        asked = [request for _, request in self._running() if _asked(request)]
+        return self._num_found + sum(r.admissions[-1].event.cached for r in asked)
 
     def num_tokens(self, step: int) -> int:
         """Return how many tokens the run has generated after `step`, those of all beams counted."""
