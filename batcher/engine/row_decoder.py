@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from batcher.decoding.constraints.compiler import ConstraintCompiler
 from batcher.decoding.constraints.rows import RowConstraint, allowed_tokens
 from batcher.decoding.output_tokens import OutputTokens
+from batcher.decoding.sampling.group import needs_cumulative
 from batcher.decoding.sampling.sampler import Masks, Sampled, Sampler, SuspendedSampling
 from batcher.decoding.stops.automaton import StopProgress
 from batcher.decoding.stops.matcher import StopMatcher
@@ -162,7 +163,7 @@ class RowDecoder:
             self._streamed += row.stream.finish(self._step)
         if row.sequence.request.logprobs is not None:
             generated = replace(generated, logprobs=row.logprobs)
-        if sampling is not None and row.needs_cumulative:
+        if sampling is not None and needs_cumulative(row.sequence.request):
             logprob = round(sampling.cumulative_logprob, NUM_DIGITS)
             generated = replace(generated, cumulative_logprob=logprob)
         return generated

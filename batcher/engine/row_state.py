@@ -88,11 +88,6 @@ class RowState(Struct, eq=False):
         automaton = self.sequence.automaton
         return automaton.endless if self.has_to_go_on else automaton
 
-    @property
-    def needs_cumulative(self) -> bool:
-        """Whether its result tells the log-probability of the whole output."""
-        return needs_cumulative(self.sequence.request)
-
     def fork(self, sequence: Sequence) -> "RowState":
         """Return the row of `sequence`, a beam that goes on from this one."""
         constraint = None if self.constraint is None else self.constraint.fork()
@@ -229,7 +224,7 @@ def make_row_state(
     is_needed = (
         constraint is not None
         or row.has_to_go_on
-        or row.needs_cumulative
+        or needs_cumulative(request)
         or stream is not None
         or sequence.role == "beam"
     )

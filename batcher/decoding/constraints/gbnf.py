@@ -78,14 +78,12 @@ def _used_by(parts: _Parts) -> list[str]:
 
 def _reachable(rules: dict[str, _Parts], first: str) -> list[str]:
     """Return the names of `first` and of the rules it leads to."""
-    found = {first: None}  # a set that keeps its order
-    waiting = [first]
-    while waiting:
-        for name in _used_by(rules[waiting.pop()]):
-            if name not in found:
-                found[name] = None
-                waiting.append(name)
-    return list(found)
+    found, known = [first], {first}
+    for name in found:  # which grows
+        new = [used for used in dict.fromkeys(_used_by(rules[name])) if used not in known]
+        found += new
+        known.update(new)
+    return found
 
 
 def _is_recursive(rules: dict[str, _Parts], names: list[str]) -> bool:

@@ -36,6 +36,8 @@ _stack_size_lock = threading.Lock()  # the size is one for the whole process
 # the tokenizer's own choice where the text is forced.  It stands last: there it outdoes the
 # grammar's own options, and moves no line.
 _OPTIONS = '\n%llguidance {"no_forcing": true}'
+# Rules and schemas lead to one another; llguidance follows by recursion, and ends the process
+# where the stack ends.  A rule takes a line at least, and a schema a brace.
 _MAX_DEPTH = 7_000  # 8,000 terminals need more than llguidance has; 9,900 keep it busy for minutes
 _WHITESPACE_OPTIONS = {
     "item_separator",
@@ -147,20 +149,11 @@ def lark_grammar(source: ConstraintSource) -> str:
                 grammar = gbnf_to_lark(source.text)
             except GbnfError as error:
                 raise GrammarError(("gbnf",), str(error)) from error
-    if source.kind not in {"choice", "regex"}:
-        _check_depth(source, grammar)
-    return grammar + _OPTIONS
-
-
-def _check_depth(source: ConstraintSource, grammar: str) -> None:
-    """Raise GrammarError if rules or schemas might lead to one another too deeply to be compiled.
-
-    llguidance follows them by recursion, and ends the process where the stack ends.  A rule takes
-    a line at least, and a schema a brace.
-    """
-    if grammar.count("\n") + grammar.count("{") > _MAX_DEPTH:
+    is_nested = source.kind not in {"choice", "regex"}
+    if is_nested and grammar.count("\n") + grammar.count("{") > _MAX_DEPTH:
         message = f"more than {_MAX_DEPTH:,} rules and braces are not supported"
         raise GrammarError((source.kind,), message)
+    return grammar + _OPTIONS
 
 
 def json_schema_grammar(schema: dict[str, Any] | bool) -> str:  # noqa: FBT001 - true and false are schemas

@@ -90,16 +90,11 @@ class PromptLogprobs:
                 logits = piece[place - position : place - position + 1]
                 if not np.isfinite(logits.max()):
                     return f"no usable logits after token {place} of the prompt"
-                self._tell(logits)
+                [logprobs] = log_softmax(logits)
+                token = self._prompt.tokens[len(self.told)]
+                found = token_logprob(logprobs, np.arange(len(logprobs)), token, self._num_top)
+                self.told.append(PromptLogprob(token, found.logprob, found.top))
             position += len(piece)
             if self.is_complete:
                 break
         return None
-
-    def _tell(self, logits: FloatArray) -> None:
-        """Take in the next token, by the logits [1, vocab] where it stands."""
-        [logprobs] = log_softmax(logits)
-        token_ids = np.arange(len(logprobs))
-        token = self._prompt.tokens[len(self.told)]
-        found = token_logprob(logprobs, token_ids, token, self._num_top)
-        self.told.append(PromptLogprob(token, found.logprob, found.top))

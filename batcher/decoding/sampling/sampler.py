@@ -58,7 +58,7 @@ class SuspendedSampling(NamedTuple):
 
     @property
     def cumulative_logprob(self) -> float:
-        """The sum that Sampler.cumulative_logprob would tell."""
+        """The sum of the raw log-probabilities of its tokens; kept if params.needs_cumulative."""
         return self.numbers[-1]
 
 
@@ -189,13 +189,6 @@ class Sampler:
             if entry is not None and entry[1].remembers:
                 for token in tokens:
                     self._remember(entry[1], np.array([slot]), np.array([token]))
-
-    def cumulative_logprob(self, slot: int) -> float:
-        """Return the sum of the raw log-probabilities of the tokens chosen by `sample`.
-
-        Only rows with params.needs_cumulative keep it.
-        """
-        return float(self._cumulative[slot])
 
     def sample(
         self, logits: FloatArray, masks: Masks | None = None, skip: Collection[int] = ()

@@ -54,11 +54,6 @@ class StopAutomaton(Struct, frozen=True, cache_hash=True):
     names: tuple[str, ...] = ()
 
     @property
-    def has_exits(self) -> bool:
-        """Whether there is anything to watch for."""
-        return any(self.exits)
-
-    @property
     def endless(self) -> "StopAutomaton":
         """This automaton while the row may not end.
 

@@ -124,7 +124,7 @@ class StopMatcher:
 
     def open(self, slot: int, automaton: StopAutomaton, progress: StopProgress = START) -> None:
         """Let `slot`, whose row is forgotten, begin one at `progress` in `automaton`."""
-        if not automaton.has_exits:
+        if not any(automaton.exits):
             return
         if self._columns.lack(automaton):
             self._columns.ask_for([*(place.automaton for _, place in self._rows()), automaton])

@@ -24,7 +24,7 @@ def run(version: int, tau: float, logits: np.ndarray, eta: float = 0.1) -> tuple
     sampler.open(0, SamplingRow(params, row_key(1, "mirostat", 0), []))
     for row in logits:
         sampler.sample(row[None])
-    return -sampler.cumulative_logprob(0) / math.log(2) / len(logits), float(sampler._mu[0])
+    return -sampler._cumulative.item(0) / math.log(2) / len(logits), float(sampler._mu[0])
 
 
 @pytest.fixture(scope="module")

@@ -84,7 +84,7 @@ def play(scripts: list[Script], num_slots: int, free: list[int]) -> list[list]:
             if partner is not None:
                 assert sampled.tokens[partner] == token
             if len(told[number]) == NUM_STEPS:
-                told[number].append(sampler.cumulative_logprob(slot))
+                told[number].append(sampler._cumulative.item(slot))
                 sampler.close(slot)
                 del running[slot]
                 free += [slot] if partner is None else [partner, slot]
@@ -147,7 +147,7 @@ def test_a_slot_forgets_its_row(params: SamplingParams, num_steps: int) -> None:
         sampler.open(0, SamplingRow(params, 3, [5], (7,), partner))
         given = logits[: len(sampler.slots)]
         tokens = [int(sampler.sample(given).tokens[0]) for _ in range(num_steps)]
-        return tokens, sampler._mu[0], sampler.cumulative_logprob(0)
+        return tokens, sampler._mu[0], sampler._cumulative.item(0)
 
     first = decode()
     sampler.close(0)
@@ -424,7 +424,7 @@ def test_raw_logprobs_are_the_models_whatever_is_done_to_its_logits() -> None:
     third = round(math.log(0.15), 5)
     assert rounded(sampled.logprobs[0]) == (3, low, [(1, half), (0, fourth), (2, third)])
     sampler.sample(logits)
-    assert sampler.cumulative_logprob(0) == pytest.approx(2 * math.log(0.1))
+    assert sampler._cumulative.item(0) == pytest.approx(2 * math.log(0.1))
 
 
 def test_processed_logprobs_are_of_what_is_drawn_from() -> None:
@@ -437,7 +437,7 @@ def test_processed_logprobs_are_of_what_is_drawn_from() -> None:
     assert rounded(sampled.logprobs[0])[2] == [(i, round(value, 5)) for i, value in expected]
     chosen = sampled.logprobs[0].token
     assert sampled.logprobs[0].logprob == pytest.approx(dict(expected)[chosen], abs=1e-5)
-    assert sampler.cumulative_logprob(0) == pytest.approx(math.log([0, 0.5, 0.15][chosen]))
+    assert sampler._cumulative.item(0) == pytest.approx(math.log([0, 0.5, 0.15][chosen]))
 
 
 def test_equal_logprobs_are_listed_by_id_and_no_more_than_there_are() -> None:
