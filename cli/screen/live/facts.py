@@ -61,7 +61,7 @@ def counts(run: RunState, plan: RunPlan, moment: Moment) -> list[Fact]:
     found = [
         Fact(8, "figure", f"step {moment.step:,}")
         if moment.computing is None
-        else Fact(8, "held", long_step(moment.step + 1, moment.computing)),
+        else Fact(8, "blocked", long_step(moment.step + 1, moment.computing)),
         Fact(9, "done", f"{run.num_done:,}{of_total} done"),
     ]
     if run.num_failed:

@@ -106,7 +106,7 @@ def _next(scene: Scene, width: int) -> Line | None:
     text = scene.name(next_up(scene.run, scene.gauges))
     line: Line = []
     if text:
-        style = "held" if scene.run.fold.blocked is not None else ""
+        style = "blocked" if scene.run.fold.blocked is not None else ""
         room = max(width - len("next "), 1)
         line = [("next ", LABEL), (cut_middle(text, room, scene.glyphs.cut), style)]
     news = [note_text(scene, note) for note in scene.notes]

@@ -87,7 +87,7 @@ _DARK = {
     "done": "green",
     "failed": "bold red",
     "preempted": "bold magenta",
-    "held": "yellow",
+    "blocked": "yellow",
     "admitted": "bold",
     "ended": "",
     "prefill": "yellow",
@@ -107,7 +107,7 @@ _DARK = {
     "queue": "yellow",
 }
 _ON_LIGHT = {
-    "held": "red",
+    "blocked": "red",
     "admitted": "bold",
     "prefill": "magenta",
     "decode": "blue",
