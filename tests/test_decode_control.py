@@ -20,6 +20,7 @@ from batcher.events import (
     JumpEvent,
 )
 from batcher.request import Transition
+from batcher.settings import SchedulingSettings
 
 FORCED = [
     {"json_schema": SCHEMA, "max_tokens": 60},
@@ -317,3 +318,19 @@ def test_best_of_no_tokens_makes_no_samples_to_drop() -> None:
     done = run([fields(temperature=1.0, best_of=3, max_tokens=0)])
     assert [result.index for result in done.results] == [0]
     assert of_kind(done.events, DropEvent) == []
+
+
+def test_what_was_forced_before_the_first_step_is_told_of_a_row_that_is_aborted() -> None:
+    settings = SchedulingSettings(max_batch_tokens=1)  # the prompt takes several steps
+    engine = Engine(SimulatedModel(), 1, settings=settings, is_streaming=True)
+    engine.add(fields(choice=["yes indeed now"], max_tokens=20))
+    outcomes = [engine.step()]
+    engine.abort("a")
+    while engine.has_work:
+        outcomes.append(engine.step())
+    told = [event for outcome in outcomes for event in outcome.tokens]
+    [result] = [result for outcome in outcomes for result in outcome.results]
+    assert result.finish_reason == "aborted"
+    assert result.text
+    assert "".join(event.text for event in told) == result.text
+    assert [token for event in told for token in event.tokens] == result.tokens
