@@ -130,9 +130,9 @@ class Inputs:
 
     def _arrive(self, first: Sequence) -> None:
         """Let a group join the queue, or end at once if it needs no slot or can never run."""
-        arrived_step = self._clock.step_at(first.arrival_time)
-        for sequence in (first, *first.others):
-            sequence.arrived_step = arrived_step
+        first.arrived_step = arrived_step = self._clock.step_at(first.arrival_time)
+        for other in first.others:
+            other.arrived_step = arrived_step
         self._recorder.arrived(first)
         replayed = None if first.extras is None else first.extras.replayed
         if first.max_tokens == 0 or (replayed is not None and replayed.slot is None):

@@ -264,12 +264,14 @@ class Scheduler(Admission[S]):
         step = self._step
         for first in output.admitted:
             if first.admitted_step == NEVER:
-                for row in (first, *first.others):
-                    row.admitted_step = step
+                first.admitted_step = step
+                for other in first.others:
+                    other.admitted_step = step
         for first in output.prefill_finished:
             if first.first_token_step == NEVER:
-                for row in (first, *first.others):
-                    row.first_token_step = step
+                first.first_token_step = step
+                for other in first.others:
+                    other.first_token_step = step
 
     def lengthen(self, num_more: dict[S, int]) -> None:
         """Let decoding groups that were given so many tokens more at once catch up with them."""
