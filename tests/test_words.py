@@ -129,18 +129,19 @@ def names_in(path: Path) -> Iterator[Use]:
     """Yield the names of a file that have a banned word for a part."""
     where = path.relative_to(ROOT).as_posix()
     allowed = {pattern for pattern, place in ALLOWED_IN if where.startswith(place)}
+    names: dict[str, int] = {}  # each with the first line that it is in
     with path.open("rb") as file:
         for token in tokenize.tokenize(file.readline):
-            name = token.string.strip("_")
-            if token.type != tokenize.NAME or name in ALLOWED:
-                continue
-            if name in BANNED_NAMES:
-                yield Use(where, token.start[0], name, BANNED_NAMES[name])
-            for (pattern, folder), instead in BANNED_IN_NAMES.items():
-                parts = parts_of(name).split()
-                is_here = where.startswith(folder) and pattern not in allowed
-                if is_here and any(re.fullmatch(pattern, part) for part in parts):
-                    yield Use(where, token.start[0], name, instead)
+            if token.type == tokenize.NAME:
+                names.setdefault(token.string.strip("_"), token.start[0])
+    for name in names.keys() - ALLOWED.keys():
+        if name in BANNED_NAMES:
+            yield Use(where, names[name], name, BANNED_NAMES[name])
+        parts = parts_of(name).split()
+        for (pattern, folder), instead in BANNED_IN_NAMES.items():
+            is_here = where.startswith(folder) and pattern not in allowed
+            if is_here and any(re.fullmatch(pattern, part) for part in parts):
+                yield Use(where, names[name], name, instead)
 
 
 @pytest.mark.parametrize("path", [*CODE, *PAGES], ids=lambda path: path.name)
