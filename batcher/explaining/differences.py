@@ -237,11 +237,12 @@ def _first_difference(
 
 def _without(decisions: list[Decision], others: list[Decision]) -> list[Decision]:
     """Return those of `decisions` that are not among `others`."""
-    known = Counter(others)
+    num_others = Counter(map(msgspec.json.encode, others))  # a decision may hold a list
     left = []
     for decision in decisions:
-        if known[decision]:
-            known[decision] -= 1
+        key = msgspec.json.encode(decision)
+        if num_others[key]:
+            num_others[key] -= 1
         else:
             left.append(decision)
     return left

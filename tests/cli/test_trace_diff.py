@@ -80,3 +80,13 @@ def test_what_became_of_each_request_is_summed_over_all_that_happened_to_it(trac
     assert {
         (change["id"], change["index"]): (change["a"], change["b"]) for change in found["changes"]
     } == {name: (a, samples_b[name]) for name, a in samples_a.items() if a != samples_b[name]}
+
+
+def test_runs_whose_requests_stop_at_ids_are_compared(tmp_path):
+    stops = [[265, 360], [46, 287]]
+    lines = lines_of({"prompt": "a", "max_tokens": 50, "stop_sequence": stops})
+    (tmp_path / "in").write_bytes(lines)
+    for trace in ("a", "b"):
+        batchdecode("run", "in", "-q", "-o/dev/null", "--trace", trace, cwd=tmp_path)
+    done = batchdecode("trace", "diff", "a", "b", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
