@@ -15,7 +15,7 @@ from batcher.formats.trace import is_trace_start
 
 from ..commands.run import RunOptions
 from ..errors import WriteError, reason_of
-from .output import OutputError
+from .output import OutputError, opened_as
 
 _START_BYTES = 2**16
 _NAMELESS = "a file that has no name any more"
@@ -144,7 +144,7 @@ def _is_filled(path: str) -> bool:
 def _may_be_file(path: str) -> bool:
     """Return whether writing to `path` changes a file, or would have to."""
     try:
-        mode = Path(path).stat().st_mode
+        mode = Path(opened_as(path)).stat().st_mode
     except (OSError, ValueError):
         return True
     return stat.S_ISREG(mode) or stat.S_ISDIR(mode)

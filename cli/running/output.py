@@ -19,7 +19,7 @@ from ..screen.cells import printable_json
 from .stdout import stdout_descriptor
 
 SUM_BYTES = 8  # of a checksum
-_NAMES_OF_STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
+NAMES_OF_STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
 class OutputError(BatchdecodeError):
@@ -184,7 +184,7 @@ def open_sink(path: str, *, append: bool = False) -> Sink:
         OutputError: the file cannot be opened.
     """
     try:
-        raw = io.FileIO(_opened_as(path), "a" if append else "w", opener=_open_at_end)
+        raw = io.FileIO(opened_as(path), "a" if append else "w", opener=_open_at_end)
         file = FileSink(raw, path)
     except (OSError, ValueError) as error:
         raise OutputError(f"cannot write {path}: {reason_of(error)}") from error
@@ -196,9 +196,9 @@ def _open_at_end(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_APPEND, 0o666)
 
 
-def _opened_as(path: str) -> str:
+def opened_as(path: str) -> str:
     """Return where `path` is: stdout may not be descriptor 1 for now, see stdout.py."""
-    return f"/dev/fd/{stdout_descriptor()}" if path in _NAMES_OF_STDOUT else path
+    return f"/dev/fd/{stdout_descriptor()}" if path in NAMES_OF_STDOUT else path
 
 
 def stdout_sink() -> Sink:

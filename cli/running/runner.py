@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from batcher.engine import Engine
 from batcher.errors import BatchdecodeError
 from batcher.events import Event
@@ -28,7 +30,7 @@ from .answers import Answers, InputOrder
 from .files import OutputLock, check_files
 from .intake import InputError, Waiting, open_input
 from .loop import Loop
-from .output import OutputError, ResumeError, open_sink
+from .output import NAMES_OF_STDOUT, OutputError, ResumeError, open_sink
 from .problems import InvalidInput, ModelTracebacks, ProblemReport, say
 from .recorder import RunRecorder
 from .resume import Resumption, prepare
@@ -175,6 +177,8 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
         Interrupted: a signal came before the first step.
     """
     options.check()
+    if options.output in NAMES_OF_STDOUT:  # which is no file of ours, and has none beside it
+        options = replace(options, output=None)
     setup = RunSetup(options, stop.waiting)
     with setup.requests:
         check_files(options, setup.requests.status)

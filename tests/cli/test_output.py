@@ -2,12 +2,14 @@ import gzip
 import io
 import json
 import os
+import subprocess
 import zlib
+from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
 
 import pytest
-from process import batchdecode
+from process import batchdecode, start
 
 from batcher.events import EndEvent, TokenEvent
 from batcher.formats.trace import encode_events
@@ -266,3 +268,13 @@ def test_stdout_by_its_name_in_the_file_system_is_stdout(name):
     assert json.loads(summary.stdout)["steps"] == 3
     trace = batchdecode("run", "-q", "-o", "/dev/null", "--trace", name, stdin=requests)
     assert trace.stdout.startswith(b'{"event":"run"')
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1"])
+def test_results_on_a_pipe_have_no_files_beside_them_whatever_stderr_is(tmp_path, name):
+    requests = b'{"prompt": [1], "max_tokens": 2}\n'
+    with (tmp_path / "log").open("wb") as log:
+        process = start("run", "-q", "-o", name, stdin=subprocess.PIPE, stderr=log)
+        out, _ = process.communicate(requests, timeout=60)
+    assert (process.returncode, out.count(b"\n")) == (0, 1), (tmp_path / "log").read_text()
+    assert not list(Path("/dev").glob("stdout.*"))
