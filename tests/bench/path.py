@@ -76,9 +76,10 @@ def num_lines(code: CodeType) -> int:
 def report(name: str, codes: set[CodeType]) -> None:
     """Print a line for each file, the longest first, and the sums."""
     files: dict[str, list[CodeType]] = defaultdict(list)
-    top = Path(batcher.__file__).parent.parent
-    for code in codes:
-        files[str(Path(code.co_filename).relative_to(top))].append(code)
+    for code in codes:  # batcher may be installed elsewhere than cli
+        path = Path(code.co_filename)
+        top = next(parent for parent in path.parents if parent.name in {"batcher", "cli"})
+        files[str(path.relative_to(top.parent))].append(code)
     lines = {path: sum(map(num_lines, codes)) for path, codes in files.items()}
     print(f"{name}: {len(files)} files, {len(codes)} functions, {sum(lines.values()):,} lines")
     for path in sorted(files, key=lambda path: (-lines[path], path)):
