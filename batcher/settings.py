@@ -119,7 +119,7 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     aging: Annotated[
         float,
         Setting(
-            "who has waited so long goes first, 0.000001 to 1e9",
+            "a request that has waited this long goes first, 0.000001 to 1e9",
             "SECONDS",
             "aging",
             3,
@@ -135,9 +135,9 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     preempt_for: Annotated[
         PreemptFor | None,
         Setting(
-            "[who may not wait](scheduling.md#who-may-not-wait) takes the place of one that runs: "
-            "`priority` (a smaller one), or `deadline` (it would miss its own, and the other's is "
-            "later)",
+            "let [a request that may not wait](scheduling.md#who-may-not-wait) take the slot of a "
+            "running one: by `priority` (a smaller one), or `deadline` (it would miss its own, and "
+            "the other's is later)",
             "WHAT",
             "preempt",
             4,

@@ -81,7 +81,7 @@ class CompareOptions(Struct, frozen=True, kw_only=True):
         float | None,
         option(
             OUTPUT,
-            "The knee is where a doubled batch serves less than so much more.  [default: 0.1]",
+            "What a doubled batch has to add not to be past the knee.  [default: 0.1]",
             "SHARE",
             min=0,
             max=1,

@@ -45,7 +45,7 @@ class PlanOptions(Struct, frozen=True, kw_only=True):
         float,
         option(
             SEARCH,
-            "Of the requests, how many it is to be kept for.",
+            "Share of the requests that must meet the SLO.",
             "SHARE",
             min=0,
             max=1,

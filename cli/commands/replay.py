@@ -32,7 +32,7 @@ class ReplayOptions(Struct, frozen=True, kw_only=True):
         option(
             TIME,
             "How long a step took: a profile, FILE.yaml, constant:SECONDS or "
-            "roofline:MODEL:GPU.  Needed.",
+            "roofline:MODEL:GPU.  [required]",
             "NAME",
         ),
     ] = None

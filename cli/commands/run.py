@@ -42,8 +42,8 @@ Examples:
   batchdecode run requests.jsonl -o results.jsonl --resume
 
 \b
-Settings: a flag goes before the environment (BATCHDECODE_KEEP_ORDER=1, so for
-every option), that before --config, and that before the default.
+Precedence: flags, then the environment (BATCHDECODE_KEEP_ORDER=1, and so on
+for every option), then --config, then the default.
 
 \b
 Exit codes: 0 all is well; 1 a request failed, or the output cannot be
@@ -78,7 +78,7 @@ class RunOptions(Struct, frozen=True, kw_only=True):
         float | None,
         option(
             DECODING,
-            "After so long a row fails that an LLM gives no answer for.  [default: 120]",
+            "Fail a row that an LLM gives no answer for in this time.  [default: 120]",
             "SECONDS",
             min=MIN_INTERVAL,
             **_SECONDS,
@@ -93,8 +93,8 @@ class RunOptions(Struct, frozen=True, kw_only=True):
         bool,
         option(
             OUTPUT,
-            "Continue the run that --output has unfinished results of; --resume=repair: "
-            "without lines that no run has written.",
+            "Continue the run whose unfinished results are in --output; --resume=repair "
+            "first drops lines that no run has written.",
         ),
     ] = False
     repair: Annotated[bool, typer.Option(hidden=True)] = False  # see RunCommand

@@ -33,7 +33,7 @@ def _run_group() -> OptionGroup:
 
     model = "simulated, or package.module:name of a Python callable.  [default: simulated]"
     slots = "Slots of the batch.  [default: 8]"
-    config = "what it says of these options, and of the simulated model"
+    config = "these options, and settings of the simulated model"
     return OptionGroup(
         {
             "batch": kind(int, slots, "N", "-b", min=1, max=MAX_BATCH, show_default=True),

@@ -27,16 +27,14 @@ class VerifyOptions(Struct, frozen=True, kw_only=True):
     input: InputArgument = None
     config: Annotated[
         str | None,
-        config_option(
-            INPUT, "what it says of --model, and the settings of models", names={"model"}
-        ),
+        config_option(INPUT, "--model, and the settings of models", names={"model"}),
     ] = None
     model: ModelOption = "simulated"
     grammar_timeout: GrammarTimeoutOption = GRAMMAR_TIMEOUT
     settings: Annotated[
         int,
         option(
-            VERIFYING, "Under how many settings to decode everything.", "N", min=1, max=MAX_SETTINGS
+            VERIFYING, "Number of settings to decode everything with.", "N", min=1, max=MAX_SETTINGS
         ),
     ] = 64
     seed: Annotated[
@@ -44,7 +42,7 @@ class VerifyOptions(Struct, frozen=True, kw_only=True):
     ] = 0
     only: Annotated[
         int | None,
-        option(VERIFYING, "Under setting K alone.", "K", min=1, max=MAX_SETTINGS),
+        option(VERIFYING, "Try setting K alone.", "K", min=1, max=MAX_SETTINGS),
     ] = None
     json: Annotated[bool, option(OUTPUT, "Print the verdict as JSON.")] = False
     color: ColorOption = "auto"
