@@ -20,8 +20,6 @@ from batcher.scheduling.output import SchedulerOutput
 from batcher.scheduling.scheduler import Scheduler
 from batcher.scheduling.sequence import NEVER, NO_SLOT
 
-NOTHING_ENDED: list[tuple[Sequence, Result]] = []
-
 
 class Outputs:
     """The requests that have not ended, and the results of their sequences.
@@ -45,7 +43,7 @@ class Outputs:
         self.num_open: dict[str, int] = {}
         self._candidates: dict[str, list[Result]] = {}  # of requests that want their best samples
         self._results: list[Result] = []
-        self._ended_turns = NOTHING_ENDED
+        self._ended_turns: list[tuple[Sequence, Result]] = []
 
     # -- requests --------------------------------------------------------------------------------
 
@@ -63,7 +61,7 @@ class Outputs:
 
     def take_turns(self) -> list[tuple[Sequence, Result]]:
         """Return the sequences of sessions that have ended since the last call, with results."""
-        turns, self._ended_turns = self._ended_turns, NOTHING_ENDED
+        turns, self._ended_turns = self._ended_turns, []
         return turns
 
     # -- after a step ----------------------------------------------------------------------------
@@ -217,7 +215,7 @@ class Outputs:
             sequence, step, result.finish_reason, result.stop_reason, num_tokens
         )
         if sequence.request.session is not None:
-            self._ended_turns = [*self._ended_turns, (sequence, result)]
+            self._ended_turns.append((sequence, result))
 
     # -- results ---------------------------------------------------------------------------------
 

@@ -141,8 +141,7 @@ class Admission(Generic[S]):
             if given is None:
                 return None
             num_tokens = given
-        self._ordering.remove(first)
-        self.queue.num_slots -= first.num_slots
+        self.queue.take(first)
         self.blocked = None
         if self._refusal is not None and self._refusal.first is first:
             self._refusal = None  # if it comes back, it has more tokens
