@@ -51,6 +51,14 @@ def decode_result_line(line: bytes) -> list[Result]:
     return results
 
 
+def is_result(line: bytes) -> bool:
+    """Return whether a line, of whatever, is one of results."""
+    try:
+        return bool(decode_result_line(line))
+    except (BatchdecodeError, RecursionError):
+        return False
+
+
 def make_rejected_result(request_id: str, problems: list[Problem]) -> Result:
     """Return the result of a line that is no request, for the first of its problems."""
     first = problems[0]

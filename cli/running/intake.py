@@ -133,13 +133,14 @@ def unzipped(raw: BinaryIO) -> BinaryIO:
 class LineReader:
     """Reads lines that are not blank, and keeps count.
 
-    number: of the last line read, from 1.  start: its offset.  num_blank: blank lines so far.
+    name: that of the input.  number: of the last line read, from 1.  start: its offset.
+    num_blank: blank lines so far.
     notes: takes what is odd about the input as a whole.
     """
 
     def __init__(self, stream: BinaryIO, name: str, notes: list[str]) -> None:
-        self.number = self.start = self.num_blank = 0
-        self._stream, self._name, self._notes = stream, name, notes
+        self.name, self.number, self.start, self.num_blank = name, 0, 0, 0
+        self._stream, self._notes = stream, notes
         self._next_start = 0
 
     def read(self) -> bytes | None:
@@ -187,11 +188,11 @@ class LineReader:
         """
         if line.startswith(_GZIP_MAGIC):
             raise InputError(
-                f"{self._name} holds compressed data: unpack it with zcat, "
+                f"{self.name} holds compressed data: unpack it with zcat, "
                 "or give a file whose name ends in .gz"
             )
         if line.startswith(_BOM):
-            self._note(f"{self._name} begins with a byte order mark, which is skipped")
+            self._note(f"{self.name} begins with a byte order mark, which is skipped")
             self.start, line = len(_BOM), line[len(_BOM) :]
         return line
 
@@ -204,7 +205,7 @@ class LineReader:
             return self._stream.readline(max_bytes)
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(
-                f"cannot read {self._name} after line {self.number}: {_reason(error)}"
+                f"cannot read {self.name} after line {self.number}: {_reason(error)}"
             ) from error
 
     def _skip_line(self, part: bytes) -> None:

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from batcher.formats.ids import IdRegistry
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
+from batcher.formats.results import is_result
 from batcher.request import Request
 from batcher.validation import ModelCapabilities
 
@@ -54,7 +55,11 @@ class RequestReader:
         self._ids = IdRegistry()
 
     def read(self) -> Line | None:
-        """Return the next line that is not blank, None at the end."""
+        """Return the next line that is not blank, None at the end.
+
+        Raises:
+            InputError: the input is damaged or gone, or holds something else than requests.
+        """
         line = self.lines.read()
         if line is None:
             return None
@@ -65,6 +70,11 @@ class RequestReader:
             if first is not None:
                 self.duplicates.add(self.num_read, first)
                 parsed = id_given_before(parsed, line, number, first)
+        elif not self.num_read and is_result(line):
+            raise InputError(
+                f"{self.lines.name} holds the results of a run, and no requests: "
+                "give the requests that the run has read"
+            )
         self.num_read += 1
         return parsed
 

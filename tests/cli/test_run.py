@@ -246,6 +246,23 @@ def test_a_bad_first_line_of_a_pipe_is_no_success():
     assert "■ no requests\nerror: 1 invalid of 1 line" in done.stderr
 
 
+ROW = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"prompt": "x"}}
+
+
+@pytest.mark.parametrize("first", [{"prompt": "x"}, ROW])
+@pytest.mark.parametrize("command", [("run",), ("run", "--keep-going"), ("check",)])
+def test_results_given_as_requests_are_refused_in_one_line(tmp_path, first, command):
+    asked = lines_of(first, *workload(5))
+    given = batchdecode("run", "--quiet", "--keep-order", stdin=asked).stdout
+    done = batchdecode(*command, write(tmp_path / "results.jsonl", given))
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr == (
+        f"error: {tmp_path}/results.jsonl holds the results of a run, and no requests: "
+        "give the requests that the run has read\n"
+    )
+    assert "<stdin> holds the results of a run" in batchdecode(*command, stdin=given).stderr
+
+
 def test_max_errors_ends_the_reading_and_the_rest_is_drained(tmp_path):
     path = write(tmp_path / "in", BAD)
     done = batchdecode("run", path, "--max-errors", 2, "-b", 1)
