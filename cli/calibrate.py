@@ -20,9 +20,9 @@ from batcher.timing.step_log import read_step_log
 from batcher.timing.term_search import roofline_profile
 
 from .commands.calibrate import CalibrateOptions
+from .printing import output_sink
 from .running.files import check_replaceable
 from .running.intake import numbered, open_input
-from .running.output import open_sink, stdout_sink
 from .running.problems import say
 from .screen.cells import counted, printable
 from .simulation.run_limits import (
@@ -59,7 +59,7 @@ def write_profile(options: CalibrateOptions) -> None:
             fit = _fit_requests
         profile, summary = fit(options, chain(head, lines), source.name)
         say(source.take_notes() + summary)
-    sink = stdout_sink() if options.output is None else open_sink(options.output)
+    sink = output_sink(options.output)
     stated = {name: value for name, value in asdict(profile).items() if value not in (None, ())}
     text = yaml.safe_dump({_name(options): stated}, sort_keys=False, allow_unicode=True, width=100)
     sink.write(text.encode())

@@ -1,6 +1,7 @@
 """Options as a record's fields say them, and help without boxes: in groups, good in 80 columns."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import MISSING, field
 from typing import Any, ClassVar
 
 import typer
@@ -10,32 +11,53 @@ from typer.core import TyperCommand
 _MAX_SHORT_HELP = 120
 _COLUMN = 22  # the names of all groups take as much, so that the texts stand below each other
 INPUT, DECODING, OUTPUT, ERRORS, DISPLAY = "Input", "Decoding", "Output", "Errors", "Display"
+REQUIRED: Any = MISSING  # the default of what has to be given
+TOLD = "told"  # where the metadata of a field says what typer has to know of it
 
 
-def argument(text: str, metavar: str, **more: Any) -> Any:
-    """Return what makes a field an argument; more: as typer has it."""
-    return typer.Argument(metavar=metavar, help=text, **more)
+def argument(text: str, metavar: str, default: Any = None, **more: Any) -> Any:
+    """Return a field that is an argument; more: as typer has it."""
+    return field(
+        default=default, metadata={TOLD: typer.Argument(metavar=metavar, help=text, **more)}
+    )
 
 
-def option(panel: str, text: str, metavar: str | None = None, *flags: str, **more: Any) -> Any:
-    """Return what makes a field an option, which is listed under the title `panel`.
+def option(
+    panel: str,
+    text: str,
+    metavar: str | None = None,
+    *flags: str,
+    default: Any = None,
+    **more: Any,
+) -> Any:
+    """Return a field that is an option, which is listed under the title `panel`.
 
     flags: a letter beside its name, as `-b`, or another name, as `--json`.  more: as typer has it.
     """
     more.setdefault("show_default", "[default: " not in text)
     info = typer.Option(metavar=metavar, help=text, rich_help_panel=panel, **more)
     info.param_decls = flags
-    return info
+    return field(default=default, metadata={TOLD: info})
+
+
+def flag(panel: str, text: str, *flags: str) -> Any:
+    """Return a field that is an option without a value."""
+    return option(panel, text, None, *flags, default=False)
 
 
 class OptionGroup(Struct, frozen=True):
     """Options that make one field of a record together, by their names.
 
-    kinds: their types, annotated as those of fields are.  read: makes the field of what was given.
+    kinds: of each its type, and what `option` returns.  read: makes the field of what was given.
     """
 
-    kinds: dict[str, Any]
+    kinds: dict[str, tuple[Any, Any]]
     read: Callable[[dict[str, Any]], Any]
+
+    @property
+    def field(self) -> Any:
+        """The field, which has what is made of nothing by default."""
+        return field(default_factory=lambda: self.read({}), metadata={TOLD: self})
 
 
 class GroupedCommand(TyperCommand):

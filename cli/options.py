@@ -4,26 +4,34 @@ import math
 import os
 import re
 from collections.abc import Callable, Collection
-from copy import copy
+from dataclasses import MISSING, fields
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 import typer
-from msgspec import NODEFAULT, Struct
-from msgspec.structs import fields
 
-from batcher.settings import DEFAULT_SCHEDULING, SETTINGS, SchedulingSettings, Setting
+from batcher.settings import (
+    DEFAULT_SCHEDULING,
+    SETTINGS,
+    SchedulingSettings,
+    Setting,
+)
 
-from .config import OF_REQUESTS, defaults_in, model_settings
-from .help import DECODING, DISPLAY, INPUT, OUTPUT, GroupedCommand, OptionGroup, argument, option
+from .config import model_settings
+from .help import (
+    TOLD,
+    GroupedCommand,
+    OptionGroup,
+    option,
+)
 
 if TYPE_CHECKING:
     from batcher.scheduling.clock import Clock
     from batcher.timing.step_time import StepTime
 
-OptionsT = TypeVar("OptionsT", bound=Struct)
+OptionsT = TypeVar("OptionsT")
 
-_STDOUT = "-"
+STDOUT = "-"
 MAX_BATCH = 2**20  # as batcher.engine has it, which would load numpy
 MAX_DELAY = 24 * 60 * 60
 MIN_INTERVAL = 1e-6  # seconds: times are known to a microsecond
@@ -37,14 +45,20 @@ def as_command(
     epilog: str | None = None,
     context_settings: dict[str, Any] | None = None,
 ) -> Any:
-    """Return `function` as a command whose arguments and options are the fields of `record`.
+    """Return `function` as a command whose arguments and options are the fields of a dataclass.
 
     Its `input` is stdin if it is left out; a person there is shown the help instead.
     model_settings, llm_settings: what the file of `config` holds for models, and no options.
     from_file: the names of the options that it has set.
     """
-    parameters, groups = _parameters_of(record)
-    names = record.__struct_fields__
+    names, groups = set(), {}
+    parameters = [Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
+    for field in fields(record):  # type: ignore[arg-type]  # a dataclass
+        names.add(field.name)
+        kinds, told = {field.name: (field.type, field)}, field.metadata.get(TOLD)
+        if isinstance(told, OptionGroup):
+            groups[field.name], kinds = told, told.kinds
+        parameters += [_parameter(name, *kind) for name, kind in kinds.items() if told is not None]
 
     def carry_out(context: typer.Context, **given: Any) -> None:
         if "input" in names and given["input"] is None and os.isatty(0):
@@ -68,36 +82,15 @@ def as_command(
     return typer.main.get_command(alone)
 
 
-def _parameters_of(record: type[Struct]) -> tuple[list[Parameter], dict[str, OptionGroup]]:
-    """Return the fields of a record as typer reads them, and its groups by their field."""
-    parameters = [Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
-    groups = {}
-    for field in fields(record):
-        (told,) = getattr(field.type, "__metadata__", (None,))
-        kinds = {field.name: field.type}
-        if isinstance(told, OptionGroup):
-            groups[field.name], kinds = told, told.kinds
-        default = None if field.name in groups else field.default
-        for name, kind in kinds.items() if told is not None else ():
-            parameters.append(
-                Parameter(
-                    name,
-                    Parameter.KEYWORD_ONLY,
-                    default=Parameter.empty if default is NODEFAULT else default,
-                    annotation=_with_flag(name, kind),
-                )
-            )
-    return parameters, groups
-
-
-def _with_flag(name: str, annotated: Any) -> Any:
-    """Return the type of a field such that an option has its name for a flag, or another one."""
-    kind, info = get_args(annotated)
+def _parameter(name: str, kind: Any, field: Any) -> Parameter:
+    """Return a field as typer reads it; an option has its name for a flag, or another one."""
+    info = field.metadata[TOLD]
     flags = info.param_decls or ()
     if isinstance(info, typer.models.OptionInfo) and not any(f.startswith("--") for f in flags):
-        info = copy(info)
         info.param_decls = (f"--{name.replace('_', '-')}", *flags)
-    return Annotated[kind, info]
+    default = Parameter.empty if field.default is MISSING else field.default
+    annotation = Annotated[kind, info]
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 def _is_from_file(context: typer.Context, name: str) -> bool:
@@ -108,18 +101,13 @@ def _is_from_file(context: typer.Context, name: str) -> bool:
 # -- what options are checked by -------------------------------------------------------------------
 
 
-def none_for_stdout(path: str | None) -> str | None:
-    """Return `path`, None for what stands for stdout; the callback of --output."""
-    return None if path == _STDOUT else path
-
-
 def refuse_stdout(path: str | None) -> str | None:
     """Return `path`, which is to be a file; the callback of what is written beside the results.
 
     Raises:
         typer.BadParameter: it stands for stdout.
     """
-    if path == _STDOUT:
+    if path == STDOUT:
         raise typer.BadParameter("stdout is for the results: give a file")
     return path
 
@@ -133,69 +121,6 @@ def refuse_nan(number: float | None) -> float | None:
     if number is not None and math.isnan(number):
         raise typer.BadParameter("nan is not a number.")
     return number
-
-
-# -- options of several commands -------------------------------------------------------------------
-
-
-def config_option(panel: str, text: str, names: Collection[str] | None = OF_REQUESTS) -> Any:
-    """Return what makes a field --config: a file of defaults.
-
-    names: the options that it may set, since the same file may speak of the --output of another
-    command; None for all.
-    """
-
-    def use(context: typer.Context, path: str | None) -> str | None:
-        if path is not None and not context.resilient_parsing:
-            found = defaults_in(path, context).items()
-            context.default_map = {n: v for n, v in found if names is None or n in names}
-        return path
-
-    return option(panel, f"YAML: {text}.", "FILE", is_eager=True, callback=use)
-
-
-def output_option(text: str) -> Any:
-    """Return what makes a field --output."""
-    text = f"{text}  [default: stdout]"
-    return option(OUTPUT, text, "FILE", "-o", callback=none_for_stdout)
-
-
-def grammar_timeout_option(panel: str, default: str = "") -> Any:
-    """Return what makes a field --grammar-timeout; default: as help has it, if typer does not."""
-    text = f"Processor time that compiling a constraint may take.{default}"
-    least = 0.1  # as batcher.settings has it
-    return option(panel, text, "SECONDS", min=least, max=MAX_DELAY, callback=refuse_nan)
-
-
-InputArgument = Annotated[
-    str | None,
-    argument("Requests, one JSON object per line: a file, a .gz file, or - for stdin.", "INPUT"),
-]
-ConfigOption = Annotated[
-    str | None,
-    config_option(
-        INPUT,
-        "defaults for these options by their names, and under simulated: and llm: settings of "
-        "models",
-        names=None,
-    ),
-]
-BatchOption = Annotated[
-    int, option(DECODING, "Slots of the batch.", "N", "-b", min=1, max=MAX_BATCH)
-]
-ModelOption = Annotated[
-    str, option(DECODING, "simulated, or package.module:name of a callable, Model or LLM.", "NAME")
-]
-SeedOption = Annotated[
-    int | None, option(DECODING, "Seed of the simulated model.  [default: 0]", "N")
-]
-GrammarTimeoutOption = Annotated[float, grammar_timeout_option(DECODING)]
-ForceOption = Annotated[bool, option(OUTPUT, "Overwrite a file that holds something.")]
-ColorOption = Annotated[
-    Literal["auto", "always", "never"],
-    option(DISPLAY, "Use colors: auto (on a terminal), always or never.", "WHEN"),
-]
-SLO_WORDS = "Count the requests that meet them: ttft=0.5,tpot=50ms,e2e=10,queue=1."
 
 
 # -- options of scheduling -------------------------------------------------------------------------
@@ -275,22 +200,19 @@ def scheduling_group(panel: str | None = None, without: Collection[str] = ()) ->
     panel: the title they are listed under, if they are all to be under one.  without: the names of
     those that mean nothing to the command, or that it has itself.
     """
-    kinds: dict[str, Any] = {
-        "check": Annotated[bool | None, option(panel or SCHEDULING, _CHECK)],
-        "profile": Annotated[str | None, option(panel or TIME, _PROFILE, "NAME")],
-    }
-    kinds = {name: _kind_of(setting, panel) for name, setting in SETTINGS.items()} | kinds
+    kinds = {name: _kind_of(setting, panel) for name, setting in SETTINGS.items()}
+    kinds["check"] = bool | None, option(panel or SCHEDULING, _CHECK)
+    kinds["profile"] = str | None, option(panel or TIME, _PROFILE, "NAME")
     kinds = {name: kind for name, kind in kinds.items() if name not in without}
     return OptionGroup(kinds, lambda given: SchedulingOptions(**given))
 
 
-def _kind_of(setting: Setting, panel: str | None) -> Any:
-    """Return the type of the option that is a setting."""
+def _kind_of(setting: Setting, panel: str | None) -> tuple[Any, Any]:
+    """Return the type of the option that is a setting, and the option."""
     kind: Any = setting.kind if setting.choices is None else Literal[tuple(setting.choices)]
     largest = MAX_COUNT if setting.kind is int and setting.largest is None else setting.largest
     limits = {"min": setting.smallest, "max": largest, "show_default": True}
-    told = option(panel or SCHEDULING, help_of(setting), setting.metavar, **limits)
-    return Annotated[kind | None, told]
+    return kind | None, option(panel or SCHEDULING, help_of(setting), setting.metavar, **limits)
 
 
 def help_of(setting: Setting, more: str = "", default: str | None = None) -> str:

@@ -1,10 +1,8 @@
 """`batchdecode profiles`: step times, listed or one by one, with what their hardware allows."""
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 
 from batcher.settings import DEFAULT_BLOCK_SIZE
@@ -19,7 +17,7 @@ from batcher.timing.profiles import (
 )
 from batcher.timing.roofline import num_kv_tokens, parts_of, roofline
 
-from .running.output import stdout_sink
+from .printing import print_json, print_text
 from .screen.cells import aligned, printable
 
 _TO_UNITS = {"t0": 1.0, "w": 1.0, "f": 1e3, "g": 1e3, "d": 1e6, "h": 1e6, "e": 1e6}
@@ -59,12 +57,10 @@ def show_step_times(name: str | None, *, as_json: bool) -> None:
     """
     reports = _reports(name)
     if as_json:
-        text = msgspec.json.format(msgspec.json.encode(reports)).decode() + "\n"
-    elif name is not None and len(reports) == 1:
-        text = details_of(reports[0])
+        print_json(reports)
     else:
-        text = table_of(reports)
-    stdout_sink().write(text.encode(sys.stdout.encoding, "backslashreplace"))
+        is_one = name is not None and len(reports) == 1
+        print_text(details_of(reports[0]) if is_one else table_of(reports))
 
 
 def _reports(name: str | None) -> list[StepTimeReport]:

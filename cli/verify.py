@@ -1,9 +1,8 @@
 """`batchdecode verify`: from a file of requests to a verdict on stdout, for people or as JSON."""
 
 import shlex
-import sys
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from msgspec.structs import replace
@@ -18,8 +17,8 @@ from batcher.verifying.outputs import Difference
 from batcher.verifying.verification import Verdict, verify
 
 from .commands.verify import VerifyOptions
+from .printing import print_json, print_text
 from .running.intake import open_input
-from .running.output import stdout_json_sink, stdout_sink
 from .running.reading import read_requests
 from .screen.cells import counted, printable
 from .whatif.progress import Lines
@@ -57,11 +56,9 @@ def verify_requests(options: VerifyOptions) -> int:
     )
     verdict = verify(requests, make_model, cases, options.seed, progress.show)
     if options.json:
-        sink, output = stdout_json_sink(), encode_verdict(verdict, options)
+        print_json(record_of(verdict, options))
     else:
-        sink, output = stdout_sink(), render_verdict(verdict, options, name, model.tokenizer)
-    sink.write(output)
-    sink.close()
+        print_text(render_verdict(verdict, options, name, model.tokenizer))
     return PROVEN if verdict.difference is None else DIFFERENT
 
 
@@ -114,26 +111,25 @@ def arguments_of(case: Case) -> list[str]:
     return words
 
 
-def encode_verdict(verdict: Verdict, options: VerifyOptions) -> bytes:
-    """Return the verdict as a JSON document."""
+def record_of(verdict: Verdict, options: VerifyOptions) -> dict[str, Any]:
+    """Return the verdict for programs."""
     case, document = verdict.case, msgspec.to_builtins(verdict)
     document["is_proven"] = verdict.difference is None
     document["is_deterministic"] = verdict.is_deterministic
     if verdict.difference is not None:
         document["again"] = _command(options, case)
-    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+    return cast(dict[str, Any], document)
 
 
 def render_verdict(
     verdict: Verdict, options: VerifyOptions, name: str, tokenizer: Tokenizer
-) -> bytes:
+) -> str:
     """Return the verdict as lines for a person."""
     if verdict.difference is None:
         lines = _proof(verdict, name)
     else:
         lines = _difference(verdict, verdict.difference, options, tokenizer)
-    text = "".join(f"{printable(line)}\n" for line in lines)
-    return text.encode(sys.stdout.encoding or "utf-8", "backslashreplace")
+    return "".join(f"{printable(line)}\n" for line in lines)
 
 
 def _proof(verdict: Verdict, name: str) -> list[str]:

@@ -1,81 +1,49 @@
 """`batchdecode calibrate`: fits a profile to a log of real times, and states its error."""
 
-from typing import Annotated, Any
+from dataclasses import dataclass
+from typing import Any
 
-from msgspec import Struct
-
+from .. import shared
 from ..help import argument, option
-from ..options import ForceOption, SchedulingOptions, as_command, output_option, scheduling_group
+from ..options import SchedulingOptions, as_command, scheduling_group
 
 PROFILE, REQUESTS = "Profile", "For a log of requests"
 _COUNT: dict[str, Any] = {"min": 1, "max": 2**31 - 1}
 
 
-class CalibrateOptions(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class CalibrateOptions:
     """The options of `batchdecode calibrate`, None where not given; see docs/timing.md."""
 
-    input: Annotated[
-        str | None,
-        argument("Steps, or requests, one JSON object per line: a file, a .gz file, or -.", "LOG"),
-    ] = None
-    name: Annotated[
-        str | None,
-        option(PROFILE, "What the profile is called.  [default: the name of LOG]", "NAME"),
-    ] = None
-    hardware: Annotated[
-        str | None, option(PROFILE, "The GPU it was measured on, to check it.", "GPU")
-    ] = None
-    model: Annotated[str | None, option(PROFILE, "The model that ran, to check it.", "MODEL")] = (
-        None
+    input: str | None = argument(
+        "Steps, or requests, one JSON object per line: a file, a .gz file, or -.", "LOG"
     )
-    tensor_parallel: Annotated[
-        int | None,
-        option(
-            PROFILE,
-            "GPUs that shared it.  [default: 1, or that of --start]",
-            "N",
-            min=1,
-            max=1024,
-        ),
-    ] = None
-    start: Annotated[
-        str | None,
-        option(
-            REQUESTS,
-            "What the search begins with.  [default: the roofline of --hardware, --model]",
-            "PROFILE",
-        ),
-    ] = None
-    meta: Annotated[
-        str | None,
-        option(
-            REQUESTS,
-            "JSON with the limits of the run, as vLLM calls them.  "
-            "[default: *meta.json beside LOG]",
-            "FILE",
-        ),
-    ] = None
-    batch: Annotated[
-        int | None, option(REQUESTS, "Requests that were run at once at most.", "N", **_COUNT)
-    ] = None
-    scheduling: Annotated[
-        SchedulingOptions, scheduling_group(REQUESTS, without=("check", "profile"))
-    ]
-    tries: Annotated[
-        int | None, option(REQUESTS, "Simulations at most.  [default: 200]", "N", **_COUNT)
-    ] = None
-    holdout: Annotated[
-        float | None,
-        option(
-            REQUESTS,
-            "Requests, those that came last, to judge the fit by.",
-            "SHARE",
-            min=0.01,
-            max=0.99,
-        ),
-    ] = None
-    output: Annotated[str | None, output_option("Where the profile goes, as YAML.")] = None
-    force: ForceOption = False
+    name: str | None = option(
+        PROFILE, "What the profile is called.  [default: the name of LOG]", "NAME"
+    )
+    hardware: str | None = option(PROFILE, "The GPU it was measured on, to check it.", "GPU")
+    model: str | None = option(PROFILE, "The model that ran, to check it.", "MODEL")
+    tensor_parallel: int | None = option(
+        PROFILE, "GPUs that shared it.  [default: 1, or that of --start]", "N", min=1, max=1024
+    )
+    start: str | None = option(
+        REQUESTS,
+        "What the search begins with.  [default: the roofline of --hardware, --model]",
+        "PROFILE",
+    )
+    meta: str | None = shared.meta(REQUESTS)
+    batch: int | None = option(REQUESTS, "Requests that were run at once at most.", "N", **_COUNT)
+    scheduling: SchedulingOptions = scheduling_group(REQUESTS, without=("check", "profile")).field
+    tries: int | None = option(REQUESTS, "Simulations at most.  [default: 200]", "N", **_COUNT)
+    holdout: float | None = option(
+        REQUESTS,
+        "Requests, those that came last, to judge the fit by.",
+        "SHARE",
+        min=0.01,
+        max=0.99,
+    )
+    output: str | None = shared.output("Where the profile goes, as YAML.")
+    force: bool = shared.force()
 
     @property
     def given_for_requests(self) -> list[str]:

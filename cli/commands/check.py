@@ -1,38 +1,28 @@
 """`batchdecode check`: validates requests and shows what a run would have to do."""
 
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Any
 
-from msgspec import Struct
-
-from batcher.settings import GRAMMAR_TIMEOUT
-
+from .. import shared
 from ..config import ENVIRONMENT
-from ..help import OUTPUT, option
-from ..options import (
-    BatchOption,
-    ColorOption,
-    ConfigOption,
-    GrammarTimeoutOption,
-    InputArgument,
-    ModelOption,
-    SeedOption,
-    as_command,
-)
+from ..help import OUTPUT, flag
+from ..options import as_command
 
 
-class CheckOptions(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions:
     """The options of `batchdecode check`; docs/cli.md says what each one means."""
 
-    input: InputArgument = None
-    config: ConfigOption = None
-    batch: BatchOption = 8
-    model: ModelOption = "simulated"
-    seed: SeedOption = None
-    grammar_timeout: GrammarTimeoutOption = GRAMMAR_TIMEOUT
-    json: Annotated[bool, option(OUTPUT, "Print the plan as JSON.")] = False
-    color: ColorOption = "auto"
-    model_settings: dict[str, Any] = {}
-    llm_settings: dict[str, Any] = {}
+    input: str | None = shared.requests()
+    config: str | None = shared.all_config()
+    batch: int = shared.batch()
+    model: str = shared.model()
+    seed: int | None = shared.seed()
+    grammar_timeout: float = shared.grammar_timeout()
+    json: bool = flag(OUTPUT, "Print the plan as JSON.")
+    color: shared.Color = shared.color()
+    model_settings: dict[str, Any] = field(default_factory=dict)
+    llm_settings: dict[str, Any] = field(default_factory=dict)
 
 
 def check(options: CheckOptions) -> None:

@@ -1,27 +1,16 @@
 """`batchdecode compare`: one workload under all combinations of settings, in one table."""
 
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 import typer
-from msgspec import Struct
 
-from batcher.settings import GRAMMAR_TIMEOUT, SETTINGS, Setting
+from batcher.settings import SETTINGS, Setting
 
-from ..help import DECODING, INPUT, OUTPUT, OptionGroup, option
-from ..options import (
-    SCHEDULING,
-    SLO_WORDS,
-    TIME,
-    ColorOption,
-    GrammarTimeoutOption,
-    InputArgument,
-    ModelOption,
-    SeedOption,
-    as_command,
-    config_option,
-    help_of,
-    refuse_nan,
-)
+from .. import shared
+from ..help import DECODING, INPUT, OUTPUT, OptionGroup, flag, option
+from ..options import SCHEDULING, TIME, as_command, help_of, refuse_nan
 
 EXAMPLES = """\b
 Examples:
@@ -31,13 +20,12 @@ Examples:
 """
 _PROFILES = "A profile, FILE.yaml, constant:SECONDS or roofline:MODEL:GPU.  [default: constant:1]"
 
-QuietOption = Annotated[
-    bool, option(OUTPUT, "No progress and no notes: only problems.", None, "-q")
-]
-RunConfigOption = Annotated[
-    str | None,
-    config_option(INPUT, "defaults for --batch, --model and --seed, and the settings of models"),
-]
+quiet_option = partial(flag, OUTPUT, "No progress and no notes: only problems.", "-q")
+run_config_option = partial(
+    shared.config,
+    INPUT,
+    "defaults for --batch, --model and --seed, and the settings of models",
+)
 
 
 def axes_group(*, as_lists: bool) -> OptionGroup:
@@ -47,8 +35,8 @@ def axes_group(*, as_lists: bool) -> OptionGroup:
     help shows lists of values.
     """
 
-    def kind(panel: str, text: str, value: str, *flags: str) -> Any:
-        return Annotated[str | None, option(panel, text, value + ",..." * as_lists, *flags)]
+    def kind(panel: str, text: str, value: str, *flags: str) -> tuple[Any, Any]:
+        return str | None, option(panel, text, value + ",..." * as_lists, *flags)
 
     return OptionGroup(
         {
@@ -68,49 +56,43 @@ def _text_of(setting: Setting) -> str:
     return help_of(setting, more, default=setting.shown(setting.default))
 
 
-class CompareOptions(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class CompareOptions:
     """The options of `batchdecode compare`; docs/what-if.md says what each one means.
 
     axes: name of an axis -> its values as a text with commas.
     """
 
-    input: InputArgument = None
-    axes: Annotated[dict[str, str], axes_group(as_lists=True)]
-    slo: Annotated[str | None, option(OUTPUT, SLO_WORDS, "LIMITS")] = None
-    knee: Annotated[
-        float | None,
-        option(
-            OUTPUT,
-            "What a doubled batch has to add not to be past the knee.  [default: 0.1]",
-            "SHARE",
-            min=0,
-            max=1,
-            callback=refuse_nan,
-        ),
-    ] = None
-    sort: Annotated[
-        str | None,
-        option(
-            OUTPUT,
-            "Best first: throughput, requests, goodput, preemptions, hits, or ttft, tpot, "
-            "e2e, queue with -p50 or -p99.",
-            "COLUMN",
-        ),
-    ] = None
-    json: Annotated[bool, option(OUTPUT, "A line of JSON for each cell.")] = False
-    csv: Annotated[bool, option(OUTPUT, "The table as CSV.")] = False
-    jobs: Annotated[
-        int | None,
-        option(OUTPUT, "Processes.  [default: one for each core]", "N", "-j", min=1, max=4096),
-    ] = None
-    model: ModelOption = "simulated"
-    seed: SeedOption = None
-    grammar_timeout: GrammarTimeoutOption = GRAMMAR_TIMEOUT
-    config: RunConfigOption = None
-    color: ColorOption = "auto"
-    quiet: QuietOption = False
-    model_settings: dict[str, Any] = {}
-    llm_settings: dict[str, Any] = {}
+    input: str | None = shared.requests()
+    axes: dict[str, str] = axes_group(as_lists=True).field
+    slo: str | None = shared.slo()
+    knee: float | None = option(
+        OUTPUT,
+        "What a doubled batch has to add not to be past the knee.  [default: 0.1]",
+        "SHARE",
+        min=0,
+        max=1,
+        callback=refuse_nan,
+    )
+    sort: str | None = option(
+        OUTPUT,
+        "Best first: throughput, requests, goodput, preemptions, hits, or ttft, tpot, "
+        "e2e, queue with -p50 or -p99.",
+        "COLUMN",
+    )
+    json: bool = flag(OUTPUT, "A line of JSON for each cell.")
+    csv: bool = flag(OUTPUT, "The table as CSV.")
+    jobs: int | None = option(
+        OUTPUT, "Processes.  [default: one for each core]", "N", "-j", min=1, max=4096
+    )
+    model: str = shared.model()
+    seed: int | None = shared.seed()
+    grammar_timeout: float = shared.grammar_timeout()
+    config: str | None = run_config_option()
+    color: shared.Color = shared.color()
+    quiet: bool = quiet_option()
+    model_settings: dict[str, Any] = field(default_factory=dict)
+    llm_settings: dict[str, Any] = field(default_factory=dict)
 
 
 def compare(options: CompareOptions) -> None:

@@ -1,10 +1,9 @@
 """`batchdecode completion`: the script that lets a shell complete commands and options."""
 
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Literal
 
-from msgspec import Struct
-
-from ..help import argument
+from ..help import REQUIRED, argument
 from ..options import as_command
 from ..start import COMPLETION_VARIABLE
 
@@ -16,10 +15,11 @@ To use it, put the line for your shell into its start-up file:
 """
 
 
-class CompletionOptions(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class CompletionOptions:
     """The options of `batchdecode completion`."""
 
-    shell: Annotated[Literal["bash", "zsh", "fish"], argument("The shell.", "bash|zsh|fish")]
+    shell: Literal["bash", "zsh", "fish"] = argument("The shell.", "bash|zsh|fish", REQUIRED)
 
 
 def completion(options: CompletionOptions) -> None:
@@ -28,12 +28,12 @@ def completion(options: CompletionOptions) -> None:
         get_completion_script,
     )
 
-    from ..running.output import stdout_sink  # noqa: PLC0415 - --help starts without it
+    from ..printing import print_text  # noqa: PLC0415 - --help starts without it
 
     script = get_completion_script(
         prog_name="batchdecode", complete_var=COMPLETION_VARIABLE, shell=options.shell
     )
-    stdout_sink().write(f"{script}\n".encode())
+    print_text(f"{script}\n")
 
 
 def prepare_completion() -> None:

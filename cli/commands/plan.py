@@ -1,23 +1,14 @@
 """`batchdecode plan`: the smallest setting, or the largest rate, that keeps a promise."""
 
-from typing import Annotated, Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import typer
-from msgspec import Struct
 
-from batcher.settings import GRAMMAR_TIMEOUT
-
-from ..help import OUTPUT, option
-from ..options import (
-    ColorOption,
-    GrammarTimeoutOption,
-    InputArgument,
-    ModelOption,
-    SeedOption,
-    as_command,
-    refuse_nan,
-)
-from .compare import QuietOption, RunConfigOption, axes_group
+from .. import shared
+from ..help import OUTPUT, REQUIRED, flag, option
+from ..options import as_command, refuse_nan
+from .compare import axes_group, quiet_option, run_config_option
 
 SEARCH = "Search"
 EXAMPLES = """\b
@@ -31,46 +22,46 @@ Exit codes: 0 found; 1 no setting meets the SLO; 2 bad input or usage.
 """
 
 
-class PlanOptions(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class PlanOptions:
     """The options of `batchdecode plan`; docs/what-if.md says what each one means.
 
     axes: name of an axis -> its value as a text.  search: what is to be found.
     """
 
-    input: InputArgument = None
-    slo: Annotated[
-        str, option(SEARCH, "What is promised: ttft=0.5,tpot=50ms,e2e=10,queue=1.", "LIMITS")
-    ]
-    goodput: Annotated[
-        float,
-        option(
-            SEARCH,
-            "Share of the requests that must meet the SLO.",
-            "SHARE",
-            min=0,
-            max=1,
-            callback=refuse_nan,
-        ),
-    ] = 0.99
-    search: Annotated[
-        Literal["batch", "kv-blocks", "max-batch-tokens", "rate"],
-        option(
-            SEARCH,
-            "The smallest batch, kv-blocks or max-batch-tokens, or the largest rate.",
-            "WHAT",
-        ),
-    ] = "batch"
-    axes: Annotated[dict[str, str], axes_group(as_lists=False)]
-    json: Annotated[bool, option(OUTPUT, "Print it as JSON.")] = False
-    model: ModelOption = "simulated"
-    seed: SeedOption = None
-    grammar_timeout: GrammarTimeoutOption = GRAMMAR_TIMEOUT
-    config: RunConfigOption = None
-    color: ColorOption = "auto"
-    quiet: QuietOption = False
-    model_settings: dict[str, Any] = {}
-    llm_settings: dict[str, Any] = {}
-    from_file: set[str] = set()
+    input: str | None = shared.requests()
+    slo: str = option(
+        SEARCH,
+        "What is promised: ttft=0.5,tpot=50ms,e2e=10,queue=1.",
+        "LIMITS",
+        default=REQUIRED,
+    )
+    goodput: float = option(
+        SEARCH,
+        "Share of the requests that must meet the SLO.",
+        "SHARE",
+        default=0.99,
+        min=0,
+        max=1,
+        callback=refuse_nan,
+    )
+    search: Literal["batch", "kv-blocks", "max-batch-tokens", "rate"] = option(
+        SEARCH,
+        "The smallest batch, kv-blocks or max-batch-tokens, or the largest rate.",
+        "WHAT",
+        default="batch",
+    )
+    axes: dict[str, str] = axes_group(as_lists=False).field
+    json: bool = flag(OUTPUT, "Print it as JSON.")
+    model: str = shared.model()
+    seed: int | None = shared.seed()
+    grammar_timeout: float = shared.grammar_timeout()
+    config: str | None = run_config_option()
+    color: shared.Color = shared.color()
+    quiet: bool = quiet_option()
+    model_settings: dict[str, Any] = field(default_factory=dict)
+    llm_settings: dict[str, Any] = field(default_factory=dict)
+    from_file: set[str] = field(default_factory=set)
 
 
 def plan(options: PlanOptions) -> None:

@@ -1,20 +1,17 @@
 """`batchdecode profiles`: how long steps of real engines take, and what their hardware allows."""
 
-from typing import Annotated
+from dataclasses import dataclass
 
-from msgspec import Struct
-
-from ..help import OUTPUT, argument, option
+from ..help import OUTPUT, argument, flag
 from ..options import as_command
 
 
-class ProfileOptions(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class ProfileOptions:
     """The options of `batchdecode profiles`."""
 
-    name: Annotated[
-        str | None, argument("Only this: what --profile takes, or a file of profiles.", "NAME")
-    ] = None
-    json: Annotated[bool, option(OUTPUT, "Print it as JSON.")] = False
+    name: str | None = argument("Only this: what --profile takes, or a file of profiles.", "NAME")
+    json: bool = flag(OUTPUT, "Print it as JSON.")
 
 
 def profiles(options: ProfileOptions) -> None:

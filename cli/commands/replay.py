@@ -1,10 +1,9 @@
 """`batchdecode replay`: simulates the requests of a real run, and shows how far off that is."""
 
-from typing import Annotated
+from dataclasses import dataclass
 
-from msgspec import Struct
-
-from ..help import DECODING, INPUT, OUTPUT, argument, option
+from .. import shared
+from ..help import DECODING, INPUT, OUTPUT, argument, flag, option
 from ..options import MAX_BATCH, TIME, SchedulingOptions, as_command, scheduling_group
 
 # It computes no token, a log has neither priorities nor deadlines, and its profile is no clock.
@@ -18,41 +17,25 @@ Examples:
 """
 
 
-class ReplayOptions(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class ReplayOptions:
     """The options of `batchdecode replay`; docs/replay.md says what each one means."""
 
-    input: Annotated[
-        str | None,
-        argument(
-            "Requests of a vLLM run with their times: a file, a .gz file, or - for stdin.", "LOG"
-        ),
-    ] = None
-    profile: Annotated[
-        str | None,
-        option(
-            TIME,
-            "How long a step took: a profile, FILE.yaml, constant:SECONDS or "
-            "roofline:MODEL:GPU.  [required]",
-            "NAME",
-        ),
-    ] = None
-    meta: Annotated[
-        str | None,
-        option(
-            INPUT,
-            "JSON with the limits of the run, as vLLM calls them.  "
-            "[default: *meta.json beside LOG]",
-            "FILE",
-        ),
-    ] = None
-    batch: Annotated[
-        int | None,
-        option(
-            DECODING, "Requests that were run at once at most.", "N", "-b", min=1, max=MAX_BATCH
-        ),
-    ] = None
-    scheduling: Annotated[SchedulingOptions, scheduling_group(without=NOT_TAKEN)]
-    json: Annotated[bool, option(OUTPUT, "The same for programs.")] = False
+    input: str | None = argument(
+        "Requests of a vLLM run with their times: a file, a .gz file, or - for stdin.", "LOG"
+    )
+    profile: str | None = option(
+        TIME,
+        "How long a step took: a profile, FILE.yaml, constant:SECONDS or roofline:MODEL:GPU.  "
+        "[required]",
+        "NAME",
+    )
+    meta: str | None = shared.meta(INPUT)
+    batch: int | None = option(
+        DECODING, "Requests that were run at once at most.", "N", "-b", min=1, max=MAX_BATCH
+    )
+    scheduling: SchedulingOptions = scheduling_group(without=NOT_TAKEN).field
+    json: bool = flag(OUTPUT, "The same for programs.")
 
 
 def replay(options: ReplayOptions) -> None:

@@ -3,30 +3,21 @@
 import gc
 import shlex
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
-from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
-from batcher.settings import GRAMMAR_TIMEOUT
 
+from .. import shared
 from ..config import ENVIRONMENT
-from ..help import DECODING, DISPLAY, ERRORS, INPUT, OUTPUT, GroupedCommand, option
+from ..help import DECODING, DISPLAY, ERRORS, INPUT, OUTPUT, GroupedCommand, flag, option
 from ..options import (
     MAX_DELAY,
     MIN_INTERVAL,
-    SLO_WORDS,
-    BatchOption,
-    ColorOption,
-    ConfigOption,
-    GrammarTimeoutOption,
-    InputArgument,
-    ModelOption,
     SchedulingOptions,
-    SeedOption,
     as_command,
-    output_option,
     refuse_nan,
     refuse_stdout,
     scheduling_group,
@@ -59,120 +50,84 @@ _EXCLUDING = (
 _SECONDS: dict[str, Any] = {"max": MAX_DELAY, "callback": refuse_nan}
 
 
-class RunOptions(Struct, frozen=True, kw_only=True):
+def _file_option(text: str) -> Any:
+    return option(OUTPUT, text, "FILE", callback=refuse_stdout)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
     """The options of `batchdecode run`, and what --config holds for the models.
 
     call_timeout: in seconds; goes before the one in llm_settings.
     """
 
-    input: InputArgument = None
-    follow: Annotated[
-        bool, option(INPUT, "Do not wait for the next line of a pipe: step on with what has come.")
-    ] = False
-    config: ConfigOption = None
-    batch: BatchOption = 8
-    model: ModelOption = "simulated"
-    seed: SeedOption = None
-    grammar_timeout: GrammarTimeoutOption = GRAMMAR_TIMEOUT
-    call_timeout: Annotated[
-        float | None,
-        option(
-            DECODING,
-            "Fail a row that an LLM gives no answer for in this time.  [default: 120]",
-            "SECONDS",
-            min=MIN_INTERVAL,
-            **_SECONDS,
-        ),
-    ] = None
-    scheduling: Annotated[SchedulingOptions, scheduling_group()] = SchedulingOptions()
-    output: Annotated[str | None, output_option("Where results go; with .gz compressed.")] = None
-    keep_order: Annotated[
-        bool, option(OUTPUT, "Results in the order of the requests, not in that of finishing.")
-    ] = False
-    resume: Annotated[
-        bool,
-        option(
-            OUTPUT,
-            "Continue the run whose unfinished results are in --output; --resume=repair "
-            "first drops lines that no run has written.",
-        ),
-    ] = False
-    repair: Annotated[bool, typer.Option(hidden=True)] = False  # see RunCommand
-    retry_failed: Annotated[
-        bool, option(OUTPUT, "With --resume: decode again what has failed.")
-    ] = False
-    force: Annotated[
-        bool, option(OUTPUT, "Overwrite earlier results, and files that hold something else.")
-    ] = False
-    stream: Annotated[
-        bool, option(OUTPUT, "Before the results of a step, what each row has generated in it.")
-    ] = False
-    trace: Annotated[
-        str | None,
-        option(
-            OUTPUT,
-            "Where every decision goes; with .gz compressed.",
-            "FILE",
-            callback=refuse_stdout,
-        ),
-    ] = None
-    summary_json: Annotated[
-        str | None,
-        option(OUTPUT, "Where the numbers of the run go, as JSON.", "FILE", callback=refuse_stdout),
-    ] = None
-    slo: Annotated[str | None, option(OUTPUT, SLO_WORDS, "LIMITS")] = None
-    timeseries: Annotated[
-        str | None,
-        option(
-            OUTPUT,
-            "Where the run over time goes, as CSV; with .gz compressed.",
-            "FILE",
-            callback=refuse_stdout,
-        ),
-    ] = None
-    timeseries_interval: Annotated[
-        float | None,
-        option(
-            OUTPUT,
-            "Engine time of a row.  [default: 1, more in a long run]",
-            "SECONDS",
-            min=MIN_INTERVAL,
-            **_SECONDS,
-        ),
-    ] = None
-    keep_going: Annotated[bool, option(ERRORS, "Make a bad line an error result, and go on.")] = (
-        False
+    input: str | None = shared.requests()
+    follow: bool = flag(
+        INPUT, "Do not wait for the next line of a pipe: step on with what has come."
     )
-    max_errors: Annotated[
-        int | None,
-        option(ERRORS, "Read no more after N failed requests; implies --keep-going.", "N", min=1),
-    ] = None
-    live: Annotated[
-        Literal["auto", "always", "plain", "never"],
-        option(
-            DISPLAY,
-            "Show the batch at work: auto (on a terminal), always, plain (lines of words, "
-            "no picture) or never.",
-            "WHEN",
-        ),
-    ] = "auto"
-    step_delay: Annotated[
-        float,
-        option(
-            DISPLAY,
-            "Wait after each step, and draw each one.",
-            "SECONDS",
-            min=0,
-            show_default=False,
-            **_SECONDS,
-        ),
-    ] = 0.0
-    color: ColorOption = "auto"
-    quiet: Annotated[
-        bool, option(DISPLAY, "No live view and no summary: only problems.", None, "-q")
-    ] = False
-    model_settings: dict[str, Any] = {}
-    llm_settings: dict[str, Any] = {}
+    config: str | None = shared.all_config()
+    batch: int = shared.batch()
+    model: str = shared.model()
+    seed: int | None = shared.seed()
+    grammar_timeout: float = shared.grammar_timeout()
+    call_timeout: float | None = option(
+        DECODING,
+        "Fail a row that an LLM gives no answer for in this time.  [default: 120]",
+        "SECONDS",
+        min=MIN_INTERVAL,
+        **_SECONDS,
+    )
+    scheduling: SchedulingOptions = scheduling_group().field
+    output: str | None = shared.output("Where results go; with .gz compressed.")
+    keep_order: bool = flag(
+        OUTPUT, "Results in the order of the requests, not in that of finishing."
+    )
+    resume: bool = flag(
+        OUTPUT,
+        "Continue the run whose unfinished results are in --output; --resume=repair "
+        "first drops lines that no run has written.",
+    )
+    repair: bool = option(OUTPUT, "", default=False, hidden=True)  # see RunCommand
+    retry_failed: bool = flag(OUTPUT, "With --resume: decode again what has failed.")
+    force: bool = flag(OUTPUT, "Overwrite earlier results, and files that hold something else.")
+    stream: bool = flag(OUTPUT, "Before the results of a step, what each row has generated in it.")
+    trace: str | None = _file_option("Where every decision goes; with .gz compressed.")
+    summary_json: str | None = _file_option("Where the numbers of the run go, as JSON.")
+    slo: str | None = shared.slo()
+    timeseries: str | None = _file_option(
+        "Where the run over time goes, as CSV; with .gz compressed."
+    )
+    timeseries_interval: float | None = option(
+        OUTPUT,
+        "Engine time of a row.  [default: 1, more in a long run]",
+        "SECONDS",
+        min=MIN_INTERVAL,
+        **_SECONDS,
+    )
+    keep_going: bool = flag(ERRORS, "Make a bad line an error result, and go on.")
+    max_errors: int | None = option(
+        ERRORS, "Read no more after N failed requests; implies --keep-going.", "N", min=1
+    )
+    live: Literal["auto", "always", "plain", "never"] = option(
+        DISPLAY,
+        "Show the batch at work: auto (on a terminal), always, plain (lines of words, "
+        "no picture) or never.",
+        "WHEN",
+        default="auto",
+    )
+    step_delay: float = option(
+        DISPLAY,
+        "Wait after each step, and draw each one.",
+        "SECONDS",
+        default=0.0,
+        min=0,
+        show_default=False,
+        **_SECONDS,
+    )
+    color: shared.Color = shared.color()
+    quiet: bool = flag(DISPLAY, "No live view and no summary: only problems.", "-q")
+    model_settings: dict[str, Any] = field(default_factory=dict)
+    llm_settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def limits(self) -> "Slo | None":

@@ -5,21 +5,23 @@ where two runs of one workload part, and why.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import typer
-from msgspec import Struct
 
-from ..help import DISPLAY, OUTPUT, NestingCommand, OptionGroup, argument, option
-from ..options import (
-    MAX_BATCH,
-    ForceOption,
-    as_command,
-    config_option,
-    grammar_timeout_option,
-    output_option,
-    scheduling_group,
+from .. import shared
+from ..help import (
+    DISPLAY,
+    OUTPUT,
+    REQUIRED,
+    NestingCommand,
+    OptionGroup,
+    argument,
+    flag,
+    option,
 )
+from ..options import MAX_BATCH, as_command, scheduling_group
 
 SELECTION, REQUESTS = "Only", "If INPUT holds requests"
 _INPUT_WORDS = "A trace, or requests, which are run for it: a file, a .gz file, or - for stdin."
@@ -27,31 +29,29 @@ _INPUT_WORDS = "A trace, or requests, which are run for it: a file, a .gz file, 
 
 def _run_group() -> OptionGroup:
     """Return the options of running requests; what was given of them is an error for a trace."""
-
-    def kind(of: Any, text: str, metavar: str, *flags: str, **more: Any) -> Any:
-        return Annotated[of | None, option(REQUESTS, text, metavar, *flags, **more)]
-
     model = "simulated, or package.module:name of a Python callable.  [default: simulated]"
     slots = "Slots of the batch.  [default: 8]"
-    config = "these options, and settings of the simulated model"
+    limits: dict[str, Any] = {"min": 1, "max": MAX_BATCH, "show_default": True}
+    config = shared.config(REQUESTS, "these options, and settings of the simulated model")
     return OptionGroup(
         {
-            "batch": kind(int, slots, "N", "-b", min=1, max=MAX_BATCH, show_default=True),
-            "model": kind(str, model, "NAME"),
-            "seed": kind(int, "Seed of the simulated model.  [default: 0]", "N"),
-            "grammar_timeout": Annotated[
-                float | None, grammar_timeout_option(REQUESTS, "  [default: 5]")
-            ],
-            "keep_going": Annotated[bool | None, option(REQUESTS, "Show bad lines as rejected.")],
+            "batch": (int | None, option(REQUESTS, slots, "N", "-b", **limits)),
+            "model": (str | None, option(REQUESTS, model, "NAME")),
+            "seed": (
+                int | None,
+                option(REQUESTS, "Seed of the simulated model.  [default: 0]", "N"),
+            ),
+            "grammar_timeout": (float | None, shared.grammar_timeout(REQUESTS, None)),
+            "keep_going": (bool | None, option(REQUESTS, "Show bad lines as rejected.")),
             **scheduling_group(REQUESTS).kinds,
-            "config": Annotated[str | None, config_option(REQUESTS, config)],
+            "config": (str | None, config),
         },
         # What a configuration file says goes together: the first to be an error is the file.
         read=lambda given: {name: given[name] for name in ("config", *given) if name in given},
     )
 
 
-RunGroup = Annotated[Mapping[str, Any], _run_group()]
+_RUN_GROUP = _run_group()
 
 
 def _names_of_subcommands(incomplete: str) -> list[str]:
@@ -59,75 +59,60 @@ def _names_of_subcommands(incomplete: str) -> list[str]:
     return [name for name in ("why", "diff") if name.startswith(incomplete)]
 
 
-class TraceOptions(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions:
     """The options of `batchdecode trace`; docs/cli.md says what each one means.
 
     run_options: those for running requests that were given; a trace has its own.
     """
 
-    input: Annotated[
-        str | None, argument(_INPUT_WORDS, "INPUT", autocompletion=_names_of_subcommands)
-    ] = None
-    format: Annotated[
-        Literal["spans", "steps", "csv", "chrome", "gantt"] | None,
-        option(
-            DISPLAY,
-            "spans, steps, csv, chrome (for Perfetto) or gantt.  "
-            "[default: gantt on a terminal, spans otherwise]",
-            "FORMAT",
-        ),
-    ] = None
-    width: Annotated[
-        int | None,
-        option(DISPLAY, "Columns of the gantt.  [default: the terminal's]", "N", min=40),
-    ] = None
-    steps: Annotated[
-        str | None,
-        option(
-            SELECTION,
-            "From step A up to, but not including, B; either may be left out.",
-            "A:B",
-        ),
-    ] = None
-    request: Annotated[
-        list[str] | None, option(SELECTION, "Only this request; repeatable.", "ID")
-    ] = None
-    slot: Annotated[list[int] | None, option(SELECTION, "This slot; repeatable.", "N")] = None
-    output: Annotated[str | None, output_option("Where the view goes; .gz packs it.")] = None
-    force: ForceOption = False
-    run_options: RunGroup = {}
+    input: str | None = argument(_INPUT_WORDS, "INPUT", autocompletion=_names_of_subcommands)
+    format: Literal["spans", "steps", "csv", "chrome", "gantt"] | None = option(
+        DISPLAY,
+        "spans, steps, csv, chrome (for Perfetto) or gantt.  "
+        "[default: gantt on a terminal, spans otherwise]",
+        "FORMAT",
+    )
+    width: int | None = option(
+        DISPLAY, "Columns of the gantt.  [default: the terminal's]", "N", min=40
+    )
+    steps: str | None = option(
+        SELECTION, "From step A up to, but not including, B; either may be left out.", "A:B"
+    )
+    request: list[str] | None = option(SELECTION, "Only this request; repeatable.", "ID")
+    slot: list[int] | None = option(SELECTION, "This slot; repeatable.", "N")
+    output: str | None = shared.output("Where the view goes; .gz packs it.")
+    force: bool = shared.force()
+    run_options: Mapping[str, Any] = _RUN_GROUP.field
 
 
-class WhyOptions(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class WhyOptions:
     """The options of `batchdecode trace why`; docs/cli.md says what each one means."""
 
-    request_id: Annotated[str, argument("The id of a request.", "ID")]
-    input: Annotated[str | None, argument(_INPUT_WORDS, "INPUT")] = None
-    json: Annotated[bool, option(OUTPUT, "The story as JSON, for programs.")] = False
-    all: Annotated[
-        bool, option(OUTPUT, "Tell of each wait and each span, however many there are.")
-    ] = False
-    run_options: RunGroup = {}
+    request_id: str = argument("The id of a request.", "ID", REQUIRED)
+    input: str | None = argument(_INPUT_WORDS, "INPUT")
+    json: bool = flag(OUTPUT, "The story as JSON, for programs.")
+    all: bool = flag(OUTPUT, "Tell of each wait and each span, however many there are.")
+    run_options: Mapping[str, Any] = _RUN_GROUP.field
 
 
-class DiffOptions(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class DiffOptions:
     """The options of `batchdecode trace diff`; docs/cli.md says what each one means."""
 
-    a: Annotated[
-        str,
-        argument("A trace, or requests, which are run: a file, a .gz file, or - for stdin.", "A"),
-    ]
-    b: Annotated[str, argument("Another one.", "B")]
-    top: Annotated[
-        int,
-        option(
-            OUTPUT,
-            "Of the samples that went another way, show the N that changed most.",
-            "N",
-            min=0,
-        ),
-    ] = 10
-    json: Annotated[bool, option(OUTPUT, "Everything as JSON, for programs.")] = False
+    a: str = argument(
+        "A trace, or requests, which are run: a file, a .gz file, or - for stdin.", "A", REQUIRED
+    )
+    b: str = argument("Another one.", "B", REQUIRED)
+    top: int = option(
+        OUTPUT,
+        "Of the samples that went another way, show the N that changed most.",
+        "N",
+        default=10,
+        min=0,
+    )
+    json: bool = flag(OUTPUT, "Everything as JSON, for programs.")
 
 
 def trace(options: TraceOptions) -> None:

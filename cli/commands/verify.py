@@ -1,53 +1,44 @@
 """`batchdecode verify`: proves that outputs do not depend on the batch, or shows where they do."""
 
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Any
 
 import typer
-from msgspec import Struct
 
-from batcher.settings import GRAMMAR_TIMEOUT
-
-from ..help import INPUT, OUTPUT, option
-from ..options import (
-    ColorOption,
-    GrammarTimeoutOption,
-    InputArgument,
-    ModelOption,
-    as_command,
-    config_option,
-)
+from .. import shared
+from ..help import INPUT, OUTPUT, flag, option
+from ..options import as_command
 
 VERIFYING = "Verifying"
 MAX_SETTINGS = 100_000
 
 
-class VerifyOptions(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class VerifyOptions:
     """The options of `batchdecode verify`; docs/cli.md says what each one means."""
 
-    input: InputArgument = None
-    config: Annotated[
-        str | None,
-        config_option(INPUT, "--model, and the settings of models", names={"model"}),
-    ] = None
-    model: ModelOption = "simulated"
-    grammar_timeout: GrammarTimeoutOption = GRAMMAR_TIMEOUT
-    settings: Annotated[
-        int,
-        option(
-            VERIFYING, "Number of settings to decode everything with.", "N", min=1, max=MAX_SETTINGS
-        ),
-    ] = 64
-    seed: Annotated[
-        int, option(VERIFYING, "Seed of the settings and arrivals that are drawn.", "S")
-    ] = 0
-    only: Annotated[
-        int | None,
-        option(VERIFYING, "Try setting K alone.", "K", min=1, max=MAX_SETTINGS),
-    ] = None
-    json: Annotated[bool, option(OUTPUT, "Print the verdict as JSON.")] = False
-    color: ColorOption = "auto"
-    model_settings: dict[str, Any] = {}
-    llm_settings: dict[str, Any] = {}
+    input: str | None = shared.requests()
+    config: str | None = shared.config(
+        INPUT, "--model, and the settings of models", names={"model"}
+    )
+    model: str = shared.model()
+    grammar_timeout: float = shared.grammar_timeout()
+    settings: int = option(
+        VERIFYING,
+        "Number of settings to decode everything with.",
+        "N",
+        default=64,
+        min=1,
+        max=MAX_SETTINGS,
+    )
+    seed: int = option(
+        VERIFYING, "Seed of the settings and arrivals that are drawn.", "S", default=0
+    )
+    only: int | None = option(VERIFYING, "Try setting K alone.", "K", min=1, max=MAX_SETTINGS)
+    json: bool = flag(OUTPUT, "Print the verdict as JSON.")
+    color: shared.Color = shared.color()
+    model_settings: dict[str, Any] = field(default_factory=dict)
+    llm_settings: dict[str, Any] = field(default_factory=dict)
 
 
 def verify(options: VerifyOptions) -> None:

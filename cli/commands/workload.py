@@ -1,11 +1,10 @@
 """`batchdecode workload`: makes a requests file, from a pattern or from a recorded trace."""
 
-from typing import Annotated
+from dataclasses import dataclass
 
-from msgspec import Struct
-
-from ..help import OUTPUT, argument, option
-from ..options import ForceOption, as_command, output_option
+from .. import shared
+from ..help import OUTPUT, REQUIRED, argument, flag, option
+from ..options import as_command
 
 ARRIVALS, LENGTHS = "Arrivals", "Lengths: a number or a distribution"
 SESSIONS = "Prefixes and sessions"
@@ -15,74 +14,54 @@ exponential:MEAN, pareto:MIN,ALPHA, and of lengths also zipf:ALPHA,MAX and empir
 """
 
 
-class WorkloadOptions(Struct, frozen=True, kw_only=True):
+@dataclass(frozen=True, kw_only=True)
+class WorkloadOptions:
     """The options of `batchdecode workload`, None where not given; see docs/workloads.md."""
 
-    source: Annotated[
-        str,
-        argument(
-            "constant, poisson, gamma, bursty, closed; or a trace: azure, mooncake, vllm.", "SOURCE"
-        ),
-    ]
-    file: Annotated[
-        str | None, argument("The trace: a file, a .gz file, or - for stdin.", "FILE")
-    ] = None
-    requests: Annotated[
-        int | None,
-        option(ARRIVALS, "How many requests.  [default: 1000, of a trace all]", "N", "-n", min=1),
-    ] = None
-    rate: Annotated[
-        float | None,
-        option(
-            ARRIVALS,
-            "Mean rate: requests a second, with --turns sessions a second.  "
-            "[default: 1, of a trace its own]",
-            "R",
-        ),
-    ] = None
-    burstiness: Annotated[
-        float | None,
-        option(ARRIVALS, "gamma: shape of the gaps; 1 is poisson, less is burstier.", "B"),
-    ] = None
-    on: Annotated[float | None, option(ARRIVALS, "bursty: length of a burst.", "SECONDS")] = None
-    off: Annotated[float | None, option(ARRIVALS, "bursty: pause between bursts.", "SECONDS")] = (
-        None
+    source: str = argument(
+        "constant, poisson, gamma, bursty, closed; or a trace: azure, mooncake, vllm.",
+        "SOURCE",
+        REQUIRED,
     )
-    users: Annotated[
-        int | None, option(ARRIVALS, "closed: users, each with one request at a time.", "N", min=1)
-    ] = None
-    scale: Annotated[
-        float | None,
-        option(ARRIVALS, "Multiply the times of a trace; 0.5 is twice as fast.", "FACTOR"),
-    ] = None
-    prompt_tokens: Annotated[str | None, option(LENGTHS, "Of prompts.  [default: 1024]", "D")] = (
-        None
+    file: str | None = argument("The trace: a file, a .gz file, or - for stdin.", "FILE")
+    requests: int | None = option(
+        ARRIVALS, "How many requests.  [default: 1000, of a trace all]", "N", "-n", min=1
     )
-    output_tokens: Annotated[str | None, option(LENGTHS, "Of outputs.  [default: 128]", "D")] = None
-    max_prompt_tokens: Annotated[
-        int | None, option(LENGTHS, "Longest prompt drawn.", "N", min=1)
-    ] = None
-    max_output_tokens: Annotated[
-        int | None, option(LENGTHS, "Longest output drawn.", "N", min=1)
-    ] = None
-    shared_prefix: Annotated[
-        str | None,
-        option(SESSIONS, "Begin prompts with N tokens, those of one of G groups.", "N[:G]"),
-    ] = None
-    turns: Annotated[str | None, option(SESSIONS, "Make sessions of so many turns.", "D")] = None
-    think_time: Annotated[
-        str | None, option(SESSIONS, "Seconds from an answer to the next turn.  [default: 0]", "D")
-    ] = None
-    seed: Annotated[
-        int | None, option(OUTPUT, "Seed of all that is drawn.  [default: 0]", "N", min=0)
-    ] = None
-    name: Annotated[
-        str | None,
-        option(OUTPUT, "What ids begin with.  [default: r; a vLLM log has its own ids]", "TEXT"),
-    ] = None
-    output: Annotated[str | None, output_option("Where the requests go; .gz packs them.")] = None
-    force: ForceOption = False
-    quiet: Annotated[bool, option(OUTPUT, "No summary.", None, "-q")] = False
+    rate: float | None = option(
+        ARRIVALS,
+        "Mean rate: requests a second, with --turns sessions a second.  "
+        "[default: 1, of a trace its own]",
+        "R",
+    )
+    burstiness: float | None = option(
+        ARRIVALS, "gamma: shape of the gaps; 1 is poisson, less is burstier.", "B"
+    )
+    on: float | None = option(ARRIVALS, "bursty: length of a burst.", "SECONDS")
+    off: float | None = option(ARRIVALS, "bursty: pause between bursts.", "SECONDS")
+    users: int | None = option(
+        ARRIVALS, "closed: users, each with one request at a time.", "N", min=1
+    )
+    scale: float | None = option(
+        ARRIVALS, "Multiply the times of a trace; 0.5 is twice as fast.", "FACTOR"
+    )
+    prompt_tokens: str | None = option(LENGTHS, "Of prompts.  [default: 1024]", "D")
+    output_tokens: str | None = option(LENGTHS, "Of outputs.  [default: 128]", "D")
+    max_prompt_tokens: int | None = option(LENGTHS, "Longest prompt drawn.", "N", min=1)
+    max_output_tokens: int | None = option(LENGTHS, "Longest output drawn.", "N", min=1)
+    shared_prefix: str | None = option(
+        SESSIONS, "Begin prompts with N tokens, those of one of G groups.", "N[:G]"
+    )
+    turns: str | None = option(SESSIONS, "Make sessions of so many turns.", "D")
+    think_time: str | None = option(
+        SESSIONS, "Seconds from an answer to the next turn.  [default: 0]", "D"
+    )
+    seed: int | None = option(OUTPUT, "Seed of all that is drawn.  [default: 0]", "N", min=0)
+    name: str | None = option(
+        OUTPUT, "What ids begin with.  [default: r; a vLLM log has its own ids]", "TEXT"
+    )
+    output: str | None = shared.output("Where the requests go; .gz packs them.")
+    force: bool = shared.force()
+    quiet: bool = flag(OUTPUT, "No summary.", "-q")
 
 
 def workload(options: WorkloadOptions) -> None:

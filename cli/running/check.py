@@ -1,9 +1,7 @@
 """What a run of an input would have to do, as far as it can be told without decoding anything."""
 
-import sys
 from contextlib import nullcontext
 
-import msgspec
 from msgspec import Struct
 
 from batcher.engine import Engine
@@ -15,9 +13,9 @@ from batcher.request import Request
 from batcher.validation import num_slots_needed
 
 from ..commands.check import CheckOptions
+from ..printing import print_json, print_text
 from ..screen.cells import counted
 from .intake import OpenInput, open_input
-from .output import stdout_sink
 from .problems import InvalidInput, ProblemReport, say
 from .reading import Line, RequestReader
 from .stdout import user_code_prints_to_stderr
@@ -182,9 +180,8 @@ def print_plan(options: CheckOptions) -> None:
             plan = _make_plan(options, requests, report)
     say(requests.take_notes() + report.closing())
     if options.json:
-        text = msgspec.json.format(msgspec.json.encode(plan)).decode() + "\n"
+        print_json(plan)
     else:
-        text = _describe(plan, requests.name)
-    stdout_sink().write(text.encode(sys.stdout.encoding, "backslashreplace"))
+        print_text(_describe(plan, requests.name))
     if plan.invalid:
         raise InvalidInput(report, plan.lines, "run would decode nothing without --keep-going.")

@@ -7,9 +7,8 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
-
-from msgspec.structs import replace
 
 from batcher.engine import Engine
 from batcher.errors import BatchdecodeError

@@ -1,10 +1,7 @@
 """`batchdecode replay`: a log of a real run, simulated, and how far off that is."""
 
-import sys
 from contextlib import nullcontext
 from typing import Any
-
-import msgspec
 
 from batcher.errors import BatchdecodeError
 from batcher.simulation.replaying import Comparison, Replay, replay
@@ -12,8 +9,8 @@ from batcher.simulation.request_log import LoggedRequest, read_request_log
 from batcher.timing.loading import step_time_of
 
 from ..commands.replay import ReplayOptions
+from ..printing import print_json, print_text
 from ..running.intake import numbered, open_input
-from ..running.output import stdout_sink
 from ..running.problems import say
 from ..screen.cells import aligned, counted, printable
 from .run_limits import RunLimits, limits_of_run, limits_table, read_meta_file, warn_of_guesses
@@ -45,12 +42,9 @@ def show_replay(options: ReplayOptions) -> None:
     warn_of_guesses(limits)
     outcome = replay(log, limits.batch, limits.settings, step_time)
     if options.json:
-        text = (
-            msgspec.json.format(msgspec.json.encode(_record(outcome, log, limits))).decode() + "\n"
-        )
+        print_json(_record(outcome, log, limits))
     else:
-        text = _table(outcome, log, limits, source.name)
-    stdout_sink().write(text.encode(sys.stdout.encoding, "backslashreplace"))
+        print_text(_table(outcome, log, limits, source.name))
 
 
 def _record(outcome: Replay, log: list[LoggedRequest], limits: RunLimits) -> dict[str, Any]:

@@ -1,11 +1,9 @@
 """`batchdecode trace why` and `trace diff`: from traces or requests to an answer on stdout."""
 
 import os
-import sys
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-
-import msgspec
 
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import Event
@@ -14,8 +12,8 @@ from batcher.explaining.reading import read_requests
 from batcher.explaining.story import answer_of
 
 from ..commands.trace import DiffOptions, WhyOptions
-from ..running.intake import OpenInput
-from ..running.output import stdout_json_sink, stdout_sink
+from ..printing import print_json, print_text
+from ..running.intake import InputError, OpenInput
 from ..running.stdout import user_code_prints_to_stderr
 from ..screen.cells import printable, wrapped
 from ..screen.terminal import terminal_size
@@ -44,7 +42,13 @@ def show_why(options: WhyOptions) -> None:
         BatchdecodeError: the input is not right, or has no such request.
         WriteError, BrokenPipeError: the output takes no more.
     """
-    path, source = open_twice(options.input)
+    try:
+        path, source = open_twice(options.input)
+    except InputError as error:
+        if os.path.isfile(options.request_id):  # noqa: PTH113 - this one raises nothing
+            swapped = shlex.join([options.input or STDIN, options.request_id])
+            raise InputError(f"{error}; did you mean: batchdecode trace why {swapped}?") from None
+        raise
     with user_code_prints_to_stderr():
         events = events_of(path, source, options.run_options)
         with contradictions_named(source.name):
@@ -54,12 +58,12 @@ def show_why(options: WhyOptions) -> None:
                 raise BatchdecodeError(f"{source.name} has no request {options.request_id}{hint}")
             answer = answer_of(kept)
     if options.json:
-        _write_json(answer)
+        print_json(answer)
         return
     length = WHOLE if options.all else SHORT
     stories = [tell(story, length) for story in answer.stories]
     stories += map(tell_reject, answer.rejects)
-    _write_lines(_in_columns([line for story in stories for line in story]))
+    _print_lines(_in_columns([line for story in stories for line in story]))
 
 
 def show_diff(options: DiffOptions) -> int:
@@ -80,17 +84,11 @@ def show_diff(options: DiffOptions) -> int:
                 f"{source_a.name} or {source_b.name}: events contradict each other: {error}"
             ) from error
     if options.json:
-        _write_json(comparison)
+        print_json(comparison)
     else:
         told = describe(comparison, source_a.name, source_b.name)
-        _write_lines([*_in_columns(told), *results_of(comparison, options.top)])
+        _print_lines([*_in_columns(told), *results_of(comparison, options.top)])
     return EQUAL if comparison.is_equal else DIFFERENT
-
-
-def _write_json(answer: msgspec.Struct) -> None:
-    sink = stdout_json_sink()
-    sink.write(msgspec.json.format(msgspec.json.encode(answer), indent=2) + b"\n")
-    sink.close()
 
 
 def _in_columns(lines: list[str]) -> list[str]:
@@ -99,8 +97,5 @@ def _in_columns(lines: list[str]) -> list[str]:
     return [part for line in lines for part in wrapped(printable(line), width)]
 
 
-def _write_lines(lines: list[str]) -> None:
-    sink = stdout_sink()
-    text = "".join(f"{printable(line)}\n" for line in lines)
-    sink.write(text.encode(sys.stdout.encoding, "backslashreplace"))
-    sink.close()
+def _print_lines(lines: Iterable[str]) -> None:
+    print_text("".join(f"{printable(line)}\n" for line in lines))

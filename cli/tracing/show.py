@@ -13,8 +13,9 @@ from batcher.formats.views import encode_csv, encode_spans, encode_steps
 from batcher.timeline import Selection, Timeline
 
 from ..commands.trace import TraceOptions
+from ..printing import output_sink
 from ..running.files import check_distinct, check_replaceable
-from ..running.output import Sink, open_sink, stdout_sink
+from ..running.output import Sink
 from ..running.stdout import user_code_prints_to_stderr
 from ..screen.cells import printable, printable_json
 from ..screen.terminal import can_print, terminal_size
@@ -54,8 +55,7 @@ def show_trace(options: TraceOptions) -> None:
             timeline.check_integrity()
     selection = _selection(timeline, options)
     lines = _lines(timeline, selection, options)
-    sink = stdout_sink() if options.output is None else open_sink(options.output)
-    _write(lines, sink)
+    _write(lines, output_sink(options.output))
 
 
 def parse_steps(text: str) -> tuple[int | None, int | None]:

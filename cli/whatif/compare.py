@@ -10,8 +10,9 @@ from batcher.whatif.measuring import Question
 
 from ..commands.compare import CompareOptions
 from ..memory_note import say_of_memory
+from ..printing import print_text
 from .progress import progress_of
-from .reading import read_workload, write_text
+from .reading import read_workload
 from .tables import best_first, column_of, csv_of, json_of, table_of
 
 SERVED, NOTHING_SERVED = 0, 1
@@ -45,7 +46,7 @@ def compare_requests(options: CompareOptions) -> int:
     if column is not None:
         cells = best_first(cells, column)
     form = json_of if options.json else csv_of if options.csv else table_of
-    write_text(form(cells))
+    print_text(form(cells))
     return SERVED if any(map(_has_served, cells)) else NOTHING_SERVED
 
 

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterator
 from typing import get_args
 
-import msgspec
-
 from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import parse_slo
 from batcher.scheduling.checks import check_effects
@@ -16,9 +14,10 @@ from batcher.whatif.search import Searched
 
 from ..commands.plan import PlanOptions
 from ..memory_note import say_of_memory
+from ..printing import print_json, print_text
 from ..screen.cells import counted, duration, fill, number, whole_percent
 from .progress import Lines, Silence
-from .reading import read_workload, write_text
+from .reading import read_workload
 from .tables import BINDS
 
 MET, NOT_MET = 0, 1
@@ -43,9 +42,9 @@ def plan_requests(options: PlanOptions) -> int:
     on_tried, on_relief = _progress(quiet=options.quiet)
     plan = find_plan(question, base, searched, on_tried, on_relief)
     if options.json:
-        write_text(msgspec.json.format(msgspec.json.encode(plan)).decode() + "\n")
+        print_json(plan)
     else:
-        write_text("".join(f"{line}\n" for line in describe(plan)))
+        print_text("".join(f"{line}\n" for line in describe(plan)))
     return MET if plan.is_met else NOT_MET
 
 

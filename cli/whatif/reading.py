@@ -1,6 +1,5 @@
-"""What `compare` and `plan` share: from requests to a workload, an answer, and how they stop."""
+"""What `compare` and `plan` share: from requests to a workload, and how they stop."""
 
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 
@@ -55,18 +54,3 @@ def read_workload(options: CompareOptions | PlanOptions) -> Workload:
             "all are decoded once to learn when\n"
         )
     return workload_of(requests, model, decoded_outputs(requests, model))
-
-
-def write_text(text: str) -> None:
-    """Write an answer to stdout, whole.
-
-    Raises:
-        WriteError, BrokenPipeError: the output takes no more.
-    """
-    from ..running.output import stdout_sink  # noqa: PLC0415 - only once there is an answer
-
-    sink = stdout_sink()
-    sink.write(
-        text.encode(sys.__stdout__.encoding if sys.__stdout__ else "utf-8", "backslashreplace")
-    )
-    sink.close()

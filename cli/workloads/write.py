@@ -2,10 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
+from dataclasses import asdict
 from difflib import get_close_matches
-from itertools import islice
-
-from msgspec.structs import asdict
+from itertools import chain, islice
 
 from batcher.errors import BatchdecodeError
 from batcher.workloads.entries import (
@@ -24,9 +23,9 @@ from batcher.workloads.traces import (
 )
 
 from ..commands.workload import WorkloadOptions
+from ..printing import output_sink
 from ..running.files import check_distinct, check_replaceable
 from ..running.intake import InputError, OpenInput, numbered, open_input
-from ..running.output import Sink, open_sink, stdout_sink
 from ..running.problems import say
 from ..screen.cells import counted
 
@@ -164,17 +163,14 @@ def _check_replaceable(options: WorkloadOptions) -> None:
 def _write(entries: Iterable[WorkloadEntry], options: WorkloadOptions) -> None:
     """Write `entries`, then say what they were."""
     summary = WorkloadSummary()
-    sink: Sink | None = None
-    for block in encode_entries(summary.observe(entries)):
-        sink = sink or _open(options)  # only now: nothing is overwritten by an empty workload
+    blocks = encode_entries(summary.observe(entries))
+    first = next(blocks, b"")  # if it cannot be made, nothing is overwritten
+    sink = output_sink(options.output)
+    for block in chain([first], blocks):
         sink.write(block)
-    (sink or _open(options)).close()
+    sink.close()
     if not options.quiet:
         say(render_summary(summary))
-
-
-def _open(options: WorkloadOptions) -> Sink:
-    return stdout_sink() if options.output is None else open_sink(options.output)
 
 
 def render_summary(summary: WorkloadSummary) -> str:

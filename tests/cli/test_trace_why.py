@@ -87,6 +87,17 @@ def test_an_unknown_id_gets_those_like_it(traces):
     assert done.stderr == "error: <stdin> has no request fist; there is first\n"
 
 
+def test_the_id_goes_before_the_file(traces):
+    done = batchdecode("trace", "why", "tight.jsonl", "c d", cwd=traces)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: cannot read c d: No such file or directory; "
+        "did you mean: batchdecode trace why 'c d' tight.jsonl?\n"
+    )
+    neither = batchdecode("trace", "why", "x" * 300, "d", cwd=traces)
+    assert neither.stderr == "error: cannot read d: No such file or directory\n"
+
+
 def test_requests_are_run_and_each_sample_is_told(tmp_path):
     two = {"id": "a", "prompt": "x", "max_tokens": 2, "ignore_eos": True, "n": 2, "temperature": 1}
     bad = {"id": "b", "prompt": "x", "max_tokens": "2"}

@@ -3,6 +3,7 @@
 import gzip
 import json
 import subprocess
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -214,6 +215,6 @@ def test_a_pipe_is_read_once_so_it_can_be_scaled_but_brought_to_no_rate():
 
 
 def test_every_option_belongs_to_a_source():
-    names = set(WorkloadOptions.__struct_fields__)
+    names = {field.name for field in fields(WorkloadOptions)}
     taken = {name for options in OPTIONS_OF.values() for name in options}
     assert taken | {"source", "requests", "output", "force", "quiet"} == names

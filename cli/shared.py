@@ -1,0 +1,86 @@
+"""Options that several commands have: each of these makes the field of a record that is one."""
+
+from collections.abc import Collection
+from functools import partial
+from typing import Any, Literal
+
+import typer
+
+from batcher.settings import GRAMMAR_TIMEOUT
+
+from .config import OF_REQUESTS, defaults_in
+from .help import DECODING, DISPLAY, INPUT, OUTPUT, argument, flag, option
+from .options import MAX_BATCH, MAX_DELAY, STDOUT, refuse_nan
+
+Color = Literal["auto", "always", "never"]
+
+
+def config(panel: str, text: str, names: Collection[str] | None = OF_REQUESTS) -> Any:
+    """Return the field --config: a file of defaults.
+
+    names: the options that it may set, since the same file may speak of the --output of another
+    command; None for all.
+    """
+
+    def use(context: typer.Context, path: str | None) -> str | None:
+        if path is not None and not context.resilient_parsing:
+            found = defaults_in(path, context).items()
+            context.default_map = {n: v for n, v in found if names is None or n in names}
+        return path
+
+    return option(panel, f"YAML: {text}.", "FILE", is_eager=True, callback=use)
+
+
+def output(text: str) -> Any:
+    """Return the field --output."""
+    text = f"{text}  [default: stdout]"
+    return option(OUTPUT, text, "FILE", "-o", callback=none_for_stdout)
+
+
+def none_for_stdout(path: str | None) -> str | None:
+    """Return `path`, None for what stands for stdout."""
+    return None if path == STDOUT else path
+
+
+def grammar_timeout(panel: str = DECODING, default: float | None = GRAMMAR_TIMEOUT) -> Any:
+    """Return the field --grammar-timeout."""
+    shown = "" if default is not None else f"  [default: {GRAMMAR_TIMEOUT:g}]"
+    text = f"Processor time that compiling a constraint may take.{shown}"
+    limits = {"min": 0.1, "max": MAX_DELAY}  # the least as batcher.settings has it
+    return option(panel, text, "SECONDS", default=default, callback=refuse_nan, **limits)
+
+
+def meta(panel: str) -> Any:
+    """Return the field --meta."""
+    text = "JSON with the limits of the run, as vLLM calls them.  [default: *meta.json beside LOG]"
+    return option(panel, text, "FILE")
+
+
+requests = partial(
+    argument, "Requests, one JSON object per line: a file, a .gz file, or - for stdin.", "INPUT"
+)
+all_config = partial(
+    config,
+    INPUT,
+    "defaults for these options by their names, and under simulated: and llm: settings of models",
+    names=None,
+)
+batch = partial(option, DECODING, "Slots of the batch.", "N", "-b", default=8, min=1, max=MAX_BATCH)
+model = partial(
+    option,
+    DECODING,
+    "simulated, or package.module:name of a callable, Model or LLM.",
+    "NAME",
+    default="simulated",
+)
+seed = partial(option, DECODING, "Seed of the simulated model.  [default: 0]", "N")
+force = partial(flag, OUTPUT, "Overwrite a file that holds something.")
+color = partial(
+    option, DISPLAY, "Use colors: auto (on a terminal), always or never.", "WHEN", default="auto"
+)
+slo = partial(
+    option,
+    OUTPUT,
+    "Count the requests that meet them: ttft=0.5,tpot=50ms,e2e=10,queue=1.",
+    "LIMITS",
+)
