@@ -5,6 +5,7 @@ of the lines it accepts by itself.
 """
 
 import re
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -45,9 +46,13 @@ _PART = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?|[\[{]', re.DOTALL)
 # twice, they may be of different objects, and a slower reader has to tell.
 _KEY = re.compile(rb'"(?:([a-z_]+)"\s*:|\s*:)')
 
-# Keys of lines that do not state each field by its own name.
+# Keys of lines that do not state each field by its own name, and those that are but synonyms.
 _OTHER_KEYS = frozenset(name.encode() for name in ("body", *SYNONYMS, *SPELLINGS))
+_SYNONYM_KEYS = {name.encode(): (field, name) for name, field in SYNONYMS.items()}
 _FREE_KEYS = frozenset(name.encode() for name in FREE_FIELDS)
+_FREE_OR_SYNONYM_KEYS = _FREE_KEYS.union(_SYNONYM_KEYS)
+_ROW_KEYS = frozenset(ROW_FIELDS)
+_BODY_KEYS = {url: frozenset(names) for url, names in BODY_FIELDS.items()}
 _decode = msgspec.json.Decoder(Request).decode
 
 
@@ -73,6 +78,7 @@ class RequestParser:
         self._capabilities = capabilities
         self._checked = checked_type(capabilities)
         self._decode = msgspec.json.Decoder(self._checked).decode
+        self._decoders: dict[tuple[bytes, ...], Callable[[bytes], Request]] = {}  # by synonyms
 
     def parse(self, line: bytes, line_number: int) -> ParsedLine | BadLine:
         """Return the request of `line`, or what is wrong with it; no bytes make it raise."""
@@ -97,6 +103,9 @@ class RequestParser:
         Raises:
             ValueError, RecursionError: something is.
         """
+        row = _find_row(line) if b'"body"' in line else None
+        if row is not None:
+            return self._convert(row, line_number)
         keys = _KEY.findall(line)
         if b"" in keys:
             keys = _KEY.findall(line.replace(rb"\"", b""))
@@ -104,24 +113,51 @@ class RequestParser:
         if len(distinct) < len(keys) or b"" in distinct:
             distinct = _read_keys(line)
         if distinct <= _FREE_KEYS:
-            url, request = None, self._decode(line)
+            request = self._decode(line)
             is_right = goes_together(request, self._capabilities)
+        elif distinct <= _FREE_OR_SYNONYM_KEYS:
+            request = self._decode_synonyms(line, distinct)
+            is_right = goes_together(request, self._capabilities)
+            is_right = is_right and (type(request.prompt) is list or b"prompt" in distinct)
         elif distinct.isdisjoint(_OTHER_KEYS):
-            url, request = None, _decode(line)
+            request = _decode(line)
             is_right = not find_problems(request, self._capabilities)
         else:
-            url, fields = self._respell(msgspec.json.decode(line))
-            if fields.keys() <= FREE_FIELDS:
-                request = msgspec.convert(fields, self._checked)
-                is_right = goes_together(request, self._capabilities)
-            else:
-                request = msgspec.convert(fields, Request)
-                is_right = not find_problems(request, self._capabilities)
+            return self._convert(msgspec.json.decode(line), line_number)
         if request.id is None:
             force_setattr(request, "id", str(line_number))
-        if not is_right:
-            return None
-        return ParsedLine(request) if url is None else ParsedLine(request, form_of(url, request))
+        return ParsedLine(request) if is_right else None
+
+    def _convert(self, whole: Any, line_number: int) -> ParsedLine | None:
+        """Return the request of a line that was decoded, if nothing about it is unusual.
+
+        Raises:
+            ValueError, RecursionError: something is.
+        """
+        url, fields = self._respell(whole)
+        if fields.get("id") is None:
+            fields["id"] = str(line_number)
+        if fields.keys() <= FREE_FIELDS:
+            request = msgspec.convert(fields, self._checked)
+            is_right = goes_together(request, self._capabilities)
+        else:
+            request = msgspec.convert(fields, Request)
+            is_right = not find_problems(request, self._capabilities)
+        return ParsedLine(request, form_of(url, request)) if is_right else None
+
+    def _decode_synonyms(self, line: bytes, keys: set[bytes]) -> Request:
+        """Return the request of a line with synonyms, which has no field by two names.
+
+        Raises:
+            ValueError, RecursionError: something about it is unusual.
+        """
+        synonyms = tuple(key for key in _SYNONYM_KEYS if key in keys)
+        decode = self._decoders.get(synonyms)
+        if decode is None:
+            names = dict(map(_SYNONYM_KEYS.__getitem__, synonyms))
+            decode = msgspec.json.Decoder(checked_type(self._capabilities, names)).decode
+            self._decoders[synonyms] = decode
+        return decode(line)
 
     def _respell(self, whole: Any) -> tuple[str | None, dict[str, Any]]:
         """Return the url, None of what is no row, and the request's fields by their own names.
@@ -141,18 +177,34 @@ class RequestParser:
         return url, named
 
 
+def _find_row(line: bytes) -> dict[str, Any] | None:
+    """Return the row that a line is; None of one that may have a key twice, or is none.
+
+    There are as many colons as keys, and more where strings or other objects have some.
+
+    Raises:
+        ValueError, RecursionError: the line is no JSON.
+    """
+    row = msgspec.json.decode(line)
+    body = row.get("body") if isinstance(row, dict) else None
+    is_sure = isinstance(body, dict) and len(row) + len(body) == line.count(b":")
+    return row if is_sure else None
+
+
 def _fields_of_row(row: dict[str, Any]) -> dict[str, Any] | None:
     """Return the fields of the request in a row, its id included; None of one that is unusual."""
     url, body = row.get("url"), row["body"]
-    if row.get("method") != "POST" or url not in URLS or not row.keys() <= set(ROW_FIELDS):
+    if row.get("method") != "POST" or url not in URLS or not row.keys() <= _ROW_KEYS:
         return None
-    if not isinstance(body, dict) or not body.keys() <= set(BODY_FIELDS[url]):
+    if not isinstance(body, dict) or not body.keys() <= _BODY_KEYS[url]:
         return None
-    options = OPTIONS[url]
-    if not all(is_supported(options[name], body[name]) for name in options.keys() & body.keys()):
-        return None
-    fields = {name: value for name, value in body.items() if name not in options}
-    return fields | {"id": row.get("custom_id")}
+    options, fields = OPTIONS[url], {"id": row.get("custom_id")}
+    for name, value in body.items():
+        if name not in options:
+            fields[name] = value
+        elif not is_supported(options[name], value):
+            return None
+    return fields
 
 
 def _without_synonyms(line: dict[str, Any]) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 Rule: it may leave a good request to the slow way, and never accepts a bad one.
 """
 
+from collections.abc import Mapping
 from copy import deepcopy
 from functools import cache
 from typing import Annotated, Any, Literal, cast
@@ -17,6 +18,7 @@ from batcher.validation.problems import look_closely
 from batcher.validation.values import ModelCapabilities, is_text
 
 _WITHOUT_PARTS = {str, int, float, bool, type(None)}
+_KINDS_OF_IDS = ({int}, {list})
 _MAX_STOPS = 16  # in each dimension: three fields of 16 x 16 stay below MAX_STOP_LENGTH
 
 # Fields with a rule of their own, beside their type and what they exclude or need.
@@ -78,9 +80,16 @@ def quick_copy(request: Request, capabilities: ModelCapabilities) -> Request | N
     return copy if is_right else None
 
 
-def checked_type(capabilities: ModelCapabilities) -> type[Request]:
-    """Return the type of requests of FREE_FIELDS; one is right if `goes_together` is true of it."""
-    return _make_type(capabilities.vocab_size, gives_logits=capabilities.gives_logits)
+def checked_type(
+    capabilities: ModelCapabilities, other_names: Mapping[str, str] | None = None
+) -> type[Request]:
+    """Return the type of requests of FREE_FIELDS; one is right if `goes_together` is true of it.
+
+    other_names: what some of the fields are called in JSON.
+    """
+    return _make_type(
+        capabilities.vocab_size, gives_logits=capabilities.gives_logits, rename=other_names
+    )
 
 
 def goes_together(request: Request, capabilities: ModelCapabilities) -> bool:
@@ -94,9 +103,9 @@ def goes_together(request: Request, capabilities: ModelCapabilities) -> bool:
         and (stop is None or _is_uniform(stop))
     ):
         return False
-    if request.think_time != 0 and request.session is None:
-        return False
-    if not (is_text(request.session or "") and is_text(request.cache_salt or "")):
+    session, salt = request.session, request.cache_salt
+    is_right = request.think_time == 0 if session is None else is_text(session)
+    if not is_right or not (salt is None or is_text(salt)):
         return False
     if request.deadline is not None and request.deadline < request.arrival_time:
         return False
@@ -113,9 +122,7 @@ def _is_uniform(stop: object) -> bool:
     if type(stop) is not list:
         return type(stop) is str and stop.isascii()
     kinds = set(map(type, stop))
-    return len(kinds) == 1 and (
-        kinds <= {int, list} or (str in kinds and all(map(str.isascii, stop)))
-    )
+    return kinds in _KINDS_OF_IDS or (kinds == {str} and all(map(str.isascii, stop)))
 
 
 @cache
@@ -123,9 +130,7 @@ def _type_of_tuple(vocab_size: int | None, gives_logits: bool) -> type[Request]:
     return _make_type(vocab_size, gives_logits=gives_logits, array_like=True)
 
 
-def _make_type(
-    vocab_size: int | None, *, gives_logits: bool, array_like: bool = False
-) -> type[Request]:
+def _make_type(vocab_size: int | None, *, gives_logits: bool, **config: Any) -> type[Request]:
     """Return a type that no bad request converts to, but for what `goes_together` tells.
 
     The conversion runs in C: it costs less than one pass over the prompt in Python.
@@ -140,7 +145,7 @@ def _make_type(
         for name, field in REQUEST_FIELDS.items()
     ]
     made = msgspec.defstruct(
-        "CheckedRequest", fields, bases=(Request,), frozen=True, gc=False, array_like=array_like
+        "CheckedRequest", fields, bases=(Request,), frozen=True, gc=False, **config
     )
     return cast(type[Request], made)
 
