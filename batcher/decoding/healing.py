@@ -119,6 +119,8 @@ class HealingRow:
 
     __slots__ = ("_index", "remaining")
 
+    may_force = True
+
     def __init__(self, index: VocabularyIndex, remaining: bytes) -> None:
         self._index, self.remaining = index, remaining
 

@@ -99,7 +99,9 @@ class RowDecoder:
             return []
         self._states[slot] = row
         self._stops.open(slot, row.automaton, StopProgress(skip=len(first.healing)))
-        forced = row.untold = self._follow(slot, row, None)
+        if row.constraint is None:
+            return []
+        forced = row.untold = self._force(slot, row, row.constraint)
         if forced:
             self._extend({slot: forced})
         return forced
@@ -286,15 +288,17 @@ class RowDecoder:
             if is_over and first_slots.get(slot, slot) in is_over:
                 continue
             row.num_given += 1
-            tokens = [token_of[slot]]
-            if row.constraint is not None and slot not in has_stopped:
+            tokens, constraint = [token_of[slot]], row.constraint
+            if constraint is not None and slot not in has_stopped:
                 if tokens[0] == self._eos_token_id:  # below min_tokens: nothing else is left
                     stopped.append(slot)
                     self._tell(row, tokens, num_silent=1)
                     continue
-                tokens += self._follow(slot, row, tokens[0])
-                if len(tokens) > 1:
-                    jumps[slot] = tokens
+                constraint.advance(tokens[0])
+                if constraint.may_force:
+                    tokens += self._force(slot, row, constraint)
+                    if len(tokens) > 1:
+                        jumps[slot] = tokens
             if row.stream is not None:
                 self._tell(row, tokens)
         if jumps:
@@ -315,30 +319,19 @@ class RowDecoder:
         if self._sampler is not None:
             self._sampler.extend(given)
 
-    def _follow(self, slot: int, row: RowState, token: int | None) -> list[int]:
-        """Move on the constraint of a row by `token`; return the tokens that are forced then."""
-        constraint = row.constraint
-        if constraint is None:
-            return []
-        if token is not None:
-            constraint.advance(token)
-        forced = self._force(slot, row, constraint) if row.may_jump else []
-        if not constraint.is_active:
-            row.constraint = None
-        return forced
-
     def _force(self, slot: int, row: RowState, constraint: RowConstraint) -> list[int]:
         """Return the tokens that are the only ones allowed next in a row, after moving it on.
 
         The last token of a row, and one that ends it, are left to the model: a row ends in a step.
+        A constraint that asks for nothing more is dropped.
         """
         forced: list[int] = []
         request = row.sequence.request
-        while True:
+        while row.may_jump:
             most = request.max_tokens - 1 - row.num_given
             tokens = constraint.forced_tokens(most) if most > 0 else ()
             if not tokens:
-                return forced
+                break
             if row.has_to_go_on:
                 self._let_end(slot, row)
             if row.has_to_go_on:  # up to where it may end
@@ -349,4 +342,7 @@ class RowDecoder:
                 row.num_given += num_read
                 forced += tokens[:num_read]
             if num_read < len(tokens):
-                return forced
+                break
+        if not constraint.is_active:
+            row.constraint = None
+        return forced

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from batcher.decoding.constraints.matchers import compile_source, with_large_stack
+from batcher.decoding.constraints.residuals import residuals_of
 from batcher.decoding.constraints.rows import GrammarRow, GrammarStates
 from batcher.decoding.constraints.source import ConstraintSource, constraint_source, stated_source
 from batcher.decoding.constraints.trials import TRIALS
@@ -132,16 +133,16 @@ class ConstraintCompiler:
         return known
 
     def _compile(self, source: ConstraintSource) -> CompiledConstraint | GrammarError:
-        tokenizer = self._llguidance_tokenizer
+        tokenizer, residuals = self._llguidance_tokenizer, None
         error = TRIALS.make(source, self._timeout)
         if error is not None:
             return error
         if source.kind == "regex":
-            tokenizer = self._tokenizer_of_words
+            tokenizer, residuals = self._tokenizer_of_words, residuals_of(source.text)
         matcher = with_large_stack(partial(compile_source, tokenizer, source))
         if isinstance(matcher, GrammarError):
             return matcher
-        states = GrammarStates(matcher, self.vocabulary, tokenizer.eos_token)
+        states = GrammarStates(matcher, self.vocabulary, tokenizer.eos_token, residuals)
         if failure := states.start.failure:
             return GrammarError((source.kind,), f"no output can keep it: {failure}")
         return CompiledConstraint(source, states)

@@ -1,18 +1,20 @@
 """What is asked of a row's constraint at every step, and the grammars' answer to it.
 
 A constraint follows the output token by token and says which tokens may come next.  What llguidance
-finds out about an output is kept as a GrammarState for all rows that begin with the same tokens, so
-that it is asked once for what several outputs have in common; and what a grammar forces is known as
-a whole, so that a row takes any number of tokens at once.
+finds out about an output is kept as a GrammarState for all rows that begin with the same tokens,
+and where a regex is sure to go on alike after others, for those as well; so it is asked once for
+what several outputs have in common.  What a grammar forces is known as a whole, so that a row takes
+any number of tokens at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from batcher.decoding.constraints.residuals import Residual, Residuals
 from batcher.decoding.healing import HealingRow, VocabularyIndex
 from batcher.errors import InvariantError
 
@@ -21,31 +23,47 @@ if TYPE_CHECKING:
 
 MAX_KEPT_BYTES = 1 << 21  # of the states of one grammar
 MAX_RUN = 256  # tokens of a run, since some grammars have no end
-STATE_BYTES = 512  # of a state beside its mask
+STATE_BYTES = 512  # of a state, or of a mask beside its bits
+EDGE_BYTES = 128  # of what leads from one state to another
+
+
+class Mask(Struct, frozen=True):
+    """Tokens that are allowed next: bit i % 8 of byte i // 8 is token i; none beyond the end.
+
+    forced: the only one of them; None if there are several, or it is EOS.
+    """
+
+    bits: bytes
+    forced: int | None = None
+
+
+NO_MASK = Mask(b"")
 
 
 class GrammarState(Struct, eq=False):
     """Where a grammar is after certain tokens.
 
-    mask: the tokens allowed next, one bit each, unless there is a run; failure: why none is.
+    mask: the tokens allowed next, unless there is a run; failure: why none is.
     run: the tokens that come next whatever is chosen, end: the state after them; () and None where
     there is a choice, or is_cut.
     is_cut: whether there is no choice either, but a run has been cut here for being too long.
     next: token -> the state after it, of those that rows have come to, unless there is a run.
+    residual: what may follow, as far as that is told; states that have the same are one.
     """
 
-    mask: bytes
+    mask: Mask
     failure: str | None = None
     run: tuple[int, ...] = ()
     end: "GrammarState | None" = None
     is_cut: bool = False
     next: dict[int, "GrammarState"] = {}
+    residual: Residual | None = None
 
     def packed_mask(self) -> bytes:
         """Return the tokens allowed next, one bit each."""
         if self.end is None:
-            return self.mask
-        size = max(len(self.end.mask), self.run[0] // 8 + 1)
+            return self.mask.bits
+        size = max(len(self.end.mask.bits), self.run[0] // 8 + 1)
         return (1 << self.run[0]).to_bytes(size, "little")
 
     def allows(self, token: int) -> bool:
@@ -53,56 +71,113 @@ class GrammarState(Struct, eq=False):
         mask = self.packed_mask()
         return token // 8 < len(mask) and bool(mask[token // 8] >> token % 8 & 1)
 
-    def forced_token(self, eos_token_id: int) -> int | None:
-        """Return the only token that the mask holds, None if it holds several, or EOS."""
-        tokens = int.from_bytes(self.mask, "little")  # bit i is token i
-        if not tokens or tokens & (tokens - 1) or tokens.bit_length() - 1 == eos_token_id:
-            return None
-        return tokens.bit_length() - 1
-
 
 class GrammarStates:
     """The states of one grammar that outputs have come to, as many as there is room for.
 
     start: that of an output that has not begun.
     vocabulary: of the tokens that the matcher knows.
+    residuals: what may follow outputs, if that is told.
     """
 
     def __init__(
-        self, matcher: "LLMatcher", vocabulary: VocabularyIndex, eos_token_id: int
+        self,
+        matcher: "LLMatcher",
+        vocabulary: VocabularyIndex,
+        eos_token_id: int,
+        residuals: Residuals | None = None,
     ) -> None:
         """matcher: at the start of an output; only copies of it move."""
         self.eos_token_id = eos_token_id
-        self._matcher, self._vocabulary = matcher, vocabulary
+        self._matcher, self._vocabulary, self._residuals = matcher, vocabulary, residuals
+        self._begin()
+
+    def _begin(self) -> None:
+        """Know of no state but the first."""
         self._num_bytes = 0
-        self.start, _ = self.state_of(self.new_matcher())
+        self._masks: dict[bytes, Mask] = {}  # those that states have
+        self._by_residual: dict[Residual | None, GrammarState] = {}
+        residual = None if self._residuals is None else self._residuals.start
+        self.start, _ = self._state_of(self.new_matcher(), residual)
 
     def new_matcher(self) -> "LLMatcher":
         """Return a matcher at the start of an output."""
         return self._matcher.deep_copy()
 
-    def state_of(self, matcher: "LLMatcher") -> tuple[GrammarState, int]:
+    def after(
+        self, before: GrammarState, token: int, matcher_after: Callable[[], "LLMatcher"]
+    ) -> tuple[GrammarState, int]:
+        """Return the state that `token`, which is allowed, leads to from `before`, and keep it.
+
+        matcher_after: returns the matcher of an output that ends with `token`, if it is needed.
+        Also returns how many forced tokens that has read since.
+
+        If there is no room for another state, those of all outputs are forgotten but for those that
+        rows are in.
+        """
+        residual, num_read = self._residual_after(before.residual, (token,)), 0
+        after = self._by_residual.get(residual)
+        if after is None:
+            after, num_read = self._state_of(matcher_after(), residual)
+        before.next[token] = after
+        self._num_bytes += EDGE_BYTES
+        if self._num_bytes > MAX_KEPT_BYTES:
+            self._begin()
+        return after, num_read
+
+    def grow(self, cut: GrammarState, matcher: "LLMatcher") -> int:
+        """Let `cut`, in which `matcher` is, have the run that was cut there; return its length."""
+        after, num_read = self._state_of(matcher, None)
+        cut.run, cut.end, cut.is_cut = after.run, after.end, False
+        return num_read
+
+    def _state_of(
+        self, matcher: "LLMatcher", residual: Residual | None
+    ) -> tuple[GrammarState, int]:
         """Return the state that `matcher` is in, and how many forced tokens it has read since."""
         run: list[int] = []
         while True:
-            self._read_forced(matcher, run)
+            text = matcher.compute_ff_bytes()
+            if text:
+                self._read_forced(matcher, text, run)
             end = self._end_of(matcher)
-            token = end.forced_token(self.eos_token_id)
-            end.is_cut = token is not None and len(run) >= MAX_RUN
-            if token is None or end.is_cut:
+            token = end.mask.forced
+            if token is None:
+                break
+            if len(run) >= MAX_RUN:
+                end.is_cut = True
                 break
             matcher.consume_token(token)
             run.append(token)
-        return (GrammarState(b"", run=tuple(run), end=end), len(run)) if run else (end, 0)
+        self._num_bytes += STATE_BYTES + 8 * len(run)
+        if not run:
+            return self._shared(end, residual), 0
+        end = self._shared(end, self._residual_after(residual, run))
+        return self._shared(GrammarState(NO_MASK, run=tuple(run), end=end), residual), len(run)
 
-    def _read_forced(self, matcher: "LLMatcher", run: list[int]) -> None:
-        """Let `matcher` read, and add to `run`, what bytes alone show to be forced.
+    def _shared(self, state: GrammarState, residual: Residual | None) -> GrammarState:
+        """Return the state of all outputs that may go on like this, which may be `state`."""
+        if residual is None or state.is_cut or state.failure is not None:
+            return state
+        state.residual = residual
+        return self._by_residual.setdefault(residual, state)
+
+    def _residual_after(self, residual: Residual | None, tokens: Iterable[int]) -> Residual | None:
+        """Return what may follow `tokens`, which `residual` may go on with, if it is told."""
+        for token in tokens:
+            if residual is None or self._residuals is None:
+                return None
+            residual = self._residuals.after(residual, self._vocabulary.bytes_of(token))
+        return residual
+
+    def _read_forced(self, matcher: "LLMatcher", text: bytes, run: list[int]) -> None:
+        """Let `matcher` read, and add to `run`, what bytes alone show to be forced: `text`.
 
         Where the text goes on in one way, a mask holds the tokens that begin it, unless there are
         some that begin with all of it.
         """
         only_beginning, size = self._vocabulary.only_beginning, self._vocabulary.max_length
-        while text := matcher.compute_ff_bytes():
+        while text:
             begin = 0
             while (token := only_beginning(text[begin : begin + size])) is not None:
                 run.append(token)
@@ -111,27 +186,24 @@ class GrammarStates:
                 begin += len(self._vocabulary.bytes_of(token))
             if begin < len(text):
                 return
+            text = matcher.compute_ff_bytes()
 
     def _end_of(self, matcher: "LLMatcher") -> GrammarState:
         """Return the state that `matcher` is in, whatever is forced from there on."""
-        mask = matcher.compute_bitmask()
+        bits = matcher.compute_bitmask()
         if not matcher.is_error():
-            return GrammarState(mask)
+            return GrammarState(self._masks.get(bits) or self._keep(bits))
         failure = matcher.get_error().partition("\n")[0]  # it never raises, and the mask holds EOS
         is_usual = failure.startswith("NoExtension")
-        return GrammarState(b"", "the grammar allows nothing here" if is_usual else failure)
+        return GrammarState(NO_MASK, "the grammar allows nothing here" if is_usual else failure)
 
-    def add(self, before: GrammarState, token: int, after: GrammarState) -> None:
-        """Keep `after`, which `token` leads to from `before`.
-
-        If there is no room for it, the states of all outputs are forgotten but for those that rows
-        are in.
-        """
-        before.next[token] = after
-        self._num_bytes += STATE_BYTES + len(after.mask) + 8 * len(after.run)
-        if self._num_bytes > MAX_KEPT_BYTES:
-            self._num_bytes = 0
-            self.start, _ = self.state_of(self.new_matcher())
+    def _keep(self, bits: bytes) -> Mask:
+        """Return a mask that no state has had, for all that will have it."""
+        tokens = int.from_bytes(bits, "little")  # bit i is token i
+        is_one = tokens and not tokens & (tokens - 1) and tokens != 1 << self.eos_token_id
+        mask = self._masks[bits] = Mask(bits, tokens.bit_length() - 1 if is_one else None)
+        self._num_bytes += STATE_BYTES + len(bits)
+        return mask
 
     def accepts(self, tokens: list[int]) -> bool:
         """Return whether `tokens` are a whole."""
@@ -166,6 +238,11 @@ class GrammarRow:
         self._matcher: LLMatcher | None = None
         self._behind: list[int] = []  # tokens of the row that the matcher has not read
         self._ahead = 0  # how many it has read that the row does not have
+
+    @property
+    def may_force(self) -> bool:
+        """Whether `forced_tokens` may return any, or `is_active` have changed."""
+        return self._state.end is not None
 
     @property
     def failure(self) -> str | None:
@@ -204,8 +281,8 @@ class GrammarRow:
         elif state.end is not None:
             self.advance_forced(1)
         else:
-            self._state, self._ahead = self._states.state_of(self._read([token]))
-            self._states.add(state, token, self._state)
+            self._behind.append(token)
+            self._state, self._ahead = self._states.after(state, token, self._caught_up)
 
     def advance_forced(self, num_tokens: int) -> None:
         """Follow the output by the first `num_tokens` of its `forced_tokens`."""
@@ -216,10 +293,9 @@ class GrammarRow:
         self._ahead = max(0, self._ahead - num_tokens)
         self._state = end
         if num_tokens < len(run):
-            self._state = GrammarState(b"", run=run[num_tokens:], end=end)
+            self._state = GrammarState(NO_MASK, run=run[num_tokens:], end=end)
         elif end.is_cut:
-            after, self._ahead = self._states.state_of(self._read([]))
-            end.run, end.end, end.is_cut = after.run, after.end, False
+            self._ahead = self._states.grow(end, self._caught_up())
 
     def fork(self) -> "GrammarRow":
         """Return a row of the same state that moves on by itself."""
@@ -228,14 +304,14 @@ class GrammarRow:
         copy._matcher = None if self._matcher is None else self._matcher.deep_copy()
         return copy
 
-    def _read(self, tokens: list[int]) -> "LLMatcher":
-        """Return the matcher after it has read what it is behind with, and `tokens`."""
+    def _caught_up(self) -> "LLMatcher":
+        """Return the matcher after it has read what it is behind with."""
         if self._matcher is None:
             self._matcher = self._states.new_matcher()
-        matcher, unread = self._matcher, self._behind + tokens
+        matcher, unread = self._matcher, self._behind
         if not matcher.consume_tokens(unread) and not matcher.is_error():
-            raise InvariantError(f"tokens {tokens} are allowed, but cannot be followed")
-        self._behind.clear()
+            raise InvariantError(f"tokens {unread} are allowed, but cannot be followed")
+        unread.clear()
         return matcher
 
 

@@ -258,26 +258,79 @@ def test_rows_that_share_what_is_known_allow_what_each_would_alone(
         check_walk(compiled, alone.deep_copy(), rng, 60)
 
 
-def test_what_outputs_have_in_common_is_asked_for_once(monkeypatch):
-    compiled = compiler().compile(source("choice", ["the cat sat", "a dog", "another dog"]))
+def one_after_another(parts):
+    return st.lists(parts, min_size=1, max_size=3).map("".join)
+
+
+REGEXES = st.recursive(
+    st.sampled_from(["a", "b", "the ", ".", r"\d", r"\w", "[^a]", "[a-c ]", "é", "cat", r"\x61"]),
+    lambda inner: st.one_of(
+        st.lists(one_after_another(inner), min_size=1, max_size=3).map(
+            lambda options: f"({'|'.join(options)})"
+        ),
+        st.tuples(inner, st.sampled_from(["*", "+", "?", "{2}", "{1,3}", "{0,2}?", "{2,}"])).map(
+            lambda parts: f"(?:{parts[0]}){parts[1]}"
+        ),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(deadline=None)
+@given(one_after_another(REGEXES), st.randoms(use_true_random=False))
+def test_outputs_of_a_regex_that_may_go_on_alike_are_told_apart_from_others(regex, rng):
+    """The masks are those of llguidance, for every beginning that rows come to by whatever way."""
+    words = compiler(timeout=30)
+    compiled = words.compile(source("regex", regex))
+    alone = matchers.compile_source(words._llguidance_tokenizer, source("regex", regex))
+    for _ in range(6):
+        check_walk(compiled, alone.deep_copy(), rng, 12)
+
+
+def num_asked(monkeypatch, compiled, text):
+    """How often llguidance is asked while a row follows a text."""
     asked = []
     end_of = rows.GrammarStates._end_of
-    monkeypatch.setattr(
-        rows.GrammarStates, "_end_of", lambda self, m: asked.append(m) or end_of(self, m)
-    )
-    for _ in range(3):
-        follow(compiled.new_row(), "another dog")
-        num_asked = len(asked)
-        asked.clear()
-    assert num_asked == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            rows.GrammarStates, "_end_of", lambda self, m: asked.append(m) or end_of(self, m)
+        )
+        follow(compiled.new_row(), text)
+    return len(asked)
 
 
-def test_a_state_is_forgotten_once_there_is_no_room(monkeypatch):
-    monkeypatch.setattr(rows, "MAX_KEPT_BYTES", 100_000)
-    compiled = compiler().compile(source("regex", "[a-z ]*"))
+@pytest.mark.parametrize(
+    ("kind", "constraint", "text", "other", "num_new"),
+    [
+        ("choice", ["the cat sat", "a dog", "another dog"], "another dog", "another dog", 0),
+        ("regex", "( [a-z]+){40}", " a bcd" * 20, " xyz zy" * 20, 0),
+        ("regex", "([a-z]{1,5} ){2}", "abcde abcde ", "zyxwv zyxwv ", 0),
+        ("regex", r"\w+@\w+\.com", "ab@cd.com", "b1_@xyz.com", 0),
+        ("regex", "[^a]*a?b", "the b", "bcdefab", 1),
+        ("regex", "[a-z]*é?[a-z]*", "a", "béa", 2),  # told for ASCII alone
+        ("regex", "(?i:[a-z]*)", "ab", "ba", 2),  # what such a group means is not read
+        ("regex", "(a{1,9}b?){1,30}", "aa", "aaaaab", 4),
+        ("gbnf", "root ::= [a-z]*", "ab", "ba", 2),
+    ],
+)
+def test_what_outputs_have_in_common_is_asked_for_once(
+    monkeypatch, kind, constraint, text, other, num_new
+):
+    compiled = compiler().compile(source(kind, constraint))
+    num_asked(monkeypatch, compiled, text)
+    assert num_asked(monkeypatch, compiled, other) == num_new
+    assert num_asked(monkeypatch, compiled, other) == 0
+
+
+@pytest.mark.parametrize(
+    "constraint", [("regex", "(?:[a-z ]{3}){9}"), ("gbnf", "root ::= [a-z ]*")]
+)
+def test_a_state_is_forgotten_once_there_is_no_room(monkeypatch, constraint):
+    monkeypatch.setattr(rows, "MAX_KEPT_BYTES", 10_000)
+    compiled = compiler().compile(source(*constraint))
     for text in (f"{number:b}".translate({48: "a", 49: "b"}) for number in range(2000)):
         follow(compiled.new_row(), text)
-    assert compiled.states._num_bytes <= 100_000
+    assert compiled.states._num_bytes <= 10_000
 
 
 @pytest.mark.parametrize(
