@@ -222,6 +222,8 @@ class Admission(Generic[S]):
             row.num_computed_tokens = match.num_tokens
         num_tokens = self._split(first, budget, num_kept)
         stops = [row.num_computed_tokens + num_tokens.get(row, 0) for row in rows]
+        if not num_tokens:  # their last tokens may be computed in this very step
+            stops = [row.num_tokens for row in rows]
         if self.settings.capacity == "no-evict":
             stops = [row.most_tokens for row in rows]
         num_needed = self._num_needed(kv_cache, first, matches, stops, is_alone=is_alone)
@@ -289,8 +291,18 @@ class Admission(Generic[S]):
             raise InvariantError("there are no blocks")
         first = first_of(row)
         while not kv_cache.has_room(kv_cache.num_blocks_to_grow(row, num_tokens)):
-            computing = map(first_of, output.num_scheduled_tokens)
-            busy = {*output.admitted, *output.prefill_finished, *computing}
+            busy = {*output.prefill_finished, *map(first_of, output.num_scheduled_tokens)}
+            idle = [other for other in output.admitted if other not in busy]
+            if idle and not output.preempted:  # nobody is admitted where others give way
+                late = idle[-1]
+                self._preempt(output, late, first, "kv")
+                known = [row.num_tokens for row in late.computed_group]
+                num_needed = self._num_needed(
+                    kv_cache, late, self._matches_of(late), known, is_alone=False
+                )
+                self._note_blocked(output, late, "kv", num_needed)
+                continue
+            busy.update(idle)
             victims = [other for other in self.batch.firsts if other is first or other not in busy]
             victim = self._ordering.last(victims, self._now)
             self._preempt(output, victim, first, "kv")
@@ -325,7 +337,6 @@ class Admission(Generic[S]):
                 row.slot = NO_SLOT
         else:
             output.preempted.append(Preemption(first, beneficiary, reason, num_computed_tokens))
-        output.has_preempted = True
         self.queue.push(first)
 
     # -- why nobody is admitted ------------------------------------------------------------------

@@ -139,7 +139,10 @@ class KVCache(Generic[S]):
         match = self.match(sequence) if self._has_prefix_cache or self._siblings else NO_MATCH
         sequence.num_computed_tokens = start = match.num_tokens
         stop = max(min(stop, start + max_tokens), start)
-        num_held = sequence.most_tokens if self._capacity == "no-evict" else stop
+        # Of who has only its last token to compute at least that: it may be in this very step.
+        num_held = max(stop, min(start + 1, sequence.num_tokens))
+        if self._capacity == "no-evict":
+            num_held = sequence.most_tokens
         num_counted, num_spare = num_held, 0
         if self._capacity == "watermark":
             num_counted, num_spare = sequence.num_tokens, 0 if is_alone else self.num_spare

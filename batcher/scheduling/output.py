@@ -37,8 +37,7 @@ class SchedulerOutput(Generic[S]):
 
     Of sequence groups, the first sequences are named.
 
-    preempted: before anything else.  has_preempted: whether anybody had to give way, even if only
-    one that the same step had admitted.  admitted: groups that were given slots, in order.
+    preempted: before anything else.  admitted: groups that were given slots, in order.
     num_scheduled_tokens: of rows that have more than one token to compute, or begin, how many are
     computed, in order; `num_computed_tokens` counts them already.
     has_continued: whether some are of groups admitted before.
@@ -55,7 +54,6 @@ class SchedulerOutput(Generic[S]):
         "budget",
         "grown",
         "has_continued",
-        "has_preempted",
         "is_decode_step",
         "num_scheduled_tokens",
         "preempted",
@@ -71,4 +69,4 @@ class SchedulerOutput(Generic[S]):
         self.is_decode_step = True
         self.blocked: Blocked[S] | None = None
         self.budget = 0
-        self.has_preempted = self.has_continued = False
+        self.has_continued = False

@@ -84,11 +84,11 @@ class Scheduler(Admission[S]):
         second pass, for decode steps, in which nobody is admitted who was not in the first.
         """
         is_second = self._is_prefill_first and not num_kept
-        if self._urgency is not None and not (is_second or output.has_preempted):
+        if self._urgency is not None and not (is_second or output.preempted):
             budget = self._admit_urgent(output, self._urgency, budget, num_kept)
         if self.batch.prefilling:
             budget = self._continue_all(output, budget, num_kept)
-        if output.has_preempted:
+        if output.preempted:
             self._note_blocked(output, self._ordering.first(self._now), "preemption")
         elif self.queue.num_slots and not is_second:
             budget = self._admit_waiting(output, budget, num_kept)

@@ -94,7 +94,13 @@ class SlowScheduler:
         if self.pool is None:
             return True
         while self.blocks_for(num_tokens) - len(row.blocks) > len(self.pool.free):
-            busy = {name for name, _ in plan.chunks} | {*plan.admitted, *plan.begun}
+            busy = {name for name, _ in plan.chunks} | {*plan.begun}
+            fresh = [other for other in self.running if other.name in {*plan.admitted} - busy]
+            if fresh and not plan.preempted:
+                self.preempt(plan, fresh[-1], unit, "kv")
+                plan.hold = (fresh[-1].name, "kv")
+                continue
+            busy |= {other.name for other in fresh}
             victim = self.victim(
                 [other for other in self.running if other is unit or other.name not in busy]
             )
@@ -116,7 +122,6 @@ class SlowScheduler:
         self.running.remove(unit)
         self.waiting.append(unit)
         unit.is_decoding, unit.slots = False, []
-        plan.has_preempted = True
         if unit.name in plan.admitted:  # so it has not been let in at all
             plan.admitted.remove(unit.name)
         else:
@@ -149,7 +154,7 @@ class SlowScheduler:
         if not is_prefill_first:
             budget = self.let_in_urgent(plan, budget, 0)
         budget = self.go_on_with_all(plan, budget, 0)
-        if plan.has_preempted or not is_prefill_first:
+        if plan.preempted or not is_prefill_first:
             self.let_in(plan, budget, 0)
         return plan
 
@@ -170,7 +175,7 @@ class SlowScheduler:
         return budget
 
     def let_in(self, plan: SlowPlan, budget: int, num_kept: int) -> None:
-        if not plan.has_preempted:
+        if not plan.preempted:
             self.admit(plan, budget, num_kept)
             return
         head = self.head()
@@ -178,7 +183,7 @@ class SlowScheduler:
             plan.hold = (head.name, "preemption")
 
     def let_in_urgent(self, plan: SlowPlan, budget: int, num_kept: int) -> int:
-        if plan.has_preempted or self.settings.preempt_for is None:
+        if plan.preempted or self.settings.preempt_for is None:
             return budget
         passed_over: list[float] = []
         gone: list[SlowUnit] = []
@@ -324,6 +329,8 @@ class SlowScheduler:
         stops = {row.role: row.num_computed_tokens for row in rows}
         for row, num_tokens in self.chunks_of(unit, budget, num_kept):
             stops[row.role] += num_tokens
+        if not any(self.chunks_of(unit, budget, num_kept)):  # but the last token, perhaps
+            stops = {row.role: row.num_known for row in rows}
         most = {row.role: max(len(row.prompt) + row.job.max_tokens - 1, 1) for row in rows}
         known = {row.role: row.num_known for row in rows}
         needed = {"on-demand": stops, "watermark": known, "no-evict": most}[capacity]

@@ -70,5 +70,4 @@ class SlowPlan:
     chunks: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     begun: list[str] = field(default_factory=list)
     decodes: bool = True
-    has_preempted: bool = False
     hold: tuple[str, str] | None = None

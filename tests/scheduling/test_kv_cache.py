@@ -125,13 +125,13 @@ def test_an_evicted_block_is_found_no_longer_but_those_before_it_are() -> None:
 
 
 def test_a_hit_refreshes() -> None:
-    cache = Cache(2)
+    cache = Cache(3)
     for name, start in (("a", 0), ("b", 50)):
         cache.begin(sequence := cache.sequence(name, range(start, start + 4)))
         cache.leave(sequence)
-    cache.begin(again := cache.sequence("c", range(5)), 4)
+    cache.begin(again := cache.sequence("c", range(5)))
     cache.leave(again)
-    cache.begin(cache.sequence("d", range(70, 74)))
+    cache.begin(cache.sequence("d", range(70, 78)))
     assert cache.match(cache.sequence("e", range(5))).num_tokens == 4
     assert cache.match(cache.sequence("e", range(50, 55))).num_tokens == 0
 

@@ -113,6 +113,10 @@ class Play:
         expected = self.slow.plan(self.now)
         expected_hold, expected.hold = expected.hold, None
         assert summary(plan) == expected
+        is_told = plan.blocked is not None and plan.blocked.reason == "preemption"
+        assert plan.preempted or not is_told, "nobody was preempted"
+        is_alone = self.workload.settings.preempt_for is None
+        assert not (is_alone and plan.preempted and plan.admitted), "some come, and others go"
         if expected_hold is not None:
             self.check_hold(expected_hold)
         self.check_blocks(plan)
@@ -216,7 +220,6 @@ def summary(plan: SchedulerOutput[Schedulable]) -> SlowPlan:
         chunks,
         [first.id for first in plan.prefill_finished],
         plan.is_decode_step,
-        plan.has_preempted,
     )
 
 
@@ -246,8 +249,20 @@ ONE_OF_TWO_HAS_NOTHING_TO_COMPUTE = Workload(
     {},
 )
 
+BLOCKS_OF_TWO = SchedulingSettings(
+    prefill_order="prefill-first", kv_blocks=2, block_size=2, capacity="on-demand"
+)
+NO_ROOM_FOR_THE_LAST_TOKEN = Workload(
+    [Job("first", (1,) * 3, 1), Job("one token", (1,), 1, 1.0)], 2, BLOCKS_OF_TWO, {}
+)
+ROOM_UNTIL_ANOTHER_GROWS = Workload(
+    [Job("first", (1,) * 2, 2), Job("second", (1,) * 3, 1)], 2, BLOCKS_OF_TWO, {}
+)
+
 
 @given(workloads())
+@example(NO_ROOM_FOR_THE_LAST_TOKEN)
+@example(ROOM_UNTIL_ANOTHER_GROWS)
 @example(ONE_OF_TWO_HAS_NOTHING_TO_COMPUTE)
 @example(LAST_ONE_HOLDS_NO_BLOCK)
 @example(SOMEBODY_ELSE_IN_BETWEEN)
