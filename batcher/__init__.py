@@ -22,32 +22,21 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOME_OF = {
-    "Batch": "batcher.models.base",
-    "BatchdecodeError": "batcher.errors",
-    "ByteTokenizer": "batcher.models.tokenizers",
-    "CallSettings": "batcher.models.calls",
-    "Chunk": "batcher.models.base",
-    "Engine": "batcher.engine",
-    "InvariantError": "batcher.errors",
-    "LLM": "batcher.models.llm",
-    "LLMModel": "batcher.models.llm",
-    "Model": "batcher.models.base",
-    "ModelError": "batcher.errors",
-    "ModelOutput": "batcher.models.base",
-    "PromptSegment": "batcher.request",
-    "Request": "batcher.request",
-    "RequestError": "batcher.errors",
-    "Result": "batcher.result",
-    "SimulatedModel": "batcher.models.simulated",
-    "SimulatedSettings": "batcher.models.simulated",
-    "TokenEvent": "batcher.events",
-    "Tokenizer": "batcher.models.base",
-    "Transition": "batcher.request",
-    "decode": "batcher.api",
-    "generate": "batcher.generation",
-    "generate_many": "batcher.generation",
+_NAMES_IN = {
+    "batcher.api": ("decode",),
+    "batcher.engine": ("Engine",),
+    "batcher.errors": ("BatchdecodeError", "InvariantError", "ModelError", "RequestError"),
+    "batcher.events": ("TokenEvent",),
+    "batcher.generation": ("generate", "generate_many"),
+    "batcher.models.base": ("Batch", "Chunk", "Model", "ModelOutput", "Tokenizer"),
+    "batcher.models.calls": ("CallSettings",),
+    "batcher.models.llm": ("LLM", "LLMModel"),
+    "batcher.models.simulated": ("SimulatedModel", "SimulatedSettings"),
+    "batcher.models.tokenizers": ("ByteTokenizer",),
+    "batcher.request": ("PromptSegment", "Request", "Transition"),
+    "batcher.result": ("Result",),
 }
+_HOME_OF = {name: module for module, names in _NAMES_IN.items() for name in names}
 
 __all__ = [
     "LLM",

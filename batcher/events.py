@@ -38,9 +38,27 @@ class RunEvent(Struct, frozen=True, tag="run", tag_field="event", kw_only=True):
     step_time: dict[str, Any] = {}
 
 
-class ArriveEvent(
-    Struct, frozen=True, tag="arrive", tag_field="event", gc=False, omit_defaults=True
+class _Event(
+    Struct,
+    frozen=True,
+    gc=False,
+    omit_defaults=True,
+    tag_field="event",
+    tag=lambda name: name.removesuffix("Event").lower(),
 ):
+    """An event; its kind is the name of its record."""
+
+
+class SampleEvent(_Event, frozen=True):
+    """An event about a request; see above."""
+
+    step: int
+    time: float
+    id: str
+    index: int
+
+
+class ArriveEvent(SampleEvent, frozen=True):
     """A sample, or all beams of a request together, joined the waiting queue.
 
     With max_tokens 0 it finished without that.
@@ -52,17 +70,13 @@ class ArriveEvent(
     deadline: when it was to have ended, if it says so; in seconds, as `time`.
     """
 
-    step: int
-    time: float
-    id: str
-    index: int
     reason: ArriveReason
     prompt_tokens: int
     max_tokens: int
     deadline: float | None = None
 
 
-class AdmitEvent(Struct, frozen=True, tag="admit", tag_field="event", gc=False, omit_defaults=True):
+class AdmitEvent(SampleEvent, frozen=True):
     """A sequence was given a slot.
 
     Reason: "refill" (the step before still used the slot) or "empty" (the slot was idle).
@@ -71,10 +85,6 @@ class AdmitEvent(Struct, frozen=True, tag="admit", tag_field="event", gc=False, 
     left: how many of the others this step leaves to later ones; if none, it gives a token.
     """
 
-    step: int
-    time: float
-    id: str
-    index: int
     slot: int
     reason: AdmitReason
     role: Role = "sample"
@@ -83,27 +93,19 @@ class AdmitEvent(Struct, frozen=True, tag="admit", tag_field="event", gc=False, 
     left: int = 0
 
 
-class PrefillEvent(
-    Struct, frozen=True, tag="prefill", tag_field="event", gc=False, omit_defaults=True
-):
+class PrefillEvent(SampleEvent, frozen=True):
     """A step computed `tokens` more of what an admitted sequence starts with, and left `left`.
 
     With none left it gives a token.  No such line for what the step of an admission computes.
     """
 
-    step: int
-    time: float
-    id: str
-    index: int
     slot: int
     tokens: int
     left: int
     role: Role = "sample"
 
 
-class PreemptEvent(
-    Struct, frozen=True, tag="preempt", tag_field="event", gc=False, omit_defaults=True
-):
+class PreemptEvent(SampleEvent, frozen=True):
     """A running sequence lost its slot and its blocks before `step`, and waits again.
 
     Reason: "kv" (no block was free), "priority" (one that waits has a smaller one) or "deadline"
@@ -112,10 +114,6 @@ class PreemptEvent(
     generated: how many of its own it has; none of them is lost.
     """
 
-    step: int
-    time: float
-    id: str
-    index: int
     slot: int
     reason: PreemptReason
     for_id: str
@@ -125,9 +123,7 @@ class PreemptEvent(
     role: Role = "sample"
 
 
-class BlockedEvent(
-    Struct, frozen=True, tag="blocked", tag_field="event", gc=False, omit_defaults=True
-):
+class BlockedEvent(SampleEvent, frozen=True):
     """From `step` on a slot was free for the first of the waiting queue, and it was not admitted.
 
     Those behind it wait until it is admitted, or until another event says otherwise.
@@ -136,15 +132,11 @@ class BlockedEvent(
     for the last row).
     """
 
-    step: int
-    time: float
-    id: str
-    index: int
     reason: BlockedReason
     blocks: int = 0
 
 
-class StepsEvent(Struct, frozen=True, tag="steps", tag_field="event", gc=False):
+class StepsEvent(_Event, frozen=True):
     """What each of the steps from `step` on computed: lists of equal length, one item for each.
 
     Written if a step may last another time than 1.0, or blocks or tokens are limited; it may follow
@@ -164,9 +156,7 @@ class StepsEvent(Struct, frozen=True, tag="steps", tag_field="event", gc=False):
     decode_padding: list[int]
 
 
-class FinishEvent(
-    Struct, frozen=True, tag="finish", tag_field="event", gc=False, omit_defaults=True
-):
+class FinishEvent(SampleEvent, frozen=True):
     """A sequence ended; `step` generated its last token and `time` is when that step began.
 
     `slot` is None if it never held one.  `tokens` counts what it generated.  Reason: as in its
@@ -174,10 +164,6 @@ class FinishEvent(
     for, or a negative prompt.
     """
 
-    step: int
-    time: float
-    id: str
-    index: int
     slot: int | None
     reason: EndReason
     stop_reason: StopReason
@@ -185,42 +171,30 @@ class FinishEvent(
     role: Role = "sample"
 
 
-class JumpEvent(Struct, frozen=True, tag="jump", tag_field="event", gc=False):
+class JumpEvent(SampleEvent, frozen=True):
     """A constraint left only one token several times running; `tokens` were added in one step.
 
     They come after the token that the step chose, or, in the step that admits the row, before it.
     """
 
-    step: int
-    time: float
-    id: str
-    index: int
     slot: int
     tokens: int
 
 
-class ForkEvent(Struct, frozen=True, tag="fork", tag_field="event", gc=False):
+class ForkEvent(SampleEvent, frozen=True):
     """From the next step on, the beam in `slot` continues what the beam `parent` was."""
 
-    step: int
-    time: float
-    id: str
-    index: int
     slot: int
     parent: int
 
 
-class DropEvent(Struct, frozen=True, tag="drop", tag_field="event", gc=False):
+class DropEvent(SampleEvent, frozen=True):
     """A sample that had finished for `reason` has no result: with best_of, others are better."""
 
-    step: int
-    time: float
-    id: str
-    index: int
     reason: FinishReason
 
 
-class TokenEvent(Struct, frozen=True, tag="token", tag_field="event", gc=False, omit_defaults=True):
+class TokenEvent(_Event, frozen=True):
     """Tokens that a step gave to a sample, and the text that can no longer be taken back by then.
 
     Not part of a trace: `run --stream` writes it among the results.  state: where the text was
@@ -235,17 +209,13 @@ class TokenEvent(Struct, frozen=True, tag="token", tag_field="event", gc=False, 
     state: str | None = None
 
 
-class RejectEvent(Struct, frozen=True, tag="reject", tag_field="event", gc=False):
+class RejectEvent(SampleEvent, frozen=True):
     """A line of the input was no valid request and became an error result; reason: its code."""
 
-    step: int
-    time: float
-    id: str
-    index: int
     reason: str
 
 
-class EndEvent(Struct, frozen=True, tag="end", tag_field="event", gc=False):
+class EndEvent(_Event, frozen=True):
     """The last line of a trace of a run that came to its end."""
 
     steps: int

@@ -109,23 +109,14 @@ class Wait(Struct, frozen=True):
         return label_of(self.id, self.index, "sample")
 
 
-class BlockedSpan(Struct, frozen=True):
+class BlockedSpan(Wait, frozen=True):
     """Why a slot stayed free over the steps [start, end): the first in the queue was not admitted.
 
     blocks: how many it needed, if the reason is "kv".
     """
 
-    id: str
-    index: int
-    start: int
-    end: int
     reason: BlockedReason
     blocks: int
-
-    @property
-    def label(self) -> str:
-        """What the sequence that was not admitted is called."""
-        return label_of(self.id, self.index, "sample")
 
 
 class StepRow(Struct, frozen=True, omit_defaults=True):
