@@ -6,7 +6,7 @@ Rule: whoever needs a range, a default or a word for people reads it here, from 
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 from msgspec.structs import fields, replace
 
 _UNIONS = (Union, UnionType)
@@ -62,7 +62,7 @@ class Field(FieldFacts, frozen=True):
     it has no effect without, and how to give that.
     """
 
-    words: str
+    words: str = ""
     shape: str | None = None
     unit: str = ""
     idle: tuple[object, ...] = ()
@@ -112,12 +112,21 @@ def range_of(kind: Any, unit: str = "") -> Range | None:
 def fields_of(record: type[Struct]) -> dict[str, Any]:
     """Return what the annotations of a record tell of its fields, by their names.
 
-    The last thing that each one tells is a Field or the like; it learns its name, type and default.
+    Each tells the words and the shape as texts, and what else there is in a Field; or all of it in
+    something like one.  That learns its name, type and default.
     """
     hints = get_type_hints(record, include_extras=True)
     found = {}
     for field in fields(record):
-        kind, *others, told = get_args(hints[field.name])
-        kind = Annotated[(kind, *others)] if others else kind
-        found[field.name] = replace(told, name=field.name, type=kind, default=field.default)
+        kind, *told = get_args(hints[field.name])
+        limits = [part for part in told if isinstance(part, Meta)]
+        facts = next((part for part in told if isinstance(part, FieldFacts)), Field())
+        texts = [part for part in told if isinstance(part, str)]
+        found[field.name] = replace(
+            facts,
+            name=field.name,
+            type=Annotated[(kind, *limits)] if limits else kind,
+            default=field.default,
+            **dict(zip(("words", "shape"), texts, strict=False)),
+        )
     return found

@@ -55,7 +55,8 @@ def copy(tmp_path: Path) -> Copy:
 FIELD = """\
     margin: Annotated[
         UpTo100,
-        Field("draws from tokens whose logit is nearer to the largest", excludes=_SAMPLED),
+        "draws from tokens whose logit is nearer to the largest",
+        Field(excludes=_SAMPLED),
     ] = 100.0
 """
 SAMPLER = """\
