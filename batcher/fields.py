@@ -39,8 +39,12 @@ class Range(Struct, frozen=True):
 
 
 class FieldFacts(Struct, frozen=True, kw_only=True):
-    """What is to be known of a field of any record; the annotated field itself tells it."""
+    """What is to be known of a field of any record; the annotated field itself tells it.
 
+    words: what it means, or does, in Markdown.
+    """
+
+    words: str = ""
     name: str = ""
     type: Any = None
     default: Any = None
@@ -55,14 +59,13 @@ class FieldFacts(Struct, frozen=True, kw_only=True):
 class Field(FieldFacts, frozen=True):
     """What is to be known of a field of a request.
 
-    words: what it means, in Markdown.  shape: its type and default for people, where the type does
-    not tell.  unit: of a number.  idle: the values by which it asks for nothing, if there are more
-    than its default.  needs_logits: whether a model that gives only tokens cannot serve it.
-    excludes: fields it cannot go with, and why; it is the one to leave out.  needs: the field that
-    it has no effect without, and how to give that.
+    shape: its type and default for people, where the type does not tell.  unit: of a number.  idle:
+    the values by which it asks for nothing, if there are more than its default.  needs_logits:
+    whether a model that gives only tokens cannot serve it.  excludes: fields it cannot go with, and
+    why; it is the one to leave out.  needs: the field that it has no effect without, and how to
+    give that.
     """
 
-    words: str = ""
     shape: str | None = None
     unit: str = ""
     idle: tuple[object, ...] = ()

@@ -34,14 +34,13 @@ PREFIX_CACHE_WORDS = {setting: word for word, setting in PREFIX_CACHE.items()}
 class Setting(FieldFacts, frozen=True):
     """What is to be known of a setting beside its type and its default.
 
-    words: what it does, in Markdown.  metavar: what stands for its value.  title: of its column in
-    comparisons, rank: where that stands.  smallest, largest: of a number that an option takes.
-    is_allowed: of a fraction, must_be: what a message says of it; expected: what one of
-    comparisons does, if that is not the same.  has_effect: whether the setting has an effect beside
-    the others; without: what it has none without.
+    metavar: what stands for its value.  title: of its column in comparisons, rank: where that
+    stands.  smallest, largest: of a number that an option takes.  is_allowed: of a fraction,
+    must_be: what a message says of it; expected: what one of comparisons does, if that is not the
+    same.  has_effect: whether the setting has an effect beside the others; without: what it has
+    none without.
     """
 
-    words: str
     metavar: str
     title: str
     rank: int = 99
@@ -108,18 +107,14 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     policy: Annotated[
         str,
-        Setting(
-            "who is admitted first: `fcfs`, `priority`, `sjf`, `ljf`, `deadline`, `lpm`, or "
-            "[`module:function`](scheduling.md#a-policy-of-your-own)",
-            "NAME",
-            "policy",
-            2,
-        ),
+        "who is admitted first: `fcfs`, `priority`, `sjf`, `ljf`, `deadline`, `lpm`, or "
+        "[`module:function`](scheduling.md#a-policy-of-your-own)",
+        Setting("NAME", "policy", 2),
     ] = "fcfs"
     aging: Annotated[
         float,
+        "a request that has waited this long goes first, 0.000001 to 1e9",
         Setting(
-            "a request that has waited this long goes first, 0.000001 to 1e9",
             "SECONDS",
             "aging",
             3,
@@ -134,49 +129,41 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = DEFAULT_AGING
     preempt_for: Annotated[
         PreemptFor | None,
-        Setting(
-            "let [a request that may not wait](scheduling.md#who-may-not-wait) take the slot of a "
-            "running one: by `priority` (a smaller one), or `deadline` (it would miss its own, and "
-            "the other's is later)",
-            "WHAT",
-            "preempt",
-            4,
-        ),
+        "let [a request that may not wait](scheduling.md#who-may-not-wait) take the slot of a "
+        "running one: by `priority` (a smaller one), or `deadline` (it would miss its own, and "
+        "the other's is later)",
+        Setting("WHAT", "preempt", 4),
     ] = None
     batching: Annotated[
         Batching,
-        Setting(
-            "`continuous`, or `static`: slots are filled when all are empty", "KIND", "batching", 1
-        ),
+        "`continuous`, or `static`: slots are filled when all are empty",
+        Setting("KIND", "batching", 1),
     ] = "continuous"
     max_batch_tokens: Annotated[
         int | None,
-        Setting("tokens a step computes at most, at least one for each slot", "N", "budget", 11, 1),
+        "tokens a step computes at most, at least one for each slot",
+        Setting("N", "budget", 11, 1),
     ] = None
     long_prefill_threshold: Annotated[
         int | None,
-        Setting(
-            "prompt tokens of one request that a step computes at most", "N", "threshold", 12, 1
-        ),
+        "prompt tokens of one request that a step computes at most",
+        Setting("N", "threshold", 12, 1),
     ] = None
     prefill_order: Annotated[
         PrefillOrder,
-        Setting(
-            "`decode-first`, or `prefill-first`: prompts in steps of their own, while rows that "
-            "decode stand still",
-            "ORDER",
-            "prefill",
-            5,
-        ),
+        "`decode-first`, or `prefill-first`: prompts in steps of their own, while rows that "
+        "decode stand still",
+        Setting("ORDER", "prefill", 5),
     ] = "decode-first"
     kv_blocks: Annotated[
         int | None,
-        Setting("blocks of KV memory, at most 16,777,216", "N", "blocks", 10, 1, MAX_KV_BLOCKS),
+        "blocks of KV memory, at most 16,777,216",
+        Setting("N", "blocks", 10, 1, MAX_KV_BLOCKS),
     ] = None
     block_size: Annotated[
         int,
+        "tokens of a block, at most 1,048,576",
         Setting(
-            "tokens of a block, at most 1,048,576",
             "N",
             "block",
             9,
@@ -188,19 +175,15 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = DEFAULT_BLOCK_SIZE
     prefix_cache: Annotated[
         bool | None,
-        Setting(
-            "whether full blocks are found again by their tokens: `on`, `off`, or `auto`, which is "
-            "on with `--kv-blocks`",
-            "WHEN",
-            "cache",
-            6,
-        ),
+        "whether full blocks are found again by their tokens: `on`, `off`, or `auto`, which is "
+        "on with `--kv-blocks`",
+        Setting("WHEN", "cache", 6),
     ] = None
     capacity: Annotated[
         Capacity,
+        "[how much room lets a request in](scheduling.md#capacity): `watermark`, `on-demand` "
+        "or `no-evict`",
         Setting(
-            "[how much room lets a request in](scheduling.md#capacity): `watermark`, `on-demand` "
-            "or `no-evict`",
             "KIND",
             "capacity",
             7,
@@ -210,8 +193,8 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = "watermark"
     watermark: Annotated[
         float,
+        "of all blocks, what `--capacity watermark` keeps free: less than 1",
         Setting(
-            "of all blocks, what `--capacity watermark` keeps free: less than 1",
             "SHARE",
             "watermark",
             8,

@@ -108,25 +108,16 @@ def _fit_requests(
     log = read_request_log(lines, name)
     start, limits = _start(options), _limits(options)
     warn_of_guesses(limits)
-    fit = fit_requests(
-        log,
-        limits.batch,
-        limits.settings,
-        start,
-        options.tries or MAX_TRIES,
-        options.holdout or 0.0,
-    )
+    tries, holdout = options.tries or MAX_TRIES, options.holdout or 0.0
+    fit = fit_requests(log, limits.batch, limits.settings, start, tries, holdout)
     fitted_to = counted(fit.num_fitted, "request")
-    profile = msgspec.convert(
-        {
-            **fit.profile.terms,
-            "hardware": start.hardware,
-            "model": start.model,
-            "tensor_parallel": start.tensor_parallel,
-            "error": "; ".join(fit.describe()),
-            "source": f"fitted to the times of {fitted_to} of {Path(name).name}",
-        },
-        Profile,
+    profile = replace(
+        start,
+        **fit.profile.terms,
+        by_tokens=(),
+        kv_tokens=None,
+        error="; ".join(fit.describe()),
+        source=f"fitted to the times of {fitted_to} of {Path(name).name}",
     )
     count = f"{counted(len(log), 'request')}, {counted(fit.num_tries, 'simulation')}"
     errors = [*zip(chain(["limits"], repeat("")), limits_table(limits), strict=False)]
@@ -135,9 +126,8 @@ def _fit_requests(
     if fit.largest_error > FAR_OFF:
         notes.insert(0, ("warning", f"no fit within {FAR_OFF * 100:.0f} %: {NO_FIT}"))
     if start.by_tokens:
-        notes.append(
-            ("left out", f"by_tokens of {printable(options.start or '')}: terms are fitted")
-        )
+        left_out = f"by_tokens of {printable(options.start or '')}: terms are fitted"
+        notes.append(("left out", left_out))
     return profile, _summary(f"{printable(name)}: {count}", profile, errors, notes)
 
 
@@ -198,11 +188,7 @@ def _limits(options: CalibrateOptions) -> RunLimits:
 
 
 def _check(options: CalibrateOptions) -> None:
-    """Make sure, before the log is read, that the options can be used.
-
-    Raises:
-        BatchdecodeError: one cannot be.
-    """
+    """Make sure, before the log is read, that the options can be used; or raise."""
     if options.hardware is not None:
         load_gpu(options.hardware)
     if options.model is not None:

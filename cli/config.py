@@ -172,11 +172,7 @@ def read_settings(path: str) -> list[FileSetting]:
 
 
 def _check_shape(text: str, path: str) -> None:
-    """Make sure that `text` is plain, and says everything where it stands.
-
-    Raises:
-        ConfigError, yaml.MarkedYAMLError: it is not.
-    """
+    """Make sure that `text` is plain, and says everything where it stands; or raise."""
     import yaml  # noqa: PLC0415 - as above
 
     from batcher.plain_yaml import plain_events  # noqa: PLC0415 - as above

@@ -98,11 +98,7 @@ def _report_of_profile(name: str, profile: Profile) -> StepTimeReport:
 
 
 def _report_of_roofline(name: str) -> StepTimeReport:
-    """Return what is said of roofline:MODEL:GPU:TP.
-
-    Raises:
-        CatalogError: a part of the name is missing, unknown or wrong.
-    """
+    """Return what is said of roofline:MODEL:GPU:TP, or raise a CatalogError."""
     shape, gpu, tensor_parallel = parts_of(name.partition(":")[2])
     step_time = roofline(name, shape, gpu, tensor_parallel)
     num_tokens = num_kv_tokens(shape, gpu, tensor_parallel)

@@ -114,7 +114,8 @@ def test_a_field_that_chooses_tokens_is_added_in_the_table_and_in_the_sampler(co
 SETTING = """\
     max_admissions: Annotated[
         int | None,
-        Setting("prompts that a step begins with at most", "N", "admissions", smallest=1),
+        "prompts that a step begins with at most",
+        Setting("N", "admissions", smallest=1),
     ] = None
 """
 SCHEDULER = """\

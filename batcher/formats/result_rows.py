@@ -279,11 +279,7 @@ def _results_of(row: ResultRow) -> Iterable[Result]:
 
 
 def _read_logprobs(logprobs: ChoiceLogprobs) -> list[PromptLogprob]:
-    """Return what `_choice` made these of.
-
-    Raises:
-        ValueError: it did not.
-    """
+    """Return what `_choice` made these of; raise a ValueError if it did not."""
     columns = zip(logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True)
     return [
         PromptLogprob(

@@ -86,11 +86,7 @@ def read_trace(lines: Iterable[bytes], name: str = "trace") -> Iterator[Event]:
 
 
 def _check_header(first_line: bytes, name: str) -> None:
-    """Make sure that a trace this module can read begins with `first_line`.
-
-    Raises:
-        BatchdecodeError: it does not.
-    """
+    """Make sure that `first_line` begins a trace of our version, or raise a BatchdecodeError."""
     if not is_trace(first_line):
         raise BatchdecodeError(f'{name}: not a trace: its first line is not {{"event":"run",...}}')
     version = _kind_decoder.decode(first_line).version

@@ -71,11 +71,7 @@ class CallableModel(PrefixModel):
         return ModelOutput(np.zeros(self._num_slots, np.int64), failed, logits)
 
     def _ask(self, prefixes: list[list[int]]) -> list[Any]:
-        """Return what the callable answers for each of `prefixes`.
-
-        Raises:
-            ModelError: as `forward`.
-        """
+        """Return what the callable answers for each of `prefixes`; raises what `forward` does."""
         num_rows = len(prefixes)  # the callable may change the list
         try:
             with child_ends_here():

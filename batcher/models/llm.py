@@ -129,11 +129,7 @@ class LLMModel(PrefixModel):
     def _ask_all(
         self, method: str, arguments: list[list[Any]], read: Callable[[Any], T]
     ) -> list[T]:
-        """Return what the method of this name answers to each of `arguments`.
-
-        Raises:
-            BatchdecodeError: it has not answered.
-        """
+        """Return what a method answers to each of `arguments`, or raise a BatchdecodeError."""
         found: list[T] = []
         for answer in self.calls.run(getattr(self._llm, method), arguments, read):
             if isinstance(answer, CallFailure):

@@ -254,11 +254,7 @@ def checked_tokenizer(tokenizer: Tokenizer, vocab_size: int | None) -> Tokenizer
 
 
 def _read_table(table: Any) -> list[bytes]:
-    """Return the bytes of every token id.
-
-    Raises:
-        BatchdecodeError: `table` is something else.
-    """
+    """Return the bytes of every token id, or raise a BatchdecodeError."""
     if isinstance(table, str | bytes | bytearray | Mapping) or not isinstance(table, Iterable):
         kind = type(table).__name__
         raise BatchdecodeError(f"the tokenizer's token_bytes is a {kind}, not a list of bytes")

@@ -338,10 +338,6 @@ class TimelineRecords:
 
 
 def _check_step(step: int) -> None:
-    """Make sure that a timeline has room for `step`.
-
-    Raises:
-        BatchdecodeError: it has not.
-    """
+    """Make sure that a timeline has room for `step`, or raise a BatchdecodeError."""
     if not 0 <= step < MAX_STEPS:
         raise BatchdecodeError(f"step {step}; a timeline has steps 0 to {MAX_STEPS - 1}")

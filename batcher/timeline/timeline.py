@@ -196,11 +196,7 @@ class Timeline(TimelineRecords):
             raise InvariantError(f"nothing runs in step {idle_from}")
 
     def _check_span(self, span: SlotSpan, before: SlotSpan | None) -> None:
-        """Make sure that `span` is in the run, and after the one before it in its slot.
-
-        Raises:
-            InvariantError: it is not.
-        """
+        """Make sure that `span` is in the run, after the one before it in its slot; or raise."""
         if not 0 <= span.slot < self.num_slots:
             raise InvariantError(f"{span.label!r} is in slot {span.slot} of {self.num_slots}")
         if not 0 <= span.start < span.end <= self.num_steps:
@@ -213,13 +209,7 @@ class Timeline(TimelineRecords):
 
 
 def _check_followers(spans: list[SlotSpan]) -> None:
-    """Make sure that beams, and a sample and its negative prompt, run together.
-
-    spans: all that begin in one step.
-
-    Raises:
-        InvariantError: one of them does not.
-    """
+    """Make sure that of `spans`, all that begin in one step, those of a group end together."""
     followers = [span for span in spans if is_follower(span)]
     if not followers:
         return

@@ -117,11 +117,7 @@ def _at(place: str) -> Iterator[None]:
 
 
 def _loaded(text: str, place: str) -> dict[str, Any]:
-    """Return what a text holds, with names for keys; it is JSON if `place` says so, else YAML.
-
-    Raises:
-        CatalogError: it holds something else.
-    """
+    """Return what a text, JSON if `place` says so, else YAML, has under names, or raise."""
     with _at(place):
         if place.endswith(".json"):
             content = msgspec.json.decode(text)
@@ -169,11 +165,7 @@ def as_record(values: Any, record: type[R], place: str) -> R:
 
 
 def _value(field: Any, value: Any, place: str) -> Any:
-    """Return the value of one field, whose type says in a description what it can be.
-
-    Raises:
-        CatalogError: it cannot be that.
-    """
+    """Return the value of one field; or raise what its type says, in a description, it can be."""
     try:
         return msgspec.convert(value, field.type)
     except msgspec.ValidationError as error:

@@ -52,11 +52,7 @@ def step_time_of(text: str) -> StepTime:
 
 
 def _seconds(text: str) -> float:
-    """Return the duration of a step.
-
-    Raises:
-        CatalogError: it is none.
-    """
+    """Return the duration of a step, or raise a CatalogError."""
     try:
         seconds = float(text)
     except ValueError:

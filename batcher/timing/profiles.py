@@ -106,11 +106,7 @@ def load_profile(text: str) -> tuple[str, Profile]:
 
 
 def _as_profiles(content: dict[str, Any], place: str) -> dict[str, Profile]:
-    """Return what a file holds as profiles.
-
-    Raises:
-        CatalogError: something in it is none.
-    """
+    """Return what a file holds as profiles, or raise a CatalogError."""
     profiles = {}
     for name, values in content.items():
         profile = as_record(values, Profile, f"{place}: profile {name}")

@@ -120,11 +120,7 @@ def load_model_shape(text: str) -> ModelShape:
 
 
 def _as_shape(config: dict[str, Any], place: str) -> ModelShape:
-    """Return the shape a config says; it may say much else.
-
-    Raises:
-        CatalogError: it is not that of a dense transformer.
-    """
+    """Return the shape that a config says, of a dense transformer, or raise a CatalogError."""
     for key in _NOT_DENSE:
         if config.get(key):
             raise CatalogError(f"{place}: {key}: only dense models with plain attention are known")

@@ -47,11 +47,7 @@ class Ladder:
         return AXES[self.searched].set(base, value)
 
     def _make_rungs(self, workload: Workload) -> tuple[Sequence[int], int]:
-        """Return the numbers of the first tries, and the place of the very first.
-
-        Raises:
-            BatchdecodeError: there is nothing to search.
-        """
+        """Return the numbers of the first tries, and the place of the very first."""
         scheduling = self.base.scheduling
         if self.searched == "rate":
             if rate_of(workload) is None:

@@ -4,7 +4,7 @@ Rule: TIMES and LENGTHS are all there is; a name that is not in them is an error
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 from msgspec import Struct
@@ -30,12 +30,12 @@ Distribution = Callable[[Generator, int], Numbers]
 class Family(Struct, frozen=True):
     """Distributions that differ in their parameters.
 
-    make: takes a number for each of `parameters`, in order.  allowed: what `is_allowed` tests, in
-    words.
+    draw: that of a Distribution, if a number for each of `parameters` follows, in order.  allowed:
+    what `is_allowed` tests, in words.
     """
 
     parameters: tuple[str, ...]
-    make: Callable[..., Distribution]
+    draw: Callable[..., Numbers]
     is_allowed: Callable[..., bool]
     allowed: str
 
@@ -92,7 +92,7 @@ def parse_distribution(
     parameters = [float(value) for value in values]
     if not family.is_allowed(*parameters):
         raise WorkloadError(f"{place}: expected {usage} with {family.allowed}")
-    return family.make(*parameters)
+    return lambda chance, count: family.draw(chance, count, *parameters)
 
 
 def parse_lengths(text: str, option: str, side: Side, read_lines: ReadLines) -> Distribution:
@@ -124,45 +124,18 @@ def _is_number(text: str) -> bool:
     return abs(value) <= MAX_PARAMETER  # which nan and infinity are not
 
 
-def _constant(value: float) -> Distribution:
-    return lambda _, count: np.full(count, value)
-
-
-def _uniform(low: float, high: float) -> Distribution:
-    return lambda generator, count: generator.uniform(low, high, count)
-
-
-def _whole(low: float, high: float) -> Distribution:
-    # Half a token more on either side: when all is rounded, the ends are as likely as the rest.
-    return lambda generator, count: np.clip(
-        generator.uniform(low - 0.5, high + 0.5, count), low, high
-    )
-
-
-def _normal(mean: float, deviation: float) -> Distribution:
-    return lambda generator, count: mean + deviation * generator.standard_normal(count)
-
-
-def _lognormal(median: float, sigma: float) -> Distribution:
-    return lambda generator, count: median * np.exp(sigma * generator.standard_normal(count))
-
-
-def _exponential(mean: float) -> Distribution:
-    return lambda generator, count: mean * generator.standard_exponential(count)
-
-
-def _pareto(least: float, alpha: float) -> Distribution:
-    return lambda generator, count: least * np.exp(generator.standard_exponential(count) / alpha)
-
-
-def _zipf(alpha: float, largest: float) -> Distribution:
-    """Return whole numbers from 1 to `largest`, k with a chance in proportion to k ** -alpha."""
+@cache
+def _zipf_shares(alpha: float, largest: float) -> Numbers:
+    """Return the chances of up to k, for each whole k from 1 to `largest`: k ** -alpha, summed."""
     weights = np.arange(1, int(largest) + 1, dtype=np.float64) ** -alpha
-    cumulative = np.cumsum(weights) / weights.sum()
+    cumulative: Numbers = np.cumsum(weights) / weights.sum()
     cumulative[-1] = 1.0  # whatever the rounding, no draw is beyond the largest
-    return lambda generator, count: (
-        np.searchsorted(cumulative, generator.random(count), side="right").astype(np.float64) + 1
-    )
+    return cumulative
+
+
+def _zipf(chance: Generator, count: int, alpha: float, largest: float) -> Numbers:
+    places = _zipf_shares(alpha, largest).searchsorted(chance.random(count), side="right")
+    return places.astype(np.float64) + 1
 
 
 def _empirical(values: Numbers) -> Distribution:
@@ -178,30 +151,42 @@ _UNIFORM = partial(
 )
 
 TIMES = {
-    "constant": Family(("N",), _constant, lambda value: value >= 0, "N >= 0"),
-    "uniform": _UNIFORM(_uniform),
+    "constant": Family(("N",), lambda _, count, n: np.full(count, n), lambda n: n >= 0, "N >= 0"),
+    "uniform": _UNIFORM(lambda chance, count, low, high: chance.uniform(low, high, count)),
     "normal": Family(
         ("MEAN", "STD"),
-        _normal,
+        lambda chance, count, mean, deviation: mean + deviation * chance.standard_normal(count),
         lambda mean, deviation: mean >= 0 and deviation >= 0,
         "MEAN >= 0 and STD >= 0",
     ),
     "lognormal": Family(
         ("MEDIAN", "SIGMA"),
-        _lognormal,
+        lambda chance, count, median, sigma: median * np.exp(sigma * chance.standard_normal(count)),
         lambda median, sigma: median > 0 and 0 <= sigma <= MAX_SIGMA,
         f"MEDIAN > 0 and SIGMA from 0 to {MAX_SIGMA}",
     ),
-    "exponential": Family(("MEAN",), _exponential, lambda mean: mean > 0, "MEAN > 0"),
+    "exponential": Family(
+        ("MEAN",),
+        lambda chance, count, mean: mean * chance.standard_exponential(count),
+        lambda mean: mean > 0,
+        "MEAN > 0",
+    ),
     "pareto": Family(
         ("MIN", "ALPHA"),
-        _pareto,
+        lambda chance, count, least, alpha: (
+            least * np.exp(chance.standard_exponential(count) / alpha)
+        ),
         lambda least, alpha: least > 0 and MIN_ALPHA <= alpha <= MAX_ALPHA,
         f"MIN > 0 and ALPHA from {MIN_ALPHA} to {MAX_ALPHA}",
     ),
 }
 LENGTHS = TIMES | {
-    "uniform": _UNIFORM(_whole),
+    # Half a token more on either side: when all is rounded, the ends are as likely as the rest.
+    "uniform": _UNIFORM(
+        lambda chance, count, low, high: np.clip(
+            chance.uniform(low - 0.5, high + 0.5, count), low, high
+        )
+    ),
     "zipf": Family(
         ("ALPHA", "MAX"),
         _zipf,

@@ -121,11 +121,7 @@ def _split(line: bytes) -> list[str]:
 
 
 def _find_columns(header: NumberedLine, checks: TraceChecks) -> list[int]:
-    """Return the places of AZURE_COLUMNS in the first line.
-
-    Raises:
-        WorkloadError: one of them is not there.
-    """
+    """Return the places of AZURE_COLUMNS in the first line, or raise a WorkloadError."""
     number, line = header
     names = _split(line)
     for column in AZURE_COLUMNS:
@@ -246,11 +242,7 @@ def vllm_entries(
 def _records(
     lines: Iterable[NumberedLine], kind: type[T], checks: TraceChecks
 ) -> Iterator[tuple[int, T]]:
-    """Yield each line of JSON as a `kind`, with its number.
-
-    Raises:
-        WorkloadError: a line is none.
-    """
+    """Yield each line of JSON as a `kind`, with its number; raise a WorkloadError at another."""
     decoder = msgspec.json.Decoder(kind)
     for number, line in lines:
         try:

@@ -93,11 +93,7 @@ def alike_names(request_id: str, known: Collection[str]) -> str:
 
 
 def _check_is_request(first_line: bytes, name: str) -> None:
-    """Make sure that `first_line` is meant as a request, good or bad.
-
-    Raises:
-        BatchdecodeError: it is something else.
-    """
+    """Make sure that `first_line` is meant as a request, good or bad; or raise."""
     try:
         fields = msgspec.json.decode(first_line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -138,11 +134,7 @@ def _is_pipe(path: str) -> bool:
 
 
 def _keep_as_stdin(path: str) -> None:
-    """Read the pipe `path` to its end, and make what came a file that is stdin.
-
-    Raises:
-        InputError: it cannot be read.
-    """
+    """Read the pipe `path` to its end, and make what came a file that is stdin; or raise."""
     import shutil  # noqa: PLC0415 - for a pipe only
     import tempfile  # noqa: PLC0415 - for a pipe only
 
@@ -172,11 +164,7 @@ def _lines(path: str, source: OpenInput) -> Iterator[bytes]:
 
 
 def _unpacked(path: str) -> Iterator[bytes]:
-    """Yield what the .gz file `path` holds, as far as it goes.
-
-    Raises:
-        BatchdecodeError: the file is damaged.
-    """
+    """Yield what the .gz file `path` holds, as far as it goes; raise if it is damaged."""
     unpacker = zlib.decompressobj(wbits=ZIP_FORMAT)
     with Path(path).open("rb") as packed:
         while chunk := unpacker.unused_data or packed.read(CHUNK_BYTES):

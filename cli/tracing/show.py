@@ -4,7 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, islice
 from typing import Literal
 
 from batcher.errors import BatchdecodeError
@@ -33,7 +33,7 @@ _VIEW_START = re.compile(
     rb'slot,id,index,start,|\{"slot":\d+,"id":|\{"step":\d+,"slots":|'
     rb'\{"displayTimeUnit":"ms","traceEvents":|[\d,]+ steps? \S+ [\d,]+ slots?'
 )
-BLOCK_BYTES = 2**16
+LINES_OF_BLOCK = 256
 MAX_IDS_COMPARED = 20_000
 
 
@@ -78,11 +78,7 @@ def parse_steps(text: str) -> tuple[int | None, int | None]:
 
 
 def _selection(timeline: Timeline, options: TraceOptions) -> Selection:
-    """Return what is to be shown.
-
-    Raises:
-        BatchdecodeError: there is no such thing in the run.
-    """
+    """Return what is to be shown; raise a BatchdecodeError if it is not in the run."""
     start, stop = parse_steps(options.steps) if options.steps is not None else (None, None)
     selection = Selection(
         start=start,
@@ -136,19 +132,8 @@ def _lines(timeline: Timeline, selection: Selection, options: TraceOptions) -> I
 
 
 def _write(lines: Iterable[bytes], sink: Sink) -> None:
-    """Write `lines` in blocks.
-
-    Raises:
-        WriteError, BrokenPipeError: see Sink.
-    """
-    block: list[bytes] = []
-    size = 0
-    for line in lines:
-        block.append(line)
-        size += len(line)
-        if size >= BLOCK_BYTES:
-            sink.write(b"".join(block))
-            block.clear()
-            size = 0
-    sink.write(b"".join(block))
+    """Write `lines`, many at once; raises what a Sink does."""
+    remaining = iter(lines)
+    while block := b"".join(islice(remaining, LINES_OF_BLOCK)):
+        sink.write(block)
     sink.close()

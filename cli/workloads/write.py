@@ -84,11 +84,7 @@ def write_workload(options: WorkloadOptions) -> None:
 
 
 def _check(options: WorkloadOptions) -> None:
-    """Make sure that the options go together.
-
-    Raises:
-        BatchdecodeError: they do not.
-    """
+    """Make sure that the options go together, or raise a BatchdecodeError."""
     source = options.source
     if source not in OPTIONS_OF:
         near = get_close_matches(source, OPTIONS_OF, n=1)
