@@ -21,7 +21,7 @@ from .printing import print_json, print_text
 from .running.intake import open_input
 from .running.reading import read_requests
 from .screen.cells import counted, printable
-from .whatif.progress import Lines
+from .whatif.progress import seldom
 
 PROVEN, DIFFERENT = 0, 1
 PROGRESS_INTERVAL = 2.0  # seconds
@@ -50,11 +50,11 @@ def verify_requests(options: VerifyOptions) -> int:
     num_cases = options.settings if options.only is None else options.only
     cases = make_cases(needs_of(requests, model.tokenizer), num_cases, options.seed)
     cases = cases if options.only is None else cases[-1:]
-    progress = Lines(
+    show = seldom(
         lambda num_done: f"{num_done} of {len(cases)} settings: all outputs are the same",
         PROGRESS_INTERVAL,
     )
-    verdict = verify(requests, make_model, cases, options.seed, progress.show)
+    verdict = verify(requests, make_model, cases, options.seed, show)
     if options.json:
         print_json(record_of(verdict, options))
     else:

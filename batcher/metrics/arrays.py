@@ -44,18 +44,15 @@ class ServedTimes(NamedTuple):
         return _microseconds(until - self.arrival)
 
 
-def latencies_of(
-    arrivals: Seconds, admitted: Seconds, first_token: Seconds, end: Seconds, num_tokens: Counts
-) -> Latencies:
-    """Return the latencies of requests, see ServedTimes; percentiles are exact by nearest rank.
+def latencies_of(times: ServedTimes) -> Latencies:
+    """Return the latencies of requests; percentiles are exact by nearest rank.
 
     There is no itl, which these times do not tell.
     """
-    times = ServedTimes(arrivals, admitted, first_token, end, num_tokens)
     return Latencies(
         queue=distribution_of(times.values("queue")),
         ttft=distribution_of(times.values("ttft")),
-        tpot=distribution_of(times.values("tpot")[num_tokens > 1]),
+        tpot=distribution_of(times.values("tpot")[times.num_tokens > 1]),
         itl=None,
         e2e=distribution_of(times.values("e2e")),
     )

@@ -23,19 +23,13 @@ R = TypeVar("R", bound=msgspec.Struct)
 
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e9, description="a number from 0 to 1e9")]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9, description="a number above 0, up to 1e9")]
-Count = Annotated[int, msgspec.Meta(ge=1, le=2**40, description="a whole number of at least 1")]
+_Whole = Annotated[int, msgspec.Meta(ge=1, le=2**40)]
+Count = Annotated[_Whole, msgspec.Meta(description="a whole number of at least 1")]
 OptionalCount = Annotated[
-    Annotated[int, msgspec.Meta(ge=1, le=2**40)] | None,
-    msgspec.Meta(description="a whole number of at least 1, or null"),
+    _Whole | None, msgspec.Meta(description="a whole number of at least 1, or null")
 ]
 Points = Annotated[
-    tuple[
-        tuple[
-            Annotated[int, msgspec.Meta(ge=1, le=2**40)],
-            Annotated[float, msgspec.Meta(ge=1e-9, le=1e9)],
-        ],
-        ...,
-    ],
+    tuple[tuple[_Whole, Annotated[float, msgspec.Meta(ge=1e-9, le=1e9)]], ...],
     msgspec.Meta(
         description="pairs of a whole number of at least 1 and a number from 1e-9 to 1e9, "
         "like [[16, 9.5], [32, 10]]"
@@ -169,7 +163,7 @@ def _value(field: Any, value: Any, place: str) -> Any:
     try:
         return msgspec.convert(value, field.type)
     except msgspec.ValidationError as error:
-        (meta,) = field.type.__metadata__
+        meta = field.type.__metadata__[-1]
         entry = _ENTRY.search(str(error))  # of a list, which may be long: the one that is wrong
         shown = repr(value[int(entry[1])] if entry else value)
         shown = shown if len(shown) <= _MAX_SHOWN else f"{shown[:_MAX_SHOWN]}…"

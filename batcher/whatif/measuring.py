@@ -181,7 +181,7 @@ def measure(
         makespan=round(makespan, NUM_DIGITS),
         requests_per_s=round(num_served / makespan, NUM_DIGITS) if makespan else 0.0,
         tokens_per_s=round(num_tokens / makespan, NUM_DIGITS) if makespan else 0.0,
-        latencies=latencies_of(*times),
+        latencies=latencies_of(times),
         goodput=None if slo is None else goodput_of(slo, times, num_failed),
         slots_used=round(result.slot_utilisation, NUM_DIGITS),
         kv_used=_rounded(result.kv_utilisation),

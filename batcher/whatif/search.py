@@ -48,7 +48,7 @@ class Ladder:
 
     def _make_rungs(self, workload: Workload) -> tuple[Sequence[int], int]:
         """Return the numbers of the first tries, and the place of the very first."""
-        scheduling = self.base.scheduling
+        scheduling, first = self.base.scheduling, 1
         if self.searched == "rate":
             if rate_of(workload) is None:
                 raise BatchdecodeError("--search rate: all requests arrive at once")
@@ -56,13 +56,12 @@ class Ladder:
             return range(-bound, bound + 1, STEPS_OF_DOUBLING), MAX_DOUBLINGS
         if self.searched == "batch":
             most = min(len(workload.jobs), MAX_BATCH, scheduling.max_batch_tokens or MAX_BATCH)
-            return doublings(1, max(1, most)), 0
-        if self.searched == "max_batch_tokens":
+        elif self.searched == "max_batch_tokens":
             first = max(self.base.batch, scheduling.block_size if scheduling.is_paged else 1)
             most = num_tokens(workload)
-            return doublings(first, max(first, most)), 0
-        most = num_blocks(workload, scheduling.block_size)
-        return doublings(1, max(1, most)), 0
+        else:
+            most = num_blocks(workload, scheduling.block_size)
+        return doublings(first, max(first, most)), 0
 
 
 def rate_of(workload: Workload) -> float | None:

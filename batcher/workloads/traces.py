@@ -146,11 +146,14 @@ def _parse_timestamp(text: str, number: int, checks: TraceChecks) -> int:
     return (whole - _EPOCH) // _SECOND * _NANOSECONDS + int((fraction or "").ljust(9, "0"))
 
 
-def _parse_length(text: str, number: int, field: str, checks: TraceChecks) -> int:
+def _parse_length(
+    text: str, number: int, field: str, checks: TraceChecks, expected: str = ""
+) -> int:
     try:
         value = int(text)
     except ValueError:
-        raise checks.error(number, f"{field} {text!r}: expected a number of tokens") from None
+        expected = expected or f"{field} {text!r}: expected a number of tokens"
+        raise checks.error(number, expected) from None
     return checks.length(value, number, field)
 
 
@@ -288,14 +291,8 @@ def read_lengths(lines: Iterable[NumberedLine], source: str, side: Side) -> list
 
 def _read_number(line: bytes, number: int, checks: TraceChecks) -> int:
     text = line.decode(errors="backslashreplace").strip()
-    try:
-        value = int(text)
-    except ValueError:
-        raise checks.error(
-            number,
-            f"{text[:40]!r} is not a whole number, and the file no {', '.join(TRACES)} trace",
-        ) from None
-    return checks.length(value, number, "length")
+    wrong = f"{text[:40]!r} is not a whole number, and the file no {', '.join(TRACES)} trace"
+    return _parse_length(text, number, "length", checks, wrong)
 
 
 def scale_times(entries: Iterable[WorkloadEntry], factor: float) -> Iterator[WorkloadEntry]:

@@ -17,6 +17,7 @@ from batcher.simulation.run_meta import NAMES, Limit, read_run_meta
 from batcher.timing.loading import kv_room_of
 from batcher.whatif.deployments import AXES, show_value
 
+from ..errors import reason_of
 from ..options import SchedulingOptions
 from ..running.problems import say
 from ..screen.cells import printable
@@ -70,8 +71,7 @@ def _content(path: Path) -> bytes:
         with path.open("rb") as file:
             content = file.read(MAX_SIZE + 1)
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)
-        raise BatchdecodeError(f"cannot read {path}: {reason}") from None
+        raise BatchdecodeError(f"cannot read {path}: {reason_of(error)}") from None
     if len(content) > MAX_SIZE:
         raise BatchdecodeError(
             f"{path} is larger than {MAX_SIZE >> 20} MiB: no file about a run is"

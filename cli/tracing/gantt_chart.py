@@ -6,6 +6,7 @@ Rule: a row is a string of exactly as many terminal cells as its scale has.
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count, takewhile
+from os.path import commonprefix
 from string import digits
 
 from batcher.timeline.records import SlotSpan
@@ -217,15 +218,9 @@ def id_frame(ids: Collection[str]) -> tuple[str, str]:
     """
     if len(ids) <= 1 or max(map(cell_width, ids)) <= MAX_ID_CELLS:
         return "", ""
-    before = _common_prefix(ids).rstrip(digits)
+    before = commonprefix([*ids]).rstrip(digits)  # noqa: RUF071 - of texts, character by character
     rests = [name[len(before) :][::-1] for name in ids]
-    return before, _common_prefix(rests).rstrip(digits)[::-1]
-
-
-def _common_prefix(texts: Collection[str]) -> str:
-    first, last = min(texts), max(texts)  # what these two begin with, all between them do
-    pairs = zip(first, last, strict=False)
-    return "".join(char for char, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+    return before, commonprefix(rests).rstrip(digits)[::-1]  # noqa: RUF071 - as above
 
 
 def cut_to_room(label: str, room: int, cut: str) -> str:

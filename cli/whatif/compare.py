@@ -35,13 +35,13 @@ def compare_requests(options: CompareOptions) -> int:
     if not options.quiet:
         say_of_memory((each.profile, each.scheduling) for each in grid)
     num_jobs = min(options.jobs or _num_cores(), len(grid))
-    with progress_of(len(grid), num_jobs, quiet=options.quiet) as progress:
+    with progress_of(len(grid), num_jobs, quiet=options.quiet) as on_done:
         cells: list[GridCell] = compare(
             Question(workload, slo),
             grid,
             growth=DEFAULT_GROWTH if options.knee is None else options.knee,
             num_jobs=num_jobs,
-            on_done=progress.show,
+            on_done=on_done,
         )
     if column is not None:
         cells = best_first(cells, column)

@@ -1,6 +1,6 @@
 """`batchdecode plan`, from its options to what is enough, what binds, and the headroom left."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import get_args
 
 from batcher.errors import BatchdecodeError
@@ -16,7 +16,7 @@ from ..commands.plan import PlanOptions
 from ..memory_note import say_of_memory
 from ..printing import print_json, print_text
 from ..screen.cells import counted, duration, fill, number, whole_percent
-from .progress import Lines, Silence
+from .progress import OnDone, seldom
 from .reading import read_workload
 from .tables import BINDS
 
@@ -48,15 +48,13 @@ def plan_requests(options: PlanOptions) -> int:
     return MET if plan.is_met else NOT_MET
 
 
-def _progress(*, quiet: bool) -> tuple[Callable[[int], object], Callable[[int], object]]:
+def _progress(*, quiet: bool) -> tuple[OnDone, OnDone]:
     """Return what shows how many values were tried, and how many changes of them."""
     if quiet:
-        return Silence().show, Silence().show
-    tried = Lines(lambda done: f"{counted(int(done), 'value')} tried")
-    relief = Lines(
-        lambda done: f"looking for what would help: {counted(int(done), 'simulation')} so far"
-    )
-    return tried.show, relief.show
+        return lambda _: None, lambda _: None
+    tried = seldom(lambda done: f"{counted(int(done), 'value')} tried")
+    relief = "looking for what would help: "
+    return tried, seldom(lambda done: f"{relief}{counted(int(done), 'simulation')} so far")
 
 
 def _base_of(options: PlanOptions, searched: Searched) -> tuple[Deployment, Deployment]:

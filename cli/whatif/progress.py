@@ -6,102 +6,61 @@ Rule: what is over soon says nothing.
 import os
 import sys
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from ..running.problems import say
 from ..screen.cells import counted
 from ..screen.terminal import can_animate
 
-if TYPE_CHECKING:
-    from rich.progress import Progress
-
 LARGE_GRID = 100  # cells: more are announced
 LINE_INTERVAL = 5.0  # seconds
 
-
-class Silence:
-    """A context in which it is shown how many cells are done; here, nothing is."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def show(self, num_done: float) -> None:
-        """Do nothing."""
+OnDone = Callable[[float], object]
+"""Called with how many are done, a part of one counted as such."""
 
 
-class Lines(Silence):
-    """Writes a line at most every `interval` seconds, LINE_INTERVAL if None.
+def seldom(text: Callable[[float], str], interval: float | None = None) -> OnDone:
+    """Return what says the `text` of how many are done, at most every `interval` seconds.
 
-    text: makes it of how many are done.
+    interval: None for LINE_INTERVAL.
     """
+    pause = LINE_INTERVAL if interval is None else interval
+    due = time.monotonic() + pause
 
-    def __init__(self, text: Callable[[float], str], interval: float | None = None) -> None:
-        self._text, self._interval = text, LINE_INTERVAL if interval is None else interval
-        self._next = time.monotonic() + self._interval
+    def show(num_done: float) -> None:
+        nonlocal due
+        if time.monotonic() >= due:
+            due = time.monotonic() + pause
+            say(f"{text(num_done)}\n")
 
-    def show(self, num_done: float) -> None:
-        """Write a line if it is time for one."""
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + self._interval
-            say(f"{self._text(num_done)}\n")
-
-
-class Bar(Silence):
-    """Draws a bar, and takes it away at the end."""
-
-    def __init__(self, total: int) -> None:
-        self._total = total
-        self._bar: Progress | None = None
-
-    def __enter__(self) -> Self:
-        from rich.console import Console  # noqa: PLC0415 - only on a terminal
-        from rich.progress import (  # noqa: PLC0415 - as above
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TimeRemainingColumn,
-        )
-
-        self._bar = Progress(
-            BarColumn(),
-            MofNCompleteColumn(),
-            "cells",
-            TimeRemainingColumn(),
-            console=Console(file=sys.stderr),
-            transient=True,
-            redirect_stdout=False,
-            redirect_stderr=False,
-        )
-        self._bar.add_task("", total=self._total)
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def show(self, num_done: float) -> None:
-        """Move the bar."""
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=num_done)
+    return show
 
 
-def progress_of(total: int, num_jobs: int, *, quiet: bool) -> Silence:
-    """Return what shows the progress of `total` cells; a large grid is announced."""
+@contextmanager
+def progress_of(total: int, num_jobs: int, *, quiet: bool) -> Iterator[OnDone]:
+    """Give what shows how many of `total` cells are done; a large grid is announced."""
     if quiet:
-        return Silence()
+        yield lambda _: None
+        return
     if total > LARGE_GRID:
         say(f"{counted(total, 'cell')}, {num_jobs} at a time\n")
-    return (
-        Bar(total)
-        if can_animate(2, os.environ)
-        else Lines(
-            lambda done: (
-                f"{int(done):,} of {counted(total, 'cell')}, {done / total:.0%} of the work"
-            )
-        )
-    )
+    if not can_animate(2, os.environ):
+        cells = counted(total, "cell")
+        yield seldom(lambda done: f"{int(done):,} of {cells}, {done / total:.0%} of the work")
+        return
+    from rich import progress  # noqa: PLC0415 - only on a terminal
+    from rich.console import Console  # noqa: PLC0415 - as above
+
+    with progress.Progress(
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        "cells",
+        progress.TimeRemainingColumn(),
+        console=Console(file=sys.stderr),
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    ) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda done: bar.update(task, completed=done)

@@ -42,17 +42,12 @@ class Column(Struct, frozen=True):
         return "-" if value is None else self.show(value)
 
 
-def _percentile(metric: str, name: str) -> Callable[[Outcome], Number]:
+def _latency(metric: str, percent: str) -> Column:
     def read(outcome: Outcome) -> Number:
         times = getattr(outcome.latencies, metric)
-        value: Number = None if times is None else getattr(times, name)
+        value: Number = None if times is None else getattr(times, percent)
         return value
 
-    return read
-
-
-def _latency(metric: str, percent: str) -> Column:
-    read = _percentile(metric, percent)
     group = f"{metric} s" if percent == "p50" else ""
     return Column(f"{metric}-{percent}", group, percent, read, number, -1)
 

@@ -96,7 +96,7 @@ def test_requests_that_can_never_run_are_told_of_and_if_none_can_it_fails(tmp_pa
 def test_a_line_now_and_then_within_a_cell(capfd, monkeypatch):
     monkeypatch.setattr("cli.whatif.progress.LINE_INTERVAL", 0)
     with progress_of(2, 1, quiet=False) as progress:
-        progress.show(0.5)
+        progress(0.5)
     assert capfd.readouterr().err == "0 of 2 cells, 25% of the work\n"
 
 

@@ -288,7 +288,7 @@ def test_times_in_arrays_give_the_latencies_that_the_events_give(run):
         np.array([job.end for job in good]),
         np.array([len(job.token_times) for job in good], np.int64),
     )
-    found = latencies_of(*times)
+    found = latencies_of(times)
     check_distribution(found.queue, [times_of(job)["queue"] for job in good])
     for name in ("tpot", "e2e"):
         exact, streamed = getattr(found, name), getattr(summary.latencies, name)
