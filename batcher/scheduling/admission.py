@@ -252,11 +252,12 @@ class Admission(Generic[S]):
 
         is_alone: whether nobody else runs.
         """
-        if self.settings.capacity != "watermark":
-            return sum(map(kv_cache.num_blocks_to_take, matches, stops))
-        known = [row.num_tokens for row in first.computed_group]
-        num_needed = sum(map(kv_cache.num_blocks_to_take, matches, known))
-        if not is_alone:  # else nothing would ever make room
+        is_watermark = self.settings.capacity == "watermark"
+        counted = [row.num_tokens for row in first.computed_group] if is_watermark else stops
+        num_needed = sum(map(kv_cache.num_blocks_to_take, matches, counted))
+        found = [block for match in matches for block in match.blocks]
+        num_needed -= kv_cache.pool.num_idle(found) - kv_cache.pool.num_idle({*found})  # each once
+        if is_watermark and not is_alone:  # else nothing would ever make room
             num_needed += kv_cache.num_spare
         return num_needed
 

@@ -245,7 +245,8 @@ class SlowScheduler:
             return True
         held = {block for other in others for row in other.rows for block in row.blocks}
         num_needed = sum(self.blocks_for(row.num_known) for row in unit.rows)
-        num_needed -= sum(block in held for row in unit.rows for block in self.match(row))
+        found = [block for row in unit.rows for block in self.match(row)]
+        num_needed += len({*found} - held) - len(found)
         if self.settings.capacity == "watermark" and others:
             num_needed += int(self.settings.watermark * len(self.pool.holders))
         return num_needed <= len(self.pool.holders) - len(held)
@@ -335,8 +336,8 @@ class SlowScheduler:
         known = {row.role: row.num_known for row in rows}
         needed = {"on-demand": stops, "watermark": known, "no-evict": most}[capacity]
         num_needed = sum(self.blocks_for(num_tokens) for num_tokens in needed.values())
-        for blocks in matches:
-            num_needed -= sum(block not in self.pool.free for block in blocks)
+        found = [block for blocks in matches for block in blocks]
+        num_needed += len({*found} & {*self.pool.free}) - len(found)
         if capacity == "watermark" and self.running:
             num_needed += int(self.settings.watermark * len(self.pool.holders))
         if num_needed > len(self.pool.free):

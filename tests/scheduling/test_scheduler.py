@@ -258,9 +258,20 @@ NO_ROOM_FOR_THE_LAST_TOKEN = Workload(
 ROOM_UNTIL_ANOTHER_GROWS = Workload(
     [Job("first", (1,) * 2, 2), Job("second", (1,) * 3, 1)], 2, BLOCKS_OF_TWO, {}
 )
+BOTH_PROMPTS_BEGIN_LIKE_A_VICTIM = Workload(
+    [
+        Job("first", (5,), 3, 0.0, 2),
+        Job("victim", (5,) * 2, 2, 1.0, 2),
+        Job("urgent", (5,) * 8, 1, 2.0, 1, negative=(5,) * 3),
+    ],
+    4,
+    SchedulingSettings(preempt_for="priority", kv_blocks=11, block_size=1, capacity="on-demand"),
+    {},
+)
 
 
 @given(workloads())
+@example(BOTH_PROMPTS_BEGIN_LIKE_A_VICTIM)
 @example(NO_ROOM_FOR_THE_LAST_TOKEN)
 @example(ROOM_UNTIL_ANOTHER_GROWS)
 @example(ONE_OF_TWO_HAS_NOTHING_TO_COMPUTE)
