@@ -21,6 +21,7 @@ from reference import (
 from batcher import BatchdecodeError, Engine, Model, Request, RequestError, Result, SimulatedModel
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent
 from batcher.result import StepTimes
+from batcher.settings import SchedulingSettings
 
 BATCH_SIZES = st.sampled_from([1, 2, 3, 8, 64])
 
@@ -403,6 +404,15 @@ def test_a_replay_of_known_results_never_calls_the_model() -> None:
         engine.add(request, replayed={0: result})
     assert drain(engine)[1] == []
     assert engine.num_tokens == 35
+
+
+@pytest.mark.parametrize("setting", [{"kv_blocks": 9}, {"preempt_for": "priority"}], ids=str)
+def test_nothing_is_replayed_where_what_it_computed_would_be_missed(setting: dict) -> None:
+    engine = Engine(SimulatedModel(), 2, settings=SchedulingSettings(**setting))
+    _, [result] = run([plain("a", 3)], 1)
+    with pytest.raises(BatchdecodeError, match="only without KV blocks and without preemption"):
+        engine.add(plain("a", 3), replayed={0: result})
+    assert not engine.has_work
 
 
 def test_the_last_allowed_token_may_be_a_stop() -> None:

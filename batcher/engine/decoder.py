@@ -96,8 +96,8 @@ class Decoder:
         if first.extras is not None:
             rows = self.rows = rows or self._make_rows()
         elif rows is None or not rows.takes_plain:
-            slot, stops = first.slot, self._stops
-            self._tokens.first_rows[slot] = self._tokens.row
+            slot, tokens, stops = first.slot, self._tokens, self._stops
+            tokens.first_rows[slot] = tokens.row
             state = stops.starts.get(first.automaton)
             if state is None:
                 stops.open(slot, first.automaton)

@@ -17,18 +17,18 @@ from batcher.engine.model_runner import ModelRunner
 from batcher.engine.outputs import Outputs
 from batcher.engine.recorder import Recorder, StepStats
 from batcher.engine.sequence import Sequence
-from batcher.errors import BatchdecodeError, FieldProblem, InvariantError, RequestError
-from batcher.events import AdmitReason, ArriveReason, EndEvent, RequestEvent, RunEvent, TokenEvent
+from batcher.errors import BatchdecodeError, InvariantError, RequestError
+from batcher.events import ArriveReason, EndEvent, RequestEvent, RunEvent, TokenEvent
+from batcher.lifecycle import ABORT
 from batcher.models.base import Model, can_score, chat_template_of
 from batcher.models.loading import as_model
 from batcher.models.tokenizers import CheckedTokenizer
 from batcher.prompts import block_contents
 from batcher.request import Request
-from batcher.result import Result
+from batcher.result import FinishReason, Result
 from batcher.scheduling.clock import Clock, ConstantClock, FormulaClock
 from batcher.scheduling.output import SchedulerOutput
 from batcher.scheduling.scheduler import NO_CHANGES, Scheduler
-from batcher.scheduling.sequence import NEVER
 from batcher.settings import DEFAULT_SCHEDULING, GRAMMAR_TIMEOUT, SchedulingSettings
 from batcher.timing.step_time import StepTime
 from batcher.tokens import Tokens
@@ -218,7 +218,8 @@ class Engine:
 
         input_index: its number in the input, from 0; by default the order of adding.
         replayed: what an earlier run found, by index; the sample then holds a slot for as many
-        steps as it did there, but costs no model call and gives no result.
+        steps as it did there, but costs no model call and gives no result.  Not with KV blocks or
+        preemption.
 
         Raises:
             BatchdecodeError: it is no Request.
@@ -228,9 +229,8 @@ class Engine:
             raise BatchdecodeError(f"an Engine takes a Request, not a {type(request).__name__}")
         checked = checked_copy(request, self.capabilities)
         if isinstance(checked, list):
-            index = self._outputs.num_requests if input_index is None else input_index
-            raise RequestError(str(index + 1) if request.id is None else request.id, checked)
-        return self.enqueue(checked, input_index=input_index, reason=reason, replayed=replayed)
+            raise RequestError(self._inputs.id_of(request, input_index), checked)
+        return self._inputs.add(checked, input_index, reason, replayed)
 
     def enqueue(
         self,
@@ -247,16 +247,7 @@ class Engine:
         Raises:
             RequestError: its id is that of a request that has not ended.
         """
-        outputs, request_id = self._outputs, request.id
-        if input_index is None:
-            input_index = outputs.num_requests
-        if request_id is None:
-            request_id = str(input_index + 1)
-        if request_id in outputs.num_open:
-            message = f"a request with id {request_id!r} has not ended yet"
-            raise RequestError(request_id, [FieldProblem("duplicate-id", ("id",), message)])
-        self._inputs.add(request, request_id, input_index, reason, replayed)
-        return request_id
+        return self._inputs.add(request, input_index, reason, replayed)
 
     def abort(self, request_id: str) -> None:
         """End a request now; the next `step` hands out its results, with what it had generated.
@@ -266,10 +257,9 @@ class Engine:
         """
         if request_id not in self._outputs.num_open:
             raise BatchdecodeError(f"no request with id {request_id!r} is in the engine")
-        last_step = self._clock.step - 1
-        for sequence in self._batch.firsts:
-            if sequence.id == request_id:
-                self._outputs.finish_running(sequence, last_step, "aborted", None)
+        running = [first for first in self._batch.firsts if first.id == request_id]
+        aborted: dict[Sequence, FinishReason] = dict.fromkeys(running, "aborted")
+        self._outputs.finish_running(aborted, self._clock.step - 1, ABORT, {})
         self._inputs.abort(request_id)
         self._inputs.continue_sessions()
 
@@ -287,7 +277,7 @@ class Engine:
         scheduled = self.scheduler.schedule(clock.step, clock.now)
         if scheduled is not NO_CHANGES:
             self._prepare(scheduled)
-        is_idle = not self._batch.num_occupied
+        is_idle = self._batch.num_free == self.batch_size
         if not is_idle:
             self._update(scheduled, self._execute(scheduled))
         if self._inputs.has_sessions:
@@ -321,45 +311,27 @@ class Engine:
 
     def _prepare(self, scheduled: SchedulerOutput[Sequence]) -> None:
         """Bring rows out of the batch and into it, and tell of that."""
-        step, recorder, runner = self._clock.step, self._recorder, self._runner
+        recorder, runner = self._recorder, self._runner
         for preemption in scheduled.preempted:
             runner.preempt(preemption.first)
             recorder.preempted(preemption)
             preemption.forget_slots()
-        for first in scheduled.admitted:
-            self._admit(scheduled, first, step)
+        if scheduled.admitted:
+            num_forced = runner.open(scheduled.admitted)
+            for first, num_tokens in num_forced.items():
+                self.scheduler.lengthen_admitted(scheduled, first, num_tokens)
+            recorder.admitted(scheduled.admitted, self._batch.last_used, num_forced)
         if scheduled.has_continued:
             recorder.prefilled(scheduled, self._batch)
         if scheduled.blocked is not None:
             recorder.blocked(scheduled.blocked)
         runner.prepare(scheduled, self._batch.prefilling, self._batch.decode_step)
 
-    def _admit(self, scheduled: SchedulerOutput[Sequence], first: Sequence, step: int) -> None:
-        """Begin the rows of a group that was given slots, unless it was preempted before."""
-        is_new = first.admitted_step == NEVER
-        num_forced = 0
-        if first.extras is not None and first.extras.replayed is not None:
-            self._outputs.num_replayed += first.num_slots
-        elif is_new:
-            forced = self._runner.decoder.open(first)
-            if forced:
-                num_forced = len(forced)
-                self._runner.note_forced(first, forced)
-                self.scheduler.lengthen_admitted(scheduled, first, num_forced)
-        last_used, last_step = self._batch.last_used, step - 1
-        for row in (first, *first.others):
-            reason: AdmitReason = "refill" if last_used[row.slot] == last_step else "empty"
-            # Below 0: a beam before the first fork.
-            num_generated = 0 if is_new else max(row.num_generated, 0)
-            self._recorder.admitted(row, reason, num_generated)
-        if num_forced:
-            self._recorder.jumped(first, num_forced)
-
     def _execute(self, scheduled: SchedulerOutput[Sequence]) -> Decoded:
         """Let the model compute the step; return what rows were given beside one token each."""
         if not scheduled.is_decode_step:
             return self._runner.compute_prompts()
-        if self._batch.num_occupied > self._outputs.num_replayed:
+        if self._runner.num_replayed < self.batch_size - self._batch.num_free:
             return self._runner.step(self._clock.step)
         return NOTHING_DECODED
 

@@ -15,7 +15,7 @@ from batcher.decoding.stops.automaton import stop_automaton
 from batcher.engine.outputs import Outputs
 from batcher.engine.recorder import Recorder
 from batcher.engine.sequence import Sequence, SequenceExtras
-from batcher.errors import Failure, InvariantError
+from batcher.errors import BatchdecodeError, Failure, FieldProblem, InvariantError, RequestError
 from batcher.events import ArriveReason, Role
 from batcher.models.base import Model
 from batcher.prompts import Prompt, read_prompt
@@ -92,58 +92,85 @@ class Inputs:
         self._scheduler, self._queue = scheduler, scheduler.queue
         self._outputs, self._recorder, self._clock = outputs, recorder, clock
         self._model, self._heal = model, heal
+        settings = scheduler.settings
+        self._can_replay = not settings.is_paged and settings.preempt_for is None
         self._sessions: dict[str, Session] = {}  # by name, as long as the engine is there
+
+    def id_of(self, request: Request, input_index: int | None) -> str:
+        """Return the id of a request; by default its number in the input, from 1.
+
+        input_index: that number, from 0; by default the order of adding.
+        """
+        if request.id is not None:
+            return request.id
+        return str((self._outputs.num_requests if input_index is None else input_index) + 1)
 
     def add(
         self,
         request: Request,
-        request_id: str,
-        input_index: int,
+        input_index: int | None,
         arrive_reason: ArriveReason,
         replayed: Mapping[int, Result],
-    ) -> None:
-        """Take in a request, whose sequences join the queue once they have arrived.
+    ) -> str:
+        """Take in a request, whose sequences join the queue once they have arrived; return its id.
 
         Raises:
-            RequestError: the model's tokenizer fails on its prompt.
+            RequestError: its id is that of a request that has not ended, or the model's tokenizer
+                fails on its prompt.
+            BatchdecodeError: it is replayed where sequences may be preempted or share blocks.
         """
+        outputs, request_id = self._outputs, self.id_of(request, input_index)
+        if request_id in outputs.num_open:
+            message = f"a request with id {request_id!r} has not ended yet"
+            raise RequestError(request_id, [FieldProblem("duplicate-id", ("id",), message)])
+        if replayed and not self._can_replay:
+            raise BatchdecodeError(
+                "results are replayed only without KV blocks and without preemption: "
+                "what a replayed sequence would have computed is not there"
+            )
+        if input_index is None:
+            input_index = outputs.num_requests
         asked = request, request_id, input_index, arrive_reason, replayed
         sequences = make_sequences(*asked, self._model, self._heal, NO_TOKENS)
-        self._outputs.open_request(request, request_id, len(sequences))
+        outputs.open_request(request, request_id, len(sequences))
         if request.arrival_time > self.latest_arrival:  # noqa: PLR1730 - max() takes longer
             self.latest_arrival = request.arrival_time
         if request.session is not None:
             self._add_turn(request.session, Turn(*asked))
-            return
+            return request_id
         for sequence in sequences:
             self._queue.add(sequence, self._clock.now)
+        return request_id
 
     def join_arrivals(self) -> None:
-        """Let what has arrived wait for a slot; if all is idle, jump to the next arrival."""
-        queue, clock = self._queue, self._clock
-        if not (queue.num_waiting or self._scheduler.batch.num_occupied):
+        """Let what has arrived wait for a slot; if all is idle, jump to the next arrival.
+
+        What needs no slot or can never run ends at once.
+        """
+        scheduler, queue, clock = self._scheduler, self._queue, self._clock
+        if not (queue.num_waiting or scheduler.batch.num_occupied):
             arrival = queue.next_arrival
             if arrival is not None and arrival > clock.now:
                 clock.jump(arrival)
-        for sequence in queue.take_arrivals(clock.now):
-            self._arrive(sequence)
-
-    def _arrive(self, first: Sequence) -> None:
-        """Let a group join the queue, or end at once if it needs no slot or can never run."""
-        first.arrived_step = arrived_step = self._clock.step_at(first.arrival_time)
-        for other in first.others:
-            other.arrived_step = arrived_step
-        self._recorder.arrived(first)
-        replayed = None if first.extras is None else first.extras.replayed
-        if first.max_tokens == 0 or (replayed is not None and replayed.slot is None):
-            # now, and not in the step of its arrival if that was missed: results come in order
-            self._outputs.finish_waiting(first, self._clock.step, "length")
-            return
-        failure = None if self._scheduler.kv_cache is None else self._scheduler.why_never(first)
-        if failure is None:
-            self._queue.push(first)
-        else:
-            self._outputs.finish_waiting(first, self._clock.step, "error", failure)
+        arrived, time, step = self._recorder.arrived, -1.0, 0
+        for first in queue.take_arrivals(clock.now):
+            if first.arrival_time != time:  # many come at one time
+                time = first.arrival_time
+                step = clock.step_at(time)
+            first.arrived_step = step
+            for other in first.others:
+                other.arrived_step = step
+            arrived(first)
+            replayed = None if first.extras is None else first.extras.replayed
+            if first.max_tokens == 0 or (replayed is not None and replayed.slot is None):
+                # now, and not in the step of its arrival if that was missed: results come in order
+                self._outputs.finish_waiting(first, clock.step, "length")
+                continue
+            failure = None if scheduler.kv_cache is None else scheduler.why_never(first)
+            if failure is None:
+                queue.push(first)
+            else:
+                self._outputs.finish_waiting(first, clock.step, "error", failure)
 
     def abort(self, request_id: str) -> None:
         """End what of a request waits: for its time, for a slot, or for the turn before it."""

@@ -1,6 +1,6 @@
 """The batch and the model: which rows a step computes, with which tokens, and what comes back."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import replace as dataclass_replace
 from weakref import WeakValueDictionary
 
@@ -16,6 +16,7 @@ from batcher.models.base import Batch, Chunk, Model, ModelOutput, Pages, can_pag
 from batcher.result import FinishReason
 from batcher.scheduling.kv_cache import KVCache
 from batcher.scheduling.output import SchedulerOutput
+from batcher.scheduling.sequence import NEVER
 
 ROBBED = "another engine has taken the model, which has only one cache"
 
@@ -28,6 +29,8 @@ class ModelRunner:
 
     A row that a step gives no token is suspended in the decoder, whether it waits for the rest of
     its prompt or was preempted.  The rows of a group begin, wait and stop together.
+
+    num_replayed: slots whose holders need no model, since an earlier run found what they give.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class ModelRunner:
         self.decoder = Decoder(model, num_slots, is_streaming=is_streaming)
         self._model = model
         self._is_robbed = False
+        self.num_replayed = 0
         self._kv_cache = kv_cache
         self._pages: Pages | None = None
         self._suspended: dict[Sequence, SuspendedRows] = {}
@@ -67,8 +71,24 @@ class ModelRunner:
 
     # -- a group comes, waits and goes -----------------------------------------------------------
 
-    def note_forced(self, first: Sequence, tokens: list[int]) -> None:
-        """Take note that a row begins with `tokens`, which it computes with its prompt."""
+    def open(self, admitted: list[Sequence]) -> dict[Sequence, int]:
+        """Begin the rows of groups that were given slots, but for those that have begun before.
+
+        Returns how many tokens groups have from the outset, which they compute with their prompts.
+        """
+        num_forced: dict[Sequence, int] = {}
+        for first in admitted:
+            if first.extras is not None and first.extras.replayed is not None:
+                self.num_replayed += first.num_slots
+            elif first.admitted_step == NEVER:
+                forced = self.decoder.open(first)
+                if forced:
+                    self._note_forced(first, forced)
+                    num_forced[first] = len(forced)
+        return num_forced
+
+    def _note_forced(self, first: Sequence, tokens: list[int]) -> None:
+        """Take note that a group has `tokens`, which it computes all at once."""
         for row in first.group:
             row.generated = tokens
 
@@ -76,23 +96,34 @@ class ModelRunner:
         """Take note that `step` gave a row several tokens, all of which it computes next."""
         if first.extras is not None:
             first.extras.jumped_step = step
-        self.note_forced(first, self.decoder.read(first.slot, 0, first.num_generated))
+        self._note_forced(first, self.decoder.read(first.slot, 0, first.num_generated))
 
     def preempt(self, first: Sequence) -> None:
         """Take the rows of a group, with all they have generated, out of their slots."""
         self._suspend(first)
-        self._release(first)
+        self._release([first])
 
-    def close(self, first: Sequence, num_generated: int, reason: FinishReason) -> list[Generated]:
-        """Forget the rows of a running group; return its output, or those of its beams.
+    def close(
+        self, ended: Mapping[Sequence, FinishReason], without_token: Container[Sequence]
+    ) -> list[list[Generated]]:
+        """Forget the rows of running groups; return the output of each, or those of its beams.
 
-        num_generated: how many of the row's tokens are its output; beams know that themselves.
+        without_token: groups that decode and were given no token by the last step.
         """
-        if self._suspended and first in self._suspended:
-            outputs = self.close_suspended(first, reason)
-        else:
-            outputs = self.decoder.close(first, num_generated, reason)
-        self._release(first)
+        suspended, close = self._suspended, self.decoder.close
+        outputs = []
+        for first, reason in ended.items():
+            if first.extras is not None and first.extras.replayed is not None:
+                self.num_replayed -= first.num_slots
+                outputs.append([Generated([], reason)])
+            elif suspended and first in suspended:
+                outputs.append(self.close_suspended(first, reason))
+            else:
+                num_generated = first.num_tokens - first.num_prompt_tokens
+                if first in without_token:
+                    num_generated -= 1
+                outputs.append(close(first, num_generated, reason))
+        self._release(ended)
         return outputs
 
     def close_suspended(self, first: Sequence, reason: FinishReason) -> list[Generated]:
@@ -116,13 +147,17 @@ class ModelRunner:
         for row, tokens in zip(first.group, suspended.tokens, strict=False):
             row.generated = tokens
 
-    def _release(self, first: Sequence) -> None:
-        """Let the model forget the rows of a group, which leaves its slots."""
-        for row in (first, *first.others):
-            self._batch.leave(row.slot)
-            self._model.release(row.slot)
-        if self._lost:
-            self._lost.difference_update(first.group)
+    def _release(self, firsts: Iterable[Sequence]) -> None:
+        """Let the model forget the rows of groups, which leave their slots."""
+        leave, release, lost = self._batch.leave, self._model.release, self._lost
+        for first in firsts:
+            leave(first.slot)
+            release(first.slot)
+            for other in first.others:
+                leave(other.slot)
+                release(other.slot)
+            if lost:
+                lost.difference_update(first.group)
 
     # -- before a step ---------------------------------------------------------------------------
 

@@ -1,11 +1,10 @@
 """What an engine has done, as events, in the order in which it happened."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from batcher.engine.sequence import Sequence
 from batcher.events import (
     AdmitEvent,
-    AdmitReason,
     ArriveEvent,
     BlockedEvent,
     DropEvent,
@@ -23,7 +22,7 @@ from batcher.scheduling.batch import RunningBatch
 from batcher.scheduling.clock import BatchStats, Clock
 from batcher.scheduling.output import Blocked, Preemption, SchedulerOutput
 from batcher.scheduling.scheduler import Scheduler
-from batcher.scheduling.sequence import NO_SLOT
+from batcher.scheduling.sequence import NEVER, NO_SLOT
 
 MAX_STEPS = 256  # in one event
 
@@ -67,26 +66,37 @@ class Recorder:
             )
         )
 
-    def admitted(self, sequence: Sequence, reason: AdmitReason, num_generated: int) -> None:
-        """Tell that a sequence was given its slot, after the step has been scheduled.
+    def admitted(
+        self, firsts: Iterable[Sequence], last_used: list[int], num_forced: Mapping[Sequence, int]
+    ) -> None:
+        """Tell that groups were given their slots, after the step has been scheduled.
 
-        num_generated: how many tokens it had generated before it was preempted.
+        last_used: [num_slots] the step each slot was last used in before.
+        num_forced: how many tokens groups have from the outset.
         """
-        clock = self._clock
-        self.events.append(
-            AdmitEvent(
-                clock.step,
-                clock.now,
-                sequence.id,
-                sequence.index,
-                sequence.slot,
-                reason,
-                sequence.role,
-                num_generated,
-                sequence.num_cached_tokens,
-                sequence.num_tokens - sequence.num_computed_tokens,
-            )
-        )
+        step, now, events = self._clock.step, self._clock.now, self.events
+        for first in firsts:
+            for row in (first, *first.others) if first.others else (first,):
+                slot = row.slot
+                num_generated = 0
+                if first.admitted_step != NEVER:  # below 0: a beam before the first fork
+                    num_generated = max(row.num_generated, 0)
+                events.append(
+                    AdmitEvent(
+                        step,
+                        now,
+                        row.id,
+                        row.index,
+                        slot,
+                        "refill" if last_used[slot] == step - 1 else "empty",
+                        row.role,
+                        num_generated,
+                        row.num_cached_tokens,
+                        row.num_tokens - row.num_computed_tokens,
+                    )
+                )
+            if num_forced and first in num_forced:
+                self.jumped(first, num_forced[first])
 
     def prefilled(
         self, scheduled: SchedulerOutput[Sequence], batch: RunningBatch[Sequence]

@@ -157,15 +157,16 @@ class SimulatedModel:
         if batch.tokens is not tokens:
             tokens[:] = batch.tokens
         output = self._output
-        scored = [chunk for chunk in batch.chunks if chunk.is_scored]
-        if self._pages is not None:
-            does_yield = self._pages.load(batch, tokens, hashes)
+        pages, chunks, does_yield = self._pages, batch.chunks, True
+        scored = [chunk for chunk in chunks if chunk.is_scored] if chunks else chunks
+        if pages is not None:
+            does_yield = pages.load(batch, tokens, hashes)
             if scored and batch.pages is not None:
-                output = self._score(scored, partial(self._pages.hash_before, pages=batch.pages))
-        else:
+                output = self._score(scored, partial(pages.hash_before, pages=batch.pages))
+        elif chunks:
             if scored:
                 output = self._score(scored, self._hash_before)
-            does_yield = not batch.chunks or self._prefill(batch)
+            does_yield = self._prefill(batch)
         if not does_yield:
             return output
         self.lines.take(tokens, None, self._lines, "clip")
@@ -174,8 +175,8 @@ class SimulatedModel:
         np.right_shift(hashes, self._shift, index)
         np.add(self._index_signed, self._lines, self._index_signed)
         self.choices.take(self._index_signed, None, tokens, "clip")
-        if self._pages is not None:
-            self._pages.store(hashes)
+        if pages is not None:
+            pages.store(hashes)
         slots = batch.logit_slots
         if slots.size:
             parts = self._lines[slots] // _NUM_CHOICES
@@ -219,27 +220,26 @@ class SimulatedModel:
             yield self._logit_table.gather_into(logits, parts, hashes, self.choices[choices])
 
     def _prefill(self, batch: Batch) -> bool:
-        """Take in the chunks of a step; return whether any row yields a token."""
-        has_part = False
-        for chunk in batch.chunks:
-            if batch.holds(chunk.slot):
-                self._hash_all_but_last(chunk)
-            else:
-                has_part = True
-                before = self._hash_before(chunk)
-                self._parts[chunk.slot] = hash_after(before, chunk.token_ids)
-        return not has_part or batch.slots.size > 0
+        """Take in the chunks of a step; return whether any row yields a token.
 
-    def _hash_all_but_last(self, chunk: Chunk) -> None:
-        """Hash a chunk but for its last token, which `forward` takes in like a generated one."""
-        slot, token_ids = chunk.slot, chunk.token_ids
-        before = self._hash_before(chunk)
-        if self._parts:
-            self._parts.pop(slot, None)
-        if not token_ids:
-            before, token_ids = self.seed_hash, [BEGIN_TOKEN_ID]
-        self._hashes[slot] = hash_after_first(before, token_ids, len(token_ids) - 1)
-        self._tokens[slot] = token_ids[-1]
+        The last token of a row that does is left to `forward`, which takes it in like a generated
+        one.
+        """
+        parts, has_part = self._parts, False
+        for chunk in batch.chunks:
+            slot, token_ids = chunk.slot, chunk.token_ids
+            before = self.begin_hash if chunk.start == 0 else self._hash_before(chunk)
+            if not batch.holds(slot):
+                has_part = True
+                parts[slot] = hash_after(before, token_ids)
+                continue
+            if parts:
+                parts.pop(slot, None)
+            if not token_ids:
+                before, token_ids = self.seed_hash, [BEGIN_TOKEN_ID]
+            self._hashes[slot] = hash_after_first(before, token_ids, len(token_ids) - 1)
+            self._tokens[slot] = token_ids[-1]
+        return not has_part or batch.slots.size > 0
 
     def _hash_before(self, chunk: Chunk) -> int:
         """Return the hash that a chunk goes on from."""

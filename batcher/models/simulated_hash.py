@@ -4,6 +4,8 @@ There is one for each token, in the cell where the token is.  Nothing is kept by
 row stands, so that only the block tables say whose past a row goes on from.
 """
 
+from array import array
+
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
@@ -58,7 +60,8 @@ def hash_after_first(state: int, token_ids: Tokens, num_tokens: int) -> int:
         return state
     _powers.make(num_tokens)
     powers = _powers.falling[-num_tokens:]
-    terms = np.vdot(np.array(token_ids[:num_tokens], np.uint64), powers)
+    # Over an array, which is made of a list in half the time that numpy takes.
+    terms = np.frombuffer(array("Q", token_ids), np.uint64, num_tokens).dot(powers)
     return int(terms) + state * int(powers[0]) & MASK
 
 

@@ -77,6 +77,16 @@ class Admission(Generic[S]):
 
     # -- what a step computes of a group ---------------------------------------------------------
 
+    def _share(self, sequence: S, budget: int, num_kept: int) -> int:
+        """Return how many tokens of a sequence without others to compute, within `budget`.
+
+        num_kept: how many are left for a later step, 0 or 1.
+        """
+        num_left = sequence.num_tokens - sequence.num_computed_tokens - num_kept
+        if num_left > budget or num_left > self._max_chunk:
+            return min(budget, self._max_chunk)
+        return max(num_left, 0)
+
     def _split(self, first: S, budget: int, num_kept: int) -> dict[S, int]:
         """Return how many tokens of which row to compute, within `budget`.
 
@@ -85,21 +95,19 @@ class Admission(Generic[S]):
         num_kept: how many of each are left for a later step, 0 or 1.
         """
         if not first.others:
-            need = first.num_tokens - first.num_computed_tokens - num_kept
-            if need > budget or need > self._max_chunk:
-                need = min(budget, self._max_chunk)
-            return {first: need} if need > 0 else {}
+            num_tokens = self._share(first, budget, num_kept)
+            return {first: num_tokens} if num_tokens else {}
         rows = first.computed_group
         most = min(budget, max(self._max_chunk, len(rows)))
         if sum(row.num_tokens - row.num_computed_tokens for row in rows) > most:
             most, num_kept = min(budget, self._max_chunk), 1
-        num_tokens = {}
+        shares = {}
         for row in rows:
             num = min(row.num_tokens - row.num_computed_tokens - num_kept, most)
             if num > 0:
-                num_tokens[row] = num
+                shares[row] = num
                 most -= num
-        return num_tokens
+        return shares
 
     # -- the waiting queue -----------------------------------------------------------------------
 
@@ -131,26 +139,26 @@ class Admission(Generic[S]):
 
         Returns how many tokens of it the step computes; None if there is no room.
         """
-        batch, kv_cache = self.batch, self.kv_cache
-        if kv_cache is None:
-            num_tokens = self._split(first, budget, num_kept)
-            for row, num in num_tokens.items():
-                row.num_computed_tokens += num
+        kv_cache, scheduled = self.kv_cache, output.num_scheduled_tokens
+        if kv_cache is None and not first.others:
+            num_given = self._share(first, budget, num_kept)
+            if num_given:
+                first.num_computed_tokens = scheduled[first] = num_given
         else:
-            given = self._take_blocks(output, kv_cache, first, budget, num_kept)
-            if given is None:
+            shares = self._take_blocks(output, kv_cache, first, budget, num_kept)
+            if shares is None:
                 return None
-            num_tokens = given
+            scheduled.update(shares)
+            num_given = sum(shares.values())
         self.queue.take(first)
         self.blocked = None
         if self._refusal is not None and self._refusal.first is first:
             self._refusal = None  # if it comes back, it has more tokens
-        batch.admit(first)
+        self.batch.admit(first)
         output.admitted.append(first)
-        output.num_scheduled_tokens.update(num_tokens)
         if num_kept or not self._finish_prefill(output, first):
-            batch.prefilling.append(first)
-        return sum(num_tokens.values())
+            self.batch.prefilling.append(first)
+        return num_given
 
     def _finish_prefill(self, output: SchedulerOutput[S], first: S) -> bool:
         """Let a group decode from now on if all it knows is computed; return whether it is."""
@@ -158,9 +166,7 @@ class Admission(Generic[S]):
         for row in rows:
             if row.num_computed_tokens < row.num_tokens:
                 return False
-        batch = self.batch
-        batch.begin_decoding(rows)
-        batch.end_after(first, first.max_tokens - first.num_tokens + first.num_prompt_tokens)
+        self.batch.begin_decoding(first, rows)
         output.prefill_finished.append(first)
         return True
 
@@ -169,15 +175,20 @@ class Admission(Generic[S]):
     def _take_blocks(
         self,
         output: SchedulerOutput[S],
-        kv_cache: KVCache[S],
+        kv_cache: KVCache[S] | None,
         first: S,
         budget: int,
         num_kept: int,
     ) -> dict[S, int] | None:
-        """Give a group that is to be admitted its blocks, if there is room.
+        """Give a group that is to be admitted its blocks, if there are any and there is room.
 
         Returns how many tokens of which row the step computes; None if there is no room.
         """
+        if kv_cache is None:
+            shares = self._split(first, budget, num_kept)
+            for row, num_tokens in shares.items():
+                row.num_computed_tokens = num_tokens
+            return shares
         refusal = self._refusal
         if (
             refusal is not None
@@ -199,8 +210,8 @@ class Admission(Generic[S]):
             self._note_blocked(output, first, "kv", num_needed)
             return None
         if not first.others:
-            num_tokens = first.num_computed_tokens - first.num_cached_tokens
-            return {first: num_tokens} if num_tokens > 0 else {}
+            num_given = first.num_computed_tokens - first.num_cached_tokens
+            return {first: num_given} if num_given > 0 else {}
         rows = first.computed_group
         for row, match in zip(rows, room.matches, strict=True):
             kv_cache.attach(row, match)

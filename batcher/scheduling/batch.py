@@ -19,8 +19,7 @@ from batcher.scheduling.sequence import NEVER, S
 class RunningBatch(Generic[S]):
     """`num_slots` slots, each with one sequence or none, and the rows that decode.
 
-    slots: [num_slots] the holder of each slot.  num_free, num_occupied: how many slots nobody
-    holds, and how many somebody does.
+    slots: [num_slots] the holder of each slot.  num_free: how many slots nobody holds.
     last_used: [num_slots] the step each slot was last used in; -2: none.
     decode_step: the number of the current decode step; steps that only compute prompts are none.
     ending: number of a decode step -> the slots whose holders end with it; none is empty.
@@ -43,7 +42,6 @@ class RunningBatch(Generic[S]):
         "last_used",
         "num_decoding",
         "num_free",
-        "num_occupied",
         "prefilling",
         "slots",
     )
@@ -51,7 +49,7 @@ class RunningBatch(Generic[S]):
     def __init__(self, num_slots: int, block_size: int) -> None:
         """Make an empty batch; block_size: tokens in a KV block, 0 if there are no blocks."""
         self.slots: list[S | None] = [None] * num_slots
-        self.num_free, self.num_occupied = num_slots, 0
+        self.num_free = num_slots
         self.decode_step = 0
         self.ending: dict[int, list[int]] = {}
         self.num_decoding = 0
@@ -70,39 +68,42 @@ class RunningBatch(Generic[S]):
 
     def admit(self, first: S) -> None:
         """Give the lowest free slots to the sequences of a group."""
-        self._num_admissions += 1
-        slots, num_slots = self.slots, first.num_slots
-        self.num_free -= num_slots
-        self.num_occupied += num_slots
-        for sequence in (first, *first.others):
+        slots, free = self.slots, self._free
+        self._num_admissions = number = self._num_admissions + 1
+        self.num_free -= first.num_slots
+        for sequence in (first, *first.others) if first.others else (first,):
             sequence.state = ADMIT[sequence.state]
-            sequence.slot = slot = heappop(self._free)
+            sequence.slot = slot = heappop(free)
             if slots[slot] is not None:
                 raise InvariantError(f"slot {slot} is free and held")
             slots[slot] = sequence
-            sequence.admission = self._num_admissions
-        for sequence in first.others:
-            self._first_of[sequence] = first
+            sequence.admission = number
+        for other in first.others:
+            self._first_of[other] = first
 
     def vacate(self, first: S, last_step: int, move: Move) -> None:
         """Take the slots from the sequences of a group, which used them in `last_step` at last."""
-        slots, num_slots = self.slots, first.num_slots
-        for sequence in (first, *first.others):
+        slots, last_used, free = self.slots, self.last_used, self._free
+        for sequence in (first, *first.others) if first.others else (first,):
             slot = sequence.slot
             if slots[slot] is not sequence:
                 raise InvariantError(f"slot {slot} is vacated by who does not hold it")
             sequence.state = move[sequence.state]
             slots[slot] = None
-            self.last_used[slot] = last_step
-            heappush(self._free, slot)
-        self.num_free += num_slots
-        self.num_occupied -= num_slots
-        for sequence in first.others:
-            del self._first_of[sequence]
+            last_used[slot] = last_step
+            heappush(free, slot)
+        for other in first.others:
+            del self._first_of[other]
+        self.num_free += first.num_slots
         if first.last_decode_step != NEVER:
             self._forget_end(first)
         if self.prefilling:
             self.prefilling = [other for other in self.prefilling if other is not first]
+
+    @property
+    def num_occupied(self) -> int:
+        """How many slots somebody holds."""
+        return len(self.slots) - self.num_free
 
     def first_of(self, sequence: S) -> S:
         """Return the first of the group of a running sequence, perhaps itself."""
@@ -126,8 +127,11 @@ class RunningBatch(Generic[S]):
 
     # -- lockstep --------------------------------------------------------------------------------
 
-    def begin_decoding(self, rows: tuple[S, ...]) -> None:
-        """Let rows that know all their tokens but the next decode from this step on."""
+    def begin_decoding(self, first: S, rows: tuple[S, ...]) -> None:
+        """Let rows of a group that know all their tokens but the next decode from this step on.
+
+        Unless it is known already, the group ends when the first has all its tokens.
+        """
         step, size = self.decode_step, self.block_size
         for row in rows:
             row.is_decoding = True
@@ -138,17 +142,20 @@ class RunningBatch(Generic[S]):
                 self._max_offset = offset
             if size:
                 self.by_boundary.setdefault(-offset % size, {})[row] = None
+        if first.last_decode_step == NEVER:
+            num_steps = first.max_tokens - first.num_tokens + first.num_prompt_tokens
+            first.last_decode_step = last_step = step + num_steps - 1
+            if last_step in self.ending:
+                self.ending[last_step].append(first.slot)
+            else:
+                self.ending[last_step] = [first.slot]
 
     def end_after(self, first: S, num_steps: int) -> None:
         """Let a group that decodes end after so many steps, the current one included."""
         if first.last_decode_step != NEVER:
             self._forget_end(first)
         first.last_decode_step = step = self.decode_step + num_steps - 1
-        ending = self.ending
-        if step in ending:
-            ending[step].append(first.slot)
-        else:
-            ending[step] = [first.slot]
+        self.ending.setdefault(step, []).append(first.slot)
 
     def stop_decoding(self, row: S) -> None:
         """Let a row leave the lockstep, before a decode step or after it."""
@@ -174,7 +181,7 @@ class RunningBatch(Generic[S]):
         """Let `child`, a beam, decode from where `parent` of the same group stands."""
         if not child.is_decoding:
             child.num_tokens = parent.offset + self.decode_step + 1
-            self.begin_decoding((child,))
+            self.begin_decoding(self.first_of(child), (child,))
         if self.block_size:
             self._forked[parent] = self._forked[child] = None
 

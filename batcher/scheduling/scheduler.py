@@ -5,6 +5,7 @@ that are known are computed, the step gives a token.  Prompts, parts of prompts,
 computed again after a preemption and what a cache holds already are all that one rule.
 """
 
+from collections.abc import Container, Iterable
 from math import inf
 from typing import Any
 
@@ -293,23 +294,26 @@ class Scheduler(Admission[S]):
         for sequence in first.group:
             sequence.state = move[sequence.state]
 
-    def finish(self, first: S, last_step: int, move: Move, *, has_failed: bool) -> None:
-        """Take a running group out of its slots; it is over.
+    def finish(
+        self, firsts: Iterable[S], last_step: int, move: Move, has_failed: Container[S] = ()
+    ) -> None:
+        """Take running groups, one after the other, out of their slots; they are over.
 
-        Its `num_tokens` counts one from each decode step by then.
+        Their `num_tokens` count one from each decode step by then.
 
-        has_failed: what the last step was to compute of it is not to be relied on.
+        has_failed: of which what the last step was to compute is not to be relied on.
         """
         batch, kv_cache = self.batch, self.kv_cache
-        for row in (first,) if not first.others else first.computed_group:
-            if row.is_decoding:
-                batch.stop_decoding(row)
-            if kv_cache is not None:
-                if has_failed:
-                    kv_cache.forget(row)
-                    row.num_computed_tokens = 0
-                kv_cache.close(row, row.num_computed_tokens)
-        batch.vacate(first, last_step, move)
+        for first in firsts:
+            for row in (first,) if not first.others else first.computed_group:
+                if row.is_decoding:
+                    batch.stop_decoding(row)
+                if kv_cache is not None:
+                    if first in has_failed:
+                        kv_cache.forget(row)
+                        row.num_computed_tokens = 0
+                    kv_cache.close(row, row.num_computed_tokens)
+            batch.vacate(first, last_step, move)
 
     def sharing(self, row: S, num_tokens: int) -> list[S]:
         """Return the other rows with blocks that the last `num_tokens` of a row were to fill."""

@@ -273,7 +273,7 @@ class StepSimulation:
             sequence = batch.slots[slot]
             if sequence is None:
                 raise InvariantError(f"nobody holds slot {slot}, whose holder was to end")
-            self._scheduler.finish(sequence, self._step - 1, FINISH, has_failed=False)
+            self._scheduler.finish([sequence], self._step - 1, FINISH)
             self._end(sequence)
         self._on_ended(self._num_ended)
 

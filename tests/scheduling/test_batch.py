@@ -115,7 +115,7 @@ def test_who_ends_when_follows_from_the_last_steps_of_the_holders(
 def row_at(batch: RunningBatch[Schedulable], position: int) -> Schedulable:
     """Return a row that computes the token at `position` in the current decode step."""
     row = admitted(batch, num_tokens=position + 1, num_prompt_tokens=position + 1, max_tokens=99)
-    batch.begin_decoding((row,))
+    batch.begin_decoding(row, (row,))
     return row
 
 

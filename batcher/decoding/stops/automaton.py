@@ -115,12 +115,14 @@ def stop_automaton(request: Request, eos_token_id: int | None) -> StopAutomaton:
         patterns = [sequence] if is_one else [*sequence]
     if text is not None:
         patterns += [text] if isinstance(text, str) else text
-    automaton = _only_stops(
-        token_ids,
-        tuple(tuple(pattern) for pattern in patterns if not isinstance(pattern, str)),
-        tuple(pattern for pattern in patterns if isinstance(pattern, str)),
-        None if request.ignore_eos else eos_token_id,
-    )
+    sequences, texts = [], []
+    for pattern in patterns:
+        if isinstance(pattern, str):
+            texts.append(pattern)
+        else:
+            sequences.append(tuple(pattern))
+    eos = None if request.ignore_eos else eos_token_id
+    automaton = _only_stops(token_ids, tuple(sequences), tuple(texts), eos)
     if request.states is None:
         return automaton
     return _with_states(request.states, request.initial_state, automaton.exits[0])
