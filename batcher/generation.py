@@ -105,8 +105,9 @@ def _request(
             raise BatchdecodeError(f"{name!r} does not say how tokens are chosen; {hint}")
     fields: dict[str, Any] = {"temperature": 1.0, **sampling}
     biases = fields.get("logit_bias")
-    if isinstance(biases, Mapping):
-        fields["logit_bias"] = _by_strings(biases)
+    if isinstance(biases, Mapping):  # with ids as a Request has them, unless one is there twice
+        named = {str(key) if type(key) is int else key: bias for key, bias in biases.items()}
+        fields["logit_bias"] = named if len(named) == len(biases) else dict(biases)
     request = Request(
         prompt=list(prompt_tokens) if isinstance(prompt_tokens, Iterable) else prompt_tokens,
         max_tokens=MAX_INT if max_tokens is None else max_tokens,
@@ -117,12 +118,6 @@ def _request(
     if problems:
         raise RequestError("1", problems)
     return request
-
-
-def _by_strings(biases: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return `biases` with token ids as a Request has them, unless one is there in both ways."""
-    named = {str(key) if type(key) is int else key: bias for key, bias in biases.items()}
-    return named if len(named) == len(biases) else dict(biases)
 
 
 def _outputs(model: LLMModel, request: Request, *, batch_size: int) -> list[list[int]]:

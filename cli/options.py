@@ -65,7 +65,10 @@ def as_command(
             typer.echo(context.get_help(), err=True)
             raise typer.Exit(2)
         if "from_file" in names:
-            given["from_file"] = {name for name in given if _is_from_file(context, name)}
+            origins = {name: context.get_parameter_source(name) for name in given}
+            given["from_file"] = {
+                name for name, origin in origins.items() if origin and origin.name == "DEFAULT_MAP"
+            }
         for field, group in groups.items():
             values = {name: given.pop(name) for name in group.kinds}
             given[field] = group.read(
@@ -91,11 +94,6 @@ def _parameter(name: str, kind: Any, field: Any) -> Parameter:
     default = Parameter.empty if field.default is MISSING else field.default
     annotation = Annotated[kind, info]
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def _is_from_file(context: typer.Context, name: str) -> bool:
-    origin = context.get_parameter_source(name)
-    return origin is not None and origin.name == "DEFAULT_MAP"
 
 
 # -- what options are checked by -------------------------------------------------------------------

@@ -140,7 +140,7 @@ def table_of(reports: Sequence[StepTimeReport]) -> str:
         if report.physics and report.physics.verdict == "too fast"
     ]
     measured = [MEASURED] if any("by_tokens" in report.settings for report in reports) else []
-    estimated = [ESTIMATED] if any(map(_is_estimated, reports)) else []
+    estimated = [ESTIMATED] if any(row[-1].startswith("~") for row in terms) else []
     blocks = [
         [*aligned(terms, range(1, len(_HEADS))), *measured, *estimated],
         aligned(notes, ()),
@@ -180,11 +180,6 @@ def _terms_row(report: StepTimeReport) -> tuple[str, ...]:
     if "by_tokens" in report.settings:
         terms["f"] = f"*{terms['f']}"
     return printable(report.name), *terms.values(), _short_room(report)
-
-
-def _is_estimated(report: StepTimeReport) -> bool:
-    """Return whether a room is shown that no engine has reported."""
-    return report.kv_tokens is None and report.kv_tokens_that_fit is not None
 
 
 def _short_room(report: StepTimeReport) -> str:

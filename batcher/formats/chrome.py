@@ -49,10 +49,11 @@ def _trace_events(timeline: Timeline, selection: Selection) -> Iterator[TraceEve
         figures, num_steps = timeline.figures, timeline.num_steps  # one may be ahead of the other
         counters["tokens"] = _stretches(figures.tokens, num_steps)
         counters["blocks"] = _stretches(figures.blocks, num_steps)
+    waits = enumerate(timeline.select_waits(selection))
     yield from merge(
         _slices(timeline, selection, scale),
         _preemptions(timeline, selection, scale),
-        _wait_begins(timeline, selection, scale),
+        (_queue_event("b", number, wait, scale.start_of(wait.start)) for number, wait in waits),
         _wait_ends(timeline, selection, scale),
         *(_counter(name, counts, window, scale) for name, counts in counters.items()),
         key=itemgetter("ts"),
@@ -154,12 +155,6 @@ def _arguments(span: SlotSpan) -> dict[str, Any]:
         if getattr(span, name):
             arguments[name] = getattr(span, name)
     return arguments
-
-
-def _wait_begins(timeline: Timeline, selection: Selection, scale: _Scale) -> Iterator[TraceEvent]:
-    """Yield where each wait begins, by time."""
-    for number, wait in enumerate(timeline.select_waits(selection)):
-        yield _queue_event("b", number, wait, scale.start_of(wait.start))
 
 
 def _wait_ends(timeline: Timeline, selection: Selection, scale: _Scale) -> Iterator[TraceEvent]:

@@ -101,7 +101,8 @@ def find_value(text: str, path: Path) -> Span:
             for member in find_members(text, span.start):
                 found = member.value_span if member.key == key else found
         else:
-            found = _find_element(text, span.start, key)
+            start = next(islice(_find_elements(text, span.start), key, None), None)
+            found = None if start is None else _value_span(text, start)
         if found is None:
             return span
         span = found
@@ -187,12 +188,6 @@ def _syntax_error(text: str, error: json.JSONDecodeError) -> JsonError:
 def _root(text: str) -> Span:
     start = _skip_space(text, 0)
     return Span(start, max(len(text.rstrip()), start + 1))
-
-
-def _find_element(text: str, start: int, index: int) -> Span | None:
-    """Return the place of element `index` of the array at `start`; None if it has none."""
-    found = next(islice(_find_elements(text, start), index, None), None)
-    return None if found is None else _value_span(text, found)
 
 
 def _find_elements(text: str, start: int) -> Iterator[int]:

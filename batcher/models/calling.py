@@ -71,10 +71,6 @@ async def _gathered(calls: "Sequence[_Call[T]]") -> list[T | CallFailure]:
     return await asyncio.gather(*[call.answer() for call in calls])
 
 
-def _is_worth_retry(error: BaseException) -> bool:
-    return isinstance(error, CallFailure) and error.is_worth_retry
-
-
 class _Call(Generic[T]):
     """One call, with its attempts, which share the time that it may take.
 
@@ -96,7 +92,9 @@ class _Call(Generic[T]):
             sleep=asyncio.sleep,
             stop=self._is_over,
             wait=self._pause,
-            retry=tenacity.retry_if_exception(_is_worth_retry),
+            retry=tenacity.retry_if_exception(
+                lambda error: isinstance(error, CallFailure) and error.is_worth_retry
+            ),
             reraise=True,
         )
         try:
@@ -203,13 +201,9 @@ class BackgroundLoop:
                 return future.result()
         except BaseException:
             if future.cancel():
-                self._let_end()
+                with suppress(TimeoutError):  # a moment for it to put its things in order
+                    asyncio.run_coroutine_threadsafe(_others_end(), self._loop).result(2 * GRACE)
             raise
-
-    def _let_end(self) -> None:
-        """Give what was cancelled a moment to put its things in order."""
-        with suppress(TimeoutError):
-            asyncio.run_coroutine_threadsafe(_others_end(), self._loop).result(2 * GRACE)
 
 
 class Workers:

@@ -25,7 +25,7 @@ SHARES = (10.0, 1.0, 1.0)
 _FEW = 10  # steps of a kind: fewer count no more than as many would, for one of them may be odd
 _SAME = 1e-9  # of the loss: less is noise of the arithmetic, and fewer columns are better
 _HELD_OUT = 5  # every fifth step is held out
-_NUM_CANDIDATES = 48
+_NUM_CANDIDATES = 48  # places where the floor of a step could end
 _NUM_REFINEMENTS = 24
 _STEPS_FOR_CROSSING = 4000  # as many, evenly chosen, find where w ends; all of them fit the rest
 _GOLDEN = (5**0.5 - 1) / 2
@@ -133,7 +133,9 @@ def fit_terms(log: StepLog) -> Terms:
     """Return the terms, in milliseconds, with the least squares of weighted relative errors."""
     every = -(-log.num_steps // _STEPS_FOR_CROSSING)
     some = log.part(slice(None, None, every))
-    crossing = _least(lambda place: _fit(some, place)[1], _candidates(some.num_tokens))
+    shares = np.linspace(0, 1, _NUM_CANDIDATES)
+    places = [0.0, *np.unique(np.quantile(some.num_tokens, shares)).tolist()]
+    crossing = _least(lambda place: _fit(some, place)[1], places)
     t0, f, g, d, h, e = (_fit(log, crossing)[0] * _MS).tolist()
     terms = {"t0": t0, "w": f * crossing, "f": f, "g": g, "d": d, "h": h, "e": e}
     return {term: float(f"{value:.{_DIGITS}g}") for term, value in terms.items()}
@@ -183,12 +185,6 @@ def fit_nonnegative(columns: Any, target: Any) -> tuple[Any, float]:
                 best, least = np.zeros(len(scales)), loss
                 best[list(chosen)] = found
     return best / scales, least
-
-
-def _candidates(num_tokens: Any) -> list[float]:
-    """Return places where the floor of a step could end, in order, from 0 on."""
-    shares = np.linspace(0, 1, _NUM_CANDIDATES)
-    return [0.0, *np.unique(np.quantile(num_tokens, shares)).tolist()]
 
 
 def _least(loss: Callable[[float], float], places: list[float]) -> float:

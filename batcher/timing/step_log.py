@@ -72,19 +72,15 @@ def read_step_log(lines: Iterable[tuple[int, bytes]], name: str) -> StepLog:
         try:
             line = decoder.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BatchdecodeError(f"{name}:{number}: {_fault(error)}; fields: {_FIELDS}") from None
+            said = str(error).replace(" - at `$.", " at `")
+            said = said[:1].lower() + said[1:]
+            raise BatchdecodeError(f"{name}:{number}: {said}; fields: {_FIELDS}") from None
         if fault := _contradiction(line, last):
             raise BatchdecodeError(f"{name}:{number}: {fault}")
         last = last if line.time is None else line.time
         values.extend((line.num_tokens, line.num_sequences, line.kv_read, line.work, line.seconds))
     table = np.frombuffer(values).reshape(-1, _NUM_COLUMNS) if values else np.empty((0, 5))
     return StepLog(*np.ascontiguousarray(table.T))
-
-
-def _fault(error: Exception) -> str:
-    """Return what msgspec says of a line, as the end of a sentence."""
-    text = str(error).replace(" - at `$.", " at `")
-    return text[:1].lower() + text[1:]
 
 
 def _contradiction(line: StepLine, last: float) -> str | None:

@@ -108,7 +108,8 @@ def parse_lengths(text: str, option: str, side: Side, read_lines: ReadLines) -> 
         return parse_distribution(text, option, LENGTHS, f"{_FROM_FILE}:FILE")
     if not path:
         raise WorkloadError(f"{option} {text}: expected {_FROM_FILE}:FILE")
-    return _empirical(np.array(read_lengths(read_lines(path), path, side), dtype=np.float64))
+    values = np.array(read_lengths(read_lines(path), path, side), dtype=np.float64)
+    return lambda chance, count: values[chance.integers(len(values), size=count)]
 
 
 def _usage(name: str, family: Family) -> str:
@@ -136,11 +137,6 @@ def _zipf_shares(alpha: float, largest: float) -> Numbers:
 def _zipf(chance: Generator, count: int, alpha: float, largest: float) -> Numbers:
     places = _zipf_shares(alpha, largest).searchsorted(chance.random(count), side="right")
     return places.astype(np.float64) + 1
-
-
-def _empirical(values: Numbers) -> Distribution:
-    """Return every one of `values`, [at least 1] float64, with the same chance."""
-    return lambda generator, count: values[generator.integers(len(values), size=count)]
 
 
 _UNIFORM = partial(

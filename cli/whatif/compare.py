@@ -47,13 +47,9 @@ def compare_requests(options: CompareOptions) -> int:
         cells = best_first(cells, column)
     form = json_of if options.json else csv_of if options.csv else table_of
     print_text(form(cells))
-    return SERVED if any(map(_has_served, cells)) else NOTHING_SERVED
-
-
-def _has_served(cell: GridCell) -> bool:
-    """Return whether some request can run; of no request all can."""
-    outcome = cell.outcome
-    return outcome is not None and (outcome.served > 0 or not outcome.failed)
+    outcomes = [cell.outcome for cell in cells if cell.outcome is not None]
+    has_served = any(outcome.served or not outcome.failed for outcome in outcomes)
+    return SERVED if has_served else NOTHING_SERVED  # if there is no request, all are served
 
 
 def _num_cores() -> int:

@@ -1,6 +1,7 @@
 """`batchdecode plan`, from its options to what is enough, what binds, and the headroom left."""
 
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import get_args
 
 from batcher.errors import BatchdecodeError
@@ -129,19 +130,12 @@ def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
         yield "next", _next(plan)
     if plan.binding:
         yield "binding", _binding(plan)
-    yield from _reliefs(plan)
+    yield from filter(itemgetter(1), (("helps", _helps(plan)), ("no help", _useless(plan))))
     shares = sorted(plan.outcome.binding.shares.items(), key=lambda item: -item[1])
     yield "time", [f"{BINDS[name]} {whole_percent(share)}" for name, share in shares]
     if plan.contradictions:
         yield "but", _contradictions(plan)
     yield "tried", [_short(plan, value) for value in sorted(trial.value for trial in plan.trials)]
-
-
-def _reliefs(plan: Plan) -> Iterator[tuple[str, list[str]]]:
-    """Yield what would help, and what would not."""
-    for title, parts in (("helps", _helps(plan)), ("no help", _useless(plan))):
-        if parts:
-            yield title, parts
 
 
 def _headroom(plan: Plan, metric: str, limit: float) -> str:
@@ -183,18 +177,17 @@ def _helps(plan: Plan) -> list[str]:
     reaching = [(relief.reached, relief) for relief in plan.reliefs if relief.reached is not None]
     if reaching:
         reaching.sort(key=lambda found: found[0], reverse=plan.searched == "rate")
-        return [_reach(plan, value, relief) for value, relief in reaching]
+        return [
+            f"{_name(plan)} {_short(plan, value)} ({value / plan.value - 1:+.0%}) "
+            f"with {_setting(relief)}"
+            for value, relief in reaching
+        ]
     if plan.is_met and plan.searched != "rate":
         return []
     better = [relief for relief in plan.reliefs if relief.share > _share_there(plan)]
     better.sort(key=lambda relief: -relief.share)
     helps = [f"{_share(relief.share)} with {_setting(relief)}" for relief in better[:MAX_SHOWN]]
     return [f"at {_place(plan)} {helps[0]}", *helps[1:]] if helps else []
-
-
-def _reach(plan: Plan, value: Value, relief: Relief) -> str:
-    gain = value / plan.value - 1
-    return f"{_name(plan)} {_short(plan, value)} ({gain:+.0%}) with {_setting(relief)}"
 
 
 def _useless(plan: Plan) -> list[str]:

@@ -56,10 +56,6 @@ def _count(value: float) -> str:
     return f"{int(value):,}"
 
 
-def _goodput(outcome: Outcome) -> Number:
-    return None if outcome.goodput is None else outcome.goodput.share
-
-
 COLUMNS = {
     column.name: column
     for column in (
@@ -70,7 +66,9 @@ COLUMNS = {
             for metric in ("queue", "ttft", "tpot", "e2e")
             for percent in ("p50", "p99")
         ),
-        Column("goodput", "", "good", _goodput, whole_percent),
+        Column(
+            "goodput", "", "good", lambda o: o.goodput.share if o.goodput else None, whole_percent
+        ),
         Column("slots", "used", "slots", lambda outcome: outcome.slots_used, whole_percent),
         Column("kv", "", "KV", lambda outcome: outcome.kv_used, whole_percent),
         Column("budget", "", "budget", lambda outcome: outcome.budget_used, whole_percent),

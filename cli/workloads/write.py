@@ -179,13 +179,10 @@ def render_summary(summary: WorkloadSummary) -> str:
     if summary.mean_rate is None:
         headline += ", which begin at once" if summary.num_arrivals > 1 else ""
     else:
-        headline += f" over {summary.span:,.1f} s, {_rate(summary.mean_rate)} a second"
+        rate = f"{summary.mean_rate:{',.0f' if summary.mean_rate >= LARGE_RATE else '.3g'}}"
+        headline += f" over {summary.span:,.1f} s, {rate} a second"
     prompts = _lengths("in", summary.prompt_lengths)
     return f"{headline}\n{prompts}{_lengths('out', summary.output_lengths)}"
-
-
-def _rate(rate: float) -> str:
-    return f"{rate:,.0f}" if rate >= LARGE_RATE else f"{rate:.3g}"
 
 
 def _lengths(name: str, lengths: LengthCounts) -> str:
