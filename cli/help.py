@@ -23,12 +23,7 @@ def argument(text: str, metavar: str, default: Any = None, **more: Any) -> Any:
 
 
 def option(
-    panel: str,
-    text: str,
-    metavar: str | None = None,
-    *flags: str,
-    default: Any = None,
-    **more: Any,
+    panel: str, text: str, metavar: str | None = None, *flags: str, default: Any = None, **more: Any
 ) -> Any:
     """Return a field that is an option, which is listed under the title `panel`.
 

@@ -10,20 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 import typer
 
-from batcher.settings import (
-    DEFAULT_SCHEDULING,
-    SETTINGS,
-    SchedulingSettings,
-    Setting,
-)
+from batcher.settings import DEFAULT_SCHEDULING, SETTINGS, SchedulingSettings, Setting
 
 from .config import model_settings
-from .help import (
-    TOLD,
-    GroupedCommand,
-    OptionGroup,
-    option,
-)
+from .help import TOLD, GroupedCommand, OptionGroup, option
 
 if TYPE_CHECKING:
     from batcher.scheduling.clock import Clock

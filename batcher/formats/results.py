@@ -10,12 +10,7 @@ import msgspec
 from batcher.errors import BatchdecodeError
 from batcher.events import TokenEvent
 from batcher.formats.diagnostics import Problem
-from batcher.result import (
-    ErrorInfo,
-    Result,
-    StepTimes,
-    Usage,
-)
+from batcher.result import ErrorInfo, Result, StepTimes, Usage
 
 _encoder = msgspec.json.Encoder()
 _result_decoder = msgspec.json.Decoder(Result)

@@ -219,11 +219,7 @@ _MESSAGE = _object(
     annotations=_EMPTY,
 )
 _STATED_SCHEMA = _object(
-    ("schema",),
-    name={},
-    description={},
-    schema={"type": ["object", "boolean"]},
-    strict={},
+    ("schema",), name={}, description={}, schema={"type": ["object", "boolean"]}, strict={}
 )
 _RESPONSE_FORMAT: Schema = {
     "anyOf": [
@@ -245,11 +241,7 @@ _STRUCTURED_OUTPUTS: Schema = {
 
 _SPELLINGS: dict[str, Schema] = {
     "messages": {"type": ["array", "null"], "items": _MESSAGE, "minItems": 1},
-    "max_completion_tokens": {
-        "type": ["integer", "null"],
-        "minimum": 0,
-        "maximum": MAX_INT,
-    },
+    "max_completion_tokens": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_INT},
     "stop_token_ids": {
         "type": ["array", "null"],
         "items": {"type": "integer", "minimum": 0, "maximum": MAX_INT},

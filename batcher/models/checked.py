@@ -8,14 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from batcher.errors import (
-    RUN_ERROR_CODES,
-    Failure,
-    InvariantError,
-    ModelError,
-    describe,
-    writable,
-)
+from batcher.errors import RUN_ERROR_CODES, Failure, InvariantError, ModelError, describe, writable
 from batcher.foreign import attribute_of, calling, child_ends_here, note_raised, raised
 from batcher.models.answers import shown
 from batcher.models.base import (

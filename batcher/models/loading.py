@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import msgspec
 
 from batcher.errors import BatchdecodeError, writable
-from batcher.foreign import (
-    RaisedError,
-    attribute_of,
-    calling,
-    has_attribute,
-    raised,
-)
+from batcher.foreign import RaisedError, attribute_of, calling, has_attribute, raised
 from batcher.models.answers import shown
 from batcher.models.base import Model, OutputKind
 from batcher.models.simulated import SimulatedModel, SimulatedSettings

@@ -15,12 +15,7 @@ from batcher.models.base import Tokenizer
 from batcher.prompts import count_tokens
 from batcher.request import Request
 from batcher.scheduling.policies import LONGEST_PREFIX_MATCH, POLICIES
-from batcher.settings import (
-    DEFAULT_BLOCK_SIZE,
-    DEFAULT_SCHEDULING,
-    PreemptFor,
-    SchedulingSettings,
-)
+from batcher.settings import DEFAULT_BLOCK_SIZE, DEFAULT_SCHEDULING, PreemptFor, SchedulingSettings
 from batcher.validation import num_slots_needed
 
 Arrivals = Literal["given", "at-once", "shuffled", "scattered"]

@@ -141,11 +141,7 @@ def decode_alone(groups: Sequence[Group], make_model: ModelMaker) -> Outputs:
 
 
 def decode_under(
-    case: Case,
-    requests: Sequence[Request],
-    make_model: ModelMaker,
-    seed: int,
-    exercised: Exercised,
+    case: Case, requests: Sequence[Request], make_model: ModelMaker, seed: int, exercised: Exercised
 ) -> tuple[Outputs, dict[Key, Told]]:
     """Return the outputs of all requests under the settings of `case`, and what events told.
 

@@ -15,12 +15,7 @@ from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
 from batcher.scheduling.policies import policy_of
-from batcher.settings import (
-    DEFAULT_SCHEDULING,
-    SETTINGS,
-    SchedulingSettings,
-    Setting,
-)
+from batcher.settings import DEFAULT_SCHEDULING, SETTINGS, SchedulingSettings, Setting
 from batcher.simulation.workload import Workload
 from batcher.timing.loading import step_time_of
 

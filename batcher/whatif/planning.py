@@ -8,14 +8,7 @@ from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.whatif.deployments import Deployment, Limit, Value
-from batcher.whatif.measuring import (
-    Outcome,
-    Question,
-    good_share,
-    measure,
-    problem_of,
-    score_of,
-)
+from batcher.whatif.measuring import Outcome, Question, good_share, measure, problem_of, score_of
 from batcher.whatif.relief import Analysis, Edge, Relief, Removal
 from batcher.whatif.search import Ladder, LeastSearch, Score, Searched, rate_of
 

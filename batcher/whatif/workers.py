@@ -37,12 +37,7 @@ class WorkerProcesses(Generic[Shared, Task, Answer]):
     num_jobs: how many processes compute; 1 is this one, more are others.
     """
 
-    def __init__(
-        self,
-        work: Work[Shared, Task, Answer],
-        shared: Shared,
-        num_jobs: int,
-    ) -> None:
+    def __init__(self, work: Work[Shared, Task, Answer], shared: Shared, num_jobs: int) -> None:
         self._work, self._shared, self._num_jobs = work, shared, num_jobs
         self._processes: list[Any] = []
         self._connections: list[Connection] = []

@@ -10,12 +10,7 @@ from itertools import count
 from msgspec import Struct
 
 from batcher.workloads.arrivals import Arrivals
-from batcher.workloads.distributions import (
-    Distribution,
-    draw_lengths,
-    draw_seconds,
-    make_generator,
-)
+from batcher.workloads.distributions import Distribution, draw_lengths, draw_seconds, make_generator
 from batcher.workloads.entries import (
     DEFAULT_NAME,
     MAX_LENGTH,

@@ -22,9 +22,7 @@ _PROFILES = "A profile, FILE.yaml, constant:SECONDS or roofline:MODEL:GPU.  [def
 
 quiet_option = partial(flag, OUTPUT, "No progress and no notes: only problems.", "-q")
 run_config_option = partial(
-    shared.config,
-    INPUT,
-    "defaults for --batch, --model and --seed, and the settings of models",
+    shared.config, INPUT, "defaults for --batch, --model and --seed, and the settings of models"
 )
 
 

@@ -11,16 +11,7 @@ from typing import Any, ClassVar, Literal
 import typer
 
 from .. import shared
-from ..help import (
-    DISPLAY,
-    OUTPUT,
-    REQUIRED,
-    NestingCommand,
-    OptionGroup,
-    argument,
-    flag,
-    option,
-)
+from ..help import DISPLAY, OUTPUT, REQUIRED, NestingCommand, OptionGroup, argument, flag, option
 from ..options import MAX_BATCH, as_command, scheduling_group
 
 SELECTION, REQUESTS = "Only", "If INPUT holds requests"

@@ -14,13 +14,7 @@ from batcher.workloads.entries import (
     WorkloadSummary,
     encode_entries,
 )
-from batcher.workloads.traces import (
-    TRACES,
-    NumberedLine,
-    TraceChecks,
-    factor_for_rate,
-    scale_times,
-)
+from batcher.workloads.traces import TRACES, NumberedLine, TraceChecks, factor_for_rate, scale_times
 
 from ..commands.workload import WorkloadOptions
 from ..printing import output_sink
