@@ -7,19 +7,8 @@ from typing import Any
 
 from msgspec import Struct
 
-from batcher.timing.catalog import (
-    Amount,
-    CatalogError,
-    Count,
-    OptionalCount,
-    OptionalText,
-    Points,
-    Text,
-    as_record,
-    find,
-    read_mapping,
-    shipped,
-)
+from batcher.timing import catalog
+from batcher.timing.catalog import CatalogError
 from batcher.timing.formulas import ProfileStepTime
 
 TERMS = ("t0", "w", "f", "g", "d", "h", "e")
@@ -35,20 +24,20 @@ class Profile(Struct, frozen=True, kw_only=True):
     for.  error: how far it is from what was measured.
     """
 
-    t0: Amount
-    w: Amount
-    f: Amount
-    g: Amount
-    d: Amount
-    h: Amount
-    e: Amount
-    by_tokens: Points = ()
-    hardware: OptionalText = None
-    model: OptionalText = None
-    tensor_parallel: Count = 1
-    kv_tokens: OptionalCount = None
-    error: Text = "not stated"
-    source: Text = "not stated"
+    t0: catalog.Amount
+    w: catalog.Amount
+    f: catalog.Amount
+    g: catalog.Amount
+    d: catalog.Amount
+    h: catalog.Amount
+    e: catalog.Amount
+    by_tokens: catalog.Points = ()
+    hardware: catalog.OptionalText = None
+    model: catalog.OptionalText = None
+    tensor_parallel: catalog.Count = 1
+    kv_tokens: catalog.OptionalCount = None
+    error: catalog.Text = "not stated"
+    source: catalog.Text = "not stated"
 
     @property
     def terms(self) -> dict[str, float]:
@@ -63,7 +52,7 @@ class Profile(Struct, frozen=True, kw_only=True):
 @cache
 def shipped_profiles() -> dict[str, Profile]:
     """Return the profiles that come with the project, by name."""
-    return _as_profiles(shipped("profiles.yaml"), "profiles.yaml")
+    return _as_profiles(catalog.shipped("profiles.yaml"), "profiles.yaml")
 
 
 def read_profiles(path: str) -> dict[str, Profile]:
@@ -72,7 +61,7 @@ def read_profiles(path: str) -> dict[str, Profile]:
     Raises:
         CatalogError: the file cannot be read, or one of its profiles is none.
     """
-    content = read_mapping(path)
+    content = catalog.read_mapping(path)
     named = content.keys() - set(Profile.__struct_fields__)
     if any(isinstance(content[name], dict) for name in named):
         return _as_profiles(content, path)
@@ -95,10 +84,10 @@ def load_profile(text: str) -> tuple[str, Profile]:
     if not colon or not is_file(path):
         path, name = text, ""
     if not is_file(path):
-        return text, find(text, shipped_profiles(), "profile")
+        return text, catalog.find(text, shipped_profiles(), "profile")
     profiles = read_profiles(path)
     if name:
-        return name, find(name, profiles, f"profile in {path}:")
+        return name, catalog.find(name, profiles, f"profile in {path}:")
     if len(profiles) != 1:
         known = ", ".join(profiles)
         raise CatalogError(f"{path} has {len(profiles)} profiles: {path}:NAME; known: {known}")
@@ -109,7 +98,7 @@ def _as_profiles(content: dict[str, Any], place: str) -> dict[str, Profile]:
     """Return what a file holds as profiles, or raise a CatalogError."""
     profiles = {}
     for name, values in content.items():
-        profile = as_record(values, Profile, f"{place}: profile {name}")
+        profile = catalog.as_record(values, Profile, f"{place}: profile {name}")
         for (before, _), (after, _) in pairwise(profile.by_tokens):
             if after <= before:
                 raise CatalogError(

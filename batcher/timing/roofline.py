@@ -11,18 +11,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from batcher.timing.catalog import (
-    CatalogError,
-    Count,
-    Flag,
-    OptionalCount,
-    Positive,
-    Text,
-    as_record,
-    find,
-    read_mapping,
-    shipped,
-)
+from batcher.timing import catalog
+from batcher.timing.catalog import CatalogError
 from batcher.timing.formulas import RooflineStepTime
 from batcher.timing.step_time import TICKS_PER_SECOND
 
@@ -39,10 +29,10 @@ class GPU(Struct, frozen=True, kw_only=True):
     Dense: without sparsity; with sums in float32.
     """
 
-    tflops: Positive
-    bandwidth_gb_s: Positive
-    memory_gb: Positive
-    source: Text = "not stated"
+    tflops: catalog.Positive
+    bandwidth_gb_s: catalog.Positive
+    memory_gb: catalog.Positive
+    source: catalog.Text = "not stated"
 
 
 class ModelShape(Struct, frozen=True, kw_only=True):
@@ -51,15 +41,15 @@ class ModelShape(Struct, frozen=True, kw_only=True):
     head_dim: hidden_size / num_attention_heads if None.  torch_dtype: of weights and cache.
     """
 
-    hidden_size: Count
-    intermediate_size: Count
-    num_hidden_layers: Count
-    num_attention_heads: Count
-    num_key_value_heads: OptionalCount = None
-    vocab_size: Count
-    head_dim: OptionalCount = None
-    torch_dtype: Text = "bfloat16"
-    tie_word_embeddings: Flag = False
+    hidden_size: catalog.Count
+    intermediate_size: catalog.Count
+    num_hidden_layers: catalog.Count
+    num_attention_heads: catalog.Count
+    num_key_value_heads: catalog.OptionalCount = None
+    vocab_size: catalog.Count
+    head_dim: catalog.OptionalCount = None
+    torch_dtype: catalog.Text = "bfloat16"
+    tie_word_embeddings: catalog.Flag = False
 
     @property
     def bytes_per_number(self) -> int:
@@ -103,9 +93,9 @@ def load_gpu(text: str) -> GPU:
         CatalogError: there is none.
     """
     if text.endswith(FILE_SUFFIXES):
-        return as_record(read_mapping(text), GPU, text)
-    values = find(text, shipped("hardware.yaml"), "GPU")
-    return as_record(values, GPU, f"hardware.yaml: {text}")
+        return catalog.as_record(catalog.read_mapping(text), GPU, text)
+    values = catalog.find(text, catalog.shipped("hardware.yaml"), "GPU")
+    return catalog.as_record(values, GPU, f"hardware.yaml: {text}")
 
 
 def load_model_shape(text: str) -> ModelShape:
@@ -115,8 +105,10 @@ def load_model_shape(text: str) -> ModelShape:
         CatalogError: there is none, or it is not that of a dense transformer.
     """
     if text.endswith(FILE_SUFFIXES):
-        return _as_shape(read_mapping(text), text)
-    return _as_shape(find(text, shipped("models.yaml"), "model"), f"models.yaml: {text}")
+        return _as_shape(catalog.read_mapping(text), text)
+    return _as_shape(
+        catalog.find(text, catalog.shipped("models.yaml"), "model"), f"models.yaml: {text}"
+    )
 
 
 def _as_shape(config: dict[str, Any], place: str) -> ModelShape:
@@ -127,7 +119,7 @@ def _as_shape(config: dict[str, Any], place: str) -> ModelShape:
     names = {field.name for field in msgspec.structs.fields(ModelShape)}
     given = {key: value for key, value in config.items() if key in names}
     given["torch_dtype"] = config.get("torch_dtype") or config.get("dtype") or "bfloat16"
-    shape = as_record(given, ModelShape, place)
+    shape = catalog.as_record(given, ModelShape, place)
     if shape.torch_dtype not in _BYTES_OF_TYPES:
         known = ", ".join(_BYTES_OF_TYPES)
         raise CatalogError(f"{place}: torch_dtype: expected {known}, not {shape.torch_dtype}")

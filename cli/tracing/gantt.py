@@ -10,20 +10,7 @@ from batcher.timeline.records import SlotSpan, Wait, is_follower
 from batcher.timeline.step_counts import Stretch, clip
 
 from ..screen.cells import cell_width, counted, cut_middle, fill, printable, whole_percent
-from .gantt_chart import (
-    ASCII,
-    UNICODE,
-    Scale,
-    add_busy,
-    axis,
-    bar_row,
-    busy_shares,
-    has_failed,
-    highest_counts,
-    id_frame,
-    level_row,
-    shaded_row,
-)
+from . import gantt_chart as chart
 
 MIN_WIDTH = 40
 MAX_ROWS = 16
@@ -68,7 +55,7 @@ class _Page:
         self.page_width = self.chart_width = width
         self.slots = slots or list(range(timeline.num_slots))
         self.ascii_only = ascii_only
-        self.glyphs = ASCII if ascii_only else UNICODE
+        self.glyphs = chart.ASCII if ascii_only else chart.UNICODE
         self.groups = _in_groups(self.slots)
         names = ["queue", f"slot {self.slots[-1]}", *map(_group_name, self.groups)]
         self.name_width = max(map(len, names))
@@ -104,14 +91,14 @@ class _Page:
 
     def narrow(self, steps: range) -> None:
         """Leave no more cells than a close-up of `steps` fills."""
-        num_cells = Scale.fit(steps, self.num_cells, MAX_CELLS_PER_STEP).num_cells
+        num_cells = chart.Scale.fit(steps, self.num_cells, MAX_CELLS_PER_STEP).num_cells
         self.chart_width -= self.num_cells - num_cells
         self.num_cells = num_cells
 
     def overview(self, zoom: range) -> list[str]:
         """Return the whole run as shades, a row for each slot or group of them, and mark `zoom`."""
         timeline = self.timeline
-        scale = Scale.fit(range(timeline.num_steps), self.num_cells, MAX_CELLS_PER_STEP)
+        scale = chart.Scale.fit(range(timeline.num_steps), self.num_cells, MAX_CELLS_PER_STEP)
         first, last = scale.first_cell(zoom[0]), scale.last_cell(zoom[-1])
         brace = self.glyphs.brace
         mark = brace[0] + brace[1] * (last - first - 1) + brace[2]
@@ -127,7 +114,7 @@ class _Page:
         if not self._has_bars(zoom):
             return fill(what, ", ", self.page_width)
         spans = list(self._spans_in(zoom))
-        frame = id_frame({span.id for span in spans})
+        frame = chart.id_frame({span.id for span in spans})
         if any(frame):
             ends = self.glyphs.cut.join(map(self._printable, frame))
             what = [*what, "ids " + cut_middle(ends, 24, self.glyphs.cut)]
@@ -143,7 +130,7 @@ class _Page:
         glyphs = self.glyphs
         entries = {
             f"{glyphs.admitted} admitted": True,
-            f"{glyphs.broken} failed": any(has_failed(span) for span in spans),
+            f"{glyphs.broken} failed": any(chart.has_failed(span) for span in spans),
             f"{glyphs.dropped} dropped": any(span.dropped for span in spans),
             f"{glyphs.prefill} prefill": any(span.prefill > 1 for span in spans),
             f"{glyphs.preempted} preempted": any(span.preemption for span in spans),
@@ -155,7 +142,7 @@ class _Page:
 
     def close_up(self, zoom: range) -> list[str]:
         """Return the steps of `zoom` as bars, or as shades where there are too many for that."""
-        scale = Scale.fit(zoom, self.num_cells, MAX_CELLS_PER_STEP)
+        scale = chart.Scale.fit(zoom, self.num_cells, MAX_CELLS_PER_STEP)
         rows = self._bars(scale) if self._has_bars(zoom) else self._shades(scale)
         return [*self._axis(scale), *rows, self._queue(scale)]
 
@@ -174,7 +161,7 @@ class _Page:
 
     def _labels_of(self, spans: Collection[SlotSpan]) -> dict[str, str]:
         """Return what to write for each label: it, without what all ids have in common."""
-        before, after = map(len, id_frame({span.id for span in spans}))
+        before, after = map(len, chart.id_frame({span.id for span in spans}))
         return {
             span.label: self._printable(
                 span.id[before : len(span.id) - after] + span.label[len(span.id) :]
@@ -185,7 +172,7 @@ class _Page:
     def _printable(self, text: str) -> str:
         return printable(text, ascii_only=self.ascii_only)
 
-    def _bars(self, scale: Scale) -> list[str]:
+    def _bars(self, scale: chart.Scale) -> list[str]:
         """Return a row for each slot, or the first of each group where there are too many."""
         spans = list(self._spans_in(scale.steps))
         labels = self._labels_of(spans)
@@ -197,7 +184,7 @@ class _Page:
         rows = [
             self._row(
                 f"slot {slot}",
-                bar_row(by_slot[slot], labels, scale, self.glyphs),
+                chart.bar_row(by_slot[slot], labels, scale, self.glyphs),
                 _percent(busy[slot], len(scale.steps)),
             )
             for slot in shown
@@ -225,32 +212,32 @@ class _Page:
         filling = list(dict.fromkeys(idle))[: len(shown) - len(used)]
         return sorted([*used, *filling])
 
-    def _shades(self, scale: Scale) -> list[str]:
+    def _shades(self, scale: chart.Scale) -> list[str]:
         """Return a row for each slot or group of slots."""
         group_of = {slot: number for number, group in enumerate(self.groups) for slot in group}
         busy = [[0] * scale.num_cells for _ in self.groups]
         num_busy = [0] * len(self.groups)
         for span in self._spans_in(scale.steps):
             group = group_of[span.slot]
-            add_busy(busy[group], span, scale)
+            chart.add_busy(busy[group], span, scale)
             num_busy[group] += len(scale.clip(span))
         return [
             self._row(
                 _group_name(slots),
-                shaded_row(busy_shares(in_cells, scale, len(slots)), self.glyphs),
+                chart.shaded_row(chart.busy_shares(in_cells, scale, len(slots)), self.glyphs),
                 _percent(in_all, len(slots) * len(scale.steps)),
             )
             for slots, in_cells, in_all in zip(self.groups, busy, num_busy, strict=True)
         ]
 
-    def _queue(self, scale: Scale) -> str:
+    def _queue(self, scale: chart.Scale) -> str:
         """Return the row of how many requests wait."""
-        highest = highest_counts(self.timeline.waiting(), scale)
+        highest = chart.highest_counts(self.timeline.waiting(), scale)
         peak = max(highest)
-        return self._row("queue", level_row(highest, peak, self.glyphs), f"max {peak}")
+        return self._row("queue", chart.level_row(highest, peak, self.glyphs), f"max {peak}")
 
-    def _axis(self, scale: Scale) -> list[str]:
-        numbers, line = axis(scale, self.glyphs)
+    def _axis(self, scale: chart.Scale) -> list[str]:
+        numbers, line = chart.axis(scale, self.glyphs)
         return [self._row("step", numbers), self._row("", line, "busy")]
 
     def _row(self, name: str, cells: str, figure: str = "") -> str:
