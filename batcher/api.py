@@ -87,10 +87,8 @@ def _request(fields: Mapping[str, Any], number: int, engine: Engine) -> Request:
     if isinstance(parsed, ParsedLine):
         return parsed.request
     problems = [
-        FieldProblem(
-            problem.code, (problem.field,) if problem.field else (), problem.message, problem.hint
-        )
-        for problem in parsed.problems
+        FieldProblem(p.code, (p.field,) if p.field else (), p.message, p.hint)
+        for p in parsed.problems
     ]
     raise RequestError(parsed.id, problems)
 

@@ -238,3 +238,5 @@ RequestEvent = (
     | StepsEvent
 )
 Event = RunEvent | RequestEvent | EndEvent
+SequenceEvent = ArriveEvent | AdmitEvent | PrefillEvent | PreemptEvent | JumpEvent | FinishEvent
+Decision = AdmitEvent | PrefillEvent | PreemptEvent | BlockedEvent | FinishEvent

@@ -131,9 +131,8 @@ def import_object(spec: str, kind: str, known: str) -> object:
     module_name, separator, name = spec.partition(":")
     if not (module_name and separator and name):
         raise BatchdecodeError(f"unknown {kind} {spec!r}, known: {known}, package.module:name")
-    if not all(part.isidentifier() for part in module_name.split(".")) or module_name.endswith(
-        ".py"
-    ):
+    is_dotted = all(map(str.isidentifier, module_name.split(".")))
+    if not is_dotted or module_name.endswith(".py"):
         raise BatchdecodeError(f"unknown {kind} {spec!r}: {module_name!r} is no package.module")
     here = str(Path.cwd())
     if here not in sys.path:

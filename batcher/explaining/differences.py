@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from batcher.events import BlockedEvent, Event, Role, RunEvent
-from batcher.explaining.reading import Decision, KeptRequests, RunReader
+from batcher.events import BlockedEvent, Decision, Event, Role, RunEvent
+from batcher.explaining.reading import KeptRequests, RunReader
 from batcher.explaining.story import Story, story_of
 from batcher.timeline import Timeline
 from batcher.timeline.records import RequestTimeline, first_index, label_of

@@ -8,24 +8,11 @@ from typing import TypeGuard
 
 from msgspec.structs import replace
 
-from batcher.events import (
-    AdmitEvent,
-    BlockedEvent,
-    EndEvent,
-    Event,
-    FinishEvent,
-    PreemptEvent,
-    PrefillEvent,
-    RejectEvent,
-    RunEvent,
-    StepsEvent,
-)
+from batcher.events import Decision, EndEvent, Event, FinishEvent, RejectEvent, RunEvent, StepsEvent
 from batcher.timeline import Timeline
 from batcher.timeline.records import RequestTimeline, is_follower
 
 MAX_IDS = 20_000
-
-Decision = AdmitEvent | PrefillEvent | PreemptEvent | BlockedEvent | FinishEvent
 
 
 class KeptRequests:

@@ -145,13 +145,7 @@ def _arguments(span: SlotSpan) -> dict[str, Any]:
     arguments: dict[str, Any] = {"index": span.index, "outcome": span.outcome}
     if span.role != "sample":
         arguments["role"] = span.role
-    if span.jumped:
-        arguments["jumped"] = span.jumped
-    if span.dropped:
-        arguments["dropped"] = True
-    if span.forks:
-        arguments["forks"] = span.forks
-    for name in ("cached", "generated", "resumed"):
+    for name in ("jumped", "dropped", "forks", "cached", "generated", "resumed"):
         if getattr(span, name):
             arguments[name] = getattr(span, name)
     return arguments

@@ -38,12 +38,6 @@ def encode_csv(timeline: Timeline, selection: Selection = EVERYTHING) -> Iterato
     for span in timeline.select_spans(selection):
         buffer.seek(0)
         buffer.truncate()
-        writer.writerow(_cell(getattr(span, field)) for field in fields)
+        cells = (getattr(span, field) for field in fields)
+        writer.writerow(str(cell).lower() if isinstance(cell, bool) else cell for cell in cells)
         yield buffer.getvalue().encode()
-
-
-def _cell(value: str | int | None) -> str | int | None:
-    """Return what stands for `value` in a cell."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return value

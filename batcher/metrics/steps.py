@@ -6,7 +6,7 @@ Rule: nothing is told of a step before it is known when it ended, and steps are 
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from batcher.errors import BatchdecodeError
 from batcher.events import (
@@ -15,10 +15,8 @@ from batcher.events import (
     EndEvent,
     Event,
     FinishEvent,
-    JumpEvent,
-    PreemptEvent,
-    PrefillEvent,
     RunEvent,
+    SequenceEvent,
     StepsEvent,
 )
 from batcher.settings import DEFAULT_SCHEDULING
@@ -26,9 +24,8 @@ from batcher.timeline.records import RequestTimeline
 
 UNTIMED_STEP_SECONDS = 1.0
 
-SequenceEvent = ArriveEvent | AdmitEvent | PrefillEvent | PreemptEvent | JumpEvent | FinishEvent
 EventOfRequest = tuple[SequenceEvent, RequestTimeline]
-SEQUENCE_EVENTS = (ArriveEvent, AdmitEvent, PrefillEvent, PreemptEvent, JumpEvent, FinishEvent)
+SEQUENCE_EVENTS = get_args(SequenceEvent)
 
 
 class WholeStep(NamedTuple):

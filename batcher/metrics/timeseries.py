@@ -10,9 +10,9 @@ from math import ceil
 
 from msgspec import Struct
 
-from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, PreemptEvent
+from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, PreemptEvent, SequenceEvent
 from batcher.metrics.latencies import GivenTokens
-from batcher.metrics.steps import EventOfRequest, SequenceEvent, WholeStep
+from batcher.metrics.steps import EventOfRequest, WholeStep
 from batcher.timeline.records import RequestTimeline, is_follower
 
 FIRST_INTERVAL = 1.0  # seconds, if none is given

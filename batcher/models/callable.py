@@ -48,27 +48,19 @@ class CallableModel(PrefixModel):
         if not slots:  # parts of prompts alone
             return ModelOutput(np.zeros(self._num_slots, np.int64))
         answers = self._ask([self._prefixes[slot].copy() for slot in slots])
-        if self.gives == "logits":
-            return self._logits(slots, answers)
+        has_logits = self.gives == "logits"  # the engine wants those of every row then
         tokens = np.zeros(self._num_slots, np.int64)
-        failed: dict[int, str | Failure] = {}
-        for slot, answer in zip(slots, answers, strict=True):
-            try:
-                tokens[slot] = read_token_id(self.vocab_size, answer)
-            except ValueError as error:
-                failed[slot] = f"{self.name} returned {error}"
-        return ModelOutput(tokens, failed)
-
-    def _logits(self, slots: list[int], answers: list[Any]) -> ModelOutput:
-        """Return the logits of all rows: the engine wants those of every row."""
-        logits = np.zeros((len(slots), self.vocab_size or 0), np.float32)
+        logits = np.zeros((len(slots), self.vocab_size or 0), np.float32) if has_logits else None
         failed: dict[int, str | Failure] = {}
         for row, (slot, answer) in enumerate(zip(slots, answers, strict=True)):
             try:
-                logits[row] = read_logits(self.vocab_size, answer)
+                if logits is None:
+                    tokens[slot] = read_token_id(self.vocab_size, answer)
+                else:
+                    logits[row] = read_logits(self.vocab_size, answer)
             except ValueError as error:
                 failed[slot] = f"{self.name} returned {error}"
-        return ModelOutput(np.zeros(self._num_slots, np.int64), failed, logits)
+        return ModelOutput(tokens, failed, logits)
 
     def _ask(self, prefixes: list[list[int]]) -> list[Any]:
         """Return what the callable answers for each of `prefixes`; raises what `forward` does."""

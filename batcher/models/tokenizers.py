@@ -111,10 +111,7 @@ class WordTokenizer:
         data = text.encode()
         if len(data) <= _WINDOW:
             return self._encode(data)
-        token_ids: list[int] = []
-        for window in _windows(data):
-            token_ids += self._encode(window)
-        return token_ids
+        return [token_id for window in _windows(data) for token_id in self._encode(window)]
 
     def encode_array(self, text: str) -> "array[int]":
         """Return the same as an array."""

@@ -69,21 +69,15 @@ class ConstantStepTime:
         self.settings: dict[str, Any] = {"seconds": seconds}
         self._ticks = max(whole_ticks(seconds, TICKS_PER_SECOND), 1)
 
-    def ticks(
-        self,
-        num_tokens: int,  # noqa: ARG002 - as all step times
-        num_sequences: int,  # noqa: ARG002 - as above
-        kv_read: int,  # noqa: ARG002 - as above
-        prefill_work: int,  # noqa: ARG002 - as above
-    ) -> int:
+    def ticks(self, num_tokens: int, num_sequences: int, kv_read: int, prefill_work: int) -> int:
         """Return how long a step takes."""
         return self._ticks
 
-    def ticks_of_decodes(self, num_sequences: int, kv_read: int, num_steps: int) -> int:  # noqa: ARG002 - as above
+    def ticks_of_decodes(self, num_sequences: int, kv_read: int, num_steps: int) -> int:
         """Return the sum over `num_steps` steps."""
         return num_steps * self._ticks
 
-    def num_decodes_until(self, num_sequences: int, kv_read: int, ticks: int) -> int:  # noqa: ARG002 - as above
+    def num_decodes_until(self, num_sequences: int, kv_read: int, ticks: int) -> int:
         """Return the least number of steps that take `ticks` together."""
         return -(-ticks // self._ticks)
 

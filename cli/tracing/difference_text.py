@@ -2,9 +2,8 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from batcher.events import AdmitEvent, BlockedEvent, FinishEvent, PreemptEvent
+from batcher.events import AdmitEvent, BlockedEvent, Decision, FinishEvent, PreemptEvent
 from batcher.explaining.differences import Change, Parting, RunComparison, RunTotals, role_of
-from batcher.explaining.reading import Decision
 from batcher.explaining.story import Story
 from batcher.timeline.records import label_of
 
