@@ -9,7 +9,6 @@ from batcher.errors import BatchdecodeError
 from batcher.models.base import Model
 from batcher.prompts import SegmentEnd, eviction_priority_of, has_segments
 from batcher.request import PromptInput, Request, is_plain
-from batcher.workloads.entries import WorkloadEntry
 
 
 class Piece(NamedTuple):
@@ -67,38 +66,6 @@ class Workload(Struct, frozen=True, gc=False):
     def num_output_tokens(self) -> int:
         """How many tokens all jobs generate together."""
         return sum(job.num_output_tokens for job in self.jobs)
-
-
-def workload_of_entries(entries: Iterable[WorkloadEntry]) -> Workload:
-    """Return the workload of entries, whose outputs are as long as max_tokens.
-
-    Raises:
-        BatchdecodeError: a entry may end before max_tokens.
-    """
-    jobs = []
-    for input_index, entry in enumerate(entries):
-        if not entry.ignore_eos:
-            raise _unknown_length(entry.id)
-        prompt = tuple(Piece(segment.length, ("seed", segment.seed)) for segment in entry.prompt)
-        jobs.append(
-            Job(
-                id=entry.id,
-                input_index=input_index,
-                arrival_time=entry.arrival_time,
-                num_prompt_tokens=entry.prompt_tokens,
-                num_output_tokens=entry.max_tokens,
-                max_tokens=entry.max_tokens,
-                prompt=prompt,
-                output=Piece(entry.max_tokens, GREEDY),
-                segment_ends=_segment_ends(
-                    (piece.length, 2 * (segment.type == "system"))
-                    for piece, segment in zip(prompt, entry.prompt, strict=True)
-                ),
-                session=entry.session,
-                think_time=entry.think_time or 0.0,
-            )
-        )
-    return Workload(jobs, len(jobs))
 
 
 def workload_of(
@@ -175,13 +142,6 @@ def _check_simulated(request: Request, request_id: str) -> None:
             )
 
 
-def _unknown_length(request_id: str) -> BatchdecodeError:
-    return BatchdecodeError(
-        f"request {request_id!r} may end before max_tokens: set ignore_eos and no stops, "
-        "or decode it once for the length of its output"
-    )
-
-
 def _output(
     request: Request,
     request_id: str,
@@ -197,7 +157,10 @@ def _output(
         tokens = tuple(outputs[key])
         return Piece(len(tokens), tokens=tokens)
     if not has_exact_length(request):
-        raise _unknown_length(request_id)
+        raise BatchdecodeError(
+            f"request {request_id!r} may end before max_tokens: set ignore_eos and no stops, "
+            "or decode it once for the length of its output"
+        )
     symbol = GREEDY if is_plain(request) else ("output", *key)
     return Piece(request.max_tokens, symbol)
 
@@ -209,7 +172,8 @@ def _read(prompt: PromptInput, model: Model) -> tuple[tuple[Piece, ...], tuple[S
     if not has_segments(prompt):
         return _listed(prompt), ()  # type: ignore[arg-type]  # of ids, then
     pieces: list[Piece] = []
-    ends: list[tuple[int, int]] = []
+    ends: list[SegmentEnd] = []
+    end = 0
     for segment in prompt:
         if segment.text is not None:
             found = _listed(model.tokenizer.encode(segment.text))
@@ -220,20 +184,11 @@ def _read(prompt: PromptInput, model: Model) -> tuple[tuple[Piece, ...], tuple[S
         num_tokens = sum(piece.length for piece in found)
         if num_tokens:
             pieces += found
-            ends.append((num_tokens, eviction_priority_of(segment)))
-    return tuple(pieces), _segment_ends(ends)
+            end += num_tokens
+            ends.append((end, eviction_priority_of(segment)))
+    return tuple(pieces), tuple(ends)
 
 
 def _listed(tokens: Iterable[int]) -> tuple[Piece, ...]:
     kept = tuple(tokens)
     return (Piece(len(kept), tokens=kept),) if kept else ()
-
-
-def _segment_ends(segments: Iterable[tuple[int, int]]) -> tuple[SegmentEnd, ...]:
-    """Return where segments, given by length and eviction priority, end, each with that."""
-    segment_ends: list[SegmentEnd] = []
-    end = 0
-    for length, priority in segments:
-        end += length
-        segment_ends.append((end, priority))
-    return tuple(segment_ends)

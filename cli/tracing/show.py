@@ -5,7 +5,6 @@ import re
 import sys
 from collections.abc import Iterable
 from itertools import chain, islice
-from typing import Literal
 
 from batcher.errors import BatchdecodeError
 from batcher.formats.chrome import encode_chrome
@@ -20,8 +19,6 @@ from ..running.stdout import user_code_prints_to_stderr
 from ..screen.cells import printable, printable_json
 from ..screen.terminal import can_print, terminal_size
 from .events import alike_names, contradictions_named, events_of, open_twice
-
-TraceFormat = Literal["spans", "steps", "csv", "chrome", "gantt"]
 
 ENCODERS = {
     "spans": encode_spans,

@@ -12,15 +12,18 @@ from typing import Any
 
 import bare
 import workload
+from msgspec import convert, to_builtins
 from report import Row
 
+from batcher import Request, SimulatedModel
 from batcher.settings import SchedulingSettings
 from batcher.simulation.replaying import replay
 from batcher.simulation.request_log import read_request_log
 from batcher.simulation.simulator import simulate, simulate_steps
-from batcher.simulation.workload import Workload, workload_of_entries
+from batcher.simulation.workload import Workload, workload_of
 from batcher.timing.formulas import ConstantStepTime
 from batcher.timing.loading import step_time_of
+from batcher.workloads.entries import WorkloadEntry
 from batcher.workloads.traces import BLOCK_TOKENS, TraceChecks, azure_entries, mooncake_entries
 
 PROFILE, KV_BLOCKS, BUDGET, NUM_SLOTS = "rtx4090_llama3.1-8b", 2588, 2048, 256
@@ -44,9 +47,15 @@ def simulation(folder: Path) -> Iterator[Row]:
     if data is None:
         yield Row("simulation: set BATCHDECODE_DATA to the folder of the traces", "not run", "")
         return
-    yield from rates(workload_of_entries(azure_entries(numbered(data, AZURE), TraceChecks(AZURE))))
+    yield from rates(workload_of_trace(azure_entries(numbered(data, AZURE), TraceChecks(AZURE))))
     yield from replay_errors(data)
     yield prefix_hits(data)
+
+
+def workload_of_trace(entries: Iterator[WorkloadEntry]) -> Workload:
+    """Return the workload of what a trace asks for."""
+    requests = [convert(to_builtins(entry), Request) for entry in entries]
+    return workload_of(requests, SimulatedModel())
 
 
 def numbered(data: str, name: str) -> list[tuple[int, bytes]]:
@@ -104,7 +113,7 @@ def replay_errors(data: str) -> Iterator[Row]:
 def prefix_hits(data: str) -> Row:
     """Measure the hits of a trace against a count over its hash_ids."""
     lines = numbered(data, MOONCAKE)
-    trace = workload_of_entries(mooncake_entries(lines, TraceChecks(MOONCAKE)))
+    trace = workload_of_trace(mooncake_entries(lines, TraceChecks(MOONCAKE)))
     settings = SchedulingSettings(prefix_cache=True, block_size=BLOCK_TOKENS)
     result = simulate(trace, len(lines), settings, ConstantStepTime(0.01))
     hits = result.totals.found_tokens // BLOCK_TOKENS

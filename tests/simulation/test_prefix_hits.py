@@ -3,9 +3,12 @@
 import json
 from random import Random
 
+from msgspec import convert, to_builtins
+
+from batcher import Request, SimulatedModel
 from batcher.settings import SchedulingSettings
 from batcher.simulation.simulator import simulate
-from batcher.simulation.workload import Workload, workload_of_entries
+from batcher.simulation.workload import Workload, workload_of
 from batcher.timing.formulas import ConstantStepTime
 from batcher.workloads.traces import BLOCK_TOKENS, TraceChecks, mooncake_entries
 
@@ -56,7 +59,9 @@ def direct_hits(lines: list[Line]) -> list[int]:
 
 def workload_of_lines(lines: list[Line]) -> Workload:
     numbered = [(number, json.dumps(line).encode()) for number, line in enumerate(lines, 1)]
-    return workload_of_entries(mooncake_entries(numbered, TraceChecks("trace")))
+    entries = mooncake_entries(numbered, TraceChecks("trace"))
+    requests = [convert(to_builtins(entry), Request) for entry in entries]
+    return workload_of(requests, SimulatedModel())
 
 
 def test_a_trace_hits_what_a_direct_count_over_its_hash_ids_hits() -> None:

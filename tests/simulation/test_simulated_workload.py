@@ -9,9 +9,8 @@ from batcher.errors import BatchdecodeError
 from batcher.request import PromptSegment
 from batcher.settings import SchedulingSettings
 from batcher.simulation.simulator import simulate
-from batcher.simulation.workload import Workload, workload_of, workload_of_entries
+from batcher.simulation.workload import Workload, workload_of
 from batcher.timing.formulas import ConstantStepTime
-from batcher.workloads.entries import LengthSegment, WorkloadEntry
 
 MODEL = SimulatedModel()
 
@@ -54,18 +53,6 @@ def test_samples_are_jobs_of_their_own() -> None:
     ]
     assert workload.num_requests == 2
     assert workload.num_output_tokens == 16
-
-
-def test_a_row_that_may_end_early_is_refused() -> None:
-    row = WorkloadEntry(
-        id="r",
-        arrival_time=0,
-        prompt=[LengthSegment(length=3, seed=1)],
-        max_tokens=2,
-        ignore_eos=False,
-    )
-    with pytest.raises(BatchdecodeError, match="request 'r' may end before max_tokens"):
-        workload_of_entries([row])
 
 
 def found(first: Request, second: Request) -> int:
