@@ -276,13 +276,13 @@ class Admission(Generic[S]):
         """Give a block to every decoding row whose next token begins one, by admission."""
         batch = self.batch
         rows, step = batch.at_boundary, batch.decode_step
-        has_room = kv_cache.has_room(len(rows))
-        if has_room and not batch.has_groups:  # without beams each needs one block at most
-            kv_cache.grow_all(rows, step)
-            output.grown = rows
-            return
-        if not has_room:
+        num_sure = len(rows)
+        if not kv_cache.has_room(num_sure):
             rows.sort(key=lambda row: (row.admission, row.slot))
+            num_sure = kv_cache.pool.num_free
+        if not batch.has_groups:  # without beams each needs one block at most
+            output.grown, rows = rows[:num_sure], rows[num_sure:]
+            kv_cache.grow_all(output.grown, step)
         for row in rows:
             stop = step + row.offset + 1
             if row.is_decoding and self._make_room(output, row, stop):  # else it had to go
@@ -315,7 +315,9 @@ class Admission(Generic[S]):
                 self._note_blocked(output, late, "kv", num_needed)
                 continue
             busy.update(idle)
-            victims = [other for other in self.batch.firsts if other is first or other not in busy]
+            victims = self.batch.firsts
+            if busy:
+                victims = [other for other in victims if other is first or other not in busy]
             victim = self._ordering.last(victims, self._now)
             self._preempt(output, victim, first, "kv")
             if victim is first:

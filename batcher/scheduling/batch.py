@@ -117,7 +117,7 @@ class RunningBatch(Generic[S]):
     @property
     def holders(self) -> list[S]:
         """The running sequences, by slot."""
-        return [holder for holder in self.slots if holder is not None]
+        return [*filter(None, self.slots)]
 
     @property
     def firsts(self) -> list[S]:

@@ -3,7 +3,7 @@
 Rule: what happens in them is what the scheduler would have planned for each of them.
 """
 
-from itertools import chain
+from itertools import accumulate, chain
 from math import inf
 from typing import Generic
 
@@ -58,15 +58,9 @@ class FastForward(Generic[S]):
         batch.decode_step = step + num_steps
         if kv_cache is None or not self._grows:
             return 0
-        size, by_boundary, block_steps = batch.block_size, batch.by_boundary, 0
-        growing = []  # the rows that begin a block, once for each
-        for number in range(num_steps):
-            rows = by_boundary.get((step + number) % size)
-            if rows:
-                growing.append(rows)
-                block_steps += (num_steps - number) * len(rows)
-        if growing:
-            takers = [*chain.from_iterable(growing)]
-            for row, block in zip(takers, kv_cache.pool.take(len(takers)), strict=True):
-                row.block_table.append(block)
-        return block_steps
+        size, by_boundary = batch.block_size, batch.by_boundary
+        growing = [by_boundary.get(number % size, {}) for number in range(step, step + num_steps)]
+        rows = [*chain.from_iterable(growing)]
+        for row, block in zip(rows, kv_cache.pool.take(len(rows)), strict=True):
+            row.block_table.append(block)
+        return sum(accumulate(map(len, growing)))

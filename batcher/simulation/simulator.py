@@ -4,6 +4,7 @@ Rule: the scheduler decides, as it does for the engine; nothing here knows a rul
 """
 
 from collections.abc import Callable
+from itertools import count, repeat
 from math import inf
 
 from batcher.errors import InvariantError
@@ -69,7 +70,7 @@ class StepSimulation:
         step_time: StepTime,
         on_ended: OnEnded = lambda _: None,
     ) -> None:
-        self._on_ended, self._num_ended = on_ended, 0
+        self._on_ended, self._num_ended, self._num_slots = on_ended, 0, num_slots
         self._scheduler: Scheduler[SimulatedSequence] = Scheduler(
             num_slots, settings, SimulatedContents().blocks, self._estimate
         )
@@ -100,7 +101,7 @@ class StepSimulation:
     def run(self) -> SimulationResult:
         """Return what the run comes to."""
         queue, batch, turns = self._queue, self._batch, self._turns
-        while queue.num_pending or queue.num_slots or batch.num_occupied:
+        while queue.num_pending or queue.num_slots or batch.num_free < self._num_slots:
             if queue.num_pending:
                 self._join_arrivals()
             self._go_on()
@@ -110,7 +111,7 @@ class StepSimulation:
         return SimulationResult(
             turns.sequences,
             self._totals,
-            num_slots=len(batch.slots),
+            num_slots=self._num_slots,
             num_blocks=self._settings.kv_blocks,
             max_batch_tokens=self._settings.max_batch_tokens,
             end_ticks=self._ticks,
@@ -183,7 +184,7 @@ class StepSimulation:
         scheduled = scheduler.schedule(self._step, self._now)
         if scheduled is not NO_CHANGES:
             self._note(scheduled)
-        if not batch.num_occupied:
+        if batch.num_free == self._num_slots:
             return
         stats = scheduler.batch_stats(scheduled)
         self._advance(1, self._step_time.ticks(*stats), stats.num_tokens)
@@ -230,33 +231,39 @@ class StepSimulation:
 
     def _time_of(self, num_steps: int, until: float) -> tuple[int, int]:
         """Return how many of so many steps begin before `until` or an arrival, and their ticks."""
-        until, ticks_of = self._before_news(until), self._step_time.ticks
-        num_rows, num_read, ticks = self._batch.num_decoding, self._batch.num_read, 0
-        for number in range(num_steps):
+        until, num_rows = self._before_news(until), self._batch.num_decoding
+        rows, reads = repeat(num_rows), count(self._batch.num_read, num_rows)
+        each = map(self._step_time.ticks, repeat(num_rows, num_steps), rows, reads, repeat(0))
+        if until == inf:
+            return num_steps, sum(each)
+        ticks = 0
+        for number, more in enumerate(each):
             if number and (self._ticks + ticks) / TICKS_PER_SECOND >= until:
                 return number, ticks
-            ticks += ticks_of(num_rows, num_rows, num_read + number * num_rows, 0)
+            ticks += more
         return num_steps, ticks
 
     def _before_news(self, until: float) -> float:
         """Return the first of `until` and the next arrival that may change anything."""
         queue = self._queue
+        is_closed = queue.num_slots and (self._is_in_order or not self._batch.num_free)
+        if self._all_wait and is_closed:
+            return until
         if self._turns.ended:  # others go on
             return self._now
-        is_closed = queue.num_slots and (self._is_in_order or not self._batch.num_free)
-        arrival = None if self._all_wait and is_closed else queue.next_arrival
+        arrival = queue.next_arrival
         return until if arrival is None else min(until, arrival)
 
     def _advance(self, num_steps: int, ticks: int, num_tokens: int) -> None:
         """Let steps that take `ticks` together pass, and count what is held and used in them."""
-        totals, pool, batch = self._totals, self._pool, self._batch
-        totals.slot_steps += num_steps * batch.num_occupied
-        totals.block_steps += num_steps * (pool.num_total - pool.num_free)
+        totals, num_free = self._totals, self._batch.num_free
+        totals.slot_steps += num_steps * (self._num_slots - num_free)
+        totals.block_steps += num_steps * (self._pool.num_total - self._pool.num_free)
         totals.computed_tokens += num_tokens
         binding = "slots"
         if not self._queue.num_slots:
             binding = "arrivals"
-        elif batch.num_free and (blocked := self._scheduler.blocked) is not None:
+        elif num_free and (blocked := self._scheduler.blocked) is not None:
             binding = blocked.reason
         totals.binding_ticks[binding] += ticks
         self._step += num_steps
@@ -269,11 +276,14 @@ class StepSimulation:
         ending = batch.ending.get(batch.decode_step - 1)
         if ending is None:
             return
+        ended = []
         for slot in sorted(ending):
             sequence = batch.slots[slot]
             if sequence is None:
                 raise InvariantError(f"nobody holds slot {slot}, whose holder was to end")
-            self._scheduler.finish([sequence], self._step - 1, FINISH)
+            ended.append(sequence)
+        self._scheduler.finish(ended, self._step - 1, FINISH)
+        for sequence in ended:
             self._end(sequence)
         self._on_ended(self._num_ended)
 
