@@ -97,7 +97,7 @@ def look_closely(request: Request, capabilities: ModelCapabilities) -> list[Fiel
     for name, field in REQUEST_FIELDS.items():
         value = getattr(request, name)
         if value is not field.default:
-            problems += islice(_check_field(field, value, capabilities), MAX_PROBLEMS)
+            problems += check_field(field, value, capabilities)
     bad = {str(problem.path[0]) for problem in problems}
     sound = replace(request, **{name: _DEFAULTS[name] for name in bad}) if bad else request
     problems += [
@@ -107,6 +107,11 @@ def look_closely(request: Request, capabilities: ModelCapabilities) -> list[Fiel
     ]
     problems += find_unserved(sound, capabilities)
     return problems
+
+
+def check_field(field: Field, value: Any, capabilities: ModelCapabilities) -> list[FieldProblem]:
+    """Return what is wrong with the value of a field by itself."""
+    return [*islice(_check_field(field, value, capabilities), MAX_PROBLEMS)]
 
 
 def _check_field(field: Field, value: Any, capabilities: ModelCapabilities) -> Problems:
@@ -237,7 +242,7 @@ def find_unserved(request: Request, capabilities: ModelCapabilities) -> Iterator
         )
         yield FieldProblem("too-few-slots", (name,), message, f"use a batch of {needed} or more")
     for field in constraint_fields_of(request):
-        yield from _find_uncompiled(field, getattr(request, field), capabilities)
+        yield from find_uncompiled(field, getattr(request, field), capabilities)
     if capabilities.encode is not None:
         for path, text in _texts_of(request):
             try:
@@ -258,9 +263,10 @@ def _texts_of(request: Request) -> Iterator[tuple[Path, str]]:
                     yield (name, index, "text"), segment.text
 
 
-def _find_uncompiled(
+def find_uncompiled(
     name: ConstraintField, constraint: object, capabilities: ModelCapabilities
 ) -> Iterator[FieldProblem]:
+    """Yield why a constraint, whose value is valid by itself, cannot be compiled."""
     if not capabilities.has_eos:
         message = f"`{name}` needs a model that has an end-of-sequence token; this one has none"
         yield FieldProblem("unsupported-model", (name,), message)

@@ -14,7 +14,12 @@ from msgspec.structs import astuple, replace
 
 from batcher.errors import EncodingError, FieldProblem
 from batcher.request import CONSTRAINT_FIELDS, PLAIN_FIELDS, REQUEST_FIELDS, Request, Text
-from batcher.validation.problems import look_closely
+from batcher.validation.problems import (
+    check_field,
+    constraint_fields_of,
+    find_uncompiled,
+    look_closely,
+)
 from batcher.validation.values import ModelCapabilities, is_text
 
 _WITHOUT_PARTS = {str, int, float, bool, type(None)}
@@ -45,7 +50,7 @@ def checked_copy(request: Request, capabilities: ModelCapabilities) -> Request |
     copy = quick_copy(request, capabilities)
     if copy is not None:
         return copy
-    problems = look_closely(request, capabilities)
+    problems = _look(request, capabilities)
     if problems:
         return problems
     values = zip(request.__struct_fields__, astuple(request), strict=True)  # quicker than deepcopy
@@ -56,7 +61,22 @@ def checked_copy(request: Request, capabilities: ModelCapabilities) -> Request |
 def find_problems(request: Request, capabilities: ModelCapabilities) -> list[FieldProblem]:
     """Return everything wrong with `request`, to be decoded by that model; [] if nothing is."""
     is_right = quick_copy(request, capabilities) is not None
-    return [] if is_right else look_closely(request, capabilities)
+    return [] if is_right else _look(request, capabilities)
+
+
+def _look(request: Request, capabilities: ModelCapabilities) -> list[FieldProblem]:
+    """Return everything wrong with `request`, of which `quick_copy` was not sure.
+
+    One with a constraint has no fault if it has none without it, and the constraint none by itself.
+    """
+    names = constraint_fields_of(request)
+    if len(names) == 1 and request.ignore_eos is False and capabilities.gives_logits:
+        [name] = names
+        value = getattr(request, name)
+        if quick_copy(replace(request, **{name: None}), capabilities) is not None:
+            problems = check_field(REQUEST_FIELDS[name], value, capabilities)
+            return problems or [*find_uncompiled(name, value, capabilities)]
+    return look_closely(request, capabilities)
 
 
 def quick_copy(request: Request, capabilities: ModelCapabilities) -> Request | None:

@@ -224,7 +224,11 @@ FEW = {
     "logprobs_mode": st.sampled_from(["raw", "processed"]),
     "cfg_scale": st.sampled_from([1.0, 2.0]),
     "negative_prompt": st.sampled_from([None, "x"]),
-    "regex": st.sampled_from([None, "x"]),
+    "regex": st.sampled_from([None, "x", "\ud800", 5]),
+    "choice": st.sampled_from([None, ["x"], [], ["a", 5], "a"]),
+    "json_schema": st.sampled_from([None, True, {}, {"const": float("nan")}, [True]]),
+    "gbnf": st.sampled_from([None, 'root ::= "a"', ""]),
+    "ignore_eos": st.booleans(),
     "heal": st.booleans(),
     "early_stopping": st.sampled_from([False, True, "never"]),
     "seed": st.integers(-5, 5),
@@ -242,5 +246,7 @@ def test_the_fast_way_accepts_nothing_that_the_slow_way_refuses(fields, gives_lo
         Request(**fields),
         ModelCapabilities(vocab_size=512, gives_logits=gives_logits),
     )
+    problems = look_closely(request, capabilities)
+    assert find_problems(request, capabilities) == problems
     if quick_copy(request, capabilities) is not None:
-        assert look_closely(request, capabilities) == []
+        assert problems == []
