@@ -65,6 +65,8 @@ class OutputTokens:
         """Return tokens number `start` to `stop`, exclusive, of those the row in `slot` has."""
         first_row, aside = self.first_rows[slot], self.aside.get(slot)
         num_aside = 0 if aside is None else len(aside)
+        if aside is not None and stop <= num_aside:
+            return aside[start:stop].tolist()
         first = first_row + max(0, start - num_aside)
         tokens: list[int] = self.page[first : first_row + max(0, stop - num_aside), slot].tolist()
         if aside is None or start >= num_aside:

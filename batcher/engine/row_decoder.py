@@ -86,14 +86,16 @@ class RowDecoder:
             self._tokens.first_rows[slot] = self._tokens.row
         for other in first.others:
             self.first_slots[other.slot] = slot
-        is_sampled = not first.is_plain and bool(logit_fields_of(first.request))
-        if self._sampler is not None and (is_sampled or self._samples_all):
-            self._sampler.open(slot, sampling_row(first, self._eos_token_id))
         row = None
         if self._is_streaming or not first.is_plain:
             row = make_row_state(
                 first, self._grammars, self._tokenizer if self._is_streaming else None
             )
+        is_sampled = (row is not None and row.constraint is not None) or (
+            not first.is_plain and bool(logit_fields_of(first.request))
+        )
+        if self._sampler is not None and (is_sampled or self._samples_all):
+            self._sampler.open(slot, sampling_row(first, self._eos_token_id))
         if row is None:
             self._stops.open(slot, first.automaton)
             return []

@@ -110,9 +110,10 @@ class RowState(Struct, eq=False):
         kept = tokens[:-1] if is_ended else tokens
         output = join_bytes(kept, tokenizer.token_bytes)
         look = self.grammar.verifier.look(output)
-        is_whole = is_ended or self.grammar.states.accepts(kept)
         if look.is_decided:
             is_whole = look.problem is None
+        else:
+            is_whole = is_ended or self.grammar.states.accepts(kept)
         problem = look.problem if is_ended or not self.grammar.verifier.can_begin(output) else None
         generated = replace(
             generated,

@@ -115,8 +115,10 @@ class GrammarStates:
         If there is no room for another state, those of all outputs are forgotten but for those that
         rows are in.
         """
-        residual, num_read = self._residual_after(before.residual, (token,)), 0
-        after = self._by_residual.get(residual)
+        residual, after, num_read = before.residual, None, 0
+        if residual is not None:
+            residual = self._residual_after(residual, (token,))
+            after = self._by_residual.get(residual)
         if after is None:
             after, num_read = self._state_of(matcher_after(), residual)
         before.next[token] = after
@@ -254,7 +256,8 @@ class GrammarRow:
 
         EOS is among them exactly if the output so far is a whole.
         """
-        return self._state.packed_mask()
+        state = self._state
+        return state.mask.bits if state.end is None else state.packed_mask()
 
     def forced_tokens(self, most: int) -> Sequence[int]:
         """Return the tokens that come next whatever is chosen, at most so many; EOS is none.

@@ -24,7 +24,7 @@ from batcher.tokens import Tokens
 
 MAX_BAD_WORDS = 32  # lists of them, the latest in use
 NONE_LEFT = "no token is left that the request's settings allow"
-NO_CHANCE = np.float32(-np.inf)  # the logit of a token that is ruled out
+_NO_CHANCE = np.float32(-np.inf).view(np.uint32)  # the logit of a token that is ruled out
 NONE = -1  # where a row has no partner, or no mask
 
 
@@ -313,11 +313,11 @@ class Sampler:
         elif group.can_edit:
             logits = raw.copy()
         if step.masks is not None and is_masked.all():
-            logits = np.where(step.masks.allowed[step.mask_rows], logits, NO_CHANCE)
+            logits = _only(logits, step.masks.allowed.take(step.mask_rows, 0))
         elif step.masks is not None and is_masked.any():
             logits = logits.copy()
             allowed = step.masks.allowed[step.mask_rows[is_masked]]
-            logits[is_masked] = np.where(allowed, logits[is_masked], NO_CHANCE)
+            logits[is_masked] = _only(logits[is_masked], allowed)
         if group.can_edit:
             group.ban(logits, self._bad_word_states[slots])
             self._rule_out_stops(params, slots, logits, is_masked)
@@ -378,6 +378,18 @@ class _Step(NamedTuple):
     masks: Masks | None
     mask_rows: IntArray
     sampled: Sampled
+
+
+def _only(logits: FloatArray, allowed: NDArray[np.bool_]) -> FloatArray:
+    """Return `logits`, finite or -inf, with -inf where `allowed` is False; both [rows, vocab].
+
+    np.where takes thrice the time: it branches.
+    """
+    bits = allowed.astype(np.uint32)
+    bits -= np.uint32(1)  # all of them set where a token is ruled out, else none
+    bits &= _NO_CHANCE
+    penalties = bits.view(np.float32)
+    return np.add(logits, penalties, penalties)
 
 
 def _describe(maximum: float) -> str:
