@@ -4,14 +4,16 @@ llguidance is an optional dependency (`pip install 'batchdecode[grammar]'`), imp
 constraint is compiled.
 """
 
+import json
 from collections import OrderedDict
 from functools import cached_property, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from batcher.decoding.constraints.json_residuals import json_residuals_of
 from batcher.decoding.constraints.matchers import compile_source, with_large_stack
-from batcher.decoding.constraints.residuals import residuals_of
-from batcher.decoding.constraints.rows import GrammarRow, GrammarStates
+from batcher.decoding.constraints.regex_residuals import regex_residuals_of
+from batcher.decoding.constraints.rows import GrammarRow, GrammarStates, Residuals
 from batcher.decoding.constraints.source import ConstraintSource, constraint_source, stated_source
 from batcher.decoding.constraints.trials import TRIALS
 from batcher.decoding.constraints.verification import Verifier
@@ -133,16 +135,16 @@ class ConstraintCompiler:
         return known
 
     def _compile(self, source: ConstraintSource) -> CompiledConstraint | GrammarError:
-        tokenizer, residuals = self._llguidance_tokenizer, None
+        tokenizer = self._llguidance_tokenizer
         error = TRIALS.make(source, self._timeout)
         if error is not None:
             return error
         if source.kind == "regex":
-            tokenizer, residuals = self._tokenizer_of_words, residuals_of(source.text)
+            tokenizer = self._tokenizer_of_words
         matcher = with_large_stack(partial(compile_source, tokenizer, source))
         if isinstance(matcher, GrammarError):
             return matcher
-        states = GrammarStates(matcher, self.vocabulary, tokenizer.eos_token, residuals)
+        states = GrammarStates(matcher, self.vocabulary, tokenizer.eos_token, _residuals_of(source))
         if failure := states.start.failure:
             return GrammarError((source.kind,), f"no output can keep it: {failure}")
         return CompiledConstraint(source, states)
@@ -161,6 +163,13 @@ class ConstraintCompiler:
 
         vocabulary = _Vocabulary(self._tokenizer, self._vocab_size, self._eos_token_id)
         return LLTokenizer(vocabulary)  # type: ignore[arg-type] # it asks for no more
+
+
+def _residuals_of(source: ConstraintSource) -> Residuals | None:
+    """Return what tells which outputs may go on alike, if anything does."""
+    if source.kind == "regex":
+        return regex_residuals_of(source.text)
+    return json_residuals_of(json.loads(source.text)) if source.kind == "json_schema" else None
 
 
 class _Vocabulary:

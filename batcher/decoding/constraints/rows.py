@@ -2,19 +2,18 @@
 
 A constraint follows the output token by token and says which tokens may come next.  What llguidance
 finds out about an output is kept as a GrammarState for all rows that begin with the same tokens,
-and where a regex is sure to go on alike after others, for those as well; so it is asked once for
-what several outputs have in common.  What a grammar forces is known as a whole, so that a row takes
-any number of tokens at once.
+and where a regex or a schema is sure to go on alike after others, for those as well; so it is asked
+once for what several outputs have in common.  What a grammar forces is known as a whole, so that a
+row takes any number of tokens at once.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from batcher.decoding.constraints.residuals import Residual, Residuals
 from batcher.decoding.healing import HealingRow, VocabularyIndex
 from batcher.errors import InvariantError
 
@@ -25,6 +24,17 @@ MAX_KEPT_BYTES = 1 << 21  # of the states of one grammar
 MAX_RUN = 256  # tokens of a run, since some grammars have no end
 STATE_BYTES = 512  # of a state, or of a mask beside its bits
 EDGE_BYTES = 128  # of what leads from one state to another
+
+
+class Residuals(Protocol):
+    """Tells what may follow the beginnings of outputs; where that is equal, they go on alike."""
+
+    @property
+    def start(self) -> Hashable:
+        """What an output may be."""
+
+    def after(self, residual: Any, text: bytes) -> Hashable | None:
+        """Return what may follow `text`, which `residual` allows; None if that is not told."""
 
 
 class Mask(Struct, frozen=True):
@@ -57,7 +67,7 @@ class GrammarState(Struct, eq=False):
     end: "GrammarState | None" = None
     is_cut: bool = False
     next: dict[int, "GrammarState"] = {}
-    residual: Residual | None = None
+    residual: Hashable | None = None
 
     def packed_mask(self) -> bytes:
         """Return the tokens allowed next, one bit each."""
@@ -96,7 +106,7 @@ class GrammarStates:
         """Know of no state but the first."""
         self._num_bytes = 0
         self._masks: dict[bytes, Mask] = {}  # those that states have
-        self._by_residual: dict[Residual | None, GrammarState] = {}
+        self._by_residual: dict[Hashable, GrammarState] = {}
         residual = None if self._residuals is None else self._residuals.start
         self.start, _ = self._state_of(self.new_matcher(), residual)
 
@@ -134,7 +144,7 @@ class GrammarStates:
         return num_read
 
     def _state_of(
-        self, matcher: "LLMatcher", residual: Residual | None
+        self, matcher: "LLMatcher", residual: Hashable | None
     ) -> tuple[GrammarState, int]:
         """Return the state that `matcher` is in, and how many forced tokens it has read since."""
         run: list[int] = []
@@ -157,14 +167,14 @@ class GrammarStates:
         end = self._shared(end, self._residual_after(residual, run))
         return self._shared(GrammarState(NO_MASK, run=tuple(run), end=end), residual), len(run)
 
-    def _shared(self, state: GrammarState, residual: Residual | None) -> GrammarState:
+    def _shared(self, state: GrammarState, residual: Hashable | None) -> GrammarState:
         """Return the state of all outputs that may go on like this, which may be `state`."""
         if residual is None or state.is_cut or state.failure is not None:
             return state
         state.residual = residual
         return self._by_residual.setdefault(residual, state)
 
-    def _residual_after(self, residual: Residual | None, tokens: Iterable[int]) -> Residual | None:
+    def _residual_after(self, residual: Hashable | None, tokens: Iterable[int]) -> Hashable | None:
         """Return what may follow `tokens`, which `residual` may go on with, if it is told."""
         for token in tokens:
             if residual is None or self._residuals is None:

@@ -16,23 +16,23 @@ from batcher.decoding.constraints.regexes import (
     read_regex,
 )
 
-Residual = frozenset[Nodes]
+RegexResidual = frozenset[Nodes]
 
 MAX_RESIDUAL = 64  # expressions; what needs more is not told
 MAX_KEPT = 1 << 12  # of the steps from one to the next
 _NUM_ASCII = 128
 
 
-class Residuals:
+class RegexResiduals:
     """What may follow the beginnings of a regex's matches, as far as they are ASCII."""
 
     def __init__(self, start: Choice) -> None:
-        self.start: Residual = frozenset({(start,)})
-        self._known: dict[tuple[Residual, int], Residual | None] = {}
+        self.start: RegexResidual = frozenset({(start,)})
+        self._known: dict[tuple[RegexResidual, int], RegexResidual | None] = {}
 
-    def after(self, residual: Residual, text: bytes) -> Residual | None:
+    def after(self, residual: RegexResidual, text: bytes) -> RegexResidual | None:
         """Return what may follow `text`, which `residual` allows; None if that is not told."""
-        after: Residual | None = residual
+        after: RegexResidual | None = residual
         for byte in text:
             if after is None:
                 break
@@ -45,27 +45,27 @@ class Residuals:
         return after
 
 
-def residuals_of(regex: str) -> Residuals | None:
+def regex_residuals_of(regex: str) -> RegexResiduals | None:
     """Return those of a regex, None if its meaning is in doubt."""
     try:
         start = read_regex(regex)
     except DoubtfulError:
         return None
-    return None if _has_edge(start) else Residuals(start)
+    return None if has_edge(start) else RegexResiduals(start)
 
 
-def _has_edge(node: Node) -> bool:
+def has_edge(node: Node) -> bool:
     """Return whether `node` speaks of where a text begins or ends."""
     match node:
         case Repeat(body):
-            return _has_edge(body)
+            return has_edge(body)
         case Choice(options):
-            return any(_has_edge(part) for nodes in options for part in nodes)
+            return any(has_edge(part) for nodes in options for part in nodes)
         case _:
             return isinstance(node, Edge)
 
 
-def _after_all(residual: Residual, byte: int) -> Residual | None:
+def _after_all(residual: RegexResidual, byte: int) -> RegexResidual | None:
     if byte >= _NUM_ASCII:  # dialects differ
         return None
     after = {nodes for before in residual for nodes in _after(before, byte)}
