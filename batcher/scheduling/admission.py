@@ -282,7 +282,7 @@ class Admission(Generic[S]):
             num_sure = kv_cache.pool.num_free
         if not batch.has_groups:  # without beams each needs one block at most
             output.grown, rows = rows[:num_sure], rows[num_sure:]
-            kv_cache.grow_all(output.grown, step)
+            kv_cache.grow_all(output.grown)
         for row in rows:
             stop = step + row.offset + 1
             if row.is_decoding and self._make_room(output, row, stop):  # else it had to go

@@ -60,7 +60,6 @@ class FastForward(Generic[S]):
             return 0
         size, by_boundary = batch.block_size, batch.by_boundary
         growing = [by_boundary.get(number % size, {}) for number in range(step, step + num_steps)]
-        rows = [*chain.from_iterable(growing)]
-        for row, block in zip(rows, kv_cache.pool.take(len(rows)), strict=True):
-            row.block_table.append(block)
+        kv_cache.grow_all([*chain.from_iterable(growing)])
+        kv_cache.end_step()
         return sum(accumulate(map(len, growing)))

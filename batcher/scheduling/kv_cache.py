@@ -139,10 +139,11 @@ class KVCache(Generic[S]):
         match = self.match(sequence) if self._has_prefix_cache or self._siblings else NO_MATCH
         sequence.num_computed_tokens = start = match.num_tokens
         stop = max(min(stop, start + max_tokens), start)
-        # Of who has only its last token to compute at least that: it may be in this very step.
-        num_held = max(stop, min(start + 1, sequence.num_tokens))
+        num_held = stop
         if self._capacity == "no-evict":
             num_held = sequence.most_tokens
+        elif stop == start:  # its last token, if any, may be computed in this very step
+            num_held = sequence.num_tokens
         num_counted, num_spare = num_held, 0
         if self._capacity == "watermark":
             num_counted, num_spare = sequence.num_tokens, 0 if is_alone else self.num_spare
@@ -215,15 +216,11 @@ class KVCache(Generic[S]):
             sequence.run = None
         self._boundaries.clear()
 
-    def grow_all(self, rows: list[S], decode_step: int) -> None:
-        """Give rows that decode, each by itself, the block that they begin in `decode_step`."""
-        if not rows:
-            return
-        size = self.block_size
-        growing = [
-            row for row in rows if len(row.block_table) <= (decode_step + row.offset) // size
-        ]
-        for row, block in zip(growing, self.pool.take(len(growing)), strict=True):
+    def grow_all(self, rows: list[S]) -> None:
+        """Give rows that decode, each by itself, the block that they begin in this step."""
+        if self._capacity == "no-evict":
+            return  # they have it already
+        for row, block in zip(rows, self.pool.take(len(rows)), strict=True):
             row.block_table.append(block)
 
     def fork(self, parent: S, child: S, num_computed_tokens: int) -> None:

@@ -15,6 +15,7 @@ from batcher.scheduling.admission import UNLIMITED, Admission
 from batcher.scheduling.cached_blocks import PrefixMatch
 from batcher.scheduling.checks import check_settings
 from batcher.scheduling.clock import BatchStats, one_second
+from batcher.scheduling.counted_blocks import CountedBlocks
 from batcher.scheduling.kv_cache import Contents, KVCache
 from batcher.scheduling.output import SchedulerOutput
 from batcher.scheduling.queue import ordering_of
@@ -28,7 +29,8 @@ NO_CHANGES: SchedulerOutput[Any] = SchedulerOutput()  # for most steps; nothing 
 class Scheduler(Admission[S]):
     """What runs and what waits, and what each step does: `schedule` before it, `update` after it.
 
-    token_contents: what stands for the tokens of a sequence in the prefix cache.
+    token_contents: what stands for the tokens of a sequence in the prefix cache; None if no blocks
+    are shared or found, and how many there are is all that matters.
     estimate: how long a step would take.
 
     Raises:
@@ -39,11 +41,17 @@ class Scheduler(Admission[S]):
         self,
         num_slots: int,
         settings: SchedulingSettings,
-        token_contents: Contents[S],
+        token_contents: Contents[S] | None,
         estimate: Estimate = one_second,
     ) -> None:
         check_settings(num_slots, settings)
-        kv_cache = KVCache(settings, token_contents) if settings.is_paged else None
+        kv_cache: KVCache[S] | None = None
+        if settings.is_paged:
+            kv_cache = (
+                CountedBlocks(settings)
+                if token_contents is None
+                else KVCache(settings, token_contents)
+            )
         ordering = ordering_of(settings, self._num_cached)
         self._urgency: Urgency[S] | None = None
         if settings.preempt_for is not None:

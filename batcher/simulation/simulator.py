@@ -71,8 +71,13 @@ class StepSimulation:
         on_ended: OnEnded = lambda _: None,
     ) -> None:
         self._on_ended, self._num_ended, self._num_slots = on_ended, 0, num_slots
+        finds = settings.has_prefix_cache or any(job.has_siblings for job in workload.jobs)
+        needs_tables = finds or settings.preempt_for is not None
         self._scheduler: Scheduler[SimulatedSequence] = Scheduler(
-            num_slots, settings, SimulatedContents().blocks, self._estimate
+            num_slots,
+            settings,
+            SimulatedContents().blocks if needs_tables else None,
+            self._estimate,
         )
         self._fast_forward = FastForward(self._scheduler)
         self._queue, self._batch = self._scheduler.queue, self._scheduler.batch

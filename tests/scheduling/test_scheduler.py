@@ -7,6 +7,7 @@ import pytest
 from examples import examples
 from hypothesis import event, example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from scheduling_settings import scheduling_settings
 from slow_scheduler import SlowScheduler
 from slow_units import Job, SlowPlan
@@ -69,10 +70,11 @@ def num_blocks(job: Job, block_size: int) -> int:
 class Play:
     """Runs a workload through both schedulers, side by side."""
 
-    def __init__(self, workload: Workload) -> None:
-        self.workload = workload
+    def __init__(self, workload: Workload, *, has_names: bool = True) -> None:
+        self.workload, self.has_names = workload, has_names
         self.slow = SlowScheduler(workload.num_slots, workload.settings)
-        self.scheduler = Scheduler(workload.num_slots, workload.settings, self.contents)
+        contents = self.contents if has_names else None
+        self.scheduler = Scheduler(workload.num_slots, workload.settings, contents)
         self.firsts: dict[str, Schedulable] = {}
         self.jobs = {job.id: job for job in workload.jobs}
         self.unread = list(workload.jobs)
@@ -126,7 +128,8 @@ class Play:
         assert sorted(due if plan.is_decode_step else []) == done
         for slot in done:
             self.leave(slot, FINISH)
-        self.scheduler.check()
+        if self.has_names:
+            self.scheduler.check()
         self.step += 1
         self.now += 1.0
         self.abort_somebody()
@@ -144,7 +147,7 @@ class Play:
         for unit in self.slow.running:
             first = self.firsts[unit.name]
             for row, other in zip(unit.rows, first.computed_group, strict=True):
-                assert len(other.block_table) == len(row.blocks)
+                assert not self.has_names or len(other.block_table) == len(row.blocks)
                 assert other.num_cached_tokens == row.num_cached_tokens
                 assert self.scheduler.batch.slots[other.slot] is other
                 assert other.slot == unit.slots[unit.rows.index(row)]
@@ -280,6 +283,32 @@ BOTH_PROMPTS_BEGIN_LIKE_A_VICTIM = Workload(
 @examples(200)
 def test_the_plan_of_each_step_is_one_made_from_scratch(workload: Workload) -> None:
     Play(workload).run()
+
+
+ONE_THAT_HAS_JUST_GROWN_GIVES_WAY = Workload(
+    [Job("less urgent", (1,), 3, priority=1), Job("urgent", (1,), 4, 1.0)],
+    2,
+    SchedulingSettings(policy="priority", kv_blocks=4, block_size=1),
+    {},
+)
+ALL_HAVE_WHAT_THEY_EVER_NEED = Workload(
+    [Job("one", (1, 1), 1), Job("other", (1,), 2)],
+    2,
+    SchedulingSettings(kv_blocks=2, block_size=1, capacity="no-evict"),
+    {},
+)
+
+
+@given(workloads())
+@example(ONE_THAT_HAS_JUST_GROWN_GIVES_WAY)
+@example(ALL_HAVE_WHAT_THEY_EVER_NEED)
+@examples(100)
+def test_blocks_that_are_only_counted_are_as_many(workload: Workload) -> None:
+    settings = replace(workload.settings, prefix_cache=False, preempt_for=None)
+    if settings.policy == "lpm":
+        settings = replace(settings, policy="fcfs")
+    jobs = [job._replace(negative=None) for job in workload.jobs]
+    Play(workload._replace(jobs=jobs, settings=settings), has_names=False).run()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,60 @@
+"""The KV cache where nobody finds anything, nor asks which block is whose: blocks are counted.
+
+Rule: after each call as many are held, and free, as KVCache would say.
+"""
+
+from typing import NoReturn
+
+from batcher.errors import InvariantError
+from batcher.scheduling.kv_cache import KVCache
+from batcher.scheduling.sequence import S
+from batcher.settings import SchedulingSettings
+
+
+class CountedBlocks(KVCache[S]):
+    """Blocks of sequences that share none.
+
+    Nothing is done for rows that decode, one by one: each holds the blocks that its tokens fill,
+    and one more if it is among those that have grown in the current step.
+    """
+
+    def __init__(self, settings: SchedulingSettings) -> None:
+        """Have as many blocks as the settings say, without a prefix cache."""
+        super().__init__(settings, _no_contents)
+        self._given: dict[S, int] = {}  # how many a sequence took before it decoded
+        self._grown: list[S] = []
+
+    def num_blocks_to_grow(self, sequence: S, num_tokens: int) -> int:
+        """Return how many free blocks it takes to let a running sequence hold `num_tokens`."""
+        if sequence.is_decoding:  # it begins a block, or nobody would ask
+            return int(self._capacity != "no-evict")
+        return max(self.num_blocks(num_tokens) - self._given.get(sequence, 0), 0)
+
+    def extend(self, sequence: S, num_tokens: int) -> None:
+        """Let `sequence` hold `num_tokens`."""
+        if sequence.is_decoding:
+            self.grow_all([sequence])
+            return
+        num_blocks, num_given = -(-num_tokens // self.block_size), self._given.get(sequence, 0)
+        if num_blocks > num_given:
+            self._given[sequence] = num_blocks
+            self.pool.num_free -= num_blocks - num_given
+
+    def grow_all(self, rows: list[S]) -> None:
+        """Give rows that decode the block that they begin in this step."""
+        if self._capacity != "no-evict":  # else they have it already
+            self._grown += rows
+            self.pool.num_free -= len(rows)
+
+    def end_step(self) -> None:
+        """Count the blocks of rows that have grown among those that their tokens fill."""
+        self._grown.clear()
+
+    def close(self, sequence: S, num_computed_tokens: int) -> None:
+        """Take its blocks from `sequence`, of which so many tokens are computed."""
+        num_filled = -(-num_computed_tokens // self.block_size) + (sequence in self._grown)
+        self.pool.num_free += max(self._given.pop(sequence, 0), num_filled)
+
+
+def _no_contents(sequence: S, start: int, stop: int, size: int) -> NoReturn:  # noqa: ARG001
+    raise InvariantError("nothing is to be found by its tokens")
