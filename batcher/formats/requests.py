@@ -82,9 +82,10 @@ class RequestParser:
 
     def parse(self, line: bytes, line_number: int) -> ParsedLine | BadLine:
         """Return the request of `line`, or what is wrong with it; no bytes make it raise."""
-        too_many = _find_too_many(line, line_number)
-        if too_many is not None:
-            return BadLine(str(line_number), [too_many])
+        if len(line) > MAX_PARTS:
+            too_many = _find_too_many(line, line_number)
+            if too_many is not None:
+                return BadLine(str(line_number), [too_many])
         try:
             parsed = self._parse_good(line, line_number)
         except (ValueError, RecursionError):  # not JSON or UTF-8, of another type, nested deeply
@@ -224,8 +225,6 @@ def _without_synonyms(line: dict[str, Any]) -> dict[str, Any] | None:
 
 def _find_too_many(line: bytes, line_number: int) -> Problem | None:
     """Return the problem of a line that has more than MAX_PARTS parts; None of any other."""
-    if len(line) <= MAX_PARTS:
-        return None
     most = line.count(b'"') // 2 + line.count(b"[") + line.count(b"{")
     if most <= MAX_PARTS or next(islice(_PART.finditer(line), MAX_PARTS, None), None) is None:
         return None

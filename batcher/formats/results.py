@@ -21,6 +21,11 @@ def encode_result(result: Result) -> bytes:
     return _encoder.encode(result) + b"\n"
 
 
+def encode_results(results: Iterable[Result]) -> bytes:
+    """Return `results` as lines of our own form; cheaper than one call for each."""
+    return _encoder.encode_lines(results)
+
+
 def encode_tokens(events: Iterable[TokenEvent]) -> bytes:
     """Return token events as lines, which stand among the results of a run that streams."""
     return _encoder.encode_lines(events)

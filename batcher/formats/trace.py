@@ -29,10 +29,11 @@ _kind_decoder = msgspec.json.Decoder(_Kind)
 
 
 def encode_events(events: Iterable[Event]) -> bytes:
-    """Return `events` as lines of a trace; cheaper than one call for each."""
-    return _encoder.encode_lines(
-        [_as_written(event) if type(event) is RunEvent else event for event in events]
-    )
+    """Return `events`, of which only the first may be the start of a run, as lines of a trace."""
+    lines: list[Event | dict[str, Any]] = list(events)
+    if lines and isinstance(lines[0], RunEvent):
+        lines[0] = _as_written(lines[0])
+    return _encoder.encode_lines(lines)
 
 
 def _as_written(event: RunEvent) -> dict[str, Any]:

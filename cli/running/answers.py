@@ -6,7 +6,7 @@ are merged when their turn comes.
 """
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop, heappush, heapreplace
 from operator import attrgetter
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
@@ -17,7 +17,7 @@ from batcher.errors import InvariantError
 from batcher.events import FinishEvent
 from batcher.formats.openai import Form
 from batcher.formats.requests import BadLine
-from batcher.formats.results import encode_result, make_rejected_result
+from batcher.formats.results import encode_result, encode_results, make_rejected_result
 from batcher.models.base import Model, bytes_of
 from batcher.request import Request
 from batcher.result import Result
@@ -215,15 +215,14 @@ class Answers:
         self._count_down(event.id, request)
         return has_failed
 
-    def take(self, results: Iterable[Result]) -> list[bytes]:
+    def take(self, results: Sequence[Result]) -> list[bytes]:
         """Return what is to be written now that these results have come, in lines.
 
-        With an order, those of a request are one item.
+        Several lines may be one item; with an order, those of a request are.
         """
         lines, self.rejected = self.rejected, []
         if not self._open:  # as in most runs
-            lines += map(encode_result, results)
-            return lines
+            return [*lines, encode_results(results)] if results else lines
         for result in results:
             request = self._open.get(result.id)
             if request is None:
@@ -273,7 +272,7 @@ class Answers:
             request.kept.sort(key=attrgetter("index"))
         if request.form != "result":
             return self._encode(request.kept, request.form)
-        return b"".join(map(encode_result, request.kept))
+        return encode_results(request.kept)
 
     def _encode(self, results: list[Result], form: Form) -> bytes:
         """Return the line of these results, in this form."""

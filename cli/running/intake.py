@@ -151,10 +151,7 @@ class LineReader:
         Raises:
             InputError: the input is damaged or gone.
         """
-        while True:
-            line = self._readline(MAX_LINE_BYTES + 1)
-            if not line:
-                return None
+        while line := self._readline(MAX_LINE_BYTES + 1):
             self.number += 1
             self.start = self._next_start
             self._next_start += len(line)
@@ -162,9 +159,10 @@ class LineReader:
                 self._skip_line(line)
             if self.number == 1:
                 line = self._begin(line)
-            if not line.isspace() and line:
+            if line and not line.isspace():
                 return line
             self.num_blank += 1
+        return None
 
     def go_to(self, start: int, number: int) -> None:
         """Go on with line `number`, which starts at the offset `start`."""

@@ -69,8 +69,8 @@ class Loop:
     def __iter__(self) -> Iterator[StepOutcome]:
         engine = self.engine
         while True:
-            if self._is_reading:
-                yield from self._read()
+            while self._is_reading and (outcome := self._read()) is not None:
+                yield outcome
             if engine.has_work:
                 yield self._step()
             elif self._is_reading:
@@ -106,12 +106,13 @@ class Loop:
                 if type(event) is FinishEvent and answers.note_replayed(event):
                     self._count_failure()
 
-    def _read(self) -> Iterator[StepOutcome]:
+    def _read(self) -> StepOutcome | None:
         """Read what the next step has room for, as far as it has come, and what needs none.
 
         So one line may be read ahead.  A request without a slot to wait for ends in the step in
         which it has arrived and all before it have theirs, whatever it is that reads the input.
-        Where so much has ended without a step that it is to be handed out before the rest, it is.
+        Returns what is to be handed out before reading goes on: bad lines, or requests of which so
+        many have ended without a step; None when all is read that was to be.
         """
         num_ended = 0
         engine, source = self.engine, self.source
@@ -130,24 +131,23 @@ class Loop:
                 self._add(line)
                 num_ended += line.request.max_tokens == 0
                 if num_ended == MAX_HELD:
-                    num_ended = 0
                     outcome = engine.hand_out()
                     self._count_failures(outcome)
-                    yield outcome
+                    return outcome
             else:
                 self._take_bad(line)
                 if len(self._rejected) == MAX_HELD:
-                    yield self._reject()
-        if self._rejected:
-            yield self._reject()
+                    break
+        return self._reject() if self._rejected else None
 
     def _ends_at_once(self, line: ParsedLine | BadLine) -> bool:
         """Return whether a line is a request that has arrived and needs no slot."""
         if not isinstance(line, ParsedLine):
             return False
         request = line.request
-        has_arrived = request.arrival_time <= self.engine.now or self.source.reason == "follow"
-        return has_arrived and request.max_tokens == 0 and request.prompt_logprobs is None
+        if request.max_tokens or request.prompt_logprobs is not None:
+            return False
+        return request.arrival_time <= self.engine.now or self.source.reason == "follow"
 
     def _add(self, line: ParsedLine) -> None:
         engine, source, request = self.engine, self.source, line.request

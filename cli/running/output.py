@@ -158,7 +158,7 @@ class SummedSink:
 
     def write(self, lines: bytes) -> None:
         """Write the sums of `lines`, then `lines`."""
-        self._sums.write(b"".join(map(sum_of, lines.splitlines(keepends=True))))
+        self._sums.write(b"".join([sum_of(line) for line in lines.splitlines(keepends=True)]))
         self._results.write(lines)
 
     def close(self) -> None:

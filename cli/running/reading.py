@@ -60,10 +60,11 @@ class RequestReader:
         Raises:
             InputError: the input is damaged or gone, or holds something else than requests.
         """
-        line = self.lines.read()
+        lines = self.lines
+        line = lines.read()
         if line is None:
             return None
-        self.line, number = line, self.lines.number
+        self.line, number = line, lines.number
         parsed = _parse(self._parser, line, number)
         if isinstance(parsed, ParsedLine):
             first = self._ids.add(id_of(parsed), number)

@@ -213,6 +213,7 @@ class Run:
         self._lock, self._resumption = lock, resumption
         self._stop, self._command = stop, command
         self._loop = setup.loop(resumption.earlier)
+        gc.freeze()  # nor among the requests that are read already
         self._view = _open_view(setup, self._loop)
         self._recorder = RunRecorder(setup.options, self._loop, resumption, self._view)
 
