@@ -385,11 +385,13 @@ class Admission(Generic[S]):
             return now
         if blocked is None or blocked.reason != "kv":  # that has to be told
             return now
+        budget = self._max_tokens - self.batch.num_decoding
+        if not self._would_refuse(kv_cache, refusal, budget):
+            return now
         until = self._ordering.steady_until(now)
         if until <= now or self._ordering.first(now) is not refusal.first:
             return now
-        budget = self._max_tokens - self.batch.num_decoding
-        return until if self._would_refuse(kv_cache, refusal, budget) else now
+        return until
 
     def _would_refuse(self, kv_cache: KVCache[S], refusal: _Refusal[S], budget: int) -> bool:
         """Whether who was refused would be again: it needs as many blocks, which are not free."""

@@ -176,12 +176,18 @@ class StepSimulation:
     # -- steps -----------------------------------------------------------------------------------
 
     def _go_on(self) -> None:
-        """Take all steps up to one that may decide something, or that one."""
+        """Take all steps up to one that may decide something, or that one.
+
+        In those before it rows decode, and nothing else happens but to the last of them.
+        """
         num_steps, until = self._fast_forward.num_steps(self._now)
-        if num_steps:
-            self._decode(*self._time_of(num_steps, until))
-        else:
+        if not num_steps:
             self._take_step()
+            return
+        num_steps, ticks = self._time_of(num_steps, until)
+        self._advance(num_steps, ticks, num_steps * self._batch.num_decoding)
+        self._totals.block_steps += self._fast_forward.skip(num_steps)
+        self._end_decode_step()
 
     def _take_step(self) -> None:
         """Take the next step, if any row is there to be computed."""
@@ -226,13 +232,8 @@ class StepSimulation:
                 num_left = job.num_output_tokens - sequence.num_generated
                 self._batch.end_after(sequence, num_left)
         totals.prefill_tokens += sum(scheduled.num_scheduled_tokens.values())
-        totals.num_prompt_steps += not scheduled.is_decode_step
-
-    def _decode(self, num_steps: int, ticks: int) -> None:
-        """Take so many steps, in which rows decode and nothing else happens but to the last."""
-        self._advance(num_steps, ticks, num_steps * self._batch.num_decoding)
-        self._totals.block_steps += self._fast_forward.skip(num_steps)
-        self._end_decode_step()
+        if not scheduled.is_decode_step:
+            totals.num_prompt_steps += 1
 
     def _time_of(self, num_steps: int, until: float) -> tuple[int, int]:
         """Return how many of so many steps begin before `until` or an arrival, and their ticks."""
