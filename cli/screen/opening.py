@@ -37,7 +37,7 @@ def open_view(
         from .progress_lines import ProgressLines  # noqa: PLC0415 - a quiet run does without
 
         return ProgressLines(plan, gauges, terminal)
-    from .live.display import InlineLive, ScreenLive  # noqa: PLC0415 - with them rich
+    from .live.display import InlineLive, ScreenLive  # noqa: PLC0415 - as above
     from .live.driver import LiveView  # noqa: PLC0415 - as above
 
     display = InlineLive(terminal) if has_others else ScreenLive(terminal)

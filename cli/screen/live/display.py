@@ -1,99 +1,24 @@
-"""rich's Live on the terminal: on a screen of its own, or below what is printed.
+"""Frames on the terminal: on a screen of its own, or below what is printed.
 
 The cursor is hidden only within a frame, so nothing that ends the process, kill -9 included, can
 leave it hidden.
 """
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import IO, cast
-
-from rich.console import Console, ConsoleOptions, ConsoleRenderable, RenderResult
-from rich.control import Control
-from rich.live import Live
-from rich.segment import ControlType, Segment
-from rich.style import Style
+from collections.abc import Sequence
 
 from ..terminal import Terminal
 from .theme import Line, line_width, theme_of
 
-_BEGIN_FRAME, _END_FRAME = b"\x1b[?2026h", b"\x1b[?2026l"  # what rich has no name for
-_HIDE, _SHOW = Control.show_cursor(False), Control.show_cursor(True)  # noqa: FBT003 - rich's
-_TO_START = Control(ControlType.CARRIAGE_RETURN).segment
-_ERASE_REST = Control((ControlType.ERASE_IN_LINE, 0)).segment
+# As ECMA-48 and xterm have them; a terminal shows all of a frame at once (mode 2026).
+_BEGIN_FRAME, _END_FRAME = "\x1b[?2026h", "\x1b[?2026l"
+_HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
+_OWN_SCREEN, _USUAL_SCREEN = "\x1b[?1049h", "\x1b[?1049l"
+_HOME, _ERASE_REST, _RESET = "\x1b[H", "\x1b[0K", "\x1b[0m"
 
 
-class FrameFile:
-    """What rich writes to: all of a frame is one write, which the terminal shows at once.
-
-    error: what went wrong with the last frame; None if nothing did.
-    """
-
-    def __init__(self, terminal: Terminal) -> None:
-        self.error: OSError | None = None
-        self._terminal = terminal
-        self._parts: list[bytes] = []
-        self._is_dropped = False
-
-    def write(self, text: str) -> int:
-        """Take in a part of a frame."""
-        self._parts.append(text.encode(self._terminal.encoding, "backslashreplace"))
-        return len(text)
-
-    def write_bytes(self, data: bytes) -> None:
-        """Take in a part of a frame, which is not to be changed."""
-        self._parts.append(data)
-
-    def flush(self) -> None:
-        """Nothing: rich calls this in the middle of a frame."""
-
-    def drop(self) -> None:
-        """Write nothing of the frame that is being made."""
-        self._is_dropped = True
-
-    @contextmanager
-    def frame(self) -> Iterator[None]:
-        """Write what comes in meanwhile, together."""
-        self._parts, self._is_dropped, self.error = [], False, None
-        yield
-        if self._is_dropped:
-            return
-        try:
-            self._terminal.write_bytes(b"".join([_BEGIN_FRAME, *self._parts, _END_FRAME]))
-        except OSError as error:  # rich would end the process
-            self.error = error
-
-
-class FrameLines:
-    """A rich renderable of lines that need no layout any more; each erases what was there.
-
-    num_rows: blank lines follow up to so many.
-    """
-
-    def __init__(self, lines: Sequence[Line], num_rows: int = 0) -> None:
-        self.lines = [*lines, *[[]] * (num_rows - len(lines))]
-
-    def __rich_console__(self, console: Console, _: ConsoleOptions) -> RenderResult:
-        """Yield the segments of the lines, and leave the cursor where it was."""
-        styles: dict[str, Style | None] = {"": None}
-        is_first = True
-        for line in self.lines:
-            if not is_first:
-                yield Segment.line()
-            is_first = False
-            for text, name in line:
-                if name not in styles:
-                    styles[name] = console.get_style(name)
-                yield Segment(text, styles[name])
-            yield _ERASE_REST
-        if len(self.lines) > 1:
-            yield Control.move(0, 1 - len(self.lines)).segment
-        yield _TO_START
-
-
-class FrameLive(Live):
-    """A Live that its owner refreshes: what is shown is replaced in one write.
+class FrameLive:
+    """Shows lines, each time instead of those before, in one write.
 
     fills_screen: nothing else is to be seen.
     """
@@ -101,43 +26,22 @@ class FrameLive(Live):
     fills_screen = False
 
     def __init__(self, terminal: Terminal) -> None:
-        self._terminal, self._file = terminal, FrameFile(terminal)
-        self._shown = FrameLines([])
-        console = Console(
-            file=cast(IO[str], self._file),
-            theme=theme_of(terminal.environ),
-            color_system="standard" if terminal.has_color else None,
-            force_terminal=True,
-            no_color=False,
-            soft_wrap=True,
-            legacy_windows=False,
-            _environ=terminal.environ,
-        )
-        super().__init__(
-            console=console,
-            auto_refresh=False,
-            redirect_stdout=False,  # it would take what goes into a pipe, too
-            redirect_stderr=False,
-            get_renderable=lambda: self._shown,
-        )
-
-    def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        """Let the picture be drawn over the one before."""
-        return [_HIDE, *renderables, self._shown, _SHOW]
+        self._terminal = terminal
+        self._styles = theme_of(terminal.environ) if terminal.has_color else {}
+        self._shown: Sequence[Line] = []
+        self._is_dropped = False  # the frame that is being made
 
     def show(self, lines: Sequence[Line], above: bytes = b"") -> OSError | None:
         """Replace what is shown by `lines`; `above` are whole lines that stay.
 
         Return what went wrong.
         """
-        with self._file.frame():
-            self.start()
-            self._replace(lines, above)
-        return self._file.error
+        self._is_dropped = False
+        return self._write_frame(self._replace(lines, above))
 
     @abstractmethod
-    def _replace(self, lines: Sequence[Line], above: bytes) -> None:
-        """Draw `lines` over what is shown, after lines that stay."""
+    def _replace(self, lines: Sequence[Line], above: bytes) -> bytes:
+        """Return what draws `lines` over what is shown, after lines that stay."""
 
     @abstractmethod
     def step_aside(self) -> OSError | None:
@@ -150,9 +54,41 @@ class FrameLive(Live):
     def close(self, lines: Sequence[Line]) -> OSError | None:
         """Leave `lines` instead of what is shown, and the cursor below them and a blank line."""
 
+    def _drawn(self, lines: Sequence[Line], num_rows: int = 0) -> bytes:
+        """Return what draws `lines` from the cursor on, and leaves it where it was.
+
+        Each line erases what was there.  num_rows: blank lines follow up to so many.
+        """
+        rows = [self._styled(line) for line in lines]
+        rows += [_ERASE_REST] * (num_rows - len(rows))
+        up = f"\x1b[{len(rows) - 1}A" if len(rows) > 1 else ""
+        return self._encoded("\n".join(rows) + up + "\r")
+
+    def _styled(self, line: Line) -> str:
+        styles = self._styles
+        parts = [
+            f"\x1b[{codes}m{text}{_RESET}" if text and (codes := styles.get(style)) else text
+            for text, style in line
+        ]
+        return "".join(parts) + _ERASE_REST
+
+    def _encoded(self, text: str) -> bytes:
+        return text.encode(self._terminal.encoding, "backslashreplace")
+
+    def _write_frame(self, frame: bytes) -> OSError | None:
+        """Write a frame at once, unless it was dropped meanwhile."""
+        if self._is_dropped:
+            return None
+        begin, end = _BEGIN_FRAME + _HIDE_CURSOR, _SHOW_CURSOR + _END_FRAME
+        try:
+            self._terminal.write_bytes(begin.encode() + frame + end.encode())
+        except OSError as error:
+            return error
+        return None
+
     def _write(self, text: str) -> OSError | None:
-        """Write at once, whatever else is being written."""
-        self._file.drop()
+        """Write at once; what is being drawn is not."""
+        self._is_dropped = True
         try:
             self._terminal.write(text)
         except OSError as error:
@@ -169,33 +105,28 @@ class ScreenLive(FrameLive):
         super().__init__(terminal)
         self._is_there = False
 
-    def _replace(self, lines: Sequence[Line], above: bytes) -> None:
+    def _replace(self, lines: Sequence[Line], above: bytes) -> bytes:
+        before = ""
         if above and self._is_there:
-            self.console.set_alt_screen(False)
-            self._is_there = False
-        self._file.write_bytes(above)
-        if not self._is_there:
-            self.console.set_alt_screen(True)
-            self._is_there = True
-        self._shown = FrameLines(lines, self._terminal.size.lines)
-        self.console.control(Control.home())
-        self.refresh()
+            before, self._is_there = _USUAL_SCREEN, False
+        begin = _HOME if self._is_there else _OWN_SCREEN + _HOME
+        self._is_there = True
+        drawn = self._drawn(lines, self._terminal.size.lines)
+        return before.encode() + above + begin.encode() + drawn
 
     def step_aside(self) -> OSError | None:
         """Go back to the usual screen."""
         if not self._is_there:
             return None
         self._is_there = False
-        return self._write(str(Control.alt_screen(False)))  # noqa: FBT003 - rich's
+        return self._write(_USUAL_SCREEN)
 
     def close(self, lines: Sequence[Line]) -> OSError | None:
         """Leave `lines` on the usual screen."""
         error = self.step_aside()
-        with self._file.frame():
-            self._shown = FrameLines(lines)
-            self.start()  # unless that was done
-            self.stop()
-        return error or self._file.error or self._write("\r" + "\n" * (len(lines) + bool(lines)))
+        self._is_dropped = False
+        error = self._write_frame(self._drawn(lines)) or error
+        return error or self._write("\r" + "\n" * (len(lines) + bool(lines)))
 
 
 class InlineLive(FrameLive):
@@ -209,23 +140,20 @@ class InlineLive(FrameLive):
         super().__init__(terminal)
         self._columns = 0  # when it was drawn
 
-    def _replace(self, lines: Sequence[Line], above: bytes) -> None:
+    def _replace(self, lines: Sequence[Line], above: bytes) -> bytes:
         num_rows, self._columns = self._num_rows(), self._terminal.size.columns
+        before = b""
         if above:
-            self._shown = FrameLines([], num_rows)
-            self.refresh()
-            self._file.write_bytes(above)
-            num_rows = 0
-        self._shown = FrameLines(lines, num_rows)
-        self.refresh()
-        self._shown = FrameLines(lines)
+            before, num_rows = self._drawn([], num_rows) + above, 0
+        self._shown = lines
+        return before + self._drawn(lines, num_rows)
 
     def _num_rows(self) -> int:
         """Return how many rows what is shown takes now, from the cursor's on."""
         columns, rows = self._terminal.size
-        needed = len(self._shown.lines)
+        needed = len(self._shown)
         if columns < self._columns:  # it may have broken lines into several
-            widths = (line_width(line) for line in self._shown.lines)
+            widths = (line_width(line) for line in self._shown)
             needed = sum(max(1, -(-width // columns)) for width in widths)
         return min(needed, max(rows - 1, 1))
 
@@ -237,14 +165,11 @@ class InlineLive(FrameLive):
 
     def forget(self) -> None:
         """Take what is shown as gone."""
-        self._shown = FrameLines([])
+        self._shown = []
 
     def close(self, lines: Sequence[Line]) -> OSError | None:
         """Leave `lines` where the picture was."""
-        num_rows = self._num_rows()
-        with self._file.frame():
-            self._shown = FrameLines(lines, num_rows)
-            self.start()  # unless that was done
-            self.stop()
-        self._shown = FrameLines([*lines, []] if lines else [])
-        return self._file.error or self.step_aside()
+        self._is_dropped = False
+        error = self._write_frame(self._drawn(lines, self._num_rows()))
+        self._shown = [*lines, []] if lines else []
+        return error or self.step_aside()
