@@ -213,33 +213,46 @@ def _encode(text: str, path: tuple[str | int, ...], request_id: str, model: Mode
         raise RequestError(request_id, [not_encoded(path, error)]) from error
 
 
-def block_contents(
-    prompt: Prompt, output: Tokens, start: int, stop: int, size: int, vocab_size: int | None
-) -> Iterator[bytes]:
-    """Yield the tokens start..stop of a prompt and what follows it, `size` by `size`.
+class BlockContents(Struct, gc=False):
+    """Iterates over the tokens start..stop of a prompt and what follows it, `size` by `size`.
 
-    What is drawn for them is not kept, so that a request which waits takes no more memory after
-    somebody has looked for its prompt.
+    What is drawn for them is not kept in the prompt, so that a request which waits takes no more
+    memory after somebody has looked for it.
 
     output: of what follows the prompt, the tokens that are among them.
+    drawn: of a long prompt, where the tokens that were drawn last begin, and these.
     """
-    num_prompt = prompt.num_tokens
-    if stop <= num_prompt <= MANY:
-        tokens, typecode = prompt.tokens, typecode_of(vocab_size)
-        for at in range(start, stop, size):
-            yield array(typecode, tokens[at : min(at + size, stop)]).tobytes()
-        return
-    first = max(start, num_prompt)  # the place of the first token of `output`
-    at, width = start, size
-    while at < stop:
-        end = min(at + width, stop)
-        parts = [prompt.read(at, end)] if at < num_prompt else []
-        if end > num_prompt:
-            parts.append(output[max(at - first, 0) : end - first])
-        whole = packed(parts, vocab_size)
-        content, num_bytes = whole.tobytes(), size * whole.itemsize
-        for place in range(0, len(content), num_bytes):
-            yield content[place : place + num_bytes]
-        at = end
-        if width < MANY:
-            width *= 2  # most look at no more than the first
+
+    prompt: Prompt
+    output: Tokens
+    start: int
+    stop: int
+    size: int
+    vocab_size: int | None
+    drawn: tuple[int, Tokens] = (0, [])
+
+    def __iter__(self) -> "BlockContents":
+        return self
+
+    def __next__(self) -> bytes:
+        start, prompt = self.start, self.prompt
+        if start >= self.stop:
+            raise StopIteration
+        self.start = stop = min(start + self.size, self.stop)
+        num_prompt = prompt.num_tokens
+        if stop <= num_prompt <= MANY:
+            return array(typecode_of(self.vocab_size), prompt.tokens[start:stop]).tobytes()
+        parts = [self._draw(start, min(stop, num_prompt))] if start < num_prompt else []
+        if stop > num_prompt:
+            first = self.stop - len(self.output)  # the place of the first of the output
+            parts.append(self.output[max(start, num_prompt) - first : stop - first])
+        return packed(parts, self.vocab_size).tobytes()
+
+    def _draw(self, start: int, stop: int) -> Tokens:
+        """Return tokens of the prompt; more and more are drawn at once, as most ask for few."""
+        first, drawn = self.drawn
+        if stop > first + len(drawn):
+            width = min(2 * len(drawn), MANY)
+            first, drawn = start, self.prompt.read(start, max(start + width, stop))
+            self.drawn = first, drawn
+        return drawn[start - first : stop - first]

@@ -48,7 +48,7 @@ class OutputTokens:
     def close(self, slot: int, num_tokens: int) -> list[int]:
         """Return the first `num_tokens` tokens of the row in `slot` and forget the row."""
         if slot in self.aside:
-            tokens = self.read(slot, 0, num_tokens)
+            tokens = self.read(slot, 0, num_tokens).tolist()
             del self.aside[slot], self.first_rows[slot]
         else:
             first_row = self.first_rows.pop(slot)
@@ -61,17 +61,17 @@ class OutputTokens:
         if tokens:
             self.aside[slot] = array("q", tokens)
 
-    def read(self, slot: int, start: int, stop: int) -> list[int]:
+    def read(self, slot: int, start: int, stop: int) -> "array[int]":
         """Return tokens number `start` to `stop`, exclusive, of those the row in `slot` has."""
-        first_row, aside = self.first_rows[slot], self.aside.get(slot)
-        num_aside = 0 if aside is None else len(aside)
-        if aside is not None and stop <= num_aside:
-            return aside[start:stop].tolist()
-        first = first_row + max(0, start - num_aside)
-        tokens: list[int] = self.page[first : first_row + max(0, stop - num_aside), slot].tolist()
-        if aside is None or start >= num_aside:
-            return tokens
-        return aside[start:stop].tolist() + tokens
+        first = self.first_rows[slot]
+        if slot not in self.aside:
+            return array("q", self.page[first + start : first + stop, slot].tobytes())
+        tokens = self.aside[slot]
+        if stop <= len(tokens):
+            return tokens[start:stop]
+        first -= len(tokens)
+        in_page = self.page[first + max(start, len(tokens)) : first + max(stop, len(tokens)), slot]
+        return tokens[start:stop] + array("q", in_page.tobytes())
 
     def _put_aside(self, slot: int, next_row: int) -> "array[int]":
         """Return what the row in `slot` has, all put aside; it goes on at the page's `next_row`."""

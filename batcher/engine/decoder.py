@@ -22,6 +22,8 @@ from batcher.settings import GRAMMAR_TIMEOUT
 from batcher.tokens import Tokens
 
 if TYPE_CHECKING:
+    from array import array
+
     from batcher.decoding.constraints.compiler import ConstraintCompiler
     from batcher.engine.row_decoder import RowDecoder
 
@@ -119,7 +121,7 @@ class Decoder:
         self._stops.states[slot] = FREE_LINE
         return [Generated(self._tokens.close(slot, num_tokens), reason)]
 
-    def read(self, slot: int, start: int, stop: int) -> list[int]:
+    def read(self, slot: int, start: int, stop: int) -> "array[int]":
         """Return tokens number `start` to `stop`, exclusive, of those the row in `slot` has."""
         if self.rows is not None and self.rows.is_busy:
             return self.rows.read(slot, start, stop)

@@ -23,7 +23,7 @@ from batcher.lifecycle import ABORT
 from batcher.models.base import Model, can_score, chat_template_of
 from batcher.models.loading import as_model
 from batcher.models.tokenizers import CheckedTokenizer
-from batcher.prompts import block_contents
+from batcher.prompts import BlockContents
 from batcher.request import Request
 from batcher.result import FinishReason, Result
 from batcher.scheduling.clock import Clock, ConstantClock, FormulaClock
@@ -357,4 +357,4 @@ class Engine:
                 output = self._runner.decoder.read(row.slot, begin, end)
             else:
                 output = row.generated[begin:end]
-        return block_contents(row.prompt, output, start, stop, size, self._model.vocab_size)
+        return BlockContents(row.prompt, output, start, stop, size, self._model.vocab_size)

@@ -96,7 +96,7 @@ class ModelRunner:
         """Take note that `step` gave a row several tokens, all of which it computes next."""
         if first.extras is not None:
             first.extras.jumped_step = step
-        self._note_forced(first, self.decoder.read(first.slot, 0, first.num_generated))
+        self._note_forced(first, self.decoder.read(first.slot, 0, first.num_generated).tolist())
 
     def preempt(self, first: Sequence) -> None:
         """Take the rows of a group, with all they have generated, out of their slots."""
@@ -229,13 +229,12 @@ class ModelRunner:
     ) -> None:
         """Tell the model where the tokens of its rows are."""
         for first in output.admitted:
-            for row in (first, *first.others):
+            for row in (first, *first.others) if first.others else (first,):
                 pages.tables[row.slot] = row.block_table
         if self._kv_cache is not None:
             pages.copies = self._kv_cache.take_copies()
             pages.num_blocks = self._kv_cache.pool.num_total
-        for grown in output.grown:
-            pages.moved[grown.slot] = decode_step + grown.offset
+        pages.moved = {row.slot: decode_step + row.offset for row in output.grown}
 
     def _scored(self, chunk: Chunk, scores: PromptLogprobs) -> Chunk:
         """Return `chunk` as one that is scored, if it tells more of a prompt than is known."""

@@ -237,7 +237,7 @@ class StepStats:
 
     def take(self) -> StepsEvent:
         """Return the event of all steps since the last call, of which there are some."""
-        columns = map(list, zip(*self._stats, strict=True))
+        columns = map(list, zip(*self._stats))  # noqa: B905 - alike, and most often only one
         event = StepsEvent(self._first_step, self._ends, *columns)
         self._ends, self._stats, self._first_step = [], [], self._num_steps
         return event

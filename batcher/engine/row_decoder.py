@@ -3,6 +3,8 @@
 Those of which more has to be known than tables hold have a RowState, and are looked at one by one.
 """
 
+from array import array
+
 import numpy as np
 from msgspec.structs import replace
 
@@ -108,13 +110,13 @@ class RowDecoder:
             self._extend({slot: forced})
         return forced
 
-    def read(self, slot: int, start: int, stop: int) -> list[int]:
+    def read(self, slot: int, start: int, stop: int) -> "array[int]":
         """Return tokens number `start` to `stop`, exclusive, of those the row in `slot` has."""
         first_slot = self.first_slots.get(slot, slot)
         if first_slot in self._beams:
             beams = self._beams[first_slot]
             rows = dict(zip(beams.slots, beams.search.running_tokens(), strict=False))
-            return rows.get(slot, [])[start:stop]  # none if it has not been computed
+            return array("q", rows.get(slot, ())[start:stop])  # none if it has not been computed
         return self._tokens.read(first_slot, start, stop)
 
     # -- a row is out of the batch for a while ---------------------------------------------------

@@ -145,11 +145,11 @@ class SimulatedModel:
         num_blocks: how many to make room for at once.
         """
         self.allocate(num_slots)
-        num_cells, hashes = (num_blocks or 0) * block_size, (self.seed_hash, self.begin_hash)
+        room, hashes = (num_blocks or 0, block_size), (self.seed_hash, self.begin_hash)
         if self.is_attentive:
-            self._pages = AttentivePages(num_cells, *hashes)
+            self._pages = AttentivePages(*room, *hashes)
         else:
-            self._pages = PagedHashes(num_slots, num_cells, *hashes)
+            self._pages = PagedHashes(num_slots, *room, *hashes)
 
     def forward(self, batch: Batch) -> ModelOutput:
         """Compute one token for every slot; what an empty slot gets means nothing."""

@@ -88,24 +88,28 @@ _BEGIN = 0  # the hash that every row begins with
 _SCRATCH = 1
 _NUM_FIXED = 2
 
-_UNMADE = np.uint64(
-    0x5DEECE66D
-)  # in cells whose hash is still to be made: for who reads them wrongly
+_UNMADE = 0x5DEECE66D  # in cells whose hash is still to be made: for who reads them wrongly
 
 
 class _Cells:
-    """A number for every cell of every block, behind a few fixed ones."""
+    """A number for every cell of every block, behind a few fixed ones.
 
-    def __init__(self, num_cells: int) -> None:
-        self.values: Hashes = np.zeros(_NUM_FIXED + num_cells, np.uint64)
+    view: of the same memory; Python reads and writes it several times as fast one by one.
+    """
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self._num_blocks = num_blocks
+        self.values: Hashes = np.zeros(_NUM_FIXED + num_blocks * block_size, np.uint64)
+        self.view = self.values.data
 
     def prepare(self, pages: Pages) -> None:
         """Make room for new blocks, and copy those that are to be copied."""
-        size = pages.block_size
-        missing = _NUM_FIXED + pages.num_blocks * size - len(self.values)
-        if missing > 0:
-            more = np.zeros(max(missing, len(self.values)), np.uint64)
+        if pages.num_blocks > self._num_blocks:
+            num_more = max(pages.num_blocks - self._num_blocks, self._num_blocks)
+            more = np.zeros(num_more * pages.block_size, np.uint64)
             self.values = np.concatenate([self.values, more])
+            self.view, self._num_blocks = self.values.data, self._num_blocks + num_more
+        size = pages.block_size
         for source, target in pages.copies:
             first, last = _NUM_FIXED + source * size, _NUM_FIXED + target * size
             self.values[last : last + size] = self.values[first : first + size]
@@ -136,14 +140,17 @@ class PagedHashes:
     A slot reads the cell of the token before, which is the one that it wrote last, and writes the
     one behind it, unless `Pages.moved` says where it is.  A slot that does not decode stays at a
     scratch cell, so that nothing real is overwritten.  What a chunk has put into its cells is told
-    by block, with the position of the block's first cell in the row that computed it.
+    by block: every row that has a block has it at the same place of its table.
     """
 
-    def __init__(self, num_slots: int, num_cells: int, seed_hash: int, begin_hash: int) -> None:
-        self._cells = _Cells(num_cells)
+    def __init__(
+        self, num_slots: int, num_blocks: int, block_size: int, seed_hash: int, begin_hash: int
+    ) -> None:
+        self._cells = _Cells(num_blocks, block_size)
         self._cells.values[_BEGIN] = begin_hash
+        self._unmade = np.full(block_size, _UNMADE, np.uint64).data
         self._seed_hash, self._begin_hash = seed_hash, begin_hash
-        self._computed: dict[int, tuple[_Computed, int]] = {}
+        self._computed: dict[int, _Computed] = {}
         self._read: IntArray = np.full(num_slots, _SCRATCH)
         self._write: IntArray = np.full(num_slots, _SCRATCH)
         self._strides: IntArray = np.zeros(num_slots, np.int64)  # 1 where a row decodes
@@ -153,29 +160,43 @@ class PagedHashes:
 
         tokens: [num_slots] gets the last token of every chunk.
         """
-        pages = _pages_of(batch)
+        pages, chunks = _pages_of(batch), batch.chunks
         self._cells.prepare(pages)
         for source, target in pages.copies:  # in order, as a target may be the next source
             self._computed.pop(target, None)
             if source in self._computed:
                 self._computed[target] = self._computed[source]
-        chunks, values = batch.chunks, self._cells.values
-        does_yield = not chunks or batch.slots.size > 0
-        goes_on = False  # perhaps after what others compute now
+        if chunks:
+            return self._compute_chunks(chunks, batch, pages, tokens, hashes)
+        self._move_on(pages)
+        self._cells.values.take(self._read, None, hashes, "clip")
+        return True
+
+    def _compute_chunks(
+        self, chunks: list[Chunk], batch: Batch, pages: Pages, tokens: IntArray, hashes: Hashes
+    ) -> bool:
+        """Do that in a step that has chunks."""
+        values, goes_on = self._cells.values, False  # perhaps after what others compute now
         for chunk in chunks:
-            self.release(chunk.slot)
+            if self._strides[chunk.slot]:
+                self.release(chunk.slot)
             goes_on |= chunk.start > 0
+        does_yield = batch.holds(chunk.slot) or batch.slots.size > 0
         if does_yield:
             self._move_on(pages)
             if goes_on:
                 values.take(self._read, None, hashes, "clip")
                 values[self._write] = (hashes + tokens.view(np.uint64)) * np.uint64(MULTIPLIER)
-        computed = [self._compute(chunk, pages) for chunk in chunks]
+        entered = {}
+        for chunk in chunks:
+            before = self._compute(chunk, pages)
+            if batch.holds(chunk.slot):
+                tokens[chunk.slot] = chunk.token_ids[-1] if chunk.token_ids else BEGIN_TOKEN_ID
+                entered[chunk.slot] = self._enter(chunk, before, pages)
         if does_yield:
             values.take(self._read, None, hashes, "clip")
-            for chunk, before in zip(chunks, computed, strict=True):
-                if batch.holds(chunk.slot):
-                    self._enter(chunk, before, pages, tokens, hashes)
+        for slot, before in entered.items():
+            hashes[slot] = before
         return does_yield
 
     def store(self, hashes: Hashes) -> None:
@@ -191,11 +212,12 @@ class PagedHashes:
         """Return the hash after all tokens before a chunk, which are computed by now."""
         if not chunk.start:
             return self._begin_hash
-        place, offset = divmod(chunk.start - 1, pages.block_size)
+        position = chunk.start - 1
+        place, offset = divmod(position, pages.block_size)
         block = pages.tables[chunk.slot][place]
-        if block in self._computed:
-            computed, first = self._computed[block]
-            number = first + offset - computed.start
+        computed = self._computed.get(block)
+        if computed is not None:
+            number = position - computed.start
             if 0 <= number < len(computed.token_ids):
                 return int(computed.hashes[number])
         return int(self._cells.values[_NUM_FIXED + block * pages.block_size + offset])
@@ -204,69 +226,76 @@ class PagedHashes:
         """Let every slot that decodes compute its next token."""
         self._read, self._write = read, write = self._write, self._read
         np.add(read, self._strides, write)
-        size, tables = pages.block_size, pages.tables
+        if not pages.moved:
+            return
+        size, tables, computed = pages.block_size, pages.tables, self._computed
+        reads, writes, strides = read.data, write.data, self._strides.data
+        last = _NUM_FIXED + size - 1  # cell of a block
         for slot, position in pages.moved.items():
-            table, (place, offset) = tables[slot], divmod(position, size)
+            table, place, offset = tables[slot], position // size, position % size
             block = table[place]
+            writes[slot] = cell = _NUM_FIXED + block * size + offset
+            strides[slot] = 1
             if offset:
-                self._settle(block, size)
+                self._settle(block, position - offset, size)
+                reads[slot] = cell - 1
             else:
-                self._computed.pop(block, None)
-            write[slot] = cell = _NUM_FIXED + block * size + offset
-            if offset:
-                read[slot] = cell - 1
-            else:
-                read[slot] = _NUM_FIXED + table[place - 1] * size + size - 1 if place else _BEGIN
-            self._strides[slot] = 1
+                reads[slot] = table[place - 1] * size + last if place else _BEGIN
+                if block in computed:
+                    del computed[block]
 
     def _compute(self, chunk: Chunk, pages: Pages) -> int:
         """Let the hash after each token of a chunk be found in its cell; return that before it."""
         start, token_ids = chunk.start, chunk.token_ids
-        before = self.hash_before(chunk, pages)
+        before = self.hash_before(chunk, pages) if start else self._begin_hash
         if not token_ids:
             return before
-        size, table, values = pages.block_size, pages.tables[chunk.slot], self._cells.values
-        place = start // size
-        first = place * size
-        if first < start:
-            self._settle(table[place], size)
-        computed, stop = _Computed(before, token_ids, start), start + len(token_ids)
-        for block in table[place : -(-stop // size)]:
-            self._computed[block] = computed, first
-            cell = _NUM_FIXED + block * size - first
-            values[cell + max(start, first) : cell + min(stop, first + size)] = _UNMADE
-            first += size
+        size, table = pages.block_size, pages.tables[chunk.slot]
+        cells, unmade = self._cells.view, self._unmade
+        place, offset = start // size, start % size
+        if offset:
+            self._settle(table[place], start - offset, size)
+        computed = _Computed(before, token_ids, start)
+        for block in table[place : -(-(start + len(token_ids)) // size)]:
+            self._computed[block] = computed
+            cell = _NUM_FIXED + block * size
+            cells[cell + offset : cell + size] = unmade[offset:]
+            offset = 0
         return before
 
-    def _settle(self, block: int, size: int) -> None:
-        """Put the hashes of a block into its cells, of which some are about to be written."""
-        if block in self._computed:
-            computed, first = self._computed.pop(block)
+    def _settle(self, block: int, first: int, size: int) -> None:
+        """Put the hashes of a block into its cells, of which some are about to be written.
+
+        first: the position of its first cell.
+        """
+        computed = self._computed.pop(block, None)
+        if computed is not None:
             begin = max(computed.start - first, 0)
             part = computed.hashes[max(first - computed.start, 0) :][: size - begin]
             cell = _NUM_FIXED + block * size + begin
             self._cells.values[cell : cell + len(part)] = part
 
-    def _enter(
-        self, chunk: Chunk, before: int, pages: Pages, tokens: IntArray, hashes: Hashes
-    ) -> None:
-        """Let a slot compute the last token of its chunk, as if it went on by that one."""
-        slot, token_ids, num_before = chunk.slot, chunk.token_ids, len(chunk.token_ids) - 1
-        if num_before < 0:
-            tokens[slot], hashes[slot] = BEGIN_TOKEN_ID, self._seed_hash
-            return
-        tokens[slot] = token_ids[-1]
-        hashes[slot] = hash_after_first(before, token_ids, num_before)
-        self._write[slot] = _cell(pages, slot, chunk.start + num_before)
+    def _enter(self, chunk: Chunk, before: int, pages: Pages) -> int:
+        """Let a slot compute the last token of its chunk, as if it went on by that one.
+
+        Returns the hash before that.
+        """
+        slot, token_ids, size = chunk.slot, chunk.token_ids, pages.block_size
+        if not token_ids:
+            return self._seed_hash
+        position = chunk.start + len(token_ids) - 1
+        block = pages.tables[slot][position // size]
+        self._write[slot] = _NUM_FIXED + block * size + position % size
         self._strides[slot] = 1
+        return hash_after_first(before, token_ids, len(token_ids) - 1)
 
 
 class AttentivePages:
     """Every token, by cell; the hash of a row is computed from all of its tokens in every step."""
 
-    def __init__(self, num_cells: int, seed_hash: int, begin_hash: int) -> None:
+    def __init__(self, num_blocks: int, block_size: int, seed_hash: int, begin_hash: int) -> None:
         self._seed_hash, self._begin_hash = seed_hash, begin_hash
-        self._cells = _Cells(num_cells)
+        self._cells = _Cells(num_blocks, block_size)
         self._positions: dict[int, int] = {}  # slot -> that of the token it computes
 
     def load(self, batch: Batch, tokens: IntArray, hashes: Hashes) -> bool:

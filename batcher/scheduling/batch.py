@@ -9,11 +9,14 @@ by one, and sums over all of them follow from the sum of the offsets.
 """
 
 from heapq import heappop, heappush
+from operator import attrgetter
 from typing import Generic
 
 from batcher.errors import InvariantError
 from batcher.lifecycle import ADMIT, Move
 from batcher.scheduling.sequence import NEVER, S
+
+_offset_of, _is_decoding = attrgetter("offset"), attrgetter("is_decoding")
 
 
 class RunningBatch(Generic[S]):
@@ -207,7 +210,7 @@ class RunningBatch(Generic[S]):
         if not self.num_decoding:
             return 0
         if self._max_offset is None:
-            self._max_offset = max(row.offset for row in self.holders if row.is_decoding)
+            self._max_offset = max(map(_offset_of, filter(_is_decoding, self.holders)))
         return self._max_offset * self.num_decoding - self._sum_of_offsets
 
     # -- rows that need a block ------------------------------------------------------------------

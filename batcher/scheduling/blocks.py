@@ -10,15 +10,14 @@ later: priority by priority.
 
 from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
-from itertools import groupby
-from operator import eq
+from itertools import compress, groupby
+from operator import eq, not_
 from typing import NamedTuple
 
 from batcher.errors import InvariantError
 from batcher.scheduling.cached_blocks import (
     NO_BLOCK,
     NO_HASH,
-    ROOT,
     BlockHash,
     BlockKey,
     BlockRun,
@@ -59,7 +58,7 @@ class BlockPool:
         self._extra_holders: dict[int, int] = {}  # of blocks that more than one sequence holds
         self._found: dict[BlockKey, int] = {}  # by the keys that are made
         self._runs: dict[BlockHash, BlockRun] = {}  # by the hash of the last block with a key
-        self._next_hash = ROOT + 1
+        self._next_hash = NO_HASH + 1
         # By block: its hash, if it is cached, and its key, if that is made; further keys, if any.
         self._keys: dict[int, BlockKey] = {}
         self._hashes = [NO_HASH] * self.num_total
@@ -101,13 +100,13 @@ class BlockPool:
             return blocks
         blocks = blank[::-1]
         blank.clear()
-        num_more = num_blocks - len(blocks)
         for idle in self._idle:
-            if num_more and len(idle):
-                evicted = idle.take(min(num_more, len(idle)))
+            evicted = idle.take(num_blocks - len(blocks))
+            if evicted:
                 self._evict(evicted)
                 blocks += evicted
-                num_more -= len(evicted)
+            if len(blocks) == num_blocks:
+                break
         return blocks
 
     def share(self, blocks: Iterable[int]) -> None:
@@ -156,14 +155,14 @@ class BlockPool:
         if not self.num_cached:
             self._blank += freed
             return
-        idle = [block for block in freed if hashes[block] != NO_HASH]
+        idle = [*compress(freed, map(hashes.__getitem__, freed))]
         if len(idle) < len(freed):
-            self._blank += [block for block in freed if hashes[block] == NO_HASH]
+            self._blank += compress(freed, map(not_, map(hashes.__getitem__, freed)))
         for block in idle:
             is_idle[block] = 1
         if self._has_priorities:
             for priority, alike in groupby(idle, self._priorities.__getitem__):
-                self._idle[priority].extend(alike)
+                self._idle[priority].extend([*alike])
         else:
             self._idle[0].extend(idle)
 
@@ -216,26 +215,30 @@ class BlockPool:
         contents: Iterator[Hashable],
         priority: int = 0,
         room: tuple[int, int] = (0, 0),
+        content: Hashable = None,
     ) -> tuple[BlockHash, BlockRun | None]:
         """Let held blocks be found after `parent`, each by a key for which no other is.
 
         contents: some may be asked for later than now, or never.
         room: how many contents there are, and how many blocks the sequence may fill with more.
+        content: the first, if it was asked for by now.
         Returns the hash of the last content, and the run of the last block if that may go on.
         """
         hashes = self._hashes
         for place, block in enumerate(blocks):
-            content = next(contents)
+            if place or content is None:
+                content = next(contents)
             holder = self.find(parent, content)
             if holder != NO_BLOCK:
                 parent = hashes[holder]
             elif hashes[block] != NO_HASH:
                 self._more_keys.setdefault(block, []).append(self._found_by(parent, content, block))
-                self._raise_priority([block], priority)
+                if priority:
+                    self._raise_priority([block], priority)
                 parent = hashes[block]
             else:
                 rest = blocks[place:]
-                if max(map(hashes.__getitem__, rest)) == NO_HASH:
+                if not any(map(hashes.__getitem__, rest)):
                     num_contents, size_limit = room[0] - place, max(room[1] - place, len(rest))
                     run = BlockRun(self._next_hash, rest, size_limit, [contents], num_contents)
                     self._add(run, parent, content, priority)
@@ -280,13 +283,13 @@ class BlockPool:
         for block in blocks:
             hashes[block] = block_hash
             block_hash += 1
-        self._raise_priority(blocks, priority)
+        if priority:
+            self._raise_priority(blocks, priority)
 
     def _raise_priority(self, blocks: Iterable[int], priority: int) -> None:
-        if priority:
-            self._has_priorities = True
-            for block in blocks:
-                self._priorities[block] = max(self._priorities[block], priority)
+        self._has_priorities = True
+        for block in blocks:
+            self._priorities[block] = max(self._priorities[block], priority)
 
     def _make_key(self, run: BlockRun) -> None:
         """Make the next key of a run, if its block still holds what it did."""
@@ -347,7 +350,7 @@ class BlockPool:
         holders = Counter(block for table in tables for block in table)
         idle = [block for block, is_idle in enumerate(self._is_idle) if is_idle]
         free = {*self._blank, *idle}
-        if len(free) != len(self._blank) + sum(map(len, self._idle)):
+        if len(free) != len(self._blank) + sum(idle.num_blocks for idle in self._idle):
             raise InvariantError("a block is free twice")
         if len(free) != self.num_free or len(free) + len(holders) != self.num_total:
             raise InvariantError(

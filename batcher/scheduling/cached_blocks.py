@@ -5,15 +5,15 @@ passed over then; so nothing is searched, and blocks come and go many at once.
 """
 
 from bisect import bisect_right
-from collections import deque
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from operator import itemgetter
-from typing import NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-NO_BLOCK = NO_HASH = -1
-ROOT = 0  # the parent of the first block of a sequence without a salt
+NO_BLOCK = -1
+NO_HASH = 0
+ROOT = -1  # the parent of the first block of a sequence without a salt
 
 BlockHash = int | str
 """A number that no other content after the same tokens has, or a salt as the first parent."""
@@ -61,7 +61,7 @@ class BlockRun(Struct, gc=False):
         return self.next_content()
 
 
-class PrefixMatch(NamedTuple):
+class PrefixMatch(Struct, frozen=True, gc=False):
     """What of a sequence stands in blocks already.
 
     blocks: held by others or idle, whole or up to where the sequence goes on.
@@ -69,7 +69,8 @@ class PrefixMatch(NamedTuple):
     source: a block that holds the last of these beside tokens of another sequence; NO_BLOCK: none.
     parent: the hash of the last of the whole blocks, if num_cached_blocks of them were found by
     content.
-    contents: of the whole blocks after these; None if they have to be asked for.
+    missed, contents: of the whole blocks after these, the first, if it was looked for, and the
+    others; None if they have to be asked for.
     """
 
     blocks: list[int]
@@ -77,58 +78,68 @@ class PrefixMatch(NamedTuple):
     source: int = NO_BLOCK
     num_cached_blocks: int = 0
     parent: BlockHash = ROOT
+    missed: Hashable = None
     contents: Iterator[Hashable] | None = None
 
     def without_source(self, block_size: int) -> "PrefixMatch":
         """Return what of it can be shared without a copy."""
         if self.source == NO_BLOCK:
             return self
-        return self._replace(num_tokens=len(self.blocks) * block_size, source=NO_BLOCK)
+        return replace(self, num_tokens=len(self.blocks) * block_size, source=NO_BLOCK)
 
 
 NO_MATCH = PrefixMatch([], 0)
 
 
 class IdleBlocks:
-    """Blocks that are worth the same; the least recently freed go first."""
+    """Blocks that are worth the same; the least recently freed go first.
+
+    num_blocks: how many there are.
+    """
 
     def __init__(self) -> None:
-        self._queue: deque[int] = deque()
+        self.num_blocks = 0
+        self._queue: list[int] = []
+        self._first = 0  # the place of the first in the queue; who was before it has been taken
         self._gone: dict[int, int] = {}  # block -> how many of its first entries are passed over
-        self._num_gone = 0
 
-    def __len__(self) -> int:
-        return len(self._queue) - self._num_gone
-
-    def extend(self, blocks: Iterable[int]) -> None:
+    def extend(self, blocks: Sequence[int]) -> None:
         """Take in blocks that have just been freed, one after the other."""
-        self._queue.extend(blocks)
+        self._queue += blocks
+        self.num_blocks += len(blocks)
 
     def take(self, num_blocks: int) -> list[int]:
-        """Return so many blocks; there have to be as many."""
-        pop = self._queue.popleft
-        if not self._num_gone:
-            return [pop() for _ in range(num_blocks)]
-        blocks: list[int] = []
-        while len(blocks) < num_blocks:
-            block = pop()
-            if not self._passes_over(block):
-                blocks.append(block)
+        """Return so many blocks, or all there are."""
+        first, queue = self._first, self._queue
+        blocks = queue[first : first + num_blocks]
+        stop = first + len(blocks)
+        if self._gone:
+            blocks = [block for block in blocks if not self._passes_over(block)]
+            while len(blocks) < num_blocks and stop < len(queue):
+                if not self._passes_over(queue[stop]):
+                    blocks.append(queue[stop])
+                stop += 1
+        self.num_blocks -= len(blocks)
+        if 2 * stop > len(queue):
+            del queue[:stop]
+            stop = 0
+        self._first = stop
         return blocks
 
     def remove(self, block: int) -> None:
         """Take out a block, wherever it is."""
         self._gone[block] = self._gone.get(block, 0) + 1
-        self._num_gone += 1
-        if self._num_gone > len(self._queue) // 2:
-            self._queue = deque(entry for entry in self._queue if not self._passes_over(entry))
+        self.num_blocks -= 1
+        if 2 * self.num_blocks < len(self._queue) - self._first:
+            queue = self._queue[self._first :]
+            self._queue = [entry for entry in queue if not self._passes_over(entry)]
+            self._first = 0
 
     def _passes_over(self, block: int) -> bool:
         """Whether the next entry of a block is one that has gone; it is forgotten then."""
         num_entries = self._gone.get(block, 0)
         if not num_entries:
             return False
-        self._num_gone -= 1
         if num_entries > 1:
             self._gone[block] = num_entries - 1
         else:

@@ -32,8 +32,6 @@ Contents = Callable[[S, int, int, int], Iterator[Hashable]]
 """Return what stands for the tokens start..stop of a sequence, prompt and output in one, for every
 `size` of them on end: contents(sequence, start, stop, size).  It is made as it is asked for."""
 
-_Unread = Iterator[Hashable] | None
-
 
 class _Boundary(NamedTuple, Generic[S]):
     """The end of a segment inside a block; parent: the hash of the block before that."""
@@ -78,15 +76,13 @@ class KVCache(Generic[S]):
         Looking does not change what is evicted next.
         """
         found = NO_MATCH
-        if self._has_prefix_cache and sequence.skips_prefix_cache:
-            found = PrefixMatch([], 0, parent=_root(sequence))
-        elif self._has_prefix_cache:
+        if self._has_prefix_cache:
             found = self._match_prefix(sequence)
-        sibling = self._siblings.get(sequence.id) if self._siblings else None
-        if sibling is None or sequence.role != "sample":
+        if not self._siblings or sequence.role != "sample":
             return found
+        sibling = self._siblings.get(sequence.id)
         num_tokens = min(sequence.num_prompt_tokens, sequence.num_tokens - 1)
-        if num_tokens <= found.num_tokens:
+        if sibling is None or num_tokens <= found.num_tokens:
             return found
         blocks = sibling.block_table[: self.num_blocks(num_tokens)]
         return PrefixMatch(blocks, num_tokens, parent=_root(sequence))
@@ -136,7 +132,7 @@ class KVCache(Generic[S]):
 
         is_alone: whether nobody else runs.
         """
-        match = self.match(sequence) if self._has_prefix_cache or self._siblings else NO_MATCH
+        match = self.match(sequence)
         sequence.num_computed_tokens = start = match.num_tokens
         stop = max(min(stop, start + max_tokens), start)
         num_held = stop
@@ -156,8 +152,7 @@ class KVCache(Generic[S]):
         else:
             self.extend(sequence, num_held)
         sequence.num_computed_tokens = stop
-        if self._has_prefix_cache:
-            self.compute(sequence, start, stop, match.contents)
+        self.compute(sequence, start, stop, match)
         return 0
 
     def attach(self, sequence: S, match: PrefixMatch) -> None:
@@ -183,23 +178,24 @@ class KVCache(Generic[S]):
         if num_new > 0:
             sequence.block_table += self.pool.take(num_new)
 
-    def compute(self, sequence: S, start: int, stop: int, contents: _Unread = None) -> None:
+    def compute(self, sequence: S, start: int, stop: int, match: PrefixMatch = NO_MATCH) -> None:
         """Let the tokens start..stop, which the step computes, be found from now on.
 
         A later sequence of the same step may start from whole blocks; from a part of one it may
         only in the next step, since blocks are copied before anything is computed.
 
-        contents: of all its blocks that cannot be found yet and whose tokens are known.
+        match: what was found of it, if these are the first that are computed.
         """
         if not self._has_prefix_cache:
             return
         size = self.block_size
-        for end, priority in ends_between(sequence.segment_ends, start, stop):
-            if end % size:
-                self._cache(sequence, end // size, contents)
-                contents = None
-                self._boundaries.append(_Boundary(sequence, end, priority, sequence.parent))
-        self._cache(sequence, stop // size, contents)
+        if sequence.segment_ends:
+            for end, priority in ends_between(sequence.segment_ends, start, stop):
+                if end % size:
+                    self._cache(sequence, end // size, match)
+                    match = NO_MATCH
+                    self._boundaries.append(_Boundary(sequence, end, priority, sequence.parent))
+        self._cache(sequence, stop // size, match)
 
     def take_copies(self) -> list[tuple[int, int]]:
         """Return the (source, target) blocks to copy, in order, before a step computes anything."""
@@ -208,6 +204,8 @@ class KVCache(Generic[S]):
 
     def end_step(self) -> None:
         """Let what the step has computed be found where segments end inside blocks."""
+        if not self._boundaries:
+            return
         size = self.block_size
         for sequence, end, priority, parent in self._boundaries:
             place = end // size
@@ -289,7 +287,9 @@ class KVCache(Generic[S]):
 
     def _match_prefix(self, sequence: S) -> PrefixMatch:
         size, pool, num_tokens = self.block_size, self.pool, sequence.num_tokens
-        root, prefix = _root(sequence), sequence.prefix
+        parent, prefix = _root(sequence), sequence.prefix
+        if sequence.skips_prefix_cache:
+            return PrefixMatch([], 0, parent=parent)
         if prefix is None:
             prefix = sequence.prefix = CachedPrefix(num_lost=pool.num_lost)
         else:
@@ -297,17 +297,15 @@ class KVCache(Generic[S]):
         blocks = prefix.blocks
         start = len(blocks) * size
         contents = self._contents(sequence, start, num_tokens // size * size, size)
-        num_more = (num_tokens - 1) // size - len(blocks)
+        num_more = (num_tokens - 1 - start) // size
         if num_more > 0:
-            pool.follow(prefix, root, islice(contents, num_more))
-            if prefix.missed is not None:
-                contents = chain((prefix.missed,), contents)
-        num_found, source, parent = len(blocks) * size, NO_BLOCK, root
+            pool.follow(prefix, parent, islice(contents, num_more))
         if blocks:
-            parent = prefix.hashes[-1]
+            start, parent = len(blocks) * size, prefix.hashes[-1]
+        source = NO_BLOCK
         if sequence.segment_ends:
-            num_found, source = self._source(sequence, parent, len(blocks))
-        return PrefixMatch(blocks, num_found, source, len(blocks), parent, contents)
+            start, source = self._source(sequence, parent, len(blocks))
+        return PrefixMatch(blocks, start, source, len(blocks), parent, prefix.missed, contents)
 
     def _source(self, sequence: S, parent: BlockHash, num_blocks: int) -> tuple[int, int]:
         """Return how many tokens are found with so many blocks, and who has those behind these."""
@@ -319,18 +317,14 @@ class KVCache(Generic[S]):
                 return end, source
         return first, NO_BLOCK
 
-    def _cache(self, sequence: S, num_blocks: int, contents: _Unread = None) -> None:
+    def _cache(self, sequence: S, num_blocks: int, match: PrefixMatch = NO_MATCH) -> None:
         """Let the first `num_blocks` blocks of `sequence` be found by their content.
 
-        contents: of all its blocks that cannot be found yet and whose tokens are known.
+        match: what was found of it, if none of its own can be found yet.
         """
-        size, first, num_prompt = (
-            self.block_size,
-            sequence.num_cached_blocks,
-            sequence.num_prompt_tokens,
-        )
+        size, first = self.block_size, sequence.num_cached_blocks
         if sequence.role != "sample":  # of the others, only the prompt is told
-            num_blocks = min(num_blocks, num_prompt // size)
+            num_blocks = min(num_blocks, sequence.num_prompt_tokens // size)
         if first >= num_blocks:
             return
         blocks, run = sequence.block_table[first:num_blocks], sequence.run
@@ -343,16 +337,20 @@ class KVCache(Generic[S]):
                 run.contents.append(self._contents(sequence, start, num_blocks * size, size))
                 run.num_contents += num_missing
             return
-        num_known = sequence.num_tokens // size
+        num_prompt, num_known = sequence.num_prompt_tokens, sequence.num_tokens // size
+        missed, contents = match.missed, match.contents
         if contents is None:
             num_known = max(num_blocks, num_prompt // size)
             contents = self._contents(sequence, first * size, num_known * size, size)
         if sequence.segment_ends and any(priority for _, priority in sequence.segment_ends):
-            self._cache_by_priority(sequence, blocks, contents)
+            unread = contents if missed is None else chain((missed,), contents)
+            self._cache_by_priority(sequence, blocks, unread)
             return
         most = (num_prompt + sequence.max_tokens) // size
         room = num_known - first, most - first
-        sequence.parent, sequence.run = self.pool.cache(blocks, sequence.parent, contents, 0, room)
+        sequence.parent, sequence.run = self.pool.cache(
+            blocks, sequence.parent, contents, 0, room, missed
+        )
 
     def _cache_by_priority(
         self, sequence: S, blocks: list[int], contents: Iterator[Hashable]

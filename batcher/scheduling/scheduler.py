@@ -344,7 +344,9 @@ class Scheduler(Admission[S]):
         kv_cache = self.kv_cache
         if kv_cache is None or kv_cache.max_blocks is None:
             return None
-        num_needed = sum(kv_cache.num_blocks(row.most_tokens) for row in first.group)
+        num_needed = kv_cache.num_blocks(first.most_tokens)
+        for other in first.others:
+            num_needed += kv_cache.num_blocks(other.most_tokens)
         if num_needed <= kv_cache.max_blocks:
             return None
         what = f"{first.num_prompt_tokens} prompt tokens and max_tokens {first.max_tokens}"
