@@ -5,12 +5,10 @@ on.  The part of speech of its last token selects a line in a table of choices, 
 h select the next token in that line.  A slot's cache is its h alone, so a stale or mixed-up slot
 changes every token that follows; in pages, that of a token is the h after it.
 
-`reference_next_token` and `reference_logits` compute from a prefix by the definition and nothing
-else; the cache and the vector operations of `SimulatedModel` are tested against them.
+`reference_next_token` computes from a prefix by the definition and nothing else; the cache and the
+vector operations of `SimulatedModel` are tested against it.
 """
 
-import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from typing import Annotated, Any
@@ -29,15 +27,8 @@ from batcher.models.simulated_hash import (
     hashes_after,
 )
 from batcher.models.simulated_logits import (
-    GRAMMAR_GAP,
-    NUM_RANKINGS,
-    SHAPE_SHIFT,
-    SHARPNESSES,
-    TOP_LOGIT,
-    ZIPF_EXPONENT,
     LogitTable,
     scramble,
-    uniform_bits,
 )
 from batcher.models.tokenizers import BEGIN_TOKEN_ID, EOS_TOKEN_ID, WordTokenizer, byte_id
 from batcher.tokens import Tokens
@@ -251,41 +242,11 @@ class SimulatedModel:
 
 def reference_next_token(model: SimulatedModel, prefix: Sequence[int]) -> int:
     """Return the token after `prefix` (prompt and output so far), slowly, by the definition."""
-    line = _reference_line(model, prefix)
-    return line[_reference_hash(model, prefix) >> _HASH_SHIFT]
-
-
-def reference_logits(model: SimulatedModel, prefix: Sequence[int]) -> list[float]:
-    """Return the logits [vocab] after `prefix`, slowly, by the definition."""
-    counts = Counter(_reference_line(model, prefix))
-    part = model.lines[prefix[-1] if prefix else BEGIN_TOKEN_ID] // _NUM_CHOICES
-    shape = _reference_hash(model, prefix) >> SHAPE_SHIFT
-    ranking = shape // len(SHARPNESSES) % NUM_RANKINGS
-
-    def comes_up(token: int) -> tuple[bool, float]:
-        bits = uniform_bits(int(part), ranking, token)
-        return token not in counts, -math.log((bits + 0.5) / 2**52) / max(1, counts[token])
-
-    logits = dict.fromkeys(range(model.vocab_size), TOP_LOGIT)
-    for rank, token in enumerate(sorted(logits, key=comes_up), 1):
-        logits[token] -= ZIPF_EXPONENT * math.log(1 + rank)
-        logits[token] -= 0 if token in counts else GRAMMAR_GAP
-    logits[reference_next_token(model, prefix)] = TOP_LOGIT
-    return [logit * SHARPNESSES[shape % len(SHARPNESSES)] for logit in logits.values()]
-
-
-def _reference_hash(model: SimulatedModel, prefix: Sequence[int]) -> int:
     state = model.seed_hash
     for token_id in [BEGIN_TOKEN_ID, *prefix]:
         state = (state + token_id) * MULTIPLIER & MASK
-    return state
-
-
-def _reference_line(model: SimulatedModel, prefix: Sequence[int]) -> list[int]:
-    """Return the choices after the last token of `prefix`."""
     first = model.lines[prefix[-1] if prefix else BEGIN_TOKEN_ID]
-    line: list[int] = model.choices[first : first + _NUM_CHOICES].tolist()
-    return line
+    return int(model.choices[first + (state >> _HASH_SHIFT)])
 
 
 def _choices(settings: SimulatedSettings, tokenizer: WordTokenizer) -> tuple[IntArray, IntArray]:

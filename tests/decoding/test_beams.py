@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_logits import reference_logits
 
 from batcher.decoding.beams import BeamSearch, BeamStep, Hypothesis
 from batcher.models.base import Batch, Chunk
-from batcher.models.simulated import SimulatedModel, reference_logits
+from batcher.models.simulated import SimulatedModel
 
 EOS, START = 0, 1
 IMPOSSIBLE = -np.inf

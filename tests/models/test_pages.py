@@ -7,11 +7,12 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_logits import reference_logits
 
 from batcher import BatchdecodeError, ModelOutput, SimulatedModel
 from batcher.models.base import Batch, Chunk, Pages, can_page
 from batcher.models.checked import CheckedModel
-from batcher.models.simulated import reference_logits, reference_next_token
+from batcher.models.simulated import reference_next_token
 from batcher.models.simulated_hash import hash_after, hashes_after
 
 REFERENCE = SimulatedModel()

@@ -8,12 +8,13 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_logits import reference_logits
 
 from batcher import LLMModel, ModelOutput, SimulatedModel
 from batcher.models.base import NO_SLOTS, Batch, Chunk, Model
 from batcher.models.callable import CallableModel
 from batcher.models.checked import CheckedModel
-from batcher.models.simulated import reference_logits, reference_next_token
+from batcher.models.simulated import reference_next_token
 
 REFERENCE = SimulatedModel()
 NUM_SLOTS = 4

@@ -8,10 +8,11 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from reference import ENGLISH, Language, as_text, decode_alone
+from reference_logits import reference_logits
 
 from batcher import Request, SimulatedModel, SimulatedSettings, decode
 from batcher.models.base import Batch, Chunk, join_bytes
-from batcher.models.simulated import reference_logits, reference_next_token
+from batcher.models.simulated import reference_next_token
 from batcher.models.simulated_hash import hash_after
 from batcher.models.tokenizers import EOS_TOKEN_ID, FIRST_WORD_ID, WordTokenizer
 
