@@ -15,7 +15,7 @@ from batcher.events import DropEvent
 from batcher.formats.requests import ParsedLine, RequestParser
 from batcher.formats.results import decode_result_line
 from batcher.formats.trace import read_trace
-from batcher.metrics import RunMetrics
+from batcher.metrics.run_metrics import RunMetrics
 from batcher.timeline import Timeline
 from batcher.timeline.records import SlotSpan
 from batcher.validation import ModelCapabilities

@@ -16,7 +16,8 @@ from batcher.events import (
     PrefillEvent,
     StepsEvent,
 )
-from batcher.metrics import RunMetrics, encode_summary
+from batcher.metrics.run_metrics import RunMetrics
+from batcher.metrics.summary import encode_summary
 from batcher.timeline.fold import RequestFold
 from batcher.timeline.records import is_follower, key_of
 from cli.screen.live.state import RunState

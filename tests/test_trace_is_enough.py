@@ -7,7 +7,7 @@ from reference import english_requests
 
 from batcher import Engine, Request, Result, SimulatedModel
 from batcher.formats.trace import encode_events, read_trace
-from batcher.metrics import RunMetrics
+from batcher.metrics.run_metrics import RunMetrics
 from batcher.timeline import Timeline
 
 

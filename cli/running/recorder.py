@@ -24,7 +24,7 @@ from .signals import Interrupted, StopSignals
 from .stdout import stdout_descriptor
 
 if TYPE_CHECKING:
-    from batcher.metrics import RunMetrics
+    from batcher.metrics.run_metrics import RunMetrics
 
     from ..screen.live.driver import LiveView
 RESULT_SECONDS, TRACE_SECONDS = 0.02, 0.2  # for which lines may be kept
@@ -302,7 +302,7 @@ def _metrics_of(
 ) -> "RunMetrics | None":
     if options.quiet and options.summary_json is None and series is None:
         return None
-    from batcher.metrics import RunMetrics  # noqa: PLC0415 - only if anybody will ask for them
+    from batcher.metrics.run_metrics import RunMetrics  # noqa: PLC0415 - only if anybody will ask for them
 
     return RunMetrics(options.limits, None if series is None else series.series, view.share_fold())
 

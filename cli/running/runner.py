@@ -38,7 +38,7 @@ from .sources import open_source
 from .stdout import stdout_descriptor
 
 if TYPE_CHECKING:
-    from batcher.metrics import RunMetrics
+    from batcher.metrics.run_metrics import RunMetrics
 
     from .earlier_results import EarlierResults
 
@@ -283,7 +283,7 @@ class Run:
 
                 say_of_memory([(scheduling.profile, scheduling.settings())])
         if options.summary_json is not None:
-            from batcher.metrics import encode_summary  # noqa: PLC0415 - as above
+            from batcher.metrics.summary import encode_summary  # noqa: PLC0415 - as above
 
             sink = open_sink(options.summary_json)
             sink.write(encode_summary(summary))

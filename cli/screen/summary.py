@@ -2,7 +2,9 @@
 
 from typing import NamedTuple
 
-from batcher.metrics import Distribution, Goodput, RunSummary, SecondsDistribution
+from batcher.metrics.distributions import Distribution, SecondsDistribution
+from batcher.metrics.slo import Goodput
+from batcher.metrics.summary import RunSummary
 
 from .cells import counted, duration, fill, number, percent, printable, whole_percent
 from .terminal import can_print

@@ -3,7 +3,7 @@ from reference_schedule import Job, jobs_of, play
 from reference_units import beams, guided, play_units, samples
 
 from batcher.events import AdmitEvent, ArriveEvent, EndEvent, RunEvent
-from batcher.metrics import RunMetrics
+from batcher.metrics.run_metrics import RunMetrics
 from cli.screen.summary import RunFiles, render_summary
 
 

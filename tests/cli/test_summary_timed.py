@@ -2,7 +2,6 @@ import pytest
 from msgspec.structs import replace
 
 from batcher.events import AdmitEvent, ArriveEvent, EndEvent, FinishEvent, RunEvent, StepsEvent
-from batcher.metrics import Goodput, RunMetrics, parse_slo
 from batcher.metrics.resources import (
     BlockedSteps,
     BudgetUse,
@@ -11,6 +10,8 @@ from batcher.metrics.resources import (
     Preemptions,
     PrefixHits,
 )
+from batcher.metrics.run_metrics import RunMetrics
+from batcher.metrics.slo import Goodput, parse_slo
 from cli.screen.cells import number, percent, whole_percent
 from cli.screen.summary import RunFiles, render_summary, timed_lines
 

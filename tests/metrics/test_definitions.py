@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from batcher.metrics import Goodput, Latencies, RunSummary, SecondsDistribution, Throughput
+from batcher.metrics.distributions import SecondsDistribution
+from batcher.metrics.latencies import Latencies
 from batcher.metrics.resources import (
     BlockedSteps,
     BudgetUse,
@@ -14,7 +15,8 @@ from batcher.metrics.resources import (
     Preemptions,
     PrefixHits,
 )
-from batcher.metrics.slo import METRICS, UNITS
+from batcher.metrics.slo import METRICS, UNITS, Goodput
+from batcher.metrics.summary import RunSummary, Throughput
 from batcher.metrics.timeseries import SeriesRow
 
 PAGE = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()

@@ -7,7 +7,9 @@ import pytest
 from batcher import Engine, Request, SimulatedModel
 from batcher.events import ArriveEvent, PreemptEvent, StepsEvent
 from batcher.formats.trace import encode_events, read_trace
-from batcher.metrics import RunMetrics, Slo, encode_summary
+from batcher.metrics.run_metrics import RunMetrics
+from batcher.metrics.slo import Slo
+from batcher.metrics.summary import encode_summary
 from batcher.settings import SchedulingSettings
 
 LIMITED = {

@@ -18,8 +18,10 @@ from batcher.events import (
     RunEvent,
     StepsEvent,
 )
-from batcher.metrics import RunMetrics, Slo, encode_summary
+from batcher.metrics.run_metrics import RunMetrics
+from batcher.metrics.slo import Slo
 from batcher.metrics.steps import open_feed
+from batcher.metrics.summary import encode_summary
 from batcher.metrics.timeseries import MAX_ROWS, TimeSeries
 from batcher.timeline.fold import RequestFold
 

@@ -1,7 +1,7 @@
 import pytest
 
 from batcher.errors import BatchdecodeError
-from batcher.metrics import Slo, parse_slo
+from batcher.metrics.slo import Slo, parse_slo
 
 
 @pytest.mark.parametrize(

@@ -18,16 +18,10 @@ from batcher.events import (
     RunEvent,
 )
 from batcher.formats.trace import encode_events, read_trace
-from batcher.metrics import (
-    ConstraintCounts,
-    Distribution,
-    FinishCounts,
-    Histogram,
-    IdleCauses,
-    RunMetrics,
-    RunSummary,
-    encode_summary,
-)
+from batcher.metrics.distributions import Distribution, Histogram
+from batcher.metrics.run_metrics import RunMetrics
+from batcher.metrics.slots import IdleCauses
+from batcher.metrics.summary import ConstraintCounts, FinishCounts, RunSummary, encode_summary
 
 
 def metrics_of(events):

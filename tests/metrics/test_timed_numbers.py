@@ -11,9 +11,11 @@ from slow_server import BUDGET, TOTAL_BLOCKS, Job, SlowServer
 
 from batcher.events import ArriveEvent
 from batcher.formats.trace import encode_events, read_trace
-from batcher.metrics import RunMetrics, Slo, encode_summary
 from batcher.metrics.arrays import ServedTimes, goodput_of, latencies_of
 from batcher.metrics.distributions import SecondsHistogram
+from batcher.metrics.run_metrics import RunMetrics
+from batcher.metrics.slo import Slo
+from batcher.metrics.summary import encode_summary
 from batcher.metrics.timeseries import TimeSeries
 
 SLO = Slo({"queue": 4.0, "ttft": 6.0, "tpot": 1.1, "e2e": 12.5})
