@@ -16,6 +16,7 @@ from batcher.fields import fields_of
 from batcher.formats.line_problems import BODY_FIELDS, NOT_NULL
 from batcher.formats.openai import CHAT_URL, COMPLETIONS_URL, OPTIONS, Supported
 from batcher.formats.result_rows import ChatResultRow, ResultRow
+from batcher.formats.spellings import UNUSED_FIELDS
 from batcher.request import MAX_INT, REQUEST_FIELDS, PromptSegment, Request, Transition
 from batcher.result import Result
 from batcher.validation import ANY_STATE, MAX_NAME
@@ -212,11 +213,7 @@ _MESSAGE = _object(
     role={"type": "string", "minLength": 1},
     content={"anyOf": [_STRING, {"type": "array", "items": _PART}]},
     name=_MAYBE_TEXT,
-    refusal=_EMPTY,
-    tool_calls=_EMPTY,
-    function_call=_EMPTY,
-    audio=_EMPTY,
-    annotations=_EMPTY,
+    **dict.fromkeys(UNUSED_FIELDS, _EMPTY),
 )
 _STATED_SCHEMA = _object(
     ("schema",), name={}, description={}, schema={"type": ["object", "boolean"]}, strict={}

@@ -59,25 +59,18 @@ def encode_entries(entries: Iterable[WorkloadEntry]) -> Iterator[bytes]:
         yield encode(block)
 
 
-class LengthCounts:
+class LengthCounts(Counter[int]):
     """How often each length comes."""
 
-    def __init__(self) -> None:
-        self._counts: Counter[int] = Counter()
-
     @property
-    def total(self) -> int:
+    def sum(self) -> int:
         """The sum of all lengths."""
-        return sum(length * count for length, count in self._counts.items())
-
-    def add(self, length: int) -> None:
-        """Count one more."""
-        self._counts[length] += 1
+        return sum(length * count for length, count in self.items())
 
     def percentile(self, percent: int) -> int:
         """Return the least length that so many per cent do not exceed, of at least one length."""
-        needed, seen = self._counts.total() * percent, 0
-        for length, count in sorted(self._counts.items()):
+        needed, seen = self.total() * percent, 0
+        for length, count in sorted(self.items()):
             seen += count * 100
             if seen >= needed:
                 return length
@@ -108,6 +101,6 @@ class WorkloadSummary:
                 self.num_arrivals += 1
                 self.num_sessions += entry.session is not None
                 self.span = entry.arrival_time
-            self.prompt_lengths.add(entry.prompt_tokens)
-            self.output_lengths.add(entry.max_tokens)
+            self.prompt_lengths[entry.prompt_tokens] += 1
+            self.output_lengths[entry.max_tokens] += 1
             yield entry

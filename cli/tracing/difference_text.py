@@ -161,12 +161,9 @@ def _change_rows(changes: Sequence[Change]) -> Iterator[list[str]]:
             cut_middle(change.label, MAX_LABEL_CELLS, "~"),
             *("-" if one.latency is None else f"{one.latency:,.3f}" for one in (a, b)),
             f"{change.later:+,.3f}" if has_both else "-",
-            f"{a.wait_steps:,}",
-            f"{b.wait_steps:,}",
-            f"{a.preemptions:,}",
-            f"{b.preemptions:,}",
-            a.outcome or "-",
-            b.outcome or "-",
+            *(f"{one.wait_steps:,}" for one in (a, b)),
+            *(f"{one.preemptions:,}" for one in (a, b)),
+            *(one.outcome or "-" for one in (a, b)),
         ]
 
 

@@ -102,13 +102,11 @@ def _check_is_request(first_line: bytes, name: str) -> None:
         fields = None
     if not isinstance(fields, dict):
         raise BatchdecodeError(f"{name} is neither a trace nor requests")
-    if _RESULT_KEYS & fields.keys():
+    is_stream = fields.get("event") == "token"
+    if is_stream or _RESULT_KEYS & fields.keys():
+        held = "a stream" if is_stream else "results"
         raise BatchdecodeError(
-            f"{name} holds results: give the trace of that run (run --trace FILE) or its requests"
-        )
-    if fields.get("event") == "token":
-        raise BatchdecodeError(
-            f"{name} holds a stream: give the trace of that run (run --trace FILE) or its requests"
+            f"{name} holds {held}: give the trace of that run (run --trace FILE) or its requests"
         )
     if "event" in fields:
         raise BatchdecodeError(

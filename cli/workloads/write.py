@@ -181,4 +181,4 @@ def render_summary(summary: WorkloadSummary) -> str:
 
 def _lengths(name: str, lengths: LengthCounts) -> str:
     p50, p99 = lengths.percentile(50), lengths.percentile(99)
-    return f"  {name:<3}  {counted(lengths.total, 'token')}, p50 {p50:,}, p99 {p99:,}\n"
+    return f"  {name:<3}  {counted(lengths.sum, 'token')}, p50 {p50:,}, p99 {p99:,}\n"

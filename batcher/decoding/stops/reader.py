@@ -152,12 +152,9 @@ class StopReader:
         ids: list[RankedExit] = []
         texts: list[RankedExit] = []
         for place, way in enumerate(exits):
-            if isinstance(way.pattern, bytes):
-                size = len(way.pattern)
-                texts.append(RankedExit(precedence(way, size, place), way, size))
-            else:
-                size = len(join_bytes(way.pattern, self._token_bytes))
-                ids.append(RankedExit(precedence(way, size, place), way, size))
+            pattern, is_text = way.pattern, isinstance(way.pattern, bytes)
+            size = len(pattern if is_text else join_bytes(pattern, self._token_bytes))
+            (texts if is_text else ids).append(RankedExit(precedence(way, size, place), way, size))
         return Trie(ids), Trie(texts)
 
     def bytes_of(self, token_id: int) -> bytes:
