@@ -61,7 +61,10 @@ def write_profile(options: CalibrateOptions) -> None:
         say(source.take_notes() + summary)
     sink = output_sink(options.output)
     stated = {name: value for name, value in asdict(profile).items() if value not in (None, ())}
-    text = yaml.safe_dump({_name(options): stated}, sort_keys=False, allow_unicode=True, width=100)
+    name, stem = options.name, Path(options.input or "-").name.partition(".")[0]
+    if name is None:
+        name = _DEFAULT_NAME if stem in ("", "-") else stem
+    text = yaml.safe_dump({name: stated}, sort_keys=False, allow_unicode=True, width=100)
     sink.write(text.encode())
     sink.close()
 
@@ -197,13 +200,6 @@ def _check(options: CalibrateOptions) -> None:
         raise BatchdecodeError(f"--output {options.output}: profiles are in .yaml or .yml files")
     if options.output is not None and not options.force:
         check_replaceable("--output", options.output)
-
-
-def _name(options: CalibrateOptions) -> str:
-    if options.name is not None:
-        return options.name
-    stem = Path(options.input or "-").name.partition(".")[0]
-    return _DEFAULT_NAME if stem in ("", "-") else stem
 
 
 def _summary(

@@ -173,13 +173,10 @@ def _terms_row(report: StepTimeReport) -> tuple[str, ...]:
     terms = {term: f"{report.settings[term] * unit:.4g}" for term, unit in _TO_UNITS.items()}
     if "by_tokens" in report.settings:
         terms["f"] = f"*{terms['f']}"
-    return printable(report.name), *terms.values(), _short_room(report)
-
-
-def _short_room(report: StepTimeReport) -> str:
+    room = "?" if report.kv_tokens_that_fit is None else f"~{report.kv_tokens_that_fit:,}"
     if report.kv_tokens is not None:
-        return f"{report.kv_tokens:,}"
-    return "?" if report.kv_tokens_that_fit is None else f"~{report.kv_tokens_that_fit:,}"
+        room = f"{report.kv_tokens:,}"
+    return printable(report.name), *terms.values(), room
 
 
 def _shown_settings(report: StepTimeReport) -> list[str]:

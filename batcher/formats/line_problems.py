@@ -320,7 +320,10 @@ def _unknown(path: Path, allowed: tuple[str, ...]) -> FieldProblem:
     if name in UNSUPPORTED and "prompt_logprobs" in allowed:  # where fields of a request belong
         message = f"{quote(path)} is known from OpenAI or vLLM, and not supported here"
         return FieldProblem("unsupported-option", path, message, "leave it out", is_key=True)
-    return FieldProblem("unknown-field", path, f"unknown field `{name}`", _suggest(name, allowed))
+    hint = suggest(name, allowed)
+    if allowed is ROW_FIELDS and any(name in names for names in BODY_FIELDS.values()):
+        hint = "it belongs inside `body`"
+    return FieldProblem("unknown-field", path, f"unknown field `{name}`", hint)
 
 
 def _doubled(path: Path, first: Span) -> FieldProblem:
@@ -380,9 +383,3 @@ def _explain_undecodable(line: bytes, line_number: int, error: UnicodeDecodeErro
     span = Span(start, start + len(r"\xff") * (error.end - error.start))
     fault = FieldProblem("invalid-text", (), f"not UTF-8: {error.reason}")
     return make_problem(fault, line_number, text, span)
-
-
-def _suggest(name: str, allowed: tuple[str, ...]) -> str | None:
-    if allowed is ROW_FIELDS and any(name in names for names in BODY_FIELDS.values()):
-        return "it belongs inside `body`"
-    return suggest(name, allowed)

@@ -185,7 +185,9 @@ def encode_openai_row(results: list[Result], model: str, form: Form, bytes_of: B
     prompt_tokens = results[0].usage.prompt_tokens
     completion_tokens = sum(result.usage.completion_tokens for result in results)
     usage = RowUsage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens)
-    row_id, status, http_id = f"batch_req_{request_id}", _status_code(error), f"req-{request_id}"
+    row_id, status, http_id = f"batch_req_{request_id}", OK, f"req-{request_id}"
+    if error is not None:
+        status = SERVER_ERROR if error.code in RUN_ERROR_CODES else BAD_REQUEST
     row: ResultRow | ChatResultRow
     if form == "chat":
         chats = [_chat_choice(place, result) for place, result in enumerate(results)]
@@ -211,12 +213,6 @@ def results_of_row(line: bytes) -> list[Result]:
         return list(_results_of_chat(_chat_decoder.decode(line)))
     except ValueError:
         return []
-
-
-def _status_code(error: ErrorInfo | None) -> int:
-    if error is None:
-        return OK
-    return SERVER_ERROR if error.code in RUN_ERROR_CODES else BAD_REQUEST
 
 
 # -- completions -----------------------------------------------------------------------------------

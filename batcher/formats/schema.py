@@ -49,10 +49,12 @@ def make_schema(kind: Kind) -> Schema:
     if kind == "request":
         _describe(definitions)
         tops = _add_lines(definitions)
+    # One that a request has, too, means the same.
+    known = {name: _plain(field.words) for name, field in REQUEST_FIELDS.items()} | _DESCRIPTIONS
     for name, definition in definitions.items():
         definition["description"] = " ".join(definition["description"].split())
         for field, schema in definition["properties"].items():
-            text = schema.get("description") or _description_of(name, field)
+            text = schema.get("description") or known.get(f"{name}.{field}") or known.get(field)
             if text is None:
                 raise InvariantError(f"the schema does not say what {name}.{field} means")
             schema["description"] = text
@@ -62,15 +64,6 @@ def make_schema(kind: Kind) -> Schema:
 def encode_schema(kind: Kind) -> str:
     """Return the JSON Schema of one line of this kind of file as indented JSON."""
     return json.dumps(make_schema(kind), indent=2, ensure_ascii=False) + "\n"
-
-
-def _description_of(name: str, field: str) -> str | None:
-    """Return what a field of a record means; one that a request has, too, means the same."""
-    if f"{name}.{field}" in _DESCRIPTIONS:
-        return _DESCRIPTIONS[f"{name}.{field}"]
-    if field in _DESCRIPTIONS:
-        return _DESCRIPTIONS[field]
-    return _plain(REQUEST_FIELDS[field].words) if field in REQUEST_FIELDS else None
 
 
 def _plain(words: str) -> str:

@@ -75,14 +75,10 @@ class CallableModel(PrefixModel):
         except BaseException as error:  # whatever a user's code raises is its failure
             note_raised(raised(error))
             raise ModelError(f"{self.name} raised {describe(error)}") from error
-        if answers is None or len(answers) != num_rows:
-            raise ModelError(f"{self.name} returned {_count(answers, answer, num_rows)}")
+        if answers is None:
+            instead = f"{shown(answer)}, not a token for each of {num_rows} sequences"
+            raise ModelError(f"{self.name} returned {instead}")
+        if len(answers) != num_rows:
+            count = len(answers) if len(answers) < num_rows else f"more than {num_rows}"
+            raise ModelError(f"{self.name} returned {count} tokens for {num_rows} sequences")
         return answers
-
-
-def _count(answers: list[Any] | None, answer: Any, num_rows: int) -> str:
-    """Return what came back instead of `num_rows` tokens."""
-    if answers is None:
-        return f"{shown(answer)}, not a token for each of {num_rows} sequences"
-    count = len(answers) if len(answers) < num_rows else f"more than {num_rows}"
-    return f"{count} tokens for {num_rows} sequences"

@@ -32,7 +32,10 @@ def decoded_outputs(requests: Sequence[Request], model: Model) -> Outputs:
     engine = Engine(model, LARGE_BATCH)
     places: dict[str, int] = {}
     for place, request in enumerate(requests):
-        places[engine.enqueue(_at_once(request), input_index=place)] = place
+        # Without what only delays it, and with a result for each of its samples.
+        samples = {"n": request.best_of or request.n, "best_of": None}
+        at_once = replace(request, arrival_time=0.0, think_time=0.0, deadline=None, **samples)
+        places[engine.enqueue(at_once, input_index=place)] = place
     outputs: Outputs = {}
     while engine.has_work:
         for result in engine.step().results:
@@ -43,11 +46,3 @@ def decoded_outputs(requests: Sequence[Request], model: Model) -> Outputs:
                 )
             outputs[places[result.id], result.index] = result.tokens
     return outputs
-
-
-def _at_once(request: Request) -> Request:
-    """Return `request` without what only delays it, and with a result for each of its samples."""
-    num_samples = request.best_of or request.n
-    return replace(
-        request, arrival_time=0.0, think_time=0.0, deadline=None, n=num_samples, best_of=None
-    )
