@@ -187,7 +187,7 @@ def _limits(options: CalibrateOptions) -> RunLimits:
     if options.hardware is not None and options.model is not None:
         num_gpus = options.tensor_parallel or 1
         measured_on = f"{_ROOFLINE}{options.model}:{options.hardware}:{num_gpus}"
-    return limits_of_run(options.batch, options.scheduling, measured_on, meta.limits, meta.name)
+    return limits_of_run(options.batch, options.scheduling, measured_on, meta)
 
 
 def _check(options: CalibrateOptions) -> None:

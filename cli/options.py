@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import MISSING, fields
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -138,11 +138,6 @@ class SchedulingOptions:
         self.profile: str | None = options.get("profile")
         settings = [setting for setting in SETTINGS.values() if setting.name in self.given]
         self.values = {setting.name: setting.read(self.given[setting.name]) for setting in settings}
-
-    @classmethod
-    def take_from(cls, given: dict[str, Any]) -> Self:
-        """Take what these options are out of `given`, by their names."""
-        return cls(**{name: given.pop(name) for name in NAMES & given.keys()})
 
     @property
     def has_default_schedule(self) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 import msgspec
 
 from batcher.errors import BatchdecodeError, writable
-from batcher.foreign import RaisedError, attribute_of, calling, has_attribute, raised
+from batcher.foreign import RaisedError, attribute_of, calling, has_attribute, import_object, raised
 from batcher.models.answers import shown
 from batcher.models.base import Model, OutputKind
 from batcher.models.simulated import SimulatedModel, SimulatedSettings
@@ -50,8 +50,7 @@ def load_model(
         return SimulatedModel(_settings(given, SimulatedSettings, "simulated model"))
     if seed is not None:
         raise BatchdecodeError(f"a seed is a setting of the simulated model; {spec} takes none")
-    from batcher.foreign import import_object  # noqa: PLC0415 - see above
-    from batcher.models.calls import CallSettings  # noqa: PLC0415 - as above
+    from batcher.models.calls import CallSettings  # noqa: PLC0415 - see above
 
     call_settings = _settings(llm_settings, CallSettings, "llm")
     return as_model(import_object(spec, "model", "simulated"), spec, call_settings)

@@ -122,14 +122,12 @@ def _one_of(names: Mapping[str, Value]) -> Callable[[str], Value]:
     return read
 
 
-def _policy(text: str) -> str:
-    policy_of(text)
-    return text
+def _name_for(find: Callable[[str], object]) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        find(text)  # or raise
+        return text
 
-
-def _profile(text: str) -> str:
-    step_time_of(text)
-    return text
+    return read
 
 
 def _reader(setting: Setting) -> Callable[[str], Value]:
@@ -139,14 +137,14 @@ def _reader(setting: Setting) -> Callable[[str], Value]:
         return _one_of({**none, **setting.choices})
     if setting.is_allowed is not None:
         return _number(setting.is_allowed, f"expected {setting.expected or setting.must_be}")
-    return _policy if setting.kind is str else _count(has_none=setting.is_optional)
+    return _name_for(policy_of) if setting.kind is str else _count(has_none=setting.is_optional)
 
 
 # In the order of their columns; the last one changes fastest from row to row.
 AXES = {
     axis.name: axis
     for axis in (
-        Axis("profile", "profile", _profile),
+        Axis("profile", "profile", _name_for(step_time_of)),
         *(
             Axis(setting.name, setting.title, _reader(setting))
             for setting in sorted(SETTINGS.values(), key=attrgetter("rank"))

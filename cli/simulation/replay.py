@@ -33,9 +33,7 @@ def show_replay(options: ReplayOptions) -> None:
         )
     step_time = step_time_of(options.profile)
     meta = read_meta_file(options.meta, options.input)
-    limits = limits_of_run(
-        options.batch, options.scheduling, options.profile, meta.limits, meta.name
-    )
+    limits = limits_of_run(options.batch, options.scheduling, options.profile, meta)
     with open_input(options.input, nullcontext) as source:
         log = read_request_log(numbered(source.lines()), source.name)
         say(source.take_notes())

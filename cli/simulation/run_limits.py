@@ -114,23 +114,17 @@ class RunLimits(Struct, frozen=True):
 
 
 def limits_of_run(
-    batch: int | None,
-    scheduling: SchedulingOptions,
-    profile: str,
-    meta: Mapping[str, Limit],
-    meta_name: str,
+    batch: int | None, scheduling: SchedulingOptions, profile: str, meta: MetaFile
 ) -> RunLimits:
-    """Return the limits of a run.
-
-    batch, scheduling: what options say.  meta: what the file called `meta_name` says.
+    """Return the limits of a run; batch, scheduling: what options say.
 
     Raises:
         BatchdecodeError: an option has no effect.
     """
     given = scheduling.values | ({} if batch is None else {"batch": batch})
     used = {
-        name: UsedLimit(name, limit.value, f"{limit.place} in {meta_name}")
-        for name, limit in meta.items()
+        name: UsedLimit(name, limit.value, f"{limit.place} in {meta.name}")
+        for name, limit in meta.limits.items()
     }
     used |= {name: UsedLimit(name, value, AXES[name].option) for name, value in given.items()}
     _guess(used, profile)

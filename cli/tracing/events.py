@@ -3,12 +3,13 @@
 Rule: the first line says which of the two the input is, so the input can always be read again.
 """
 
+import gzip
 import io
 import os
 import re
 import stat
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,13 @@ from batcher.events import Event
 from batcher.formats.trace import is_trace, read_trace
 
 from ..config import model_settings
-from ..options import SchedulingOptions
+from ..options import NAMES, SchedulingOptions
 from ..running.intake import InputError, OpenInput, PatientPipe, open_input
 
 STDIN = "-"
-CHUNK_BYTES = 2**16
 _REQUEST_KEYS = ("prompt", "prompt_tokens", "messages", "body", "max_tokens")
 _REQUEST_KEY = re.compile(rb'"(prompt|prompt_tokens|messages|body)"')
 _RESULT_KEYS = {"finish_reason", "response"}
-ZIP_FORMAT = 31  # how zlib calls the header and trailer of a .gz file
 
 
 def open_twice(path: str | None) -> tuple[str, OpenInput]:
@@ -67,7 +66,8 @@ def events_of(path: str, source: OpenInput, run_options: Mapping[str, Any]) -> I
     config = options.pop("config", None)
     if config is not None:
         options |= model_settings(config)
-    scheduling = SchedulingOptions.take_from(options)
+    given = {name: options.pop(name) for name in NAMES & options.keys()}
+    scheduling = SchedulingOptions(**given)
     return run_events(RunOptions(input=path, scheduling=scheduling, **options))
 
 
@@ -150,7 +150,13 @@ def _keep_as_stdin(path: str) -> None:
 def _lines(path: str, source: OpenInput) -> Iterator[bytes]:
     """Yield the lines of the input; a .gz file that is cut off has those before the cut."""
     if source.is_gzip:
-        yield from _split_lines(_unpacked(path))
+        try:
+            with gzip.open(path) as packed:
+                yield from packed
+        except EOFError:
+            return
+        except (gzip.BadGzipFile, zlib.error) as error:
+            raise BatchdecodeError(f"cannot read {path}: it is damaged: {error}") from error
         return
     reader = source.lines()
     number = 0
@@ -159,26 +165,3 @@ def _lines(path: str, source: OpenInput) -> Iterator[bytes]:
             yield b"\n"  # the reader leaves out blank lines, which count
         number = reader.number
         yield line
-
-
-def _unpacked(path: str) -> Iterator[bytes]:
-    """Yield what the .gz file `path` holds, as far as it goes; raise if it is damaged."""
-    unpacker = zlib.decompressobj(wbits=ZIP_FORMAT)
-    with Path(path).open("rb") as packed:
-        while chunk := unpacker.unused_data or packed.read(CHUNK_BYTES):
-            if unpacker.eof:  # another .gz file follows in the same one
-                unpacker = zlib.decompressobj(wbits=ZIP_FORMAT)
-            try:
-                yield unpacker.decompress(chunk)
-            except zlib.error as error:
-                raise BatchdecodeError(f"cannot read {path}: it is damaged: {error}") from error
-
-
-def _split_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    rest = b""
-    for block in blocks:
-        *lines, rest = (rest + block).split(b"\n")
-        for line in lines:
-            yield line + b"\n"
-    if rest:
-        yield rest
