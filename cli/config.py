@@ -7,6 +7,7 @@ been meant in another way.  The file is a flat mapping, read with the place of e
 from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,7 +33,11 @@ _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "float range": ((int, float), "a number"),
 }
 _TEXT_KIND = (str,), "text, in quotes if need be"
-MODEL_SECTIONS = {"simulated": "model_settings", "llm": "llm_settings"}  # and their fields
+# The sections of models: the field of a command's record, and the record of their settings.
+MODEL_SECTIONS = {
+    "simulated": ("model_settings", "batcher.models.simulated", "SimulatedSettings"),
+    "llm": ("llm_settings", "batcher.models.calls", "CallSettings"),
+}
 _TEXT_TAG = "tag:yaml.org,2002:str"
 
 
@@ -92,19 +97,9 @@ def model_settings(path: str) -> dict[str, dict[str, Any]]:
                 raise ConfigError(
                     f"{place}: {key}: its settings belong below it, each with a value"
                 )
-            found[MODEL_SECTIONS[key]] = _checked(value, _record_of(key))
+            field, module, record = MODEL_SECTIONS[key]
+            found[field] = _checked(value, getattr(import_module(module), record))
     return found
-
-
-def _record_of(section: str) -> type["Struct"]:
-    """Return the record whose fields are the settings of a section."""
-    if section == "llm":
-        from batcher.models.calls import CallSettings  # noqa: PLC0415 - only for what uses it
-
-        return CallSettings
-    from batcher.models.simulated import SimulatedSettings  # noqa: PLC0415 - with it comes numpy
-
-    return SimulatedSettings
 
 
 def _checked(settings: list[FileSetting], record: type["Struct"]) -> dict[str, Any]:
@@ -157,9 +152,13 @@ def read_settings(path: str) -> list[FileSetting]:
     """
     import yaml  # noqa: PLC0415 - only when there is a file
 
+    from batcher.plain_yaml import plain_events  # noqa: PLC0415 - as above
+
     try:
         text = Path(path).read_text("utf-8-sig")
-        _check_shape(text, path)
+        for event in plain_events(text):
+            if isinstance(event, yaml.AliasEvent):
+                raise ConfigError(f"{_place(path, event.start_mark)}: no aliases, write the value")
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         return [] if node is None else list(_settings(loader, node, path))
@@ -169,17 +168,6 @@ def read_settings(path: str) -> list[FileSetting]:
         raise ConfigError(f"{place}: {error.problem}") from None
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read {path}: {reason_of(error)}") from None
-
-
-def _check_shape(text: str, path: str) -> None:
-    """Make sure that `text` is plain, and says everything where it stands; or raise."""
-    import yaml  # noqa: PLC0415 - as above
-
-    from batcher.plain_yaml import plain_events  # noqa: PLC0415 - as above
-
-    for event in plain_events(text):
-        if isinstance(event, yaml.AliasEvent):
-            raise ConfigError(f"{_place(path, event.start_mark)}: no aliases, write the value")
 
 
 def _settings(loader: "yaml.SafeLoader", node: "yaml.Node", path: str) -> Iterator[FileSetting]:

@@ -90,22 +90,14 @@ def _parameter(name: str, kind: Any, field: Any) -> Parameter:
 
 
 def refuse_stdout(path: str | None) -> str | None:
-    """Return `path`, which is to be a file; the callback of what is written beside the results.
-
-    Raises:
-        typer.BadParameter: it stands for stdout.
-    """
+    """Return `path`, or raise if it is stdout; the callback of what goes beside the results."""
     if path == STDOUT:
         raise typer.BadParameter("stdout is for the results: give a file")
     return path
 
 
 def refuse_nan(number: float | None) -> float | None:
-    """Return `number`, which is to be one if it is given: no range excludes nan; a callback.
-
-    Raises:
-        typer.BadParameter: it is none.
-    """
+    """Return `number`, or raise if it is nan, which no range excludes; a callback."""
     if number is not None and math.isnan(number):
         raise typer.BadParameter("nan is not a number.")
     return number
