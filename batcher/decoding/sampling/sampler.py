@@ -203,13 +203,12 @@ class Sampler:
             raise InvariantError(f"logits {logits.shape} for {len(self.slots)} rows")
         tokens: IntArray = np.zeros(len(self._rows), np.int64)
         sampled = Sampled(tokens, self._failures(logits, skip), {}, {})
-        is_out = np.zeros(len(self._rows), np.bool_)
-        is_out[[*skip, *sampled.failed]] = True
+        out = [*skip, *sampled.failed]
         mask_rows = np.full(len(self._rows), NONE)
         if masks is not None:
             mask_rows[masks.slots] = np.arange(len(masks.slots))
         for group in self._groups.values():
-            slots = group.slots[~is_out[group.slots]]
+            slots = group.slots[~np.isin(group.slots, out)] if out else group.slots
             if len(slots):
                 step = _Step(logits, masks, mask_rows[slots], sampled)
                 self._sample_group(group, slots, step)
@@ -264,17 +263,20 @@ class Sampler:
         if group.key.is_beam:  # it may come to a dead end
             step.sampled.beam_scores.update(zip(slots.tolist(), logits, strict=True))
             return
+        tokens: IntArray | None = None
+        if params.is_greedy and not params.has_processed_logprobs:
+            tokens = logits.argmax(axis=-1)
         if logits is not raw:
-            is_left = logits.max(axis=-1) > -np.inf
+            largest = logits.max(-1) if tokens is None else logits[np.arange(len(tokens)), tokens]
+            is_left = largest > -np.inf
             if not is_left.all():
                 failure = Failure("constraint-error", NONE_LEFT)
                 step.sampled.failed.update(dict.fromkeys(slots[~is_left].tolist(), failure))
                 slots, raw, logits = slots[is_left], raw[is_left], logits[is_left]
+                tokens = None if tokens is None else tokens[is_left]
         if not len(slots):
             return
-        if params.is_greedy and not params.has_processed_logprobs:
-            tokens: IntArray = logits.argmax(axis=-1)
-        else:
+        if tokens is None:
             states = DrawStates(self._keys[slots], self._positions[slots], self._mu[slots])
             drawn = draw(logits, states, params)
             tokens, self._mu[slots] = drawn.tokens, drawn.mu
