@@ -23,7 +23,7 @@ _KNOWN = {"type", "$defs", "definitions", "$ref"}.union(
 )
 _SCALARS = (str, int, float, type(None))
 _QUOTE, _BACKSLASH, _COMMA, _COLON = b'"\\,:'
-_FIRST_ASCII, _NUM_ASCII = 0x20, 0x80
+_SPACE, _NUM_ASCII = 0x20, 0x80
 
 # Where in a value an output stands; true, false and null are read as numbers are.
 _BEGIN, _IN_NUMBER, _IN_TEXT, _IN_ESCAPE, _AFTER_NAME, _AFTER_VALUE = range(6)
@@ -107,6 +107,8 @@ class JsonResiduals:
             return JsonResidual((*opened, _Open(schema, names)), lead=byte)
         if byte in b"}],:":
             return _after_mark(before, byte)
+        if byte <= _SPACE:  # there is none between values, unless options say so
+            return None
         return JsonResidual(opened, _IN_NUMBER, written=before.written + bytes([byte]))
 
     def _at_text(self, before: JsonResidual) -> JsonResidual:
@@ -151,7 +153,7 @@ def _after_in_text(before: JsonResidual, byte: int) -> JsonResidual:
         if schema is None:
             return JsonResidual(opened, _AFTER_NAME, written=before.written)
         return JsonResidual(opened, _AFTER_VALUE)
-    is_plain = _FIRST_ASCII <= byte < _NUM_ASCII and byte != _BACKSLASH and not before.written
+    is_plain = _SPACE <= byte < _NUM_ASCII and byte != _BACKSLASH and not before.written
     if is_plain and schema is not None and not schema.is_as_written:
         if schema.pattern is not None and left is not None:
             left = schema.pattern.after(left, bytes([byte]))
