@@ -24,6 +24,7 @@ _MASK = 2**64 - 1
 _GAMMA = 0x9E3779B97F4A7C15
 _MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _BITS = 52
+_HIGHEST = np.float32(_BITS * np.log(2) + 1e-3)  # more than what rounding takes of it in float32
 
 UnsignedArray = NDArray[np.uint64]
 
@@ -53,8 +54,8 @@ def draw(logits: FloatArray, states: DrawStates, params: SamplingParams) -> Draw
         if params.is_greedy:
             columns: IntArray = scores.argmax(axis=-1)
         else:
-            tempered = filters.temper(scores, params.temperature)
-            scores = tempered.copy()
+            scores = filters.temper(scores, params.temperature)
+            tempered = scores.copy() if params.mirostat else scores
             _filter(scores, own, params)
             columns = _choose(scores, token_ids, own)
             if params.mirostat:
@@ -99,13 +100,28 @@ def _filter(scores: Floats, states: DrawStates, params: SamplingParams) -> None:
 
 
 def _choose(scores: Floats, token_ids: IntArray, states: DrawStates) -> IntArray:
-    """Return the column of a sample of the softmax of every row of `scores`."""
-    (kept,) = (scores > -np.inf).reshape(-1).nonzero()
-    rows = kept // scores.shape[-1]
-    noise = gumbel_noise(states.keys, states.positions, rows, token_ids.reshape(-1)[kept])
-    noisy = np.full_like(scores, -np.inf)
-    noisy.reshape(-1)[kept] = scores.reshape(-1)[kept] + noise
-    chosen: IntArray = noisy.argmax(axis=-1)
+    """Return the column of a sample of the softmax of every row of `scores`.
+
+    Noise takes the longest, so it is made only for the tokens that would win with the most that
+    theirs can be.
+    """
+    is_left = np.logical_or.reduce(scores > -np.inf)
+    chosen: IntArray
+    if not is_left.all():
+        (columns,) = is_left.nonzero()
+        left = scores.take(columns, axis=-1), token_ids.take(columns, axis=-1)
+        chosen = columns[_choose(*left, states)]
+        return chosen
+    hashes = token_hashes(states.keys, states.positions, token_ids)
+    most = scores + highest_noise(hashes)
+    rows = np.arange(len(scores))
+    likely = most.argmax(axis=-1)
+    least = scores[rows, likely] + gumbel_noise(hashes[rows, likely])
+    contenders = np.flatnonzero(most >= least[:, None])
+    noisy = scores.take(contenders) + gumbel_noise(hashes.take(contenders))
+    most.fill(-np.inf)
+    most.put(contenders, noisy)
+    chosen = most.argmax(axis=-1)
     return chosen
 
 
@@ -118,19 +134,40 @@ def row_key(seed: int, request_id: str, sample: int) -> int:
     return key
 
 
-def gumbel_noise(
-    keys: UnsignedArray, positions: IntArray, rows: IntArray, token_ids: IntArray
-) -> NDArray[np.float64]:
-    """Return the noise [n] of tokens: token_ids [n] in the rows `rows` [n].
+def token_hashes(keys: UnsignedArray, positions: IntArray, token_ids: IntArray) -> UnsignedArray:
+    """Return the hashes [rows, width] of `token_ids`, same shape.
 
-    keys, positions: [rows] of the rows; how many tokens each has generated.
+    keys, positions: [rows]; how many tokens each row has generated.
     """
-    with np.errstate(over="ignore"):
-        starts = _scramble(keys + (positions.astype(np.uint64) + 1) * np.uint64(_GAMMA))
-        bits = _scramble(starts[rows] + (token_ids.astype(np.uint64) + 1) * np.uint64(_GAMMA))
+    starts = _scramble(keys + (positions.astype(np.uint64) + 1) * np.uint64(_GAMMA))
+    hashes = token_ids.astype(np.uint64)
+    hashes *= np.uint64(_GAMMA)
+    hashes += (starts + np.uint64(_GAMMA))[:, None]
+    return _scramble(hashes)
+
+
+def gumbel_noise(hashes: UnsignedArray) -> Floats:
+    """Return the noise that each of `hashes` stands for."""
     # in the middle of one of 2^52 equal parts of (0, 1): never 0, never 1, both exact in float64
-    uniform = ((bits >> np.uint64(64 - _BITS)).astype(np.float64) + 0.5) * 2.0**-_BITS
-    return -np.log(-np.log(uniform))
+    uniform = (_places(hashes) + 0.5) * 2.0**-_BITS
+    noise: Floats = -np.log(-np.log(uniform))
+    return noise
+
+
+def highest_noise(hashes: UnsignedArray) -> NDArray[np.float32]:
+    """Return what the noise of each of `hashes` is not above, and near to where it is high.
+
+    -log(u) is not below 1 - u.
+    """
+    rest = _places(~hashes).astype(np.float32)  # of 1 - u
+    rest += np.float32(0.5)
+    noise = np.log(rest, out=rest)
+    return np.subtract(_HIGHEST, noise, out=noise)
+
+
+def _places(hashes: UnsignedArray) -> IntArray:
+    """Return which of the 2^52 equal parts of (0, 1) each of `hashes` falls into."""
+    return (hashes >> np.uint64(64 - _BITS)).view(np.int64)  # turned into floats far faster
 
 
 def _splitmix64(number: int) -> int:

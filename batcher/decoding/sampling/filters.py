@@ -19,7 +19,10 @@ from batcher.models.base import FloatArray, IntArray
 LOWEST = np.finfo(np.float32).min
 BLOCK = 1 << 14  # about so many numbers at a time stay in a processor's cache
 CHUNKS_PER_CANDIDATE = 4  # more cost time in finding the bound, fewer let more through it
-
+WIDE = 1 << 12  # of rows from so many numbers on only those near a cut are sorted
+NUM_BUCKETS = 1 << 10
+MAX_SPAN = 32.0  # the buckets are of keys as near as this; what is beyond hardly weighs anything
+ROUNDING = 2.0**-50  # of a sum, for each of its numbers: more than all roundings in a comparison
 
 TINY = 1e-9
 NUM_ESTIMATED = 100  # m of the paper: from so many tokens the shape of the tail is estimated
@@ -41,10 +44,11 @@ def all_candidates(logits: FloatArray) -> Iterator[Candidates]:
     """Yield every token of every row, some rows at a time; the logits are copies."""
     num_rows, vocab_size = logits.shape
     num_together = max(1, BLOCK // vocab_size)
+    ids = np.arange(vocab_size)
     for first in range(0, num_rows, num_together):
-        rows = np.arange(first, min(first + num_together, num_rows))
-        token_ids = np.broadcast_to(np.arange(vocab_size), (len(rows), vocab_size))
-        yield Candidates(rows, token_ids, logits[rows].astype(np.float64))
+        floats = logits[first : first + num_together].astype(np.float64)
+        rows = np.arange(first, first + len(floats))
+        yield Candidates(rows, np.broadcast_to(ids, floats.shape), floats)
 
 
 def top_candidates(logits: FloatArray, top_k: int) -> Iterator[Candidates]:
@@ -149,6 +153,30 @@ def keep_top_p(logits: Floats, top_p: float) -> None:
     """
     if top_p >= 1:
         return
+    if logits.shape[-1] < WIDE:
+        _keep_sorted_top_p(logits, top_p)
+        return
+    for row in logits:
+        weights = np.exp(row - row.max())
+        total = weights.sum()
+        # all that are not in it have less together than is to be dropped
+        (head,) = (weights >= (1 - top_p) * total / len(row)).nonzero()
+        scores = row[head]
+        slack = total * len(row) * ROUNDING
+        found = _cut(-scores, weights[head], top_p * total, slack)
+        if found is None:
+            _keep_sorted_top_p(row[None], top_p)
+            continue
+        is_kept = scores > -found.key
+        (equal,) = (scores == -found.key).nonzero()
+        is_kept[equal[: found.num_equal]] = True
+        (kept,) = is_kept.nonzero()
+        row.fill(-np.inf)
+        row[head[kept]] = scores[kept]
+
+
+def _keep_sorted_top_p(logits: Floats, top_p: float) -> None:
+    """Keep what keep_top_p does; the probability of what is dropped is added up from the least."""
     ascending = np.sort(logits, axis=-1)
     mass = np.exp(ascending - ascending[:, -1:]).cumsum(axis=-1)
     num_dropped = (mass[:, :-1] <= (1 - top_p) * mass[:, -1:]).sum(axis=-1)
@@ -169,16 +197,82 @@ def keep_typical(logits: Floats, typical_p: float) -> None:
     """
     if typical_p >= 1:
         return
-    logprobs = log_softmax(logits)
-    probabilities = np.exp(logprobs)
-    terms = np.zeros_like(logprobs)
-    np.multiply(probabilities, logprobs, out=terms, where=probabilities > 0)
-    distances = np.abs(logprobs - terms.sum(axis=-1, keepdims=True))
+    if logits.shape[-1] < WIDE:
+        logprobs = log_softmax(logits)
+        probabilities = np.exp(logprobs)
+        terms = np.zeros_like(logprobs)
+        np.multiply(probabilities, logprobs, out=terms, where=probabilities > 0)
+        distances = np.abs(logprobs - terms.sum(axis=-1, keepdims=True))
+        cut = _farthest(distances, probabilities, typical_p)
+        np.copyto(logits, -np.inf, where=distances > cut)
+        return
+    for row in logits:
+        (left,) = (row > -np.inf).nonzero()
+        logprobs = row[left] - row.max()
+        logprobs -= np.log(_sum_of_row(np.exp(logprobs), left, len(row)))
+        probabilities = np.exp(logprobs)
+        entropy = -_sum_of_row(probabilities * logprobs, left, len(row))
+        distances = np.abs(logprobs + entropy)
+        found = _cut(distances, probabilities, typical_p, len(row) * ROUNDING)
+        if found is None:
+            farthest = _farthest(distances[None], probabilities[None], typical_p).item()
+        else:
+            farthest = found.key
+        (dropped,) = (distances > farthest).nonzero()
+        row[left[dropped]] = -np.inf
+
+
+def _sum_of_row(values: Floats, columns: IntArray, width: int) -> float:
+    """Return the sum of a row that has `values` at `columns`, and 0 elsewhere.
+
+    The places decide which numbers are added first, and so the last bit.
+    """
+    row = values
+    if len(columns) < width:
+        row = np.zeros(width)
+        row[columns] = values
+    total: float = row.sum()
+    return total
+
+
+def _farthest(distances: Floats, probabilities: Floats, mass: float) -> Floats:
+    """Return [rows, 1] the distance at which the nearest have `mass` of the probability."""
     nearest = np.argsort(distances, axis=-1, kind="stable")
-    mass = np.take_along_axis(probabilities, nearest, axis=-1).cumsum(axis=-1)
-    last = np.count_nonzero(mass[:, :-1] < typical_p, axis=-1)[:, None]
-    cut = np.take_along_axis(distances, np.take_along_axis(nearest, last, axis=-1), axis=-1)
-    np.copyto(logits, -np.inf, where=distances > cut)
+    sums = np.take_along_axis(probabilities, nearest, axis=-1).cumsum(axis=-1)
+    last = np.count_nonzero(sums[:, :-1] < mass, axis=-1)[:, None]
+    farthest: Floats = np.take_along_axis(
+        distances, np.take_along_axis(nearest, last, axis=-1), axis=-1
+    )
+    return farthest
+
+
+class Cut(NamedTuple):
+    """The last key that is needed for a mass, and how many of those equal to it."""
+
+    key: float
+    num_equal: int
+
+
+def _cut(keys: Floats, weights: Floats, mass: float, slack: float) -> Cut | None:
+    """Return where `weights` added up in ascending order of `keys`, both [width], come to `mass`.
+
+    Only the keys of the bucket in which they do are sorted.  None if a sum is as near to `mass` as
+    `slack`: then it counts in which order numbers are added.
+    """
+    lowest = keys.min()
+    span = max(min(keys.max() - lowest, MAX_SPAN), TINY)
+    buckets = ((keys - lowest).clip(0, span) * (NUM_BUCKETS / span)).astype(np.intp)
+    sums = np.bincount(buckets, weights).cumsum()
+    bucket = min(int(sums.searchsorted(mass)), len(sums) - 1)
+    (members,) = (buckets == bucket).nonzero()
+    members = members[keys[members].argsort()]
+    before = sums[bucket - 1] if bucket else 0.0
+    sums = np.concatenate(([before], weights[members])).cumsum()
+    if np.abs(sums - mass).min() <= slack:
+        return None
+    last = int(sums.searchsorted(mass)) - 1
+    ascending = keys[members]
+    return Cut(ascending[last], last + 1 - int(ascending.searchsorted(ascending[last])))
 
 
 def surprises(logits: Floats) -> Floats:

@@ -33,10 +33,11 @@ def token_logprob(logprobs: Floats, token_ids: IntArray, column: int, num_top: i
     """
     top: list[TopLogprob] = []
     if num_top:
-        place = max(0, len(logprobs) - num_top)
-        bound = max(np.partition(logprobs, place)[place], np.finfo(np.float64).min)
-        (columns,) = (logprobs >= bound).nonzero()
-        columns = columns[np.argsort(-logprobs[columns], kind="stable")][:num_top]
+        surprises = -logprobs  # of which few are equal where many tokens cannot be chosen
+        place = min(num_top, len(logprobs)) - 1
+        bound = min(np.partition(surprises, place)[place], np.finfo(np.float64).max)
+        (columns,) = (surprises <= bound).nonzero()
+        columns = columns[np.argsort(surprises[columns], kind="stable")][:num_top]
         top = [TopLogprob(int(token_ids[at]), as_told(logprobs[at])) for at in columns]
     return TokenLogprob(int(token_ids[column]), as_told(logprobs[column]), top)
 

@@ -26,6 +26,7 @@ MAX_BAD_WORDS = 32  # lists of them, the latest in use
 NONE_LEFT = "no token is left that the request's settings allow"
 _NO_CHANCE = np.float32(-np.inf).view(np.uint32)  # the logit of a token that is ruled out
 NONE = -1  # where a row has no partner, or no mask
+KEPT_MEMORY = 1 << 24  # bytes, more than a step has in hand of one row
 
 
 class SamplingRow(NamedTuple):
@@ -91,6 +92,7 @@ class Sampler:
     def __init__(self, num_slots: int, vocab_size: int, tokenizer: Tokenizer) -> None:
         self._slots: IntArray | None = None  # until somebody asks
         self._vocab_size = vocab_size
+        _keep_memory()
         vocabulary = Vocabulary(tokenizer.token_bytes, vocab_size)
         self._bad_words = lru_cache(MAX_BAD_WORDS)(partial(BadWords, vocabulary=vocabulary))
         self._groups: dict[GroupKey, Group] = {}
@@ -392,6 +394,16 @@ def _only(logits: FloatArray, allowed: NDArray[np.bool_]) -> FloatArray:
     bits &= _NO_CHANCE
     penalties = bits.view(np.float32)
     return np.add(logits, penalties, penalties)
+
+
+def _keep_memory() -> None:
+    """Let the process keep what it frees, for arrays of a vocabulary, which come and go.
+
+    The C library of Linux gives back at once whatever is larger than all that it has been given
+    back before, up to 32 MB (mallopt(3), M_MMAP_THRESHOLD), and to get it anew takes longer than
+    what is done with it.
+    """
+    np.empty(KEPT_MEMORY, np.uint8)
 
 
 def _describe(maximum: float) -> str:

@@ -13,10 +13,11 @@ from batcher.decoding.sampling.sampler import Sampler, SamplingRow
 
 def gumbel(keys: list[int], positions: list[int], token_ids: np.ndarray) -> np.ndarray:
     """[rows, tokens]"""
-    rows = np.repeat(np.arange(len(keys)), len(token_ids))
-    ids = np.tile(token_ids, len(keys))
-    values = draw.gumbel_noise(np.array(keys, np.uint64), np.array(positions), rows, ids)
-    return values.reshape(len(keys), -1)
+    ids = np.tile(token_ids, (len(keys), 1))
+    hashes = draw.token_hashes(np.array(keys, np.uint64), np.array(positions), ids)
+    values = draw.gumbel_noise(hashes)
+    assert (draw.highest_noise(hashes) > values).all()
+    return values
 
 
 def test_the_hash_is_splitmix64() -> None:
