@@ -15,6 +15,7 @@ import typer
 
 from batcher.errors import BatchdecodeError
 from batcher.settings import SETTINGS
+from batcher.transformer.settings import TRANSFORMER_SETTINGS
 
 from .errors import reason_of
 
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = {"auto_envvar_prefix": "BATCHDECODE"}
 _COMMANDS = ("run", "check")  # those whose options a file may set
-OF_REQUESTS = {"batch", "model", "seed", "keep_going", *SETTINGS, "check", "profile"}
+OF_MODELS = {"model", "chat", *TRANSFORMER_SETTINGS}
+OF_SCHEDULING = {*SETTINGS, "check", "profile", "kv_memory"}
+OF_REQUESTS = {"batch", "seed", "keep_going", *OF_MODELS, *OF_SCHEDULING}
 _NOT_IN_A_FILE = {"config", "help"}
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "boolean": ((bool,), "true or false"),
@@ -37,6 +40,7 @@ _TEXT_KIND = (str,), "text, in quotes if need be"
 MODEL_SECTIONS = {
     "simulated": ("model_settings", "batcher.models.simulated", "SimulatedSettings"),
     "llm": ("llm_settings", "batcher.models.calls", "CallSettings"),
+    "transformer": ("transformer_settings", "batcher.transformer.settings", "TransformerSettings"),
 }
 _TEXT_TAG = "tag:yaml.org,2002:str"
 

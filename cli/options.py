@@ -6,16 +6,25 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import MISSING, fields
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 import typer
 
-from batcher.settings import DEFAULT_SCHEDULING, SETTINGS, SchedulingSettings, Setting
+from batcher.errors import BatchdecodeError
+from batcher.settings import (
+    DEFAULT_BLOCK_SIZE,
+    DEFAULT_SCHEDULING,
+    MAX_KV_BLOCKS,
+    SETTINGS,
+    SchedulingSettings,
+    Setting,
+)
 
 from .config import model_settings
 from .help import TOLD, GroupedCommand, OptionGroup, option
 
 if TYPE_CHECKING:
+    from batcher.models.base import Model
     from batcher.scheduling.clock import Clock
     from batcher.timing.step_time import StepTime
 
@@ -38,7 +47,8 @@ def as_command(
     """Return `function` as a command whose arguments and options are the fields of a dataclass.
 
     Its `input` is stdin if it is left out; a person there is shown the help instead.
-    model_settings, llm_settings: what the file of `config` holds for models, and no options.
+    model_settings, llm_settings, transformer_settings: what the file of `config` holds for models;
+    no options.
     from_file: the names of the options that it has set.
     """
     names, groups = set(), {}
@@ -103,13 +113,36 @@ def refuse_nan(number: float | None) -> float | None:
     return number
 
 
+def num_bytes(text: str | None) -> int | None:
+    """Return the bytes of a size such as 512MiB, 2GB or 1048576; a callback.
+
+    Raises:
+        typer.BadParameter: it is none.
+    """
+    if text is None:
+        return None
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        raise typer.BadParameter(f"{text} is no size such as 512MiB, 2GB or 1048576")
+    return int(float(found[1]) * _UNITS[found[2].upper()])
+
+
 # -- options of scheduling -------------------------------------------------------------------------
 
 SCHEDULING, TIME = "Scheduling", "Time"
 MAX_COUNT = 2**31 - 1
 WALL = "wall"
-NAMES = {*SETTINGS, "check", "profile"}
 
+_KV_MEMORY = (
+    "Memory for KV blocks, such as 2GB or 512MiB, of a model that says how much a token takes; "
+    "it becomes --kv-blocks."
+)
+_SIZE = re.compile(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?((?:[KMGT]i?)?B?)", re.IGNORECASE)
+_UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{kind}": base**power
+    for power, prefix in enumerate("KMGT", 1)
+    for kind, base in (("B", 1000), ("IB", 1024), ("", 1000), ("I", 1024))
+}
 _LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
 _CHECK = "Count all blocks after every step, and read every token again."
 _PROFILE = (
@@ -128,6 +161,7 @@ class SchedulingOptions:
         self.given = {name: value for name, value in options.items() if value is not None}
         self.check: bool | None = options.get("check")
         self.profile: str | None = options.get("profile")
+        self._kv_memory: int | None = options.get("kv_memory")
         settings = [setting for setting in SETTINGS.values() if setting.name in self.given]
         self.values = {setting.name: setting.read(self.given[setting.name]) for setting in settings}
 
@@ -135,6 +169,37 @@ class SchedulingOptions:
     def has_default_schedule(self) -> bool:
         """Whether no option has changed who is admitted when, and what time it is then."""
         return self.profile is None and self.settings() == DEFAULT_SCHEDULING
+
+    def fitted(self, model: "Model") -> Self:
+        """Return these, with as many blocks as --kv-memory has room for, if it was given.
+
+        Raises:
+            BatchdecodeError: the model does not say how large they are, there is room for none, or
+                their number was given, too.
+        """
+        if self._kv_memory is None:
+            return self
+        if "kv_blocks" in self.given:
+            raise BatchdecodeError(
+                "--kv-memory and --kv-blocks exclude each other: one follows from the other"
+            )
+        from batcher.models.base import number_of  # noqa: PLC0415 - with it comes numpy
+
+        token_size = number_of(model, "kv_bytes_per_token")
+        if token_size is None:
+            raise BatchdecodeError(
+                f"--kv-memory needs a model that says how much a token takes; {model.name} "
+                "does not: give --kv-blocks"
+            )
+        block_size = self.values.get("block_size", DEFAULT_BLOCK_SIZE)
+        num_blocks = self._kv_memory // (token_size * block_size)
+        if not 1 <= num_blocks <= MAX_KV_BLOCKS:
+            raise BatchdecodeError(
+                f"--kv-memory has room for {num_blocks:,} blocks of {block_size} tokens with "
+                f"{token_size:,} bytes each; there can be 1 to {MAX_KV_BLOCKS:,}"
+            )
+        given = {name: value for name, value in self.given.items() if name != "kv_memory"}
+        return type(self)(**given, kv_blocks=num_blocks)
 
     def settings(self) -> SchedulingSettings:
         """Return what decides the schedule.
@@ -178,6 +243,10 @@ def scheduling_group(panel: str | None = None, without: Collection[str] = ()) ->
     kinds = {name: _kind_of(setting, panel) for name, setting in SETTINGS.items()}
     kinds["check"] = bool | None, option(panel or SCHEDULING, _CHECK)
     kinds["profile"] = str | None, option(panel or TIME, _PROFILE, "NAME")
+    kinds["kv_memory"] = (
+        str | None,
+        option(panel or SCHEDULING, _KV_MEMORY, "SIZE", callback=num_bytes),
+    )
     kinds = {name: kind for name, kind in kinds.items() if name not in without}
     return OptionGroup(kinds, lambda given: SchedulingOptions(**given))
 

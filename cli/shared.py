@@ -6,13 +6,20 @@ from typing import Any, Literal
 
 import typer
 
+from batcher.fields import range_of
 from batcher.settings import GRAMMAR_TIMEOUT
+from batcher.transformer.settings import TRANSFORMER_SETTINGS
 
 from .config import OF_REQUESTS, defaults_in
-from .help import DECODING, DISPLAY, INPUT, OUTPUT, argument, flag, option
+from .help import DECODING, DISPLAY, INPUT, OUTPUT, OptionGroup, argument, flag, option
 from .options import MAX_BATCH, MAX_DELAY, STDOUT, refuse_nan
 
 Color = Literal["auto", "always", "never"]
+MODEL = (
+    "simulated, a checkpoint (FILE.gguf, a folder, or smollm2), or package.module:name of a "
+    "callable, Model or LLM."
+)
+CHAT = "Make a text prompt one user message, by the model's chat template."
 
 
 def config(panel: str, text: str, names: Collection[str] | None = OF_REQUESTS) -> Any:
@@ -50,6 +57,21 @@ def grammar_timeout(panel: str = DECODING, default: float | None = GRAMMAR_TIMEO
     return option(panel, text, "SECONDS", default=default, callback=refuse_nan, **limits)
 
 
+def checkpoint_group(panel: str = DECODING) -> OptionGroup:
+    """Return the options that are settings of a checkpoint: those that were given, by name."""
+    kinds = {}
+    for name, setting in TRANSFORMER_SETTINGS.items():
+        (kind,), limits = setting.parts, {}
+        numbers = range_of(kind)
+        if numbers is not None:
+            kind, limits = int, {"min": numbers.smallest, "max": numbers.largest}
+        words = setting.words.replace("`", "")
+        shown = f"  [default: {setting.default}]" if isinstance(setting.default, str) else ""
+        text = f"{words[0].upper()}{words[1:]}.{shown}"
+        kinds[name] = kind | None, option(panel, text, setting.metavar, **limits)
+    return OptionGroup(kinds, read=dict)
+
+
 def meta(panel: str) -> Any:
     """Return the field --meta."""
     text = "JSON with the limits of the run, as vLLM calls them.  [default: *meta.json beside LOG]"
@@ -62,17 +84,19 @@ requests = partial(
 all_config = partial(
     config,
     INPUT,
-    "defaults for these options by their names, and under simulated: and llm: settings of models",
+    "defaults for these options by their names, and under simulated:, llm: and transformer: "
+    "settings of models",
     names=None,
 )
 batch = partial(option, DECODING, "Slots of the batch.", "N", "-b", default=8, min=1, max=MAX_BATCH)
 model = partial(
     option,
     DECODING,
-    "simulated, or package.module:name of a callable, Model or LLM.",
+    MODEL,
     "NAME",
     default="simulated",
 )
+chat = partial(flag, DECODING, CHAT)
 seed = partial(option, DECODING, "Seed of the simulated model.  [default: 0]", "N")
 force = partial(flag, OUTPUT, "Overwrite a file that holds something.")
 color = partial(

@@ -10,13 +10,13 @@ from msgspec.structs import replace
 from batcher.engine import Engine
 from batcher.errors import BatchdecodeError
 from batcher.models.base import Model, Tokenizer, bytes_of
-from batcher.models.loading import load_model
 from batcher.request import Request
 from batcher.verifying.cases import Case, make_cases, needs_of
 from batcher.verifying.outputs import Difference
 from batcher.verifying.verification import Verdict, verify
 
 from .commands.verify import VerifyOptions
+from .models import capabilities_of, load, model_again
 from .printing import print_json, print_text
 from .running.intake import open_input
 from .running.reading import read_requests
@@ -41,11 +41,11 @@ def verify_requests(options: VerifyOptions) -> int:
         BatchdecodeError: the input or the model is not right.
         WriteError, BrokenPipeError: stdout takes no more.
     """
+    model = load(options, None)
 
-    def make_model() -> Model:  # a new one each time if it is a class
-        return load_model(options.model, options.model_settings, None, options.llm_settings)
+    def make_model() -> Model:
+        return model_again(model, options, None)
 
-    model = make_model()
     requests, name = _read(options, model)
     num_cases = options.settings if options.only is None else options.only
     cases = make_cases(needs_of(requests, model.tokenizer), num_cases, options.seed)
@@ -69,7 +69,7 @@ def _read(options: VerifyOptions, model: Model) -> tuple[list[Request], str]:
         BatchdecodeError: the input has bad lines, which have been reported, or cannot be read.
     """
     engine = Engine(model, 1, grammar_timeout=options.grammar_timeout)
-    capabilities = replace(engine.capabilities, num_slots=None)
+    capabilities = replace(capabilities_of(engine, options), num_slots=None)
     with open_input(options.input, nullcontext) as source:
         requests = read_requests(source, capabilities, options.color, "nothing decoded.")
     if not requests:
@@ -92,6 +92,11 @@ def _source(options: VerifyOptions) -> list[str]:
         words += ["--config", options.config]
     if options.model != "simulated":
         words += ["--model", options.model]
+    if options.chat:
+        words.append("--chat")
+    for name, value in options.checkpoint.items():
+        option = f"--{name.replace('_', '-')}"
+        words += [option] if value is True else [option, str(value)]
     return words
 
 

@@ -2,6 +2,9 @@
 
 import os
 
+# Two workers with two threads each wait for each other; numpy reads this when it is imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 from examples import PART, USUAL
 from hypothesis import settings
 

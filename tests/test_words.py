@@ -72,6 +72,7 @@ ALLOWED = {
     "loads": "of json",
     "load": "read; also of yaml",
     "load_model": "read",
+    "load_transformer": "read",
     "load_profile": "read",
     "load_gpu": "read",
     "load_model_shape": "read",

@@ -121,7 +121,8 @@ class _Line:
 
     def _respell(self, capabilities: ModelCapabilities) -> Iterator[FieldProblem]:
         """Take in what stands under other names; yield what is wrong with them."""
-        spellings, values = spellings_of(self._url), self._holder((*self._prefix, ""))
+        spellings = spellings_of(self._url, takes_chats=capabilities.takes_chats)
+        values = self._holder((*self._prefix, ""))
         for found in find_given(Fields(values, capabilities.chat_template), spellings):
             if isinstance(found, FieldProblem):
                 yield replace(found, path=(*self._prefix, *found.path))

@@ -72,10 +72,14 @@ class BadLine(Struct, frozen=True):
 
 
 class RequestParser:
-    """Parses the lines of one file; capabilities: what their requests are checked against."""
+    """Parses the lines of one file; capabilities: what their requests are checked against.
+
+    takes_chats: whether a text as the prompt is what a user says.
+    """
 
     def __init__(self, capabilities: ModelCapabilities) -> None:
         self._capabilities = capabilities
+        self.takes_chats = capabilities.takes_chats
         self._checked = checked_type(capabilities)
         self._decode = msgspec.json.Decoder(self._checked).decode
         self._decoders: dict[tuple[bytes, ...], Callable[[bytes], Request]] = {}  # by synonyms
@@ -113,6 +117,8 @@ class RequestParser:
         distinct = set(keys)
         if len(distinct) < len(keys) or b"" in distinct:
             distinct = _read_keys(line)
+        if self.takes_chats and b"prompt" in distinct:
+            return self._convert(msgspec.json.decode(line), line_number)
         if distinct <= _FREE_KEYS:
             request = self._decode(line)
             is_right = goes_together(request, self._capabilities)
@@ -172,7 +178,9 @@ class RequestParser:
         elif isinstance(whole, dict):
             values = _without_synonyms(whole)
         fields = Fields(values, self._capabilities.chat_template)
-        named = respell(fields, spellings_of(url)) if isinstance(values, dict) else None
+        if not isinstance(values, dict):
+            raise ValueError("no object holds the fields")  # noqa: TRY004 - as the decoders say it
+        named = respell(fields, spellings_of(url, takes_chats=self.takes_chats))
         if named is None:
             raise ValueError("not by the names of a request alone")
         return url, named

@@ -48,9 +48,13 @@ Reader = Callable[[str, Any, Fields], Found]
 """Yields what a value that is not null means: reader(name, value, fields)."""
 
 
-def spellings_of(url: str | None) -> Mapping[str, Reader]:
-    """Return the spellings in rows with that `url`; None: in lines that are no rows."""
-    return SPELLINGS if url is None else _SPELLINGS_OF_ROWS[url]
+def spellings_of(url: str | None, *, takes_chats: bool = False) -> Mapping[str, Reader]:
+    """Return the spellings in rows with that `url`; None: in lines that are no rows.
+
+    takes_chats: a text as the prompt is what a user says.
+    """
+    found = SPELLINGS if url is None else _SPELLINGS_OF_ROWS[url]
+    return {**found, "prompt": _read_prompt} if takes_chats else found
 
 
 def find_given(fields: Fields, spellings: Mapping[str, Reader]) -> Found:
@@ -206,10 +210,18 @@ def _read_messages(name: str, messages: Any, fields: Fields) -> Found:
         if not (isinstance(rendered, str) or is_list):
             rendered = [int(token_id) for token_id in rendered]
     except Exception as error:  # noqa: BLE001 - whatever the template's own code raises
-        message = f"the chat template fails on `messages`: {describe(error)}"
+        message = f"the chat template fails on {quote(path)}: {describe(error)}"
         yield FieldProblem("invalid-value", path, message)
     else:
         yield Given("prompt", rendered, path)
+
+
+def _read_prompt(name: str, value: Any, fields: Fields) -> Found:
+    """Read a prompt that, if it is text, is what a user says."""
+    if isinstance(value, str):
+        yield from _read_messages(name, [{"role": "user", "content": value}], fields)
+    else:
+        yield Given("prompt", value, (name,))
 
 
 def _flat(message: Mapping[str, Any]) -> Message:

@@ -268,6 +268,16 @@ def chat_template_of(model: Model) -> ChatTemplate | None:
     return None
 
 
+def number_of(model: Model, name: str) -> int | None:
+    """Return a number that a model may tell of itself; None if it does not.
+
+    That is max_context, how many tokens a row may have, or kv_bytes_per_token, what the cache of
+    one takes.
+    """
+    number = attribute_of(getattr(model, "inner", model), name, None)
+    return number if type(number) is int and number > 0 else None
+
+
 def bytes_of(token_id: int, token_bytes: Sequence[bytes]) -> bytes:
     """Return the bytes `token_id` stands for; an id beyond the tokenizer's stands for U+FFFD."""
     return token_bytes[token_id] if token_id < len(token_bytes) else REPLACEMENT

@@ -1,9 +1,9 @@
-"""From what a person names to a Model: `simulated`, `package.module:name`, or a Python object.
+"""From what a person names to a Model: `simulated`, a checkpoint, `package.module:name`, an object.
 
 What adapts other models is only loaded for one of them.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -16,6 +16,7 @@ from batcher.models.base import Model, OutputKind
 from batcher.models.simulated import SimulatedModel, SimulatedSettings
 from batcher.models.tokenizers import checked_tokenizer
 from batcher.request import MAX_INT
+from batcher.transformer.settings import TransformerSettings, is_checkpoint
 
 if TYPE_CHECKING:
     from batcher.models.calls import CallSettings
@@ -35,12 +36,16 @@ def load_model(
     settings: Mapping[str, Any],
     seed: int | None,
     llm_settings: Mapping[str, Any] = MappingProxyType({}),
+    transformer_settings: Mapping[str, Any] = MappingProxyType({}),
+    watch: Callable[[int, int], None] = lambda _number, _total: None,
 ) -> Model:
     """Return the model `spec` names.
 
     spec: "simulated", made with `settings` and `seed` (which wins over the seed in `settings`), or
     "package.module:name" of a callable, a Model, an LLM (called as `llm_settings` say) or a class
-    of one of them; the current folder is importable.
+    of one of them; the current folder is importable.  A .gguf file, a folder or `smollm2` is a
+    checkpoint, which is computed as `transformer_settings` say; `watch` is called with how many of
+    its tensors are read, and of how many.
 
     Raises:
         BatchdecodeError: there is no such model, or these are not its settings.
@@ -50,7 +55,12 @@ def load_model(
         return SimulatedModel(_settings(given, SimulatedSettings, "simulated model"))
     if seed is not None:
         raise BatchdecodeError(f"a seed is a setting of the simulated model; {spec} takes none")
-    from batcher.models.calls import CallSettings  # noqa: PLC0415 - see above
+    if is_checkpoint(spec):
+        from batcher.models.transformer import load_transformer  # noqa: PLC0415 - see above
+
+        made = _settings(transformer_settings, TransformerSettings, "transformer")
+        return as_model(load_transformer(spec, made, watch), spec)
+    from batcher.models.calls import CallSettings  # noqa: PLC0415 - as above
 
     call_settings = _settings(llm_settings, CallSettings, "llm")
     return as_model(import_object(spec, "model", "simulated"), spec, call_settings)

@@ -39,6 +39,7 @@ class ModelCapabilities(Struct, frozen=True):
     check_constraint: compiles a constraint, given the field and its value; raises GrammarError if
     that is wrong, and another BatchdecodeError where nothing can be compiled.  None if constraints
     are not to be compiled.
+    takes_chats: whether a text is what a user says, of which the chat template makes the prompt.
     """
 
     vocab_size: int | None = None
@@ -48,6 +49,7 @@ class ModelCapabilities(Struct, frozen=True):
     has_eos: bool = True
     check_constraint: Callable[[ConstraintField, object], None] | None = None
     chat_template: Callable[[list[dict[str, str]]], Any] | None = None
+    takes_chats: bool = False
     encode: Callable[[str], object] | None = None
 
     @property

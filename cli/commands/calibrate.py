@@ -33,7 +33,9 @@ class CalibrateOptions:
     )
     meta: str | None = shared.meta(REQUESTS)
     batch: int | None = option(REQUESTS, "Requests that were run at once at most.", "N", **_COUNT)
-    scheduling: SchedulingOptions = scheduling_group(REQUESTS, without=("check", "profile")).field
+    scheduling: SchedulingOptions = scheduling_group(
+        REQUESTS, without=("check", "profile", "kv_memory")
+    ).field
     tries: int | None = option(REQUESTS, "Simulations at most.  [default: 200]", "N", **_COUNT)
     holdout: float | None = option(
         REQUESTS,

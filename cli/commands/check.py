@@ -17,12 +17,15 @@ class CheckOptions:
     config: str | None = shared.all_config()
     batch: int = shared.batch()
     model: str = shared.model()
+    chat: bool = shared.chat()
+    checkpoint: dict[str, Any] = shared.checkpoint_group().field
     seed: int | None = shared.seed()
     grammar_timeout: float = shared.grammar_timeout()
     json: bool = flag(OUTPUT, "Print the plan as JSON.")
     color: shared.Color = shared.color()
     model_settings: dict[str, Any] = field(default_factory=dict)
     llm_settings: dict[str, Any] = field(default_factory=dict)
+    transformer_settings: dict[str, Any] = field(default_factory=dict)
 
 
 def check(options: CheckOptions) -> None:

@@ -84,6 +84,8 @@ class CompareOptions:
         OUTPUT, "Processes.  [default: one for each core]", "N", "-j", min=1, max=4096
     )
     model: str = shared.model()
+    chat: bool = shared.chat()
+    checkpoint: dict[str, Any] = shared.checkpoint_group().field
     seed: int | None = shared.seed()
     grammar_timeout: float = shared.grammar_timeout()
     config: str | None = run_config_option()
@@ -91,6 +93,7 @@ class CompareOptions:
     quiet: bool = quiet_option()
     model_settings: dict[str, Any] = field(default_factory=dict)
     llm_settings: dict[str, Any] = field(default_factory=dict)
+    transformer_settings: dict[str, Any] = field(default_factory=dict)
 
 
 def compare(options: CompareOptions) -> None:

@@ -51,6 +51,8 @@ class PlanOptions:
     axes: dict[str, str] = axes_group(as_lists=False).field
     json: bool = flag(OUTPUT, "Print it as JSON.")
     model: str = shared.model()
+    chat: bool = shared.chat()
+    checkpoint: dict[str, Any] = shared.checkpoint_group().field
     seed: int | None = shared.seed()
     grammar_timeout: float = shared.grammar_timeout()
     config: str | None = run_config_option()
@@ -58,6 +60,7 @@ class PlanOptions:
     quiet: bool = quiet_option()
     model_settings: dict[str, Any] = field(default_factory=dict)
     llm_settings: dict[str, Any] = field(default_factory=dict)
+    transformer_settings: dict[str, Any] = field(default_factory=dict)
     from_file: set[str] = field(default_factory=set)
 
 

@@ -7,7 +7,7 @@ from ..help import DECODING, INPUT, OUTPUT, argument, flag, option
 from ..options import MAX_BATCH, TIME, SchedulingOptions, as_command, scheduling_group
 
 # It computes no token, a log has neither priorities nor deadlines, and its profile is no clock.
-NOT_TAKEN = ("check", "preempt_for", "profile")
+NOT_TAKEN = ("check", "preempt_for", "profile", "kv_memory")
 
 EXAMPLES = """\b
 Examples:

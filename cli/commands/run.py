@@ -68,6 +68,8 @@ class RunOptions:
     config: str | None = shared.all_config()
     batch: int = shared.batch()
     model: str = shared.model()
+    chat: bool = shared.chat()
+    checkpoint: dict[str, Any] = shared.checkpoint_group().field
     seed: int | None = shared.seed()
     grammar_timeout: float = shared.grammar_timeout()
     call_timeout: float | None = option(
@@ -128,6 +130,7 @@ class RunOptions:
     quiet: bool = flag(DISPLAY, "No live view and no summary: only problems.", "-q")
     model_settings: dict[str, Any] = field(default_factory=dict)
     llm_settings: dict[str, Any] = field(default_factory=dict)
+    transformer_settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def limits(self) -> "Slo | None":

@@ -20,14 +20,18 @@ _INPUT_WORDS = "A trace, or requests, which are run for it: a file, a .gz file, 
 
 def _run_group() -> OptionGroup:
     """Return the options of running requests; what was given of them is an error for a trace."""
-    model = "simulated, or package.module:name of a Python callable.  [default: simulated]"
     slots = "Slots of the batch.  [default: 8]"
     limits: dict[str, Any] = {"min": 1, "max": MAX_BATCH, "show_default": True}
-    config = shared.config(REQUESTS, "these options, and settings of the simulated model")
+    config = shared.config(REQUESTS, "these options, and settings of models")
     return OptionGroup(
         {
             "batch": (int | None, option(REQUESTS, slots, "N", "-b", **limits)),
-            "model": (str | None, option(REQUESTS, model, "NAME")),
+            "model": (
+                str | None,
+                option(REQUESTS, f"{shared.MODEL}  [default: simulated]", "NAME"),
+            ),
+            "chat": (bool | None, option(REQUESTS, shared.CHAT)),
+            **shared.checkpoint_group(REQUESTS).kinds,
             "seed": (
                 int | None,
                 option(REQUESTS, "Seed of the simulated model.  [default: 0]", "N"),

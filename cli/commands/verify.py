@@ -6,6 +6,7 @@ from typing import Any
 import typer
 
 from .. import shared
+from ..config import OF_MODELS
 from ..help import INPUT, OUTPUT, flag, option
 from ..options import as_command
 
@@ -19,9 +20,11 @@ class VerifyOptions:
 
     input: str | None = shared.requests()
     config: str | None = shared.config(
-        INPUT, "--model, and the settings of models", names={"model"}
+        INPUT, "--model, and the settings of models", names=OF_MODELS
     )
     model: str = shared.model()
+    chat: bool = shared.chat()
+    checkpoint: dict[str, Any] = shared.checkpoint_group().field
     grammar_timeout: float = shared.grammar_timeout()
     settings: int = option(
         VERIFYING,
@@ -39,6 +42,7 @@ class VerifyOptions:
     color: shared.Color = shared.color()
     model_settings: dict[str, Any] = field(default_factory=dict)
     llm_settings: dict[str, Any] = field(default_factory=dict)
+    transformer_settings: dict[str, Any] = field(default_factory=dict)
 
 
 def verify(options: VerifyOptions) -> None:

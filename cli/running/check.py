@@ -6,13 +6,13 @@ from msgspec import Struct
 
 from batcher.engine import Engine
 from batcher.formats.requests import BadLine, RequestParser
-from batcher.models.base import Tokenizer
-from batcher.models.loading import load_model
+from batcher.models.base import Tokenizer, number_of
 from batcher.prompts import count_tokens, has_segments
 from batcher.request import Request
 from batcher.validation import num_slots_needed
 
 from ..commands.check import CheckOptions
+from ..models import capabilities_of, load
 from ..printing import print_json, print_text
 from ..screen.cells import counted
 from .intake import OpenInput, open_input
@@ -34,6 +34,8 @@ class InputPlan(Struct, kw_only=True):
     slot_steps: for how long all slots together are held if every request generates all it may.
     least_steps: what any schedule needs for that in `batch` slots; stops, EOS and what a constraint
     forces only make it less, arrival times only more.
+    max_context: how many tokens a row may have, None if there is no limit.
+    too_long: prompts that have more; may_outgrow: others that have more with all their outputs may.
     """
 
     lines: int = 0
@@ -56,6 +58,9 @@ class InputPlan(Struct, kw_only=True):
     batch: int
     slot_steps: int = 0
     least_steps: int = 0
+    max_context: int | None = None
+    too_long: int = 0
+    may_outgrow: int = 0
 
     def add(self, parsed: Line, tokenizer: Tokenizer) -> None:
         """Count one line in."""
@@ -66,14 +71,14 @@ class InputPlan(Struct, kw_only=True):
         request = parsed.request
         self.requests += 1
         self.openai_rows += parsed.form != "result"
-        self._add_prompt(request, tokenizer)
+        self._add_prompt(request, count_tokens(request.prompt, tokenizer))
         self._add_output(request)
         stops = (request.stop_token, request.stop_sequence, request.stop)
         self.with_stops += any(stop is not None for stop in stops)
         self.ignoring_eos += request.ignore_eos
         self._add_arrival(request.arrival_time)
 
-    def _add_prompt(self, request: Request, tokenizer: Tokenizer) -> None:
+    def _add_prompt(self, request: Request, num_tokens: int) -> None:
         prompt = request.prompt
         if isinstance(prompt, str):
             self.text_prompts += 1
@@ -81,9 +86,12 @@ class InputPlan(Struct, kw_only=True):
             self.segment_prompts += 1
         else:
             self.token_prompts += 1
-        num_tokens = count_tokens(prompt, tokenizer)
         self.prompt_tokens += num_tokens
         self.longest_prompt = max(self.longest_prompt, num_tokens)
+        if self.max_context is not None:
+            num_needed = num_tokens + max(request.max_tokens - 1, 0)  # the last is not
+            self.too_long += num_tokens > self.max_context
+            self.may_outgrow += num_tokens <= self.max_context < num_needed
 
     def _add_output(self, request: Request) -> None:
         max_tokens = request.max_tokens
@@ -102,10 +110,10 @@ class InputPlan(Struct, kw_only=True):
 
 def _make_plan(options: CheckOptions, requests: OpenInput, report: ProblemReport) -> InputPlan:
     """Read all of `requests`, count and report."""
-    model = load_model(options.model, options.model_settings, options.seed, options.llm_settings)
+    model = load(options, options.seed)
     engine = Engine(model, options.batch, grammar_timeout=options.grammar_timeout)
-    parser = RequestParser(engine.capabilities)
-    plan = InputPlan(batch=options.batch)
+    parser = RequestParser(capabilities_of(engine, options))
+    plan = InputPlan(batch=options.batch, max_context=number_of(model, "max_context"))
     lines = requests.lines()
     reader = RequestReader(lines, parser)
     while (line := reader.read()) is not None:
@@ -121,6 +129,7 @@ def _describe(plan: InputPlan, name: str) -> str:
     rows = [
         ("prompts", _prompts(plan)),
         ("output", _output(plan)),
+        ("context", _context(plan)),
         ("stops", _stops(plan)),
         ("arrivals", _arrivals(plan)),
         ("OpenAI rows", f"{plan.openai_rows:,}" if plan.openai_rows else ""),
@@ -152,6 +161,14 @@ def _output(plan: InputPlan) -> str:
     tokens = counted(plan.output_tokens, "token")
     text = f"at most {tokens}, longest {plan.longest_output:,}"
     return text if plan.outputs == plan.requests else f"{plan.outputs:,} outputs, {text}"
+
+
+def _context(plan: InputPlan) -> str:
+    kinds = {"prompt": (plan.too_long, "too long"), "output": (plan.may_outgrow, "may outgrow it")}
+    counts = [f"{counted(count, noun)} {what}" for noun, (count, what) in kinds.items() if count]
+    if plan.max_context is None or not counts:
+        return ""
+    return f"{counted(plan.max_context, 'token')}; {', '.join(counts)}"
 
 
 def _stops(plan: InputPlan) -> str:

@@ -44,6 +44,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     scheduling: SchedulingSettings = DEFAULT_SCHEDULING
     step_time: dict[str, Any] = {}
     keep_order: bool
+    chat: bool = False
     input_sha256: str | None
 
 
@@ -134,6 +135,7 @@ def prepare(options: RunOptions, requests: OpenInput, run: RunEvent) -> Resumpti
         scheduling=options.scheduling.settings(),
         step_time=run.step_time,
         keep_order=options.keep_order,
+        chat=options.chat,
         input_sha256=requests.digest() if is_repeatable else None,
     )
     taken_over = None
@@ -247,6 +249,8 @@ def _check_same_run(output: str, earlier: RunRecord | None, now: RunRecord) -> N
     reasons += _scheduling_differences(earlier, now)
     if earlier.keep_order != now.keep_order:
         reasons.append(f"it was begun {'with' if earlier.keep_order else 'without'} --keep-order")
+    if earlier.chat != now.chat:
+        reasons.append(f"it was begun {'with' if earlier.chat else 'without'} --chat")
     if reasons:
         raise ResumeError(
             f"cannot resume {output}: {'; '.join(reasons)}. "

@@ -15,12 +15,12 @@ from batcher.errors import BatchdecodeError
 from batcher.events import Event
 from batcher.foreign import RaisedError
 from batcher.formats.requests import RequestParser
-from batcher.models.base import Model
-from batcher.models.loading import load_model
+from batcher.models.base import Model, number_of
 from batcher.models.simulated import SimulatedModel
 
 from ..commands.run import RunOptions
 from ..errors import WriteError
+from ..models import capabilities_of, load
 from ..screen.cells import counted, printable_lines
 from ..screen.opening import open_view
 from ..screen.terminal import is_pipe, is_same_terminal, wants_color
@@ -53,25 +53,26 @@ class RunSetup:
     """
 
     def __init__(self, options: RunOptions, waiting: Waiting = nullcontext) -> None:
-        self.options = options
         self._waiting = waiting
         self.requests = open_input(options.input, waiting)
         with waiting():
-            self.model = self._load_model()
+            self.model = self._load_model(options)
+            self.options = replace(options, scheduling=options.scheduling.fitted(self.model))
             self.engine = self._make_engine()
+            self._capabilities = capabilities_of(self.engine, options)
         self.report = ProblemReport(self.requests.name, options.color)
 
-    def _load_model(self) -> Model:
+    def _load_model(self, options: RunOptions) -> Model:
         """Return the model that the options name, and let its calls be broken off by a signal.
 
         Raises:
             BatchdecodeError: there is none, or it makes no calls for --call-timeout to limit.
         """
-        options = self.options
-        call_settings, limit = options.llm_settings, options.call_timeout
+        limit = options.call_timeout
         if limit is not None:
-            call_settings = {**call_settings, "call_timeout": limit}
-        model = load_model(options.model, options.model_settings, options.seed, call_settings)
+            call_settings = {**options.llm_settings, "call_timeout": limit}
+            options = replace(options, llm_settings=call_settings)
+        model = load(options, options.seed, is_shown=_has_picture(options))
         calls = getattr(model, "calls", None)  # which an LLMModel has alone
         if calls is not None:
             calls.waiting = self._waiting
@@ -122,7 +123,7 @@ class RunSetup:
         try:
             source = open_source(
                 self.requests,
-                RequestParser(self.engine.capabilities),
+                RequestParser(self._capabilities),
                 self.report,
                 keep_going=keep_going,
                 follow=options.follow,
@@ -179,6 +180,7 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
     if options.output in NAMES_OF_STDOUT:  # which is no file of ours, and has none beside it
         options = replace(options, output=None)
     setup = RunSetup(options, stop.waiting)
+    options = setup.options
     with setup.requests:
         check_files(options, setup.requests.status)
         with (
@@ -275,6 +277,7 @@ class Run:
                 elapsed=time.monotonic() - self._started,
                 encoding=sys.stderr.encoding,
                 has_color=wants_color(options.color, 2, os.environ),
+                kv_bytes_per_token=number_of(self._setup.model, "kv_bytes_per_token"),
             )
             say(text)
             scheduling = options.scheduling
@@ -323,6 +326,14 @@ class Run:
             self._tell(f"stopped by {stop.name}", f"continue with: {self._command}")
         finally:
             os._exit(stop.exit_status)
+
+
+def _has_picture(options: RunOptions) -> bool:
+    """Return whether a picture may be drawn before there is a view."""
+    if options.quiet or options.live == "always":
+        return not options.quiet
+    is_piped = options.output is None and is_pipe(stdout_descriptor())
+    return options.live == "auto" and not is_piped
 
 
 def _open_view(setup: RunSetup, loop: Loop) -> View:

@@ -57,9 +57,11 @@ def render_summary(
     elapsed: float,
     encoding: str,
     has_color: bool,
+    kv_bytes_per_token: int | None = None,
 ) -> str:
     """Return the summary as lines of text; `elapsed` is in seconds, `encoding` the terminal's.
 
+    kv_bytes_per_token: what the cache of the model takes, if it says so.
     is_complete: every request of the input was read and has come to its end.
     """
     marks = UNICODE if can_print(encoding, "".join(UNICODE)) else ASCII
@@ -71,7 +73,7 @@ def render_summary(
         _times(summary),
         _idle(summary),
         _least_steps(summary),
-        *timed_lines(summary),
+        *timed_lines(summary, kv_bytes_per_token),
         *_control(summary),
         _files(summary, files),
     ]
@@ -158,9 +160,10 @@ def _least_steps(summary: RunSummary) -> str:
     )
 
 
-def timed_lines(summary: RunSummary) -> list[str]:
+def timed_lines(summary: RunSummary, kv_bytes_per_token: int | None = None) -> list[str]:
     """Return the lines there are to say of a run, none of one whose steps are all alike."""
-    groups = [_latencies(summary), _rates(summary), _memory(summary), _steps(summary)]
+    memory = _memory(summary, kv_bytes_per_token)
+    groups = [_latencies(summary), _rates(summary), memory, _steps(summary)]
     return [f"{INDENT}{line}" for parts in groups if parts for line in fill(parts, GAP, WIDTH - 2)]
 
 
@@ -200,7 +203,7 @@ def _goodput(goodput: Goodput) -> list[str]:
     return parts
 
 
-def _memory(summary: RunSummary) -> list[str]:
+def _memory(summary: RunSummary, kv_bytes_per_token: int | None) -> list[str]:
     """Return how full the blocks were, and what that cost."""
     parts, kv = [], summary.kv
     if kv is not None:
@@ -208,6 +211,8 @@ def _memory(summary: RunSummary) -> list[str]:
         if kv.mean_share is not None and kv.max_share is not None:
             used = f"{whole_percent(kv.mean_share)} used, {whole_percent(kv.max_share)} at most"
         parts.append(f"kv {used}")
+        if kv_bytes_per_token is not None:
+            parts.append(f"{kv_bytes_per_token:,} bytes per token")
     lost = summary.preemptions
     if lost is not None and lost.count:
         again = counted(lost.recomputed_tokens, "token")

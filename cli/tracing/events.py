@@ -19,9 +19,10 @@ import msgspec
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import Event
 from batcher.formats.trace import is_trace, read_trace
+from batcher.transformer.settings import TRANSFORMER_SETTINGS
 
-from ..config import model_settings
-from ..options import NAMES, SchedulingOptions
+from ..config import OF_SCHEDULING, model_settings
+from ..options import SchedulingOptions
 from ..running.intake import InputError, OpenInput, PatientPipe, open_input
 
 STDIN = "-"
@@ -66,9 +67,12 @@ def events_of(path: str, source: OpenInput, run_options: Mapping[str, Any]) -> I
     config = options.pop("config", None)
     if config is not None:
         options |= model_settings(config)
-    given = {name: options.pop(name) for name in NAMES & options.keys()}
+    given = {name: options.pop(name) for name in OF_SCHEDULING & options.keys()}
+    checkpoint = {n: options.pop(n) for n in TRANSFORMER_SETTINGS if n in options}
     scheduling = SchedulingOptions(**given)
-    return run_events(RunOptions(input=path, scheduling=scheduling, **options))
+    return run_events(
+        RunOptions(input=path, scheduling=scheduling, checkpoint=checkpoint, **options)
+    )
 
 
 @contextmanager

@@ -5,12 +5,12 @@ from contextlib import nullcontext
 
 from batcher.engine import Engine
 from batcher.errors import BatchdecodeError
-from batcher.models.loading import load_model
 from batcher.simulation.workload import Workload, workload_of
 from batcher.whatif.lengths import decoded_outputs, num_unknown
 
 from ..commands.compare import CompareOptions
 from ..commands.plan import PlanOptions
+from ..models import capabilities_of, load
 from ..running.intake import open_input
 from ..running.problems import say
 from ..running.reading import read_requests
@@ -38,11 +38,12 @@ def read_workload(options: CompareOptions | PlanOptions) -> Workload:
         BatchdecodeError: the input has bad lines, which have been reported, or cannot be read, or
             its requests cannot be simulated.
     """
-    model = load_model(options.model, options.model_settings, options.seed, options.llm_settings)
+    model = load(options, options.seed, is_shown=not options.quiet)
     with open_input(options.input, nullcontext) as source:
         engine = Engine(model, 256, grammar_timeout=options.grammar_timeout)
         what_now = "nothing was simulated."
-        requests = read_requests(source, engine.capabilities, options.color, what_now)
+        capabilities = capabilities_of(engine, options)
+        requests = read_requests(source, capabilities, options.color, what_now)
         if not requests:
             raise BatchdecodeError(f"{source.name} has no requests")
     num_decoded = num_unknown(requests)

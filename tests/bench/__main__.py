@@ -24,6 +24,7 @@ sys.path.append(str(Path(__file__).parents[2]))  # cli/, which is installed as b
 import bare
 import workload
 from constraints import constraints
+from models import models
 from paging import paging
 from pictures import pictures
 from report import Row
@@ -261,6 +262,7 @@ BENCHMARKS = {
         pictures,
         stops,
         sampling,
+        models,
         constraints,
         simulation,
         soak,

@@ -56,6 +56,9 @@ def test_the_plan_counts_everything(check):
         "batch": 3,
         "slot_steps": 44,
         "least_steps": 16,
+        "max_context": None,
+        "too_long": 0,
+        "may_outgrow": 0,
     }
 
 

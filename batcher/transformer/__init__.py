@@ -1,0 +1,1 @@
+"""Transformers in numpy: their layers, their caches and their checkpoints."""

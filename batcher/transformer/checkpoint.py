@@ -1,0 +1,151 @@
+"""Opens checkpoints: a .gguf file, or a folder with config.json and safetensors.
+
+Nothing of a tensor is read before it is asked for; what is opened has all tensors of its model, in
+their shapes.  Both formats are data alone: nothing in them is run.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
+
+from batcher.errors import BatchdecodeError
+from batcher.transformer.config import TransformerConfig
+from batcher.transformer.config_gguf import config_from_gguf
+from batcher.transformer.config_json import Eos, config_from_json, eos_token_ids
+from batcher.transformer.files import about, read_json
+from batcher.transformer.gguf_file import read_gguf
+from batcher.transformer.safetensors_folder import read_folder
+from batcher.transformer.stored import FloatArray, StoredTensor
+from batcher.transformer.tensor_names import from_gguf_name, is_ignored, tensor_shapes
+from batcher.transformer.tokenizer import TransformerTokenizer
+from batcher.transformer.tokenizer_gguf import tokenizer_from_gguf
+from batcher.transformer.tokenizer_json import tokenizer_from_folder
+
+_NEEDED_MODULES = ("gguf", "jinja2", "safetensors", "tokenizers")
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
+_DIGESTED = 256  # bytes of each tensor
+
+
+class _Generation(Struct):
+    eos_token_id: Eos = None
+
+
+class MissingModelsError(BatchdecodeError):
+    """Checkpoints need packages that are not installed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "checkpoints need gguf, safetensors, tokenizers and jinja2: "
+            "install them with `pip install 'batchdecode[models]'`"
+        )
+
+
+class Checkpoint:
+    """The weights of a transformer, mapped, with all there is to know of it.
+
+    config: its sizes.
+    names: of its tensors, as Hugging Face calls them: model.layers.0.self_attn.q_proj.weight.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        tensors: Mapping[str, StoredTensor],
+        make_tokenizer: Callable[[], TransformerTokenizer],
+    ) -> None:
+        self.config, self.names = config, _checked_names(config, tensors)
+        self._tensors, self._make_tokenizer = tensors, make_tokenizer
+
+    @cached_property
+    def tokenizer(self) -> TransformerTokenizer:
+        """Its tokenizer, which is read when it is first asked for.
+
+        Raises:
+            BatchdecodeError: there is none, or it is of a kind that is not supported.
+        """
+        return self._make_tokenizer()
+
+    def digest(self) -> str:
+        """Return what tells this checkpoint from others, without reading all of it.
+
+        It is of the sizes, of the vocabulary, and of how each tensor begins.
+
+        Raises:
+            BatchdecodeError: as `tokenizer` does.
+        """
+        found = sha256(msgspec.json.encode(self.config))
+        for name in sorted(self._tensors):
+            tensor = self._tensors[name]
+            found.update(f"{name} {tensor.kind} {tensor.shape}".encode())
+            found.update(tensor.data[:_DIGESTED].tobytes())
+        found.update(msgspec.msgpack.encode(self.tokenizer.token_bytes))
+        return f"sha256:{found.hexdigest()[:16]}"
+
+    def read(self, name: str) -> FloatArray:
+        """Return one of `names` as float32, [out, in] of a weight; C-contiguous, perhaps read-only.
+
+        Of GGUF's llama the rows of q and k are in the order of `config.rope.style`, interleaved.
+        """
+        return self._tensors[name].read()
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """Open a .gguf file, or a folder with config.json and model.safetensors or its parts.
+
+    Raises:
+        BatchdecodeError: there is none, it is damaged, or something in it is not supported.
+        MissingModelsError: the packages that read it are not installed.
+    """
+    if any(find_spec(module) is None for module in _NEEDED_MODULES):
+        raise MissingModelsError
+    return _open_folder(path) if path.is_dir() else _open_gguf(path)
+
+
+def _open_gguf(path: Path) -> Checkpoint:
+    with about(path):
+        if not path.is_file():
+            raise BatchdecodeError("there is no such file or folder")
+        found = read_gguf(path)
+        config = config_from_gguf(found.metadata, found.tensors)
+        tensors = {from_gguf_name(name): tensor for name, tensor in found.tensors.items()}
+        return Checkpoint(config, tensors, lambda: tokenizer_from_gguf(path, found.metadata))
+
+
+def _open_folder(folder: Path) -> Checkpoint:
+    """Open a folder; what ends a text is what generation_config.json says, if it is there."""
+    with about(folder / CONFIG):
+        config = config_from_json(read_json(folder / CONFIG, dict[str, Any]))
+    if (folder / GENERATION).is_file():
+        with about(folder / GENERATION):
+            ends = read_json(folder / GENERATION, _Generation).eos_token_id
+            if ends is not None:
+                config = replace(config, eos_token_ids=eos_token_ids(ends))
+    tensors = read_folder(folder)
+    with about(folder):
+        return Checkpoint(config, tensors, lambda: tokenizer_from_folder(folder))
+
+
+def _checked_names(
+    config: TransformerConfig, tensors: Mapping[str, StoredTensor]
+) -> tuple[str, ...]:
+    """Return the names of a model's tensors, or raise a BatchdecodeError unless they are there."""
+    names = []
+    for name, shape in tensor_shapes(config):
+        if name not in tensors:
+            raise BatchdecodeError(f"the tensor {name} is missing")
+        if tensors[name].shape != shape:
+            given, wanted = list(tensors[name].shape), list(shape)
+            raise BatchdecodeError(f"{name} is {given}, and the model's sizes make it {wanted}")
+        names.append(name)
+    unknown = next((name for name in sorted(tensors.keys() - names) if not is_ignored(name)), None)
+    if unknown is not None:
+        raise BatchdecodeError(f"{unknown!r} is a tensor that no supported model of its kind has")
+    return tuple(names)

@@ -1,0 +1,276 @@
+"""Hugging Face's config.json, as transformers 4 and 5 write it."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from batcher.errors import BatchdecodeError
+from batcher.transformer.config import (
+    Activation,
+    Architecture,
+    ExpertSettings,
+    LinearScaling,
+    Llama3Scaling,
+    NumLayers,
+    Positive,
+    RopeSettings,
+    Scaling,
+    Size,
+    TokenId,
+    TransformerConfig,
+    head_dim_of,
+)
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Gemma3ForCausalLM": "gemma3",
+    "MixtralForCausalLM": "mixtral",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+}
+ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+FULL, SLIDING = "full_attention", "sliding_attention"
+SCALINGS: dict[str, type[Scaling] | None] = {
+    "default": None,
+    "linear": LinearScaling,
+    "llama3": Llama3Scaling,
+}
+HEAD_DIMS = {"qwen3": 128, "gemma3": 256}  # if unsaid; others share the hidden size out
+GEMMA_PATTERN = 6  # if unsaid; every sixth layer attends to all tokens
+
+Eos = TokenId | list[TokenId] | None
+
+
+class _Fields(Struct):
+    """The fields of config.json that matter here, with the values that they have if left out."""
+
+    architectures: Annotated[list[str], Meta(min_length=1)]
+    vocab_size: Size
+    num_hidden_layers: NumLayers
+    hidden_size: Size
+    num_attention_heads: Size
+    intermediate_size: Size
+    max_position_embeddings: Size
+    num_key_value_heads: Size | None = None
+    head_dim: Size | None = None
+    rms_norm_eps: Positive = 1e-6
+    hidden_act: str | None = None
+    hidden_activation: str | None = None
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    partial_rotary_factor: float = 1.0
+    rope_theta: Positive = 10_000.0
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    sliding_window: Size | None = None
+    use_sliding_window: bool = False
+    max_window_layers: Annotated[int, Meta(ge=0)] = 28
+    layer_types: list[str] | None = None
+    tie_word_embeddings: bool | None = None
+    eos_token_id: Eos = None
+    quantization_config: Any = None
+    query_pre_attn_scalar: Positive | None = None
+    attn_logit_softcapping: Positive | None = None
+    final_logit_softcapping: Positive | None = None
+    use_bidirectional_attention: bool | None = None
+    sliding_window_pattern: Size | None = None
+    rope_local_base_freq: Positive = 10_000.0
+    num_local_experts: Size | None = None
+    num_experts: Size | None = None
+    num_experts_per_tok: Size | None = None
+    moe_intermediate_size: Size | None = None
+    norm_topk_prob: bool = False
+    decoder_sparse_step: Size = 1
+    mlp_only_layers: list[int] | None = None
+
+
+class _Rope(Struct):
+    rope_theta: Positive
+    rope_type: str = "default"
+    partial_rotary_factor: float = 1.0
+
+
+def config_from_json(mapping: Mapping[str, Any]) -> TransformerConfig:
+    """Return what config.json says.
+
+    Raises:
+        BatchdecodeError: it is of another architecture, has a feature that is not supported, or is
+        wrong.
+    """
+    known = ", ".join(ARCHITECTURES)
+    named = mapping.get("architectures")
+    name = named[0] if isinstance(named, list) and named else named
+    if not isinstance(name, str) or name not in ARCHITECTURES:
+        raise BatchdecodeError(
+            f"architecture {name!r} is not supported, known: {known}; models of others can be "
+            "called by way of package.module:name"
+        )
+    architecture = ARCHITECTURES[name]
+    try:
+        fields = msgspec.convert(mapping, _Fields)
+        rope, local_rope = _ropes_of(fields, architecture)
+    except msgspec.ValidationError as error:
+        raise BatchdecodeError(str(error)) from None
+    _refuse_unsupported(fields)
+    is_gemma = architecture == "gemma3"
+    kinds = _kinds_of(fields, architecture)
+    has_window = SLIDING in kinds and fields.sliding_window is not None
+    scalar, ties = fields.query_pre_attn_scalar, fields.tie_word_embeddings
+    head_dim = fields.head_dim or HEAD_DIMS.get(architecture)
+    return TransformerConfig(
+        architecture,
+        vocab_size=fields.vocab_size,
+        num_layers=fields.num_hidden_layers,
+        hidden_size=fields.hidden_size,
+        num_heads=fields.num_attention_heads,
+        num_kv_heads=fields.num_key_value_heads or fields.num_attention_heads,
+        head_dim=head_dim or head_dim_of(fields.hidden_size, fields.num_attention_heads),
+        intermediate_size=fields.intermediate_size,
+        rms_norm_eps=fields.rms_norm_eps,
+        max_position_embeddings=fields.max_position_embeddings,
+        rope=rope,
+        sliding_window=fields.sliding_window if has_window else None,
+        has_qkv_bias=architecture == "qwen2",
+        has_qk_norm=architecture in {"qwen3", "qwen3_moe", "gemma3"},
+        ties_embeddings=is_gemma if ties is None else ties,
+        eos_token_ids=eos_token_ids(fields.eos_token_id),
+        full_layers=tuple(n for n, kind in enumerate(kinds) if kind == FULL) if has_window else (),
+        local_rope=local_rope if has_window else None,
+        activation=_activation_of(fields),
+        attention_scale=None if scalar is None else scalar**-0.5,
+        attention_softcap=fields.attn_logit_softcapping,
+        logit_softcap=fields.final_logit_softcapping,
+        embedding_scale=fields.hidden_size**0.5 if is_gemma else 1.0,
+        has_offset_norms=is_gemma,
+        has_post_norms=is_gemma,
+        experts=_experts_of(fields, architecture),
+    )
+
+
+def eos_token_ids(given: Eos) -> tuple[int, ...]:
+    """Return the tokens that end a text, which config.json has as none, one or a list."""
+    if given is None:
+        return ()
+    return (given,) if isinstance(given, int) else tuple(dict.fromkeys(given))
+
+
+def _refuse_unsupported(fields: _Fields) -> None:
+    """Raise a BatchdecodeError if a model has what is not computed here."""
+    for name in ("attention_bias", "mlp_bias"):
+        if getattr(fields, name):
+            raise BatchdecodeError(
+                f"{name} is not supported; known: biases of q, k and v in Qwen2ForCausalLM"
+            )
+    if fields.use_bidirectional_attention:
+        raise BatchdecodeError("use_bidirectional_attention is not supported: nothing is generated")
+    if fields.quantization_config is not None:
+        raise BatchdecodeError(
+            "quantization_config is not supported; known: F32, F16 and BF16, or a .gguf file"
+        )
+
+
+def _activation_of(fields: _Fields) -> Activation:
+    name = fields.hidden_act or fields.hidden_activation or "silu"
+    if name not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
+        raise BatchdecodeError(f"hidden_act {name!r} is not supported, known: {known}")
+    return ACTIVATIONS[name]
+
+
+def _ropes_of(
+    fields: _Fields, architecture: Architecture
+) -> tuple[RopeSettings, RopeSettings | None]:
+    """Return the RoPE of `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`.
+
+    The second is that of layers with a window, where it is another one.
+
+    Raises:
+        BatchdecodeError: it is of a kind that is not supported.
+        ValidationError: a value is wrong.
+    """
+    given = {
+        "rope_theta": fields.rope_theta,
+        "partial_rotary_factor": fields.partial_rotary_factor,
+        **(fields.rope_scaling or {}),
+        **(fields.rope_parameters or {}),
+    }
+    if architecture != "gemma3":
+        return _rope_of(given), None
+    by_kind = {
+        kind: value for kind in (FULL, SLIDING) if isinstance(value := given.pop(kind, None), dict)
+    }
+    local = by_kind.get(SLIDING, {"rope_theta": fields.rope_local_base_freq})
+    return _rope_of(by_kind.get(FULL, given)), _rope_of(local)
+
+
+def _rope_of(given: dict[str, Any]) -> RopeSettings:
+    given.setdefault("rope_type", given.get("type") or "default")
+    if any(isinstance(value, dict) for value in given.values()):
+        raise BatchdecodeError("layers with a RoPE of their own are not supported")
+    rope = msgspec.convert(given, _Rope)
+    if rope.rope_type not in SCALINGS:
+        known = ", ".join(SCALINGS)
+        raise BatchdecodeError(f"RoPE of type {rope.rope_type!r} is not supported, known: {known}")
+    if rope.partial_rotary_factor != 1:
+        raise BatchdecodeError("partial_rotary_factor is not supported, known: 1")
+    kind = SCALINGS[rope.rope_type]
+    scaling = None if kind is None else msgspec.convert(given, kind)
+    return RopeSettings(rope.rope_theta, "half-split", scaling)
+
+
+def _kinds_of(fields: _Fields, architecture: Architecture) -> list[str]:
+    """Return the kind of attention of each layer.
+
+    Raises:
+        BatchdecodeError: there is one of another kind, or not one for each layer.
+    """
+    num_layers, kinds = fields.num_hidden_layers, fields.layer_types
+    if architecture == "llama":
+        return [FULL] * num_layers
+    if architecture in {"mistral", "mixtral"}:
+        return [FULL if fields.sliding_window is None else SLIDING] * num_layers
+    if kinds is None and architecture == "gemma3":
+        pattern = fields.sliding_window_pattern or GEMMA_PATTERN
+        return [SLIDING if (layer + 1) % pattern else FULL for layer in range(num_layers)]
+    if kinds is None:
+        first = fields.max_window_layers if fields.use_sliding_window else num_layers
+        return [SLIDING if layer >= first else FULL for layer in range(num_layers)]
+    if len(kinds) != num_layers or not {*kinds} <= {FULL, SLIDING}:
+        raise BatchdecodeError(
+            f"layer_types are not one for each of {num_layers} layers, known: {FULL}, {SLIDING}"
+        )
+    if SLIDING in kinds and fields.sliding_window is None:
+        raise BatchdecodeError(f"layers have {SLIDING}, and no sliding_window")
+    return kinds
+
+
+def _experts_of(fields: _Fields, architecture: Architecture) -> ExpertSettings | None:
+    """Return the experts of a model, if it has any.
+
+    Raises:
+        BatchdecodeError: a token goes through more than there are, or their number is not said.
+    """
+    if architecture not in {"mixtral", "qwen3_moe"}:
+        return None
+    is_mixtral = architecture == "mixtral"
+    num_experts = fields.num_local_experts or fields.num_experts or (8 if is_mixtral else 128)
+    num_chosen = fields.num_experts_per_tok or (2 if is_mixtral else 8)
+    if num_chosen > num_experts:
+        raise BatchdecodeError(f"{num_chosen} experts for a token, of {num_experts}")
+    step, dense = fields.decoder_sparse_step, {*(fields.mlp_only_layers or ())}
+    wide = None if is_mixtral else fields.moe_intermediate_size or 768
+    return ExpertSettings(
+        layers=tuple(
+            layer
+            for layer in range(fields.num_hidden_layers)
+            if layer not in dense and (layer + 1) % step == 0
+        ),
+        num_experts=num_experts,
+        num_chosen=num_chosen,
+        intermediate_size=wide or fields.intermediate_size,
+        normalises=is_mixtral or fields.norm_topk_prob,
+    )

@@ -1,0 +1,47 @@
+"""The keys and values of tokens, in cells: whose they are is the block tables' business."""
+
+import numpy as np
+
+from batcher.transformer.attention import NOWHERE
+from batcher.transformer.layers import FloatArray, IntArray
+
+_NUM_FIXED = NOWHERE + 1  # cells before those of block 0
+
+
+class KVStore:
+    """Keys and values of every layer for a number of cells, which may grow.
+
+    keys, values: for each layer [cells, kv_heads, head_dim]; the cell NOWHERE holds zeros.
+    """
+
+    def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
+        self._shape = (num_kv_heads, head_dim)
+        self.keys = [self._zeros(_NUM_FIXED) for _ in range(num_layers)]
+        self.values = [self._zeros(_NUM_FIXED) for _ in range(num_layers)]
+
+    def _zeros(self, num_cells: int) -> FloatArray:
+        return np.zeros((num_cells, *self._shape), np.float32)
+
+    def make_room(self, num_cells: int) -> None:
+        """Have at least so many cells beside those that are fixed; memory is used as they are."""
+        num_old = len(self.keys[0])
+        num_missing = _NUM_FIXED + num_cells - num_old
+        if num_missing <= 0:
+            return
+        num_new = num_old + max(num_missing, num_old)
+        for store in (self.keys, self.values):
+            for layer, old in enumerate(store):
+                store[layer] = self._zeros(num_new)
+                store[layer][:num_old] = old
+
+    def cells(self, table: list[int], block_size: int, start: int, stop: int) -> IntArray:
+        """Return the cells of the positions start..stop of a sequence with this block table."""
+        positions = np.arange(start, stop)
+        blocks = np.array(table, np.int64)[positions // block_size]
+        return _NUM_FIXED + blocks * block_size + positions % block_size
+
+    def copy(self, source: int, target: int, block_size: int) -> None:
+        """Let a block hold what another does."""
+        first, second = _NUM_FIXED + source * block_size, _NUM_FIXED + target * block_size
+        for store in (*self.keys, *self.values):
+            store[second : second + block_size] = store[first : first + block_size]

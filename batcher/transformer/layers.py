@@ -1,0 +1,109 @@
+"""The layers of a transformer that have no weights to multiply by, or only one for each feature.
+
+Each works on the last axis alone, so that what a row comes to never depends on the rows beside it.
+"""
+
+from math import pi, sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+from batcher.transformer.config import (
+    FrequencyFactors,
+    LinearScaling,
+    RopeSettings,
+)
+
+FloatArray = NDArray[np.float32]
+IntArray = NDArray[np.int64]
+
+
+def rms_norm(x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
+    """Return x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, 2019).
+
+    x: [..., features].  weight: [features].
+    """
+    mean: FloatArray = np.square(x).mean(-1, keepdims=True)
+    mean += np.float32(eps)
+    np.sqrt(mean, out=mean)
+    normed: FloatArray = x / mean
+    normed *= weight
+    return normed
+
+
+def silu(x: FloatArray) -> FloatArray:
+    """Return x * sigmoid(x) of each element.
+
+    The exponent is never positive, so that nothing overflows.
+    """
+    power = np.exp(-np.abs(x))
+    one = np.float32(1)
+    sigmoid = np.where(x < 0, power, one) / (one + power)
+    return x * sigmoid.astype(np.float32, copy=False)
+
+
+def gelu_tanh(x: FloatArray) -> FloatArray:
+    """Return x * P(X <= x) of a normal X, by way of tanh (Hendrycks and Gimpel, 2016)."""
+    inner = np.float32(sqrt(2 / pi)) * (x + np.float32(0.044715) * x * x * x)
+    activated: FloatArray = np.float32(0.5) * x * np.add(np.tanh(inner), 1, dtype=np.float32)
+    return activated
+
+
+def soft_cap(x: FloatArray, cap: float) -> FloatArray:
+    """Return cap * tanh(x / cap), which lies between -cap and cap (Gemma 2)."""
+    capped: FloatArray = np.float32(cap) * np.tanh(x / np.float32(cap))
+    return capped
+
+
+class RotaryEmbedding:
+    """Turns pairs of features by angles that grow with the position (Su et al., "RoFormer", 2021).
+
+    frequencies: [head_dim / 2] by how much each pair is turned from one position to the next.
+    """
+
+    def __init__(self, settings: RopeSettings, head_dim: int) -> None:
+        exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
+        self.frequencies = _scaled(np.power(settings.theta, -exponents), settings)
+        self.settings = settings
+        self._is_interleaved = settings.style == "interleaved"
+
+    def angles(self, positions: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Return the cosines and sines [rows, 1, head_dim / 2] at `positions` [rows]."""
+        angles = positions[:, None, None] * self.frequencies
+        return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+
+    def rotate(self, x: FloatArray, cosines: FloatArray, sines: FloatArray) -> FloatArray:
+        """Return x [rows, heads, head_dim], turned.
+
+        Half-split, feature i is paired with i + head_dim / 2; interleaved, 2i with 2i + 1.
+        """
+        half = x.shape[-1] // 2
+        is_interleaved = self._is_interleaved
+        firsts = (..., slice(0, None, 2)) if is_interleaved else (..., slice(None, half))
+        seconds = (..., slice(1, None, 2)) if is_interleaved else (..., slice(half, None))
+        turned = np.empty_like(x)
+        turned[firsts] = x[firsts] * cosines - x[seconds] * sines
+        turned[seconds] = x[seconds] * cosines + x[firsts] * sines
+        return turned
+
+
+def _scaled(frequencies: NDArray[np.float64], settings: RopeSettings) -> NDArray[np.float64]:
+    """Return the frequencies of a model that was trained further on a longer context."""
+    scaling = settings.scaling
+    if scaling is None:
+        return frequencies
+    if isinstance(scaling, LinearScaling):
+        return frequencies / scaling.factor
+    if isinstance(scaling, FrequencyFactors):
+        divided: NDArray[np.float64] = frequencies / np.array(scaling.factors)
+        return divided
+    # Llama 3.1: high frequencies stay, low ones are divided, those between are mixed.
+    original, low, high = (
+        scaling.original_max_position_embeddings,
+        scaling.low_freq_factor,
+        scaling.high_freq_factor,
+    )
+    num_turns = original * frequencies / (2 * pi)
+    share = np.clip((num_turns - low) / (high - low), 0, 1)
+    mixed: NDArray[np.float64] = frequencies * (share + (1 - share) / scaling.factor)
+    return mixed

@@ -1,0 +1,55 @@
+"""How a person names a checkpoint, and says how it is to be computed.
+
+Rule: all there is to know of a setting stands beside it; options, their help and checks follow.
+"""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from batcher.fields import FieldFacts, fields_of
+
+SMOLLM2 = "smollm2"  # for the demo: the file in a package
+MAX_CONTEXT = 2**24  # tokens: more than any model has
+WeightKind = Literal["fp32", "int8", "int8-channel"]
+
+
+class TransformerSetting(FieldFacts, frozen=True):
+    """What is to be known of a setting beside its type, its default and what it does.
+
+    metavar: what stands for its value; None of one that has none.
+    """
+
+    metavar: str | None = None
+
+
+class TransformerSettings(Struct, frozen=True, forbid_unknown_fields=True):
+    """How a checkpoint is computed; docs/models.md says more of what each one costs."""
+
+    weights: Annotated[
+        WeightKind,
+        "how weights are multiplied: `fp32`, or as integers with a scale for each matrix (`int8`) "
+        "or output (`int8-channel`)",
+        TransformerSetting(metavar="KIND"),
+    ] = "fp32"
+    fast_math: Annotated[
+        bool,
+        "leave products of floats to BLAS: faster in small batches, but the last bits depend on "
+        "the batch",
+        TransformerSetting(),
+    ] = False
+    max_context: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_CONTEXT)] | None,
+        "tokens that a row of a checkpoint may have, prompt and output; at most and by default as "
+        "many as the checkpoint says",
+        TransformerSetting(metavar="N"),
+    ] = None
+
+
+TRANSFORMER_SETTINGS: dict[str, TransformerSetting] = fields_of(TransformerSettings)
+
+
+def is_checkpoint(spec: str) -> bool:
+    """Return whether a person means a checkpoint: a short name, a .gguf file or a folder."""
+    return spec == SMOLLM2 or spec.endswith(".gguf") or Path(spec).is_dir()

@@ -1,0 +1,117 @@
+"""Reads the tokenizer of a folder, tokenizer.json, and its chat template from the files beside."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from batcher.errors import BatchdecodeError
+from batcher.foreign import calling
+from batcher.transformer.chat_template import ChatTemplate
+from batcher.transformer.files import about, read_file, read_json
+from batcher.transformer.tokenizer import (
+    TransformerTokenizer,
+    byte_level_bytes,
+    sentencepiece_bytes,
+    tokenizer_of,
+)
+
+TOKENIZER = "tokenizer.json"
+SETTINGS = "tokenizer_config.json"
+TEMPLATE = "chat_template.jinja"
+DECODERS: dict[str, Callable[[str], bytes]] = {
+    "ByteLevel": byte_level_bytes,
+    "ByteFallback": sentencepiece_bytes,
+}
+
+
+class _Decoder(Struct):
+    type: str
+    decoders: list["_Decoder"] = []
+
+
+class _Tokenizer(Struct):
+    decoder: _Decoder | None = None
+
+
+class _Named(Struct):
+    name: str
+    template: str
+
+
+class _Content(Struct):
+    content: str
+
+
+_Text = str | _Content | None
+
+
+class _Settings(Struct):
+    chat_template: str | list[_Named] | None = None
+    bos_token: _Text = None
+    eos_token: _Text = None
+    unk_token: _Text = None
+    pad_token: _Text = None
+
+
+def tokenizer_from_folder(folder: Path) -> TransformerTokenizer:
+    """Return the tokenizer of a folder.
+
+    Raises:
+        BatchdecodeError: there is none, or it is damaged, or of an unknown kind.
+    """
+    from tokenizers import Tokenizer  # noqa: PLC0415 - optional
+
+    template = _template_of(folder)
+    with about(folder / TOKENIZER):
+        text = read_file(folder / TOKENIZER)
+        bytes_of = _decoding(msgspec.json.decode(text, type=_Tokenizer).decoder)
+        with calling("it cannot be used:"):
+            inner = Tokenizer.from_buffer(text)
+        return tokenizer_of(inner, bytes_of, template)
+
+
+def _decoding(decoder: _Decoder | None) -> Callable[[str], bytes]:
+    """Return what a tokenizer's decoder makes of the text of one token."""
+    kinds = [] if decoder is None else [decoder.type, *(part.type for part in decoder.decoders)]
+    found = next((kind for kind in kinds if kind in DECODERS), None)
+    if found is None:
+        said = " and ".join(kinds) or "nothing"
+        raise BatchdecodeError(
+            f"a tokenizer decoded by {said} is not supported, known: {', '.join(DECODERS)}"
+        )
+    return DECODERS[found]
+
+
+def _template_of(folder: Path) -> ChatTemplate | None:
+    """Return the chat template that is there, a file of its own before one in the settings."""
+    settings, source = _Settings(), None
+    if (folder / SETTINGS).is_file():
+        with about(folder / SETTINGS):
+            settings = read_json(folder / SETTINGS, _Settings)
+            source = _default_of(settings.chat_template)
+    place = folder / SETTINGS
+    if (folder / TEMPLATE).is_file():
+        place = folder / TEMPLATE
+        with about(place):
+            source = read_file(place).decode()
+    if source is None:
+        return None
+    names = ("bos_token", "eos_token", "unk_token", "pad_token")
+    with about(place):
+        return ChatTemplate(
+            source,
+            {
+                name: text if isinstance(text, str) else text.content
+                for name in names
+                if (text := getattr(settings, name)) is not None
+            },
+        )
+
+
+def _default_of(given: str | list[_Named] | None) -> str | None:
+    """Return the template for plain chats, of one or of several."""
+    if isinstance(given, list):
+        return next((named.template for named in given if named.name == "default"), None)
+    return given

@@ -1,0 +1,131 @@
+"""From the options of a command to its model, with a bar on the terminal while one is loaded."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+
+from batcher.engine import Engine
+from batcher.errors import BatchdecodeError, InvariantError
+from batcher.models.base import Model
+from batcher.models.loading import as_model, load_model
+from batcher.transformer.settings import is_checkpoint
+from batcher.validation import ModelCapabilities
+
+from .screen.cells import printable
+from .screen.terminal import can_animate
+
+Watch = Callable[[int, int], None]
+"""Called with how many tensors are read, and of how many."""
+
+
+class ModelOptions(Protocol):
+    """The options of any command that say which model there is, and how it is spoken to."""
+
+    @property
+    def model(self) -> str:
+        """What a person calls it."""
+
+    @property
+    def chat(self) -> bool | None:
+        """Whether texts are what a user says."""
+
+    @property
+    def checkpoint(self) -> Mapping[str, Any]:
+        """The options that are settings of a checkpoint."""
+
+    @property
+    def model_settings(self) -> Mapping[str, Any]:
+        """Settings of the simulated model."""
+
+    @property
+    def llm_settings(self) -> Mapping[str, Any]:
+        """How an LLM is called."""
+
+    @property
+    def transformer_settings(self) -> Mapping[str, Any]:
+        """Settings of a checkpoint that the options do not give."""
+
+
+def load(options: ModelOptions, seed: int | None, *, is_shown: bool = True) -> Model:
+    """Return the model that the options name.
+
+    is_shown: whether a bar may be drawn.
+
+    Raises:
+        BatchdecodeError: there is none, or an option means nothing to it.
+    """
+    name, given = options.model, options.checkpoint
+    if given and not is_checkpoint(name):
+        option = next(iter(given)).replace("_", "-")
+        raise BatchdecodeError(
+            f"--{option} is for checkpoints (.gguf files, folders); {name} is none"
+        )
+    with _loading_bar(name, is_shown=is_shown) as watch:
+        return load_model(
+            name,
+            options.model_settings,
+            seed,
+            options.llm_settings,
+            {**options.transformer_settings, **given},
+            watch,
+        )
+
+
+def model_again(model: Model, options: ModelOptions, seed: int | None) -> Model:
+    """Return a model as `load` does, which has given `model`: the weights are those of that one.
+
+    A class is instantiated anew.
+
+    Raises:
+        BatchdecodeError: as `load` does.
+    """
+    if not is_checkpoint(options.model):
+        return load(options, seed)
+    from batcher.models.transformer import TransformerModel  # noqa: PLC0415 - for checkpoints only
+
+    inner = getattr(model, "inner", model)
+    if not isinstance(inner, TransformerModel):
+        raise InvariantError(f"{options.model} is a checkpoint, and no transformer was loaded")
+    return as_model(inner.twin(), options.model)
+
+
+def capabilities_of(engine: Engine, options: ModelOptions) -> ModelCapabilities:
+    """Return what requests are checked against, and how their prompts are read.
+
+    Raises:
+        BatchdecodeError: they are to be chats, and the model has no template for them.
+    """
+    if not options.chat:
+        return engine.capabilities
+    if engine.capabilities.chat_template is None:
+        raise BatchdecodeError(
+            f"--chat needs a model with a chat template; {options.model} has none"
+        )
+    return replace(engine.capabilities, takes_chats=True)
+
+
+@contextmanager
+def _loading_bar(name: str, *, is_shown: bool) -> Iterator[Watch]:
+    """Give what shows how much of a checkpoint is loaded."""
+    if not (is_shown and is_checkpoint(name) and can_animate(2, os.environ)):
+        yield lambda _number, _total: None
+        return
+    from rich import progress  # noqa: PLC0415 - only on a terminal
+    from rich.console import Console  # noqa: PLC0415 - as above
+    from rich.markup import escape  # noqa: PLC0415 - as above
+
+    with progress.Progress(
+        progress.TextColumn("loading {task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        console=Console(file=sys.stderr),
+        transient=True,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    ) as bar:
+        task = bar.add_task(escape(printable(name.rpartition("/")[2])), total=None)
+        yield lambda number, total: bar.update(task, completed=number, total=total)

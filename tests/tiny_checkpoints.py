@@ -1,0 +1,155 @@
+"""Checkpoints of a few thousand random numbers, as transformers and llama.cpp write them."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import quantize
+from safetensors.numpy import save_file
+
+from batcher.transformer.config_json import config_from_json
+from batcher.transformer.tensor_names import GGUF_LAYER_NAMES, GGUF_NAMES, tensor_shapes
+from batcher.transformer.tokenizer import _byte_characters
+
+BYTES = [character for character, _ in sorted(_byte_characters().items(), key=lambda pair: pair[1])]
+SPECIAL = ["<|im_start|>", "<|im_end|>"]
+TOKENS = [*SPECIAL, *BYTES, "Ġt", "he", "Ġthe", "<think>"]
+MERGES = ["Ġ t", "h e", "Ġt he"]
+TOKEN_TYPES = [3, 3, *(1 for _ in BYTES), 1, 1, 1, 4]
+CHAT_TEMPLATE = """
+{%- for message in messages -%}
+<|im_start|>{{ message['role'] }}
+{{ message['content'] }}{{ eos_token }}
+{% endfor -%}
+{%- if add_generation_prompt -%}
+<|im_start|>assistant
+{% endif -%}
+""".removeprefix("\n")
+CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
+
+
+def config_json(architecture="llama", **changes):
+    """Return a config.json of a tiny model; a change to None takes the field away."""
+    fields = {
+        "architectures": [CLASSES[architecture]],
+        "vocab_size": len(TOKENS),
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10_000.0,
+        "tie_word_embeddings": False,
+        "eos_token_id": 1,
+        **changes,
+    }
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def random_tensors(fields, seed=0):
+    """Return tensors for a config.json, by name, each [out, in]."""
+    shapes = dict(tensor_shapes(config_from_json(fields)))
+    draw = np.random.default_rng(seed)
+    return {name: draw.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def write_folder(folder: Path, fields=None, tensors=None, num_shards=1):
+    """Write a checkpoint as transformers does; return its folder."""
+    fields = config_json() if fields is None else fields
+    tensors = random_tensors(fields) if tensors is None else tensors
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(fields))
+    if num_shards == 1:
+        save_file(tensors, folder / "model.safetensors")
+        return folder
+    shard_of = {
+        name: f"model-{index % num_shards + 1:05}-of-{num_shards:05}.safetensors"
+        for index, name in enumerate(tensors)
+    }
+    for shard in sorted(set(shard_of.values())):
+        save_file(
+            {name: tensors[name] for name in tensors if shard_of[name] == shard}, folder / shard
+        )
+    index = {"metadata": {}, "weight_map": shard_of}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    return folder
+
+
+class Vocabulary(NamedTuple):
+    """Tokens with their types, as GGUF counts them, and which are merged, in this order."""
+
+    tokens: list[str]
+    types: list[int]
+    merges: list[str]
+
+
+TINY = Vocabulary(TOKENS, TOKEN_TYPES, MERGES)
+
+
+def write_gguf(
+    path: Path,
+    architecture="llama",
+    kind="F32",
+    tensors=None,
+    with_fields=None,
+    vocabulary=TINY,
+    **fields,
+):
+    """Write a checkpoint as llama.cpp's conversion does, but for the order of llama's q and k.
+
+    with_fields: a function that adds metadata to the writer; fields: changes to `config_json`.
+    """
+    fields = config_json(architecture, **fields)
+    tensors = random_tensors(fields) if tensors is None else tensors
+    writer = GGUFWriter(path, architecture)
+    writer.add_context_length(fields["max_position_embeddings"])
+    writer.add_embedding_length(fields["hidden_size"])
+    writer.add_block_count(fields["num_hidden_layers"])
+    writer.add_feed_forward_length(fields["intermediate_size"])
+    writer.add_head_count(fields["num_attention_heads"])
+    writer.add_head_count_kv(fields["num_key_value_heads"])
+    writer.add_key_length(fields["head_dim"])
+    writer.add_layer_norm_rms_eps(fields["rms_norm_eps"])
+    writer.add_rope_freq_base(fields["rope_theta"])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(vocabulary.tokens)
+    writer.add_token_types(vocabulary.types)
+    writer.add_token_merges(vocabulary.merges)
+    writer.add_eos_token_id(1)
+    writer.add_bos_token_id(0)
+    writer.add_chat_template(CHAT_TEMPLATE)
+    if with_fields is not None:
+        with_fields(writer)
+    for name, tensor in tensors.items():
+        quantisation = GGMLQuantizationType[kind if tensor.ndim > 1 else "F32"]
+        writer.add_tensor(gguf_name(name), quantize(tensor, quantisation), raw_dtype=quantisation)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def gguf_name(name):
+    """Return what GGUF calls the tensor that Hugging Face calls `name`."""
+    for ours, theirs in GGUF_NAMES.items():
+        if theirs == name:
+            return ours
+    if not name.startswith("model.layers."):
+        return name
+    index, part = name.removeprefix("model.layers.").split(".", 1)
+    return f"blk.{index}." + next(own for own, theirs in GGUF_LAYER_NAMES.items() if theirs == part)

@@ -1,0 +1,283 @@
+"""Folders of safetensors: what is in them, and what is said of damaged and hostile ones."""
+
+import json
+import os
+import struct
+from contextlib import suppress
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import save_file
+from tiny_checkpoints import CLASSES, config_json, random_tensors, write_folder
+
+from batcher.errors import BatchdecodeError
+from batcher.transformer import checkpoint as checkpoints
+from batcher.transformer.checkpoint import MissingModelsError, open_checkpoint
+
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.mark.parametrize("architecture", CLASSES)
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_a_folder_is_what_was_written(tmp_path, architecture, num_shards):
+    fields = config_json(architecture, num_experts=4, num_experts_per_tok=2)
+    tensors = random_tensors(fields)
+    checkpoint = open_checkpoint(write_folder(tmp_path, fields, tensors, num_shards))
+    assert checkpoint.config.architecture == architecture
+    assert checkpoint.config.rope.style == "half-split"
+    assert set(checkpoint.names) == set(tensors)
+    for name, expected in tensors.items():
+        read = checkpoint.read(name)
+        assert read.flags.c_contiguous
+        assert np.array_equal(read, expected)
+        assert not read.flags.writeable  # it lies in the file
+        assert not read.flags.owndata
+
+
+def test_float16_and_bfloat16_become_float32(tmp_path):
+    tensors = random_tensors(config_json())
+    halves = {name: tensor.astype(np.float16) for name, tensor in tensors.items()}
+    checkpoint = open_checkpoint(write_folder(tmp_path / "half", tensors=halves))
+    for name, expected in halves.items():
+        assert np.array_equal(checkpoint.read(name), expected.astype(np.float32))
+    folder = write_folder(tmp_path / "brain")
+    write_bfloat16(folder / "model.safetensors", tensors)
+    checkpoint = open_checkpoint(folder)
+    for name, tensor in tensors.items():
+        upper = tensor.view(np.uint32) & 0xFFFF0000
+        assert np.array_equal(checkpoint.read(name), upper.view(np.float32))
+
+
+def write_bfloat16(path, tensors):
+    entries, data = {}, b""
+    for name, tensor in tensors.items():
+        upper = (tensor.view(np.uint32) >> 16).astype("<u2").tobytes()
+        places = [len(data), len(data) + len(upper)]
+        entries[name] = {"dtype": "BF16", "shape": tensor.shape, "data_offsets": places}
+        data += upper
+    header = json.dumps(entries).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + data)
+
+
+@pytest.mark.parametrize(
+    ("given", "ends"),
+    [({"eos_token_id": [5, 1]}, (5, 1)), ({"eos_token_id": 5}, (5,)), ({"top_p": 0.9}, (1,))],
+)
+def test_generation_config_says_what_ends_a_text(tmp_path, given, ends):
+    (write_folder(tmp_path) / "generation_config.json").write_text(json.dumps(given))
+    assert open_checkpoint(tmp_path).config.eos_token_ids == ends
+
+
+def test_what_is_of_no_use_is_let_be(tmp_path):
+    fields = config_json(tie_word_embeddings=True)
+    more = {
+        "lm_head.weight": np.zeros((2, 2), np.float32),
+        "model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(8, np.float32),
+    }
+    checkpoint = open_checkpoint(write_folder(tmp_path, fields, random_tensors(fields) | more))
+    assert not set(more) & set(checkpoint.names)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (b"", "config.json: Input data was truncated"),
+        (b"[1]", "config.json: Expected `object`, got `array`"),
+        (b'{"architectures": ["\xff"]}', "config.json: .*utf-8"),
+        (b"[" * 100_000, "config.json: "),
+        (b'{"a": ' * 100_000, "config.json: it is nested too deeply"),
+        (b'{"vocab_size": NaN}', "config.json: JSON is malformed"),
+        (b"{}", "config.json: architecture None is not supported"),
+    ],
+)
+def test_a_config_that_is_none(tmp_path, config, message):
+    (write_folder(tmp_path) / "config.json").write_bytes(config)
+    with pytest.raises(BatchdecodeError, match=rf"^{tmp_path}/{message}"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_config_of_gigabytes_is_not_read(tmp_path):
+    os.truncate(write_folder(tmp_path) / "config.json", 2**33)  # holes: it takes no room
+    with pytest.raises(BatchdecodeError, match=r"config.json: it has more than 268,435,456 bytes"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_file_that_would_be_waited_for_is_not_opened(tmp_path):
+    (write_folder(tmp_path) / "config.json").unlink()
+    os.mkfifo(tmp_path / "config.json")
+    with pytest.raises(BatchdecodeError, match=r"config.json: there is no such file"):
+        open_checkpoint(tmp_path)
+
+
+def test_without_safetensors_no_pickle_is_read(tmp_path):
+    (write_folder(tmp_path) / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    with pytest.raises(BatchdecodeError, match=r"neither model.safetensors nor .* pickles least"):
+        open_checkpoint(tmp_path)
+
+
+def safetensors(entries, data=b"", size=None):
+    header = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
+    return struct.pack("<Q", len(header) if size is None else size) + header + data
+
+
+def entry(kind="F32", shape=(2,), places=(0, 8)):
+    return {"dtype": kind, "shape": shape, "data_offsets": places}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "cut off or damaged: "),
+        (b"1234567", "cut off or damaged: "),
+        (safetensors({}, size=2**60), "cut off or damaged: .*too large"),
+        (safetensors({}, size=2**27), "cut off or damaged: .*too large"),
+        (safetensors({}, size=3), "cut off or damaged: "),
+        (safetensors(b"\x80\x04pickle"), "cut off or damaged: "),
+        (safetensors(b"[" * 9999), "cut off or damaged: "),
+        (safetensors({"a": entry()}, bytes(7)), "cut off or damaged: "),
+        (safetensors({"a": entry()}, bytes(9)), "cut off or damaged: "),
+        (safetensors({"a": entry(places=(8, 0))}, bytes(8)), "cut off or damaged: "),
+        (safetensors({"a": entry(places=(0, 2**63))}, bytes(8)), "cut off or damaged: "),
+        (safetensors({"a": entry(shape=(2**40, 2**40))}, bytes(8)), "cut off or damaged: "),
+        (safetensors({"a": entry(shape=(-2,))}, bytes(8)), "cut off or damaged: "),
+        (safetensors({"a": entry(), "b": entry()}, bytes(8)), "cut off or damaged: "),
+        (safetensors({"a": entry("F64", (1,))}, bytes(8)), "a: F64 is not supported, known: F32"),
+        (safetensors({"a": entry(shape=(0, 1), places=(0, 0))}), r"a: the shape \[0, 1\] has a s"),
+        (safetensors({"a": entry(shape=(), places=(0, 4))}, bytes(4)), r"a: the shape \[\] has a"),
+    ],
+)
+def test_a_damaged_file_is_said_to_be(tmp_path, data, message):
+    path = write_folder(tmp_path) / "model.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(BatchdecodeError, match=rf"^{path}: (it is )?{message}"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_file_cut_off_anywhere_is_said_to_be(tmp_path):
+    path = write_folder(tmp_path) / "model.safetensors"
+    whole = path.read_bytes()
+    for size in [*range(0, len(whole), 1499), len(whole) - 1]:
+        path.write_bytes(whole[:size])
+        with pytest.raises(BatchdecodeError, match=rf"^{path}: it is cut off or damaged"):
+            open_checkpoint(tmp_path)
+
+
+@given(st.lists(st.tuples(st.integers(0, 2500), st.integers(0, 255)), min_size=1, max_size=8))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_damaged_header_is_an_error_or_another_model(tmp_path, changes):
+    folder = write_folder(tmp_path)
+    damaged = bytearray((folder / "model.safetensors").read_bytes())
+    for place, byte in changes:
+        damaged[place] = byte
+    (folder / "model.safetensors").write_bytes(damaged)
+    with suppress(BatchdecodeError):
+        checkpoint = open_checkpoint(folder)
+        for name in checkpoint.names:
+            checkpoint.read(name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model.norm.weight": None}, "the tensor model.norm.weight is missing"),
+        (
+            {"model.norm.weight": np.zeros(63, np.float32)},
+            r"model.norm.weight is \[63\], and the model's sizes make it \[64\]",
+        ),
+        (
+            {"model.layers.0.mlp.gate_proj.bias": np.zeros(96, np.float32)},
+            "'model.layers.0.mlp.gate_proj.bias' is a tensor that no supported model",
+        ),
+    ],
+)
+def test_tensors_that_disagree_with_the_config(tmp_path, changes, message):
+    tensors = random_tensors(config_json()) | changes
+    tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    with pytest.raises(BatchdecodeError, match=rf"^{tmp_path}: {message}"):
+        open_checkpoint(write_folder(tmp_path, tensors=tensors))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes"),
+    [
+        ("llama", {"vocab_size": 10**7}),
+        ("llama", {"num_hidden_layers": 4096}),
+        ("llama", {"hidden_size": 2**23}),
+        ("mixtral", {"num_local_experts": 2**24, "num_hidden_layers": 4096}),
+    ],
+)
+def test_huge_claims_are_errors(tmp_path, architecture, changes):
+    folder = write_folder(tmp_path)
+    (folder / "config.json").write_text(json.dumps(config_json(architecture, **changes)))
+    with pytest.raises(BatchdecodeError, match=r"is missing|the model's sizes make it"):
+        open_checkpoint(folder)
+
+
+# -- parts -----------------------------------------------------------------------------------------
+
+
+def write_parts(folder, **changes):
+    """Write a checkpoint in three files; changes: to what its index says of where a tensor is."""
+    write_folder(folder, num_shards=3)
+    index = json.loads((folder / INDEX).read_text())
+    index["weight_map"] |= changes
+    (folder / INDEX).write_text(json.dumps(index))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "shard",
+    ["../model.safetensors", "/etc/passwd", "a/b.safetensors", "", "..", "model.bin", "a\0b"],
+)
+def test_a_shard_is_a_file_of_the_folder(tmp_path, shard):
+    write_folder(tmp_path)  # what ../model.safetensors would lead to
+    folder = write_parts(tmp_path / "parts", a=shard)
+    with pytest.raises(BatchdecodeError, match=rf"{INDEX}: .* is no name of a .safetensors file"):
+        open_checkpoint(folder)
+
+
+def test_a_missing_shard_is_named(tmp_path):
+    folder = write_parts(tmp_path)
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    message = rf"{INDEX}: 'model-00002-of-00003.safetensors' is missing"
+    with pytest.raises(BatchdecodeError, match=message):
+        open_checkpoint(folder)
+
+
+def test_a_tensor_that_is_not_in_its_shard_is_named(tmp_path):
+    folder = write_parts(tmp_path, **{"model.norm.weight": "model-00001-of-00003.safetensors"})
+    with pytest.raises(BatchdecodeError, match=r"00001-of-00003.safetensors: 'model.norm.weight' "):
+        open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("index", [b"", b"[]", b"{}", b'{"weight_map": {"a": 3}}', b"\xff"])
+def test_an_index_that_is_none(tmp_path, index):
+    (write_parts(tmp_path) / INDEX).write_bytes(index)
+    with pytest.raises(BatchdecodeError, match=rf"^{tmp_path}/{INDEX}: "):
+        open_checkpoint(tmp_path)
+
+
+def test_a_shard_may_lie_elsewhere_if_the_folder_links_to_it(tmp_path):
+    folder = write_folder(tmp_path / "snapshot")
+    (folder / "model.safetensors").rename(tmp_path / "blob")
+    (folder / "model.safetensors").symlink_to(tmp_path / "blob")  # as in the cache of the Hub
+    open_checkpoint(folder)
+
+
+@pytest.mark.parametrize("module", ["gguf", "jinja2", "safetensors", "tokenizers"])
+def test_what_is_not_installed_is_said(tmp_path, monkeypatch, module):
+    monkeypatch.setattr(
+        checkpoints, "find_spec", lambda name: None if name == module else find_spec(name)
+    )
+    with pytest.raises(MissingModelsError, match=r"pip install 'batchdecode\[models\]'"):
+        open_checkpoint(write_folder(tmp_path))
+
+
+def test_a_view_of_a_file_outlives_its_checkpoint(tmp_path):
+    tensors = random_tensors(config_json())
+    save_file(tensors, write_folder(tmp_path) / "model.safetensors")
+    norm = open_checkpoint(tmp_path).read("model.norm.weight")
+    assert np.array_equal(norm, tensors["model.norm.weight"])

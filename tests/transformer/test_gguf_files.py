@@ -1,0 +1,240 @@
+"""GGUF files: what is in them, and what is said of damaged and hostile ones."""
+
+import struct
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tiny_checkpoints import config_json, random_tensors, write_gguf
+
+from batcher.errors import BatchdecodeError
+from batcher.transformer.checkpoint import open_checkpoint
+from batcher.transformer.config import FrequencyFactors, LinearScaling
+from batcher.transformer.gguf_file import MAX_HEADER, read_gguf
+
+HUGE = 2**60
+U32, U64, TEXT, ARRAY = 4, 10, 8, 9
+
+
+def text(string):
+    return struct.pack("<Q", len(string)) + string.encode()
+
+
+def header(num_tensors=0, num_fields=0, version=3, magic=b"GGUF"):
+    return magic + struct.pack("<IQQ", version, num_tensors, num_fields)
+
+
+def tensor(name=b"a", shape=(32,), kind=0, offset=0):
+    sizes = struct.pack(f"<{len(shape)}Q", *shape)
+    return (
+        struct.pack("<Q", len(name)) + name + struct.pack("<I", len(shape)) + sizes
+        + struct.pack("<IQ", kind, offset)
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
+def test_a_file_is_what_was_written(tmp_path, kind):
+    path = write_gguf(tmp_path / "tiny.gguf", kind=kind)
+    checkpoint = open_checkpoint(path)
+    config = checkpoint.config
+    assert (config.architecture, config.rope.style) == ("llama", "interleaved")
+    assert (config.hidden_size, config.intermediate_size, config.num_layers) == (64, 96, 2)
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 16)
+    assert (config.eos_token_ids, config.ties_embeddings) == ((1,), False)
+    tensors = random_tensors(config_json())
+    assert set(checkpoint.names) == set(tensors)
+    for name, expected in tensors.items():
+        read = checkpoint.read(name)
+        assert read.dtype == np.float32
+        assert read.flags.c_contiguous
+        tolerance = {"F32": 0, "F16": 1e-3, "BF16": 4e-3, "Q8_0": 0.01}.get(kind, 0.15)
+        assert np.abs(read - expected).max() <= tolerance * np.abs(expected).max()
+
+
+@pytest.mark.parametrize(("architecture", "has_bias"), [("qwen2", True), ("qwen3", False)])
+def test_qwen_is_not_permuted(tmp_path, architecture, has_bias):
+    config = open_checkpoint(write_gguf(tmp_path / "q.gguf", architecture)).config
+    assert config.rope.style == "half-split"
+    assert (config.has_qkv_bias, config.has_qk_norm) == (has_bias, not has_bias)
+
+
+def test_without_an_output_the_embedding_is_it(tmp_path):
+    path = write_gguf(tmp_path / "tied.gguf", tie_word_embeddings=True)
+    checkpoint = open_checkpoint(path)
+    assert checkpoint.config.ties_embeddings
+    assert "lm_head.weight" not in checkpoint.names
+
+
+def test_rope_is_scaled_as_the_file_says(tmp_path):
+    tensors = random_tensors(config_json())
+    factors = np.linspace(1, 8, 8, dtype=np.float32)
+    path = write_gguf(tmp_path / "a.gguf", tensors={**tensors, "rope_freqs.weight": factors})
+    assert open_checkpoint(path).config.rope.scaling == FrequencyFactors(tuple(factors.tolist()))
+
+    def linear(writer):
+        writer.add_string("llama.rope.scaling.type", "linear")
+        writer.add_float32("llama.rope.scaling.factor", 2.0)
+
+    path = write_gguf(tmp_path / "b.gguf", with_fields=linear)
+    assert open_checkpoint(path).config.rope.scaling == LinearScaling(2.0)
+
+
+def test_all_that_ends_a_text_is_known(tmp_path):
+    path = write_gguf(tmp_path / "a.gguf", with_fields=lambda writer: writer.add_eot_token_id(5))
+    assert open_checkpoint(path).config.eos_token_ids == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("add", "message"),
+    [
+        (lambda writer: writer.add_uint32("llama.expert_count", 8), "experts are not supported"),
+        (lambda writer: writer.add_value_length(8), "attention.value_length 8 is not supported"),
+        (lambda writer: writer.add_rope_dimension_count(8), "rope.dimension_count 8 is not suppo"),
+        (
+            lambda writer: writer.add_string("llama.rope.scaling.type", "yarn"),
+            "RoPE scaled by 'yarn' is not supported, known: none, linear",
+        ),
+        (lambda writer: writer.add_uint16("split.count", 3), "one part of several"),
+        (lambda writer: writer.add_uint32("general.alignment", 24), "alignment 24 is no power of"),
+        (lambda writer: writer.add_uint32("general.alignment", 0), "alignment 0 is no power of"),
+        (lambda writer: writer.add_eot_token_id(10**6), "EOS is 1000000, and the vocabulary ends"),
+    ],
+)
+def test_what_is_not_supported_is_said(tmp_path, add, message):
+    path = write_gguf(tmp_path / "odd.gguf", with_fields=add)
+    with pytest.raises(BatchdecodeError, match=rf"^{path}: .*{message}"):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_key_value_heads": 3, "num_attention_heads": 4}, "4 heads do not divide into 3"),
+        ({"head_dim": 15}, "head_dim 15 is odd"),
+        ({"num_hidden_layers": 3}, r"the tensor model.layers.2.input_layernorm.weight is missing"),
+        ({"num_hidden_layers": 1}, r"'model.layers.1.input_layernorm.weight' is a tensor that no"),
+        ({"intermediate_size": 95}, r"gate_proj.weight is \[96, 64\], and .* make it \[95, 64\]"),
+        ({"hidden_size": 2**24}, r"embed_tokens.weight is \[262, 64\], and .* \[262, 16777216\]"),
+        ({"hidden_size": 2**31}, r"metadata: .* at `\$.embedding_length`"),
+        ({"num_hidden_layers": 2**31}, r"metadata: .* at `\$.block_count`"),
+        ({"rms_norm_eps": float("nan")}, "layer_norm_rms_epsilon"),
+        ({"rope_theta": float("inf")}, "rope.freq_base"),
+    ],
+)
+def test_sizes_that_disagree_with_the_tensors(tmp_path, fields, message):
+    path = write_gguf(tmp_path / "odd.gguf", tensors=random_tensors(config_json()), **fields)
+    with pytest.raises(BatchdecodeError, match=message):
+        open_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    ("factors", "message"),
+    [([1.0] * 7, "not one factor for each pair"), ([0.0] * 8, "factors that no frequency is")],
+)
+def test_factors_of_rope_are_checked(tmp_path, factors, message):
+    odd = {"rope_freqs.weight": np.array(factors, np.float32)}
+    path = write_gguf(tmp_path / "a.gguf", tensors=random_tensors(config_json()) | odd)
+    with pytest.raises(BatchdecodeError, match=message):
+        open_checkpoint(path)
+
+
+def test_a_file_cut_off_anywhere_is_said_to_be(tmp_path):
+    whole = write_gguf(tmp_path / "tiny.gguf").read_bytes()
+    path = tmp_path / "cut.gguf"
+    for size in [*range(64), *range(64, len(whole), 997), len(whole) - 1]:
+        path.write_bytes(whole[:size])
+        with pytest.raises(BatchdecodeError, match=rf"^{path}: .*(cut off|no GGUF file)"):
+            open_checkpoint(path)
+
+
+@given(st.lists(st.tuples(st.integers(0, 8000), st.integers(0, 255)), min_size=1, max_size=8))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_damaged_header_is_an_error_or_another_model(tmp_path, changes):
+    path = tmp_path / "tiny.gguf"
+    if not path.exists():
+        write_gguf(path)
+    damaged = bytearray(path.read_bytes())
+    for place, byte in changes:
+        damaged[place] = byte
+    other = tmp_path / "damaged.gguf"
+    other.write_bytes(damaged)
+    with suppress(BatchdecodeError):
+        checkpoint = open_checkpoint(other)
+        checkpoint.read(checkpoint.names[-1])
+        checkpoint.tokenizer.encode("the end")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "no GGUF file"),
+        (b"PK\3\4" + bytes(60), "no GGUF file: it does not begin with GGUF"),
+        (header(version=1), "GGUF version 1 is not supported, known: 2, 3"),
+        (header(version=3 << 24), "version 50331648 is not supported, known: 2, 3, little-endian"),
+        (header(num_fields=HUGE), "cut off or damaged"),
+        (header(num_tensors=HUGE), "cut off or damaged"),
+        (header(num_fields=1) + struct.pack("<Q", HUGE) + bytes(99), "cut off or damaged"),
+        (header(num_fields=1) + text("a") + struct.pack("<I", 99), "of kind 99, which is unknown"),
+        (
+            header(num_fields=1) + text("a") + struct.pack("<IIQ", ARRAY, U64, HUGE),
+            "cut off or damaged",
+        ),
+        (
+            header(num_fields=1) + text("a") + struct.pack("<IIQ", ARRAY, TEXT, HUGE),
+            "cut off or damaged",
+        ),
+        (
+            header(num_fields=1) + text("a") + struct.pack("<IIQ", ARRAY, ARRAY, 1),
+            "of kind 9, which is unknown",
+        ),
+        (
+            header(num_fields=1) + struct.pack("<Q", 1) + b"\xff" + struct.pack("<II", U32, 1),
+            "is not UTF-8",
+        ),
+        (
+            header(num_fields=2) + 2 * (text("a") + struct.pack("<II", U32, 1)),
+            "'a' stands twice in its metadata",
+        ),
+        (header(num_tensors=1) + tensor(shape=(1,) * 5), "'a' has 5 dimensions"),
+        (header(num_tensors=1) + tensor(shape=()), "'a' has 0 dimensions"),
+        (header(num_tensors=1) + tensor(shape=(0, 4)), r"'a': the shape \[4, 0\] has a size of z"),
+        (header(num_tensors=1) + tensor(kind=13), "'a': Q5_K is not supported, known: F32, F16"),
+        (header(num_tensors=1) + tensor(kind=999), "'a': kind 999 is not supported, known: F32"),
+        (header(num_tensors=1) + tensor(shape=(HUGE,) * 4), "'a': .* cut off or damaged"),
+        (header(num_tensors=1) + tensor(offset=2**64 - 1), "'a': .* cut off or damaged"),
+        (header(num_tensors=1) + tensor() + bytes(127), "'a': 128 bytes are needed"),
+        (header(num_tensors=2) + 2 * tensor() + bytes(256), "two tensors 'a'"),
+        (header() + bytes(64), "architecture None is not supported, known: llama, qwen2, qwen3"),
+    ],
+)
+def test_what_lies_in_a_header_is_an_error_at_once(tmp_path, data, message):
+    path = tmp_path / "odd.gguf"
+    path.write_bytes(data)
+    with pytest.raises(BatchdecodeError, match=rf"^{path}: .*{message}"):
+        open_checkpoint(path)
+
+
+def test_a_header_of_gigabytes_is_not_read(tmp_path):
+    path = tmp_path / "large.gguf"
+    with path.open("wb") as file:
+        file.write(header(num_fields=1) + text("a"))
+        file.write(struct.pack("<IIQ", ARRAY, TEXT, 2**28))
+        file.truncate(2**34)  # holes: it takes no room
+    with pytest.raises(BatchdecodeError, match=f"its header is longer than {MAX_HEADER:,} bytes"):
+        open_checkpoint(path)
+
+
+def test_a_file_that_is_opened_is_not_read(tmp_path):
+    path = write_gguf(tmp_path / "tiny.gguf")
+    tensor = read_gguf(path).tensors["token_embd.weight"]
+    assert isinstance(tensor.data.base, np.memmap | np.ndarray)
+    assert not tensor.data.flags.owndata
+    assert not tensor.read().flags.writeable
+
+
+@pytest.mark.parametrize("name", ["no.gguf", "no"])
+def test_a_path_to_nothing_is_said_to_be(tmp_path, name):
+    with pytest.raises(BatchdecodeError, match=f"{name}: there is no such file or folder"):
+        open_checkpoint(tmp_path / name)

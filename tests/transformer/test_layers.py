@@ -1,0 +1,80 @@
+"""Norms, activations and rotary embeddings are what their papers say."""
+
+import cmath
+from math import erf, sqrt
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+
+from batcher.transformer.config import LinearScaling, Llama3Scaling, RopeSettings
+from batcher.transformer.layers import RotaryEmbedding, gelu_tanh, rms_norm, silu, soft_cap
+
+
+def test_rms_norm_divides_by_the_root_of_the_mean_square() -> None:
+    x = np.array([[3, 4], [0, 0]], np.float32)
+    weight = np.array([1, 2], np.float32)
+    root = np.sqrt(12.5)
+    assert_allclose(rms_norm(x[:1], weight, 0.0), [[3 / root, 8 / root]], rtol=1e-6)
+    assert (rms_norm(x, weight, 1e-5)[1] == 0).all()
+
+
+@pytest.mark.parametrize("x", [-200.0, -5.0, -1e-3, 0.0, 1e-3, 5.0, 200.0])
+def test_silu_never_overflows(x: float) -> None:
+    with np.errstate(all="raise", under="ignore"):
+        [found] = silu(np.array([x], np.float32))
+    expected = x / (1 + np.exp(np.float64(-x)))
+    assert_allclose(found, expected, rtol=1e-5, atol=1e-30)
+
+
+def test_gelu_is_close_to_its_definition() -> None:
+    x = np.linspace(-6, 6, 101, dtype=np.float32)
+    expected = [value * (1 + erf(value / sqrt(2))) / 2 for value in x.tolist()]
+    assert_allclose(gelu_tanh(x), expected, atol=2e-3)
+
+
+def test_a_soft_cap_keeps_small_numbers_and_bounds_large_ones() -> None:
+    assert_allclose(soft_cap(np.float32([0.01, -0.01]), 30), [0.01, -0.01], rtol=1e-5)
+    assert_allclose(soft_cap(np.float32([1e6, -1e6]), 30), [30, -30])
+
+
+@given(st.integers(0, 5000), st.sampled_from(["half-split", "interleaved"]))
+def test_pairs_of_features_are_turned_by_the_position(position: int, style: str) -> None:
+    rotary = RotaryEmbedding(RopeSettings(theta=100.0, style=style, scaling=None), 8)
+    x = np.random.default_rng(position).standard_normal((1, 3, 8), np.float32)
+    turned = rotary.rotate(x, *rotary.angles(np.array([position])))
+    for pair in range(4):
+        first, second = (pair, pair + 4) if style == "half-split" else (2 * pair, 2 * pair + 1)
+        turn = cmath.exp(1j * position * 100.0 ** (-2 * pair / 8))
+        for head in range(3):
+            expected = complex(x[0, head, first], x[0, head, second]) * turn
+            found = complex(turned[0, head, first], turned[0, head, second])
+            assert abs(found - expected) < 1e-5
+
+
+def test_linear_scaling_stretches_positions() -> None:
+    scaling = LinearScaling(factor=4.0)
+    stretched = RotaryEmbedding(RopeSettings(theta=100.0, style="half-split", scaling=scaling), 8)
+    plain = RotaryEmbedding(RopeSettings(theta=100.0, style="half-split", scaling=None), 8)
+    assert_allclose(stretched.frequencies * 4, plain.frequencies)
+
+
+def test_llama_3_keeps_what_turns_often_and_stretches_what_turns_rarely() -> None:
+    scaling = Llama3Scaling(
+        factor=8.0,
+        low_freq_factor=1.0,
+        high_freq_factor=4.0,
+        original_max_position_embeddings=8192,
+    )
+    scaled = RotaryEmbedding(RopeSettings(theta=5e5, style="half-split", scaling=scaling), 128)
+    plain = RotaryEmbedding(RopeSettings(theta=5e5, style="half-split", scaling=None), 128)
+    ratio = scaled.frequencies / plain.frequencies
+    turns = 8192 * plain.frequencies / (2 * np.pi)
+    assert_allclose(ratio[turns > 4], 1)
+    assert_allclose(ratio[turns < 1], 1 / 8)
+    between = ratio[(turns > 1) & (turns < 4)]
+    assert between.size
+    assert ((between > 1 / 8) & (between < 1)).all()
+    assert (np.diff(ratio) <= 1e-12).all()

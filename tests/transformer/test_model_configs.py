@@ -1,0 +1,155 @@
+"""config.json of transformers 4 and 5, and what is said of those that are not supported."""
+
+import json
+
+import pytest
+from tiny_checkpoints import config_json
+
+from batcher.errors import BatchdecodeError
+from batcher.transformer.config import LinearScaling, Llama3Scaling, RopeSettings
+from batcher.transformer.config_json import config_from_json
+
+LLAMA3 = {
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "rope"),
+    [
+        ({"rope_theta": 5e5}, RopeSettings(5e5)),
+        ({"rope_theta": None}, RopeSettings(1e4)),
+        ({"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}}, RopeSettings(5e5)),
+        (
+            {"rope_scaling": {"type": "linear", "factor": 2}},
+            RopeSettings(1e4, scaling=LinearScaling(2.0)),
+        ),
+        (
+            {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+            RopeSettings(5e5, scaling=Llama3Scaling(8.0, 1.0, 4.0, 64)),
+        ),
+        (
+            {"rope_parameters": {"rope_theta": 5e5, "rope_type": "llama3", **LLAMA3}},
+            RopeSettings(5e5, scaling=Llama3Scaling(8.0, 1.0, 4.0, 64)),
+        ),
+    ],
+)
+def test_rope_is_read_as_either_version_of_transformers_writes_it(fields, rope):
+    assert config_from_json(config_json(**fields)).rope == rope
+
+
+@pytest.mark.parametrize(
+    ("architecture", "has_bias", "has_norm"),
+    [
+        ("llama", False, False),
+        ("mistral", False, False),
+        ("qwen2", True, False),
+        ("qwen3", False, True),
+    ],
+)
+def test_an_architecture_has_its_biases_and_norms(architecture, has_bias, has_norm):
+    config = config_from_json(config_json(architecture))
+    assert config.architecture == architecture
+    assert (config.has_qkv_bias, config.has_qk_norm) == (has_bias, has_norm)
+
+
+def test_what_is_left_out_follows_from_the_rest():
+    config = config_from_json(
+        config_json(head_dim=None, num_key_value_heads=None, eos_token_id=None, rms_norm_eps=None)
+    )
+    assert (config.head_dim, config.num_kv_heads, config.eos_token_ids) == (16, 4, ())
+    assert config.rms_norm_eps == 1e-6
+    assert config_from_json(config_json("qwen3", head_dim=None)).head_dim == 128
+    assert config_from_json(config_json(eos_token_id=[3, 1, 3])).eos_token_ids == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "window"),
+    [
+        ("llama", {"sliding_window": 8}, None),
+        ("mistral", {"sliding_window": 8}, 8),
+        ("mistral", {}, None),
+        ("qwen2", {"sliding_window": 8}, None),
+        ("qwen2", {"sliding_window": 8, "use_sliding_window": True}, None),  # from layer 28 on
+        ("qwen2", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 0}, 8),
+        ("qwen3", {"sliding_window": 8, "layer_types": ["sliding_attention"] * 2}, 8),
+        ("qwen3", {"sliding_window": 8, "layer_types": ["full_attention"] * 2}, None),
+    ],
+)
+def test_a_window_is_that_of_all_layers(architecture, fields, window):
+    assert config_from_json(config_json(architecture, **fields)).sliding_window == window
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"architectures": None}, "architecture None is not supported, known: LlamaForCausalLM, "),
+        ({"architectures": ["GemmaForCausalLM"]}, "'GemmaForCausalLM' is not supported, known: "),
+        ({"architectures": []}, r"architecture \[\] is not supported"),
+        ({"architectures": [{}]}, r"architecture \{\} is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported, known: silu"),
+        ({"attention_bias": True}, "attention_bias is not supported; known: biases of q, k and v"),
+        ({"mlp_bias": True}, "mlp_bias is not supported"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is not supported; known: F32"),
+        ({"rope_scaling": {"type": "yarn"}}, "'yarn' is not supported, known: default, linear, ll"),
+        ({"rope_parameters": {"rope_type": 3}}, r"Expected `str`, got `int` - at `\$.rope_type`"),
+        ({"rope_scaling": {"type": "linear"}}, "required field `factor`"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor"),
+        (
+            {"rope_scaling": {"type": "llama3", **LLAMA3, "low_freq_factor": 4}},
+            "not below high_fre",
+        ),
+        ({"rope_parameters": {"full_attention": {}}}, "layers with a RoPE of their own are not su"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is not supported, known: 1"),
+        ({"rope_parameters": {"rope_theta": 1.0, "partial_rotary_factor": 0.5}}, "partial_rotary"),
+        ({"vocab_size": None}, "missing required field `vocab_size`"),
+        ({"vocab_size": 10**12}, r"at `\$.vocab_size`"),
+        ({"num_hidden_layers": 10**9}, r"at `\$.num_hidden_layers`"),
+        ({"hidden_size": 0}, r"`int` >= 1 - at `\$.hidden_size`"),
+        ({"hidden_size": 65, "head_dim": None}, "65 does not divide into 4 heads"),
+        ({"hidden_size": 64.5}, r"at `\$.hidden_size`"),
+        ({"num_attention_heads": 4, "num_key_value_heads": 3}, "4 heads do not divide into 3"),
+        ({"head_dim": 15}, "head_dim 15 is odd"),
+        ({"rms_norm_eps": 0}, r"at `\$.rms_norm_eps`"),
+        ({"rope_theta": -1}, r"at `\$.rope_theta`"),
+        ({"rope_theta": float("nan")}, "rope_theta"),
+        ({"eos_token_id": 10**6}, "EOS is 1000000, and the vocabulary ends before it"),
+        ({"eos_token_id": -1}, "eos_token_id"),
+    ],
+)
+def test_what_is_not_supported_is_said(fields, message):
+    with pytest.raises(BatchdecodeError, match=message):
+        config_from_json(config_json(**fields))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1},
+        {"sliding_window": 8, "layer_types": ["full_attention", "sliding_attention"]},
+    ],
+)
+def test_layers_may_differ_in_what_they_see(fields):
+    config = config_from_json(config_json("qwen2", **fields))
+    assert [config.window_of(layer) for layer in range(2)] == [None, 8]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"layer_types": ["sliding_attention"] * 2}, "sliding_attention, and no sliding_window"),
+        ({"layer_types": ["linear_attention"] * 2}, "known: full_attention, sliding_attention"),
+        ({"layer_types": []}, "layer_types are not one for each of 2 layers"),
+    ],
+)
+def test_kinds_of_layers_that_make_no_sense(fields, message):
+    with pytest.raises(BatchdecodeError, match=message):
+        config_from_json(config_json("qwen2", **fields))
+
+
+def test_a_config_survives_json():
+    fields = json.loads(json.dumps(config_json("qwen2")))
+    assert config_from_json(fields) == config_from_json(config_json("qwen2"))

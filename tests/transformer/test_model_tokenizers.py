@@ -1,0 +1,289 @@
+"""Tokenizers of checkpoints, from GGUF's metadata and from tokenizer.json, and their bytes."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_checkpoints import (
+    BYTES,
+    CHAT_TEMPLATE,
+    MERGES,
+    SPECIAL,
+    TOKEN_TYPES,
+    TOKENS,
+    write_folder,
+    write_gguf,
+)
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+
+from batcher.errors import BatchdecodeError, EncodingError
+from batcher.models.base import join_bytes
+from batcher.models.tokenizers import checked_tokenizer
+from batcher.transformer.checkpoint import open_checkpoint
+from batcher.transformer.tokenizer import byte_level_bytes
+from batcher.transformer.tokenizer_gguf import SPLITS, tokenizer_from_gguf
+
+PREFIX = "tokenizer.ggml."
+METADATA = {
+    PREFIX + "model": "gpt2",
+    PREFIX + "pre": "gpt-2",
+    PREFIX + "tokens": TOKENS,
+    PREFIX + "token_type": TOKEN_TYPES,
+    PREFIX + "merges": MERGES,
+    PREFIX + "eos_token_id": 1,
+    "tokenizer.chat_template": CHAT_TEMPLATE,
+}
+CHAT = [{"role": "user", "content": "the cat"}]
+CHAT_TEXT = "<|im_start|>user\nthe cat<|im_end|>\n<|im_start|>assistant\n"
+
+
+def from_metadata(**changes):
+    fields = METADATA | {PREFIX + name: value for name, value in changes.items()}
+    given = {name: value for name, value in fields.items() if value is not None}
+    return tokenizer_from_gguf("tiny.gguf", given)
+
+
+def pieces(tokenizer, text):
+    """Return `text` as its tokens."""
+    return [tokenizer.token_bytes[token].decode() for token in tokenizer.encode(text)]
+
+
+def write_tokenizer(folder, inner, settings=None, template=None):
+    write_folder(folder)
+    inner.save(str(folder / "tokenizer.json"))
+    if settings is not None:
+        (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    return open_checkpoint(folder).tokenizer
+
+
+def byte_level():
+    """Return a tokenizer like that of METADATA, as tokenizer.json has it."""
+    return from_metadata()._inner
+
+
+@given(st.text())
+def test_the_bytes_of_tokens_are_those_of_the_text(text):
+    tokenizer = from_metadata()
+    assert join_bytes(tokenizer.encode(text), tokenizer.token_bytes) == text.encode()
+
+
+def test_every_token_has_its_bytes():
+    tokenizer = from_metadata()
+    assert tokenizer.token_bytes[:2] == [b"", b""]
+    assert tokenizer.token_bytes[2:258] == [bytes([byte]) for byte in range(256)]
+    assert tokenizer.token_bytes[258:] == [b" t", b"he", b" the", b"<think>"]
+
+
+def test_a_special_token_in_a_text_is_text():
+    tokenizer = from_metadata()
+    ids = tokenizer.encode("<|im_end|>")
+    assert join_bytes(ids, tokenizer.token_bytes) == b"<|im_end|>"
+    assert not {0, 1} & set(ids)
+    assert tokenizer.encode_with_special("a<|im_end|>") == [2 + ord("a"), 1]
+    assert tokenizer.encode("<|im_end|>") == ids
+    assert tokenizer.encode("<think>") == [261]  # a token, but not a special one
+
+
+def test_a_chat_has_special_tokens():
+    tokenizer = from_metadata()
+    ids = tokenizer.apply_chat_template(CHAT)
+    assert ids == tokenizer.encode_with_special(CHAT_TEXT)
+    assert [token for token in ids if token < 2] == [0, 1, 0]
+    assert tokenizer.apply_chat_template(CHAT, tokenize=False) == CHAT_TEXT
+    text = tokenizer.apply_chat_template(CHAT, tokenize=False, add_generation_prompt=False)
+    assert text == CHAT_TEXT.removesuffix("<|im_start|>assistant\n")
+
+
+def test_a_model_without_a_template_has_none():
+    fields = {name: value for name, value in METADATA.items() if "chat" not in name}
+    assert not hasattr(tokenizer_from_gguf("a.gguf", fields), "apply_chat_template")
+
+
+GPT2_END = ["  ", " A", "'", "S", "!!", "\n", "\n", "x"]
+QWEN2_END = ["  ", " A", "'S", "!!\n\n", "x"]
+
+
+@pytest.mark.parametrize(
+    ("pre", "cut"),
+    [
+        ("gpt-2", ["it", "'s", " 1234", *GPT2_END]),
+        ("smollm", ["it", "'s", " ", "1", "2", "3", "4", *GPT2_END]),
+        ("qwen2", ["it", "'s", " ", "1", "2", "3", "4", *QWEN2_END]),
+        ("llama-bpe", ["it", "'s", " ", "123", "4", *QWEN2_END]),
+    ],
+)
+def test_a_text_is_cut_as_the_model_was_trained(pre, cut):
+    found = SPLITS[pre]().pre_tokenize_str("it's 1234   A'S!!\n\nx")
+    assert [byte_level_bytes(piece).decode() for piece, _ in found] == cut
+
+
+def test_qwen_composes_characters():
+    decomposed, composed = "e\N{COMBINING ACUTE ACCENT}", "\N{LATIN SMALL LETTER E WITH ACUTE}"
+    assert from_metadata(pre="qwen2").encode(decomposed) == from_metadata().encode(composed)
+    assert from_metadata(pre="gpt-2").encode(decomposed) != from_metadata().encode(composed)
+
+
+def test_llama3_takes_a_whole_word_before_it_merges():
+    tokens = [*TOKENS, "cat"]
+    types = [*TOKEN_TYPES, 1]
+    assert len(from_metadata(pre="llama-bpe", tokens=tokens, token_type=types).encode("cat")) == 1
+    assert len(from_metadata(pre="qwen2", tokens=tokens, token_type=types).encode("cat")) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": "llama"}, "kind 'llama' is not supported, known: gpt2, which is byte-level"),
+        ({"pre": "tekken"}, "'tekken' is not supported, known: gpt-2, smollm, qwen2, llama-bpe"),
+        ({"pre": None}, "'default' is not supported"),
+        ({"tokens": None}, "missing required field `tokenizer.ggml.tokens`"),
+        ({"tokens": [1, 2]}, "Expected `str`, got `int`"),
+        ({"tokens": "abc"}, "Expected `array`, got `str`"),
+        ({"tokens": [*TOKENS, "he"]}, "the same token twice"),
+        ({"merges": ["he"]}, "its tokenizer cannot be used: .*"),
+        ({"merges": ["no ne"]}, "its tokenizer cannot be used: .*"),
+        ({"merges": ["h e e"]}, "its tokenizer cannot be used: .*"),
+        ({"token_type": [{}]}, "Expected `int`, got `object`"),
+        ({"eos_token_id": -1}, "tokenizer.ggml.eos_token_id"),
+    ],
+)
+def test_a_vocabulary_that_is_none(changes, message):
+    with pytest.raises(BatchdecodeError, match=rf"^tiny.gguf: .*{message}"):
+        from_metadata(**changes)
+
+
+def test_a_byte_that_no_token_stands_for_is_an_error_and_not_dropped():
+    tokens = [token for token in TOKENS if token not in {BYTES[4], BYTES[0xFF]}]
+    tokenizer = from_metadata(tokens=tokens, token_type=[3, 3])
+    assert pieces(tokenizer, "a the") == ["a", " the"]
+    for encode in (tokenizer.encode, tokenizer.encode_with_special):
+        with pytest.raises(EncodingError, match="no token for the byte 0x04"):
+            encode("a\4b")
+
+
+def test_a_tokenizer_without_bytes_encodes_nothing():
+    tokenizer = from_metadata(tokens=SPECIAL, merges=[], token_type=[3, 3])
+    assert tokenizer.encode("") == []
+    with pytest.raises(EncodingError, match="no token for the byte 0x61"):
+        tokenizer.encode("a")
+
+
+def test_tokenizers_of_the_engine_are_these(tmp_path):
+    checkpoint = open_checkpoint(write_gguf(tmp_path / "tiny.gguf"))
+    checked = checked_tokenizer(checkpoint.tokenizer, checkpoint.config.vocab_size)
+    assert join_bytes(checked.encode("the 12"), checked.token_bytes) == b"the 12"
+    with pytest.raises(EncodingError, match="TypeError"):
+        checked.encode("\ud800")
+
+
+# -- tokenizer.json --------------------------------------------------------------------------------
+
+
+@given(st.text())
+def test_tokenizer_json_gives_the_same(text):
+    again = Tokenizer.from_str(byte_level().to_str())
+    again.encode_special_tokens = True
+    assert again.encode(text, add_special_tokens=False).ids == from_metadata().encode(text)
+
+
+def test_a_folder_has_its_tokenizer(tmp_path):
+    inner = byte_level()
+    inner.decoder = decoders.ByteLevel()
+    inner.enable_truncation(2)
+    inner.enable_padding(length=99)
+    tokenizer = write_tokenizer(tmp_path, inner)
+    assert tokenizer.token_bytes == from_metadata().token_bytes
+    assert tokenizer.encode("the cat <|im_end|>") == from_metadata().encode("the cat <|im_end|>")
+    assert not hasattr(tokenizer, "apply_chat_template")
+
+
+def sentencepiece():
+    """Return a tokenizer as that of Llama 2 is."""
+    bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
+    tokens = ["<unk>", "</s>", *bytes_, "▁", "a", "▁a", "é"]
+    inner = Tokenizer(
+        models.BPE(
+            {token: token_id for token_id, token in enumerate(tokens)},
+            [("▁", "a")],
+            byte_fallback=True,
+            unk_token="<unk>",  # noqa: S106 - no password
+        )
+    )
+    inner.add_special_tokens([AddedToken("</s>", normalized=False), AddedToken("<unk>")])
+    inner.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    inner.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    return inner
+
+
+@pytest.mark.parametrize("text", ["a", "a a", "é\n", "<0x0A>", "</s>", "\0\U0001f600"])
+def test_sentencepiece_has_the_bytes_of_a_text_after_a_space(tmp_path, text):
+    tokenizer = write_tokenizer(tmp_path, sentencepiece())
+    joined = join_bytes(tokenizer.encode(text), tokenizer.token_bytes)
+    assert joined == b" " + text.encode()
+    assert tokenizer.token_bytes[:3] == [b"", b"", b"\0"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "template", "text"),
+    [
+        ({"chat_template": "{{ messages[0].content }}"}, None, "the cat"),
+        ({"chat_template": "{{ eos_token }}", "eos_token": "<|im_end|>"}, None, "<|im_end|>"),
+        ({"chat_template": "{{ bos_token }}", "bos_token": {"content": "<s>"}}, None, "<s>"),
+        ({"chat_template": "one"}, "other", "other"),
+        (
+            {
+                "chat_template": [
+                    {"name": "tool_use", "template": "tools"},
+                    {"name": "default", "template": "plain"},
+                ]
+            },
+            None,
+            "plain",
+        ),
+    ],
+)
+def test_a_folder_has_its_chat_template(tmp_path, settings, template, text):
+    inner = byte_level()
+    inner.decoder = decoders.ByteLevel()
+    tokenizer = write_tokenizer(tmp_path, inner, settings, template)
+    assert tokenizer.apply_chat_template(CHAT, tokenize=False) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", b"", "tokenizer.json: Input data was truncated"),
+        ("tokenizer.json", b"{}", "tokenizer.json: a tokenizer decoded by nothing is not support"),
+        ("tokenizer.json", b'{"decoder": {"type": "WordPiece"}}', "decoded by WordPiece is not s"),
+        ("tokenizer.json", b'{"decoder": {"type": "ByteLevel"}}', "json: it cannot be used: "),
+        ("tokenizer_config.json", b"[]", "tokenizer_config.json: Expected `object`"),
+        ("tokenizer_config.json", b'{"chat_template": "{{"}', "config.json: the chat template ca"),
+        ("chat_template.jinja", b"{% for %}", "chat_template.jinja: the chat template cannot be "),
+        ("chat_template.jinja", b"\xff", "chat_template.jinja: .*utf-8"),
+    ],
+)
+def test_a_folder_whose_tokenizer_is_damaged(tmp_path, name, content, message):
+    inner = byte_level()
+    inner.decoder = decoders.ByteLevel()
+    write_tokenizer(tmp_path, inner)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(BatchdecodeError, match=rf"^{tmp_path}/.*{message}"):
+        _ = open_checkpoint(tmp_path).tokenizer
+
+
+def test_a_folder_without_a_tokenizer(tmp_path):
+    with pytest.raises(BatchdecodeError, match=r"tokenizer.json: there is no such file"):
+        _ = open_checkpoint(write_folder(tmp_path)).tokenizer
+
+
+def test_a_broken_template_in_a_file_is_an_error_of_the_file():
+    fields = METADATA | {"tokenizer.chat_template": "{% if %}"}
+    with pytest.raises(BatchdecodeError, match=r"^tiny.gguf: the chat template cannot be used: "):
+        tokenizer_from_gguf("tiny.gguf", fields)
