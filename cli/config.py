@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 import typer
 
@@ -121,7 +121,12 @@ def _checked(settings: list[FileSetting], record: type["Struct"]) -> dict[str, A
         try:
             msgspec.convert(value, types[key])
         except msgspec.ValidationError as error:
-            raise ConfigError(f"{place}: {key}: e{str(error)[1:]}") from None
+            problem, kind = str(error), types[key]
+            if get_origin(kind) is Annotated:
+                kind = kind.__origin__
+            if get_origin(kind) is Literal:
+                problem += f", known: {', '.join(get_args(kind))}"
+            raise ConfigError(f"{place}: {key}: {problem[0].lower()}{problem[1:]}") from None
     return {setting.key: setting.value for setting in settings}
 
 

@@ -63,7 +63,9 @@ def load_model(
     from batcher.models.calls import CallSettings  # noqa: PLC0415 - as above
 
     call_settings = _settings(llm_settings, CallSettings, "llm")
-    return as_model(import_object(spec, "model", "simulated"), spec, call_settings)
+    return as_model(
+        import_object(spec, "model", "simulated, smollm2, FILE.gguf, a folder"), spec, call_settings
+    )
 
 
 def as_model(

@@ -250,7 +250,11 @@ def load_transformer(
         nonlocal num_read
         num_read += 1
         watch(num_read, len(checkpoint.names))
-        return checkpoint.read(name)
+        with np.errstate(all="ignore"):  # of which more is said below
+            weight = checkpoint.read(name)
+        if not np.isfinite(weight).all():
+            raise BatchdecodeError(f"{path}: {name} is damaged: not all of it are numbers")
+        return weight
 
     transformer = Transformer(
         checkpoint.config, read, weights=settings.weights, is_fast=settings.fast_math

@@ -10,6 +10,7 @@ import termios
 import time
 from contextlib import suppress
 
+import numpy as np
 import pytest
 from emulated_run import Screen
 from process import ROOT, batchdecode, lines_of, start
@@ -257,6 +258,25 @@ def test_a_damaged_checkpoint_is_one_line_with_its_name(command, folder):
         done = batchdecode(command, "in", "--model", name, cwd=folder)
         assert done.returncode == 2
         assert re.fullmatch(f"error: {name}[^\n]*\n", done.stderr)
+
+
+def test_weights_that_are_no_numbers_are_damage_found_while_loading(tmp_path):
+    fields = config_json()
+    tensors = random_tensors(fields)
+    tensors["model.norm.weight"][3] = np.nan
+    write_gguf(tmp_path / "nan.gguf", tensors=tensors)
+    done = run(model="nan.gguf", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: nan.gguf: model.norm.weight is damaged: not all of it are numbers\n"
+    )
+
+
+def test_a_kind_of_weights_that_there_is_not_is_an_error_with_those_there_are(folder):
+    (folder / "c.yaml").write_text("transformer:\n  weights: int5\n")
+    done = batchdecode("check", "in", "--model", TINY, "--config", "c.yaml", cwd=folder)
+    assert done.returncode == 2
+    assert "invalid enum value 'int5', known: fp32, int8, int8-channel" in done.stderr
 
 
 SLOW = """

@@ -204,7 +204,7 @@ def test_a_model_is_found_in_the_current_folder(
 @pytest.mark.parametrize(
     ("spec", "settings", "seed", "message"),
     [
-        ("gpt", {}, None, "unknown model 'gpt', known: simulated, package.module:name"),
+        ("gpt", {}, None, "unknown model 'gpt', known: simulated, smollm2, FILE.gguf"),
         ("./my:x", {}, None, "unknown model './my:x': './my' is no package.module"),
         ("my.py:x", {}, None, "'my.py' is no package.module"),
         ("no_such_module:x", {}, None, "cannot import no_such_module: ModuleNotFoundError"),
