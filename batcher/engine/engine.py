@@ -222,7 +222,7 @@ class Engine:
         preemption.
 
         Raises:
-            BatchdecodeError: it is no Request.
+            BatchdecodeError: it is no Request, or it is replayed where it cannot be.
             RequestError: it is not valid for this engine, or its id is that of one not ended.
         """
         if not isinstance(request, Request):
@@ -246,6 +246,7 @@ class Engine:
 
         Raises:
             RequestError: its id is that of a request that has not ended.
+            BatchdecodeError: it is replayed where sequences may be preempted or share blocks.
         """
         return self._inputs.add(request, input_index, reason, replayed)
 
