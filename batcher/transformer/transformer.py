@@ -9,51 +9,31 @@ from typing import NamedTuple
 
 import numpy as np
 
-from batcher.transformer.attention import NOWHERE, Attention, padded_cells
-from batcher.transformer.config import RopeSettings, TransformerConfig
+from batcher.transformer.attention import Attention
+from batcher.transformer.config import TransformerConfig
 from batcher.transformer.feed_forward import ACTIVATIONS, Experts, GatedMLP
 from batcher.transformer.kv_store import KVStore
-from batcher.transformer.layers import (
-    FloatArray,
-    IntArray,
-    RotaryEmbedding,
-    rms_norm,
-    soft_cap,
-)
+from batcher.transformer.layers import FloatArray, RotaryEmbedding, rms_norm, soft_cap
 from batcher.transformer.linear import FastLinear, Int8Linear, Linear, TiledLinear, tile_of
+from batcher.transformer.self_attention import SelfAttention
 from batcher.transformer.settings import WeightKind
+from batcher.transformer.step import Span, Step
 from batcher.transformer.tensor_names import EXPERT_NAMES
 
 ReadWeight = Callable[[str], FloatArray]
 """Return the weight of a name, [out, in] or [features]."""
 
 
-class Span(NamedTuple):
-    """Tokens on end of one sequence.
-
-    start: the position of the first.  cells: of all positions up to the last of them.
-    """
-
-    token_ids: Sequence[int]
-    start: int
-    cells: IntArray
-
-
 class _Layer(NamedTuple):
-    """The weights of a layer; query, key and value are one product.
+    """The weights of a layer: a mixer of tokens, then a network for each token.
 
-    input_norm, feed_forward_norm: before attention, and before what follows it.
-    attention_norm, output_norm: of what each of the two comes to, if that is normalised.
+    mixer_norm, feed_forward_norm: before each of the two.
+    mixed_norm, output_norm: of what each of them comes to, if that is normalised.
     """
 
-    input_norm: FloatArray
-    qkv: Linear
-    query_norm: FloatArray | None
-    key_norm: FloatArray | None
-    rotary: RotaryEmbedding
-    attention: Attention
-    attention_output: Linear
-    attention_norm: FloatArray | None
+    mixer_norm: FloatArray
+    mixer: SelfAttention
+    mixed_norm: FloatArray | None
     feed_forward_norm: FloatArray
     feed_forward: GatedMLP | Experts
     output_norm: FloatArray | None
@@ -84,25 +64,33 @@ class Transformer:
         self._head = self._linear(head, None)
 
     def _read_layer(self, layer: int) -> _Layer:
-        config, prefix = self.config, f"model.layers.{layer}."
-        window = config.window_of(layer)
-        scale = config.attention_scale or config.head_dim**-0.5
-        has_post_norms = config.has_post_norms
+        prefix, has_post_norms = f"model.layers.{layer}.", self.config.has_post_norms
         before = "pre_feedforward_layernorm" if has_post_norms else "post_attention_layernorm"
         return _Layer(
-            input_norm=self._read_norm(f"{prefix}input_layernorm"),
-            qkv=self._read_linear(
-                [f"{prefix}self_attn.{name}_proj" for name in "qkv"], has_bias=config.has_qkv_bias
-            ),
-            query_norm=self._norm_if(f"{prefix}self_attn.q_norm", config.has_qk_norm),
-            key_norm=self._norm_if(f"{prefix}self_attn.k_norm", config.has_qk_norm),
-            rotary=RotaryEmbedding(config.rope_of(layer), config.head_dim),
-            attention=Attention(scale, window, config.attention_softcap),
-            attention_output=self._read_linear([f"{prefix}self_attn.o_proj"]),
-            attention_norm=self._norm_if(f"{prefix}post_attention_layernorm", has_post_norms),
+            mixer_norm=self._read_norm(f"{prefix}input_layernorm"),
+            mixer=self._read_self_attention(layer, f"{prefix}self_attn."),
+            mixed_norm=self._norm_if(f"{prefix}post_attention_layernorm", has_post_norms),
             feed_forward_norm=self._read_norm(f"{prefix}{before}"),
             feed_forward=self._read_feed_forward(layer, prefix),
             output_norm=self._norm_if(f"{prefix}post_feedforward_layernorm", has_post_norms),
+        )
+
+    def _read_self_attention(self, layer: int, prefix: str) -> SelfAttention:
+        config = self.config
+        scale = config.attention_scale or config.head_dim**-0.5
+        names = [f"{prefix}{name}_proj" for name in "qkv"]
+        return SelfAttention(
+            cache=layer,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            eps=config.rms_norm_eps,
+            qkv=self._read_linear(names, has_bias=config.has_qkv_bias),
+            query_norm=self._norm_if(f"{prefix}q_norm", config.has_qk_norm),
+            key_norm=self._norm_if(f"{prefix}k_norm", config.has_qk_norm),
+            rotary=RotaryEmbedding(config.rope_of(layer), config.head_dim),
+            attention=Attention(scale, config.window_of(layer), config.attention_softcap),
+            output=self._read_linear([f"{prefix}o_proj"]),
         )
 
     def _read_feed_forward(self, layer: int, prefix: str) -> GatedMLP | Experts:
@@ -156,47 +144,16 @@ class Transformer:
     def forward(self, spans: Sequence[Span], store: KVStore) -> FloatArray:
         """Return the hidden states [tokens, hidden_size] of all tokens of `spans`, in order.
 
-        Their keys and values are written into their cells, before any of them is read.
+        Their keys and values are written into their cells.
         """
-        sizes = [len(span.token_ids) for span in spans]
-        positions = np.concatenate(
-            [
-                np.arange(span.start, span.start + size)
-                for span, size in zip(spans, sizes, strict=True)
-            ]
-        )
-        token_ids = np.concatenate([np.asarray(span.token_ids, np.int64) for span in spans])
-        own_cells = np.concatenate([span.cells[span.start :] for span in spans])
-        mixed = _Mixed(spans, sizes, positions)
-        x: FloatArray = self._embedding[token_ids] * np.float32(self.config.embedding_scale)
-        eps = self.config.rms_norm_eps
-        angles: dict[RopeSettings, tuple[FloatArray, FloatArray]] = {}
-        for number, layer in enumerate(self._layers):
-            rope = layer.rotary.settings
-            if rope not in angles:
-                angles[rope] = layer.rotary.angles(positions)
-            query, key, value = self._project(layer, x, angles[rope])
-            keys, values = store.keys[number], store.values[number]
-            keys[own_cells], values[own_cells] = key, value
-            attended = mixed.attend(layer.attention, query, keys, values)
-            output = layer.attention_output(attended.reshape(len(x), -1))
-            x += _normed(output, layer.attention_norm, eps)
+        step, eps = Step(spans, store), self.config.rms_norm_eps
+        x: FloatArray = self._embedding[step.token_ids] * np.float32(self.config.embedding_scale)
+        for layer in self._layers:
+            mixed = layer.mixer(rms_norm(x, layer.mixer_norm, eps), step)
+            x += _normed(mixed, layer.mixed_norm, eps)
             output = layer.feed_forward(rms_norm(x, layer.feed_forward_norm, eps))
             x += _normed(output, layer.output_norm, eps)
         return x
-
-    def _project(
-        self, layer: _Layer, x: FloatArray, angles: tuple[FloatArray, FloatArray]
-    ) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """Return queries [rows, heads, head_dim], and keys and values [rows, kv_heads, ...]."""
-        config, eps = self.config, self.config.rms_norm_eps
-        first_key, first_value = config.num_heads, config.num_heads + config.num_kv_heads
-        projected = layer.qkv(rms_norm(x, layer.input_norm, eps))
-        heads = projected.reshape(len(x), -1, config.head_dim)
-        query, key = heads[:, :first_key], heads[:, first_key:first_value]
-        query, key = _normed(query, layer.query_norm, eps), _normed(key, layer.key_norm, eps)
-        query, key = layer.rotary.rotate(query, *angles), layer.rotary.rotate(key, *angles)
-        return query, key, heads[:, first_value:]
 
     def logits(self, hidden: FloatArray) -> FloatArray:
         """Return the logits [rows, vocab_size] after tokens with these hidden states."""
@@ -208,35 +165,3 @@ class Transformer:
 def _normed(x: FloatArray, weight: FloatArray | None, eps: float) -> FloatArray:
     """Return x, normalised if there is a weight for it."""
     return x if weight is None else rms_norm(x, weight, eps)
-
-
-class _Mixed:
-    """Which tokens of a step attend to what: single ones together, those on end by sequences."""
-
-    def __init__(self, spans: Sequence[Span], sizes: list[int], positions: IntArray) -> None:
-        ends = np.cumsum(sizes).tolist()
-        parts = [*zip(spans, sizes, ends, strict=True)]
-        self._chunks = [
-            (slice(end - size, end), span.start, padded_cells(span.cells))
-            for span, size, end in parts
-            if size > 1
-        ]
-        tables = [padded_cells(span.cells) for span, size, _ in parts if size == 1]
-        self._rows = np.array([end - 1 for _, size, end in parts if size == 1], np.int64)
-        self._positions = positions[self._rows]
-        self._cells = np.full((len(tables), max(map(len, tables), default=0)), NOWHERE)
-        for line, table in zip(self._cells, tables, strict=True):
-            line[: len(table)] = table
-
-    def attend(
-        self, attention: Attention, query: FloatArray, keys: FloatArray, values: FloatArray
-    ) -> FloatArray:
-        """Return the output [tokens, heads, head_dim] of all queries."""
-        output = np.empty_like(query)
-        for rows, start, cells in self._chunks:
-            output[rows] = attention.of_chunk(query[rows], start, cells, keys, values)
-        if self._rows.size:
-            output[self._rows] = attention.of_rows(
-                query[self._rows], self._positions, self._cells, keys, values
-            )
-        return output

@@ -11,7 +11,8 @@ transformers = pytest.importorskip("transformers")
 from batcher import ByteTokenizer, Engine, Request  # noqa: E402 - after what may be missing
 from batcher.models.transformer import TransformerModel  # noqa: E402 - as above
 from batcher.transformer.checkpoint import open_checkpoint  # noqa: E402 - as above
-from batcher.transformer.transformer import Span, Transformer  # noqa: E402 - as above
+from batcher.transformer.step import Span  # noqa: E402 - as above
+from batcher.transformer.transformer import Transformer  # noqa: E402 - as above
 
 SIZES = {
     "vocab_size": 256,

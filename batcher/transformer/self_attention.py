@@ -1,0 +1,50 @@
+"""The token mixer of most layers: attention, with what is around it."""
+
+from dataclasses import dataclass
+
+from batcher.transformer.attention import Attention
+from batcher.transformer.layers import FloatArray, RotaryEmbedding, rms_norm
+from batcher.transformer.linear import Linear
+from batcher.transformer.step import Step
+
+
+@dataclass(frozen=True, slots=True)
+class SelfAttention:
+    """Queries, keys and values of a layer, normalised and turned; what is attended to, projected.
+
+    cache: the number of its keys and values in the store.
+    num_heads, num_kv_heads, head_dim: of queries, and of keys and values.
+    qkv: one product for queries, keys and values.  output: what is made of all heads.
+    query_norm, key_norm: of each head, if these are normalised.
+    """
+
+    cache: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    eps: float
+    qkv: Linear
+    query_norm: FloatArray | None
+    key_norm: FloatArray | None
+    rotary: RotaryEmbedding
+    attention: Attention
+    output: Linear
+
+    def __call__(self, x: FloatArray, step: Step) -> FloatArray:
+        """Return the output [tokens, hidden_size] of x [tokens, hidden_size].
+
+        Keys and values of all tokens are written into their cells before any of them is read.
+        """
+        first_key, first_value = self.num_heads, self.num_heads + self.num_kv_heads
+        heads = self.qkv(x).reshape(len(x), -1, self.head_dim)
+        query = self._turned(heads[:, :first_key], self.query_norm, step)
+        keys, values = step.store.keys[self.cache], step.store.values[self.cache]
+        keys[step.own_cells] = self._turned(heads[:, first_key:first_value], self.key_norm, step)
+        values[step.own_cells] = heads[:, first_value:]
+        attended = step.mixed.attend(self.attention, query, keys, values)
+        return self.output(attended.reshape(len(x), -1))
+
+    def _turned(self, heads: FloatArray, norm: FloatArray | None, step: Step) -> FloatArray:
+        """Return heads [tokens, heads, head_dim], normalised and turned by their positions."""
+        normed = heads if norm is None else rms_norm(heads, norm, self.eps)
+        return self.rotary.rotate(normed, *step.angles(self.rotary))

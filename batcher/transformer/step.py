@@ -1,0 +1,84 @@
+"""The tokens that one forward computes: whose they are, where they stand, what they attend to."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from batcher.transformer.attention import NOWHERE, Attention, padded_cells
+from batcher.transformer.config import RopeSettings
+from batcher.transformer.kv_store import KVStore
+from batcher.transformer.layers import FloatArray, IntArray, RotaryEmbedding
+
+
+class Span(NamedTuple):
+    """Tokens on end of one sequence.
+
+    start: the position of the first.  cells: of all positions up to the last of them.
+    """
+
+    token_ids: Sequence[int]
+    start: int
+    cells: IntArray
+
+
+class Step:
+    """Spans of several sequences, one after the other, and where keys and values are kept.
+
+    token_ids, positions: [tokens].  own_cells: [tokens] where their keys and values are written.
+    mixed: which of them attend to what.
+    """
+
+    def __init__(self, spans: Sequence[Span], store: KVStore) -> None:
+        sizes = [len(span.token_ids) for span in spans]
+        self.positions: IntArray = np.concatenate(
+            [
+                np.arange(span.start, span.start + size)
+                for span, size in zip(spans, sizes, strict=True)
+            ]
+        )
+        self.token_ids: IntArray = np.concatenate(
+            [np.asarray(span.token_ids, np.int64) for span in spans]
+        )
+        self.own_cells: IntArray = np.concatenate([span.cells[span.start :] for span in spans])
+        self.mixed = _Mixed(spans, sizes, self.positions)
+        self.store = store
+        self._angles: dict[RopeSettings, tuple[FloatArray, FloatArray]] = {}
+
+    def angles(self, rotary: RotaryEmbedding) -> tuple[FloatArray, FloatArray]:
+        """Return the cosines and sines of all tokens, which layers of one RoPE share."""
+        if rotary.settings not in self._angles:
+            self._angles[rotary.settings] = rotary.angles(self.positions)
+        return self._angles[rotary.settings]
+
+
+class _Mixed:
+    """Which tokens of a step attend to what: single ones together, those on end by sequences."""
+
+    def __init__(self, spans: Sequence[Span], sizes: list[int], positions: IntArray) -> None:
+        ends = np.cumsum(sizes).tolist()
+        parts = [*zip(spans, sizes, ends, strict=True)]
+        self._chunks = [
+            (slice(end - size, end), span.start, padded_cells(span.cells))
+            for span, size, end in parts
+            if size > 1
+        ]
+        tables = [padded_cells(span.cells) for span, size, _ in parts if size == 1]
+        self._rows = np.array([end - 1 for _, size, end in parts if size == 1], np.int64)
+        self._positions = positions[self._rows]
+        self._cells = np.full((len(tables), max(map(len, tables), default=0)), NOWHERE)
+        for line, table in zip(self._cells, tables, strict=True):
+            line[: len(table)] = table
+
+    def attend(
+        self, attention: Attention, query: FloatArray, keys: FloatArray, values: FloatArray
+    ) -> FloatArray:
+        """Return the output [tokens, heads, head_dim] of all queries."""
+        output = np.empty_like(query)
+        for rows, start, cells in self._chunks:
+            output[rows] = attention.of_chunk(query[rows], start, cells, keys, values)
+        if self._rows.size:
+            output[self._rows] = attention.of_rows(
+                query[self._rows], self._positions, self._cells, keys, values
+            )
+        return output
