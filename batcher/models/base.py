@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from operator import itemgetter
-from typing import Any, Literal, Protocol, TypeGuard
+from typing import Any, Literal, NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 from msgspec import Struct
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from batcher.errors import Failure
 from batcher.foreign import attribute_of
+from batcher.padding import Side, pad_rows
 from batcher.tokens import Tokens
 
 IntArray = NDArray[np.int64]
@@ -64,6 +65,21 @@ class Pages:
     moved: dict[int, int] = field(default_factory=dict)
     copies: list[tuple[int, int]] = field(default_factory=list)
     num_blocks: int = 0
+
+
+class PaddedBatch(NamedTuple):
+    """The tokens that one step computes, as a rectangle.
+
+    slots: [rows] int64, whose they are, ascending.
+    input_ids: [rows, longest] int64, 0 where there is no token.
+    attention_mask: [rows, longest] bool, whether there is one.
+    sequence_lengths: [rows] int64, how many tokens of each row are computed.
+    """
+
+    slots: IntArray
+    input_ids: IntArray
+    attention_mask: NDArray[np.bool_]
+    sequence_lengths: IntArray
 
 
 class Batch:
@@ -115,6 +131,21 @@ class Batch:
         self._is_yielding[slot] = False
         if self.chunks:
             self.chunks = [chunk for chunk in self.chunks if chunk.slot != slot]
+
+    def padded(self, side: Side) -> PaddedBatch:
+        """Return the tokens of all rows that the step computes, filled up on `side`.
+
+        They are those of its chunks, and of every other row in `slots` the one in `tokens`.
+
+        Raises:
+            BatchdecodeError: there is no such side.
+        """
+        rows: dict[int, Tokens] = {slot: [self.tokens.item(slot)] for slot in self.slots.tolist()}
+        rows |= {chunk.slot: chunk.token_ids for chunk in self.chunks}
+        slots = sorted(rows)
+        return PaddedBatch(
+            np.array(slots, np.int64), *pad_rows([rows[slot] for slot in slots], side)
+        )
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
