@@ -24,12 +24,13 @@ class VocabularyIndex:
     """
 
     def __init__(
-        self, token_bytes: Sequence[bytes], vocab_size: int, eos_token_id: int | None
+        self, token_bytes: Sequence[bytes], vocab_size: int, eos_token_ids: Sequence[int]
     ) -> None:
         self.vocab_size = vocab_size
         self._bytes_of = list(token_bytes[:vocab_size])
-        if eos_token_id is not None and eos_token_id < len(self._bytes_of):
-            self._bytes_of[eos_token_id] = b""
+        for token_id in eos_token_ids:
+            if token_id < len(self._bytes_of):
+                self._bytes_of[token_id] = b""
         ids = [token_id for token_id, text in enumerate(self._bytes_of) if text]
         ids.sort(key=self._bytes_of.__getitem__)
         self._sorted = [self._bytes_of[token_id] for token_id in ids]

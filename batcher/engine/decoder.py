@@ -15,7 +15,7 @@ from batcher.engine.sequence import Sequence
 from batcher.engine.suspended import SuspendedRow, SuspendedRows
 from batcher.errors import Failure
 from batcher.events import TokenEvent
-from batcher.models.base import Model, ModelOutput
+from batcher.models.base import Model, ModelOutput, eos_token_ids_of
 from batcher.request import ConstraintField
 from batcher.result import FinishReason
 from batcher.settings import GRAMMAR_TIMEOUT
@@ -55,7 +55,7 @@ class Decoder:
         model = self._model
         vocab_size = model.vocab_size or len(model.tokenizer.token_bytes)
         return ConstraintCompiler(
-            model.tokenizer, vocab_size, model.eos_token_id, self.grammar_timeout
+            model.tokenizer, vocab_size, eos_token_ids_of(model), self.grammar_timeout
         )
 
     def check_constraint(self, field: ConstraintField, value: object) -> None:

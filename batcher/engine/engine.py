@@ -20,7 +20,7 @@ from batcher.engine.sequence import Sequence
 from batcher.errors import BatchdecodeError, InvariantError, RequestError
 from batcher.events import ArriveReason, EndEvent, RequestEvent, RunEvent, TokenEvent
 from batcher.lifecycle import ABORT
-from batcher.models.base import Model, can_score, chat_template_of
+from batcher.models.base import Model, can_score, chat_template_of, eos_token_ids_of
 from batcher.models.loading import as_model
 from batcher.models.tokenizers import CheckedTokenizer
 from batcher.prompts import BlockContents
@@ -117,7 +117,7 @@ class Engine:
             num_slots=batch_size,
             gives_logits=self._model.gives != "tokens",
             scores_prompts=can_score(self._model),
-            has_eos=self._model.eos_token_id is not None,
+            has_eos=bool(eos_token_ids_of(self._model)),
             check_constraint=decoder.check_constraint,
             encode=tokenizer.encode if isinstance(tokenizer, CheckedTokenizer) else None,
             chat_template=chat_template_of(self._model),

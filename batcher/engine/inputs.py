@@ -17,7 +17,7 @@ from batcher.engine.recorder import Recorder
 from batcher.engine.sequence import Sequence, SequenceExtras
 from batcher.errors import BatchdecodeError, Failure, FieldProblem, InvariantError, RequestError
 from batcher.events import ArriveReason, Role
-from batcher.models.base import Model
+from batcher.models.base import Model, eos_token_ids_of
 from batcher.prompts import Prompt, read_prompt
 from batcher.request import Request, is_plain
 from batcher.result import Result
@@ -91,7 +91,8 @@ class Inputs:
         self.latest_arrival = 0.0
         self._scheduler, self._queue = scheduler, scheduler.queue
         self._outputs, self._recorder, self._clock = outputs, recorder, clock
-        self._model, self._heal = model, heal
+        self._model = model
+        self._made_with = model, eos_token_ids_of(model), heal
         settings = scheduler.settings
         self._can_replay = not settings.is_paged and settings.preempt_for is None
         self._sessions: dict[str, Session] = {}  # by name, as long as the engine is there
@@ -131,7 +132,7 @@ class Inputs:
         if input_index is None:
             input_index = outputs.num_requests
         asked = request, request_id, input_index, arrive_reason, replayed
-        sequences = make_sequences(*asked, self._model, self._heal, NO_TOKENS)
+        sequences = make_sequences(*asked, *self._made_with, NO_TOKENS)
         outputs.open_request(request, request_id, len(sequences))
         if request.arrival_time > self.latest_arrival:  # noqa: PLR1730 - max() takes longer
             self.latest_arrival = request.arrival_time
@@ -182,7 +183,7 @@ class Inputs:
             for place, turn in enumerate(session.turns):
                 if turn.request_id == request_id:
                     aborted, *others = session.break_off(request_id, "aborted", place)
-                    [sequence] = make_sequences(*aborted, self._model, self._heal, NO_TOKENS)
+                    [sequence] = make_sequences(*aborted, *self._made_with, NO_TOKENS)
                     self._outputs.finish_waiting(sequence, step, "aborted")
                     for other in others:
                         self._begin_turn(session, other, session.failure)
@@ -221,7 +222,7 @@ class Inputs:
 
     def _begin_turn(self, session: Session, turn: Turn, why: str | None) -> None:
         """Let a turn arrive, the one before it having ended, or fail for the reason `why`."""
-        [sequence] = make_sequences(*turn, self._model, self._heal, session.tokens)
+        [sequence] = make_sequences(*turn, *self._made_with, session.tokens)
         if why is not None:
             failure = Failure("session-failed", why)
             self._outputs.finish_waiting(sequence, self._clock.step, "error", failure)
@@ -240,6 +241,7 @@ def make_sequences(
     arrive_reason: ArriveReason,
     replayed: Mapping[int, Result],
     model: Model,
+    eos_token_ids: tuple[int, ...],
     heal: Heal,
     history: Tokens,
 ) -> list[Sequence]:
@@ -263,7 +265,7 @@ def make_sequences(
         max_tokens=request.max_tokens,
         request=request,
         prompt=prompt,
-        automaton=stop_automaton(request, model.eos_token_id),
+        automaton=stop_automaton(request, eos_token_ids),
         arrive_reason=arrive_reason,
     )
     if prompt.segment_ends:

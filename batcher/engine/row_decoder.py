@@ -27,7 +27,7 @@ from batcher.engine.sequence import Sequence
 from batcher.engine.suspended import SuspendedRow, SuspendedRows
 from batcher.errors import Failure, InvariantError
 from batcher.events import TokenEvent
-from batcher.models.base import NO_SLOTS, IntArray, Model, ModelOutput
+from batcher.models.base import NO_SLOTS, IntArray, Model, ModelOutput, eos_token_ids_of
 from batcher.result import NUM_DIGITS, FinishReason
 from batcher.validation import logit_fields_of
 
@@ -52,7 +52,7 @@ class RowDecoder:
     ) -> None:
         self.first_slots: dict[int, int] = {}
         self._grammars, self._tokens, self._stops = grammars, tokens, stops
-        self._tokenizer, self._eos_token_id = model.tokenizer, model.eos_token_id
+        self._tokenizer, self._eos_token_ids = model.tokenizer, eos_token_ids_of(model)
         self._samples_all, self._is_streaming = model.gives == "logits", is_streaming
         self.takes_plain = self._samples_all or is_streaming
         self._sampler: Sampler | None = None
@@ -83,7 +83,7 @@ class RowDecoder:
         """
         slot = first.slot
         if first.role == "beam":
-            self._beams[slot] = BeamRows(first)
+            self._beams[slot] = BeamRows(first, self._eos_token_ids)
         else:
             self._tokens.first_rows[slot] = self._tokens.row
         for other in first.others:
@@ -97,7 +97,7 @@ class RowDecoder:
             not first.is_plain and bool(logit_fields_of(first.request))
         )
         if self._sampler is not None and (is_sampled or self._samples_all):
-            self._sampler.open(slot, sampling_row(first, self._eos_token_id))
+            self._sampler.open(slot, sampling_row(first, self._eos_token_ids))
         if row is None:
             self._stops.open(slot, first.automaton)
             return []
@@ -155,7 +155,7 @@ class RowDecoder:
         if beams is None:
             generated = self._told(row.state, generated, row.sampling)
         return [
-            row.state.check(output, self._tokenizer, self._eos_token_id)
+            row.state.check(output, self._tokenizer, self._eos_token_ids)
             for output in ([generated] if beams is None else beams.results(reason))
         ]
 
@@ -275,7 +275,7 @@ class RowDecoder:
     def _would_end(self, slot: int, token: int) -> bool:
         """Return whether `token` would be the last of the row in `slot`."""
         row = self._states[slot]
-        is_end = row.constraint is not None and token == self._eos_token_id
+        is_end = row.constraint is not None and token in self._eos_token_ids
         return is_end or self._stops.would_end(slot, token)
 
     def _look_at_rows(
@@ -294,7 +294,7 @@ class RowDecoder:
             row.num_given += 1
             tokens, constraint = [token_of[slot]], row.constraint
             if constraint is not None and slot not in has_stopped:
-                if tokens[0] == self._eos_token_id:  # below min_tokens: nothing else is left
+                if tokens[0] in self._eos_token_ids:  # below min_tokens: nothing else is left
                     stopped.append(slot)
                     self._tell(row, tokens, num_silent=1)
                     continue

@@ -96,7 +96,7 @@ class RowState(Struct, eq=False):
         )
 
     def check(
-        self, generated: Generated, tokenizer: Tokenizer, eos_token_id: int | None
+        self, generated: Generated, tokenizer: Tokenizer, eos_token_ids: tuple[int, ...]
     ) -> Generated:
         """Return an output of this row with what is to be said of it and its constraint.
 
@@ -106,7 +106,7 @@ class RowState(Struct, eq=False):
         if self.grammar is None or generated.reason == "error":
             return generated
         tokens = generated.tokens
-        is_ended = tokens[-1:] == [eos_token_id]
+        is_ended = bool(tokens) and tokens[-1] in eos_token_ids
         kept = tokens[:-1] if is_ended else tokens
         output = join_bytes(kept, tokenizer.token_bytes)
         look = self.grammar.verifier.look(output)
@@ -132,7 +132,7 @@ class BeamRows:
     Until the first step only the first row is computed: all beams begin with the same prompt.
     """
 
-    def __init__(self, first: Sequence) -> None:
+    def __init__(self, first: Sequence, eos_token_ids: tuple[int, ...]) -> None:
         request = first.request
         self.sequences = [*first.group]
         self._num_results, self._num_scored = request.n, 1
@@ -142,7 +142,7 @@ class BeamRows:
             length_penalty=request.length_penalty,
             early_stopping=request.early_stopping,
             max_tokens=request.max_tokens,
-            num_eos=0 if request.ignore_eos else 1,
+            num_eos=0 if request.ignore_eos else len(eos_token_ids),
         )
 
     @property
@@ -232,13 +232,13 @@ def make_row_state(
     return row if is_needed else None
 
 
-def sampling_row(sequence: Sequence, eos_token_id: int | None) -> SamplingRow:
+def sampling_row(sequence: Sequence, eos_token_ids: tuple[int, ...]) -> SamplingRow:
     """Return what the sampler has to know of a sequence that has just got its slot."""
     request = sequence.request
     stop = request.stop_token
     stop_ids = [] if stop is None else [stop] if isinstance(stop, int) else stop
-    if eos_token_id is not None and not request.ignore_eos:
-        stop_ids = [*stop_ids, eos_token_id]
+    if not request.ignore_eos:
+        stop_ids = [*stop_ids, *eos_token_ids]
     return SamplingRow(
         sampling_params(request),
         row_key(request.seed, sequence.id, sequence.index),

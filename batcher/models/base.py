@@ -309,6 +309,16 @@ def number_of(model: Model, name: str) -> int | None:
     return number if type(number) is int and number > 0 else None
 
 
+def eos_token_ids_of(model: Model) -> tuple[int, ...]:
+    """Return the tokens that end a text, without repeats, its `eos_token_id` first.
+
+    A Model that has several tells them as `eos_token_ids`, a list or a tuple.
+    """
+    first = model.eos_token_id
+    others = attribute_of(getattr(model, "inner", model), "eos_token_ids", ())
+    return tuple(dict.fromkeys([*others] if first is None else [first, *others]))
+
+
 def bytes_of(token_id: int, token_bytes: Sequence[bytes]) -> bytes:
     """Return the bytes `token_id` stands for; an id beyond the tokenizer's stands for U+FFFD."""
     return token_bytes[token_id] if token_id < len(token_bytes) else REPLACEMENT

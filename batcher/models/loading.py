@@ -12,7 +12,7 @@ import msgspec
 from batcher.errors import BatchdecodeError, writable
 from batcher.foreign import RaisedError, attribute_of, calling, has_attribute, import_object, raised
 from batcher.models.answers import shown
-from batcher.models.base import Model, OutputKind
+from batcher.models.base import Model, OutputKind, eos_token_ids_of
 from batcher.models.simulated import SimulatedModel, SimulatedSettings
 from batcher.models.tokenizers import checked_tokenizer
 from batcher.request import MAX_INT
@@ -153,7 +153,7 @@ def check_description(model: Model) -> None:
 
 def _faults_of(model: Any) -> Iterator[str]:
     """Yield what a model says wrong of itself, each as if all before were right."""
-    size, eos = model.vocab_size, model.eos_token_id
+    size = model.vocab_size
     kinds = getattr(model, "KINDS", get_args(OutputKind))
     largest = MAX_INT + 1 if model.gives == "tokens" else MAX_LOGITS
     if not isinstance(model.name, str) or writable(model.name) != model.name:
@@ -162,21 +162,34 @@ def _faults_of(model: Any) -> Iterator[str]:
         yield f"gives is not one of {', '.join(kinds)}"
     if size is not None and not (_is_int(size) and size > 0):
         yield "vocab_size is neither a positive int nor None"
-    if eos is not None and not (_is_int(eos) and 0 <= eos <= MAX_INT):
-        yield "eos_token_id is neither a token id nor None"
+    yield from _faults_of_eos(model)
     if not isinstance(model.settings, dict):
         yield "settings are not a dict"
+    ends = eos_token_ids_of(model)
     if size is None:
         if model.gives != "tokens":
             yield "vocab_size is None, and it gives logits"
-    elif eos is not None and eos >= size:
-        yield f"eos_token_id {eos} is not below vocab_size {size}"
+    elif ends and max(ends) >= size:
+        name = "eos_token_id" if max(ends) == model.eos_token_id else "eos_token_ids:"
+        yield f"{name} {max(ends)} is not below vocab_size {size}"
     elif size > largest:
         yield f"vocab_size {shown(size)} is above {largest}"
 
 
+def _faults_of_eos(model: Any) -> Iterator[str]:
+    if model.eos_token_id is not None and not _is_token_id(model.eos_token_id):
+        yield "eos_token_id is neither a token id nor None"
+    several = attribute_of(getattr(model, "inner", model), "eos_token_ids", ())
+    if not isinstance(several, list | tuple) or not all(map(_is_token_id, several)):
+        yield "eos_token_ids are no list of token ids"
+
+
 def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_token_id(value: object) -> bool:
+    return isinstance(value, int) and _is_int(value) and 0 <= value <= MAX_INT
 
 
 def _settings(given: Mapping[str, Any], kind: type[S], whose: str) -> S:

@@ -75,6 +75,7 @@ class TransformerModel:
     """A Transformer that keeps what rows have computed, by slot or in pages.
 
     name, settings: what finds it again.  max_context: how many tokens a row may have.
+    eos_token_ids: all that end a text; eos_token_id: the first of them.
     kv_bytes_per_token: what the keys and values of a token take.
     """
 
@@ -93,6 +94,7 @@ class TransformerModel:
         config = transformer.config
         self.name, self.settings, self.tokenizer = name, settings, tokenizer
         self.vocab_size = config.vocab_size
+        self.eos_token_ids = config.eos_token_ids
         self.eos_token_id = config.eos_token_ids[0] if config.eos_token_ids else None
         self.max_context = max_context or config.max_position_embeddings
         self.kv_bytes_per_token = (

@@ -57,7 +57,7 @@ class Pieces:
 def mask_time(source: ConstraintSource, vocab_size: int, num_rows: int) -> float:
     """Return the median microseconds per row and step of following random outputs with masks."""
     rng = random.Random(0)
-    compiler = ConstraintCompiler(Pieces(vocab_size), vocab_size, EOS_TOKEN_ID)
+    compiler = ConstraintCompiler(Pieces(vocab_size), vocab_size, (EOS_TOKEN_ID,))
     rows: list[RowConstraint] = [compiler.compile(source).new_row() for _ in range(num_rows)]
     taken = []
     for _ in range(NUM_WARM_UP + NUM_STEPS):
@@ -78,7 +78,7 @@ def mask_time(source: ConstraintSource, vocab_size: int, num_rows: int) -> float
 def healing_time(vocab_size: int) -> float:
     """Return the median microseconds of a row's mask while a prompt is healed."""
     tokens = Pieces(vocab_size).token_bytes
-    index = VocabularyIndex(tokens, vocab_size, EOS_TOKEN_ID)
+    index = VocabularyIndex(tokens, vocab_size, (EOS_TOKEN_ID,))
     taken = []
     for token in tokens[-NUM_STEPS:]:
         row = HealingRow(index, token[:-1])
@@ -122,7 +122,7 @@ def constraints(folder: Path) -> Iterator[Row]:
             f"256 requests of 64 tokens, B=64, {kind}: {figure:.1f} µs a token, plain {plain:.1f}"
         )
         yield Row(name, f"1/{figure / plain:.1f} of plain", ">= 1/8")
-    compiler = ConstraintCompiler(Pieces(4096), 4096, EOS_TOKEN_ID)
+    compiler = ConstraintCompiler(Pieces(4096), 4096, (EOS_TOKEN_ID,))
     began = time.perf_counter()
     for _ in range(1000):
         compiler.compile(constraint_source(Request(prompt="", json_schema=SCHEMA))).new_row()

@@ -33,7 +33,7 @@ def automata() -> dict[str, StopAutomaton]:
         "stops of ids and text": Request(prompt="", stop_sequence=[7, 8, 600], stop=" the\0end"),
         "three states": Request(prompt="", states=STATES, stop=" the\0end"),
     }
-    return {name: stop_automaton(request, 0) for name, request in requests.items()}
+    return {name: stop_automaton(request, (0,)) for name, request in requests.items()}
 
 
 def steps(batch_size: int) -> list[np.ndarray]:
@@ -68,7 +68,7 @@ def microseconds_per_request(num_distinct: int, batch_size: int = 64) -> float:
     for number, request in enumerate(ahead):
         slot = number % batch_size
         table.close(slot)
-        table.open(slot, stop_automaton(request, 0))
+        table.open(slot, stop_automaton(request, (0,)))
         if slot == batch_size - 1:
             for tokens in batches[number % 100 :][:TOKENS_EACH]:
                 table.advance(tokens)

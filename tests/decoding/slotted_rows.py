@@ -38,7 +38,8 @@ class SlottedRows:
         for place, request in enumerate(requests):
             if request.max_tokens > 0:
                 name = f"r{place}"
-                self.waiting += make_sequences(request, name, place, "input", {}, MODEL, heal, [])
+                asked = request, name, place, "input", {}
+                self.waiting += make_sequences(*asked, MODEL, (MODEL.eos_token_id,), heal, [])
         self.running: dict[int, Sequence] = {}  # by the first's slot
         self.suspended: list[tuple[Sequence, SuspendedRows]] = []
         self.num_tokens: dict[tuple[str, int], int] = {}

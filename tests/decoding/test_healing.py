@@ -28,8 +28,8 @@ URLS = [
 BEGIN = 7  # a second token without bytes
 
 
-def index_of(vocabulary, eos=EOS):
-    return VocabularyIndex(vocabulary, len(vocabulary), eos)
+def index_of(vocabulary, ends=(EOS,)):
+    return VocabularyIndex(vocabulary, len(vocabulary), ends)
 
 
 def forced_token(row):
@@ -66,7 +66,7 @@ def test_the_end_of_a_prompt_is_given_back_to_where_a_longer_token_may_begin(pro
 
 def test_eos_is_never_found_even_if_its_tokenizer_gives_it_text():
     vocabulary = [b":x", b":", b"a"]
-    assert index_of(vocabulary, eos=None).heal([2, 1]) == ([2], b":")
+    assert index_of(vocabulary, ends=()).heal([2, 1]) == ([2], b":")
     assert index_of(vocabulary).heal([2, 1]) == ([2, 1], b"")
 
 
@@ -122,9 +122,9 @@ def test_bytes_that_no_token_writes_are_a_failure_and_no_crash():
 
 
 def test_ids_beyond_the_tokenizer_are_never_allowed():
-    row = HealingRow(VocabularyIndex([b"", b"a", b"ab"], 20, EOS), b"a")
+    row = HealingRow(VocabularyIndex([b"", b"a", b"ab"], 20, (EOS,)), b"a")
     assert ids_allowed(row, 20) == {1, 2}
-    assert VocabularyIndex([b"", b"a", b"ab"], 20, EOS).heal([1, 15]) == ([1, 15], b"")
+    assert VocabularyIndex([b"", b"a", b"ab"], 20, (EOS,)).heal([1, 15]) == ([1, 15], b"")
 
 
 PIECES = st.text("abé", max_size=3).flatmap(

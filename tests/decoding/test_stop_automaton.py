@@ -27,9 +27,9 @@ class Words:
         raise NotImplementedError
 
 
-def scripted(output: list[int], eos_token_id: int = 0, **fields: object) -> Decoded:
+def scripted(output: list[int], eos_token_ids: tuple[int, ...] = (0,), **fields: object) -> Decoded:
     """What a request with these stops is given if the model writes `output`."""
-    automaton = stop_automaton(Request(prompt=[], **fields), eos_token_id)
+    automaton = stop_automaton(Request(prompt=[], **fields), eos_token_ids)
     table = StopMatcher(2, len(Words.token_bytes), Words())
     table.open(1, automaton)
     for number, token_id in enumerate(output, 1):
@@ -79,10 +79,10 @@ CASES = [
     ([2, 0, 3], {"stop_token": 0}, 2, "a", 0),  # what the request names goes before EOS
     ([2, 0, 3], {"stop_sequence": [2, 0]}, 2, "", [2, 0]),
     ([2, 0, 3], {"ignore_eos": True, "stop_token": [0]}, 2, "a", 0),
-    ([2, 4, 3], {"eos_token_id": 4}, 2, "a", None),
-    ([2, 4, 3], {"eos_token_id": 4, "stop": "c"}, 2, "a", "c"),
-    ([2, 4, 3], {"eos_token_id": 4, "stop_sequence": ["c"]}, 2, "a", "c"),
-    ([2, 4, 3], {"eos_token_id": 4, "stop": "ac"}, 2, "", "ac"),
+    ([2, 4, 3], {"eos_token_ids": (4,)}, 2, "a", None),
+    ([2, 4, 3], {"eos_token_ids": (4,), "stop": "c"}, 2, "a", "c"),
+    ([2, 4, 3], {"eos_token_ids": (4,), "stop_sequence": ["c"]}, 2, "a", "c"),
+    ([2, 4, 3], {"eos_token_ids": (4,), "stop": "ac"}, 2, "", "ac"),
     ([9, 9, 9], {"stop": "xxx"}, 2, "", "xxx"),
     ([2, 2, 3], {"stop": "aab", "stop_sequence": [2, 3]}, 3, "", "aab"),
 ]
@@ -99,7 +99,7 @@ def test_which_stop_wins(
 
 def test_stop_sequence_in_all_its_forms() -> None:
     forms = [[1, 2], [[1, 2], [3]], "ab", ["ab", "c"]]
-    automata = [stop_automaton(Request(prompt="", stop_sequence=form), None) for form in forms]
+    automata = [stop_automaton(Request(prompt="", stop_sequence=form), ()) for form in forms]
     assert [[way.pattern for way in automaton.exits[0]] for automaton in automata] == [
         [(1, 2)],
         [(1, 2), (3,)],
@@ -110,7 +110,7 @@ def test_stop_sequence_in_all_its_forms() -> None:
 
 def test_stops_are_the_exits_of_one_state_in_the_documented_order() -> None:
     request = Request(prompt="", stop_token=[7, 8], stop_sequence=[[1, 2]], stop=["x", "y"])
-    automaton = stop_automaton(request, 0)
+    automaton = stop_automaton(request, (0,))
     assert automaton.names == ()
     assert [way.stop_reason for way in automaton.exits[0]] == [7, 8, [1, 2], "x", "y", None]
     assert {way.target for way in automaton.exits[0]} == {END}
@@ -118,10 +118,10 @@ def test_stops_are_the_exits_of_one_state_in_the_documented_order() -> None:
 
 def test_equal_requests_have_equal_automata() -> None:
     fields = {"stop": ["a"], "states": {"s": [Transition("b", "s")]}}
-    one, other = (stop_automaton(Request(prompt=p, **fields), 0) for p in ("", "else"))
+    one, other = (stop_automaton(Request(prompt=p, **fields), (0,)) for p in ("", "else"))
     assert one == other
     assert hash(one) == hash(other)
-    assert one != stop_automaton(Request(prompt="", **fields), None)
+    assert one != stop_automaton(Request(prompt="", **fields), ())
 
 
 THINKING = {
@@ -159,7 +159,7 @@ STATE_CASES = [
 
 def automaton_of(states: dict, **fields: object) -> StopAutomaton:
     transitions = {name: [Transition(*way) for way in ways] for name, ways in states.items()}
-    return stop_automaton(Request(prompt="", states=transitions, **fields), None)
+    return stop_automaton(Request(prompt="", states=transitions, **fields), ())
 
 
 def read_alone(automaton: StopAutomaton, tokens: list[int], tokenizer: object = BYTES) -> Output:
@@ -233,14 +233,14 @@ def test_what_is_before_a_match_does_not_count_after_it() -> None:
 
 
 def test_bytes_that_belong_to_the_prompt_are_no_text_and_complete_nothing() -> None:
-    automaton = stop_automaton(Request(prompt="", stop=["b<"]), None)
+    automaton = stop_automaton(Request(prompt="", stop=["b<"]), ())
     reader = StopReader(automaton, Marked.token_bytes)
     assert reader.read(StopProgress(skip=0), 1).progress is None
     assert reader.read(StopProgress(skip=1), 1).progress == StopProgress()
     assert reader.read(StopProgress(skip=3), 1).progress == StopProgress(skip=1)
     told = read_output(automaton, [1, 2, 1], Marked(), has_stopped=True, skip=3)
     assert (told.text, told.stop_reason) == (b">c", "b<")
-    ids = stop_automaton(Request(prompt="", stop_sequence=[1, 2]), None)
+    ids = stop_automaton(Request(prompt="", stop_sequence=[1, 2]), ())
     told = read_output(ids, [1, 2], Marked(), has_stopped=True, skip=1)
     assert (told.text, told.stop_reason) == (b"", [1, 2])
     told = read_output(ids, [1, 2], Marked(), has_stopped=True, skip=2)
@@ -251,7 +251,7 @@ def test_bytes_that_belong_to_the_prompt_are_no_text_and_complete_nothing() -> N
 
 
 def test_a_stop_that_may_not_act_yet_is_text_and_may_go_on() -> None:
-    automaton = stop_automaton(Request(prompt="", stop=["aa"]), None)
+    automaton = stop_automaton(Request(prompt="", stop=["aa"]), ())
     endless = StopReader(automaton.endless, BYTES.token_bytes)
     progress = endless.read(endless.read(StopProgress(), 97).progress, 97).progress
     assert StopReader(automaton, BYTES.token_bytes).read(progress, 97).progress is None
@@ -261,13 +261,13 @@ def test_a_stop_that_may_not_act_yet_is_text_and_may_go_on() -> None:
 
 
 def test_a_pattern_from_which_nothing_goes_on_is_no_place_of_its_own() -> None:
-    automaton = stop_automaton(Request(prompt="", stop=["ba"]), None)
+    automaton = stop_automaton(Request(prompt="", stop=["ba"]), ())
     endless = StopReader(automaton.endless, BYTES.token_bytes)
     assert endless.read(endless.read(StopProgress(), 98).progress, 97).progress == StopProgress()
 
 
 def test_an_output_that_ended_otherwise_keeps_what_looks_like_a_stop() -> None:
-    automaton = stop_automaton(Request(prompt="", stop="b"), None)
+    automaton = stop_automaton(Request(prompt="", stop="b"), ())
     assert read_output(automaton, [97, 98], BYTES, has_stopped=False) == Output(b"ab")
     assert read_output(automaton, [97], BYTES, has_stopped=True) == Output(b"a")
     assert read_output(automaton, [], BYTES, has_stopped=False) == Output(b"")
@@ -319,6 +319,6 @@ def test_stops_are_those_of_the_reference() -> None:
             stop_sequence=draw.choice([None, [97, 98], [[97, 97, 97], [98]], texts[2]]),
         )
         expected = decode_alone(request, letters)
-        eos_token_id = letters.eos_token_id
-        told = read_alone(stop_automaton(request, eos_token_id), expected.tokens)
+        eos_token_ids = (letters.eos_token_id,)
+        told = read_alone(stop_automaton(request, eos_token_ids), expected.tokens)
         assert (told.text.decode(), told.stop_reason) == (expected.text, expected.stop_reason)

@@ -108,7 +108,7 @@ def test_rows_that_come_and_go_end_when_the_definition_says(
 
 
 def stops_at(**fields: object) -> StopAutomaton:
-    return stop_automaton(Request(prompt="", **fields), None)
+    return stop_automaton(Request(prompt="", **fields), ())
 
 
 @pytest.mark.parametrize("vocab_size", [None, 256, 5000])
@@ -248,7 +248,7 @@ def test_ids_that_another_row_asks_for_leave_each_row_its_own() -> None:
 @pytest.mark.parametrize("vocab_size", [10**8, 2**31 - 1])
 def test_a_vocabulary_far_beyond_the_tokenizer_takes_no_memory(vocab_size: int) -> None:
     table = StopMatcher(4, vocab_size, BYTES)
-    table.open(1, stop_automaton(Request(prompt="", stop_token=10**7, stop="ab"), None))
+    table.open(1, stop_automaton(Request(prompt="", stop_token=10**7, stop="ab"), ()))
     assert table.advance(np.array([0, 10**7 - 1, 0, 0])) == []
     assert table.advance(np.array([0, 97, 0, 0])) == []
     assert table.advance(np.array([0, 10**7, 0, 0])) == [1]

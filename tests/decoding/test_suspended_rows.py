@@ -167,11 +167,11 @@ def test_a_row_stands_in_its_automaton_where_it_stood_though_the_table_was_clear
     table = StopMatcher(2, MODEL.vocab_size, MODEL.tokenizer)
     encode = MODEL.tokenizer.encode
     first, second = encode("a"), encode("b")
-    automaton = stop_automaton(Request(prompt="", stop="ab"), None)
+    automaton = stop_automaton(Request(prompt="", stop="ab"), ())
     table.open(0, automaton)
     table.advance(np.array([first[0], 0]))
     place = table.suspend(0)
     table._clear()
-    table.open(0, stop_automaton(Request(prompt="", stop="xyz"), None))
+    table.open(0, stop_automaton(Request(prompt="", stop="xyz"), ()))
     table.resume(1, place)
     assert table.advance(np.array([5, second[0]])) == [1]

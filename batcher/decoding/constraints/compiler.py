@@ -68,12 +68,12 @@ class ConstraintCompiler:
         self,
         tokenizer: Tokenizer,
         vocab_size: int,
-        eos_token_id: int | None,
+        eos_token_ids: tuple[int, ...],
         timeout: float = GRAMMAR_TIMEOUT,
     ) -> None:
         self.num_misses = self._num_rows = self._num_cached_chars = 0
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
-        self._eos_token_id, self._timeout = eos_token_id, timeout
+        self._eos_token_ids, self._timeout = eos_token_ids, timeout
         self._known: OrderedDict[ConstraintSource, CompiledConstraint | GrammarError] = (
             OrderedDict()
         )
@@ -87,7 +87,7 @@ class ConstraintCompiler:
     def vocabulary(self) -> VocabularyIndex:
         """The tokens by their bytes."""
         token_bytes = self._tokenizer.token_bytes
-        return VocabularyIndex(token_bytes, self._vocab_size, self._eos_token_id)
+        return VocabularyIndex(token_bytes, self._vocab_size, self._eos_token_ids)
 
     def check(self, field: ConstraintField, value: object) -> None:
         """Make sure that the constraint which `field` of a request states can be compiled.
@@ -144,7 +144,9 @@ class ConstraintCompiler:
         matcher = with_large_stack(partial(compile_source, tokenizer, source))
         if isinstance(matcher, GrammarError):
             return matcher
-        states = GrammarStates(matcher, self.vocabulary, tokenizer.eos_token, _residuals_of(source))
+        states = GrammarStates(
+            matcher, self.vocabulary, tokenizer.eos_tokens, _residuals_of(source)
+        )
         if failure := states.start.failure:
             return GrammarError((source.kind,), f"no output can keep it: {failure}")
         return CompiledConstraint(source, states)
@@ -161,8 +163,12 @@ class ConstraintCompiler:
             raise MissingGrammarError
         from llguidance import LLTokenizer  # noqa: PLC0415 - an optional dependency
 
-        vocabulary = _Vocabulary(self._tokenizer, self._vocab_size, self._eos_token_id)
-        return LLTokenizer(vocabulary)  # type: ignore[arg-type] # it asks for no more
+        ends = self._eos_token_ids
+        vocabulary = _Vocabulary(self._tokenizer, self._vocab_size, ends)
+        return LLTokenizer(
+            vocabulary,  # type: ignore[arg-type] # it asks for no more
+            eos_token=[*ends] or None,
+        )
 
 
 def _residuals_of(source: ConstraintSource) -> Residuals | None:
@@ -183,13 +189,16 @@ class _Vocabulary:
     bos_token_id = None
     special_token_ids = ()  # those without text are anyway
 
-    def __init__(self, tokenizer: Tokenizer, vocab_size: int, eos_token_id: int | None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: tuple[int, ...]
+    ) -> None:
         tokens = list(tokenizer.token_bytes[:vocab_size])
         tokens += [b""] * (vocab_size - len(tokens))
-        if eos_token_id is not None:
-            tokens[eos_token_id] = b""
+        for token_id in eos_token_ids:
+            tokens[token_id] = b""
         self.tokens = tokens
-        self.eos_token_id = eos_token_id  # if None, llguidance adds an id after the last
+        # if None, llguidance adds an id after the last
+        self.eos_token_id = eos_token_ids[0] if eos_token_ids else None
 
     def __call__(self, text: str) -> list[int]:
         """Refuse to tokenize: masks that force nothing never ask."""

@@ -94,11 +94,11 @@ class GrammarStates:
         self,
         matcher: "LLMatcher",
         vocabulary: VocabularyIndex,
-        eos_token_id: int,
+        eos_token_ids: Sequence[int],
         residuals: Residuals | None = None,
     ) -> None:
         """matcher: at the start of an output; only copies of it move."""
-        self.eos_token_id = eos_token_id
+        self.eos_token_ids = frozenset(eos_token_ids)
         self._matcher, self._vocabulary, self._residuals = matcher, vocabulary, residuals
         self._begin()
 
@@ -212,8 +212,9 @@ class GrammarStates:
     def _keep(self, bits: bytes) -> Mask:
         """Return a mask that no state has had, for all that will have it."""
         tokens = int.from_bytes(bits, "little")  # bit i is token i
-        is_one = tokens and not tokens & (tokens - 1) and tokens != 1 << self.eos_token_id
-        mask = self._masks[bits] = Mask(bits, tokens.bit_length() - 1 if is_one else None)
+        token_id = tokens.bit_length() - 1
+        is_one = tokens and not tokens & (tokens - 1) and token_id not in self.eos_token_ids
+        mask = self._masks[bits] = Mask(bits, token_id if is_one else None)
         self._num_bytes += STATE_BYTES + len(bits)
         return mask
 
@@ -231,7 +232,7 @@ class GrammarStates:
                 matcher = self.new_matcher()
                 return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
             num_read, state = num_read + 1, after
-        return state.allows(self.eos_token_id)
+        return any(map(state.allows, self.eos_token_ids))
 
 
 class GrammarRow:
@@ -289,7 +290,7 @@ class GrammarRow:
             self._behind.append(token)
             self._state = after
         # EOS is never fed: llguidance would take it, and count it in what it undoes
-        elif token == self._states.eos_token_id or not state.allows(token):
+        elif token in self._states.eos_token_ids or not state.allows(token):
             raise InvariantError(f"token {token} is not one that the grammar allows")
         elif state.end is not None:
             self.advance_forced(1)

@@ -103,8 +103,11 @@ def precedence(way: Exit, size: int, place: int) -> tuple[int, int, int]:
     return -size, -way.num_ids, place
 
 
-def stop_automaton(request: Request, eos_token_id: int | None) -> StopAutomaton:
-    """Return what the output of a valid `request` is watched for."""
+def stop_automaton(request: Request, eos_token_ids: tuple[int, ...]) -> StopAutomaton:
+    """Return what the output of a valid `request` is watched for.
+
+    eos_token_ids: any of them is EOS.
+    """
     token, sequence, text = request.stop_token, request.stop_sequence, request.stop
     token_ids: tuple[int, ...] = ()
     if token is not None:
@@ -121,8 +124,8 @@ def stop_automaton(request: Request, eos_token_id: int | None) -> StopAutomaton:
             texts.append(pattern)
         else:
             sequences.append(tuple(pattern))
-    eos = None if request.ignore_eos else eos_token_id
-    automaton = _only_stops(token_ids, tuple(sequences), tuple(texts), eos)
+    ends = () if request.ignore_eos else eos_token_ids
+    automaton = _only_stops(token_ids, tuple(sequences), tuple(texts), ends)
     if request.states is None:
         return automaton
     return _with_states(request.states, request.initial_state, automaton.exits[0])
@@ -133,14 +136,13 @@ def _only_stops(
     token_ids: tuple[int, ...],
     sequences: tuple[tuple[int, ...], ...],
     texts: tuple[str, ...],
-    eos_token_id: int | None,
+    eos_token_ids: tuple[int, ...],
 ) -> StopAutomaton:
     """Return the automaton of one state that these stops end: its exits are in their order."""
     exits = [Exit((token_id,), END, token_id) for token_id in token_ids]
     exits += [Exit(sequence, END, sequence) for sequence in sequences]
     exits += [Exit(text.encode(), END, text) for text in texts]
-    if eos_token_id is not None:
-        exits.append(Exit((eos_token_id,), END, None))
+    exits += [Exit((token_id,), END, None) for token_id in eos_token_ids]
     return StopAutomaton((tuple(exits),))
 
 

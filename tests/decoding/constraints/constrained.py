@@ -25,10 +25,12 @@ class Vocabulary:
         raise NotImplementedError
 
 
-def compiler(token_bytes=WORDS.token_bytes, vocab_size=None, eos_token_id=EOS_TOKEN_ID, **settings):
+def compiler(
+    token_bytes=WORDS.token_bytes, vocab_size=None, eos_token_ids=(EOS_TOKEN_ID,), **settings
+):
     """A compiler for these tokens, EOS first."""
     size = len(token_bytes) if vocab_size is None else vocab_size
-    return ConstraintCompiler(Vocabulary(token_bytes), size, eos_token_id, **settings)
+    return ConstraintCompiler(Vocabulary(token_bytes), size, eos_token_ids, **settings)
 
 
 def source(kind, constraint):
@@ -55,7 +57,7 @@ def bytes_allowed(row, token_bytes=WORDS.token_bytes):
 
 def may_end(row):
     """Whether the output so far is a whole; its EOS may be an id that no mask for a model holds."""
-    return row._state.allows(row._states.eos_token_id)
+    return any(map(row._state.allows, row._states.eos_token_ids))
 
 
 def forced_token(row):
@@ -65,7 +67,8 @@ def forced_token(row):
 
 def must_end(row):
     """Whether a row allows nothing but EOS, in the numbering of its own tokenizer."""
-    return int.from_bytes(row.packed_mask(), "little") == 1 << row._states.eos_token_id
+    ends = sum(1 << token_id for token_id in row._states.eos_token_ids)
+    return int.from_bytes(row.packed_mask(), "little") == ends
 
 
 def follow(row, text, token_bytes=WORDS.token_bytes):

@@ -86,7 +86,7 @@ def test_masks_of_a_regex(regex, output, allowed):
 
 
 def test_without_an_eos_token_a_row_at_its_end_allows_nothing():
-    row = row_of("regex", "ab?", [b"x", b"a", b"b"], vocab_size=9, eos_token_id=None)
+    row = row_of("regex", "ab?", [b"x", b"a", b"b"], vocab_size=9, eos_token_ids=())
     assert ids_allowed(row, 9) == [1]
     row.advance(1)
     assert (ids_allowed(row, 9), may_end(row), must_end(row)) == ([2], True, False)
@@ -100,7 +100,7 @@ def test_eos_is_no_text_even_if_its_tokenizer_gives_it_some():
 
 
 def test_an_eos_beyond_the_tokenizer_ends_outputs():
-    row = row_of("regex", "a", [b"a"], vocab_size=70, eos_token_id=65)
+    row = row_of("regex", "a", [b"a"], vocab_size=70, eos_token_ids=(65,))
     assert ids_allowed(row, 70) == [0]
     row.advance(0)
     assert ids_allowed(row, 70) == [65]
