@@ -17,7 +17,7 @@ from batcher.errors import EncodingError, RequestError, not_encoded
 from batcher.models.base import Model, Tokenizer
 from batcher.models.simulated_logits import scramble
 from batcher.request import PromptInput, PromptSegment
-from batcher.tokens import MANY, Tokens, compact, joined, packed, typecode_of
+from batcher.tokens import MANY, NO_TOKENS, Tokens, compact, joined, packed, typecode_of
 
 FIRST_ORDINARY_TOKEN = 3  # ids below are often special
 DEFAULT_VOCAB_SIZE = 512  # for a model that takes any id
@@ -114,16 +114,29 @@ class Prompt(Struct, gc=False):
         return Prompt(self.tokens[:num_tokens], tuple(segment_ends) if num_tokens else ())
 
 
-def read_prompt(prompt: PromptInput, field: str, request_id: str, model: Model) -> Prompt:
-    """Return the tokens of a valid `prompt`, which is the value of `field`.
+def read_prompt(
+    prompt: PromptInput, field: str, request_id: str, model: Model, history: Tokens = NO_TOKENS
+) -> Prompt:
+    """Return the tokens of a valid `prompt`, which is the value of `field`, after those before it.
 
-    The list is the prompt's own if that is one of token ids.
+    The list is the prompt's own if that is one of token ids, and nothing is before it.
+
+    history: the tokens of the turns before it in its session.
 
     Raises:
         RequestError: the model's tokenizer fails on a text.
     """
+    if history:
+        own = _read(prompt, field, request_id, model, NO_TOKENS)
+        return own.after(history, model.vocab_size)
+    return _read(prompt, field, request_id, model, prefix_of(prompt, model.tokenizer))
+
+
+def _read(prompt: PromptInput, field: str, request_id: str, model: Model, prefix: Tokens) -> Prompt:
+    """Return the tokens of a valid `prompt`, of which the first text stands behind `prefix`."""
     if isinstance(prompt, str):
-        return Prompt(_encode(prompt, (field,), request_id, model))
+        tokens = _encode(prompt, (field,), request_id, model)
+        return Prompt(joined((prefix, tokens), model.vocab_size) if prefix else tokens)
     if not (prompt and isinstance(prompt[0], PromptSegment)):
         return Prompt(prompt)  # type: ignore[arg-type]  # of ids, then
     parts: list[Tokens | PromptSegment] = []
@@ -134,6 +147,8 @@ def read_prompt(prompt: PromptInput, field: str, request_id: str, model: Model) 
         num_more = segment.length or 0
         if segment.text is not None:
             part = _encode(segment.text, (field, index, "text"), request_id, model)
+            if prefix and index == 0:
+                part = joined((prefix, part), model.vocab_size)
         if not isinstance(part, PromptSegment):
             num_more = len(part)
         if num_more:
@@ -142,6 +157,13 @@ def read_prompt(prompt: PromptInput, field: str, request_id: str, model: Model) 
             segment_ends.append((num_tokens, eviction_priority_of(segment)))
     ends = [end for end, _ in segment_ends]
     return Prompt(Undrawn(parts, ends, model.vocab_size), tuple(segment_ends))
+
+
+def prefix_of(prompt: PromptInput, tokenizer: Tokenizer) -> Tokens:
+    """Return the tokens before a prompt that begins with a text, such as BOS, if there are any."""
+    prefix: Tokens = getattr(tokenizer, "prefix_token_ids", NO_TOKENS)
+    is_text = isinstance(prompt, str) or (has_segments(prompt) and prompt[0].text is not None)
+    return prefix if is_text else NO_TOKENS
 
 
 def has_segments(prompt: PromptInput) -> TypeGuard[list[PromptSegment]]:
@@ -155,7 +177,7 @@ def eviction_priority_of(segment: PromptSegment) -> int:
 
 
 def count_tokens(prompt: PromptInput, tokenizer: Tokenizer) -> int:
-    """Return how many tokens a valid `prompt` has, without drawing any."""
+    """Return how many tokens a valid `prompt` has, its prefix not counted, without drawing any."""
     if isinstance(prompt, str):
         return len(encoded(prompt, tokenizer))
     if not has_segments(prompt):

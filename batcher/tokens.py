@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 else:  # an array knows of the type of its items only from Python 3.12 on
     Tokens = list[int] | array
 
+NO_TOKENS: Tokens = []
 MANY = 4096  # tokens; fewer are a list
 _NUM_SHORT = 2**16  # ids that fit into two bytes
 

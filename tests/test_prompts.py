@@ -11,11 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from batcher import Engine, Request, SimulatedModel, decode
+from batcher import BatchdecodeError, Engine, Request, SimulatedModel, decode
 from batcher.errors import RequestError
+from batcher.models.base import Model
 from batcher.models.loading import as_model
+from batcher.models.tokenizers import WordTokenizer
 from batcher.prompts import Prompt, Undrawn, count_tokens, read_prompt
 from batcher.request import PromptSegment
+from batcher.simulation.workload import workload_of
 from batcher.tokens import MANY
 
 MODEL = SimulatedModel()
@@ -47,6 +50,66 @@ def test_a_prompt_of_ids_is_the_list_itself_and_has_no_boundaries():
     assert read(tokens).tokens is tokens
     assert read(tokens).segment_ends == read([]).segment_ends == read("Hi").segment_ends == ()
     assert read("Tell me") == Prompt(ENCODE("Tell me"))
+
+
+class BosTokenizer(WordTokenizer):
+    """Its texts begin with a token of their own, as those of Llama do."""
+
+    prefix_token_ids = (1,)
+
+
+def model_with_bos() -> Model:
+    model = SimulatedModel()
+    model.tokenizer = BosTokenizer()
+    return as_model(model)
+
+
+def test_bos_stands_before_a_prompt_that_begins_with_a_text():
+    model, text, other = model_with_bos(), PromptSegment(text="Hi"), PromptSegment(tokens=[9])
+    hi = ENCODE("Hi")
+    assert read("Hi", model).tokens == [1, *hi]
+    assert read("", model).tokens == [1]
+    assert read([7], model).tokens == [7]
+    assert read([text, other, text], model).tokens == [1, *hi, 9, *hi]
+    assert read([text, other], model).segment_ends[0] == (1 + len(hi), 0)
+    assert read([other, text], model).tokens == [9, *hi]
+    assert read_prompt("Hi", "prompt", "a", model, [5]).tokens == [5, *hi]
+    assert read_prompt([text, text], "prompt", "a", model, [5]).tokens == [5, *hi, *hi]
+
+
+def test_bos_is_one_of_the_tokens_of_a_prompt():
+    turns = [Request(prompt="Hi", session="a", max_tokens=2), Request(prompt="You", session="a")]
+    first, second = decode(turns, model=model_with_bos())
+    assert first.usage.prompt_tokens == 1 + len(ENCODE("Hi"))
+    history = first.usage.prompt_tokens + len(first.tokens)
+    assert second.usage.prompt_tokens == history + len(ENCODE("You"))
+    known = {(place, 0): result.tokens for place, result in enumerate((first, second))}
+    jobs = workload_of(turns, model_with_bos(), known).jobs
+    own = [first.usage.prompt_tokens, len(ENCODE("You"))]
+    assert [job.num_prompt_tokens for job in jobs] == own
+    [alone] = decode([Request(prompt=[1, *ENCODE("Hi")], max_tokens=2)], model=SimulatedModel())
+    assert alone.tokens == first.tokens
+    [echoed] = decode(
+        [Request(prompt=[PromptSegment(text="Hi")], echo=True)], model=model_with_bos()
+    )
+    assert echoed.text.startswith("Hi")
+
+
+def test_a_simulation_counts_bos_once():
+    segment = PromptSegment(text="Hi")
+    request = Request(prompt=[segment, segment], ignore_eos=True)
+    [job] = workload_of([request], model_with_bos()).jobs
+    assert job.num_prompt_tokens == 1 + 2 * len(ENCODE("Hi"))
+
+
+@pytest.mark.parametrize("prefix", [["a"], [512], "a", None, [-1], 3])
+def test_a_prefix_that_is_no_list_of_tokens(prefix):
+    model = SimulatedModel()
+    model.tokenizer = BosTokenizer()
+    model.tokenizer.prefix_token_ids = prefix
+    fault = r"prefix_token_ids are .*, which is no list of token ids from 0 to 511"
+    with pytest.raises(BatchdecodeError, match=fault):
+        as_model(model)
 
 
 def test_segments_stand_one_behind_the_other_and_each_ends_at_a_boundary():

@@ -23,10 +23,9 @@ from batcher.request import Request, is_plain
 from batcher.result import Result
 from batcher.scheduling.clock import Clock
 from batcher.scheduling.scheduler import Scheduler
-from batcher.tokens import Tokens, joined
+from batcher.tokens import NO_TOKENS, Tokens, joined
 
 Heal = Callable[[Tokens], tuple[list[int], bytes]]
-NO_TOKENS: Tokens = []
 
 
 class Turn(NamedTuple):
@@ -252,9 +251,7 @@ def make_sequences(
     Raises:
         RequestError: the model's tokenizer fails on a prompt.
     """
-    prompt = read_prompt(request.prompt, "prompt", request_id, model)
-    if history:
-        prompt = prompt.after(history, model.vocab_size)
+    prompt = read_prompt(request.prompt, "prompt", request_id, model, history)
     num_tokens = prompt.num_tokens
     first = Sequence(
         id=request_id,

@@ -193,6 +193,7 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> list[int]:
         """Return the token ids of `text`; their bytes, joined, are its UTF-8."""
 
+    # It may have `prefix_token_ids`, which stand before a prompt that begins with a text, as BOS.
     # It may have `encode_array`, which gives the same of a long text as an array.
     # One that knows how its model is spoken to also has `apply_chat_template`; see below.
 

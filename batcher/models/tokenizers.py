@@ -191,7 +191,8 @@ class CheckedTokenizer:
     remembered until it is asked for again.  Chats are left to `inner`, if it has a template.
 
     Raises:
-        BatchdecodeError: its `token_bytes` are no list of bytes, or it lacks a method.
+        BatchdecodeError: its `token_bytes` are no list of bytes, its `prefix_token_ids` no tokens
+        of the model, or it lacks a method.
     """
 
     def __init__(self, inner: Any, vocab_size: int | None) -> None:
@@ -201,7 +202,18 @@ class CheckedTokenizer:
         self.apply_chat_template = attribute_of(inner, "apply_chat_template", None)
         self._inner, self._lock = inner, Lock()
         self._largest = MAX_INT if vocab_size is None else vocab_size - 1
+        self.prefix_token_ids = self._read_prefix(attribute_of(inner, "prefix_token_ids", ()))
         self._last: tuple[str, list[int]] | None = None
+
+    def _read_prefix(self, given: Any) -> list[int]:
+        """Return the tokens before a text, or raise a BatchdecodeError."""
+        tokens = _read_tokens(given)
+        if tokens is None or not all(0 <= token <= self._largest for token in tokens):
+            raise BatchdecodeError(
+                f"the tokenizer's prefix_token_ids are {shown(given)}, "
+                f"which is no list of token ids from 0 to {self._largest}"
+            )
+        return tokens
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of `text`, in a list of the caller's own.

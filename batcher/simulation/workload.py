@@ -7,8 +7,9 @@ from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.models.base import Model
-from batcher.prompts import SegmentEnd, eviction_priority_of, has_segments
+from batcher.prompts import SegmentEnd, eviction_priority_of, has_segments, prefix_of
 from batcher.request import PromptInput, Request, is_plain
+from batcher.tokens import NO_TOKENS, Tokens
 
 
 class Piece(NamedTuple):
@@ -83,12 +84,17 @@ def workload_of(
         BatchdecodeError: a request has beams or cfg_scale, or how long its output is is not known.
     """
     jobs: list[Job] = []
+    sessions: set[str] = set()  # that have a turn by now
     num_requests = 0
     for input_index, request in enumerate(requests):
         num_requests += 1
         request_id = request.id if request.id is not None else str(input_index + 1)
         _check_simulated(request, request_id)
-        prompt, segment_ends = _read(request.prompt, model)
+        prefix = prefix_of(request.prompt, model.tokenizer)
+        if request.session is not None:
+            prefix = NO_TOKENS if request.session in sessions else prefix
+            sessions.add(request.session)
+        prompt, segment_ends = _read(request.prompt, model, prefix)
         num_prompt = sum(piece.length for piece in prompt)
         num_samples = (request.best_of or request.n) if request.max_tokens else request.n
         for index in range(num_samples):
@@ -165,10 +171,12 @@ def _output(
     return Piece(request.max_tokens, symbol)
 
 
-def _read(prompt: PromptInput, model: Model) -> tuple[tuple[Piece, ...], tuple[SegmentEnd, ...]]:
-    """Return what a prompt holds, and where its segments end."""
+def _read(
+    prompt: PromptInput, model: Model, prefix: Tokens
+) -> tuple[tuple[Piece, ...], tuple[SegmentEnd, ...]]:
+    """Return what a prompt holds after `prefix`, and where its segments end."""
     if isinstance(prompt, str):
-        return _listed(model.tokenizer.encode(prompt)), ()
+        return _listed([*prefix, *model.tokenizer.encode(prompt)]), ()
     if not has_segments(prompt):
         return _listed(prompt), ()  # type: ignore[arg-type]  # of ids, then
     pieces: list[Piece] = []
@@ -176,7 +184,8 @@ def _read(prompt: PromptInput, model: Model) -> tuple[tuple[Piece, ...], tuple[S
     end = 0
     for segment in prompt:
         if segment.text is not None:
-            found = _listed(model.tokenizer.encode(segment.text))
+            before = () if pieces else prefix
+            found = _listed([*before, *model.tokenizer.encode(segment.text)])
         elif segment.tokens is not None:
             found = _listed(segment.tokens)
         else:

@@ -87,6 +87,7 @@ class Checkpoint:
             found.update(f"{name} {tensor.kind} {tensor.shape}".encode())
             found.update(tensor.data[:_DIGESTED].tobytes())
         found.update(msgspec.msgpack.encode(self.tokenizer.token_bytes))
+        found.update(msgspec.msgpack.encode(self.tokenizer.prefix_token_ids))
         return f"sha256:{found.hexdigest()[:16]}"
 
     def read(self, name: str) -> FloatArray:

@@ -24,13 +24,16 @@ class TransformerTokenizer:
     """Text to token ids, and the bytes of each id.
 
     token_bytes: [vocabulary] b"" for special tokens, and for ids without a token.
+    prefix_token_ids: what stands before a prompt of text, such as BOS; no part of what is encoded.
 
-    Nothing is put before or after a text.  Tokenizers that normalise it change its bytes: Qwen's
+    Tokenizers that normalise it change its bytes: Qwen's
     composes characters (NFC), those made by sentencepiece may begin it with a space.
     """
 
-    def __init__(self, inner: "Tokenizer", token_bytes: list[bytes]) -> None:
-        self.token_bytes = token_bytes
+    def __init__(
+        self, inner: "Tokenizer", token_bytes: list[bytes], prefix_token_ids: list[int]
+    ) -> None:
+        self.token_bytes, self.prefix_token_ids = token_bytes, prefix_token_ids
         known = {entry[0] for entry in token_bytes if len(entry) == 1}
         lacking = [b"\\x%02x" % byte for byte in range(256) if byte not in known]
         self._lacking = pattern(b"[%b]" % b"".join(lacking)) if lacking else None
@@ -75,9 +78,13 @@ class ChatTokenizer(TransformerTokenizer):
     """One whose model has a chat template."""
 
     def __init__(
-        self, inner: "Tokenizer", token_bytes: list[bytes], template: ChatTemplate
+        self,
+        inner: "Tokenizer",
+        token_bytes: list[bytes],
+        prefix_token_ids: list[int],
+        template: ChatTemplate,
     ) -> None:
-        super().__init__(inner, token_bytes)
+        super().__init__(inner, token_bytes, prefix_token_ids)
         self._template = template
 
     def apply_chat_template(
@@ -93,17 +100,23 @@ class ChatTokenizer(TransformerTokenizer):
 
 
 def tokenizer_of(
-    inner: "Tokenizer", bytes_of: Callable[[str], bytes], template: ChatTemplate | None
+    inner: "Tokenizer",
+    bytes_of: Callable[[str], bytes],
+    prefix_token_ids: list[int],
+    template: ChatTemplate | None,
 ) -> TransformerTokenizer:
     """Return a tokenizer whose tokens stand for `bytes_of` their texts.
 
     Raises:
-        BatchdecodeError: its ids are too large.
+        BatchdecodeError: its ids are too large, or those of the prefix beyond all others.
     """
     token_bytes = _table_of(inner, bytes_of)
+    if max(prefix_token_ids, default=-1) >= len(token_bytes):
+        last = len(token_bytes) - 1
+        raise BatchdecodeError(f"texts begin with {prefix_token_ids}, and tokens end with {last}")
     if template is None:
-        return TransformerTokenizer(inner, token_bytes)
-    return ChatTokenizer(inner, token_bytes, template)
+        return TransformerTokenizer(inner, token_bytes, prefix_token_ids)
+    return ChatTokenizer(inner, token_bytes, prefix_token_ids, template)
 
 
 def byte_level_bytes(token: str) -> bytes:

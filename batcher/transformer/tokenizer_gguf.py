@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from tokenizers.pre_tokenizers import PreTokenizer
 
+BEGINNING_WITH_BOS = {"llama-bpe"}
 UNKNOWN, CONTROL, USER_DEFINED = 2, 3, 4  # of tokenizer.ggml.token_type
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -36,6 +37,7 @@ class _Fields(Struct):
     merges: list[str] = field(name="tokenizer.ggml.merges", default_factory=list)
     token_types: list[int] = field(name="tokenizer.ggml.token_type", default_factory=list)
     bos: TokenId | None = field(name="tokenizer.ggml.bos_token_id", default=None)
+    adds_bos: bool | None = field(name="tokenizer.ggml.add_bos_token", default=None)
     eos: TokenId | None = field(name="tokenizer.ggml.eos_token_id", default=None)
     unk: TokenId | None = field(name="tokenizer.ggml.unknown_token_id", default=None)
     pad: TokenId | None = field(name="tokenizer.ggml.padding_token_id", default=None)
@@ -62,7 +64,14 @@ def tokenizer_from_gguf(path: Path, metadata: Mapping[str, Any]) -> TransformerT
         template = None
         if fields.chat_template is not None:
             template = ChatTemplate(fields.chat_template, _special_texts(fields))
-        return tokenizer_of(_byte_pair_encoder(fields), byte_level_bytes, template)
+        inner = _byte_pair_encoder(fields)
+        return tokenizer_of(inner, byte_level_bytes, _prefix_of(fields), template)
+
+
+def _prefix_of(fields: _Fields) -> list[int]:
+    """Return BOS if texts begin with it; where a file does not say so, llama.cpp knows by kind."""
+    begins = fields.pre in BEGINNING_WITH_BOS if fields.adds_bos is None else fields.adds_bos
+    return [fields.bos] if begins and fields.bos is not None else []
 
 
 def _special_texts(fields: _Fields) -> dict[str, str]:

@@ -1,7 +1,10 @@
 """Reads the tokenizer of a folder, tokenizer.json, and its chat template from the files beside."""
 
 from collections.abc import Callable
+from itertools import takewhile
+from operator import itemgetter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
@@ -16,6 +19,9 @@ from batcher.transformer.tokenizer import (
     sentencepiece_bytes,
     tokenizer_of,
 )
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 TOKENIZER = "tokenizer.json"
 SETTINGS = "tokenizer_config.json"
@@ -69,7 +75,15 @@ def tokenizer_from_folder(folder: Path) -> TransformerTokenizer:
         bytes_of = _decoding(msgspec.json.decode(text, type=_Tokenizer).decoder)
         with calling("it cannot be used:"):
             inner = Tokenizer.from_buffer(text)
-        return tokenizer_of(inner, bytes_of, template)
+            prefix_token_ids = _prefix_of(inner)
+        return tokenizer_of(inner, bytes_of, prefix_token_ids, template)
+
+
+def _prefix_of(inner: "Tokenizer") -> list[int]:
+    """Return the tokens that the post-processor of a tokenizer puts before a text."""
+    encoded = inner.encode("a")
+    is_special = zip(encoded.ids, encoded.special_tokens_mask, strict=True)
+    return [token_id for token_id, _ in takewhile(itemgetter(1), is_special)]
 
 
 def _decoding(decoder: _Decoder | None) -> Callable[[str], bytes]:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 from msgspec import Struct
 
 from batcher.models.base import Tokenizer
-from batcher.prompts import count_tokens
+from batcher.prompts import count_tokens, prefix_of
 from batcher.request import Request
 from batcher.scheduling.policies import LONGEST_PREFIX_MATCH, POLICIES
 from batcher.settings import DEFAULT_BLOCK_SIZE, DEFAULT_SCHEDULING, PreemptFor, SchedulingSettings
@@ -62,9 +62,11 @@ def needs_of(requests: Sequence[Request], tokenizer: Tokenizer) -> Needs:
     histories: dict[str, int] = {}
     sizes = []
     for request in requests:
-        num_tokens = count_tokens(request.prompt, tokenizer)
-        if request.negative_prompt is not None:
-            num_tokens = max(num_tokens, count_tokens(request.negative_prompt, tokenizer))
+        prompts = [request.prompt, request.negative_prompt or []]
+        num_tokens = max(
+            len(prefix_of(prompt, tokenizer)) + count_tokens(prompt, tokenizer)
+            for prompt in prompts
+        )
         num_tokens += request.max_tokens
         if request.session is not None:
             num_tokens += histories.get(request.session, 0)

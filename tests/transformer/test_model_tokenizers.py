@@ -15,12 +15,15 @@ from tiny_checkpoints import (
     write_folder,
     write_gguf,
 )
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
+from batcher import Request, decode
 from batcher.errors import BatchdecodeError, EncodingError
 from batcher.models.base import join_bytes
 from batcher.models.tokenizers import checked_tokenizer
+from batcher.models.transformer import load_transformer
 from batcher.transformer.checkpoint import open_checkpoint
+from batcher.transformer.settings import TransformerSettings
 from batcher.transformer.tokenizer import byte_level_bytes
 from batcher.transformer.tokenizer_gguf import SPLITS, tokenizer_from_gguf
 
@@ -179,6 +182,41 @@ def test_tokenizers_of_the_engine_are_these(tmp_path):
         checked.encode("\ud800")
 
 
+@pytest.mark.parametrize(
+    ("changes", "prefix"),
+    [
+        ({}, []),
+        ({"bos_token_id": 0}, []),
+        ({"bos_token_id": 0, "add_bos_token": True}, [0]),
+        ({"bos_token_id": 0, "add_bos_token": False, "pre": "llama-bpe"}, []),
+        ({"bos_token_id": 0, "pre": "llama-bpe"}, [0]),
+        ({"pre": "llama-bpe", "add_bos_token": True}, []),
+    ],
+)
+def test_a_text_begins_with_bos_if_the_file_says_so(changes, prefix):
+    tokenizer = from_metadata(**changes)
+    assert tokenizer.prefix_token_ids == prefix
+    assert tokenizer.encode(" the") == [260]
+
+
+def test_a_chat_has_the_bos_of_its_template_alone(tmp_path):
+    def with_fields(writer):
+        writer.add_add_bos_token(value=True)
+
+    path = write_gguf(tmp_path / "tiny.gguf", with_fields=with_fields)
+    model = load_transformer(str(path), TransformerSettings())
+    chat = model.tokenizer.apply_chat_template(CHAT)
+    text, of_ids = decode([Request(prompt="cat"), Request(prompt=chat)], model=model)
+    assert text.usage.prompt_tokens == 1 + len(model.tokenizer.encode("cat"))
+    assert of_ids.usage.prompt_tokens == len(chat)
+    assert chat[:2] == model.tokenizer.encode_with_special("<|im_start|>user")[:2]
+
+
+def test_bos_is_a_token():
+    with pytest.raises(BatchdecodeError, match=r"begin with \[262\], and tokens end with 261"):
+        from_metadata(bos_token_id=262, add_bos_token=True)
+
+
 # -- tokenizer.json --------------------------------------------------------------------------------
 
 
@@ -198,6 +236,48 @@ def test_a_folder_has_its_tokenizer(tmp_path):
     assert tokenizer.token_bytes == from_metadata().token_bytes
     assert tokenizer.encode("the cat <|im_end|>") == from_metadata().encode("the cat <|im_end|>")
     assert not hasattr(tokenizer, "apply_chat_template")
+
+
+BOS, EOS = (SPECIAL[0], 0), (SPECIAL[1], 1)
+TEMPLATE = processors.TemplateProcessing(single=f"{SPECIAL[0]} $A", special_tokens=[BOS])
+AROUND = processors.TemplateProcessing(
+    single=f"{SPECIAL[0]} {SPECIAL[1]} $A {SPECIAL[1]}", special_tokens=[BOS, EOS]
+)
+BYTE_LEVEL = processors.ByteLevel(trim_offsets=False)
+
+
+@pytest.mark.parametrize(
+    ("processor", "prefix"),
+    [
+        (None, []),
+        (BYTE_LEVEL, []),
+        (TEMPLATE, [0]),
+        (processors.Sequence([BYTE_LEVEL, TEMPLATE]), [0]),
+        (AROUND, [0, 1]),  # what is put behind a text would end it
+        (processors.RobertaProcessing(EOS, BOS), [0]),
+    ],
+)
+def test_a_text_begins_with_what_the_post_processor_puts_before_it(tmp_path, processor, prefix):
+    inner = byte_level()
+    inner.decoder = decoders.ByteLevel()
+    if processor is not None:
+        inner.post_processor = processor
+    settings = {"chat_template": CHAT_TEMPLATE, "add_bos_token": True}
+    tokenizer = write_tokenizer(tmp_path, inner, settings)
+    assert tokenizer.prefix_token_ids == prefix
+    assert tokenizer.encode("the") == from_metadata().encode("the")
+    assert tokenizer.apply_chat_template(CHAT) == tokenizer.encode_with_special(
+        CHAT_TEXT.replace("<|im_end|>", "")
+    )
+
+
+def test_a_post_processor_whose_tokens_are_none(tmp_path):
+    inner = byte_level()
+    inner.decoder = decoders.ByteLevel()
+    special = [("<s>", 999)]
+    inner.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=special)
+    with pytest.raises(BatchdecodeError, match=r"json: texts begin with \[999\], and tokens end"):
+        write_tokenizer(tmp_path, inner)
 
 
 def sentencepiece():
