@@ -224,5 +224,10 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.kv_blocks is not None or self.has_prefix_cache
 
 
+CacheWindows = tuple[int | None, ...]
+"""For each group of layers with a block table of its own how many tokens one reads there, its own
+included; None: all before it."""
+
+ONE_GROUP: CacheWindows = (None,)
 DEFAULT_SCHEDULING = SchedulingSettings()
 SETTINGS: dict[str, Setting] = fields_of(SchedulingSettings)

@@ -21,7 +21,7 @@ from batcher.errors import BatchdecodeError, InvariantError, RequestError
 from batcher.events import ArriveReason, EndEvent, RequestEvent, RunEvent, TokenEvent
 from batcher.lifecycle import ABORT
 from batcher.models.base import Model, can_score, chat_template_of, eos_token_ids_of
-from batcher.models.loading import as_model
+from batcher.models.loading import as_model, cache_windows_of
 from batcher.models.tokenizers import CheckedTokenizer
 from batcher.prompts import BlockContents
 from batcher.request import Request
@@ -68,8 +68,8 @@ class Engine:
     capabilities: what this engine can decode, as `find_problems` wants to know it.
 
     Raises:
-        BatchdecodeError: batch_size is not from 1 to 1,048,576, there is no such model, or the
-            settings make no sense.
+        BatchdecodeError: batch_size is not from 1 to 1,048,576, there is no such model, it tells
+            nonsense of its cache, or the settings make no sense.
     """
 
     def __init__(
@@ -94,7 +94,11 @@ class Engine:
             clock = ConstantClock() if step_time is None else FormulaClock(step_time)
         self._clock = clock
         self.scheduler: Scheduler[Sequence] = Scheduler(
-            batch_size, settings, self._token_contents, clock.estimate
+            batch_size,
+            settings,
+            self._token_contents,
+            clock.estimate,
+            cache_windows_of(self._model),
         )
         self._queue, self._batch = self.scheduler.queue, self.scheduler.batch
         self._runner = ModelRunner(

@@ -57,8 +57,10 @@ class ModelRunner:
         _RUNNERS[id(holder)] = self
         if kv_cache is not None and can_page(model):
             pool, block_size = kv_cache.pool, kv_cache.block_size
-            self._pages = Pages(block_size, [[] for _ in range(num_slots)])
-            self._pages.num_blocks = pool.num_total
+            tables: list[list[list[int]]] = [
+                [[] for _ in range(num_slots)] for _ in range(kv_cache.num_groups)
+            ]
+            self._pages = Pages(block_size, tables[0], tables[1:], num_blocks=pool.num_total)
             model.allocate_pages(num_slots, pool.num_total or None, block_size)
         else:
             model.allocate(num_slots)
@@ -135,7 +137,7 @@ class ModelRunner:
         if self._pages is None:
             self._model.fork(parent.slot, child.slot)
         else:
-            self._pages.tables[child.slot] = child.block_table
+            _show(self._pages, child)
         self._batch.enter(child.slot)
 
     def _suspend(self, first: Sequence) -> None:
@@ -230,7 +232,7 @@ class ModelRunner:
         """Tell the model where the tokens of its rows are."""
         for first in output.admitted:
             for row in (first, *first.others) if first.others else (first,):
-                pages.tables[row.slot] = row.block_table
+                _show(pages, row)
         if self._kv_cache is not None:
             pages.copies = self._kv_cache.take_copies()
             pages.num_blocks = self._kv_cache.pool.num_total
@@ -314,3 +316,10 @@ class ModelRunner:
         pages = self._pages
         if pages is not None and (pages.moved or pages.copies):
             pages.moved, pages.copies = {}, []
+
+
+def _show(pages: Pages, row: Sequence) -> None:
+    """Let the model see where the tokens of a row are, from now on."""
+    pages.tables[row.slot] = row.block_table
+    for tables, table in zip(pages.group_tables, row.group_tables, strict=False):
+        tables[row.slot] = table

@@ -53,6 +53,8 @@ class Pages:
     `tables[slot][p // block_size]`.  Rows may share blocks.
 
     tables: [num_slots] the blocks of each row, in order; the model only reads them.
+    group_tables: [further cache groups, num_slots] the same of the other groups of layers, if
+    the model has told of several, see PagedModel; -1 where the group reads nothing any more.
     moved: slot -> the position of the token that the row computes in this step, for rows that
     compute the one they generated last, where its cell is not the one after that of the token
     before: a block begins, a block was copied, the row was forked or has come back.
@@ -62,6 +64,7 @@ class Pages:
 
     block_size: int
     tables: list[list[int]]
+    group_tables: list[list[list[int]]] = field(default_factory=list)
     moved: dict[int, int] = field(default_factory=dict)
     copies: list[tuple[int, int]] = field(default_factory=list)
     num_blocks: int = 0
@@ -267,6 +270,8 @@ class PagedModel(Model, Protocol):
     @property
     def is_paged(self) -> bool:
         """Whether `allocate_pages` may be called."""
+
+    # It may have `cache_windows`, if its layers do not all read the same; see models/loading.py.
 
     def allocate_pages(self, num_slots: int, num_blocks: int | None, block_size: int) -> None:
         """Make room for `num_slots` rows in `num_blocks` blocks.  Called instead of `allocate`.

@@ -16,6 +16,7 @@ from batcher.models.base import Model, OutputKind, eos_token_ids_of
 from batcher.models.simulated import SimulatedModel, SimulatedSettings
 from batcher.models.tokenizers import checked_tokenizer
 from batcher.request import MAX_INT
+from batcher.settings import ONE_GROUP, CacheWindows
 from batcher.transformer.settings import TransformerSettings, is_checkpoint
 
 if TYPE_CHECKING:
@@ -198,3 +199,26 @@ def _settings(given: Mapping[str, Any], kind: type[S], whose: str) -> S:
     except msgspec.ValidationError as error:
         known = ", ".join(kind.__struct_fields__)
         raise BatchdecodeError(f"{whose}: {error} (settings: {known})") from None
+
+
+def cache_windows_of(model: Model) -> CacheWindows:
+    """Return for each group of layers, each with a table of its own, how far back they read.
+
+    A model tells that with `cache_windows`: the number of tokens, its own included, that one reads
+    in the layers of a group, or None for all before it; 2 for a recurrent state, which is what the
+    token before has left.  One without is a single group that reads all.
+
+    Raises:
+        BatchdecodeError: what it tells is something else.
+    """
+    windows = attribute_of(getattr(model, "inner", model), "cache_windows", ONE_GROUP)
+    if type(windows) is tuple and windows and all(map(_is_window, windows)):
+        return windows
+    raise BatchdecodeError(
+        f"{model.name}: cache_windows are a tuple of numbers from 1 on, or None for all tokens, "
+        f"not {shown(windows)}"
+    )
+
+
+def _is_window(window: object) -> bool:
+    return window is None or (type(window) is int and window > 0)

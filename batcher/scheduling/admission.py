@@ -266,7 +266,7 @@ class Admission(Generic[S]):
         is_watermark = self.settings.capacity == "watermark"
         counted = [row.num_tokens for row in first.computed_group] if is_watermark else stops
         num_needed = sum(map(kv_cache.num_blocks_to_take, matches, counted))
-        found = [block for match in matches for block in match.blocks]
+        found = [block for match in matches for block in match.found]
         num_needed -= kv_cache.pool.num_idle(found) - kv_cache.pool.num_idle({*found})  # each once
         if is_watermark and not is_alone:  # else nothing would ever make room
             num_needed += kv_cache.num_spare
@@ -276,10 +276,13 @@ class Admission(Generic[S]):
         """Give a block to every decoding row whose next token begins one, by admission."""
         batch = self.batch
         rows, step = batch.at_boundary, batch.decode_step
-        num_sure = len(rows)
-        if not kv_cache.has_room(num_sure):
+        num_sure, num_groups = len(rows), kv_cache.num_groups
+        if kv_cache.has_windows:
+            for row in rows:
+                kv_cache.slide(row, step + row.offset)
+        if not kv_cache.has_room(num_sure * num_groups):
             rows.sort(key=lambda row: (row.admission, row.slot))
-            num_sure = kv_cache.pool.num_free
+            num_sure = kv_cache.pool.num_free // num_groups
         if not batch.has_groups:  # without beams each needs one block at most
             output.grown, rows = rows[:num_sure], rows[num_sure:]
             kv_cache.grow_all(output.grown)

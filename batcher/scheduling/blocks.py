@@ -260,6 +260,29 @@ class BlockPool:
         self.num_cached += len(blocks)
         return block_hash
 
+    def cache_beside(self, block: int, neighbour: int, group: int) -> None:
+        """Let a held block be found as what another cache group has beside a cached block.
+
+        Unless it can be found already, or another is found there.
+        """
+        key = self._hashes[neighbour], group
+        if self._hashes[block] != NO_HASH or key in self._found:
+            return
+        self._found[key], self._keys[block] = block, key
+        self._hashes[block] = self._next_hash
+        self._next_hash += 1
+        self.num_cached += 1
+        if self._priorities[neighbour]:
+            self._raise_priority([block], self._priorities[neighbour])
+
+    def find_beside(self, block_hash: BlockHash, group: int) -> int:
+        """Return what another cache group has beside a block with this hash, or NO_BLOCK."""
+        return self._found.get((block_hash, group), NO_BLOCK)
+
+    def hash_of(self, block: int) -> BlockHash:
+        """Return the hash of a cached block."""
+        return self._hashes[block]
+
     def forget(self, block: int) -> None:
         """Let a held block be found no longer: it does not hold what was promised."""
         if self._hashes[block] != NO_HASH:

@@ -6,6 +6,7 @@ passed over then; so nothing is searched, and blocks come and go many at once.
 
 from bisect import bisect_right
 from collections.abc import Hashable, Iterator, Sequence
+from itertools import chain
 from operator import itemgetter
 
 from msgspec import Struct
@@ -71,6 +72,7 @@ class PrefixMatch(Struct, frozen=True, gc=False):
     content.
     missed, contents: of the whole blocks after these, the first, if it was looked for, and the
     others; None if they have to be asked for.
+    group_blocks: what further cache groups have beside `blocks`; NO_BLOCK where nothing is read.
     """
 
     blocks: list[int]
@@ -80,6 +82,13 @@ class PrefixMatch(Struct, frozen=True, gc=False):
     parent: BlockHash = ROOT
     missed: Hashable = None
     contents: Iterator[Hashable] | None = None
+    group_blocks: tuple[list[int], ...] = ()
+
+    @property
+    def found(self) -> list[int]:
+        """All blocks of it."""
+        blocks = chain.from_iterable(self.group_blocks)
+        return [*self.blocks, *(block for block in blocks if block != NO_BLOCK)]
 
     def without_source(self, block_size: int) -> "PrefixMatch":
         """Return what of it can be shared without a copy."""

@@ -48,7 +48,12 @@ class KVCache(Generic[S]):
     num_spare: how many blocks have to be left for those that run when somebody else comes.
     max_blocks: how many blocks there can be, None for as many as are asked for.  Then up to 2^21
     blocks and 2^25 tokens, or twice as many, are kept for the sake of what can be found again.
+    num_groups: how many tables a sequence has, all of one length; has_windows: whether blocks are
+    freed while their sequence runs; see GroupedKVCache.
     """
+
+    num_groups = 1
+    has_windows = False
 
     def __init__(self, settings: SchedulingSettings, contents: Contents[S]) -> None:
         self.block_size, self.max_blocks = settings.block_size, settings.kv_blocks
@@ -85,7 +90,7 @@ class KVCache(Generic[S]):
         if sibling is None or num_tokens <= found.num_tokens:
             return found
         blocks = sibling.block_table[: self.num_blocks(num_tokens)]
-        return PrefixMatch(blocks, num_tokens, parent=_root(sequence))
+        return PrefixMatch(blocks, num_tokens, parent=root_of(sequence))
 
     def outlook(self, sequence: S) -> tuple[int, ...]:
         """Return what changes whenever `match` would find something else than it did, or elsewhere.
@@ -97,7 +102,7 @@ class KVCache(Generic[S]):
         if not (sequence.others or sequence.has_siblings):
             if prefix is None:
                 return 0, 0
-            parent = prefix.hashes[-1] if prefix.hashes else _root(sequence)
+            parent = prefix.hashes[-1] if prefix.hashes else root_of(sequence)
             if pool.is_whole(prefix) and (
                 prefix.missed is None or pool.find(parent, prefix.missed) == NO_BLOCK
             ):
@@ -118,8 +123,16 @@ class KVCache(Generic[S]):
         """Return how many free blocks it takes to let a running sequence hold `num_tokens`."""
         num_new = self.num_blocks(num_tokens) - len(sequence.block_table)
         if num_new <= 0:
-            return int(self._has_shared_end(sequence))  # which it writes to, so it is copied
+            return int(self._has_shared_end(sequence.block_table))  # written to, so it is copied
         return num_new
+
+    def most_blocks(self, num_tokens: int) -> int:
+        """Return how many blocks a sequence holds at most until it has computed `num_tokens`."""
+        return self.num_blocks(num_tokens)
+
+    def held_blocks(self, sequence: S) -> list[int]:
+        """Return all blocks that `sequence` holds, to be read only."""
+        return sequence.block_table
 
     # -- a sequence comes, grows and goes --------------------------------------------------------
 
@@ -167,10 +180,13 @@ class KVCache(Generic[S]):
     def fill(self, sequence: S, match: PrefixMatch, num_tokens: int) -> None:
         """Give a sequence to which `match` is attached new blocks up to `num_tokens`."""
         if match.source == NO_BLOCK and match.num_tokens % self.block_size:
-            self._copy_last(sequence)
+            self._copy_last(sequence.block_table)
         self.extend(sequence, num_tokens)
         if match.source != NO_BLOCK:
             self._copies.append((match.source, sequence.block_table[len(match.blocks)]))
+
+    def slide(self, sequence: S, position: int) -> None:
+        """Free what no token reads from `position` on: here all are read."""
 
     def extend(self, sequence: S, num_tokens: int) -> None:
         """Let the table of `sequence` hold `num_tokens`."""
@@ -227,28 +243,32 @@ class KVCache(Generic[S]):
         Full blocks are shared.  The last one is copied to the one that `child` has there, or shared
         as well, if it has none of its own.
         """
-        pool, num_full = self.pool, num_computed_tokens // self.block_size
-        shared, own = parent.block_table[:num_full], child.block_table[num_full:]
-        if num_computed_tokens % self.block_size:
-            end = parent.block_table[num_full]
-            if own and not pool.is_shared(own[0]):
-                self._copies.append((end, own[0]))
-            else:
-                shared.append(end)
-                own = own[1:]
-        pool.share(shared)
-        pool.give_back(child.block_table[: len(child.block_table) - len(own)])
-        child.block_table = shared + own
+        child.block_table = self._forked(parent.block_table, child.block_table, num_computed_tokens)
         child.num_cached_blocks, child.parent, child.run = (
             parent.num_cached_blocks,
             parent.parent,
             None,
         )
 
+    def _forked(self, table: list[int], own: list[int], num_computed_tokens: int) -> list[int]:
+        """Return what becomes of `own`, the table of a child, with that of its parent."""
+        pool, num_full = self.pool, num_computed_tokens // self.block_size
+        shared, kept = table[:num_full], own[num_full:]
+        if num_computed_tokens % self.block_size:
+            end = table[num_full]
+            if kept and not pool.is_shared(kept[0]):
+                self._copies.append((end, kept[0]))
+            else:
+                shared.append(end)
+                kept = kept[1:]
+        pool.share(held(shared))
+        pool.give_back(held(own[: len(own) - len(kept)]))
+        return shared + kept
+
     def copy_shared_end(self, sequence: S) -> None:
         """Give `sequence` a last block of its own if it shares that with another one."""
-        if self._has_shared_end(sequence):
-            self._copy_last(sequence)
+        if self._has_shared_end(sequence.block_table):
+            self._copy_last(sequence.block_table)
 
     def note_sibling(self, sequence: S) -> None:
         """Take note that other samples of its request may start from what it has computed."""
@@ -281,13 +301,13 @@ class KVCache(Generic[S]):
         Raises:
             InvariantError: that is not so.
         """
-        self.pool.check(sequence.block_table for sequence in sequences)
+        self.pool.check(map(self.held_blocks, sequences))
 
     # -- by content ------------------------------------------------------------------------------
 
     def _match_prefix(self, sequence: S) -> PrefixMatch:
         size, pool, num_tokens = self.block_size, self.pool, sequence.num_tokens
-        parent, prefix = _root(sequence), sequence.prefix
+        parent, prefix = root_of(sequence), sequence.prefix
         if sequence.skips_prefix_cache:
             return PrefixMatch([], 0, parent=parent)
         if prefix is None:
@@ -368,18 +388,23 @@ class KVCache(Generic[S]):
         """Return what stands for the tokens start..end, the beginning of a block."""
         return ("part", *self._contents(sequence, start, end, self.block_size))
 
-    def _has_shared_end(self, sequence: S) -> bool:
-        return bool(sequence.block_table) and self.pool.is_shared(sequence.block_table[-1])
+    def _has_shared_end(self, table: list[int]) -> bool:
+        return bool(table) and self.pool.is_shared(table[-1])
 
-    def _copy_last(self, sequence: S) -> None:
-        """Replace the last block of `sequence` by a copy of it."""
-        shared = sequence.block_table.pop()
+    def _copy_last(self, table: list[int]) -> None:
+        """Replace the last block of a table by a copy of it."""
+        shared = table.pop()
         (own,) = self.pool.take(1)
         self.pool.give_back([shared])
-        sequence.block_table.append(own)
+        table.append(own)
         self._copies.append((shared, own))
 
 
-def _root(sequence: S) -> BlockHash:
+def held(table: list[int]) -> list[int]:
+    """Return the blocks of a table, or of a part of one, that have not been freed."""
+    return table if NO_BLOCK not in table else [block for block in table if block != NO_BLOCK]
+
+
+def root_of(sequence: S) -> BlockHash:
     """Return the parent of the first block of `sequence`: one for each salt."""
     return ROOT if sequence.cache_salt is None else sequence.cache_salt

@@ -16,12 +16,13 @@ from batcher.scheduling.cached_blocks import PrefixMatch
 from batcher.scheduling.checks import check_settings
 from batcher.scheduling.clock import BatchStats, one_second
 from batcher.scheduling.counted_blocks import CountedBlocks
+from batcher.scheduling.grouped_kv_cache import GroupedKVCache
 from batcher.scheduling.kv_cache import Contents, KVCache
 from batcher.scheduling.output import SchedulerOutput
 from batcher.scheduling.queue import ordering_of
 from batcher.scheduling.sequence import NEVER, S
 from batcher.scheduling.urgency import Estimate, Urgency
-from batcher.settings import SchedulingSettings
+from batcher.settings import ONE_GROUP, CacheWindows, SchedulingSettings
 
 NO_CHANGES: SchedulerOutput[Any] = SchedulerOutput()  # for most steps; nothing is ever put into it
 
@@ -32,6 +33,7 @@ class Scheduler(Admission[S]):
     token_contents: what stands for the tokens of a sequence in the prefix cache; None if no blocks
     are shared or found, and how many there are is all that matters.
     estimate: how long a step would take.
+    windows: of each cache group, see GroupedKVCache.
 
     Raises:
         BatchdecodeError: the settings contradict each other, or are not what there is.
@@ -43,15 +45,17 @@ class Scheduler(Admission[S]):
         settings: SchedulingSettings,
         token_contents: Contents[S] | None,
         estimate: Estimate = one_second,
+        windows: CacheWindows = ONE_GROUP,
     ) -> None:
         check_settings(num_slots, settings)
         kv_cache: KVCache[S] | None = None
         if settings.is_paged:
-            kv_cache = (
-                CountedBlocks(settings)
-                if token_contents is None
-                else KVCache(settings, token_contents)
-            )
+            if token_contents is None:
+                kv_cache = CountedBlocks(settings)
+            elif windows == ONE_GROUP:
+                kv_cache = KVCache(settings, token_contents)
+            else:
+                kv_cache = GroupedKVCache(settings, token_contents, windows)
         ordering = ordering_of(settings, self._num_cached)
         self._urgency: Urgency[S] | None = None
         if settings.preempt_for is not None:
@@ -117,16 +121,17 @@ class Scheduler(Admission[S]):
     def _continue(self, output: SchedulerOutput[S], first: S, budget: int, num_kept: int) -> int:
         """Compute more of what a running group knows; return how many tokens the step computes."""
         output.has_continued = True
-        spent = 0
+        scheduled, spent = output.num_scheduled_tokens, 0
         for row, num_tokens in self._split(first, budget, num_kept).items():
             start, stop = row.num_computed_tokens, row.num_computed_tokens + num_tokens
             if self.kv_cache is not None:
+                if self.kv_cache.has_windows:
+                    self.kv_cache.slide(row, start - scheduled.get(row, 0))
                 if not self._make_room(output, row, stop):
                     return spent
                 self.kv_cache.extend(row, stop)
                 self.kv_cache.compute(row, start, stop)
             row.num_computed_tokens = stop
-            scheduled = output.num_scheduled_tokens
             scheduled[row] = scheduled.get(row, 0) + num_tokens
             spent += num_tokens
         if not num_kept:
@@ -250,8 +255,8 @@ class Scheduler(Admission[S]):
         is_alone = self.batch.num_occupied == sum(victim.num_slots for victim in gone)
         known = [row.num_tokens for row in rows]
         num_needed = self._num_needed(kv_cache, first, matches, known, is_alone=is_alone)
-        kept = {block for match in matches for block in match.blocks}
-        tables = [row.block_table for victim in gone for row in victim.computed_group]
+        kept = {block for match in matches for block in match.found}
+        tables = [kv_cache.held_blocks(row) for victim in gone for row in victim.computed_group]
         return kv_cache.has_room(num_needed - kv_cache.pool.num_only_in(tables, kept))
 
     # -- after a step ----------------------------------------------------------------------------
@@ -344,9 +349,9 @@ class Scheduler(Admission[S]):
         kv_cache = self.kv_cache
         if kv_cache is None or kv_cache.max_blocks is None:
             return None
-        num_needed = kv_cache.num_blocks(first.most_tokens)
+        num_needed = kv_cache.most_blocks(first.most_tokens)
         for other in first.others:
-            num_needed += kv_cache.num_blocks(other.most_tokens)
+            num_needed += kv_cache.most_blocks(other.most_tokens)
         if num_needed <= kv_cache.max_blocks:
             return None
         what = f"{first.num_prompt_tokens} prompt tokens and max_tokens {first.max_tokens}"

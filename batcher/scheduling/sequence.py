@@ -42,6 +42,7 @@ class Schedulable(Struct, eq=False, gc=False, kw_only=True):  # it is part of no
     num_cached_tokens: how many tokens of its last admission were found in blocks.
     block_table: the blocks it holds, in the order of its tokens; the first num_cached_blocks of
     them can be found, and the hash of the last of these is the `parent` of what follows.
+    group_tables: of the further cache groups, as long as that one; see GroupedKVCache.
     run: the one of which that is the last, if it may go on.
     prefix: what was found of it when that was last asked, while it waits.
     """
@@ -76,6 +77,7 @@ class Schedulable(Struct, eq=False, gc=False, kw_only=True):  # it is part of no
     queue_number: int = NEVER
     admission: int = NEVER
     block_table: list[int] = []
+    group_tables: tuple[list[int], ...] = ()
     num_cached_blocks: int = 0
     parent: BlockHash = ROOT
     run: BlockRun | None = None
