@@ -35,6 +35,21 @@ CLASSES = {
     "gemma3": "Gemma3ForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
+}
+OWN_FIELDS = {
+    "qwen3_next": {
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 6,
+        "linear_conv_kernel_dim": 4,
+        "full_attention_interval": 2,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 20,
+    }
 }
 
 
@@ -54,6 +69,7 @@ def config_json(architecture="llama", **changes):
         "rope_theta": 10_000.0,
         "tie_word_embeddings": False,
         "eos_token_id": 1,
+        **OWN_FIELDS.get(architecture, {}),
         **changes,
     }
     return {name: value for name, value in fields.items() if value is not None}

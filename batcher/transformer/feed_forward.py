@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from batcher.transformer.layers import FloatArray, gelu_tanh, silu
+from batcher.transformer.layers import FloatArray, gelu_tanh, sigmoid, silu
 from batcher.transformer.linear import Linear
 
 Activation = Callable[[FloatArray], FloatArray]
@@ -28,18 +28,36 @@ class GatedMLP:
         return self._down(activated)
 
 
+class SharedExpert:
+    """A network that every token goes through, to the share that a gate gives it."""
+
+    def __init__(self, gate: Linear, network: GatedMLP) -> None:
+        self._gate, self._network = gate, network
+
+    def __call__(self, x: FloatArray) -> FloatArray:
+        """Return [rows, features] of x [rows, features]."""
+        return self._network(x) * sigmoid(self._gate(x))
+
+
 class Experts:
     """Of several networks, the `num_chosen` that a router finds likeliest for a token.
 
     Their outputs are added in the order of the experts, so a token's sum is always the same.
 
     normalises: whether the shares of those that are chosen are made to add up to one.
+    shared: what is added for every token, if anything is.
     """
 
     def __init__(
-        self, router: Linear, experts: list[GatedMLP], num_chosen: int, *, normalises: bool
+        self,
+        router: Linear,
+        experts: list[GatedMLP],
+        num_chosen: int,
+        *,
+        normalises: bool,
+        shared: SharedExpert | None = None,
     ) -> None:
-        self._router, self._experts = router, experts
+        self._router, self._experts, self._shared = router, experts, shared
         self._num_chosen, self._normalises = num_chosen, normalises
 
     def __call__(self, x: FloatArray) -> FloatArray:
@@ -57,4 +75,6 @@ class Experts:
             rows = is_chosen[:, number].nonzero()[0]
             if rows.size:
                 output[rows] += expert(x[rows]) * shares[rows, number, None]
+        if self._shared is not None:
+            output += self._shared(x)
         return output

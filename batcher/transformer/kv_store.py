@@ -16,6 +16,7 @@ class KVStore:
 
     def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
         self._shape = (num_kv_heads, head_dim)
+        self._num_cells = _NUM_FIXED
         self.keys = [self._zeros(_NUM_FIXED) for _ in range(num_layers)]
         self.values = [self._zeros(_NUM_FIXED) for _ in range(num_layers)]
 
@@ -24,11 +25,11 @@ class KVStore:
 
     def make_room(self, num_cells: int) -> None:
         """Have at least so many cells beside those that are fixed; memory is used as they are."""
-        num_old = len(self.keys[0])
+        num_old = self._num_cells
         num_missing = _NUM_FIXED + num_cells - num_old
         if num_missing <= 0:
             return
-        num_new = num_old + max(num_missing, num_old)
+        self._num_cells = num_new = num_old + max(num_missing, num_old)
         for store in (self.keys, self.values):
             for layer, old in enumerate(store):
                 store[layer] = self._zeros(num_new)

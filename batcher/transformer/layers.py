@@ -31,15 +31,26 @@ def rms_norm(x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
     return normed
 
 
-def silu(x: FloatArray) -> FloatArray:
-    """Return x * sigmoid(x) of each element.
+def sigmoid(x: FloatArray) -> FloatArray:
+    """Return 1 / (1 + exp(-x)) of each element.
 
     The exponent is never positive, so that nothing overflows.
     """
     power = np.exp(-np.abs(x))
     one = np.float32(1)
-    sigmoid = np.where(x < 0, power, one) / (one + power)
-    return x * sigmoid.astype(np.float32, copy=False)
+    divided = np.where(x < 0, power, one) / (one + power)
+    return divided.astype(np.float32, copy=False)
+
+
+def silu(x: FloatArray) -> FloatArray:
+    """Return x * sigmoid(x) of each element."""
+    return x * sigmoid(x)
+
+
+def softplus(x: FloatArray) -> FloatArray:
+    """Return log(1 + exp(x)) of each element; nothing overflows, as above."""
+    positive: FloatArray = np.maximum(x, 0)
+    return positive + np.log1p(np.exp(-np.abs(x)))
 
 
 def gelu_tanh(x: FloatArray) -> FloatArray:
@@ -58,30 +69,34 @@ def soft_cap(x: FloatArray, cap: float) -> FloatArray:
 class RotaryEmbedding:
     """Turns pairs of features by angles that grow with the position (Su et al., "RoFormer", 2021).
 
-    frequencies: [head_dim / 2] by how much each pair is turned from one position to the next.
+    frequencies: [pairs] by how much each pair is turned from one position to the next.
     """
 
     def __init__(self, settings: RopeSettings, head_dim: int) -> None:
-        exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
+        rotary_dim = settings.rotary_dim(head_dim)
+        exponents = np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim
         self.frequencies = _scaled(np.power(settings.theta, -exponents), settings)
         self.settings = settings
         self._is_interleaved = settings.style == "interleaved"
 
     def angles(self, positions: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Return the cosines and sines [rows, 1, head_dim / 2] at `positions` [rows]."""
+        """Return the cosines and sines [rows, 1, pairs] at `positions` [rows]."""
         angles = positions[:, None, None] * self.frequencies
         return np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
 
     def rotate(self, x: FloatArray, cosines: FloatArray, sines: FloatArray) -> FloatArray:
         """Return x [rows, heads, head_dim], turned.
 
-        Half-split, feature i is paired with i + head_dim / 2; interleaved, 2i with 2i + 1.
+        Half-split, feature i is paired with i + pairs; interleaved, 2i with 2i + 1.  What is not in
+        a pair stays as it is.
         """
-        half = x.shape[-1] // 2
+        half = len(self.frequencies)
+        end = 2 * half
         is_interleaved = self._is_interleaved
-        firsts = (..., slice(0, None, 2)) if is_interleaved else (..., slice(None, half))
-        seconds = (..., slice(1, None, 2)) if is_interleaved else (..., slice(half, None))
+        firsts = (..., slice(0, end, 2)) if is_interleaved else (..., slice(None, half))
+        seconds = (..., slice(1, end, 2)) if is_interleaved else (..., slice(half, end))
         turned = np.empty_like(x)
+        turned[..., end:] = x[..., end:]
         turned[firsts] = x[firsts] * cosines - x[seconds] * sines
         turned[seconds] = x[seconds] * cosines + x[firsts] * sines
         return turned

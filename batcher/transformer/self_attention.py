@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from batcher.transformer.attention import Attention
-from batcher.transformer.layers import FloatArray, RotaryEmbedding, rms_norm
+from batcher.transformer.layers import FloatArray, RotaryEmbedding, rms_norm, sigmoid
 from batcher.transformer.linear import Linear
 from batcher.transformer.step import Step
 
@@ -15,6 +15,8 @@ class SelfAttention:
     cache: the number of its keys and values in the store.
     num_heads, num_kv_heads, head_dim: of queries, and of keys and values.
     qkv: one product for queries, keys and values.  output: what is made of all heads.
+    has_output_gate: whether each query is followed by a gate, which what it attends to is
+    multiplied by.
     query_norm, key_norm: of each head, if these are normalised.
     """
 
@@ -29,19 +31,24 @@ class SelfAttention:
     rotary: RotaryEmbedding
     attention: Attention
     output: Linear
+    has_output_gate: bool = False
 
     def __call__(self, x: FloatArray, step: Step) -> FloatArray:
         """Return the output [tokens, hidden_size] of x [tokens, hidden_size].
 
         Keys and values of all tokens are written into their cells before any of them is read.
         """
-        first_key, first_value = self.num_heads, self.num_heads + self.num_kv_heads
+        every = 2 if self.has_output_gate else 1
+        first_key = self.num_heads * every
+        first_value = first_key + self.num_kv_heads
         heads = self.qkv(x).reshape(len(x), -1, self.head_dim)
-        query = self._turned(heads[:, :first_key], self.query_norm, step)
+        query = self._turned(heads[:, :first_key:every], self.query_norm, step)
         keys, values = step.store.keys[self.cache], step.store.values[self.cache]
         keys[step.own_cells] = self._turned(heads[:, first_key:first_value], self.key_norm, step)
         values[step.own_cells] = heads[:, first_value:]
         attended = step.mixed.attend(self.attention, query, keys, values)
+        if self.has_output_gate:
+            attended *= sigmoid(heads[:, 1:first_key:every])
         return self.output(attended.reshape(len(x), -1))
 
     def _turned(self, heads: FloatArray, norm: FloatArray | None, step: Step) -> FloatArray:

@@ -1,7 +1,6 @@
 """The tokens that one forward computes: whose they are, where they stand, what they attend to."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -9,27 +8,22 @@ from batcher.transformer.attention import NOWHERE, Attention, padded_cells
 from batcher.transformer.config import RopeSettings
 from batcher.transformer.kv_store import KVStore
 from batcher.transformer.layers import FloatArray, IntArray, RotaryEmbedding
-
-
-class Span(NamedTuple):
-    """Tokens on end of one sequence.
-
-    start: the position of the first.  cells: of all positions up to the last of them.
-    """
-
-    token_ids: Sequence[int]
-    start: int
-    cells: IntArray
+from batcher.transformer.recurrent_states import RecurrentStates
+from batcher.transformer.span import Span
+from batcher.transformer.waves import waves_of
 
 
 class Step:
-    """Spans of several sequences, one after the other, and where keys and values are kept.
+    """Spans of several sequences, one after the other, and where what is kept of them is.
 
     token_ids, positions: [tokens].  own_cells: [tokens] where their keys and values are written.
     mixed: which of them attend to what.
+    waves: which of them recurrent layers compute together, if there are states of such layers.
     """
 
-    def __init__(self, spans: Sequence[Span], store: KVStore) -> None:
+    def __init__(
+        self, spans: Sequence[Span], store: KVStore, states: RecurrentStates | None
+    ) -> None:
         sizes = [len(span.token_ids) for span in spans]
         self.positions: IntArray = np.concatenate(
             [
@@ -42,7 +36,8 @@ class Step:
         )
         self.own_cells: IntArray = np.concatenate([span.cells[span.start :] for span in spans])
         self.mixed = _Mixed(spans, sizes, self.positions)
-        self.store = store
+        self.store, self.states = store, states
+        self.waves = [] if states is None else [*waves_of(spans, states.kernel_size)]
         self._angles: dict[RopeSettings, tuple[FloatArray, FloatArray]] = {}
 
     def angles(self, rotary: RotaryEmbedding) -> tuple[FloatArray, FloatArray]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import NamedTuple
 
-from batcher.transformer.config import TransformerConfig
+from batcher.transformer.config import DeltaNetSettings, TransformerConfig
 
 Shape = tuple[int, ...]
 ROPE_FACTORS = "rope_freqs.weight"  # of GGUF
@@ -36,6 +36,9 @@ _IGNORED = {
 }
 
 
+PARTS = ("gate_proj", "up_proj", "down_proj")  # of a gated network
+
+
 class ExpertNames(NamedTuple):
     """What the parts of a layer with experts are called; parts: gate, up and down."""
 
@@ -46,8 +49,10 @@ class ExpertNames(NamedTuple):
 
 EXPERT_NAMES = {
     "mixtral": ExpertNames("block_sparse_moe.gate", "block_sparse_moe.experts", ("w1", "w3", "w2")),
-    "qwen3_moe": ExpertNames("mlp.gate", "mlp.experts", ("gate_proj", "up_proj", "down_proj")),
+    "qwen3_moe": ExpertNames("mlp.gate", "mlp.experts", PARTS),
+    "qwen3_next": ExpertNames("mlp.gate", "mlp.experts", PARTS),
 }
+SHARED_EXPERT, SHARED_EXPERT_GATE = "mlp.shared_expert", "mlp.shared_expert_gate"
 
 
 def tensor_shapes(config: TransformerConfig) -> Iterator[tuple[str, Shape]]:
@@ -60,9 +65,18 @@ def tensor_shapes(config: TransformerConfig) -> Iterator[tuple[str, Shape]]:
     yield "model.norm.weight", (hidden,)
     if not config.ties_embeddings:
         yield "lm_head.weight", (config.vocab_size, hidden)
-    attention = _attention_shapes(config)
+    attention, delta_net = _attention_shapes(config), config.delta_net
+    recurrent = {} if delta_net is None else _delta_net_shapes(delta_net, hidden)
+    recurrent_layers = () if delta_net is None else delta_net.layers
+    norms: dict[str, Shape] = {"post_attention_layernorm.weight": (hidden,)}
+    if config.has_post_norms:
+        norms["pre_feedforward_layernorm.weight"] = (hidden,)
+        norms["post_feedforward_layernorm.weight"] = (hidden,)
     for index in range(config.num_layers):
-        for name, shape in chain(attention.items(), _feed_forward_shapes(config, index)):
+        yield f"model.layers.{index}.input_layernorm.weight", (hidden,)
+        mixer = recurrent if index in recurrent_layers else attention
+        feed_forward = _feed_forward_shapes(config, index)
+        for name, shape in chain(mixer.items(), norms.items(), feed_forward):
             yield f"model.layers.{index}.{name}", shape
 
 
@@ -71,37 +85,52 @@ def _attention_shapes(config: TransformerConfig) -> dict[str, Shape]:
     queries = config.num_heads * config.head_dim
     keys = config.num_kv_heads * config.head_dim
     shapes: dict[str, Shape] = {
-        "input_layernorm.weight": (hidden,),
-        "self_attn.q_proj.weight": (queries, hidden),
+        "self_attn.q_proj.weight": (queries * (2 if config.has_output_gate else 1), hidden),
         "self_attn.k_proj.weight": (keys, hidden),
         "self_attn.v_proj.weight": (keys, hidden),
         "self_attn.o_proj.weight": (hidden, queries),
-        "post_attention_layernorm.weight": (hidden,),
     }
     if config.has_qkv_bias:
         shapes["self_attn.q_proj.bias"] = (queries,)
         shapes["self_attn.k_proj.bias"] = shapes["self_attn.v_proj.bias"] = (keys,)
     if config.has_qk_norm:
         shapes["self_attn.q_norm.weight"] = shapes["self_attn.k_norm.weight"] = (config.head_dim,)
-    if config.has_post_norms:
-        shapes["pre_feedforward_layernorm.weight"] = (hidden,)
-        shapes["post_feedforward_layernorm.weight"] = (hidden,)
     return shapes
+
+
+def _delta_net_shapes(delta_net: DeltaNetSettings, hidden: int) -> dict[str, Shape]:
+    num_heads = delta_net.num_value_heads
+    return {
+        "linear_attn.in_proj_qkvz.weight": (delta_net.num_channels + delta_net.value_size, hidden),
+        "linear_attn.in_proj_ba.weight": (2 * num_heads, hidden),
+        "linear_attn.conv1d.weight": (delta_net.num_channels, 1, delta_net.kernel_size),
+        "linear_attn.dt_bias": (num_heads,),
+        "linear_attn.A_log": (num_heads,),
+        "linear_attn.norm.weight": (delta_net.value_head_dim,),
+        "linear_attn.out_proj.weight": (hidden, delta_net.value_size),
+    }
 
 
 def _feed_forward_shapes(config: TransformerConfig, layer: int) -> Iterator[tuple[str, Shape]]:
     hidden, experts = config.hidden_size, config.experts
     if experts is None or layer not in experts.layers:
-        wide = config.intermediate_size
-        yield "mlp.gate_proj.weight", (wide, hidden)
-        yield "mlp.up_proj.weight", (wide, hidden)
-        yield "mlp.down_proj.weight", (hidden, wide)
+        yield from _network_shapes("mlp", PARTS, config.intermediate_size, hidden)
         return
-    names, wide = EXPERT_NAMES[config.architecture], experts.intermediate_size
+    names = EXPERT_NAMES[config.architecture]
     yield f"{names.router}.weight", (experts.num_experts, hidden)
     for number in range(experts.num_experts):
-        for name, shape in zip(names.parts, [(wide, hidden)] * 2 + [(hidden, wide)], strict=True):
-            yield f"{names.expert}.{number}.{name}.weight", shape
+        name = f"{names.expert}.{number}"
+        yield from _network_shapes(name, names.parts, experts.intermediate_size, hidden)
+    if experts.shared_intermediate_size is not None:
+        yield f"{SHARED_EXPERT_GATE}.weight", (1, hidden)
+        yield from _network_shapes(SHARED_EXPERT, PARTS, experts.shared_intermediate_size, hidden)
+
+
+def _network_shapes(
+    name: str, parts: tuple[str, str, str], wide: int, hidden: int
+) -> Iterator[tuple[str, Shape]]:
+    for part, shape in zip(parts, [(wide, hidden), (wide, hidden), (hidden, wide)], strict=True):
+        yield f"{name}.{part}.weight", shape
 
 
 def from_gguf_name(name: str) -> str:
@@ -117,4 +146,8 @@ def from_gguf_name(name: str) -> str:
 
 def is_ignored(name: str) -> bool:
     """Return whether a model may have a tensor of this name that is not needed."""
-    return name in _IGNORED or name.endswith(".rotary_emb.inv_freq")  # which follows from theta
+    return (
+        name in _IGNORED
+        or name.endswith(".rotary_emb.inv_freq")  # which follows from theta
+        or name.startswith("mtp.")  # of Qwen3-Next: drafts of the tokens after the next
+    )

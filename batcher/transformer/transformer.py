@@ -1,7 +1,7 @@
 """A decoder-only transformer: one ragged forward over all tokens that a step computes.
 
-Llama, Mistral, Qwen2 and Qwen3 are one architecture with parts that are there or not; the names of
-weights are those of Hugging Face's transformers.
+All models are one architecture with parts that are there or not; the names of weights are those of
+Hugging Face's transformers.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,15 +10,18 @@ from typing import NamedTuple
 import numpy as np
 
 from batcher.transformer.attention import Attention
-from batcher.transformer.config import TransformerConfig
-from batcher.transformer.feed_forward import ACTIVATIONS, Experts, GatedMLP
+from batcher.transformer.config import DeltaNetSettings, TransformerConfig
+from batcher.transformer.feed_forward import ACTIVATIONS, Experts, GatedMLP, SharedExpert
+from batcher.transformer.gated_delta_net import GatedDeltaNet
 from batcher.transformer.kv_store import KVStore
 from batcher.transformer.layers import FloatArray, RotaryEmbedding, rms_norm, soft_cap
 from batcher.transformer.linear import FastLinear, Int8Linear, Linear, TiledLinear, tile_of
+from batcher.transformer.recurrent_states import RecurrentStates
 from batcher.transformer.self_attention import SelfAttention
 from batcher.transformer.settings import WeightKind
-from batcher.transformer.step import Span, Step
-from batcher.transformer.tensor_names import EXPERT_NAMES
+from batcher.transformer.span import Span
+from batcher.transformer.step import Step
+from batcher.transformer.tensor_names import EXPERT_NAMES, PARTS, SHARED_EXPERT, SHARED_EXPERT_GATE
 
 ReadWeight = Callable[[str], FloatArray]
 """Return the weight of a name, [out, in] or [features]."""
@@ -32,7 +35,7 @@ class _Layer(NamedTuple):
     """
 
     mixer_norm: FloatArray
-    mixer: SelfAttention
+    mixer: SelfAttention | GatedDeltaNet
     mixed_norm: FloatArray | None
     feed_forward_norm: FloatArray
     feed_forward: GatedMLP | Experts
@@ -68,19 +71,25 @@ class Transformer:
         before = "pre_feedforward_layernorm" if has_post_norms else "post_attention_layernorm"
         return _Layer(
             mixer_norm=self._read_norm(f"{prefix}input_layernorm"),
-            mixer=self._read_self_attention(layer, f"{prefix}self_attn."),
+            mixer=self._read_mixer(layer, prefix),
             mixed_norm=self._norm_if(f"{prefix}post_attention_layernorm", has_post_norms),
             feed_forward_norm=self._read_norm(f"{prefix}{before}"),
             feed_forward=self._read_feed_forward(layer, prefix),
             output_norm=self._norm_if(f"{prefix}post_feedforward_layernorm", has_post_norms),
         )
 
+    def _read_mixer(self, layer: int, prefix: str) -> SelfAttention | GatedDeltaNet:
+        delta_net = self.config.delta_net
+        if delta_net is None or layer not in delta_net.layers:
+            return self._read_self_attention(layer, f"{prefix}self_attn.")
+        return self._read_gated_delta_net(delta_net, layer, f"{prefix}linear_attn.")
+
     def _read_self_attention(self, layer: int, prefix: str) -> SelfAttention:
         config = self.config
         scale = config.attention_scale or config.head_dim**-0.5
         names = [f"{prefix}{name}_proj" for name in "qkv"]
         return SelfAttention(
-            cache=layer,
+            cache=config.attention_layers.index(layer),
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
@@ -91,12 +100,31 @@ class Transformer:
             rotary=RotaryEmbedding(config.rope_of(layer), config.head_dim),
             attention=Attention(scale, config.window_of(layer), config.attention_softcap),
             output=self._read_linear([f"{prefix}o_proj"]),
+            has_output_gate=config.has_output_gate,
+        )
+
+    def _read_gated_delta_net(
+        self, settings: DeltaNetSettings, layer: int, prefix: str
+    ) -> GatedDeltaNet:
+        kernel = self._read(f"{prefix}conv1d.weight")[:, 0]
+        groups = (settings.num_key_heads, -1)
+        return GatedDeltaNet(
+            cache=settings.layers.index(layer),
+            settings=settings,
+            eps=self.config.rms_norm_eps,
+            qkvz=self._read_linear([f"{prefix}in_proj_qkvz"]),
+            ba=self._read_linear([f"{prefix}in_proj_ba"]),
+            convolution=np.ascontiguousarray(kernel.T),
+            fading=np.exp(self._read(f"{prefix}A_log")).reshape(groups),
+            fading_bias=self._read(f"{prefix}dt_bias").reshape(groups),
+            norm=self._read(f"{prefix}norm.weight"),
+            output=self._read_linear([f"{prefix}out_proj"]),
         )
 
     def _read_feed_forward(self, layer: int, prefix: str) -> GatedMLP | Experts:
         experts = self.config.experts
         if experts is None or layer not in experts.layers:
-            return self._read_mlp([f"{prefix}mlp.{name}_proj" for name in ("gate", "up", "down")])
+            return self._read_mlp([f"{prefix}mlp.{part}" for part in PARTS])
         names = EXPERT_NAMES[self.config.architecture]
         return Experts(
             self._read_linear([f"{prefix}{names.router}"]),
@@ -106,6 +134,13 @@ class Transformer:
             ],
             experts.num_chosen,
             normalises=experts.normalises,
+            shared=None if experts.shared_intermediate_size is None else self._read_shared(prefix),
+        )
+
+    def _read_shared(self, prefix: str) -> SharedExpert:
+        return SharedExpert(
+            self._read_linear([f"{prefix}{SHARED_EXPERT_GATE}"]),
+            self._read_mlp([f"{prefix}{SHARED_EXPERT}.{part}" for part in PARTS]),
         )
 
     def _read_mlp(self, names: list[str]) -> GatedMLP:
@@ -139,14 +174,21 @@ class Transformer:
     def new_store(self) -> KVStore:
         """Return room for the keys and values of tokens."""
         config = self.config
-        return KVStore(config.num_layers, config.num_kv_heads, config.head_dim)
+        return KVStore(len(config.attention_layers), config.num_kv_heads, config.head_dim)
 
-    def forward(self, spans: Sequence[Span], store: KVStore) -> FloatArray:
+    def new_states(self) -> RecurrentStates | None:
+        """Return room for the states of recurrent layers; None if there are no such layers."""
+        delta_net = self.config.delta_net
+        return None if delta_net is None else RecurrentStates(delta_net)
+
+    def forward(
+        self, spans: Sequence[Span], store: KVStore, states: RecurrentStates | None = None
+    ) -> FloatArray:
         """Return the hidden states [tokens, hidden_size] of all tokens of `spans`, in order.
 
-        Their keys and values are written into their cells.
+        Their keys and values are written into their cells, and states into those of snapshots.
         """
-        step, eps = Step(spans, store), self.config.rms_norm_eps
+        step, eps = Step(spans, store, states), self.config.rms_norm_eps
         x: FloatArray = self._embedding[step.token_ids] * np.float32(self.config.embedding_scale)
         for layer in self._layers:
             mixed = layer.mixer(rms_norm(x, layer.mixer_norm, eps), step)

@@ -11,7 +11,7 @@ transformers = pytest.importorskip("transformers")
 from batcher import ByteTokenizer, Engine, Request  # noqa: E402 - after what may be missing
 from batcher.models.transformer import TransformerModel  # noqa: E402 - as above
 from batcher.transformer.checkpoint import open_checkpoint  # noqa: E402 - as above
-from batcher.transformer.step import Span  # noqa: E402 - as above
+from batcher.transformer.span import Snapshot, Span  # noqa: E402 - as above
 from batcher.transformer.transformer import Transformer  # noqa: E402 - as above
 
 SIZES = {
@@ -32,6 +32,15 @@ LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 EXPERTS = {"head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+HYBRID = {
+    **EXPERTS,
+    "head_dim": 16,
+    "shared_expert_intermediate_size": 20,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 8,
+}
 CASES = {
     "llama": ("LlamaConfig", {"tie_word_embeddings": True}),
     "llama 3": ("LlamaConfig", {"rope_parameters": LLAMA3}),
@@ -55,6 +64,20 @@ CASES = {
     "mixtral": ("MixtralConfig", {"head_dim": 8, "num_local_experts": 4}),
     "qwen3 with experts": ("Qwen3MoeConfig", {**EXPERTS, "norm_topk_prob": True}),
     "qwen3 with some experts": ("Qwen3MoeConfig", {**EXPERTS, "mlp_only_layers": [1]}),
+    "qwen3-next": ("Qwen3NextConfig", HYBRID),
+    "qwen3-next with dense layers": ("Qwen3NextConfig", {**HYBRID, "num_experts": 0}),
+    "qwen3-next with some of each": (
+        "Qwen3NextConfig",
+        {
+            **HYBRID,
+            "mlp_only_layers": [1],
+            "decoder_sparse_step": 2,
+            "norm_topk_prob": False,
+            "layer_types": ["full_attention", "linear_attention"] * 2,
+            "linear_conv_kernel_dim": 3,
+            "linear_num_value_heads": 2,
+        },
+    ),
 }
 
 
@@ -65,11 +88,14 @@ def saved(name: str, folder: Path):
     config = getattr(transformers, kind)(**SIZES | changes)
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     model = model.eval().float()
-    is_offset = kind.startswith("Gemma")
+    is_offset = kind.startswith(("Gemma", "Qwen3Next"))
     with torch.no_grad():
         for weight_name, weight in model.named_parameters():
-            drawn = torch.randn_like(weight) * (0.3 if weight.ndim > 1 else 0.1)
-            weight.copy_(drawn + (1 if "norm" in weight_name and not is_offset else 0))
+            drawn = torch.randn_like(weight) * (0.2 if weight.ndim > 1 else 0.1)
+            is_plain = "linear_attn.norm" in weight_name or not is_offset
+            if weight_name.endswith("A_log"):
+                drawn -= 3  # memories that fade at once are about 0, and then normalised
+            weight.copy_(drawn + (1 if "norm" in weight_name and is_plain else 0))
     model.save_pretrained(folder)
     return model
 
@@ -85,7 +111,11 @@ def test_it_computes_what_transformers_does(name: str, tmp_path: Path) -> None:
     store = ours.new_store()
     store.make_room(96)
     cells = store.cells([3, 0, 5, 1, 4, 2], 16, 0, 90)
-    logits = ours.logits(ours.forward([Span(token_ids.tolist(), 0, cells)], store))
+    states = ours.new_states()
+    if states is not None:
+        states.make_room(1)
+    span = Span(token_ids.tolist(), 0, cells, snapshots=[Snapshot(90, 1)])
+    logits = ours.logits(ours.forward([span], store, states))
     assert np.abs(logits - expected).max() < 1e-4
 
     engine = Engine(TransformerModel(ours, ByteTokenizer(), name, {}), 3)

@@ -10,7 +10,15 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 
 from batcher.transformer.config import LinearScaling, Llama3Scaling, RopeSettings
-from batcher.transformer.layers import RotaryEmbedding, gelu_tanh, rms_norm, silu, soft_cap
+from batcher.transformer.layers import (
+    RotaryEmbedding,
+    gelu_tanh,
+    rms_norm,
+    sigmoid,
+    silu,
+    soft_cap,
+    softplus,
+)
 
 
 def test_rms_norm_divides_by_the_root_of_the_mean_square() -> None:
@@ -22,11 +30,14 @@ def test_rms_norm_divides_by_the_root_of_the_mean_square() -> None:
 
 
 @pytest.mark.parametrize("x", [-200.0, -5.0, -1e-3, 0.0, 1e-3, 5.0, 200.0])
-def test_silu_never_overflows(x: float) -> None:
+def test_nothing_that_goes_through_exp_overflows(x: float) -> None:
+    given = np.array([x], np.float32)
     with np.errstate(all="raise", under="ignore"):
-        [found] = silu(np.array([x], np.float32))
-    expected = x / (1 + np.exp(np.float64(-x)))
+        found = [silu(given), sigmoid(given), softplus(given)]
+    power = np.exp(np.float64(-x))
+    expected = [[x / (1 + power)], [1 / (1 + power)], [max(x, 0) + np.log1p(np.exp(-abs(x)))]]
     assert_allclose(found, expected, rtol=1e-5, atol=1e-30)
+    assert all(part.dtype == np.float32 for part in found)
 
 
 def test_gelu_is_close_to_its_definition() -> None:
@@ -52,6 +63,17 @@ def test_pairs_of_features_are_turned_by_the_position(position: int, style: str)
             expected = complex(x[0, head, first], x[0, head, second]) * turn
             found = complex(turned[0, head, first], turned[0, head, second])
             assert abs(found - expected) < 1e-5
+
+
+@given(st.integers(0, 500), st.sampled_from(["half-split", "interleaved"]))
+def test_what_is_beyond_the_part_that_turns_stays_as_it_is(position: int, style: str) -> None:
+    settings = RopeSettings(theta=100.0, style=style, partial_rotary_factor=0.5)
+    part, whole = RotaryEmbedding(settings, 16), RotaryEmbedding(RopeSettings(100.0, style), 8)
+    x = np.random.default_rng(position).standard_normal((1, 3, 16), np.float32)
+    turned = part.rotate(x, *part.angles(np.array([position])))
+    expected = whole.rotate(x[..., :8], *whole.angles(np.array([position])))
+    assert np.array_equal(turned[..., :8], expected)
+    assert np.array_equal(turned[..., 8:], x[..., 8:])
 
 
 def test_linear_scaling_stretches_positions() -> None:

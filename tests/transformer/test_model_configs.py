@@ -6,7 +6,13 @@ import pytest
 from tiny_checkpoints import config_json
 
 from batcher.errors import BatchdecodeError
-from batcher.transformer.config import LinearScaling, Llama3Scaling, RopeSettings
+from batcher.transformer.config import (
+    DeltaNetSettings,
+    ExpertSettings,
+    LinearScaling,
+    Llama3Scaling,
+    RopeSettings,
+)
 from batcher.transformer.config_json import config_from_json
 
 LLAMA3 = {
@@ -148,6 +154,96 @@ def test_layers_may_differ_in_what_they_see(fields):
 def test_kinds_of_layers_that_make_no_sense(fields, message):
     with pytest.raises(BatchdecodeError, match=message):
         config_from_json(config_json("qwen2", **fields))
+
+
+def test_qwen3_next_has_what_its_config_says():
+    config = config_from_json(config_json("qwen3_next", num_hidden_layers=4))
+    net = DeltaNetSettings((0, 2), 2, 4, key_head_dim=8, value_head_dim=6, kernel_size=4)
+    assert config.delta_net == net
+    assert (net.key_size, net.value_size, net.num_channels) == (16, 24, 56)
+    assert config.attention_layers == (1, 3)
+    assert config.rope.rotary_dim(config.head_dim) == 4
+    assert config.experts == ExpertSettings(
+        (0, 1, 2, 3), 4, 2, 24, normalises=True, shared_intermediate_size=20
+    )
+    assert (config.has_output_gate, config.has_offset_norms, config.has_qk_norm) == (True,) * 3
+    assert not config.has_post_norms
+
+
+@pytest.mark.parametrize(
+    ("fields", "recurrent"),
+    [
+        ({"full_attention_interval": None}, (0, 1, 2)),
+        ({"layer_types": ["full_attention", "linear_attention"] * 2}, (1, 3)),
+        ({"layer_types": ["linear_attention"] * 4}, (0, 1, 2, 3)),
+    ],
+)
+def test_some_layers_of_qwen3_next_are_recurrent(fields, recurrent):
+    config = config_from_json(config_json("qwen3_next", num_hidden_layers=4, **fields))
+    assert config.delta_net.layers == recurrent
+    assert {*config.attention_layers} == {0, 1, 2, 3} - {*recurrent}
+
+
+def test_qwen3_next_may_have_attention_alone_and_dense_layers_alone():
+    fields = {"layer_types": ["full_attention"] * 2, "num_experts": 0, "linear_key_head_dim": None}
+    config = config_from_json(config_json("qwen3_next", **fields))
+    assert (config.delta_net, config.experts) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "layers"),
+    [
+        ({"mlp_only_layers": [1]}, (0, 2, 3)),
+        ({"decoder_sparse_step": 2}, (1, 3)),
+        ({"decoder_sparse_step": 2, "mlp_only_layers": [1]}, (3,)),
+    ],
+)
+def test_some_layers_of_qwen3_next_are_dense(fields, layers):
+    config = config_from_json(config_json("qwen3_next", num_hidden_layers=4, **fields))
+    assert config.experts.layers == layers
+
+
+def test_what_is_left_out_of_qwen3_next_is_as_in_transformers():
+    own = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "head_dim")
+    unsaid = dict.fromkeys([*own, "shared_expert_intermediate_size"])
+    config = config_from_json(config_json("qwen3_next", **unsaid))
+    assert config.experts == ExpertSettings(
+        (0, 1), 512, 10, 512, normalises=True, shared_intermediate_size=512
+    )
+    assert (config.head_dim, config.rope.partial_rotary_factor) == (256, 0.25)
+    said = {"partial_rotary_factor": 0.5, "norm_topk_prob": False}
+    config = config_from_json(config_json("qwen3_next", **said))
+    assert (config.rope.partial_rotary_factor, config.experts.normalises) == (0.5, False)
+    rope = {"rope_theta": 1e6, "partial_rotary_factor": 1.0}
+    config = config_from_json(config_json("qwen3_next", rope_parameters=rope))
+    assert config.rope == RopeSettings(1e6)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"linear_num_key_heads": None}, "missing required field `linear_num_key_heads`"),
+        ({"linear_conv_kernel_dim": None}, "missing required field `linear_conv_kernel_dim`"),
+        ({"linear_conv_kernel_dim": 0}, r"at `\$.linear_conv_kernel_dim`"),
+        ({"linear_value_head_dim": 10**9}, r"at `\$.linear_value_head_dim`"),
+        ({"linear_num_key_heads": 3}, "4 value heads of linear attention do not divide into 3 gro"),
+        ({"layer_types": ["linear_attention"]}, "layer_types are not one for each of 2 layers"),
+        ({"layer_types": ["mamba"] * 2}, "known: full_attention, linear_attention$"),
+        ({"layer_types": ["sliding_attention"] * 2}, "known: full_attention, linear_attention$"),
+        ({"full_attention_interval": 0}, r"at `\$.full_attention_interval`"),
+        ({"partial_rotary_factor": 0.2}, "0.2 of head_dim 16 is 3, and RoPE turns pairs"),
+        ({"partial_rotary_factor": 0.05}, "0.05 of head_dim 16 is 0, and RoPE turns pairs"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor"),
+        ({"num_experts": 1}, "2 experts for a token, of 1"),
+        ({"num_experts": -1}, r"at `\$.num_experts`"),
+        ({"decoder_sparse_step": 0}, r"at `\$.decoder_sparse_step`"),
+        ({"shared_expert_intermediate_size": 0}, r"at `\$.shared_expert_intermediate_size`"),
+    ],
+)
+def test_a_qwen3_next_that_makes_no_sense_is_one_clear_error(fields, message):
+    with pytest.raises(BatchdecodeError, match=message) as error:
+        config_from_json(config_json("qwen3_next", **fields))
+    assert "\n" not in str(error.value)
 
 
 def test_a_config_survives_json():

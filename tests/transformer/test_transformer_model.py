@@ -9,8 +9,33 @@ from tiny import tiny_model
 from batcher import Engine, Request, Result
 from batcher.events import PreemptEvent
 from batcher.settings import SchedulingSettings
-from batcher.transformer.config import ExpertSettings, RopeSettings
+from batcher.transformer.config import DeltaNetSettings, ExpertSettings, RopeSettings
 
+QWEN3_NEXT = {
+    "architecture": "qwen3_next",
+    "num_layers": 3,
+    "head_dim": 16,
+    "rope": RopeSettings(partial_rotary_factor=0.25),
+    "has_qk_norm": True,
+    "has_offset_norms": True,
+    "has_output_gate": True,
+    "experts": ExpertSettings(
+        layers=(0, 1),
+        num_experts=4,
+        num_chosen=2,
+        intermediate_size=32,
+        normalises=True,
+        shared_intermediate_size=20,
+    ),
+    "delta_net": DeltaNetSettings(
+        layers=(0, 2),
+        num_key_heads=2,
+        num_value_heads=6,
+        key_head_dim=12,
+        value_head_dim=8,
+        kernel_size=4,
+    ),
+}
 KINDS = {
     "plain": {},
     "window": {"sliding_window": 20},
@@ -35,6 +60,8 @@ KINDS = {
             layers=(1,), num_experts=4, num_chosen=2, intermediate_size=32, normalises=True
         ),
     },
+    "qwen3-next": QWEN3_NEXT,
+    "qwen3-next int8": {**QWEN3_NEXT, "weights": "int8-channel"},
     "int8": {"weights": "int8"},
     "int8-channel": {"weights": "int8-channel"},
 }

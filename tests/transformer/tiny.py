@@ -42,8 +42,11 @@ def random_weights(config: TransformerConfig) -> Callable[[str], FloatArray]:
 
     def read(name: str) -> FloatArray:
         drawn = np.random.default_rng([*name.encode()]).standard_normal(shapes[name], np.float32)
+        if name.endswith("A_log"):
+            return drawn - 3  # fades by a twentieth a token: what was long ago still counts
         if "norm" in name:
-            return drawn * np.float32(0.1) + (0 if config.has_offset_norms else 1)
+            is_offset = config.has_offset_norms and "linear_attn" not in name
+            return drawn * np.float32(0.1) + (0 if is_offset else 1)
         is_table = name.startswith(("model.embed", "lm_head"))
         return drawn if is_table else drawn * np.float32(0.3)
 

@@ -1,0 +1,164 @@
+"""A gated delta net is its definition, and the same to the bit however its tokens are cut.
+
+States are told apart by their cells alone: what is in one is of whoever wrote it last.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+from reference_delta_net import delta_net_by_definition
+
+from batcher.errors import InvariantError
+from batcher.transformer.attention import NOWHERE
+from batcher.transformer.config import DeltaNetSettings
+from batcher.transformer.gated_delta_net import GatedDeltaNet
+from batcher.transformer.kv_store import KVStore
+from batcher.transformer.linear import TiledLinear, tile_of
+from batcher.transformer.recurrent_states import RecurrentStates
+from batcher.transformer.span import Snapshot, Span
+from batcher.transformer.step import Step
+
+HIDDEN = 24
+LENGTH = 30
+NUM_CELLS = 6
+
+
+def net_of(*sizes: int) -> GatedDeltaNet:
+    """Return one with random weights; sizes: heads and their sizes of keys and values, kernel."""
+    key_heads, value_heads, key_dim, value_dim, kernel = sizes
+    settings = DeltaNetSettings((0,), key_heads, value_heads, key_dim, value_dim, kernel)
+    draw = np.random.default_rng(sizes)
+
+    def drawn(*shape: int) -> np.ndarray:
+        return draw.standard_normal(shape, np.float32) * np.float32(0.3)
+
+    def linear(num_out: int, num_in: int) -> TiledLinear:
+        weight = drawn(num_out, num_in)
+        return TiledLinear(weight, tile_of(weight))
+
+    heads = (key_heads, value_heads // key_heads)
+    return GatedDeltaNet(
+        cache=0,
+        settings=settings,
+        eps=1e-5,
+        qkvz=linear(settings.num_channels + settings.value_size, HIDDEN),
+        ba=linear(2 * value_heads, HIDDEN),
+        convolution=drawn(kernel, settings.num_channels) * 3,
+        fading=np.exp(drawn(*heads) - 3),
+        fading_bias=drawn(*heads),
+        norm=1 + drawn(value_dim),
+        output=linear(HIDDEN, settings.value_size),
+    )
+
+
+NETS = [net_of(2, 4, 8, 6, 4), net_of(3, 3, 5, 7, 2), net_of(1, 3, 16, 8, 6), net_of(1, 1, 1, 1, 1)]
+INPUTS = [np.random.default_rng(n).standard_normal((LENGTH, HIDDEN), np.float32) for n in range(3)]
+
+
+def states_of(net: GatedDeltaNet) -> RecurrentStates:
+    """Return cells full of NaN, but for NOWHERE."""
+    states = RecurrentStates(net.settings)
+    states.make_room(NUM_CELLS)
+    for store in (*states.convolution, *states.delta):
+        store[NOWHERE + 1 :] = np.nan
+    return states
+
+
+def computed(
+    net: GatedDeltaNet, states: RecurrentStates, spans: Sequence[Span], x: Sequence[np.ndarray]
+) -> list[np.ndarray]:
+    """Return the output of each span of a step, whose inputs are x."""
+    output = net(np.concatenate(x), Step(spans, KVStore(0, 1, 1), states))
+    return np.split(output, np.cumsum([len(part) for part in x])[:-1])
+
+
+def span(start: int, num_tokens: int, source: int, *snapshots: tuple[int, int]) -> Span:
+    kept = [Snapshot(*snapshot) for snapshot in snapshots]
+    return Span([0] * num_tokens, start, np.arange(1, start + num_tokens + 1), source, kept)
+
+
+def whole(net: GatedDeltaNet, x: np.ndarray) -> np.ndarray:
+    return computed(net, states_of(net), [span(0, len(x), NOWHERE, (len(x), 1))], [x])[0]
+
+
+WHOLE = [[whole(net, x) for x in INPUTS] for net in NETS]
+
+
+@pytest.mark.parametrize("number", range(len(NETS)))
+def test_a_gated_delta_net_is_its_definition(number: int) -> None:
+    for x, found in zip(INPUTS, WHOLE[number], strict=True):
+        expected = delta_net_by_definition(NETS[number], x)
+        assert np.abs(expected).max() > 0.1
+        assert_allclose(found, expected, atol=2e-4)
+
+
+@given(st.integers(0, len(NETS) - 1), st.data())
+def test_whoever_goes_on_from_a_cell_finds_what_was_left_there(
+    number: int, data: st.DataObject
+) -> None:
+    net, states = NETS[number], states_of(NETS[number])
+    content = {NOWHERE: (0, 0)}  # cell -> the sequence that is in it, and how many of its tokens
+    for _ in range(data.draw(st.integers(1, 6))):
+        spans, x, expected = [], [], []
+        for _ in range(data.draw(st.integers(1, 6))):
+            source = data.draw(st.sampled_from(sorted(content)))
+            sequence, start = content[source]
+            if source == NOWHERE:
+                sequence = data.draw(st.integers(0, len(INPUTS) - 1))
+            if start == LENGTH:
+                continue
+            most = data.draw(st.sampled_from([1, LENGTH]))
+            num_tokens = data.draw(st.integers(1, min(most, LENGTH - start)))
+            times = data.draw(st.sets(st.integers(1, num_tokens), max_size=3)) | {num_tokens}
+            cells = data.draw(st.permutations(range(1, NUM_CELLS + 1)))
+            kept = [*zip(sorted(times), cells, strict=False)]
+            content |= {cell: (sequence, start + num) for num, cell in kept}
+            spans.append(span(start, num_tokens, source, *kept))
+            x.append(INPUTS[sequence][start : start + num_tokens])
+            expected.append(WHOLE[number][sequence][start : start + num_tokens])
+        if spans:
+            for found, part in zip(computed(net, states, spans, x), expected, strict=True):
+                assert np.array_equal(found, part)
+
+
+def test_spans_between_which_nothing_passes_are_computed_together() -> None:
+    rows = [span(5, 1, cell, (1, cell)) for cell in range(1, NUM_CELLS + 1)]
+    states = states_of(NETS[0])
+    step = Step([*rows[:3], span(0, 9, NOWHERE, (4, 5), (9, 6)), rows[3]], KVStore(0, 1, 1), states)
+    [wave] = step.waves
+    assert wave.rows.tolist() == [3, 0, 1, 2, 12, *range(4, 12)]
+    assert wave.sources.tolist() == [NOWHERE, 1, 2, 3, 4]
+    follower = span(9, 2, 6, (2, 6))
+    step = Step([span(0, 9, NOWHERE, (9, 6)), rows[0], follower, rows[1]], KVStore(0, 1, 1), states)
+    assert [wave.rows.tolist() for wave in step.waves] == [[0, 9, *range(1, 9)], [10, 12, 11]]
+
+
+@pytest.mark.parametrize(
+    "kept", [[], [(2, 1)], [(2, 1), (3, NOWHERE)], [(0, 2), (3, 1)], [(2, 2), (2, 3), (3, 1)]]
+)
+def test_a_span_keeps_its_last_states_in_a_cell_of_its_own(kept: list[tuple[int, int]]) -> None:
+    with pytest.raises(InvariantError, match="a span of 3 tokens keeps"):
+        Step([span(0, 3, NOWHERE, *kept)], KVStore(0, 1, 1), states_of(NETS[0]))
+
+
+def test_a_step_without_states_is_not_for_recurrent_layers() -> None:
+    with pytest.raises(InvariantError, match="no cells for their states"):
+        NETS[0](INPUTS[0], Step([span(0, LENGTH, NOWHERE)], KVStore(0, 1, 1), None))
+
+
+def test_cells_keep_their_states_while_others_come() -> None:
+    net = NETS[0]
+    states = states_of(net)
+    computed(net, states, [span(0, 7, NOWHERE, (7, 2))], [INPUTS[0][:7]])
+    states.make_room(50)
+    assert states.num_cells == 51
+    states.make_room(3)
+    states.copy(2, 40)
+    found = computed(net, states, [span(7, 4, 40, (4, 40))], [INPUTS[0][7:11]])
+    assert np.array_equal(found[0], WHOLE[0][0][7:11])
+    assert not states.delta[0][NOWHERE].any()
+    assert not states.convolution[0][NOWHERE].any()
