@@ -24,6 +24,10 @@ INPUT_ERROR_CODES = {
     "line-too-long": "a line of more than 64 MiB",
     "arrival-order": "on a pipe, a request that arrives before the one before it",
 }
+FIT_ERROR_CODES = {
+    "empty-prompt": "a prompt without a token, for a model that needs one to begin with",
+    "prompt-too-long": "a prompt that leaves no room for output in the model's context",
+}
 RUN_ERROR_CODES = {
     "model-error": "the model raised, or gave no usable token or logits for the row",
     "call-timeout": "the LLM has not answered within the time that a call may take",
@@ -32,7 +36,7 @@ RUN_ERROR_CODES = {
     "kv-too-small": "all blocks together cannot hold what the request may need",
     "session-failed": "the request before it in its session failed, or was aborted",
 }
-ERROR_CODES = REQUEST_ERROR_CODES | INPUT_ERROR_CODES | RUN_ERROR_CODES
+ERROR_CODES = REQUEST_ERROR_CODES | INPUT_ERROR_CODES | FIT_ERROR_CODES | RUN_ERROR_CODES
 
 
 class BatchdecodeError(Exception):
@@ -90,7 +94,10 @@ def not_encoded(path: Path, error: EncodingError) -> FieldProblem:
 
 
 class Failure(Struct, frozen=True):
-    """Why one row has no token: one of RUN_ERROR_CODES, and what a person should know."""
+    """Why one row has no token, and what a person should know.
+
+    code: one of RUN_ERROR_CODES or, of what is never computed, FIT_ERROR_CODES.
+    """
 
     code: str
     message: str

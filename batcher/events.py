@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from batcher.result import FinishReason, StopReason
+from batcher.result import FinishReason, LengthLimit, StopReason
 
 TRACE_VERSION = 2
 
@@ -161,7 +161,7 @@ class FinishEvent(SampleEvent, frozen=True):
 
     `slot` is None if it never held one.  `tokens` counts what it generated.  Reason: as in its
     result, or "unused" for a sequence that has none of its own: a beam beyond the n that were asked
-    for, or a negative prompt.
+    for, or a negative prompt.  limit: as in its result.
     """
 
     slot: int | None
@@ -169,6 +169,7 @@ class FinishEvent(SampleEvent, frozen=True):
     stop_reason: StopReason
     tokens: int
     role: Role = "sample"
+    limit: LengthLimit | None = None
 
 
 class JumpEvent(SampleEvent, frozen=True):

@@ -12,6 +12,7 @@ NUM_DIGITS = 6  # of log-probabilities, after the point
 
 FinishReason = Literal["stop", "length", "error", "aborted"]
 StopReason = int | list[int] | str | None
+LengthLimit = Literal["max_context"]
 ConstraintOutcome = Literal["complete", "incomplete"]
 ConstraintCheck = Literal["none"]
 
@@ -90,7 +91,8 @@ class Result(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     What is None is not written: error, why it failed; cumulative_logprob, of all tokens, and
     logprobs, of each, if asked for, and prompt_logprobs, of those of the prompt; score, that of
     beam search; segments, if the request names states; constraint, whether an output that has to
-    follow one is a whole; constraint_check, that nothing but what made it could tell.
+    follow one is a whole; constraint_check, that nothing but what made it could tell; limit, which
+    one an output of finish_reason "length" has reached, if it is not max_tokens.
     """
 
     id: str
@@ -110,3 +112,4 @@ class Result(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     segments: list[Segment] | None = None
     constraint: ConstraintOutcome | None = None
     constraint_check: ConstraintCheck | None = None
+    limit: LengthLimit | None = None

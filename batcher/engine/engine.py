@@ -165,6 +165,11 @@ class Engine:
         return self._outputs.num_tokens
 
     @property
+    def num_results(self) -> int:
+        """How many results are there that no step has handed out."""
+        return self._outputs.num_results
+
+    @property
     def wants_request(self) -> bool:
         """Whether the next step could make use of one more request.
 

@@ -18,6 +18,7 @@ from batcher.engine.sequence import Sequence, SequenceExtras
 from batcher.errors import BatchdecodeError, Failure, FieldProblem, InvariantError, RequestError
 from batcher.events import ArriveReason, Role
 from batcher.models.base import Model, eos_token_ids_of
+from batcher.models.context import Context, context_of
 from batcher.prompts import Prompt, read_prompt
 from batcher.request import Request, is_plain
 from batcher.result import Result
@@ -91,7 +92,7 @@ class Inputs:
         self._scheduler, self._queue = scheduler, scheduler.queue
         self._outputs, self._recorder, self._clock = outputs, recorder, clock
         self._model = model
-        self._made_with = model, eos_token_ids_of(model), heal
+        self._made_with = model, eos_token_ids_of(model), heal, context_of(model)
         settings = scheduler.settings
         self._can_replay = not settings.is_paged and settings.preempt_for is None
         self._sessions: dict[str, Session] = {}  # by name, as long as the engine is there
@@ -161,12 +162,16 @@ class Inputs:
             for other in first.others:
                 other.arrived_step = step
             arrived(first)
-            replayed = None if first.extras is None else first.extras.replayed
-            if first.max_tokens == 0 or (replayed is not None and replayed.slot is None):
+            failure = replayed = None
+            if first.extras is not None:
+                failure, replayed = first.extras.failure, first.extras.replayed
+            has_none = first.max_tokens == 0 or (replayed is not None and replayed.slot is None)
+            if failure is None and has_none:
                 # now, and not in the step of its arrival if that was missed: results come in order
                 self._outputs.finish_waiting(first, clock.step, "length")
                 continue
-            failure = None if scheduler.kv_cache is None else scheduler.why_never(first)
+            if failure is None and scheduler.kv_cache is not None:
+                failure = scheduler.why_never(first)
             if failure is None:
                 queue.push(first)
             else:
@@ -242,10 +247,12 @@ def make_sequences(
     model: Model,
     eos_token_ids: tuple[int, ...],
     heal: Heal,
+    context: Context,
     history: Tokens,
 ) -> list[Sequence]:
     """Return what a request waits with: a sequence for each sample, or the first of its beams.
 
+    context: what the rows of the model may be.
     history: the tokens of the turns before it in its session.
 
     Raises:
@@ -271,15 +278,18 @@ def make_sequences(
         first.cache_salt = request.cache_salt
     if request.priority or request.deadline is not None:
         first.priority, first.deadline = request.priority, request.deadline
-    if not replayed and is_plain(request):
+    if not replayed and context.holds(num_tokens, request.max_tokens) and is_plain(request):
         return [first]
-    return _make_more(first, replayed, model, heal)
+    return _make_more(first, replayed, model, heal, context)
 
 
 def _make_more(
-    first: Sequence, replayed: Mapping[int, Result], model: Model, heal: Heal
+    first: Sequence, replayed: Mapping[int, Result], model: Model, heal: Heal, context: Context
 ) -> list[Sequence]:
-    """Return the sequences of a request that is not plain, or replayed; `first` is one."""
+    """Return the sequences of a request that is not plain, or replayed, or cut by the context.
+
+    first: one of them.
+    """
     request, prompt = first.request, first.prompt
     first.extras = extras = SequenceExtras()
     if request.prompt_logprobs is not None:
@@ -289,19 +299,43 @@ def _make_more(
         kept, extras.healing = heal(prompt.tokens)
         extras.num_healed = first.num_tokens - len(kept)
         first = _beginning_with(prompt.cut(len(kept)), first)
+    negative = None
+    if request.cfg_scale != 1 and _num_steps(request, None) > 0:
+        negative = read_prompt(request.negative_prompt or [], "negative_prompt", first.id, model)
+    first = _fitted(first, negative, context)
+    request = first.request
     if request.num_beams > 1 and request.max_tokens > 0:
         return [_with_beams(first)]
     num_samples = (request.best_of or request.n) if request.max_tokens > 0 else request.n
     first.has_siblings = num_samples > 1
     samples = [_another(first, index, replayed.get(index)) for index in range(num_samples)]
-    if request.cfg_scale != 1 and samples[0].max_tokens > 0:
-        negative = request.negative_prompt or []
-        prompt = read_prompt(negative, "negative_prompt", first.id, model)
+    if negative is not None:
         for sample in samples:
             partner = _another(first, sample.index, replayed.get(sample.index), role="negative")
-            partner = _beginning_with(prompt, partner)
+            partner = _beginning_with(negative, partner)
             sample.others, sample.num_slots = (partner,), 2
     return samples
+
+
+def _fitted(first: Sequence, negative: Prompt | None, context: Context) -> Sequence:
+    """Return `first` with as many tokens to generate as its context has room for.
+
+    negative: the prompt of the row beside it, if there is one, which is given the same tokens.
+    """
+    request, extras = first.request, first.extras
+    prompts = {"prompt": first.num_tokens}
+    if negative is not None:
+        prompts["negative prompt"] = negative.num_tokens
+    longest = max(prompts.values())
+    if extras is None or all(context.holds(n, request.max_tokens) for n in prompts.values()):
+        return first
+    is_computed = _num_steps(request, None) > 0
+    extras.failure = context.why_never(prompts, request.max_tokens, is_computed=is_computed)
+    room = context.max_context - longest
+    if extras.failure is not None or room >= request.max_tokens:
+        return first
+    extras.is_cut = True
+    return replace(first, request=replace(request, max_tokens=room), max_tokens=room)
 
 
 def _with_beams(first: Sequence) -> Sequence:

@@ -53,6 +53,11 @@ class Outputs:
             self._candidates[request_id] = []
         self.num_requests += 1
 
+    @property
+    def num_results(self) -> int:
+        """How many results there are since they were last taken."""
+        return len(self._results)
+
     def take_results(self) -> list[Result]:
         """Return the results since the last call."""
         results, self._results = self._results, []
@@ -226,7 +231,7 @@ class Outputs:
         num_tokens = len(result.tokens)
         self.num_tokens += num_tokens
         self._recorder.finished(
-            sequence, step, result.finish_reason, result.stop_reason, num_tokens
+            sequence, step, result.finish_reason, result.stop_reason, num_tokens, result.limit
         )
         if sequence.request.session is not None:
             self._ended_turns.append((sequence, result))
@@ -292,6 +297,7 @@ class Outputs:
         if failure is not None:
             error = ErrorInfo(failure.code, f"step {result.steps.finished}: {failure.message}")
         scores = None if extras is None else extras.prompt_logprobs
+        has_reached_it = extras is not None and extras.is_cut and generated.reason == "length"
         return replace(
             result,
             text=text.decode("utf-8", "replace"),
@@ -309,6 +315,7 @@ class Outputs:
             ],
             constraint=generated.constraint,
             constraint_check=generated.constraint_check,
+            limit="max_context" if has_reached_it and error is None else None,
         )
 
     def _prompt_bytes(self, sequence: Sequence) -> bytes:

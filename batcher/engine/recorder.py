@@ -17,7 +17,7 @@ from batcher.events import (
     RequestEvent,
     StepsEvent,
 )
-from batcher.result import Result, StopReason
+from batcher.result import LengthLimit, Result, StopReason
 from batcher.scheduling.batch import RunningBatch
 from batcher.scheduling.clock import BatchStats, Clock
 from batcher.scheduling.output import Blocked, Preemption, SchedulerOutput
@@ -166,7 +166,13 @@ class Recorder:
         )
 
     def finished(
-        self, sequence: Sequence, step: int, reason: EndReason, stop: StopReason, num_tokens: int
+        self,
+        sequence: Sequence,
+        step: int,
+        reason: EndReason,
+        stop: StopReason,
+        num_tokens: int,
+        limit: LengthLimit | None = None,
     ) -> None:
         """Tell that a sequence ended with `step`, which may be one that is over."""
         clock, slot = self._clock, sequence.slot
@@ -181,6 +187,7 @@ class Recorder:
                 stop,
                 num_tokens,
                 sequence.role,
+                limit,
             )
         )
 

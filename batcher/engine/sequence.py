@@ -4,6 +4,7 @@ from msgspec import Struct
 
 from batcher.decoding.sampling.logprobs import PromptLogprobs
 from batcher.decoding.stops.automaton import StopAutomaton
+from batcher.errors import Failure
 from batcher.events import ArriveReason
 from batcher.prompts import Prompt
 from batcher.request import Request
@@ -20,6 +21,8 @@ class SequenceExtras(Struct, gc=False):  # as Sequence
     replayed: what an earlier run found; the model is not asked again.
     num_healed: tokens of the prompt that are generated anew instead, from their bytes, `healing`.
     prompt_logprobs: what is told of the prompt, in one for all samples; None if nothing is.
+    failure: why it can never run, if so.
+    is_cut: whether its max_tokens are fewer than its request's, since its context has no room.
     jumped_step: the last step that gave it several tokens.
     """
 
@@ -27,6 +30,8 @@ class SequenceExtras(Struct, gc=False):  # as Sequence
     num_healed: int = 0
     healing: bytes = b""
     prompt_logprobs: PromptLogprobs | None = None
+    failure: Failure | None = None
+    is_cut: bool = False
     jumped_step: int = NEVER
 
 

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from batcher.errors import InvariantError
 from batcher.events import BlockedReason, EndReason, RejectEvent
 from batcher.explaining.reading import KeptRequests
+from batcher.result import LengthLimit
 from batcher.timeline import Timeline
 from batcher.timeline.records import (
     AdmissionRecord,
@@ -86,13 +87,17 @@ class StorySpan(Struct, frozen=True, omit_defaults=True):
     preemption: SpanPreemption | None = None
 
 
-class RequestEnd(Struct, frozen=True):
-    """How a sequence ended: `step` was its last, `time` is when that was over, in seconds."""
+class RequestEnd(Struct, frozen=True, omit_defaults=True):
+    """How a sequence ended: `step` was its last, `time` is when that was over, in seconds.
+
+    limit: as in its result.
+    """
 
     step: int
     time: float
     reason: EndReason
     tokens: int
+    limit: LengthLimit | None = None
 
 
 class PhaseTotals(Struct, frozen=True):
@@ -192,7 +197,7 @@ def _ending_of(timeline: Timeline, request: RequestTimeline) -> RequestEnd | Non
     if finish is None:
         return None
     time = timeline.figures.end_of(finish.step) if request.admission is not None else finish.time
-    return RequestEnd(finish.step, time, finish.reason, finish.tokens)
+    return RequestEnd(finish.step, time, finish.reason, finish.tokens, finish.limit)
 
 
 def _seconds(timeline: Timeline, request: RequestTimeline, parts: list[Part]) -> list[float]:

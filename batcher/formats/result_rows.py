@@ -14,6 +14,7 @@ from batcher.result import (
     ConstraintOutcome,
     ErrorInfo,
     FinishReason,
+    LengthLimit,
     PromptLogprob,
     Result,
     Segment,
@@ -51,6 +52,7 @@ class Extras(Struct, frozen=True, omit_defaults=True):
     segments: list[Segment] | None = None
     constraint: ConstraintOutcome | None = None
     constraint_check: ConstraintCheck | None = None
+    limit: LengthLimit | None = None
 
 
 class ChoiceLogprobs(Struct, frozen=True):

@@ -272,6 +272,7 @@ _DESCRIPTIONS = {
     "tokens": "All generated token ids, those of the stop included.",
     "finish_reason": "Why it ended.",
     "stop_reason": "The stop that matched, as the request gave it; null for EOS or none.",
+    "limit": "Which limit an output of finish_reason length has reached, if not max_tokens.",
     "usage": "How many tokens went in and came out.",
     "slot": "The slot that decoded it; null if it never held one.",
     "steps": "The steps at which things happened to the request.",

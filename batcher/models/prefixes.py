@@ -25,7 +25,8 @@ def extend(prefixes: Prefixes, batch: Batch) -> None:
 class PrefixModel:
     """A Model (see base.py) that has no cache, around what is `asked`, from which it has the rest.
 
-    Attributes `settings` and `tokenizer` of that are used if it has them; text is bytes if not.
+    Attributes `settings`, `tokenizer` and `max_context` of that are used if it has them; text is
+    bytes if not.
     """
 
     gives: OutputKind
@@ -37,6 +38,7 @@ class PrefixModel:
         self.settings: dict[str, Any] = attribute_of(asked, "settings", {})
         tokenizer = attribute_of(asked, "tokenizer", None)
         self.tokenizer: Tokenizer = ByteTokenizer() if tokenizer is None else tokenizer
+        self.max_context: int | None = attribute_of(asked, "max_context", None)
         self._prefixes: Prefixes = {}
         self._num_slots = 0
 

@@ -83,6 +83,7 @@ class TransformerModel:
 
     gives: OutputKind = "both"
     scores_prompts = True
+    needs_prompt = True
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Iterator
 from itertools import accumulate, chain, repeat
 
+from batcher.models.context import ANY_LENGTH, Context
 from batcher.scheduling.sequence import NEVER, Schedulable
 from batcher.simulation.workload import Job, Piece, Workload
 from batcher.timing.step_time import TICKS_PER_SECOND
@@ -27,6 +28,7 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
     arrival_time: of a turn, when it went on at last.  admitted_ticks: when its first admission
     began; first_token_ticks, end_ticks: when the steps of its first and its last token had ended;
     all NEVER if that did not happen.  has_failed: it, or a turn before it, could never run.
+    fits: whether its prompt leaves room for output in the context.
     num_cached_at_first: the tokens found in blocks when it was first admitted.
     num_preemptions: how often it lost its slot.  num_lost_tokens: computed, and lost the last time.
     """
@@ -39,6 +41,7 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
     first_token_ticks: int = NEVER
     end_ticks: int = NEVER
     has_failed: bool = False
+    fits: bool = True
     num_cached_at_first: int = 0
     num_preemptions: int = 0
     num_lost_tokens: int = 0
@@ -61,13 +64,22 @@ class SimulatedSequence(Schedulable, eq=False, gc=False, kw_only=True):
     @property
     def num_output_tokens(self) -> int:
         """How many tokens it is given."""
-        return 0 if self.has_failed else self.job.num_output_tokens
+        return 0 if self.has_failed else self.output.length
+
+    @property
+    def output(self) -> Piece:
+        """What it generates, which ends where the context does."""
+        output = self.job.output
+        if output.length <= self.max_tokens:
+            return output
+        tokens = None if output.tokens is None else output.tokens[: self.max_tokens]
+        return Piece(self.max_tokens, output.symbol, tokens)
 
     def lay_out(self) -> tuple[Piece, ...]:
         """Return its pieces, which are known with their ends from now on."""
         if not self.ends:
-            pieces = (*self.history, *self.job.prompt, self.job.output)
-            self.pieces = tuple(piece for piece in pieces if piece.length) or (self.job.output,)
+            pieces = (*self.history, *self.job.prompt, self.output)
+            self.pieces = tuple(piece for piece in pieces if piece.length) or (self.output,)
             self.ends = tuple(accumulate(piece.length for piece in self.pieces))
         return self.pieces
 
@@ -76,10 +88,17 @@ def _seconds(ticks: int) -> float | None:
     return None if ticks == NEVER else ticks / TICKS_PER_SECOND
 
 
-def make_sequence(job: Job, history: tuple[Piece, ...] = ()) -> SimulatedSequence:
+def make_sequence(
+    job: Job, history: tuple[Piece, ...] = (), context: Context = ANY_LENGTH
+) -> SimulatedSequence:
     """Return what waits in the queue for `job`; `history` is what its session has come to."""
     start = sum(piece.length for piece in history) if history else 0
     num_tokens = start + job.num_prompt_tokens
+    max_tokens, fits = job.max_tokens, True
+    if not context.holds(num_tokens, max_tokens):
+        is_computed, prompts = max_tokens > 0, {"prompt": num_tokens}
+        fits = context.why_never(prompts, max_tokens, is_computed=is_computed) is None
+        max_tokens = max(min(max_tokens, context.max_context - num_tokens), 0)
     sequence = SimulatedSequence(
         id=job.id,
         index=job.index,
@@ -87,7 +106,7 @@ def make_sequence(job: Job, history: tuple[Piece, ...] = ()) -> SimulatedSequenc
         arrival_time=job.arrival_time,
         num_prompt_tokens=num_tokens,
         num_tokens=num_tokens,
-        max_tokens=job.max_tokens,
+        max_tokens=max_tokens,
         priority=job.priority,
         deadline=job.deadline,
         cache_salt=job.cache_salt,
@@ -95,6 +114,7 @@ def make_sequence(job: Job, history: tuple[Piece, ...] = ()) -> SimulatedSequenc
         has_siblings=job.has_siblings,
         job=job,
         history=history,
+        fits=fits,
     )
     if start and job.segment_ends:
         sequence.segment_ends = (
@@ -112,15 +132,15 @@ class Turns:
     """
 
     def __init__(self, workload: Workload) -> None:
-        self._jobs = workload.jobs
-        self.sequences = [make_sequence(job) for job in workload.jobs]
+        self._jobs, self._context = workload.jobs, workload.context
+        self.sequences = [make_sequence(job, (), self._context) for job in workload.jobs]
         self.ended: list[SimulatedSequence] = []
         self._sessions: dict[str, deque[int]] = {}  # the places of turns that wait
 
     @property
     def all_wait(self) -> bool:
         """Whether all jobs have to be admitted, and none waits for another one."""
-        return all(job.max_tokens and job.session is None for job in self._jobs)
+        return all(turn.max_tokens and turn.job.session is None for turn in self.sequences)
 
     def begin(self) -> list[SimulatedSequence]:
         """Return the sequences that wait for no other one."""
@@ -148,7 +168,7 @@ class Turns:
             return None
         place = waiting.popleft()
         job = self._jobs[place]
-        turn = make_sequence(job, ended.lay_out())
+        turn = make_sequence(job, ended.lay_out(), self._context)
         turn.arrival_time = max(job.arrival_time, now + job.think_time)
         turn.has_failed = ended.has_failed
         self.sequences[place] = turn

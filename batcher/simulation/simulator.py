@@ -136,6 +136,8 @@ class StepSimulation:
         for sequence in queue.take_arrivals(self._now):
             if self._all_wait:
                 queue.push(sequence)
+            elif not sequence.fits:
+                self._fail(sequence)
             elif not sequence.max_tokens:
                 self._end(sequence)
             elif self._scheduler.why_never(sequence) is not None:
@@ -227,10 +229,9 @@ class StepSimulation:
             if sequence.num_lost_tokens > num_cached:
                 totals.recomputed_tokens += sequence.num_lost_tokens - num_cached
         for sequence in scheduled.prefill_finished:
-            job = sequence.job
-            if job.num_output_tokens < job.max_tokens:  # which nobody but its job knows
-                num_left = job.num_output_tokens - sequence.num_generated
-                self._batch.end_after(sequence, num_left)
+            num_output = sequence.num_output_tokens
+            if num_output < sequence.max_tokens:  # which nobody but its job knows
+                self._batch.end_after(sequence, num_output - sequence.num_generated)
         totals.prefill_tokens += sum(scheduled.num_scheduled_tokens.values())
         if not scheduled.is_decode_step:
             totals.num_prompt_steps += 1

@@ -7,6 +7,7 @@ from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.models.base import Model
+from batcher.models.context import ANY_LENGTH, Context, context_of
 from batcher.prompts import SegmentEnd, eviction_priority_of, has_segments, prefix_of
 from batcher.request import PromptInput, Request, is_plain
 from batcher.tokens import NO_TOKENS, Tokens
@@ -30,8 +31,8 @@ GREEDY: tuple[int | str, ...] = ("greedy",)
 class Job(Struct, frozen=True, kw_only=True, gc=False):
     """One sample of a request.
 
-    input_index: the request's.  max_tokens: what the scheduler is told; num_output_tokens:
-    what it comes to, at most as many.
+    input_index: the request's.  max_tokens: what the scheduler is told, unless the context has less
+    room; num_output_tokens: what it comes to, at most as many.
     prompt, output: what they hold, for the prefix cache.  segment_ends: see Schedulable.
     session, think_time: see Request.  has_siblings: whether there are other samples of it.
     """
@@ -57,11 +58,12 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
 class Workload(Struct, frozen=True, gc=False):
     """Jobs in the order of the input.
 
-    num_requests: how many requests they are the samples of.
+    num_requests: how many requests they are the samples of.  context: what their rows may be.
     """
 
     jobs: list[Job]
     num_requests: int
+    context: Context = ANY_LENGTH
 
     @property
     def num_output_tokens(self) -> int:
@@ -119,7 +121,7 @@ def workload_of(
                     has_siblings=num_samples > 1,
                 )
             )
-    return Workload(jobs, num_requests)
+    return Workload(jobs, num_requests, context_of(model))
 
 
 def has_exact_length(request: Request) -> bool:

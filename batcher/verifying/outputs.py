@@ -15,7 +15,10 @@ Outputs = Mapping[Key, Result]
 Unlike = tuple[str, int | None, Any, Any]
 """A field that is not the same, the position of a token if it is about one, and both values."""
 
-_SAME = ("text", "finish_reason", "stop_reason", "segments", "constraint", "constraint_check")
+_SAME = (
+    *("text", "finish_reason", "stop_reason", "limit"),
+    *("segments", "constraint", "constraint_check"),
+)
 _UNIT = 1.5 * 10.0**-NUM_DIGITS  # of a told number the last digit may be rounded either way
 
 

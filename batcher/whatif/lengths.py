@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from batcher.engine import Engine
-from batcher.errors import BatchdecodeError
+from batcher.errors import FIT_ERROR_CODES, BatchdecodeError
 from batcher.models.base import Model
 from batcher.request import Request
 from batcher.simulation.workload import has_exact_length
 
 LARGE_BATCH = 256
+_WITHOUT_OUTPUT = {*FIT_ERROR_CODES, "session-failed"}
 
 Outputs = dict[tuple[int, int], Sequence[int]]
 
@@ -26,8 +27,10 @@ def num_unknown(requests: Sequence[Request]) -> int:
 def decoded_outputs(requests: Sequence[Request], model: Model) -> Outputs:
     """Return the tokens of each sample of valid `requests`, by the place of its request and index.
 
+    One that does not fit into the context has none, nor do turns of its session that follow.
+
     Raises:
-        BatchdecodeError: a sample failed.
+        BatchdecodeError: a sample failed otherwise.
     """
     engine = Engine(model, LARGE_BATCH)
     places: dict[str, int] = {}
@@ -39,7 +42,7 @@ def decoded_outputs(requests: Sequence[Request], model: Model) -> Outputs:
     outputs: Outputs = {}
     while engine.has_work:
         for result in engine.step().results:
-            if result.error is not None:
+            if result.error is not None and result.error.code not in _WITHOUT_OUTPUT:
                 raise BatchdecodeError(
                     f"request {result.id!r}: the length of its output is not known, since "
                     f"decoding it failed: {result.error.message}"

@@ -98,9 +98,9 @@ def gain_of_doubling(result: SimulationResult, step_time: StepTime) -> float:
 
 def _kv_read(sequence: SimulatedSequence) -> int:
     """Return how many tokens before its own a sequence reads while it decodes."""
-    if sequence.has_failed or sequence.job.num_output_tokens < 1:
+    if sequence.num_output_tokens < 1:
         return 0
-    num_decoded = sequence.job.num_output_tokens - 1
+    num_decoded = sequence.num_output_tokens - 1
     return num_decoded * sequence.num_prompt_tokens + num_decoded * (num_decoded - 1) // 2
 
 

@@ -35,7 +35,8 @@ class InputPlan(Struct, kw_only=True):
     least_steps: what any schedule needs for that in `batch` slots; stops, EOS and what a constraint
     forces only make it less, arrival times only more.
     max_context: how many tokens a row may have, None if there is no limit.
-    too_long: prompts that have more; may_outgrow: others that have more with all their outputs may.
+    too_long: prompts that leave no room for output; may_outgrow: others with less room than
+    max_tokens.
     """
 
     lines: int = 0
@@ -90,9 +91,11 @@ class InputPlan(Struct, kw_only=True):
         self.prompt_tokens += num_tokens
         self.longest_prompt = max(self.longest_prompt, num_tokens)
         if self.max_context is not None:
-            num_needed = num_tokens + max(request.max_tokens - 1, 0)  # the last is not
-            self.too_long += num_tokens > self.max_context
-            self.may_outgrow += num_tokens <= self.max_context < num_needed
+            is_too_long = num_tokens + min(request.max_tokens, 1) > self.max_context
+            self.too_long += is_too_long
+            self.may_outgrow += not is_too_long and (
+                num_tokens + request.max_tokens > self.max_context
+            )
 
     def _add_output(self, request: Request) -> None:
         max_tokens = request.max_tokens
@@ -165,8 +168,11 @@ def _output(plan: InputPlan) -> str:
 
 
 def _context(plan: InputPlan) -> str:
-    kinds = {"prompt": (plan.too_long, "too long"), "output": (plan.may_outgrow, "may outgrow it")}
-    counts = [f"{counted(count, noun)} {what}" for noun, (count, what) in kinds.items() if count]
+    kinds = (
+        ("prompt", plan.too_long, "too long"),
+        ("output", plan.may_outgrow, "may be cut by it"),
+    )
+    counts = [f"{counted(count, noun)} {what}" for noun, count, what in kinds if count]
     if plan.max_context is None or not counts:
         return ""
     return f"{counted(plan.max_context, 'token')}; {', '.join(counts)}"

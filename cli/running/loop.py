@@ -114,7 +114,6 @@ class Loop:
         Returns what is to be handed out before reading goes on: bad lines, or requests of which so
         many have ended without a step; None when all is read that was to be.
         """
-        num_ended = 0
         engine, source = self.engine, self.source
         while self._is_reading:
             is_wanted = engine.wants_request
@@ -129,8 +128,7 @@ class Loop:
             self.num_read += 1
             if isinstance(line, ParsedLine):
                 self._add(line)
-                num_ended += line.request.max_tokens == 0
-                if num_ended == MAX_HELD:
+                if engine.num_results >= MAX_HELD:
                     outcome = engine.hand_out()
                     self._count_failures(outcome)
                     return outcome

@@ -235,7 +235,8 @@ def _ending(story: Story) -> str:
     if not story.parts:
         return f"ended where it arrived ({ended.reason}), without a slot"
     tokens = counted(ended.tokens, "token")
-    return f"ended with step {ended.step:,} ({time_of(ended.time)}): {ended.reason}, {tokens}"
+    reason = ended.reason if ended.limit is None else f"{ended.reason} ({ended.limit})"
+    return f"ended with step {ended.step:,} ({time_of(ended.time)}): {reason}, {tokens}"
 
 
 def _sums(story: Story) -> str:

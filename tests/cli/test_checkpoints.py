@@ -134,7 +134,7 @@ def test_every_command_that_takes_a_model_takes_its_options(command, folder):
 def test_the_file_of_settings_has_a_section_and_options_go_before_it(folder):
     (folder / "c.yaml").write_text("transformer:\n  max_context: 8\n  weights: int8\n")
     config = ["--config", "c.yaml", "--trace", "t", "-o", "out", "--force"]
-    assert run(*config, requests="in", cwd=folder).returncode == 1
+    assert run(*config, requests="in", cwd=folder).returncode == 0
     assert settings_in(folder / "t")["max_context"] == 8
     assert run(*config, "--max-context", 64, requests="in", cwd=folder).returncode == 0
     found = settings_in(folder / "t")
@@ -379,31 +379,53 @@ def test_rows_that_all_fail_in_a_step_fail_alone_though_logits_are_wanted(folder
     rows = [{**row, "id": "a", "logprobs": 1}, {**row, "id": "b", "num_beams": 2}]
     (folder / "in").write_bytes(lines_of(*rows))
     done = run("--max-context", 32, requests="in", cwd=folder)
-    assert done.stdout.count(b"33 tokens are more than its context of 32") == 2
+    assert done.stdout.count(b"the prompt has 33 tokens, more than the context of 32") == 2
 
 
-def test_a_row_that_does_not_fit_into_the_context_fails_alone(folder):
+def test_a_row_ends_in_the_context_and_fails_alone_if_it_has_no_room(folder):
     rows = [
-        {"id": "fits", "prompt": [9] * 20, "max_tokens": 13, "ignore_eos": True},
+        {"id": "fits", "prompt": [9] * 20, "max_tokens": 12, "ignore_eos": True},
         {"id": "grows", "prompt": [9] * 20, "max_tokens": 14, "ignore_eos": True},
-        {"id": "long", "prompt": [9] * 33, "max_tokens": 1},
+        {"id": "long", "prompt": [9] * 32, "max_tokens": 1},
     ]
     (folder / "in").write_bytes(lines_of(*rows))
-    done = run("--max-context", 32, requests="in", cwd=folder)
+    done = run("--max-context", 32, "--trace", "t", requests="in", cwd=folder)
     assert done.returncode == 1
     results = {row["id"]: row for row in map(json.loads, done.stdout.splitlines())}
-    assert results["fits"]["finish_reason"] == "length"
-    assert results["grows"]["finish_reason"] == results["long"]["finish_reason"] == "error"
-    for name in ("grows", "long"):
-        assert "33 tokens are more than its context of 32" in results[name]["error"]["message"]
+    assert results["fits"]["finish_reason"] == results["grows"]["finish_reason"] == "length"
+    assert [results[name].get("limit") for name in ("fits", "grows")] == [None, "max_context"]
     assert results["grows"]["tokens"] == results["fits"]["tokens"]
+    assert (results["long"]["error"]["code"], results["long"]["slot"]) == ("prompt-too-long", None)
+    story = batchdecode("trace", "why", "grows", "t", cwd=folder).stdout
+    assert b"grows: 20 prompt tokens, at most 12 more\n" in story
+    assert b": length (max_context), 12 tokens\n" in story
     checked = batchdecode("check", "in", "--model", TINY, "--max-context", 32, cwd=folder)
     assert checked.returncode == 0
-    shown = b"  context     32 tokens; 1 prompt too long, 1 output may outgrow it\n"
+    shown = b"  context     32 tokens; 1 prompt too long, 1 output may be cut by it\n"
     assert shown in checked.stdout
     json_text = batchdecode("check", "in", "--model", TINY, "--json", cwd=folder).stdout
     plan = json.loads(json_text)
     assert (plan["max_context"], plan["too_long"], plan["may_outgrow"]) == (128, 0, 0)
+
+
+def test_a_run_in_a_context_goes_on_where_it_was_stopped(folder):
+    rows = [
+        {"id": f"r{n}", "prompt": [9 + n] * (3 * n), "max_tokens": 14, "ignore_eos": True}
+        for n in range(1, 9)
+    ]
+    (folder / "in").write_bytes(lines_of(*rows))
+    options = ["--max-context", 20, "--batch", 2, "--trace", "t"]
+    whole = run(*options, "-o", "whole", requests="in", cwd=folder)
+    assert whole.returncode == 1
+    trace = (folder / "t").read_bytes()
+    lines = (folder / "whole").read_bytes().splitlines(keepends=True)
+    for number in (1, 3, 5):
+        run(*options, "-o", "part", "--force", requests="in", cwd=folder)
+        (folder / "part").write_bytes(b"".join(lines[:number]))
+        resumed = run(*options, "-o", "part", "--resume", requests="in", cwd=folder)
+        assert resumed.returncode == 1, resumed.stderr
+        assert sorted((folder / "part").read_bytes().splitlines(keepends=True)) == sorted(lines)
+        assert (folder / "t").read_bytes() == trace
 
 
 # -- memory ----------------------------------------------------------------------------------------

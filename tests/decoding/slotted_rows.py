@@ -11,6 +11,7 @@ from batcher.engine.inputs import make_sequences
 from batcher.engine.sequence import Sequence
 from batcher.engine.suspended import SuspendedRows
 from batcher.models.base import Batch, Chunk
+from batcher.models.context import ANY_LENGTH
 from batcher.result import FinishReason
 
 NUM_SLOTS = 7
@@ -39,7 +40,8 @@ class SlottedRows:
             if request.max_tokens > 0:
                 name = f"r{place}"
                 asked = request, name, place, "input", {}
-                self.waiting += make_sequences(*asked, MODEL, (MODEL.eos_token_id,), heal, [])
+                made_with = MODEL, (MODEL.eos_token_id,), heal, ANY_LENGTH
+                self.waiting += make_sequences(*asked, *made_with, [])
         self.running: dict[int, Sequence] = {}  # by the first's slot
         self.suspended: list[tuple[Sequence, SuspendedRows]] = []
         self.num_tokens: dict[tuple[str, int], int] = {}

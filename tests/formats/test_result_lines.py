@@ -7,7 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from batcher.errors import REQUEST_ERROR_CODES, RUN_ERROR_CODES, BatchdecodeError
+from batcher.errors import (
+    FIT_ERROR_CODES,
+    REQUEST_ERROR_CODES,
+    RUN_ERROR_CODES,
+    BatchdecodeError,
+)
 from batcher.formats.requests import RequestParser
 from batcher.formats.result_rows import encode_openai_row
 from batcher.formats.results import decode_result_line, encode_result, make_rejected_result
@@ -172,8 +177,8 @@ def test_a_row_fails_if_one_of_its_choices_does():
 
 @pytest.mark.parametrize(
     ("codes", "status"),
-    [(REQUEST_ERROR_CODES, 400), (RUN_ERROR_CODES, 500)],
-    ids=["request", "run"],
+    [(REQUEST_ERROR_CODES, 400), (FIT_ERROR_CODES, 400), (RUN_ERROR_CODES, 500)],
+    ids=["request", "fit", "run"],
 )
 def test_a_failed_row_tells_whose_fault_it_is(codes, status):
     for code in codes:

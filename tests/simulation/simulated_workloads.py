@@ -41,13 +41,23 @@ class EngineRun(NamedTuple):
     results: dict[tuple[str, int], Result]
 
 
+class BoundedModel(SimulatedModel):
+    """The simulated model, with a context of so many tokens; it then needs a prompt, too."""
+
+    def __init__(self, max_context: int | None) -> None:
+        super().__init__()
+        self.max_context, self.needs_prompt = max_context, max_context is not None
+
+
 def run_engine(
-    requests: list[Request], num_slots: int, settings: SchedulingSettings, step_time: StepTime
+    requests: list[Request],
+    num_slots: int,
+    settings: SchedulingSettings,
+    step_time: StepTime,
+    model: SimulatedModel,
 ) -> EngineRun:
-    """Return what the engine does with the simulated model, which ends nothing early."""
-    engine = Engine(
-        SimulatedModel(), num_slots, settings=settings, step_time=step_time, is_measured=True
-    )
+    """Return what the engine does with a simulated model, which ends nothing early."""
+    engine = Engine(model, num_slots, settings=settings, step_time=step_time, is_measured=True)
     for request in requests:
         engine.add(request)
     events: list[Event] = []

@@ -8,6 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from simulated_workloads import (
     STEP_TIMES,
+    BoundedModel,
     Logged,
     random_requests,
     random_settings,
@@ -65,23 +66,29 @@ class LoggedSimulation(StepSimulation):
         self.log.append((what, self._step, sequence.id, sequence.index, self._now, num_tokens))
 
 
-def workload_from(drawn: list[Request]) -> Workload:
+def workload_from(drawn: list[Request], model: SimulatedModel) -> Workload:
     """The workload of requests that have been decoded once."""
     places = {request.id: place for place, request in enumerate(drawn)}
-    results = decode(drawn, batch_size=64)
+    results = decode(drawn, model=model, batch_size=64)
     outputs = {(places[result.id], result.index): result.tokens for result in results}
-    return workload_of(drawn, SimulatedModel(), outputs)
+    return workload_of(drawn, model, outputs)
+
+
+CONTEXTS = st.sampled_from([None, None, 30, 60, 100])
 
 
 @examples(100)
-@given(st.integers(0, 2**32))
-def test_a_simulation_is_the_engine_step_for_step_and_tick_for_tick(seed: int) -> None:
+@given(st.integers(0, 2**32), CONTEXTS)
+def test_a_simulation_is_the_engine_step_for_step_and_tick_for_tick(
+    seed: int, max_context: int | None
+) -> None:
     random = Random(seed)
     drawn = random_requests(random)
     num_slots, chosen = random_settings(random)
     step_time = random.choice(STEP_TIMES)
-    engine = run_engine(drawn, num_slots, chosen, step_time)
-    simulation = LoggedSimulation(workload_from(drawn), num_slots, chosen, step_time)
+    model = BoundedModel(max_context)
+    engine = run_engine(drawn, num_slots, chosen, step_time, model)
+    simulation = LoggedSimulation(workload_from(drawn, model), num_slots, chosen, step_time)
     result = simulation.run()
     assert simulation.log == engine.log
     assert simulation.ends == engine.ends
@@ -155,18 +162,18 @@ class PlannedSimulation(StepSimulation):
 
 
 @examples(200)
-@given(st.integers(0, 2**32))
-@example(505)  # one arrives that others give way to
-@example(661)  # the reason told for who waits changes
-@example(7158)  # a row that grows evicts what one that waits would have found
-def test_from_event_to_event_is_exactly_step_by_step(seed: int) -> None:
+@given(st.integers(0, 2**32), CONTEXTS)
+@example(505, None)  # one arrives that others give way to
+@example(661, None)  # the reason told for who waits changes
+@example(7158, None)  # a row that grows evicts what one that waits would have found
+def test_from_event_to_event_is_exactly_step_by_step(seed: int, max_context: int | None) -> None:
     random = Random(seed)
     drawn = random_requests(random, may_stop=False)
     if random.random() < 0.5:  # all of them have to be admitted, and none waits for another one
         drawn = [one for one in drawn if one.max_tokens and one.session is None]
     num_slots, chosen = random_settings(random)
     step_time = random.choice(STEP_TIMES)
-    workload = workload_of(drawn, SimulatedModel())
+    workload = workload_of(drawn, BoundedModel(max_context))
     planned = outcome(PlannedSimulation(workload, num_slots, chosen, step_time).run())
     assert outcome(simulate_steps(workload, num_slots, chosen, step_time)) == planned
     assert outcome(simulate(workload, num_slots, chosen, step_time)) == planned

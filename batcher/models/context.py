@@ -1,0 +1,60 @@
+"""How many tokens a row of a model may have, and which requests that leaves no room for.
+
+Rule: a prompt and its output together have at most max_context tokens.
+"""
+
+import sys
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+from batcher.errors import Failure
+from batcher.foreign import attribute_of
+from batcher.models.base import Model, number_of
+
+UNLIMITED = sys.maxsize
+
+
+class Context(Struct, frozen=True):
+    """What the rows of a model may be.
+
+    max_context: how many tokens they may have, prompt and output; UNLIMITED without a limit.
+    least_prompt: how many tokens a prompt needs to be computed, 0 or 1.
+    """
+
+    max_context: int = UNLIMITED
+    least_prompt: int = 0
+
+    def holds(self, num_prompt_tokens: int, max_tokens: int) -> bool:
+        """Return whether there is room for all that such a request may generate."""
+        return self.least_prompt <= num_prompt_tokens <= self.max_context - max_tokens
+
+    def why_never(
+        self, prompts: Mapping[str, int], max_tokens: int, *, is_computed: bool
+    ) -> Failure | None:
+        """Return why a request can never run, if so.
+
+        prompts: name -> tokens, of all that each of its outputs goes on from.
+        is_computed: whether the prompts are, even if max_tokens is 0.
+        """
+        for name, num_tokens in prompts.items():
+            if is_computed and num_tokens < self.least_prompt:
+                message = f"the {name} is empty, and this model needs a token to begin with"
+                return Failure("empty-prompt", message)
+            length = f"the {name} has {num_tokens:,} tokens"
+            if num_tokens > self.max_context:
+                message = f"{length}, more than the context of {self.max_context:,}"
+                return Failure("prompt-too-long", message)
+            if max_tokens and num_tokens == self.max_context:
+                message = f"{length}, and the context of {self.max_context:,} no room for more"
+                return Failure("prompt-too-long", message)
+        return None
+
+
+ANY_LENGTH = Context()
+
+
+def context_of(model: Model) -> Context:
+    """Return what the rows of `model` may be, as far as it tells."""
+    needs_prompt = attribute_of(getattr(model, "inner", model), "needs_prompt", None)
+    return Context(number_of(model, "max_context") or UNLIMITED, int(needs_prompt is True))

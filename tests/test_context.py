@@ -1,0 +1,227 @@
+"""The context of a model: a prompt that leaves no room fails, an output that reaches it ends."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from control_requests import control_requests
+from engine_runs import Run, fields, of_kind
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from reference import english_requests
+
+from batcher import Request, Result, SimulatedModel
+from batcher.engine import Engine
+from batcher.engine.decoder import Decoder
+from batcher.events import AdmitEvent, ArriveEvent, FinishEvent
+from batcher.models.callable import CallableModel
+from batcher.models.checked import CheckedModel
+from batcher.prompts import count_tokens
+from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
+
+MODEL = SimulatedModel()
+HEALER = Decoder(MODEL, 1, is_streaming=False)
+
+
+class Bounded(SimulatedModel):
+    """The simulated model with a context; `needs_prompt` as a transformer does."""
+
+    def __init__(self, max_context: int, *, needs_prompt: bool = False) -> None:
+        super().__init__()
+        self.max_context, self.needs_prompt = max_context, needs_prompt
+
+
+def run(
+    requests: Iterable[Request],
+    model: SimulatedModel,
+    batch_size: int = 5,
+    settings: SchedulingSettings = DEFAULT_SCHEDULING,
+) -> Run:
+    """Decode what was checked before; a limit may be below min_tokens."""
+    engine = Engine(model, batch_size, settings=settings, is_streaming=True, is_checked=True)
+    for request in requests:
+        engine.enqueue(request)
+    done = Run([], [], [])
+    while engine.has_work:
+        outcome = engine.step()
+        done.results.extend(outcome.results)
+        done.events.extend(outcome.events)
+        done.tokens.extend(outcome.tokens)
+    return done
+
+
+def room_for(request: Request, max_context: int) -> int:
+    """How many tokens the output of a request may have, by the documentation."""
+    tokens = request.prompt
+    if isinstance(tokens, str):
+        tokens = MODEL.tokenizer.encode(tokens)
+    num_tokens = len(HEALER.heal(tokens)[0]) if request.heal else len(tokens)  # type: ignore[arg-type]  # ids
+    if request.cfg_scale != 1:
+        negative = count_tokens(request.negative_prompt or [], MODEL.tokenizer)
+        num_tokens = max(num_tokens, negative)
+    return max_context - num_tokens
+
+
+def told(results: Iterable[Result]) -> list[Result]:
+    """All that does not depend on the batch."""
+    bare = [replace(one, slot=None, steps=None) for one in results]  # type: ignore[arg-type]  # left out
+    return sorted(bare, key=lambda one: (one.id, one.index))
+
+
+def streams(done: Run) -> dict[tuple[str, int], list[Any]]:
+    """What was told of each output while it came, whatever the step."""
+    found: dict[tuple[str, int], list[Any]] = {}
+    for one in done.tokens:
+        found.setdefault((one.id, one.index), []).append((one.tokens, one.text, one.state))
+    return found
+
+
+@examples(150)
+@given(
+    st.lists(st.one_of(control_requests(), english_requests()), min_size=1, max_size=6),
+    st.integers(1, 30),
+    st.sampled_from([DEFAULT_SCHEDULING, SchedulingSettings(kv_blocks=60, block_size=4)]),
+)
+def test_an_output_ends_in_the_context_as_it_would_with_so_few_max_tokens(
+    drawn: list[Request], max_context: int, settings: SchedulingSettings
+) -> None:
+    requests = [replace(one, id=f"r{n}", arrival_time=0.0) for n, one in enumerate(drawn)]
+    rooms = {one.id: room_for(one, max_context) for one in requests}
+    fitting = [one for one in requests if rooms[one.id] >= min(one.max_tokens, 1)]
+    shorter = [replace(one, max_tokens=min(one.max_tokens, rooms[one.id])) for one in fitting]
+    done = run(requests, Bounded(max_context), settings=settings)
+    wanted = run(shorter, MODEL, settings=settings)
+    cut = {one.id for one in fitting if one.max_tokens > rooms[one.id]}
+    ids = {one.id for one in fitting}
+    assert told(one for one in done.results if one.id in ids) == [
+        replace(one, limit="max_context")
+        if one.id in cut and one.finish_reason == "length"
+        else one
+        for one in told(wanted.results)
+    ]
+    assert streams(done) == streams(wanted)
+    for result in done.results:
+        if result.id not in ids:
+            assert result.error is not None
+            assert (result.error.code, result.slot) == ("prompt-too-long", None)
+
+
+def test_the_trace_says_what_was_left_to_generate_and_which_limit_ended_it() -> None:
+    requests = [
+        fields(id="cut", prompt=[9] * 4, max_tokens=9, ignore_eos=True),
+        fields(id="whole", prompt=[9] * 4, max_tokens=6, ignore_eos=True),
+        fields(id="long", prompt=[9] * 10),
+        fields(id="longer", prompt=[9] * 11, max_tokens=0),
+    ]
+    done = run(requests, Bounded(10))
+    told_of = {one.id: one.max_tokens for one in of_kind(done.events, ArriveEvent)}
+    assert told_of == {"cut": 6, "whole": 6, "long": 8, "longer": 0}
+    ends = {one.id: (one.reason, one.limit, one.slot) for one in of_kind(done.events, FinishEvent)}
+    assert ends == {
+        "cut": ("length", "max_context", 0),
+        "whole": ("length", None, 1),
+        "long": ("error", None, None),
+        "longer": ("error", None, None),
+    }
+    assert {one.id: one.error.message for one in done.results if one.error} == {
+        "long": "step 0: the prompt has 10 tokens, and the context of 10 no room for more",
+        "longer": "step 0: the prompt has 11 tokens, more than the context of 10",
+    }
+    assert len(of_kind(done.events, AdmitEvent)) == 2
+
+
+def test_a_stop_that_comes_with_the_last_token_of_the_context_wins() -> None:
+    [found] = run([fields(max_tokens=3, ignore_eos=True)], MODEL).results
+    num_tokens = found.usage.prompt_tokens + 3
+    stopping = fields(max_tokens=50, stop_token=found.tokens[2], ignore_eos=True)
+    [result] = run([stopping], Bounded(num_tokens)).results
+    assert (result.finish_reason, result.limit) == ("stop", None)
+
+
+def test_blocks_are_kept_for_the_capped_output_alone() -> None:
+    settings = SchedulingSettings(kv_blocks=8, block_size=4, capacity="no-evict")
+    requests = [fields(id=name, prompt=[9] * 8, max_tokens=100, ignore_eos=True) for name in "ab"]
+    done = run(requests, Bounded(17), settings=settings)
+    assert [(one.finish_reason, len(one.tokens)) for one in done.results] == [("length", 9)] * 2
+    assert {one.step for one in of_kind(done.events, AdmitEvent)} == {0}
+
+
+def test_a_prompt_that_is_scored_alone_may_fill_the_context() -> None:
+    scored = [
+        fields(id="fills", prompt=[9] * 10, max_tokens=0, prompt_logprobs=0),
+        fields(id="above", prompt=[9] * 11, max_tokens=0, prompt_logprobs=0),
+    ]
+    above, fills = run(scored, Bounded(10)).results
+    assert (fills.finish_reason, len(fills.prompt_logprobs or ())) == ("length", 10)
+    assert above.error is not None
+    assert above.error.code == "prompt-too-long"
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "message"),
+    [
+        ({"prompt": ""}, "empty-prompt", "the prompt is empty"),
+        ({"prompt": []}, "empty-prompt", "the prompt is empty"),
+        ({"cfg_scale": 2.0}, "empty-prompt", "the negative prompt is empty"),
+        ({"cfg_scale": 2.0, "negative_prompt": [9] * 30}, "prompt-too-long", "the negative prompt"),
+        ({"prompt": [9] * 40, "num_beams": 2, "n": 2}, "prompt-too-long", "the prompt has 40"),
+        ({"prompt": [9] * 40, "n": 3, "temperature": 1.0}, "prompt-too-long", "the prompt has 40"),
+    ],
+)
+def test_every_output_of_a_request_that_has_no_room_fails_without_a_slot(
+    more: dict[str, Any], code: str, message: str
+) -> None:
+    done = run([fields(**more)], Bounded(30, needs_prompt=True))
+    assert len(done.results) == more.get("n", 1)
+    for result in done.results:
+        assert result.error is not None
+        assert result.error.code == code
+        assert message in result.error.message
+    assert of_kind(done.events, AdmitEvent) == []
+
+
+def test_an_empty_prompt_of_which_nothing_is_computed_is_none_too_few() -> None:
+    [result] = run([fields(prompt="", max_tokens=0)], Bounded(9, needs_prompt=True)).results
+    assert result.finish_reason == "length"
+
+
+def test_a_turn_that_has_no_room_fails_and_so_do_those_after_it() -> None:
+    turns = [
+        fields(id=name, prompt=[9] * 5, max_tokens=6, ignore_eos=True, session="s")
+        for name in ("a", "b", "c", "d")
+    ]
+    results = run(turns, Bounded(20)).results
+    assert [(one.id, one.finish_reason, one.limit) for one in results] == [
+        ("a", "length", None),  # 5 + 6
+        ("b", "length", "max_context"),  # 16 + 4
+        ("c", "error", None),  # 25
+        ("d", "error", None),
+    ]
+    codes = [one.error.code for one in results if one.error is not None]
+    assert codes == ["prompt-too-long", "session-failed"]
+
+
+class Own:
+    """A model of somebody else's."""
+
+    def __init__(self) -> None:
+        inner = SimulatedModel()
+        self.name, self.settings, self.tokenizer = "own", {}, inner.tokenizer
+        self.vocab_size, self.eos_token_id = inner.vocab_size, inner.eos_token_id
+        self.gives, self.allocate, self.forward = inner.gives, inner.allocate, inner.forward
+        self.fork, self.release, self.max_context = inner.fork, inner.release, 9
+
+
+def test_models_of_ones_own_tell_their_context_too() -> None:
+    def two(prefixes: list[list[int]]) -> list[int]:
+        return [2 for _ in prefixes]
+
+    two.max_context = 9  # type: ignore[attr-defined]  # as a function's attribute
+    for model in (CheckedModel(Own()), CallableModel(two)):
+        request = fields(prompt=[9] * 7, max_tokens=5, ignore_eos=True)
+        engine = Engine(model, 1)
+        engine.add(request)
+        results = [result for _ in range(4) for result in engine.step().results]
+        assert [(len(one.tokens), one.limit) for one in results] == [(2, "max_context")]
