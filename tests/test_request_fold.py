@@ -1,5 +1,6 @@
 """The fold of events into request timelines, against a slow look through all events so far."""
 
+import numpy as np
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +19,7 @@ from batcher.events import (
 )
 from batcher.metrics.run_metrics import RunMetrics
 from batcher.metrics.summary import encode_summary
-from batcher.timeline.fold import RequestFold
+from batcher.timeline.fold import FoldNews, RequestFold
 from batcher.timeline.records import is_follower, key_of
 from cli.screen.live.state import RunState
 
@@ -89,13 +90,13 @@ def test_jumps_and_forks_are_told_of_the_admission_they_are_in(workload, seed):
     units, batch = workload
     events = play_units(units, batch, seed).events
     fold = RequestFold()
-    ended = fold.ended = []
+    news = fold.news = FoldNews()
     for event in events:
         fold.take(event)
     jumps = sum(event.tokens for event in events if isinstance(event, JumpEvent))
-    assert sum(a.num_jumped for request in ended for a in request.admissions) == jumps
+    assert sum(a.num_jumped for request in news.ended for a in request.admissions) == jumps
     forks = sum(isinstance(event, ForkEvent) for event in events)
-    assert sum(len(a.forks or ()) for request in ended for a in request.admissions) == forks
+    assert sum(len(a.forks or ()) for request in news.ended for a in request.admissions) == forks
     assert not list(fold.open)
 
 
@@ -105,17 +106,21 @@ def test_readers_that_share_a_fold_tell_what_each_tells_alone(workload):
     events = play_paged(*workload).events
     alone, own = RunMetrics(), RunState(workload[1].batch)
     alone.observe(events)
-    own.observe(events[1:-1])
-    state = RunState(workload[1].batch)
-    metrics = RunMetrics(fold=state.share())
     for event in events:
-        metrics.observe([event])
-        state.observe([event] if event in events[1:-1] else [])
+        own.fold.take(event)
+        own.catch_up()
+    state = RunState(workload[1].batch)
+    metrics = RunMetrics(fold=state.fold)
+    metrics.observe(events)
+    state.catch_up()
     assert encode_summary(metrics.summary()) == encode_summary(alone.summary())
     assert [(slot.label, slot.end, slot.outcome, slot.num_steps) for slot in state.slots] == [
         (slot.label, slot.end, slot.outcome, slot.num_steps) for slot in own.slots
     ]
     assert list(state.notes) == list(own.notes)
+    assert list(state.ends) == list(own.ends)
+    assert [slot.mark for slot in state.slots] == [slot.mark for slot in own.slots]
+    assert np.array_equal(state.history.waiting(99, 9), own.history.waiting(99, 9))
     assert (state.num_done, state.num_asked, state.num_found, state.num_tokens(10**6)) == (
         own.num_done,
         own.num_asked,

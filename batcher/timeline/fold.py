@@ -7,17 +7,21 @@ have not ended are kept, and events that contradict each other are refused where
 from collections.abc import Callable, Iterable
 from typing import Any, get_args
 
+from msgspec import Struct
+
 from batcher.errors import InvariantError
 from batcher.events import (
     AdmitEvent,
     ArriveEvent,
     BlockedEvent,
+    DropEvent,
     Event,
     FinishEvent,
     ForkEvent,
     JumpEvent,
     PreemptEvent,
     PrefillEvent,
+    RejectEvent,
     Role,
     StepsEvent,
 )
@@ -33,13 +37,28 @@ from batcher.timeline.records import (
 )
 
 
+class FoldNews(Struct):
+    """What a fold has come to know, in the order in which it did.
+
+    ended: the sequences that have.  preempted: those that were, with the admission that is over.
+    samples: those that have arrived beside the first of their requests.
+    withdrawn: the lines that were no requests, and the samples that are no results.
+    """
+
+    ended: list[RequestTimeline] = []
+    preempted: list[tuple[RequestTimeline, AdmissionRecord]] = []
+    samples: list[ArriveEvent] = []
+    withdrawn: list[RejectEvent | DropEvent] = []
+
+
 class RequestFold:
     """Takes in the events of a run; an id may come again once all that had it has ended.
 
     blocked: why the first of the waiting queue is not admitted; None if nothing blocks it.
     slots: the newest sequence of each slot that was used.
-    ended, preempted: the sequences that did, and the admissions that are over by that, since
-    somebody took them from here; None if nobody does.
+    num_arrived, num_wanted: how many samples have arrived, or beams together, and how many tokens
+    they may generate.
+    news: since somebody took them from here; None if nobody does.
     """
 
     def __init__(self) -> None:
@@ -53,13 +72,14 @@ class RequestFold:
             ForkEvent: self._fork,
             FinishEvent: self.finish,
             StepsEvent: self._tell,
+            RejectEvent: self._withdraw,
+            DropEvent: self._withdraw,
         }
         self._open: dict[SequenceKey, RequestTimeline] = {}
-        self._num_joined = 0
+        self.num_arrived = self.num_wanted = self._num_back = 0
         self.blocked: BlockedEvent | None = None
         self.slots: dict[int, RequestTimeline] = {}
-        self.ended: list[RequestTimeline] | None = None
-        self.preempted: list[tuple[RequestTimeline, AdmissionRecord]] = []
+        self.news: FoldNews | None = None
 
     @property
     def open(self) -> Iterable[RequestTimeline]:
@@ -79,11 +99,18 @@ class RequestFold:
         """Let a sequence join the queue."""
         if event.step < 0:
             raise InvariantError(f"{event.id!r} arrives in step {event.step}")
-        self._num_joined = number = self._num_joined + 1
+        self.num_arrived += 1
+        self.num_wanted += event.max_tokens
+        number = self.num_arrived + self._num_back
         found = RequestTimeline(
             event.id, event.index, "sample", event, event.step, number, event.max_tokens
         )
-        self._open[(event.id, event.index, "sample") if event.index else event.id] = found
+        if not event.index:
+            self._open[event.id] = found
+            return found
+        self._open[event.id, event.index, "sample"] = found
+        if self.news is not None:
+            self.news.samples.append(event)
         return found
 
     def admit(self, event: AdmitEvent) -> RequestTimeline:
@@ -131,8 +158,8 @@ class RequestFold:
         elif self.blocked is not None:
             self._unblock(event)
         found.finish = event
-        if self.ended is not None:
-            self.ended.append(found)
+        if self.news is not None:
+            self.news.ended.append(found)
         return found
 
     def _join(self, event: AdmitEvent, found: RequestTimeline) -> None:
@@ -180,10 +207,10 @@ class RequestFold:
         admission.preempt, found.admission = event, None
         found.waits_from = event.step
         if not is_follower(event):
-            self._num_joined += 1
-            found.number = self._num_joined
-        if self.ended is not None:
-            self.preempted.append((found, admission))
+            self._num_back += 1
+            found.number = self.num_arrived + self._num_back
+        if self.news is not None:
+            self.news.preempted.append((found, admission))
         return found
 
     def _block(self, event: BlockedEvent) -> RequestTimeline:
@@ -234,6 +261,11 @@ class RequestFold:
                     continue  # it has left the slot, perhaps for another one
                 first_token = admission.first_token
                 admission.num_still += first_token is not None and first_token < step
+
+    def _withdraw(self, event: RejectEvent | DropEvent) -> None:
+        """Take note of what has no sequence, or none any more."""
+        if self.news is not None:
+            self.news.withdrawn.append(event)
 
     def _holding(
         self, event: PrefillEvent | PreemptEvent, verb: str

@@ -240,11 +240,10 @@ class RunRecorder:
     def _record_outcomes(self, report: ProblemReport, stop: StopSignals) -> None:
         loop, view, answers = self._loop, self._view, self._loop.answers
         engine, num_shown = loop.engine, 0
+        is_shown = view.is_watched or self._step_delay > 0
         for events, results, tokens in loop:
             if events:
                 self._note(events)
-                if view.is_watched:
-                    view.observe(events)
             if tokens:
                 self.results.write_tokens(tokens)
             if results or answers.rejected:
@@ -253,7 +252,10 @@ class RunRecorder:
                 view.write_message(report.take())
             if (num_steps := engine.num_steps) > num_shown:
                 num_shown = num_steps
-                self._show_step(num_steps - 1, stop)
+                if is_shown:
+                    self._show_step(num_steps - 1, stop)
+            elif view.is_watched:
+                view.keep_up()
             if stop.received is not None:
                 raise Interrupted
 
@@ -304,7 +306,7 @@ def _metrics_of(
         return None
     from batcher.metrics.run_metrics import RunMetrics  # noqa: PLC0415 - only if anybody will ask for them
 
-    return RunMetrics(options.limits, None if series is None else series.series, view.share_fold())
+    return RunMetrics(options.limits, None if series is None else series.series, view.fold)
 
 
 def _stdout(view: View) -> Sink:

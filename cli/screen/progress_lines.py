@@ -1,10 +1,7 @@
 """A plain line of progress now and then."""
 
 import time
-from collections.abc import Callable, Sequence
-
-from batcher.events import RequestEvent
-from batcher.timeline.fold import RequestFold
+from collections.abc import Callable
 
 from .cells import printable
 from .live.facts import Moment, long_step, plain_line
@@ -33,25 +30,25 @@ class ProgressLines(View):
         self._plan = plan._replace(title=printable(plan.title))
         self._gauges, self._clock = gauges, clock
         self._run = RunState(plan.batch_size)
+        self.fold = self._run.fold
         self._started = clock()
         self._next_line = self._started + PLAIN_INTERVAL
         self._long_step, self._long_since = -1, self._started
         self._last = (-1, 0, self._started)  # step, tokens and time of the line before
-
-    def share_fold(self) -> RequestFold:
-        """Return what the sequences of the run are read from; see View."""
-        return self._run.share()
-
-    def observe(self, events: Sequence[RequestEvent]) -> None:
-        """Take in what happened in the step that is being made."""
-        self._run.observe(events)
 
     def after_step(self, step: int, num_queued: int | None) -> None:
         """Write a line, if it is time to."""
         now = self._clock()
         if now >= self._next_line:
             self._next_line = now + PLAIN_INTERVAL
+            self._run.catch_up()
             self._write_line(step, num_queued, now)
+        else:
+            self._run.keep_up()
+
+    def keep_up(self) -> None:
+        """Take in what is known by now, if it is much; see View."""
+        self._run.keep_up()
 
     def still_computing(self, step: int) -> None:
         """Write a line about a step that takes long, if it is time to."""

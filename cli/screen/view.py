@@ -1,13 +1,11 @@
 """What may be shown of a run while it runs, and what a view is told of it."""
 
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from .terminal import Terminal
 
 if TYPE_CHECKING:
-    from batcher.events import RequestEvent
     from batcher.scheduling.blocks import BlockUse
     from batcher.timeline.fold import RequestFold
 
@@ -55,30 +53,26 @@ class View:
     """Shows nothing of a run but messages; other views show more.
 
     A view is closed when it is left as a context.
-    is_watched: whether it has to be told of events and steps.
+    is_watched: whether it has to be told of steps.
+    fold: what it reads the sequences of the run from; None if it reads none.  Others may read it,
+    too; whoever has the events feeds it, under `lock` and before `after_step`.
     lock: keeps what is drawn in another thread apart from what feeds the fold.
     """
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
         self.is_watched = type(self) is not View
+        self.fold: RequestFold | None = None
         self.lock: AbstractContextManager[object] = nullcontext()
-
-    def share_fold(self) -> "RequestFold | None":
-        """Return what this view reads the sequences of the run from; None if it reads none.
-
-        Others may read it, too, and then feed it: under `lock`, and before `observe`.
-        """
-        return None
-
-    def observe(self, events: "Sequence[RequestEvent]") -> None:
-        """Take in what happened in the step that is being made."""
 
     def after_step(self, step: int, num_queued: int | None) -> None:
         """Show how things stand after `step`, if it is time to.
 
         num_queued: how many requests wait, None if nobody knows.
         """
+
+    def keep_up(self) -> None:
+        """Take in what the fold has come to know without a step, if it is much."""
 
     def still_computing(self, step: int) -> None:
         """Show that the run still computes `step`; another thread than the run's may call this."""

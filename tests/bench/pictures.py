@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import workload
@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 
 from batcher import Engine, Request, SimulatedModel
-from batcher.events import AdmitEvent, ArriveEvent
+from batcher.events import AdmitEvent, ArriveEvent, RequestEvent
 from cli.screen.live.display import ScreenLive
 from cli.screen.live.driver import LiveView
 from cli.screen.terminal import Terminal
@@ -56,15 +56,21 @@ class TimedView(LiveView):
 
     seconds = fold_seconds = 0.0
 
-    def _draw(self, now: float) -> None:
-        began, folded = time.monotonic(), self.fold_seconds
-        super()._draw(now)
-        self.seconds += time.monotonic() - began - (self.fold_seconds - folded)
-
-    def _catch_up(self) -> None:
+    def follow(self, events: Sequence[RequestEvent]) -> None:
+        """Feed the fold, as the numbers of a run do."""
         began = time.monotonic()
-        super()._catch_up()
+        for event in events:
+            self.fold.take(event)
+        self.keep_up()
         self.fold_seconds += time.monotonic() - began
+
+    def _draw(self, now: float) -> None:
+        began = time.monotonic()
+        self._run.catch_up()
+        caught_up = time.monotonic()
+        super()._draw(now)
+        self.fold_seconds += caught_up - began
+        self.seconds += time.monotonic() - caught_up
 
 
 def pictures(folder: Path) -> Iterator[Row]:
@@ -91,7 +97,7 @@ def ms_per_frame(num_slots: int, size: tuple[int, int]) -> float:
     view = view_of(num_slots, size, every_step=True)
     for slot in range(num_slots):
         arrival = ArriveEvent(0, 0.0, f"request-{slot}", 0, "input", 5, 9999)
-        view.observe([arrival, AdmitEvent(0, 0.0, f"request-{slot}", 0, slot, "empty")])
+        view.follow([arrival, AdmitEvent(0, 0.0, f"request-{slot}", 0, slot, "empty")])
     for step in range(2 * NUM_FRAMES):
         if step == NUM_FRAMES:  # strips are long by now
             began = time.process_time()
@@ -128,7 +134,7 @@ def shares_of_time(num_slots: int, size: tuple[int, int]) -> tuple[float, float]
             engine.enqueue(request)
         if not engine.has_work:
             break
-        view.observe(engine.step().events)
+        view.follow(engine.step().events)
         view.after_step(engine.num_steps - 1, 0)
     seconds = time.monotonic() - began
     return view.seconds / seconds, view.fold_seconds / seconds

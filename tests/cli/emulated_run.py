@@ -99,6 +99,12 @@ class Gauges:
         return GaugeReading(self.now, self.num_free, self.next_up, self.block_use)
 
 
+def feed(fold, events):
+    """Let whoever reads `fold` know what happened."""
+    for event in events:
+        fold.take(event)
+
+
 class Run:
     """A batch that decodes made-up requests, (id, generated, max_tokens) each, into a view."""
 
@@ -141,7 +147,7 @@ class Run:
                 why = "length" if num_tokens == max_tokens else "stop"
                 events.append(FinishEvent(step, 0.0, name, 0, slot, why, None, num_tokens))
                 self.slots[slot] = None
-        self.view.observe(events)
+        feed(self.view.fold, events)
         if results:
             self.view.write_results(results)
         self.view.after_step(step, len(self.todo))

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from emulated_run import Clock, Gauges, Run, Screen, long_requests
+from emulated_run import Clock, Gauges, Run, Screen, feed, long_requests
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -100,8 +100,8 @@ def test_a_cell_stands_for_all_steps_since_the_last_frame_and_the_title_says_so(
 def test_the_header_counts_failures_and_shows_the_last():
     run = Run(long_requests(9), batch_size=1).steps(1)
     assert "failed" not in run.screen.text()
-    run.view.observe([RejectEvent(0, 0.0, "x", 0, "unknown-field")])
-    run.view.observe([FinishEvent(0, 0.0, "y", 0, None, "error", None, 0)])
+    feed(run.view.fold, [RejectEvent(0, 0.0, "x", 0, "unknown-field")])
+    feed(run.view.fold, [FinishEvent(0, 0.0, "y", 0, None, "error", None, 0)])
     run.steps(1)
     assert "2/9 done  2 failed" in run.screen.text()
     assert "✗ x failed: unknown-field" in run.screen.text()
@@ -124,7 +124,7 @@ def test_the_queue_is_shown_with_why_its_first_waits():
     run.gauges.num_free = 1
     assert "next req-2: with the next step" in run.steps(1).screen.text()
     arrival = ArriveEvent(1, 0.0, "req-2", 0, "input", 5, 9)
-    run.view.observe([arrival, BlockedEvent(1, 0.0, "req-2", 0, "kv", 5)])
+    feed(run.view.fold, [arrival, BlockedEvent(1, 0.0, "req-2", 0, "kv", 5)])
     assert "next req-2: blocked by KV, needs 5 blocks" in run.steps(1).screen.text()
 
 
@@ -157,7 +157,7 @@ def test_no_header_is_wider_or_higher_than_there_is_room(columns, rows, step):
     screen = Screen(columns, rows)
     run = Run(long_requests(30), 4, screen, is_timed=True, every_step=True)
     run.gauges.block_use, run.gauges.next_up = BlockUse(3, 1, 2), "日本語" * 9
-    run.view.observe([RejectEvent(0, 0.0, "evil\x1b[2J" * 9, 0, "unknown-field")])
+    feed(run.view.fold, [RejectEvent(0, 0.0, "evil\x1b[2J" * 9, 0, "unknown-field")])
     run.step_index = step
     run.step()
     assert all(len(line) <= columns for line in screen.lines())
@@ -233,7 +233,7 @@ def test_every_slot_is_on_the_screen_once(size, num_slots, monkeypatch):
 def test_a_failure_hides_nobody_who_has_come_since(size, cell):
     requests = [(f"r{n}", 99, 100) for n in range(300)]
     run = Run(requests, 256, Screen(*size), every_step=True).steps(2)
-    run.view.observe([FinishEvent(1, 1.0, "r0", 0, 0, "error", None, 1)])
+    feed(run.view.fold, [FinishEvent(1, 1.0, "r0", 0, 0, "error", None, 1)])
     run.slots[0] = None
     run.steps(1)
     first = next(line for line in run.screen.lines() if line.startswith("  0 "))
@@ -263,7 +263,7 @@ def test_sixty_four_slots_are_cells_in_columns_and_wide_terminals_are_filled():
 def test_beside_the_map_are_the_rows_worth_seeing():
     requests = [(f"r{n}", 50 + n % 40, 50 + n % 60) for n in range(300)]
     run = Run(requests, 256, Screen(80, 24)).steps(40)
-    run.view.observe([FinishEvent(40, 0.0, "r7", 0, 7, "error", None, 9)])
+    feed(run.view.fold, [FinishEvent(40, 0.0, "r7", 0, 7, "error", None, 9)])
     text = run.steps(1).screen.text()
     assert "256 slots, a cell a slot" in text
     assert all(title in text for title in ("preempted or failed", "about to end", "longest"))
@@ -297,7 +297,7 @@ def shown_after(events, step, total, batch_size=4):
     view = LiveView(plan, Gauges(), screen, display, every_step=True, clock=Clock())
     seen = [e for e in events if not isinstance(e, RunEvent | EndEvent) and e.step <= step]
     for number in range(step + 1):
-        view.observe([event for event in seen if event.step == number])
+        feed(view.fold, [event for event in seen if event.step == number])
         view.after_step(number, 0)
     lines = screen.lines()
     first = next(n for n, line in enumerate(lines) if " request " in line) + 1

@@ -4,6 +4,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from emulated_run import Run, feed
 from hypothesis import given
 from hypothesis import strategies as st
 from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
@@ -24,14 +25,19 @@ from batcher.events import (
 from cli.screen.live import history
 from cli.screen.live.history import RunHistory
 from cli.screen.live.scene import MAX_CELLS, Strips
-from cli.screen.live.state import RunState
+from cli.screen.live.state import MAX_UNSEEN, RunState
 from cli.screen.live.theme import UNICODE
+
+
+def observe(state, events):
+    feed(state.fold, events)
+    state.catch_up()
 
 
 def test_a_request_without_a_slot_is_counted_and_forgotten():
     state = RunState(1)
-    state.observe([ArriveEvent(0, 0.0, "a", 0, "input", 5, 0)])
-    state.observe([FinishEvent(0, 0.0, "a", 0, None, "length", None, 0)])
+    observe(state, [ArriveEvent(0, 0.0, "a", 0, "input", 5, 0)])
+    observe(state, [FinishEvent(0, 0.0, "a", 0, None, "length", None, 0)])
     assert (state.num_done, state.num_failed, state.num_tokens(9)) == (1, 0, 0)
     assert not list(state.fold.open)
 
@@ -47,7 +53,7 @@ def test_requests_are_done_when_all_their_samples_are(workload, seed):
     rows = [stay for stay in run.stays if stay.role != "negative"]
     jumps = [event for event in run.events if isinstance(event, JumpEvent)]
     for step in range(len(run.labels)):
-        state.observe(e for e in run.events[1:-1] if e.step == step)
+        observe(state, [e for e in run.events[1:-1] if e.step == step])
         assert state.num_done == sum(max(ended) <= step + 1 for ended in ends.values())
         assert state.num_busy(step) == batch - run.labels[step].count(None)
         num_chosen = sum(max(0, min(row.end, step + 1) - row.start) for row in rows)
@@ -67,9 +73,9 @@ def test_requests_are_done_when_all_their_samples_are(workload, seed):
 def test_a_sample_that_failed_and_was_dropped_is_no_failed_output():
     state = RunState(2)
     run = play_units([*samples("s", 1, 2, outcome="error")], 2)
-    state.observe([*run.events[1:-1], DropEvent(1, 1.0, "s", 0, "error")])
+    observe(state, [*run.events[1:-1], DropEvent(1, 1.0, "s", 0, "error")])
     assert (state.num_done, state.num_failed) == (1, 1)
-    state.observe([DropEvent(1, 1.0, "s", 1, "length")])
+    observe(state, [DropEvent(1, 1.0, "s", 1, "length")])
     assert state.num_failed == 1
 
 
@@ -77,12 +83,12 @@ def test_samples_without_a_slot_are_one_request_that_is_done():
     for role in ("sample", "beam"):
         state = RunState(1)
         ends = [FinishEvent(0, 0.0, "x", i, None, "aborted", None, 0, role) for i in range(3)]
-        state.observe(ends)
+        observe(state, ends)
         assert state.num_done == 1
     state = RunState(1)
     for index in range(3):
-        state.observe([ArriveEvent(0, 0.0, "a", index, "input", 5, 0)])
-        state.observe([FinishEvent(0, 0.0, "a", index, None, "length", None, 0)])
+        observe(state, [ArriveEvent(0, 0.0, "a", index, "input", 5, 0)])
+        observe(state, [FinishEvent(0, 0.0, "a", index, None, "length", None, 0)])
     assert state.num_done == 1
     assert not list(state.fold.open)
 
@@ -105,7 +111,7 @@ def test_a_preempted_row_leaves_its_slot_and_keeps_its_tokens(workload):
     state = RunState(limits.batch)
     lengths = {job.id: job.length for job in jobs}
     for step, labels in enumerate(run.slots):
-        state.observe(by_step.get(step, []))
+        observe(state, by_step.get(step, []))
         shown = [slot.label if slot.is_busy(step) else None for slot in state.slots]
         assert shown == labels
         for slot in state.slots:
@@ -127,7 +133,7 @@ def test_steps_that_compute_prompts_alone_give_the_others_no_tokens(workload):
     state = RunState(limits.batch)
     for step in range(len(run.slots)):
         events = by_step.get(step, [])
-        state.observe(events)
+        observe(state, events)
         if any(isinstance(event, StepsEvent) for event in events):
             for slot in state.slots:
                 if slot.is_busy(step):
@@ -140,7 +146,7 @@ def test_tokens_never_go_back_when_a_row_is_preempted():
     by_step = events_by_step(run.events)
     counts = []
     for step in range(len(run.slots)):
-        state.observe(by_step.get(step, []))
+        observe(state, by_step.get(step, []))
         counts.append(state.num_tokens(step))
     assert counts == sorted(counts)
     assert counts[-1] == 20
@@ -149,8 +155,8 @@ def test_tokens_never_go_back_when_a_row_is_preempted():
 def test_a_preempted_row_that_is_aborted_in_the_queue_leaves_its_old_slot_alone():
     run = play_paged(CROWDED, Limits())
     state = RunState(2)
-    state.observe([event for event in run.events[1:-1] if event.step < 8])
-    state.observe([FinishEvent(8, 4.0, "b", 0, 1, "aborted", None, 7)])
+    observe(state, [event for event in run.events[1:-1] if event.step < 8])
+    observe(state, [FinishEvent(8, 4.0, "b", 0, 1, "aborted", None, 7)])
     assert (state.num_done, state.num_tokens(7)) == (1, 15)
     assert not state.slots[1].is_busy(7)
 
@@ -158,19 +164,20 @@ def test_a_preempted_row_that_is_aborted_in_the_queue_leaves_its_old_slot_alone(
 def test_a_negative_prompt_that_is_preempted_has_no_tokens_of_its_own():
     state = RunState(2)
     rows = [{}, {"role": "negative"}]
-    state.observe([ArriveEvent(0, 0.0, "g", 0, "input", 5, 9)])
-    state.observe([AdmitEvent(0, 0.0, "g", 0, n, "empty", **row) for n, row in enumerate(rows)])
+    observe(state, [ArriveEvent(0, 0.0, "g", 0, "input", 5, 9)])
+    observe(state, [AdmitEvent(0, 0.0, "g", 0, n, "empty", **row) for n, row in enumerate(rows)])
     assert state.num_tokens(2) == 3
-    state.observe(
-        [PreemptEvent(3, 3.0, "g", 0, n, "kv", "z", 0, 7, 3, **row) for n, row in enumerate(rows)]
+    observe(
+        state,
+        [PreemptEvent(3, 3.0, "g", 0, n, "kv", "z", 0, 7, 3, **row) for n, row in enumerate(rows)],
     )
     assert state.num_tokens(2) == 3
 
 
 def test_a_step_that_computes_what_was_forced_gives_no_token():
     state = RunState(1)
-    state.observe(play_paged([PagedJob("a", 2, 9)], Limits()).events[1:3])
-    state.observe([JumpEvent(1, 1.0, "a", 0, 0, 6), PrefillEvent(2, 2.0, "a", 0, 0, 3, 4)])
+    observe(state, play_paged([PagedJob("a", 2, 9)], Limits()).events[1:3])
+    observe(state, [JumpEvent(1, 1.0, "a", 0, 0, 6), PrefillEvent(2, 2.0, "a", 0, 0, 3, 4)])
     assert [state.slots[0].tokens_after(step) for step in (2, 3)] == [8, 9]
 
 
@@ -181,28 +188,28 @@ def test_preemptions_and_failures_are_noted_and_the_slot_is_marked():
     state = RunState(2)
     by_step = events_by_step(play_paged(CROWDED, Limits()).events)
     for step in range(8):
-        state.observe(by_step.get(step, []))
+        observe(state, by_step.get(step, []))
     (note,) = state.notes
     assert note == ("preempted", "b", "preempted for a")
     assert state.num_preempted == 1
     assert [slot.take_mark() for slot in state.slots] == ["admitted", "preempted"]
     assert [slot.take_mark() for slot in state.slots] == ["", ""]
-    state.observe([RejectEvent(8, 8.0, "x", 0, "unknown-field")])
+    observe(state, [RejectEvent(8, 8.0, "x", 0, "unknown-field")])
     assert state.notes[-1] == ("failed", "x", "failed: unknown-field")
-    state.observe([FinishEvent(8, 8.0, "a", 0, 0, "error", None, 3)])
+    observe(state, [FinishEvent(8, 8.0, "a", 0, 0, "error", None, 3)])
     assert state.notes[-1] == ("failed", "a", "failed")
     assert state.slots[0].take_mark() == "failed"
 
 
 def test_an_admission_hides_an_end_and_a_preemption_hides_both():
     state = RunState(1)
-    state.observe(play_units(samples("a", 1, 1, 1), 1).events[1:-1])
+    observe(state, play_units(samples("a", 1, 1, 1), 1).events[1:-1])
     assert state.slots[0].take_mark() == "admitted"
-    state.observe(
-        [ArriveEvent(9, 9.0, "z", 0, "input", 5, 9), AdmitEvent(9, 9.0, "z", 0, 0, "empty")]
+    observe(
+        state, [ArriveEvent(9, 9.0, "z", 0, "input", 5, 9), AdmitEvent(9, 9.0, "z", 0, 0, "empty")]
     )
     state.slots[0].take_mark()
-    state.observe([FinishEvent(9, 9.0, "z", 0, 0, "stop", None, 1)])
+    observe(state, [FinishEvent(9, 9.0, "z", 0, 0, "stop", None, 1)])
     assert state.slots[0].take_mark() == "ended"
     assert state.ends[-1].id == "z"
 
@@ -212,7 +219,7 @@ def test_hits_are_the_tokens_found_of_those_asked_for(workload):
     jobs, limits = workload
     state = RunState(limits.batch)
     events = play_paged(jobs, limits).events
-    state.observe(events[1:-1])
+    observe(state, events[1:-1])
     admits = [event for event in events if isinstance(event, AdmitEvent)]
     prompts = {e.id: e.prompt_tokens for e in events if isinstance(e, ArriveEvent)}
     assert state.num_found == sum(event.cached for event in admits)
@@ -222,22 +229,22 @@ def test_hits_are_the_tokens_found_of_those_asked_for(workload):
 def test_tokens_to_come_are_estimated_from_what_was_used_of_max_tokens():
     state = RunState(2)
     for name, slot in (("a", 0), ("b", 1)):
-        state.observe([ArriveEvent(0, 0.0, name, 0, "input", 5, 100)])
-        state.observe([AdmitEvent(0, 0.0, name, 0, slot, "empty")])
+        observe(state, [ArriveEvent(0, 0.0, name, 0, "input", 5, 100)])
+        observe(state, [AdmitEvent(0, 0.0, name, 0, slot, "empty")])
     assert state.num_tokens_left(9, 0) == 180  # what runs may use all of it
     assert state.num_tokens_left(9, 8) == 180 + 8 * 100
-    state.observe([FinishEvent(9, 9.0, "a", 0, 0, "stop", None, 10)])
+    observe(state, [FinishEvent(9, 9.0, "a", 0, 0, "stop", None, 10)])
     assert state.num_tokens_left(9, 8) == pytest.approx(55 - 10 + 8 * 55)
-    state.observe([FinishEvent(9, 9.0, "b", 0, 1, "stop", None, 10)])
+    observe(state, [FinishEvent(9, 9.0, "b", 0, 1, "stop", None, 10)])
     assert state.num_tokens_left(9, 8) == pytest.approx(8 * 10)
 
 
 def test_what_holds_back_the_first_of_the_queue_is_known_until_it_is_admitted():
     state = RunState(2)
     held = BlockedEvent(0, 0.0, "a", 0, "kv", 5)
-    state.observe([ArriveEvent(0, 0.0, "a", 0, "input", 3, 4), held])
+    observe(state, [ArriveEvent(0, 0.0, "a", 0, "input", 3, 4), held])
     assert state.fold.blocked is held
-    state.observe([AdmitEvent(2, 2.0, "a", 0, 0, "empty")])
+    observe(state, [AdmitEvent(2, 2.0, "a", 0, 0, "empty")])
     assert state.fold.blocked is None
 
 
@@ -267,10 +274,10 @@ def test_the_history_is_the_mean_of_what_a_slow_look_finds(seed, num_slots, leng
                     stays.append((slot, start, end))
         begin = rng.randrange(length)
         waiting[begin : begin + 7] += 1
-        past.waited(begin, min(begin + 7, length))
+        past.waited((begin, min(begin + 7, length)))
     rng.shuffle(stays)
     for stay in stays:
-        past.held(*stay)
+        past.held(stay)
     past._take_in()
     size = past.steps_per_cell
     num_cells, whole = length // size, length // size * size
@@ -291,10 +298,10 @@ def test_the_history_is_the_mean_of_what_a_slow_look_finds(seed, num_slots, leng
 def test_a_history_takes_the_same_memory_for_a_run_of_any_length():
     past = RunHistory(10**6)
     for step in range(0, 10**6, 100):
-        past.held(step, step, step + 100)
+        past.held((step, step, step + 100))
     assert len(past.rows) <= history.MAX_ROWS
     assert past._changes.size == (len(past.rows) + 1) * history.NUM_CELLS
-    assert len(past._spans) < history.MAX_BUFFERED
+    assert len(past._held) < history.MAX_BUFFERED
     assert past.used(10**6, 50, []).sum() * 10**6 / 50 == pytest.approx(10**6)
 
 
@@ -309,7 +316,7 @@ def test_a_cell_of_a_strip_stands_for_all_steps_since_the_last(workload, seed, s
     strips = Strips(state.slots, UNICODE)
     last = 0
     for step in range(len(run.labels)):
-        state.observe(e for e in run.events[1:-1] if e.step == step)
+        observe(state, [e for e in run.events[1:-1] if e.step == step])
         if (step + 1) % stride and step + 1 < len(run.labels):
             continue
         strips.extend(step, [""] * batch)
@@ -344,3 +351,22 @@ def test_strips_of_very_many_slots_stay_small():
     for step in range(9):
         strips.extend(step, [""] * 100_000)
     assert max(map(len, strips.cells)) == 2
+
+
+# -- what the fold has come to know waits, but not for ever ----------------------------------------
+
+
+def test_ends_and_bad_lines_wait_for_a_frame_but_not_many():
+    run = Run([])
+    run.clock.now = 0.0  # before the first frame, which is long in coming
+    news, state = run.view._run.news, run.view._run
+    for step in range(3 * MAX_UNSEEN):
+        feed(run.view.fold, [FinishEvent(step, 0.0, f"r{step}", 0, None, "aborted", None, 0)])
+        run.view.after_step(step, None)
+        assert len(news.ended) < MAX_UNSEEN
+    assert state.num_done >= 2 * MAX_UNSEEN
+    for line in range(3 * MAX_UNSEEN):
+        feed(run.view.fold, [RejectEvent(9, 9.0, str(line), 0, "unknown-field")])
+        run.view.keep_up()  # no step is taken
+        assert len(news.withdrawn) < MAX_UNSEEN
+    assert run.screen.written == []

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from emulated_run import Clock, Gauges, Screen
+from emulated_run import Clock, Gauges, Screen, feed
 from reference_paged import CROWDED, Limits, play_paged
 
 from batcher.events import AdmitEvent, ArriveEvent, BlockedEvent
@@ -19,8 +19,8 @@ def test_a_log_gets_a_line_every_five_seconds_and_none_for_a_short_run():
     plan = RunPlan("in\x1b.jsonl", "fcfs", 1, 9, is_timed=False)
     lines = ProgressLines(plan, Gauges(), screen, clock=clock)
     with lines:
-        lines.observe([ArriveEvent(0, 0.0, "a", 0, "input", 5, 100)])
-        lines.observe([AdmitEvent(0, 0.0, "a", 0, 0, "empty")])
+        feed(lines.fold, [ArriveEvent(0, 0.0, "a", 0, "input", 5, 100)])
+        feed(lines.fold, [AdmitEvent(0, 0.0, "a", 0, 0, "empty")])
         for step in range(12):
             clock.now = float(step)
             lines.after_step(step, None)
@@ -36,8 +36,8 @@ def test_a_log_gets_a_line_every_five_seconds_and_none_for_a_short_run():
 def test_a_plain_line_tells_in_words_what_the_picture_shows():
     screen, clock, gauges = Screen(300, 24), Clock(), Gauges()
     lines = ProgressLines(RunPlan("in", "fcfs", 2, 3, is_timed=False), gauges, screen, clock=clock)
-    lines.observe([e for e in play_paged(CROWDED, Limits()).events[1:-1] if e.step < 8])
-    lines.observe([BlockedEvent(7, 7.0, "b", 0, "kv", 3)])
+    feed(lines.fold, [e for e in play_paged(CROWDED, Limits()).events[1:-1] if e.step < 8])
+    feed(lines.fold, [BlockedEvent(7, 7.0, "b", 0, "kv", 3)])
     gauges.block_use = BlockUse(4, 1, 1)
     clock.now = 5.0
     lines.after_step(7, 2)
@@ -51,7 +51,8 @@ def test_a_plain_line_tells_in_words_what_the_picture_shows():
 def test_the_quiet_view_writes_messages_only():
     screen = Screen()
     with View(screen) as view:
-        view.observe([])
+        assert view.fold is None
+        view.keep_up()
         view.after_step(0, None)
         view.refresh()
         view.write_message("warning\n")

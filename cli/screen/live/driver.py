@@ -10,26 +10,21 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from threading import RLock
 
-from batcher.events import RequestEvent
-from batcher.timeline.fold import RequestFold
-
 from ..terminal import Terminal, can_print
 from ..view import Gauges, RunPlan, View
 from .display import FrameLive
 from .facts import Moment
 from .picture import Picture, small_gantt
 from .scene import Scene, Strips
-from .state import Note, RunState
+from .state import MAX_UNSEEN, Note, RunState
 from .theme import ASCII, UNICODE
 
 MIN_RUN = 0.25
 """Seconds before the first frame: of a run that is over by then only its end is shown."""
 MIN_INTERVAL = 0.1
 """Seconds from one frame to the next, at least."""
-MAX_SHARE = 0.025
-"""How much of the time the pictures take at most; with what they cost others, 3 %."""
-MAX_UNSEEN = 10_000
-"""Events wait for the next frame, but no more than these."""
+MAX_SHARE = 0.02
+"""How much of the time the pictures take at most."""
 MAX_PENDING_BYTES = 2**16
 """Results wait for the next frame, but no more than these."""
 TICK = 1.0
@@ -67,7 +62,7 @@ class LiveView(View):
         super().__init__(terminal)
         self._gauges, self._clock, self._every_step = gauges, clock, every_step
         self._run = run = RunState(plan.batch_size)
-        self._unseen: list[RequestEvent] = []  # not taken in by `_run` yet
+        self.fold, self._ended = run.fold, run.news.ended
         glyphs = UNICODE if can_print(terminal.encoding) else ASCII
         self._scene = Scene(
             run,
@@ -100,21 +95,6 @@ class LiveView(View):
         self._earliest_frame = self._next_frame = self._tick = first_frame
         self._is_closed = False
 
-    def share_fold(self) -> RequestFold:
-        """Return what the sequences of the run are read from; see View."""
-        return self._run.share()
-
-    def observe(self, events: Sequence[RequestEvent]) -> None:
-        """Take in what happened in the step that is being made."""
-        with self.lock:
-            self._unseen += events  # many at once take less time than a few for every step
-            if len(self._unseen) > MAX_UNSEEN:
-                self._catch_up()
-
-    def _catch_up(self) -> None:
-        self._run.observe(self._unseen)
-        self._unseen.clear()
-
     def after_step(self, step: int, num_queued: int | None) -> None:
         """Draw how things stand after `step`, if it is time to."""
         with self.lock:
@@ -122,6 +102,13 @@ class LiveView(View):
             now = self._clock()
             if now >= self._next_frame:
                 self._draw(now)
+            elif len(self._ended) >= MAX_UNSEEN:
+                self._run.catch_up()
+
+    def keep_up(self) -> None:
+        """Take in what is known by now, if it is much; see View."""
+        with self.lock:
+            self._run.keep_up()
 
     def still_computing(self, step: int) -> None:
         """Draw how things stand and how long `step` has taken; before the first step, too."""
@@ -241,7 +228,7 @@ class LiveView(View):
 
     def _look(self, now: float) -> None:
         """Let the scene be how things stand after the last step."""
-        self._catch_up()
+        self._run.catch_up()
         run, scene, step = self._run, self._scene, self._step
         num_tokens = run.num_tokens(step)
         first_step, first_tokens, first_time = self._samples[0]

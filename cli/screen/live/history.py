@@ -5,7 +5,7 @@ is exact all the same: a cell knows how many spans began and ended in it, and ho
 """
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 import numpy as np
@@ -15,7 +15,7 @@ MAX_ROWS = 16
 """Slots beyond these share rows, as many as it takes."""
 NUM_CELLS = 512
 MAX_BUFFERED = 3 * 4096
-"""Numbers, three for each span."""
+"""Numbers, three for each span, two for each wait."""
 
 Counts: TypeAlias = NDArray[np.int64]
 OpenSpans: TypeAlias = Sequence[tuple[int, int]]
@@ -40,18 +40,24 @@ class RunHistory:
         self._changes: Counts = np.zeros(shape, np.int64)
         self._offsets: Counts = np.zeros(shape, np.int64)
         self._admissions: Counts = np.zeros(shape, np.int64)
-        self._spans = array("q")  # row, start and end of one after the other
+        self._held, self._waited = array("q"), array("q")  # to be taken in
 
-    def held(self, slot: int, start: int, end: int) -> None:
-        """Take in that `slot` was used over the steps start..end, exclusive."""
-        self._spans.extend((slot // self._slots_per_row, start, end))
-        if len(self._spans) >= MAX_BUFFERED:
+    def held(self, spans: Iterable[int]) -> None:
+        """Take in which slot was used over which steps start..end, exclusive.
+
+        spans: slot, start and end of one after the other.
+        """
+        self._held.extend(spans)
+        if len(self._held) >= MAX_BUFFERED:
             self._take_in()
 
-    def waited(self, start: int, end: int) -> None:
-        """Take in that a request waited over the steps start..end, exclusive."""
-        self._spans.extend((self._wait_row, start, end))
-        if len(self._spans) >= MAX_BUFFERED:
+    def waited(self, spans: Iterable[int]) -> None:
+        """Take in over which steps start..end, exclusive, requests waited.
+
+        spans: start and end of one after the other.
+        """
+        self._waited.extend(spans)
+        if len(self._waited) >= MAX_BUFFERED:
             self._take_in()
 
     def used(self, num_steps: int, num_cells: int, held: OpenSpans) -> NDArray[np.float64]:
@@ -104,10 +110,13 @@ class RunHistory:
         return np.array([np.interp(edges, boundaries, row) for row in sums])
 
     def _take_in(self) -> None:
-        if not self._spans:
+        if not (self._held or self._waited):
             return
-        rows, starts, ends = np.array(self._spans).reshape(-1, 3).T
-        del self._spans[:]
+        slots, *held = np.array(self._held).reshape(-1, 3).T
+        waited = np.array(self._waited).reshape(-1, 2).T
+        rows = np.append(slots // self._slots_per_row, np.full(waited.shape[1], self._wait_row))
+        starts, ends = np.concatenate([held, waited], axis=1)
+        del self._held[:], self._waited[:]
         while ends.max() > self.steps_per_cell * NUM_CELLS:
             self._halve()
         for steps, sign in ((starts, 1), (ends, -1)):

@@ -1,18 +1,12 @@
 """What a run looks like now, kept from its events alone: nothing here is done per step."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
+from itertools import islice
 from typing import Literal, NamedTuple
 
-from batcher.events import (
-    AdmitEvent,
-    ArriveEvent,
-    DropEvent,
-    FinishEvent,
-    RejectEvent,
-    RequestEvent,
-)
-from batcher.timeline.fold import RequestFold
+from batcher.events import FinishEvent, RejectEvent
+from batcher.timeline.fold import FoldNews, RequestFold
 from batcher.timeline.records import AdmissionRecord, RequestTimeline, is_follower, label_of
 
 from .history import RunHistory
@@ -22,7 +16,10 @@ MAX_NOTES = 64
 """The most notes that are kept until somebody asks for them."""
 MAX_ENDS = 8
 """The most ends that are kept."""
+MAX_UNSEEN = 500
+"""What the fold has come to know waits for the next frame, but no more than so much."""
 FAILED = ("error", "aborted")
+USUAL_ENDS = ("stop", "length")
 
 
 class Note(NamedTuple):
@@ -41,13 +38,13 @@ class RunState:
     notes: the newest of what nobody should miss; whoever shows them takes them out.
     ends: the sequences that ended last.
     history: the whole run, in little.
-    fold: the sequences of the run.
+    fold: the sequences of the run; whoever has its events feeds it, before `catch_up`.
+    news: of the fold, since then.
     """
 
     def __init__(self, batch_size: int) -> None:
         self.fold = RequestFold()
-        self.fold.ended = []
-        self._is_shared = False
+        self.news = self.fold.news = FoldNews()
         self.slots = [SlotState(number, self.fold) for number in range(batch_size)]
         self.num_done = self.num_failed = self.num_preempted = 0
         self.notes: deque[Note] = deque(maxlen=MAX_NOTES)
@@ -57,38 +54,32 @@ class RunState:
         self._num_others: dict[str, int] = {}  # samples of a request that end before its last
         self._preempted: list[RequestTimeline] = []  # those that may not be back
         self._num_finished_tokens = self._num_finished_max = 0
-        self._num_arrived = self._num_arrived_max = 0
 
-    def share(self) -> RequestFold:
-        """Return the fold of the run; from now on others feed it, before events come here."""
-        self._is_shared = True
-        return self.fold
+    def keep_up(self) -> None:
+        """Take in what the fold has come to know, if it is much."""
+        if len(self.news.ended) + len(self.news.withdrawn) >= MAX_UNSEEN:
+            self.catch_up()
 
-    def observe(self, events: Iterable[RequestEvent]) -> None:
-        """Take in what happened, in the order it did."""
-        for event in events:  # no `match`: it takes twice as long
-            if not self._is_shared:
-                self.fold.take(event)
-            if type(event) is AdmitEvent or type(event) is FinishEvent:
-                continue  # the fold keeps what there is to say of it
-            if type(event) is ArriveEvent:
-                if event.index:
-                    self._num_others[event.id] = self._num_others.get(event.id, 0) + 1
-                self._num_arrived += 1
-                self._num_arrived_max += event.max_tokens
-            elif type(event) is RejectEvent:
+    def catch_up(self) -> None:
+        """Take in what the fold has come to know."""
+        news = self.news
+        for sample in news.samples:
+            self._num_others[sample.id] = self._num_others.get(sample.id, 0) + 1
+        for event in news.withdrawn:
+            if isinstance(event, RejectEvent):
                 self.num_done += 1
                 self.num_failed += 1
                 self.notes.append(Note("failed", event.id, f"failed: {event.reason}"))
-            elif type(event) is DropEvent:
+            else:
                 self.num_failed -= event.reason == "error"
-        fold = self.fold
-        preempted, fold.preempted = fold.preempted, []
-        for request, admission in preempted:
+        for request, admission in news.preempted:
             self._note_preemption(request, admission)
-        ended, fold.ended = fold.ended or [], []
-        for request in ended:
-            self._finish(request)
+        ends = (request.finish for request in reversed(news.ended))
+        newest = (end for end in ends if end is not None and end.reason not in FAILED)
+        self.ends.extend(reversed(list(islice(newest, MAX_ENDS))))
+        self._finish_all(news.ended)
+        for taken in (news.samples, news.withdrawn, news.preempted, news.ended):
+            taken.clear()
 
     @property
     def num_asked(self) -> int:
@@ -116,7 +107,8 @@ class RunState:
         running_max = sum(request.max_tokens for request in running)
         known = self._num_finished_max + running_max
         used = (self._num_finished_tokens + running_max) / known if known else 1.0
-        usual = self._num_arrived_max / self._num_arrived if self._num_arrived else 0.0
+        fold = self.fold
+        usual = fold.num_wanted / fold.num_arrived if fold.num_arrived else 0.0
         left = sum(max(r.max_tokens * used - r.tokens_after(step), 0.0) for r in running)
         return left + max(num_queued * usual * used - self._num_kept(), 0.0)
 
@@ -157,6 +149,46 @@ class RunState:
             what = f"preempted for {label_of(preempt.for_id, preempt.for_index, 'sample')}"
             self.notes.append(Note("preempted", request.label, what))
 
+    def _finish_all(self, ended: Sequence[RequestTimeline]) -> None:
+        """Take in that sequences have ended: what `_finish` does, for the usual ones in one go."""
+        slots, has_others = self.slots, bool(self._num_others)
+        held: list[int] = []  # slot, start and end of one after the other
+        waited: list[int] = []  # start and end
+        num_tokens = num_max = num_asked = num_found = num_rare = 0
+        for request in ended:
+            end, admission, arrive = request.finish, request.admission, request.arrive
+            if (
+                has_others
+                or end is None
+                or admission is None
+                or arrive is None
+                or request.role != "sample"
+                or end.reason not in USUAL_ENDS
+            ):
+                num_rare += 1
+                self._finish(request)
+                continue
+            admit = admission.event
+            start, until, slot = admit.step, end.step + 1, slots[admit.slot]
+            if not slot.mark:
+                slot.mark = "ended"
+            slot.num_left += 1
+            slot.num_steps += until - start
+            held += (admit.slot, start, until)
+            if admission.waits_from < start:
+                waited += (admission.waits_from, start)
+            num_tokens += end.tokens
+            num_max += request.max_tokens
+            num_asked += arrive.prompt_tokens + admit.generated
+            num_found += admit.cached
+        self.history.held(held)
+        self.history.waited(waited)
+        self.num_done += len(ended) - num_rare
+        self._num_finished_tokens += num_tokens
+        self._num_finished_max += num_max
+        self._num_asked += num_asked
+        self._num_found += num_found
+
     def _finish(self, request: RequestTimeline) -> None:
         """Take in that a sequence has ended."""
         end, admission = request.finish, request.admission
@@ -167,8 +199,6 @@ class RunState:
             self.num_failed += end.reason == "error"
             what = "failed" if end.reason == "error" else end.reason
             self.notes.append(Note("failed", request.label, what))
-        else:
-            self.ends.append(end)
         self._num_finished_tokens += request.tokens_after(end.step)
         if admission is not None:
             self._num_finished_max += request.max_tokens
@@ -192,11 +222,11 @@ class RunState:
             slot.mark = mark
         slot.num_left += 1
         slot.num_steps += until - start
-        self.history.held(admit.slot, start, until)
+        self.history.held((admit.slot, start, until))
         arrive = request.arrive
         if arrive is not None:
             if admission.waits_from < start:
-                self.history.waited(admission.waits_from, start)
+                self.history.waited((admission.waits_from, start))
             if request.role == "sample":
                 self._num_asked += arrive.prompt_tokens + admit.generated
                 self._num_found += admit.cached
