@@ -138,3 +138,14 @@ def test_a_standstill_counts_once_for_a_sequence_that_was_in_two_slots():
     fold.take(StepsEvent(4, [5.0], [0], [3], [1], [1], [0], [0]))
     (request,) = fold.open
     assert [request.tokens_after(step) for step in (4, 5)] == [3, 4]
+
+
+@given(paged_workloads())
+@examples(50)
+def test_each_that_joins_the_queue_has_a_higher_number_than_all_before(workload):
+    fold, numbers = RequestFold(), []
+    for event in play_paged(*workload).events:
+        found = fold.take(event)
+        if isinstance(event, ArriveEvent | PreemptEvent):
+            numbers.append(found.number)
+    assert numbers == sorted(set(numbers))

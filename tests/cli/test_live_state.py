@@ -370,3 +370,13 @@ def test_ends_and_bad_lines_wait_for_a_frame_but_not_many():
         run.view.keep_up()  # no step is taken
         assert len(news.withdrawn) < MAX_UNSEEN
     assert run.screen.written == []
+
+
+def test_the_history_knows_how_long_those_waited_that_have_ended():
+    state = RunState(1)
+    for index, name in enumerate("ab"):
+        events = [ArriveEvent(0, 0.0, name, 0, "input", 5, 3)]
+        events.append(AdmitEvent(3 * index, 0.0, name, 0, 0, "refill"))
+        events.append(FinishEvent(3 * index + 2, 0.0, name, 0, 0, "length", None, 3))
+        observe(state, events)
+    assert state.history.waiting(6, 6).tolist() == [1, 1, 1, 0, 0, 0]
