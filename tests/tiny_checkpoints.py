@@ -10,7 +10,14 @@ from gguf.quants import quantize
 from safetensors.numpy import save_file
 
 from batcher.transformer.config_json import config_from_json
-from batcher.transformer.tensor_names import GGUF_LAYER_NAMES, GGUF_NAMES, tensor_shapes
+from batcher.transformer.gguf_tensors import (
+    GGUF_LAYER_NAMES,
+    GGUF_NAMES,
+    POST_NORM_NAMES,
+    ROUTER,
+    STACKED,
+)
+from batcher.transformer.tensor_names import EXPERT_NAMES, tensor_shapes
 from batcher.transformer.tokenizer import _byte_characters
 
 BYTES = [character for character, _ in sorted(_byte_characters().items(), key=lambda pair: pair[1])]
@@ -27,6 +34,7 @@ CHAT_TEMPLATE = """
 <|im_start|>assistant
 {% endif -%}
 """.removeprefix("\n")
+GGUF_ARCHITECTURES = {"mistral": "llama", "mixtral": "llama", "qwen3_moe": "qwen3moe"}
 CLASSES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -110,6 +118,7 @@ class Vocabulary(NamedTuple):
     tokens: list[str]
     types: list[int]
     merges: list[str]
+    scores: list[float] = []  # noqa: RUF012 - of a vocabulary of sentencepiece, which has no merges
 
 
 TINY = Vocabulary(TOKENS, TOKEN_TYPES, MERGES)
@@ -130,7 +139,15 @@ def write_gguf(
     """
     fields = config_json(architecture, **fields)
     tensors = random_tensors(fields) if tensors is None else tensors
-    writer = GGUFWriter(path, architecture)
+    writer = GGUFWriter(path, GGUF_ARCHITECTURES.get(architecture, architecture))
+    if fields.get("sliding_window") is not None:
+        writer.add_sliding_window(fields["sliding_window"])
+    num_experts = fields.get("num_local_experts") or fields.get("num_experts")
+    if num_experts is not None:
+        writer.add_expert_count(num_experts)
+        writer.add_expert_used_count(fields["num_experts_per_tok"])
+    if "moe_intermediate_size" in fields:
+        writer.add_expert_feed_forward_length(fields["moe_intermediate_size"])
     writer.add_context_length(fields["max_position_embeddings"])
     writer.add_embedding_length(fields["hidden_size"])
     writer.add_block_count(fields["num_hidden_layers"])
@@ -140,19 +157,24 @@ def write_gguf(
     writer.add_key_length(fields["head_dim"])
     writer.add_layer_norm_rms_eps(fields["rms_norm_eps"])
     writer.add_rope_freq_base(fields["rope_theta"])
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
+    if vocabulary.scores:
+        writer.add_tokenizer_model("llama")
+        writer.add_token_scores(vocabulary.scores)
+    else:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre("smollm")
     writer.add_token_list(vocabulary.tokens)
     writer.add_token_types(vocabulary.types)
-    writer.add_token_merges(vocabulary.merges)
+    if not vocabulary.scores:
+        writer.add_token_merges(vocabulary.merges)
     writer.add_eos_token_id(1)
     writer.add_bos_token_id(0)
     writer.add_chat_template(CHAT_TEMPLATE)
     if with_fields is not None:
         with_fields(writer)
-    for name, tensor in tensors.items():
+    for name, tensor in gguf_tensors(architecture, tensors).items():
         quantisation = GGMLQuantizationType[kind if tensor.ndim > 1 else "F32"]
-        writer.add_tensor(gguf_name(name), quantize(tensor, quantisation), raw_dtype=quantisation)
+        writer.add_tensor(name, quantize(tensor, quantisation), raw_dtype=quantisation)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -160,12 +182,25 @@ def write_gguf(
     return path
 
 
-def gguf_name(name):
-    """Return what GGUF calls the tensor that Hugging Face calls `name`."""
-    for ours, theirs in GGUF_NAMES.items():
-        if theirs == name:
-            return ours
-    if not name.startswith("model.layers."):
-        return name
-    index, part = name.removeprefix("model.layers.").split(".", 1)
-    return f"blk.{index}." + next(own for own, theirs in GGUF_LAYER_NAMES.items() if theirs == part)
+def gguf_tensors(architecture, tensors):
+    """Return tensors by the names that GGUF has: those of all experts in one, Gemma's norms + 1."""
+    is_gemma = architecture == "gemma3"
+    names = GGUF_LAYER_NAMES | (POST_NORM_NAMES if is_gemma else {})
+    layer_names = {theirs: own for own, theirs in names.items()}
+    whole_names = {theirs: own for own, theirs in GGUF_NAMES.items()}
+    experts = EXPERT_NAMES.get(architecture)
+    named, stacks = {}, {}
+    for name, tensor in tensors.items():
+        is_offset = is_gemma and name.endswith("norm.weight")
+        given = tensor + np.float32(1) if is_offset else tensor
+        index, _, part = name.removeprefix("model.layers.").partition(".")
+        if not name.startswith("model.layers."):
+            named[whole_names.get(name, name)] = given
+        elif part in layer_names:
+            named[f"blk.{index}.{layer_names[part]}"] = given
+        elif part.startswith(experts.expert):
+            kind = experts.parts.index(part.split(".")[-2])
+            stacks.setdefault(f"blk.{index}.{STACKED[kind]}", []).append(given)
+        else:
+            named[f"blk.{index}.{ROUTER}"] = given
+    return named | {name: np.stack(parts) for name, parts in stacks.items()}

@@ -21,9 +21,10 @@ from batcher.transformer.config_gguf import config_from_gguf
 from batcher.transformer.config_json import Eos, config_from_json, eos_token_ids
 from batcher.transformer.files import about, read_json
 from batcher.transformer.gguf_file import read_gguf
+from batcher.transformer.gguf_tensors import from_gguf_names
 from batcher.transformer.safetensors_folder import read_folder
 from batcher.transformer.stored import FloatArray, StoredTensor
-from batcher.transformer.tensor_names import from_gguf_name, is_ignored, tensor_shapes
+from batcher.transformer.tensor_names import is_ignored, tensor_shapes
 from batcher.transformer.tokenizer import TransformerTokenizer
 from batcher.transformer.tokenizer_gguf import tokenizer_from_gguf
 from batcher.transformer.tokenizer_json import tokenizer_from_folder
@@ -116,7 +117,7 @@ def _open_gguf(path: Path) -> Checkpoint:
             raise BatchdecodeError("there is no such file or folder")
         found = read_gguf(path)
         config = config_from_gguf(found.metadata, found.tensors)
-        tensors = {from_gguf_name(name): tensor for name, tensor in found.tensors.items()}
+        tensors = from_gguf_names(config, found.tensors)
         return Checkpoint(config, tensors, lambda: tokenizer_from_gguf(path, found.metadata))
 
 

@@ -4,14 +4,15 @@ Their meaning is that of https://github.com/ggml-org/ggml/blob/master/docs/gguf.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from batcher.errors import BatchdecodeError
 from batcher.transformer.config import (
     Architecture,
+    ExpertSettings,
     FrequencyFactors,
     LinearScaling,
     NumLayers,
@@ -24,26 +25,39 @@ from batcher.transformer.config import (
     TransformerConfig,
     head_dim_of,
 )
+from batcher.transformer.config_json import GEMMA_PATTERN
 from batcher.transformer.stored import StoredTensor
 from batcher.transformer.tensor_names import ROPE_FACTORS
 
-STYLES: dict[Architecture, RopeStyle] = {
-    "llama": "interleaved",  # llama.cpp's conversion permutes the rows of q and k
-    "qwen2": "half-split",
-    "qwen3": "half-split",
+NumExperts = Annotated[int, Meta(ge=0, le=4096)]
+
+
+class _Known(NamedTuple):
+    architecture: Architecture
+    style: RopeStyle
+
+
+KNOWN: dict[str, _Known] = {
+    # llama.cpp's conversion permutes the rows of q and k
+    "llama": _Known("llama", "interleaved"),
+    "qwen2": _Known("qwen2", "half-split"),
+    "qwen3": _Known("qwen3", "half-split"),
+    "qwen3moe": _Known("qwen3_moe", "half-split"),
+    "gemma3": _Known("gemma3", "half-split"),
 }
 MAX_FACTOR = 1e6
+LARGEST_GEMMA = 62  # layers of Gemma 3 27B
 
 
 class _Fields(Struct):
-    """Of the architecture; Mistral's models are of llama's."""
+    """Of the architecture; Mistral's models, with experts or without, are of llama's."""
 
     num_layers: NumLayers = field(name="block_count")
     max_position_embeddings: Size = field(name="context_length")
     hidden_size: Size = field(name="embedding_length")
-    intermediate_size: Size = field(name="feed_forward_length")
     num_heads: Size = field(name="attention.head_count")
     rms_norm_eps: Positive = field(name="attention.layer_norm_rms_epsilon")
+    intermediate_size: Size | None = field(name="feed_forward_length", default=None)
     num_kv_heads: Size | None = field(name="attention.head_count_kv", default=None)
     head_dim: Size | None = field(name="attention.key_length", default=None)
     value_length: Size | None = field(name="attention.value_length", default=None)
@@ -52,7 +66,16 @@ class _Fields(Struct):
     rope_theta: Positive = field(name="rope.freq_base", default=10_000.0)
     rope_scaling: str = field(name="rope.scaling.type", default="linear")
     rope_factor: Positive | None = field(name="rope.scaling.factor", default=None)
-    num_experts: int = field(name="expert_count", default=0)
+    window_pattern: Size | list[bool] | None = field(
+        name="attention.sliding_window_pattern", default=None
+    )
+    local_theta: Positive = field(name="rope.freq_base_swa", default=10_000.0)
+    attention_softcap: Positive | None = field(name="attn_logit_softcapping", default=None)
+    logit_softcap: Positive | None = field(name="final_logit_softcapping", default=None)
+    num_experts: NumExperts = field(name="expert_count", default=0)
+    num_chosen: NumExperts = field(name="expert_used_count", default=0)
+    expert_size: Size | None = field(name="expert_feed_forward_length", default=None)
+    normalises: bool = field(name="expert_weights_norm", default=True)
 
 
 class _EndTokens(Struct):
@@ -73,13 +96,13 @@ def config_from_gguf(
         wrong.
     """
     named = metadata.get("general.architecture")
-    architecture = next((known for known in STYLES if known == named), None)
-    if architecture is None:
+    if named not in KNOWN:
         raise BatchdecodeError(
-            f"architecture {named!r} is not supported, known: {', '.join(STYLES)}; models "
+            f"architecture {named!r} is not supported, known: {', '.join(KNOWN)}; models "
             "of others can be called by way of package.module:name"
         )
-    prefix = f"{architecture}."
+    architecture, style = KNOWN[named]
+    prefix = f"{named}."
     own = {
         name.removeprefix(prefix): value
         for name, value in metadata.items()
@@ -95,34 +118,87 @@ def config_from_gguf(
         raise BatchdecodeError("token_embd.weight is missing")
     head_dim = fields.head_dim or head_dim_of(fields.hidden_size, fields.num_heads)
     _refuse_unsupported(fields, head_dim)
+    experts = _experts_of(fields)
+    intermediate_size = fields.intermediate_size or fields.expert_size
+    if intermediate_size is None:
+        raise BatchdecodeError(f"{prefix}feed_forward_length is missing")
+    is_gemma = architecture == "gemma3"
+    has_local_layers = is_gemma and fields.sliding_window is not None
     return TransformerConfig(
-        architecture,
+        "mixtral" if architecture == "llama" and experts is not None else architecture,
         vocab_size=embedding.shape[0],
         num_layers=fields.num_layers,
         hidden_size=fields.hidden_size,
         num_heads=fields.num_heads,
         num_kv_heads=fields.num_kv_heads or fields.num_heads,
         head_dim=head_dim,
-        intermediate_size=fields.intermediate_size,
+        intermediate_size=intermediate_size,
         rms_norm_eps=fields.rms_norm_eps,
         max_position_embeddings=fields.max_position_embeddings,
-        rope=RopeSettings(
-            fields.rope_theta, STYLES[architecture], _scaling_of(fields, head_dim, tensors)
-        ),
+        rope=RopeSettings(fields.rope_theta, style, _scaling_of(fields, head_dim, tensors)),
         sliding_window=fields.sliding_window,
         has_qkv_bias=architecture == "qwen2",
-        has_qk_norm=architecture == "qwen3",
+        has_qk_norm=architecture in {"qwen3", "qwen3_moe", "gemma3"},
         ties_embeddings="output.weight" not in tensors,
         eos_token_ids=tuple(
             dict.fromkeys(end for end in (ends.eos, ends.eot, ends.eom) if end is not None)
         ),
+        full_layers=_full_layers_of(fields) if has_local_layers else (),
+        local_rope=RopeSettings(fields.local_theta, style) if has_local_layers else None,
+        activation="gelu_tanh" if is_gemma else "silu",
+        attention_scale=_scale_of_gemma(fields) if is_gemma else None,
+        attention_softcap=fields.attention_softcap,
+        logit_softcap=fields.logit_softcap,
+        embedding_scale=fields.hidden_size**0.5 if is_gemma else 1.0,
+        has_post_norms=is_gemma,  # and no has_offset_norms: the conversion has added the one
+        experts=experts,
+    )
+
+
+def _scale_of_gemma(fields: _Fields) -> float | None:
+    """Return the scale of scores where it is not that of a head: a file does not say it."""
+    is_largest = fields.num_layers == LARGEST_GEMMA
+    return (fields.hidden_size / fields.num_heads) ** -0.5 if is_largest else None
+
+
+def _full_layers_of(fields: _Fields) -> tuple[int, ...]:
+    """Return the layers of Gemma that attend to all tokens: every sixth, if a file says nothing.
+
+    Raises:
+        BatchdecodeError: it says so of too few layers.
+    """
+    pattern, num_layers = fields.window_pattern or GEMMA_PATTERN, fields.num_layers
+    if isinstance(pattern, int):
+        return tuple(layer for layer in range(num_layers) if (layer + 1) % pattern == 0)
+    if len(pattern) < num_layers:
+        raise BatchdecodeError(f"the sliding_window_pattern is not one of {num_layers} layers")
+    return tuple(layer for layer in range(num_layers) if not pattern[layer])
+
+
+def _experts_of(fields: _Fields) -> ExpertSettings | None:
+    """Return the experts of all layers, if there are any.
+
+    Raises:
+        BatchdecodeError: a token goes through none of them, or through more than there are.
+    """
+    wide = fields.expert_size or fields.intermediate_size
+    if not fields.num_experts or wide is None:
+        return None
+    if not 0 < fields.num_chosen <= fields.num_experts:
+        raise BatchdecodeError(
+            f"expert_used_count is {fields.num_chosen}, of {fields.num_experts} experts"
+        )
+    return ExpertSettings(
+        layers=tuple(range(fields.num_layers)),
+        num_experts=fields.num_experts,
+        num_chosen=fields.num_chosen,
+        intermediate_size=wide,
+        normalises=fields.normalises,
     )
 
 
 def _refuse_unsupported(fields: _Fields, head_dim: int) -> None:
     """Raise a BatchdecodeError if a model has what is not computed here."""
-    if fields.num_experts:
-        raise BatchdecodeError("experts are not supported; known: dense models")
     for name, size in (
         ("attention.value_length", fields.value_length),
         ("rope.dimension_count", fields.rope_dimensions),

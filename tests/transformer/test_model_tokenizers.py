@@ -139,7 +139,8 @@ def test_llama3_takes_a_whole_word_before_it_merges():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model": "llama"}, "kind 'llama' is not supported, known: gpt2, which is byte-level"),
+        ({"model": "t5"}, "kind 't5' is not supported, known: gpt2, llama; the folder it was"),
+        ({"model": "llama"}, "262 tokens and 0 scores"),
         ({"pre": "tekken"}, "'tekken' is not supported, known: gpt-2, smollm, qwen2, llama-bpe"),
         ({"pre": None}, "'default' is not supported"),
         ({"tokens": None}, "missing required field `tokenizer.ggml.tokens`"),
@@ -215,6 +216,138 @@ def test_a_chat_has_the_bos_of_its_template_alone(tmp_path):
 def test_bos_is_a_token():
     with pytest.raises(BatchdecodeError, match=r"begin with \[262\], and tokens end with 261"):
         from_metadata(bos_token_id=262, add_bos_token=True)
+
+
+# -- vocabularies of sentencepiece in GGUF ---------------------------------------------------------
+
+SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+E_ACUTE = "\N{LATIN SMALL LETTER E WITH ACUTE}"
+PIECES = [SPACE, *"abc", "ab", "bc", "abc", f"{SPACE}a", f"{SPACE}ab", E_ACUTE, "cab", "bb", "aa"]
+PIECES += ["aab", f"{SPACE}{SPACE}", "bca", "caa"]
+OWN = [("<unk>", 2), ("<s>", 3), ("</s>", 3), *((f"<0x{byte:02X}>", 6) for byte in range(256))]
+OWN += [("[x]", 4)]
+
+
+def sentencepiece_of(ranked, architecture="llama", **changes):
+    """Return the tokenizer of PIECES with these scores, as sentencepiece writes them."""
+    changes = {
+        "model": "llama",
+        "pre": "default",
+        "tokens": [*(token for token, _ in OWN), *PIECES],
+        "token_type": [*(kind for _, kind in OWN), *(1 for _ in PIECES)],
+        "scores": [0.0] * len(OWN) + ranked,
+        "merges": None,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "unknown_token_id": 0,
+        **changes,
+    }
+    fields = {f"{PREFIX}{name}": value for name, value in changes.items() if value is not None}
+    return tokenizer_from_gguf("a.gguf", {**fields, "general.architecture": architecture})
+
+
+def merged(text, scores):
+    """Return a text as tokens by the definition: neighbours of the highest score are merged first.
+
+    Of equal ones, those that come first.
+    """
+    symbols = [*text]
+    while True:
+        pairs = [
+            (scores[pair], -place)
+            for place in range(len(symbols) - 1)
+            if (pair := symbols[place] + symbols[place + 1]) in scores
+        ]
+        if not pairs:
+            return symbols
+        place = -max(pairs)[1]
+        symbols[place : place + 2] = [symbols[place] + symbols[place + 1]]
+
+
+@given(
+    st.text([" ", *"abc", E_ACUTE, "d", "\n", "\N{GRINNING FACE}"]),
+    st.permutations(range(len(PIECES))),
+)
+def test_neighbours_with_the_highest_score_are_merged_first(text, order):
+    scores = dict(zip(PIECES, [float(-place) for place in order], strict=True))
+    tokenizer = sentencepiece_of([*scores.values()])
+    expected = merged(f"{SPACE}{text}".replace(" ", SPACE) if text else "", scores)
+    read = [
+        byte for symbol in expected for byte in ([symbol] if symbol in scores else bytes_of(symbol))
+    ]
+    tokens = [*(token for token, _ in OWN), *PIECES]
+    assert [tokens[token_id] for token_id in tokenizer.encode(text)] == read
+    joined = join_bytes(tokenizer.encode(text), tokenizer.token_bytes)
+    assert joined == (b" " if text else b"") + text.encode()
+
+
+def bytes_of(symbol):
+    return [f"<0x{byte:02X}>" for byte in symbol.encode()]
+
+
+SCORES = [float(-place) for place in range(len(PIECES))]
+
+
+def test_sentencepiece_begins_with_bos_and_a_space_unless_it_says_otherwise():
+    tokenizer = sentencepiece_of(SCORES)
+    assert tokenizer.prefix_token_ids == [1]
+    assert pieces(tokenizer, "ab") == [" ab"]
+    tokenizer = sentencepiece_of(SCORES, add_space_prefix=False, add_bos_token=False)
+    assert tokenizer.prefix_token_ids == []
+    assert pieces(tokenizer, "ab") == ["ab"]
+    assert pieces(tokenizer, "ab[x]<s>")[:2] == ["ab", "[x]"]
+    assert 1 not in tokenizer.encode("<s>")
+    assert tokenizer.encode_with_special("<s>") == [1]
+
+
+def test_gemma_merges_in_the_order_of_its_vocabulary():
+    backwards = SCORES[::-1]
+    others = sentencepiece_of(backwards, add_space_prefix=False)
+    gemma = sentencepiece_of(backwards, "gemma3", add_space_prefix=False)
+    same = sentencepiece_of(SCORES, add_space_prefix=False)
+    for text in ("abcab", "aabca", "a  b"):
+        assert gemma.encode(text) == same.encode(text)
+    assert gemma.encode("abb") != others.encode("abb")
+    tokens = [*(token for token, _ in OWN), *PIECES]
+    spaced = [token.replace(SPACE * 2, "  ") for token in tokens]
+    assert sentencepiece_of(backwards, "gemma3", tokens=spaced).encode("a  b") == sentencepiece_of(
+        backwards, "gemma3"
+    ).encode("a  b")
+
+
+def test_special_tokens_are_never_merged_to():
+    tokens = ["<unk>", "<", "s", ">", "<s", "<s>", "<x", "x"]
+    types = [2, 1, 1, 1, 1, 3, 1, 1]
+    tokenizer = sentencepiece_of(
+        SCORES, tokens=tokens, token_type=types, scores=[0.0] * 8, add_space_prefix=False
+    )
+    assert tokenizer.encode("<s>") == [4, 3]
+    assert tokenizer.encode_with_special("<s>") == [5]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scores": [1.0]}, "277 tokens and 1 scores"),
+        ({"tokens": ["a", "a"], "scores": [0.0, 0.0], "token_type": None}, "same token twice"),
+        ({"scores": ["a"]}, "Expected `float`, got `str`"),
+        ({"add_space_prefix": 3}, "Expected `bool`, got `int`"),
+    ],
+)
+def test_a_vocabulary_of_sentencepiece_that_is_none(changes, message):
+    with pytest.raises(BatchdecodeError, match=rf"^a.gguf: .*{message}"):
+        sentencepiece_of(SCORES, **changes)
+
+
+def test_a_very_long_token_is_never_merged_to():
+    """To look for all its parts would take the square of its length."""
+    long = "a" * 10**6
+    tokens = ["a", "aa", long]
+    tokenizer = sentencepiece_of(
+        SCORES, tokens=tokens, token_type=None, scores=[0.0, 0.0, 0.0], add_space_prefix=False
+    )
+    assert tokenizer.encode("aaaa") == [1, 1]
+    assert tokenizer.token_bytes[2] == long.encode()
 
 
 # -- tokenizer.json --------------------------------------------------------------------------------

@@ -27,8 +27,8 @@ FIELDS = st.fixed_dictionaries(
         "stop_sequence": st.lists(IDS, min_size=2, max_size=2),
         "states": st.just(
             {
-                "one": [Transition(on=[3], to="two")],
-                "two": [Transition(on=[4, 3], to="one"), Transition(on=[5], to=None)],
+                "one": [Transition(on=[3, 7], to="two")],
+                "two": [Transition(on=[4, 3], to="one"), Transition(on=[5, 6], to=None)],
             }
         ),
     },
@@ -42,7 +42,7 @@ def liking(biases: dict[int, float]) -> dict[str, float]:
 @examples(300)
 @given(FIELDS, st.lists(IDS, min_size=1, max_size=5, unique=True))
 def test_they_end_a_text_as_stop_tokens_do(fields: dict, eos_token_ids: list[int]) -> None:
-    """But for the reason, which is that of EOS."""
+    """But for the reason, which is that of EOS; and what is one id as well goes before EOS."""
     request = Request(id="a", **fields)
     given_stops = [] if request.stop_token is None else [request.stop_token]
     alone = replace(request, stop_token=[*dict.fromkeys([*given_stops, *eos_token_ids])])
