@@ -47,6 +47,10 @@ class ModelError(BatchdecodeError):
     """A model raised, or answered something that is not one token id per row."""
 
 
+class LostModelError(BatchdecodeError):
+    """A model that will not answer any more, whatever it is asked: nothing can go on with it."""
+
+
 Path = tuple[str | int, ...]
 """Where in a request something is: ("stop_sequence", 2, 0) is stop_sequence[2][0]; () is all."""
 

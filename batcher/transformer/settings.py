@@ -12,6 +12,7 @@ from batcher.fields import FieldFacts, fields_of
 
 SMOLLM2 = "smollm2"  # for the demo: the file in a package
 MAX_CONTEXT = 2**24  # tokens: more than any model has
+MAX_RANKS = 64
 WeightKind = Literal["fp32", "int8", "int8-channel"]
 
 
@@ -45,6 +46,12 @@ class TransformerSettings(Struct, frozen=True, forbid_unknown_fields=True):
         "many as the checkpoint says",
         TransformerSetting(metavar="N"),
     ] = None
+    tensor_parallel: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_RANKS)],
+        "processes that a checkpoint is computed by, each of which holds its columns of the "
+        "weights; 1 is this one",
+        TransformerSetting(metavar="N"),
+    ] = 1
 
 
 TRANSFORMER_SETTINGS: dict[str, TransformerSetting] = fields_of(TransformerSettings)

@@ -5,7 +5,7 @@ Hugging Face's transformers.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -15,16 +15,36 @@ from batcher.transformer.feed_forward import ACTIVATIONS, Experts, GatedMLP, Sha
 from batcher.transformer.gated_delta_net import GatedDeltaNet
 from batcher.transformer.kv_store import KVStore
 from batcher.transformer.layers import FloatArray, RotaryEmbedding, rms_norm, soft_cap
-from batcher.transformer.linear import FastLinear, Int8Linear, Linear, TiledLinear, tile_of
+from batcher.transformer.linear import Linear
+from batcher.transformer.linears import Linears
 from batcher.transformer.recurrent_states import RecurrentStates
 from batcher.transformer.self_attention import SelfAttention
-from batcher.transformer.settings import WeightKind
 from batcher.transformer.span import Span
 from batcher.transformer.step import Step
 from batcher.transformer.tensor_names import EXPERT_NAMES, PARTS, SHARED_EXPERT, SHARED_EXPERT_GATE
 
 ReadWeight = Callable[[str], FloatArray]
 """Return the weight of a name, [out, in] or [features]."""
+
+
+class Decoder(Protocol):
+    """A model that makes hidden states and logits of tokens, wherever it is computed."""
+
+    config: TransformerConfig
+
+    def new_store(self) -> KVStore:
+        """Return room for the keys and values of tokens."""
+
+    def new_states(self) -> RecurrentStates | None:
+        """Return room for the states of recurrent layers; None if there are no such layers."""
+
+    def forward(
+        self, spans: Sequence[Span], store: KVStore, states: RecurrentStates | None = None
+    ) -> FloatArray:
+        """Return the hidden states [tokens, hidden_size] of all tokens of `spans`, in order."""
+
+    def logits(self, hidden: FloatArray) -> FloatArray:
+        """Return the logits [rows, vocab_size] after tokens with these hidden states."""
 
 
 class _Layer(NamedTuple):
@@ -45,26 +65,20 @@ class _Layer(NamedTuple):
 class Transformer:
     """The weights of a model, and what they make of tokens.
 
-    weights: how they are kept and multiplied.  is_fast: whether products of floats are left to
-    BLAS, so that last bits depend on the size of the batch.
+    linears: makes the products with them.
     """
 
-    def __init__(
-        self,
-        config: TransformerConfig,
-        read: ReadWeight,
-        *,
-        weights: WeightKind = "fp32",
-        is_fast: bool = False,
-    ) -> None:
-        self.config = config
-        self._read, self._kind, self._is_fast = read, weights, is_fast
-        self._tiles: dict[tuple[int, ...], int] = {}  # by the shape of the weight
-        self._embedding = read("model.embed_tokens.weight")
+    def __init__(self, config: TransformerConfig, read: ReadWeight, linears: Linears) -> None:
+        self.config, self._read, self._linears = config, read, linears
+        table = read("model.embed_tokens.weight")
+        if config.ties_embeddings:
+            self._embedding, self._head = linears.tied(table)
+        else:
+            self._embedding = linears.embedding(table)
         self._layers = [self._read_layer(layer) for layer in range(config.num_layers)]
         self._norm = self._read_norm("model.norm")
-        head = self._embedding if config.ties_embeddings else read("lm_head.weight")
-        self._head = self._linear(head, None)
+        if not config.ties_embeddings:
+            self._head = linears.linear(read("lm_head.weight"))
 
     def _read_layer(self, layer: int) -> _Layer:
         prefix, has_post_norms = f"model.layers.{layer}.", self.config.has_post_norms
@@ -153,16 +167,7 @@ class Transformer:
         weights = [self._read(f"{name}.weight") for name in names]
         weight = weights[0] if len(weights) == 1 else np.concatenate(weights)
         bias = [self._read(f"{name}.bias") for name in names] if has_bias else None
-        return self._linear(weight, None if bias is None else np.concatenate(bias))
-
-    def _linear(self, weight: FloatArray, bias: FloatArray | None) -> Linear:
-        if self._kind != "fp32":
-            return Int8Linear(weight, bias, per_channel=self._kind == "int8-channel")
-        if self._is_fast:
-            return FastLinear(weight, bias)
-        if weight.shape not in self._tiles:
-            self._tiles[weight.shape] = tile_of(weight)
-        return TiledLinear(weight, self._tiles[weight.shape], bias)
+        return self._linears.linear(weight, None if bias is None else np.concatenate(bias))
 
     def _read_norm(self, name: str) -> FloatArray:
         weight = self._read(f"{name}.weight")
@@ -189,7 +194,7 @@ class Transformer:
         Their keys and values are written into their cells, and states into those of snapshots.
         """
         step, eps = Step(spans, store, states), self.config.rms_norm_eps
-        x: FloatArray = self._embedding[step.token_ids] * np.float32(self.config.embedding_scale)
+        x: FloatArray = self._embedding(step.token_ids) * np.float32(self.config.embedding_scale)
         for layer in self._layers:
             mixed = layer.mixer(rms_norm(x, layer.mixer_norm, eps), step)
             x += _normed(mixed, layer.mixed_norm, eps)

@@ -11,6 +11,7 @@ transformers = pytest.importorskip("transformers")
 from batcher import ByteTokenizer, Engine, Request  # noqa: E402 - after what may be missing
 from batcher.models.transformer import TransformerModel  # noqa: E402 - as above
 from batcher.transformer.checkpoint import open_checkpoint  # noqa: E402 - as above
+from batcher.transformer.linears import WholeLinears  # noqa: E402 - as above
 from batcher.transformer.span import Snapshot, Span  # noqa: E402 - as above
 from batcher.transformer.transformer import Transformer  # noqa: E402 - as above
 
@@ -104,7 +105,7 @@ def saved(name: str, folder: Path):
 def test_it_computes_what_transformers_does(name: str, tmp_path: Path) -> None:
     theirs = saved(name, tmp_path)
     checkpoint = open_checkpoint(tmp_path)
-    ours = Transformer(checkpoint.config, checkpoint.read)
+    ours = Transformer(checkpoint.config, checkpoint.read, WholeLinears())
     token_ids = np.random.default_rng(1).integers(0, 256, 90)
     with torch.no_grad():
         expected = theirs(torch.tensor(token_ids)[None]).logits[0].numpy()

@@ -8,8 +8,10 @@ from batcher import ByteTokenizer
 from batcher.models.transformer import TransformerModel
 from batcher.transformer.config import RopeSettings, TransformerConfig
 from batcher.transformer.layers import FloatArray
+from batcher.transformer.linears import WholeLinears
+from batcher.transformer.settings import WeightKind
 from batcher.transformer.tensor_names import tensor_shapes
-from batcher.transformer.transformer import Transformer, WeightKind
+from batcher.transformer.transformer import Transformer
 
 HIDDEN, HEAD, VOCABULARY, WIDE = 48, 8, 256, 80
 
@@ -58,7 +60,7 @@ def tiny_model(
 ) -> TransformerModel:
     config = tiny_config(**changes)
     read = random_weights(config)
-    transformer = Transformer(config, read, weights=weights, is_fast=is_fast)
+    transformer = Transformer(config, read, WholeLinears(weights, is_fast=is_fast))
     return TransformerModel(transformer, ByteTokenizer(), "tiny", {})
 
 

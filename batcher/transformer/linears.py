@@ -1,0 +1,53 @@
+"""Which product is made of a weight, for a process that holds all of it."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from batcher.transformer.layers import FloatArray, IntArray
+from batcher.transformer.linear import FastLinear, Int8Linear, Linear, TiledLinear, tile_of
+from batcher.transformer.settings import WeightKind
+
+Embedding = Callable[[IntArray], FloatArray]
+"""Return the rows [tokens, hidden_size] of a table for token ids [tokens]."""
+
+
+class Linears(Protocol):
+    """Makes products of weights."""
+
+    def linear(self, weight: FloatArray, bias: FloatArray | None = None) -> Linear:
+        """Return the product with a weight [out, in], and a bias [out] added to it."""
+
+    def embedding(self, table: FloatArray) -> Embedding:
+        """Return what looks up rows of a table [vocab, hidden_size]."""
+
+    def tied(self, table: FloatArray) -> tuple[Embedding, Linear]:
+        """Return both for one table, which is held once where that is possible."""
+
+
+class WholeLinears:
+    """Makes products of weights that one process holds.
+
+    kind: how they are kept and multiplied.  is_fast: whether products of floats are left to BLAS.
+    """
+
+    def __init__(self, kind: WeightKind = "fp32", *, is_fast: bool = False) -> None:
+        self._kind, self._is_fast = kind, is_fast
+        self._tiles: dict[tuple[int, ...], int] = {}  # by the shape of the weight
+
+    def linear(self, weight: FloatArray, bias: FloatArray | None = None) -> Linear:
+        """Return the product with a weight [out, in], and a bias [out] added to it."""
+        if self._kind != "fp32":
+            return Int8Linear(weight, bias, per_channel=self._kind == "int8-channel")
+        if self._is_fast:
+            return FastLinear(weight, bias)
+        if weight.shape not in self._tiles:
+            self._tiles[weight.shape] = tile_of(weight)
+        return TiledLinear(weight, self._tiles[weight.shape], bias)
+
+    def embedding(self, table: FloatArray) -> Embedding:
+        """Return what looks up rows of a table [vocab, hidden_size]."""
+        return table.__getitem__
+
+    def tied(self, table: FloatArray) -> tuple[Embedding, Linear]:
+        """Return both for one table."""
+        return self.embedding(table), self.linear(table)

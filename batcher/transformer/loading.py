@@ -1,0 +1,71 @@
+"""From a checkpoint to what computes it: this process, or several, each with its columns."""
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from batcher.errors import BatchdecodeError
+from batcher.transformer.checkpoint import Checkpoint, open_checkpoint
+from batcher.transformer.layers import FloatArray
+from batcher.transformer.linears import WholeLinears
+from batcher.transformer.settings import TransformerSettings
+from batcher.transformer.transformer import Decoder, ReadWeight, Transformer
+
+if TYPE_CHECKING:  # what is for several processes is loaded where there are several
+    from batcher.transformer.rank_group import RankGroup
+    from batcher.transformer.tensor_parallel import AskReference
+
+Watch = Callable[[int, int], None]
+"""Called with how many tensors are read, and of how many."""
+
+
+def decoder_of(
+    checkpoint: Checkpoint, path: Path, settings: TransformerSettings, watch: Watch
+) -> Decoder:
+    """Return what computes a checkpoint, which was opened from `path`.
+
+    Raises:
+        BatchdecodeError: its weights are damaged, or a process was killed.
+    """
+    if settings.tensor_parallel == 1:
+        linears = WholeLinears(settings.weights, is_fast=settings.fast_math)
+        return Transformer(checkpoint.config, _reader(checkpoint, path, watch), linears)
+    from batcher.transformer.rank_processes import RankProcesses  # noqa: PLC0415 - see above
+
+    make = partial(make_rank, path, settings)
+    return RankProcesses(checkpoint.config, make, settings.tensor_parallel, watch)
+
+
+def make_rank(
+    path: Path,
+    settings: TransformerSettings,
+    group: "RankGroup",
+    ask: "AskReference",
+    watch: Watch,
+) -> Transformer:
+    """Return what one of several processes computes of a checkpoint."""
+    from batcher.transformer.tensor_parallel import ColumnParallelLinears  # noqa: PLC0415 - as above
+
+    checkpoint = open_checkpoint(path)
+    linears = ColumnParallelLinears(settings.weights, group, ask, is_fast=settings.fast_math)
+    return Transformer(checkpoint.config, _reader(checkpoint, path, watch), linears)
+
+
+def _reader(checkpoint: Checkpoint, path: Path, watch: Watch) -> ReadWeight:
+    """Return what reads the weights of a checkpoint, and makes sure that they are numbers."""
+    num_read = 0
+
+    def read(name: str) -> FloatArray:
+        nonlocal num_read
+        num_read += 1
+        watch(num_read, len(checkpoint.names))
+        with np.errstate(all="ignore"):  # of which more is said below
+            weight = checkpoint.read(name)
+        if not np.isfinite(weight).all():
+            raise BatchdecodeError(f"{path}: {name} is damaged: not all of it are numbers")
+        return weight
+
+    return read

@@ -1,0 +1,79 @@
+"""Ranks as threads of this process, which start at once and are the same but for that."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing import get_context
+from typing import Self, TypeVar
+
+from batcher.transformer.rank_group import CAPACITY, RankGroup, group_parts
+
+T = TypeVar("T")
+
+
+class RankThreads:
+    """Calls a function in each rank of a group at the same time."""
+
+    def __init__(self, world_size: int, capacity: int = CAPACITY) -> None:
+        parts = group_parts(get_context("spawn"), world_size, capacity)
+        self.groups = [RankGroup(part) for part in parts]
+        self.pool = ThreadPoolExecutor(world_size)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.pool.shutdown()
+        for group in self.groups:
+            group.close()
+
+    def map(self, function: Callable[[RankGroup], T]) -> list[T]:
+        """Return what the function returns in each rank."""
+        return list(self.pool.map(function, self.groups))
+
+
+class ThreadedDecoder:
+    """A Decoder of ranks that are threads; each must come to the same bits as all others."""
+
+    def __init__(self, ranks: RankThreads, make: Callable[[RankGroup], object]) -> None:
+        self.ranks = ranks
+        self.transformers = dict(zip(ranks.groups, ranks.map(make), strict=True))
+        self.config = next(iter(self.transformers.values())).config
+
+    def _all(self, function):
+        first, *others = self.ranks.map(function)
+        assert all((first == other).all() for other in others)
+        return first
+
+    def new_store(self) -> "Kept":
+        return Kept({group: t.new_store() for group, t in self.transformers.items()})
+
+    def new_states(self) -> "Kept | None":
+        if self.config.delta_net is None:
+            return None
+        return Kept({group: t.new_states() for group, t in self.transformers.items()})
+
+    def forward(self, spans: Sequence[object], *kept: "Kept | None"):
+        def of_rank(group):
+            own = [each if each is None else each.parts[group] for each in kept]
+            return self.transformers[group].forward(spans, *own)
+
+        return self._all(of_rank)
+
+    def logits(self, hidden):
+        return self._all(lambda group: self.transformers[group].logits(hidden))
+
+
+class Kept:
+    """What is kept in each rank: what is done to it is done there."""
+
+    def __init__(self, parts: dict) -> None:
+        self.parts = parts
+        self.cells = getattr(next(iter(parts.values())), "cells", None)
+
+    def make_room(self, *arguments: int) -> None:
+        for part in self.parts.values():
+            part.make_room(*arguments)
+
+    def copy(self, *arguments: int) -> None:
+        for part in self.parts.values():
+            part.copy(*arguments)

@@ -1,0 +1,286 @@
+"""Several ranks come to the bits of one, wherever columns are cut, and end together."""
+
+import os
+import signal
+import time
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from rank_threads import RankThreads, ThreadedDecoder
+from test_transformer_model import KINDS, REQUESTS, run
+from tiny import tiny_config, tiny_model
+from tiny_ranks import fail, make_tiny, refuse
+
+from batcher import BatchdecodeError, ByteTokenizer, Engine, Request
+from batcher.errors import InvariantError, LostModelError
+from batcher.models.transformer import TransformerModel, load_transformer
+from batcher.transformer.linear import TiledLinear
+from batcher.transformer.linears import WholeLinears
+from batcher.transformer.rank_group import PeerGoneError
+from batcher.transformer.rank_processes import RankProcesses
+from batcher.transformer.settings import TransformerSettings
+from batcher.transformer.tensor_parallel import (
+    ColumnParallelLinears,
+    Reference,
+    column_parallel_linear,
+    even_boundaries,
+    exact_boundaries,
+    reference_of,
+)
+
+TINY = Path(__file__).parents[2] / "samples" / "tiny.gguf"
+ODD = {"hidden_size": 47, "num_heads": 3, "num_kv_heads": 1, "intermediate_size": 37}
+
+
+def drawn(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+# -- columns ---------------------------------------------------------------------------------------
+
+
+@given(st.integers(0, 99), st.integers(1, 9))
+def test_even_parts_are_all_columns_and_differ_by_one_at_most(num_columns, world_size):
+    boundaries = even_boundaries(num_columns, world_size)
+    sizes = np.diff(boundaries)
+    assert (boundaries[0], boundaries[-1], len(sizes)) == (0, num_columns, world_size)
+    assert sizes.min() >= 0
+    assert np.ptp(sizes) <= 1
+
+
+@examples(100)
+@given(st.integers(1, 4), st.integers(0, 5), st.integers(0, 30), st.integers(1, 40), st.data())
+def test_what_is_gathered_are_all_columns(world_size, num_rows, num_columns, capacity, data):
+    inner = data.draw(st.lists(st.integers(0, num_columns), min_size=3, max_size=3))
+    boundaries = [0, *sorted(inner)[: world_size - 1], num_columns]
+    whole = drawn(num_rows, num_columns)
+    with RankThreads(world_size, capacity) as ranks:
+        for _ in range(2):
+            found = ranks.map(
+                lambda group: group.all_gather(
+                    whole[:, slice(*boundaries[group.rank :][:2])], boundaries
+                )
+            )
+            assert all(np.array_equal(each, whole) for each in found)
+
+
+@examples(60)
+@given(
+    st.sampled_from(["fp32", "int8", "int8-channel"]),
+    st.integers(1, 5),
+    st.integers(1, 90),
+    st.integers(1, 70),
+    st.integers(1, 40),
+    st.booleans(),
+)
+def test_a_product_of_several_ranks_is_that_of_one(
+    kind, world_size, num_out, num_in, num_rows, has_bias
+):
+    weight, x = drawn(num_out, num_in), drawn(num_rows, num_in, seed=1)
+    bias = drawn(num_out, seed=2) if has_bias else None
+    expected = WholeLinears(kind).linear(weight, bias)(x)
+
+    def of_rank(group):
+        return ColumnParallelLinears(kind, group, reference_of, is_fast=False).linear(weight, bias)(
+            x
+        )
+
+    with RankThreads(world_size) as ranks:
+        assert all(np.array_equal(found, expected) for found in ranks.map(of_rank))
+
+
+@pytest.mark.parametrize(
+    "shape", [(960, 576), (576, 576), (3072, 576), (576, 1536), (2048, 256), (1411, 300)]
+)
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_columns_are_cut_where_bits_are_equal_and_ranks_have_about_as_many(shape, world_size):
+    with RankThreads(world_size) as ranks:
+        reference = reference_of(shape)
+        found = ranks.map(lambda group: exact_boundaries(shape, reference, group))
+        assert len({*found}) == 1
+        assert np.diff(found[0]).max() <= shape[0] / world_size + 192
+    weight, x = drawn(*shape), drawn(40, shape[1], seed=1)
+    whole = TiledLinear(weight, reference.tile)(x)
+    for first, end in zip(found[0], found[0][1:], strict=False):
+        part = TiledLinear(weight[first:end], reference.tile)(x)
+        assert np.array_equal(part, whole[:, first:end])
+
+
+def test_bits_that_no_cut_gives_are_an_error():
+    true = reference_of((50, 20))
+    other = Reference(true.tile, true.product + 1)
+    with RankThreads(2) as ranks, pytest.raises(BatchdecodeError, match="OPENBLAS_NUM_THREADS=1"):
+        ranks.map(lambda group: exact_boundaries((50, 20), other, group))
+
+
+def test_one_rank_may_have_to_compute_all():
+    true = reference_of((50, 20))
+
+    class Fussy(TiledLinear):
+        def __call__(self, x):
+            return super().__call__(x) + (0 if len(self._weight) in {0, 50} else 1)
+
+    with RankThreads(3) as ranks, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("batcher.transformer.tensor_parallel.TiledLinear", Fussy)
+        found = ranks.map(lambda group: exact_boundaries((50, 20), true, group))
+        assert len({*found}) == 1
+        assert sorted(np.diff(found[0])) == [0, 0, 50]
+
+
+def test_ranks_hold_no_more_than_their_columns():
+    table = drawn(100, 8)
+
+    def held(group):
+        linears = ColumnParallelLinears("fp32", group, reference_of, is_fast=True)
+        embedding, head = linears.tied(table)
+        return embedding._own, head.keywords["own"]._transposed
+
+    with RankThreads(4) as ranks:
+        for rows, columns in ranks.map(held):
+            assert rows.base is None  # else the others would be kept, too
+            assert rows.shape == (25, 8)
+            assert np.shares_memory(rows, columns)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 30])
+def test_rows_of_a_table_are_looked_up_where_they_are(world_size):
+    table, token_ids = drawn(20, 4), np.array([19, 0, 7, 7, 10, 3, 19])
+
+    def look_up(group):
+        linears = ColumnParallelLinears("int8", group, reference_of, is_fast=False)
+        return linears.embedding(table)(token_ids)
+
+    with RankThreads(world_size) as ranks:
+        for rows in ranks.map(look_up):
+            assert np.array_equal(rows, table[token_ids])
+
+
+def test_a_product_by_hand():
+    weight, x = np.float32([[1, 0], [0, 1], [1, 1]]), np.float32([[2, 3]])
+    parts = [weight[:2], weight[2:]]
+    with RankThreads(2) as ranks:
+        found = ranks.map(
+            lambda group: column_parallel_linear(
+                x, lambda x: x @ parts[group.rank].T, (0, 2, 3), group
+            )
+        )
+    assert [each.tolist() for each in found] == [[[2, 3, 5]]] * 2
+
+
+# -- models ----------------------------------------------------------------------------------------
+
+SOME = [REQUESTS[index] for index in (0, 3, 5, -1)]
+
+
+def as_model(decoder):
+    return TransformerModel(decoder, ByteTokenizer(), "tiny", {})
+
+
+CASES = [
+    pytest.param(kind, world_size, marks=() if is_light else pytest.mark.heavy)
+    for name, kind in (KINDS | {"odd": ODD, "odd-int8": ODD | {"weights": "int8"}}).items()
+    for world_size in (1, 2, 4)
+    for is_light in [world_size == 2 or (name == "odd" and world_size == 4)]
+]
+
+
+@pytest.mark.parametrize(("kind", "world_size"), CASES)
+def test_tokens_and_log_probabilities_are_those_of_one_process(kind, world_size, monkeypatch):
+    monkeypatch.setattr("test_transformer_model.REQUESTS", SOME)
+    alone, _ = run(tiny_model(**kind), 4)
+    with RankThreads(world_size) as ranks:
+        model = as_model(ThreadedDecoder(ranks, partial(make_tiny, kind)))
+        for settings in ({}, {"kv_blocks": 60, "block_size": 4, "max_batch_tokens": 40}):
+            found, _ = run(model, 6, **settings)
+            assert found == alone
+
+
+def test_fast_math_is_near():
+    def logits(model):
+        engine = Engine(model, 1)
+        engine.add(Request(prompt=[7] * 9, max_tokens=1, logprobs=1))
+        (result,) = engine.step().results
+        return result.logprobs[0].logprob
+
+    with RankThreads(2) as ranks:
+        decoder = ThreadedDecoder(ranks, partial(make_tiny, {"is_fast": True}))
+        assert logits(as_model(decoder)) == pytest.approx(logits(tiny_model()), abs=1e-3)
+
+
+# -- processes -------------------------------------------------------------------------------------
+
+
+def is_there(pid):
+    """Return whether a process is there, and no zombie."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return status.rpartition(")")[2].split()[0] not in "ZX"
+
+
+def are_gone(pids):
+    """Wait until the processes are gone; return whether they are."""
+    deadline = time.monotonic() + 20
+    while any(map(is_there, pids)) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not any(map(is_there, pids))
+
+
+def test_processes_come_to_the_same_and_one_that_is_killed_ends_all(monkeypatch):
+    monkeypatch.setattr("test_transformer_model.REQUESTS", SOME)
+    alone, _ = run(load_transformer(str(TINY), TransformerSettings()), 4)
+    read = []
+    model = load_transformer(
+        str(TINY), TransformerSettings(tensor_parallel=2), lambda *numbers: read.append(numbers)
+    )
+    assert read[-1] == (21, 21)
+    assert "tensor_parallel" not in model.settings
+    assert run(model, 6, kv_blocks=60, block_size=4)[0] == alone
+    assert run(model.twin(), 4)[0] == alone
+    pids = [process.pid for process in model._decoder._processes]
+    engine = Engine(model, 2)
+    engine.add(Request(prompt=[5], max_tokens=9))
+    engine.step()
+    os.kill(pids[1], signal.SIGKILL)
+    with pytest.raises(LostModelError, match="rank 1 of 2 was killed by signal 9, perhaps for"):
+        engine.step()
+    assert are_gone(pids)
+    with pytest.raises(LostModelError, match="rank 1 of 2 was killed"):
+        model.twin()
+
+
+def test_what_nobody_needs_any_more_ends():
+    make = partial(make_tiny, {"weights": "int8"})
+    decoder = RankProcesses(tiny_config(), make, 1, lambda *_: None)
+    pids = [process.pid for process in decoder._processes]
+    assert all(map(is_there, pids))
+    del decoder
+    assert are_gone(pids)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (refuse, BatchdecodeError, "^this one is damaged$"),
+        (fail, LostModelError, "^a rank raised ZeroDivisionError"),
+    ],
+)
+def test_what_a_rank_raises_is_raised_here(make, error, message):
+    with pytest.raises(error, match=message) as caught:
+        RankProcesses(tiny_config(), make, 2, lambda *_: None)
+    is_bug = error is LostModelError
+    assert isinstance(caught.value.__cause__, InvariantError) == is_bug
+
+
+def test_a_rank_alone_leaves_the_group():
+    with RankThreads(2) as ranks:
+        first, second = ranks.groups
+        second.close()
+        with pytest.raises(PeerGoneError):
+            first.all_gather(np.zeros((1, 1), np.float32), (0, 1, 1))
