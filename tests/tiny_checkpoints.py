@@ -60,6 +60,8 @@ OWN_FIELDS = {
     }
 }
 
+GOLDEN_PROMPT = [(7 * place * place + 3 * place) % len(TOKENS) for place in range(40)]
+
 
 def config_json(architecture="llama", **changes):
     """Return a config.json of a tiny model; a change to None takes the field away."""
@@ -90,6 +92,23 @@ def random_tensors(fields, seed=0):
     return {name: draw.normal(0, 0.1, shape).astype(np.float32) for name, shape in shapes.items()}
 
 
+def random_weights(config):
+    """Return what reads weights under which all layers matter, each by its name and shape alone."""
+    shapes = dict(tensor_shapes(config))
+
+    def read(name):
+        drawn = np.random.default_rng([*name.encode()]).standard_normal(shapes[name], np.float32)
+        if name.endswith("A_log"):
+            return drawn - 3  # fades by a twentieth a token: what was long ago still counts
+        if "norm" in name:
+            is_offset = config.has_offset_norms and "linear_attn" not in name
+            return drawn * np.float32(0.1) + (0 if is_offset else 1)
+        is_table = name.startswith(("model.embed", "lm_head"))
+        return drawn if is_table else drawn * np.float32(0.3)
+
+    return read
+
+
 def write_folder(folder: Path, fields=None, tensors=None, num_shards=1):
     """Write a checkpoint as transformers does; return its folder."""
     fields = config_json() if fields is None else fields
@@ -110,6 +129,13 @@ def write_folder(folder: Path, fields=None, tensors=None, num_shards=1):
     index = {"metadata": {}, "weight_map": shard_of}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     return folder
+
+
+def write_named(folder: Path, fields):
+    """Write a checkpoint whose weights are those of their names; return its folder."""
+    read = random_weights(config_from_json(fields))
+    tensors = {name: read(name) for name, _ in tensor_shapes(config_from_json(fields))}
+    return write_folder(folder, fields, tensors)
 
 
 class Vocabulary(NamedTuple):

@@ -175,7 +175,7 @@ def config_from_json(mapping: Mapping[str, Any]) -> TransformerConfig:
         eos_token_ids=eos_token_ids(fields.eos_token_id),
         full_layers=tuple(n for n, kind in enumerate(kinds) if kind == FULL) if has_window else (),
         local_rope=local_rope if has_window else None,
-        activation=_activation_of(fields),
+        activation=_activation_of(fields, architecture),
         attention_scale=None if scalar is None else scalar**-0.5,
         attention_softcap=fields.attn_logit_softcapping,
         logit_softcap=fields.final_logit_softcapping,
@@ -210,8 +210,9 @@ def _refuse_unsupported(fields: _Fields) -> None:
         )
 
 
-def _activation_of(fields: _Fields) -> Activation:
-    name = fields.hidden_act or fields.hidden_activation or "silu"
+def _activation_of(fields: _Fields, architecture: Architecture) -> Activation:
+    unsaid = "gelu_pytorch_tanh" if architecture == "gemma3" else "silu"
+    name = fields.hidden_act or fields.hidden_activation or unsaid
     if name not in ACTIVATIONS:
         known = ", ".join(ACTIVATIONS)
         raise BatchdecodeError(f"hidden_act {name!r} is not supported, known: {known}")

@@ -1,5 +1,6 @@
 """Logits and greedy tokens of every architecture are those of transformers on the same weights."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -133,3 +134,12 @@ def test_it_computes_what_transformers_does(name: str, tmp_path: Path) -> None:
             pad_token_id=0,
         )
     assert results[0].tokens == generated[0, 40:].tolist()
+
+
+def test_the_golden_cases_are_those_of_transformers() -> None:
+    import golden_transformers  # noqa: PLC0415 - it needs torch
+
+    kept = json.loads(golden_transformers.PATH.read_text())
+    for case, expected in zip(kept, golden_transformers.cases(), strict=True):
+        assert case.pop("logits") == pytest.approx(expected.pop("logits"), abs=1e-4)
+        assert case == expected

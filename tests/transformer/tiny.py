@@ -1,16 +1,13 @@
 """Tiny transformers with random weights, and attention by its definition."""
 
-from collections.abc import Callable
-
 import numpy as np
+from tiny_checkpoints import random_weights
 
 from batcher import ByteTokenizer
 from batcher.models.transformer import TransformerModel
 from batcher.transformer.config import RopeSettings, TransformerConfig
-from batcher.transformer.layers import FloatArray
 from batcher.transformer.linears import WholeLinears
 from batcher.transformer.settings import WeightKind
-from batcher.transformer.tensor_names import tensor_shapes
 from batcher.transformer.transformer import Transformer
 
 HIDDEN, HEAD, VOCABULARY, WIDE = 48, 8, 256, 80
@@ -36,23 +33,6 @@ def tiny_config(**changes: object) -> TransformerConfig:
         "eos_token_ids": (),
     }
     return TransformerConfig(**fields | changes)
-
-
-def random_weights(config: TransformerConfig) -> Callable[[str], FloatArray]:
-    """Return what reads weights, each of which depends on its name and shape alone."""
-    shapes = dict(tensor_shapes(config))
-
-    def read(name: str) -> FloatArray:
-        drawn = np.random.default_rng([*name.encode()]).standard_normal(shapes[name], np.float32)
-        if name.endswith("A_log"):
-            return drawn - 3  # fades by a twentieth a token: what was long ago still counts
-        if "norm" in name:
-            is_offset = config.has_offset_norms and "linear_attn" not in name
-            return drawn * np.float32(0.1) + (0 if is_offset else 1)
-        is_table = name.startswith(("model.embed", "lm_head"))
-        return drawn if is_table else drawn * np.float32(0.3)
-
-    return read
 
 
 def tiny_model(

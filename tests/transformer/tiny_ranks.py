@@ -3,7 +3,8 @@
 from typing import NoReturn
 
 import numpy as np
-from tiny import random_weights, tiny_config
+from tiny import tiny_config
+from tiny_checkpoints import random_weights
 
 from batcher import BatchdecodeError
 from batcher.transformer.loading import Watch
