@@ -19,6 +19,7 @@ AdmitReason = Literal["empty", "refill"]
 PreemptReason = Literal["kv", "priority", "deadline"]
 BlockedReason = Literal["kv", "tokens", "preemption", "batch"]
 Role = Literal["sample", "beam", "negative"]
+Layout = Literal["ragged", "padded"]
 EndReason = FinishReason | Literal["unused"]
 
 
@@ -27,6 +28,7 @@ class RunEvent(Struct, frozen=True, tag="run", tag_field="event", kw_only=True):
 
     scheduling: SchedulingSettings that are not the default, without the policy.
     step_time: what `time` is: the name of a StepTime and its settings; {} if a step lasts 1.0.
+    layout: whether the model computes padding beside the tokens of a step.
     """
 
     version: int = TRACE_VERSION
@@ -36,6 +38,7 @@ class RunEvent(Struct, frozen=True, tag="run", tag_field="event", kw_only=True):
     settings: dict[str, Any]
     scheduling: dict[str, Any] = {}
     step_time: dict[str, Any] = {}
+    layout: Layout = "ragged"
 
 
 class _Event(
@@ -83,6 +86,8 @@ class AdmitEvent(SampleEvent, frozen=True):
     generated: how many tokens it had generated before it was preempted; they are computed again.
     cached: how many of its tokens need not be computed, since blocks that hold them were found.
     left: how many of the others this step leaves to later ones; if none, it gives a token.
+    tokens: how many it begins with, where its `arrive` does not say: those of a negative prompt,
+    and of a prompt with what a constraint forces behind it.
     """
 
     slot: int
@@ -91,6 +96,7 @@ class AdmitEvent(SampleEvent, frozen=True):
     generated: int = 0
     cached: int = 0
     left: int = 0
+    tokens: int = 0
 
 
 class PrefillEvent(SampleEvent, frozen=True):
@@ -139,11 +145,12 @@ class BlockedEvent(SampleEvent, frozen=True):
 class StepsEvent(_Event, frozen=True):
     """What each of the steps from `step` on computed: lists of equal length, one item for each.
 
-    Written if a step may last another time than 1.0, or blocks or tokens are limited; it may follow
-    lines about later steps.  ends: when it ended.  decodes: rows that computed one token after
-    another that they had generated.  prefills: other tokens computed.  rows: all rows computed.
-    blocks: how many were held by sequences.  prefill_padding, decode_padding: positions that rows
-    of equal length would have computed, or read, beside the real ones.
+    Written if a step may last another time than 1.0, blocks or tokens are limited, or the layout is
+    padded; it may follow lines about later steps.  ends: when it ended.  decodes: rows that
+    computed one token after another that they had generated.  prefills: other tokens computed.
+    rows: all rows computed.  blocks: how many were held by sequences.  prefill_padding,
+    decode_padding: positions that rows of equal length would have computed, or read, beside the
+    real ones; those of prefills are computed if the layout is padded.
     """
 
     step: int

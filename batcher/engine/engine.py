@@ -20,7 +20,13 @@ from batcher.engine.sequence import Sequence
 from batcher.errors import BatchdecodeError, InvariantError, RequestError
 from batcher.events import ArriveReason, EndEvent, RequestEvent, RunEvent, TokenEvent
 from batcher.lifecycle import ABORT
-from batcher.models.base import Model, can_score, chat_template_of, eos_token_ids_of
+from batcher.models.base import (
+    Model,
+    can_score,
+    chat_template_of,
+    eos_token_ids_of,
+    layout_of,
+)
 from batcher.models.loading import as_model, cache_windows_of
 from batcher.models.tokenizers import CheckedTokenizer
 from batcher.prompts import BlockContents
@@ -63,7 +69,7 @@ class Engine:
     settings: how requests are scheduled.  step_time: how long a step takes; clock: what tells the
     time instead.  is_streaming: whether the outcome of a step tells the tokens it gave.
     is_measured: whether events tell what each step computed; always where time or memory is
-    modelled.  is_checked: whether the blocks are counted after every step.
+    modelled, or padding computed.  is_checked: whether the blocks are counted after every step.
     grammar_timeout: how many seconds of processor time a constraint may take to compile.
     capabilities: what this engine can decode, as `find_problems` wants to know it.
 
@@ -107,7 +113,9 @@ class Engine:
         decoder = self._runner.decoder
         decoder.grammar_timeout = grammar_timeout
         self._is_streaming, self._is_checked = is_streaming, is_checked
+        self._layout = layout_of(self._model)
         is_measured |= settings != DEFAULT_SCHEDULING or not isinstance(clock, ConstantClock)
+        is_measured |= self._layout == "padded"
         self._stats = StepStats(self.scheduler) if is_measured else None
         self._recorder = Recorder(clock, self._stats)
         self._outputs = Outputs(self.scheduler, self._runner, self._recorder, self._model.tokenizer)
@@ -205,6 +213,7 @@ class Engine:
             settings=self._model.settings,
             scheduling=scheduling,
             step_time=self._clock.settings,
+            layout=self._layout,
         )
 
     def end_event(self) -> EndEvent:

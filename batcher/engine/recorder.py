@@ -78,9 +78,11 @@ class Recorder:
         for first in firsts:
             for row in (first, *first.others) if first.others else (first,):
                 slot = row.slot
-                num_generated = 0
+                num_generated = num_tokens = 0
                 if first.admitted_step != NEVER:  # below 0: a beam before the first fork
                     num_generated = max(row.num_generated, 0)
+                elif row.role == "negative" or first in num_forced:
+                    num_tokens = row.num_tokens
                 events.append(
                     AdmitEvent(
                         step,
@@ -93,6 +95,7 @@ class Recorder:
                         num_generated,
                         row.num_cached_tokens,
                         row.num_tokens - row.num_computed_tokens,
+                        num_tokens,
                     )
                 )
             if num_forced and first in num_forced:

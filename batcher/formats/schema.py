@@ -343,6 +343,8 @@ _DESCRIPTIONS = {
     "requests": "How many requests ended.",
     "scheduling": "Settings of the scheduler that are not the default.",
     "step_time": "What tells how long a step lasts; empty if each lasts 1.0.",
+    "layout": "Whether the model computes padding beside the tokens of a step.",
+    "AdmitEvent.tokens": "How many tokens it begins with, where its arrival does not say.",
     "generated": "How many tokens it had generated before.",
     "cached": "How many of its tokens cached blocks hold already.",
     "left": "How many of its tokens are left to later steps.",

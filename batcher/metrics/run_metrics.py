@@ -27,6 +27,7 @@ from batcher.events import (
 )
 from batcher.metrics.distributions import Histogram
 from batcher.metrics.latencies import TokenTimes
+from batcher.metrics.positions import PositionCount
 from batcher.metrics.resources import BlockedSteps, CacheUse, StepUse
 from batcher.metrics.slo import GoodputCount, Slo
 from batcher.metrics.slots import SlotUse
@@ -64,7 +65,7 @@ class RunMetrics:
         self.constraints = ConstraintCounts(0, 0)
         self.finish_reasons: Counter[str] = Counter()
         self.wait, self.first_token, self.latency = Histogram(), Histogram(), Histogram()
-        self.slots = SlotUse()
+        self.slots, self.positions = SlotUse(), PositionCount()
         self._slo, self._series = slo, series
         self._run: RunEvent | None = None
         self._timed: TimedMetrics | None = None
@@ -94,6 +95,7 @@ class RunMetrics:
                 self._finish(event, found)
             else:
                 found = fold.take(event)
+                self.positions.take(event, found)
                 self._count(event)
             if blocked is not None and blocked is not fold.blocked and isinstance(event, _LEAVING):
                 self._blocked_steps[blocked.reason] += max(0, event.step - blocked.step)
@@ -183,6 +185,7 @@ class RunMetrics:
             idle_slot_steps=steps * batch - busy,
             busy_share=round(busy / (steps * batch), 6) if steps else 0.0,
             idle=idle,
+            positions=self.positions.positions(steps, busy),
             jumps=self.num_jumps,
             jumped_tokens=self.num_jumped_tokens,
             forks=self.num_forks,
@@ -216,7 +219,9 @@ class RunMetrics:
         arrive = found.arrive
         if arrive is None:
             self.slots.join(event.step)
+            self.positions.begun += event.tokens - 1
             return
+        self.positions.begun += (event.tokens or arrive.prompt_tokens) - 1
         self.num_steps = event.step + 1
         if len(found.admissions) == 1:
             self.slots.take(event.step, arrive)
@@ -226,6 +231,8 @@ class RunMetrics:
 
     def _finish(self, event: FinishEvent, found: RequestTimeline) -> None:
         self.finish_reasons[event.reason] += 1  # of "unused" nothing is said
+        if self.num_jumps:
+            self.positions.finish(event)
         self.generated_tokens += event.tokens
         if event.tokens > self.longest_output:  # noqa: PLR1730 - as in Histogram.add
             self.longest_output = event.tokens

@@ -5,6 +5,7 @@ from msgspec import Struct
 
 from batcher.metrics.distributions import Distribution
 from batcher.metrics.latencies import Latencies
+from batcher.metrics.positions import Positions
 from batcher.metrics.resources import (
     BlockedSteps,
     BudgetUse,
@@ -82,6 +83,7 @@ class RunSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
     idle_slot_steps: int
     busy_share: float
     idle: IdleCauses
+    positions: Positions
     jumps: int
     jumped_tokens: int
     forks: int

@@ -16,6 +16,7 @@ from msgspec import Struct
 from numpy.typing import NDArray
 
 from batcher.errors import Failure
+from batcher.events import Layout
 from batcher.foreign import attribute_of
 from batcher.padding import Side, pad_rows
 from batcher.tokens import Tokens
@@ -323,6 +324,15 @@ def eos_token_ids_of(model: Model) -> tuple[int, ...]:
     first = model.eos_token_id
     others = attribute_of(getattr(model, "inner", model), "eos_token_ids", ())
     return tuple(dict.fromkeys([*others] if first is None else [first, *others]))
+
+
+def layout_of(model: Model) -> Layout:
+    """Return how a model lays out the rows of a step: "padded" only if its `layout` says so.
+
+    Then the chunks of a step are computed as long as the longest of them.
+    """
+    layout = attribute_of(getattr(model, "inner", model), "layout", None)
+    return "padded" if type(layout) is str and layout == "padded" else "ragged"
 
 
 def bytes_of(token_id: int, token_bytes: Sequence[bytes]) -> bytes:

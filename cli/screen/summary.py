@@ -161,7 +161,7 @@ def _least_steps(summary: RunSummary) -> str:
 
 
 def timed_lines(summary: RunSummary, kv_bytes_per_token: int | None = None) -> list[str]:
-    """Return the lines there are to say of a run, none of one whose steps are all alike."""
+    """Return the lines on what steps computed and, where they are not alike, how long they took."""
     memory = _memory(summary, kv_bytes_per_token)
     groups = [_latencies(summary), _rates(summary), memory, _steps(summary)]
     return [f"{INDENT}{line}" for parts in groups if parts for line in fill(parts, GAP, WIDTH - 2)]
@@ -223,7 +223,7 @@ def _memory(summary: RunSummary, kv_bytes_per_token: int | None) -> list[str]:
 
 
 def _steps(summary: RunSummary) -> list[str]:
-    """Return how full the steps were, what blocked others, and what padding would cost."""
+    """Return how full the steps were, what blocked others, and what padding costs or would cost."""
     parts = []
     if summary.budget is not None:
         full = counted(summary.budget.full_steps, "step")
@@ -237,8 +237,12 @@ def _steps(summary: RunSummary) -> list[str]:
         blocked = [f"{cause} {count:,}" for cause, count in steps.items() if count]
         if blocked:
             parts.append(f"steps blocked: {', '.join(blocked)}")
-    done = summary.computed
-    if done is not None and done.right_padding:
+    positions, done = summary.positions, summary.computed
+    if positions.total:
+        share = percent(positions.padding, positions.total)
+        padding = f"{positions.padding:,} padding ({share})" if positions.padding else "no padding"
+        parts.append(f"computed {counted(positions.total, 'position')}, {padding}")
+    if done is not None and done.right_padding and not positions.padding:
         more = percent(done.right_padding, done.prefill_tokens)
         parts.append(f"right padding would add {more} to prefills")
     return parts

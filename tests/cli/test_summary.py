@@ -38,13 +38,14 @@ BUSY_JOBS = [
 ]
 
 
-def test_a_run_in_five_lines():
+def test_a_run_in_six_lines():
     files = RunFiles(results="results.jsonl", trace="run.trace.jsonl")
     assert lines_of(summary_of(BUSY_JOBS), files) == [
         "✓ 21 ok  1 failed   903 steps · 2 slots · 72% busy · 2.1 s",
         "  wait p50 160 p95 360   first token p50 161   latency p50 240 p95 400  (steps)",
         "  idle: 27.9% = 0.2% tail drain, 27.7% empty queue",
         "  any schedule needs at least 652 steps; this one took 38.5% more",
+        "  computed 1,391 positions, no padding",
         "  results.jsonl (22)   trace: batchdecode trace run.trace.jsonl",
     ]
 
@@ -126,7 +127,10 @@ def test_idle_slot_steps_have_a_cause(line, jobs):
 
 
 def test_a_full_batch_says_nothing_of_idle_slots():
-    assert lines_of(summary_of(jobs_of(4, 4)))[2:] == ["  no schedule needs fewer steps"]
+    assert lines_of(summary_of(jobs_of(4, 4)))[2:] == [
+        "  no schedule needs fewer steps",
+        "  computed 16 positions, no padding",
+    ]
 
 
 def test_a_run_that_was_broken_off_is_not_compared():
@@ -200,7 +204,7 @@ def test_constraints_and_beams_have_a_line_where_there_were_any(line, units, opt
 
 
 def test_a_plain_run_says_nothing_of_constraints_and_beams():
-    assert len(lines_of(unit_summary(samples("a", 3)))) == 4
+    assert len(lines_of(unit_summary(samples("a", 3)))) == 5
 
 
 def test_slots_that_were_too_few_for_a_request_are_named():

@@ -2,6 +2,7 @@ import pytest
 from msgspec.structs import replace
 
 from batcher.events import AdmitEvent, ArriveEvent, EndEvent, FinishEvent, RunEvent, StepsEvent
+from batcher.metrics.positions import Positions
 from batcher.metrics.resources import (
     BlockedSteps,
     BudgetUse,
@@ -47,7 +48,7 @@ def test_seconds_take_the_place_of_steps_where_steps_are_not_alike():
         "  throughput 1 requests/s, 2 output tokens/s",
         "  goodput 50.0% of requests (0.5/s) within ttft 0.5 s, tpot 50 ms",
         "  missed: 1 ttft",
-        "  right padding would add 40.0% to prefills",
+        "  computed 12 positions, no padding   right padding would add 40.0% to prefills",
     ]
 
 
@@ -66,11 +67,17 @@ FULL = {
 
 
 def test_what_was_limited_has_lines_of_its_own():
-    assert timed_lines(summary_of(None, **FULL))[-3:] == [
+    assert timed_lines(summary_of(None, **FULL))[-4:] == [
         "  kv 93% used, 100% at most   12 preemptions recomputed 4,096 tokens",
         "  prefix hits 61%",
         "  token budget 45% used, full in 1,234 steps   steps blocked: KV 30, budget 12",
+        "  computed 12 positions, no padding",
     ]
+
+
+def test_padding_that_was_computed_takes_the_place_of_what_it_would_cost():
+    padded = summary_of(None, positions=Positions(total=16, padding=4))
+    assert timed_lines(padded)[-1] == "  computed 16 positions, 4 padding (25.0%)"
 
 
 def test_no_line_is_longer_than_a_terminal():

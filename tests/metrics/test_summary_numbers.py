@@ -19,6 +19,7 @@ from batcher.events import (
 )
 from batcher.formats.trace import encode_events, read_trace
 from batcher.metrics.distributions import Distribution, Histogram
+from batcher.metrics.positions import Positions
 from batcher.metrics.run_metrics import RunMetrics
 from batcher.metrics.slots import IdleCauses
 from batcher.metrics.summary import ConstraintCounts, FinishCounts, RunSummary, encode_summary
@@ -55,6 +56,7 @@ def test_the_numbers_of_the_example_of_the_design():
         idle_slot_steps=4,
         busy_share=0.714286,
         idle=IdleCauses(tail=4, arrivals=0, empty_queue=0, too_few=0),
+        positions=Positions(total=26, padding=0),
         jumps=0,
         jumped_tokens=0,
         forks=0,

@@ -1,0 +1,169 @@
+"""The positions that a summary tells are those that the model was given, and the trace has them."""
+
+from collections.abc import Collection
+
+import pytest
+from control_requests import control_requests
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from reference import english_requests
+
+from batcher import Batch, Engine, ModelOutput, Request, SimulatedModel
+from batcher.events import Layout
+from batcher.formats.trace import encode_events, read_trace
+from batcher.metrics.positions import Positions
+from batcher.metrics.run_metrics import RunMetrics
+from batcher.settings import SchedulingSettings
+
+PLAIN = SchedulingSettings()
+LIMITED = [
+    SchedulingSettings(max_batch_tokens=8, kv_blocks=60, block_size=4),
+    SchedulingSettings(long_prefill_threshold=3, prefix_cache=True),
+    SchedulingSettings(
+        max_batch_tokens=9, prefill_order="prefill-first", kv_blocks=90, block_size=4
+    ),
+]
+
+
+class CountingModel(SimulatedModel):
+    """The simulated model; it counts what it is to compute, as long rows as a layout makes them."""
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__()
+        self.layout = layout
+        self.num_tokens = self.num_positions = 0
+
+    def forward(self, batch: Batch) -> ModelOutput:
+        sizes = [len(chunk.token_ids) for chunk in batch.chunks]
+        num_decoding = len({*batch.slots.tolist()} - {chunk.slot for chunk in batch.chunks})
+        self.num_tokens += num_decoding + sum(sizes)
+        self.num_positions += num_decoding
+        if self.layout == "padded":
+            self.num_positions += max(sizes, default=0) * len([size for size in sizes if size])
+        else:
+            self.num_positions += sum(sizes)
+        return super().forward(batch)
+
+    @property
+    def positions(self) -> Positions:
+        return Positions(total=self.num_positions, padding=self.num_positions - self.num_tokens)
+
+
+def counted(
+    model: CountingModel,
+    requests: list[Request],
+    settings: SchedulingSettings = PLAIN,
+    *,
+    batch_size: int = 4,
+    abort_after: Collection[int] = (),
+    break_off_after: int | None = None,
+) -> Positions:
+    """What the summary of a run says, and that of its trace; the oldest request may be aborted."""
+    engine = Engine(model, batch_size, settings=settings)
+    waiting = [engine.add(request) for request in requests]
+    events = [engine.run_event()]
+    while engine.has_work and engine.num_steps != break_off_after:
+        num_steps, outcome = engine.num_steps, engine.step()
+        events += outcome.events
+        ended = {result.id for result in outcome.results}
+        waiting = [name for name in waiting if name not in ended]
+        if engine.num_steps in abort_after and engine.num_steps > num_steps and waiting:
+            engine.abort(waiting[0])
+    num_steps = engine.num_steps
+    events += engine.hand_out().events
+    metrics, again = RunMetrics(), RunMetrics()
+    metrics.observe(events)
+    again.observe(read_trace(encode_events(events).splitlines(keepends=True)))
+    assert again.summary(num_steps) == metrics.summary(num_steps)
+    return metrics.summary(num_steps).positions
+
+
+@given(
+    st.lists(control_requests() | english_requests(), min_size=1, max_size=6),
+    st.sampled_from(["ragged", "padded"]),
+    st.just(PLAIN) | st.sampled_from(LIMITED),
+    st.integers(4, 6),
+    st.integers(0, 3),
+    st.sets(st.integers(1, 25), max_size=2),
+    st.none() | st.integers(1, 20),
+)
+@examples(90)
+def test_positions_are_those_that_the_model_computes(
+    drawn, layout, settings, batch_size, steps_between, abort_after, break_off_after
+) -> None:
+    model = CountingModel(layout)
+    requests = [
+        replace(request, id=f"r{number}", arrival_time=float(number * steps_between))
+        for number, request in enumerate(drawn)
+    ]
+    found = counted(
+        model,
+        requests,
+        settings,
+        batch_size=batch_size,
+        abort_after=abort_after,
+        break_off_after=break_off_after,
+    )
+    assert found == model.positions
+
+
+FORCED = Request(prompt=[7] * 4, regex="ab[0-9]cde", max_tokens=20)
+GUIDED = Request(prompt=[7] * 4, cfg_scale=2.0, negative_prompt=[9] * 6, max_tokens=4)
+BEAMS = Request(prompt=[7] * 4, num_beams=3, max_tokens=4, ignore_eos=True)
+
+
+@pytest.mark.parametrize(
+    ("request_", "computed"),
+    [
+        (Request(prompt=[7] * 4, max_tokens=4, ignore_eos=True), 4 + 3),
+        (Request(prompt=[7] * 4, max_tokens=0), 0),
+        (Request(prompt="", max_tokens=2, ignore_eos=True), 1),
+        (replace(GUIDED, ignore_eos=True), 4 + 6 + 2 * 3),
+        (BEAMS, 4 + 3 * 3),
+        (FORCED, 4 + 2 + 4),
+        (replace(FORCED, regex="[0-9]cde"), 4 + 4),
+        (replace(FORCED, cfg_scale=2.0, negative_prompt=[9] * 6), 4 + 6 + 2 * (2 + 4)),
+    ],
+    ids=[
+        "plain",
+        "no tokens",
+        "empty prompt",
+        "guided",
+        "beams",
+        "forced",
+        "forced later",
+        "forced and guided",
+    ],
+)
+def test_positions_of_one_request(request_: Request, computed: int) -> None:
+    model = CountingModel("ragged")
+    assert counted(model, [request_]) == Positions(total=computed, padding=0)
+    assert model.positions.total == computed
+
+
+@pytest.mark.parametrize("stop", [{"abort_after": [1]}, {"break_off_after": 1}])
+def test_what_is_forced_in_the_last_step_is_not_computed(stop: dict) -> None:
+    model = CountingModel("ragged")
+    assert counted(model, [FORCED], **stop) == model.positions == Positions(total=6, padding=0)
+
+
+def test_a_padded_step_is_as_wide_as_its_longest_chunk() -> None:
+    requests = [Request(prompt=[7] * size, max_tokens=2, ignore_eos=True) for size in (3, 10, 5)]
+    model = CountingModel("padded")
+    assert counted(model, requests) == model.positions == Positions(total=33, padding=12)
+
+
+@pytest.mark.parametrize(
+    ("layout", "threshold", "computed", "padding"),
+    [("ragged", None, 10_100, 0), ("padded", 2048, 12_048, 1948), ("padded", None, 20_000, 9900)],
+    ids=["ragged", "padded in chunks", "padded at once"],
+)
+def test_what_padding_costs_a_short_prompt_beside_a_long_one(
+    layout: Layout, threshold: int | None, computed: int, padding: int
+) -> None:
+    model = CountingModel(layout)
+    requests = [Request(prompt=[7] * size, max_tokens=1) for size in (100, 10_000)]
+    found = counted(model, requests, SchedulingSettings(long_prefill_threshold=threshold))
+    assert found == model.positions == Positions(total=computed, padding=padding)
