@@ -119,19 +119,20 @@ def test_results_are_equal_to_the_bit_under_every_schedule(kind: str) -> None:
         assert num_preempted or settings.get("kv_blocks", 99) > 50
 
 
-def test_a_row_that_grows_beyond_the_context_fails_alone() -> None:
+def test_an_output_ends_at_the_context_of_its_model() -> None:
     model = tiny_model(max_position_embeddings=40)
     engine = Engine(model, 2)
     engine.add(Request(id="long", prompt=[1] * 30, max_tokens=20))
-    engine.add(Request(id="short", prompt=[1] * 30, max_tokens=11))
+    engine.add(Request(id="short", prompt=[1] * 30, max_tokens=9))
     engine.add(Request(id="never", prompt=[1] * 41, max_tokens=1))
     results = {}
     while engine.has_work:
         results |= {result.id: result for result in engine.step().results}
-    assert results["short"].finish_reason == "length"
-    assert results["long"].error.message == "step 11: 41 tokens are more than its context of 40"
-    assert results["long"].tokens == results["short"].tokens
-    assert "41 tokens are more" in results["never"].error.message
+    long, short = results["long"], results["short"]
+    assert (long.finish_reason, long.limit) == ("length", "max_context")
+    assert (short.finish_reason, short.limit) == ("length", None)
+    assert long.tokens[:9] == short.tokens
+    assert results["never"].error.code == "prompt-too-long"
 
 
 def test_an_empty_prompt_is_an_error_of_its_row() -> None:
