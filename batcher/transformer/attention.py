@@ -1,12 +1,12 @@
 """Scaled dot-product attention over keys and values in cells, block by block from position 0.
 
-The products of one query are the same few rows by KEYS keys whatever is beside it, and their sums
-go block by block in the order of positions: so neither chunks nor block tables nor other rows show
+Each head of a query is multiplied by KEYS keys at a time, whatever is beside it, and what blocks
+come to is added in the order of positions: so neither chunks nor block tables nor other rows show
 in the bits.  The largest score is taken first, over all blocks (a maximum has no order), and what
-a block of hidden keys adds is exactly nothing.
+hidden keys add is exactly nothing.
 """
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -24,6 +24,46 @@ def padded_cells(cells: IntArray) -> IntArray:
     return np.concatenate([cells, np.full(num_missing, NOWHERE)]) if num_missing else cells
 
 
+class RowBlocks:
+    """The blocks of keys that some queries see, each of another sequence: one after the other.
+
+    cells: [blocks, KEYS].  rows: [blocks] the number of the query that sees each.
+    starts: [rows] where the blocks of each begin.  counts: [rows] how many each has.
+    mask: [blocks, 1, 1, KEYS] is added to scores: 0, or -inf for a key that is hidden.
+    """
+
+    def __init__(self, positions: IntArray, tables: Sequence[IntArray], window: int | None) -> None:
+        firsts, lasts = first_blocks(positions, window), positions // KEYS
+        self.counts = lasts - firsts + 1
+        self.starts: IntArray = self.counts.cumsum() - self.counts
+        self.rows: IntArray = np.arange(len(positions)).repeat(self.counts)
+        boundaries = zip(
+            tables, (firsts * KEYS).tolist(), ((lasts + 1) * KEYS).tolist(), strict=True
+        )
+        own = [table[first:stop] for table, first, stop in boundaries]
+        self.cells: IntArray = np.concatenate(own).reshape(-1, KEYS)
+        numbers = np.arange(len(self.rows)) + (firsts - self.starts)[self.rows]
+        self.mask = _mask(positions[self.rows], numbers * KEYS, window)[:, None, None]
+
+    def summed(self, parts: FloatArray) -> FloatArray:
+        """Return the sums [rows, ...] of what each block comes to [blocks, ...], in their order."""
+        if len(self.rows) == len(self.counts):
+            return parts
+        total: FloatArray = parts[self.starts]
+        for number in range(1, int(self.counts.max())):
+            rows = (self.counts > number).nonzero()[0]
+            total[rows] += parts[self.starts[rows] + number]
+        return total
+
+
+def first_blocks(positions: IntArray, window: int | None) -> IntArray:
+    """Return the number of the first block of which queries at `positions` see anything."""
+    if window is None:
+        return np.zeros_like(positions)
+    first: IntArray = np.maximum(positions - window + 1, 0) // KEYS
+    return first
+
+
 class Attention:
     """Attention with grouped heads (Ainslie et al., "GQA", 2023), perhaps within a window.
 
@@ -32,7 +72,8 @@ class Attention:
     """
 
     def __init__(self, scale: float, window: int | None, softcap: float | None = None) -> None:
-        self._scale, self._window, self._softcap = np.float32(scale), window, softcap
+        self.window = window
+        self._scale, self._softcap = np.float32(scale), softcap
 
     def of_chunk(
         self, query: FloatArray, first: int, cells: IntArray, keys: FloatArray, values: FloatArray
@@ -43,90 +84,90 @@ class Attention:
         cells: [whole blocks of keys] of the sequence, see `padded_cells`.
         keys, values: [cells, kv_heads, head_dim].
         """
-        outputs = np.empty_like(query)
-        own_keys, own_values = keys[cells], values[cells]
+        output = np.empty(query.shape, np.float32)
+        blocks = cells.reshape(-1, KEYS)
+        own_keys, own_values = _by_head(keys, blocks), _by_head(values, blocks)
         for start in range(0, len(query), QUERIES):
-            tile = query[start : start + QUERIES]
-            positions = np.arange(first + start, first + start + len(tile))
-            last = int(positions[-1])
-            blocks = list(self._blocks(first + start, last))
-            outputs[start : start + QUERIES] = self._attend(
-                tile,
-                positions,
-                blocks,
-                [own_keys[None, at : at + KEYS] for at in blocks],
-                [own_values[None, at : at + KEYS] for at in blocks],
+            part = slice(start, min(start + QUERIES, len(query)))
+            positions = np.arange(first + start, first + part.stop)
+            at = slice(
+                int(first_blocks(positions[:1], self.window)[0]), int(positions[-1]) // KEYS + 1
             )
-        return outputs
+            output[part] = self._of_tile(query[part], positions, at, own_keys, own_values)
+        return output
 
-    def of_rows(
+    def _of_tile(
         self,
         query: FloatArray,
         positions: IntArray,
-        cells: IntArray,
+        blocks: slice,
         keys: FloatArray,
         values: FloatArray,
     ) -> FloatArray:
-        """Return the output [rows, heads, head_dim] of one token of each of several sequences.
+        """Return the output of some queries at `positions` of one sequence.
 
-        query: [rows, heads, head_dim].  positions: [rows].
-        cells: [rows, whole blocks of keys] of the sequences.  keys, values: as above.
+        keys, values: [all blocks, kv_heads, 1, KEYS, head_dim]; `blocks` are those that are seen.
         """
-        blocks = list(self._blocks(int(positions.min()), int(positions.max())))
-        return self._attend(
-            query,
-            positions,
-            blocks,
-            [keys[cells[:, at : at + KEYS]] for at in blocks],
-            [values[cells[:, at : at + KEYS]] for at in blocks],
-        )
-
-    def _blocks(self, lowest: int, highest: int) -> Iterator[int]:
-        """Yield where the blocks begin of which queries at these positions see anything."""
-        first = 0 if self._window is None else max(lowest - self._window + 1, 0) // KEYS * KEYS
-        yield from range(first, highest + 1, KEYS)
-
-    def _attend(
-        self,
-        query: FloatArray,
-        positions: IntArray,
-        starts: list[int],
-        keys: list[FloatArray],
-        values: list[FloatArray],
-    ) -> FloatArray:
-        """Return the output [rows, heads, head_dim].
-
-        starts: where each block of keys begins.  keys, values: of each block, [rows or 1, KEYS,
-        kv_heads, head_dim].
-        """
-        num_rows, num_heads, head_dim = query.shape
-        num_kv_heads = keys[0].shape[2]
-        grouped = (query * self._scale).reshape(num_rows, num_kv_heads, -1, head_dim)
-        scores = np.empty((len(starts), *grouped.shape[:3], KEYS), np.float32)
-        for number, start in enumerate(starts):
-            np.matmul(grouped, keys[number].transpose(0, 2, 3, 1), scores[number])
-            if self._softcap is not None:
-                scores[number] = soft_cap(scores[number], self._softcap)
-            hidden = self._hidden(positions, start)
-            if hidden is not None:
-                scores[number][
-                    np.broadcast_to(hidden[:, None, None], scores[number].shape)
-                ] = -np.inf
+        keys, values = keys[blocks], values[blocks]
+        grouped = self._grouped(query, keys.shape[1])
+        scores = np.empty((len(keys), *grouped.shape[:3], KEYS), np.float32)
+        for number, block in enumerate(range(blocks.start, blocks.stop)):
+            self._score(keys[number], grouped, scores[number])
+            mask = _mask(positions, np.array([block * KEYS]), self.window)
+            scores[number] += mask[:, None, None]
         scores -= scores.max((0, 4), keepdims=True)
         np.exp(scores, out=scores)
-        total = np.zeros(grouped.shape[:3], np.float32)
-        output = np.zeros(grouped.shape, np.float32)
-        for number in range(len(starts)):
-            total += scores[number].sum(-1)
-            output += scores[number] @ values[number].transpose(0, 2, 1, 3)
+        totals = scores.sum(-1)
+        total: FloatArray = totals[0]
+        output: FloatArray = np.vecmat(scores[0], values[0])
+        for number in range(1, len(keys)):
+            total += totals[number]
+            output += np.vecmat(scores[number], values[number])
         output /= total[..., None]
-        return output.reshape(num_rows, num_heads, head_dim)
+        return output.reshape(query.shape)
 
-    def _hidden(self, positions: IntArray, start: int) -> np.ndarray | None:
-        """Return which keys [rows, KEYS] of a block each row does not see; None: it sees all."""
-        at = np.arange(start, start + KEYS)
-        own = positions[:, None]
-        hidden = at > own
-        if self._window is not None:
-            hidden |= at <= own - self._window
-        return hidden if hidden.any() else None
+    def of_rows(
+        self, query: FloatArray, blocks: RowBlocks, keys: FloatArray, values: FloatArray
+    ) -> FloatArray:
+        """Return the output [rows, heads, head_dim] of one token of each of several sequences.
+
+        query: [rows, heads, head_dim].  keys, values: as above.
+        """
+        grouped = self._grouped(query, keys.shape[1])[blocks.rows]
+        scores = np.empty((*grouped.shape[:3], KEYS), np.float32)
+        self._score(_by_head(keys, blocks.cells), grouped, scores)
+        scores += blocks.mask
+        largest = np.maximum.reduceat(scores.max(-1, keepdims=True), blocks.starts)
+        scores -= largest[blocks.rows]
+        np.exp(scores, out=scores)
+        output: FloatArray = blocks.summed(np.vecmat(scores, _by_head(values, blocks.cells)))
+        output /= blocks.summed(scores.sum(-1))[..., None]
+        return output.reshape(query.shape)
+
+    def _grouped(self, query: FloatArray, num_kv_heads: int) -> FloatArray:
+        """Return queries [rows, kv_heads, heads of each, head_dim], scaled."""
+        num_rows, _, head_dim = query.shape
+        return (query * self._scale).reshape(num_rows, num_kv_heads, -1, head_dim)
+
+    def _score(self, keys: FloatArray, grouped: FloatArray, scores: FloatArray) -> None:
+        """Put the scores [..., KEYS] of queries [..., head_dim] with blocks of keys in place."""
+        np.matvec(keys, grouped, out=scores)
+        if self._softcap is not None:
+            scores[:] = soft_cap(scores, self._softcap)
+
+
+def _mask(positions: IntArray, starts: IntArray, window: int | None) -> FloatArray:
+    """Return 0, or -inf for a key that is hidden from a query: [rows, KEYS].
+
+    positions: [rows].  starts: [rows or 1] where blocks of keys begin.
+    """
+    at, own = starts[:, None] + np.arange(KEYS), positions[:, None]
+    hidden = at > own
+    if window is not None:
+        hidden |= at <= own - window
+    return np.where(hidden, np.float32(-np.inf), np.float32(0))
+
+
+def _by_head(store: FloatArray, cells: IntArray) -> FloatArray:
+    """Return what is in `cells` [blocks, KEYS]: [blocks, kv_heads, 1, KEYS, head_dim]."""
+    return store.take(cells, 0).swapaxes(1, 2)[:, :, None]

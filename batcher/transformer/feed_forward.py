@@ -22,10 +22,11 @@ class GatedMLP:
 
     def __call__(self, x: FloatArray) -> FloatArray:
         """Return [rows, features] of x [rows, features]."""
-        gate, up = np.split(self._gate_up(x), 2, axis=1)
-        activated = self._activation(gate)
-        activated *= up
-        return self._down(activated)
+        gate_up = self._gate_up.by_feature(x)
+        half = len(gate_up) // 2
+        activated = self._activation(gate_up[:half])
+        activated *= gate_up[half:]
+        return self._down(activated.T)
 
 
 class SharedExpert:

@@ -23,7 +23,8 @@ def rms_norm(x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
 
     x: [..., features].  weight: [features].
     """
-    mean: FloatArray = np.square(x).mean(-1, keepdims=True)
+    mean: FloatArray = np.vecdot(x, x)[..., None]
+    mean /= np.float32(x.shape[-1])
     mean += np.float32(eps)
     np.sqrt(mean, out=mean)
     normed: FloatArray = x / mean
@@ -34,21 +35,29 @@ def rms_norm(x: FloatArray, weight: FloatArray, eps: float) -> FloatArray:
 def sigmoid(x: FloatArray) -> FloatArray:
     """Return 1 / (1 + exp(-x)) of each element.
 
-    The exponent is never positive, so that nothing overflows.
+    Where the power is above all floats, it is infinite, and what comes of it is 0, as it should be.
     """
-    power = np.exp(-np.abs(x))
-    one = np.float32(1)
-    divided = np.where(x < 0, power, one) / (one + power)
-    return divided.astype(np.float32, copy=False)
+    activated = _one_and_power(x)
+    return np.divide(np.float32(1), activated, out=activated)
 
 
 def silu(x: FloatArray) -> FloatArray:
     """Return x * sigmoid(x) of each element."""
-    return x * sigmoid(x)
+    activated = _one_and_power(x)
+    return np.divide(x, activated, out=activated)
+
+
+def _one_and_power(x: FloatArray) -> FloatArray:
+    """Return 1 + exp(-x) of each element; it may be infinite."""
+    power: FloatArray = np.negative(x)
+    with np.errstate(over="ignore"):
+        np.exp(power, out=power)
+    power += np.float32(1)
+    return power
 
 
 def softplus(x: FloatArray) -> FloatArray:
-    """Return log(1 + exp(x)) of each element; nothing overflows, as above."""
+    """Return log(1 + exp(x)) of each element; nothing overflows."""
     positive: FloatArray = np.maximum(x, 0)
     return positive + np.log1p(np.exp(-np.abs(x)))
 

@@ -1,81 +1,99 @@
 """Products with weight matrices whose rows are the same, to the bit, whatever rows are beside them.
 
-BLAS chooses its kernel by the size of a product, and by where in it a number stands; kernels add in
-different orders.  So rows are multiplied in tiles of one size, for which this BLAS is known to give
-a row equal bits wherever it stands: it is asked when a model is loaded.  See He et al., "Defeating
-Nondeterminism in LLM Inference" (2025).
+Sums of floats depend on their order: so rows are multiplied in tiles (see tiles.py), which BLAS is
+known to add up in one order.  See He et al., "Defeating Nondeterminism in LLM Inference" (2025).
+
+BLAS is fastest at weight @ x.T, so what comes of it lies feature by feature, and is turned around.
 """
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batcher.transformer.layers import FloatArray
 from batcher.transformer.quantization import LARGEST, quantize_weights_int8
+from batcher.transformer.tiles import Tile, multiply, tiles_of
 
-TILES = (16, 8, 4, 1)  # rows; the first that will do is taken
 ALL = slice(None)
-EXACT = 2**24 // LARGEST**2  # products of two int8 whose sum is below 2^24: 1,040
+EXACT = 2**24  # up to here, float32 has all whole numbers
+_TURNED = 2048  # features that are turned around at once: so that they stay in the cache
 
 
-class Linear(Protocol):
+class Linear(ABC):
     """A product with a matrix."""
 
-    def __call__(self, x: FloatArray, /) -> FloatArray:
-        """Return x [rows, in] times the matrix: [rows, out]."""
+    def __call__(self, x: FloatArray) -> FloatArray:
+        """Return x [rows, in] times the matrix: [rows, out], row by row in memory."""
+        features = self.by_feature(x)
+        product = np.empty(features.shape[::-1], np.float32)
+        for start in range(0, len(features), _TURNED):
+            product[:, start : start + _TURNED] = features[start : start + _TURNED].T
+        return product
+
+    @abstractmethod
+    def by_feature(self, x: FloatArray) -> FloatArray:
+        """Return the same as [out, rows], feature by feature; x may lie in memory either way."""
 
 
-class FastLinear:
+class FastLinear(Linear):
     """x @ weight.T as BLAS computes it; the last bits of a row depend on how many rows there are.
 
     weight: [out, in].  bias: [out].
     """
 
     def __init__(self, weight: FloatArray, bias: FloatArray | None = None) -> None:
-        self._transposed, self._bias = weight.T, bias
+        self._weight = weight
+        self._bias = None if bias is None else bias[:, None]
 
-    def __call__(self, x: FloatArray, /) -> FloatArray:
-        """Return x [rows, in] times the matrix: [rows, out]."""
-        product: FloatArray = x @ self._transposed
-        return product if self._bias is None else product + self._bias
-
-
-class TiledLinear:
-    """x @ weight.T in tiles of rows, so that each row is the same in any company.
-
-    A tile that is not full is filled with zeros.
-
-    weight: [out, in].  tile: how many rows.  bias: [out].
-    """
-
-    def __init__(self, weight: FloatArray, tile: int, bias: FloatArray | None = None) -> None:
-        self._weight, self._tile, self._bias = weight, tile, bias
-
-    def __call__(self, x: FloatArray, /) -> FloatArray:
-        """Return x [rows, in] times the matrix: [rows, out]."""
-        product = np.empty((len(x), len(self._weight)), np.float32)
-        for start in range(0, len(x), self._tile):
-            product[start : start + self._tile] = self._of_tile(x[start : start + self._tile])
+    def by_feature(self, x: FloatArray) -> FloatArray:
+        """Return the product [out, rows]."""
+        product = multiply(self._weight, x)
         if self._bias is not None:
             product += self._bias
         return product
 
-    def _of_tile(self, x: FloatArray) -> FloatArray:
-        num_rows = len(x)
-        if num_rows < self._tile:
-            filled = np.zeros((self._tile, x.shape[1]), np.float32)
-            filled[:num_rows] = x
-            x = filled
-        product: FloatArray = (self._weight @ x.T)[:, :num_rows].T
+
+class TiledLinear(Linear):
+    """x @ weight.T in tiles of rows, so that each row is the same in any company.
+
+    weight: [out, in].  bias: [out].
+    """
+
+    def __init__(self, weight: FloatArray, bias: FloatArray | None = None) -> None:
+        self._weight = weight
+        self._bias = None if bias is None else bias[:, None]
+        self._tiles = tiles_of(*weight.shape)
+
+    def by_feature(self, x: FloatArray) -> FloatArray:
+        """Return the product [out, rows]."""
+        products = [
+            self._of_tile(x[part.start : part.stop], part.tile)
+            for part in self._tiles.split(len(x))
+        ]
+        product = products[0] if len(products) == 1 else np.concatenate(products, 1)
+        if self._bias is not None:
+            product += self._bias
         return product
 
+    def _of_tile(self, x: FloatArray, tile: Tile) -> FloatArray:
+        """Return the product of as many rows as a tile has, or fewer."""
+        stop = tile.first + len(x)
+        if len(x) < tile.size:
+            is_by_row = x.flags.c_contiguous
+            filled = np.zeros((tile.size, x.shape[1]), np.float32, "C" if is_by_row else "F")
+            filled[tile.first : stop] = x
+            x = filled
+        return multiply(self._weight, x)[:, tile.first : stop]
 
-class Int8Linear:
+
+class Int8Linear(Linear):
     """x @ weight.T in integers, which have no order: rows are the same in any company, untiled.
 
     The activations of each row are rounded to int8, too, with a scale of their own.  Integers are
-    held as float32, in which BLAS is fastest: it adds whole numbers below 2^24 exactly, and the sum
-    of EXACT products of two int8 is one.
+    held as float32, in which BLAS is fastest: it adds whole numbers exactly as long as no sum can
+    be above EXACT, so where one could, weights are multiplied in slices.
 
     weight: [out, in].  per_channel: whether each output has a scale of its own.  bias: [out].
     outputs: which of the outputs there are, with the scales that they have among all.
@@ -89,34 +107,36 @@ class Int8Linear:
         per_channel: bool,
         outputs: slice = ALL,
     ) -> None:
-        quantized = quantize_weights_int8(weight, per_channel=per_channel)
-        self._scales = quantized.scales[outputs] if per_channel else quantized.scales
-        self._bias = None if bias is None else bias[outputs]
-        num_in = weight.shape[1]
-        self._slices = [slice(start, start + EXACT) for start in range(0, num_in, EXACT)]
-        self._weights = [
-            np.ascontiguousarray(quantized.integers[outputs, part], np.float32).T
-            for part in self._slices
-        ]
+        integers, scales = quantize_weights_int8(weight, per_channel=per_channel)
+        self._scales = (scales[outputs] if per_channel else scales)[:, None]
+        self._bias = None if bias is None else bias[outputs, None]
+        integers = integers[outputs]
+        self._slices = _slices(integers)
+        self._weights = [integers[:, part].astype(np.float32, "C") for part in self._slices]
 
-    def __call__(self, x: FloatArray, /) -> FloatArray:
-        """Return x [rows, in] times the matrix: [rows, out]."""
-        scales = np.abs(x).max(1, keepdims=True) / np.float32(LARGEST)
+    def by_feature(self, x: FloatArray) -> FloatArray:
+        """Return the product [out, rows]."""
+        integers = np.abs(x)
+        scales = integers.max(1, keepdims=True) / np.float32(LARGEST)
         scales[scales == 0] = 1
-        integers = np.rint(x / scales)
-        product: FloatArray = integers[:, self._slices[0]] @ self._weights[0]
+        np.divide(x, scales, out=integers)
+        np.rint(integers, out=integers)
+        product = multiply(self._weights[0], integers[:, self._slices[0]])
         for part, weight in zip(self._slices[1:], self._weights[1:], strict=True):
-            product += integers[:, part] @ weight
-        product *= scales
+            product += multiply(weight, integers[:, part])
+        product *= scales.T
         product *= self._scales
-        return product if self._bias is None else product + self._bias
+        if self._bias is not None:
+            product += self._bias
+        return product
 
 
-def tile_of(weight: FloatArray) -> int:
-    """Return how many rows this BLAS multiplies by `weight` [out, in] with equal bits for each."""
-    row = np.random.default_rng(0).standard_normal(weight.shape[1], np.float32)
-    for tile in TILES:
-        product = weight @ np.tile(row, (tile, 1)).T
-        if (product == product[:, :1]).all():
-            return tile
-    return 1
+def _slices(integers: NDArray[np.int8]) -> list[slice]:
+    """Return the fewest slices of weights [out, in] whose sums with any int8 stay exact."""
+    num_in = integers.shape[1]
+    for num_slices in range(1, num_in + 1):
+        starts = [num_in * number // num_slices for number in range(num_slices + 1)]
+        largest = np.add.reduceat(np.abs(integers), starts[:-1], 1, np.int64).max(initial=0)
+        if largest * LARGEST <= EXACT:
+            break
+    return [slice(start, stop) for start, stop in pairwise(starts)]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from batcher.transformer.layers import FloatArray, IntArray
-from batcher.transformer.linear import FastLinear, Int8Linear, Linear, TiledLinear, tile_of
+from batcher.transformer.linear import FastLinear, Int8Linear, Linear, TiledLinear
 from batcher.transformer.settings import WeightKind
 
 Embedding = Callable[[IntArray], FloatArray]
@@ -32,7 +32,6 @@ class WholeLinears:
 
     def __init__(self, kind: WeightKind = "fp32", *, is_fast: bool = False) -> None:
         self._kind, self._is_fast = kind, is_fast
-        self._tiles: dict[tuple[int, ...], int] = {}  # by the shape of the weight
 
     def linear(self, weight: FloatArray, bias: FloatArray | None = None) -> Linear:
         """Return the product with a weight [out, in], and a bias [out] added to it."""
@@ -40,9 +39,7 @@ class WholeLinears:
             return Int8Linear(weight, bias, per_channel=self._kind == "int8-channel")
         if self._is_fast:
             return FastLinear(weight, bias)
-        if weight.shape not in self._tiles:
-            self._tiles[weight.shape] = tile_of(weight)
-        return TiledLinear(weight, self._tiles[weight.shape], bias)
+        return TiledLinear(weight, bias)
 
     def embedding(self, table: FloatArray) -> Embedding:
         """Return what looks up rows of a table [vocab, hidden_size]."""

@@ -30,7 +30,7 @@ from batcher.transformer.loading import Watch
 from batcher.transformer.rank_group import GroupPart, PeerGoneError, RankGroup, group_parts
 from batcher.transformer.recurrent_states import RecurrentStates
 from batcher.transformer.span import Span
-from batcher.transformer.tensor_parallel import AskReference, Reference, reference_of
+from batcher.transformer.tensor_parallel import AskReference, reference_of
 from batcher.transformer.transformer import Transformer
 
 MakeRank = Callable[[RankGroup, AskReference, Watch], Transformer]
@@ -248,10 +248,10 @@ def serve(connection: Connection, part: GroupPart, outer: GroupPart | None, make
 def _serve(
     connection: Connection, group: RankGroup, outer: RankGroup | None, make: MakeRank
 ) -> None:
-    def ask(shape: tuple[int, int]) -> Reference:
+    def ask(shape: tuple[int, int]) -> FloatArray:
         if group.rank == 0:
             connection.send(("ask", shape))
-        reference: Reference = connection.recv()
+        reference: FloatArray = connection.recv()
         return reference
 
     transformer = make(group, ask, lambda number, total: connection.send(("read", number, total)))

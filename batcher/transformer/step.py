@@ -1,16 +1,25 @@
 """The tokens that one forward computes: whose they are, where they stand, what they attend to."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
-from batcher.transformer.attention import NOWHERE, Attention, padded_cells
+from batcher.transformer.attention import (
+    KEYS,
+    Attention,
+    RowBlocks,
+    first_blocks,
+    padded_cells,
+)
 from batcher.transformer.config import RopeSettings
 from batcher.transformer.kv_store import KVStore
 from batcher.transformer.layers import FloatArray, IntArray, RotaryEmbedding
 from batcher.transformer.recurrent_states import RecurrentStates
 from batcher.transformer.span import Span
 from batcher.transformer.waves import waves_of
+
+_NUM_BLOCKS = 128  # of keys of several rows, at once: so that they stay in the cache
 
 
 class Step:
@@ -58,22 +67,33 @@ class _Mixed:
             for span, size, end in parts
             if size > 1
         ]
-        tables = [padded_cells(span.cells) for span, size, _ in parts if size == 1]
+        self._tables = [padded_cells(span.cells) for span, size, _ in parts if size == 1]
         self._rows = np.array([end - 1 for _, size, end in parts if size == 1], np.int64)
         self._positions = positions[self._rows]
-        self._cells = np.full((len(tables), max(map(len, tables), default=0)), NOWHERE)
-        for line, table in zip(self._cells, tables, strict=True):
-            line[: len(table)] = table
+        self._blocks: dict[int | None, list[tuple[IntArray, RowBlocks]]] = {}
 
     def attend(
         self, attention: Attention, query: FloatArray, keys: FloatArray, values: FloatArray
     ) -> FloatArray:
         """Return the output [tokens, heads, head_dim] of all queries."""
         output = np.empty_like(query)
-        for rows, start, cells in self._chunks:
-            output[rows] = attention.of_chunk(query[rows], start, cells, keys, values)
-        if self._rows.size:
-            output[self._rows] = attention.of_rows(
-                query[self._rows], self._positions, self._cells, keys, values
-            )
+        for part, start, cells in self._chunks:
+            output[part] = attention.of_chunk(query[part], start, cells, keys, values)
+        for rows, blocks in self._row_blocks(attention.window) if self._rows.size else ():
+            output[rows] = attention.of_rows(query[rows], blocks, keys, values)
         return output
+
+    def _row_blocks(self, window: int | None) -> list[tuple[IntArray, RowBlocks]]:
+        """Return which single tokens see which blocks of keys, which layers of a window share."""
+        if window not in self._blocks:
+            counts = self._positions // KEYS - first_blocks(self._positions, window) + 1
+            groups = (counts.cumsum() - 1) // _NUM_BLOCKS
+            boundaries = [0, *(np.diff(groups).nonzero()[0] + 1).tolist(), len(groups)]
+            self._blocks[window] = [
+                (
+                    self._rows[start:stop],
+                    RowBlocks(self._positions[start:stop], self._tables[start:stop], window),
+                )
+                for start, stop in pairwise(boundaries)
+            ]
+        return self._blocks[window]

@@ -8,15 +8,13 @@ one process gets for the whole of it.
 
 import os
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
 
 from batcher.errors import BatchdecodeError
 from batcher.transformer.layers import FloatArray, IntArray
-from batcher.transformer.linear import FastLinear, Int8Linear, Linear, TiledLinear, tile_of
+from batcher.transformer.linear import FastLinear, Int8Linear, Linear, TiledLinear
 from batcher.transformer.linears import Embedding
 from batcher.transformer.rank_group import Boundaries, RankGroup
 from batcher.transformer.settings import WeightKind
@@ -25,17 +23,8 @@ _GRIDS = (192, 48, 16, 1)  # columns: what kernels take at once divides the firs
 _NUM_ROWS, _NUM_DRAWN = 64, 61  # of the products that are compared
 
 
-class Reference(NamedTuple):
-    """What one process gets for a weight of a certain shape.
-
-    tile: how many rows it multiplies at once.  product: [rows, out] of `_drawn` numbers.
-    """
-
-    tile: int
-    product: FloatArray
-
-
-AskReference = Callable[[tuple[int, int]], Reference]
+AskReference = Callable[[tuple[int, int]], FloatArray]
+"""Return what one process gets for a weight of a shape: a product [rows, out] of drawn numbers."""
 
 
 def column_parallel_linear(
@@ -64,7 +53,7 @@ class ColumnParallelLinears:
         self, kind: WeightKind, group: RankGroup, ask: AskReference, *, is_fast: bool
     ) -> None:
         self._kind, self._group, self._ask, self._is_fast = kind, group, ask, is_fast
-        self._cuts: dict[tuple[int, ...], tuple[int, Boundaries]] = {}  # by the shape of a weight
+        self._cuts: dict[tuple[int, ...], Boundaries] = {}  # by the shape of a weight
 
     def linear(self, weight: FloatArray, bias: FloatArray | None = None) -> Linear:
         """Return the product with a weight [out, in], and a bias [out] added to it."""
@@ -72,18 +61,18 @@ class ColumnParallelLinears:
 
     def embedding(self, table: FloatArray) -> Embedding:
         """Return what looks up rows of a table [vocab, hidden_size]."""
-        _, boundaries = self._cut(table)
+        boundaries = self._cut(table)
         return ParallelEmbedding(self._own_rows(table), boundaries, self._group)
 
     def tied(self, table: FloatArray) -> tuple[Embedding, Linear]:
         """Return both for one table."""
         own = self._own_rows(table)
-        _, boundaries = self._cut(table)
+        boundaries = self._cut(table)
         embedding = ParallelEmbedding(own, boundaries, self._group)
         return embedding, self._parallel(table, own, None)
 
     def _parallel(self, weight: FloatArray, own: FloatArray, bias: FloatArray | None) -> Linear:
-        tile, boundaries = self._cut(weight)
+        boundaries = self._cut(weight)
         rows = slice(*boundaries[self._group.rank :][:2])
         own_bias = None if bias is None else bias[rows]
         linear: Linear
@@ -93,26 +82,43 @@ class ColumnParallelLinears:
         elif self._is_fast:
             linear = FastLinear(own, own_bias)
         else:
-            linear = TiledLinear(own, tile, own_bias)
-        return partial(column_parallel_linear, own=linear, boundaries=boundaries, group=self._group)
+            linear = TiledLinear(own, own_bias)
+        return ColumnParallelLinear(linear, boundaries, self._group)
 
     def _own_rows(self, weight: FloatArray) -> FloatArray:
         """Return the rows of this rank, and nothing that keeps the others in memory."""
-        _, boundaries = self._cut(weight)
+        boundaries = self._cut(weight)
         own = weight[slice(*boundaries[self._group.rank :][:2])]
         is_mapped = not weight.flags.writeable
         return own if is_mapped else own.copy()
 
-    def _cut(self, weight: FloatArray) -> tuple[int, Boundaries]:
-        """Return the tile of a weight, and where it is cut."""
+    def _cut(self, weight: FloatArray) -> Boundaries:
+        """Return where a weight is cut."""
         shape = (len(weight), weight.shape[1])
         if shape not in self._cuts:
             if self._kind == "fp32" and not self._is_fast:
-                reference = self._ask(shape)
-                self._cuts[shape] = reference.tile, exact_boundaries(shape, reference, self._group)
+                self._cuts[shape] = exact_boundaries(shape, self._ask(shape), self._group)
             else:
-                self._cuts[shape] = 1, even_boundaries(shape[0], self._group.world_size)
+                self._cuts[shape] = even_boundaries(shape[0], self._group.world_size)
         return self._cuts[shape]
+
+
+class ColumnParallelLinear(Linear):
+    """A product of which every rank has its columns.
+
+    own: that with the columns of this rank.  boundaries: where those of each begin.
+    """
+
+    def __init__(self, own: Linear, boundaries: Boundaries, group: RankGroup) -> None:
+        self._own, self._boundaries, self._group = own, boundaries, group
+
+    def __call__(self, x: FloatArray) -> FloatArray:
+        """Return x [rows, in] times the matrix: [rows, out]."""
+        return column_parallel_linear(x, self._own, self._boundaries, self._group)
+
+    def by_feature(self, x: FloatArray) -> FloatArray:
+        """Return the same as [out, rows], turned around."""
+        return self(x).T
 
 
 class ParallelEmbedding:
@@ -136,15 +142,14 @@ class ParallelEmbedding:
         return rows
 
 
-def reference_of(shape: tuple[int, int]) -> Reference:
+def reference_of(shape: tuple[int, int]) -> FloatArray:
     """Return what this process gets for a weight of this shape, [out, in]."""
     weight = _drawn_weight(shape, slice(0, shape[0]))
-    tile = tile_of(weight)
-    return Reference(tile, TiledLinear(weight, tile)(_drawn_rows(shape[1])))
+    return TiledLinear(weight)(_drawn_rows(shape[1]))
 
 
 def exact_boundaries(
-    shape: tuple[int, int], reference: Reference, group: RankGroup
+    shape: tuple[int, int], reference: FloatArray, group: RankGroup
 ) -> tuple[int, ...]:
     """Return where a weight of this shape is cut so that the bits are those of the reference.
 
@@ -159,8 +164,8 @@ def exact_boundaries(
             continue
         tried.add(boundaries)
         own = slice(*boundaries[group.rank :][:2])
-        product = TiledLinear(_drawn_weight(shape, own), reference.tile)(_drawn_rows(shape[1]))
-        is_equal = np.array_equal(product, reference.product[:, own])
+        product = TiledLinear(_drawn_weight(shape, own))(_drawn_rows(shape[1]))
+        is_equal = np.array_equal(product, reference[:, own])
         vote = np.full((1, 1), is_equal, np.float32)
         votes = group.all_gather(vote, range(group.world_size + 1))
         if votes.all():

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose
 from tiny import attention_by_definition
 
-from batcher.transformer.attention import KEYS, Attention, padded_cells
+from batcher.transformer.attention import KEYS, Attention, RowBlocks, padded_cells
 
 HEADS, KV_HEADS, HEAD = 6, 2, 8
 WINDOWS = st.none() | st.integers(1, 3 * KEYS)
@@ -72,11 +72,12 @@ def test_neither_chunks_nor_rows_beside_them_show_in_the_bits(
         )
         assert np.array_equal(part, whole[number][start:stop])
     positions = np.array([data.draw(st.integers(0, length - 1)) for length in lengths])
-    width = -(-max(lengths) // KEYS) * KEYS
-    cells = np.zeros((len(lengths), width), np.int64)
-    for line, own, position in zip(cells, filled.cells, positions, strict=True):
-        line[: position + 1] = own[: position + 1]
+    tables = [
+        padded_cells(own[: position + 1])
+        for own, position in zip(filled.cells, positions, strict=True)
+    ]
+    blocks = RowBlocks(positions, tables, window)
     query = np.stack([filled.query[n][position] for n, position in enumerate(positions)])
-    rows = attention.of_rows(query, positions, cells, filled.keys, filled.values)
+    rows = attention.of_rows(query, blocks, filled.keys, filled.values)
     for number, position in enumerate(positions):
         assert np.array_equal(rows[number], whole[number][position])

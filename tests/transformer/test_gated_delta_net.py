@@ -17,7 +17,7 @@ from batcher.transformer.attention import NOWHERE
 from batcher.transformer.config import DeltaNetSettings
 from batcher.transformer.gated_delta_net import GatedDeltaNet
 from batcher.transformer.kv_store import KVStore
-from batcher.transformer.linear import TiledLinear, tile_of
+from batcher.transformer.linear import TiledLinear
 from batcher.transformer.recurrent_states import RecurrentStates
 from batcher.transformer.span import Snapshot, Span
 from batcher.transformer.step import Step
@@ -38,7 +38,7 @@ def net_of(*sizes: int) -> GatedDeltaNet:
 
     def linear(num_out: int, num_in: int) -> TiledLinear:
         weight = drawn(num_out, num_in)
-        return TiledLinear(weight, tile_of(weight))
+        return TiledLinear(weight)
 
     heads = (key_heads, value_heads // key_heads)
     return GatedDeltaNet(

@@ -26,7 +26,6 @@ from batcher.transformer.rank_processes import RankProcesses
 from batcher.transformer.settings import TransformerSettings
 from batcher.transformer.tensor_parallel import (
     ColumnParallelLinears,
-    Reference,
     column_parallel_linear,
     even_boundaries,
     exact_boundaries,
@@ -105,15 +104,15 @@ def test_columns_are_cut_where_bits_are_equal_and_ranks_have_about_as_many(shape
         assert len({*found}) == 1
         assert np.diff(found[0]).max() <= shape[0] / world_size + 192
     weight, x = drawn(*shape), drawn(40, shape[1], seed=1)
-    whole = TiledLinear(weight, reference.tile)(x)
+    whole = TiledLinear(weight)(x)
     for first, end in zip(found[0], found[0][1:], strict=False):
-        part = TiledLinear(weight[first:end], reference.tile)(x)
+        part = TiledLinear(weight[first:end])(x)
         assert np.array_equal(part, whole[:, first:end])
 
 
 def test_bits_that_no_cut_gives_are_an_error():
     true = reference_of((50, 20))
-    other = Reference(true.tile, true.product + 1)
+    other = true + 1
     with RankThreads(2) as ranks, pytest.raises(BatchdecodeError, match="OPENBLAS_NUM_THREADS=1"):
         ranks.map(lambda group: exact_boundaries((50, 20), other, group))
 
@@ -138,7 +137,7 @@ def test_ranks_hold_no_more_than_their_columns():
     def held(group):
         linears = ColumnParallelLinears("fp32", group, reference_of, is_fast=True)
         embedding, head = linears.tied(table)
-        return embedding._own, head.keywords["own"]._transposed
+        return embedding._own, head._own._weight
 
     with RankThreads(4) as ranks:
         for rows, columns in ranks.map(held):
