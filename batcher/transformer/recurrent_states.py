@@ -5,6 +5,8 @@ import numpy as np
 from batcher.transformer.attention import NOWHERE
 from batcher.transformer.config import DeltaNetSettings
 
+_MAX_BYTES = 4 * 2**20  # of states at once; with more, each took twice the time
+
 
 class RecurrentStates:
     """What each gated delta net keeps, for a number of cells, which may grow.
@@ -13,6 +15,7 @@ class RecurrentStates:
 
     convolution: for each layer [cells, kernel_size - 1, channels], the last inputs.
     delta: for each layer [cells, value heads, key_head_dim, value_head_dim], what keys lead to.
+    num_computed_together: as many as do not push each other out of the processor's caches.
     """
 
     def __init__(self, settings: DeltaNetSettings) -> None:
@@ -21,6 +24,7 @@ class RecurrentStates:
         heads = (settings.num_value_heads, settings.key_head_dim, settings.value_head_dim)
         self.convolution = [np.zeros(convolution, np.float32) for _ in settings.layers]
         self.delta = [np.zeros((NOWHERE + 1, *heads), np.float32) for _ in settings.layers]
+        self.num_computed_together = max(1, _MAX_BYTES // self.delta[0].nbytes)
 
     @property
     def num_cells(self) -> int:

@@ -46,7 +46,11 @@ class Step:
         self.own_cells: IntArray = np.concatenate([span.cells[span.start :] for span in spans])
         self.mixed = _Mixed(spans, sizes, self.positions)
         self.store, self.states = store, states
-        self.waves = [] if states is None else [*waves_of(spans, states.kernel_size)]
+        self.waves = (
+            []
+            if states is None
+            else [*waves_of(spans, states.kernel_size, states.num_computed_together)]
+        )
         self._angles: dict[RopeSettings, tuple[FloatArray, FloatArray]] = {}
 
     def angles(self, rotary: RotaryEmbedding) -> tuple[FloatArray, FloatArray]:

@@ -66,8 +66,8 @@ class Wave:
         self.kept_cells: IntArray = cells
 
 
-def waves_of(spans: Sequence[Span], kernel_size: int) -> Iterator[Wave]:
-    """Yield the spans of a step in waves, in order.
+def waves_of(spans: Sequence[Span], kernel_size: int, max_spans: int) -> Iterator[Wave]:
+    """Yield the spans of a step in waves, in order; none has more than `max_spans`.
 
     Raises:
         InvariantError: a span would keep nothing at its end, or something NOWHERE.
@@ -82,7 +82,7 @@ def waves_of(spans: Sequence[Span], kernel_size: int) -> Iterator[Wave]:
         is_ascending = all(first < second for first, second in pairwise([0, *kept]))
         if NOWHERE in cells or not is_ascending or kept[-1:] != [len(span.token_ids)]:
             raise InvariantError(f"a span of {len(span.token_ids)} tokens keeps {span.snapshots}")
-        if written & {span.source, *cells}:
+        if written & {span.source, *cells} or len(begun) == max_spans:
             yield Wave(begun, firsts, kernel_size)
             written, begun, firsts = set(), [], []
         written |= cells

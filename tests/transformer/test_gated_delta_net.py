@@ -101,6 +101,7 @@ def test_whoever_goes_on_from_a_cell_finds_what_was_left_there(
     number: int, data: st.DataObject
 ) -> None:
     net, states = NETS[number], states_of(NETS[number])
+    states.num_computed_together = data.draw(st.sampled_from([1, 2, 100]))
     content = {NOWHERE: (0, 0)}  # cell -> the sequence that is in it, and how many of its tokens
     for _ in range(data.draw(st.integers(1, 6))):
         spans, x, expected = [], [], []
@@ -135,6 +136,9 @@ def test_spans_between_which_nothing_passes_are_computed_together() -> None:
     follower = span(9, 2, 6, (2, 6))
     step = Step([span(0, 9, NOWHERE, (9, 6)), rows[0], follower, rows[1]], KVStore(0, 1, 1), states)
     assert [wave.rows.tolist() for wave in step.waves] == [[0, 9, *range(1, 9)], [10, 12, 11]]
+    states.num_computed_together = 2
+    step = Step(rows[:5], KVStore(0, 1, 1), states)
+    assert [wave.rows.tolist() for wave in step.waves] == [[0, 1], [2, 3], [4]]
 
 
 @pytest.mark.parametrize(
