@@ -3,11 +3,14 @@
 import random
 
 import pytest
+from control_requests import SCHEMA
 from msgspec.structs import replace
 from tiny import tiny_model
 
 from batcher import Engine, Request, Result
+from batcher.errors import InvariantError
 from batcher.events import PreemptEvent
+from batcher.models.base import Batch, Chunk
 from batcher.settings import SchedulingSettings
 from batcher.transformer.config import DeltaNetSettings, ExpertSettings, RopeSettings
 
@@ -87,10 +90,12 @@ def requests() -> list[Request]:
 REQUESTS = requests()
 
 
-def run(model: object, batch_size: int, **settings: object) -> tuple[dict, int]:
+def run(
+    model: object, batch_size: int, requests: list[Request] = REQUESTS, **settings: object
+) -> tuple[dict, int]:
     """Return what each sample came to, but for when, and how often one was preempted."""
     engine = Engine(model, batch_size, settings=SchedulingSettings(**settings), is_checked=True)
-    for request in REQUESTS:
+    for request in requests:
         engine.add(request)
     found: dict[tuple[str, int], Result] = {}
     num_preempted = 0
@@ -117,6 +122,40 @@ def test_results_are_equal_to_the_bit_under_every_schedule(kind: str) -> None:
         found, num_preempted = run(tiny_model(**KINDS[kind]), batch_size, **settings)
         assert found == alone, settings
         assert num_preempted or settings.get("kv_blocks", 99) > 50
+
+
+def test_whatever_rows_ask_for_recurrent_states_are_those_of_their_tokens() -> None:
+    asked = [
+        Request(prompt="tell", json_schema=SCHEMA, max_tokens=60),
+        Request(prompt="tell", json_schema=SCHEMA, cfg_scale=1.5, negative_prompt="No no"),
+        Request(prompt="x", choice=["yes indeed", "no"], cfg_scale=0.0, negative_prompt="q"),
+        Request(prompt="Count the bo", heal=True, max_tokens=9),
+        Request(prompt="abc", num_beams=3, n=2, max_tokens=12),
+        Request(prompt="a long prompt" * 3, temperature=1.0, best_of=4, n=2, max_tokens=9),
+        Request(prompt="a long prompt" * 3, temperature=1.0, n=3, prompt_logprobs=1, max_tokens=9),
+        Request(prompt="plain" * 9, max_tokens=20, logprobs=2),
+    ]
+    kind = {**QWEN3_NEXT, "eos_token_ids": (0,)}
+    alone, _ = run(tiny_model(**kind), 4, asked)
+    for batch_size, settings in (
+        (12, {}),
+        (8, {"max_batch_tokens": 20}),
+        (8, {"kv_blocks": 40, "block_size": 4}),
+    ):
+        found, num_preempted = run(tiny_model(**kind), batch_size, asked, **settings)
+        assert found == alone, settings
+        assert num_preempted or "kv_blocks" not in settings
+
+
+def test_recurrent_states_are_not_turned_back() -> None:
+    model = tiny_model(**QWEN3_NEXT)
+    model.allocate(1)
+    batch = Batch(1)
+    batch.join(Chunk(0, [1, 2, 3], 0))
+    model.forward(batch)
+    batch.chunks = [Chunk(0, [3], 2)]
+    with pytest.raises(InvariantError, match="position 2, and states after 3 tokens"):
+        model.forward(batch)
 
 
 def test_an_output_ends_at_the_context_of_its_model() -> None:
