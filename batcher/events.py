@@ -71,12 +71,16 @@ class ArriveEvent(SampleEvent, frozen=True):
     Reason: "input" (the file gave the arrival time), "follow" (it came while the run was going on)
     or "turn" (it waited for the turn of its session before it).
     deadline: when it was to have ended, if it says so; in seconds, as `time`.
+    dropped_turns: how many of the oldest turns of its session it does not go on from, since they
+    had no room in the context; dropped_tokens: how many tokens these had.
     """
 
     reason: ArriveReason
     prompt_tokens: int
     max_tokens: int
     deadline: float | None = None
+    dropped_turns: int = 0
+    dropped_tokens: int = 0
 
 
 class AdmitEvent(SampleEvent, frozen=True):

@@ -8,6 +8,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 from hashlib import blake2b
+from itertools import takewhile
 from typing import TypeGuard
 
 import numpy as np
@@ -183,6 +184,16 @@ def count_tokens(prompt: PromptInput, tokenizer: Tokenizer) -> int:
     if not has_segments(prompt):
         return len(prompt)
     return sum(_count(segment, tokenizer) for segment in prompt)
+
+
+def num_lasting_tokens(prompt: PromptInput, tokenizer: Tokenizer) -> int:
+    """Return how many tokens a valid `prompt` begins with that are the system's.
+
+    They stay when the oldest turns of a session are dropped.
+    """
+    if not has_segments(prompt):
+        return 0
+    return sum(_count(one, tokenizer) for one in takewhile(lambda o: o.type == "system", prompt))
 
 
 def _count(segment: PromptSegment, tokenizer: Tokenizer) -> int:

@@ -1,12 +1,7 @@
-"""Requests on their way into the waiting queue: as sequences, at their time, turn by turn.
+"""Requests on their way into the waiting queue: as sequences, at their time, turn by turn."""
 
-Rule: of one session at most one turn is a sequence; the others wait here, in input order.
-"""
-
-from collections import deque
 from collections.abc import Callable, Mapping
 from copy import copy
-from typing import NamedTuple
 
 from msgspec.structs import replace
 
@@ -15,11 +10,12 @@ from batcher.decoding.stops.automaton import stop_automaton
 from batcher.engine.outputs import Outputs
 from batcher.engine.recorder import Recorder
 from batcher.engine.sequence import Sequence, SequenceExtras
+from batcher.engine.sessions import NOTHING_DROPPED, PastTurn, Session, Turn
 from batcher.errors import BatchdecodeError, Failure, FieldProblem, InvariantError, RequestError
 from batcher.events import ArriveReason, Role
 from batcher.models.base import Model, eos_token_ids_of
 from batcher.models.context import Context, context_of
-from batcher.prompts import Prompt, read_prompt
+from batcher.prompts import Prompt, count_tokens, num_lasting_tokens, prefix_of, read_prompt
 from batcher.request import Request, is_plain
 from batcher.result import Result
 from batcher.scheduling.clock import Clock
@@ -27,48 +23,6 @@ from batcher.scheduling.scheduler import Scheduler
 from batcher.tokens import NO_TOKENS, Tokens, joined
 
 Heal = Callable[[Tokens], tuple[list[int], bytes]]
-
-
-class Turn(NamedTuple):
-    """A request of a session as it was added to the engine.
-
-    replayed: what an earlier run found, by index.
-    """
-
-    request: Request
-    request_id: str
-    input_index: int
-    arrive_reason: ArriveReason
-    replayed: Mapping[int, Result]
-
-
-class Session:
-    """What one conversation has come to.
-
-    tokens: of all turns that have ended, prompts and outputs.  end: when the last of them did; None
-    before the first has.  failure: why no turn can go on from here, if that is so.
-    active: the id of the turn that is a sequence; None if there is none.  turns: that wait for it.
-    """
-
-    __slots__ = ("active", "end", "failure", "tokens", "turns")
-
-    def __init__(self) -> None:
-        self.tokens: Tokens = []
-        self.end: float | None = None
-        self.failure: str | None = None
-        self.active: str | None = None
-        self.turns: deque[Turn] = deque()
-
-    def break_off(self, request_id: str, outcome: str, place: int) -> list[Turn]:
-        """Let nothing go on after a turn; return those that wait, from `place` on."""
-        if self.failure is None:
-            self.failure = (
-                f"a turn before it in its session, request {request_id!r}, ended with {outcome!r}"
-            )
-        turns = list(self.turns)[place:]
-        for _ in turns:
-            self.turns.pop()
-        return turns
 
 
 class Inputs:
@@ -91,8 +45,8 @@ class Inputs:
         self.latest_arrival = 0.0
         self._scheduler, self._queue = scheduler, scheduler.queue
         self._outputs, self._recorder, self._clock = outputs, recorder, clock
-        self._model = model
-        self._made_with = model, eos_token_ids_of(model), heal, context_of(model)
+        self._model, self._context = model, context_of(model)
+        self._made_with = model, eos_token_ids_of(model), heal, self._context
         settings = scheduler.settings
         self._can_replay = not settings.is_paged and settings.preempt_for is None
         self._sessions: dict[str, Session] = {}  # by name, as long as the engine is there
@@ -201,8 +155,7 @@ class Inputs:
                 session = None if name is None else self._sessions[name]
                 if session is None or session.active != sequence.id:
                     continue  # it has failed without ever going on
-                whole = sequence.prompt_tokens, result.tokens
-                session.tokens = joined(whole, self._model.vocab_size)
+                session.past.append(self._past_turn(sequence, result, session.num_history))
                 session.end, session.active = self._clock.now, None
                 outcome = result.finish_reason
                 if outcome in {"error", "aborted"}:
@@ -226,16 +179,33 @@ class Inputs:
 
     def _begin_turn(self, session: Session, turn: Turn, why: str | None) -> None:
         """Let a turn arrive, the one before it having ended, or fail for the reason `why`."""
-        [sequence] = make_sequences(*turn, *self._made_with, session.tokens)
+        request, vocab_size, dropped = turn.request, self._model.vocab_size, NOTHING_DROPPED
+        if self._context.drops_oldest and session.past:
+            num_own = count_tokens(request.prompt, self._model.tokenizer)
+            dropped = session.drop(num_own + request.max_tokens, self._context, vocab_size)
+        history = session.history(vocab_size)
+        session.num_history = len(history)
+        [sequence] = make_sequences(*turn, *self._made_with, history)
+        if dropped.num_turns:
+            sequence.extras = sequence.extras or SequenceExtras()
+            sequence.extras.dropped = dropped
         if why is not None:
             failure = Failure("session-failed", why)
             self._outputs.finish_waiting(sequence, self._clock.step, "error", failure)
             return
         if session.end is not None:
-            arrival = max(turn.request.arrival_time, session.end + turn.request.think_time)
-            if arrival > turn.request.arrival_time:
+            arrival = max(request.arrival_time, session.end + request.think_time)
+            if arrival > request.arrival_time:
                 sequence.arrival_time, sequence.arrive_reason = arrival, "turn"
         self._queue.add(sequence, self._clock.now)
+
+    def _past_turn(self, sequence: Sequence, result: Result, num_history: int) -> PastTurn:
+        """Return the turn that has ended, which went on from so many tokens."""
+        own, tokenizer = sequence.prompt_tokens[num_history:], self._model.tokenizer
+        num_lasting = num_lasting_tokens(sequence.request.prompt, tokenizer)
+        if not num_history:
+            num_lasting += len(prefix_of(sequence.request.prompt, tokenizer))
+        return PastTurn(joined((own, result.tokens), self._model.vocab_size), num_lasting)
 
 
 def make_sequences(
@@ -323,7 +293,8 @@ def _fitted(first: Sequence, negative: Prompt | None, context: Context) -> Seque
     negative: the prompt of the row beside it, if there is one, which is given the same tokens.
     """
     request, extras = first.request, first.extras
-    prompts = {"prompt": first.num_tokens}
+    whole = "prompt" if request.session is None else "conversation"
+    prompts = {whole: first.num_tokens}
     if negative is not None:
         prompts["negative prompt"] = negative.num_tokens
     longest = max(prompts.values())

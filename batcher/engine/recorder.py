@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from batcher.engine.sequence import Sequence
+from batcher.engine.sessions import NOTHING_DROPPED
 from batcher.events import (
     AdmitEvent,
     ArriveEvent,
@@ -52,7 +53,8 @@ class Recorder:
 
     def arrived(self, sequence: Sequence) -> None:
         """Tell that a sequence joined the waiting queue, at its own time and not at this one."""
-        request = sequence.request
+        request, extras = sequence.request, sequence.extras
+        dropped = NOTHING_DROPPED if extras is None else extras.dropped
         self.events.append(
             ArriveEvent(
                 sequence.arrived_step,
@@ -63,6 +65,7 @@ class Recorder:
                 sequence.num_prompt_tokens,
                 request.max_tokens,
                 request.deadline,
+                *dropped,
             )
         )
 

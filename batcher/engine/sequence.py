@@ -4,6 +4,7 @@ from msgspec import Struct
 
 from batcher.decoding.sampling.logprobs import PromptLogprobs
 from batcher.decoding.stops.automaton import StopAutomaton
+from batcher.engine.sessions import NOTHING_DROPPED, Dropped
 from batcher.errors import Failure
 from batcher.events import ArriveReason
 from batcher.prompts import Prompt
@@ -22,6 +23,7 @@ class SequenceExtras(Struct, gc=False):  # as Sequence
     num_healed: tokens of the prompt that are generated anew instead, from their bytes, `healing`.
     prompt_logprobs: what is told of the prompt, in one for all samples; None if nothing is.
     failure: why it can never run, if so.
+    dropped: which turns of its session it does not go on from, since the context has no room.
     is_cut: whether its max_tokens are fewer than its request's, since its context has no room.
     jumped_step: the last step that gave it several tokens.
     """
@@ -31,6 +33,7 @@ class SequenceExtras(Struct, gc=False):  # as Sequence
     healing: bytes = b""
     prompt_logprobs: PromptLogprobs | None = None
     failure: Failure | None = None
+    dropped: Dropped = NOTHING_DROPPED
     is_cut: bool = False
     jumped_step: int = NEVER
 

@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.errors import InvariantError
-from batcher.events import BlockedReason, EndReason, RejectEvent
+from batcher.events import ArriveEvent, BlockedReason, EndReason, RejectEvent
 from batcher.explaining.reading import KeptRequests
 from batcher.result import LengthLimit
 from batcher.timeline import Timeline
@@ -61,13 +61,24 @@ class Part(Struct, frozen=True, omit_defaults=True):
         return self.end - self.start
 
 
-class Arrival(Struct, frozen=True):
-    """When a request came, and what it asked for; time in seconds."""
+class Arrival(Struct, frozen=True, omit_defaults=True):
+    """When a request came, and what it asked for; time in seconds.
+
+    dropped_turns, dropped_tokens: as in its event.
+    """
 
     step: int
     time: float
     prompt_tokens: int
     max_tokens: int
+    dropped_turns: int = 0
+    dropped_tokens: int = 0
+
+    @classmethod
+    def by(cls, event: ArriveEvent) -> "Arrival":
+        """Return what `event` tells of it."""
+        asked = event.prompt_tokens, event.max_tokens
+        return cls(event.step, event.time, *asked, event.dropped_turns, event.dropped_tokens)
 
 
 class StorySpan(Struct, frozen=True, omit_defaults=True):
@@ -167,9 +178,7 @@ def story_of(timeline: Timeline, request: RequestTimeline) -> Story:
         num_rows=request.num_rows,
         batch=timeline.num_slots,
         kv_blocks=kv_blocks if isinstance(kv_blocks, int) else None,
-        arrived=None
-        if arrive is None
-        else Arrival(arrive.step, arrive.time, arrive.prompt_tokens, arrive.max_tokens),
+        arrived=None if arrive is None else Arrival.by(arrive),
         parts=parts,
         spans=[_span_of(timeline, request, admission) for admission in request.admissions],
         ended=_ending_of(timeline, request),

@@ -336,6 +336,8 @@ _DESCRIPTIONS = {
     "reason": "Why.",
     "FinishEvent.tokens": "How many tokens were generated.",
     "EndEvent.tokens": "How many tokens were generated.",
+    "dropped_turns": "How many of the oldest turns of its session had no room in the context.",
+    "dropped_tokens": "How many tokens they had.",
     "JumpEvent.tokens": "How many tokens the constraint added.",
     "role": "The row of a sample, of a beam, or the negative prompt's beside a sample.",
     "parent": "The beam that the slot's beam continues from the next step on.",

@@ -6,6 +6,7 @@ for the rules of validation to tell, as it is for a value under the field's own 
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from msgspec.structs import replace
@@ -13,11 +14,12 @@ from msgspec.structs import replace
 from batcher.errors import FieldProblem, Path, describe
 from batcher.formats.openai import CHAT_URL, COMPLETIONS_URL
 from batcher.formats.suggestions import unknown_names
+from batcher.request import PromptSegment
 from batcher.validation import show
 from batcher.validation.values import quote, wrong
 
 Message = dict[str, str]
-ChatTemplate = Callable[[list[Message]], Any]
+ChatTemplate = Callable[..., Any]
 """What makes the prompt of a chat: text, token ids, or a mapping that has them as `input_ids`."""
 
 MESSAGE_FIELDS = ("role", "content", "name")
@@ -203,17 +205,46 @@ def _read_messages(name: str, messages: Any, fields: Fields) -> Found:
         yield FieldProblem("unsupported-model", path, _NO_TEMPLATE, _WHAT_NOW)
         return
     try:
-        rendered = template([_flat(message) for message in messages])
-        if isinstance(rendered, Mapping):
-            rendered = rendered["input_ids"]
-        is_list = isinstance(rendered, list) and set(map(type, rendered)) <= {int}
-        if not (isinstance(rendered, str) or is_list):
-            rendered = [int(token_id) for token_id in rendered]
+        flat = [_flat(message) for message in messages]
+        rendered = _rendered(template(flat))
+        num_system = (
+            _num_system_tokens(flat, rendered, template) if "session" in fields.values else 0
+        )
+        if num_system:
+            system = PromptSegment(tokens=[*rendered[:num_system]], type="system")
+            rendered = [system, PromptSegment(tokens=[*rendered[num_system:]])]
     except Exception as error:  # noqa: BLE001 - whatever the template's own code raises
         message = f"the chat template fails on {quote(path)}: {describe(error)}"
         yield FieldProblem("invalid-value", path, message)
     else:
         yield Given("prompt", rendered, path)
+
+
+def _rendered(answer: Any) -> str | list[Any]:
+    """Return what a template has made of a chat: text, or a list of token ids."""
+    rendered = answer["input_ids"] if isinstance(answer, Mapping) else answer
+    if isinstance(rendered, str):
+        return rendered
+    if isinstance(rendered, list) and set(map(type, rendered)) <= {int}:
+        return rendered
+    return [int(token_id) for token_id in rendered]
+
+
+def _num_system_tokens(
+    messages: list[Message], rendered: str | list[Any], template: ChatTemplate
+) -> int:
+    """Return how many tokens of a chat that is token ids are those of the system's messages.
+
+    They are a segment of their own in a session, which may drop the rest.
+    """
+    system = list(takewhile(lambda message: message["role"] == "system", messages))
+    if not system or system == messages or isinstance(rendered, str):
+        return 0
+    try:
+        alone = _rendered(template(system, add_generation_prompt=False))
+    except Exception:  # noqa: BLE001 - a template may ask for more than these
+        return 0
+    return len(alone) if alone == rendered[: len(alone)] else 0
 
 
 def _read_prompt(name: str, value: Any, fields: Fields) -> Found:

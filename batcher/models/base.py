@@ -22,7 +22,7 @@ from batcher.padding import Side, pad_rows
 from batcher.tokens import Tokens
 
 IntArray = NDArray[np.int64]
-ChatTemplate = Callable[[list[dict[str, str]]], Any]
+ChatTemplate = Callable[..., Any]
 FloatArray = NDArray[np.float32]
 OutputKind = Literal["tokens", "logits", "both"]
 

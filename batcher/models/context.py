@@ -4,7 +4,7 @@ Rule: a prompt and its output together have at most max_context tokens.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from msgspec import Struct
 
@@ -13,6 +13,7 @@ from batcher.foreign import attribute_of
 from batcher.models.base import Model, number_of
 
 UNLIMITED = sys.maxsize
+DROP_OLDEST = "drop-oldest"
 
 
 class Context(Struct, frozen=True):
@@ -20,10 +21,12 @@ class Context(Struct, frozen=True):
 
     max_context: how many tokens they may have, prompt and output; UNLIMITED without a limit.
     least_prompt: how many tokens a prompt needs to be computed, 0 or 1.
+    drops_oldest: whether a conversation that would be longer loses its oldest turns.
     """
 
     max_context: int = UNLIMITED
     least_prompt: int = 0
+    drops_oldest: bool = False
 
     def holds(self, num_prompt_tokens: int, max_tokens: int) -> bool:
         """Return whether there is room for all that such a request may generate."""
@@ -50,11 +53,27 @@ class Context(Struct, frozen=True):
                 return Failure("prompt-too-long", message)
         return None
 
+    def num_dropped(self, turns: Sequence[tuple[int, int]], num_more: int) -> int:
+        """Return how many of the oldest `turns` are dropped so that `num_more` tokens have room.
+
+        turns: how many tokens each has, and how many of them stay in any case.
+        """
+        num_tokens = num_more + sum(num_turn for num_turn, _ in turns)
+        for number, (num_turn, num_lasting) in enumerate(turns):
+            if num_tokens <= self.max_context:
+                return number
+            num_tokens -= num_turn - num_lasting
+        return len(turns)
+
 
 ANY_LENGTH = Context()
 
 
 def context_of(model: Model) -> Context:
     """Return what the rows of `model` may be, as far as it tells."""
-    needs_prompt = attribute_of(getattr(model, "inner", model), "needs_prompt", None)
-    return Context(number_of(model, "max_context") or UNLIMITED, int(needs_prompt is True))
+    told = getattr(model, "inner", model)
+    return Context(
+        number_of(model, "max_context") or UNLIMITED,
+        int(attribute_of(told, "needs_prompt", None) is True),
+        attribute_of(told, "session_overflow", None) == DROP_OLDEST,
+    )

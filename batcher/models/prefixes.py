@@ -25,8 +25,8 @@ def extend(prefixes: Prefixes, batch: Batch) -> None:
 class PrefixModel:
     """A Model (see base.py) that has no cache, around what is `asked`, from which it has the rest.
 
-    Attributes `settings`, `tokenizer` and `max_context` of that are used if it has them; text is
-    bytes if not.
+    Attributes `settings`, `tokenizer`, `max_context` and `session_overflow` of that are used if it
+    has them; text is bytes if not.
     """
 
     gives: OutputKind
@@ -39,6 +39,7 @@ class PrefixModel:
         tokenizer = attribute_of(asked, "tokenizer", None)
         self.tokenizer: Tokenizer = ByteTokenizer() if tokenizer is None else tokenizer
         self.max_context: int | None = attribute_of(asked, "max_context", None)
+        self.session_overflow: Any = attribute_of(asked, "session_overflow", None)
         self._prefixes: Prefixes = {}
         self._num_slots = 0
 

@@ -78,6 +78,7 @@ class TransformerModel:
 
     is_paged: whether it can be in pages; a model with recurrent layers cannot.
     name, settings: what finds it again.  max_context: how many tokens a row may have.
+    session_overflow: what becomes of a conversation that would have more.
     eos_token_ids: all that end a text; eos_token_id: the first of them.
     kv_bytes_per_token: what the keys and values of a token take.
     """
@@ -100,6 +101,7 @@ class TransformerModel:
         self.eos_token_ids = config.eos_token_ids
         self.eos_token_id = config.eos_token_ids[0] if config.eos_token_ids else None
         self.max_context = max_context or config.max_position_embeddings
+        self.session_overflow: str | None = settings.get("session_overflow")
         num_heads = len(config.attention_layers) * config.num_kv_heads
         self.kv_bytes_per_token = 2 * num_heads * config.head_dim * _FLOAT_SIZE
         self.is_paged = config.delta_net is None

@@ -6,7 +6,7 @@ symbols that begin at the same place; what is before them is in the keys of the 
 """
 
 from bisect import bisect_right
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator
 from itertools import accumulate, chain, repeat
 
@@ -124,6 +124,41 @@ def make_sequence(
     return sequence
 
 
+class History:
+    """What a session has come to: turns that have ended, and what has stayed of those dropped."""
+
+    def __init__(self) -> None:
+        self.kept: list[Piece] = []
+        self.past: list[SimulatedSequence] = []
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """What the next turn goes on from."""
+        own = (piece for turn in self.past for piece in (*turn.job.prompt, turn.output))
+        return tuple(piece for piece in (*self.kept, *own) if piece.length)
+
+    def drop(self, num_more: int, context: Context) -> None:
+        """Drop the oldest turns until `num_more` tokens fit behind the others, or none is left."""
+        lengths = [
+            (turn.job.num_prompt_tokens + turn.output.length, turn.job.num_lasting)
+            for turn in self.past
+        ]
+        num_kept = sum(piece.length for piece in self.kept)
+        for _ in range(context.num_dropped(lengths, num_kept + num_more)):
+            job = self.past.pop(0).job
+            self.kept += _first_pieces(job.prompt, job.num_lasting)
+
+
+def _first_pieces(pieces: Iterable[Piece], num_tokens: int) -> Iterator[Piece]:
+    """Yield what the first `num_tokens` tokens of `pieces` are."""
+    for piece in pieces:
+        length = min(piece.length, num_tokens)
+        if length:
+            tokens = None if piece.tokens is None else piece.tokens[:length]
+            yield Piece(length, piece.symbol, tokens)
+        num_tokens -= length
+
+
 class Turns:
     """Makes the sequences of a workload; of one session at most one is on its way.
 
@@ -136,6 +171,7 @@ class Turns:
         self.sequences = [make_sequence(job, (), self._context) for job in workload.jobs]
         self.ended: list[SimulatedSequence] = []
         self._sessions: dict[str, deque[int]] = {}  # the places of turns that wait
+        self._histories: defaultdict[str, History] = defaultdict(History)
 
     @property
     def all_wait(self) -> bool:
@@ -163,12 +199,16 @@ class Turns:
         It has failed if the one before it has.
         """
         ended = self.ended.pop(0)
-        waiting = self._sessions[ended.job.session or ""]
+        name = ended.job.session or ""
+        waiting, history = self._sessions[name], self._histories[name]
         if not waiting:
             return None
         place = waiting.popleft()
         job = self._jobs[place]
-        turn = make_sequence(job, ended.lay_out(), self._context)
+        history.past.append(ended)
+        if self._context.drops_oldest:
+            history.drop(job.num_prompt_tokens + job.max_tokens, self._context)
+        turn = make_sequence(job, history.pieces, self._context)
         turn.arrival_time = max(job.arrival_time, now + job.think_time)
         turn.has_failed = ended.has_failed
         self.sequences[place] = turn

@@ -8,7 +8,13 @@ from msgspec import Struct
 from batcher.errors import BatchdecodeError
 from batcher.models.base import Model
 from batcher.models.context import ANY_LENGTH, Context, context_of
-from batcher.prompts import SegmentEnd, eviction_priority_of, has_segments, prefix_of
+from batcher.prompts import (
+    SegmentEnd,
+    eviction_priority_of,
+    has_segments,
+    num_lasting_tokens,
+    prefix_of,
+)
 from batcher.request import PromptInput, Request, is_plain
 from batcher.tokens import NO_TOKENS, Tokens
 
@@ -34,7 +40,8 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     input_index: the request's.  max_tokens: what the scheduler is told, unless the context has less
     room; num_output_tokens: what it comes to, at most as many.
     prompt, output: what they hold, for the prefix cache.  segment_ends: see Schedulable.
-    session, think_time: see Request.  has_siblings: whether there are other samples of it.
+    session, think_time: see Request.  num_lasting: how many of its first tokens stay in its session
+    if it is dropped.  has_siblings: whether there are other samples of it.
     """
 
     id: str
@@ -52,6 +59,7 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     segment_ends: tuple[SegmentEnd, ...] = ()
     session: str | None = None
     think_time: float = 0.0
+    num_lasting: int = 0
     has_siblings: bool = False
 
 
@@ -98,6 +106,7 @@ def workload_of(
             sessions.add(request.session)
         prompt, segment_ends = _read(request.prompt, model, prefix)
         num_prompt = sum(piece.length for piece in prompt)
+        num_lasting = len(prefix) + num_lasting_tokens(request.prompt, model.tokenizer)
         num_samples = (request.best_of or request.n) if request.max_tokens else request.n
         for index in range(num_samples):
             output = _output(request, request_id, (input_index, index), outputs)
@@ -118,6 +127,7 @@ def workload_of(
                     segment_ends=segment_ends,
                     session=request.session,
                     think_time=request.think_time,
+                    num_lasting=num_lasting,
                     has_siblings=num_samples > 1,
                 )
             )

@@ -14,6 +14,7 @@ SMOLLM2 = "smollm2"  # for the demo: the file in a package
 MAX_CONTEXT = 2**24  # tokens: more than any model has
 MAX_RANKS = 64
 WeightKind = Literal["fp32", "int8", "int8-channel"]
+SessionOverflow = Literal["error", "drop-oldest"]
 
 
 class TransformerSetting(FieldFacts, frozen=True):
@@ -46,6 +47,12 @@ class TransformerSettings(Struct, frozen=True, forbid_unknown_fields=True):
         "many as the checkpoint says",
         TransformerSetting(metavar="N"),
     ] = None
+    session_overflow: Annotated[
+        SessionOverflow,
+        "what becomes of a conversation that would be longer: an `error`, or it loses its oldest "
+        "turns, `drop-oldest`",
+        TransformerSetting(metavar="KIND"),
+    ] = "error"
     tensor_parallel: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_RANKS)],
         "processes that a checkpoint is computed by, each of which holds its columns of the "

@@ -48,7 +48,7 @@ class ModelCapabilities(Struct, frozen=True):
     scores_prompts: bool = True
     has_eos: bool = True
     check_constraint: Callable[[ConstraintField, object], None] | None = None
-    chat_template: Callable[[list[dict[str, str]]], Any] | None = None
+    chat_template: Callable[..., Any] | None = None
     takes_chats: bool = False
     encode: Callable[[str], object] | None = None
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from msgspec.structs import astuple
 
 from batcher.events import PreemptReason, RejectEvent
-from batcher.explaining.story import Cause, Part, Story, StorySpan
+from batcher.explaining.story import Arrival, Cause, Part, Story, StorySpan
 from batcher.timeline.records import SpanPreemption
 
 from ..screen.cells import counted
@@ -47,12 +47,21 @@ def tell(story: Story, length: Length = SHORT) -> list[str]:
     asked = f"{counted(arrived.prompt_tokens, 'prompt token')}, at most {arrived.max_tokens:,} more"
     rows = f", {story.num_rows} slots at once" if story.num_rows > 1 else ""
     lines = [
-        f"arrived at step {arrived.step:,} ({time_of(arrived.time)})",
+        f"arrived at step {arrived.step:,} ({time_of(arrived.time)}){_dropped(arrived)}",
         *_spans_and_waits(story, length),
         _ending(story),
         _sums(story),
     ]
     return [f"{story.label}: {asked}{rows}", *(f"  {line}" for line in lines)]
+
+
+def _dropped(arrived: Arrival) -> str:
+    """Return which turns of its session it does not go on from."""
+    if not arrived.dropped_turns:
+        return ""
+    number, tokens = arrived.dropped_turns, counted(arrived.dropped_tokens, "token")
+    turns = "oldest turn" if number == 1 else f"{number:,} oldest turns"
+    return f" without the {turns} of its session, {tokens}: the context had no room"
 
 
 def names(labels: Sequence[str]) -> str:

@@ -44,9 +44,10 @@ class EngineRun(NamedTuple):
 class BoundedModel(SimulatedModel):
     """The simulated model, with a context of so many tokens; it then needs a prompt, too."""
 
-    def __init__(self, max_context: int | None) -> None:
+    def __init__(self, max_context: int | None, session_overflow: str = "error") -> None:
         super().__init__()
         self.max_context, self.needs_prompt = max_context, max_context is not None
+        self.session_overflow = session_overflow
 
 
 def run_engine(

@@ -78,15 +78,15 @@ CONTEXTS = st.sampled_from([None, None, 30, 60, 100])
 
 
 @examples(100)
-@given(st.integers(0, 2**32), CONTEXTS)
+@given(st.integers(0, 2**32), CONTEXTS, st.sampled_from(["error", "drop-oldest"]))
 def test_a_simulation_is_the_engine_step_for_step_and_tick_for_tick(
-    seed: int, max_context: int | None
+    seed: int, max_context: int | None, session_overflow: str
 ) -> None:
     random = Random(seed)
     drawn = random_requests(random)
     num_slots, chosen = random_settings(random)
     step_time = random.choice(STEP_TIMES)
-    model = BoundedModel(max_context)
+    model = BoundedModel(max_context, session_overflow)
     engine = run_engine(drawn, num_slots, chosen, step_time, model)
     simulation = LoggedSimulation(workload_from(drawn, model), num_slots, chosen, step_time)
     result = simulation.run()
