@@ -158,7 +158,8 @@ class SummedSink:
 
     def write(self, lines: bytes) -> None:
         """Write the sums of `lines`, then `lines`."""
-        self._sums.write(b"".join([sum_of(line) for line in lines.splitlines(keepends=True)]))
+        whole = lines.split(b"\n")[:-1]  # splitlines() takes three times as long
+        self._sums.write(b"".join([sum_of(line + b"\n") for line in whole]))
         self._results.write(lines)
 
     def close(self) -> None:
