@@ -127,19 +127,21 @@ def read_prompt(
     Raises:
         RequestError: the model's tokenizer fails on a text.
     """
-    if history:
-        own = _read(prompt, field, request_id, model, NO_TOKENS)
-        return own.after(history, model.vocab_size)
-    return _read(prompt, field, request_id, model, prefix_of(prompt, model.tokenizer))
+    if isinstance(prompt, str) or has_segments(prompt):
+        prefix = NO_TOKENS if history else prefix_of(prompt, model.tokenizer)
+        own = _read(prompt, field, request_id, model, prefix)
+    else:
+        own = Prompt(prompt)  # type: ignore[arg-type]  # of ids, then
+    return own.after(history, model.vocab_size) if history else own
 
 
-def _read(prompt: PromptInput, field: str, request_id: str, model: Model, prefix: Tokens) -> Prompt:
-    """Return the tokens of a valid `prompt`, of which the first text stands behind `prefix`."""
+def _read(
+    prompt: str | list[PromptSegment], field: str, request_id: str, model: Model, prefix: Tokens
+) -> Prompt:
+    """Return the tokens of texts and segments, of which the first text stands behind `prefix`."""
     if isinstance(prompt, str):
         tokens = _encode(prompt, (field,), request_id, model)
         return Prompt(joined((prefix, tokens), model.vocab_size) if prefix else tokens)
-    if not (prompt and isinstance(prompt[0], PromptSegment)):
-        return Prompt(prompt)  # type: ignore[arg-type]  # of ids, then
     parts: list[Tokens | PromptSegment] = []
     segment_ends: list[SegmentEnd] = []
     num_tokens = 0

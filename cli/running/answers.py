@@ -162,14 +162,14 @@ class Answers:
             order,
             has_default_schedule,
         )
+        self._keeps_all = self.is_resumed or order is not None
         self._open: dict[str, _OpenRequest] = {}
         self.rejected: list[bytes] = []
 
     def open(self, request: Request, form: Form, input_index: int) -> Mapping[int, Result]:
         """Take in a request; return those of its results that the engine may replay."""
         num_results, earlier = request.n, self._earlier
-        is_row, has_order = form != "result", self._order is not None
-        if num_results == 1 and earlier is None and not (is_row or has_order):
+        if num_results == 1 and form == "result" and not self._keeps_all:
             return _NOTHING
         request_id: str = request.id  # type: ignore[assignment]  # its parser has set it
         found, is_replayed = _NOTHING, False
