@@ -76,6 +76,7 @@ def test_what_is_of_no_use_is_let_be(tmp_path):
     more = {
         "lm_head.weight": np.zeros((2, 2), np.float32),
         "model.layers.0.self_attn.rotary_emb.inv_freq": np.zeros(8, np.float32),
+        "mtp.fc.weight": np.zeros((2, 2), np.float32),
     }
     checkpoint = open_checkpoint(write_folder(tmp_path, fields, random_tensors(fields) | more))
     assert not set(more) & set(checkpoint.names)
