@@ -6,6 +6,7 @@ of its own here.  States of recurrent layers are kept by slot alone.
 
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, files
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -13,6 +14,7 @@ import numpy as np
 from msgspec import to_builtins
 
 from batcher.errors import BatchdecodeError, InvariantError
+from batcher.events import Layout
 from batcher.models.base import (
     Batch,
     Chunk,
@@ -81,6 +83,7 @@ class TransformerModel:
     session_overflow: what becomes of a conversation that would have more.
     eos_token_ids: all that end a text; eos_token_id: the first of them.
     kv_bytes_per_token: what the keys and values of a token take.
+    layout: that of the decoder; padded, rows that decode and chunks are computed apart.
     """
 
     gives: OutputKind = "both"
@@ -94,6 +97,7 @@ class TransformerModel:
         name: str,
         settings: dict[str, Any],
         max_context: int | None = None,
+        layout: Layout = "ragged",
     ) -> None:
         config = decoder.config
         self.name, self.settings, self.tokenizer = name, settings, tokenizer
@@ -105,12 +109,15 @@ class TransformerModel:
         num_heads = len(config.attention_layers) * config.num_kv_heads
         self.kv_bytes_per_token = 2 * num_heads * config.head_dim * _FLOAT_SIZE
         self.is_paged = config.delta_net is None
+        self.layout: Layout = layout
         self._decoder = decoder
         self.allocate(0)
 
     def twin(self) -> Self:
         """Return one of the same weights, with a cache of its own."""
-        return type(self)(self._decoder, self.tokenizer, self.name, self.settings, self.max_context)
+        return type(self)(
+            self._decoder, self.tokenizer, self.name, self.settings, self.max_context, self.layout
+        )
 
     def allocate(self, num_slots: int) -> None:
         """Make room for `num_slots` rows, all empty."""
@@ -159,8 +166,7 @@ class TransformerModel:
         rows, failed = self._rows(batch)
         if not rows:
             return ModelOutput(self._tokens, failed, self._no_logits(batch))
-        spans = [row.span for row in rows]
-        hidden = self._decoder.forward(spans, self._store, self._states)
+        hidden = self._hidden(rows)
         ends = np.cumsum([len(row.span.token_ids) for row in rows])
         chunk_logits = {
             row.slot: self._logits_of(hidden[end - len(row.span.token_ids) : end])
@@ -169,6 +175,16 @@ class TransformerModel:
         }
         logits = self._choose(batch, rows, hidden, ends)
         return ModelOutput(self._tokens, failed, logits, chunk_logits)
+
+    def _hidden(self, rows: list[_Row]) -> FloatArray:
+        """Return the hidden states [tokens, hidden_size] of rows, those that decode first."""
+        parts = [rows]
+        if self.layout == "padded":
+            parts = [[*part] for _, part in groupby(rows, lambda row: row.chunk is None)]
+        spans = [[row.span for row in part] for part in parts]
+        return np.concatenate(
+            [self._decoder.forward(part, self._store, self._states) for part in spans]
+        )
 
     def _choose(
         self, batch: Batch, rows: list[_Row], hidden: FloatArray, ends: IntArray
@@ -275,8 +291,10 @@ def load_transformer(
     decoder = decoder_of(checkpoint, path, settings, watch)
     described = {**to_builtins(settings), "checkpoint": checkpoint.digest()}
     if settings.weights != "fp32" or not settings.fast_math:
-        del described["tensor_parallel"]  # which shows in no bit
-    return TransformerModel(decoder, checkpoint.tokenizer, spec, described, settings.max_context)
+        del described["layout"], described["tensor_parallel"]  # which show in no bit
+    return TransformerModel(
+        decoder, checkpoint.tokenizer, spec, described, settings.max_context, settings.layout
+    )
 
 
 def _smollm2_file() -> Path:

@@ -18,6 +18,20 @@ QUERIES = 64  # of one sequence, at once
 NOWHERE = 0  # the cell of positions that are not there: its keys and values are zeros
 
 
+def create_causal_mask(seq_length: int, batch_size: int) -> FloatArray:
+    """Return what is added to scores [batch, queries, keys] of sequences so that none looks ahead.
+
+    It is 0 where the key is not after the query, and -inf above the diagonal; to be read only.
+    """
+    mask = np.triu(np.full((seq_length, seq_length), -np.inf, np.float32), 1)
+    return np.broadcast_to(mask, (batch_size, seq_length, seq_length))
+
+
+# Of a block of keys, by the place that a query has in it: before it, in it or behind it.
+_MASKS = np.pad(create_causal_mask(KEYS, 1)[0], ((1, 1), (0, 0)))
+_MASKS[0] = -np.inf
+
+
 def padded_cells(cells: IntArray) -> IntArray:
     """Return the cells [positions] of a sequence, filled up to whole blocks of keys."""
     num_missing = -len(cells) % KEYS
@@ -161,11 +175,12 @@ def _mask(positions: IntArray, starts: IntArray, window: int | None) -> FloatArr
 
     positions: [rows].  starts: [rows or 1] where blocks of keys begin.
     """
-    at, own = starts[:, None] + np.arange(KEYS), positions[:, None]
-    hidden = at > own
+    places = np.clip(positions - starts, -1, KEYS) + 1
+    mask: FloatArray = _MASKS[places]
     if window is not None:
-        hidden |= at <= own - window
-    return np.where(hidden, np.float32(-np.inf), np.float32(0))
+        behind = np.clip(positions - starts - window, -1, KEYS) + 1
+        mask[_MASKS[behind] == 0] = -np.inf
+    return mask
 
 
 def _by_head(store: FloatArray, cells: IntArray) -> FloatArray:

@@ -60,7 +60,7 @@ class GatedDeltaNet:
         delta = step.states.delta[self.cache]
         channels, gate = self._split(self.qkvz(x))
         strength, decay = self._strength_and_decay(self.ba(x))
-        recalled = np.empty_like(gate)
+        recalled = np.zeros_like(gate)  # padding is in no wave
         for wave in step.waves:
             mixed = self._convolve(channels, wave, convolution)
             recalled[wave.rows] = self._recall(

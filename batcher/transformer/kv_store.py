@@ -5,7 +5,8 @@ import numpy as np
 from batcher.transformer.attention import NOWHERE
 from batcher.transformer.layers import FloatArray, IntArray
 
-_NUM_FIXED = NOWHERE + 1  # cells before those of block 0
+PADDING = NOWHERE + 1  # the cell of what padding has; nobody reads it
+_NUM_FIXED = PADDING + 1  # cells before those of block 0
 
 
 class KVStore:

@@ -32,7 +32,9 @@ def decoder_of(
     """
     if settings.tensor_parallel == 1:
         linears = WholeLinears(settings.weights, is_fast=settings.fast_math)
-        return Transformer(checkpoint.config, _reader(checkpoint, path, watch), linears)
+        return Transformer(
+            checkpoint.config, _reader(checkpoint, path, watch), linears, settings.layout
+        )
     from batcher.transformer.rank_processes import RankProcesses  # noqa: PLC0415 - see above
 
     make = partial(make_rank, path, settings)
@@ -51,7 +53,8 @@ def make_rank(
 
     checkpoint = open_checkpoint(path)
     linears = ColumnParallelLinears(settings.weights, group, ask, is_fast=settings.fast_math)
-    return Transformer(checkpoint.config, _reader(checkpoint, path, watch), linears)
+    read = _reader(checkpoint, path, watch)
+    return Transformer(checkpoint.config, read, linears, settings.layout)
 
 
 def _reader(checkpoint: Checkpoint, path: Path, watch: Watch) -> ReadWeight:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from batcher.events import Layout
 from batcher.fields import FieldFacts, fields_of
 
 SMOLLM2 = "smollm2"  # for the demo: the file in a package
@@ -53,6 +54,12 @@ class TransformerSettings(Struct, frozen=True, forbid_unknown_fields=True):
         "turns, `drop-oldest`",
         TransformerSetting(metavar="KIND"),
     ] = "error"
+    layout: Annotated[
+        Layout,
+        "whether the rows of a step are computed as long as they are (`ragged`), or all as long as "
+        "the longest (`padded`), with padding that is thrown away",
+        TransformerSetting(metavar="LAYOUT"),
+    ] = "ragged"
     tensor_parallel: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_RANKS)],
         "processes that a checkpoint is computed by, each of which holds its columns of the "

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 
@@ -22,9 +23,19 @@ from batcher.transformer.waves import waves_of
 _NUM_BLOCKS = 128  # of keys of several rows, at once: so that they stay in the cache
 
 
+class Mixed(Protocol):
+    """Which tokens of a step attend to what."""
+
+    def attend(
+        self, attention: Attention, query: FloatArray, keys: FloatArray, values: FloatArray
+    ) -> FloatArray:
+        """Return the output [tokens, heads, head_dim] of all queries."""
+
+
 class Step:
     """Spans of several sequences, one after the other, and where what is kept of them is.
 
+    num_tokens: how many tokens they have; behind them may be padding.
     token_ids, positions: [tokens].  own_cells: [tokens] where their keys and values are written.
     mixed: which of them attend to what.
     waves: which of them recurrent layers compute together, if there are states of such layers.
@@ -44,7 +55,8 @@ class Step:
             [np.asarray(span.token_ids, np.int64) for span in spans]
         )
         self.own_cells: IntArray = np.concatenate([span.cells[span.start :] for span in spans])
-        self.mixed = _Mixed(spans, sizes, self.positions)
+        self.num_tokens = len(self.token_ids)
+        self.mixed: Mixed = _Mixed(spans, sizes, self.positions)
         self.store, self.states = store, states
         self.waves = (
             []

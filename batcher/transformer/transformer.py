@@ -9,18 +9,19 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from batcher.events import Layout
 from batcher.transformer.attention import Attention
 from batcher.transformer.config import DeltaNetSettings, TransformerConfig
 from batcher.transformer.feed_forward import ACTIVATIONS, Experts, GatedMLP, SharedExpert
 from batcher.transformer.gated_delta_net import GatedDeltaNet
 from batcher.transformer.kv_store import KVStore
 from batcher.transformer.layers import FloatArray, RotaryEmbedding, rms_norm, soft_cap
+from batcher.transformer.layouts import STEPS
 from batcher.transformer.linear import Linear
 from batcher.transformer.linears import Linears
 from batcher.transformer.recurrent_states import RecurrentStates
 from batcher.transformer.self_attention import SelfAttention
 from batcher.transformer.span import Span
-from batcher.transformer.step import Step
 from batcher.transformer.tensor_names import EXPERT_NAMES, PARTS, SHARED_EXPERT, SHARED_EXPERT_GATE
 
 ReadWeight = Callable[[str], FloatArray]
@@ -65,11 +66,18 @@ class _Layer(NamedTuple):
 class Transformer:
     """The weights of a model, and what they make of tokens.
 
-    linears: makes the products with them.
+    linears: makes the products with them.  layout: whether tokens come with padding.
     """
 
-    def __init__(self, config: TransformerConfig, read: ReadWeight, linears: Linears) -> None:
+    def __init__(
+        self,
+        config: TransformerConfig,
+        read: ReadWeight,
+        linears: Linears,
+        layout: Layout = "ragged",
+    ) -> None:
         self.config, self._read, self._linears = config, read, linears
+        self._step_of = STEPS[layout]
         table = read("model.embed_tokens.weight")
         if config.ties_embeddings:
             self._embedding, self._head = linears.tied(table)
@@ -193,14 +201,14 @@ class Transformer:
 
         Their keys and values are written into their cells, and states into those of snapshots.
         """
-        step, eps = Step(spans, store, states), self.config.rms_norm_eps
+        step, eps = self._step_of(spans, store, states), self.config.rms_norm_eps
         x: FloatArray = self._embedding(step.token_ids) * np.float32(self.config.embedding_scale)
         for layer in self._layers:
             mixed = layer.mixer(rms_norm(x, layer.mixer_norm, eps), step)
             x += _normed(mixed, layer.mixed_norm, eps)
             output = layer.feed_forward(rms_norm(x, layer.feed_forward_norm, eps))
             x += _normed(output, layer.output_norm, eps)
-        return x
+        return x[: step.num_tokens]
 
     def logits(self, hidden: FloatArray) -> FloatArray:
         """Return the logits [rows, vocab_size] after tokens with these hidden states."""

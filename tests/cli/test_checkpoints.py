@@ -155,12 +155,34 @@ def test_a_context_larger_than_the_checkpoint_has_is_refused():
     assert f"max_context 129 is above the 128 of {TINY}" in done.stderr
 
 
+def test_a_layout_shows_in_the_trace_and_the_summary_and_in_no_result(tmp_path):
+    options = ["-o", "out", "--trace", "t", "--summary-json", "s", "--force"]
+    found = []
+    for layout in (["--layout", "padded"], []):
+        assert run(*options, *layout, cwd=tmp_path).returncode == 0
+        header = json.loads((tmp_path / "t").read_text().splitlines()[0])
+        summary = json.loads((tmp_path / "s").read_text())
+        found.append((header.get("layout"), (tmp_path / "out").read_bytes(), summary["positions"]))
+    (padded, results, cost), (ragged, same_results, no_cost) = found
+    assert (padded, ragged, results) == ("padded", None, same_results)
+    assert no_cost == {"total": cost["total"] - cost["padding"], "padding": 0}
+    assert cost["padding"] > 0
+    resumed = run("-o", "out", "--resume", "--layout", "padded", cwd=tmp_path)
+    assert resumed.returncode == 0
+    assert "padding (" in resumed.stderr
+
+
 @pytest.mark.parametrize(
     ("begun", "resumed", "why"),
     [
         ([], ["--weights", "int8"], "weights was fp32, now it is int8"),
         (["--fast-math"], [], "fast_math was True, now it is False"),
         ([], ["--max-context", "64"], "max_context was None, now it is 64"),
+        (
+            ["--fast-math"],
+            ["--fast-math", "--layout", "padded"],
+            "layout was ragged, now it is padded",
+        ),
         (["--chat"], [], "it was begun with --chat"),
         ([], ["--kv-memory", "64KiB"], "--kv-blocks was not set, now it is 8"),
     ],

@@ -4,6 +4,7 @@ import numpy as np
 from tiny_checkpoints import random_weights
 
 from batcher import ByteTokenizer
+from batcher.events import Layout
 from batcher.models.transformer import TransformerModel
 from batcher.transformer.config import RopeSettings, TransformerConfig
 from batcher.transformer.linears import WholeLinears
@@ -36,12 +37,16 @@ def tiny_config(**changes: object) -> TransformerConfig:
 
 
 def tiny_model(
-    *, weights: WeightKind = "fp32", is_fast: bool = False, **changes: object
+    *,
+    weights: WeightKind = "fp32",
+    is_fast: bool = False,
+    layout: Layout = "ragged",
+    **changes: object,
 ) -> TransformerModel:
     config = tiny_config(**changes)
     read = random_weights(config)
-    transformer = Transformer(config, read, WholeLinears(weights, is_fast=is_fast))
-    return TransformerModel(transformer, ByteTokenizer(), "tiny", {})
+    transformer = Transformer(config, read, WholeLinears(weights, is_fast=is_fast), layout)
+    return TransformerModel(transformer, ByteTokenizer(), "tiny", {}, layout=layout)
 
 
 def attention_by_definition(query, keys, values, window: int | None = None) -> np.ndarray:

@@ -1,0 +1,133 @@
+"""A padded layout computes its padding, counts it, and shows it in no bit of the results."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.testing import assert_allclose
+from test_transformer_model import KINDS, run
+from tiny import attention_by_definition, tiny_model
+
+from batcher import Engine, Request
+from batcher.metrics.positions import Positions
+from batcher.metrics.run_metrics import RunMetrics
+from batcher.padding import PAD
+from batcher.settings import SchedulingSettings
+from batcher.transformer.attention import create_causal_mask
+from batcher.transformer.kv_store import PADDING
+from batcher.transformer.layouts import batched_attention_with_padding
+
+SCHEDULES = [
+    {},
+    {"max_batch_tokens": 40},
+    {"kv_blocks": 48, "block_size": 4, "max_batch_tokens": 30},
+    {"kv_blocks": 90, "block_size": 4, "prefill_order": "prefill-first"},
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_padding_shows_in_no_bit(kind: str) -> None:
+    ragged, _ = run(tiny_model(**KINDS[kind]), 9)
+    for settings in SCHEDULES[:: 1 if kind == "plain" else 3]:
+        padded, _ = run(tiny_model(**KINDS[kind], layout="padded"), 9, **settings)
+        assert padded == ragged, settings
+
+
+@pytest.mark.parametrize("kind", ["plain", "qwen3-next", "int8"])
+def test_padding_that_is_not_a_number_shows_nowhere(kind: str, monkeypatch) -> None:
+    ragged, _ = run(tiny_model(**KINDS[kind]), 9, max_batch_tokens=40)
+    model = tiny_model(**KINDS[kind], layout="padded")
+    decoder = model._decoder
+    embedding, num_padding = decoder._embedding, 0
+
+    def embedded(token_ids: np.ndarray) -> np.ndarray:
+        nonlocal num_padding
+        rows = embedding(token_ids)
+        is_padding = model_step[0].own_cells == PADDING
+        rows[is_padding] = np.nan
+        num_padding += is_padding.sum()
+        return rows
+
+    model_step = []
+
+    def step_of(*parts: object) -> object:
+        model_step[:] = [make_step(*parts)]
+        return model_step[0]
+
+    make_step = decoder._step_of
+    monkeypatch.setattr(decoder, "_embedding", embedded)
+    monkeypatch.setattr(decoder, "_step_of", step_of)
+    with np.errstate(invalid="ignore"):
+        padded, _ = run(model, 9, max_batch_tokens=40)
+    assert padded == ragged
+    assert num_padding > 100
+
+
+def computed(layout: str, prompts: list[int], settings: SchedulingSettings) -> tuple:
+    """Return what a summary says of prompts of these lengths, and what was computed of them."""
+    model, counted = tiny_model(layout=layout, max_position_embeddings=2048), []
+    embedding = model._decoder._embedding
+    model._decoder._embedding = lambda ids: counted.append(len(ids)) or embedding(ids)
+    engine = Engine(model, len(prompts), settings=settings)
+    for size in prompts:
+        engine.add(Request(prompt=[PAD + 1] * size, max_tokens=3))
+    metrics = RunMetrics()
+    metrics.observe([engine.run_event()])
+    while engine.has_work:
+        metrics.observe(engine.step().events)
+    return metrics.summary(engine.num_steps).positions, sum(counted)
+
+
+@pytest.mark.parametrize(
+    ("layout", "threshold", "total", "padding"),
+    [("ragged", None, 1014, 0), ("padded", 205, 1209, 195), ("padded", None, 2004, 990)],
+    ids=["ragged", "padded in chunks", "padded at once"],
+)
+def test_the_summary_says_how_many_positions_were_computed(
+    layout: str, threshold: int | None, total: int, padding: int
+) -> None:
+    settings = SchedulingSettings(long_prefill_threshold=threshold)
+    found, counted = computed(layout, [10, 1000], settings)
+    assert found == Positions(total=total, padding=padding)
+    assert counted == total
+
+
+@given(st.lists(st.integers(1, 150), min_size=1, max_size=4), st.integers(1, 3), st.integers(0, 9))
+def test_attention_with_padding_is_its_definition(
+    lengths: list[int], num_queries: int, seed: int
+) -> None:
+    draw, longest = np.random.default_rng(seed), max(lengths)
+    query = draw.standard_normal((len(lengths), num_queries, 6, 8), np.float32)
+    key = draw.standard_normal((len(lengths), longest, 2, 8), np.float32)
+    value = draw.standard_normal((len(lengths), longest, 2, 8), np.float32)
+    for number, length in enumerate(lengths):
+        key[number, length:] = value[number, length:] = np.nan
+    found = batched_attention_with_padding(query, key, value, np.array(lengths))
+    alone = [
+        batched_attention_with_padding(
+            query[n : n + 1], key[n : n + 1, :length], value[n : n + 1, :length], np.array([length])
+        )[0]
+        for n, length in enumerate(lengths)
+    ]
+    assert np.array_equal(found, np.stack(alone))
+    for number, length in enumerate(lengths):
+        own = key[number, :length], value[number, :length]
+        for place in range(num_queries):
+            expected = attention_by_definition(query[number, place : place + 1], *own)
+            assert_allclose(found[number, place], expected[0], atol=2e-6, rtol=2e-5)
+
+
+def test_attention_with_padding_takes_one_head_without_naming_it() -> None:
+    draw = np.random.default_rng(0)
+    query, key, value = draw.standard_normal((3, 2, 5, 8), np.float32)
+    found = batched_attention_with_padding(query, key, value, np.array([5, 3]))
+    heads = [x[:, :, None] for x in (query, key, value)]
+    assert found.shape == (2, 5, 8)
+    assert np.array_equal(found, batched_attention_with_padding(*heads, np.array([5, 3]))[:, :, 0])
+
+
+def test_a_causal_mask_hides_what_is_above_the_diagonal() -> None:
+    hidden = float("-inf")
+    mask = create_causal_mask(3, 2)
+    assert mask.tolist() == [[[0, hidden, hidden], [0, 0, hidden], [0, 0, 0]]] * 2
+    assert create_causal_mask(0, 2).shape == (2, 0, 0)
