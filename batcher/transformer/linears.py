@@ -1,7 +1,7 @@
-"""Which product is made of a weight, for a process that holds all of it."""
+"""Which product is made of a weight, and who attends, for a process that holds all of a model."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from batcher.transformer.layers import FloatArray, IntArray
 from batcher.transformer.linear import FastLinear, Int8Linear, Linear, TiledLinear
@@ -9,6 +9,17 @@ from batcher.transformer.settings import WeightKind
 
 Embedding = Callable[[IntArray], FloatArray]
 """Return the rows [tokens, hidden_size] of a table for token ids [tokens]."""
+
+
+class OwnHeads(NamedTuple):
+    """The heads of keys and values that a process attends with.
+
+    which: of all of them.  gather: returns what all heads come to [tokens, heads * width], of what
+    these do [tokens, own heads, width].
+    """
+
+    which: slice
+    gather: Callable[[FloatArray], FloatArray]
 
 
 class Linears(Protocol):
@@ -22,6 +33,9 @@ class Linears(Protocol):
 
     def tied(self, table: FloatArray) -> tuple[Embedding, Linear]:
         """Return both for one table, which is held once where that is possible."""
+
+    def heads(self, num_kv_heads: int) -> OwnHeads:
+        """Return which of the heads of keys and values are those of this process."""
 
 
 class WholeLinears:
@@ -48,3 +62,9 @@ class WholeLinears:
     def tied(self, table: FloatArray) -> tuple[Embedding, Linear]:
         """Return both for one table."""
         return self.embedding(table), self.linear(table)
+
+    def heads(self, num_kv_heads: int) -> OwnHeads:
+        """Return all heads."""
+        return OwnHeads(
+            slice(0, num_kv_heads), lambda attended: attended.reshape(len(attended), -1)
+        )

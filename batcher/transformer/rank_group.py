@@ -19,7 +19,7 @@ CAPACITY = 2**20  # numbers that are handed over at once
 _HALVES = 2
 
 Boundaries = Sequence[int]
-"""Where the columns of each rank begin, and where the last ones end: [world_size + 1]."""
+"""Where the part of each rank begins, and where the last one ends: [world_size + 1]."""
 
 
 class PeerGoneError(Exception):
@@ -55,23 +55,23 @@ class RankGroup:
         self._sockets = [peer.fileno() for peer in part.peers]
 
     def all_gather(self, part: FloatArray, boundaries: Boundaries) -> FloatArray:
-        """Return the columns [rows, columns] of all ranks beside each other.
+        """Return the rows [rows, width] of all ranks, one after the other.
 
-        part: [rows, own columns].
+        part: [own rows, width].
 
         Raises:
             PeerGoneError: one of the others is gone.
         """
         own, last = boundaries[self.rank], boundaries[self.rank + 1]
-        whole = np.empty((len(part), boundaries[-1]), np.float32)
+        whole = np.empty((boundaries[-1], part.shape[1]), np.float32)
         for rows, columns in _pieces(*whole.shape, self._halves.shape[1]):
             piece = whole[rows, columns]
             shared = self._halves[self._turn][: piece.size].reshape(piece.shape)
             self._turn = 1 - self._turn
-            first, end = max(own, columns.start), min(last, columns.stop)
+            first, end = max(own, rows.start), min(last, rows.stop)
             if first < end:
-                given = part[rows, first - own : end - own]
-                shared[:, first - columns.start : end - columns.start] = given
+                given = part[first - own : end - own, columns]
+                shared[first - rows.start : end - rows.start] = given
             self._meet()
             piece[...] = shared
         return whole

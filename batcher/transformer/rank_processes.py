@@ -151,8 +151,8 @@ class RankProcesses:
 
     def _taken(self, num_rows: int, num_columns: int) -> FloatArray:
         """Return what the first rank hands over."""
-        nothing = np.empty((num_rows, 0), np.float32)
-        return self._group.all_gather(nothing, (0, num_columns, num_columns))
+        nothing = np.empty((0, num_columns), np.float32)
+        return self._group.all_gather(nothing, (0, num_rows, num_rows))
 
     @contextmanager
     def _unless_lost(self) -> Iterator[None]:
@@ -277,7 +277,7 @@ def _serve(
 
 def _hand_over(rows: FloatArray, outer: RankGroup | None) -> None:
     if outer is not None:
-        outer.all_gather(rows, (0, rows.shape[1], rows.shape[1]))
+        outer.all_gather(rows, (0, len(rows), len(rows)))
 
 
 def _send_last(connection: Connection, message: object) -> None:

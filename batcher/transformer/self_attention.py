@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from batcher.transformer.attention import Attention
 from batcher.transformer.layers import FloatArray, RotaryEmbedding, rms_norm, sigmoid
 from batcher.transformer.linear import Linear
+from batcher.transformer.linears import OwnHeads
 from batcher.transformer.step import Step
 
 
@@ -14,6 +15,7 @@ class SelfAttention:
 
     cache: the number of its keys and values in the store.
     num_heads, num_kv_heads, head_dim: of queries, and of keys and values.
+    own_heads: of keys and values, those that are attended with here.
     qkv: one product for queries, keys and values.  output: what is made of all heads.
     has_output_gate: whether each query is followed by a gate, which what it attends to is
     multiplied by.
@@ -23,6 +25,7 @@ class SelfAttention:
     cache: int
     num_heads: int
     num_kv_heads: int
+    own_heads: OwnHeads
     head_dim: int
     eps: float
     qkv: Linear
@@ -41,15 +44,22 @@ class SelfAttention:
         every = 2 if self.has_output_gate else 1
         first_key = self.num_heads * every
         first_value = first_key + self.num_kv_heads
+        own, group = self.own_heads.which, first_key // self.num_kv_heads
         heads = self.qkv(x).reshape(len(x), -1, self.head_dim)
-        query = self._turned(heads[:, :first_key:every], self.query_norm, step)
+        queries = heads[:, own.start * group : own.stop * group]
+        query = self._turned(queries[:, ::every], self.query_norm, step)
         keys, values = step.store.keys[self.cache], step.store.values[self.cache]
-        keys[step.own_cells] = self._turned(heads[:, first_key:first_value], self.key_norm, step)
-        values[step.own_cells] = heads[:, first_value:]
-        attended = step.mixed.attend(self.attention, query, keys, values)
+        own_keys = heads[:, first_key:first_value][:, own]
+        keys[step.own_cells] = self._turned(own_keys, self.key_norm, step)
+        values[step.own_cells] = heads[:, first_value:][:, own]
+        attended = query  # of no heads
+        if query.size:
+            attended = step.mixed.attend(self.attention, query, keys, values)
         if self.has_output_gate:
-            attended *= sigmoid(heads[:, 1:first_key:every])
-        return self.output(attended.reshape(len(x), -1))
+            attended *= sigmoid(queries[:, 1::every])
+        width = self.num_heads // self.num_kv_heads * self.head_dim
+        by_kv_head = attended.reshape(len(x), own.stop - own.start, width)
+        return self.output(self.own_heads.gather(by_kv_head))
 
     def _turned(self, heads: FloatArray, norm: FloatArray | None, step: Step) -> FloatArray:
         """Return heads [tokens, heads, head_dim], normalised and turned by their positions."""

@@ -15,7 +15,7 @@ import numpy as np
 from batcher.errors import BatchdecodeError
 from batcher.transformer.layers import FloatArray, IntArray
 from batcher.transformer.linear import FastLinear, Int8Linear, Linear, TiledLinear
-from batcher.transformer.linears import Embedding
+from batcher.transformer.linears import Embedding, OwnHeads
 from batcher.transformer.rank_group import Boundaries, RankGroup
 from batcher.transformer.settings import WeightKind
 
@@ -30,11 +30,11 @@ AskReference = Callable[[tuple[int, int]], FloatArray]
 def column_parallel_linear(
     x: FloatArray, own: Linear, boundaries: Boundaries, group: RankGroup
 ) -> FloatArray:
-    """Return x [rows, in], which every rank has, times a matrix: [rows, out], on every rank.
+    """Return x [rows, in], which every rank has, times a matrix: [out, rows], on every rank.
 
     own: the product with the columns of this rank, its bias included.
     """
-    return group.all_gather(own(x), boundaries)
+    return group.all_gather(own.by_feature(x), boundaries)
 
 
 def even_boundaries(num_columns: int, world_size: int) -> tuple[int, ...]:
@@ -70,6 +70,18 @@ class ColumnParallelLinears:
         boundaries = self._cut(table)
         embedding = ParallelEmbedding(own, boundaries, self._group)
         return embedding, self._parallel(table, own, None)
+
+    def heads(self, num_kv_heads: int) -> OwnHeads:
+        """Return which of the heads of keys and values are those of this rank."""
+        boundaries = even_boundaries(num_kv_heads, self._group.world_size)
+        own = slice(*boundaries[self._group.rank :][:2])
+
+        def gather(attended: FloatArray) -> FloatArray:
+            num_tokens, num_own, width = attended.shape
+            by_feature = attended.reshape(num_tokens, num_own * width).T
+            return self._group.all_gather(by_feature, [width * head for head in boundaries]).T
+
+        return OwnHeads(own, gather)
 
     def _parallel(self, weight: FloatArray, own: FloatArray, bias: FloatArray | None) -> Linear:
         boundaries = self._cut(weight)
@@ -112,13 +124,9 @@ class ColumnParallelLinear(Linear):
     def __init__(self, own: Linear, boundaries: Boundaries, group: RankGroup) -> None:
         self._own, self._boundaries, self._group = own, boundaries, group
 
-    def __call__(self, x: FloatArray) -> FloatArray:
-        """Return x [rows, in] times the matrix: [rows, out]."""
-        return column_parallel_linear(x, self._own, self._boundaries, self._group)
-
     def by_feature(self, x: FloatArray) -> FloatArray:
-        """Return the same as [out, rows], turned around."""
-        return self(x).T
+        """Return the product [out, rows]."""
+        return column_parallel_linear(x, self._own, self._boundaries, self._group)
 
 
 class ParallelEmbedding:
@@ -136,8 +144,8 @@ class ParallelEmbedding:
         counts = np.bincount(owners, minlength=self._group.world_size)
         rank = self._group.rank
         found = self._own[token_ids[owners == rank] - self._boundaries[rank]]
-        gathered = self._group.all_gather(found.T, [0, *np.cumsum(counts).tolist()]).T
-        rows = np.empty_like(gathered, order="C")
+        gathered = self._group.all_gather(found, [0, *np.cumsum(counts).tolist()])
+        rows = np.empty_like(gathered)
         rows[owners.argsort(kind="stable")] = gathered
         return rows
 

@@ -78,6 +78,7 @@ class Transformer:
     ) -> None:
         self.config, self._read, self._linears = config, read, linears
         self._step_of = STEPS[layout]
+        self._own_heads = linears.heads(config.num_kv_heads)
         table = read("model.embed_tokens.weight")
         if config.ties_embeddings:
             self._embedding, self._head = linears.tied(table)
@@ -114,6 +115,7 @@ class Transformer:
             cache=config.attention_layers.index(layer),
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
+            own_heads=self._own_heads,
             head_dim=config.head_dim,
             eps=config.rms_norm_eps,
             qkv=self._read_linear(names, has_bias=config.has_qkv_bias),
@@ -186,8 +188,8 @@ class Transformer:
 
     def new_store(self) -> KVStore:
         """Return room for the keys and values of tokens."""
-        config = self.config
-        return KVStore(len(config.attention_layers), config.num_kv_heads, config.head_dim)
+        config, own = self.config, self._own_heads.which
+        return KVStore(len(config.attention_layers), own.stop - own.start, config.head_dim)
 
     def new_states(self) -> RecurrentStates | None:
         """Return room for the states of recurrent layers; None if there are no such layers."""

@@ -31,7 +31,7 @@ def refuse(group: RankGroup, ask: AskReference, watch: Watch) -> None:
     """Raise in one rank, for which the other waits."""
     if group.rank == 1:
         raise BatchdecodeError("this one is damaged")
-    group.all_gather(np.zeros((1, 0), np.float32), (0, 0, 0))
+    group.all_gather(np.zeros((0, 1), np.float32), (0, 0, 0))
 
 
 def fail(group: RankGroup, ask: AskReference, watch: Watch) -> NoReturn:
