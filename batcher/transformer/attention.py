@@ -12,7 +12,7 @@ import numpy as np
 
 from batcher.transformer.layers import FloatArray, IntArray, soft_cap
 
-KEYS = 64  # of a block
+KEYS = 32  # of a block
 QUERIES = 64  # of one sequence, at once
 
 NOWHERE = 0  # the cell of positions that are not there: its keys and values are zeros
@@ -59,9 +59,25 @@ class RowBlocks:
         numbers = np.arange(len(self.rows)) + (firsts - self.starts)[self.rows]
         self.mask = _mask(positions[self.rows], numbers * KEYS, window)[:, None, None]
 
+    @property
+    def _is_single(self) -> bool:
+        """Whether each query sees one block."""
+        return len(self.rows) == len(self.counts)
+
+    def spread(self, x: FloatArray) -> FloatArray:
+        """Return x [rows, ...] for the row of each block: [blocks, ...]."""
+        return x if self._is_single else x[self.rows]
+
+    def largest(self, parts: FloatArray) -> FloatArray:
+        """Return the maxima [rows, ...] of what each block comes to [blocks, ...]."""
+        if self._is_single:
+            return parts
+        largest: FloatArray = np.maximum.reduceat(parts, self.starts)
+        return largest
+
     def summed(self, parts: FloatArray) -> FloatArray:
         """Return the sums [rows, ...] of what each block comes to [blocks, ...], in their order."""
-        if len(self.rows) == len(self.counts):
+        if self._is_single:
             return parts
         total: FloatArray = parts[self.starts]
         for number in range(1, int(self.counts.max())):
@@ -147,12 +163,11 @@ class Attention:
 
         query: [rows, heads, head_dim].  keys, values: as above.
         """
-        grouped = self._grouped(query, keys.shape[1])[blocks.rows]
+        grouped = blocks.spread(self._grouped(query, keys.shape[1]))
         scores = np.empty((*grouped.shape[:3], KEYS), np.float32)
         self._score(_by_head(keys, blocks.cells), grouped, scores)
         scores += blocks.mask
-        largest = np.maximum.reduceat(scores.max(-1, keepdims=True), blocks.starts)
-        scores -= largest[blocks.rows]
+        scores -= blocks.spread(blocks.largest(scores.max(-1, keepdims=True)))
         np.exp(scores, out=scores)
         output: FloatArray = blocks.summed(np.vecmat(scores, _by_head(values, blocks.cells)))
         output /= blocks.summed(scores.sum(-1))[..., None]

@@ -106,8 +106,10 @@ class RotaryEmbedding:
         seconds = (..., slice(1, end, 2)) if is_interleaved else (..., slice(half, end))
         turned = np.empty_like(x)
         turned[..., end:] = x[..., end:]
-        turned[firsts] = x[firsts] * cosines - x[seconds] * sines
-        turned[seconds] = x[seconds] * cosines + x[firsts] * sines
+        first = np.multiply(x[firsts], cosines, out=turned[firsts])
+        first -= x[seconds] * sines
+        second = np.multiply(x[seconds], cosines, out=turned[seconds])
+        second += x[firsts] * sines
         return turned
 
 

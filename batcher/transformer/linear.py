@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from batcher.transformer.layers import FloatArray
 from batcher.transformer.quantization import LARGEST, quantize_weights_int8
-from batcher.transformer.tiles import Tile, multiply, tiles_of
+from batcher.transformer.tiles import Part, Tile, multiply, pieces_of, tiles_of
 
 ALL = slice(None)
 EXACT = 2**24  # up to here, float32 has all whole numbers
@@ -27,6 +27,8 @@ class Linear(ABC):
     def __call__(self, x: FloatArray) -> FloatArray:
         """Return x [rows, in] times the matrix: [rows, out], row by row in memory."""
         features = self.by_feature(x)
+        if features.T.flags.c_contiguous:
+            return features.T
         product = np.empty(features.shape[::-1], np.float32)
         for start in range(0, len(features), _TURNED):
             product[:, start : start + _TURNED] = features[start : start + _TURNED].T
@@ -68,24 +70,25 @@ class TiledLinear(Linear):
 
     def by_feature(self, x: FloatArray) -> FloatArray:
         """Return the product [out, rows]."""
-        products = [
-            self._of_tile(x[part.start : part.stop], part.tile)
-            for part in self._tiles.split(len(x))
-        ]
-        product = products[0] if len(products) == 1 else np.concatenate(products, 1)
+        parts = self._tiles.split(len(x))
+        filled = [_filled(x[part.start : part.stop], part.tile) for part in parts]
+        if len(parts) == 1:
+            first = parts[0].tile.first
+            product = multiply(self._weight, filled[0])[:, first : first + len(x)]
+        else:
+            product = self._of_parts(parts, filled)
         if self._bias is not None:
             product += self._bias
         return product
 
-    def _of_tile(self, x: FloatArray, tile: Tile) -> FloatArray:
-        """Return the product of as many rows as a tile has, or fewer."""
-        stop = tile.first + len(x)
-        if len(x) < tile.size:
-            is_by_row = x.flags.c_contiguous
-            filled = np.zeros((tile.size, x.shape[1]), np.float32, "C" if is_by_row else "F")
-            filled[tile.first : stop] = x
-            x = filled
-        return multiply(self._weight, x)[:, tile.first : stop]
+    def _of_parts(self, parts: list[Part], filled: list[FloatArray]) -> FloatArray:
+        """Return the product of several tiles, each piece of the weights with all of them."""
+        product = np.empty((len(self._weight), parts[-1].stop), np.float32)
+        for piece in pieces_of(len(self._weight)):
+            for (tile, start, stop), rows in zip(parts, filled, strict=True):
+                good = slice(tile.first, tile.first + stop - start)
+                product[piece, start:stop] = multiply(self._weight[piece], rows)[:, good]
+        return product
 
 
 class Int8Linear(Linear):
@@ -129,6 +132,15 @@ class Int8Linear(Linear):
         if self._bias is not None:
             product += self._bias
         return product
+
+
+def _filled(x: FloatArray, tile: Tile) -> FloatArray:
+    """Return the rows [size, in] of a tile: x where they are good, and else zeros."""
+    if len(x) == tile.size:
+        return x
+    filled = np.zeros((tile.size, x.shape[1]), np.float32, "C" if x.flags.c_contiguous else "F")
+    filled[tile.first : tile.first + len(x)] = x
+    return filled
 
 
 def _slices(integers: NDArray[np.int8]) -> list[slice]:

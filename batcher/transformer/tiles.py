@@ -76,12 +76,16 @@ def multiply(weight: FloatArray, x: FloatArray) -> FloatArray:
     if len(x) == 1:  # BLAS is faster the other way round
         single: FloatArray = (x @ weight.T).T
         return single
-    size = _piece(len(weight))
     product = np.empty((len(weight), len(x)), np.float32)
-    for start in range(0, len(weight), size):
-        piece = slice(min(start, len(weight) - size), start + size)  # all of one size
+    for piece in pieces_of(len(weight)):
         np.matmul(weight[piece], x.T, product[piece])
     return product
+
+
+def pieces_of(num_out: int) -> list[slice]:
+    """Return the pieces, all of one size, in which weights with so many outputs are multiplied."""
+    size = _piece(num_out)
+    return [slice(min(start, num_out - size), start + size) for start in range(0, num_out, size)]
 
 
 def _piece(num_out: int) -> int:
