@@ -7,7 +7,7 @@ from importlib import import_module
 
 TYPE_CHECKING = False  # as in typing, which takes longer to import than all the rest of this
 if TYPE_CHECKING:
-    from batcher.api import decode
+    from batcher.api import decode, load_model
     from batcher.engine import Engine
     from batcher.errors import BatchdecodeError, InvariantError, ModelError, RequestError
     from batcher.events import TokenEvent
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES_IN = {
-    "batcher.api": ("decode",),
+    "batcher.api": ("decode", "load_model"),
     "batcher.engine": ("Engine",),
     "batcher.errors": ("BatchdecodeError", "InvariantError", "ModelError", "RequestError"),
     "batcher.events": ("TokenEvent",),
@@ -63,6 +63,7 @@ __all__ = [
     "decode",
     "generate",
     "generate_many",
+    "load_model",
 ]
 
 

@@ -1,4 +1,4 @@
-"""`batcher.decode`: a list of requests in, a list of results out."""
+"""`decode`: a list of requests in, a list of results out; `load_model`: what decodes them."""
 
 from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
@@ -10,22 +10,44 @@ from batcher.engine import Engine
 from batcher.errors import BatchdecodeError, FieldProblem, RequestError
 from batcher.events import TokenEvent
 from batcher.formats.requests import ParsedLine, RequestParser
+from batcher.models import loading
 from batcher.models.base import Model
 from batcher.models.callable import ModelNext
 from batcher.models.simulated import SimulatedModel
 from batcher.request import Request
 from batcher.result import Result
+from batcher.transformer.settings import is_checkpoint
 from batcher.validation import ModelCapabilities
 
 if TYPE_CHECKING:
     from batcher.models.llm import LLM
 
 
+def load_model(name: str, **settings: Any) -> Model:
+    """Return the model that `name` names, as `--model` does; it may be used again and again.
+
+    name: a checkpoint (a .gguf file, a folder or `smollm2`), `simulated`, or `package.module:name`
+    of a callable, a Model, an LLM or a class of one of them.
+    settings: those of its section in the configuration: of a checkpoint `weights`, `fast_math`,
+    `max_context` and others, of the simulated model those of SimulatedSettings, of an LLM those of
+    CallSettings.
+
+    Raises:
+        BatchdecodeError: there is no such model, it is damaged, or these are not its settings.
+    """
+    if name == "simulated":
+        return loading.load_model(name, settings, None)
+    if is_checkpoint(name):
+        return loading.load_model(name, {}, None, transformer_settings=settings)
+    return loading.load_model(name, {}, None, settings)
+
+
 def decode(
     requests: Iterable[Request | Mapping[str, Any]],
     *,
-    model: "Model | ModelNext | LLM | None" = None,
+    model: "Model | ModelNext | LLM | str | None" = None,
     batch_size: int = 8,
+    chat: bool = False,
     on_finish: Callable[[Result], object] | None = None,
     on_token: Callable[[TokenEvent], object] | None = None,
 ) -> list[Result]:
@@ -34,22 +56,29 @@ def decode(
     The results of one request stand together, by index; the best samples and beams, best first.
 
     requests: `Request` objects, or mappings with the fields of a requests file.
-    model: a Model, a `model_next(batch_prefixes) -> next_tokens`, an LLM object, or None for the
-    simulated model.
+    model: a Model, such as `load_model` returns, or the name that it takes; a
+    `model_next(batch_prefixes) -> next_tokens`, an LLM object, or None for the simulated model.
+    chat: whether a prompt of text, in a mapping, is one message of a user.
     on_finish: called with each result as soon as it is there.
     on_token: called after each step with what it gave to each sample: its tokens, and exactly the
     text that can no longer be taken back.
 
     Raises:
-        BatchdecodeError: a request is not valid (a RequestError), or there is no such model or
-        batch size.
+        BatchdecodeError: a request is not valid (a RequestError), there is no such model or
+        batch size, or the model has no chat template and needs one.
     """
     engine = Engine(
         SimulatedModel() if model is None else model, batch_size, is_streaming=on_token is not None
     )
+    capabilities = ModelCapabilities(
+        chat_template=engine.capabilities.chat_template, takes_chats=chat
+    )
+    if chat and capabilities.chat_template is None:
+        raise BatchdecodeError("chat needs a model with a chat template; this one has none")
+    parser = RequestParser(capabilities)
     ranks: dict[str, tuple[int, bool]] = {}  # id -> (place, whether its results come ranked)
     for place, fields in enumerate(requests):
-        request = fields if isinstance(fields, Request) else _request(fields, place + 1, engine)
+        request = fields if isinstance(fields, Request) else _request(fields, place + 1, parser)
         ranks[engine.add(request)] = place, request.best_of is not None
 
     def order(result: Result) -> tuple[int, int]:
@@ -69,10 +98,10 @@ def decode(
     return sorted(results, key=order)
 
 
-def _request(fields: Mapping[str, Any], number: int, engine: Engine) -> Request:
+def _request(fields: Mapping[str, Any], number: int, parser: RequestParser) -> Request:
     """Return the request a mapping states, by the rules for a line that holds it.
 
-    What `engine` cannot decode of it is for the engine to tell.
+    What the engine cannot decode of it is for the engine to tell.
     """
     try:
         _check_for_json(fields, "it")
@@ -82,8 +111,7 @@ def _request(fields: Mapping[str, Any], number: int, engine: Engine) -> Request:
     except RecursionError:
         message = f"request {number}: it holds itself, or is nested too deeply"
         raise BatchdecodeError(message) from None
-    capabilities = ModelCapabilities(chat_template=engine.capabilities.chat_template)
-    parsed = RequestParser(capabilities).parse(line, number)
+    parsed = parser.parse(line, number)
     if isinstance(parsed, ParsedLine):
         return parsed.request
     problems = [

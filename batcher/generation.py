@@ -1,14 +1,19 @@
-"""`generate` and `generate_many`: token ids in, token ids out, from an LLM that people bring."""
+"""`generate` and `generate_many`: a prompt in, what a model or an LLM goes on with out.
+
+Token ids lead to token ids, and a text to a text.
+"""
 
 from collections.abc import Iterable, Mapping
-from typing import Any, cast
+from typing import Any, cast, overload
 
 from batcher.engine import Engine
 from batcher.errors import BatchdecodeError, ModelError, RequestError
+from batcher.foreign import has_attribute
 from batcher.formats.suggestions import suggest
+from batcher.models.base import Model
 from batcher.models.calls import CallSettings, checked_settings
 from batcher.models.llm import LLM, LLMModel
-from batcher.models.loading import check_description, missing_methods
+from batcher.models.loading import as_model, check_description, missing_methods
 from batcher.request import CONSTRAINT_FIELDS, MAX_INT, SAMPLING_FIELDS, Request
 from batcher.result import Result
 from batcher.validation import ModelCapabilities, find_problems, num_slots_needed
@@ -23,77 +28,133 @@ SAMPLING = (
 )
 
 
+@overload
 def generate(
-    prompt_tokens: Iterable[int],
-    llm: LLM,
+    prompt: str,
+    model: LLM | Model | str,
+    *,
+    max_tokens: int | None = ...,
+    call_settings: CallSettings | None = ...,
+    **sampling: Any,
+) -> str: ...
+
+
+@overload
+def generate(
+    prompt: Iterable[int],
+    model: LLM | Model | str,
+    *,
+    max_tokens: int | None = ...,
+    call_settings: CallSettings | None = ...,
+    **sampling: Any,
+) -> list[int]: ...
+
+
+def generate(
+    prompt: str | Iterable[int],
+    model: LLM | Model | str,
     *,
     max_tokens: int | None = None,
     call_settings: CallSettings | None = None,
     **sampling: Any,  # of SAMPLING
-) -> list[int]:
-    """Return a sample of what `llm` goes on with, up to and including the stop token.
+) -> str | list[int]:
+    """Return a sample of what `model` goes on with: token ids up to and including the stop token.
 
-    Each token is drawn from the softmax of its logits; with `temperature=0` it is the likeliest.
-    The prompt and `seed` settle which sample it is, the first one of `generate_many`.
+    Of a prompt that is text it is the text without the stop.  Each token is drawn from the softmax
+    of the logits; with `temperature=0` it is the likeliest.  The prompt and `seed` settle which
+    sample it is, the first one of `generate_many`.
 
-    max_tokens: how many there are at most; None if only the stop token ends them.
-    call_settings: how `llm` is called.
+    model: an LLM, a Model that gives logits, or the name of one, as `load_model` takes it.
+    max_tokens: how many there are at most; None if only the stop token, or the context, ends them.
+    call_settings: how an LLM is called.
     sampling: how a token is chosen, and what else ends the output or limits it.
 
     Raises:
-        BatchdecodeError: `llm` failed, or an argument is not valid.
+        BatchdecodeError: `model` failed, or an argument is not valid.
     """
-    request = _request(prompt_tokens, max_tokens, 1, sampling)
+    request = _request(prompt, max_tokens, 1, sampling)
     batch_size = num_slots_needed(request)
-    [tokens] = _outputs(_model(llm, request, call_settings), request, batch_size=batch_size)
-    return tokens
+    [result] = _results(_model(model, request, call_settings), request, batch_size=batch_size)
+    return result.text if isinstance(prompt, str) else result.tokens
+
+
+@overload
+def generate_many(
+    prompt: str,
+    model: LLM | Model | str,
+    n: int,
+    *,
+    max_tokens: int | None = ...,
+    batch_size: int | None = ...,
+    call_settings: CallSettings | None = ...,
+    **sampling: Any,
+) -> list[str]: ...
+
+
+@overload
+def generate_many(
+    prompt: Iterable[int],
+    model: LLM | Model | str,
+    n: int,
+    *,
+    max_tokens: int | None = ...,
+    batch_size: int | None = ...,
+    call_settings: CallSettings | None = ...,
+    **sampling: Any,
+) -> list[list[int]]: ...
 
 
 def generate_many(
-    prompt_tokens: Iterable[int],
-    llm: LLM,
+    prompt: str | Iterable[int],
+    model: LLM | Model | str,
     n: int,
     *,
     max_tokens: int | None = None,
     batch_size: int | None = None,
     call_settings: CallSettings | None = None,
     **sampling: Any,  # of SAMPLING
-) -> list[list[int]]:
+) -> list[str] | list[list[int]]:
     """Return `n` independent samples; the number of a sample and `seed` settle what it is.
 
-    batch_size: how many are decoded at once; by default as many as `llm` may be called at once.
+    batch_size: how many are decoded at once; by default as many as an LLM may be called at once.
     The rest is as for `generate`.
 
     Raises:
-        BatchdecodeError: `llm` failed, or an argument is not valid.
+        BatchdecodeError: `model` failed, or an argument is not valid.
     """
     call_settings = checked_settings(call_settings)
-    request = _request(prompt_tokens, max_tokens, n, sampling)
+    request = _request(prompt, max_tokens, n, sampling)
     if batch_size is None:
         batch_size = max(call_settings.max_concurrency, num_slots_needed(request))
-    return _outputs(_model(llm, request, call_settings), request, batch_size=batch_size)
+    results = _results(_model(model, request, call_settings), request, batch_size=batch_size)
+    if isinstance(prompt, str):
+        return [result.text for result in results]
+    return [result.tokens for result in results]
 
 
-def _model(llm: LLM, request: Request, call_settings: CallSettings | None) -> LLMModel:
-    """Return `llm` as a Model, which asks about the prompt of `request` first.
+def _model(model: LLM | Model | str, request: Request, call_settings: CallSettings | None) -> Model:
+    """Return `model` as a Model; an LLM is asked about a prompt of ids in `request` first.
 
     Raises:
         BatchdecodeError: it is none, or says something wrong of itself.
     """
-    missing = missing_methods(llm)
+    if isinstance(model, str) or has_attribute(model, "forward"):
+        return as_model(model)
+    missing = missing_methods(model)
     if missing:
-        raise BatchdecodeError(f"{llm!r} is no LLM: it lacks {' and '.join(missing)}")
-    if isinstance(llm, type):
-        raise BatchdecodeError(f"{llm!r} is a class: give an object of it")
-    model = LLMModel(llm, None, call_settings, probe=cast(list[int], request.prompt))
-    check_description(model)
-    return model
+        raise BatchdecodeError(f"{model!r} is no LLM: it lacks {' and '.join(missing)}")
+    if isinstance(model, type):
+        raise BatchdecodeError(f"{model!r} is a class: give an object of it")
+    probe = None if isinstance(request.prompt, str) else cast(list[int], request.prompt)
+    made = LLMModel(cast(LLM, model), None, call_settings, probe=probe)
+    check_description(made)
+    return made
 
 
 def _request(
-    prompt_tokens: Iterable[int], max_tokens: int | None, n: int, sampling: Mapping[str, Any]
+    prompt: str | Iterable[int], max_tokens: int | None, n: int, sampling: Mapping[str, Any]
 ) -> Request:
-    """Return the request for that; its prompt is token ids.
+    """Return the request for that.
 
     Raises:
         BatchdecodeError: `sampling` has what is no field of it, or, a RequestError, no LLM could
@@ -109,7 +170,7 @@ def _request(
         named = {str(key) if type(key) is int else key: bias for key, bias in biases.items()}
         fields["logit_bias"] = named if len(named) == len(biases) else dict(biases)
     request = Request(
-        prompt=list(prompt_tokens) if isinstance(prompt_tokens, Iterable) else prompt_tokens,
+        prompt=prompt if isinstance(prompt, str) or not isinstance(prompt, Iterable) else [*prompt],
         max_tokens=MAX_INT if max_tokens is None else max_tokens,
         n=n,
         **fields,
@@ -120,8 +181,8 @@ def _request(
     return request
 
 
-def _outputs(model: LLMModel, request: Request, *, batch_size: int) -> list[list[int]]:
-    """Return the tokens of every sample of `request`.
+def _results(model: Model, request: Request, *, batch_size: int) -> list[Result]:
+    """Return the results of `request`, one for every sample.
 
     Raises:
         BatchdecodeError: the request is not valid, or a sample failed.
@@ -135,4 +196,4 @@ def _outputs(model: LLMModel, request: Request, *, batch_size: int) -> list[list
                 raise ModelError(result.error.message)
             results.append(result)
     results.sort(key=lambda result: result.index)
-    return [result.tokens for result in results]
+    return results

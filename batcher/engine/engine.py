@@ -80,7 +80,7 @@ class Engine:
 
     def __init__(
         self,
-        model: "Model | ModelNext | LLM",
+        model: "Model | ModelNext | LLM | str",
         batch_size: int = 8,
         *,
         settings: SchedulingSettings = DEFAULT_SCHEDULING,

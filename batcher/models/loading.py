@@ -74,12 +74,16 @@ def as_model(
 ) -> Model:
     """Return `model` if it is a Model, else a Model that calls it; a class is instantiated first.
 
+    A text is what `load_model` takes to name one.
+
     call_settings: how an LLM is called.
 
     Raises:
         BatchdecodeError: it is none of these, the class cannot be instantiated, or an LLM does not
         answer.
     """
+    if isinstance(model, str):
+        return load_model(model, {}, None)
     try:
         made = model
         if isinstance(model, type):
