@@ -84,7 +84,9 @@ class Recorder:
                 num_generated = num_tokens = 0
                 if first.admitted_step != NEVER:  # below 0: a beam before the first fork
                     num_generated = max(row.num_generated, 0)
-                elif row.role == "negative" or first in num_forced:
+                elif (num_forced or first.others) and (
+                    row.role == "negative" or first in num_forced
+                ):  # in this order, since it is asked for every request
                     num_tokens = row.num_tokens
                 events.append(
                     AdmitEvent(
