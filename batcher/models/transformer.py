@@ -291,7 +291,11 @@ def load_transformer(
     decoder = decoder_of(checkpoint, path, settings, watch)
     described = {**to_builtins(settings), "checkpoint": checkpoint.digest()}
     if settings.weights != "fp32" or not settings.fast_math:
-        del described["layout"], described["tensor_parallel"]  # which show in no bit
+        del described["layout"]  # which shows in no bit
+    if settings.weights != "fp32":
+        del described[
+            "tensor_parallel"
+        ]  # else it may, by the threads that BLAS has in each process
     return TransformerModel(
         decoder, checkpoint.tokenizer, spec, described, settings.max_context, settings.layout
     )

@@ -16,7 +16,6 @@ from batcher.transformer.transformer import Decoder, ReadWeight, Transformer
 
 if TYPE_CHECKING:  # what is for several processes is loaded where there are several
     from batcher.transformer.rank_group import RankGroup
-    from batcher.transformer.tensor_parallel import AskReference
 
 Watch = Callable[[int, int], None]
 """Called with how many tensors are read, and of how many."""
@@ -45,14 +44,13 @@ def make_rank(
     path: Path,
     settings: TransformerSettings,
     group: "RankGroup",
-    ask: "AskReference",
     watch: Watch,
 ) -> Transformer:
     """Return what one of several processes computes of a checkpoint."""
     from batcher.transformer.tensor_parallel import ColumnParallelLinears  # noqa: PLC0415 - as above
 
     checkpoint = open_checkpoint(path)
-    linears = ColumnParallelLinears(settings.weights, group, ask, is_fast=settings.fast_math)
+    linears = ColumnParallelLinears(settings.weights, group, is_fast=settings.fast_math)
     read = _reader(checkpoint, path, watch)
     return Transformer(checkpoint.config, read, linears, settings.layout)
 

@@ -30,10 +30,9 @@ from batcher.transformer.loading import Watch
 from batcher.transformer.rank_group import GroupPart, PeerGoneError, RankGroup, group_parts
 from batcher.transformer.recurrent_states import RecurrentStates
 from batcher.transformer.span import Span
-from batcher.transformer.tensor_parallel import AskReference, reference_of
 from batcher.transformer.transformer import Transformer
 
-MakeRank = Callable[[RankGroup, AskReference, Watch], Transformer]
+MakeRank = Callable[[RankGroup, Watch], Transformer]
 """Return the transformer of a rank; a function of a module that can be pickled."""
 
 _GRACE = 5.0  # seconds, in which the end of a process is known
@@ -84,7 +83,7 @@ class RankProcesses:
                     end.close()
 
     def _await_ranks(self, watch: Watch) -> None:
-        """Wait until all ranks are made; tell them what one process gets where they ask."""
+        """Wait until all ranks are made."""
         loading = list(self._connections)
         while loading:
             for connection in cast(list[Connection], wait(loading)):
@@ -92,8 +91,6 @@ class RankProcesses:
                     case "read", number, total:
                         if connection is self._connections[0]:
                             watch(number, total)
-                    case "ask", shape:
-                        self._send(reference_of(shape))
                     case "made":
                         loading.remove(connection)
                     case message:
@@ -248,13 +245,7 @@ def serve(connection: Connection, part: GroupPart, outer: GroupPart | None, make
 def _serve(
     connection: Connection, group: RankGroup, outer: RankGroup | None, make: MakeRank
 ) -> None:
-    def ask(shape: tuple[int, int]) -> FloatArray:
-        if group.rank == 0:
-            connection.send(("ask", shape))
-        reference: FloatArray = connection.recv()
-        return reference
-
-    transformer = make(group, ask, lambda number, total: connection.send(("read", number, total)))
+    transformer = make(group, lambda number, total: connection.send(("read", number, total)))
     connection.send("made")
     kept: dict[int, Any] = {}  # stores and states
     makers = {"store": transformer.new_store, "states": transformer.new_states}

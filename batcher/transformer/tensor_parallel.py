@@ -1,18 +1,18 @@
 """Products whose columns, the output features, are cut among ranks (Shoeybi et al., "Megatron-LM").
 
 A column is a whole sum, so nothing is added up across ranks: outputs are gathered, and are the bits
-of one process.  Integers give them wherever a weight is cut.  With floats, BLAS takes a column for
-another one by where it stands: so a weight is cut where its parts are found to give the bits that
-one process gets for the whole of it.
+of one process.  Integers give them wherever a weight is cut.  Floats are added by BLAS in an order
+that depends on where a column stands: so a weight is cut where its parts are found to give the bits
+that one process, whose BLAS has as many threads as that of a rank, gets for the whole of it.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
 
-from batcher.errors import BatchdecodeError
+from batcher.errors import InvariantError
 from batcher.transformer.layers import FloatArray, IntArray
 from batcher.transformer.linear import FastLinear, Int8Linear, Linear, TiledLinear
 from batcher.transformer.linears import Embedding, OwnHeads
@@ -21,10 +21,6 @@ from batcher.transformer.settings import WeightKind
 
 _GRIDS = (192, 48, 16, 1)  # columns: what kernels take at once divides the first
 _NUM_ROWS, _NUM_DRAWN = 64, 61  # of the products that are compared
-
-
-AskReference = Callable[[tuple[int, int]], FloatArray]
-"""Return what one process gets for a weight of a shape: a product [rows, out] of drawn numbers."""
 
 
 def column_parallel_linear(
@@ -46,13 +42,11 @@ class ColumnParallelLinears:
     """Makes products of which this rank holds its columns.
 
     kind: how weights are kept and multiplied.  is_fast: whether products of floats are left to
-    BLAS.  ask: returns what one process gets; it is asked by all ranks at the same time.
+    BLAS.
     """
 
-    def __init__(
-        self, kind: WeightKind, group: RankGroup, ask: AskReference, *, is_fast: bool
-    ) -> None:
-        self._kind, self._group, self._ask, self._is_fast = kind, group, ask, is_fast
+    def __init__(self, kind: WeightKind, group: RankGroup, *, is_fast: bool) -> None:
+        self._kind, self._group, self._is_fast = kind, group, is_fast
         self._cuts: dict[tuple[int, ...], Boundaries] = {}  # by the shape of a weight
 
     def linear(self, weight: FloatArray, bias: FloatArray | None = None) -> Linear:
@@ -109,7 +103,7 @@ class ColumnParallelLinears:
         shape = (len(weight), weight.shape[1])
         if shape not in self._cuts:
             if self._kind == "fp32" and not self._is_fast:
-                self._cuts[shape] = exact_boundaries(shape, self._ask(shape), self._group)
+                self._cuts[shape] = exact_boundaries(shape, reference_of(shape), self._group)
             else:
                 self._cuts[shape] = even_boundaries(shape[0], self._group.world_size)
         return self._cuts[shape]
@@ -151,7 +145,7 @@ class ParallelEmbedding:
 
 
 def reference_of(shape: tuple[int, int]) -> FloatArray:
-    """Return what this process gets for a weight of this shape, [out, in]."""
+    """Return what a process gets for a weight [out, in]: a product [rows, out] of drawn numbers."""
     weight = _drawn_weight(shape, slice(0, shape[0]))
     return TiledLinear(weight)(_drawn_rows(shape[1]))
 
@@ -162,9 +156,6 @@ def exact_boundaries(
     """Return where a weight of this shape is cut so that the bits are those of the reference.
 
     All ranks find the same.  If need be, one of them has all columns.
-
-    Raises:
-        BatchdecodeError: not even these are equal.
     """
     tried = set()
     for boundaries in _promising(shape[0], group.world_size):
@@ -178,10 +169,7 @@ def exact_boundaries(
         votes = group.all_gather(vote, range(group.world_size + 1))
         if votes.all():
             return boundaries
-    raise BatchdecodeError(
-        f"products with {list(shape)} have other last bits in several processes than in one, where "
-        "BLAS has more threads: set OPENBLAS_NUM_THREADS=1 for both, or take fast_math or int8"
-    )
+    raise InvariantError(f"a rank has other bits for all of {list(shape)} than it had before")
 
 
 def _promising(num_columns: int, world_size: int) -> Iterator[tuple[int, ...]]:

@@ -116,13 +116,14 @@ def resumed(folder, first, then):
 
 
 @pytest.mark.heavy
-def test_a_run_may_be_resumed_by_more_processes_if_that_shows_in_no_bit(tmp_path):
-    assert resumed(tmp_path, [], PARALLEL).returncode == 0
+def test_a_run_of_integers_may_be_resumed_by_more_processes(tmp_path):
+    integers = ["--weights", "int8"]
+    assert resumed(tmp_path, integers, [*PARALLEL, *integers]).returncode == 0
 
 
 @pytest.mark.heavy
-def test_with_fast_math_it_has_to_be_as_many(tmp_path):
-    done = resumed(tmp_path, ["--fast-math"], [*PARALLEL, "--fast-math"])
+def test_with_floats_it_has_to_be_as_many(tmp_path):
+    done = resumed(tmp_path, [], PARALLEL)
     assert done.returncode == 2
     assert "tensor_parallel was 1, now it is 2" in done.stderr
 

@@ -9,31 +9,30 @@ from tiny_checkpoints import random_weights
 from batcher import BatchdecodeError
 from batcher.transformer.loading import Watch
 from batcher.transformer.rank_group import RankGroup
-from batcher.transformer.tensor_parallel import AskReference, ColumnParallelLinears, reference_of
+from batcher.transformer.tensor_parallel import ColumnParallelLinears
 from batcher.transformer.transformer import Transformer
 
 
 def make_tiny(
     kind: dict[str, object],
     group: RankGroup,
-    ask: AskReference = reference_of,
     watch: Watch | None = None,
 ) -> Transformer:
     """Make a tiny transformer of this kind."""
     changes = dict(kind)
     weights, is_fast = changes.pop("weights", "fp32"), changes.pop("is_fast", False)
     config = tiny_config(**changes)
-    linears = ColumnParallelLinears(weights, group, ask, is_fast=is_fast)
+    linears = ColumnParallelLinears(weights, group, is_fast=is_fast)
     return Transformer(config, random_weights(config), linears)
 
 
-def refuse(group: RankGroup, ask: AskReference, watch: Watch) -> None:
+def refuse(group: RankGroup, watch: Watch) -> None:
     """Raise in one rank, for which the other waits."""
     if group.rank == 1:
         raise BatchdecodeError("this one is damaged")
     group.all_gather(np.zeros((0, 1), np.float32), (0, 0, 0))
 
 
-def fail(group: RankGroup, ask: AskReference, watch: Watch) -> NoReturn:
+def fail(group: RankGroup, watch: Watch) -> NoReturn:
     """Raise what no rank should."""
     raise ZeroDivisionError
