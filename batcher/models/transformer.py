@@ -287,7 +287,9 @@ def load_transformer(
     checkpoint = open_checkpoint(path)
     limit = checkpoint.config.max_position_embeddings
     if settings.max_context is not None and settings.max_context > limit:
-        raise BatchdecodeError(f"max_context {settings.max_context} is above the {limit} of {path}")
+        raise BatchdecodeError(
+            f"--max-context {settings.max_context} is above the {limit} of {path}"
+        )
     decoder = decoder_of(checkpoint, path, settings, watch)
     described = {**to_builtins(settings), "checkpoint": checkpoint.digest()}
     if settings.weights != "fp32" or not settings.fast_math:

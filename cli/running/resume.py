@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from batcher.events import RunEvent
 from batcher.formats.requests import ParsedLine, RequestParser
 from batcher.settings import DEFAULT_SCHEDULING, PREFIX_CACHE_WORDS, SchedulingSettings
+from batcher.transformer.settings import TRANSFORMER_SETTINGS, is_checkpoint
 from batcher.validation import ModelCapabilities
 
 from ..commands.run import RunOptions
@@ -243,7 +244,7 @@ def _check_same_run(output: str, earlier: RunRecord | None, now: RunRecord) -> N
     if earlier.model != now.model:
         reasons.append(f"the model was {earlier.model}, now it is {now.model}")
     else:
-        reasons += _differences(earlier.settings, now.settings)
+        reasons += _model_differences(now.model, earlier.settings, now.settings)
     if earlier.batch != now.batch:
         reasons.append(f"--batch was {earlier.batch}, now it is {now.batch}")
     reasons += _scheduling_differences(earlier, now)
@@ -256,6 +257,25 @@ def _check_same_run(output: str, earlier: RunRecord | None, now: RunRecord) -> N
             f"cannot resume {output}: {'; '.join(reasons)}. "
             "Resume with what it was begun with, or start over with --force."
         )
+
+
+_SHOWN = {None: "not set", True: "on", False: "off"}  # as an option has them
+
+
+def _model_differences(model: str, earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return which settings of a model are not the same; those of a checkpoint are options."""
+    if not is_checkpoint(model):
+        return _differences(earlier, now)
+    return _differences(*(_as_options(settings) for settings in (earlier, now)))
+
+
+def _as_options(settings: dict[str, Any]) -> dict[str, Any]:
+    return {
+        f"--{name.replace('_', '-')}" if name in TRANSFORMER_SETTINGS else name: _SHOWN[value]
+        if value is None or isinstance(value, bool)
+        else value
+        for name, value in settings.items()
+    }
 
 
 def _differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:

@@ -152,7 +152,7 @@ def settings_in(trace):
 def test_a_context_larger_than_the_checkpoint_has_is_refused():
     done = run("--max-context", 129)
     assert done.returncode == 2
-    assert f"max_context 129 is above the 128 of {TINY}" in done.stderr
+    assert f"--max-context 129 is above the 128 of {TINY}" in done.stderr
 
 
 def test_a_layout_shows_in_the_trace_and_the_summary_and_in_no_result(tmp_path):
@@ -175,13 +175,13 @@ def test_a_layout_shows_in_the_trace_and_the_summary_and_in_no_result(tmp_path):
 @pytest.mark.parametrize(
     ("begun", "resumed", "why"),
     [
-        ([], ["--weights", "int8"], "weights was fp32, now it is int8"),
-        (["--fast-math"], [], "fast_math was True, now it is False"),
-        ([], ["--max-context", "64"], "max_context was None, now it is 64"),
+        ([], ["--weights", "int8"], "--weights was fp32, now it is int8"),
+        (["--fast-math"], [], "--fast-math was on, now it is off"),
+        ([], ["--max-context", "64"], "--max-context was not set, now it is 64"),
         (
             ["--fast-math"],
             ["--fast-math", "--layout", "padded"],
-            "layout was ragged, now it is padded",
+            "--layout was ragged, now it is padded",
         ),
         (["--chat"], [], "it was begun with --chat"),
         ([], ["--kv-memory", "64KiB"], "--kv-blocks was not set, now it is 8"),
