@@ -292,6 +292,7 @@ def load_transformer(
         )
     decoder = decoder_of(checkpoint, path, settings, watch)
     described = {**to_builtins(settings), "checkpoint": checkpoint.digest()}
+    del described["low_memory"]  # which never shows in a bit
     if settings.weights != "fp32" or not settings.fast_math:
         del described["layout"]  # which shows in no bit
     if settings.weights != "fp32":

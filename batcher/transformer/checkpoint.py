@@ -23,7 +23,7 @@ from batcher.transformer.files import about, read_json
 from batcher.transformer.gguf_file import read_gguf
 from batcher.transformer.gguf_tensors import from_gguf_names
 from batcher.transformer.safetensors_folder import read_folder
-from batcher.transformer.stored import FloatArray, StoredTensor
+from batcher.transformer.stored import FloatArray, IntArray, StoredTensor
 from batcher.transformer.tensor_names import is_ignored, tensor_shapes
 from batcher.transformer.tokenizer import TransformerTokenizer
 from batcher.transformer.tokenizer_gguf import tokenizer_from_gguf
@@ -97,6 +97,10 @@ class Checkpoint:
         Of GGUF's llama the rows of q and k are in the order of `config.rope.style`, interleaved.
         """
         return self._tensors[name].read()
+
+    def read_rows(self, name: str, rows: IntArray) -> FloatArray:
+        """Return some rows of one of `names`, as `read` gives them."""
+        return self._tensors[name].read_rows(rows)
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

@@ -7,7 +7,9 @@ BLAS is fastest at weight @ x.T, so what comes of it lies feature by feature, an
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,15 +93,43 @@ class TiledLinear(Linear):
         return product
 
 
+class Integers(Protocol):
+    """Weights [out, in] of int8, however they are held."""
+
+    def multiply(self, x: FloatArray) -> FloatArray:
+        """Return the product [out, rows] with x [rows, in], which is int8 as float32: exactly."""
+
+
+KeepIntegers = Callable[[NDArray[np.int8]], Integers]
+
+
+class UnpackedIntegers:
+    """Weights of int8 that are held as float32, in which BLAS is fastest.
+
+    It adds whole numbers exactly as long as no sum can be above EXACT, so where one could, weights
+    are multiplied in slices.
+    """
+
+    def __init__(self, integers: NDArray[np.int8]) -> None:
+        self._slices = slices_of(integers)
+        self._weights = [integers[:, part].astype(np.float32, "C") for part in self._slices]
+
+    def multiply(self, x: FloatArray) -> FloatArray:
+        """Return the product [out, rows]."""
+        product = multiply(self._weights[0], x[:, self._slices[0]])
+        for part, weight in zip(self._slices[1:], self._weights[1:], strict=True):
+            product += multiply(weight, x[:, part])
+        return product
+
+
 class Int8Linear(Linear):
     """x @ weight.T in integers, which have no order: rows are the same in any company, untiled.
 
-    The activations of each row are rounded to int8, too, with a scale of their own.  Integers are
-    held as float32, in which BLAS is fastest: it adds whole numbers exactly as long as no sum can
-    be above EXACT, so where one could, weights are multiplied in slices.
+    The activations of each row are rounded to int8, too, with a scale of their own.
 
     weight: [out, in].  per_channel: whether each output has a scale of its own.  bias: [out].
     outputs: which of the outputs there are, with the scales that they have among all.
+    keep: makes what holds the integers.
     """
 
     def __init__(
@@ -109,13 +139,12 @@ class Int8Linear(Linear):
         *,
         per_channel: bool,
         outputs: slice = ALL,
+        keep: KeepIntegers = UnpackedIntegers,
     ) -> None:
         integers, scales = quantize_weights_int8(weight, per_channel=per_channel)
         self._scales = (scales[outputs] if per_channel else scales)[:, None]
         self._bias = None if bias is None else bias[outputs, None]
-        integers = integers[outputs]
-        self._slices = _slices(integers)
-        self._weights = [integers[:, part].astype(np.float32, "C") for part in self._slices]
+        self._integers = keep(integers[outputs])
 
     def by_feature(self, x: FloatArray) -> FloatArray:
         """Return the product [out, rows]."""
@@ -124,9 +153,7 @@ class Int8Linear(Linear):
         scales[scales == 0] = 1
         np.divide(x, scales, out=integers)
         np.rint(integers, out=integers)
-        product = multiply(self._weights[0], integers[:, self._slices[0]])
-        for part, weight in zip(self._slices[1:], self._weights[1:], strict=True):
-            product += multiply(weight, integers[:, part])
+        product = self._integers.multiply(integers)
         product *= scales.T
         product *= self._scales
         if self._bias is not None:
@@ -143,7 +170,7 @@ def _filled(x: FloatArray, tile: Tile) -> FloatArray:
     return filled
 
 
-def _slices(integers: NDArray[np.int8]) -> list[slice]:
+def slices_of(integers: NDArray[np.int8]) -> list[slice]:
     """Return the fewest slices of weights [out, in] whose sums with any int8 stay exact."""
     num_in = integers.shape[1]
     for num_slices in range(1, num_in + 1):

@@ -10,9 +10,9 @@ import numpy as np
 from batcher.errors import BatchdecodeError
 from batcher.transformer.checkpoint import Checkpoint, open_checkpoint
 from batcher.transformer.layers import FloatArray
-from batcher.transformer.linears import WholeLinears
+from batcher.transformer.linears import Linears, WholeLinears
 from batcher.transformer.settings import TransformerSettings
-from batcher.transformer.transformer import Decoder, ReadWeight, Transformer
+from batcher.transformer.transformer import EMBEDDING, Decoder, ReadWeight, Transformer
 
 if TYPE_CHECKING:  # what is for several processes is loaded where there are several
     from batcher.transformer.rank_group import RankGroup
@@ -29,8 +29,10 @@ def decoder_of(
     Raises:
         BatchdecodeError: its weights are damaged, or a process was killed.
     """
+    if settings.low_memory:
+        _check_low_memory(settings)
     if settings.tensor_parallel == 1:
-        linears = WholeLinears(settings.weights, is_fast=settings.fast_math)
+        linears = _linears_of(checkpoint, settings)
         return Transformer(
             checkpoint.config, _reader(checkpoint, path, watch), linears, settings.layout
         )
@@ -38,6 +40,23 @@ def decoder_of(
 
     make = partial(make_rank, path, settings)
     return RankProcesses(checkpoint.config, make, settings.tensor_parallel, watch)
+
+
+def _check_low_memory(settings: TransformerSettings) -> None:
+    """Raise a BatchdecodeError if weights cannot be kept packed."""
+    if settings.weights == "fp32":
+        raise BatchdecodeError("low_memory keeps integers packed: set weights to int8-channel, too")
+    if settings.tensor_parallel > 1:
+        raise BatchdecodeError("low_memory is for one process, and tensor_parallel asks for more")
+
+
+def _linears_of(checkpoint: Checkpoint, settings: TransformerSettings) -> Linears:
+    """Return what makes products in this process."""
+    if not settings.low_memory:
+        return WholeLinears(settings.weights, is_fast=settings.fast_math)
+    from batcher.transformer.packed import PackedLinears  # noqa: PLC0415 - as above
+
+    return PackedLinears(settings.weights, partial(checkpoint.read_rows, EMBEDDING))
 
 
 def make_rank(

@@ -42,6 +42,12 @@ class TransformerSettings(Struct, frozen=True, forbid_unknown_fields=True):
         "the batch",
         TransformerSetting(),
     ] = False
+    low_memory: Annotated[
+        bool,
+        "keep weights packed, as `int8` or `int8-channel`, and unpack them for each product: a "
+        "quarter of the memory, the same results, and slower",
+        TransformerSetting(),
+    ] = False
     max_context: Annotated[
         Annotated[int, Meta(ge=1, le=MAX_CONTEXT)] | None,
         "tokens that a row of a checkpoint may have, prompt and output; at most and by default as "

@@ -11,6 +11,7 @@ from batcher.errors import BatchdecodeError
 
 Bytes = NDArray[np.uint8]
 FloatArray = NDArray[np.float32]
+IntArray = NDArray[np.int64]
 
 
 class Kind(Struct, frozen=True):
@@ -58,6 +59,11 @@ class StoredTensor(Struct, frozen=True, eq=False):
         if decode is None:
             return self._dequantize()
         return np.require(decode(self.data).reshape(self.shape), np.float32, ["C", "A"])
+
+    def read_rows(self, rows: IntArray) -> FloatArray:
+        """Return some of the rows as they are in what `read` returns; nothing else is read."""
+        data = self.data.reshape(self.shape[0], -1)[rows].reshape(-1)
+        return StoredTensor(self.kind, (len(rows), *self.shape[1:]), data).read()
 
     def _dequantize(self) -> FloatArray:
         from gguf import GGMLQuantizationType, dequantize  # noqa: PLC0415 - optional

@@ -24,6 +24,7 @@ from batcher.transformer.self_attention import SelfAttention
 from batcher.transformer.span import Span
 from batcher.transformer.tensor_names import EXPERT_NAMES, PARTS, SHARED_EXPERT, SHARED_EXPERT_GATE
 
+EMBEDDING = "model.embed_tokens.weight"
 ReadWeight = Callable[[str], FloatArray]
 """Return the weight of a name, [out, in] or [features]."""
 
@@ -79,7 +80,7 @@ class Transformer:
         self.config, self._read, self._linears = config, read, linears
         self._step_of = STEPS[layout]
         self._own_heads = linears.heads(config.num_kv_heads)
-        table = read("model.embed_tokens.weight")
+        table = read(EMBEDDING)
         if config.ties_embeddings:
             self._embedding, self._head = linears.tied(table)
         else:

@@ -103,6 +103,21 @@ def test_verify_proves_it_with_log_probabilities():
         assert proof["exercised"]["preemptions"] > 0
 
 
+def test_low_memory_shows_in_no_byte_and_a_run_goes_on_without_it(folder):
+    options = ["--weights", "int8-channel", "-o", "out"]
+    assert run(*options, "--low-memory", requests="in", cwd=folder).returncode == 0
+    assert run(*options, "--resume", requests="in", cwd=folder).returncode == 0
+    assert run("--weights", "int8-channel").stdout == (
+        run("--weights", "int8-channel", "--low-memory").stdout
+    )
+
+
+def test_low_memory_is_for_integers():
+    done = run("--low-memory")
+    assert done.returncode == 2
+    assert "low_memory keeps integers packed: set weights to int8-channel, too" in done.stderr
+
+
 def test_fast_math_is_near():
     exact, fast = (results_of(run(*option)) for option in ([], ["--fast-math"]))
     assert fast["owl", 0]["logprobs"] == alike(exact["owl", 0]["logprobs"])

@@ -11,7 +11,7 @@ from batcher.transformer.linear import (
     Int8Linear,
     Linear,
     TiledLinear,
-    _slices,
+    slices_of,
 )
 from batcher.transformer.quantization import LARGEST, quantize_weights_int8
 
@@ -84,10 +84,10 @@ def test_sums_that_float32_might_not_hold_are_cut_into_slices() -> None:
     sums = integers.astype(np.int64).sum(1, keepdims=True) * LARGEST
     expected = sums.astype(np.float64) * largest / LARGEST
     assert_allclose(linear(x), expected, rtol=1e-6)
-    assert [part.stop - part.start for part in _slices(np.full((2, 5000), 127, np.int8))] == [
+    assert [part.stop - part.start for part in slices_of(np.full((2, 5000), 127, np.int8))] == [
         1000
     ] * 5
-    assert _slices(np.full((2, 5000), 26, np.int8)) == [slice(0, 5000)]
+    assert slices_of(np.full((2, 5000), 26, np.int8)) == [slice(0, 5000)]
 
 
 def test_a_row_of_zeros_is_no_division_by_zero() -> None:

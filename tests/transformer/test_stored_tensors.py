@@ -17,6 +17,15 @@ def test_float32_is_not_copied():
     assert read.tolist() == [[0, 1, 2], [3, 4, 5]]
 
 
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_1", "Q6_K"])
+def test_some_rows_are_what_they_are_among_all(kind):
+    size = stored_size(kind, (5, 256))
+    data = np.random.default_rng(0).integers(0, 60, size, np.uint8)
+    tensor = StoredTensor(kind, (5, 256), data)
+    rows = np.array([3, 0, 3])
+    assert tensor.read_rows(rows).tobytes() == tensor.read()[rows].tobytes()
+
+
 def test_numbers_that_are_not_aligned_are_copied():
     data = np.zeros(25, np.uint8)
     data[1:] = np.arange(6, dtype=np.float32).view(np.uint8)
