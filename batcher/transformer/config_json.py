@@ -1,5 +1,6 @@
 """Hugging Face's config.json, as transformers 4 and 5 write it."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, NamedTuple
 
@@ -146,7 +147,10 @@ def config_from_json(mapping: Mapping[str, Any]) -> TransformerConfig:
     architecture = ARCHITECTURES[name]
     try:
         fields = msgspec.convert(mapping, _Fields)
-        rope, local_rope = _ropes_of(fields, architecture)
+        try:
+            rope, local_rope = _ropes_of(fields, architecture)
+        except msgspec.ValidationError as error:
+            raise BatchdecodeError(_in_config(str(error), fields)) from None
         kinds = _kinds_of(fields, architecture)
         delta_net = _delta_net_of(mapping, kinds)
     except msgspec.ValidationError as error:
@@ -217,6 +221,18 @@ def _activation_of(fields: _Fields, architecture: Architecture) -> Activation:
         known = ", ".join(ACTIVATIONS)
         raise BatchdecodeError(f"hidden_act {name!r} is not supported, known: {known}")
     return ACTIVATIONS[name]
+
+
+def _in_config(message: str, fields: _Fields) -> str:
+    """Return what is wrong with the RoPE, with the place in config.json."""
+    for holder in ("rope_parameters", "rope_scaling"):
+        given = getattr(fields, holder)
+        found = re.search(r"`\$\.(\w+)", message)
+        if given and found is None:
+            return f"{message} - at `$.{holder}`"
+        if given and found is not None and found[1] in given:
+            return message.replace("`$.", f"`$.{holder}.", 1)
+    return message
 
 
 def _ropes_of(

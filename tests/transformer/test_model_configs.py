@@ -103,9 +103,10 @@ def test_a_window_is_that_of_all_layers(architecture, fields, window):
         ({"mlp_bias": True}, "mlp_bias is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config is not supported; known: F32"),
         ({"rope_scaling": {"type": "yarn"}}, "'yarn' is not supported, known: default, linear, ll"),
-        ({"rope_parameters": {"rope_type": 3}}, r"Expected `str`, got `int` - at `\$.rope_type`"),
-        ({"rope_scaling": {"type": "linear"}}, "required field `factor`"),
-        ({"rope_scaling": {"type": "linear", "factor": 0}}, "factor"),
+        ({"rope_parameters": {"rope_type": 3}}, "got `int` - at `..rope_parameters.rope_type`"),
+        ({"rope_scaling": {"type": "linear"}}, "required field `factor` - at `..rope_scaling`"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "at `..rope_scaling.factor`"),
+        ({"rope_parameters": {"rope_theta": "x"}}, "at `..rope_parameters.rope_theta`"),
         (
             {"rope_scaling": {"type": "llama3", **LLAMA3, "low_freq_factor": 4}},
             "not below high_fre",
