@@ -1,0 +1,188 @@
+"""Rows of OpenAI Batch files in, requests or problems out."""
+
+import json
+
+import pytest
+
+from batcher.errors import FieldProblem
+from batcher.formats.line_problems import place_problem
+from batcher.formats.openai import COMPLETION_OPTIONS
+from batcher.formats.requests import ParsedLine, RequestParser
+from batcher.request import PromptSegment as Segment
+from batcher.request import Request
+from batcher.validation import ModelCapabilities
+
+PARSER = RequestParser(ModelCapabilities(vocab_size=512))
+LINE = 413
+
+
+def parse(line):
+    return PARSER.parse(line if isinstance(line, bytes) else line.encode(), LINE)
+
+
+def row(body, **fields):
+    head = {"custom_id": "a", "method": "POST", "url": "/v1/completions"}
+    return json.dumps(head | fields | {"body": body})
+
+
+SCHEMA = {"id": {"id": 1}, "body": 2, "prompt": "x", "a-b": [{"id": 1}]}
+
+HARMLESS = {
+    "model": "m",
+    "user": "u",
+    "suffix": "",
+    "stream": False,
+    "stream_options": None,
+    "store": False,
+    "metadata": {},
+    "service_tier": "auto",
+}
+
+
+def test_a_row_is_a_request_with_the_fields_of_its_body():
+    body = {"prompt": [1, 2], "max_tokens": 3, "stop": ["x"], "stop_token": 5, "arrival_time": 2}
+    request = Request(
+        id="a", prompt=[1, 2], max_tokens=3, stop=["x"], stop_token=5, arrival_time=2.0
+    )
+    assert parse(row(body)) == ParsedLine(request, form="completion")
+
+
+def test_a_body_may_hold_segments_and_say_with_whom_it_shares():
+    body = {"prompt": [{"text": "a", "pin": True}], "priority": -1, "cache_salt": "x"}
+    prompt = [Segment(text="a", pin=True)]
+    request = Request(id="a", prompt=prompt, priority=-1, cache_salt="x")
+    assert parse(row(body)) == ParsedLine(request, form="completion")
+    bad = row({"prompt": [{"text": ""}, {"txet": "b"}], "cache_salt": ""})
+    assert [(problem.code, problem.field) for problem in parse(bad).problems] == [
+        ("invalid-value", "body.prompt[0].text"),
+        ("missing-field", "body.prompt[1]"),
+        ("unknown-field", "body.prompt[1].txet"),
+        ("invalid-value", "body.cache_salt"),
+    ]
+
+
+def test_a_row_without_an_id_has_its_line_number():
+    for custom_id in ({}, {"custom_id": None}):
+        line = json.dumps(
+            {**custom_id, "method": "POST", "url": "/v1/completions", "body": {"prompt": ""}}
+        )
+        assert parse(line).request.id == str(LINE)
+
+
+def test_harmless_options_are_accepted_and_so_is_null():
+    assert HARMLESS.keys() == COMPLETION_OPTIONS.keys()
+    assert parse(row({"prompt": "", **HARMLESS})).request == Request(id="a", prompt="")
+    assert parse(row({"prompt": "", **dict.fromkeys(HARMLESS)})).request == Request(
+        id="a", prompt=""
+    )
+
+
+def test_the_options_of_openai_that_are_fields_of_a_request_mean_the_same():
+    options = {"seed": 5, "temperature": 0.7, "top_p": 0.9, "n": 2, "best_of": 3, "logprobs": 5}
+    options |= {"presence_penalty": 1.0, "frequency_penalty": -1.0, "logit_bias": {"5": -100.0}}
+    options |= {"echo": True}
+    request = Request(id="a", prompt="", prompt_logprobs=5, **options)
+    assert parse(row({"prompt": "", **options})).request == request
+    assert parse(row({"prompt": "", **dict.fromkeys(options)})).request == Request(
+        id="a", prompt=""
+    )
+
+
+def test_a_row_may_hold_objects_with_any_keys():
+    schema = {"properties": {"id": {}, "body": {}, "custom_id": {}}}
+    request = parse(row({"prompt": "", "json_schema": schema})).request
+    assert request == Request(id="a", prompt="", json_schema=schema)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"logit_bias": {"5": 1.0}}, {"json_schema": SCHEMA}, {"temperature": 1.0, "seed": 5}],
+    ids=str,
+)
+def test_lines_and_rows_of_all_fields_are_decoded_without_a_second_look(fields):
+    request = Request(id="a", prompt="", **fields)
+    for line in (json.dumps({"id": "a", "prompt": "", **fields}), row({"prompt": "", **fields})):
+        assert PARSER._parse_good(line.encode(), LINE).request == request
+
+
+def test_a_place_inside_an_object_of_a_row_is_found():
+    line = row({"prompt": "", "logit_bias": {"70000": 1}})
+    (problem,) = parse(line).problems
+    assert problem.field == "body.logit_bias.70000"
+    assert line[problem.column - 1 :].startswith('"70000"')
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "code"),
+    [
+        ("temperature", False, "invalid-type"),
+        ("n", 2, "conflicting-fields"),
+        ("n", True, "invalid-type"),
+        ("top_p", 1.5, "invalid-value"),
+        ("stream", True, "unsupported-option"),
+        ("stream", 0, "unsupported-option"),
+        ("stream_options", {}, "unsupported-option"),
+        ("echo", 0, "invalid-type"),
+        ("logprobs", 21, "invalid-value"),
+        ("suffix", "x", "unsupported-option"),
+        ("model", 5, "invalid-type"),
+        ("seed", "5", "invalid-type"),
+        ("seed", True, "invalid-type"),
+    ],
+)
+def test_an_option_that_is_wrong_or_would_change_the_output_is_refused(option, value, code):
+    line = row({"prompt": "", option: value})
+    bad = parse(line)
+    assert bad.form == "completion"
+    assert bad.id == "a"
+    assert [(p.code, p.field) for p in bad.problems] == [(code, f"body.{option}")]
+    assert line[bad.problems[0].column - 1 :].startswith(json.dumps(value))
+
+
+ROWS = [
+    ('{"body":{"prompt":""}}', ["missing-field method", "missing-field url"]),
+    ('{"method":"POST","url":"/v1/completions"}', ["missing-field body"]),
+    (row(5), ["invalid-type body"]),
+    (row({}), ["missing-field body.prompt"]),
+    (row({"prompt": ["a", "b"]}), ["invalid-type body.prompt[0]"]),
+    (row({"prompt": "", "id": "b"}), ["unknown-field body.id"]),
+    (row({"prompt": "", "id": None}), ["unknown-field body.id"]),
+    (row({"prompt": "", "id": None, "echo": True}), ["unknown-field body.id"]),
+    (row({"prompt": "", "id": None, "logit_bias": {"5": 1}}), ["unknown-field body.id"]),
+    (row({"prompt": ""}, max_tokens=5), ["unknown-field max_tokens"]),
+    (row({"prompt": ""}, method="GET"), ["unsupported-option method"]),
+    (
+        row({"messages": [], "prompt": "x"}, url="/v1/chat"),
+        ["unsupported-option url", "unknown-field body.messages"],
+    ),
+    (
+        row({"prompt": [600], "stop": ""}, custom_id=5),
+        ["invalid-type custom_id", "unknown-token body.prompt[0]", "invalid-value body.stop"],
+    ),
+    (row({"prompt": "x"})[:-1] + ',"body":{"prompt":""}}', ["duplicate-field body"]),
+    (row({"prompt": "x"})[:-2] + ',"prompt":""}}', ["duplicate-field body.prompt"]),
+]
+
+
+@pytest.mark.parametrize(("line", "problems"), ROWS)
+def test_a_bad_row_has_all_its_problems(line, problems):
+    bad = parse(line)
+    assert bad.form == "completion"
+    assert [f"{p.code} {p.field}" for p in bad.problems] == problems
+
+
+@pytest.mark.parametrize(
+    ("line", "path", "column", "field"),
+    [
+        ('{"id":"a","prompt":""}', ("id",), 7, "id"),
+        ('{"custom_id":"a","prompt":""}', ("id",), 14, "custom_id"),
+        ('{"prompt":""}', ("id",), 1, "id"),
+        (row({"prompt": ""}), ("id",), 15, "custom_id"),
+        ('{"prompt_tokens":[1,2]}', ("prompt", 1), 21, "prompt_tokens[1]"),
+        ('{"prompt":""}', (), 1, None),
+        ('{"prompt":"","json_schema":{"a":1}}', ("json_schema",), 28, "json_schema"),
+    ],
+)
+def test_a_problem_found_later_is_placed_in_its_line(line, path, column, field):
+    problem = place_problem(FieldProblem("duplicate-id", path, "m"), line.encode(), 7)
+    assert (problem.line, problem.column, problem.field) == (7, column, field)
