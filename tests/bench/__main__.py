@@ -27,6 +27,7 @@ from constraints import constraints
 from models import models
 from paging import paging
 from pictures import pictures
+from quality import quality
 from report import Row
 from sampling import sampling
 from simulation import simulation
@@ -263,6 +264,7 @@ BENCHMARKS = {
         stops,
         sampling,
         models,
+        quality,
         constraints,
         simulation,
         soak,
