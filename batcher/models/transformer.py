@@ -283,7 +283,7 @@ def load_transformer(
     Raises:
         BatchdecodeError: there is none, it is damaged, or has what is not supported here.
     """
-    path = _smollm2_file() if spec == SMOLLM2 else Path(spec)
+    path = smollm2_file() if spec == SMOLLM2 else Path(spec)
     checkpoint = open_checkpoint(path)
     limit = checkpoint.config.max_position_embeddings
     if settings.max_context is not None and settings.max_context > limit:
@@ -304,7 +304,7 @@ def load_transformer(
     )
 
 
-def _smollm2_file() -> Path:
+def smollm2_file() -> Path:
     """Return the checkpoint of the demo, of which nothing but the file is used.
 
     Raises:
