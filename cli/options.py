@@ -183,20 +183,20 @@ class SchedulingOptions:
             raise BatchdecodeError(
                 "--kv-memory and --kv-blocks exclude each other: one follows from the other"
             )
-        from batcher.models.base import number_of  # noqa: PLC0415 - with it comes numpy
+        from batcher.models.base import kv_block_bytes_of  # noqa: PLC0415 - with it comes numpy
 
-        token_size = number_of(model, "kv_bytes_per_token")
-        if token_size is None:
+        block_size = self.values.get("block_size", DEFAULT_BLOCK_SIZE)
+        num_bytes = kv_block_bytes_of(model, block_size)
+        if num_bytes is None:
             raise BatchdecodeError(
                 f"--kv-memory needs a model that says how much a token takes; {model.name} "
                 "does not: give --kv-blocks"
             )
-        block_size = self.values.get("block_size", DEFAULT_BLOCK_SIZE)
-        num_blocks = self._kv_memory // (token_size * block_size)
+        num_blocks = self._kv_memory // num_bytes
         if not 1 <= num_blocks <= MAX_KV_BLOCKS:
             raise BatchdecodeError(
-                f"--kv-memory has room for {num_blocks:,} blocks of {block_size} tokens with "
-                f"{token_size:,} bytes each; there can be 1 to {MAX_KV_BLOCKS:,}"
+                f"--kv-memory has room for {num_blocks:,} blocks of {block_size} tokens, which "
+                f"take {num_bytes:,} bytes each; there can be 1 to {MAX_KV_BLOCKS:,}"
             )
         given = {name: value for name, value in self.given.items() if name != "kv_memory"}
         return type(self)(**given, kv_blocks=num_blocks)

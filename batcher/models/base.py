@@ -316,6 +316,18 @@ def number_of(model: Model, name: str) -> int | None:
     return number if type(number) is int and number > 0 else None
 
 
+def kv_block_bytes_of(model: Model, block_size: int) -> int | None:
+    """Return how many bytes a KV block takes; None if the model does not tell.
+
+    It does by `kv_block_bytes(block_size)`, or its tokens alone take `kv_bytes_per_token`.
+    """
+    tell = attribute_of(getattr(model, "inner", model), "kv_block_bytes", None)
+    if callable(tell):
+        return int(tell(block_size))
+    token_size = number_of(model, "kv_bytes_per_token")
+    return None if token_size is None else token_size * block_size
+
+
 def eos_token_ids_of(model: Model) -> tuple[int, ...]:
     """Return the tokens that end a text, without repeats, its `eos_token_id` first.
 

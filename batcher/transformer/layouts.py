@@ -34,15 +34,21 @@ class PaddedStep(Step):
         super().__init__(spans, store, states)
         longest = max(len(span.token_ids) for span in spans)
         if longest == 1:
-            self.mixed = _PaddedKeys(spans)
+            self.mixed = [
+                _PaddedKeys(cells) for cells in zip(*(span.cells for span in spans), strict=True)
+            ]
         fillers = [_behind(span, longest) for span in spans if len(span.token_ids) < longest]
         if not fillers:
             return
         padding = Step(fillers, store, None)
-        self.mixed = _BothParts(self.mixed, self.num_tokens, padding.mixed)
+        self.mixed = [
+            _BothParts(mixed, self.num_tokens, behind)
+            for mixed, behind in zip(self.mixed, padding.mixed, strict=True)
+        ]
         self.token_ids = np.concatenate([self.token_ids, padding.token_ids])
         self.positions = np.concatenate([self.positions, padding.positions])
-        self.own_cells = np.concatenate([self.own_cells, np.full(padding.num_tokens, PADDING)])
+        nowhere_read = np.full(padding.num_tokens, PADDING)
+        self.own_cells = [np.concatenate([cells, nowhere_read]) for cells in self.own_cells]
 
 
 STEPS: dict[Layout, type[Step]] = {"ragged": Step, "padded": PaddedStep}
@@ -51,7 +57,7 @@ STEPS: dict[Layout, type[Step]] = {"ragged": Step, "padded": PaddedStep}
 def _behind(span: Span, longest: int) -> Span:
     """Return the padding behind a span that is shorter than the longest."""
     num_missing = longest - len(span.token_ids)
-    cells = np.concatenate([span.cells, np.full(num_missing, NOWHERE)])
+    cells = [np.concatenate([own, np.full(num_missing, NOWHERE)]) for own in span.cells]
     return Span([PAD] * num_missing, span.start + len(span.token_ids), cells)
 
 
@@ -77,11 +83,11 @@ class _BothParts:
 class _PaddedKeys:
     """What single tokens of several sequences attend to, all gathered as long as the longest."""
 
-    def __init__(self, spans: Sequence[Span]) -> None:
-        self._lengths: IntArray = np.array([len(span.cells) for span in spans])
-        self._cells = np.full((len(spans), self._lengths.max()), NOWHERE)
-        for line, span in zip(self._cells, spans, strict=True):
-            line[: len(span.cells)] = span.cells
+    def __init__(self, cells: Sequence[IntArray]) -> None:
+        self._lengths: IntArray = np.array([*map(len, cells)])
+        self._cells = np.full((len(cells), self._lengths.max()), NOWHERE)
+        for line, own in zip(self._cells, cells, strict=True):
+            line[: len(own)] = own
 
     def attend(
         self, attention: Attention, query: FloatArray, keys: FloatArray, values: FloatArray

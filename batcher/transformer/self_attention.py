@@ -13,7 +13,7 @@ from batcher.transformer.step import Step
 class SelfAttention:
     """Queries, keys and values of a layer, normalised and turned; what is attended to, projected.
 
-    cache: the number of its keys and values in the store.
+    group: the number of its group of layers.  cache: that of its keys and values in the store.
     num_heads, num_kv_heads, head_dim: of queries, and of keys and values.
     own_heads: of keys and values, those that are attended with here.
     qkv: one product for queries, keys and values.  output: what is made of all heads.
@@ -22,6 +22,7 @@ class SelfAttention:
     query_norm, key_norm: of each head, if these are normalised.
     """
 
+    group: int
     cache: int
     num_heads: int
     num_kv_heads: int
@@ -48,13 +49,14 @@ class SelfAttention:
         heads = self.qkv(x).reshape(len(x), -1, self.head_dim)
         queries = heads[:, own.start * group : own.stop * group]
         query = self._turned(queries[:, ::every], self.query_norm, step)
+        own_cells = step.own_cells[self.group]
         keys, values = step.store.keys[self.cache], step.store.values[self.cache]
         own_keys = heads[:, first_key:first_value][:, own]
-        keys[step.own_cells] = self._turned(own_keys, self.key_norm, step)
-        values[step.own_cells] = heads[:, first_value:][:, own]
+        keys[own_cells] = self._turned(own_keys, self.key_norm, step)
+        values[own_cells] = heads[:, first_value:][:, own]
         attended = query  # of no heads
         if query.size:
-            attended = step.mixed.attend(self.attention, query, keys, values)
+            attended = step.mixed[self.group].attend(self.attention, query, keys, values)
         if self.has_output_gate:
             attended *= sigmoid(queries[:, 1::every])
         width = self.num_heads // self.num_kv_heads * self.head_dim

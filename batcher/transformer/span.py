@@ -17,8 +17,9 @@ class Snapshot(NamedTuple):
 class Span(NamedTuple):
     """Tokens on end of one sequence.
 
-    start: the position of the first.  cells: of the keys and values of all positions up to the last
-    of them.  A model with recurrent layers also needs
+    start: the position of the first.  cells: for each group of layers with attention, those of the
+    keys and values of all positions up to the last of them; NOWHERE of such that are not read.  A
+    model with recurrent layers also needs
     source: the cell of the states before the first; NOWHERE if that is the first of all.
     snapshots: which states are kept, ascending; the last are those after all tokens.  A span may
     start from what one before it in the same step has kept.
@@ -26,6 +27,6 @@ class Span(NamedTuple):
 
     token_ids: Sequence[int]
     start: int
-    cells: IntArray
+    cells: Sequence[IntArray]
     source: int = NOWHERE
     snapshots: Sequence[Snapshot] = ()

@@ -36,8 +36,8 @@ class Step:
     """Spans of several sequences, one after the other, and where what is kept of them is.
 
     num_tokens: how many tokens they have; behind them may be padding.
-    token_ids, positions: [tokens].  own_cells: [tokens] where their keys and values are written.
-    mixed: which of them attend to what.
+    token_ids, positions: [tokens].  For each group of layers with attention, own_cells: [tokens]
+    where their keys and values are written, and mixed: which of them attend to what.
     waves: which of them recurrent layers compute together, if there are states of such layers.
     """
 
@@ -54,9 +54,13 @@ class Step:
         self.token_ids: IntArray = np.concatenate(
             [np.asarray(span.token_ids, np.int64) for span in spans]
         )
-        self.own_cells: IntArray = np.concatenate([span.cells[span.start :] for span in spans])
         self.num_tokens = len(self.token_ids)
-        self.mixed: Mixed = _Mixed(spans, sizes, self.positions)
+        groups = [*zip(*(span.cells for span in spans), strict=True)]
+        self.own_cells: list[IntArray] = [
+            np.concatenate([own[span.start :] for own, span in zip(cells, spans, strict=True)])
+            for cells in groups
+        ]
+        self.mixed: list[Mixed] = [_Mixed(spans, sizes, cells, self.positions) for cells in groups]
         self.store, self.states = store, states
         self.waves = (
             []
@@ -75,16 +79,22 @@ class Step:
 class _Mixed:
     """Which tokens of a step attend to what: single ones together, those on end by sequences."""
 
-    def __init__(self, spans: Sequence[Span], sizes: list[int], positions: IntArray) -> None:
+    def __init__(
+        self,
+        spans: Sequence[Span],
+        sizes: list[int],
+        cells: Sequence[IntArray],
+        positions: IntArray,
+    ) -> None:
         ends = np.cumsum(sizes).tolist()
-        parts = [*zip(spans, sizes, ends, strict=True)]
+        parts = [*zip(spans, sizes, cells, ends, strict=True)]
         self._chunks = [
-            (slice(end - size, end), span.start, padded_cells(span.cells))
-            for span, size, end in parts
+            (slice(end - size, end), span.start, padded_cells(own))
+            for span, size, own, end in parts
             if size > 1
         ]
-        self._tables = [padded_cells(span.cells) for span, size, _ in parts if size == 1]
-        self._rows = np.array([end - 1 for _, size, end in parts if size == 1], np.int64)
+        self._tables = [padded_cells(own) for _, size, own, _ in parts if size == 1]
+        self._rows = np.array([end - 1 for _, size, _, end in parts if size == 1], np.int64)
         self._positions = positions[self._rows]
         self._blocks: dict[int | None, list[tuple[IntArray, RowBlocks]]] = {}
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from batcher.events import Layout
 from batcher.transformer.attention import Attention
+from batcher.transformer.cache_groups import cache_groups
 from batcher.transformer.config import DeltaNetSettings, TransformerConfig
 from batcher.transformer.feed_forward import ACTIVATIONS, Experts, GatedMLP, SharedExpert
 from batcher.transformer.gated_delta_net import GatedDeltaNet
@@ -68,6 +69,7 @@ class Transformer:
     """The weights of a model, and what they make of tokens.
 
     linears: makes the products with them.  layout: whether tokens come with padding.
+    cache_groups: which of its layers share a block table.
     """
 
     def __init__(
@@ -77,7 +79,8 @@ class Transformer:
         linears: Linears,
         layout: Layout = "ragged",
     ) -> None:
-        self.config, self._read, self._linears = config, read, linears
+        self.config, self.cache_groups = config, cache_groups(config)
+        self._read, self._linears = read, linears
         self._step_of = STEPS[layout]
         self._own_heads = linears.heads(config.num_kv_heads)
         table = read(EMBEDDING)
@@ -112,8 +115,12 @@ class Transformer:
         config = self.config
         scale = config.attention_scale or config.head_dim**-0.5
         names = [f"{prefix}{name}_proj" for name in "qkv"]
+        (group,) = [
+            number for number, group in enumerate(self.cache_groups) if layer in group.layers
+        ]
         return SelfAttention(
-            cache=config.attention_layers.index(layer),
+            group=group,
+            cache=self.cache_groups[group].layers.index(layer),
             num_heads=config.num_heads,
             num_kv_heads=config.num_kv_heads,
             own_heads=self._own_heads,
@@ -190,7 +197,8 @@ class Transformer:
     def new_store(self) -> KVStore:
         """Return room for the keys and values of tokens."""
         config, own = self.config, self._own_heads.which
-        return KVStore(len(config.attention_layers), own.stop - own.start, config.head_dim)
+        num_layers = 0 if self.cache_groups[0].is_recurrent else len(self.cache_groups[0].layers)
+        return KVStore(num_layers, own.stop - own.start, config.head_dim)
 
     def new_states(self) -> RecurrentStates | None:
         """Return room for the states of recurrent layers; None if there are no such layers."""

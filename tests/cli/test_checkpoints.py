@@ -509,7 +509,7 @@ def test_memory_becomes_blocks_and_the_summary_says_what_a_token_takes(folder):
     ("options", "message"),
     [
         (["--kv-memory", "1MB", "--kv-blocks", "3"], "--kv-memory and --kv-blocks exclude each"),
-        (["--kv-memory", "1kB"], "has room for 0 blocks of 16 tokens with 512 bytes each"),
+        (["--kv-memory", "1kB"], "has room for 0 blocks of 16 tokens, which take 8,192 bytes each"),
         (["--kv-memory", "900TB"], "there can be 1 to 16,777,216"),
         (["--kv-memory", "1MB", "--model", "simulated"], "needs a model that says how much a"),
         (["--kv-memory", "1XB"], "1XB is no size such as 512MiB"),

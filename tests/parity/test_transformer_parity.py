@@ -9,11 +9,12 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from batcher import ByteTokenizer, Engine, Request  # noqa: E402 - after what may be missing
+from one_forward import logits_after_each  # noqa: E402 - after what may be missing
+
+from batcher import ByteTokenizer, Engine, Request  # noqa: E402 - as above
 from batcher.models.transformer import TransformerModel  # noqa: E402 - as above
 from batcher.transformer.checkpoint import open_checkpoint  # noqa: E402 - as above
 from batcher.transformer.linears import WholeLinears  # noqa: E402 - as above
-from batcher.transformer.span import Snapshot, Span  # noqa: E402 - as above
 from batcher.transformer.transformer import Transformer  # noqa: E402 - as above
 
 SIZES = {
@@ -110,14 +111,7 @@ def test_it_computes_what_transformers_does(name: str, tmp_path: Path) -> None:
     token_ids = np.random.default_rng(1).integers(0, 256, 90)
     with torch.no_grad():
         expected = theirs(torch.tensor(token_ids)[None]).logits[0].numpy()
-    store = ours.new_store()
-    store.make_room(96)
-    cells = store.cells([3, 0, 5, 1, 4, 2], 16, 0, 90)
-    states = ours.new_states()
-    if states is not None:
-        states.make_room(1)
-    span = Span(token_ids.tolist(), 0, cells, snapshots=[Snapshot(90, 1)])
-    logits = ours.logits(ours.forward([span], store, states))
+    logits = logits_after_each(ours, token_ids.tolist())
     assert np.abs(logits - expected).max() < 1e-4
 
     engine = Engine(TransformerModel(ours, ByteTokenizer(), name, {}), 3)

@@ -78,7 +78,7 @@ def computed(
 
 def span(start: int, num_tokens: int, source: int, *snapshots: tuple[int, int]) -> Span:
     kept = [Snapshot(*snapshot) for snapshot in snapshots]
-    return Span([0] * num_tokens, start, np.arange(1, start + num_tokens + 1), source, kept)
+    return Span([0] * num_tokens, start, [], source, kept)
 
 
 def whole(net: GatedDeltaNet, x: np.ndarray) -> np.ndarray:

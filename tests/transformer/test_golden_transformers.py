@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from numpy.testing import assert_allclose
+from one_forward import logits_after_each
 from tiny_checkpoints import CLASSES, GOLDEN_PROMPT, write_named
 
 from batcher import ByteTokenizer, Engine, Request
 from batcher.models.transformer import TransformerModel
 from batcher.transformer.checkpoint import open_checkpoint
 from batcher.transformer.linears import WholeLinears
-from batcher.transformer.span import Snapshot, Span
 from batcher.transformer.transformer import Transformer
 
 PATH = Path(__file__).parents[1] / "golden" / "transformers.json"
@@ -27,16 +27,10 @@ def test_every_architecture_is_there() -> None:
 def test_logits_and_tokens_are_those_of_transformers(case: dict[str, Any], tmp_path: Path) -> None:
     checkpoint = open_checkpoint(write_named(tmp_path, case["fields"]))
     transformer = Transformer(checkpoint.config, checkpoint.read, WholeLinears())
-    length, num_tokens = len(GOLDEN_PROMPT), len(case["tokens"])
-    store, states = transformer.new_store(), transformer.new_states()
-    store.make_room(length)
-    if states is not None:
-        states.make_room(1)
-    cells = store.cells([*range(length)], 1, 0, length)
-    span = Span(GOLDEN_PROMPT, 0, cells, snapshots=[Snapshot(length, 1)])
-    [logits] = transformer.logits(transformer.forward([span], store, states)[-1:])
+    logits = logits_after_each(transformer, GOLDEN_PROMPT)[-1]
     assert_allclose(logits, case["logits"], atol=1e-4)
 
+    num_tokens = len(case["tokens"])
     engine = Engine(TransformerModel(transformer, ByteTokenizer(), "tiny", {}), 1)
     engine.add(Request(prompt=GOLDEN_PROMPT, max_tokens=num_tokens, ignore_eos=True))
     [result] = [result for _ in range(num_tokens) for result in engine.step().results]

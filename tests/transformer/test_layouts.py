@@ -43,7 +43,7 @@ def test_padding_that_is_not_a_number_shows_nowhere(kind: str, monkeypatch) -> N
     def embedded(token_ids: np.ndarray) -> np.ndarray:
         nonlocal num_padding
         rows = embedding(token_ids)
-        is_padding = model_step[0].own_cells == PADDING
+        is_padding = model_step[0].own_cells[0] == PADDING
         rows[is_padding] = np.nan
         num_padding += is_padding.sum()
         return rows

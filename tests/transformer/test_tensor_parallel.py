@@ -189,7 +189,7 @@ def test_tokens_and_log_probabilities_are_those_of_one_process(kind, world_size)
     alone, _ = run(tiny_model(**kind), 4, SOME)
     with RankThreads(world_size) as ranks:
         model = as_model(ThreadedDecoder(ranks, partial(make_tiny, kind)))
-        for settings in ({}, {"kv_blocks": 60, "block_size": 4, "max_batch_tokens": 40}):
+        for settings in ({}, {"scarcity": 1.4, "block_size": 4, "max_batch_tokens": 40}):
             found, _ = run(model, 6, SOME, **settings)
             assert found == alone
 
