@@ -239,8 +239,8 @@ class TransformerModel:
             raise InvariantError(f"position {start}, and states after {self._lengths[slot]} tokens")
         *tables, states = tables
         cells = [self._store.cells(own, size, 0, stop) for own in tables]
-        borders = [*range((start // size + 1) * size, stop, size), stop]
-        kept = [(border - start, states[(border - 1) // size]) for border in borders]
+        boundaries = [*range((start // size + 1) * size, stop, size), stop]
+        kept = [(boundary - start, states[(boundary - 1) // size]) for boundary in boundaries]
         snapshots = [Snapshot(num, _state_cell(block)) for num, block in kept if block >= 0]
         source = _state_cell(states[(start - 1) // size]) if start else NOWHERE
         return Span(token_ids, start, cells, source, snapshots)
