@@ -57,7 +57,7 @@ def load_model(
     if seed is not None:
         raise BatchdecodeError(f"a seed is a setting of the simulated model; {spec} takes none")
     if is_checkpoint(spec):
-        from batcher.models.transformer import load_transformer  # noqa: PLC0415 - see above
+        from batcher.models.checkpoints import load_transformer  # noqa: PLC0415 - see above
 
         made = _settings(transformer_settings, TransformerSettings, "transformer")
         return as_model(load_transformer(spec, made, watch), spec)

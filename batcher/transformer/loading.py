@@ -1,6 +1,5 @@
 """From a checkpoint to what computes it: this process, or several, each with its columns."""
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,13 +11,10 @@ from batcher.transformer.checkpoint import Checkpoint, open_checkpoint
 from batcher.transformer.layers import FloatArray
 from batcher.transformer.linears import Linears, WholeLinears
 from batcher.transformer.settings import TransformerSettings
-from batcher.transformer.transformer import EMBEDDING, Decoder, ReadWeight, Transformer
+from batcher.transformer.transformer import EMBEDDING, Decoder, ReadWeight, Transformer, Watch
 
 if TYPE_CHECKING:  # what is for several processes is loaded where there are several
     from batcher.transformer.rank_group import RankGroup
-
-Watch = Callable[[int, int], None]
-"""Called with how many tensors are read, and of how many."""
 
 
 def decoder_of(

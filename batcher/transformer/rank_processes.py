@@ -26,11 +26,10 @@ from batcher.errors import BatchdecodeError, InvariantError, LostModelError, des
 from batcher.transformer.config import TransformerConfig
 from batcher.transformer.kv_store import KVStore
 from batcher.transformer.layers import FloatArray
-from batcher.transformer.loading import Watch
 from batcher.transformer.rank_group import GroupPart, PeerGoneError, RankGroup, group_parts
 from batcher.transformer.recurrent_states import RecurrentStates
 from batcher.transformer.span import Span
-from batcher.transformer.transformer import Transformer
+from batcher.transformer.transformer import Transformer, Watch
 
 MakeRank = Callable[[RankGroup, Watch], Transformer]
 """Return the transformer of a rank; a function of a module that can be pickled."""

@@ -28,6 +28,8 @@ from batcher.transformer.tensor_names import EXPERT_NAMES, PARTS, SHARED_EXPERT,
 EMBEDDING = "model.embed_tokens.weight"
 ReadWeight = Callable[[str], FloatArray]
 """Return the weight of a name, [out, in] or [features]."""
+Watch = Callable[[int, int], None]
+"""Called with how many tensors are read, and of how many."""
 
 
 class Decoder(Protocol):

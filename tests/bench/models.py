@@ -17,7 +17,8 @@ from report import Row
 
 from batcher import BatchdecodeError, Engine, Request
 from batcher.models.base import Batch, ModelOutput
-from batcher.models.transformer import TransformerModel, load_transformer, smollm2_file
+from batcher.models.checkpoints import load_transformer, smollm2_file
+from batcher.models.transformer import TransformerModel
 from batcher.settings import SchedulingSettings
 from batcher.transformer.settings import TransformerSettings
 

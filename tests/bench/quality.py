@@ -8,7 +8,8 @@ import numpy as np
 from report import Row
 
 from batcher import BatchdecodeError, Engine, Request
-from batcher.models.transformer import TransformerModel, _smollm2_file, load_transformer
+from batcher.models.checkpoints import load_transformer, smollm2_file
+from batcher.models.transformer import TransformerModel
 from batcher.transformer.checkpoint import open_checkpoint
 from batcher.transformer.layers import FloatArray
 from batcher.transformer.linear import FastLinear, Linear
@@ -55,7 +56,7 @@ def quality(_: Path) -> Iterator[Row]:
     except BatchdecodeError as error:
         yield Row(f"SmolLM2: {error}", "not run", "")
         return
-    checkpoint = open_checkpoint(_smollm2_file())
+    checkpoint = open_checkpoint(smollm2_file())
     tokens = checkpoint.tokenizer.encode(prose())[:NUM_TOKENS]
     exact = loss(model, tokens)
     rounded = Transformer(checkpoint.config, checkpoint.read, RoundedWeights())

@@ -17,7 +17,7 @@ from process import ROOT, batchdecode, lines_of, start
 from sample_checkpoint import write
 from tiny_checkpoints import config_json, random_tensors, write_gguf
 
-from batcher.models.transformer import load_transformer
+from batcher.models.checkpoints import load_transformer
 from batcher.transformer.settings import TransformerSettings
 from cli.options import num_bytes
 
@@ -319,10 +319,10 @@ def test_a_kind_of_weights_that_there_is_not_is_an_error_with_those_there_are(fo
 SLOW = """
 import sys, time
 from pathlib import Path
-import batcher.models.transformer as transformer
+import batcher.models.checkpoints as checkpoints
 from cli.start import main
 
-open_checkpoint = transformer.open_checkpoint
+open_checkpoint = checkpoints.open_checkpoint
 
 
 def open_slowly(path):
@@ -340,7 +340,7 @@ def open_slowly(path):
     return checkpoint
 
 
-transformer.open_checkpoint = open_slowly
+checkpoints.open_checkpoint = open_slowly
 main()
 """
 

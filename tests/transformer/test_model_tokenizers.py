@@ -20,8 +20,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pro
 from batcher import Request, decode
 from batcher.errors import BatchdecodeError, EncodingError
 from batcher.models.base import join_bytes
+from batcher.models.checkpoints import load_transformer
 from batcher.models.tokenizers import checked_tokenizer
-from batcher.models.transformer import load_transformer
 from batcher.transformer.checkpoint import open_checkpoint
 from batcher.transformer.settings import TransformerSettings
 from batcher.transformer.tokenizer import byte_level_bytes

@@ -18,7 +18,8 @@ from tiny_ranks import fail, make_tiny, refuse
 
 from batcher import BatchdecodeError, ByteTokenizer, Engine, Request
 from batcher.errors import InvariantError, LostModelError
-from batcher.models.transformer import TransformerModel, load_transformer
+from batcher.models.checkpoints import load_transformer
+from batcher.models.transformer import TransformerModel
 from batcher.transformer.linear import FastLinear, TiledLinear
 from batcher.transformer.linears import WholeLinears
 from batcher.transformer.rank_group import PeerGoneError

@@ -7,10 +7,9 @@ from tiny import tiny_config
 from tiny_checkpoints import random_weights
 
 from batcher import BatchdecodeError
-from batcher.transformer.loading import Watch
 from batcher.transformer.rank_group import RankGroup
 from batcher.transformer.tensor_parallel import ColumnParallelLinears
-from batcher.transformer.transformer import Transformer
+from batcher.transformer.transformer import Transformer, Watch
 
 
 def make_tiny(
