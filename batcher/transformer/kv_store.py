@@ -47,6 +47,18 @@ class KVStore:
         cells[blocks < 0] = NOWHERE
         return cells
 
+    def update(
+        self, layer: int, cells: IntArray, new_keys: FloatArray, new_values: FloatArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """Write what a layer has made of new tokens; return its keys and values of all cells.
+
+        cells: [tokens] where each is written.  new_keys, new_values: [tokens, kv_heads, head_dim].
+        """
+        keys, values = self.keys[layer], self.values[layer]
+        keys[cells] = new_keys
+        values[cells] = new_values
+        return keys, values
+
     def copy(self, source: int, target: int, block_size: int) -> None:
         """Let a block hold what another does."""
         first, second = _NUM_FIXED + source * block_size, _NUM_FIXED + target * block_size

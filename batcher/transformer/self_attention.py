@@ -49,11 +49,13 @@ class SelfAttention:
         heads = self.qkv(x).reshape(len(x), -1, self.head_dim)
         queries = heads[:, own.start * group : own.stop * group]
         query = self._turned(queries[:, ::every], self.query_norm, step)
-        own_cells = step.own_cells[self.group]
-        keys, values = step.store.keys[self.cache], step.store.values[self.cache]
         own_keys = heads[:, first_key:first_value][:, own]
-        keys[own_cells] = self._turned(own_keys, self.key_norm, step)
-        values[own_cells] = heads[:, first_value:][:, own]
+        keys, values = step.store.update(
+            self.cache,
+            step.own_cells[self.group],
+            self._turned(own_keys, self.key_norm, step),
+            heads[:, first_value:][:, own],
+        )
         attended = query  # of no heads
         if query.size:
             attended = step.mixed[self.group].attend(self.attention, query, keys, values)
