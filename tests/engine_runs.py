@@ -21,6 +21,10 @@ def run(requests: Sequence[Request], batch_size: int = 4, *, model: Any = None) 
     engine = Engine(model or SimulatedModel(), batch_size, is_streaming=True)
     for request in requests:
         engine.add(request)
+    return drained(engine)
+
+
+def drained(engine: Engine) -> Run:
     done = Run([], [], [])
     while engine.has_work:
         outcome = engine.step()

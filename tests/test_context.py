@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from control_requests import control_requests
-from engine_runs import Run, fields, of_kind
+from engine_runs import Run, drained, fields, of_kind
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,13 +43,7 @@ def run(
     engine = Engine(model, batch_size, settings=settings, is_streaming=True, is_checked=True)
     for request in requests:
         engine.enqueue(request)
-    done = Run([], [], [])
-    while engine.has_work:
-        outcome = engine.step()
-        done.results.extend(outcome.results)
-        done.events.extend(outcome.events)
-        done.tokens.extend(outcome.tokens)
-    return done
+    return drained(engine)
 
 
 def room_for(request: Request, max_context: int) -> int:
