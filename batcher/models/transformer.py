@@ -22,7 +22,7 @@ from batcher.models.base import (
     Tokenizer,
 )
 from batcher.transformer.attention import NOWHERE
-from batcher.transformer.cache_groups import cache_groups
+from batcher.transformer.cache_groups import cache_groups, num_kv_layers
 from batcher.transformer.own_tables import OWN_BLOCK_SIZE, OwnTables
 from batcher.transformer.span import Snapshot, Span
 from batcher.transformer.transformer import Decoder
@@ -76,21 +76,19 @@ class TransformerModel:
         self.session_overflow: str | None = settings.get("session_overflow")
         self._groups = cache_groups(config)
         self.cache_windows = tuple(group.window for group in self._groups)
+        num_heads = num_kv_layers(self._groups) * config.num_kv_heads
+        self._cell_size = 2 * num_heads * config.head_dim * _FLOAT_SIZE
         num_tables = sum(not group.is_recurrent for group in self._groups)
-        num_heads = num_tables * len(self._groups[0].layers) * config.num_kv_heads
-        self.kv_bytes_per_token = 2 * num_heads * config.head_dim * _FLOAT_SIZE
+        self.kv_bytes_per_token = num_tables * self._cell_size
         self.layout: Layout = layout
         self._decoder = decoder
         self.allocate(0)
 
     def kv_block_bytes(self, block_size: int) -> int:
         """Return what a block takes: room for keys and values, and for states if there are any."""
-        config, group = self._decoder.config, self._groups[0]
-        num_layers = 0 if group.is_recurrent else len(group.layers)
-        size = 2 * num_layers * config.num_kv_heads * config.head_dim * block_size
-        if config.delta_net is not None:
-            size += len(config.delta_net.layers) * config.delta_net.state_size
-        return size * _FLOAT_SIZE
+        delta_net = self._decoder.config.delta_net
+        state_size = 0 if delta_net is None else len(delta_net.layers) * delta_net.state_size
+        return block_size * self._cell_size + state_size * _FLOAT_SIZE
 
     def twin(self) -> Self:
         """Return one of the same weights, with a cache of its own."""

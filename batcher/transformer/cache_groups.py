@@ -4,6 +4,7 @@ Layers with attention are in groups of one size, the fewest that read the same, 
 room for any of them (vLLM's hybrid allocator does the same).
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from batcher.transformer.config import TransformerConfig
@@ -38,3 +39,9 @@ def cache_groups(config: TransformerConfig) -> tuple[CacheGroup, ...]:
     if config.delta_net is not None:
         groups.append(CacheGroup(config.delta_net.layers, 2, is_recurrent=True))
     return tuple(groups)
+
+
+def num_kv_layers(groups: Sequence[CacheGroup]) -> int:
+    """Return for how many layers a block has room for keys and values: those of the first group."""
+    first = groups[0]
+    return 0 if first.is_recurrent else len(first.layers)

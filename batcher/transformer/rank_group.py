@@ -54,6 +54,10 @@ class RankGroup:
         self._peers = part.peers
         self._sockets = [peer.fileno() for peer in part.peers]
 
+    def own_part(self, boundaries: Boundaries) -> slice:
+        """Return the part of this rank."""
+        return slice(boundaries[self.rank], boundaries[self.rank + 1])
+
     def all_gather(self, part: FloatArray, boundaries: Boundaries) -> FloatArray:
         """Return the rows [rows, width] of all ranks, one after the other.
 

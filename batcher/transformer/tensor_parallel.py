@@ -55,20 +55,18 @@ class ColumnParallelLinears:
 
     def embedding(self, table: FloatArray) -> Embedding:
         """Return what looks up rows of a table [vocab, hidden_size]."""
-        boundaries = self._cut(table)
-        return ParallelEmbedding(self._own_rows(table), boundaries, self._group)
+        return ParallelEmbedding(self._own_rows(table), self._cut(table), self._group)
 
     def tied(self, table: FloatArray) -> tuple[Embedding, Linear]:
         """Return both for one table."""
         own = self._own_rows(table)
-        boundaries = self._cut(table)
-        embedding = ParallelEmbedding(own, boundaries, self._group)
+        embedding = ParallelEmbedding(own, self._cut(table), self._group)
         return embedding, self._parallel(table, own, None)
 
     def heads(self, num_kv_heads: int) -> OwnHeads:
         """Return which of the heads of keys and values are those of this rank."""
         boundaries = even_boundaries(num_kv_heads, self._group.world_size)
-        own = slice(*boundaries[self._group.rank :][:2])
+        own = self._group.own_part(boundaries)
 
         def gather(attended: FloatArray) -> FloatArray:
             num_tokens, num_own, width = attended.shape
@@ -79,7 +77,7 @@ class ColumnParallelLinears:
 
     def _parallel(self, weight: FloatArray, own: FloatArray, bias: FloatArray | None) -> Linear:
         boundaries = self._cut(weight)
-        rows = slice(*boundaries[self._group.rank :][:2])
+        rows = self._group.own_part(boundaries)
         own_bias = None if bias is None else bias[rows]
         linear: Linear
         if self._kind != "fp32":
@@ -93,8 +91,7 @@ class ColumnParallelLinears:
 
     def _own_rows(self, weight: FloatArray) -> FloatArray:
         """Return the rows of this rank, and nothing that keeps the others in memory."""
-        boundaries = self._cut(weight)
-        own = weight[slice(*boundaries[self._group.rank :][:2])]
+        own = weight[self._group.own_part(self._cut(weight))]
         is_mapped = not weight.flags.writeable
         return own if is_mapped else own.copy()
 
@@ -162,7 +159,7 @@ def exact_boundaries(
         if boundaries in tried:
             continue
         tried.add(boundaries)
-        own = slice(*boundaries[group.rank :][:2])
+        own = group.own_part(boundaries)
         product = TiledLinear(_drawn_weight(shape, own))(_drawn_rows(shape[1]))
         is_equal = np.array_equal(product, reference[:, own])
         vote = np.full((1, 1), is_equal, np.float32)

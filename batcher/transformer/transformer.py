@@ -11,7 +11,7 @@ import numpy as np
 
 from batcher.events import Layout
 from batcher.transformer.attention import Attention
-from batcher.transformer.cache_groups import cache_groups
+from batcher.transformer.cache_groups import cache_groups, num_kv_layers
 from batcher.transformer.config import DeltaNetSettings, TransformerConfig
 from batcher.transformer.feed_forward import ACTIVATIONS, Experts, GatedMLP, SharedExpert
 from batcher.transformer.gated_delta_net import GatedDeltaNet
@@ -199,8 +199,7 @@ class Transformer:
     def new_store(self) -> KVStore:
         """Return room for the keys and values of tokens."""
         config, own = self.config, self._own_heads.which
-        num_layers = 0 if self.cache_groups[0].is_recurrent else len(self.cache_groups[0].layers)
-        return KVStore(num_layers, own.stop - own.start, config.head_dim)
+        return KVStore(num_kv_layers(self.cache_groups), own.stop - own.start, config.head_dim)
 
     def new_states(self) -> RecurrentStates | None:
         """Return room for the states of recurrent layers; None if there are no such layers."""
