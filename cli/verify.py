@@ -48,7 +48,7 @@ def verify_requests(options: VerifyOptions) -> int:
 
     requests, name = _read(options, model)
     num_cases = options.settings if options.only is None else options.only
-    cases = make_cases(needs_of(requests, model.tokenizer), num_cases, options.seed)
+    cases = make_cases(needs_of(requests, model), num_cases, options.seed)
     cases = cases if options.only is None else cases[-1:]
     show = seldom(
         lambda num_done: f"{num_done} of {len(cases)} settings: all outputs are the same",

@@ -11,7 +11,8 @@ from typing import Any, Literal, get_args
 
 from msgspec import Struct
 
-from batcher.models.base import Tokenizer
+from batcher.models.base import Model
+from batcher.models.loading import cache_windows_of
 from batcher.prompts import count_tokens, prefix_of
 from batcher.request import Request
 from batcher.scheduling.policies import LONGEST_PREFIX_MATCH, POLICIES
@@ -47,18 +48,26 @@ class Needs(Struct, frozen=True):
     """What the largest of the requests needs.
 
     num_slots: at once.  sizes: of each request the slots and the tokens of each of these at most.
+    num_groups: how many block tables a row of the model has.
     """
 
     num_slots: int
     sizes: list[tuple[int, int]]
+    num_groups: int = 1
 
     def num_blocks(self, block_size: int) -> int:
         """Return the least number of blocks that no request is too large for."""
-        return max((rows * ceil(tokens / block_size) for rows, tokens in self.sizes), default=1)
+        most = max((rows * ceil(tokens / block_size) for rows, tokens in self.sizes), default=1)
+        return most * self.num_groups
 
 
-def needs_of(requests: Sequence[Request], tokenizer: Tokenizer) -> Needs:
-    """Return what `requests` need; a turn of a session has all before it in its prompt."""
+def needs_of(requests: Sequence[Request], model: Model) -> Needs:
+    """Return what `requests` need of a model; a turn of a session has all before it in its prompt.
+
+    Raises:
+        BatchdecodeError: the model does not say what its layers read.
+    """
+    tokenizer, num_groups = model.tokenizer, len(cache_windows_of(model))
     histories: dict[str, int] = {}
     sizes = []
     for request in requests:
@@ -72,7 +81,7 @@ def needs_of(requests: Sequence[Request], tokenizer: Tokenizer) -> Needs:
             num_tokens += histories.get(request.session, 0)
             histories[request.session] = num_tokens
         sizes.append((num_slots_needed(request), max(num_tokens, 1)))
-    return Needs(max((rows for rows, _ in sizes), default=1), sizes)
+    return Needs(max((rows for rows, _ in sizes), default=1), sizes, num_groups)
 
 
 def make_cases(needs: Needs, num_cases: int, seed: int) -> list[Case]:

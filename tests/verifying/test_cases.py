@@ -4,8 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import to_builtins
 
-from batcher import Request
-from batcher.models.tokenizers import ByteTokenizer
+from batcher import Request, SimulatedModel
 from batcher.scheduling.checks import check_effects, check_settings
 from batcher.scheduling.policies import POLICIES
 from batcher.verifying.cases import Needs, make_cases, needs_of
@@ -67,7 +66,7 @@ def test_a_request_needs_room_for_its_rows_and_a_turn_for_the_turns_before_it():
         Request(id="d", prompt="1234", max_tokens=6, session="s"),
         Request(id="e", prompt="12", max_tokens=3, session="s"),
     ]
-    found = needs_of(requests, ByteTokenizer())
+    found = needs_of(requests, SimulatedModel())
     assert found == Needs(4, [(1, 10), (4, 4), (2, 15), (1, 10), (1, 15)])
     assert found.num_blocks(4) == 2 * 4
     assert found.num_blocks(1) == 30

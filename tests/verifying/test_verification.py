@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from examples import examples
+from grouped_model import GroupedModel
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -31,7 +32,7 @@ def requests_of(name):
 
 
 def verdict_of(requests, make_model=SimulatedModel, num_cases=40, seed=0):
-    cases = make_cases(needs_of(requests, make_model().tokenizer), num_cases, seed)
+    cases = make_cases(needs_of(requests, make_model()), num_cases, seed)
     done = []
     found = verify(requests, make_model, cases, seed, done.append)
     assert done == [*range(1, found.num_settings + 1)]
@@ -62,6 +63,17 @@ def test_the_simulated_model_is_proven(name, num_settings, seed):
     assert found.exercised.cached_tokens
     assert found.exercised.chunks
     assert found.exercised.preemptions or name == "prompts/sessions.jsonl"
+
+
+@pytest.mark.parametrize("kinds", [(None, 5, "state"), (None, 3)], ids=str)
+def test_a_model_with_groups_of_layers_is_proven(kinds):
+    requests = [
+        Request(id=str(length), prompt=[5] * length, max_tokens=12, ignore_eos=True)
+        for length in (20, 21, 22)
+    ]
+    found = verdict_of(requests, lambda: GroupedModel(*kinds), num_cases=24)
+    assert found.difference is None
+    assert found.exercised.cached_tokens
 
 
 @given(
