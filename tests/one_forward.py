@@ -18,7 +18,7 @@ def logits_after_each(transformer: Transformer, token_ids: list[int]) -> FloatAr
         states.make_room(1)
     blocks = [*range(num_tables * num_blocks)][::-1]
     cells = [
-        store.cells(blocks[number::num_tables], BLOCK_SIZE, 0, num_tokens)
+        store.cells(blocks[number::num_tables], BLOCK_SIZE, num_tokens)
         for number in range(num_tables)
     ]
     span = Span(token_ids, 0, cells, snapshots=[Snapshot(num_tokens, 1)])

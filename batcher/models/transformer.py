@@ -224,12 +224,13 @@ class TransformerModel:
         """Return the next tokens of a row, and where all is kept that it has to do with."""
         stop = start + len(token_ids)
         tables, size = self._tables(batch, slot, start, stop)
+        kv_tables = tables if self._states is None else tables[:-1]
+        cells = [self._store.cells(table, size, stop) for table in kv_tables]
         if self._states is None:
-            return Span(token_ids, start, [self._store.cells(own, size, 0, stop) for own in tables])
+            return Span(token_ids, start, cells)
         if self._own is not None and start not in {0, self._lengths[slot]}:
             raise InvariantError(f"position {start}, and states after {self._lengths[slot]} tokens")
-        *tables, states = tables
-        cells = [self._store.cells(own, size, 0, stop) for own in tables]
+        states = tables[-1]
         boundaries = [*range((start // size + 1) * size, stop, size), stop]
         kept = [(boundary - start, states[(boundary - 1) // size]) for boundary in boundaries]
         snapshots = [Snapshot(num, _state_cell(block)) for num, block in kept if block >= 0]

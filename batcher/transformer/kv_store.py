@@ -36,12 +36,12 @@ class KVStore:
                 store[layer] = self._zeros(num_new)
                 store[layer][:num_old] = old
 
-    def cells(self, table: list[int], block_size: int, start: int, stop: int) -> IntArray:
-        """Return the cells of the positions start..stop of a sequence with this block table.
+    def cells(self, table: list[int], block_size: int, num_tokens: int) -> IntArray:
+        """Return the cells [num_tokens] of the first tokens of a sequence with this block table.
 
         NOWHERE for those whose block is freed, which has a negative number.
         """
-        positions = np.arange(start, stop)
+        positions = np.arange(num_tokens)
         blocks = np.array(table, np.int64)[positions // block_size]
         cells = _NUM_FIXED + blocks * block_size + positions % block_size
         cells[blocks < 0] = NOWHERE

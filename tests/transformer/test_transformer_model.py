@@ -42,7 +42,7 @@ def plant_nans(engine: Engine, model: TransformerModel) -> None:
     kv_cache = engine.scheduler.kv_cache
     size, num_there = kv_cache.block_size, (len(model._store.keys[0]) - 2) // kv_cache.block_size
     blank = np.array([block for block in kv_cache.pool._blank if block < num_there], np.int64)
-    cells = model._store.cells(blank.tolist(), size, 0, size * len(blank))
+    cells = model._store.cells(blank.tolist(), size, size * len(blank))
     for layer in (*model._store.keys, *model._store.values):
         layer[cells] = np.nan
     states = model._states
