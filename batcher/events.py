@@ -155,6 +155,7 @@ class StepsEvent(_Event, frozen=True):
     rows: all rows computed.  blocks: how many were held by sequences.  prefill_padding,
     decode_padding: positions that rows of equal length would have computed, or read, beside the
     real ones; those of prefills are computed if the layout is padded.
+    Of times on the wall alone, seconds: how long it took; kv_read, prefill_work: as in StepTime.
     """
 
     step: int
@@ -165,6 +166,9 @@ class StepsEvent(_Event, frozen=True):
     blocks: list[int]
     prefill_padding: list[int]
     decode_padding: list[int]
+    seconds: list[float] | None = None
+    kv_read: list[int] | None = None
+    prefill_work: list[int] | None = None
 
 
 class FinishEvent(SampleEvent, frozen=True):

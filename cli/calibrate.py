@@ -1,7 +1,8 @@
 """`batchdecode calibrate`: from a log of steps or requests to a YAML file with a profile."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from functools import partial
 from itertools import chain, islice, repeat
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from batcher.timing.calibration import fit_steps
 from batcher.timing.physics import check_physics
 from batcher.timing.profiles import Profile, is_file, load_profile
 from batcher.timing.roofline import load_gpu, load_model_shape
-from batcher.timing.step_log import read_step_log
+from batcher.timing.step_log import StepLog, read_step_log, read_traced_steps
 from batcher.timing.term_search import roofline_profile
 
 from .commands.calibrate import CalibrateOptions
@@ -41,6 +42,11 @@ NO_FIT = (
 )
 _ROOFLINE = "roofline:"
 _DEFAULT_NAME = "calibrated"
+RUN = b'"event":"run"'  # in the first line of a trace
+
+Lines = Iterable[tuple[int, bytes]]
+ReadSteps = Callable[[Lines, str], StepLog]
+Fit = Callable[[CalibrateOptions, Lines, str], tuple[Profile, str]]
 
 
 def write_profile(options: CalibrateOptions) -> None:
@@ -54,9 +60,11 @@ def write_profile(options: CalibrateOptions) -> None:
     with open_input(options.input, nullcontext) as source:
         lines = numbered(source.lines())
         head = list(islice(lines, 1))
-        fit = _fit_steps
+        fit: Fit = partial(_fit_steps, read_step_log)
         if head and MARK in head[0][1]:
             fit = _fit_requests
+        elif head and RUN in head[0][1]:
+            fit = partial(_fit_steps, read_traced_steps)
         profile, summary = fit(options, chain(head, lines), source.name)
         say(source.take_notes() + summary)
     sink = output_sink(options.output)
@@ -70,9 +78,9 @@ def write_profile(options: CalibrateOptions) -> None:
 
 
 def _fit_steps(
-    options: CalibrateOptions, lines: Iterable[tuple[int, bytes]], name: str
+    read: ReadSteps, options: CalibrateOptions, lines: Lines, name: str
 ) -> tuple[Profile, str]:
-    """Return the profile that fits a log of steps, and what is said of it.
+    """Return the profile that fits the steps that are read, and what is said of it.
 
     Raises:
         BatchdecodeError: the log cannot be used, or an option is for logs of requests.
@@ -80,7 +88,7 @@ def _fit_steps(
     if options.given_for_requests:
         given = ", ".join(f"--{field.replace('_', '-')}" for field in options.given_for_requests)
         raise BatchdecodeError(f"{name} is a log of steps; for a log of requests only: {given}")
-    log = read_step_log(lines, name)
+    log = read(lines, name)
     fit = fit_steps(log, name)
     count = counted(log.num_steps, "step")
     profile = msgspec.convert(
@@ -100,9 +108,7 @@ def _fit_steps(
     return profile, _summary(f"{printable(name)}: {count}", profile, errors, notes)
 
 
-def _fit_requests(
-    options: CalibrateOptions, lines: Iterable[tuple[int, bytes]], name: str
-) -> tuple[Profile, str]:
+def _fit_requests(options: CalibrateOptions, lines: Lines, name: str) -> tuple[Profile, str]:
     """Return the profile that fits a log of requests, and what is said of it.
 
     Raises:

@@ -116,7 +116,7 @@ class Engine:
         self._layout = layout_of(self._model)
         is_measured |= settings != DEFAULT_SCHEDULING or not isinstance(clock, ConstantClock)
         is_measured |= self._layout == "padded"
-        self._stats = StepStats(self.scheduler) if is_measured else None
+        self._stats = StepStats(self.scheduler, clock) if is_measured else None
         self._recorder = Recorder(clock, self._stats)
         self._outputs = Outputs(self.scheduler, self._runner, self._recorder, self._model.tokenizer)
         self._inputs = Inputs(

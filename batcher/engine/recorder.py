@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 
+from msgspec.structs import replace
+
 from batcher.engine.sequence import Sequence
 from batcher.engine.sessions import NOTHING_DROPPED
 from batcher.events import (
@@ -20,7 +22,7 @@ from batcher.events import (
 )
 from batcher.result import LengthLimit, Result, StopReason
 from batcher.scheduling.batch import RunningBatch
-from batcher.scheduling.clock import BatchStats, Clock
+from batcher.scheduling.clock import BatchStats, Clock, WallClock
 from batcher.scheduling.output import Blocked, Preemption, SchedulerOutput
 from batcher.scheduling.scheduler import Scheduler
 from batcher.scheduling.sequence import NEVER, NO_SLOT
@@ -208,14 +210,28 @@ class Recorder:
 class StepStats:
     """What each step computes; an engine whose steps nobody asks about does without."""
 
-    __slots__ = ("_ends", "_first_step", "_num_steps", "_padding", "_pool", "_scheduler", "_stats")
+    __slots__ = (
+        "_clock",
+        "_ends",
+        "_first_step",
+        "_num_steps",
+        "_padding",
+        "_pool",
+        "_scheduler",
+        "_stats",
+        "_timed",
+    )
 
-    def __init__(self, scheduler: Scheduler[Sequence]) -> None:
-        self._scheduler = scheduler
+    def __init__(self, scheduler: Scheduler[Sequence], clock: Clock) -> None:
+        self._scheduler, self._clock = scheduler, clock
         self._pool = None if scheduler.kv_cache is None else scheduler.kv_cache.pool
         self._num_steps = self._first_step = self._padding = 0
         self._ends: list[float] = []
         self._stats: list[tuple[int, ...]] = []  # of each step, as StepsEvent names them
+        # Of times on the wall: when a step began, what it read, and its prefill_work.
+        self._timed: list[tuple[float, int, int]] | None = (
+            [] if isinstance(clock, WallClock) else None
+        )
 
     def __bool__(self) -> bool:
         return bool(self._ends)
@@ -232,7 +248,9 @@ class StepStats:
     def measure(self, output: SchedulerOutput[Sequence]) -> BatchStats:
         """Return what a scheduled step computes, before it has ended."""
         stats, pool = self._scheduler.batch_stats(output), self._pool
-        num_tokens, num_rows, _, _ = stats
+        num_tokens, num_rows, kv_read, prefill_work = stats
+        if self._timed is not None:
+            self._timed.append((self._clock.now, kv_read, prefill_work))
         num_prefill = prefill_padding = 0
         if output.num_scheduled_tokens:
             sizes = output.num_scheduled_tokens.values()
@@ -254,5 +272,10 @@ class StepStats:
         """Return the event of all steps since the last call, of which there are some."""
         columns = map(list, zip(*self._stats))  # noqa: B905 - alike, and most often only one
         event = StepsEvent(self._first_step, self._ends, *columns)
+        if self._timed:
+            starts, kv_read, prefill_work = map(list, zip(*self._timed, strict=True))
+            seconds = [end - start for start, end in zip(starts, self._ends, strict=True)]
+            event = replace(event, seconds=seconds, kv_read=kv_read, prefill_work=prefill_work)
+            self._timed = []
         self._ends, self._stats, self._first_step = [], [], self._num_steps
         return event

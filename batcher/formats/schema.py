@@ -362,4 +362,7 @@ _DESCRIPTIONS = {
     "StepsEvent.blocks": "How many blocks sequences held in each step.",
     "prefill_padding": "Positions that rows of equal length would have computed beside.",
     "decode_padding": "Positions that rows of equal length would have read beside.",
+    "StepsEvent.seconds": "How long each step took, of times on the wall.",
+    "kv_read": "How many tokens before theirs decoding rows read, of times on the wall.",
+    "prefill_work": "What prompts cost in each step, see StepTime, of times on the wall.",
 }

@@ -1,7 +1,8 @@
-"""Logs of real step times: JSON lines that say what each step computed and how long it took."""
+"""Logs of real step times, and traces of them: what each step computed and how long it took."""
 
 from array import array
 from collections.abc import Iterable
+from operator import add
 from typing import Annotated, Any
 
 import msgspec
@@ -9,10 +10,12 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from batcher.errors import BatchdecodeError
+from batcher.events import StepsEvent
 
 Positive = Annotated[int, Meta(ge=1, le=2**40)]
 NotNegative = Annotated[int, Meta(ge=0, le=2**53)]  # as far as floats are exact
 
+TRACED_STEPS = b'"event":"steps"'
 _FIELDS = "num_tokens, num_sequences, kv_read, seconds, prefill_work or chunks, and maybe time"
 _NUM_COLUMNS = 5
 
@@ -81,6 +84,39 @@ def read_step_log(lines: Iterable[tuple[int, bytes]], name: str) -> StepLog:
         values.extend((line.num_tokens, line.num_sequences, line.kv_read, line.work, line.seconds))
     table = np.frombuffer(values).reshape(-1, _NUM_COLUMNS) if values else np.empty((0, 5))
     return StepLog(*np.ascontiguousarray(table.T))
+
+
+def read_traced_steps(lines: Iterable[tuple[int, bytes]], name: str) -> StepLog:
+    """Return the steps of a trace, of a run with times on the wall; as `read_step_log`.
+
+    Raises:
+        BatchdecodeError: a line is damaged, or the trace does not tell how long steps took.
+    """
+    decoder = msgspec.json.Decoder(StepsEvent)
+    table: list[tuple[float, ...]] = []
+    for number, text in lines:
+        if TRACED_STEPS not in text:
+            continue
+        try:
+            told = decoder.decode(text)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BatchdecodeError(f"{name}:{number}: no line of a trace: {error}") from None
+        if told.seconds is None or told.kv_read is None or told.prefill_work is None:
+            raise BatchdecodeError(
+                f"{name}:{number}: its steps were not timed; that takes a run with --profile wall"
+            )
+        columns = told.rows, told.kv_read, told.prefill_work, told.seconds
+        tokens = map(add, told.decodes, told.prefills)
+        try:
+            steps = [*zip(tokens, *columns, strict=True)]
+        except ValueError:
+            raise BatchdecodeError(f"{name}:{number}: lists of steps differ in length") from None
+        table += [step for step in steps if step[0] > 0 and step[-1] > 0]  # what computed anything
+    if not table:
+        raise BatchdecodeError(
+            f"{name}: no steps; a run with --profile wall and --trace tells them"
+        )
+    return StepLog(*np.array(table, np.float64).T.copy())
 
 
 def _contradiction(line: StepLine, last: float) -> str | None:

@@ -16,7 +16,7 @@ class CalibrateOptions:
     """The options of `batchdecode calibrate`, None where not given; see docs/timing.md."""
 
     input: str | None = argument(
-        "Steps, or requests, one JSON object per line: a file, a .gz file, or -.", "LOG"
+        "Steps, requests, or a trace of a run with --profile wall: a file, a .gz file, or -.", "LOG"
     )
     name: str | None = option(
         PROFILE, "What the profile is called.  [default: the name of LOG]", "NAME"
