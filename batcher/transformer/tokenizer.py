@@ -26,8 +26,8 @@ class TransformerTokenizer:
     token_bytes: [vocabulary] b"" for special tokens, and for ids without a token.
     prefix_token_ids: what stands before a prompt of text, such as BOS; no part of what is encoded.
 
-    Tokenizers that normalise it change its bytes: Qwen's
-    composes characters (NFC), those made by sentencepiece may begin it with a space.
+    The tokens of a text stand for its bytes, unless the tokenizer normalises it: Qwen's composes
+    characters (NFC), those of sentencepiece may put a space before it.
     """
 
     def __init__(
