@@ -7,32 +7,28 @@ process, however it ends, and all of them if one does.
 
 import os
 import signal
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.resource_tracker import ensure_running
 from multiprocessing.util import Finalize
-from threading import Thread
 from typing import Any, NoReturn, cast
 from weakref import finalize
 
 import numpy as np
 
-from batcher.errors import BatchdecodeError, InvariantError, LostModelError, describe
+from batcher.errors import BatchdecodeError, InvariantError, LostModelError
 from batcher.transformer.config import TransformerConfig
 from batcher.transformer.kv_store import KVStore
 from batcher.transformer.layers import FloatArray
+from batcher.transformer.rank import MakeRank, serve
 from batcher.transformer.rank_group import GroupPart, PeerGoneError, RankGroup, group_parts
 from batcher.transformer.recurrent_states import RecurrentStates
 from batcher.transformer.span import Span
-from batcher.transformer.transformer import Transformer, Watch
-
-MakeRank = Callable[[RankGroup, Watch], Transformer]
-"""Return the transformer of a rank; a function of a module that can be pickled."""
+from batcher.transformer.transformer import Watch
 
 _GRACE = 5.0  # seconds, in which the end of a process is known
 _THREADS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -223,64 +219,6 @@ class RemoteStore(RemoteKept, KVStore):
 
 class RemoteStates(RemoteKept, RecurrentStates):
     """RecurrentStates in each rank."""
-
-
-def serve(connection: Connection, part: GroupPart, outer: GroupPart | None, make: MakeRank) -> None:
-    """Make the transformer of a rank, and compute what is asked; what a process does.
-
-    outer: of the first rank, which hands over what comes of it.
-    """
-    Thread(target=_end_with_parent, daemon=True).start()
-    try:
-        _serve(connection, RankGroup(part), None if outer is None else RankGroup(outer), make)
-    except (EOFError, ConnectionError, PeerGoneError):
-        pass
-    except BatchdecodeError as error:
-        _send_last(connection, ("error", str(error)))
-    except Exception as error:  # noqa: BLE001 - it is raised again where the calls come from
-        _send_last(connection, ("raised", describe(error), traceback.format_exc()))
-
-
-def _serve(
-    connection: Connection, group: RankGroup, outer: RankGroup | None, make: MakeRank
-) -> None:
-    transformer = make(group, lambda number, total: connection.send(("read", number, total)))
-    connection.send("made")
-    kept: dict[int, Any] = {}  # stores and states
-    makers = {"store": transformer.new_store, "states": transformer.new_states}
-    while True:
-        match connection.recv():
-            case "new", kind, number:
-                kept[number] = makers[kind]()
-            case "drop", number:
-                del kept[number]
-            case "call", number, method, *arguments:
-                getattr(kept[number], method)(*arguments)
-            case "forward", spans, numbers:
-                hidden = transformer.forward(spans, *[kept[number] for number in numbers])
-                _hand_over(hidden, outer)
-            case "logits", hidden:
-                _hand_over(transformer.logits(hidden), outer)
-            case message:
-                raise InvariantError(f"a rank is asked {message}")
-
-
-def _hand_over(rows: FloatArray, outer: RankGroup | None) -> None:
-    if outer is not None:
-        outer.all_gather(rows, (0, len(rows), len(rows)))
-
-
-def _send_last(connection: Connection, message: object) -> None:
-    with suppress(OSError):
-        connection.send(message)
-
-
-def _end_with_parent() -> None:
-    """End this process at once when the one that started it has ended, in whatever it is."""
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 def _end(processes: list[SpawnProcess], connections: list[Connection], group: RankGroup) -> None:
