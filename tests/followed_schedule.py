@@ -283,7 +283,7 @@ class FollowedSchedule:
 
     def _follow_steps(self, event: StepsEvent) -> None:
         assert event.step == len(self.computed), "steps are left out, or told twice"
-        parts = structs.astuple(event)[1:]
+        parts = [part for part in structs.astuple(event)[1:] if part is not None]
         assert len({len(part) for part in parts}) == 1
         computed = [sum(pair) for pair in zip(event.decodes, event.prefills, strict=True)]
         budget = self.settings.max_batch_tokens

@@ -128,8 +128,9 @@ def _before(events: Iterable[Event], until: int) -> Iterator[Event]:
             yield event
         elif isinstance(event, StepsEvent):
             if event.step < until:
-                columns = [name for name in event.__struct_fields__ if name != "step"]
+                columns = [(name, getattr(event, name)) for name in event.__struct_fields__[1:]]
                 num_steps = until - event.step
-                yield replace(event, **{name: getattr(event, name)[:num_steps] for name in columns})
+                cut = {name: told[:num_steps] for name, told in columns if told is not None}
+                yield replace(event, **cut)
         elif not isinstance(event, EndEvent) and event.step < until:
             yield event
