@@ -125,7 +125,7 @@ def test_a_run_of_integers_may_be_resumed_by_more_processes(tmp_path):
 def test_with_floats_it_has_to_be_as_many(tmp_path):
     done = resumed(tmp_path, [], PARALLEL)
     assert done.returncode == 2
-    assert "tensor_parallel was 1, now it is 2" in done.stderr
+    assert "--tensor-parallel was 1, now it is 2" in done.stderr
 
 
 @pytest.mark.parametrize("number", ["0", "65", "two"])
