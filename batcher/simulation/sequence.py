@@ -176,7 +176,9 @@ class Turns:
     @property
     def all_wait(self) -> bool:
         """Whether all jobs have to be admitted, and none waits for another one."""
-        return all(turn.max_tokens and turn.job.session is None for turn in self.sequences)
+        return all(
+            turn.fits and turn.max_tokens and turn.job.session is None for turn in self.sequences
+        )
 
     def begin(self) -> list[SimulatedSequence]:
         """Return the sequences that wait for no other one."""

@@ -79,6 +79,7 @@ CONTEXTS = st.sampled_from([None, None, 30, 60, 100])
 
 @examples(100)
 @given(st.integers(0, 2**32), CONTEXTS, st.sampled_from(["error", "drop-oldest"]))
+@example(seed=2187, max_context=30, session_overflow="error")  # one has an empty prompt
 def test_a_simulation_is_the_engine_step_for_step_and_tick_for_tick(
     seed: int, max_context: int | None, session_overflow: str
 ) -> None:
