@@ -18,6 +18,7 @@ ArriveReason = Literal["input", "follow", "turn"]
 AdmitReason = Literal["empty", "refill"]
 PreemptReason = Literal["kv", "priority", "deadline"]
 BlockedReason = Literal["kv", "tokens", "preemption", "batch"]
+SpeculateReason = Literal["gain", "cost", "failure"]
 Role = Literal["sample", "beam", "negative"]
 Layout = Literal["ragged", "padded"]
 EndReason = FinishReason | Literal["unused"]
@@ -29,6 +30,7 @@ class RunEvent(Struct, frozen=True, tag="run", tag_field="event", kw_only=True):
     scheduling: SchedulingSettings that are not the default, without the policy.
     step_time: what `time` is: the name of a StepTime and its settings; {} if a step lasts 1.0.
     layout: whether the model computes padding beside the tokens of a step.
+    speculation: where drafts come from, see SpeculationSettings; {} if there are none.
     """
 
     version: int = TRACE_VERSION
@@ -39,6 +41,7 @@ class RunEvent(Struct, frozen=True, tag="run", tag_field="event", kw_only=True):
     scheduling: dict[str, Any] = {}
     step_time: dict[str, Any] = {}
     layout: Layout = "ragged"
+    speculation: dict[str, Any] = {}
 
 
 class _Event(
@@ -155,6 +158,7 @@ class StepsEvent(_Event, frozen=True):
     rows: all rows computed.  blocks: how many were held by sequences.  prefill_padding,
     decode_padding: positions that rows of equal length would have computed, or read, beside the
     real ones; those of prefills are computed if the layout is padded.
+    drafts: of `prefills`, those that are drafts; only where there are any.
     Of times on the wall alone, seconds: how long it took; kv_read, prefill_work: as in StepTime.
     """
 
@@ -166,6 +170,7 @@ class StepsEvent(_Event, frozen=True):
     blocks: list[int]
     prefill_padding: list[int]
     decode_padding: list[int]
+    drafts: list[int] | None = None
     seconds: list[float] | None = None
     kv_read: list[int] | None = None
     prefill_work: list[int] | None = None
@@ -195,6 +200,52 @@ class JumpEvent(SampleEvent, frozen=True):
 
     slot: int
     tokens: int
+
+
+class DraftEvent(SampleEvent, frozen=True):
+    """The step computes `tokens` drafts behind the token that the row was given last.
+
+    position: that of the first draft, counted from 0 and from the beginning of the prompt.
+    """
+
+    slot: int
+    position: int
+    tokens: int
+
+
+class AcceptEvent(SampleEvent, frozen=True):
+    """The first `tokens` drafts of the row are what it is given: as many tokens more than one.
+
+    position: that of the first of them.
+    """
+
+    slot: int
+    position: int
+    tokens: int
+
+
+class RollbackEvent(SampleEvent, frozen=True):
+    """The last `tokens` drafts of the row, from `position` on, were rejected, and are undone.
+
+    blocks: how many it gives back that it had taken for them.
+    """
+
+    slot: int
+    position: int
+    tokens: int
+    blocks: int = 0
+
+
+class SpeculateEvent(SampleEvent, frozen=True):
+    """From the next step on, `tokens` drafts are wanted for the row in each step.
+
+    Reason: "gain" (more are worth their time), "cost" (fewer are, or none is) or "failure" (what
+    proposes drafts has failed; there are none any more).
+    """
+
+    slot: int
+    tokens: int
+    reason: SpeculateReason
 
 
 class ForkEvent(SampleEvent, frozen=True):
@@ -247,6 +298,10 @@ RequestEvent = (
     | PreemptEvent
     | BlockedEvent
     | JumpEvent
+    | DraftEvent
+    | AcceptEvent
+    | RollbackEvent
+    | SpeculateEvent
     | ForkEvent
     | FinishEvent
     | DropEvent
@@ -254,5 +309,23 @@ RequestEvent = (
     | StepsEvent
 )
 Event = RunEvent | RequestEvent | EndEvent
-SequenceEvent = ArriveEvent | AdmitEvent | PrefillEvent | PreemptEvent | JumpEvent | FinishEvent
-Decision = AdmitEvent | PrefillEvent | PreemptEvent | BlockedEvent | FinishEvent
+SequenceEvent = (
+    ArriveEvent
+    | AdmitEvent
+    | PrefillEvent
+    | PreemptEvent
+    | JumpEvent
+    | DraftEvent
+    | AcceptEvent
+    | FinishEvent
+)
+Decision = (
+    AdmitEvent
+    | PrefillEvent
+    | PreemptEvent
+    | BlockedEvent
+    | DraftEvent
+    | AcceptEvent
+    | SpeculateEvent
+    | FinishEvent
+)

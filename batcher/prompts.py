@@ -127,7 +127,7 @@ def read_prompt(
     Raises:
         RequestError: the model's tokenizer fails on a text.
     """
-    if isinstance(prompt, str) or has_segments(prompt):
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], PromptSegment)):
         prefix = NO_TOKENS if history else prefix_of(prompt, model.tokenizer)
         own = _read(prompt, field, request_id, model, prefix)
     else:

@@ -15,11 +15,13 @@ from batcher.fields import Field, fields_of
 
 MAX_INT = 2**31 - 1
 MAX_TIME = 2.0**52  # seconds; up to here a clock of steps is exact
+MAX_DRAFT_TOKENS = 64  # of a row in a step
 MAX_SEGMENTS_LENGTH = 2**20  # tokens of all segments of a prompt that give a length, together
 
 TokenId = Annotated[int, Meta(ge=0, le=MAX_INT)]
 Count = Annotated[int, Meta(ge=0, le=MAX_INT)]
 Samples = Annotated[int, Meta(ge=1, le=1024)]
+DraftTokens = Annotated[int, Meta(ge=0, le=MAX_DRAFT_TOKENS)]
 NumTop = Annotated[int, Meta(ge=0, le=20)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Seconds = Annotated[float, Meta(ge=0, le=MAX_TIME)]
@@ -326,6 +328,12 @@ class Request(  # noqa: PLW1641 - its lists have no hash
         "the state to begin in",
         "name; the first",
         Field(needs=("states", "declare some")),
+    ] = None
+    speculate: Annotated[
+        bool, "`false`: it is given no [drafts](speculation.md), though the run has some"
+    ] = True
+    draft_tokens: Annotated[
+        DraftTokens | None, "drafts in a step, at most, instead of what the run gives"
     ] = None
 
     def __eq__(self, other: object) -> bool:

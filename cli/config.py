@@ -15,6 +15,7 @@ import typer
 
 from batcher.errors import BatchdecodeError
 from batcher.settings import SETTINGS
+from batcher.speculation.settings import SPECULATION_SETTINGS
 from batcher.transformer.settings import TRANSFORMER_SETTINGS
 
 from .errors import reason_of
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 ENVIRONMENT = {"auto_envvar_prefix": "BATCHDECODE"}
 _COMMANDS = ("run", "check")  # those whose options a file may set
 OF_MODELS = {"model", "chat", *TRANSFORMER_SETTINGS}
-OF_SCHEDULING = {*SETTINGS, "check", "profile", "kv_memory"}
+OF_SCHEDULING = {*SETTINGS, *SPECULATION_SETTINGS, "check", "profile", "kv_memory"}
 OF_REQUESTS = {"batch", "seed", "keep_going", *OF_MODELS, *OF_SCHEDULING}
 _NOT_IN_A_FILE = {"config", "help"}
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
@@ -104,6 +105,15 @@ def model_settings(path: str) -> dict[str, dict[str, Any]]:
             field, module, record = MODEL_SECTIONS[key]
             found[field] = _checked(value, getattr(import_module(module), record))
     return found
+
+
+def settings_in(path: str, record: type["Struct"]) -> dict[str, Any]:
+    """Return what the file `path` says, all of which are fields of `record`.
+
+    Raises:
+        ConfigError: the file cannot be read, or says something else.
+    """
+    return _checked(read_settings(path), record)
 
 
 def _checked(settings: list[FileSetting], record: type["Struct"]) -> dict[str, Any]:

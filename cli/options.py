@@ -3,14 +3,17 @@
 import math
 import os
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, fields
 from inspect import Parameter, Signature
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
+import msgspec
 import typer
+from msgspec import NODEFAULT
 
 from batcher.errors import BatchdecodeError
+from batcher.request import MAX_DRAFT_TOKENS
 from batcher.settings import (
     DEFAULT_BLOCK_SIZE,
     DEFAULT_SCHEDULING,
@@ -19,6 +22,7 @@ from batcher.settings import (
     SchedulingSettings,
     Setting,
 )
+from batcher.speculation.settings import SPECULATION_SETTINGS, SpeculationSettings
 
 from .config import model_settings
 from .help import TOLD, GroupedCommand, OptionGroup, option
@@ -129,7 +133,7 @@ def num_bytes(text: str | None) -> int | None:
 
 # -- options of scheduling -------------------------------------------------------------------------
 
-SCHEDULING, TIME = "Scheduling", "Time"
+SCHEDULING, TIME, SPECULATION = "Scheduling", "Time", "Speculation"
 MAX_COUNT = 2**31 - 1
 WALL = "wall"
 
@@ -155,6 +159,7 @@ class SchedulingOptions:
     """What was said of scheduling, of time and of checking.
 
     given: what was, by the names of the options.  values: the fields of SchedulingSettings in it.
+    speculation: where drafts come from, if there are to be any.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -162,13 +167,15 @@ class SchedulingOptions:
         self.check: bool | None = options.get("check")
         self.profile: str | None = options.get("profile")
         self._kv_memory: int | None = options.get("kv_memory")
+        self.speculation = speculation_of(self.given)
         settings = [setting for setting in SETTINGS.values() if setting.name in self.given]
         self.values = {setting.name: setting.read(self.given[setting.name]) for setting in settings}
 
     @property
     def has_default_schedule(self) -> bool:
         """Whether no option has changed who is admitted when, and what time it is then."""
-        return self.profile is None and self.settings() == DEFAULT_SCHEDULING
+        is_plain = self.profile is None and self.speculation is None
+        return is_plain and self.settings() == DEFAULT_SCHEDULING
 
     def fitted(self, model: "Model") -> Self:
         """Return these, with as many blocks as --kv-memory has room for, if it was given.
@@ -247,8 +254,47 @@ def scheduling_group(panel: str | None = None, without: Collection[str] = ()) ->
         str | None,
         option(panel or SCHEDULING, _KV_MEMORY, "SIZE", callback=num_bytes),
     )
+    kinds |= speculation_kinds(panel)
     kinds = {name: kind for name, kind in kinds.items() if name not in without}
     return OptionGroup(kinds, lambda given: SchedulingOptions(**given))
+
+
+def speculation_kinds(panel: str | None = None) -> dict[str, tuple[Any, Any]]:
+    """Return the options of speculation, by name: the type of each, and the option."""
+    kinds = {}
+    for name, setting in SPECULATION_SETTINGS.items():
+        words = setting.words.replace("`", "")
+        shown = "" if setting.default is NODEFAULT else f"  [default: {setting.default}]"
+        text = f"{words[0].upper()}{words[1:]}.{shown}"
+        kinds[name] = str | None, option(panel or SPECULATION, text, setting.metavar)
+    return kinds
+
+
+def speculation_group() -> OptionGroup:
+    """Return these options, which make SpeculationSettings, or None."""
+    return OptionGroup(speculation_kinds(), speculation_of)
+
+
+def speculation_of(given: Mapping[str, Any]) -> SpeculationSettings | None:
+    """Return what the options say of speculation; None if there are to be no drafts.
+
+    Raises:
+        BatchdecodeError: it makes no sense.
+    """
+    values = {name: given[name] for name in SPECULATION_SETTINGS if given.get(name) is not None}
+    if not values:
+        return None
+    if "draft" not in values:
+        raise BatchdecodeError(
+            f"--{next(iter(values)).replace('_', '-')} has no effect without --draft"
+        )
+    try:
+        return msgspec.convert(values, SpeculationSettings, strict=False)
+    except msgspec.ValidationError:
+        raise BatchdecodeError(
+            f"--draft-tokens must be an integer from 1 to {MAX_DRAFT_TOKENS}, or auto, not "
+            f"{values['draft_tokens']}"
+        ) from None
 
 
 def _kind_of(setting: Setting, panel: str | None) -> tuple[Any, Any]:

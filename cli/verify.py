@@ -54,7 +54,7 @@ def verify_requests(options: VerifyOptions) -> int:
         lambda num_done: f"{num_done} of {len(cases)} settings: all outputs are the same",
         PROGRESS_INTERVAL,
     )
-    verdict = verify(requests, make_model, cases, options.seed, show)
+    verdict = verify(requests, make_model, cases, options.seed, show, options.speculation)
     if options.json:
         print_json(record_of(verdict, options))
     else:
@@ -150,6 +150,10 @@ def _proof(verdict: Verdict, name: str) -> list[str]:
         f"{counted(done.chunks, 'later chunk')} of prompts",
         f"{counted(done.cached_tokens, 'token')} found in blocks",
     ]
+    if done.accepted_drafts or done.rejected_drafts:
+        ways.append(
+            f"{done.accepted_drafts:,} drafts accepted and {done.rejected_drafts:,} rejected"
+        )
     return [
         f"{name}: {', '.join(what)}",
         f"the same alone, twice, and under {counted(verdict.num_settings, 'setting')}",

@@ -3,7 +3,8 @@
 A block of a Markdown file that is fenced as `console` holds commands, after "$ ", each with what it
 prints (stdout and stderr together).  The commands of one file run in one folder, in order, with
 samples/ in it.  A command goes on after a line that ends in a backslash, and with <<'EOF' up to the
-line EOF.
+line EOF.  Blocks fenced as `console torch` are those of tests/parity, which has torch;
+`python tests/consoles.py torch` renews them.
 """
 
 import os
@@ -20,7 +21,10 @@ INSTALLED = [str(TOOLS / "batchdecode")]
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
-BLOCK = re.compile(r"(?<=^```console\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
+PLAIN, WITH_TORCH = (
+    re.compile(rf"(?<=^```{fence}\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)
+    for fence in ("console", "console torch")
+)
 COMMAND = re.compile(r"^\$ (.*<<'EOF'.*\n(?:.*\n)*?EOF|(?:.*\\\n)*.*)\n", re.MULTILINE)
 ELAPSED = re.compile(r"(?<= · )\d+\.\d s$", re.MULTILINE)
 PROGRESS = re.compile(  # of a command that takes more than five seconds
@@ -29,7 +33,7 @@ PROGRESS = re.compile(  # of a command that takes more than five seconds
 )
 
 
-def regenerated(page: Path, tool: list[str]) -> str:
+def regenerated(page: Path, tool: list[str], blocks: re.Pattern[str] = PLAIN) -> str:
     """The text of `page` with the output its commands have now; `tool` starts batchdecode."""
     with tempfile.TemporaryDirectory() as commands, tempfile.TemporaryDirectory() as folder:
         batchdecode = Path(commands, "batchdecode")
@@ -43,7 +47,7 @@ def regenerated(page: Path, tool: list[str]) -> str:
             "PYTHONUTF8": "1",
             "COLUMNS": "80",
         }
-        return BLOCK.sub(lambda block: run_block(block.group(), folder, environ), page.read_text())
+        return blocks.sub(lambda block: run_block(block.group(), folder, environ), page.read_text())
 
 
 def run_block(block: str, folder: str, environ: dict[str, str]) -> str:
@@ -72,5 +76,6 @@ def output_of(command: str, folder: str, environ: dict[str, str]) -> str:
 
 
 if __name__ == "__main__":
+    blocks = WITH_TORCH if "torch" in sys.argv else PLAIN
     for page in PAGES:
-        page.write_text(regenerated(page, INSTALLED))
+        page.write_text(regenerated(page, INSTALLED, blocks))

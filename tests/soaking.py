@@ -135,7 +135,7 @@ def kept(engine: Engine) -> dict[str, int]:
     }
     kv_cache = scheduler.kv_cache
     if kv_cache is not None:
-        pages = runner._pages
+        pages = runner.pages
         sizes |= {
             "blocks": kv_cache.pool.num_used,
             "shared blocks": len(kv_cache.pool._extra_holders),

@@ -1,6 +1,7 @@
 """The fold of events into request timelines, against a slow look through all events so far."""
 
 import numpy as np
+import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -138,6 +139,45 @@ def test_a_standstill_counts_once_for_a_sequence_that_was_in_two_slots():
     fold.take(StepsEvent(4, [5.0], [0], [3], [1], [1], [0], [0]))
     (request,) = fold.open
     assert [request.tokens_after(step) for step in (4, 5)] == [3, 4]
+
+
+STEPS = [
+    StepsEvent(step, [step + 1.0], [0], [tokens], [1], [1], [0], [0])
+    for step, tokens in enumerate([5, 2, 1])
+]
+FORCED = [
+    ArriveEvent(0, 0.0, "a", 0, "input", 5, 9),
+    AdmitEvent(0, 0.0, "a", 0, 0, "empty"),
+    JumpEvent(0, 0.0, "a", 0, 0, 2),
+    PrefillEvent(1, 1.0, "a", 0, 0, 2, 1),
+    PrefillEvent(2, 2.0, "a", 0, 0, 1, 0),
+]
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [*FORCED, *STEPS],
+        [*STEPS, *FORCED],
+        [*FORCED[:3], STEPS[0], STEPS[1], FORCED[3], STEPS[2], FORCED[4]],
+        [*FORCED[:3], STEPS[0], FORCED[3], STEPS[1], FORCED[4], STEPS[2]],
+    ],
+)
+def test_a_step_that_computes_what_was_forced_is_no_standstill_of_others(events):
+    fold = RequestFold()
+    for event in events:
+        fold.take(event)
+    (request,) = fold.open
+    assert [request.tokens_after(step) for step in (2, 3)] == [4, 5]
+
+
+def test_a_step_that_computes_at_once_what_was_forced_is_no_standstill():
+    fold = RequestFold()
+    jumps = [JumpEvent(step, float(step), "a", 0, 0, 2) for step in (0, 1)]
+    for event in [*FORCED[:2], *jumps, *STEPS]:
+        fold.take(event)
+    (request,) = fold.open
+    assert request.tokens_after(2) == 7
 
 
 @given(paged_workloads())

@@ -243,6 +243,6 @@ def test_an_idle_engine_wants_requests_whatever_time_the_turns_named_that_failed
 
 def test_a_step_without_progress_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     run = Run([turn("a")])
-    monkeypatch.setattr(run.engine.scheduler, "schedule", lambda _step, _now: NO_CHANGES)
+    monkeypatch.setattr(run.engine.scheduler, "schedule", lambda *_: NO_CHANGES)
     with pytest.raises(InvariantError, match="none can run"):
         run.step(2)  # it arrives in the first

@@ -72,6 +72,7 @@ ALLOWED = {
     "loads": "of json",
     "load": "read; also of yaml",
     "load_model": "read",
+    "load_state_dict": "of torch",
     "load_transformer": "read",
     "load_profile": "read",
     "load_gpu": "read",
@@ -89,6 +90,8 @@ ALLOWED = {
 }
 ALLOWED_IN = {  # part of a name, folder or file -> its sense
     ("nodes?", "batcher/decoding/"): "of tries",
+    ("nodes?", "batcher/models/"): "of trees of drafts",
+    ("nodes?", "batcher/speculation/"): "of suffix trees",
     ("nodes?", "batcher/timing/catalog.py"): "of YAML",
     ("nodes?", "cli/config.py"): "of YAML",
     ("plain", "batcher/formats/schema.py"): "words without Markdown",

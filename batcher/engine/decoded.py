@@ -1,11 +1,16 @@
 """What decoding comes to: of a step, and of a row at its end."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from msgspec import Struct
 
 from batcher.errors import Failure
+from batcher.models.base import FloatArray
 from batcher.result import ConstraintCheck, ConstraintOutcome, FinishReason, TokenLogprob
+
+Choose = Callable[[FloatArray, list[int]], dict[int, int]]
+"""Return the next token of each row that has one, by slot; of logits [rows, vocab], and slots."""
 
 
 class Generated(Struct, frozen=True, gc=False):
@@ -32,12 +37,17 @@ class Decoded(Struct, frozen=True):
     stopped: rows that have come to their end.  failed: rows that got no token.
     jumps: the tokens of rows that got several.
     forks: (source, target) of beams: target goes on from what the model holds for source.
+    num_accepted: how many drafts were accepted of each row that had any accepted.
+    given: the tokens of each row that speculates, those of jumps included.
     """
 
     stopped: list[int]
-    failed: Mapping[int, Failure]
-    jumps: Mapping[int, list[int]]
+    failed: dict[int, Failure]
+    jumps: dict[int, list[int]]
     forks: list[tuple[int, int]]
+    num_accepted: dict[int, int] = {}
+    given: dict[int, list[int]] = {}
 
 
+NO_DRAFTS: Mapping[int, list[int]] = MappingProxyType({})
 NOTHING_DECODED = Decoded([], {}, {}, [])

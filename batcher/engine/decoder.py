@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from batcher.decoding.output_tokens import OutputTokens
 from batcher.decoding.stops.matcher import FREE_LINE, StopMatcher
-from batcher.engine.decoded import NOTHING_DECODED, Decoded, Generated
+from batcher.engine.decoded import NO_DRAFTS, NOTHING_DECODED, Decoded, Generated
 from batcher.engine.sequence import Sequence
 from batcher.engine.suspended import SuspendedRow, SuspendedRows
 from batcher.errors import Failure
@@ -26,24 +26,44 @@ if TYPE_CHECKING:
 
     from batcher.decoding.constraints.compiler import ConstraintCompiler
     from batcher.engine.row_decoder import RowDecoder
+    from batcher.engine.speculating_rows import SpeculatingRows
 
 
 class Decoder:
     """The tokens of all rows, and their stops.
 
     is_streaming: whether the text of each sample is told as it comes.
+    speculates: whether sequences may be given drafts.
     grammar_timeout: seconds of processor time for a constraint.
-    rows: those that ask for more, once there has been any.
+    rows: those that ask for more, once there has been any; speculating: the same, if sequences may
+    be given drafts.
     """
 
-    def __init__(self, model: Model, num_slots: int, *, is_streaming: bool) -> None:
+    def __init__(
+        self,
+        model: Model,
+        num_slots: int,
+        *,
+        is_streaming: bool,
+        speculates: bool = False,
+    ) -> None:
         self.grammar_timeout = GRAMMAR_TIMEOUT
+        self._speculates = speculates
         self._model, self._num_slots, self._is_streaming = model, num_slots, is_streaming
         self._tokens = OutputTokens(num_slots)
         self._stops = StopMatcher(num_slots, model.vocab_size, model.tokenizer)
         self.rows: RowDecoder | None = None
-        if is_streaming or model.gives == "logits":
+        self.speculating: SpeculatingRows | None = None
+        if speculates:
+            self.rows = self.speculating = self._make_speculating()
+        elif is_streaming or model.gives == "logits":
             self.rows = self._make_rows()
+
+    @property
+    def _of_rows(
+        self,
+    ) -> "tuple[Model, int, ConstraintCompiler, OutputTokens, StopMatcher]":
+        return self._model, self._num_slots, self.grammars, self._tokens, self._stops
 
     @cached_property
     def grammars(self) -> "ConstraintCompiler":
@@ -78,14 +98,12 @@ class Decoder:
     def _make_rows(self) -> "RowDecoder":
         from batcher.engine.row_decoder import RowDecoder  # noqa: PLC0415 - not for plain rows
 
-        return RowDecoder(
-            self._model,
-            self._num_slots,
-            self.grammars,
-            self._tokens,
-            self._stops,
-            is_streaming=self._is_streaming,
-        )
+        return RowDecoder(*self._of_rows, is_streaming=self._is_streaming)
+
+    def _make_speculating(self) -> "SpeculatingRows":
+        from batcher.engine.speculating_rows import SpeculatingRows  # noqa: PLC0415 - seldom
+
+        return SpeculatingRows(*self._of_rows, is_streaming=self._is_streaming)
 
     # -- a row comes and goes --------------------------------------------------------------------
 
@@ -155,10 +173,18 @@ class Decoder:
 
     # -- a step ----------------------------------------------------------------------------------
 
-    def decode(self, output: ModelOutput, step: int) -> Decoded:
-        """Take in what the model gave in `step`; writes the tokens that were chosen into it."""
+    def decode(
+        self, output: ModelOutput, step: int, drafts: Mapping[int, list[int]] = NO_DRAFTS
+    ) -> Decoded:
+        """Take in what the model gave in `step`; writes the tokens that were chosen into it.
+
+        drafts: of each row that speculates, perhaps none, in the order of the batch.
+        """
         if self.rows is not None and self.rows.is_busy:
-            return self.rows.decode(output, self._failures(output.failed), step)
+            failed = self._failures(output.failed)
+            if self.speculating is not None:
+                return self.speculating.decode(output, failed, step, drafts)
+            return self.rows.decode(output, failed, step)
         tokens = output.tokens
         self._tokens.append(tokens)
         stopped = self._stops.advance(tokens)

@@ -25,6 +25,7 @@ from batcher.models.base import (
     can_score,
     chat_template_of,
     eos_token_ids_of,
+    kv_block_bytes_of,
     layout_of,
 )
 from batcher.models.loading import as_model, cache_windows_of
@@ -33,7 +34,7 @@ from batcher.prompts import BlockContents
 from batcher.request import Request
 from batcher.result import FinishReason, Result
 from batcher.scheduling.clock import Clock, ConstantClock, FormulaClock
-from batcher.scheduling.output import SchedulerOutput
+from batcher.scheduling.output import NO_DRAFTS, SchedulerOutput
 from batcher.scheduling.scheduler import NO_CHANGES, Scheduler
 from batcher.settings import DEFAULT_SCHEDULING, GRAMMAR_TIMEOUT, SchedulingSettings
 from batcher.timing.step_time import StepTime
@@ -41,8 +42,11 @@ from batcher.tokens import Tokens
 from batcher.validation import ModelCapabilities, checked_copy
 
 if TYPE_CHECKING:
+    from batcher.engine.speculator import Speculator
     from batcher.models.callable import ModelNext
     from batcher.models.llm import LLM
+    from batcher.speculation.drafter import Drafter
+    from batcher.speculation.settings import SpeculationSettings
 
 MAX_BATCH_SIZE = 2**20
 NOTHING_REPLAYED: Mapping[int, Result] = {}
@@ -71,6 +75,7 @@ class Engine:
     is_measured: whether events tell what each step computed; always where time or memory is
     modelled, or padding computed.  is_checked: whether the blocks are counted after every step.
     grammar_timeout: how many seconds of processor time a constraint may take to compile.
+    speculation: what proposes drafts, if there are any; it changes no token.
     capabilities: what this engine can decode, as `find_problems` wants to know it.
 
     Raises:
@@ -90,6 +95,7 @@ class Engine:
         is_measured: bool = False,
         is_checked: bool = False,
         grammar_timeout: float = GRAMMAR_TIMEOUT,
+        speculation: "SpeculationSettings | Drafter | None" = None,
     ) -> None:
         if not isinstance(batch_size, int) or not 1 <= batch_size <= MAX_BATCH_SIZE:
             message = f"batch size {batch_size!r} is not an integer from 1 to {MAX_BATCH_SIZE}"
@@ -105,11 +111,25 @@ class Engine:
             self._token_contents,
             clock.estimate,
             cache_windows_of(self._model),
+            kv_block_bytes_of(self._model, settings.block_size),
+            is_paged=speculation is not None,
+            recomputes_drafts=bool(getattr(self._model, "recomputes_drafts", False)),
         )
         self._queue, self._batch = self.scheduler.queue, self.scheduler.batch
         self._runner = ModelRunner(
-            self._model, batch_size, self.scheduler.kv_cache, is_streaming=is_streaming
+            self._model,
+            batch_size,
+            self.scheduler.kv_cache,
+            is_streaming=is_streaming,
+            speculates=speculation is not None,
         )
+        self._speculator: Speculator | None = None
+        if speculation is not None:
+            from batcher.engine.drafting import make_speculator  # noqa: PLC0415 - seldom
+
+            self._speculator = make_speculator(
+                speculation, self._model, self._runner, clock, self._batch
+            )
         decoder = self._runner.decoder
         decoder.grammar_timeout = grammar_timeout
         self._is_streaming, self._is_checked = is_streaming, is_checked
@@ -214,6 +234,7 @@ class Engine:
             scheduling=scheduling,
             step_time=self._clock.settings,
             layout=self._layout,
+            speculation={} if self._speculator is None else self._speculator.settings,
         )
 
     def end_event(self) -> EndEvent:
@@ -293,7 +314,9 @@ class Engine:
             self._inputs.join_arrivals()
         if self._stats is not None:
             self._stats.begin_step()
-        scheduled = self.scheduler.schedule(clock.step, clock.now)
+        speculator = self._speculator
+        num_wanted = NO_DRAFTS if speculator is None else speculator.wanted(self._batch)
+        scheduled = self.scheduler.schedule(clock.step, clock.now, num_wanted)
         if scheduled is not NO_CHANGES:
             self._prepare(scheduled)
         is_idle = self._batch.num_free == self.batch_size
@@ -344,25 +367,70 @@ class Engine:
             recorder.prefilled(scheduled, self._batch)
         if scheduled.blocked is not None:
             recorder.blocked(scheduled.blocked)
+        if self._speculator is not None:
+            for first in scheduled.prefill_finished:
+                self._speculator.open(first)
         runner.prepare(scheduled, self._batch.prefilling, self._batch.decode_step)
 
     def _execute(self, scheduled: SchedulerOutput[Sequence]) -> Decoded:
         """Let the model compute the step; return what rows were given beside one token each."""
+        if self._speculator is not None:
+            self._speculator.compute(self._runner.chunks)
         if not scheduled.is_decode_step:
             return self._runner.compute_prompts()
         if self._runner.num_replayed < self.batch_size - self._batch.num_free:
+            if self._speculator is not None:
+                return self._speculate(scheduled, self._speculator)
             return self._runner.step(self._clock.step)
         return NOTHING_DECODED
+
+    def _speculate(self, scheduled: SchedulerOutput[Sequence], speculator: "Speculator") -> Decoded:
+        """Let the model compute the step, with drafts of the rows that speculate."""
+        runner, decode_step = self._runner, self._batch.decode_step
+        rows = runner.decoder.speculating
+        if rows is None:
+            raise InvariantError("no row may be given drafts")
+        drafts = speculator.propose(scheduled.num_drafts, rows.cut_draft)
+        if scheduled.num_drafts:
+            scheduled.num_drafts = {row: len(drafts[row]) for row in scheduled.num_drafts}
+            self._recorder.drafted(drafts, decode_step)
+            runner.add_drafts(drafts, decode_step)
+        by_slot = {row.slot: tokens for row, tokens in drafts.items()}
+        decoded = runner.step(self._clock.step, by_slot)
+        speculator.take(decoded)
+        speculator.learn(scheduled.num_drafts, decoded.num_accepted)
+        for row, num_tokens, reason in speculator.take_changes():
+            self._recorder.speculates(row, num_tokens, reason)
+        return decoded
+
+    def _settle_drafts(
+        self, scheduled: SchedulerOutput[Sequence], num_accepted: Mapping[int, int]
+    ) -> None:
+        """Let rows keep the drafts that were accepted, and undo the others."""
+        num_blocks = self.scheduler.settle_drafts(scheduled, num_accepted)
+        self._recorder.settled(
+            scheduled.num_drafts, num_accepted, num_blocks, self._batch.decode_step
+        )
 
     def _update(self, scheduled: SchedulerOutput[Sequence], decoded: Decoded) -> None:
         """Take in what the step has computed, and end it."""
         batch, clock, stats = self._batch, self._clock, self._stats
         measured = None if stats is None else stats.measure(scheduled)
+        if scheduled.num_drafts:
+            self._settle_drafts(scheduled, decoded.num_accepted)
         ending = batch.ending.get(batch.decode_step) if scheduled.is_decode_step else None
         self.scheduler.update(scheduled)
         if ending is not None or decoded is not NOTHING_DECODED:
             self._outputs.process(clock.step, scheduled, decoded, ending or ())
+        if scheduled.num_drafts:
+            for row in self.scheduler.recompute_drafts():
+                self._runner.note_jump(row, clock.step)
+            self._runner.settle_drafts(scheduled.num_drafts, batch.decode_step)
+        began = clock.now
         clock.advance(measured)
+        if self._speculator is not None and self._speculator.costs is not None:
+            num_tokens = 0 if measured is None else measured.num_tokens
+            self._speculator.costs.note_step(num_tokens, clock.now - began)
         if stats is not None:
             stats.end_step(clock.now)
 

@@ -14,7 +14,7 @@ from batcher.engine.sessions import NOTHING_DROPPED, PastTurn, Session, Turn
 from batcher.errors import BatchdecodeError, Failure, FieldProblem, InvariantError, RequestError
 from batcher.events import ArriveReason, Role
 from batcher.models.base import Model, eos_token_ids_of
-from batcher.models.context import Context, context_of
+from batcher.models.context import ANY_LENGTH, Context, context_of
 from batcher.prompts import Prompt, count_tokens, num_lasting_tokens, prefix_of, read_prompt
 from batcher.request import Request, is_plain
 from batcher.result import Result
@@ -116,10 +116,10 @@ class Inputs:
             for other in first.others:
                 other.arrived_step = step
             arrived(first)
-            failure = replayed = None
-            if first.extras is not None:
-                failure, replayed = first.extras.failure, first.extras.replayed
-            has_none = first.max_tokens == 0 or (replayed is not None and replayed.slot is None)
+            extras, failure, has_none = first.extras, None, first.max_tokens == 0
+            if extras is not None:
+                failure, replayed = extras.failure, extras.replayed
+                has_none = has_none or (replayed is not None and replayed.slot is None)
             if failure is None and has_none:
                 # now, and not in the step of its arrival if that was missed: results come in order
                 self._outputs.finish_waiting(first, clock.step, "length")
@@ -248,7 +248,8 @@ def make_sequences(
         first.cache_salt = request.cache_salt
     if request.priority or request.deadline is not None:
         first.priority, first.deadline = request.priority, request.deadline
-    if not replayed and context.holds(num_tokens, request.max_tokens) and is_plain(request):
+    has_room = context is ANY_LENGTH or context.holds(num_tokens, request.max_tokens)
+    if has_room and not replayed and is_plain(request):
         return [first]
     return _make_more(first, replayed, model, heal, context)
 

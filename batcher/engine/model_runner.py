@@ -7,7 +7,7 @@ from weakref import WeakValueDictionary
 from msgspec.structs import replace
 
 from batcher.decoding.sampling.logprobs import PromptLogprobs
-from batcher.engine.decoded import NOTHING_DECODED, Decoded, Generated
+from batcher.engine.decoded import NO_DRAFTS, NOTHING_DECODED, Decoded, Generated
 from batcher.engine.decoder import Decoder
 from batcher.engine.sequence import Sequence
 from batcher.engine.suspended import SuspendedRows
@@ -30,6 +30,7 @@ class ModelRunner:
     A row that a step gives no token is suspended in the decoder, whether it waits for the rest of
     its prompt or was preempted.  The rows of a group begin, wait and stop together.
 
+    pages: where tokens are kept, None unless the model is paged and the engine pages.
     num_replayed: slots whose holders need no model, since an earlier run found what they give.
     """
 
@@ -40,13 +41,14 @@ class ModelRunner:
         kv_cache: KVCache[Sequence] | None,
         *,
         is_streaming: bool,
+        speculates: bool = False,
     ) -> None:
-        self.decoder = Decoder(model, num_slots, is_streaming=is_streaming)
+        self.decoder = Decoder(model, num_slots, is_streaming=is_streaming, speculates=speculates)
         self._model = model
         self._is_robbed = False
-        self.num_replayed = 0
+        self.num_slots, self.num_replayed = num_slots, 0
         self._kv_cache = kv_cache
-        self._pages: Pages | None = None
+        self.pages: Pages | None = None
         self._suspended: dict[Sequence, SuspendedRows] = {}
         self._lost: set[Sequence] = set()  # of which the model has nothing any more
         self._scores: dict[int, tuple[PromptLogprobs, int]] = {}  # by slot, of this step's chunks
@@ -60,16 +62,21 @@ class ModelRunner:
             tables: list[list[list[int]]] = [
                 [[] for _ in range(num_slots)] for _ in range(kv_cache.num_groups)
             ]
-            self._pages = Pages(block_size, tables[0], tables[1:], num_blocks=pool.num_total)
+            self.pages = Pages(block_size, tables[0], tables[1:], num_blocks=pool.num_total)
             model.allocate_pages(num_slots, pool.num_total or None, block_size)
         else:
             model.allocate(num_slots)
-        self._batch = Batch(num_slots, self._pages)
+        self._batch = Batch(num_slots, self.pages)
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """What the next step computes of prompts, to be read only."""
+        return self._batch.chunks
 
     @property
     def has_pages(self) -> bool:
         """Whether the model reads and writes what rows have computed through their blocks."""
-        return self._pages is not None
+        return self.pages is not None
 
     # -- a group comes, waits and goes -----------------------------------------------------------
 
@@ -134,10 +141,10 @@ class ModelRunner:
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Let `child`, which holds its blocks by now, go on from what there is of `parent`."""
-        if self._pages is None:
+        if self.pages is None:
             self._model.fork(parent.slot, child.slot)
         else:
-            _show(self._pages, child)
+            _show(self.pages, child)
         self._batch.enter(child.slot)
 
     def _suspend(self, first: Sequence) -> None:
@@ -160,6 +167,8 @@ class ModelRunner:
                 release(other.slot)
             if lost:
                 lost.difference_update(first.group)
+            if self.pages is not None and self.pages.moved:
+                self.pages.moved.pop(first.slot, None)
 
     # -- before a step ---------------------------------------------------------------------------
 
@@ -174,8 +183,8 @@ class ModelRunner:
             self._suspend_all(output, prefilling)
         if self._suspended:
             self._resume(output.prefill_finished)
-        if self._pages is not None:
-            self._turn_pages(output, self._pages, decode_step)
+        if self.pages is not None:
+            self._turn_pages(output, self.pages, decode_step)
         join, add_part = self._batch.join, self._batch.add_part
         for row, num_tokens in output.num_scheduled_tokens.items():
             extras, stop = row.extras, row.num_computed_tokens
@@ -198,9 +207,11 @@ class ModelRunner:
             for row in first.group:
                 if self._batch.holds(row.slot):  # let it yield no token until it joins again
                     self._batch.leave(row.slot)
+                    if self.pages is not None:
+                        self.pages.moved.pop(row.slot, None)
                     if output.is_decode_step and row not in output.num_scheduled_tokens:
                         self._model.release(row.slot)  # or the model would go on with it
-                        if self._pages is None:
+                        if self.pages is None:
                             self._lost.add(row)
 
     def _resume(self, prefill_finished: Collection[Sequence]) -> None:
@@ -218,7 +229,7 @@ class ModelRunner:
 
     def _chunk(self, row: Sequence, start: int, stop: int) -> Chunk:
         """Return the tokens start..stop of a row; with all before them that the model lacks."""
-        if start and self._pages is None and (start == row.num_cached_tokens or row in self._lost):
+        if start and self.pages is None and (start == row.num_cached_tokens or row in self._lost):
             start = 0
             self._lost.discard(row)
         chunk = Chunk(row.slot, row.known_tokens(start, stop), start)
@@ -236,7 +247,24 @@ class ModelRunner:
         if self._kv_cache is not None:
             pages.copies = self._kv_cache.take_copies()
             pages.num_blocks = self._kv_cache.pool.num_total
-        pages.moved = {row.slot: decode_step + row.offset for row in output.grown}
+        pages.moved |= {row.slot: decode_step + row.offset for row in output.grown}
+
+    def add_drafts(self, drafts: Mapping[Sequence, list[int]], decode_step: int) -> None:
+        """Have drafts of rows computed in the next step, behind the tokens they generated last."""
+        for row, tokens in drafts.items():
+            if tokens:
+                known = [self._batch.tokens.item(row.slot), *tokens]
+                start = decode_step + row.offset
+                self._batch.join(Chunk(row.slot, known, start, num_drafts=len(tokens)))
+                if self.pages is not None:
+                    self.pages.moved.pop(row.slot, None)
+
+    def settle_drafts(self, rows: Iterable[Sequence], decode_step: int) -> None:
+        """Let rows whose drafts are verified go on, from the next step, behind what they keep."""
+        if self.pages is not None:
+            self.pages.moved |= {
+                row.slot: decode_step + row.offset for row in rows if row.is_decoding
+            }
 
     def _scored(self, chunk: Chunk, scores: PromptLogprobs) -> Chunk:
         """Return `chunk` as one that is scored, if it tells more of a prompt than is known."""
@@ -261,10 +289,11 @@ class ModelRunner:
 
     # -- a step ----------------------------------------------------------------------------------
 
-    def step(self, step: int) -> Decoded:
+    def step(self, step: int, drafts: Mapping[int, list[int]] = NO_DRAFTS) -> Decoded:
         """Compute one token for every row that yields one; return what the rows were given.
 
-        step: its number.
+        step: its number.  drafts: those that were added, by slot, and none of each row else that
+        speculates.
 
         Raises:
             BatchdecodeError: another runner has taken the model.
@@ -284,10 +313,10 @@ class ModelRunner:
             failed = self._take_scores(output)
             if failed:
                 output = dataclass_replace(output, failed={**output.failed, **failed})
-        if batch.chunks or self._pages is not None:
+        if batch.chunks or self.pages is not None:
             self._forget_step()
         batch.tokens = output.tokens
-        return decoder.decode(output, step)
+        return decoder.decode(output, step, drafts)
 
     def compute_prompts(self) -> Decoded:
         """Compute the chunks of the step, and give nobody a token; return what failed.
@@ -305,17 +334,22 @@ class ModelRunner:
                 failed = {**output.failed, **self._take_scores(output)}
         except ModelError as error:
             failed = dict.fromkeys((chunk.slot for chunk in batch.chunks), str(error))
-        self._forget_step()
+        self._forget_chunks()
         return decoder.fail(failed) if failed else NOTHING_DECODED
 
     def _forget_step(self) -> None:
         """Forget what was for one step alone."""
+        self._forget_chunks()
+        if self.pages is not None and self.pages.moved:
+            self.pages.moved = {}
+
+    def _forget_chunks(self) -> None:
+        """Forget what was computed, but not where rows go on that stood still."""
         if self._batch.chunks:
             self._batch.chunks = []
             self._scores.clear()
-        pages = self._pages
-        if pages is not None and (pages.moved or pages.copies):
-            pages.moved, pages.copies = {}, []
+        if self.pages is not None and self.pages.copies:
+            self.pages.copies = []
 
 
 def _show(pages: Pages, row: Sequence) -> None:

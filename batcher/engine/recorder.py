@@ -5,11 +5,12 @@ from collections.abc import Iterable, Mapping
 from msgspec.structs import replace
 
 from batcher.engine.sequence import Sequence
-from batcher.engine.sessions import NOTHING_DROPPED
 from batcher.events import (
+    AcceptEvent,
     AdmitEvent,
     ArriveEvent,
     BlockedEvent,
+    DraftEvent,
     DropEvent,
     EndReason,
     FinishEvent,
@@ -18,6 +19,9 @@ from batcher.events import (
     PreemptEvent,
     PrefillEvent,
     RequestEvent,
+    RollbackEvent,
+    SpeculateEvent,
+    SpeculateReason,
     StepsEvent,
 )
 from batcher.result import LengthLimit, Result, StopReason
@@ -56,7 +60,6 @@ class Recorder:
     def arrived(self, sequence: Sequence) -> None:
         """Tell that a sequence joined the waiting queue, at its own time and not at this one."""
         request, extras = sequence.request, sequence.extras
-        dropped = NOTHING_DROPPED if extras is None else extras.dropped
         self.events.append(
             ArriveEvent(
                 sequence.arrived_step,
@@ -67,7 +70,7 @@ class Recorder:
                 sequence.num_prompt_tokens,
                 request.max_tokens,
                 request.deadline,
-                *dropped,
+                *(() if extras is None else extras.dropped),
             )
         )
 
@@ -168,6 +171,45 @@ class Recorder:
             JumpEvent(clock.step, clock.now, sequence.id, sequence.index, slot, num_tokens)
         )
 
+    def drafted(self, drafts: Mapping[Sequence, list[int]], decode_step: int) -> None:
+        """Tell which drafts the step computes."""
+        step, now = self._clock.step, self._clock.now
+        self.events += [
+            DraftEvent(
+                step, now, row.id, row.index, row.slot, decode_step + row.offset + 1, len(tokens)
+            )
+            for row, tokens in drafts.items()
+            if tokens
+        ]
+
+    def settled(
+        self,
+        num_drafts: Mapping[Sequence, int],
+        num_accepted: Mapping[int, int],
+        num_blocks: Mapping[Sequence, int],
+        decode_step: int,
+    ) -> None:
+        """Tell what became of drafts, after rows were moved on by those that were accepted.
+
+        num_accepted: by slot.  num_blocks: how many each gives back.
+        """
+        step, now = self._clock.step, self._clock.now
+        for row, num in num_drafts.items():
+            position, accepted = decode_step + row.offset + 1, num_accepted.get(row.slot, 0)
+            who = step, now, row.id, row.index, row.slot
+            if accepted:
+                self.events.append(AcceptEvent(*who, position - accepted, accepted))
+            if accepted < num:
+                blocks = num_blocks.get(row, 0)
+                self.events.append(RollbackEvent(*who, position, num - accepted, blocks))
+
+    def speculates(self, row: Sequence, num_tokens: int, reason: SpeculateReason) -> None:
+        """Tell that another number of drafts is wanted for a row than before, and why."""
+        step, now = self._clock.step, self._clock.now
+        self.events.append(
+            SpeculateEvent(step, now, row.id, row.index, row.slot, num_tokens, reason)
+        )
+
     def forked(self, child: Sequence, parent: Sequence) -> None:
         """Tell that a beam goes on as what another one was."""
         clock = self._clock
@@ -212,6 +254,7 @@ class StepStats:
 
     __slots__ = (
         "_clock",
+        "_drafts",
         "_ends",
         "_first_step",
         "_num_steps",
@@ -228,6 +271,7 @@ class StepStats:
         self._num_steps = self._first_step = self._padding = 0
         self._ends: list[float] = []
         self._stats: list[tuple[int, ...]] = []  # of each step, as StepsEvent names them
+        self._drafts: list[int] = []  # of each step
         # Of times on the wall: when a step began, what it read, and its prefill_work.
         self._timed: list[tuple[float, int, int]] | None = (
             [] if isinstance(clock, WallClock) else None
@@ -256,6 +300,9 @@ class StepStats:
             sizes = output.num_scheduled_tokens.values()
             num_prefill = sum(sizes)
             prefill_padding = max(sizes) * len(sizes) - num_prefill
+        num_drafts = sum(output.num_drafts.values())
+        self._drafts.append(num_drafts)
+        num_prefill += num_drafts
         num_blocks = 0 if pool is None else pool.num_total - pool.num_free
         padding = self._padding if output.is_decode_step else 0
         self._stats.append(
@@ -272,10 +319,13 @@ class StepStats:
         """Return the event of all steps since the last call, of which there are some."""
         columns = map(list, zip(*self._stats))  # noqa: B905 - alike, and most often only one
         event = StepsEvent(self._first_step, self._ends, *columns)
+        if any(self._drafts):
+            event = replace(event, drafts=self._drafts)
         if self._timed:
             starts, kv_read, prefill_work = map(list, zip(*self._timed, strict=True))
             seconds = [end - start for start, end in zip(starts, self._ends, strict=True)]
             event = replace(event, seconds=seconds, kv_read=kv_read, prefill_work=prefill_work)
             self._timed = []
-        self._ends, self._stats, self._first_step = [], [], self._num_steps
+        self._ends, self._stats, self._drafts = [], [], []
+        self._first_step = self._num_steps
         return event

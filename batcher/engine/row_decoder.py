@@ -4,6 +4,7 @@ Those of which more has to be known than tables hold have a RowState, and are lo
 """
 
 from array import array
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 from msgspec.structs import replace
@@ -27,7 +28,14 @@ from batcher.engine.sequence import Sequence
 from batcher.engine.suspended import SuspendedRow, SuspendedRows
 from batcher.errors import Failure, InvariantError
 from batcher.events import TokenEvent
-from batcher.models.base import NO_SLOTS, IntArray, Model, ModelOutput, eos_token_ids_of
+from batcher.models.base import (
+    NO_SLOTS,
+    FloatArray,
+    IntArray,
+    Model,
+    ModelOutput,
+    eos_token_ids_of,
+)
 from batcher.result import NUM_DIGITS, FinishReason
 from batcher.validation import logit_fields_of
 
@@ -39,6 +47,8 @@ class RowDecoder:
     first_slots: slot of another row of a group -> that of its first row.
     takes_plain: whether rows that ask for nothing more are given to it, too.
     """
+
+    _may_speculate = False  # whether rows may be given drafts, which takes logits
 
     def __init__(
         self,
@@ -54,7 +64,8 @@ class RowDecoder:
         self._grammars, self._tokens, self._stops = grammars, tokens, stops
         self._tokenizer, self._eos_token_ids = model.tokenizer, eos_token_ids_of(model)
         self._samples_all, self._is_streaming = model.gives == "logits", is_streaming
-        self.takes_plain = self._samples_all or is_streaming
+        self.takes_plain = self._samples_all or is_streaming or self._may_speculate
+        self._vocab_size = model.vocab_size or 0
         self._sampler: Sampler | None = None
         if model.gives != "tokens" and model.vocab_size is not None:
             self._sampler = Sampler(num_slots, model.vocab_size, model.tokenizer)
@@ -96,7 +107,8 @@ class RowDecoder:
         is_sampled = (row is not None and row.constraint is not None) or (
             not first.is_plain and bool(logit_fields_of(first.request))
         )
-        if self._sampler is not None and (is_sampled or self._samples_all):
+        is_sampled |= self._samples_all or (self._may_speculate and first.speculates)
+        if self._sampler is not None and is_sampled:
             self._sampler.open(slot, sampling_row(first, self._eos_token_ids))
         if row is None:
             self._stops.open(slot, first.automaton)
@@ -190,7 +202,12 @@ class RowDecoder:
 
     # -- a step ----------------------------------------------------------------------------------
 
-    def decode(self, output: ModelOutput, failed: dict[int, Failure], step: int) -> Decoded:
+    def decode(
+        self,
+        output: ModelOutput,
+        failed: dict[int, Failure],
+        step: int,
+    ) -> Decoded:
         """Take in what the model gave in `step`; writes the tokens that were chosen into it.
 
         failed: what the model says went wrong, by the slots of the first rows of groups.
@@ -203,32 +220,38 @@ class RowDecoder:
                 self._let_end(slot, row)
         sampler = self._sampler
         if sampler is not None and not sampler.is_idle:
-            sampled = self._sample(sampler, output, failed)
+            if output.logits is None:
+                raise InvariantError("the model gave no logits")
+            sampled = self._sample(sampler, output.logits, failed, output.failed)
             tokens[sampler.slots] = sampled.tokens[sampler.slots]
             if self._beams:
                 stopped, forks = self._search(sampler, sampled, tokens, failed)
         self._tokens.append(tokens)
         is_over = {*failed, *stopped}  # those have no token
         stopped += self._stops.advance(tokens)
-        return Decoded(stopped, failed, self._look_at_rows(tokens, is_over, stopped), forks)
+        jumps = self._look_at_rows(self._states.items(), tokens, is_over, stopped)
+        return Decoded(stopped, failed, jumps, forks)
 
     def take_streamed(self) -> list[TokenEvent]:
         """Return what was told of samples since the last call."""
         streamed, self._streamed = self._streamed, []
         return streamed
 
-    def _sample(self, sampler: Sampler, output: ModelOutput, failed: dict[int, Failure]) -> Sampled:
-        """Choose the tokens of the rows with logits; add the rows for which there is none."""
-        if output.logits is None:
-            raise InvariantError("the model gave no logits")
-        constraints = {
-            slot: row.constraint for slot, row in self._states.items() if row.constraint is not None
-        }
-        masks = None
-        if constraints:
-            allowed = allowed_tokens(list(constraints.values()), output.logits.shape[1])
-            masks = Masks(np.array(list(constraints)), allowed)
-        sampled = sampler.sample(output.logits, masks, output.failed)
+    def _sample(
+        self,
+        sampler: Sampler,
+        logits: FloatArray,
+        failed: dict[int, Failure],
+        skip: Collection[int],
+        some: IntArray | None = None,
+    ) -> Sampled:
+        """Choose the tokens of the rows with logits; add the rows for which there is none.
+
+        logits, skip, some: as the sampler wants them.
+        """
+        slots = self._states if some is None else some.tolist()
+        constraints = self._constraints(slots)
+        sampled = sampler.sample(logits, masks_of(constraints, logits), skip, some)
         for slot, failure in sampled.failed.items():
             why = constraints[slot].failure if slot in constraints else None
             told = failure if why is None else Failure("constraint-error", why)
@@ -236,6 +259,15 @@ class RowDecoder:
         for slot, logprob in sampled.logprobs.items():
             self._states[slot].logprobs.append(logprob)
         return sampled
+
+    def _constraints(self, slots: Iterable[int]) -> dict[int, RowConstraint]:
+        """Return what of the rows in `slots` is constrained, and by what."""
+        states = self._states
+        return {
+            slot: row.constraint
+            for slot in slots
+            if (row := states.get(slot)) is not None and row.constraint is not None
+        }
 
     def _search(
         self, sampler: Sampler, sampled: Sampled, tokens: IntArray, failed: dict[int, Failure]
@@ -279,16 +311,21 @@ class RowDecoder:
         return is_end or self._stops.would_end(slot, token)
 
     def _look_at_rows(
-        self, given: IntArray, is_over: set[int], stopped: list[int]
+        self,
+        rows: Iterable[tuple[int, RowState]],
+        given: IntArray,
+        is_over: Collection[int],
+        stopped: list[int],
     ) -> dict[int, list[int]]:
         """Move on the rows that have to be looked at; return the tokens of those that jump.
 
-        given: [num_slots] the tokens of the step.  is_over: the first slots of groups with none.
+        rows: by slot.  given: [num_slots] the tokens of the step.
+        is_over: the first slots of groups with none.
         stopped: gets those that end for want of tokens.
         """
         jumps: dict[int, list[int]] = {}
         has_stopped, first_slots, token_of = {*stopped}, self.first_slots, given.tolist()
-        for slot, row in self._states.items():
+        for slot, row in rows:
             if is_over and first_slots.get(slot, slot) in is_over:
                 continue
             row.num_given += 1
@@ -350,3 +387,11 @@ class RowDecoder:
         if not constraint.is_active:
             row.constraint = None
         return forced
+
+
+def masks_of(constraints: Mapping[int, RowConstraint], logits: FloatArray) -> Masks | None:
+    """Return what constraints leave, by slot; None if there are none."""
+    if not constraints:
+        return None
+    allowed = allowed_tokens([*constraints.values()], logits.shape[1])
+    return Masks(np.array([*constraints]), allowed)

@@ -68,6 +68,13 @@ class Sequence(Schedulable, eq=False, gc=False, kw_only=True):  # it is part of 
         return self.extras is None
 
     @property
+    def speculates(self) -> bool:
+        """Whether it may be given drafts: no beam is, nor who has a negative prompt beside it."""
+        is_alone = self.role == "sample" and not self.others
+        is_computed = self.extras is None or self.extras.replayed is None
+        return is_alone and is_computed and self.request.speculate
+
+    @property
     def healing(self) -> bytes:
         """The bytes at the end of its prompt that are generated anew."""
         return b"" if self.extras is None else self.extras.healing

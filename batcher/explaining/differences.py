@@ -12,7 +12,16 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from batcher.events import BlockedEvent, Decision, Event, Role, RunEvent
+from batcher.events import (
+    AdmitEvent,
+    Decision,
+    Event,
+    FinishEvent,
+    PreemptEvent,
+    PrefillEvent,
+    Role,
+    RunEvent,
+)
 from batcher.explaining.reading import KeptRequests, RunReader
 from batcher.explaining.story import Story, story_of
 from batcher.timeline import Timeline
@@ -51,11 +60,11 @@ class Involved(Struct, frozen=True):
     b: Story | None
 
 
-class RequestFigures(Struct, frozen=True):
+class RequestFigures(Struct, frozen=True, omit_defaults=True):
     """How it went for one sample in one run; times are in seconds, None if it did not end.
 
     admitted: the step it was first admitted in.  recomputed: tokens it lost in preemptions.
-    cached: tokens found in the cache.
+    cached: tokens found in the cache.  drafted, accepted: as in a SlotSpan.
     """
 
     admitted: int | None
@@ -67,6 +76,8 @@ class RequestFigures(Struct, frozen=True):
     cached: int
     outcome: str | None
     tokens: int
+    drafted: int = 0
+    accepted: int = 0
 
 
 class Change(Struct, frozen=True):
@@ -88,7 +99,7 @@ class Change(Struct, frozen=True):
         return (self.b.latency or 0.0) - (self.a.latency or 0.0)
 
 
-class RunTotals(Struct, frozen=True):
+class RunTotals(Struct, frozen=True, omit_defaults=True):
     """The sums of a run; latency and wait are means over those that ended in a slot, in seconds."""
 
     steps: int
@@ -100,6 +111,8 @@ class RunTotals(Struct, frozen=True):
     preemptions: int
     recomputed: int
     cached: int
+    drafted: int = 0
+    accepted: int = 0
 
 
 class RunComparison(Struct, frozen=True):
@@ -197,7 +210,9 @@ def _labels_in(parting: Parting) -> list[str]:
 
 def role_of(decision: Decision) -> Role:
     """Return the role of the sequence that a decision is about."""
-    return "sample" if isinstance(decision, BlockedEvent) else decision.role
+    if isinstance(decision, AdmitEvent | PrefillEvent | PreemptEvent | FinishEvent):
+        return decision.role
+    return "sample"
 
 
 def _find(kept: KeptRequests, label: str) -> Story | None:
@@ -322,6 +337,8 @@ def figures_of(timeline: Timeline, request: RequestTimeline) -> RequestFigures:
         cached=sum(admission.event.cached for admission in admissions),
         outcome=None if request.finish is None else request.finish.reason,
         tokens=0 if request.finish is None else request.finish.tokens,
+        drafted=sum(admission.num_drafted for admission in admissions),
+        accepted=sum(admission.num_accepted for admission in admissions),
     )
 
 
@@ -341,4 +358,6 @@ def totals_of(timeline: Timeline, requests: list[RequestTimeline]) -> RunTotals:
         preemptions=sum(found.preemptions for found in figures),
         recomputed=sum(found.recomputed for found in figures),
         cached=sum(found.cached for found in figures),
+        drafted=sum(found.drafted for found in figures),
+        accepted=sum(found.accepted for found in figures),
     )

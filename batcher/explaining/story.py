@@ -4,7 +4,7 @@ Rule: each step from its arrival to its end belongs to exactly one part, and the
 other without a gap, so their steps and seconds add up to those from arrival to end.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator
 from heapq import merge
 from operator import attrgetter
@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from batcher.errors import InvariantError
 from batcher.events import ArriveEvent, BlockedReason, EndReason, RejectEvent
 from batcher.explaining.reading import KeptRequests
+from batcher.explaining.story_drafts import StoryDrafts
 from batcher.result import LengthLimit
 from batcher.timeline import Timeline
 from batcher.timeline.records import (
@@ -85,7 +86,7 @@ class StorySpan(Struct, frozen=True, omit_defaults=True):
     """A slot span, over the steps [start, end).
 
     time: when it began, in seconds.  first_token: the step that was through with what it began
-    with; None if none was.  cached, generated: as in an AdmitEvent.
+    with; None if none was.  cached, generated: as in an AdmitEvent.  drafts: None without any.
     """
 
     slot: int
@@ -95,6 +96,7 @@ class StorySpan(Struct, frozen=True, omit_defaults=True):
     first_token: int | None
     cached: int = 0
     generated: int = 0
+    drafts: StoryDrafts | None = None
     preemption: SpanPreemption | None = None
 
 
@@ -197,6 +199,7 @@ def _span_of(timeline: Timeline, request: RequestTimeline, admission: AdmissionR
         admission.first_token,
         admit.cached,
         admit.generated,
+        None if admission.drafts is None else StoryDrafts.of(admission.drafts),
         None if preempt is None else SpanPreemption.by(preempt),
     )
 
@@ -299,13 +302,12 @@ def _part_in_slot(
     if admission.first_token is not None and start > admission.first_token:
         is_standstill = timeline.figures.is_standstill(start)
         return Part(start, stop, "decode", "prefill" if is_standstill else "")
-    admit, chunks = admission.event, admission.chunks or []
+    admit = admission.event
     num_known = 0 if request.arrive is None else request.arrive.prompt_tokens + admit.generated
     is_admitted = start == admit.step and (
         request.arrive is None or num_known - admit.cached > admit.left
     )
-    number = bisect_left(chunks, start)
-    if is_admitted or chunks[number : number + 1] == [start]:
+    if is_admitted or admission.has_chunk(start):
         return Part(start, stop, "prefill")
     is_prefill_first = timeline.run.scheduling.get("prefill_order") == "prefill-first"
     return Part(start, stop, "prefill", "prefill" if is_prefill_first else "tokens")

@@ -24,6 +24,7 @@ from batcher.timeline.step_counts import Stretch, clip
 MICROSECONDS_PER_STEP = 1000
 MICROSECONDS = 10**6
 PROCESS_ID = 1
+_SAID = ("jumped", "drafted", "accepted", "dropped", "forks", "cached", "generated", "resumed")
 
 TraceEvent = dict[str, Any]
 
@@ -145,7 +146,7 @@ def _arguments(span: SlotSpan) -> dict[str, Any]:
     arguments: dict[str, Any] = {"index": span.index, "outcome": span.outcome}
     if span.role != "sample":
         arguments["role"] = span.role
-    for name in ("jumped", "dropped", "forks", "cached", "generated", "resumed"):
+    for name in _SAID:
         if getattr(span, name):
             arguments[name] = getattr(span, name)
     return arguments

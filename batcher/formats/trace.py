@@ -39,7 +39,7 @@ def encode_events(events: Iterable[Event]) -> bytes:
 def _as_written(event: RunEvent) -> dict[str, Any]:
     """Return what stands for the start of a run: sections that say nothing are left out."""
     fields = msgspec.structs.asdict(event)
-    left_out = {name for name in ("scheduling", "step_time") if not fields[name]}
+    left_out = {name for name in ("scheduling", "step_time", "speculation") if not fields[name]}
     if event.layout == "ragged":
         left_out.add("layout")
     return {"event": "run"} | {k: v for k, v in fields.items() if k not in left_out}

@@ -10,6 +10,7 @@ from batcher.timeline import EVERYTHING, Selection, Timeline
 
 _encoder = msgspec.json.Encoder()
 _CSV_FIELDS = ("slot", "id", "index", "start", "end", "outcome", "role", "jumped", "dropped")
+_CSV_DRAFT_FIELDS = ("drafted", "accepted")
 _CSV_MEMORY_FIELDS = ("prefill", "cached", "generated", "resumed")
 
 
@@ -28,9 +29,11 @@ def encode_steps(timeline: Timeline, selection: Selection = EVERYTHING) -> Itera
 def encode_csv(timeline: Timeline, selection: Selection = EVERYTHING) -> Iterator[bytes]:
     """Yield a header and a CSV line for each span, as RFC 4180 but ended by a newline alone.
 
-    There are columns about what was computed and preempted if that happened anywhere in the run.
+    There are columns about what was computed and preempted, and about drafts, if that happened
+    anywhere in the run.
     """
     fields = _CSV_FIELDS + (_CSV_MEMORY_FIELDS if timeline.has_memory else ())
+    fields += _CSV_DRAFT_FIELDS if timeline.has_drafts else ()
     buffer = StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(fields)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from batcher.events import (
+    AcceptEvent,
     AdmitEvent,
     ArriveEvent,
     EndReason,
@@ -106,7 +107,7 @@ class TokenTimes:
                 self._start(found, arrive, step.end)
                 num_first += is_first
                 sum_ttft += found.ttft or 0.0 if is_first else 0.0
-            elif isinstance(event, JumpEvent):
+            elif isinstance(event, JumpEvent | AcceptEvent):
                 self._times["itl"].add(0, event.tokens)
                 num_tokens += event.tokens
             elif isinstance(event, FinishEvent):

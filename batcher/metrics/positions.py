@@ -5,7 +5,7 @@ Rule: what a step had the model compute counts, whatever came of it.
 
 from msgspec import Struct
 
-from batcher.events import Event, FinishEvent, JumpEvent, RunEvent, StepsEvent
+from batcher.events import DraftEvent, Event, FinishEvent, JumpEvent, RunEvent, StepsEvent
 from batcher.metrics.steps import is_untimed
 from batcher.timeline.records import AdmissionRecord, RequestTimeline
 
@@ -24,7 +24,7 @@ class PositionCount:
 
     Where a run tells of its steps, they say it.  In any other a sequence computes what it begins
     with in the step of its admission, and in every later one the token it was given last, with
-    those that a constraint has forced behind it.
+    those that a constraint has forced behind it, and drafts.
 
     begun: what sequences began with, less one for each: for the steps of their admissions.
     """
@@ -33,7 +33,7 @@ class PositionCount:
         self.begun = 0
         self._has_steps = self._is_padded = False
         self._told = self._padding = 0
-        self._jumped = 0
+        self._jumped = self._drafted = 0
         self._last_jumps: dict[tuple[str, int], tuple[int, int]] = {}  # the step, and the tokens
 
     def take(self, event: Event, found: RequestTimeline | None) -> None:
@@ -45,6 +45,8 @@ class PositionCount:
             case StepsEvent():
                 self._told += sum(event.decodes) + sum(event.prefills)
                 self._padding += sum(event.prefill_padding) if self._is_padded else 0
+            case DraftEvent():
+                self._drafted += event.tokens
             case JumpEvent() if found is not None and found.admission is not None:
                 self._jump(event, found, found.admission)
             case _:
@@ -71,4 +73,5 @@ class PositionCount:
         if self._has_steps:
             return Positions(total=self._told + self._padding, padding=self._padding)
         pending = sum(n for step, n in self._last_jumps.values() if step + 1 >= num_steps)
-        return Positions(total=busy_slot_steps + self.begun + self._jumped - pending, padding=0)
+        beside = self._jumped - pending + self._drafted
+        return Positions(total=busy_slot_steps + self.begun + beside, padding=0)

@@ -71,13 +71,14 @@ class BlockedSteps(Struct, frozen=True, kw_only=True):
     batch: int
 
 
-class Computed(Struct, frozen=True, kw_only=True):
+class Computed(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Tokens that were computed, and positions that other layouts would compute or read beside.
 
     prefill_tokens: of prompts, and again after preemptions.  decode_tokens: one after another.
     right_padding: more tokens computed if all rows of a prefill were as long as the longest.
     left_padding: more positions read if all decoding rows were.  A ragged layout has neither.
     prefill_share: of what a right-padded prefill computes, the part that is padding.
+    draft_tokens: drafts, whatever became of them.
     """
 
     prefill_tokens: int
@@ -85,6 +86,7 @@ class Computed(Struct, frozen=True, kw_only=True):
     right_padding: int
     left_padding: int
     prefill_share: float
+    draft_tokens: int = 0
 
 
 class StepUse:
@@ -93,7 +95,7 @@ class StepUse:
     def __init__(self, settings: SchedulingSettings) -> None:
         self._settings = settings
         self.num_steps = self.num_full = 0
-        self.prefill_tokens = self.decode_tokens = 0
+        self.prefill_tokens = self.decode_tokens = self.draft_tokens = 0
         self.right_padding = self.left_padding = 0
         self.max_blocks = 0
         self.seconds = self.block_seconds = 0.0
@@ -104,6 +106,9 @@ class StepUse:
         self.num_steps += 1
         self.num_full += step.decodes + step.prefills == self._settings.max_batch_tokens
         self.prefill_tokens += step.prefills
+        if step.drafts:
+            self.prefill_tokens -= step.drafts
+            self.draft_tokens += step.drafts
         self.decode_tokens += step.decodes
         self.right_padding += step.prefill_padding
         self.left_padding += step.decode_padding
@@ -131,7 +136,8 @@ class StepUse:
         budget = self._settings.max_batch_tokens
         if budget is None:
             return None
-        mean = (self.prefill_tokens + self.decode_tokens) / max(1, self.num_steps)
+        num_tokens = self.prefill_tokens + self.decode_tokens + self.draft_tokens
+        mean = num_tokens / max(1, self.num_steps)
         return BudgetUse(
             max_batch_tokens=budget,
             mean_share=round(mean / budget, NUM_DIGITS),
@@ -147,6 +153,7 @@ class StepUse:
             right_padding=self.right_padding,
             left_padding=self.left_padding,
             prefill_share=round(self.right_padding / padded, NUM_DIGITS) if padded else 0.0,
+            draft_tokens=self.draft_tokens,
         )
 
 

@@ -31,6 +31,7 @@ from batcher.metrics.positions import PositionCount
 from batcher.metrics.resources import BlockedSteps, CacheUse, StepUse
 from batcher.metrics.slo import GoodputCount, Slo
 from batcher.metrics.slots import SlotUse
+from batcher.metrics.speculation import SpeculationCount
 from batcher.metrics.steps import WholeStep, is_untimed, open_feed
 from batcher.metrics.summary import ConstraintCounts, FinishCounts, RunSummary, Throughput
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
@@ -66,6 +67,7 @@ class RunMetrics:
         self.finish_reasons: Counter[str] = Counter()
         self.wait, self.first_token, self.latency = Histogram(), Histogram(), Histogram()
         self.slots, self.positions = SlotUse(), PositionCount()
+        self._speculation = SpeculationCount()
         self._slo, self._series = slo, series
         self._run: RunEvent | None = None
         self._timed: TimedMetrics | None = None
@@ -131,7 +133,7 @@ class RunMetrics:
             case RejectEvent():
                 self.num_rejected += 1
             case _:
-                pass
+                self._speculation.take(event)
 
     def _blocked_until(self, num_steps: int) -> BlockedSteps | None:
         """Return how long each reason held in a run of `num_steps`, None if none ever did."""
@@ -159,6 +161,7 @@ class RunMetrics:
         num_ok = reasons["stop"] + reasons["length"]
         num_failed = reasons["error"] + self.num_rejected
         num_unfinished = self._num_open
+        positions = self.positions.positions(steps, busy)
         timed: dict[str, Any] = {}
         if self._timed is not None:
             first = self._first_arrival or 0.0
@@ -185,7 +188,7 @@ class RunMetrics:
             idle_slot_steps=steps * batch - busy,
             busy_share=round(busy / (steps * batch), 6) if steps else 0.0,
             idle=idle,
-            positions=self.positions.positions(steps, busy),
+            positions=positions,
             jumps=self.num_jumps,
             jumped_tokens=self.num_jumped_tokens,
             forks=self.num_forks,
@@ -194,13 +197,15 @@ class RunMetrics:
             first_token=self.first_token.distribution(),
             latency=self.latency.distribution(),
             blocked=self._blocked_until(steps),
+            speculation=self._speculation.numbers(self.fold.open, steps, positions.total),
             **timed,
         )
 
     def _least_steps(self, busy: int) -> int:
         """Return what any schedule needs for these outputs, of which slots were `busy` so long."""
         if not self._is_untimed:  # slots are also held for what another schedule need not compute
-            busy, longest = max(0, self.generated_tokens - self.num_jumped_tokens), 0
+            num_beside = self.num_jumped_tokens + self._speculation.counts.num_accepted
+            busy, longest = max(0, self.generated_tokens - num_beside), 0
         else:
             longest = self.longest_run
         return max(-(-busy // self.slots.num_slots), longest) if busy else 0
@@ -233,6 +238,8 @@ class RunMetrics:
         self.finish_reasons[event.reason] += 1  # of "unused" nothing is said
         if self.num_jumps:
             self.positions.finish(event)
+        if self._speculation.has_drafts:
+            self._speculation.finish(event, found)
         self.generated_tokens += event.tokens
         if event.tokens > self.longest_output:  # noqa: PLR1730 - as in Histogram.add
             self.longest_output = event.tokens
@@ -277,6 +284,7 @@ class TimedMetrics:
         self._end = 0.0  # of the last step
         if series is not None:
             series.total_blocks = self._settings.kv_blocks
+            series.has_drafts = bool(run.speculation)
 
     def observe(self, event: Event, found: RequestTimeline | None) -> None:
         """Take in the next event, which tells of `found`."""

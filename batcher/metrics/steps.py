@@ -12,6 +12,7 @@ from batcher.errors import BatchdecodeError
 from batcher.events import (
     AdmitEvent,
     ArriveEvent,
+    DraftEvent,
     EndEvent,
     Event,
     FinishEvent,
@@ -31,8 +32,8 @@ SEQUENCE_EVENTS = get_args(SequenceEvent)
 class WholeStep(NamedTuple):
     """A step that is over.
 
-    start, end: in seconds of the engine's clock.  decodes ... decode_padding: as in a StepsEvent;
-    blocks and paddings are 0 in an untimed run.  events: those of this step, each with its
+    start, end: in seconds of the engine's clock.  decodes ... drafts: as in a StepsEvent; blocks
+    and paddings are 0 in an untimed run.  events: those of this step, each with its
     sequence, and with a smaller `step` those that came too late: an abort between two steps.
     """
 
@@ -44,10 +45,11 @@ class WholeStep(NamedTuple):
     blocks: int
     prefill_padding: int
     decode_padding: int
+    drafts: int
     events: list[EventOfRequest]
 
 
-_COUNTS = WholeStep._fields[3:-1]  # which a StepsEvent has, too, as lists
+_COUNTS = WholeStep._fields[3:-2]  # which a StepsEvent has, too, as lists
 
 
 class StepFeed(ABC):
@@ -135,6 +137,7 @@ def _told_steps(told: StepsEvent) -> Iterator[WholeStep]:
         BatchdecodeError: its lists differ in length.
     """
     counts = [getattr(told, name) for name in _COUNTS]
+    counts.append([0] * len(told.ends) if told.drafts is None else told.drafts)
     if {len(column) for column in counts} != {len(told.ends)}:
         raise BatchdecodeError(f"the steps event of step {told.step}: its lists differ in length")
     for step, (end, *of_step) in enumerate(zip(told.ends, *counts, strict=True), told.step):
@@ -168,15 +171,18 @@ class _UntimedFeed(StepFeed):
         """Return the step that is over, and go on to the next."""
         step, start = self._step, self._start
         events = self.take_events(step)
-        num_prefills = num_admitted = num_gone = num_late = 0
+        num_prefills = num_admitted = num_gone = num_late = num_drafts = 0
         for event, found in events:
             if isinstance(event, AdmitEvent):
                 num_admitted += 1
                 num_prefills += 0 if found.arrive is None else found.arrive.prompt_tokens
+            elif isinstance(event, DraftEvent):
+                num_drafts += event.tokens
             elif isinstance(event, FinishEvent) and event.slot is not None:
                 num_late += event.step < step
                 num_gone += event.step >= step
         num_decodes = self._num_rows - num_late
         self._num_rows = num_decodes + num_admitted - num_gone
         self._step, self._start = step + 1, start + UNTIMED_STEP_SECONDS
-        return WholeStep(step, start, self._start, num_decodes, num_prefills, 0, 0, 0, events)
+        counts = (num_decodes, num_prefills + num_drafts, 0, 0, 0, num_drafts)
+        return WholeStep(step, start, self._start, *counts, events)

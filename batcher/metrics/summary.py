@@ -16,6 +16,7 @@ from batcher.metrics.resources import (
 )
 from batcher.metrics.slo import Goodput
 from batcher.metrics.slots import IdleCauses
+from batcher.metrics.speculation import Speculation
 
 
 class FinishCounts(Struct, frozen=True):
@@ -61,7 +62,7 @@ class RunSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
     The others are None, and not written, where they say nothing: latencies and throughput, in
     seconds, if a step may last another time than 1.0 or compute less than all there is, or an SLO
     is given; goodput for an SLO or deadlines; computed, kv, budget, prefix_cache, preemptions and
-    blocked where there are such limits.
+    blocked where there are such limits; speculation where there were drafts.
     """
 
     requests: int
@@ -100,6 +101,7 @@ class RunSummary(Struct, frozen=True, kw_only=True, omit_defaults=True):
     preemptions: Preemptions | None = None
     blocked: BlockedSteps | None = None
     computed: Computed | None = None
+    speculation: Speculation | None = None
 
 
 def encode_summary(summary: RunSummary) -> bytes:

@@ -10,7 +10,14 @@ from math import ceil
 
 from msgspec import Struct
 
-from batcher.events import AdmitEvent, ArriveEvent, FinishEvent, PreemptEvent, SequenceEvent
+from batcher.events import (
+    AcceptEvent,
+    AdmitEvent,
+    ArriveEvent,
+    FinishEvent,
+    PreemptEvent,
+    SequenceEvent,
+)
 from batcher.metrics.latencies import GivenTokens
 from batcher.metrics.steps import EventOfRequest, WholeStep
 from batcher.timeline.records import RequestTimeline, is_follower
@@ -26,7 +33,8 @@ class SeriesRow(Struct, frozen=True):
     prompt_tokens are those computed, recomputed ones too, output_tokens those given to samples.
     running: sequences in slots, at its end.  waiting: arrived, without a slot, at its end.  blocks:
     the most that a step held; kv_share: of all.  tokens_per_s: output_tokens over its length.
-    ttft_mean: of the first tokens given in it, in seconds.
+    ttft_mean: of the first tokens given in it, in seconds.  drafted, accepted: drafts of its steps,
+    and those of them that were accepted.
     """
 
     time: float
@@ -43,6 +51,12 @@ class SeriesRow(Struct, frozen=True):
     finished: int
     preemptions: int
     ttft_mean: float | None
+    drafted: int = 0
+    accepted: int = 0
+
+
+DRAFT_COLUMNS = ("drafted", "accepted")
+"""The last columns, which a run without drafts does not have."""
 
 
 @dataclass(slots=True)
@@ -61,6 +75,8 @@ class _Bin:
     sum_ttft: float = 0.0
     joined_slots: int = 0  # sequences admitted, less those that left
     joined_queue: int = 0
+    drafted: int = 0
+    accepted: int = 0
 
     def add(self, other: "_Bin") -> None:
         """Take in what happened in the next interval."""
@@ -79,11 +95,12 @@ class TimeSeries:
     interval: in seconds; None: a second, doubled whenever there are more than a thousand rows. Then
     all rows are given at the end of the run.  Otherwise those are kept whose `waiting` is not known
     yet, since a request is read only when a slot may be free for it.
-    total_blocks: how many the run has; None for no limit.
+    total_blocks: how many the run has; None for no limit.  has_drafts: whether it is to speculate.
     """
 
     def __init__(self, interval: float | None = None) -> None:
         self.total_blocks: int | None = None
+        self.has_drafts = False
         self._interval = FIRST_INTERVAL if interval is None else interval
         self._is_fixed = interval is not None
         self._bins: dict[int, _Bin] = {}
@@ -109,7 +126,8 @@ class TimeSeries:
         at = self._bin(step.end)
         at.steps += 1
         at.blocks = max(at.blocks, step.blocks)
-        at.prompt_tokens += step.prefills
+        at.prompt_tokens += step.prefills - step.drafts
+        at.drafted += step.drafts
         at.output_tokens += given.num_tokens
         at.num_first += given.num_first
         at.sum_ttft += given.sum_ttft
@@ -142,6 +160,8 @@ class TimeSeries:
             at.joined_slots -= 1
             at.preemptions += is_first
             at.joined_queue += is_first
+        elif isinstance(event, AcceptEvent) and step is not None:
+            self._bin(step.end).accepted += event.tokens
         elif isinstance(event, FinishEvent):
             has_arrived = found.arrive is not None
             if event.slot is not None:

@@ -15,9 +15,9 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
-from batcher.errors import Failure
+from batcher.errors import BatchdecodeError, Failure
 from batcher.events import Layout
-from batcher.foreign import attribute_of
+from batcher.foreign import attribute_of, calling
 from batcher.padding import Side, pad_rows
 from batcher.tokens import Tokens
 
@@ -37,12 +37,21 @@ class Chunk(Struct, frozen=True, gc=False):
     before it can be read in pages.
     token_ids: a list; of many tokens perhaps an array, but never for a model of one's own.
     is_scored: whether the logits after each of its tokens are wanted, in ModelOutput.chunk_logits.
+    num_drafts: how many of its last tokens are drafts, for a model that verifies them; there is one
+    before them, after which the row yields.  The next step goes on after those that were accepted:
+    by a chunk, or where Pages.moved says; see also VerifyingModel.recomputes_drafts.
+    draft_parents: of drafts that are a tree, for each the index in `token_ids` of the token that it
+    follows, a draft before it or the last that is none; () of a line, in which each follows the one
+    before.  A draft follows, and sees, those on its way alone.  It is kept where its place in the
+    chunk says, at position `start` + index, so those that are accepted are moved: see Pages.moves.
     """
 
     slot: int
     token_ids: Tokens
     start: int
     is_scored: bool = False
+    num_drafts: int = 0
+    draft_parents: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -58,7 +67,9 @@ class Pages:
     the model has told of several, see PagedModel; -1 where the group reads nothing any more.
     moved: slot -> the position of the token that the row computes in this step, for rows that
     compute the one they generated last, where its cell is not the one after that of the token
-    before: a block begins, a block was copied, the row was forked or has come back.
+    before: a block begins, a block was copied, the row was forked or has come back, or had drafts.
+    moves: (source, target) cells, numbered block * block_size + offset: what is kept in each source
+    is to be in its target, before anything else is done in this step.  All groups' are among them.
     copies: (source, target) blocks to copy, in order, before anything is computed in this step.
     num_blocks: how many there are, numbered from 0; it may grow.
     """
@@ -67,6 +78,7 @@ class Pages:
     tables: list[list[int]]
     group_tables: list[list[list[int]]] = field(default_factory=list)
     moved: dict[int, int] = field(default_factory=dict)
+    moves: list[tuple[int, int]] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     num_blocks: int = 0
 
@@ -179,12 +191,15 @@ class ModelOutput:
     chunk_logits: slot -> the logits after each token of its chunk, for chunks that are scored: in
     pieces [some tokens, vocab] float32, in order, so that they need not all be there at once.  The
     engine reads them, or does not, before the model's next call.
+    draft_logits: [drafts of all chunks, vocab] float32, the logits after each draft, in the order
+    of the chunks; whatever stands there of rows that have failed.  None if there are no drafts.
     """
 
     tokens: IntArray
     failed: Mapping[int, str | Failure] = field(default_factory=dict)
     logits: FloatArray | None = None
     chunk_logits: Mapping[int, Iterable[FloatArray]] = field(default_factory=dict)
+    draft_logits: FloatArray | None = None
 
 
 class Tokenizer(Protocol):
@@ -281,6 +296,26 @@ class PagedModel(Model, Protocol):
         """
 
 
+class VerifyingModel(PagedModel, Protocol):
+    """A PagedModel with logits that computes drafts behind the token of a row, to verify them."""
+
+    @property
+    def verifies_drafts(self) -> bool:
+        """Whether `forward` gives `draft_logits` of chunks that end in drafts."""
+
+    @property
+    def recomputes_drafts(self) -> bool:
+        """Whether a row goes on behind the token before its drafts, whatever was accepted.
+
+        Accepted drafts are then the first tokens of its next chunk: so of a model whose recurrent
+        states keep no way back.
+        """
+
+    @property
+    def verifies_trees(self) -> bool:
+        """Whether drafts may be a tree, see Chunk.draft_parents."""
+
+
 def can_page(model: Model) -> TypeGuard[PagedModel]:
     """Return whether `model` can keep its cache in pages."""
     return bool(getattr(model, "is_paged", False))
@@ -289,6 +324,16 @@ def can_page(model: Model) -> TypeGuard[PagedModel]:
 def can_score(model: Model) -> TypeGuard[ScoringModel]:
     """Return whether `model` can tell the logits after every token of a prompt."""
     return bool(getattr(model, "scores_prompts", False))
+
+
+def can_verify(model: Model) -> TypeGuard[VerifyingModel]:
+    """Return whether `model` can verify drafts."""
+    return bool(getattr(model, "verifies_drafts", False))
+
+
+def can_verify_trees(model: Model) -> TypeGuard[VerifyingModel]:
+    """Return whether `model` can verify drafts that are a tree."""
+    return can_verify(model) and bool(getattr(model, "verifies_trees", False))
 
 
 def chat_template_of(model: Model) -> ChatTemplate | None:
@@ -320,10 +365,18 @@ def kv_block_bytes_of(model: Model, block_size: int) -> int | None:
     """Return how many bytes a KV block takes; None if the model does not tell.
 
     It does by `kv_block_bytes(block_size)`, or its tokens alone take `kv_bytes_per_token`.
+
+    Raises:
+        BatchdecodeError: what it tells is no number of bytes.
+        RaisedError: the model raised.
     """
     tell = attribute_of(getattr(model, "inner", model), "kv_block_bytes", None)
     if callable(tell):
-        return int(tell(block_size))
+        with calling(f"{model.name} cannot say what a block of {block_size} tokens takes:"):
+            told = tell(block_size)
+        if type(told) is not int or told < 1:
+            raise BatchdecodeError(f"{model.name}: kv_block_bytes gives no number of bytes")
+        return told
     token_size = number_of(model, "kv_bytes_per_token")
     return None if token_size is None else token_size * block_size
 

@@ -30,6 +30,8 @@ from batcher.models.base import (
     Tokenizer,
     can_page,
     can_score,
+    can_verify,
+    can_verify_trees,
 )
 from batcher.models.prefixes import Prefixes, extend
 from batcher.request import MAX_INT
@@ -46,6 +48,8 @@ class CheckedModel:
         self.inner = inner
         self.gives: OutputKind = attribute_of(inner, "gives", "tokens")
         self.is_paged, self.scores_prompts = can_page(inner), can_score(inner)
+        self.verifies_drafts, self.verifies_trees = can_verify(inner), can_verify_trees(inner)
+        self.recomputes_drafts = attribute_of(inner, "recomputes_drafts", None) is True
         self._has_fork = callable(attribute_of(inner, "fork", None))
         self._prefixes: Prefixes | None = None
         self._forked: set[int] = set()  # slots whose rows `inner` has not been told of
@@ -119,7 +123,7 @@ class CheckedModel:
 
         Raises:
             ModelError: the model raised, or did not return one integer for each slot, and logits
-            for each of `batch.logit_slots`.
+            for each of `batch.logit_slots` and after each draft.
         """
         slots, logit_slots = batch.slots, batch.logit_slots  # the model may change the batch
         token_slots = slots
@@ -133,12 +137,14 @@ class CheckedModel:
         if any(isinstance(chunk.token_ids, array) for chunk in batch.chunks):
             batch.chunks = [replace(chunk, token_ids=[*chunk.token_ids]) for chunk in batch.chunks]
         chunks = list(batch.chunks)  # as above
+        num_drafts = sum(chunk.num_drafts for chunk in chunks)
         try:
             with child_ends_here():
                 output = self.inner.forward(batch)
             failed = {slot: _read_failure(why) for slot, why in dict(output.failed).items()}
             answered = np.asarray(output.tokens) if token_slots.size else None
             logits = np.asarray(output.logits) if logit_slots.size else None
+            after_drafts = np.asarray(output.draft_logits) if num_drafts else None
             scores = dict(output.chunk_logits) if any(chunk.is_scored for chunk in chunks) else {}
         except (KeyboardInterrupt, LostModelError):
             raise
@@ -158,7 +164,9 @@ class CheckedModel:
             if chunk.is_scored
         }
         checked = None if logits is None else self._logits(logits, logit_slots.size)
-        return ModelOutput(tokens, failed, checked, checked_scores)
+        if after_drafts is not None:
+            after_drafts = self._logits(after_drafts, num_drafts, "drafts")
+        return ModelOutput(tokens, failed, checked, checked_scores, after_drafts)
 
     def _pieces(self, pieces: Iterable[Any], num_tokens: int) -> Iterator[FloatArray]:
         """Yield the answered logits after each token of a chunk, as the engine takes them.
@@ -205,12 +213,13 @@ class CheckedModel:
             for slot in slots[~is_good].tolist()
         }
 
-    def _logits(self, answered: NDArray[Any], num_rows: int) -> FloatArray:
+    def _logits(self, answered: NDArray[Any], num_rows: int, whose: str = "") -> FloatArray:
         """Return the answered logits as [rows, vocab] float32."""
         if answered.shape != (num_rows, self.vocab_size) or answered.dtype.kind not in "iuf":
             shape = f"{answered.dtype} {list(answered.shape)}"
             wanted = f"[{num_rows}, {self.vocab_size}]"
-            raise ModelError(f"{self.name} returned logits {shape}, not numbers {wanted}")
+            kind = f"logits of {whose}" if whose else "logits"
+            raise ModelError(f"{self.name} returned {kind} {shape}, not numbers {wanted}")
         with np.errstate(over="ignore"):  # what is too large becomes infinite
             return np.ascontiguousarray(answered, np.float32)
 

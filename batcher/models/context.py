@@ -70,10 +70,11 @@ ANY_LENGTH = Context()
 
 
 def context_of(model: Model) -> Context:
-    """Return what the rows of `model` may be, as far as it tells."""
+    """Return what the rows of `model` may be, as far as it tells; else ANY_LENGTH itself."""
     told = getattr(model, "inner", model)
-    return Context(
+    context = Context(
         number_of(model, "max_context") or UNLIMITED,
         int(attribute_of(told, "needs_prompt", None) is True),
         attribute_of(told, "session_overflow", None) == DROP_OLDEST,
     )
+    return ANY_LENGTH if context == ANY_LENGTH else context

@@ -119,9 +119,8 @@ def _adapted(model: Any, name: str | None, call_settings: "CallSettings | None")
         if lacking:
             raise BatchdecodeError(f"{name or shown(model)} is no Model: it lacks {lacking[0]}")
         checked = CheckedModel(model)
-        if checked.is_paged and not callable(attribute_of(model, "allocate_pages", None)):
-            called = name or shown(model)
-            raise BatchdecodeError(f"{called} says that it is_paged, and lacks allocate_pages")
+        for fault in _untrue_of(checked):
+            raise BatchdecodeError(f"{name or shown(model)} says that it {fault}")
         return checked
     missing = missing_methods(model)
     if not missing:
@@ -132,6 +131,16 @@ def _adapted(model: Any, name: str | None, call_settings: "CallSettings | None")
         return CallableModel(model, name)
     lacks = f", which would need {missing[0]}, nor" if len(missing) == 1 else " nor"
     raise BatchdecodeError(f"{name or shown(model)} is neither a Model nor an LLM{lacks} callable")
+
+
+def _untrue_of(model: "CheckedModel") -> Iterator[str]:
+    """Yield what a model says that it can do, with what that lacks."""
+    if model.is_paged and not callable(attribute_of(model.inner, "allocate_pages", None)):
+        yield "is_paged, and lacks allocate_pages"
+    if model.verifies_drafts and not model.is_paged:
+        yield "verifies_drafts, and is not paged"
+    if model.verifies_drafts and model.gives == "tokens":
+        yield "verifies_drafts, and gives no logits"
 
 
 def missing_methods(model: object) -> list[str]:

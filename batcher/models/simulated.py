@@ -10,6 +10,7 @@ vector operations of `SimulatedModel` are tested against it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace as dataclass_replace
 from functools import cached_property, partial
 from typing import Annotated, Any
 
@@ -17,25 +18,24 @@ import numpy as np
 from msgspec import Meta, Struct, structs
 
 from batcher.models.base import Batch, Chunk, FloatArray, IntArray, ModelOutput, OutputKind
+from batcher.models.simulated_attentive import AttentivePages
+from batcher.models.simulated_cells import Drafts, pages_of
 from batcher.models.simulated_hash import (
     MASK,
     MULTIPLIER,
-    AttentivePages,
-    PagedHashes,
+    Hashes,
     hash_after,
     hash_after_first,
     hashes_after,
 )
-from batcher.models.simulated_logits import (
-    LogitTable,
-    scramble,
-)
+from batcher.models.simulated_logits import LogitTable, scramble
+from batcher.models.simulated_pages import PagedHashes
 from batcher.models.tokenizers import BEGIN_TOKEN_ID, EOS_TOKEN_ID, WordTokenizer, byte_id
 from batcher.tokens import Tokens
 
 _CHOICE_BITS = 10
-_NUM_CHOICES = 2**_CHOICE_BITS
-_HASH_SHIFT = 64 - _CHOICE_BITS
+NUM_CHOICES = 2**_CHOICE_BITS
+HASH_SHIFT = 64 - _CHOICE_BITS
 _PIECE = 1024  # tokens whose logits are there at once
 
 Rate = Annotated[float, Meta(ge=0, le=1)]
@@ -89,7 +89,7 @@ class SimulatedSettings(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SimulatedModel:
-    """A PagedModel and ScoringModel (see base.py) that needs no weights.
+    """A VerifyingModel and ScoringModel (see base.py) that needs no weights.
 
     is_attentive: whether, in pages, every token of every row is read again in every step, so that
     nothing a row has can change unnoticed.  Slow; `allocate_pages` looks at it.
@@ -101,6 +101,8 @@ class SimulatedModel:
 
     is_paged = True
     scores_prompts = True
+    verifies_drafts = verifies_trees = True
+    recomputes_drafts = False
 
     def __init__(
         self, settings: SimulatedSettings | None = None, *, is_attentive: bool = False
@@ -127,8 +129,9 @@ class SimulatedModel:
         self._index_signed = self._index.view(np.int64)
         # arrays, since numpy takes longer to combine an array with a scalar
         self._multiplier = np.full(num_slots, MULTIPLIER, np.uint64)
-        self._shift = np.full(num_slots, _HASH_SHIFT, np.uint64)
+        self._shift = np.full(num_slots, HASH_SHIFT, np.uint64)
         self._output = ModelOutput(self._tokens)
+        self._draft_logits = np.empty((0, self.vocab_size), np.float32)
 
     def allocate_pages(self, num_slots: int, num_blocks: int | None, block_size: int) -> None:
         """Make room for `num_slots` rows in blocks, of as many as `Pages.num_blocks` says by then.
@@ -147,19 +150,11 @@ class SimulatedModel:
         tokens, hashes, index = self._tokens, self._hashes, self._index
         if batch.tokens is not tokens:
             tokens[:] = batch.tokens
-        output = self._output
-        pages, chunks, does_yield = self._pages, batch.chunks, True
-        scored = [chunk for chunk in chunks if chunk.is_scored] if chunks else chunks
-        if pages is not None:
-            does_yield = pages.load(batch, tokens, hashes)
-            if scored and batch.pages is not None:
-                output = self._score(scored, partial(pages.hash_before, pages=batch.pages))
-        elif chunks:
-            if scored:
-                output = self._score(scored, self._hash_before)
-            does_yield = self._prefill(batch)
-        if not does_yield:
-            return output
+        output, pages, does_yield = self._output, self._pages, True
+        if pages is not None or batch.chunks:
+            output, does_yield = self._take_in(batch)
+            if not does_yield:
+                return output
         self.lines.take(tokens, None, self._lines, "clip")
         np.add(hashes, self._tokens_unsigned, hashes)
         np.multiply(hashes, self._multiplier, hashes)
@@ -169,11 +164,11 @@ class SimulatedModel:
         if pages is not None:
             pages.store(hashes)
         slots = batch.logit_slots
-        if slots.size:
-            parts = self._lines[slots] // _NUM_CHOICES
-            logits = self._logit_table.gather(parts, hashes[slots], tokens[slots])
-            return ModelOutput(tokens, logits=logits, chunk_logits=output.chunk_logits)
-        return output
+        if not slots.size:
+            return output
+        parts = self._lines[slots] // NUM_CHOICES
+        logits = self._logit_table.gather(parts, hashes[slots], tokens[slots])
+        return dataclass_replace(output, logits=logits)
 
     def fork(self, source: int, target: int) -> None:
         """Let `target` hold what `source` does; in pages, it does already."""
@@ -189,14 +184,39 @@ class SimulatedModel:
 
     @cached_property
     def _logit_table(self) -> LogitTable:
-        return LogitTable(self.choices.reshape(-1, _NUM_CHOICES), self.vocab_size)
+        return LogitTable(self.choices.reshape(-1, NUM_CHOICES), self.vocab_size)
 
-    def _score(self, chunks: Sequence[Chunk], hash_before: Callable[[Chunk], int]) -> ModelOutput:
-        """Return the output with what is wanted beside tokens of chunks that are scored."""
-        logits = {
-            chunk.slot: self._logits_after(hash_before(chunk), chunk.token_ids) for chunk in chunks
+    def _take_in(self, batch: Batch) -> tuple[ModelOutput, bool]:
+        """Take in what a step brings; return what is known of its output, and whether rows yield.
+
+        The last known token of a row that does is left to `forward`, which takes it in like a
+        generated one.
+        """
+        pages, draft_logits = self._pages, None
+        if pages is not None:
+            does_yield = pages.load(batch, self._tokens, self._hashes)
+            if not batch.chunks:
+                return self._output, does_yield
+            chunk_logits = self._score(batch, partial(pages.hash_before, pages=pages_of(batch)))
+            if pages.drafts is not None:
+                draft_logits = self._logits_after_drafts(pages.drafts)
+        else:
+            chunk_logits = self._score(batch, self._hash_before)
+            does_yield = self._prefill(batch)
+        if not chunk_logits and draft_logits is None:
+            return self._output, does_yield
+        output = ModelOutput(self._tokens, chunk_logits=chunk_logits, draft_logits=draft_logits)
+        return output, does_yield
+
+    def _score(
+        self, batch: Batch, hash_before: Callable[[Chunk], int]
+    ) -> dict[int, Iterator[FloatArray]]:
+        """Return by slot the logits after each token of chunks that are scored."""
+        return {
+            chunk.slot: self._logits_after(hash_before(chunk), chunk.token_ids)
+            for chunk in batch.chunks
+            if chunk.is_scored
         }
-        return ModelOutput(self._tokens, chunk_logits=logits)
 
     def _logits_after(self, before: int, token_ids: Tokens) -> Iterator[FloatArray]:
         """Yield the logits after each of `token_ids`, `before` being the hash before the first."""
@@ -204,18 +224,27 @@ class SimulatedModel:
             piece = token_ids[start : start + _PIECE]
             hashes = hashes_after(before, piece)
             before = int(hashes[-1])
-            lines = self.lines[piece]
-            choices = (hashes >> np.uint64(_HASH_SHIFT)).view(np.int64) + lines
-            logits = np.empty((len(piece), self.vocab_size), np.float32)
-            parts = lines // _NUM_CHOICES
-            yield self._logit_table.gather_into(logits, parts, hashes, self.choices[choices])
+            yield self._fill(np.empty((len(piece), self.vocab_size), np.float32), piece, hashes)
+
+    def _logits_after_drafts(self, drafts: Drafts) -> FloatArray:
+        """Return the logits after each of some drafts, good until the next call."""
+        num_drafts = len(drafts.tokens)
+        if num_drafts > len(self._draft_logits):
+            self._draft_logits = np.empty((num_drafts, self.vocab_size), np.float32)
+        return self._fill(self._draft_logits[:num_drafts], drafts.tokens, drafts.hashes)
+
+    def _fill(self, logits: FloatArray, tokens: Tokens | IntArray, hashes: Hashes) -> FloatArray:
+        """Return `logits` [tokens, vocab], with those after some tokens written into it.
+
+        hashes: [tokens] the hash after each.
+        """
+        lines = self.lines[tokens]
+        choices = (hashes >> np.uint64(HASH_SHIFT)).view(np.int64) + lines
+        parts = lines // NUM_CHOICES
+        return self._logit_table.gather_into(logits, parts, hashes, self.choices[choices])
 
     def _prefill(self, batch: Batch) -> bool:
-        """Take in the chunks of a step; return whether any row yields a token.
-
-        The last token of a row that does is left to `forward`, which takes it in like a generated
-        one.
-        """
+        """Take in the chunks of a step, by slot; return whether any row yields a token."""
         parts, has_part = self._parts, False
         for chunk in batch.chunks:
             slot, token_ids = chunk.slot, chunk.token_ids
@@ -246,7 +275,7 @@ def reference_next_token(model: SimulatedModel, prefix: Sequence[int]) -> int:
     for token_id in [BEGIN_TOKEN_ID, *prefix]:
         state = (state + token_id) * MULTIPLIER & MASK
     first = model.lines[prefix[-1] if prefix else BEGIN_TOKEN_ID]
-    return int(model.choices[first + (state >> _HASH_SHIFT)])
+    return int(model.choices[first + (state >> HASH_SHIFT)])
 
 
 def _choices(settings: SimulatedSettings, tokenizer: WordTokenizer) -> tuple[IntArray, IntArray]:
@@ -259,16 +288,16 @@ def _choices(settings: SimulatedSettings, tokenizer: WordTokenizer) -> tuple[Int
         **{part: [byte] for part, byte in _BYTES.items()},
         "eos": [EOS_TOKEN_ID],
     }
-    table = np.zeros((len(grammar), _NUM_CHOICES), np.int64)
-    lines = np.full(len(tokenizer.token_bytes), list(grammar).index("other") * _NUM_CHOICES)
-    lines[[EOS_TOKEN_ID, BEGIN_TOKEN_ID]] = list(grammar).index("start") * _NUM_CHOICES
+    table = np.zeros((len(grammar), NUM_CHOICES), np.int64)
+    lines = np.full(len(tokenizer.token_bytes), list(grammar).index("other") * NUM_CHOICES)
+    lines[[EOS_TOKEN_ID, BEGIN_TOKEN_ID]] = list(grammar).index("start") * NUM_CHOICES
     for number, (part, followers) in enumerate(grammar.items()):
         if part in token_ids:
-            lines[token_ids[part]] = number * _NUM_CHOICES
+            lines[token_ids[part]] = number * NUM_CHOICES
         end, rate_so_far = 0, 0.0
         for follower, rate in followers.items():
             begin, rate_so_far = end, rate_so_far + rate
-            end = round(rate_so_far * _NUM_CHOICES)
+            end = round(rate_so_far * NUM_CHOICES)
             words = np.array(token_ids[follower])
             table[number, begin:end] = words[np.arange(end - begin) % len(words)]
     return lines, table.reshape(-1)

@@ -1,7 +1,12 @@
-"""A transformer as a PagedModel and ScoringModel: rows of a batch become spans of tokens.
+"""A transformer as a VerifyingModel and ScoringModel: rows of a batch become spans of tokens.
 
 With pages the engine's block tables say where keys, values and states are; without, each slot has
 tables of its own here.
+
+Drafts are computed as all tokens are: the keys and values of those that are not accepted are
+written over when others come to stand there, and nobody reads them before.  States of recurrent
+layers have no way back, so those after drafts are not kept, not even at the end of a block: a row
+whose model has such layers goes on from the token before its drafts, and from nowhere else.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,10 +26,12 @@ from batcher.models.base import (
     OutputKind,
     Tokenizer,
 )
+from batcher.models.draft_trees import node_paths
 from batcher.transformer.attention import NOWHERE
 from batcher.transformer.cache_groups import cache_groups, num_kv_layers
+from batcher.transformer.kv_store import KVStore
 from batcher.transformer.own_tables import OWN_BLOCK_SIZE, OwnTables
-from batcher.transformer.span import Snapshot, Span
+from batcher.transformer.span import Snapshot, Span, spans_of_tree
 from batcher.transformer.transformer import Decoder
 
 _PIECE = 64  # rows of logits at once
@@ -34,12 +41,23 @@ _FLOAT_SIZE = 4  # bytes
 class _Row(NamedTuple):
     """What a step computes of a slot.
 
+    spans: one, or several of drafts that are a tree.
     chunk: what it brings; None if that is the token it generated last.
     """
 
     slot: int
-    span: Span
+    spans: list[Span]
     chunk: Chunk | None
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens are computed."""
+        return 1 if self.chunk is None else len(self.chunk.token_ids)
+
+    @property
+    def num_drafts(self) -> int:
+        """How many of them are drafts."""
+        return 0 if self.chunk is None else self.chunk.num_drafts
 
 
 class TransformerModel:
@@ -51,11 +69,14 @@ class TransformerModel:
     cache_windows: how far back each group of layers reads, see `cache_windows_of`.
     kv_bytes_per_token: what the keys and values of a token take, in all groups.
     layout: that of the decoder; padded, rows that decode and chunks are computed apart.
+    recomputes_drafts: whether it has recurrent layers, see above; if not, it also
+    verifies_trees: each draft is then computed behind those on its way.
     """
 
     gives: OutputKind = "both"
     is_paged = True
     scores_prompts = True
+    verifies_drafts = True
     needs_prompt = True
 
     def __init__(
@@ -80,9 +101,21 @@ class TransformerModel:
         self._cell_size = 2 * num_heads * config.head_dim * _FLOAT_SIZE
         num_tables = sum(not group.is_recurrent for group in self._groups)
         self.kv_bytes_per_token = num_tables * self._cell_size
+        self.recomputes_drafts = config.delta_net is not None
+        self.verifies_trees = self.verifies_drafts and not self.recomputes_drafts
         self.layout: Layout = layout
         self._decoder = decoder
         self.allocate(0)
+
+    @property
+    def decoder(self) -> Decoder:
+        """What computes it."""
+        return self._decoder
+
+    @property
+    def store(self) -> KVStore:
+        """The keys and values of its rows, since it was allocated last."""
+        return self._store
 
     def kv_block_bytes(self, block_size: int) -> int:
         """Return what a block takes: room for keys and values, and for states if there are any."""
@@ -111,6 +144,7 @@ class TransformerModel:
         self._store = self._decoder.new_store()
         self._states = self._decoder.new_states()
         self._lengths = [0] * num_slots  # tokens computed of each row
+        self._state_lengths: dict[int, int] = {}  # cell of states -> after how many tokens they are
         self._tokens = np.zeros(num_slots, np.int64)
 
     def fork(self, source: int, target: int) -> None:
@@ -132,7 +166,9 @@ class TransformerModel:
         for source, target in copies:
             self._store.copy(source, target, block_size)
             if self._states is not None:
-                self._states.copy(_state_cell(source), _state_cell(target))
+                first, second = _state_cell(source), _state_cell(target)
+                self._states.copy(first, second)
+                self._state_lengths[second] = self._state_lengths.get(first, 0)
 
     def release(self, slot: int) -> None:
         """Forget the row in `slot`."""
@@ -143,54 +179,75 @@ class TransformerModel:
     def forward(self, batch: Batch) -> ModelOutput:
         """Compute the new tokens of all rows; a row that grows beyond the context fails."""
         if batch.pages is not None:
+            if batch.pages.moves:
+                self._store.move(batch.pages.moves)
             self._make_room(batch.pages.num_blocks, batch.pages.block_size)
             self._copy(batch.pages.copies, batch.pages.block_size)
         rows, failed = self._rows(batch)
         if not rows:
-            return ModelOutput(self._tokens, failed, self._no_logits(batch))
+            logits, draft_logits = self._no_logits(batch)
+            return ModelOutput(self._tokens, failed, logits, draft_logits=draft_logits)
         hidden = self._hidden(rows)
-        ends = np.cumsum([len(row.span.token_ids) for row in rows])
+        ends = np.cumsum([row.num_tokens for row in rows])
         chunk_logits = {
-            row.slot: self._logits_of(hidden[end - len(row.span.token_ids) : end])
+            row.slot: self._logits_of(hidden[end - row.num_tokens : end])
             for row, end in zip(rows, ends.tolist(), strict=True)
             if row.chunk is not None and row.chunk.is_scored
         }
-        logits = self._choose(batch, rows, hidden, ends)
-        return ModelOutput(self._tokens, failed, logits, chunk_logits)
+        logits, draft_logits = self._choose(batch, rows, hidden, ends)
+        return ModelOutput(self._tokens, failed, logits, chunk_logits, draft_logits)
 
     def _hidden(self, rows: list[_Row]) -> FloatArray:
         """Return the hidden states [tokens, hidden_size] of rows, those that decode first."""
         parts = [rows]
         if self.layout == "padded":
             parts = [[*part] for _, part in groupby(rows, lambda row: row.chunk is None)]
-        spans = [[row.span for row in part] for part in parts]
+        spans = [[span for row in part for span in row.spans] for part in parts]
         return np.concatenate(
             [self._decoder.forward(part, self._store, self._states) for part in spans]
         )
 
     def _choose(
         self, batch: Batch, rows: list[_Row], hidden: FloatArray, ends: IntArray
-    ) -> FloatArray | None:
-        """Choose the likeliest token of every row that yields one; return the logits asked for."""
+    ) -> tuple[FloatArray | None, FloatArray | None]:
+        """Choose the likeliest token of every row that yields one.
+
+        Returns the logits asked for, and those after drafts: of one product, in which a row is the
+        same in any company.
+        """
         yields = {*batch.slots.tolist()}
         numbers = {row.slot: number for number, row in enumerate(rows) if row.slot in yields}
+        logits, draft_logits = self._no_logits(batch)
         if not numbers:
-            return self._no_logits(batch)
-        slots = [*numbers]
-        scores = self._decoder.logits(hidden[ends[[*numbers.values()]] - 1])
-        self._tokens[slots] = scores.argmax(1)
-        if not batch.logit_slots.size:
-            return None
-        places = {slot: place for place, slot in enumerate(slots)}
-        wanted = self._no_logits(batch)
-        for line, slot in zip(wanted, batch.logit_slots.tolist(), strict=True):
-            if slot in places:  # else it has failed
-                line[:] = scores[places[slot]]
-        return wanted
+            return logits, draft_logits
+        slots, num_drafts = [*numbers], np.array([row.num_drafts for row in rows])
+        lasts = (ends - num_drafts)[[*numbers.values()]] - 1
+        behind = [np.arange(end - num, end) for end, num in zip(ends, num_drafts, strict=True)]
+        scores = self._decoder.logits(hidden[np.concatenate([lasts, *behind])])
+        self._tokens[slots] = scores[: len(slots)].argmax(1)
+        if logits is not None:
+            places = {slot: place for place, slot in enumerate(slots)}
+            for line, slot in zip(logits, batch.logit_slots.tolist(), strict=True):
+                if slot in places:  # else it has failed
+                    line[:] = scores[places[slot]]
+        if draft_logits is not None:
+            is_there = [
+                chunk.slot in numbers for chunk in batch.chunks for _ in range(chunk.num_drafts)
+            ]
+            draft_logits[is_there] = scores[len(slots) :]
+        return logits, draft_logits
 
-    def _no_logits(self, batch: Batch) -> FloatArray:
-        """Return a row of zeros for each slot whose logits are wanted."""
-        return np.zeros((batch.logit_slots.size, self.vocab_size), np.float32)
+    def _no_logits(self, batch: Batch) -> tuple[FloatArray | None, FloatArray | None]:
+        """Return a row of zeros for each slot whose logits are wanted, and one for each draft.
+
+        None where there would be no row.
+        """
+        num_drafts = sum(chunk.num_drafts for chunk in batch.chunks)
+        logits, draft_logits = (
+            np.zeros((num_rows, self.vocab_size), np.float32) if num_rows else None
+            for num_rows in (batch.logit_slots.size, num_drafts)
+        )
+        return logits, draft_logits
 
     def _logits_of(self, hidden: FloatArray) -> Iterator[FloatArray]:
         """Yield the logits after each token of a chunk, in pieces."""
@@ -210,32 +267,43 @@ class TransformerModel:
         asked += [(chunk.slot, chunk.start, [*chunk.token_ids], chunk) for chunk in batch.chunks]
         for slot, start, token_ids, chunk in asked:
             stop = start + len(token_ids)
+            paths = node_paths(chunk) if chunk is not None and chunk.draft_parents else []
+            length = stop - len(paths) + max(map(len, paths), default=0)
+            if paths and not self.verifies_trees:
+                raise InvariantError(f"drafts in a tree, which {self.name} does not verify")
             if not token_ids:
                 failed[slot] = "an empty prompt: this model needs a token to begin with"
-            elif stop > self.max_context:
-                failed[slot] = f"{stop} tokens are more than its context of {self.max_context}"
+            elif length > self.max_context:
+                failed[slot] = f"{length} tokens are more than its context of {self.max_context}"
             else:
-                span = self._span(batch, slot, token_ids, start)
-                rows.append(_Row(slot, span, chunk))
+                num_drafts = 0 if chunk is None else chunk.num_drafts
+                span = self._span(batch, slot, token_ids, start, num_drafts)
+                rows.append(_Row(slot, spans_of_tree(span, paths) if paths else [span], chunk))
                 self._lengths[slot] = stop
         return rows, failed
 
-    def _span(self, batch: Batch, slot: int, token_ids: list[int], start: int) -> Span:
+    def _span(
+        self, batch: Batch, slot: int, token_ids: list[int], start: int, num_drafts: int
+    ) -> Span:
         """Return the next tokens of a row, and where all is kept that it has to do with."""
         stop = start + len(token_ids)
         tables, size = self._tables(batch, slot, start, stop)
         kv_tables = tables if self._states is None else tables[:-1]
         cells = [self._store.cells(table, size, stop) for table in kv_tables]
         if self._states is None:
-            return Span(token_ids, start, cells)
-        if self._own is not None and start not in {0, self._lengths[slot]}:
-            raise InvariantError(f"position {start}, and states after {self._lengths[slot]} tokens")
-        states = tables[-1]
-        boundaries = [*range((start // size + 1) * size, stop, size), stop]
+            return Span(token_ids, start, cells, num_drafts=num_drafts)
+        states, known = tables[-1], stop - num_drafts
+        source = _state_cell(states[(start - 1) // size]) if start else NOWHERE
+        if self._state_lengths.get(source, 0) != start:
+            length = self._state_lengths.get(source, 0)
+            raise InvariantError(f"position {start}, and states after {length} tokens")
+        boundaries = [*range((start // size + 1) * size, known, size), known]
         kept = [(boundary - start, states[(boundary - 1) // size]) for boundary in boundaries]
         snapshots = [Snapshot(num, _state_cell(block)) for num, block in kept if block >= 0]
-        source = _state_cell(states[(start - 1) // size]) if start else NOWHERE
-        return Span(token_ids, start, cells, source, snapshots)
+        self._state_lengths |= {
+            snapshot.cell: start + snapshot.num_tokens for snapshot in snapshots
+        }
+        return Span(token_ids, start, cells, source, snapshots, num_drafts)
 
     def _position(self, batch: Batch, slot: int) -> int:
         """Return where the token is that a row generated last."""

@@ -160,6 +160,21 @@ class RunningBatch(Generic[S]):
         first.last_decode_step = step = self.decode_step + num_steps - 1
         self.ending.setdefault(step, []).append(first.slot)
 
+    def advance(self, row: S, num_more: int) -> None:
+        """Let a row that decodes be given `num_more` tokens in the current step beside its one."""
+        size, offset = self.block_size, row.offset + num_more
+        if size:
+            del self.by_boundary[-row.offset % size][row]
+            self.by_boundary.setdefault(-offset % size, {})[row] = None
+        row.offset = offset
+        self._sum_of_offsets += num_more
+        if self._max_offset is not None and offset > self._max_offset:
+            self._max_offset = offset
+        last_step = row.last_decode_step - num_more
+        self._forget_end(row)
+        row.last_decode_step = last_step
+        self.ending.setdefault(last_step, []).append(row.slot)
+
     def stop_decoding(self, row: S) -> None:
         """Let a row leave the lockstep, before a decode step or after it."""
         offset = row.offset

@@ -31,9 +31,13 @@ class GroupedKVCache(KVCache[S]):
     has_windows = True
 
     def __init__(
-        self, settings: SchedulingSettings, contents: Contents[S], windows: CacheWindows
+        self,
+        settings: SchedulingSettings,
+        contents: Contents[S],
+        windows: CacheWindows,
+        block_bytes: int | None = None,
     ) -> None:
-        super().__init__(settings, contents)
+        super().__init__(settings, contents, block_bytes)
         self.num_groups = len(windows)
         size, most = self.block_size, settings.max_batch_tokens
         # Of each group how many blocks before the one that is computed in are read (None: all), and
@@ -160,6 +164,12 @@ class GroupedKVCache(KVCache[S]):
         if num_new > 0:
             for table in self._tables(sequence):
                 table.extend(self.pool.take(num_new))
+
+    def truncate(self, sequence: S, num_tokens: int) -> int:
+        """Take from `sequence` the blocks behind so many tokens; return how many it had there."""
+        if self._capacity == "no-evict":
+            return 0  # they are promised to it
+        return sum(self._truncate(table, num_tokens) for table in self._tables(sequence))
 
     def compute(self, sequence: S, start: int, stop: int, match: PrefixMatch = NO_MATCH) -> None:  # noqa: ARG002 - segments end in whole blocks
         """Let the tokens up to `stop`, which the step computes, be found from now on."""

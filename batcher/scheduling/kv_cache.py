@@ -27,6 +27,7 @@ from batcher.settings import SchedulingSettings
 
 MAX_GROWN_BLOCKS = 2**21
 MAX_GROWN_TOKENS = 2**25
+MAX_GROWN_BYTES = 2**30
 
 Contents = Callable[[S, int, int, int], Iterator[Hashable]]
 """Return what stands for the tokens start..stop of a sequence, prompt and output in one, for every
@@ -46,8 +47,10 @@ class KVCache(Generic[S]):
     """Block tables of sequences over one pool.
 
     num_spare: how many blocks have to be left for those that run when somebody else comes.
+    block_bytes: what a block takes, if that is known.
     max_blocks: how many blocks there can be, None for as many as are asked for.  Then up to 2^21
-    blocks and 2^25 tokens, or twice as many, are kept for the sake of what can be found again.
+    blocks, 2^25 tokens and 2^30 bytes, or twice as many, are kept for the sake of what can be found
+    again.
     num_groups: how many tables a sequence has, all of one length; has_windows: whether blocks are
     freed while their sequence runs; see GroupedKVCache.
     """
@@ -55,9 +58,13 @@ class KVCache(Generic[S]):
     num_groups = 1
     has_windows = False
 
-    def __init__(self, settings: SchedulingSettings, contents: Contents[S]) -> None:
+    def __init__(
+        self, settings: SchedulingSettings, contents: Contents[S], block_bytes: int | None = None
+    ) -> None:
         self.block_size, self.max_blocks = settings.block_size, settings.kv_blocks
         max_grown = min(MAX_GROWN_BLOCKS, MAX_GROWN_TOKENS // self.block_size)
+        if block_bytes is not None:
+            max_grown = min(max_grown, MAX_GROWN_BYTES // block_bytes)
         self.pool = BlockPool(self.max_blocks, max_grown)
         self.has_room = self.pool.has_room
         self._copies: list[tuple[int, int]] = []
@@ -193,6 +200,35 @@ class KVCache(Generic[S]):
         num_new = -(-num_tokens // self.block_size) - len(sequence.block_table)
         if num_new > 0:
             sequence.block_table += self.pool.take(num_new)
+
+    def most_drafts(self, sequence: S, num_tokens: int, num_wanted: int) -> int:
+        """Return how many drafts behind so many tokens there is room for, of those wanted.
+
+        Nobody gives way to a draft.
+        """
+        size, num_held = self.block_size, len(sequence.block_table)
+        num_new = max(self.num_blocks(num_tokens + num_wanted) - num_held, 0)
+        while num_new and not self.has_room(num_new * self.num_groups + self.num_spare):
+            num_new -= 1
+        return min(num_wanted, (num_held + num_new) * size - num_tokens)
+
+    def extend_for_drafts(self, sequence: S, num_tokens: int, num_drafts: int) -> None:
+        """Let a decoding row hold so many drafts behind its tokens, until it is truncated."""
+        self.extend(sequence, num_tokens + num_drafts)
+
+    def truncate(self, sequence: S, num_tokens: int) -> int:
+        """Take from `sequence` the blocks behind so many tokens; return how many it had there."""
+        if self._capacity == "no-evict":
+            return 0  # they are promised to it
+        return self._truncate(sequence.block_table, num_tokens)
+
+    def _truncate(self, table: list[int], num_tokens: int) -> int:
+        num_kept = self.num_blocks(num_tokens)
+        rest = table[num_kept:]
+        if rest:
+            self.pool.give_back(rest)
+            del table[num_kept:]
+        return len(rest)
 
     def compute(self, sequence: S, start: int, stop: int, match: PrefixMatch = NO_MATCH) -> None:
         """Let the tokens start..stop, which the step computes, be found from now on.

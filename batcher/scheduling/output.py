@@ -1,9 +1,13 @@
 """What a step is to do: who comes, who has to go, and which tokens are computed."""
 
-from typing import Generic, NamedTuple
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Generic, NamedTuple
 
 from batcher.events import BlockedReason, PreemptReason
 from batcher.scheduling.sequence import NO_SLOT, S
+
+NO_DRAFTS: Mapping[Any, int] = MappingProxyType({})
 
 
 class Preemption(NamedTuple, Generic[S]):
@@ -44,6 +48,7 @@ class SchedulerOutput(Generic[S]):
     prefill_finished: groups that give a token in this step and did not in the one before.
     is_decode_step: whether the decoding rows go on, and those whose prefill is finished.
     grown: decoding rows whose next token lies in another block than the one after the last.
+    num_drafts: of rows that speculate, how many drafts there is room for, of those wanted.
     blocked: news of why nobody else was admitted.
     budget: how many more tokens it may compute.
     """
@@ -55,6 +60,7 @@ class SchedulerOutput(Generic[S]):
         "grown",
         "has_continued",
         "is_decode_step",
+        "num_drafts",
         "num_scheduled_tokens",
         "preempted",
         "prefill_finished",
@@ -66,6 +72,7 @@ class SchedulerOutput(Generic[S]):
         self.num_scheduled_tokens: dict[S, int] = {}
         self.prefill_finished: list[S] = []
         self.grown: list[S] = []
+        self.num_drafts: Mapping[S, int] = NO_DRAFTS
         self.is_decode_step = True
         self.blocked: Blocked[S] | None = None
         self.budget = 0

@@ -5,7 +5,7 @@ that are known are computed, the step gives a token.  Prompts, parts of prompts,
 computed again after a preemption and what a cache holds already are all that one rule.
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from math import inf
 from typing import Any
 
@@ -18,7 +18,7 @@ from batcher.scheduling.clock import BatchStats, one_second
 from batcher.scheduling.counted_blocks import CountedBlocks
 from batcher.scheduling.grouped_kv_cache import GroupedKVCache
 from batcher.scheduling.kv_cache import Contents, KVCache
-from batcher.scheduling.output import SchedulerOutput
+from batcher.scheduling.output import NO_DRAFTS, SchedulerOutput
 from batcher.scheduling.queue import ordering_of
 from batcher.scheduling.sequence import NEVER, S
 from batcher.scheduling.urgency import Estimate, Urgency
@@ -33,7 +33,9 @@ class Scheduler(Admission[S]):
     token_contents: what stands for the tokens of a sequence in the prefix cache; None if no blocks
     are shared or found, and how many there are is all that matters.
     estimate: how long a step would take.
-    windows: of each cache group, see GroupedKVCache.
+    windows: of each cache group, see GroupedKVCache.  block_bytes: what a block takes, if known.
+    is_paged: whether there are blocks though the settings need none.
+    recomputes_drafts: whether drafts that are accepted have to be computed again.
 
     Raises:
         BatchdecodeError: the settings contradict each other, or are not what there is.
@@ -46,16 +48,22 @@ class Scheduler(Admission[S]):
         token_contents: Contents[S] | None,
         estimate: Estimate = one_second,
         windows: CacheWindows = ONE_GROUP,
+        block_bytes: int | None = None,
+        *,
+        is_paged: bool = False,
+        recomputes_drafts: bool = False,
     ) -> None:
         check_settings(num_slots, settings)
         kv_cache: KVCache[S] | None = None
-        if settings.is_paged:
+        if settings.is_paged or is_paged:
             if token_contents is None:
                 kv_cache = CountedBlocks(settings)
             elif windows == ONE_GROUP:
-                kv_cache = KVCache(settings, token_contents)
+                kv_cache = KVCache(settings, token_contents, block_bytes)
             else:
-                kv_cache = GroupedKVCache(settings, token_contents, windows)
+                kv_cache = GroupedKVCache(settings, token_contents, windows, block_bytes)
+        self._recomputes_drafts = recomputes_drafts
+        self._num_uncomputed: dict[S, int] = {}  # accepted drafts of this step
         ordering = ordering_of(settings, self._num_cached)
         self._urgency: Urgency[S] | None = None
         if settings.preempt_for is not None:
@@ -70,11 +78,18 @@ class Scheduler(Admission[S]):
 
     # -- before a step ---------------------------------------------------------------------------
 
-    def schedule(self, step: int, now: float) -> SchedulerOutput[S]:
-        """Return what `step`, which starts at `now`, does, after doing the book-keeping of it."""
+    def schedule(
+        self, step: int, now: float, num_wanted: Mapping[S, int] = NO_DRAFTS
+    ) -> SchedulerOutput[S]:
+        """Return what `step`, which starts at `now`, does, after doing the book-keeping of it.
+
+        num_wanted: how many drafts are wanted of which rows that decode.
+        """
         kv_cache, batch = self.kv_cache, self.batch
         can_admit = self.queue.num_slots and (batch.num_free or self._urgency is not None)
-        if not (can_admit or batch.prefilling) and (kv_cache is None or not batch.may_need_blocks):
+        if not (can_admit or batch.prefilling or num_wanted) and (
+            kv_cache is None or not batch.may_need_blocks
+        ):
             return NO_CHANGES
         self._step, self._now = step, now
         output: SchedulerOutput[S] = SchedulerOutput()
@@ -88,7 +103,27 @@ class Scheduler(Admission[S]):
         self._schedule_prompts(output, self._max_tokens - batch.num_decoding, 0)
         if output.prefill_finished and batch.prefilling:
             batch.prefilling = [first for first in batch.prefilling if not first.is_decoding]
+        if num_wanted:
+            self._schedule_drafts(output, num_wanted)
         return output
+
+    def _schedule_drafts(self, output: SchedulerOutput[S], num_wanted: Mapping[S, int]) -> None:
+        """Spend what is left of the step's budget and of the free blocks on drafts."""
+        kv_cache, batch, scheduled = self.kv_cache, self.batch, output.num_scheduled_tokens
+        num_drafts: dict[S, int] = {}
+        for row, wanted in num_wanted.items():
+            if not row.is_decoding or row in scheduled:  # it was preempted, and perhaps came back
+                continue
+            num = min(wanted, output.budget)
+            if kv_cache is not None:
+                num_tokens = batch.decode_step + row.offset + 1
+                num = kv_cache.most_drafts(row, num_tokens, num)
+                if num > 0:
+                    kv_cache.extend_for_drafts(row, num_tokens, num)
+            if num > 0:
+                num_drafts[row] = num
+                output.budget -= num
+        output.num_drafts = num_drafts
 
     def _schedule_prompts(self, output: SchedulerOutput[S], budget: int, num_kept: int) -> None:
         """Spend `budget` on tokens that are known: of running groups, then of those that wait.
@@ -181,12 +216,16 @@ class Scheduler(Admission[S]):
                     num_decodes -= 1
                     num_read -= row.offset + batch.decode_step
                 num_empty += not first.num_tokens  # it has no chunk
-        if not (scheduled or output.prefill_finished):
+        if not (scheduled or output.prefill_finished or output.num_drafts):
             return BatchStats(num_decodes, num_decodes, num_read, 0)
         num_prefill = work = 0
         for row, num_tokens in scheduled.items():
             num_prefill += num_tokens
             work += num_tokens * (2 * row.num_computed_tokens - num_tokens)
+        for row, num_tokens in output.num_drafts.items():
+            num_prefill += num_tokens
+            stop = batch.decode_step + row.offset + 1 + num_tokens
+            work += num_tokens * (2 * stop - num_tokens)
         num_rows = num_decodes + len(scheduled) + num_empty
         return BatchStats(num_decodes + num_prefill, num_rows, num_read, work)
 
@@ -261,6 +300,38 @@ class Scheduler(Admission[S]):
 
     # -- after a step ----------------------------------------------------------------------------
 
+    def settle_drafts(
+        self, output: SchedulerOutput[S], num_accepted: Mapping[int, int]
+    ) -> dict[S, int]:
+        """Let rows keep the drafts that were accepted, by slot, and give back what others took.
+
+        Returns how many blocks each row gives back.
+        """
+        kv_cache, batch = self.kv_cache, self.batch
+        num_blocks: dict[S, int] = {}
+        for row in output.num_drafts:
+            num = num_accepted.get(row.slot, 0)
+            if num:
+                batch.advance(row, num)
+                if self._recomputes_drafts:
+                    self._num_uncomputed[row] = num
+            if kv_cache is not None:
+                num_kept = batch.decode_step + row.offset + 1 - self._num_uncomputed.get(row, 0)
+                num_blocks[row] = kv_cache.truncate(row, num_kept)
+        return num_blocks
+
+    def recompute_drafts(self) -> list[S]:
+        """Let rows compute the drafts again that the last step accepted; return those rows."""
+        uncomputed, self._num_uncomputed = self._num_uncomputed, {}
+        for row, num in uncomputed.items():
+            if row.is_decoding:
+                self.batch.stop_decoding(row)
+                self.batch.go_back_to_prefill(row)
+            row.num_computed_tokens -= num
+        if uncomputed:
+            self.batch.prefilling.sort(key=lambda other: other.admission)
+        return [*uncomputed]
+
     def update(self, output: SchedulerOutput[S]) -> None:
         """Take note that the step has been computed."""
         if output.admitted or output.prefill_finished:
@@ -321,6 +392,8 @@ class Scheduler(Admission[S]):
             for row in (first,) if not first.others else first.computed_group:
                 if row.is_decoding:
                     batch.stop_decoding(row)
+                if self._num_uncomputed:
+                    row.num_computed_tokens -= self._num_uncomputed.pop(row, 0)
                 if kv_cache is not None:
                     if first in has_failed:
                         kv_cache.forget(row)

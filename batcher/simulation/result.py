@@ -19,11 +19,15 @@ class Totals(Struct, gc=False):
 
     num_steps: those that computed something.  num_prompt_steps: those in which no row decoded on,
     as all that decode stood still.
-    computed_tokens: known or generated.  prefill_tokens: those of them that were known.
+    computed_tokens: known, generated or drafted.  prefill_tokens: those of them that were known.
     recomputed_tokens: computed, lost by preemptions, and not found in blocks again.
     asked_tokens, found_tokens: what sequences were admitted with the first time, and what of it was
     found in blocks.  num_cached: found in blocks by all admissions.
     slot_steps, block_steps: slots and blocks held, summed over all steps.
+    num_drafts, num_accepted: drafts that were verified, and those of them that were accepted.
+    num_draft_rows: the rows that verified some, summed over all steps.  draft_ticks: how long it
+    took to make them.  draft_work: what verifying them adds to prefill_work, see StepTime.
+    unread_tokens: how much less all rows read since accepted tokens needed no step of their own.
     """
 
     num_steps: int = 0
@@ -37,6 +41,12 @@ class Totals(Struct, gc=False):
     num_cached: int = 0
     slot_steps: int = 0
     block_steps: int = 0
+    num_drafts: int = 0
+    num_accepted: int = 0
+    num_draft_rows: int = 0
+    draft_ticks: int = 0
+    draft_work: int = 0
+    unread_tokens: int = 0
     binding_ticks: Counter[str] = field(default_factory=Counter)
 
 

@@ -3,19 +3,20 @@
 Rule: the scheduler decides, as it does for the engine; nothing here knows a rule of scheduling.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count, repeat
 from math import inf
 
 from batcher.errors import InvariantError
-from batcher.lifecycle import FINISH
+from batcher.lifecycle import FINISH, State
 from batcher.scheduling.blocks import BlockPool
 from batcher.scheduling.clock import BatchStats, ticks_until
 from batcher.scheduling.fast_forward import FastForward
-from batcher.scheduling.output import SchedulerOutput
+from batcher.scheduling.output import NO_DRAFTS, SchedulerOutput
 from batcher.scheduling.scheduler import NO_CHANGES, Scheduler
 from batcher.scheduling.sequence import NEVER
 from batcher.settings import SchedulingSettings
+from batcher.simulation.drafts import AssumedDrafts, key_of, work_of_drafts
 from batcher.simulation.result import SimulationResult, Totals
 from batcher.simulation.sequence import (
     SimulatedContents,
@@ -37,26 +38,32 @@ def simulate(
     settings: SchedulingSettings,
     step_time: StepTime,
     on_ended: OnEnded = lambda _: None,
+    drafts: AssumedDrafts | None = None,
 ) -> SimulationResult:
     """Return when everything happens to a workload; from event to event where it can be.
 
-    It is exactly what simulate_steps returns.
+    It is exactly what simulate_steps returns.  Steps in which rows are given drafts are taken one
+    by one, since each decides how far its rows come.
 
     Raises:
         BatchdecodeError: the settings make no sense.
     """
-    return EventSimulation(workload, num_slots, settings, step_time, on_ended).run()
+    return EventSimulation(workload, num_slots, settings, step_time, on_ended, drafts).run()
 
 
 def simulate_steps(
-    workload: Workload, num_slots: int, settings: SchedulingSettings, step_time: StepTime
+    workload: Workload,
+    num_slots: int,
+    settings: SchedulingSettings,
+    step_time: StepTime,
+    drafts: AssumedDrafts | None = None,
 ) -> SimulationResult:
     """Return when everything happens to a workload, with the time of each step by itself.
 
     Raises:
         BatchdecodeError: the settings make no sense.
     """
-    return StepSimulation(workload, num_slots, settings, step_time).run()
+    return StepSimulation(workload, num_slots, settings, step_time, drafts=drafts).run()
 
 
 class StepSimulation:
@@ -69,7 +76,12 @@ class StepSimulation:
         settings: SchedulingSettings,
         step_time: StepTime,
         on_ended: OnEnded = lambda _: None,
+        drafts: AssumedDrafts | None = None,
     ) -> None:
+        self._drafts = drafts
+        self._drafting: dict[
+            SimulatedSequence, None
+        ] = {}  # as they began, the first has the choice
         self._on_ended, self._num_ended, self._num_slots = on_ended, 0, num_slots
         finds = settings.has_prefix_cache or any(job.has_siblings for job in workload.jobs)
         needs_tables = finds or settings.preempt_for is not None
@@ -182,31 +194,69 @@ class StepSimulation:
 
         In those before it rows decode, and nothing else happens but to the last of them.
         """
-        num_steps, until = self._fast_forward.num_steps(self._now)
+        num_wanted: Mapping[SimulatedSequence, int] = NO_DRAFTS
+        if self._drafts is not None:
+            self._drafting = {row: None for row in self._drafting if row.state is State.RUNNING}
+            num_wanted = self._drafts.wanted(self._drafting, self._batch.decode_step)
+        num_steps, until = (0, 0.0) if num_wanted else self._fast_forward.num_steps(self._now)
         if not num_steps:
-            self._take_step()
+            self._take_step(num_wanted)
             return
         num_steps, ticks = self._time_of(num_steps, until)
         self._advance(num_steps, ticks, num_steps * self._batch.num_decoding)
         self._totals.block_steps += self._fast_forward.skip(num_steps)
         self._end_decode_step()
 
-    def _take_step(self) -> None:
-        """Take the next step, if any row is there to be computed."""
+    def _take_step(self, num_wanted: Mapping[SimulatedSequence, int] = NO_DRAFTS) -> None:
+        """Take the next step, if any row is there to be computed.
+
+        num_wanted: how many drafts are wanted of which rows.
+        """
         scheduler, batch = self._scheduler, self._batch
-        scheduled = scheduler.schedule(self._step, self._now)
+        scheduled = scheduler.schedule(self._step, self._now, num_wanted)
         if scheduled is not NO_CHANGES:
             self._note(scheduled)
         if batch.num_free == self._num_slots:
             return
         stats = scheduler.batch_stats(scheduled)
-        self._advance(1, self._step_time.ticks(*stats), stats.num_tokens)
+        ticks = self._step_time.ticks(*stats)
+        if self._drafts is not None and scheduled.num_drafts:
+            ticks += self._make_drafts(self._drafts, scheduled.num_drafts)
+        self._advance(1, ticks, stats.num_tokens)
+        if self._drafts is not None and scheduled.num_drafts:
+            self._settle(self._drafts, scheduled)
         scheduler.update(scheduled)
         for sequence in scheduled.prefill_finished:
             if sequence.first_token_ticks == NEVER:
                 sequence.first_token_ticks = self._ticks
         if scheduled.is_decode_step:
             self._end_decode_step()
+
+    def _make_drafts(
+        self, drafts: AssumedDrafts, num_drafts: Mapping[SimulatedSequence, int]
+    ) -> int:
+        """Count the drafts that a step verifies; return how many ticks it takes to make them."""
+        totals, batch = self._totals, self._batch
+        totals.num_draft_rows += len(num_drafts)
+        totals.num_drafts += sum(num_drafts.values())
+        totals.draft_work += work_of_drafts(batch, num_drafts)
+        ticks = drafts.ticks(self._step_time, batch, num_drafts)
+        totals.draft_ticks += ticks
+        return ticks
+
+    def _settle(self, drafts: AssumedDrafts, scheduled: SchedulerOutput[SimulatedSequence]) -> None:
+        """Let rows keep the drafts that are accepted, none behind the end of their outputs."""
+        totals, batch = self._totals, self._batch
+        accepted: dict[int, int] = {}
+        for row, num_drafts in scheduled.num_drafts.items():
+            position = batch.decode_step + row.offset
+            most = min(num_drafts, row.last_decode_step - batch.decode_step)
+            place = position + 1 - row.num_prompt_tokens
+            num = drafts.num_accepted(key_of(row), place, most)
+            accepted[row.slot] = num
+            totals.num_accepted += num
+            totals.unread_tokens += num * position + num * (num + 1) // 2
+        self._scheduler.settle_drafts(scheduled, accepted)
 
     def _note(self, scheduled: SchedulerOutput[SimulatedSequence]) -> None:
         """Take note of whom a step admits and preempts, and what it computes of prompts."""
@@ -228,6 +278,8 @@ class StepSimulation:
             totals.num_cached += num_cached
             if sequence.num_lost_tokens > num_cached:
                 totals.recomputed_tokens += sequence.num_lost_tokens - num_cached
+        if self._drafts is not None:
+            self._drafting |= dict.fromkeys(scheduled.prefill_finished)
         for sequence in scheduled.prefill_finished:
             num_output = sequence.num_output_tokens
             if num_output < sequence.max_tokens:  # which nobody but its job knows

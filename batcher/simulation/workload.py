@@ -42,6 +42,7 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     prompt, output: what they hold, for the prefix cache.  segment_ends: see Schedulable.
     session, think_time: see Request.  num_lasting: how many of its first tokens stay in its session
     if it is dropped.  has_siblings: whether there are other samples of it.
+    draft_tokens: how many drafts it is given in a step; None: as many as others.
     """
 
     id: str
@@ -61,6 +62,7 @@ class Job(Struct, frozen=True, kw_only=True, gc=False):
     think_time: float = 0.0
     num_lasting: int = 0
     has_siblings: bool = False
+    draft_tokens: int | None = None
 
 
 class Workload(Struct, frozen=True, gc=False):
@@ -129,6 +131,7 @@ def workload_of(
                     think_time=request.think_time,
                     num_lasting=num_lasting,
                     has_siblings=num_samples > 1,
+                    draft_tokens=request.draft_tokens if request.speculate else 0,
                 )
             )
     return Workload(jobs, num_requests, context_of(model))

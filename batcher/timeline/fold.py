@@ -11,9 +11,11 @@ from msgspec import Struct
 
 from batcher.errors import InvariantError
 from batcher.events import (
+    AcceptEvent,
     AdmitEvent,
     ArriveEvent,
     BlockedEvent,
+    DraftEvent,
     DropEvent,
     Event,
     FinishEvent,
@@ -23,8 +25,11 @@ from batcher.events import (
     PrefillEvent,
     RejectEvent,
     Role,
+    RollbackEvent,
+    SpeculateEvent,
     StepsEvent,
 )
+from batcher.timeline.drafts import DraftRecord
 from batcher.timeline.records import (
     AdmissionRecord,
     Fork,
@@ -57,7 +62,8 @@ class RequestFold:
     blocked: why the first of the waiting queue is not admitted; None if nothing blocks it.
     slots: the newest sequence of each slot that was used.
     num_arrived, num_wanted: how many samples have arrived, or beams together, and how many tokens
-    they may generate.
+    they may generate.  num_drafted, num_accepted: how many drafts there were, and how many of them
+    were accepted.
     news: since somebody took them from here; None if nobody does.
     """
 
@@ -69,6 +75,10 @@ class RequestFold:
             PreemptEvent: self._preempt,
             BlockedEvent: self._block,
             JumpEvent: self._jump,
+            DraftEvent: self._speculate,
+            AcceptEvent: self._speculate,
+            RollbackEvent: self._speculate,
+            SpeculateEvent: self._speculate,
             ForkEvent: self._fork,
             FinishEvent: self.finish,
             StepsEvent: self._tell,
@@ -77,6 +87,7 @@ class RequestFold:
         }
         self._open: dict[SequenceKey, RequestTimeline] = {}
         self.num_arrived = self.num_wanted = self._num_back = 0
+        self.num_drafted = self.num_accepted = 0
         self.blocked: BlockedEvent | None = None
         self.slots: dict[int, RequestTimeline] = {}
         self.news: FoldNews | None = None
@@ -153,6 +164,8 @@ class RequestFold:
                 raise InvariantError(
                     f"{found.label!r} ends ({event.reason}) before its prompt was computed"
                 )
+            if admission.drafts is not None:
+                _check_tokens(event, found, admission, admission.drafts)
         elif event.slot is not None and not found.admissions:
             raise _not_held(event, "leaves")
         elif self.blocked is not None:
@@ -191,7 +204,7 @@ class RequestFold:
         admission.chunks = admission.chunks or []
         admission.chunks.append(event.step)
         if admission.first_token is not None:
-            admission.num_still += event.left > 0
+            admission.num_still += (event.left > 0) - (admission.told_still == event.step)
         elif not event.left:
             admission.first_token = event.step
         return found
@@ -231,9 +244,32 @@ class RequestFold:
             raise InvariantError(f"{event.id!r} jumps over {event.tokens} tokens")
         admission.num_jumped += event.tokens
         admission.has_jumped = True
+        admission.jumps = admission.jumps or []
+        admission.jumps.append(event.step)
         partner = self._open.get((event.id, event.index, "negative"))
         if partner is not None and partner.admission is not None:
             partner.admission.has_jumped = True
+        return found
+
+    def _speculate(
+        self, event: DraftEvent | AcceptEvent | RollbackEvent | SpeculateEvent
+    ) -> RequestTimeline:
+        """Take in what a step drafted for a sequence, or what became of that."""
+        found, admission = self._in_slot(event)
+        drafts = admission.drafts
+        if drafts is None:
+            drafts = admission.drafts = DraftRecord()
+        match event:
+            case DraftEvent():
+                drafts.draft(event, found.label)
+                self.num_drafted += event.tokens
+            case AcceptEvent():
+                drafts.accept(event, found.label)
+                self.num_accepted += event.tokens
+            case RollbackEvent():
+                drafts.reject(event, found.label)
+            case SpeculateEvent():
+                drafts.change(event)
         return found
 
     def _fork(self, event: ForkEvent) -> RequestTimeline:
@@ -260,7 +296,10 @@ class RequestFold:
                 if admission is None or found.finish is not None or admission.event.slot != slot:
                     continue  # it has left the slot, perhaps for another one
                 first_token = admission.first_token
-                admission.num_still += first_token is not None and first_token < step
+                if first_token is None or first_token >= step or admission.computes_in(step):
+                    continue
+                admission.num_still += 1
+                admission.told_still = step
 
     def _withdraw(self, event: RejectEvent | DropEvent) -> None:
         """Take note of what has no sequence, or none any more."""
@@ -282,7 +321,10 @@ class RequestFold:
                 return found, found.admission
         raise _not_held(event, verb)
 
-    def _in_slot(self, event: JumpEvent | ForkEvent) -> tuple[RequestTimeline, AdmissionRecord]:
+    def _in_slot(
+        self,
+        event: JumpEvent | ForkEvent | DraftEvent | AcceptEvent | RollbackEvent | SpeculateEvent,
+    ) -> tuple[RequestTimeline, AdmissionRecord]:
         """Return the sequence that `event` tells of, of whatever role, and its admission.
 
         Raises:
@@ -305,3 +347,23 @@ def _not_held(event: PrefillEvent | PreemptEvent | FinishEvent, verb: str) -> In
     """Return the complaint about a sequence that does something in a slot that is not its own."""
     label = label_of(event.id, event.index, event.role)
     return InvariantError(f"{label!r} {verb} slot {event.slot}, which it does not hold")
+
+
+def _check_tokens(
+    event: FinishEvent, found: RequestTimeline, admission: AdmissionRecord, drafts: DraftRecord
+) -> None:
+    """Make sure that a sequence ends with as many tokens as its steps and drafts can have given it.
+
+    Steps in which it stood still may be told of later, so there may be fewer than steps would give.
+    """
+    if found.role != "sample":
+        return
+    counts = drafts.counts
+    least = admission.event.generated + admission.num_jumped
+    least += counts.num_steps + counts.num_accepted - (event.reason == "error")
+    most = found.tokens_after(event.step)
+    if not least <= event.tokens <= most:
+        raise InvariantError(
+            f"{found.label!r} ends in step {event.step} with {event.tokens} tokens, but its steps "
+            f"and drafts gave it {least} to {most}"
+        )

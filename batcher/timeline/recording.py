@@ -10,15 +10,17 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from operator import add
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import (
+    AcceptEvent,
     AdmitEvent,
     ArriveEvent,
     BlockedEvent,
+    DraftEvent,
     DropEvent,
     EndEvent,
     EndReason,
@@ -28,9 +30,12 @@ from batcher.events import (
     JumpEvent,
     PreemptEvent,
     PrefillEvent,
+    RollbackEvent,
     RunEvent,
+    SpeculateEvent,
     StepsEvent,
 )
+from batcher.timeline.drafts import StepDrafts
 from batcher.timeline.fold import RequestFold
 from batcher.timeline.records import (
     BlockedSpan,
@@ -42,6 +47,10 @@ from batcher.timeline.records import (
 )
 from batcher.timeline.sorted_records import SortedRecords
 
+_InSlot = (
+    PrefillEvent | JumpEvent | DraftEvent | AcceptEvent | RollbackEvent | SpeculateEvent | ForkEvent
+)
+_IN_SLOT = get_args(_InSlot)
 STEP_SECONDS = 1.0
 MAX_SLOTS = 2**20
 MAX_STEPS = 2**28
@@ -142,6 +151,7 @@ class TimelineRecords:
 
     spans: by (start, slot).  waits: by start, and those that start together as they joined the
     queue.  wait_ends: ascending.  blocked: by start, and no two at once.  figures: of the steps.
+    drafts: by (step, slot), of the steps that verified some.
     """
 
     def __init__(self) -> None:
@@ -150,6 +160,7 @@ class TimelineRecords:
         self.waits = SortedRecords[Wait](Wait)
         self.wait_ends = SortedRecords[int](int)
         self.blocked = SortedRecords[BlockedSpan](BlockedSpan)
+        self.drafts = SortedRecords[StepDrafts](StepDrafts)
         self.figures = StepFigures()
         self._run: RunEvent | None = None
         self._last_step = -1  # of any event, whether it takes a slot or not
@@ -157,6 +168,7 @@ class TimelineRecords:
         self._num_alive: Counter[str] = Counter()  # by id: those that wait or run
         self._finished: defaultdict[str, dict[int, _Finished]] = defaultdict(dict)
         self._over: list[str] = []  # the ids of which nothing waits or runs since this step
+        self._verifying: list[StepDrafts] = []  # of the last step that has any
 
     @property
     def run(self) -> RunEvent:
@@ -216,11 +228,12 @@ class TimelineRecords:
         self._settle(list(self._finished))
         if self._fold.blocked is not None:
             self._unblock(self._fold.blocked, None)
+        self._add_drafts()
         self._fold = RequestFold()
 
     def _add_rare(self, event: Event) -> RequestTimeline | None:
         """Take in an event of a kind that is rare."""
-        if isinstance(event, PrefillEvent | JumpEvent | ForkEvent):
+        if isinstance(event, _IN_SLOT):
             self._note_step(event)
         found = self._fold.take(event)
         match event:
@@ -232,6 +245,8 @@ class TimelineRecords:
                     self._add_span(found.slot_span(found.admissions[-1], event.step, "preempted"))
             case StepsEvent():
                 self.figures.add(event)
+            case DraftEvent():
+                self._draft(found)
             case DropEvent():
                 self._drop(event)
             case RunEvent():
@@ -246,9 +261,7 @@ class TimelineRecords:
                 pass
         return found
 
-    def _note_step(
-        self, event: AdmitEvent | FinishEvent | PrefillEvent | JumpEvent | ForkEvent
-    ) -> None:
+    def _note_step(self, event: AdmitEvent | FinishEvent | _InSlot) -> None:
         """Note that the run has come as far as `event`."""
         _check_step(event.step)
         if event.step > self._last_step:
@@ -300,6 +313,21 @@ class TimelineRecords:
             )
         if span is not None:
             self._add_span(replace(span, dropped=True))
+
+    def _draft(self, found: RequestTimeline | None) -> None:
+        """Keep the drafts that a step verifies, until it is over."""
+        drafts = None if found is None or found.admission is None else found.admission.drafts
+        if drafts is None or drafts.latest is None:
+            return
+        if self._verifying and self._verifying[-1].step < drafts.latest.step:
+            self._add_drafts()
+        self._verifying.append(drafts.latest)
+
+    def _add_drafts(self) -> None:
+        """Record the drafts of a step that is over."""
+        for drafts in self._verifying:
+            self.drafts.add((drafts.step, drafts.slot), drafts)
+        self._verifying.clear()
 
     def _settle(self, request_ids: list[str]) -> None:
         """Record the last spans of the samples of some requests."""

@@ -3,6 +3,7 @@
 Rule: a sequence is known by its request's id, its index and its role; nothing else tells two apart.
 """
 
+from bisect import bisect_left
 from typing import Literal, Protocol
 
 from msgspec import Struct
@@ -17,6 +18,7 @@ from batcher.events import (
     PreemptReason,
     Role,
 )
+from batcher.timeline.drafts import DraftRecord
 
 SequenceKey = str | tuple[str, int, Role]
 """What tells a sequence from all others: most often the id alone, which takes the least time."""
@@ -60,6 +62,7 @@ class SlotSpan(Struct, frozen=True, omit_defaults=True):
 
     outcome: None if the events break off while it runs; its end is then theirs.
     jumped: how many tokens a constraint forced, beside those that the steps chose.
+    drafted, accepted: how many drafts steps verified for it, and how many it was given.
     dropped: whether it has no result, since other samples of its request are better.
     forks: by step.
     prefill: how many steps it took to compute what it began with, the one that gave its first token
@@ -78,6 +81,8 @@ class SlotSpan(Struct, frozen=True, omit_defaults=True):
     outcome: SpanOutcome | None
     role: Role = "sample"
     jumped: int = 0
+    drafted: int = 0
+    accepted: int = 0
     dropped: bool = False
     forks: tuple[Fork, ...] = ()
     prefill: int = 1
@@ -124,6 +129,7 @@ class StepRow(Struct, frozen=True, omit_defaults=True):
 
     Where the trace has figures of its steps: the time when it began and when it ended, in seconds,
     how many tokens it computed, and how many blocks were held.
+    drafted, accepted: how many drafts it verified, and how many of these were given.
     """
 
     step: int
@@ -133,6 +139,8 @@ class StepRow(Struct, frozen=True, omit_defaults=True):
     end: float | None = None
     tokens: int | None = None
     blocks: int | None = None
+    drafted: int = 0
+    accepted: int = 0
 
 
 def label_of(request_id: str, index: int, role: Role) -> str:
@@ -177,10 +185,13 @@ class AdmissionRecord(Struct, gc=False):
     waits_from: when it had joined the queue.
     left: how many tokens are left to compute before it generates.
     first_token: the step that was through with what it began with; None while none was.
-    chunks: the steps after the admission that computed tokens of that.  forks: by step.  None for
-    none: most have neither, and a list for each would take time.
-    num_still: how many steps after that one gave it no token.
+    chunks: the steps after the admission that computed tokens of that.  jumps: those in which a
+    constraint forced tokens.  forks: by step.  None for none: most have none of these, and a list
+    for each would take time.
+    num_still: how many steps after that one gave it no token.  told_still: the last of them that is
+    known from what steps computed alone.
     has_jumped: whether a constraint has forced tokens on it that are not known to be computed.
+    drafts: None if no step drafted for it, and none was to.
     """
 
     event: AdmitEvent
@@ -188,11 +199,37 @@ class AdmissionRecord(Struct, gc=False):
     left: int
     first_token: int | None
     chunks: list[int] | None = None
+    jumps: list[int] | None = None
     num_jumped: int = 0
     num_still: int = 0
+    told_still: int = -1
     has_jumped: bool = False
     forks: list[Fork] | None = None
+    drafts: DraftRecord | None = None
     preempt: PreemptEvent | None = None
+
+    def has_chunk(self, step: int) -> bool:
+        """Return whether `step`, one after the admission, computed tokens of what it began with."""
+        return _has(self.chunks or [], step)
+
+    def computes_in(self, step: int) -> bool:
+        """Return whether `step` computed such tokens, or what was forced in the step before."""
+        return self.has_chunk(step) or _has(self.jumps or [], step - 1)
+
+    @property
+    def num_drafted(self) -> int:
+        """How many drafts steps verified for it."""
+        return 0 if self.drafts is None else self.drafts.counts.num_drafted
+
+    @property
+    def num_accepted(self) -> int:
+        """How many of them it was given."""
+        return 0 if self.drafts is None else self.drafts.counts.num_accepted
+
+
+def _has(ascending: list[int], step: int) -> bool:
+    number = bisect_left(ascending, step)
+    return ascending[number : number + 1] == [step]
 
 
 class RequestTimeline(Struct, gc=False, eq=False):
@@ -261,7 +298,8 @@ class RequestTimeline(Struct, gc=False, eq=False):
             step = self.finish.step
         start = step + 1 if admission.first_token is None else admission.first_token
         num_steps = step + 1 - start - admission.num_still
-        return num_steps + admission.event.generated + admission.num_jumped
+        num_tokens = num_steps + admission.event.generated + admission.num_jumped
+        return num_tokens if admission.drafts is None else num_tokens + admission.num_accepted
 
     def end(self, num_steps: int) -> int:
         """Return the step after its last one, of a run of `num_steps`."""
@@ -278,6 +316,7 @@ class RequestTimeline(Struct, gc=False, eq=False):
     ) -> SlotSpan:
         """Return the span that began with one of its admissions."""
         admit, preempt = admission.event, admission.preempt
+        has_drafts = admission.drafts is not None
         first_token = end - 1 if admission.first_token is None else admission.first_token
         return SlotSpan(
             admit.slot,
@@ -288,6 +327,8 @@ class RequestTimeline(Struct, gc=False, eq=False):
             outcome,
             admit.role,
             admission.num_jumped,
+            admission.num_drafted if has_drafts else 0,
+            admission.num_accepted if has_drafts else 0,
             forks=tuple(admission.forks or ()),
             prefill=first_token + 1 - admit.step,
             cached=admit.cached,

@@ -12,9 +12,12 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import Self, TypeVar
 
+from msgspec.structs import replace
+
 from batcher.errors import InvariantError
 from batcher.events import Event
-from batcher.timeline.recording import TimelineRecords
+from batcher.timeline.drafts import StepDrafts
+from batcher.timeline.recording import MAX_STEPS, TimelineRecords
 from batcher.timeline.records import SlotSpan, StepRow, Wait, is_follower, label_of
 from batcher.timeline.step_counts import Stretch, changes_of, clip, count_steps
 
@@ -38,6 +41,7 @@ class Selection:
 
 
 EVERYTHING = Selection()
+_NO_DRAFTS: tuple[int, Iterable[StepDrafts]] = (MAX_STEPS, ())
 AnyRecord = TypeVar("AnyRecord", SlotSpan, Wait)
 
 
@@ -68,6 +72,11 @@ class Timeline(TimelineRecords):
         """Whether the events tell when steps ended and what they computed."""
         return bool(self.figures.ends)
 
+    @property
+    def has_drafts(self) -> bool:
+        """Whether any step verified drafts."""
+        return len(self.drafts) > 0
+
     @cached_property
     def has_memory(self) -> bool:
         """Whether what the steps computed, or the blocks, made any span differ from a plain one."""
@@ -86,6 +95,14 @@ class Timeline(TimelineRecords):
         starts = ((wait.start, 1) for wait in self.waits)
         ends = ((end, -1) for end in self.wait_ends)
         return count_steps(merge(starts, ends, key=itemgetter(0)), self.num_steps)
+
+    def drafts_in(self, window: range) -> Iterator[StepDrafts]:
+        """Yield the drafts of the steps of `window`, by (step, slot)."""
+        for drafts in self.drafts:
+            if drafts.step >= window.stop:
+                return
+            if drafts.step >= window.start:
+                yield drafts
 
     def window(self, selection: Selection) -> range:
         """Return the steps `selection` covers, as a slice of the run's steps does."""
@@ -117,6 +134,11 @@ class Timeline(TimelineRecords):
         Chosen slots are all the columns there are; chosen requests leave the steps in which one of
         them holds such a slot, with their neighbours in the batch.
         """
+        rows = self._step_rows(selection)
+        return self._with_drafts(rows, self.window(selection)) if self.has_drafts else rows
+
+    def _step_rows(self, selection: Selection) -> Iterator[StepRow]:
+        """Yield the rows `selection` covers, without drafts."""
         window = self.window(selection)
         columns = sorted(selection.slots) or range(self.num_slots)
         waiting, figures = clip(self.waiting(), window), self.figures
@@ -133,6 +155,15 @@ class Timeline(TimelineRecords):
                     begin, end = figures.start_of(step), figures.ends[step]
                     told = begin, end, figures.tokens[step], figures.blocks[step]
                 yield StepRow(step, shown, num_waiting, *told)
+
+    def _with_drafts(self, rows: Iterator[StepRow], window: range) -> Iterator[StepRow]:
+        """Yield `rows`, of steps of `window`, with what became of the drafts of their steps."""
+        of_steps = groupby(self.drafts_in(window), key=attrgetter("step"))
+        step, drafts = next(of_steps, _NO_DRAFTS)
+        for row in rows:
+            while step < row.step:
+                step, drafts = next(of_steps, _NO_DRAFTS)
+            yield row if step > row.step else _told_of(row, list(drafts))
 
     def select_batches(self, window: range) -> Iterator[tuple[range, list[str | None]]]:
         """Yield steps of `window` in which the batch stays the same, and the label in each slot."""
@@ -206,6 +237,12 @@ class Timeline(TimelineRecords):
             )
         if before is not None and span.start < before.end:
             raise InvariantError(f"{before.label!r} and {span.label!r} share slot {span.slot}")
+
+
+def _told_of(row: StepRow, drafts: list[StepDrafts]) -> StepRow:
+    """Return `row` with what became of the drafts of its step."""
+    drafted, accepted = sum(one.drafted for one in drafts), sum(one.accepted for one in drafts)
+    return replace(row, drafted=drafted, accepted=accepted)
 
 
 def _check_followers(spans: list[SlotSpan]) -> None:

@@ -199,5 +199,11 @@ def _mask(positions: IntArray, starts: IntArray, window: int | None) -> FloatArr
 
 
 def _by_head(store: FloatArray, cells: IntArray) -> FloatArray:
-    """Return what is in `cells` [blocks, KEYS]: [blocks, kv_heads, 1, KEYS, head_dim]."""
-    return store.take(cells, 0).swapaxes(1, 2)[:, :, None]
+    """Return what is in `cells` [blocks, KEYS]: [blocks, kv_heads, 1, KEYS, head_dim].
+
+    The keys of a head lie on end, however many heads there are: kernels are chosen by that.
+    """
+    num_heads, head_dim = store.shape[1:]
+    rows = cells[:, None] * num_heads + np.arange(num_heads)[:, None]
+    found: FloatArray = store.reshape(-1, head_dim).take(rows, 0)
+    return found[:, :, None]

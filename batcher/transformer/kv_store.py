@@ -1,5 +1,7 @@
 """The keys and values of tokens, in cells: whose they are is the block tables' business."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from batcher.transformer.attention import NOWHERE
@@ -64,3 +66,9 @@ class KVStore:
         first, second = _NUM_FIXED + source * block_size, _NUM_FIXED + target * block_size
         for store in (*self.keys, *self.values):
             store[second : second + block_size] = store[first : first + block_size]
+
+    def move(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Let cells hold what others do, all at once: pairs (source, target), from block 0 on."""
+        sources, targets = np.array(moves).T + _NUM_FIXED
+        for store in (*self.keys, *self.values):
+            store[targets] = store[sources]

@@ -41,9 +41,13 @@ def decoder_of(
 def _check_low_memory(settings: TransformerSettings) -> None:
     """Raise a BatchdecodeError if weights cannot be kept packed."""
     if settings.weights == "fp32":
-        raise BatchdecodeError("low_memory keeps integers packed: set weights to int8-channel, too")
+        raise BatchdecodeError(
+            "--low-memory keeps integers packed: give --weights int8-channel, too"
+        )
     if settings.tensor_parallel > 1:
-        raise BatchdecodeError("low_memory is for one process, and tensor_parallel asks for more")
+        raise BatchdecodeError(
+            "--low-memory is for one process, and --tensor-parallel asks for more"
+        )
 
 
 def _linears_of(checkpoint: Checkpoint, settings: TransformerSettings) -> Linears:

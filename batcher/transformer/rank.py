@@ -42,7 +42,7 @@ def _serve(
 ) -> None:
     transformer = make(group, lambda number, total: connection.send(("read", number, total)))
     connection.send("made")
-    kept: dict[int, Any] = {}  # stores and states
+    kept: dict[int | None, Any] = {None: None}  # stores and states
     makers = {"store": transformer.new_store, "states": transformer.new_states}
     while True:
         match connection.recv():
@@ -52,8 +52,8 @@ def _serve(
                 del kept[number]
             case "call", number, method, *arguments:
                 getattr(kept[number], method)(*arguments)
-            case "forward", spans, numbers:
-                hidden = transformer.forward(spans, *[kept[number] for number in numbers])
+            case "forward", spans, store, states, num_layers:
+                hidden = transformer.forward(spans, kept[store], kept[states], num_layers)
                 _hand_over(hidden, outer)
             case "logits", hidden:
                 _hand_over(transformer.logits(hidden), outer)

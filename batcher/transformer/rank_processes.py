@@ -111,7 +111,11 @@ class RankProcesses:
         return self._num_kept
 
     def forward(
-        self, spans: Sequence[Span], store: KVStore, states: RecurrentStates | None = None
+        self,
+        spans: Sequence[Span],
+        store: KVStore,
+        states: RecurrentStates | None = None,
+        num_layers: int | None = None,
     ) -> FloatArray:
         """Return the hidden states [tokens, hidden_size] of all tokens of `spans`, in order.
 
@@ -119,10 +123,10 @@ class RankProcesses:
         """
         while self._dropped:
             self._tell("drop", self._dropped.pop())
-        kept: tuple[Any, ...] = (store,) if states is None else (store, states)
-        numbers = [each.number for each in kept]
+        both: tuple[Any, Any] = (store, states)
+        numbers = [None if kept is None else kept.number for kept in both]
         with self._unless_lost():
-            self._send(("forward", spans, numbers))
+            self._send(("forward", spans, *numbers, num_layers))
             return self._taken(sum(len(span.token_ids) for span in spans), self.config.hidden_size)
 
     def logits(self, hidden: FloatArray) -> FloatArray:
@@ -173,8 +177,10 @@ class RankProcesses:
             with suppress(EOFError, OSError):
                 while connection.poll():
                     self._raise(connection.recv())
-        wait([process.sentinel for process in self._processes], _GRACE)
+        ended = wait([process.sentinel for process in self._processes], _GRACE)
         for rank, process in enumerate(self._processes):
+            if process.sentinel in ended:  # its files are closed, and a moment later it is over
+                process.join(_GRACE)
             if process.exitcode is not None and process.exitcode < 0:
                 raise LostModelError(
                     f"rank {rank} of {len(self._processes)} was killed by signal "
@@ -215,6 +221,10 @@ class RemoteKept:
 
 class RemoteStore(RemoteKept, KVStore):
     """A KVStore in each rank."""
+
+    def move(self, moves: Sequence[tuple[int, int]]) -> None:
+        """Let cells hold what others do."""
+        self._tell("call", self.number, "move", moves)
 
 
 class RemoteStates(RemoteKept, RecurrentStates):

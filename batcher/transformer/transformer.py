@@ -44,9 +44,16 @@ class Decoder(Protocol):
         """Return room for the states of recurrent layers; None if there are no such layers."""
 
     def forward(
-        self, spans: Sequence[Span], store: KVStore, states: RecurrentStates | None = None
+        self,
+        spans: Sequence[Span],
+        store: KVStore,
+        states: RecurrentStates | None = None,
+        num_layers: int | None = None,
     ) -> FloatArray:
-        """Return the hidden states [tokens, hidden_size] of all tokens of `spans`, in order."""
+        """Return the hidden states [tokens, hidden_size] of all tokens of `spans`, in order.
+
+        num_layers: behind how many of the layers; None for all.
+        """
 
     def logits(self, hidden: FloatArray) -> FloatArray:
         """Return the logits [rows, vocab_size] after tokens with these hidden states."""
@@ -207,7 +214,11 @@ class Transformer:
         return None if delta_net is None else RecurrentStates(delta_net)
 
     def forward(
-        self, spans: Sequence[Span], store: KVStore, states: RecurrentStates | None = None
+        self,
+        spans: Sequence[Span],
+        store: KVStore,
+        states: RecurrentStates | None = None,
+        num_layers: int | None = None,
     ) -> FloatArray:
         """Return the hidden states [tokens, hidden_size] of all tokens of `spans`, in order.
 
@@ -215,7 +226,7 @@ class Transformer:
         """
         step, eps = self._step_of(spans, store, states), self.config.rms_norm_eps
         x: FloatArray = self._embedding(step.token_ids) * np.float32(self.config.embedding_scale)
-        for layer in self._layers:
+        for layer in self._layers[:num_layers]:
             mixed = layer.mixer(rms_norm(x, layer.mixer_norm, eps), step)
             x += _normed(mixed, layer.mixed_norm, eps)
             output = layer.feed_forward(rms_norm(x, layer.feed_forward_norm, eps))

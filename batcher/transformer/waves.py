@@ -70,7 +70,8 @@ def waves_of(spans: Sequence[Span], kernel_size: int, max_spans: int) -> Iterato
     """Yield the spans of a step in waves, in order; none has more than `max_spans`.
 
     Raises:
-        InvariantError: a span would keep nothing at its end, or something NOWHERE.
+        InvariantError: a span would keep nothing before its drafts, or something NOWHERE, or
+            something behind them.
     """
     written: set[int] = set()
     begun: list[Span] = []
@@ -80,8 +81,9 @@ def waves_of(spans: Sequence[Span], kernel_size: int, max_spans: int) -> Iterato
         cells = {snapshot.cell for snapshot in span.snapshots}
         kept = [snapshot.num_tokens for snapshot in span.snapshots]
         is_ascending = all(first < second for first, second in pairwise([0, *kept]))
-        if NOWHERE in cells or not is_ascending or kept[-1:] != [len(span.token_ids)]:
-            raise InvariantError(f"a span of {len(span.token_ids)} tokens keeps {span.snapshots}")
+        num_known = len(span.token_ids) - span.num_drafts
+        if NOWHERE in cells or not is_ascending or kept[-1:] != [num_known]:
+            raise InvariantError(f"a span of {num_known} tokens keeps {span.snapshots}")
         if written & {span.source, *cells} or len(begun) == max_spans:
             yield Wave(begun, firsts, kernel_size)
             written, begun, firsts = set(), [], []

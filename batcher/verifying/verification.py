@@ -8,11 +8,12 @@ from msgspec.structs import replace
 
 from batcher.engine import Engine
 from batcher.errors import InvariantError
-from batcher.events import AdmitEvent, PreemptEvent, PrefillEvent
+from batcher.events import AcceptEvent, AdmitEvent, PreemptEvent, PrefillEvent, RollbackEvent
 from batcher.models.base import Model
 from batcher.models.simulated import SimulatedModel
 from batcher.request import Request
 from batcher.result import Result
+from batcher.speculation.settings import SpeculationSettings
 from batcher.timing.formulas import ConstantStepTime
 from batcher.validation import num_slots_needed
 from batcher.verifying.cases import Case
@@ -33,13 +34,15 @@ class Exercised(Struct):
     """How often what might go wrong was done: what a proof rests on.
 
     preemptions: rows that lost their slot.  cached_tokens: found in blocks.  chunks: of prompts
-    that took more than one step.
+    that took more than one step.  accepted_drafts, rejected_drafts: tokens.
     """
 
     steps: int = 0
     preemptions: int = 0
     cached_tokens: int = 0
     chunks: int = 0
+    accepted_drafts: int = 0
+    rejected_drafts: int = 0
 
 
 class Verdict(Struct, kw_only=True):
@@ -69,6 +72,7 @@ def verify(
     cases: Sequence[Case],
     seed: int,
     on_case: Callable[[int], object],
+    speculation: SpeculationSettings | None = None,
 ) -> Verdict:
     """Decode `requests` alone and under all `cases`, up to the first difference.
 
@@ -76,6 +80,7 @@ def verify(
     a sequence that has ended is found out.
 
     on_case: called with the number of cases that are done.
+    speculation: of the cases; alone, there are no drafts.
 
     Raises:
         BatchdecodeError: the model cannot decode them.
@@ -92,7 +97,9 @@ def verify(
         return verdict
     for case in cases:
         try:
-            here, told = decode_under(case, requests, make_model, seed, verdict.exercised)
+            here, told = decode_under(
+                case, requests, make_model, seed, verdict.exercised, speculation
+            )
         except InvariantError as error:
             raise InvariantError(f"{error} (under setting {case.number})") from error
         if case.is_streaming:
@@ -141,7 +148,12 @@ def decode_alone(groups: Sequence[Group], make_model: ModelMaker) -> Outputs:
 
 
 def decode_under(
-    case: Case, requests: Sequence[Request], make_model: ModelMaker, seed: int, exercised: Exercised
+    case: Case,
+    requests: Sequence[Request],
+    make_model: ModelMaker,
+    seed: int,
+    exercised: Exercised,
+    speculation: SpeculationSettings | None = None,
 ) -> tuple[Outputs, dict[Key, Told]]:
     """Return the outputs of all requests under the settings of `case`, and what events told.
 
@@ -161,6 +173,7 @@ def decode_under(
         step_time=step_time,
         is_streaming=case.is_streaming,
         is_checked=True,
+        speculation=speculation,
     )
     for request in arranged(case, requests, seed):
         engine.enqueue(request)
@@ -171,6 +184,10 @@ def decode_under(
         for event in events:
             exercised.preemptions += type(event) is PreemptEvent
             exercised.chunks += type(event) is PrefillEvent
+            if type(event) is AcceptEvent:
+                exercised.accepted_drafts += event.tokens
+            if type(event) is RollbackEvent:
+                exercised.rejected_drafts += event.tokens
             if type(event) is AdmitEvent:
                 exercised.cached_tokens += event.cached
         for token in tokens:

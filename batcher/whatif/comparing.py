@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.whatif.deployments import AXES, Deployment, Value
+from batcher.whatif.drafting import speedups
 from batcher.whatif.measuring import Outcome, Question, measure, problem_of
 from batcher.whatif.workers import WorkerProcesses
 
@@ -85,12 +86,14 @@ class GridCell(Struct, frozen=True, kw_only=True):
 
     problem: why its settings make no sense; then there is no outcome.
     is_knee: see batcher.whatif.comparing.
+    speedup: over the same without drafts, None if it has none, or that is not in the grid.
     """
 
     deployment: Deployment
     outcome: Outcome | None = None
     problem: str | None = None
     is_knee: bool = False
+    speedup: float | None = None
 
 
 def compare(
@@ -136,12 +139,14 @@ def compare(
         for place, deployment in enumerate(grid)
     ]
     knees = knees_of(list(zip(grid, sizes, strict=True)), growth)
+    gains = speedups([(each, outcomes.get(place)) for place, each in enumerate(grid)])
     return [
         GridCell(
             deployment=deployment,
             outcome=outcomes.get(place),
             problem=problems[place],
             is_knee=place in knees,
+            speedup=gains[place],
         )
         for place, deployment in enumerate(grid)
     ]

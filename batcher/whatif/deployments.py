@@ -14,13 +14,16 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.errors import BatchdecodeError
+from batcher.request import MAX_DRAFT_TOKENS
 from batcher.scheduling.policies import policy_of
 from batcher.settings import DEFAULT_SCHEDULING, SETTINGS, SchedulingSettings, Setting
+from batcher.simulation.drafts import AssumedDrafts
 from batcher.simulation.workload import Workload
 from batcher.timing.loading import step_time_of
 
 MAX_COUNT = 2**40
 MAX_BATCH = 2**20  # slots
+MAX_DRAFT_COST = 1000  # steps
 NO_LIMIT = "none"
 
 Value = Any
@@ -30,12 +33,25 @@ class Deployment(Struct, frozen=True, kw_only=True):
     """A way to serve a workload.
 
     profile: the name of a step time.  rate: how many times as fast as in the file requests arrive.
+    draft_tokens, draft_acceptance, draft_cost: see AssumedDrafts; None: there are no drafts.
     """
 
     batch: int = 8
     scheduling: SchedulingSettings = DEFAULT_SCHEDULING
     profile: str = "constant"
     rate: float = 1.0
+    draft_tokens: int | None = None
+    draft_acceptance: float = 0.0
+    draft_cost: float = 0.0
+
+    @property
+    def drafts(self) -> AssumedDrafts | None:
+        """What is assumed of drafts, None if there are none."""
+        if self.draft_tokens is None:
+            return None
+        return AssumedDrafts(
+            num_tokens=self.draft_tokens, acceptance=self.draft_acceptance, cost=self.draft_cost
+        )
 
 
 class Axis(Struct, frozen=True):
@@ -130,6 +146,10 @@ def _name_for(find: Callable[[str], object]) -> Callable[[str], str]:
     return read
 
 
+def _draft_tokens(text: str) -> int | None:
+    return None if text == "0" else _count(MAX_DRAFT_TOKENS, has_none=True)(text)
+
+
 def _reader(setting: Setting) -> Callable[[str], Value]:
     """Return what makes a value of a setting of a text."""
     if setting.choices is not None:
@@ -140,6 +160,8 @@ def _reader(setting: Setting) -> Callable[[str], Value]:
     return _name_for(policy_of) if setting.kind is str else _count(has_none=setting.is_optional)
 
 
+_DRAFT_COST = f"expected a share of a step, from 0 to {MAX_DRAFT_COST:,}"
+
 # In the order of their columns; the last one changes fastest from row to row.
 AXES = {
     axis.name: axis
@@ -149,6 +171,17 @@ AXES = {
             Axis(setting.name, setting.title, _reader(setting))
             for setting in sorted(SETTINGS.values(), key=attrgetter("rank"))
         ),
+        Axis(
+            "draft_acceptance",
+            "accept",
+            _number(lambda share: 0 <= share <= 1, "expected a share from 0 to 1"),
+        ),
+        Axis(
+            "draft_cost",
+            "cost",
+            _number(lambda share: 0 <= share <= MAX_DRAFT_COST, _DRAFT_COST),
+        ),
+        Axis("draft_tokens", "drafts", _draft_tokens),
         Axis("batch", "batch", _count(MAX_BATCH)),
     )
 }
@@ -157,7 +190,9 @@ AXES = {
 def show_value(axis: Axis, value: Value) -> str:
     """Return a value as a person gives it."""
     setting = SETTINGS.get(axis.name)
-    return str(value) if setting is None else setting.shown(value)
+    if setting is not None:
+        return setting.shown(value)
+    return NO_LIMIT if value is None else str(value)
 
 
 def grid_of(values: Mapping[str, Sequence[Value]], base: Deployment) -> list[Deployment]:

@@ -89,10 +89,18 @@ def gain_of_doubling(result: SimulationResult, step_time: StepTime) -> float:
         return 0.0
     num_rows = max(1, round(result.totals.slot_steps / num_steps))
     num_tokens = max(num_rows, round(result.totals.computed_tokens / num_steps))
-    kv_read = round(sum(map(_kv_read, result.sequences)) / num_steps)
-    prefill_work = round(sum(map(_prefill_work, result.sequences)) / num_steps)
+    totals = result.totals
+    kv_read = round((sum(map(_kv_read, result.sequences)) - totals.unread_tokens) / num_steps)
+    prefill_work = round(
+        (sum(map(_prefill_work, result.sequences)) + totals.draft_work) / num_steps
+    )
     once = step_time.ticks(num_tokens, num_rows, kv_read, prefill_work)
     twice = step_time.ticks(2 * num_tokens, 2 * num_rows, 2 * kv_read, 2 * prefill_work)
+    if totals.draft_ticks:  # a draft costs a share of a step that only decodes
+        decoding = step_time.ticks(num_rows, num_rows, kv_read, 0)
+        making = totals.draft_ticks / num_steps
+        doubled = step_time.ticks(2 * num_rows, 2 * num_rows, 2 * kv_read, 0)
+        return 2 * (once + making) / (twice + making * doubled / decoding) - 1
     return 2 * once / twice - 1
 
 
@@ -109,6 +117,20 @@ def _prefill_work(sequence: SimulatedSequence) -> int:
     if sequence.has_failed or sequence.job.max_tokens == 0:
         return 0
     return sequence.num_prompt_tokens**2 - sequence.num_cached_at_first**2
+
+
+class DraftUse(Struct, frozen=True):
+    """What became of drafts.
+
+    acceptance: the share of those verified that were accepted.  tokens_per_step: of a row, in the
+    steps in which it had some.  making: the share of the time of all steps in which they were made.
+    """
+
+    verified: int
+    accepted: int
+    acceptance: float
+    tokens_per_step: float
+    making: float
 
 
 class Question(Struct, frozen=True):
@@ -128,6 +150,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     prefix_hits: the share of prompt tokens found in blocks, None without a prefix cache.
     tails: for each limit of the SLO, what the asked share of samples does not exceed; None if
     fewer were served.
+    drafts: None if none were verified.
     """
 
     served: int
@@ -145,6 +168,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     recomputed_tokens: int
     prefix_hits: float | None
     tails: dict[str, float | None]
+    drafts: DraftUse | None
     binding: Binding
 
 
@@ -167,6 +191,7 @@ def measure(
         deployment.scheduling,
         step_time,
         lambda num_ended: on_part(num_ended / num_jobs),
+        deployment.drafts,
     )
     totals, slo = result.totals, question.slo
     times = times_of(each for each in result.sequences if each.first_token is not None)
@@ -190,7 +215,22 @@ def measure(
         recomputed_tokens=totals.recomputed_tokens,
         prefix_hits=_rounded(result.hit_rate) if has_cache else None,
         tails={} if slo is None else _tails(slo, times, num_failed, question.asked),
+        drafts=_draft_use(result),
         binding=binding_of(result, step_time),
+    )
+
+
+def _draft_use(result: SimulationResult) -> DraftUse | None:
+    totals = result.totals
+    if not totals.num_drafts:
+        return None
+    num_ticks = sum(totals.binding_ticks.values())
+    return DraftUse(
+        verified=totals.num_drafts,
+        accepted=totals.num_accepted,
+        acceptance=round(totals.num_accepted / totals.num_drafts, NUM_DIGITS),
+        tokens_per_step=round(1 + totals.num_accepted / totals.num_draft_rows, NUM_DIGITS),
+        making=round(totals.draft_ticks / num_ticks, NUM_DIGITS),
     )
 
 

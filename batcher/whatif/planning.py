@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.whatif.deployments import Deployment, Limit, Value
+from batcher.whatif.drafting import Gain, gain_of
 from batcher.whatif.measuring import Outcome, Question, good_share, measure, problem_of, score_of
 from batcher.whatif.relief import Analysis, Edge, Relief, Removal
 from batcher.whatif.search import Ladder, LeastSearch, Score, Searched, rate_of
@@ -32,6 +33,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     binding, reliefs, removal: see batcher.whatif.relief; of the next value, or of the nearest.
     contradictions: values tried that are easier than `value`, and yet not enough.
     trials: all that were tried, in the order of their values.
+    gain: what drafts gain `deployment`, None if it has none.
     """
 
     searched: Searched
@@ -50,6 +52,7 @@ class Plan(Struct, frozen=True, kw_only=True):
     removal: Removal | None
     contradictions: list[Trial]
     trials: list[Trial]
+    gain: Gain | None
 
 
 def find_plan(
@@ -108,6 +111,11 @@ def find_plan(
         removal=analysis.removal,
         contradictions=[trials.trial_of(number) for number in search.contradictions],
         trials=[trials.trial_of(number) for number in sorted(search.scores)],
+        gain=gain_of(
+            ladder.deployment_of(best),
+            len(question.workload.jobs),
+            lambda deployment: measure(question, deployment).tokens_per_s,
+        ),
     )
 
 

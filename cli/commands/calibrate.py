@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from batcher.speculation.settings import SPECULATION_SETTINGS
+
 from .. import shared
 from ..help import argument, option
 from ..options import SchedulingOptions, as_command, scheduling_group
@@ -34,7 +36,7 @@ class CalibrateOptions:
     meta: str | None = shared.meta(REQUESTS)
     batch: int | None = option(REQUESTS, "Requests that were run at once at most.", "N", **_COUNT)
     scheduling: SchedulingOptions = scheduling_group(
-        REQUESTS, without=("check", "profile", "kv_memory")
+        REQUESTS, without=("check", "profile", "kv_memory", *SPECULATION_SETTINGS)
     ).field
     tries: int | None = option(REQUESTS, "Simulations at most.  [default: 200]", "N", **_COUNT)
     holdout: float | None = option(

@@ -9,8 +9,9 @@ import typer
 from batcher.settings import SETTINGS, Setting
 
 from .. import shared
+from ..config import OF_REQUESTS
 from ..help import DECODING, INPUT, OUTPUT, OptionGroup, flag, option
-from ..options import SCHEDULING, TIME, as_command, help_of, refuse_nan
+from ..options import SCHEDULING, SPECULATION, TIME, as_command, help_of, refuse_nan
 
 EXAMPLES = """\b
 Examples:
@@ -19,10 +20,18 @@ Examples:
     --profile rtx4090_llama3.1-8b --slo ttft=0.5,tpot=50ms --sort goodput
 """
 _PROFILES = "A profile, FILE.yaml, constant:SECONDS or roofline:MODEL:GPU.  [default: constant:1]"
+_DRAFTS = {
+    "draft_tokens": ("Drafts of a row in a step, or none; it needs --draft-acceptance.", "N"),
+    "draft_acceptance": ("How likely a draft is accepted if those before it are.", "SHARE"),
+    "draft_cost": ("What a draft costs, as a share of a step.  [default: 0]", "SHARE"),
+}
 
 quiet_option = partial(flag, OUTPUT, "No progress and no notes: only problems.", "-q")
 run_config_option = partial(
-    shared.config, INPUT, "defaults for --batch, --model and --seed, and the settings of models"
+    shared.config,
+    INPUT,
+    "defaults for --batch, --model and --seed, and the settings of models",
+    OF_REQUESTS - set(_DRAFTS),
 )
 
 
@@ -44,6 +53,7 @@ def axes_group(*, as_lists: bool) -> OptionGroup:
                 for name, setting in SETTINGS.items()
             },
             "profile": kind(TIME, _PROFILES, "NAME"),
+            **{name: kind(SPECULATION, *text) for name, text in _DRAFTS.items()},
         },
         read=dict,
     )

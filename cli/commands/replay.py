@@ -2,12 +2,14 @@
 
 from dataclasses import dataclass
 
+from batcher.speculation.settings import SPECULATION_SETTINGS
+
 from .. import shared
 from ..help import DECODING, INPUT, OUTPUT, argument, flag, option
 from ..options import MAX_BATCH, TIME, SchedulingOptions, as_command, scheduling_group
 
 # It computes no token, a log has neither priorities nor deadlines, and its profile is no clock.
-NOT_TAKEN = ("check", "preempt_for", "profile", "kv_memory")
+NOT_TAKEN = ("check", "preempt_for", "profile", "kv_memory", *SPECULATION_SETTINGS)
 
 EXAMPLES = """\b
 Examples:

@@ -1,14 +1,17 @@
 """`batchdecode verify`: proves that outputs do not depend on the batch, or shows where they do."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from .. import shared
 from ..config import OF_MODELS
 from ..help import INPUT, OUTPUT, flag, option
-from ..options import as_command
+from ..options import as_command, speculation_group
+
+if TYPE_CHECKING:
+    from batcher.speculation.settings import SpeculationSettings
 
 VERIFYING = "Verifying"
 MAX_SETTINGS = 100_000
@@ -26,6 +29,7 @@ class VerifyOptions:
     chat: bool = shared.chat()
     checkpoint: dict[str, Any] = shared.checkpoint_group().field
     grammar_timeout: float = shared.grammar_timeout()
+    speculation: "SpeculationSettings | None" = speculation_group().field
     settings: int = option(
         VERIFYING,
         "Number of settings to decode everything with.",

@@ -134,10 +134,15 @@ class SeriesWriter:
     """
 
     def __init__(self, sink: Sink, interval: float | None) -> None:
-        from batcher.metrics.timeseries import SeriesRow, TimeSeries  # noqa: PLC0415 - few runs need it
+        from batcher.metrics.timeseries import (  # noqa: PLC0415 - few runs need it
+            DRAFT_COLUMNS,
+            SeriesRow,
+            TimeSeries,
+        )
 
         self._sink, self.series = sink, TimeSeries(interval)
-        self._header: tuple[str, ...] | None = SeriesRow.__struct_fields__
+        self._columns, self._draft_columns = SeriesRow.__struct_fields__, DRAFT_COLUMNS
+        self._has_header = False
 
     def write_known(self) -> None:
         """Write the rows that are known by now."""
@@ -157,10 +162,12 @@ class SeriesWriter:
 
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        if self._header is not None:
-            writer.writerow(self._header)
-            self._header = None
-        writer.writerows(rows)
+        num_left_out = 0 if self.series.has_drafts else len(self._draft_columns)
+        num_columns = len(self._columns) - num_left_out
+        if not self._has_header:
+            writer.writerow(self._columns[:num_columns])
+            self._has_header = True
+        writer.writerows(row[:num_columns] for row in rows)
         self._sink.write(text.getvalue().encode())
 
 

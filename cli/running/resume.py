@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from batcher.events import RunEvent
 from batcher.formats.requests import ParsedLine, RequestParser
 from batcher.settings import DEFAULT_SCHEDULING, PREFIX_CACHE_WORDS, SchedulingSettings
+from batcher.speculation.settings import SPECULATION_SETTINGS
 from batcher.transformer.settings import TRANSFORMER_SETTINGS, is_checkpoint
 from batcher.validation import ModelCapabilities
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What decides the results of a run, and whether it has come to its end.
 
-    scheduling, step_time: as the first line of a trace has them, but with the policy.
+    scheduling, step_time, speculation: as the first line of a trace has them, but with the policy.
     input_sha256: None if the run cannot be continued: its input cannot be read again, what it did
     depended on how fast it was, or there are token events among the results.
     """
@@ -44,6 +45,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     batch: int
     scheduling: SchedulingSettings = DEFAULT_SCHEDULING
     step_time: dict[str, Any] = {}
+    speculation: dict[str, Any] = {}
     keep_order: bool
     chat: bool = False
     input_sha256: str | None
@@ -135,6 +137,7 @@ def prepare(options: RunOptions, requests: OpenInput, run: RunEvent) -> Resumpti
         batch=run.batch,
         scheduling=options.scheduling.settings(),
         step_time=run.step_time,
+        speculation=run.speculation,
         keep_order=options.keep_order,
         chat=options.chat,
         input_sha256=requests.digest() if is_repeatable else None,
@@ -248,6 +251,8 @@ def _check_same_run(output: str, earlier: RunRecord | None, now: RunRecord) -> N
     if earlier.batch != now.batch:
         reasons.append(f"--batch was {earlier.batch}, now it is {now.batch}")
     reasons += _scheduling_differences(earlier, now)
+    if earlier.speculation != now.speculation:
+        reasons += _speculation_differences(earlier.speculation, now.speculation)
     if earlier.keep_order != now.keep_order:
         reasons.append(f"it was begun {'with' if earlier.keep_order else 'without'} --keep-order")
     if earlier.chat != now.chat:
@@ -305,6 +310,15 @@ def _scheduling_differences(earlier: RunRecord, now: RunRecord) -> list[str]:
         differences = _differences(earlier.step_time, now.step_time)
         reasons += [f"--profile: {difference}" for difference in differences]
     return reasons
+
+
+def _speculation_differences(then: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    return [
+        f"--{name.replace('_', '-')} was {then.get(name, 'not set')}, "
+        f"now it is {now.get(name, 'not set')}"
+        for name in SPECULATION_SETTINGS
+        if then.get(name) != now.get(name)
+    ]
 
 
 def _setting(name: str, value: Any) -> str:

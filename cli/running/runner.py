@@ -105,6 +105,7 @@ class RunSetup:
                 is_streaming=options.stream,
                 is_checked=bool(scheduling.check),
                 grammar_timeout=options.grammar_timeout,
+                speculation=scheduling.speculation,
             )
         except MemoryError as error:
             raise BatchdecodeError(f"there is no memory for so many blocks: {error}") from error

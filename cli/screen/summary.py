@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 from batcher.metrics.distributions import Distribution, SecondsDistribution
 from batcher.metrics.slo import Goodput
+from batcher.metrics.speculation import Speculation
 from batcher.metrics.summary import RunSummary
 
 from .cells import counted, duration, fill, number, percent, printable, whole_percent
@@ -12,6 +13,7 @@ from .terminal import can_print
 MAX_SECONDS = 60
 WIDTH = 80
 INDENT, GAP = "  ", "   "
+MAX_POSITIONS = 8  # of drafts
 GREEN, YELLOW, RED, DIM, RESET = "\x1b[32m", "\x1b[33m", "\x1b[31m", "\x1b[2m", "\x1b[0m"
 
 IDLE_CAUSES = {
@@ -75,6 +77,7 @@ def render_summary(
         _least_steps(summary),
         *timed_lines(summary, kv_bytes_per_token),
         *_control(summary),
+        *_drafts(summary.speculation),
         _files(summary, files),
     ]
     shown = [line for line in lines if line]
@@ -268,6 +271,30 @@ def _control(summary: RunSummary) -> list[str]:
     if summary.forks:
         parts.append(f"beams: {counted(summary.forks, 'fork')}")
     return [f"  {line}" for line in fill(parts, "   ", WIDTH - 2)] if parts else []
+
+
+def _drafts(found: Speculation | None) -> list[str]:
+    """Return lines of what drafts brought, and what they cost, where there were any."""
+    if found is None:
+        return []
+    accepted = percent(found.accepted, found.drafted)
+    shares = [whole_percent(at.share) for at in found.by_position[:MAX_POSITIONS]]
+    shares += ["..."] if len(found.by_position) > MAX_POSITIONS else []
+    speedup = found.speedup
+    times = f"{number(speedup.measured)} (expected {number(speedup.expected)})"
+    if speedup.in_time is not None:
+        times += f", {number(speedup.in_time)} in time"
+    parts = [
+        f"drafts: {accepted} of {found.drafted:,} accepted",
+        f"by position {' '.join(shares)}",
+        f"{number(found.tokens_per_step)} tokens per drafting step",
+        f"speedup {times}",
+        f"{percent(found.wasted, 1)} of positions wasted",
+    ]
+    changes = {name: getattr(found.changes, name) for name in found.changes.__struct_fields__}
+    told = [f"{name} {count:,}" for name, count in changes.items() if count]
+    parts += [f"number of drafts changed: {', '.join(told)}"] if told else []
+    return [f"{INDENT}{line}" for line in fill(parts, GAP, WIDTH - 2)]
 
 
 def _files(summary: RunSummary, files: RunFiles) -> str:

@@ -2,7 +2,16 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from batcher.events import AdmitEvent, BlockedEvent, Decision, FinishEvent, PreemptEvent
+from batcher.events import (
+    AcceptEvent,
+    AdmitEvent,
+    BlockedEvent,
+    Decision,
+    DraftEvent,
+    FinishEvent,
+    PreemptEvent,
+    SpeculateEvent,
+)
 from batcher.explaining.differences import Change, Parting, RunComparison, RunTotals, role_of
 from batcher.explaining.story import Story
 from batcher.timeline.records import label_of
@@ -23,6 +32,7 @@ _TOTALS = {
     "recomputed": "tokens preempted",
     "cached": "tokens found in the cache",
 }
+_DRAFT_TOTALS = {"drafted": "tokens drafted", "accepted": "drafts accepted"}
 
 
 def describe(comparison: RunComparison, name_a: str, name_b: str) -> list[str]:
@@ -102,12 +112,27 @@ def decided(decision: Decision) -> str:
         case BlockedEvent():
             needed = f", {counted(decision.blocks, 'block')} needed" if decision.blocks else ""
             return f"blocks {label} ({decision.reason}{needed})"
+        case DraftEvent() | AcceptEvent() | SpeculateEvent():
+            return _of_drafts(decision, label)
         case FinishEvent():
             tokens = counted(decision.tokens, "token")
             return f"ends {label} in slot {decision.slot} ({decision.reason}, {tokens})"
         case _:
             tokens = counted(decision.tokens, "token")
             return f"computes {tokens} of {label}, {decision.left:,} left"
+
+
+def _of_drafts(decision: DraftEvent | AcceptEvent | SpeculateEvent, label: str) -> str:
+    """Return what was decided about drafts, or what became of them."""
+    match decision:
+        case DraftEvent():
+            return f"drafts {counted(decision.tokens, 'token')} for {label} in slot {decision.slot}"
+        case AcceptEvent():
+            drafts = counted(decision.tokens, "draft")
+            return f"accepts {drafts} of {label} in slot {decision.slot}"
+        case SpeculateEvent():
+            drafts = f"{counted(decision.tokens, 'draft')} a step"
+            return f"wants {drafts} for {label} from then on ({decision.reason})"
 
 
 def _reasons(comparison: RunComparison) -> Iterator[str]:
@@ -169,7 +194,8 @@ def _change_rows(changes: Sequence[Change]) -> Iterator[list[str]]:
 
 def _total_rows(a: RunTotals, b: RunTotals) -> Iterator[list[str]]:
     yield ["", "A", "B", "B - A"]
-    for field, title in _TOTALS.items():
+    has_drafts = a.drafted or b.drafted
+    for field, title in (_TOTALS | (_DRAFT_TOTALS if has_drafts else {})).items():
         in_a, in_b = getattr(a, field), getattr(b, field)
         digits = 3 if isinstance(in_a, float) else 0
         yield [title, f"{in_a:,.{digits}f}", f"{in_b:,.{digits}f}", f"{in_b - in_a:+,.{digits}f}"]

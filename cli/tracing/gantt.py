@@ -1,25 +1,20 @@
 """The gantt of a run as lines of text: all of it as shades, then the part worth a look as bars."""
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import islice
-from operator import attrgetter
+from collections.abc import Collection, Iterator, Sequence
 
 from batcher.timeline import EVERYTHING, Selection, Timeline
-from batcher.timeline.records import SlotSpan, Wait, is_follower
-from batcher.timeline.step_counts import Stretch, clip
+from batcher.timeline.drafts import StepDrafts
+from batcher.timeline.records import SlotSpan, is_follower
 
 from ..screen.cells import cell_width, counted, cut_middle, fill, printable, whole_percent
 from . import gantt_chart as chart
+from .gantt_drafts import draft_marks, legend_of
+from .gantt_zoom import choose_zoom, usual_length
 
 MIN_WIDTH = 40
 MAX_ROWS = 16
 MAX_CELLS_PER_STEP = 8
 MIN_CELLS_PER_BAR = 2
-MAX_LABEL_CELLS = 6
-MAX_ZOOM_CELLS_PER_STEP = 4
-LABEL_MARGIN = 2
-MAX_SHARE = 2 / 3
 
 
 def render_gantt(
@@ -66,13 +61,15 @@ class _Page:
     def title(self) -> list[str]:
         """Return what run it is."""
         timeline = self.timeline
-        num_busy = num_requests = num_sequences = num_preemptions = 0
+        num_busy = num_requests = num_sequences = num_preemptions = num_drafted = num_accepted = 0
         running = set()
         for span in timeline.spans:
             num_busy += span.end - span.start
             num_sequences += not span.resumed
             num_requests += not (span.resumed or span.index or is_follower(span))
             num_preemptions += span.preemption is not None
+            num_drafted += span.drafted
+            num_accepted += span.accepted
             if span.outcome is None:
                 running.add(span.id)
         parts = [
@@ -85,6 +82,8 @@ class _Page:
             parts.append(counted(num_sequences, "sequence"))
         if num_preemptions:
             parts.append(counted(num_preemptions, "preemption"))
+        if num_drafted:
+            parts.append(f"{num_accepted:,} of {counted(num_drafted, 'draft')} accepted")
         if running:
             parts.append(f"{len(running):,} still running")
         return fill(parts, f" {self.glyphs.dot} ", self.page_width)
@@ -118,16 +117,17 @@ class _Page:
         if any(frame):
             ends = self.glyphs.cut.join(map(self._printable, frame))
             what = [*what, "ids " + cut_middle(ends, 24, self.glyphs.cut)]
-        legend = self._legend(spans)
+        legend = self._legend(spans, zoom)
         *lines, last = fill(what, ", ", self.page_width)
         gap = self.chart_width - cell_width(last) - len("  ".join(legend))
         if gap > 1:
             return [*lines, f"{last}{' ' * gap}{'  '.join(legend)}"]
         return [*filter(None, [*lines, last]), *fill(legend, "  ", self.page_width)]
 
-    def _legend(self, spans: Collection[SlotSpan]) -> list[str]:
+    def _legend(self, spans: Collection[SlotSpan], zoom: range) -> list[str]:
         """Return what the marks in the bars of `spans` mean."""
         glyphs = self.glyphs
+        most_drafted = max((one.drafted for one in self._drafts_in(zoom)), default=0)
         entries = {
             f"{glyphs.admitted} admitted": True,
             f"{glyphs.broken} failed": any(chart.has_failed(span) for span in spans),
@@ -136,21 +136,26 @@ class _Page:
             f"{glyphs.preempted} preempted": any(span.preemption for span in spans),
             "#n sample or beam n": any(span.index for span in spans),
             f"{glyphs.forked}n goes on as beam n": any(span.forks for span in spans),
+            legend_of(self._scale(zoom), most_drafted): most_drafted > 0,
             "~ negative prompt": any(span.role == "negative" for span in spans),
         }
         return [entry for entry, is_there in entries.items() if is_there]
 
     def close_up(self, zoom: range) -> list[str]:
         """Return the steps of `zoom` as bars, or as shades where there are too many for that."""
-        scale = chart.Scale.fit(zoom, self.num_cells, MAX_CELLS_PER_STEP)
+        scale = self._scale(zoom)
         rows = self._bars(scale) if self._has_bars(zoom) else self._shades(scale)
         return [*self._axis(scale), *rows, self._queue(scale)]
+
+    def _scale(self, zoom: range) -> chart.Scale:
+        """Return how the steps of `zoom` fill the cells of a row."""
+        return chart.Scale.fit(zoom, self.num_cells, MAX_CELLS_PER_STEP)
 
     def _has_bars(self, zoom: range) -> bool:
         """Return whether the usual request of `zoom` is more than a speck as a bar."""
         if len(zoom) <= self.num_cells:
             return True
-        usual = _usual_length(self._spans_in(zoom)) or len(zoom)
+        usual = usual_length(self._spans_in(zoom)) or len(zoom)
         return usual * self.num_cells >= MIN_CELLS_PER_BAR * len(zoom)
 
     def _spans_in(self, steps: range) -> Iterator[SlotSpan]:
@@ -158,6 +163,11 @@ class _Page:
         slots = frozenset(self.slots)
         chosen = Selection(start=steps.start, stop=steps.stop, slots=slots)
         return self.timeline.select_spans(chosen)
+
+    def _drafts_in(self, steps: range) -> Iterator[StepDrafts]:
+        """Yield the drafts of the slots that have rows."""
+        slots = frozenset(self.slots)
+        return (drafts for drafts in self.timeline.drafts_in(steps) if drafts.slot in slots)
 
     def _labels_of(self, spans: Collection[SlotSpan]) -> dict[str, str]:
         """Return what to write for each label: it, without what all ids have in common."""
@@ -181,10 +191,11 @@ class _Page:
             by_slot[span.slot].append(span)
         busy = {slot: sum(len(scale.clip(span)) for span in held) for slot, held in by_slot.items()}
         shown = self._shown(busy)
+        marks = draft_marks(self._drafts_in(scale.steps), scale)
         rows = [
             self._row(
                 f"slot {slot}",
-                chart.bar_row(by_slot[slot], labels, scale, self.glyphs),
+                chart.bar_row(by_slot[slot], labels, scale, self.glyphs, marks.get(slot, {})),
                 _percent(busy[slot], len(scale.steps)),
             )
             for slot in shown
@@ -258,122 +269,3 @@ def _group_name(group: Sequence[int]) -> str:
 def _percent(part: int, whole: int) -> str:
     """Return a share such that 0% is nothing and 100% is all."""
     return whole_percent(part / whole) if whole else "0%"
-
-
-def choose_zoom(timeline: Timeline, selection: Selection, num_cells: int) -> tuple[range, str]:
-    """Return the steps to draw as bars in `num_cells`, and why these ("" where that is plain).
-
-    What `selection` names goes first; a run that nearly fits is shown whole.
-    """
-    everything = range(timeline.num_steps)
-    window = timeline.window(selection)
-    if window and window != everything:
-        return window, ""
-    around = _around_requests(timeline, selection.request_ids)
-    if around:
-        return around, ""
-    num_steps = _readable_steps(timeline, num_cells)
-    if len(everything) <= max(num_cells, num_steps / MAX_SHARE):
-        return everything, ""
-    return _worst_bubble(timeline, num_steps) or _longest_queue(timeline, num_steps)
-
-
-def _around_requests(timeline: Timeline, request_ids: frozenset[str]) -> range:
-    """Return the steps in which the requests run, and a little around; none for none.
-
-    Of requests that never ran, those in which they wait.
-    """
-    if not request_ids:
-        return range(0)
-    chosen = Selection(request_ids=request_ids)
-    found: list[SlotSpan] | list[Wait] = list(timeline.select_spans(chosen))
-    found = found or list(timeline.select_waits(chosen))
-    first = min((span.start for span in found), default=0)
-    stop = max((span.end for span in found), default=0)
-    margin = (stop - first + 9) // 10
-    return range(max(0, first - margin), min(timeline.num_steps, stop + margin))
-
-
-def _readable_steps(timeline: Timeline, num_cells: int) -> int:
-    """Return how many steps to show in `num_cells` so that usual bars have room for a label."""
-    length = _usual_length(timeline.spans)
-    widths = sorted(cell_width(span.label) for span in islice(timeline.spans, 1000))
-    cells_per_bar = min(widths[len(widths) // 2], MAX_LABEL_CELLS) + LABEL_MARGIN
-    if length >= cells_per_bar:
-        return num_cells * (length // cells_per_bar)
-    return num_cells // min(MAX_ZOOM_CELLS_PER_STEP, -(-cells_per_bar // length))
-
-
-def _usual_length(spans: Iterable[SlotSpan]) -> int:
-    """Return how many steps the one in the middle takes, by length; 0 if there is none."""
-    lengths = Counter(span.end - span.start for span in spans)
-    middle = lengths.total() // 2
-    for length, number in sorted(lengths.items()):
-        middle -= number
-        if middle < 0:
-            return length
-    return 0
-
-
-def _worst_bubble(timeline: Timeline, num_steps: int) -> tuple[range, str] | None:
-    """Return the `num_steps` with the most idle slot-steps, the bubble in their middle.
-
-    The end of the run, when nothing is left to admit, is not a bubble.
-    """
-    last_admission = max(span.start for span in timeline.spans)
-    worst = first = last = 0
-    start, num_idle = 0, sum(s.total for s in _idle(timeline, last_admission, range(num_steps)))
-    for stop, change in _window_changes(timeline, last_admission, num_steps):
-        if num_idle > worst:
-            worst, first, last = num_idle, start, start
-        if num_idle == worst and not change and last == start:
-            last = stop
-        start, num_idle = stop, num_idle + change * (stop - start)
-    if num_idle > worst:
-        worst, first, last = num_idle, start, start
-    if not worst:
-        return None
-    middle = (first + last) // 2
-    reason = f"worst bubble: {worst:,} idle slot-step{'s' * (worst > 1)}"
-    return range(middle, middle + num_steps), reason
-
-
-def _idle(timeline: Timeline, last_admission: int, steps: range) -> Iterator[Stretch]:
-    """Yield how many slots are idle in `steps`, none from the last admission on."""
-    for start, stop, occupied in clip(timeline.occupied(), steps):
-        if start < last_admission:
-            yield Stretch(start, min(stop, last_admission), timeline.num_slots - occupied)
-        if stop > last_admission:
-            yield Stretch(max(start, last_admission), stop, 0)
-
-
-def _window_changes(
-    timeline: Timeline, last_admission: int, num_steps: int
-) -> Iterator[tuple[int, int]]:
-    """Yield by how much each step changes what is idle in the window of `num_steps` it begins.
-
-    It is the same for each step up to the one that is yielded with it.
-    """
-    end = timeline.num_steps
-    leaving = _idle(timeline, last_admission, range(end - num_steps))
-    coming = _idle(timeline, last_admission, range(num_steps, end))
-    _, left_stop, left = next(leaving, (0, 0, 0))
-    _, right_stop, right = next(coming, (0, 0, 0))
-    start = 0
-    while start < end - num_steps:
-        stop = min(left_stop, right_stop - num_steps)
-        yield stop, right - left
-        start = stop
-        if left_stop == stop:
-            _, left_stop, left = next(leaving, (0, 0, 0))
-        if right_stop == stop + num_steps:
-            _, right_stop, right = next(coming, (0, 0, 0))
-
-
-def _longest_queue(timeline: Timeline, num_steps: int) -> tuple[range, str]:
-    """Return the `num_steps` around the step in which the most requests wait."""
-    longest = max(timeline.waiting(), key=attrgetter("num"))
-    peak = longest.num
-    start = min(max(longest.start - num_steps // 2, 0), timeline.num_steps - num_steps)
-    reason = f"longest queue: {peak:,} waiting" if peak else "the start, as nothing ever waited"
-    return range(start, start + num_steps), reason

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import count, takewhile
 from os.path import commonprefix
 from string import digits
+from types import MappingProxyType
 
 from batcher.timeline.records import SlotSpan
 from batcher.timeline.step_counts import Stretch, clip
@@ -66,6 +67,11 @@ class Scale:
         if num_steps > max_cells:
             return cls(steps, max_cells)
         return cls(steps, num_steps * min(max_cells // num_steps, max_cells_per_step))
+
+    @property
+    def cells_per_step(self) -> int:
+        """How many cells show a step; 0 if several steps share one."""
+        return self.num_cells // len(self.steps)
 
     def steps_at(self, cell: int) -> range:
         """Return the steps that `cell` shows, at least one."""
@@ -136,11 +142,16 @@ def level_row(counts: Sequence[int], peak: int, glyphs: ChartGlyphs) -> str:
 
 
 def bar_row(
-    spans: Sequence[SlotSpan], labels: Mapping[str, str], scale: Scale, glyphs: ChartGlyphs
+    spans: Sequence[SlotSpan],
+    labels: Mapping[str, str],
+    scale: Scale,
+    glyphs: ChartGlyphs,
+    marks: Mapping[int, str] = MappingProxyType({}),
 ) -> str:
     """Return the row of one slot: its sequences as bars, each with its label where that fits.
 
     spans: those of the slot that `scale` shows, by start.  labels: what to write for each label.
+    marks: what to write over the bars, by cell; where that has no room, what comes before its `/`.
     """
     cells, shares = [" "] * scale.num_cells, busy_shares(_busy(spans, scale), scale)
     for number, span in enumerate(spans):
@@ -154,19 +165,35 @@ def bar_row(
             cells[last] = _end_mark(span, glyphs) or cells[last]
         if span.start in steps:
             cells[first] = glyphs.admitted
+    free: set[int] = set()
     for number, span in enumerate(spans):
-        steps = scale.clip(span)
-        first, last = scale.first_cell(steps[0]) + 1, scale.last_cell(steps[-1])
-        first = max([first, *(cell + 1 for cell in _prefill_cells(span, scale)[-1:])])
-        bar = glyphs.bars[number % 2]
-        label = cut_to_room(labels[span.label], _room(cells[first : last + 1], bar), glyphs.cut)
-        _write(cells, first, label)
-        if span.forks:
-            label_end = first + cell_width(label)
-            for cell, mark in _fork_marks(span, scale, glyphs.forked):
-                if cell >= label_end:
-                    _write(cells, cell, mark[: _room(cells[cell : cell + len(mark)], bar)])
+        label = labels[span.label]
+        free.update(_write_label(cells, span, label, scale, glyphs, glyphs.bars[number % 2]))
+    for cell, mark in marks.items():
+        for text in (mark, mark.partition("/")[0]):
+            if free.issuperset(range(cell, cell + len(text))):
+                _write(cells, cell, text)
+                break
     return "".join(cells)
+
+
+def _write_label(
+    cells: list[str], span: SlotSpan, label: str, scale: Scale, glyphs: ChartGlyphs, bar: str
+) -> list[int]:
+    """Write a label and the forks of its beam over its `bar`; return where that is still to see.
+
+    The cell behind the label is not among these.
+    """
+    steps = scale.clip(span)
+    first, last = scale.first_cell(steps[0]) + 1, scale.last_cell(steps[-1])
+    first = max([first, *(cell + 1 for cell in _prefill_cells(span, scale)[-1:])])
+    text = cut_to_room(label, _room(cells[first : last + 1], bar), glyphs.cut)
+    _write(cells, first, text)
+    label_end = first + cell_width(text)
+    for cell, mark in _fork_marks(span, scale, glyphs.forked):
+        if cell >= label_end:
+            _write(cells, cell, mark[: _room(cells[cell : cell + len(mark)], bar)])
+    return [cell for cell in range(label_end + bool(text), last + 1) if cells[cell] == bar]
 
 
 def _prefill_cells(span: SlotSpan, scale: Scale) -> range:

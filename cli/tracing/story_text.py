@@ -7,13 +7,15 @@ from typing import NamedTuple
 
 from msgspec.structs import astuple
 
-from batcher.events import PreemptReason, RejectEvent
+from batcher.events import PreemptReason, RejectEvent, SpeculateReason
 from batcher.explaining.story import Arrival, Cause, Part, Story, StorySpan
+from batcher.explaining.story_drafts import DraftChange, StoryDrafts
 from batcher.timeline.records import SpanPreemption
 
-from ..screen.cells import counted
+from ..screen.cells import counted, whole_percent
 
 MAX_NAMES = 3
+MAX_POSITIONS = 8  # of drafts
 _SHORT_CAUSES: Mapping[Cause, str] = {
     "slots": "for a slot",
     "queue": "for others before it in the queue",
@@ -136,6 +138,10 @@ def _rounds(story: Story, spans: Sequence[StorySpan], start: int) -> str:
     ]
     if waits:
         sums.insert(0, f"{counted(counts['wait'], 'step')} waiting ({_by_cause(waits)})")
+    drafts = [span.drafts for span in spans if span.drafts is not None]
+    if drafts:
+        accepted, drafted = sum(d.accepted for d in drafts), sum(d.drafted for d in drafts)
+        sums.append(f"{accepted:,} of {counted(drafted, 'draft')} accepted")
     lost = sum(span.preemption.tokens for span in spans if span.preemption is not None)
     return (
         f"waited, was resumed and preempted again {len(spans):,} times: {', '.join(sums)}; "
@@ -201,8 +207,39 @@ def _span(story: Story, span: StorySpan, previous: StorySpan | None) -> Iterator
     yield f"computed {what} in {_taken(story, span.start, prefill_end)}{came}"
     if prefill_end < span.end:
         yield f"generated for {_taken(story, prefill_end, span.end)}"
+    if span.drafts is not None:
+        yield from _drafts(span.drafts)
     if span.preemption is not None:
         yield _preemption(story, span, span.preemption)
+
+
+def _drafts(drafts: StoryDrafts) -> Iterator[str]:
+    """Yield what drafts brought it, and why there were more of them, or fewer, in the end."""
+    if drafts.steps:
+        places = drafts.by_position[:MAX_POSITIONS]
+        shares = " ".join(whole_percent(accepted / drafted) for drafted, accepted in places)
+        more = " ..." if len(drafts.by_position) > MAX_POSITIONS else ""
+        drafted, steps = counted(drafts.drafted, "draft"), counted(drafts.steps, "step")
+        yield (
+            f"was given {drafts.accepted:,} of {drafted} in {steps}, beside the token of each; "
+            f"by position {shares}{more}"
+        )
+    if drafts.last_change is not None:
+        yield _change(drafts.last_change, drafts.changes)
+
+
+_WHY_CHANGED: dict[SpeculateReason, str] = {
+    "gain": "more were worth their time",
+    "cost": "more were not worth their time",
+    "failure": "what proposes them failed",
+}
+
+
+def _change(change: DraftChange, number: int) -> str:
+    """Return how many drafts were wanted in the end, and why."""
+    wanted = "no more drafts" if not change.tokens else f"{counted(change.tokens, 'draft')} a step"
+    how_often = f", the last of {number:,} changes" if number > 1 else ""
+    return f"{wanted} from step {change.step + 1:,} on: {_WHY_CHANGED[change.reason]}{how_often}"
 
 
 _GAVE_WAY: dict[PreemptReason, str] = {

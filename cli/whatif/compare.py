@@ -6,6 +6,7 @@ from batcher.metrics.slo import parse_slo
 from batcher.scheduling.checks import check_effects
 from batcher.whatif.comparing import DEFAULT_GROWTH, GridCell, compare
 from batcher.whatif.deployments import AXES, Deployment, grid_of
+from batcher.whatif.drafting import beside_none, check_drafts
 from batcher.whatif.measuring import Question
 
 from ..commands.compare import CompareOptions
@@ -26,10 +27,12 @@ def compare_requests(options: CompareOptions) -> int:
         WriteError, BrokenPipeError: the output takes no more.
     """
     slo = None if options.slo is None else parse_slo(options.slo)
-    grid = grid_of(
-        {name: AXES[name].values(text) for name, text in options.axes.items()}, Deployment()
-    )
+    values = {name: AXES[name].values(text) for name, text in options.axes.items()}
+    if "draft_tokens" in values:
+        values["draft_tokens"] = beside_none(values["draft_tokens"])
+    grid = grid_of(values, Deployment())
     check_effects(options.axes, [deployment.scheduling for deployment in grid])
+    check_drafts(options.axes, grid)
     column = None if options.sort is None else column_of(options.sort)
     workload = read_workload(options)
     if not options.quiet:

@@ -8,6 +8,7 @@ from batcher.errors import BatchdecodeError
 from batcher.metrics.slo import parse_slo
 from batcher.scheduling.checks import check_effects
 from batcher.whatif.deployments import AXES, Deployment, Limit, Value, grid_of
+from batcher.whatif.drafting import Gain, check_drafts
 from batcher.whatif.measuring import Question, good_share
 from batcher.whatif.planning import Plan, find_plan
 from batcher.whatif.relief import Relief
@@ -79,6 +80,7 @@ def _base_of(options: PlanOptions, searched: Searched) -> tuple[Deployment, Depl
     (base,) = grid_of(values, Deployment())
     tried = AXES[searched].set(base, 1) if searched in AXES else base
     check_effects(axes, [tried.scheduling])
+    check_drafts(axes, [tried])
     return base, tried
 
 
@@ -131,6 +133,8 @@ def _details(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     if plan.binding:
         yield "binding", _binding(plan)
     yield from filter(itemgetter(1), (("helps", _helps(plan)), ("no help", _useless(plan))))
+    if plan.gain is not None:
+        yield "drafts", _drafts(plan.deployment, plan.gain)
     shares = sorted(plan.outcome.binding.shares.items(), key=lambda item: -item[1])
     yield "time", [f"{BINDS[name]} {whole_percent(share)}" for name, share in shares]
     if plan.contradictions:
@@ -219,6 +223,20 @@ def _option(relief: Relief) -> str:
 
 def _value(relief: Relief) -> str:
     return f"{relief.value:,}" if isinstance(relief.value, int) else str(relief.value)
+
+
+def _drafts(deployment: Deployment, gain: Gain) -> list[str]:
+    """Return what drafts gain, what theory expects of them, and where they are to be left out."""
+    speeds = f"{number(gain.tokens_per_s)} tokens/s with {deployment.draft_tokens}"
+    parts = [
+        f"{speeds} and {number(gain.without)} without: {gain.speedup:.3g}x",
+        f"{gain.expected:.3g}x expected where verifying is free",
+        f"return {gain.simple:.3g}",
+    ]
+    if gain.off_from is None:
+        return [*parts, "worth it at all larger batches tried"]
+    at_once = gain.off_from == deployment.batch
+    return [*parts, "leave them out" if at_once else f"off from batch {gain.off_from:,} on"]
 
 
 def _contradictions(plan: Plan) -> list[str]:

@@ -11,7 +11,8 @@ from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.whatif.comparing import GridCell, settings_of, varied
-from batcher.whatif.deployments import AXES, show_value
+from batcher.whatif.deployments import AXES, Axis, Deployment, show_value
+from batcher.whatif.drafting import off_from
 from batcher.whatif.measuring import Outcome
 
 from ..screen.cells import aligned, counted, number, printable, whole_percent
@@ -40,6 +41,14 @@ class Column(Struct, frozen=True):
         """Return its number for `cell` as people read it."""
         value = self.value_of(cell)
         return "-" if value is None else self.show(value)
+
+
+class SpeedupColumn(Column, frozen=True):
+    """How many times as fast a cell is as the same without drafts."""
+
+    def value_of(self, cell: GridCell) -> Number:
+        """Return its number for `cell`."""
+        return cell.speedup
 
 
 def _latency(metric: str, percent: str) -> Column:
@@ -74,6 +83,14 @@ COLUMNS = {
         Column("budget", "", "budget", lambda outcome: outcome.budget_used, whole_percent),
         Column("preemptions", "", "preempt", lambda outcome: outcome.preemptions, _count, -1),
         Column("hits", "prefix", "hits", lambda outcome: outcome.prefix_hits, whole_percent),
+        Column(
+            "accepted",
+            "drafts",
+            "accepted",
+            lambda o: o.drafts.acceptance if o.drafts else None,
+            whole_percent,
+        ),
+        SpeedupColumn("speedup", "", "speedup", lambda _: None, lambda value: f"{value:.3g}x"),
         Column("failed", "", "failed", lambda outcome: outcome.failed, _count, -1),
     )
 }
@@ -129,6 +146,7 @@ def table_of(cells: Sequence[GridCell]) -> str:
         rows.append([*settings, *numbers, _binding(cell), "knee" if cell.is_knee else ""])
     lines = aligned(rows, range(len(axes) + len(columns)))
     notes = dict.fromkeys(note for cell in cells for note in _notes(cell))
+    notes |= dict.fromkeys(_where_drafts_gain(cells, axes))
     return "".join(f"{line}\n" for line in [*lines, *notes])
 
 
@@ -155,6 +173,7 @@ def json_of(cells: Sequence[GridCell]) -> str:
                 "settings": settings_of(cell.deployment),
                 "problem": cell.problem,
                 "is_knee": cell.is_knee,
+                "speedup": cell.speedup,
                 "outcome": cell.outcome,
             }
         ).decode()
@@ -183,6 +202,28 @@ def _notes(cell: GridCell) -> Iterator[str]:
             f"failed: {outcome.failed:,} of {counted(total, 'request')} can never run, "
             f"they do not fit into {blocks} of {counted(scheduling.block_size, 'token')}"
         )
+
+
+def _where_drafts_gain(cells: Sequence[GridCell], axes: Sequence[Axis]) -> Iterator[str]:
+    """Yield for each row of batches with drafts from which on they are to be left out."""
+    batch = AXES["batch"]
+    families: dict[Deployment, list[tuple[int, float]]] = {}
+    for cell in cells:
+        if cell.speedup is not None:
+            family = families.setdefault(batch.set(cell.deployment, 1), [])
+            family.append((cell.deployment.batch, cell.speedup))
+    for deployment, gains in families.items():
+        settings = (
+            f"{axis.title} {show_value(axis, axis.value_of(deployment))}"
+            for axis in axes
+            if axis is not batch
+        )
+        least, smallest = off_from(gains), min(gains)[0]
+        if least is None:
+            told = "worth it at the largest batch, too"
+        else:
+            told = "never worth it" if least == smallest else f"off from batch {least:,} on"
+        yield f"{printable(', '.join(settings))}: {told}"
 
 
 def _binding(cell: GridCell) -> str:

@@ -24,6 +24,7 @@ sys.path.append(str(Path(__file__).parents[2]))  # cli/, which is installed as b
 import bare
 import workload
 from constraints import constraints
+from drafts import drafts
 from models import models
 from paging import paging
 from pictures import pictures
@@ -32,6 +33,7 @@ from report import Row
 from sampling import sampling
 from simulation import simulation
 from soak import soak
+from speculation import speculation
 from stops import stops
 
 from batcher import Engine, Request, SimulatedModel
@@ -264,6 +266,8 @@ BENCHMARKS = {
         stops,
         sampling,
         models,
+        drafts,
+        speculation,
         quality,
         constraints,
         simulation,

@@ -69,7 +69,7 @@ def test_results_are_the_same_bytes_in_every_batch_and_those_of_the_golden(weigh
             assert told(run("--batch", batch, "--weights", weights, *blocks)) == expected
     golden = (GOLDEN / f"tiny-{weights}.jsonl").read_text()
     for line, kept in zip(expected.splitlines(), golden.splitlines(), strict=True):
-        assert json.loads(line) == alike(json.loads(kept))
+        assert json.loads(line) == alike(json.loads(kept), 1e-3 if weights == "fp32" else 0.05)
 
 
 def test_a_batch_of_one_gives_the_same_bytes(tmp_path):
@@ -83,13 +83,16 @@ def test_a_batch_of_one_gives_the_same_bytes(tmp_path):
         assert one == many
 
 
-def alike(value):
-    """The value, in which floats are equal to those nearby: kernels differ between machines."""
+def alike(value, distance):
+    """The value, in which floats are equal to those nearby: kernels differ between machines.
+
+    By the last bit, in float32, which may round an activation to another integer with int8.
+    """
     if isinstance(value, dict):
-        return {name: alike(part) for name, part in value.items()}
+        return {name: alike(part, distance) for name, part in value.items()}
     if isinstance(value, list):
-        return [alike(part) for part in value]
-    return pytest.approx(value, abs=1e-3) if isinstance(value, float) else value
+        return [alike(part, distance) for part in value]
+    return pytest.approx(value, abs=distance) if isinstance(value, float) else value
 
 
 def test_verify_proves_it_with_log_probabilities():
@@ -115,12 +118,12 @@ def test_low_memory_shows_in_no_byte_and_a_run_goes_on_without_it(folder):
 def test_low_memory_is_for_integers():
     done = run("--low-memory")
     assert done.returncode == 2
-    assert "low_memory keeps integers packed: set weights to int8-channel, too" in done.stderr
+    assert "--low-memory keeps integers packed: give --weights int8-channel, too" in done.stderr
 
 
 def test_fast_math_is_near():
     exact, fast = (results_of(run(*option)) for option in ([], ["--fast-math"]))
-    assert fast["owl", 0]["logprobs"] == alike(exact["owl", 0]["logprobs"])
+    assert fast["owl", 0]["logprobs"] == alike(exact["owl", 0]["logprobs"], 1e-3)
 
 
 # -- options ---------------------------------------------------------------------------------------

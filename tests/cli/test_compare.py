@@ -66,6 +66,24 @@ def test_processes_change_nothing(tmp_path):
     assert len(one.splitlines()) == 4
 
 
+def test_drafts_are_compared_with_none():
+    drafts = ("--draft-tokens", "2,4", "--draft-acceptance", "0.7", "--batch", "1")
+    cells = rows_of(CHAT, *PROFILE, *drafts)
+    assert [cell["settings"]["draft_tokens"] for cell in cells] == [None, 2, 4]
+    assert [cell["speedup"] is None for cell in cells] == [True, False, False]
+    text = batchdecode("compare", CHAT, *PROFILE, *drafts, "-q").stdout.decode()
+    assert text.splitlines()[-2:] == [
+        f"drafts {n}: worth it at the largest batch, too" for n in (2, 4)
+    ]
+
+
+def test_a_file_says_nothing_of_assumed_drafts(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("draft: ngram\ndraft-tokens: '4'\n")
+    (cell,) = rows_of(CHAT, "--config", path)
+    assert cell["settings"]["draft_tokens"] is None
+
+
 def test_csv_has_all_settings_and_numbers():
     done = batchdecode("compare", CHAT, "--batch", "4,16", "--kv-blocks", "none", "--csv")
     rows = list(csv.DictReader(io.StringIO(done.stdout.decode())))
@@ -130,10 +148,12 @@ def test_a_pipe_is_as_good_as_a_file():
         (["--profile", "wall"], "wall, the time that steps really take, is for run"),
         (["--policy", "sfj"], "unknown policy 'sfj'; did you mean sjf?"),
         (["--profile", "x"], "unknown profile x; known: rtx4090_llama3.1-8b"),
-        (["--sort", "speed"], "--sort: unknown column 'speed' (known: throughput, requests"),
+        (["--sort", "speed"], "unknown column 'speed'; did you mean speedup? (known: throughput"),
         (["--slo", "ttft=1h"], "unknown unit 'h'; known: s, ms, us"),
         (["--kv-blocks", "lots"], "--kv-blocks 'lots': expected a whole number"),
         (["--batch", "8", "--max-batch-tokens", "4"], "no combination of settings makes sense"),
+        (["--draft-tokens", "4"], "--draft-tokens needs --draft-acceptance"),
+        (["--draft-cost", "0.1"], "--draft-cost has no effect without --draft-tokens"),
         (["--json", "--csv"], "--json and --csv exclude each other"),
     ],
 )

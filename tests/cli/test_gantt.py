@@ -5,16 +5,18 @@ import pytest
 from by_step import by_step
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_drafts import DraftedJob, drafted_workloads, play_drafts
 from reference_paged import CROWDED, Limits, paged_workloads, play_paged
 from reference_schedule import DESIGN_JOBS, Job, jobs_of, play, workloads
 from reference_units import beams, guided, play_units, samples, unit_workloads
 
 from batcher.events import AdmitEvent, ArriveEvent, DropEvent, FinishEvent, RunEvent
 from batcher.timeline import EVERYTHING, Selection, Timeline
+from batcher.timeline.drafts import StepDrafts
 from batcher.timeline.records import Fork, SlotSpan
 from batcher.timeline.step_counts import Stretch
 from cli.screen.cells import cell_width
-from cli.tracing.gantt import choose_zoom, render_gantt
+from cli.tracing.gantt import render_gantt
 from cli.tracing.gantt_chart import (
     ASCII,
     UNICODE,
@@ -27,6 +29,8 @@ from cli.tracing.gantt_chart import (
     level_row,
     shaded_row,
 )
+from cli.tracing.gantt_drafts import draft_marks
+from cli.tracing.gantt_zoom import choose_zoom
 
 
 def timeline_of(jobs, batch=2):
@@ -321,6 +325,101 @@ def test_a_fork_is_marked_where_the_beam_goes_on(forks, scale, row):
 def test_a_mark_of_a_fork_spoils_no_label_and_no_other_mark():
     span = SlotSpan(0, "a-b", 0, 0, 4, "error", "beam", forks=(Fork(0, 0), Fork(2, 1)))
     assert bar_row([span], {"a-b": "a-b"}, Scale(range(4), 8), ASCII) == "|a-b==/x"
+
+
+SPECULATING = SlotSpan(0, "a", 0, 0, 8, "length", drafted=9, accepted=3)
+
+
+def marks_of(drafts, scale):
+    steps = [StepDrafts(step, 0, 9, *numbers) for step, *numbers in drafts]
+    return draft_marks(steps, scale).get(0, {})
+
+
+@pytest.mark.parametrize(
+    ("drafts", "scale", "row"),
+    [
+        ([(2, 4, 3), (4, 4, 0)], Scale(range(8), 32), "┃a━━━━━━3/4━━━━━0/4━━━━━━━━━━━━━"),
+        ([(2, 4, 3), (3, 4, 4)], Scale(range(8), 24), "┃a━━━━3━━4━━━━━━━━━━━━━━"),
+        ([(2, 12, 10), (3, 12, 0)], Scale(range(8), 32), "┃a━━━━━━10━━0━━━━━━━━━━━━━━━━━━━"),
+        ([(2, 12, 10), (3, 12, 9)], Scale(range(8), 16), "┃a━━+━9━━━━━━━━━"),
+        ([(3, 4, 3), (4, 4, 0), (5, 9, 9)], Scale(range(8), 8), "┃a━309━━"),
+        ([(2, 4, 3), (4, 4, 0)], Scale(range(8), 4), "┃a━━"),
+        ([(4, 4, 3), (5, 4, 1), (6, 4, 0)], Scale(range(12), 6), "┃a━0  "),
+        ([(6, 4, 3), (7, 4, 1), (5, 4, 0)], Scale(range(8), 4), "┃a━2"),
+        ([(1, 4, 3), (2, 4, 3), (3, 4, 2)], Scale(range(8), 8), "┃a━2━━━━"),
+        ([(5, 4, 3), (6, 4, 1)], Scale(range(4, 8), 16), "━a━━3/4━1/4━━━━━"),
+    ],
+)
+def test_a_step_that_verified_drafts_says_how_many_were_accepted(drafts, scale, row):
+    marks = marks_of(drafts, scale)
+    assert bar_row([SPECULATING], {"a": "a"}, scale, UNICODE, marks) == row
+
+
+def test_marks_of_drafts_spoil_no_label_and_no_other_mark():
+    first = SlotSpan(0, "a", 0, 0, 4, "error", drafted=9)
+    second = SlotSpan(0, "long", 0, 4, 8, "length", drafted=9)
+    scale = Scale(range(8), 16)
+    marks = marks_of([(1, 2, 2), (3, 4, 3), (5, 4, 2), (7, 4, 1)], scale)
+    row = bar_row([first, second], {"a": "a", "long": "long"}, scale, ASCII, marks)
+    assert row == "|a====3x|long-1-"
+    wide = Scale(range(8), 32)
+    marks = marks_of([(3, 4, 3), (7, 44, 1)], wide)
+    row = bar_row([first, second], {"a": "a", "long": "long"}, wide, ASCII, marks)
+    assert row == "|a==========3/4x|long-------1---"
+
+
+def test_a_mark_that_meets_another_one_is_its_first_number():
+    span = SlotSpan(0, "a", 0, 0, 3, "error", drafted=4)
+    marks = {9: "13/44"}
+    assert bar_row([span], {"a": "a"}, Scale(range(3), 14), UNICODE, marks) == "┃a━━━━━━━13━━x"
+
+
+def speculating(length, **options):
+    jobs = [DraftedJob("a", 3, length), DraftedJob("b", 3, length, speculates=False)]
+    return render_gantt(Timeline.from_events(play_drafts(jobs, 2, 3).events), **options)
+
+
+def test_a_run_that_speculates():
+    assert speculating(9, width=80) == [
+        "9 steps · 2 slots · 83% busy · 2 requests · 3 of 7 drafts accepted",
+        "                                              ┃ admitted  n/m drafts accepted",
+        "  step 0             2             4             6             8",
+        "       ┬─────────────┬─────────────┬─────────────┬─────────────┬──────  busy",
+        "slot 0 ┃a━━━━━3/5━━━━0/1━━━━0/1━━━━━━━━━━━━━━━━━━                        67%",
+        "slot 1 ┃b━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━  100%",
+        " queue                                                                  max 0",
+    ]
+
+
+def test_a_run_that_speculates_in_a_narrow_terminal_without_unicode():
+    assert speculating(30, width=44, ascii_only=True) == [
+        "30 steps - 2 slots - 72% busy - 2 requests",
+        "17 of 25 drafts accepted",
+        "               | admitted  n drafts accepted",
+        "  step 0         10        20",
+        "       +---------+---------+---------  busy",
+        "slot 0 |a=0==1=22252                    43%",
+        "slot 1 |b============================  100%",
+        " queue                                 max 0",
+    ]
+
+
+def test_a_slot_without_drafts_has_no_legend_of_them():
+    lines = speculating(9, selection=Selection(slots=frozenset({1})), width=80)
+    assert lines[1].strip() == "┃ admitted"
+
+
+def test_of_a_run_that_speculates_for_long_a_cell_tells_the_mean():
+    assert speculating(300, width=60)[2].endswith("┃ admitted  n drafts accepted a step")
+
+
+@given(drafted_workloads(), st.booleans(), st.integers(40, 120), st.booleans())
+def test_any_timeline_of_drafts_can_be_drawn(workload, is_timed, width, ascii_only):
+    timeline = Timeline.from_events(play_drafts(*workload, is_timed=is_timed).events)
+    lines = render_gantt(timeline, width=width, ascii_only=ascii_only)
+    assert max(map(cell_width, lines)) <= width
+    has_drafts = any(span.drafted for span in timeline.spans)
+    assert ("accepted" in " ".join(lines)) == has_drafts
 
 
 def test_what_still_runs_is_counted():

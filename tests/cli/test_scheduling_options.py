@@ -7,6 +7,7 @@ import pytest
 from process import batchdecode, lines_of, workload
 
 from batcher.settings import SchedulingSettings
+from batcher.speculation.settings import SpeculationSettings
 from cli.config import OF_SCHEDULING
 from cli.options import SchedulingOptions
 
@@ -41,7 +42,8 @@ def pretend_to_have_stopped(folder, size):
 
 
 def test_there_is_an_option_for_every_setting():
-    assert {*SchedulingSettings.__struct_fields__, "check", "profile", "kv_memory"} == OF_SCHEDULING
+    settings = {*SchedulingSettings.__struct_fields__, *SpeculationSettings.__struct_fields__}
+    assert settings | {"check", "profile", "kv_memory"} == OF_SCHEDULING
 
 
 def test_what_is_given_is_in_the_trace(folder):

@@ -1,9 +1,12 @@
 import pytest
+from msgspec.structs import replace
+from reference_drafts import DraftedJob, play_drafts
 from reference_schedule import Job, jobs_of, play
 from reference_units import beams, guided, play_units, samples
 
 from batcher.events import AdmitEvent, ArriveEvent, EndEvent, RunEvent
 from batcher.metrics.run_metrics import RunMetrics
+from batcher.metrics.speculation import DraftChanges, PositionAcceptance
 from cli.screen.summary import RunFiles, render_summary
 
 
@@ -59,6 +62,37 @@ def test_it_fits_a_terminal_of_eighty_columns():
     files = RunFiles(results="results.jsonl", trace="run.trace.jsonl")
     jobs = [Job(f"r{number}", 70, number * 34.0) for number in range(400)]
     assert max(map(len, lines_of(summary_of(jobs), files))) <= 80
+
+
+def drafts_of(*lengths, is_timed=False):
+    metrics = RunMetrics()
+    jobs = [DraftedJob(f"r{number}", 9, length) for number, length in enumerate(lengths)]
+    metrics.observe(play_drafts(jobs, 2, 3, is_timed=is_timed).events)
+    return metrics.summary()
+
+
+def test_a_run_that_speculates_tells_what_its_drafts_brought():
+    assert lines_of(drafts_of(400, 300))[-4:] == [
+        "  computed 1,071 positions, no padding",
+        "  drafts: 49.8% of 707 accepted   by position 67% 45% 51% 29% 16%",
+        "  2.25 tokens per drafting step   speedup 2.02 (expected 1.9)",
+        "  33.1% of positions wasted   number of drafts changed: gain 34",
+    ]
+
+
+def test_the_speedup_is_also_told_in_time_where_that_is_known():
+    lines = lines_of(drafts_of(400, 300, is_timed=True))
+    assert lines[-2].endswith("   speedup 2.11 (expected 1.95), 2.11 in time")
+
+
+def test_lines_of_drafts_fit_whatever_their_numbers():
+    summary = drafts_of(9)
+    shares = [PositionAcceptance(10**9, 10**9, 1.0)] * 64
+    changes = DraftChanges(gain=123_456, cost=123_456, failure=12_345)
+    found = replace(summary.speculation, by_position=shares, changes=changes, drafted=10**15)
+    lines = lines_of(replace(summary, speculation=found))
+    assert max(map(len, lines)) <= 80
+    assert any(f"by position {'100% ' * 8}..." in line for line in lines)
 
 
 def test_long_lines_of_control_and_idle_slots_fit_too():

@@ -60,6 +60,18 @@ def test_a_run_that_is_stopped_leaves_the_rows_up_to_there(tmp_path):
     assert sum(int(row["steps"]) for row in rows) == len(rows)
 
 
+def test_a_run_with_drafts_has_columns_for_them(tmp_path):
+    (tmp_path / "in.jsonl").write_bytes(lines_of(*workload(4)))
+    options = ["--draft", "simulated:0.8", "--timeseries", "t.csv", "--summary-json", "s.json"]
+    done = batchdecode("run", "in.jsonl", "-b", 2, *options, "-q", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    rows = rows_of((tmp_path / "t.csv").read_bytes())
+    assert list(rows[0]) == [*COLUMNS, "drafted", "accepted"]
+    found = json.loads((tmp_path / "s.json").read_bytes())["speculation"]
+    for column in ("drafted", "accepted"):
+        assert sum(int(row[column]) for row in rows) == found[column] > 0
+
+
 def test_goodput_is_told_where_an_slo_is_given(tmp_path):
     (tmp_path / "in.jsonl").write_bytes(lines_of(*workload(9)))
     options = ["-b", 2, "--slo", "ttft=12,tpot=1500ms", "--summary-json", "s.json"]

@@ -10,14 +10,19 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 from batcher.events import (
+    AcceptEvent,
     AdmitEvent,
     ArriveEvent,
+    DraftEvent,
     EndEvent,
     FinishEvent,
     ForkEvent,
     JumpEvent,
     RejectEvent,
+    RollbackEvent,
     RunEvent,
+    SpeculateEvent,
+    StepsEvent,
 )
 from batcher.formats.openai import CHAT_OPTIONS, COMPLETION_OPTIONS
 from batcher.formats.requests import ParsedLine, RequestParser
@@ -137,6 +142,7 @@ NEW_VALUES = {
     "heal": FLAGS,
     "states": STATES | NUMBERS,
     "initial_state": TEXTS,
+    "speculate": FLAGS,
     "session": TEXTS,
     "cache_salt": TEXTS,
 }
@@ -385,6 +391,11 @@ EVENTS = [
     AdmitEvent(0, 0.0, "a", 0, 1, "empty"),
     AdmitEvent(0, 0.0, "a", 0, 1, "empty", "negative"),
     JumpEvent(1, 1.0, "a", 0, 1, 3),
+    DraftEvent(1, 1.0, "a", 0, 1, 9, 4),
+    AcceptEvent(1, 1.0, "a", 0, 1, 9, 1),
+    RollbackEvent(1, 1.0, "a", 0, 1, 10, 3, 1),
+    SpeculateEvent(1, 1.0, "a", 0, 1, 0, "failure"),
+    StepsEvent(1, [2.0], [1], [4], [1], [2], [0], [0], drafts=[4]),
     ForkEvent(1, 1.0, "a", 0, 1, 2),
     FinishEvent(3, 3.0, "a", 0, 1, "stop", [1, 2], 4),
     FinishEvent(3, 3.0, "a", 1, 1, "unused", None, 4, "beam"),

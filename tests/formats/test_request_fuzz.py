@@ -180,6 +180,7 @@ RULES |= {
     "heal": lambda v: v is None or type(v) is bool,
     "states": lambda v: v is None,
     "initial_state": lambda v: v is None,
+    "speculate": lambda v: v is None or type(v) is bool,
     "session": lambda v: v is None or is_text(v),
     "cache_salt": lambda v: v is None or is_text(v),
 }

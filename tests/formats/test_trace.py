@@ -1,19 +1,25 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_drafts import drafted_workloads, play_drafts
 from reference_schedule import DESIGN_JOBS, play, workloads
 from reference_units import play_units, unit_workloads
 
 from batcher.errors import BatchdecodeError
 from batcher.events import (
+    AcceptEvent,
     AdmitEvent,
     ArriveEvent,
+    DraftEvent,
     EndEvent,
     FinishEvent,
     ForkEvent,
     JumpEvent,
     RejectEvent,
+    RollbackEvent,
     RunEvent,
+    SpeculateEvent,
+    StepsEvent,
 )
 from batcher.formats.trace import encode_events, is_trace, read_trace
 
@@ -72,6 +78,48 @@ def lines_of(data):
             '{"event":"jump","step":3,"time":3.0,"id":"a","index":1,"slot":2,"tokens":7}',
         ),
         (
+            DraftEvent(3, 3.0, "a", 1, 2, 9, 4),
+            (
+                '{"event":"draft","step":3,"time":3.0,"id":"a","index":1,"slot":2,'
+                '"position":9,"tokens":4}'
+            ),
+        ),
+        (
+            AcceptEvent(3, 3.0, "a", 1, 2, 9, 1),
+            (
+                '{"event":"accept","step":3,"time":3.0,"id":"a","index":1,"slot":2,'
+                '"position":9,"tokens":1}'
+            ),
+        ),
+        (
+            RollbackEvent(3, 3.0, "a", 1, 2, 10, 3),
+            (
+                '{"event":"rollback","step":3,"time":3.0,"id":"a","index":1,"slot":2,'
+                '"position":10,"tokens":3}'
+            ),
+        ),
+        (
+            RollbackEvent(3, 3.0, "a", 1, 2, 10, 3, 1),
+            (
+                '{"event":"rollback","step":3,"time":3.0,"id":"a","index":1,"slot":2,'
+                '"position":10,"tokens":3,"blocks":1}'
+            ),
+        ),
+        (
+            SpeculateEvent(3, 3.0, "a", 1, 2, 0, "cost"),
+            (
+                '{"event":"speculate","step":3,"time":3.0,"id":"a","index":1,"slot":2,'
+                '"tokens":0,"reason":"cost"}'
+            ),
+        ),
+        (
+            StepsEvent(3, [4.0], [1], [2], [1], [3], [0], [0], drafts=[2]),
+            (
+                '{"event":"steps","step":3,"ends":[4.0],"decodes":[1],"prefills":[2],"rows":[1],'
+                '"blocks":[3],"prefill_padding":[0],"decode_padding":[0],"drafts":[2]}'
+            ),
+        ),
+        (
             ForkEvent(3, 3.0, "a", 1, 2, 0),
             '{"event":"fork","step":3,"time":3.0,"id":"a","index":1,"slot":2,"parent":0}',
         ),
@@ -97,6 +145,12 @@ def test_what_is_written_is_read_back(jobs, batch):
 @given(unit_workloads())
 def test_samples_partners_and_beams_are_read_back(workload):
     events = play_units(*workload, 5).events
+    assert list(read_trace(lines_of(encode_events(events)))) == events
+
+
+@given(drafted_workloads(), st.booleans())
+def test_drafts_are_read_back(workload, is_timed):
+    events = play_drafts(*workload, is_timed=is_timed).events
     assert list(read_trace(lines_of(encode_events(events)))) == events
 
 

@@ -16,6 +16,7 @@ from batcher.metrics.resources import (
     PrefixHits,
 )
 from batcher.metrics.slo import METRICS, UNITS, Goodput
+from batcher.metrics.speculation import DraftChanges, PositionAcceptance, Speculation, Speedup
 from batcher.metrics.summary import RunSummary, Throughput
 from batcher.metrics.timeseries import SeriesRow
 
@@ -24,14 +25,18 @@ DOCUMENTED = set(re.findall(r"`([^`\n]+)`", PAGE))
 RECORDS = [
     BudgetUse,
     Computed,
+    DraftChanges,
     Goodput,
     BlockedSteps,
     KvUse,
     Latencies,
+    PositionAcceptance,
     Preemptions,
     PrefixHits,
     SecondsDistribution,
     SeriesRow,
+    Speculation,
+    Speedup,
     Throughput,
 ]
 
@@ -42,7 +47,7 @@ def test_every_field_is_defined(record):
 
 
 def test_every_optional_part_of_the_summary_is_defined():
-    optional = RunSummary.__struct_fields__[-9:]
+    optional = RunSummary.__struct_fields__[-10:]
     assert optional[0] == "latencies"
     assert set(optional) <= DOCUMENTED
 

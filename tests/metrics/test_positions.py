@@ -16,6 +16,8 @@ from batcher.formats.trace import encode_events, read_trace
 from batcher.metrics.positions import Positions
 from batcher.metrics.run_metrics import RunMetrics
 from batcher.settings import SchedulingSettings
+from batcher.speculation.settings import SpeculationSettings
+from batcher.timeline import Timeline
 
 PLAIN = SchedulingSettings()
 LIMITED = [
@@ -59,9 +61,10 @@ def counted(
     batch_size: int = 4,
     abort_after: Collection[int] = (),
     break_off_after: int | None = None,
+    speculation: SpeculationSettings | None = None,
 ) -> Positions:
     """What the summary of a run says, and that of its trace; the oldest request may be aborted."""
-    engine = Engine(model, batch_size, settings=settings)
+    engine = Engine(model, batch_size, settings=settings, speculation=speculation)
     waiting = [engine.add(request) for request in requests]
     events = [engine.run_event()]
     while engine.has_work and engine.num_steps != break_off_after:
@@ -77,6 +80,7 @@ def counted(
     metrics.observe(events)
     again.observe(read_trace(encode_events(events).splitlines(keepends=True)))
     assert again.summary(num_steps) == metrics.summary(num_steps)
+    Timeline.from_events(events).check_integrity()
     return metrics.summary(num_steps).positions
 
 
@@ -88,10 +92,11 @@ def counted(
     st.integers(0, 3),
     st.sets(st.integers(1, 25), max_size=2),
     st.none() | st.integers(1, 20),
+    st.sampled_from([None, SpeculationSettings(draft="simulated:0.7")]),
 )
 @examples(90)
 def test_positions_are_those_that_the_model_computes(
-    drawn, layout, settings, batch_size, steps_between, abort_after, break_off_after
+    drawn, layout, settings, batch_size, steps_between, abort_after, break_off_after, speculation
 ) -> None:
     model = CountingModel(layout)
     requests = [
@@ -105,6 +110,7 @@ def test_positions_are_those_that_the_model_computes(
         batch_size=batch_size,
         abort_after=abort_after,
         break_off_after=break_off_after,
+        speculation=speculation if layout == "ragged" else None,
     )
     assert found == model.positions
 

@@ -7,7 +7,7 @@ import pytest
 
 from batcher import BatchdecodeError, Engine, Request, Result, SimulatedModel, decode
 from batcher.errors import ModelError
-from batcher.models.base import Batch, Chunk, ModelOutput
+from batcher.models.base import Batch, Chunk, ModelOutput, Pages, can_verify, can_verify_trees
 from batcher.models.loading import as_model
 from batcher.models.tokenizers import ByteTokenizer
 
@@ -226,6 +226,70 @@ def test_logits_that_are_too_large_become_infinite() -> None:
 def test_logits_that_are_none_fail_the_batch(logits: object, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         answer_to(ModelOutput(np.zeros(4, np.int64), {}, logits), [0, 3])
+
+
+class Verifying(Giver):
+    is_paged = verifies_drafts = True
+
+    def allocate_pages(self, num_slots: int, num_blocks: int | None, block_size: int) -> None: ...
+
+
+def after_drafts(output: object) -> ModelOutput:
+    """What the checked model makes of `output`, for a batch of two rows with a draft each."""
+    model = as_model(Verifying(output))
+    model.allocate_pages(4, 9, 4)
+    batch = Batch(4, Pages(4, [[0], [1], [], []], num_blocks=9))
+    for slot in (0, 1):
+        batch.join(Chunk(slot, [1, 2], 0, num_drafts=1))
+    return model.forward(batch)
+
+
+def test_logits_after_drafts_are_handed_on() -> None:
+    output = after_drafts(ModelOutput([1, 2, 0, 0], draft_logits=LOGITS.astype(np.float64)))
+    assert output.tokens.tolist() == [1, 2, 0, 0]
+    assert output.draft_logits.dtype == np.float32
+    assert (output.draft_logits == LOGITS).all()
+    assert answer_to(ModelOutput(np.zeros(4, int), draft_logits=LOGITS), []).draft_logits is None
+
+
+@pytest.mark.parametrize(
+    ("logits", "message"),
+    [
+        (None, r"returned logits of drafts object \[\], not numbers \[2, 4\]"),
+        (LOGITS[:1], r"returned logits of drafts float32 \[1, 4\], not numbers \[2, 4\]"),
+        (LOGITS > 0, r"returned logits of drafts bool \[2, 4\], not numbers"),
+        ([[1.0], [1.0, 2.0]], "raised ValueError"),
+    ],
+)
+def test_logits_of_drafts_that_are_none_fail_the_batch(logits: object, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        after_drafts(ModelOutput(np.zeros(4, np.int64), draft_logits=logits))
+
+
+def test_a_checked_model_verifies_drafts_exactly_if_its_own_does() -> None:
+    for kind, verifies in ((Verifying, True), (Giver, False), (Forking, False)):
+        assert can_verify(as_model(kind(None))) == verifies
+    branching = Verifying(None)
+    assert not can_verify_trees(as_model(branching))
+    branching.verifies_trees = True
+    assert can_verify_trees(as_model(branching))
+    branching.verifies_drafts = False
+    assert not can_verify_trees(as_model(branching))
+    recomputing = Verifying(None)
+    assert not as_model(recomputing).recomputes_drafts
+    recomputing.recomputes_drafts = True
+    assert as_model(recomputing).recomputes_drafts
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "lack"),
+    [("is_paged", False, "is not paged"), ("gives", "tokens", "gives no logits")],
+)
+def test_a_model_that_cannot_verify_drafts_is_told_so(name: str, value: object, lack: str) -> None:
+    model = Verifying(None)
+    setattr(model, name, value)
+    with pytest.raises(BatchdecodeError, match=f"says that it verifies_drafts, and {lack}"):
+        as_model(model)
 
 
 def test_forks_are_handed_on() -> None:

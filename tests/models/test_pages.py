@@ -4,6 +4,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from drafted_trees import is_line, random_parents, way_to
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +13,9 @@ from reference_logits import reference_logits
 from batcher import BatchdecodeError, ModelOutput, SimulatedModel
 from batcher.models.base import Batch, Chunk, Pages, can_page
 from batcher.models.checked import CheckedModel
+from batcher.models.draft_trees import moves_along
 from batcher.models.simulated import reference_next_token
+from batcher.models.simulated_cells import NUM_FIXED, cell_of
 from batcher.models.simulated_hash import hash_after, hashes_after
 
 REFERENCE = SimulatedModel()
@@ -20,18 +23,28 @@ NUM_SLOTS = 5
 
 
 class Row:
-    """A row of a slot: its tokens, how many are computed, how many were before this step."""
+    """A row of a slot: its tokens, how many are computed, how many were before this step.
+
+    drafts: what it has beside its tokens in this step, and parents: which of these each follows.
+    has_gone_back: whether it had any before.
+    """
 
     def __init__(self, tokens: list[int], num_computed: int, num_before: int) -> None:
         self.tokens, self.num_computed, self.num_before = tokens, num_computed, num_before
+        self.drafts: list[int] = []
+        self.parents: list[int] = []
+        self.has_gone_back = False
 
     @property
     def num_new(self) -> int:
         return len(self.tokens) - self.num_computed
 
+    def drafts_to(self, draft: int) -> list[int]:
+        return [self.drafts[number] for number in way_to(draft, self.parents)]
+
 
 class PagedRows:
-    """Rows that share blocks, are cut into chunks, stand still, fork, leave; a pager to try out."""
+    """Rows that share blocks, are cut into chunks, draft, stand still, fork, leave: a pager."""
 
     def __init__(self, model: SimulatedModel | CheckedModel, random: Random) -> None:
         self.model, self.random = model, random
@@ -40,6 +53,7 @@ class PagedRows:
         self.batch = Batch(NUM_SLOTS, self.pages)
         self.counts: dict[int, int] = {}  # block -> how many tables have it
         self.rows: dict[int, Row] = {}
+        self.num_drafts = 0  # that were checked
         is_limited = random.random() < 0.5
         self.pages.num_blocks = 600 if is_limited else 0
         model.allocate_pages(NUM_SLOTS, 600 if is_limited else None, size)
@@ -82,6 +96,23 @@ class PagedRows:
         free = [slot for slot in range(NUM_SLOTS) if slot not in self.rows]
         if decoding and free and self.random.random() < 0.3:
             self.fork(self.random.choice(decoding), self.random.choice(free))
+        if self.random.random() < 0.5:
+            self.spoil()
+
+    def spoil(self) -> None:
+        """Write over all that no row has computed, or had for a draft that was not accepted."""
+        size = self.pages.block_size
+        cells = [
+            cell_of(self.pages, slot, position)
+            for slot, row in self.rows.items()
+            for position in range(row.num_computed, len(self.pages.tables[slot]) * size)
+            if self.counts[self.pages.tables[slot][position // size]] == 1
+        ]
+        values = getattr(self.model, "inner", self.model)._pages._cells.values
+        is_moved = {NUM_FIXED + source for source, _ in self.pages.moves}
+        free = [block for block in range(self.pages.num_blocks) if block not in self.counts]
+        cells += [NUM_FIXED + block * size + offset for block in free for offset in range(size)]
+        values[[cell for cell in cells if cell < len(values) and cell not in is_moved]] = 77
 
     def leave(self, slot: int) -> None:
         del self.rows[slot]
@@ -142,19 +173,38 @@ class PagedRows:
         if stands_still and self.batch.chunks:
             with self.batch.standing_still():
                 self.model.forward(self.batch)
+            self.pages.moves.clear()
         elif self.batch.chunks or yielding:
             self.check(yielding)
             self.pages.moved.clear()
         self.batch.chunks = []
         self.pages.copies.clear()
 
+    def chunk(self, slot: int, start: int, stop: int, *, can_draft: bool) -> Chunk:
+        """Return some tokens of a row, perhaps with drafts behind them, and have blocks for all."""
+        row = self.rows[slot]
+        num_drafts = self.random.choice([0, 0, 1, 3, 9]) if can_draft else 0
+        row.drafts = [self.random.randrange(512) for _ in range(num_drafts)]
+        row.parents = random_parents(self.random, num_drafts)
+        self.own(slot, start, stop + num_drafts)
+        parents = () if is_line(row.parents) else tuple(stop - start + p for p in row.parents)
+        tokens = row.tokens[start:stop] + row.drafts
+        return Chunk(slot, tokens, start, num_drafts=num_drafts, draft_parents=parents)
+
     def decode(self, slot: int) -> None:
-        position = self.rows[slot].num_computed
+        row, position = self.rows[slot], self.rows[slot].num_computed
         before = self.pages.tables[slot].copy()
-        self.own(slot, position, position + 1)
-        if before != self.pages.tables[slot]:
+        chunk = self.chunk(slot, position, position + 1, can_draft=True)
+        if row.drafts:
+            self.pages.moved.pop(slot, None)
+            self.batch.join(chunk)
+        elif before != self.pages.tables[slot] or self.begins_anew(row):
             self.pages.moved[slot] = position
-        self.rows[slot].num_computed += 1
+        row.num_computed += 1
+
+    def begins_anew(self, row: Row) -> bool:
+        """Return whether the cell of a row's token is not behind that of its last step."""
+        return row.has_gone_back or row.num_computed % self.pages.block_size == 0
 
     def add_chunk(self, slot: int, stands_still: bool) -> bool:  # noqa: FBT001 - of the step
         """Plan some of a row's new tokens; return whether it yields."""
@@ -167,8 +217,8 @@ class PagedRows:
         does_yield = count == row.num_new and not stands_still
         if not count and not does_yield:
             return False
-        self.own(slot, start, start + count)
-        chunk = Chunk(slot, row.tokens[start : start + count], start)
+        can_draft = does_yield and count > 0
+        chunk = self.chunk(slot, start, start + count, can_draft=can_draft)
         row.num_computed += count
         if does_yield:
             self.batch.join(chunk)
@@ -178,13 +228,61 @@ class PagedRows:
 
     def check(self, yielding: list[int]) -> None:
         assert self.batch.slots.tolist() == sorted(yielding)
-        tokens = self.model.forward(self.batch).tokens
+        output = self.model.forward(self.batch)
+        self.pages.moves.clear()
+        tokens = output.tokens
+        self.check_drafts(output.draft_logits)
         for slot in yielding:
             row = self.rows[slot]
             assert int(tokens[slot]) == reference_next_token(REFERENCE, row.tokens)
+            row.has_gone_back = bool(row.drafts)
+            accepted = way_to(self.random.randint(-1, len(row.drafts) - 1), row.parents)
             jumped = [self.random.randrange(512) for _ in range(self.random.choice([0, 0, 3]))]
-            row.tokens += [int(tokens[slot]), *jumped]
+            row.tokens += [*[row.drafts[at] for at in accepted], int(tokens[slot]), *jumped]
+            row.num_computed += len(accepted)
+            for chunk in self.batch.chunks:
+                if chunk.slot == slot and accepted:
+                    first = len(chunk.token_ids) - chunk.num_drafts
+                    path = [first + at for at in accepted]
+                    self.pages.moves += moves_along(path, chunk, self.pages)
+            row.drafts = []
+            if row.has_gone_back and self.random.random() < 0.5:  # some blocks are given back
+                self.give_back(slot, row.num_computed)
         self.batch.tokens = tokens
+
+    def check_drafts(self, logits: np.ndarray | None) -> None:
+        """Make sure that the logits after drafts are those of the tokens up to them."""
+        drafting = [self.rows[chunk.slot] for chunk in self.batch.chunks if chunk.num_drafts]
+        if not drafting:
+            assert logits is None
+            return
+        prefixes = [
+            row.tokens + row.drafts_to(draft)
+            for row in drafting
+            for draft in range(len(row.drafts))
+        ]
+        assert (logits == logits_alone(prefixes)).all()
+        self.num_drafts += len(prefixes)
+
+    def give_back(self, slot: int, num_tokens: int) -> None:
+        """Take the blocks from a row that are not needed for so many tokens."""
+        table = self.pages.tables[slot]
+        num_kept = -(-num_tokens // self.pages.block_size)
+        rest = table[num_kept:]
+        del table[num_kept:]
+        self.drop(rest)
+
+
+def logits_alone(prefixes: list[list[int]]) -> np.ndarray:
+    """Return the logits [rows, vocab] after each prefix, computed from its beginning."""
+    REFERENCE.allocate(len(prefixes))
+    batch = Batch(len(prefixes))
+    for slot, prefix in enumerate(prefixes):
+        batch.join(Chunk(slot, prefix, 0))
+    batch.logit_slots = batch.slots
+    logits = REFERENCE.forward(batch).logits
+    assert logits is not None
+    return logits
 
 
 @pytest.mark.parametrize("is_attentive", [False, True])
@@ -199,6 +297,33 @@ def test_rows_that_share_blocks_are_the_function_of_their_prefixes(
     for _ in range(30):
         rows.change()
         rows.step()
+    assert rows.num_drafts > 9
+
+
+@pytest.mark.parametrize("is_attentive", [False, True])
+def test_rows_with_drafts_go_on_after_what_others_compute_in_the_same_step(
+    *, is_attentive: bool
+) -> None:
+    """Each begins behind the token of the one before it, in a block of one token."""
+    model = SimulatedModel(is_attentive=is_attentive)
+    model.allocate_pages(3, 9, 1)
+    batch = Batch(3, Pages(1, [[0, 1, 4], [0, 1, 2, 5, 6], [0, 1, 2, 3, 7]], num_blocks=9))
+    batch.join(Chunk(0, [300], 0))
+    model.forward(batch)
+    drafts = [[400], [401, 402], [403]]
+    batch.chunks = []
+    for slot, own in enumerate(drafts):
+        batch.join(Chunk(slot, [301 + slot, *own], 1 + slot, num_drafts=len(own)))
+    output = model.forward(batch)
+    prefixes = [[300, 301], [300, 301, 302], [300, 301, 302, 303]]
+    expected = [reference_next_token(REFERENCE, prefix) for prefix in prefixes]
+    assert output.tokens.tolist() == expected
+    behind = [
+        prefix + own[:size]
+        for prefix, own in zip(prefixes, drafts, strict=True)
+        for size in range(1, len(own) + 1)
+    ]
+    assert (output.draft_logits == logits_alone(behind)).all()
 
 
 @given(st.integers(0, 2**64 - 1), st.lists(st.integers(0, 511), max_size=70))

@@ -1,5 +1,8 @@
 """A pool without a limit: what can be found again does not make it grow for ever."""
 
+import pytest
+
+from batcher import BatchdecodeError, Engine, Request, SimulatedModel
 from batcher.scheduling import kv_cache
 from batcher.scheduling.blocks import BlockPool
 from batcher.scheduling.cached_blocks import ROOT
@@ -43,3 +46,35 @@ def test_large_blocks_are_fewer(monkeypatch) -> None:
     for content in range(50):
         use(pool, content, 3)
     assert pool.num_total == 12
+
+
+class SizedModel(SimulatedModel):
+    """Says that a token takes a MiB."""
+
+    kv_bytes_per_token: object = 2**20
+
+
+def most_kept(model: SimulatedModel) -> int:
+    settings = SchedulingSettings(prefix_cache=True, block_size=16)
+    engine = Engine(model, 2, settings=settings, is_checked=True)
+    for number in range(60):
+        engine.add(Request(prompt=[number + 5] * 100, max_tokens=1))
+    while engine.has_work:
+        engine.step()
+    return engine.scheduler.kv_cache.pool.num_total
+
+
+def test_blocks_that_take_much_are_fewer() -> None:
+    assert most_kept(SimulatedModel()) >= 60 * 7
+    assert most_kept(SizedModel()) <= 2 * 2**30 // 2**24
+
+
+def test_what_a_model_says_of_its_blocks_is_checked() -> None:
+    model = SizedModel()
+    for told in (0, -1, 1.5, "much", None):
+        model.kv_block_bytes = lambda _, told=told: told
+        with pytest.raises(BatchdecodeError, match="kv_block_bytes gives no number of bytes"):
+            most_kept(model)
+    model.kv_block_bytes = lambda size: size // 0
+    with pytest.raises(BatchdecodeError, match="cannot say what a block of 16 tokens takes"):
+        most_kept(model)

@@ -10,6 +10,7 @@ from batcher.request import PromptSegment
 from batcher.result import Result
 from batcher.scheduling.checks import check_settings
 from batcher.settings import SchedulingSettings
+from batcher.speculation.drafter import Drafter
 from batcher.timing.formulas import ConstantStepTime, ProfileStepTime
 from batcher.timing.loading import step_time_of
 from batcher.timing.step_time import StepTime
@@ -56,9 +57,17 @@ def run_engine(
     settings: SchedulingSettings,
     step_time: StepTime,
     model: SimulatedModel,
+    drafter: Drafter | None = None,
 ) -> EngineRun:
     """Return what the engine does with a simulated model, which ends nothing early."""
-    engine = Engine(model, num_slots, settings=settings, step_time=step_time, is_measured=True)
+    engine = Engine(
+        model,
+        num_slots,
+        settings=settings,
+        step_time=step_time,
+        is_measured=True,
+        speculation=drafter,
+    )
     for request in requests:
         engine.add(request)
     events: list[Event] = []

@@ -28,8 +28,8 @@ from batcher.timing.formulas import ConstantStepTime
 class LoggedSimulation(StepSimulation):
     """A simulation that tells of its steps, each taken by itself, what an engine's events tell."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
         self.log: list[Logged] = []
         self.ends: list[float] = []
         self.blocks: list[int] = []

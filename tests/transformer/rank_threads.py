@@ -52,10 +52,10 @@ class ThreadedDecoder:
             return None
         return Kept({group: t.new_states() for group, t in self.transformers.items()})
 
-    def forward(self, spans: Sequence[object], *kept: "Kept | None"):
+    def forward(self, spans: Sequence[object], store, states=None, num_layers=None):
         def of_rank(group):
-            own = [each if each is None else each.parts[group] for each in kept]
-            return self.transformers[group].forward(spans, *own)
+            own = [kept if kept is None else kept.parts[group] for kept in (store, states)]
+            return self.transformers[group].forward(spans, *own, num_layers)
 
         return self._all(of_rank)
 
@@ -77,3 +77,7 @@ class Kept:
     def copy(self, *arguments: int) -> None:
         for part in self.parts.values():
             part.copy(*arguments)
+
+    def move(self, moves: list[tuple[int, int]]) -> None:
+        for part in self.parts.values():
+            part.move(moves)

@@ -129,8 +129,8 @@ class Rows:
         self.batch.logit_slots = self.batch.slots
         output = self.model.forward(self.batch)
         assert not output.failed
-        for slot, logits in zip(self.batch.slots.tolist(), output.logits, strict=True):
-            assert (logits == alone(self.model, self.rows[slot].tokens)).all()
+        for number, slot in enumerate(self.batch.slots.tolist()):
+            assert (output.logits[number] == alone(self.model, self.rows[slot].tokens)).all()
             self.num_checked += 1
         if self.pages is not None:
             self.pages.moved = {}

@@ -12,6 +12,8 @@ from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
 from rank_threads import RankThreads, ThreadedDecoder
+from test_drafts import logits_behind_a_tree
+from test_first_layers import Pair
 from test_transformer_model import KINDS, REQUESTS, run
 from tiny import tiny_config, tiny_model
 from tiny_ranks import fail, make_tiny, refuse
@@ -227,6 +229,26 @@ def are_gone(pids):
     return not any(map(is_there, pids))
 
 
+class EndedProcess:
+    """A process that was killed; its files are closed a moment before its end can be asked for."""
+
+    def __init__(self, sentinel: int) -> None:
+        self.sentinel, self.exitcode = sentinel, None
+
+    def join(self, timeout: float | None = None) -> None:
+        self.exitcode = -signal.SIGKILL
+
+
+def test_how_a_rank_ended_is_told_though_its_files_are_closed_before():
+    reading, writing = os.pipe()
+    os.close(writing)
+    ranks = object.__new__(RankProcesses)
+    ranks._connections, ranks._processes = [], [EndedProcess(reading)]
+    with pytest.raises(LostModelError, match="rank 0 of 1 was killed by signal 9"):
+        ranks._find_out()
+    os.close(reading)
+
+
 def test_processes_come_to_the_same_and_one_that_is_killed_ends_all():
     short = [request for request in REQUESTS if len(request.prompt) + request.max_tokens <= 128]
     assert any(request.num_beams for request in short)
@@ -240,6 +262,10 @@ def test_processes_come_to_the_same_and_one_that_is_killed_ends_all():
     assert read[-1] == (21, 21)
     assert run(model, 6, short, kv_blocks=60, block_size=4)[0] == alone
     assert run(model.twin(), 4, short)[0] == alone
+    whole = load_transformer(str(TINY), TransformerSettings())
+    for found, expected in zip(Pair(model, 1).drafted(2), Pair(whole, 1).drafted(2), strict=True):
+        assert (found == expected).all()
+    assert (logits_behind_a_tree(model) == logits_behind_a_tree(whole)).all()
     pids = [process.pid for process in model._decoder._processes]
     engine = Engine(model, 2)
     engine.add(Request(prompt=[5], max_tokens=9))

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 from control_requests import SCHEMA
+from drafters import Oracle
 from kinds import KINDS, QWEN3_NEXT
 from msgspec.structs import replace
 from tiny import tiny_model
@@ -15,6 +16,7 @@ from batcher.events import PreemptEvent
 from batcher.models.base import Batch, Chunk
 from batcher.models.transformer import TransformerModel
 from batcher.settings import SchedulingSettings
+from batcher.speculation.settings import SpeculationSettings
 
 
 def requests() -> list[Request]:
@@ -35,6 +37,7 @@ def requests() -> list[Request]:
 
 
 REQUESTS = requests()
+HEAVY = pytest.mark.heavy
 
 
 def plant_nans(engine: Engine, model: TransformerModel) -> None:
@@ -56,6 +59,7 @@ def run(
     requests: list[Request] = REQUESTS,
     *,
     scarcity: float | None = None,
+    speculation: SpeculationSettings | Oracle | None = None,
     **settings: object,
 ) -> tuple[dict, int]:
     """Return what each sample came to, but for when, and how often one was preempted.
@@ -70,7 +74,13 @@ def run(
             for request in requests
         ]
         settings["kv_blocks"] = int(scarcity * max(most))
-    engine = Engine(model, batch_size, settings=SchedulingSettings(**settings), is_checked=True)
+    engine = Engine(
+        model,
+        batch_size,
+        settings=SchedulingSettings(**settings),
+        is_checked=True,
+        speculation=speculation,
+    )
     for request in requests:
         engine.add(request)
     found: dict[tuple[str, int], Result] = {}
@@ -105,6 +115,28 @@ def test_results_are_equal_to_the_bit_under_every_schedule(kind: str) -> None:
         assert found == alone, settings
         num_preemptions += num_preempted
     assert num_preemptions or kind == "window"  # its rows hold few blocks beside three beams
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        kind if kind in {"plain", "gemma3", "qwen3-next"} else pytest.param(kind, marks=HEAVY)
+        for kind in KINDS
+    ],
+)
+def test_drafts_leave_results_equal_to_the_bit(kind: str) -> None:
+    asked = [REQUESTS[0], *REQUESTS[2:6], Request(prompt=[7, 8] * 20, max_tokens=24, logprobs=1)]
+    alone, _ = run(tiny_model(**KINDS[kind]), 3, asked)
+    prompts = {str(number): request.prompt for number, request in enumerate(asked, 1)}
+    known = [(prompts[name], result) for (name, _), result in alone.items()]
+    drafts: list[SpeculationSettings | Oracle] = [Oracle(known, 0.2, 0), Oracle(known, 0.2, 1)]
+    if not kind.startswith("qwen3-next"):
+        drafts[1] = SpeculationSettings(draft="layers:1")
+    for settings in ({}, {"scarcity": 1.15, "block_size": 4, "max_batch_tokens": 40}):
+        for draft in drafts:
+            found, _ = run(tiny_model(**KINDS[kind]), 8, asked, speculation=draft, **settings)
+            assert found == alone, (draft, settings)
+    assert drafts[0].num_accepted
 
 
 def test_whatever_rows_ask_for_recurrent_states_are_those_of_their_tokens() -> None:

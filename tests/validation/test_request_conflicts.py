@@ -134,6 +134,8 @@ ASKING = {
     "heal": {"heal": True},
     "states": {"states": {"a": [Transition("x", None)]}},
     "initial_state": {"states": {"a": [Transition("x", None)]}, "initial_state": "a"},
+    "speculate": {"speculate": False},
+    "draft_tokens": {"draft_tokens": 2},
     **{name: {name: value} for name, value in CONSTRAINTS.items()},
 }
 

@@ -148,8 +148,8 @@ def test_a_copy_that_is_lost_is_caught(monkeypatch):
 def test_blocks_that_are_shared_wrongly_are_caught(monkeypatch):
     begin = KVCache.__init__
 
-    def forgetful(cache, its_settings, contents):
-        begin(cache, its_settings, lambda *asked: (0 for _ in contents(*asked)))
+    def forgetful(cache, its_settings, contents, *others):
+        begin(cache, its_settings, lambda *asked: (0 for _ in contents(*asked)), *others)
 
     monkeypatch.setattr(KVCache, "__init__", forgetful)  # all blocks look alike
     found = verdict_of(PLAIN)

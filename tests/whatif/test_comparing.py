@@ -149,13 +149,17 @@ def test_what_is_no_value_of_an_axis(name, text, message):
 def test_the_columns_of_settings_have_their_order():
     first = ["profile", "batching", "policy", "aging", "preempt_for", "prefill_order"]
     memory = ["prefix_cache", "capacity", "watermark", "block_size", "kv_blocks"]
-    limits = ["max_batch_tokens", "long_prefill_threshold", "batch"]
-    assert list(AXES) == first + memory + limits
+    limits = ["max_batch_tokens", "long_prefill_threshold"]
+    drafts = ["draft_acceptance", "draft_cost", "draft_tokens"]
+    assert list(AXES) == [*first, *memory, *limits, *drafts, "batch"]
 
 
 def test_every_setting_is_an_axis():
     settings = set(Deployment().scheduling.__struct_fields__)
-    assert set(AXES) == settings | {"batch", "profile"}
+    assert set(AXES) == settings | {
+        *("batch", "profile"),
+        *("draft_tokens", "draft_acceptance", "draft_cost"),
+    }
     for name, axis in AXES.items():
         changed = axis.set(deployment_of(8), "x")
         assert settings_of(changed) == settings_of(deployment_of(8)) | {name: "x"}

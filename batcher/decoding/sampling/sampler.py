@@ -5,7 +5,8 @@ and go, and a step is done group by group.  Only log-probabilities, which are re
 min_tokens are looked after row by row.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -193,28 +194,92 @@ class Sampler:
                     self._remember(entry[1], np.array([slot]), np.array([token]))
 
     def sample(
-        self, logits: FloatArray, masks: Masks | None = None, skip: Collection[int] = ()
+        self,
+        logits: FloatArray,
+        masks: Masks | None = None,
+        skip: Collection[int] = (),
+        some: IntArray | None = None,
     ) -> Sampled:
         """Choose a token for every open row and move the rows on; beams wait for `extend`.
 
         logits: [len(self.slots), vocab] in the order of `slots`, left as they are.
         skip: slots whose rows have no logits worth looking at, because the model failed them.
+        some: [rows] the slots, without partners, of the only rows to do that for; the logits are
+        [rows, vocab] then.
         """
+        wanted = self.slots if some is None else some
+        places = self._logit_rows
+        if some is not None:
+            places = np.empty_like(places)
+            places[some] = np.arange(len(some))
         logits = np.ascontiguousarray(logits, np.float32)
-        if logits.shape != (len(self.slots), self._vocab_size):
-            raise InvariantError(f"logits {logits.shape} for {len(self.slots)} rows")
+        if logits.shape != (len(wanted), self._vocab_size):
+            raise InvariantError(f"logits {logits.shape} for {len(wanted)} rows")
         tokens: IntArray = np.zeros(len(self._rows), np.int64)
-        sampled = Sampled(tokens, self._failures(logits, skip), {}, {})
+        sampled = Sampled(tokens, self._failures(logits, wanted, skip), {}, {})
         out = [*skip, *sampled.failed]
         mask_rows = np.full(len(self._rows), NONE)
         if masks is not None:
             mask_rows[masks.slots] = np.arange(len(masks.slots))
         for group in self._groups.values():
             slots = group.slots[~np.isin(group.slots, out)] if out else group.slots
+            if some is not None:
+                slots = slots[np.isin(slots, some)]
             if len(slots):
-                step = _Step(logits, masks, mask_rows[slots], sampled)
+                step = _Step(logits, len(wanted), places, masks, mask_rows[slots], sampled)
                 self._sample_group(group, slots, step)
         return sampled
+
+    def is_memoryless(self, slot: int) -> bool:
+        """Whether a row is given tokens that follow from logits and position alone."""
+        entry = self._rows[slot]
+        return entry is not None and entry[1].is_memoryless
+
+    def choose_ahead(
+        self, slots: IntArray, numbers: IntArray, logits: FloatArray
+    ) -> IntArray | None:
+        """Return what memoryless rows are given so many tokens later, without moving them on.
+
+        slots, numbers: [rows].  logits: [rows, vocab].  None if some of these are of no use.
+        """
+        if not np.isfinite(logits.max(axis=-1)).all():
+            return None
+        tokens = np.empty(len(slots), np.int64)
+        for group in self._groups.values():
+            rows = np.isin(slots, group.slots).nonzero()[0]
+            if not len(rows):
+                continue
+            own = logits if len(rows) == len(slots) else logits[rows]
+            if group.key.params.is_greedy:
+                tokens[rows] = own.argmax(axis=-1)
+            else:
+                at = slots[rows]
+                states = DrawStates(
+                    self._keys[at], self._positions[at] + numbers[rows], self._mu[at]
+                )
+                tokens[rows] = draw(own, states, group.key.params).tokens
+        return tokens
+
+    def move_on(self, slots: IntArray, numbers: IntArray) -> None:
+        """Let memoryless rows have been given so many tokens; slots, numbers: [rows]."""
+        self._positions[slots] += numbers
+
+    @contextmanager
+    def undone(self, slots: IntArray) -> Iterator[None]:
+        """Let rows move on inside, and stand where they stood afterwards; slots: [rows]."""
+        numbers = [state[slots] for state in self._states]
+        seen = {
+            slot: self._seen.read(slot)
+            for slot in slots.tolist()
+            if (entry := self._rows[slot]) is not None and entry[0].params.has_penalties
+        }
+        try:
+            yield
+        finally:
+            for state, before in zip(self._states, numbers, strict=True):
+                state[slots] = before
+            for slot, before_seen in seen.items():
+                self._seen.resume(slot, *before_seen)
 
     def _enter(self, slot: int, row: SamplingRow) -> None:
         key = GroupKey(row.params, row.is_beam, row.is_constrained)
@@ -233,11 +298,13 @@ class Sampler:
         self._is_wanted[[slot] if row.partner is None else [slot, row.partner]] = is_wanted
         self._slots = None
 
-    def _failures(self, logits: FloatArray, skip: Collection[int]) -> dict[int, Failure]:
+    def _failures(
+        self, logits: FloatArray, wanted: IntArray, skip: Collection[int]
+    ) -> dict[int, Failure]:
         """Return why the rows fail whose logits are of no use, and those whose partners' are."""
         maxima = logits.max(axis=-1)  # NaN if any is
         unusable = {
-            int(self.slots[row]): Failure("model-error", _describe(maxima[row]))
+            int(wanted[row]): Failure("model-error", _describe(maxima[row]))
             for row in (~np.isfinite(maxima)).nonzero()[0]
         }
         for slot in skip:
@@ -245,7 +312,7 @@ class Sampler:
         if not unusable:
             return {}
         failed = {}
-        for slot in self.slots.tolist():
+        for slot in wanted.tolist():
             own, partner = unusable.get(slot), unusable.get(int(self._partners[slot]))
             if self._rows[slot] is None or slot in skip:
                 continue
@@ -299,9 +366,9 @@ class Sampler:
 
     def _logits_of(self, slots: IntArray, step: "_Step") -> FloatArray:
         """Return [slots, vocab] what the model gave; not always a copy."""
-        if len(slots) == len(self.slots):
+        if len(slots) == step.num_rows:
             return step.logits
-        return step.logits[self._logit_rows[slots]]
+        return step.logits[step.places[slots]]
 
     def _edit(self, group: Group, slots: IntArray, raw: FloatArray, step: "_Step") -> FloatArray:
         """Return the logits that tokens of the group are chosen by; `raw` itself if unchanged.
@@ -376,9 +443,15 @@ class Sampler:
 
 
 class _Step(NamedTuple):
-    """What a group needs of the step; mask_rows: [slots of the group] where in `masks`, or -1."""
+    """What a group needs of the step.
+
+    logits: [num_rows, vocab].  places: [num_slots] where in them a slot is.
+    mask_rows: [slots of the group] where in `masks`, or -1.
+    """
 
     logits: FloatArray
+    num_rows: int
+    places: IntArray
     masks: Masks | None
     mask_rows: IntArray
     sampled: Sampled

@@ -182,6 +182,14 @@ class StopMatcher:
         read = zip(slots.tolist(), tokens[slots].tolist(), strict=True)
         return [slot for slot, token_id in read if self._ends_with(slot, token_id)]
 
+    def advance_some(self, slots: Iterable[int], tokens: IntArray) -> list[int]:
+        """Let the rows in `slots` alone read their tokens; return those that have ended.
+
+        tokens: [num_slots].
+        """
+        watched = [slot for slot in slots if slot in self.watched]
+        return [slot for slot in watched if self._ends_with(slot, tokens.item(slot))]
+
     def _ends_with(self, slot: int, token_id: int) -> bool:
         """Let the row in `slot` alone read a token; return whether it has ended."""
         state = self._state_after(slot, token_id)

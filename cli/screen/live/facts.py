@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from batcher.timeline.records import label_of
 
-from ..cells import counted, number
+from ..cells import counted, number, whole_percent
 from ..summary import BLOCKED_CAUSES
 from ..view import GaugeReading, RunPlan
 from .state import RunState
@@ -86,6 +86,9 @@ def rates(run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment) ->
     ]
     if plan.is_timed:
         found.append(Fact(5, "", f"engine {number(gauges.now)} s"))
+    if run.fold.num_drafted:
+        share = whole_percent(run.fold.num_accepted / run.fold.num_drafted)
+        found.append(Fact(6, "drafts", f"drafts {share} accepted"))
     if run.num_preempted:
         found.append(Fact(6, "preempted", f"{run.num_preempted:,} preempted"))
     return found
@@ -115,6 +118,9 @@ def plain_line(run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Momen
     found = progress(run, moment)
     if found is not None:
         parts.append(f"{int(found.share * 100)}%, {clock(found.eta)} left")
+    if run.fold.num_drafted:
+        drafted = counted(run.fold.num_drafted, "draft")
+        parts.append(f"{run.fold.num_accepted:,} of {drafted} accepted")
     if run.num_preempted:
         parts.append(counted(run.num_preempted, "preemption"))
     use = gauges.block_use

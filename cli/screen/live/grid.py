@@ -36,21 +36,25 @@ class Columns(NamedTuple):
     request: int
     bar: int
     tokens: int
+    drafts: int
     phase: int
     strip: int
 
     @property
     def width(self) -> int:
         """The width of a row."""
-        gaps = 2 + bool(self.tokens) + 2 * bool(self.phase) + 2 * bool(self.strip)
+        gaps = 2 + bool(self.tokens) + sum(2 * bool(width) for width in self[4:])
         return sum(self) + gaps
 
 
 class Longest:
-    """The widest request and progress so far: a picture whose columns only grow stands still."""
+    """The widest request, progress and drafts so far.
+
+    A picture whose columns only grow stands still.
+    """
 
     def __init__(self) -> None:
-        self.request, self.tokens = MIN_REQUEST, len("tokens")
+        self.request, self.tokens, self.drafts = MIN_REQUEST, len("tokens"), 0
 
     def see(self, scene: Scene, numbers: Sequence[int]) -> None:
         """Take in what the slots of these numbers show."""
@@ -58,10 +62,13 @@ class Longest:
             slot = scene.run.slots[number]
             self.request = max(self.request, min(cell_width(scene.request(slot)), MAX_REQUEST))
             self.tokens = max(self.tokens, len(scene.progress(slot)))
+        if scene.run.fold.num_drafted:
+            drafts = (len(scene.drafts(scene.run.slots[number])) for number in numbers)
+            self.drafts = max(self.drafts, len("drafts"), *drafts)
 
 
 def plan_columns(width: int, slot: int, longest: Longest) -> Columns:
-    """Return the widths that make up `width`: request and bar, then tokens, phase and a strip.
+    """Return the widths that make up `width`: request and bar, then tokens, drafts, phase, a strip.
 
     Where there is no strip, the name has what it needs, and the bar the rest.
     """
@@ -72,6 +79,8 @@ def plan_columns(width: int, slot: int, longest: Longest) -> Columns:
         request, room = max(request + room, 1), 0
     tokens = longest.tokens if room >= longest.tokens + 1 else 0
     room -= tokens + 1 if tokens else 0
+    drafts = longest.drafts if tokens and longest.drafts and room >= longest.drafts + 2 else 0
+    room -= drafts + 2 if drafts else 0
     phase = PHASE if tokens and room >= PHASE + 2 else 0
     room -= phase + 2 if phase else 0
     strip = min(room - 2, MAX_CELLS) if phase and room >= MIN_STRIP + 2 else 0
@@ -79,7 +88,7 @@ def plan_columns(width: int, slot: int, longest: Longest) -> Columns:
         more = min(room, longest.request - request)
         request += more
         bar += min(room - more, MAX_BAR)
-    return Columns(slot, request, bar, tokens, phase, strip)
+    return Columns(slot, request, bar, tokens, drafts, phase, strip)
 
 
 def cell_size(width: int, num_slots: int, num_rows: int) -> int:
@@ -120,6 +129,8 @@ def row(scene: Scene, number: int, columns: Columns) -> Line:
     ]
     if columns.tokens:
         line.append((f" {scene.progress(slot):>{columns.tokens}}", ""))
+    if columns.drafts:
+        line += [("  ", ""), (f"{scene.drafts(slot):>{columns.drafts}}", "drafts")]
     if columns.phase:
         line += [("  ", ""), (f"{phase:<{columns.phase}}", phase_style(phase))]
     if columns.strip:
@@ -140,6 +151,8 @@ def titles(scene: Scene, columns: Columns) -> Line:
     text = f"{'#':>{columns.slot}} {'request':<{columns.request}} "
     tokens = columns.bar + (columns.tokens + 1 if columns.tokens else 0)
     text += f"{'tokens'[:tokens]:<{tokens}}"
+    if columns.drafts:
+        text += f"  {'drafts':>{columns.drafts}}"
     if columns.phase:
         text += f"  {'phase':<{columns.phase}}"
     if columns.strip:

@@ -133,6 +133,11 @@ class Scene:
         most = slot.request.max_tokens if self.is_busy(slot) else 0
         return f"{slot.tokens_after(self.moment.step)}/{most}" if most else ""
 
+    def drafts(self, slot: SlotState) -> str:
+        """Return how many drafts the last step accepted, and of how many; nothing without any."""
+        found = slot.drafts_of(self.moment.step)
+        return f"{found.accepted}/{found.drafted}" if found is not None else ""
+
     def share(self, slot: SlotState) -> float:
         """Return how much of its max_tokens the sequence in `slot` has generated, of 1."""
         most = slot.request.max_tokens if self.is_busy(slot) else 0

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from batcher.timeline.drafts import StepDrafts
 from batcher.timeline.fold import RequestFold
 from batcher.timeline.records import AdmissionRecord, RequestTimeline
 
@@ -62,6 +63,16 @@ class SlotState:
         """The step that gave its first token here; None while there is none."""
         admission = self._admission
         return None if admission is None else admission.first_token
+
+    def drafts_of(self, step: int) -> StepDrafts | None:
+        """Return the drafts that `step` verified for the newest sequence; None if there are none.
+
+        Of the steps it has made, only the newest that had any is known.
+        """
+        admission = self._admission
+        drafts = None if admission is None else admission.drafts
+        latest = None if drafts is None else drafts.latest
+        return latest if latest is not None and latest.step == step else None
 
     @property
     def label(self) -> str:

@@ -90,6 +90,7 @@ _DARK = {
     "ended": "",
     "prefill": "yellow",
     "decode": "cyan",
+    "drafts": "green",
     "turn0": "cyan",
     "turn1": "blue",
     "stop": "green",

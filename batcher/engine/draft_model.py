@@ -1,0 +1,133 @@
+"""Drafts of a second model, which computes a row's next tokens one after the other.
+
+Its cache is in the same blocks as that of the model it drafts for: a block has room for both, so
+what is scheduled, shared, copied and freed for one is for the other.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from itertools import takewhile
+from operator import eq, truth
+
+import numpy as np
+from msgspec.structs import replace
+
+from batcher.engine.decoded import Choose
+from batcher.models.base import Batch, Chunk, FloatArray, PagedModel, Pages
+from batcher.tokens import Tokens
+
+LookAhead = Callable[[list[int]], AbstractContextManager[Choose]]
+"""Let rows in these slots be given tokens inside that are not theirs afterwards."""
+
+
+class DraftModel:
+    """Rows of a model that drafts, by slot, and how much of each it has computed.
+
+    Tokens are chosen from its logits as from those of the other model: with the same noise, the
+    same settings, and what constraints allow.
+
+    pages: of the other model.  shares_cells: whether what that has computed is also computed here.
+    """
+
+    def __init__(
+        self,
+        model: PagedModel,
+        num_slots: int,
+        pages: Pages,
+        look_ahead: LookAhead,
+        eos_token_ids: Iterable[int],
+        *,
+        shares_cells: bool = False,
+    ) -> None:
+        self._model, self._look_ahead, self._shares_cells = model, look_ahead, shares_cells
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._theirs = pages
+        self._pages = Pages(
+            pages.block_size, pages.tables, pages.group_tables, num_blocks=pages.num_blocks
+        )
+        self._batch = Batch(num_slots, self._pages)
+        self._rows: dict[int, list[int]] = {}
+        self._num_computed_tokens = [0] * num_slots
+        self._drafts: dict[int, list[int]] = {}  # those of the current step
+        if not shares_cells:
+            model.allocate_pages(num_slots, pages.num_blocks or None, pages.block_size)
+
+    def open(self, slot: int, tokens: Tokens) -> None:
+        """Begin a row that has `tokens`, of which `compute` has been told."""
+        self._rows[slot] = [*tokens]
+
+    def extend(self, given: Mapping[int, Sequence[int]]) -> None:
+        """Let rows have been given tokens; what is computed of drafts that differ is undone."""
+        for slot, tokens in given.items():
+            row, draft = self._rows[slot], self._drafts.pop(slot, ())
+            num_same = sum(1 for _ in takewhile(truth, map(eq, draft, tokens)))
+            self._num_computed_tokens[slot] = min(
+                self._num_computed_tokens[slot], len(row) + num_same
+            )
+            row += tokens
+
+    def close(self, slot: int, *, has_ended: bool) -> None:  # noqa: ARG002 - as other drafters
+        """Forget the row in `slot`."""
+        del self._rows[slot]
+        self._drafts.pop(slot, None)
+
+    def compute(self, chunks: Iterable[Chunk]) -> None:
+        """Compute what the step computes of prompts, as the other model does."""
+        if self._shares_cells:
+            return
+        self._pages.copies += self._theirs.copies
+        for chunk in chunks:
+            if chunk.token_ids:
+                self._batch.add_part(replace(chunk, is_scored=False))
+                self._num_computed_tokens[chunk.slot] = chunk.start + len(chunk.token_ids)
+        if self._batch.chunks:
+            self._forward([])
+
+    def propose(self, num_wanted: Mapping[int, int]) -> dict[int, list[int]]:
+        """Return what the model goes on with, as many tokens as are wanted, by slot."""
+        drafts: dict[int, list[int]] = {slot: [] for slot in sorted(num_wanted)}
+        self._drafts = drafts
+        active = [*drafts]
+        if self._shares_cells:  # before anything is written; they are made for both
+            self._pages.copies, self._theirs.copies = self._theirs.copies, []
+        with self._look_ahead(active) as choose:
+            for slot in active:
+                row = self._rows[slot]
+                start = len(row) - 1 if self._shares_cells else self._num_computed_tokens[slot]
+                self._batch.join(Chunk(slot, row[start:], start))
+            while active:
+                chosen = choose(self._forward(active), active)
+                for slot in active:
+                    self._num_computed_tokens[slot] = len(self._rows[slot]) + len(drafts[slot])
+                    if slot in chosen:
+                        drafts[slot].append(chosen[slot])
+                        self._batch.tokens[slot] = chosen[slot]
+                active = self._going_on(active, chosen, num_wanted)
+        return {slot: draft.copy() for slot, draft in drafts.items()}
+
+    def _going_on(
+        self, active: list[int], chosen: Mapping[int, int], num_wanted: Mapping[int, int]
+    ) -> list[int]:
+        """Return the slots whose drafts go on, after letting the others stand still."""
+        goes_on = []
+        for slot in active:
+            draft = self._drafts[slot]
+            has_token = slot in chosen and chosen[slot] not in self._eos_token_ids
+            if has_token and len(draft) < num_wanted[slot]:
+                goes_on.append(slot)
+                self._pages.moved[slot] = len(self._rows[slot]) + len(draft) - 1
+            else:
+                self._batch.leave(slot)
+                self._model.release(slot)
+        return goes_on
+
+    def _forward(self, slots: list[int]) -> FloatArray:
+        """Compute what the batch has; return the logits [slots, vocab] of those that yield."""
+        batch, pages = self._batch, self._pages
+        pages.num_blocks = self._theirs.num_blocks
+        batch.logit_slots = np.array(slots, np.int64)
+        output = self._model.forward(batch)
+        batch.chunks, pages.copies, pages.moved = [], [], {}
+        if output.logits is None:
+            return np.zeros((0, 0), np.float32)
+        return output.logits

@@ -1,0 +1,149 @@
+"""From what a person says of drafts to what proposes them, for a model and the rows of a runner."""
+
+import msgspec
+
+from batcher.engine.draft_model import DraftModel
+from batcher.engine.model_runner import ModelRunner
+from batcher.engine.sequence import Sequence
+from batcher.engine.speculator import MeasuredCosts, Speculator
+from batcher.errors import BatchdecodeError, InvariantError
+from batcher.models.base import Model, PagedModel, can_page, can_verify, eos_token_ids_of
+from batcher.models.loading import as_model, cache_windows_of
+from batcher.models.simulated import SimulatedSettings
+from batcher.models.simulated_draft import simulated_draft
+from batcher.scheduling.batch import RunningBatch
+from batcher.scheduling.clock import BatchStats, Clock, ConstantClock, WallClock
+from batcher.speculation.auto_lengths import AutoLengths
+from batcher.speculation.drafter import Drafter
+from batcher.speculation.lengths import FixedLengths
+from batcher.speculation.loading import make_text_drafter
+from batcher.speculation.settings import AUTO, DEFAULT_DRAFT_TOKENS, SpeculationSettings
+from batcher.speculation.spec import LayersDraft, ModelDraft, parse_draft
+
+MAX_AUTO_TOKENS = 16
+
+
+def make_speculator(
+    speculation: SpeculationSettings | Drafter,
+    model: Model,
+    runner: ModelRunner,
+    clock: Clock,
+    batch: RunningBatch[Sequence],
+) -> Speculator:
+    """Return what speculates for the rows of `runner`, whose model is `model`.
+
+    Raises:
+        BatchdecodeError: the model cannot verify drafts, or there is nothing that would draft.
+    """
+    if not can_verify(model):
+        raise BatchdecodeError(
+            f"drafts need a model that verifies them: {model.name} does not say it does"
+        )
+    if not isinstance(speculation, SpeculationSettings):
+        name = type(speculation).__qualname__
+        return Speculator(speculation, FixedLengths(DEFAULT_DRAFT_TOKENS), {"draft": name})
+    drafter = _drafter(speculation.draft, model, runner)
+    settings = msgspec.to_builtins(speculation)
+    if speculation.draft_tokens != AUTO:
+        return Speculator(drafter, FixedLengths(speculation.draft_tokens), settings)
+    if isinstance(clock, WallClock):
+        costs = MeasuredCosts()
+        lengths = AutoLengths(MAX_AUTO_TOKENS, costs.steps.estimate, costs.draft_seconds)
+        return Speculator(drafter, lengths, settings, costs)
+    return Speculator(drafter, _lengths_by(clock, batch), settings)
+
+
+def _lengths_by(clock: Clock, batch: RunningBatch[Sequence]) -> AutoLengths:
+    """Return as many drafts as are worth their time by what a clock says of steps.
+
+    Raises:
+        BatchdecodeError: it does not tell what steps take.
+    """
+    if isinstance(clock, ConstantClock):
+        raise BatchdecodeError(
+            "--draft-tokens auto needs to know how long steps take: give a --profile, such as wall"
+        )
+
+    def step_seconds(num_rows: int, num_tokens: int) -> float:
+        return clock.estimate(BatchStats(num_tokens, num_rows, batch.num_read, 0))
+
+    return AutoLengths(MAX_AUTO_TOKENS, step_seconds)
+
+
+def _drafter(name: str, model: Model, runner: ModelRunner) -> Drafter:
+    draft = parse_draft(name)
+    match draft:
+        case LayersDraft():
+            drafting = _first_layers(model, draft.num_layers)
+            return _draft_model(drafting, model, runner, shares_cells=True)
+        case ModelDraft():
+            return _draft_model(_fitting(_load(draft.name, model), model, name), model, runner)
+        case _:
+            return make_text_drafter(draft, model.tokenizer, model.vocab_size)
+
+
+def _first_layers(model: Model, num_layers: int) -> PagedModel:
+    """Return the first layers of a checkpoint.
+
+    Raises:
+        BatchdecodeError: it is none, or they cannot draft.
+    """
+    from batcher.models.first_layers import FirstLayersModel  # noqa: PLC0415 - for checkpoints only
+    from batcher.models.transformer import TransformerModel  # noqa: PLC0415 - as above
+
+    inner = getattr(model, "inner", model)
+    if not isinstance(inner, TransformerModel):
+        raise BatchdecodeError(
+            f"--draft layers:{num_layers} is for checkpoints, and {model.name} is none"
+        )
+    return FirstLayersModel(inner, num_layers)
+
+
+def _load(name: str, model: Model) -> Model:
+    """Return the model that drafts; a simulated one drafts for one of the same settings.
+
+    Raises:
+        BatchdecodeError: there is none.
+    """
+    if name.partition(":")[0] != "simulated":
+        return as_model(name)
+    settings = model.settings if model.name == "simulated" else {}
+    return simulated_draft(name, msgspec.convert(settings, SimulatedSettings))
+
+
+def _draft_model(
+    drafting: PagedModel, model: Model, runner: ModelRunner, *, shares_cells: bool = False
+) -> DraftModel:
+    rows = runner.decoder.speculating
+    if runner.pages is None or rows is None:
+        raise InvariantError("rows that speculate have no pages")
+    return DraftModel(
+        drafting,
+        runner.num_slots,
+        runner.pages,
+        rows.look_ahead,
+        eos_token_ids_of(model),
+        shares_cells=shares_cells,
+    )
+
+
+def _fitting(drafting: Model, model: Model, name: str) -> PagedModel:
+    """Return a model that drafts for another, if it can.
+
+    Raises:
+        BatchdecodeError: it cannot; the message says why.
+    """
+    own, others = drafting.vocab_size, model.vocab_size
+    if own != others:
+        raise BatchdecodeError(
+            f"--draft {name} has a vocabulary of {own} tokens, and {model.name} one of {others}: "
+            "a draft needs the same"
+        )
+    if not can_page(drafting) or drafting.gives == "tokens":
+        raise BatchdecodeError(f"--draft {name} has to give logits, and to be paged")
+    if cache_windows_of(drafting) != cache_windows_of(model):
+        raise BatchdecodeError(
+            f"the layers of --draft {name} do not read as far back as those of {model.name}: "
+            "both share their block tables"
+        )
+    return drafting

@@ -1,0 +1,189 @@
+"""Speculation: which rows are given drafts, how many, and what becomes of them."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+from batcher.engine.decoded import Decoded
+from batcher.engine.draft_model import DraftModel
+from batcher.engine.sequence import Sequence
+from batcher.errors import InvariantError, describe
+from batcher.events import SpeculateReason
+from batcher.foreign import note_raised, raised
+from batcher.lifecycle import State
+from batcher.models.base import Chunk
+from batcher.scheduling.batch import RunningBatch
+from batcher.speculation.drafter import Drafter
+from batcher.speculation.lengths import DraftLengths
+from batcher.speculation.step_costs import StepCosts
+
+Answer = TypeVar("Answer")
+FAILURE: SpeculateReason = "failure"
+
+
+class MeasuredCosts:
+    """How long steps and drafts take on the wall; the seconds of a step are those without drafts.
+
+    steps: by their tokens.  drafts: those of one draft of each row, by the rows.
+    """
+
+    def __init__(self) -> None:
+        self.steps, self.drafts = StepCosts(), StepCosts()
+        self._seconds = 0.0  # that the drafts of this step have taken
+
+    def note_drafts(self, num_rows: int, most_drafts: int, seconds: float) -> None:
+        """Take in how long it took to propose the drafts of a step."""
+        self._seconds = seconds
+        if most_drafts:
+            self.drafts.learn(num_rows, seconds / most_drafts)
+
+    def note_step(self, num_tokens: int, seconds: float) -> None:
+        """Take in how long a step took, its drafts included."""
+        if num_tokens:
+            self.steps.learn(num_tokens, max(seconds - self._seconds, 0.0))
+        self._seconds = 0.0
+
+    def draft_seconds(self, num_rows: int) -> float:
+        """Return how long one more draft of each of so many rows takes."""
+        return self.drafts.estimate(num_rows, num_rows)
+
+
+class Speculator:
+    """The rows that speculate, and the drafts that are proposed for them.
+
+    Whatever goes wrong with drafts, no request fails for it: there are none from then on.
+
+    drafter: what proposes them.  lengths: how many of a row in a step, unless its request says
+    otherwise.
+    settings: what reproduces that, ready for JSON.  costs: what steps take, if that is measured.
+    failure: why there are no drafts any more, if so.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        lengths: DraftLengths,
+        settings: dict[str, Any],
+        costs: MeasuredCosts | None = None,
+    ) -> None:
+        self._drafter, self._lengths, self.settings = drafter, lengths, settings
+        self.costs = costs
+        self._rows: dict[int, Sequence] = {}  # by slot
+        self.failure: str | None = None
+
+    # -- before a step ---------------------------------------------------------------------------
+
+    def wanted(self, batch: RunningBatch[Sequence]) -> dict[Sequence, int]:
+        """Return how many drafts are wanted of which rows in the current step.
+
+        One less than the tokens that are left to it: the last is not verified by another.
+        """
+        self._forget()
+        num_wanted: dict[Sequence, int] = {}
+        if self.failure is not None:
+            return num_wanted
+        decoding = {slot: row for slot, row in self._rows.items() if row.is_decoding}
+        by_slot = self._lengths.wanted(decoding)
+        for slot, row in decoding.items():
+            own = row.request.draft_tokens
+            num = by_slot.get(slot, 0) if own is None else own
+            num = min(num, row.last_decode_step - batch.decode_step)
+            if num > 0:
+                num_wanted[row] = num
+        return num_wanted
+
+    def open(self, first: Sequence) -> None:
+        """Take in a row that begins to decode, or goes on after it was preempted."""
+        if self._rows.get(first.slot) is first or not first.speculates:
+            return
+        if first.slot in self._rows:
+            self._close(first.slot)
+        self._rows[first.slot] = first
+        self._lengths.open(first.slot)
+        known = [*first.prompt_tokens, *(first.generated or ())]
+        self._ask(lambda: self._drafter.open(first.slot, known))
+
+    def compute(self, chunks: Iterable[Chunk]) -> None:
+        """Let a model that drafts compute the prompts of the step."""
+        drafter = self._drafter
+        if isinstance(drafter, DraftModel):
+            self._ask(lambda: drafter.compute(chunks))
+
+    def propose(
+        self, num_drafts: Mapping[Sequence, int], cut: Callable[[int, list[int]], list[int]]
+    ) -> dict[Sequence, list[int]]:
+        """Return drafts of the rows that decode, none of those for which there is no room.
+
+        num_drafts: how many there is room for.
+        cut: returns as much of a draft as the row in a slot may be given.
+        """
+        drafts: dict[Sequence, list[int]] = {
+            row: [] for row in self._rows.values() if row.is_decoding
+        }
+        if num_drafts:
+            num_wanted = {row.slot: num for row, num in num_drafts.items()}
+            began = time.perf_counter()
+            proposed = self._ask(lambda: self._proposed(num_wanted, cut)) or {}
+            if self.costs is not None:
+                most = max(map(len, proposed.values()), default=0)
+                self.costs.note_drafts(len(proposed), most, time.perf_counter() - began)
+            drafts |= {self._rows[slot]: draft for slot, draft in proposed.items()}
+        return drafts
+
+    def _proposed(
+        self, num_wanted: Mapping[int, int], cut: Callable[[int, list[int]], list[int]]
+    ) -> dict[int, list[int]]:
+        """Return what is proposed, by slot; a drafter of one's own may propose nonsense."""
+        proposed = self._drafter.propose(num_wanted)
+        return {
+            slot: cut(slot, [*map(int, tokens[: num_wanted[slot]])])
+            for slot, tokens in proposed.items()
+        }
+
+    # -- after a step ----------------------------------------------------------------------------
+
+    def take(self, decoded: Decoded) -> None:
+        """Take in what the rows were given."""
+        if decoded.given:
+            self._ask(lambda: self._drafter.extend(decoded.given))
+
+    def learn(self, num_drafts: Mapping[Sequence, int], num_accepted: Mapping[int, int]) -> None:
+        """Take in how many drafts of each row there were, and how many were accepted, by slot."""
+        for row, num in num_drafts.items():
+            self._lengths.learn(row.slot, num, num_accepted.get(row.slot, 0))
+
+    def take_changes(self) -> list[tuple[Sequence, int, SpeculateReason]]:
+        """Return which rows are given another number of drafts from now on, how many, and why."""
+        if self.failure is not None:
+            ended = [(row, 0, FAILURE) for row in self._rows.values()]
+            self._rows.clear()
+            return ended
+        changes = self._lengths.take_changes()
+        return [
+            (self._rows[each.slot], each.tokens, each.reason)
+            for each in changes
+            if each.slot in self._rows
+        ]
+
+    def _ask(self, call: Callable[[], Answer]) -> Answer | None:
+        """Return what the drafter answers; None if it fails, or has failed before."""
+        if self.failure is None:
+            try:
+                return call()
+            except InvariantError:
+                raise
+            except Exception as error:  # noqa: BLE001 - it is no request's fault
+                self.failure = describe(error)
+                note_raised(raised(error))
+        return None
+
+    def _forget(self) -> None:
+        """Forget the rows that have left their slots."""
+        for slot, row in [*self._rows.items()]:
+            if row.state is not State.RUNNING or row.slot != slot:
+                self._close(slot)
+
+    def _close(self, slot: int) -> None:
+        row = self._rows.pop(slot)
+        self._lengths.close(slot)
+        self._ask(lambda: self._drafter.close(slot, has_ended=row.state is State.FINISHED))

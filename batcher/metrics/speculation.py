@@ -1,0 +1,251 @@
+"""What drafts brought a run: how many were accepted, what they cost, how much faster it was.
+
+Rule: what is expected is told beside what was measured, and both of the same steps.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from itertools import pairwise
+from typing import Any, get_args
+
+from msgspec import Struct
+
+from batcher.events import (
+    AcceptEvent,
+    DraftEvent,
+    Event,
+    FinishEvent,
+    RollbackEvent,
+    SpeculateEvent,
+    SpeculateReason,
+    StepsEvent,
+)
+from batcher.speculation.formulas import expected_speedup, simple_return
+from batcher.timeline.drafts import DraftCounts
+from batcher.timeline.records import RequestTimeline
+
+NUM_DIGITS = 6
+
+
+class PositionAcceptance(Struct, frozen=True):
+    """What became of the i-th drafts of all steps; share: of the drafted, those accepted."""
+
+    drafted: int
+    accepted: int
+    share: float
+
+
+class DraftChanges(Struct, frozen=True):
+    """How often another number of drafts was wanted for a row, by the reason."""
+
+    gain: int
+    cost: int
+    failure: int
+
+
+class Speedup(Struct, frozen=True, kw_only=True):
+    """How many times as many tokens rows that speculate were given as without drafts.
+
+    expected: by (1 - a^(k+1)) / ((1 - a) (1 + c k)), the mean over their steps, of k drafts each
+    (Leviathan et al., 2023, theorem 3.8).  simple: k a / (1 + c), with the mean k of steps that
+    drafted.  measured: tokens of a decode step.  draft_cost: c, by how much a draft made a step
+    longer, in steps without any; None where nothing tells that, and taken for 0.  in_time:
+    measured, in time; None with it.
+    """
+
+    expected: float
+    simple: float
+    measured: float
+    draft_cost: float | None
+    in_time: float | None
+
+
+class Speculation(Struct, frozen=True, kw_only=True):
+    """What became of the drafts of a run.
+
+    steps: how often a step verified drafts of a row.  acceptance: accepted of drafted.
+    token_acceptance: a, accepted of those whose drafts before them were.  by_position: the first
+    comes first.  tokens_per_step: that such a step gave, with the one that every step gives.
+    wasted: drafts that were not accepted, of all positions computed.  returned_blocks: given back
+    after rejections.
+    """
+
+    steps: int
+    drafted: int
+    accepted: int
+    rejected: int
+    acceptance: float
+    token_acceptance: float
+    by_position: list[PositionAcceptance]
+    tokens_per_step: float
+    wasted: float
+    returned_blocks: int
+    changes: DraftChanges
+    speedup: Speedup
+
+
+class SpeculationCount:
+    """Takes in what the events of a run tell of its drafts, and which of them were worth it."""
+
+    def __init__(self) -> None:
+        self.counts = DraftCounts()
+        self.has_drafts = False
+        self._costs = _StepCosts()
+        self._changes: Counter[SpeculateReason] = Counter()
+        self._num_decode_steps = 0  # of sequences that have ended, which speculated
+        self._takers: dict[type[Event], Callable[[Any], None]] = {
+            DraftEvent: self._draft,
+            AcceptEvent: self._accept,
+            RollbackEvent: self._reject,
+            SpeculateEvent: self._change,
+            StepsEvent: self._take_steps,
+        }
+
+    def take(self, event: Event) -> None:
+        """Take in an event, which the fold has found right."""
+        taker = self._takers.get(type(event))
+        if taker is not None:
+            taker(event)
+
+    def finish(self, event: FinishEvent, found: RequestTimeline) -> None:
+        """Take in that a sequence has ended."""
+        self._num_decode_steps += decode_steps_of(found, event.tokens)
+
+    def _draft(self, event: DraftEvent) -> None:
+        self.has_drafts = True
+        self.counts.lengths[event.tokens] += 1
+
+    def _accept(self, event: AcceptEvent) -> None:
+        self.counts.accepted_lengths[event.tokens] += 1
+
+    def _reject(self, event: RollbackEvent) -> None:
+        self.counts.reject(event)
+
+    def _change(self, event: SpeculateEvent) -> None:
+        self._changes[event.reason] += 1
+
+    def _take_steps(self, event: StepsEvent) -> None:
+        if self.has_drafts:
+            self._costs.take(event)
+        elif event.ends:
+            self._costs.end = event.ends[-1]
+
+    def numbers(
+        self, running: Iterable[RequestTimeline], num_steps: int, num_positions: int
+    ) -> Speculation | None:
+        """Return what became of the drafts, None if there were none.
+
+        running: the sequences that have not ended after `num_steps` steps, in which so many
+        positions were computed.
+        """
+        counts = self.counts
+        num_drafted, num_accepted = counts.num_drafted, counts.num_accepted
+        if not num_drafted:
+            return None
+        num_decode_steps = self._num_decode_steps + sum(
+            decode_steps_of(found, found.tokens_after(num_steps - 1)) for found in running
+        )
+        tested = num_accepted + counts.num_rejecting
+        acceptance = num_accepted / tested if tested else 0.0
+        return Speculation(
+            steps=counts.num_steps,
+            drafted=num_drafted,
+            accepted=num_accepted,
+            rejected=counts.num_rejected,
+            acceptance=_share(num_accepted, num_drafted),
+            token_acceptance=round(acceptance, NUM_DIGITS),
+            by_position=[
+                PositionAcceptance(drafted, accepted, _share(accepted, drafted))
+                for drafted, accepted in counts.by_position()
+            ],
+            tokens_per_step=round(1 + num_accepted / counts.num_steps, 3),
+            wasted=_share(num_drafted - num_accepted, num_positions),
+            returned_blocks=counts.blocks,
+            changes=DraftChanges(*(self._changes[why] for why in get_args(SpeculateReason))),
+            speedup=self._speedup(acceptance, max(num_decode_steps, counts.num_steps)),
+        )
+
+    def _speedup(self, acceptance: float, num_decode_steps: int) -> Speedup:
+        """Return what is expected and what was measured over so many steps."""
+        counts, cost = self.counts, self._costs.draft_cost()
+        mean_length = counts.num_drafted / counts.num_steps
+        num_others = num_decode_steps - counts.num_steps
+        expected = num_others + sum(
+            number * expected_speedup(acceptance, length, cost or 0.0)
+            for length, number in counts.lengths.items()
+        )
+        measured = 1 + counts.num_accepted / num_decode_steps
+        longer = None if cost is None else 1 + cost * counts.num_drafted / num_decode_steps
+        return Speedup(
+            expected=round(expected / num_decode_steps, 3),
+            simple=round(simple_return(acceptance, mean_length, cost or 0.0), 3),
+            measured=round(measured, 3),
+            draft_cost=None if cost is None else round(cost, NUM_DIGITS),
+            in_time=None if longer is None else round(measured / longer, 3),
+        )
+
+
+class _StepCosts:
+    """Finds out how much longer steps took that verified drafts, from when steps ended.
+
+    Steps are compared that computed nothing but next tokens and drafts, of equally many rows each.
+    Those before the first drafts are left out.  end: of the last step.
+    """
+
+    def __init__(self) -> None:
+        self._without: dict[int, _Durations] = {}  # by the number of rows
+        self._drafting: dict[int, _Durations] = {}
+        self.end = 0.0
+
+    def take(self, event: StepsEvent) -> None:
+        """Take in what the next steps computed, and when they ended."""
+        ends, num_drafts = [self.end, *event.ends], event.drafts or [0] * len(event.ends)
+        columns = zip(event.decodes, event.prefills, num_drafts, strict=False)
+        for (start, end), (rows, prefills, drafts) in zip(pairwise(ends), columns, strict=False):
+            if rows and prefills == drafts:
+                found = (self._drafting if drafts else self._without).setdefault(rows, _Durations())
+                found.num_steps += 1
+                found.seconds += end - start
+                found.num_drafts += drafts
+        self.end = ends[-1]
+
+    def draft_cost(self) -> float | None:
+        """Return how much longer a draft of a row made a step, in steps without any.
+
+        None where no steps can be compared; never less than 0.
+        """
+        taken = usual = 0.0
+        drafts_per_row = 0.0
+        for rows, drafting in self._drafting.items():
+            without = self._without.get(rows)
+            if without is not None:
+                taken += drafting.seconds
+                step = without.seconds / without.num_steps
+                usual += step * drafting.num_steps
+                drafts_per_row += step * drafting.num_drafts / rows
+        return max(0.0, (taken - usual) / drafts_per_row) if drafts_per_row else None
+
+
+class _Durations(Struct):
+    """How long some steps took together, and how many drafts they verified."""
+
+    num_steps: int = 0
+    seconds: float = 0.0
+    num_drafts: int = 0
+
+
+def decode_steps_of(found: RequestTimeline, num_tokens: int) -> int:
+    """Return how many steps gave a sequence of `num_tokens` others than the first in a slot.
+
+    0 if no step drafted for it.
+    """
+    admissions = found.admissions
+    if not any(admission.num_drafted for admission in admissions):
+        return 0
+    num_beside = sum(admission.num_jumped + admission.num_accepted for admission in admissions)
+    num_first = sum(admission.first_token is not None for admission in admissions)
+    return num_tokens - num_beside - num_first
+
+
+def _share(part: int, whole: int) -> float:
+    return round(part / whole, NUM_DIGITS) if whole else 0.0

@@ -1,0 +1,1 @@
+"""Speculative decoding: where drafts come from, and how many are worth it."""

@@ -1,0 +1,253 @@
+"""As many drafts for each row as are worth their time.
+
+What k drafts of a row are worth is what they are likely to give, a + a^2 + ... + a^k tokens, where
+a is how likely one is accepted if those before it are; what they cost is the time by which they
+make the step of all rows longer.  So the drafts of all rows are put in order, the likeliest first,
+and as many of them are taken as make the most tokens per second.  For equal rows that is the k with
+the most (1 - a^(k+1)) / (1 - a) / time(k).
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heapify, heappop, heapreplace
+from math import log
+from typing import NamedTuple
+
+import numpy as np
+
+from batcher.events import SpeculateReason
+from batcher.speculation.lengths import Change
+
+StepSeconds = Callable[[int, int], float]
+"""From the rows and all tokens of a step to how long it takes."""
+DraftSeconds = Callable[[int], float]
+"""From a number of rows to how long it takes to draft one more token of each."""
+
+PROBE_SHARE = 0.02  # of the time, for drafts that are not worth it as far as is known
+_REVIEW_STEPS = 8  # after so many at most it is found anew which drafts are worth their time
+_MEMORY = 0.97  # what is left of what a row has shown after another step with drafts
+_SHARED_MEMORY = 0.99
+_PRIOR, _PRIOR_DRAFTS = 0.6, 4.0  # before anything was shown: so likely, as if so many had shown it
+_ROW_PRIOR_DRAFTS = 16.0  # what all rows have shown counts in each as if so many had shown it
+_MARGIN = 0.25  # as long as drafts are worth as much as before; see AutoLengths._best
+_LEAST, _MOST = 1e-3, 0.999  # of an acceptance, whose logarithm is needed
+_ALIKE = 8  # plans differ by one of so many drafts at most
+_NUM_CANDIDATES = 32  # numbers of drafts that are looked at
+_ROUNDING = 1e-9
+_LEAST_GAIN = 1.02  # of tokens per second: less is noise of what is measured
+
+
+class AutoLengths:
+    """DraftLengths that follow from what was accepted, and from what steps and drafts cost.
+
+    Of rows that are given none nothing would be learned any more, and what a longer step costs is
+    only known once there was one.  So rows are given twice as many now and then, in turn, as often
+    as PROBE_SHARE of the time pays for it.
+    """
+
+    def __init__(
+        self,
+        max_drafts: int,
+        step_seconds: StepSeconds,
+        draft_seconds: DraftSeconds = lambda _num_rows: 0.0,
+    ) -> None:
+        self._max_drafts = max_drafts
+        self._step_seconds, self._draft_seconds = step_seconds, draft_seconds
+        self._rows: dict[int, _Row] = {}
+        self._shared = _Shown(_PRIOR * _PRIOR_DRAFTS, _PRIOR_DRAFTS)
+        self._changes: list[Change] = []
+        self._plan = _Plan(log_threshold=0.0, most_of_row=0, most_of_all=0)
+        self._num_reviewed, self._steps_left = 0, 0
+        self._interval = 1  # steps from one review to the next
+        self._credit = 0.0  # seconds that probes may take
+        self._last_probed = -1
+
+    def open(self, slot: int) -> None:
+        """Begin a row, which is given as many as others are likely to get."""
+        self._rows[slot] = row = _Row()
+        self._look_at(row)
+        row.num_drafts = self._best(row, 0.0)
+
+    def wanted(self, slots: Iterable[int]) -> dict[int, int]:
+        """Return how many drafts rows are to be given in the next step; of none, no entry."""
+        decoding = list(slots)
+        if not decoding:
+            return {}
+        self._steps_left -= 1
+        if self._steps_left <= 0 or abs(len(decoding) - self._num_reviewed) * 8 > len(decoding):
+            self._review(decoding)
+        wanted = {slot: self._rows[slot].num_drafts for slot in decoding}
+        self._trim(wanted)
+        self._probe(wanted)
+        return {slot: number for slot, number in wanted.items() if number}
+
+    def learn(self, slot: int, num_drafts: int, num_accepted: int) -> None:
+        """Take in how many drafts the row in `slot` was given, and how many were accepted."""
+        if num_drafts:
+            row = self._rows[slot]
+            row.shown.add(num_drafts, num_accepted, _MEMORY)
+            self._shared.add(num_drafts, num_accepted, _SHARED_MEMORY)
+            self._look_at(row)
+            self._settle(slot, row, _MARGIN)
+
+    def take_changes(self) -> list[Change]:
+        """Return what has changed since this was asked last."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def close(self, slot: int) -> None:
+        """Forget the row in `slot`; what it has shown of all rows is kept."""
+        del self._rows[slot]
+
+    def _review(self, slots: list[int]) -> None:
+        """Find out which drafts are worth their time."""
+        num_rows = self._num_reviewed = len(slots)
+        rows = [self._rows[slot] for slot in slots]
+        for row in rows:
+            self._look_at(row)
+        acceptances = np.array([row.acceptance for row in rows])
+        gains = acceptances[:, None] ** np.arange(1, self._max_drafts + 1)
+        order = np.argsort(-gains, axis=None, kind="stable")
+        likely = gains.take(order)
+        tokens = likely.cumsum()
+        is_place = order[:, None] % self._max_drafts == np.arange(self._max_drafts)
+        counts = is_place.cumsum(axis=0)  # [drafts taken, place]: of how many rows it is one
+        plan, most = _Plan(log(likely[0]) / 2, 0, 0), _LEAST_GAIN * self._rate(num_rows, [], 0.0)
+        for number in _candidates(num_rows, len(likely)):
+            by_place = counts[number - 1].tolist()
+            rate = self._rate(num_rows, by_place, tokens.item(number - 1))
+            if rate > most:
+                last = likely.item(number - 1)
+                less = likely[likely < last * (1 - _ROUNDING)].max(initial=last * _LEAST)
+                most_of_row = sum(count > 0 for count in by_place)
+                plan, most = _Plan(log(last * less) / 2, most_of_row, number), rate
+        is_as_before = plan.is_like(self._plan)
+        self._interval = min(2 * self._interval, _REVIEW_STEPS) if is_as_before else 1
+        self._plan, self._steps_left = plan, self._interval
+        for slot, row in zip(slots, rows, strict=True):
+            self._settle(slot, row, _MARGIN if is_as_before else 0.0)
+
+    def _rate(self, num_rows: int, counts: list[int], num_accepted: float) -> float:
+        """Return the tokens per second of a step.
+
+        counts: how many rows have a first draft, how many a second, and so on.
+        num_accepted: how many drafts are likely to be, of all.
+        """
+        seconds = self._step_seconds(num_rows, num_rows + sum(counts))
+        seconds += sum(self._draft_seconds(count) for count in counts if count)
+        return (num_rows + num_accepted) / seconds if seconds else 0.0
+
+    def _trim(self, wanted: dict[int, int]) -> None:
+        """Take the least likely drafts away that are more than a step was meant to have.
+
+        Between reviews rows may want some more, together as many as make a step far longer.
+        """
+        too_many = sum(wanted.values()) - self._plan.most_of_all
+        if too_many <= 0:
+            return
+        rows = self._rows
+        last = [(rows[slot].acceptance ** k, slot) for slot, k in wanted.items() if k]
+        heapify(last)
+        for _ in range(too_many):
+            _, slot = last[0]
+            wanted[slot] -= 1
+            if wanted[slot]:
+                heapreplace(last, (rows[slot].acceptance ** wanted[slot], slot))
+            else:
+                heappop(last)
+
+    def _probe(self, wanted: dict[int, int]) -> None:
+        """Let a row be given more than are worth it as far as is known, if that is paid for."""
+        num_rows, num_tokens = len(wanted), len(wanted) + sum(wanted.values())
+        slot = min((s for s in wanted if s > self._last_probed), default=min(wanted))
+        number = min(max(2 * wanted[slot], 1), self._max_drafts)
+        num_more = number - wanted[slot]
+        seconds = self._step_seconds(num_rows, num_tokens)
+        longer = self._step_seconds(num_rows, num_tokens + num_more)
+        cost = max(longer - seconds, 0.0) + num_more * self._draft_seconds(1)
+        if self._credit >= cost:
+            self._credit -= cost
+            self._last_probed, wanted[slot] = slot, number
+        self._credit = min(self._credit + PROBE_SHARE * seconds, max(cost, seconds))
+
+    def _look_at(self, row: "_Row") -> None:
+        """Find out how likely a draft of the row is accepted if those before it are."""
+        shown, shared = row.shown, self._shared
+        prior = _ROW_PRIOR_DRAFTS * shared.accepted / shared.tried
+        acceptance = (shown.accepted + prior) / (shown.tried + _ROW_PRIOR_DRAFTS)
+        if not _LEAST <= acceptance <= _MOST:
+            acceptance = _LEAST if acceptance < _LEAST else _MOST
+        row.acceptance = acceptance
+
+    def _best(self, row: "_Row", margin: float) -> int:
+        """Return how many drafts of the row are worth their time.
+
+        margin: of a draft, by which that has to be another number than it is given.
+        """
+        number = self._plan.log_threshold / log(row.acceptance)
+        is_near = row.num_drafts - margin <= number < row.num_drafts + 1 + margin
+        return min(row.num_drafts if is_near else int(number), self._plan.most_of_row)
+
+    def _settle(self, slot: int, row: "_Row", margin: float) -> None:
+        """Give a row as many as are worth their time from now on; margin: see _best."""
+        before, row.num_drafts = row.num_drafts, self._best(row, margin)
+        if row.num_drafts != before:
+            reason: SpeculateReason = "gain" if row.num_drafts > before else "cost"
+            self._changes.append(Change(slot, row.num_drafts, reason))
+
+
+def _candidates(num_rows: int, most: int) -> Iterator[int]:
+    """Yield numbers of drafts up to `most`: all, or those with round numbers of tokens.
+
+    For these are where a step that is computed in tiles becomes longer.
+    """
+    unit = 1
+    while unit * _NUM_CANDIDATES < most:
+        unit *= 2
+    yield from range(unit - num_rows % unit, most, unit)
+    yield most
+
+
+class _Plan(NamedTuple):
+    """Which drafts are worth their time, as a review has found.
+
+    log_threshold: those that are used as likely as this at least, and as many as `most_of_row` of a
+    row, and as `most_of_all`.
+    """
+
+    log_threshold: float
+    most_of_row: int
+    most_of_all: int
+
+    def is_like(self, other: "_Plan") -> bool:
+        """Return whether it differs from another by no more than rows do from step to step."""
+        difference = abs(self.most_of_all - other.most_of_all)
+        is_near = difference * _ALIKE <= self.most_of_all
+        return is_near and abs(self.most_of_row - other.most_of_row) <= 1
+
+
+class _Shown:
+    """How many drafts were tried and how many of these were accepted, the latest counting most.
+
+    A draft behind one that was rejected was not tried.
+    """
+
+    __slots__ = ("accepted", "tried")
+
+    def __init__(self, accepted: float = 0.0, tried: float = 0.0) -> None:
+        self.accepted, self.tried = accepted, tried
+
+    def add(self, num_drafts: int, num_accepted: int, memory: float) -> None:
+        """Add the drafts of a step; memory: what is left of what was shown before."""
+        self.accepted = memory * self.accepted + num_accepted
+        self.tried = memory * self.tried + num_accepted + (num_accepted < num_drafts)
+
+
+class _Row:
+    """What a row has shown, how likely that makes its drafts, and how many it is given."""
+
+    __slots__ = ("acceptance", "num_drafts", "shown")
+
+    def __init__(self) -> None:
+        self.shown = _Shown()
+        self.acceptance = _PRIOR
+        self.num_drafts = 0

@@ -1,0 +1,117 @@
+"""Prompt lookup: what followed the last tokens of a row where they stood in it before.
+
+Saxena, "Prompt Lookup Decoding", 2023; `ngram` of vLLM.  Of several places the latest counts, where
+vLLM takes the earliest: of four drafts 1.57 were accepted and not 1.35, in 24 outputs of SmolLM2
+that summarise and quote their prompt.  A draft goes on with its own tokens where it comes to the
+end of the row, so that a row that repeats itself is drafted as far as is wanted.
+"""
+
+from array import array
+from collections.abc import Mapping, Sequence
+
+from batcher.errors import InvariantError
+from batcher.tokens import Tokens
+
+DEFAULT_LENGTH = 4
+MAX_LENGTH = 16
+WINDOW = 2**14  # tokens: of those before the last WINDOW a row may forget what followed
+MAX_PLACES = 64  # of those after the last two tokens of a row, the latest, are looked at
+_NONE = -1  # before the first token
+
+
+class NgramDrafter:
+    """A Drafter that copies what followed the longest n-gram, of `max_length` tokens at most."""
+
+    def __init__(self, max_length: int = DEFAULT_LENGTH) -> None:
+        self._max_length = max_length
+        self._rows: dict[int, _Row] = {}
+
+    def open(self, slot: int, tokens: Tokens) -> None:
+        """Begin a row that has `tokens`; of a long one, its last WINDOW."""
+        if slot in self._rows:
+            raise InvariantError(f"slot {slot} has a row already")
+        self._rows[slot] = _Row(tokens[-WINDOW:], self._max_length)
+
+    def extend(self, given: Mapping[int, Sequence[int]]) -> None:
+        """Let rows have been given tokens."""
+        for slot, tokens in given.items():
+            row = self._rows[slot]
+            row.append(tokens)
+            if len(row.tokens) >= 2 * WINDOW:
+                self._rows[slot] = _Row(row.tokens[-WINDOW:], self._max_length)
+
+    def propose(self, num_wanted: Mapping[int, int]) -> dict[int, list[int]]:
+        """Return as many drafts as are wanted of rows whose last token stood in them before."""
+        drafts = {}
+        for slot, number in num_wanted.items():
+            draft = self._rows[slot].continuation(number)
+            if draft:
+                drafts[slot] = draft
+        return drafts
+
+    def close(self, slot: int, *, has_ended: bool) -> None:  # noqa: ARG002 - see Drafter
+        """Forget the row in `slot`."""
+        del self._rows[slot]
+
+
+class _Row:
+    """The tokens of a row, and where what followed each token, and each pair of them, stands.
+
+    The end of the row gets its place with the token that follows it, so that it is only found where
+    it stood before.
+    """
+
+    __slots__ = ("_earlier", "_max_length", "_of_pairs", "_of_tokens", "tokens")
+
+    def __init__(self, tokens: Tokens, max_length: int) -> None:
+        self.tokens: list[int] = []
+        self._max_length = max_length
+        self._of_tokens: dict[int, int] = {}  # the latest place
+        self._of_pairs: dict[tuple[int, int], int] = {}
+        self._earlier = array("i")  # by place: the one before it after the same pair, 0 for none
+        self.append(tokens)
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Take in the tokens that follow."""
+        known, of_tokens, of_pairs = self.tokens, self._of_tokens, self._of_pairs
+        first, second = [_NONE, _NONE, *known[-2:]][-2:]
+        for place, token in enumerate(tokens, len(known)):
+            pair = first, second
+            self._earlier.append(of_pairs.get(pair, 0))
+            of_pairs[pair] = of_tokens[second] = place
+            known.append(token)
+            first, second = second, token
+
+    def continuation(self, number: int) -> list[int]:
+        """Return `number` tokens that may follow, none if the last token is new to the row."""
+        place = self._place()
+        if place is None:
+            return []
+        draft = self.tokens[place : place + number]
+        while len(draft) < number:
+            draft += draft[: number - len(draft)]
+        return draft
+
+    def _place(self) -> int | None:
+        """Return where what followed the end of the row stands; None if that was not there."""
+        tokens, max_length = self.tokens, self._max_length
+        place = None
+        if len(tokens) > 1 and max_length > 1:
+            place = self._of_pairs.get((tokens[-2], tokens[-1]))
+        if place is None:
+            return self._of_tokens.get(tokens[-1]) if tokens else None
+        best, longest = place, 2
+        for _ in range(MAX_PLACES):
+            length = 2
+            while (
+                length < max_length
+                and length < place
+                and tokens[place - 1 - length] == tokens[-1 - length]
+            ):
+                length += 1
+            if length > longest:
+                best, longest = place, length
+            place = self._earlier[place]
+            if not place or longest == max_length:
+                break
+        return best

@@ -1,0 +1,39 @@
+"""What a person says of speculation; all there is to know of a setting stands beside it."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from batcher.fields import FieldFacts, fields_of
+from batcher.request import MAX_DRAFT_TOKENS
+
+AUTO: Literal["auto"] = "auto"
+DEFAULT_DRAFT_TOKENS = 4
+
+
+class SpeculationSetting(FieldFacts, frozen=True):
+    """What is to be known of a setting beside its type, its default and what it does.
+
+    metavar: what stands for its value.
+    """
+
+    metavar: str
+
+
+class SpeculationSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where drafts come from, and how many there are; docs/speculation.md says more of each."""
+
+    draft: Annotated[
+        str,
+        "what proposes tokens that are verified in one step: `ngram[:N]`, `lookup:FILE`, `suffix`, "
+        "`layers:K`, or a model as `--model` takes it",
+        SpeculationSetting(metavar="WHAT"),
+    ]
+    draft_tokens: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_DRAFT_TOKENS)] | Literal["auto"],
+        "drafts of a row in a step, or `auto`: as many as pay",
+        SpeculationSetting(metavar="N"),
+    ] = DEFAULT_DRAFT_TOKENS
+
+
+SPECULATION_SETTINGS: dict[str, SpeculationSetting] = fields_of(SpeculationSettings)

@@ -1,0 +1,106 @@
+"""What a person names as the source of drafts, read into a record."""
+
+from collections.abc import Callable
+from difflib import get_close_matches
+
+from msgspec import Struct
+
+from batcher.errors import BatchdecodeError
+from batcher.speculation import ngram
+from batcher.transformer.settings import is_checkpoint
+
+FORMS = "ngram, ngram:N, lookup:FILE, suffix, layers:K or a MODEL"
+MAX_LAYERS = 10_000  # more than any model has
+
+
+class NgramDraft(Struct, frozen=True):
+    """What followed the last n-gram of a row, of at most `max_length` tokens, before in the row."""
+
+    max_length: int = ngram.DEFAULT_LENGTH
+
+
+class LookupDraft(Struct, frozen=True):
+    """What follows the end of a row in the texts of the file at `path`."""
+
+    path: str
+
+
+class SuffixDraft(Struct, frozen=True):
+    """What followed the end of a row most often, in the row and in outputs before it."""
+
+
+class LayersDraft(Struct, frozen=True):
+    """What the first `num_layers` layers of the model itself would give."""
+
+    num_layers: int
+
+
+class ModelDraft(Struct, frozen=True):
+    """What another model gives; name: as --model takes it."""
+
+    name: str
+
+
+TextDraft = NgramDraft | LookupDraft | SuffixDraft
+"""A draft that needs no model: texts are all that it knows."""
+
+Draft = TextDraft | LayersDraft | ModelDraft
+
+
+def parse_draft(text: str) -> Draft:
+    """Return the record of what `text` names, in one of FORMS.
+
+    Raises:
+        BatchdecodeError: it names nothing that drafts.
+    """
+    kind, colon, rest = text.partition(":")
+    read = _READERS.get(kind)
+    if read is not None:
+        return read(rest if colon else None)
+    if kind and (kind == "simulated" or is_checkpoint(text) or _is_dotted(rest)):
+        return ModelDraft(text)
+    near = get_close_matches(kind, [*_READERS, "simulated", "smollm2"], n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise BatchdecodeError(f"--draft {text!r} is nothing that drafts{hint} (give {FORMS})")
+
+
+def _is_dotted(name: str) -> bool:
+    return all(map(str.isidentifier, name.split(".")))
+
+
+def _read_ngram(rest: str | None) -> NgramDraft:
+    if rest is None:
+        return NgramDraft()
+    return NgramDraft(_number(rest, ngram.MAX_LENGTH, "ngram", "the tokens of its longest n-gram"))
+
+
+def _read_lookup(rest: str | None) -> LookupDraft:
+    if not rest:
+        raise BatchdecodeError("--draft lookup:FILE needs the FILE to look drafts up in")
+    return LookupDraft(rest)
+
+
+def _read_suffix(rest: str | None) -> SuffixDraft:
+    if rest is not None:
+        raise BatchdecodeError(f"--draft suffix takes nothing behind it, not {rest!r}")
+    return SuffixDraft()
+
+
+def _read_layers(rest: str | None) -> LayersDraft:
+    return LayersDraft(_number(rest or "", MAX_LAYERS, "layers", "the layers that draft"))
+
+
+_READERS: dict[str, Callable[[str | None], Draft]] = {
+    "ngram": _read_ngram,
+    "lookup": _read_lookup,
+    "suffix": _read_suffix,
+    "layers": _read_layers,
+}
+
+
+def _number(text: str, largest: int, kind: str, what: str) -> int:
+    """Return a number from 1 on, or raise a BatchdecodeError."""
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(largest))
+    if not (is_number and 1 <= int(text) <= largest):
+        raise BatchdecodeError(f"--draft {kind}:{text}: expected {what}, 1 to {largest:,}")
+    return int(text)

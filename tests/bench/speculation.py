@@ -1,0 +1,120 @@
+"""Benchmark of speculation: whole runs with drafts against the same without, and what drafts cost.
+
+Runs are compared by the seconds of the processor, one after the other in one process.
+"""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from report import Row
+
+from batcher import BatchdecodeError, Engine, Request, SimulatedModel
+from batcher.events import DraftEvent
+from batcher.models.checkpoints import load_transformer
+from batcher.models.transformer import TransformerModel
+from batcher.scheduling.clock import WallClock
+from batcher.speculation.settings import SpeculationSettings
+from batcher.transformer.settings import TransformerSettings
+
+PAIR = Path(__file__).parents[2] / "samples" / "shakespeare"
+KINDS = {"fp32": TransformerSettings(), "--fast-math": TransformerSettings(fast_math=True)}
+TEXT = (
+    "The lighthouse keeper kept a ledger of every ship that passed. On the third of March he "
+    "wrote: the brig Marigold, two masts, bound for Lisbon, passed at dawn in a light fog."
+)
+QUOTE = (
+    "<|im_start|>user\nRepeat the following text word for word, then repeat it again:\n"
+    f"{TEXT}<|im_end|>\n<|im_start|>assistant\n"
+)
+SPEECHES = ["ROMEO. ", "My lord, I ", "What is thy name?", "Good morrow, cousin."]
+NUM_ROWS, NUM_TOKENS = 64, 200
+
+
+def seconds(
+    model: TransformerModel,
+    requests: list[Request],
+    num_slots: int,
+    speculation: SpeculationSettings | None,
+) -> float:
+    """Return what it takes to decode all requests, once their prompts are computed."""
+    engine = Engine(model.twin(), num_slots, clock=WallClock(), speculation=speculation)
+    for request in requests:
+        engine.add(request)
+    engine.step()
+    began = time.process_time()
+    while engine.has_work:
+        engine.step()
+    return time.process_time() - began
+
+
+def speedup(
+    model: TransformerModel, requests: list[Request], num_slots: int, how: SpeculationSettings
+) -> str:
+    """Return how much faster a run is with drafts."""
+    without = seconds(model, requests, num_slots, None)
+    return f"{without / seconds(model, requests, num_slots, how):.2f}x"
+
+
+def own_cost(draft: str, num_drafts: int) -> Row:
+    """Return what the loop takes for each draft beside the model and what proposes it."""
+    speculation = SpeculationSettings(draft=draft, draft_tokens=num_drafts)
+    model = SimulatedModel()
+    engine = Engine(model, NUM_ROWS, speculation=speculation)
+    spent = [0.0]
+
+    def timed(call):
+        def run(*arguments):
+            began = time.process_time()
+            answer = call(*arguments)
+            spent[0] += time.process_time() - began
+            return answer
+
+        return run
+
+    drafter = engine._speculator._drafter
+    model.forward, drafter.propose = timed(model.forward), timed(drafter.propose)
+    drafter.extend = timed(drafter.extend)
+    for number in range(NUM_ROWS):
+        engine.add(Request(prompt=[40 + number] * 9, max_tokens=NUM_TOKENS, ignore_eos=True))
+    engine.step()
+    spent[0], num_drafted, began = 0.0, 0, time.process_time()
+    while engine.has_work:
+        events = engine.step().events
+        num_drafted += sum(event.tokens for event in events if type(event) is DraftEvent)
+    cost = (time.process_time() - began - spent[0]) / num_drafted * 1e6
+    name = f"the loop's own cost of a draft, {draft}, {num_drafts} drafts, B={NUM_ROWS}"
+    return Row(name, f"{cost:.1f} us", "<= 1 us")
+
+
+def speculation(folder: Path) -> Iterator[Row]:
+    """Yield all rows; those of SmolLM2 if it is installed."""
+    yield from (own_cost("simulated:0.8", number) for number in (4, 8))
+    speeches = [
+        Request(prompt=p, max_tokens=120, temperature=1.0, ignore_eos=True) for p in SPEECHES
+    ]
+    for kind, how in KINDS.items():
+        target = load_transformer(str(PAIR / "target"), how)
+        for number in (2, 3):
+            draft = SpeculationSettings(draft=str(PAIR / "draft"), draft_tokens=number)
+            name = f"samples/shakespeare, {kind}, B=1, {number} drafts of its draft model"
+            yield Row(name, speedup(target, speeches, 1, draft), ">= 1.3x")
+    for kind, how in KINDS.items():
+        try:
+            smollm2 = load_transformer("smollm2", how)
+        except BatchdecodeError as error:
+            yield Row(f"SmolLM2: {error}", "not run", "")
+            return
+        quote = [Request(prompt=QUOTE, max_tokens=64, ignore_eos=True)]
+        for draft, number in (("ngram", 8), ("ngram", "auto"), ("layers:15", 3)):
+            how_many = SpeculationSettings(draft=draft, draft_tokens=number)
+            name = f"SmolLM2 quoting, {kind}, B=1, {draft}, {number} drafts"
+            target = {"fp32": ">= 2x", "--fast-math": ">= 1.2x"}[kind] if draft == "ngram" else ""
+            yield Row(name, speedup(smollm2, quote, 1, how_many), target)
+    auto = SpeculationSettings(draft="ngram", draft_tokens="auto")
+    many = [
+        Request(prompt=f"Write about the number {number}.", max_tokens=128, ignore_eos=True)
+        for number in range(NUM_ROWS)
+    ]
+    name = f"SmolLM2 writing, --fast-math, B={NUM_ROWS}, ngram, auto"
+    yield Row(name, speedup(smollm2, many, NUM_ROWS, auto), ">= 0.97x")

@@ -1,0 +1,84 @@
+"""`batchdecode draft diagnose`: what it prints, and what it cannot look at."""
+
+import json
+from pathlib import Path
+
+import pytest
+from process import batchdecode, lines_of
+
+TINY = Path(__file__).parents[2] / "samples" / "tiny.gguf"
+REQUESTS = lines_of(
+    {"prompt": "Tell me a story", "temperature": 0.7, "max_tokens": 30, "top_k": 40},
+    {"prompt": "The old river", "temperature": 0.7, "max_tokens": 12, "n": 3, "arrival_time": 9},
+    {"prompt": "no", "regex": "a+", "max_tokens": 4},
+    {"prompt": "", "max_tokens": 0},
+)
+
+
+def diagnose(folder, *arguments, stdin=REQUESTS):
+    return batchdecode("draft", "diagnose", "-", *arguments, cwd=folder, stdin=stdin)
+
+
+def test_a_diagnosis_as_json(tmp_path):
+    done = diagnose(tmp_path, "--draft", "simulated", "--tokens", 9, "--json")
+    assert done.returncode == 0
+    answer = json.loads(done.stdout)
+    assert (answer["num_rows"], answer["num_positions"], answer["cause"]) == (2, 18, "none")
+    assert answer["overlap"] == pytest.approx(1)
+    assert len(answer["by_position"]) == 9
+    causes = [check["cause"] for check in answer["checks"]]
+    assert causes == ["tokenizer", "cache", "temperature", "positions"]
+
+
+def test_a_fault_is_the_last_word(tmp_path):
+    fields = '{"temperature": 2.0}'
+    done = diagnose(tmp_path, "--draft", "simulated", "--draft-fields", fields)
+    lines = done.stdout.decode().splitlines()
+    assert lines[0] == "<stdin>: 2 requests, 42 positions"
+    assert lines[-1] == "temperature: let the draft draw at the temperature of the target"
+    [line] = [line for line in lines if "FAULT" in line and "is 0.7" in line]
+    assert line.split() == [
+        *("temperature", "1.000", "FAULT", "temperature", "is", "0.7", "for", "the", "target,"),
+        *("and", "2.0", "for", "the", "draft"),
+    ]
+
+
+def test_one_request_may_be_enough(tmp_path):
+    done = diagnose(tmp_path, "--draft", "simulated", "--sample", 1, "--json")
+    assert json.loads(done.stdout)["num_rows"] == 1
+
+
+def test_another_tokenizer_is_told(tmp_path):
+    done = diagnose(tmp_path, "--draft", str(TINY), "--json")
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["cause"] == "tokenizer"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "words"),
+    [
+        (["--draft", "ngram"], REQUESTS, "--draft ngram has no probabilities to compare"),
+        (["--draft", "smollm"], REQUESTS, "did you mean smollm2?"),
+        (["--draft", "simulated", "--draft-fields", "{"], REQUESTS, "--draft-fields: "),
+        (["--draft", "simulated", "--draft-fields", '{"n": 2}'], REQUESTS, "'n' is none of"),
+        (
+            ["--draft", "simulated", "--draft-fields", '{"top_k": "x"}'],
+            REQUESTS,
+            "--draft-fields: Expected `int`",
+        ),
+        (["--draft", "simulated"], b"", "has no request to compare"),
+        (["--draft", "simulated"], lines_of({"prompt": "a", "regex": "b"}), "has no request"),
+        (["--draft", "simulated"], b"{}", "nothing decoded"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(tmp_path, arguments, stdin, words):
+    done = diagnose(tmp_path, *arguments, stdin=stdin)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stdout == b""
+
+
+def test_draft_alone_asks_for_a_command(tmp_path):
+    done = batchdecode("draft", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "a command is missing: diagnose" in done.stderr

@@ -1,0 +1,106 @@
+"""What the live view shows of drafts, seen on the screen of a terminal emulator."""
+
+import pytest
+from emulated_run import Clock, Gauges, Screen, feed
+from hypothesis import given
+from hypothesis import strategies as st
+from reference_drafts import DraftedJob, drafted_workloads, play_drafts
+
+from batcher.events import EndEvent, RunEvent
+from cli.screen.live.display import ScreenLive
+from cli.screen.live.driver import LiveView
+from cli.screen.progress_lines import ProgressLines
+from cli.screen.view import RunPlan
+
+JOBS = [DraftedJob("a", 3, 40), DraftedJob("b", 3, 40, speculates=False), DraftedJob("c", 3, 40)]
+
+
+def watch(run, screen, num_slots, num_steps, show=None):
+    """Show the first steps of a run, each in a frame of its own."""
+    clock = Clock()
+    plan = RunPlan("requests.jsonl", "fcfs", num_slots, None, is_timed=False)
+    if show is None:
+        view = LiveView(plan, Gauges(), screen, ScreenLive(screen), every_step=True, clock=clock)
+    else:
+        view = show(plan, Gauges(), screen, clock=clock)
+    rest = [e for e in run.events if not isinstance(e, RunEvent | EndEvent)]
+    for step in range(num_steps):
+        while rest and rest[0].step <= step:
+            feed(view.fold, [rest.pop(0)])
+        clock.now += 1.0
+        view.after_step(step, 0)
+    return view
+
+
+def rows_of(screen, num_slots):
+    lines = screen.lines()
+    start = next(n for n, line in enumerate(lines) if " request " in line)
+    return lines[start : start + 1 + num_slots]
+
+
+def test_a_row_says_how_many_drafts_its_last_step_accepted():
+    run, screen = play_drafts(JOBS, 3, 3), Screen(80, 20)
+    shown = set()
+    for num_steps in range(2, 12):
+        watch(run, screen, 3, num_steps)
+        title, *rows = rows_of(screen, 3)
+        for slot, row in enumerate(rows):
+            of_step = [v for v in run.verified if (v.step, v.slot) == (num_steps - 1, slot)]
+            told = f"{of_step[0].accepted}/{of_step[0].drafted}" if of_step else None
+            cells = row.split()
+            found = [cell for cell in cells if "/" in cell and not cell.endswith("/40")]
+            assert found == ([told] if told else [])
+            shown.add(told)
+        has_drafts = any(v.step < num_steps for v in run.verified)
+        assert ("drafts" in title) == has_drafts
+    assert len(shown) > 5
+
+
+def test_the_columns_of_a_run_that_speculates():
+    run, screen = play_drafts(JOBS, 3, 3), Screen(80, 20)
+    watch(run, screen, 3, 7)
+    assert rows_of(screen, 3) == [
+        "# request tokens           drafts  phase    last 7 steps  ┃ admitted",
+        "0 a       ███▌····  18/40     2/2  decode   ┃━━━━━━",
+        "1 b       █▍······   7/40          decode   ┃━━━━━━",
+        "2 c       ██▌·····  13/40     2/2  decode   ┃━━━━━━",
+    ]
+
+
+@pytest.mark.parametrize(("width", "is_there"), [(80, True), (48, True), (36, True), (28, False)])
+def test_drafts_are_there_while_there_is_room_for_them(width, is_there):
+    screen = Screen(width, 20)
+    watch(play_drafts(JOBS, 3, 3), screen, 3, 7)
+    assert ("drafts" in rows_of(screen, 3)[0]) == is_there
+
+
+def test_the_header_says_which_share_of_the_drafts_was_accepted():
+    screen = Screen(80, 20)
+    run = play_drafts(JOBS, 3, 3)
+    watch(run, screen, 3, 7)
+    done = [v for v in run.verified if v.step < 7]
+    share = sum(v.accepted for v in done) / sum(v.drafted for v in done)
+    assert f"drafts {share:.0%} accepted" in screen.text()
+
+
+def test_a_plain_line_says_how_many_drafts_were_accepted():
+    screen = Screen(200, 20)
+    run = play_drafts(JOBS, 3, 3)
+    watch(run, screen, 3, 7, ProgressLines)
+    done = [v for v in run.verified if v.step < 5]
+    drafted, accepted = sum(v.drafted for v in done), sum(v.accepted for v in done)
+    assert f", {accepted} of {drafted} drafts accepted, " in screen.text()
+
+
+def test_a_run_without_drafts_says_nothing_of_them():
+    screen = Screen(120, 20)
+    watch(play_drafts([job._replace(speculates=False) for job in JOBS], 3, 3), screen, 3, 9)
+    assert "draft" not in screen.text()
+
+
+@given(drafted_workloads(), st.booleans(), st.integers(10, 120), st.integers(4, 40), st.booleans())
+def test_any_run_with_drafts_can_be_shown(workload, is_timed, width, height, has_color):
+    run = play_drafts(*workload, is_timed=is_timed)
+    screen = Screen(width, height, has_color=has_color)
+    view = watch(run, screen, workload[1], len(run.ends))
+    view.close()

@@ -1,0 +1,19 @@
+"""Random trees of drafts, by the plainest means: each draft has its parent, or -1 for none."""
+
+from random import Random
+
+
+def random_parents(random: Random, num_drafts: int) -> list[int]:
+    """Return the number of the draft that each follows, of which half the time they are a line."""
+    if random.random() < 0.5:
+        return [*range(-1, num_drafts - 1)]
+    return [random.randint(-1, number - 1) for number in range(num_drafts)]
+
+
+def way_to(draft: int, parents: list[int]) -> list[int]:
+    """Return the drafts from the first on the way to one, itself included; none for -1."""
+    return [] if draft < 0 else [*way_to(parents[draft], parents), draft]
+
+
+def is_line(parents: list[int]) -> bool:
+    return parents == [*range(-1, len(parents) - 1)]

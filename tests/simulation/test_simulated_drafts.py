@@ -1,0 +1,226 @@
+"""Drafts in simulations: against an engine whose drafts are as right, and against theory."""
+
+from random import Random
+
+import pytest
+from assumed_drafter import AssumedDrafter
+from examples import examples
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated_workloads import STEP_TIMES, random_settings, run_engine
+from test_simulator import LoggedSimulation, outcome, recomputed, workload_from
+
+from batcher import Engine, Request, SimulatedModel
+from batcher.events import AcceptEvent, Event, RollbackEvent, StepsEvent
+from batcher.models.simulated import SimulatedSettings
+from batcher.settings import Capacity, SchedulingSettings
+from batcher.simulation.drafts import AssumedDrafts
+from batcher.simulation.result import SimulationResult
+from batcher.simulation.simulator import simulate, simulate_steps
+from batcher.simulation.workload import Workload, workload_of
+from batcher.speculation.formulas import expected_speedup, expected_tokens
+from batcher.speculation.settings import DEFAULT_DRAFT_TOKENS, SpeculationSettings
+from batcher.timing.formulas import ConstantStepTime
+from batcher.timing.loading import step_time_of
+from batcher.timing.step_time import StepTime
+
+
+def drafted_requests(random: Random, *, may_stop: bool = True) -> list[Request]:
+    """Some requests, no two of which begin alike; some have a number of drafts of their own."""
+    return [
+        Request(
+            id=f"r{number}",
+            prompt=[100 + number, *random.choices([3, 4, 5], k=random.randint(0, 40))],
+            max_tokens=random.choice([0, 1, 2, 3, 5, 17, 40, 90]),
+            ignore_eos=True,
+            stop_token=random.choices(range(3, 500), k=30 if may_stop else 0),
+            arrival_time=random.choice([0.0, 0.0, 0.5, 3.0, 3.25, 10.0, 33.3]),
+            priority=random.randint(0, 2),
+            deadline=random.choice([None, None, 70.0, 200.0]),
+            speculate=random.random() < 0.9,
+            draft_tokens=random.choice([None, None, None, 1, 9]),
+        )
+        for number in range(random.randint(1, 10))
+    ]
+
+
+ACCEPTANCES = st.sampled_from([0.0, 0.3, 0.7, 0.95, 1.0])
+
+
+def check(
+    drawn: list[Request],
+    num_slots: int,
+    chosen: SchedulingSettings,
+    step_time: StepTime,
+    acceptance: float,
+) -> None:
+    """Make sure that an engine whose drafts are as right does the same in the same time."""
+    model = SimulatedModel(SimulatedSettings(eos_rate=0))  # an engine cuts drafts behind EOS
+    workload = workload_from(drawn, model)
+    drafts = AssumedDrafts(num_tokens=DEFAULT_DRAFT_TOKENS, acceptance=acceptance)
+    drafter = AssumedDrafter(workload, drafts)
+    engine = run_engine(drawn, num_slots, chosen, step_time, model, drafter)
+    simulation = LoggedSimulation(workload, num_slots, chosen, step_time, drafts=drafts)
+    result = simulation.run()
+    assert simulation.log == engine.log
+    assert simulation.ends == engine.ends
+    if chosen.is_paged:  # an engine that speculates always has blocks
+        assert simulation.blocks == engine.blocks
+    assert result.totals.recomputed_tokens == recomputed(engine.log)
+
+
+@examples(100)
+@given(st.integers(0, 2**32), ACCEPTANCES)
+def test_it_is_the_engine_with_drafts_as_right_step_for_step_and_tick_for_tick(
+    seed: int, acceptance: float
+) -> None:
+    random = Random(seed)
+    drawn, step_time = drafted_requests(random), random.choice(STEP_TIMES)
+    num_slots, chosen = random_settings(random)
+    check(drawn, num_slots, chosen, step_time, acceptance)
+
+
+@pytest.mark.parametrize("capacity", ["watermark", "on-demand", "no-evict"])
+@pytest.mark.parametrize("block_size", [1, 4])
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_that_are_only_counted_are_as_many(
+    capacity: Capacity, block_size: int, seed: int
+) -> None:
+    chosen = SchedulingSettings(
+        kv_blocks=136 // block_size,
+        block_size=block_size,
+        prefix_cache=False,
+        capacity=capacity,
+        watermark=0.4 if capacity == "watermark" else 0.0,
+    )
+    random = Random(seed)
+    drawn = [
+        Request(
+            id=f"r{number}",
+            prompt=[100 + number] * random.randint(1, 40),
+            max_tokens=random.randint(20, 90),
+            ignore_eos=True,
+        )
+        for number in range(6)
+    ]
+    check(drawn, 4, chosen, ConstantStepTime(), 0.6)
+
+
+@examples(100)
+@given(st.integers(0, 2**32), ACCEPTANCES)
+def test_from_event_to_event_it_is_the_same_as_step_by_step(seed: int, acceptance: float) -> None:
+    random = Random(seed)
+    workload = workload_of(drafted_requests(random, may_stop=False), SimulatedModel())
+    num_slots, chosen = random_settings(random)
+    step_time = random.choice(STEP_TIMES)
+    drafts = AssumedDrafts(
+        num_tokens=random.choice([1, 2, 8]),
+        acceptance=acceptance,
+        cost=random.choice([0.0, 0.05, 2.5]),
+    )
+    one = LoggedSimulation(workload, num_slots, chosen, step_time, drafts=drafts).run()
+    assert outcome(simulate(workload, num_slots, chosen, step_time, drafts=drafts)) == outcome(one)
+    again = simulate_steps(workload, num_slots, chosen, step_time, drafts)
+    assert outcome(again) == outcome(one)
+
+
+def served_alone(num_tokens: int) -> Workload:
+    return workload_of(
+        [Request(prompt=[3], max_tokens=num_tokens, ignore_eos=True)], SimulatedModel()
+    )
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.7, 0.9, 1.0])
+@pytest.mark.parametrize(("num_drafts", "cost"), [(1, 0.3), (4, 0.05), (8, 0.0)])
+def test_a_row_alone_gains_what_theory_says(
+    acceptance: float, num_drafts: int, cost: float
+) -> None:
+    num_tokens = 30_000
+    drafts = AssumedDrafts(num_tokens=num_drafts, acceptance=acceptance, cost=cost)
+    workload = served_alone(num_tokens)
+    result = simulate(workload, 1, SchedulingSettings(), ConstantStepTime(), drafts=drafts)
+    expected = expected_speedup(acceptance, num_drafts, cost)
+    assert num_tokens / result.end == pytest.approx(expected, rel=0.02)
+    per_step = 1 + result.totals.num_accepted / result.totals.num_draft_rows
+    assert per_step == pytest.approx(expected_tokens(acceptance, num_drafts), rel=0.02)
+
+
+def end_of(num_rows: int, num_drafts: int) -> float:
+    requests = [Request(prompt=[3] * 100, max_tokens=100, ignore_eos=True)] * num_rows
+    drafts = AssumedDrafts(num_tokens=num_drafts, acceptance=0.7, cost=0.05)
+    result: SimulationResult = simulate(
+        workload_of(requests, SimulatedModel()),
+        num_rows,
+        SchedulingSettings(),
+        step_time_of("h100_llama3.1-8b_tp1"),
+        drafts=drafts if num_drafts else None,
+    )
+    return result.end
+
+
+def test_it_gains_where_memory_binds_and_loses_where_arithmetic_does() -> None:
+    assert end_of(1, 4) < end_of(1, 0) / 1.5
+    assert end_of(512, 4) > end_of(512, 0)
+
+
+def test_drafts_of_no_cost_that_are_never_right_take_only_what_verifying_them_takes() -> None:
+    workload = served_alone(50)
+    drafts = AssumedDrafts(num_tokens=4, acceptance=0.0)
+    constant = ConstantStepTime()
+    result = simulate(workload, 1, SchedulingSettings(), constant, drafts=drafts)
+    assert result.end == simulate(workload, 1, SchedulingSettings(), constant).end == 50
+    # none behind the first token, which its prompt gives, nor in the place of the last one
+    assert result.totals.num_drafts == 4 * 45 + 3 + 2 + 1
+    assert result.totals.num_accepted == 0
+
+
+def test_a_draft_costs_its_share_of_a_step_one_after_the_other() -> None:
+    drafts = AssumedDrafts(num_tokens=4, acceptance=1.0, cost=0.25)
+    result = simulate(served_alone(11), 1, SchedulingSettings(), ConstantStepTime(), drafts=drafts)
+    assert result.end == 1 + 2 * (1 + 4 * 0.25)
+
+
+def test_luck_belongs_to_the_place_in_the_output_and_not_to_the_schedule() -> None:
+    requests = [Request(prompt=[3] * 9, max_tokens=60, ignore_eos=True)] * 6
+    workload = workload_of(requests, SimulatedModel())
+    drafts = AssumedDrafts(num_tokens=4, acceptance=0.6)
+    steps = [
+        simulate(workload, num_slots, SchedulingSettings(), ConstantStepTime(), drafts=drafts)
+        for num_slots in (1, 6)
+    ]
+    totals = [(run.totals.num_drafts, run.totals.num_accepted) for run in steps]
+    assert totals[0] == totals[1]
+    lengths = {sequence.end_ticks - sequence.admitted_ticks for sequence in steps[0].sequences}
+    assert len(lengths) > 1, "each sample has a luck of its own"
+
+
+@pytest.mark.parametrize("rate", ["0.5", "0.9"])
+@pytest.mark.parametrize("profile", ["constant", "h100_llama3.1-8b_tp1"])
+def test_a_run_with_drafts_of_a_model_is_as_fast_as_assumed_of_its_acceptance(
+    rate: str, profile: str
+) -> None:
+    requests = [
+        Request(id=f"r{number}", prompt=[5 + number] * 20, max_tokens=150, ignore_eos=True)
+        for number in range(40)
+    ]
+    model = SimulatedModel(SimulatedSettings(eos_rate=0))
+    step_time, settings = step_time_of(profile), SchedulingSettings()
+    engine = Engine(
+        model,
+        8,
+        step_time=step_time,
+        is_measured=True,
+        speculation=SpeculationSettings(draft=f"simulated:{rate}", draft_tokens=4),
+    )
+    for request in requests:
+        engine.add(request)
+    events: list[Event] = []
+    while engine.has_work:
+        events += engine.step().events
+    num_accepted = sum(event.tokens for event in events if isinstance(event, AcceptEvent))
+    num_rejected = sum(isinstance(event, RollbackEvent) for event in events)
+    end = [event for event in events if isinstance(event, StepsEvent)][-1].ends[-1]
+    drafts = AssumedDrafts(num_tokens=4, acceptance=num_accepted / (num_accepted + num_rejected))
+    assumed = simulate(workload_of(requests, model), 8, settings, step_time, drafts=drafts)
+    assert assumed.end == pytest.approx(end, rel=0.1)
+    assert simulate(workload_of(requests, model), 8, settings, step_time).end > 1.3 * end

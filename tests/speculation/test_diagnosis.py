@@ -1,0 +1,281 @@
+"""Faults that are planted in drafts, each named rightly; and what is no fault is none."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from batcher import Request, decode
+from batcher.errors import BatchdecodeError
+from batcher.models.base import FloatArray, Model
+from batcher.models.loading import as_model
+from batcher.speculation.diagnosis import Diagnosis, can_be_compared, diagnose
+from batcher.speculation.model_logits import Row, RowLogits, Side
+
+VOCAB_SIZE = 24
+Logits = Callable[[list[int]], FloatArray]
+
+
+class Letters:
+    """A tokenizer: the letters from `first` on."""
+
+    def __init__(self, first: str = "a") -> None:
+        self.token_bytes = [bytes([ord(first) + place]) for place in range(VOCAB_SIZE)]
+
+    def encode(self, text: str) -> list[int]:
+        return [self.token_bytes.index(letter.encode()) for letter in text]
+
+
+class Asked:
+    """A callable model: the logits after each prefix."""
+
+    gives, vocab_size = "logits", VOCAB_SIZE
+
+    def __init__(self, logits: Logits, tokenizer: Any = None, eos: int | None = None) -> None:
+        self.logits, self.tokenizer = logits, tokenizer or Letters()
+        self.eos_token_id = eos
+
+    def __call__(self, prefixes: list[list[int]]) -> list[FloatArray]:
+        return [self.logits(prefix) for prefix in prefixes]
+
+
+def target(prefix: list[int]) -> FloatArray:
+    return 2.5 * drawn(1, prefix)
+
+
+def good(prefix: list[int]) -> FloatArray:
+    return target(prefix) + 0.4 * drawn(2, prefix)
+
+
+def weak(prefix: list[int]) -> FloatArray:
+    return 1.0 * target(prefix) + 2.5 * drawn(3, prefix)
+
+
+def drawn(seed: int, prefix: list[int]) -> FloatArray:
+    """Return normal numbers [vocab] that depend on the last three tokens."""
+    normal = np.random.default_rng([seed, *prefix[-3:]]).normal(size=VOCAB_SIZE)
+    return normal.astype(np.float32)
+
+
+def colder(prefix: list[int]) -> FloatArray:
+    return good(prefix) * 2
+
+
+def late(prefix: list[int]) -> FloatArray:
+    return good(prefix[:-1])
+
+
+def early(prefix: list[int]) -> FloatArray:
+    """Guess one token further than it is asked for: what a chunk that is one off would give."""
+    return good([*prefix, int(target(prefix).argmax())])
+
+
+class Stale:
+    """A model whose cache misses every third token of those that come one by one."""
+
+    def __init__(self) -> None:
+        self.before: list[int] = []
+        self.kept: list[int] = []
+
+    def __call__(self, prefix: list[int]) -> FloatArray:
+        is_next = prefix[:-1] == self.before and len(self.before) > 0
+        if not is_next:
+            self.kept = prefix.copy()
+        elif len(prefix) % 3:
+            self.kept.append(prefix[-1])
+        self.before = prefix.copy()
+        return good(self.kept)
+
+
+def rows_of(num_rows: int = 5, length: int = 40, **fields: Any) -> list[Row]:
+    """Return prompts and what the target writes after each."""
+    rows = []
+    random = np.random.default_rng(7)
+    for number in range(num_rows):
+        prompt = [number, 1, 2, 3]
+        tokens = prompt.copy()
+        for _ in range(length):
+            chances = np.exp(target(tokens).astype(np.float64))
+            tokens.append(int(random.choice(VOCAB_SIZE, p=chances / chances.sum())))
+        rows.append(Row(Request(prompt=prompt, **fields), prompt, tokens[4:]))
+    return rows
+
+
+def model_of(logits: Logits, **more: Any) -> Model:
+    return as_model(Asked(logits, **more), "a model")
+
+
+def found(draft: Model, draft_fields: dict[str, object] | None = None, **fields: Any) -> Diagnosis:
+    fields = {"temperature": 1.0, **fields}
+    return diagnose(rows_of(**fields), model_of(target), draft, draft_fields or {})
+
+
+def test_a_draft_that_is_the_target_overlaps_wholly() -> None:
+    diagnosis = found(model_of(target))
+    assert diagnosis.overlap == pytest.approx(1, abs=1e-6)
+    assert diagnosis.agreement == 1
+    assert (diagnosis.num_rows, diagnosis.num_positions) == (5, 200)
+    assert diagnosis.by_position == pytest.approx([1] * 40)
+    assert diagnosis.cause == "none"
+    assert not any(check.is_fault for check in diagnosis.checks)
+
+
+def test_a_good_draft_has_no_fault() -> None:
+    diagnosis = found(model_of(good))
+    assert diagnosis.overlap is not None
+    assert 0.8 < diagnosis.overlap < 0.95
+    assert diagnosis.cause == "none"
+
+
+FAULTS: dict[str, tuple[str, Callable[[], Model], dict[str, object], dict[str, Any]]] = {
+    "weak": ("weak", partial(model_of, weak), {}, {}),
+    "weak and greedy": ("weak", partial(model_of, weak), {}, {"temperature": 0.0}),
+    "weak in a few": ("weak", partial(model_of, weak), {}, {"top_k": 5}),
+    "colder": ("temperature", partial(model_of, colder), {}, {}),
+    "a setting": ("temperature", partial(model_of, good), {"temperature": 2.5}, {}),
+    "no penalty": (
+        *("processor", partial(model_of, good), {"repetition_penalty": 1.0}),
+        {"repetition_penalty": 2.5},
+    ),
+    "no top_k": ("processor", partial(model_of, good), {"top_k": 0}, {"top_k": 2}),
+    "no bias": (
+        *("processor", partial(model_of, good), {"logit_bias": None}),
+        {"logit_bias": {"3": 9.0}},
+    ),
+    "stale": ("cache", lambda: model_of(Stale()), {}, {}),
+    "stale and greedy": ("cache", lambda: model_of(Stale()), {}, {"temperature": 0.0}),
+    "late": ("positions", partial(model_of, late), {}, {}),
+    "late and greedy": ("positions", partial(model_of, late), {}, {"temperature": 0.0}),
+    "other letters": ("tokenizer", partial(model_of, good, tokenizer=Letters("A")), {}, {}),
+    "another end": ("tokenizer", partial(model_of, good, eos=5), {}, {}),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_named(fault: str) -> None:
+    cause, make_draft, draft_fields, fields = FAULTS[fault]
+    diagnosis = found(make_draft(), draft_fields, **fields)
+    assert diagnosis.cause == cause
+    others = {check.cause for check in diagnosis.checks if check.is_fault} - {cause}
+    assert others <= {"temperature"}, "flatter is a bit better with many faults"
+
+
+def test_a_draft_that_guesses_one_token_further_is_told() -> None:
+    diagnosis = found(model_of(early), temperature=0.3)
+    assert diagnosis.cause == "positions"
+    [check] = [check for check in diagnosis.checks if check.cause == "positions"]
+    assert "one position after it" in check.text
+
+
+def test_the_temperature_is_told_that_the_draft_is_nearest_at() -> None:
+    diagnosis = found(model_of(colder))
+    [check] = [check for check in diagnosis.checks if check.cause == "temperature"]
+    assert check.text == "it is nearest at 2 times its temperature"
+    assert check.overlap is not None
+    assert check.overlap > 0.8
+
+
+def test_a_draft_without_the_tokens_of_its_target_is_not_asked() -> None:
+    class Few(Asked):
+        vocab_size = 3
+
+    draft = as_model(Few(lambda _prefix: np.zeros(3, np.float32)), "few")
+    diagnosis = diagnose(rows_of(temperature=1.0), model_of(target), draft, {})
+    assert (diagnosis.cause, diagnosis.overlap, diagnosis.num_positions) == ("tokenizer", None, 0)
+
+
+def test_the_overlap_is_that_of_the_probabilities_drawn_from() -> None:
+    """By hand: of three tokens, with a temperature of 0.5 and the likeliest two of them."""
+    request = Request(prompt=[0], temperature=0.5, top_k=2)
+    p, q = np.log([0.5, 0.3, 0.2]), np.log([0.2, 0.5, 0.3])
+
+    class Three(Asked):
+        vocab_size = 3
+
+    models = [
+        as_model(Three(lambda _prefix, logits=logits: logits.astype(np.float32)), "three")
+        for logits in (p, q)
+    ]
+    diagnosis = diagnose([Row(request, [0], [1])], *models, {})
+    # p is 25/34, 9/34, 0 and q 0, 25/34, 9/34
+    assert diagnosis.overlap == pytest.approx(9 / 34, abs=1e-6)
+
+
+def test_logits_come_token_by_token_or_at_once() -> None:
+    asked = RowLogits(model_of(target))
+    tokens = [3, 1, 4, 1, 5, 9, 2]
+    logits = asked.step_by_step(tokens, 2)
+    assert len(logits) == 5
+    for place, row in enumerate(logits, 2):
+        assert np.array_equal(row, asked.at_once(tokens[:place]))
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "warm": {"temperature": 0.6},
+    "top_k": {"temperature": 1.0, "top_k": 5},
+    "top_p": {"temperature": 1.4, "top_p": 0.7},
+    "min_p": {"temperature": 1.0, "min_p": 0.1},
+    "typical": {"temperature": 1.0, "typical_p": 0.6},
+    "all": {"temperature": 0.9, "top_k": 9, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.9},
+    "penalties": {
+        "temperature": 1.0,
+        "repetition_penalty": 1.6,
+        "frequency_penalty": 0.7,
+        "presence_penalty": -0.4,
+    },
+    "bias": {"temperature": 1.0, "logit_bias": {"4": 3.0, "7": -50.0}},
+    "allowed": {"temperature": 1.0, "allowed_token_ids": [1, 5, 9, 11]},
+    "bad words": {"temperature": 1.0, "bad_words": ["a", "cd", "fgh"]},
+    "min_tokens": {"temperature": 1.0, "min_tokens": 9, "stop_token": [2, 3, 5, 8]},
+}
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_probabilities_are_those_that_the_engine_draws_from(setting: str) -> None:
+    prompt = [0, 1, 2]
+    asked: dict[str, Any] = {"max_tokens": 20, "seed": 4, **SETTINGS[setting]}
+    request = Request(prompt=prompt, logprobs=20, logprobs_mode="processed", **asked)
+    [result] = decode([request], model=model_of(target))
+    assert result.logprobs is not None
+    side = Side(model_of(target), [Row(request, prompt, result.tokens)])
+    places = [(0, place) for place in range(len(result.tokens))]
+    found = side.probabilities([request], places)
+    for probabilities, told in zip(found, result.logprobs, strict=True):
+        if setting == "greedy":
+            assert probabilities[told.token] == 1
+            continue
+        expected = {top.token: np.exp(top.logprob) for top in told.top}
+        some = {token: probabilities[token] for token in expected}
+        assert some == pytest.approx(expected, abs=1e-5)
+        if len(expected) < 20:
+            assert sum(some.values()) == pytest.approx(1), "no other is left"
+
+
+def test_models_without_logits_are_refused() -> None:
+    plain = as_model(lambda prefixes: [1 for _ in prefixes])
+    with pytest.raises(BatchdecodeError, match="gives no logits"):
+        diagnose(rows_of(1, 2), model_of(target), plain, {})
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"num_beams": 2},
+        {"regex": "a+"},
+        {"mirostat": 2, "temperature": 1.0},
+        {"cfg_scale": 2.0},
+        {"heal": True},
+        {"session": "s"},
+    ],
+)
+def test_what_is_more_than_a_sample_is_not_compared(fields: dict[str, Any]) -> None:
+    assert not can_be_compared(Request(prompt="a", **fields))
+
+
+def test_samples_are_compared() -> None:
+    fields: dict[str, Any] = {"temperature": 1.0, "top_p": 0.9, "bad_words": ["a"], "n": 2}
+    assert can_be_compared(Request(prompt="a", **fields))
+    assert can_be_compared(Request(prompt="a"))

@@ -1,0 +1,298 @@
+"""Drafts change no token: invariant 13, with all that a request can ask for, in every schedule."""
+
+from collections.abc import Mapping, Sequence
+
+import pytest
+from control_requests import control_requests
+from drafters import Oracle
+from engine_runs import of_kind
+from examples import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from reference import english_requests
+from test_scheduling_invariance import Case, MakeModel, Outputs, alone, attentive, cases, run
+
+from batcher import BatchdecodeError, Engine, Request, SimulatedModel
+from batcher.events import AcceptEvent, DraftEvent, RollbackEvent, SpeculateEvent
+from batcher.models.callable import CallableModel
+from batcher.prompts import read_prompt
+from batcher.scheduling.clock import WallClock
+from batcher.settings import SchedulingSettings
+from batcher.speculation.drafter import Drafter
+from batcher.speculation.settings import SpeculationSettings
+from batcher.timing.loading import step_time_of
+from batcher.tokens import Tokens
+
+
+def check(
+    case: Case,
+    make_model: MakeModel,
+    expected: Outputs,
+    speculation: SpeculationSettings | Drafter,
+    *,
+    is_streaming: bool = True,
+) -> None:
+    """Make sure that a case with drafts gives what its requests do alone.
+
+    Rows that are streamed go on draft by draft; of others, those that remember nothing at once.
+    """
+    engine = Engine(
+        make_model(),
+        case.batch_size,
+        settings=case.settings,
+        step_time=case.step_time,
+        is_streaming=is_streaming,
+        is_checked=True,
+        speculation=speculation,
+    )
+    for request in case.requests:
+        engine.add(request)
+    assert run(engine) == expected
+
+
+def outputs_of(case: Case) -> Outputs:
+    found: Outputs = {}
+    for request in case.requests:
+        found |= alone(SimulatedModel, request)
+    return found
+
+
+def oracle(case: Case, expected: Outputs, chance: float, seed: int) -> Oracle:
+    """Return what knows the outputs of a case, and is wrong by a chance."""
+    known = []
+    for request in case.requests:
+        prompt = read_prompt(request.prompt, "prompt", "", SimulatedModel()).tokens
+        known += [(prompt, result) for (name, _), result in expected.items() if name == request.id]
+    return Oracle(known, chance, seed)
+
+
+@given(
+    case=cases(st.one_of(english_requests(), control_requests())),
+    chance=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+    seed=st.integers(0, 9),
+)
+@settings(examples(40), derandomize=True)
+def test_drafts_change_no_token(case: Case, chance: float, seed: int) -> None:
+    expected = outputs_of(case)
+    check(case, attentive, expected, oracle(case, expected, chance, seed))
+
+
+@given(
+    case=cases(st.one_of(english_requests(), control_requests())),
+    chance=st.sampled_from([0.0, 0.1, 0.3]),
+    seed=st.integers(0, 9),
+)
+@settings(examples(40), derandomize=True)
+def test_drafts_change_no_token_of_hashes_in_pages(case: Case, chance: float, seed: int) -> None:
+    expected = outputs_of(case)
+    check(case, SimulatedModel, expected, oracle(case, expected, chance, seed), is_streaming=False)
+
+
+@given(
+    case=cases(st.one_of(english_requests(), control_requests())),
+    draft=st.sampled_from(["ngram", "suffix", "simulated:0.5", "simulated:0.9", "simulated"]),
+    num_tokens=st.sampled_from([1, 4, 9]),
+)
+@settings(examples(30), derandomize=True)
+def test_no_draft_changes_a_token(case: Case, draft: str, num_tokens: int) -> None:
+    speculation = SpeculationSettings(draft=draft, draft_tokens=num_tokens)
+    check(case, SimulatedModel, outputs_of(case), speculation)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("chance", [0.0, 0.3])
+def test_rows_that_remember_nothing_are_given_the_same_at_once(
+    temperature: float, chance: float
+) -> None:
+    requests = [
+        Request(
+            id=str(number),
+            prompt=[40 + number] * 5,
+            max_tokens=60,
+            temperature=temperature,
+            stop=[" the", "."] if number % 3 else None,
+            ignore_eos=number % 2 == 0,
+        )
+        for number in range(12)
+    ]
+    case = Case(requests, 5, SchedulingSettings(block_size=4, kv_blocks=90), None)
+    expected = outputs_of(case)
+    check(case, attentive, expected, oracle(case, expected, chance, 0), is_streaming=False)
+
+
+@pytest.mark.parametrize("min_tokens", [2, 3, 4, 5])
+def test_a_stop_acts_from_min_tokens_on_within_the_drafts_of_a_step(min_tokens: int) -> None:
+    free = Request(id="a", prompt="Once", max_tokens=30, ignore_eos=True)
+    (whole,) = alone(SimulatedModel, free).values()
+    words = [SimulatedModel().tokenizer.token_bytes[token].decode() for token in whole.tokens[:8]]
+    request = replace(free, stop=words, min_tokens=min_tokens)
+    case = Case([request], 1, SchedulingSettings(), None)
+    expected = outputs_of(case)
+    (stopped,) = expected.values()
+    assert len(stopped.tokens) == min_tokens
+    for seed in range(4):
+        known = oracle(case, {("a", 0): whole}, 0.0, seed)
+        check(case, attentive, expected, known, is_streaming=False)
+
+
+def test_a_row_holds_no_block_behind_what_it_was_given() -> None:
+    limits = SchedulingSettings(block_size=2, prefix_cache=True)
+    speculation = SpeculationSettings(draft="simulated:0.4", draft_tokens=9)
+    engine = Engine(SimulatedModel(), 3, settings=limits, speculation=speculation)
+    for number in range(3):
+        engine.add(Request(id=str(number), prompt=[number] * 5, max_tokens=40, ignore_eos=True))
+    while engine.has_work:
+        engine.step()
+        batch = engine.scheduler.batch
+        for row in batch.holders:
+            assert len(row.block_table) == -(-(batch.decode_step + row.offset) // 2)
+
+
+# -- what is drafted -------------------------------------------------------------------------------
+
+
+def drained(speculation: SpeculationSettings | Drafter, *requests: Request):
+    """Return the results and the events of requests, and how many steps they took."""
+    engine = Engine(SimulatedModel(), 4, speculation=speculation, is_checked=True)
+    for request in requests:
+        engine.add(request)
+    results, events = [], []
+    while engine.has_work:
+        outcome = engine.step()
+        results += outcome.results
+        events += outcome.events
+    return results, events, engine.num_steps
+
+
+@pytest.mark.parametrize("fields", [{}, {"temperature": 1.0}, {"repetition_penalty": 1.3}])
+def test_a_draft_that_is_its_target_is_always_right(fields: dict) -> None:
+    request = Request(prompt="Once", max_tokens=41, ignore_eos=True, **fields)
+    _, events, num_steps = drained(SpeculationSettings(draft="simulated"), request)
+    assert num_steps == 1 + 40 // 5
+    assert sum(event.tokens for event in of_kind(events, AcceptEvent)) == 32
+    assert not of_kind(events, RollbackEvent)
+
+
+def test_positions_are_those_of_the_sequence() -> None:
+    request = Request(prompt=[40] * 7, max_tokens=30, ignore_eos=True)
+    _, events, _ = drained(SpeculationSettings(draft="simulated:0.6"), request)
+    position = 8  # the prompt and the token of the first step
+    for drafted in of_kind(events, DraftEvent):
+        told = [event for event in events if event.step == drafted.step and event is not drafted]
+        accepted = sum(event.tokens for event in of_kind(told, AcceptEvent))
+        rejected = of_kind(told, RollbackEvent)
+        assert drafted.position == position
+        assert [event.position for event in rejected] == [position + accepted] * len(rejected)
+        assert accepted + sum(event.tokens for event in rejected) == drafted.tokens
+        position += accepted + 1
+    assert of_kind(events, AcceptEvent)
+    assert of_kind(events, RollbackEvent)
+
+
+def test_a_request_says_how_many_drafts_it_is_given() -> None:
+    requests = [
+        Request(id="none", prompt="a", max_tokens=20, ignore_eos=True, speculate=False),
+        Request(id="zero", prompt="a", max_tokens=20, ignore_eos=True, draft_tokens=0),
+        Request(id="two", prompt="a", max_tokens=20, ignore_eos=True, draft_tokens=2),
+    ]
+    _, events, _ = drained(SpeculationSettings(draft="simulated", draft_tokens=7), *requests)
+    drafts = of_kind(events, DraftEvent)
+    assert {event.id for event in drafts} == {"two"}
+    assert max(event.tokens for event in drafts) == 2
+
+
+class Failing:
+    """Proposes nothing good, and fails after a while."""
+
+    def __init__(self, method: str, num_calls: int) -> None:
+        self._method, self._num_left = method, num_calls
+
+    def _call(self, method: str) -> None:
+        if method == self._method:
+            self._num_left -= 1
+            if self._num_left < 0:
+                raise MemoryError("no room for drafts")
+
+    def open(self, slot: int, tokens: Tokens) -> None:
+        self._call("open")
+
+    def extend(self, given: Mapping[int, Sequence[int]]) -> None:
+        self._call("extend")
+
+    def propose(self, num_wanted: Mapping[int, int]) -> dict[int, list[int]]:
+        self._call("propose")
+        return {slot: [40, 41] for slot in num_wanted}
+
+    def close(self, slot: int, *, has_ended: bool) -> None:
+        self._call("close")
+
+
+@pytest.mark.parametrize("method", ["open", "extend", "propose", "close"])
+def test_a_draft_that_fails_fails_no_request(method: str) -> None:
+    requests = [Request(id=str(n), prompt=[n], max_tokens=9 + n, ignore_eos=True) for n in range(9)]
+    results, events, _ = drained(Failing(method, 3), *requests)
+    assert {result.finish_reason for result in results} == {"length"}
+    told = of_kind(events, SpeculateEvent)
+    assert {(event.tokens, event.reason) for event in told} <= {(0, "failure")}
+    assert told or method == "close"
+
+
+@pytest.mark.parametrize("nonsense", [{99: [1]}, {0: ["a"]}, {0: None}, 5, {0: [40, -1, 10**9]}])
+def test_a_drafter_that_proposes_nonsense_fails_no_request(nonsense: object) -> None:
+    drafter = Failing("", 0)
+    drafter.propose = lambda _: nonsense  # type: ignore[method-assign]  # as a drafter might
+    results, _, _ = drained(drafter, Request(prompt="a", max_tokens=9, ignore_eos=True))
+    assert [len(result.tokens) for result in results] == [9]
+
+
+def test_a_model_drafts_for_an_empty_prompt_in_a_slot_that_was_used() -> None:
+    before = Request(id="long", prompt=[40] * 30, max_tokens=2, ignore_eos=True)
+    empty = Request(id="empty", prompt="", max_tokens=21, ignore_eos=True)
+    engine = Engine(SimulatedModel(), 1, speculation=SpeculationSettings(draft="simulated"))
+    for request in (before, empty):
+        engine.add(request)
+    events = []
+    while engine.has_work:
+        events += engine.step().events
+    assert not of_kind(events, RollbackEvent)
+    assert sum(event.tokens for event in of_kind(events, AcceptEvent)) == 16
+
+
+def test_a_model_that_cannot_verify_is_refused() -> None:
+    model = CallableModel(lambda prefixes: [5] * len(prefixes), name="fives")
+    with pytest.raises(BatchdecodeError, match="drafts need a model that verifies them"):
+        Engine(model, 2, speculation=SpeculationSettings(draft="ngram"))
+
+
+def test_auto_needs_a_clock_that_tells_what_steps_take() -> None:
+    speculation = SpeculationSettings(draft="ngram", draft_tokens="auto")
+    with pytest.raises(BatchdecodeError, match="give a --profile"):
+        Engine(SimulatedModel(), 2, speculation=speculation)
+
+
+def test_auto_gives_no_drafts_that_are_never_right_and_says_why() -> None:
+    engine = Engine(
+        SimulatedModel(),
+        4,
+        step_time=step_time_of("rtx4090_llama3.1-8b"),
+        speculation=SpeculationSettings(draft="simulated:0", draft_tokens="auto"),
+    )
+    for number in range(4):
+        engine.add(Request(id=str(number), prompt=[number] * 9, max_tokens=400, ignore_eos=True))
+    events = []
+    while engine.has_work:
+        events += engine.step().events
+    assert (0, "cost") in {(e.tokens, e.reason) for e in of_kind(events, SpeculateEvent)}
+    assert sum(event.tokens for event in of_kind(events, DraftEvent)) < 1600 / 2  # of a token each
+
+
+def test_auto_on_the_wall_learns_from_the_steps_it_measures() -> None:
+    seconds = iter(range(10**6))
+    clock = WallClock(lambda: next(seconds) / 8)
+    speculation = SpeculationSettings(draft="simulated", draft_tokens="auto")
+    engine = Engine(SimulatedModel(), 1, clock=clock, speculation=speculation)
+    engine.add(Request(prompt="Once", max_tokens=200, ignore_eos=True))
+    while engine.has_work:
+        engine.step()
+    assert engine.num_steps < 100
