@@ -145,7 +145,8 @@ def import_everything() -> None:
     """Import all that a command may import late."""
     for package in map(importlib.import_module, ("batcher", "cli")):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if not module.name.endswith(".__main__"):  # importing it runs a command
+            is_command = module.name.endswith(".__main__")  # importing it runs one
+            if not is_command and not module.name.startswith("batcher.training."):  # needs torch
                 importlib.import_module(module.name)
     gc.freeze()
 

@@ -13,7 +13,15 @@ from member_tables import TO_BE_WRITTEN, renewed
 
 from batcher import Request, Result, SimulatedSettings
 from batcher.errors import ERROR_CODES
-from batcher.events import AdmitReason, ArriveReason, BlockedReason, Event, PreemptReason, Role
+from batcher.events import (
+    AdmitReason,
+    ArriveReason,
+    BlockedReason,
+    Event,
+    PreemptReason,
+    Role,
+    SpeculateReason,
+)
 from batcher.lifecycle import MOVES
 from batcher.request import PromptSegment
 from batcher.result import (
@@ -105,7 +113,7 @@ def test_every_event_has_its_row_and_every_reason_is_documented() -> None:
         assert set(event.__struct_fields__) <= rows[tag] | COMMON_FIELDS, tag
     assert documented >= COMMON_FIELDS
     reasons = {*get_args(AdmitReason), *get_args(ArriveReason), *get_args(FinishReason), "unused"}
-    reasons |= {*get_args(PreemptReason), *get_args(BlockedReason)}
+    reasons |= {*get_args(PreemptReason), *get_args(BlockedReason), *get_args(SpeculateReason)}
     assert reasons | {*get_args(Role)} <= documented
 
 

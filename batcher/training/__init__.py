@@ -1,0 +1,1 @@
+"""Trains small Llamas and their drafts; what needs torch is imported where it is used."""
