@@ -9,6 +9,7 @@ from batcher.models.base import IntArray
 MAX_PAGE_STEPS = 1024
 MAX_PAGE_TOKENS = 2**21
 MIN_PAGE_STEPS = 16
+NO_TOKEN = -1  # where a row has none in a line of the page
 
 
 class OutputTokens:
@@ -16,30 +17,45 @@ class OutputTokens:
 
     They are a time-major page [page_steps, num_slots].  When it is full, each open row puts its
     part aside and the page starts over, so a long row costs its own tokens and not a longer page
-    for everybody.
+    for everybody.  Where a step gives some rows more than one token, it has further lines, in which
+    the others have gaps.
 
     row: the next step's row in the page.
     first_rows: open slot -> the page's row of its first token there.
     aside: open slot -> its tokens that are not in the page, if there are any.
     """
 
-    __slots__ = ("_page_steps", "aside", "first_rows", "page", "row")
+    __slots__ = ("_has_gaps", "_page_steps", "aside", "first_rows", "page", "row")
 
     def __init__(self, num_slots: int) -> None:
         self._page_steps = max(MIN_PAGE_STEPS, min(MAX_PAGE_STEPS, MAX_PAGE_TOKENS // num_slots))
         self.page = np.zeros((self._page_steps, num_slots), np.int64)
         self.row = 0
+        self._has_gaps = False
         self.first_rows: dict[int, int] = {}
         self.aside: dict[int, array[int]] = {}
 
     def append(self, tokens: IntArray) -> None:
         """Keep one step's tokens: [num_slots], whatever stands at slots that are not open."""
         if self.row == self._page_steps:
-            for slot in self.first_rows:
-                self._put_aside(slot, 0)
-            self.row = 0
+            self._start_over()
         self.page[self.row] = tokens
         self.row += 1
+
+    def append_more(self, slots: IntArray, tokens: IntArray) -> None:
+        """Keep what some rows were given beside the last step's tokens.
+
+        slots: [rows].  tokens: [most of a row, rows], NO_TOKEN behind those that a row was given.
+        """
+        while len(tokens):
+            if self.row == self._page_steps:
+                self._start_over()
+            lines = self.page[self.row : self.row + len(tokens)]
+            lines[:] = NO_TOKEN
+            lines[:, slots] = tokens[: len(lines)]
+            self.row += len(lines)
+            self._has_gaps = True
+            tokens = tokens[len(lines) :]
 
     def extend(self, slot: int, tokens: list[int]) -> None:
         """Put `tokens` behind those that the row in `slot` has, as if steps had given them."""
@@ -47,7 +63,7 @@ class OutputTokens:
 
     def close(self, slot: int, num_tokens: int) -> list[int]:
         """Return the first `num_tokens` tokens of the row in `slot` and forget the row."""
-        if slot in self.aside:
+        if slot in self.aside or self._has_gaps:
             tokens = self.read(slot, 0, num_tokens).tolist()
             del self.aside[slot], self.first_rows[slot]
         else:
@@ -64,6 +80,8 @@ class OutputTokens:
     def read(self, slot: int, start: int, stop: int) -> "array[int]":
         """Return tokens number `start` to `stop`, exclusive, of those the row in `slot` has."""
         first = self.first_rows[slot]
+        if self._has_gaps:
+            return self._put_aside(slot, self.row)[start:stop]
         if slot not in self.aside:
             return array("q", self.page[first + start : first + stop, slot].tobytes())
         tokens = self.aside[slot]
@@ -73,11 +91,20 @@ class OutputTokens:
         in_page = self.page[first + max(start, len(tokens)) : first + max(stop, len(tokens)), slot]
         return tokens[start:stop] + array("q", in_page.tobytes())
 
+    def _start_over(self) -> None:
+        """Let all rows go on in an empty page."""
+        for slot in self.first_rows:
+            self._put_aside(slot, 0)
+        self.row, self._has_gaps = 0, False
+
     def _put_aside(self, slot: int, next_row: int) -> "array[int]":
         """Return what the row in `slot` has, all put aside; it goes on at the page's `next_row`."""
         first_row, aside = self.first_rows[slot], self.aside.get(slot)
         if aside is None:
             aside = self.aside[slot] = array("q")
-        aside.frombytes(self.page[first_row : self.row, slot].tobytes())
+        tokens = self.page[first_row : self.row, slot]
+        if self._has_gaps:
+            tokens = tokens[tokens != NO_TOKEN]
+        aside.frombytes(tokens.tobytes())
         self.first_rows[slot] = next_row
         return aside

@@ -6,33 +6,53 @@ the same (Daliri et al., "Coupling without Communication and Drafter-Invariant S
 Decoding", 2024).
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import accumulate
+from itertools import chain, starmap
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from batcher.decoding.constraints.rows import allowed_tokens
+from batcher.decoding.output_tokens import NO_TOKEN
 from batcher.engine.decoded import NO_DRAFTS, Choose, Decoded
 from batcher.engine.row_decoder import RowDecoder, masks_of
 from batcher.errors import Failure, InvariantError
 from batcher.models.base import FloatArray, IntArray, ModelOutput
 
 
-class _Verified(NamedTuple):
-    """The drafts of a step, and what is known of them.
+class _Drafted(NamedTuple):
+    """Rows with drafts, and what the model says of them.
 
-    drafts: by slot.  logits: [drafts, vocab] after each.  starts: slot -> the row in these after
-    its first draft.  tokens: [num_slots] those of the step, gets the last of each row.
-    decoded: gets what comes of it.
+    slots, counts: [rows] where each is, and how many drafts it has, at least one.
+    tokens: [drafts] those of one row after the other.  logits: [drafts, vocab] after each.
     """
 
-    drafts: Mapping[int, list[int]]
-    starts: Mapping[int, int]
-    logits: FloatArray
+    slots: IntArray
+    counts: IntArray
     tokens: IntArray
-    decoded: Decoded
+    logits: FloatArray
+
+    @classmethod
+    def of(cls, drafts: Mapping[int, list[int]], logits: FloatArray) -> "_Drafted":
+        """Return the rows that have drafts, of some by slot."""
+        some = {slot: draft for slot, draft in drafts.items() if draft}
+        counts = np.fromiter(map(len, some.values()), np.int64, len(some))
+        tokens = np.array([*chain.from_iterable(some.values())], np.int64)
+        return cls(np.array([*some], np.int64), counts, tokens, logits)
+
+    def only(self, is_wanted: NDArray[np.bool_]) -> "_Drafted":
+        """Return some of the rows; is_wanted: [rows]."""
+        if is_wanted.all():
+            return self
+        is_theirs = is_wanted.repeat(self.counts)
+        return _Drafted(
+            self.slots[is_wanted],
+            self.counts[is_wanted],
+            self.tokens[is_theirs],
+            self.logits[is_theirs],
+        )
 
 
 class SpeculatingRows(RowDecoder):
@@ -98,80 +118,84 @@ class SpeculatingRows(RowDecoder):
         self, output: ModelOutput, drafts: Mapping[int, list[int]], decoded: Decoded
     ) -> Decoded:
         """Let rows go on along their drafts, as long as these are what they are given."""
-        tokens, logits = output.tokens, output.draft_logits
-        slots = [*drafts]
+        tokens, slots = output.tokens, [*drafts]
         given = {slot: [token] for slot, token in zip(slots, tokens[slots].tolist(), strict=True)}
-        ends = accumulate(map(len, drafts.values()))
-        starts = {slot: end - len(drafts[slot]) for slot, end in zip(slots, ends, strict=True)}
-        is_over = {*decoded.stopped, *decoded.failed, *decoded.jumps}
-        rows = [slot for slot, draft in drafts.items() if draft and slot not in is_over]
         going_on = Decoded(
             [*decoded.stopped], {**decoded.failed}, {**decoded.jumps}, decoded.forks, {}, given
         )
-        if rows:
-            if logits is None:
+        if any(drafts.values()):
+            if output.draft_logits is None:
                 raise InvariantError("the model gave no logits of drafts")
-            verified = _Verified(drafts, starts, logits, tokens, going_on)
-            self._go_on_one_by_one(sorted(self._go_on_at_once(rows, verified)), verified)
+            drafted = _Drafted.of(drafts, output.draft_logits)
+            over = _over(going_on)
+            if over:
+                drafted = drafted.only(_are_outside(drafted.slots, over))
+            left = self._go_on_at_once(drafted, tokens, going_on)
+            if len(left.slots):
+                self._go_on_one_by_one(left, tokens, going_on)
         for slot, jump in going_on.jumps.items():
             if slot in given:
                 given[slot] += jump[1:]
         return going_on
 
-    def _go_on_at_once(self, rows: list[int], verified: "_Verified") -> list[int]:
+    def _go_on_at_once(self, drafted: _Drafted, tokens: IntArray, decoded: Decoded) -> _Drafted:
         """Let rows go on of which nothing but their position changes what they are given.
 
+        tokens: [num_slots] those of the step, gets the last of each row.  decoded: gets the rest.
         Returns the other rows.
         """
-        drafts, starts, logits, tokens, decoded = verified
         sampler, states = self._sampler, self._states
         if sampler is None:
-            return rows
-        quick = [slot for slot in rows if slot not in states and sampler.is_memoryless(slot)]
-        counts = np.array([len(drafts[slot]) for slot in quick], np.int64)
-        if not quick:
-            return rows
+            return drafted
+        is_quick = sampler.are_memoryless(drafted.slots)
+        if states:
+            is_quick &= _are_outside(drafted.slots, states)
+        slots, counts, wanted, logits = drafted.only(is_quick)
+        if not len(slots):
+            return drafted
         firsts = counts.cumsum() - counts
-        numbers = np.arange(counts.sum()) - firsts.repeat(counts)
-        places = np.array([starts[slot] for slot in quick], np.int64).repeat(counts) + numbers
-        wanted = logits if len(places) == len(logits) else logits[places]
-        slots = np.array(quick)
-        chosen = sampler.choose_ahead(slots.repeat(counts), numbers, wanted)
+        numbers = np.arange(len(wanted)) - firsts.repeat(counts)
+        chosen = sampler.choose_ahead(slots.repeat(counts), numbers, logits)
         if chosen is None:
-            return rows
-        drafted = np.array([token for slot in quick for token in drafts[slot]], np.int64)
+            return drafted
         before = np.empty_like(chosen)
         before[1:] = chosen[:-1]
         before[firsts] = tokens[slots]
-        wrong = np.where(drafted == before, counts.repeat(counts), numbers)
+        wrong = np.where(wanted == before, counts.repeat(counts), numbers)
         num_right = np.minimum.reduceat(wrong, firsts)
-        all_chosen = chosen.tolist()
-        for slot, first, num in zip(quick, firsts.tolist(), num_right.tolist(), strict=True):
-            if not num:
-                continue
-            more = all_chosen[first : first + num]
-            num_read = self._stops.advance_row(slot, more)
-            del more[num_read + 1 :]
-            tokens[slot] = more[-1]
-            if num_read < num:
-                decoded.stopped.extend(self._stops.advance_some([slot], tokens))
-            self._tokens.extend(slot, more)
-            decoded.given[slot].extend(more)
-            decoded.num_accepted[slot] = len(more)
-        sampler.move_on(slots, np.array([decoded.num_accepted.get(slot, 0) for slot in quick]))
-        done = {*quick}
-        return [slot for slot in rows if slot not in done]
+        lines = np.arange(num_right.max())[:, None]
+        more = chosen.take(firsts + lines, mode="clip")  # [most of a row, rows]
+        num_read = self._stops.advance_rows(slots, more, num_right)
+        num_given = np.minimum(num_read + 1, num_right)  # one that ends a row is given, but unread
+        is_given = num_given > 0
+        tokens[slots[is_given]] = chosen[(firsts + num_given - 1)[is_given]]
+        has_ended = num_read < num_right
+        if has_ended.any():
+            decoded.stopped.extend(self._stops.advance_some(slots[has_ended].tolist(), tokens))
+        self._tokens.append_more(slots, np.where(lines < num_given, more, NO_TOKEN))
+        sampler.move_on(slots, num_given)
+        of_rows = zip(slots.tolist(), num_given.tolist(), more.T.tolist(), strict=True)
+        for slot, num, row in of_rows:
+            if num:
+                decoded.given[slot] += row[:num]
+                decoded.num_accepted[slot] = num
+        return drafted.only(~is_quick)
 
-    def _go_on_one_by_one(self, rows: list[int], verified: "_Verified") -> None:
-        """Let rows go on draft by draft, each as by a step of its own."""
-        drafts, starts, logits, tokens, decoded = verified
+    def _go_on_one_by_one(self, drafted: _Drafted, tokens: IntArray, decoded: Decoded) -> None:
+        """Let rows go on draft by draft, each as by a step of its own; arguments: as above."""
         sampler, failed, given, number = self._sampler, decoded.failed, decoded.given, 0
+        wanted, ends = drafted.tokens.tolist(), drafted.counts.cumsum()
+        bounds = zip((ends - drafted.counts).tolist(), ends.tolist(), strict=True)
+        places = dict(zip(drafted.slots.tolist(), starmap(range, bounds), strict=True))
+        rows = sorted(places)
         while sampler is not None:
-            is_over = {*decoded.stopped, *failed, *decoded.jumps}
+            is_over = _over(decoded)
             rows = [
                 slot
                 for slot in rows
-                if slot not in is_over and drafts[slot][number : number + 1] == given[slot][-1:]
+                if slot not in is_over
+                and number < len(places[slot])
+                and wanted[places[slot][number]] == given[slot][-1]
             ]
             if not rows:
                 break
@@ -179,18 +203,27 @@ class SpeculatingRows(RowDecoder):
             for slot, row in states.items():
                 if row.has_to_go_on:
                     self._let_end(slot, row)
-            places = [starts[slot] + number for slot in rows]
-            sampled = self._sample(sampler, logits[places], failed, (), np.array(rows))
+            logits = drafted.logits[[places[slot][number] for slot in rows]]
+            sampled = self._sample(sampler, logits, failed, (), np.array(rows))
             number += 1
             decoded.num_accepted.update(dict.fromkeys(rows, number))
             rows = [slot for slot in rows if slot not in failed]
             tokens[rows] = sampled.tokens[rows]
+            self._tokens.append_more(np.array(rows, np.int64), tokens[None, rows])
             for slot in rows:
-                token = tokens.item(slot)
-                given[slot].append(token)
-                self._tokens.extend(slot, [token])
+                given[slot].append(tokens.item(slot))
             decoded.stopped.extend(self._stops.advance_some(rows, tokens))
             looked_at = [(slot, states[slot]) for slot in rows if slot in states]
             decoded.jumps.update(
                 self._look_at_rows(looked_at, tokens, failed.keys(), decoded.stopped)
             )
+
+
+def _over(decoded: Decoded) -> set[int]:
+    """Return the slots of rows that are given no more in a step."""
+    return {*decoded.stopped, *decoded.failed, *decoded.jumps}
+
+
+def _are_outside(slots: IntArray, some: Container[int]) -> NDArray[np.bool_]:
+    """Return which of `slots` are not among some."""
+    return np.array([slot not in some for slot in slots.tolist()], np.bool_)

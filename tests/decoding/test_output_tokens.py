@@ -7,17 +7,19 @@ from hypothesis import strategies as st
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.decoding import output_tokens
-from batcher.decoding.output_tokens import MAX_PAGE_TOKENS, MIN_PAGE_STEPS, OutputTokens
+from batcher.decoding.output_tokens import MAX_PAGE_TOKENS, MIN_PAGE_STEPS, NO_TOKEN, OutputTokens
+
+NUMBERS = st.lists(st.integers(0, 6), min_size=3, max_size=3)
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40)), max_size=30))
-def test_rows_come_out_as_they_went_in(moves: list[tuple[int, int]]) -> None:
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), NUMBERS), max_size=30))
+def test_rows_come_out_as_they_went_in(moves: list[tuple[int, int, list[int]]]) -> None:
     kept = OutputTokens(3)
     kept._page_steps = 5
     kept.page = np.zeros((5, 3), np.int64)
     rows: dict[int, list[int]] = {}
     token = 0
-    for slot, num_steps in moves:
+    for slot, num_steps, num_more in moves:
         if slot in rows:
             row = rows.pop(slot)
             assert kept.close(slot, len(row)) == row
@@ -30,6 +32,17 @@ def test_rows_come_out_as_they_went_in(moves: list[tuple[int, int]]) -> None:
             kept.append(tokens)
             for open_slot, row in rows.items():
                 row.append(int(tokens[open_slot]))
+        slots = sorted(rows, reverse=True)
+        lines = np.full((max((num_more[s] for s in slots), default=0), len(slots)), NO_TOKEN)
+        for place, open_slot in enumerate(slots):
+            more = [*range(token, token + num_more[open_slot])]
+            token += len(more)
+            lines[: len(more), place] = more
+            rows[open_slot] += more
+        kept.append_more(np.array(slots, np.int64), lines)
+        for open_slot, row in rows.items():
+            if token % 2:  # reading changes nothing
+                assert kept.read(open_slot, 1, 7).tolist() == row[1:7]
     for slot, row in rows.items():
         assert kept.close(slot, len(row)) == row
 

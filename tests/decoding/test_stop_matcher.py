@@ -48,8 +48,11 @@ class Rows:
         self.table.fork(source, target)
         self.rows[target] = deepcopy(self.rows[source])
 
-    def read_some(self, slot: int) -> None:
-        """Let one row alone read several tokens, up to one that would end it, or that it has to."""
+    def run_of(self, slot: int) -> tuple[list[int], int]:
+        """Return tokens for one row alone, and how many it reads, up to one that would end it.
+
+        They are fewer if the row has to read more by then.
+        """
         row, num_read = self.rows[slot], 0
         tokens = self.draw.choices(self.ids, k=self.draw.randrange(5))
         while row is not None and num_read < len(tokens) and not row.has_ended:
@@ -63,10 +66,36 @@ class Rows:
             if len(row.tokens) + 1 == row.min_tokens:
                 del tokens[num_read:]
         self.rows[slot] = row
+        return tokens, num_read
+
+    def read_some(self, slot: int) -> None:
+        """Let one row alone read several tokens."""
+        tokens, num_read = self.run_of(slot)
+        row = self.rows[slot]
         if row is not None and not row.has_ended:
             assert self.table.advance_row(slot, tokens) == num_read
-            if len(row.tokens) + 1 == row.min_tokens:
-                self.table.switch(slot, row.automaton)
+            self.stop_going_on(slot)
+
+    def read_runs(self) -> None:
+        """Let rows read several tokens each, together."""
+        slots = [slot for slot, row in enumerate(self.rows) if row is None or not row.has_ended]
+        self.draw.shuffle(slots)
+        runs = {slot: self.run_of(slot) for slot in slots}
+        counts = np.array([len(tokens) for tokens, _ in runs.values()], np.int64)
+        lines = np.array(self.draw.choices(self.ids, k=5 * len(slots))).reshape(5, len(slots))
+        for place, (tokens, _) in enumerate(runs.values()):
+            lines[: len(tokens), place] = tokens
+        lines = lines[: counts.max(initial=0)]
+        num_read = self.table.advance_rows(np.array(slots, np.int64), lines, counts).tolist()
+        for slot, read, (tokens, expected) in zip(slots, num_read, runs.values(), strict=True):
+            assert read == (len(tokens) if self.rows[slot] is None else expected)
+            self.stop_going_on(slot)
+
+    def stop_going_on(self, slot: int) -> None:
+        """Watch for the end of a row whose next token may be the last."""
+        row = self.rows[slot]
+        if row is not None and len(row.tokens) + 1 == row.min_tokens:
+            self.table.switch(slot, row.automaton)
 
     def read_all(self) -> None:
         tokens = self.draw.choices(self.ids, k=NUM_SLOTS)
@@ -79,8 +108,8 @@ class Rows:
         if row is None or row.has_ended:
             return False
         row.read(token_id)
-        if not row.has_ended and len(row.tokens) + 1 == row.min_tokens:
-            self.table.switch(slot, row.automaton)
+        if not row.has_ended:
+            self.stop_going_on(slot)
         return row.has_ended
 
 
@@ -103,6 +132,8 @@ def test_rows_that_come_and_go_end_when_the_definition_says(
                     rows.fork(slot)
                 elif act < 0.4:
                     rows.read_some(slot)
+                elif act < 0.6:
+                    rows.read_runs()
                 else:
                     rows.read_all()
 

@@ -99,6 +99,7 @@ class Sampler:
         self._groups: dict[GroupKey, Group] = {}
         self._rows: list[tuple[SamplingRow, Group] | None] = [None] * num_slots
         self._is_wanted = np.zeros(num_slots, np.bool_)
+        self._is_memoryless = np.zeros(num_slots, np.bool_)
         self._logit_rows: IntArray = np.zeros(num_slots, np.int64)  # where in `slots` a slot is
         self._partners: IntArray = np.full(num_slots, NONE)
         self._keys = np.zeros(num_slots, np.uint64)
@@ -150,7 +151,7 @@ class Sampler:
             row, group = entry
             if group.leave(slot):
                 del self._groups[group.key]
-            self._rows[slot] = None
+            self._rows[slot], self._is_memoryless[slot] = None, False
             self._partners[slot] = NONE
             self._set_wanted(slot, row, is_wanted=False)
 
@@ -230,10 +231,9 @@ class Sampler:
                 self._sample_group(group, slots, step)
         return sampled
 
-    def is_memoryless(self, slot: int) -> bool:
-        """Whether a row is given tokens that follow from logits and position alone."""
-        entry = self._rows[slot]
-        return entry is not None and entry[1].is_memoryless
+    def are_memoryless(self, slots: IntArray) -> NDArray[np.bool_]:
+        """Return which rows are given tokens that follow from logits and position alone."""
+        return self._is_memoryless[slots]
 
     def choose_ahead(
         self, slots: IntArray, numbers: IntArray, logits: FloatArray
@@ -242,18 +242,17 @@ class Sampler:
 
         slots, numbers: [rows].  logits: [rows, vocab].  None if some of these are of no use.
         """
-        if not np.isfinite(logits.max(axis=-1)).all():
+        tokens: IntArray = logits.argmax(axis=-1)  # of a NaN, if there is any
+        if not np.isfinite(logits[np.arange(len(tokens)), tokens]).all():
             return None
-        tokens = np.empty(len(slots), np.int64)
         for group in self._groups.values():
-            rows = np.isin(slots, group.slots).nonzero()[0]
-            if not len(rows):
-                continue
-            own = logits if len(rows) == len(slots) else logits[rows]
             if group.key.params.is_greedy:
-                tokens[rows] = own.argmax(axis=-1)
-            else:
-                at = slots[rows]
+                continue
+            is_member = np.zeros(len(self._rows), np.bool_)
+            is_member[group.slots] = True
+            rows = is_member[slots].nonzero()[0]
+            if len(rows):
+                at, own = slots[rows], logits if len(rows) == len(slots) else logits[rows]
                 states = DrawStates(
                     self._keys[at], self._positions[at] + numbers[rows], self._mu[at]
                 )
@@ -290,7 +289,7 @@ class Sampler:
             group = Group(key, self._vocab_size, bad_words)
             self._groups[key] = group
         group.join(slot)
-        self._rows[slot] = row, group
+        self._rows[slot], self._is_memoryless[slot] = (row, group), group.is_memoryless
         self._partners[slot] = NONE if row.partner is None else row.partner
         self._set_wanted(slot, row, is_wanted=True)
 
