@@ -42,7 +42,8 @@ def test_rows_come_out_as_they_went_in(moves: list[tuple[int, int, list[int]]]) 
         kept.append_more(np.array(slots, np.int64), lines)
         for open_slot, row in rows.items():
             if token % 2:  # reading changes nothing
-                assert kept.read(open_slot, 1, 7).tolist() == row[1:7]
+                stop = min(7, len(row))
+                assert kept.read(open_slot, min(1, stop), stop).tolist() == row[1:stop]
     for slot, row in rows.items():
         assert kept.close(slot, len(row)) == row
 
