@@ -191,7 +191,7 @@ class Recorder:
     ) -> None:
         """Tell what became of drafts, after rows were moved on by those that were accepted.
 
-        num_accepted: by slot.  num_blocks: how many each gives back.
+        num_accepted: by slot.  num_blocks: how many rows give back, of those that do.
         """
         step, now = self._clock.step, self._clock.now
         for row, num in num_drafts.items():

@@ -8,6 +8,7 @@ computes is the number of the decode step plus the row's `offset`, so nothing is
 by one, and sums over all of them follow from the sum of the offsets.
 """
 
+from collections.abc import Mapping
 from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Generic
@@ -160,20 +161,19 @@ class RunningBatch(Generic[S]):
         first.last_decode_step = step = self.decode_step + num_steps - 1
         self.ending.setdefault(step, []).append(first.slot)
 
-    def advance(self, row: S, num_more: int) -> None:
-        """Let a row that decodes be given `num_more` tokens in the current step beside its one."""
-        size, offset = self.block_size, row.offset + num_more
-        if size:
-            del self.by_boundary[-row.offset % size][row]
-            self.by_boundary.setdefault(-offset % size, {})[row] = None
-        row.offset = offset
-        self._sum_of_offsets += num_more
-        if self._max_offset is not None and offset > self._max_offset:
-            self._max_offset = offset
-        last_step = row.last_decode_step - num_more
-        self._forget_end(row)
-        row.last_decode_step = last_step
-        self.ending.setdefault(last_step, []).append(row.slot)
+    def advance(self, num_more: Mapping[S, int]) -> None:
+        """Let rows that decode be given more tokens in the current step, beside one each."""
+        size, by_boundary, ending = self.block_size, self.by_boundary, self.ending
+        for row, num in num_more.items():
+            offset, last_step = row.offset + num, row.last_decode_step - num
+            if size:
+                del by_boundary[-row.offset % size][row]
+                by_boundary.setdefault(-offset % size, {})[row] = None
+            self._forget_end(row)
+            ending.setdefault(last_step, []).append(row.slot)
+            row.offset, row.last_decode_step = offset, last_step
+        self._sum_of_offsets += sum(num_more.values())
+        self._max_offset = None
 
     def stop_decoding(self, row: S) -> None:
         """Let a row leave the lockstep, before a decode step or after it."""

@@ -3,6 +3,7 @@
 Rule: after each call as many are held, and free, as KVCache would say.
 """
 
+from collections.abc import Mapping
 from typing import NoReturn
 
 from batcher.errors import InvariantError
@@ -23,7 +24,7 @@ class CountedBlocks(KVCache[S]):
         super().__init__(settings, _no_contents)
         self._given: dict[S, int] = {}  # how many a sequence took before it decoded
         self._grown: list[S] = []
-        self._held: dict[S, int] = {}  # by rows with drafts, those of the drafts included
+        self._held: dict[S, int] = {}  # by rows whose drafts have blocks of their own
 
     def num_blocks_to_grow(self, sequence: S, num_tokens: int) -> int:
         """Return how many free blocks it takes to let a running sequence hold `num_tokens`."""
@@ -47,26 +48,31 @@ class CountedBlocks(KVCache[S]):
             self._grown += rows
             self.pool.num_free -= len(rows)
 
-    def most_drafts(self, sequence: S, num_tokens: int, num_wanted: int) -> int:
-        """Return how many drafts behind so many tokens there is room for, of those wanted."""
+    def extend_for_drafts(self, sequence: S, num_tokens: int, num_wanted: int) -> int:
+        """Let a decoding row hold drafts behind so many tokens, until it is truncated.
+
+        Returns how many of those wanted there is room for.
+        """
         num_held = self._num_held(sequence, num_tokens)
         num_new = max(self.num_blocks(num_tokens + num_wanted) - num_held, 0)
         num_new = min(num_new, max(self.pool.num_free - self.num_spare, 0))
+        if num_new:
+            self._held[sequence] = num_held + num_new
+            self.pool.num_free -= num_new
         return min(num_wanted, (num_held + num_new) * self.block_size - num_tokens)
 
-    def extend_for_drafts(self, sequence: S, num_tokens: int, num_drafts: int) -> None:
-        """Let a decoding row hold so many drafts behind its tokens, until it is truncated."""
-        num_held = self._num_held(sequence, num_tokens)
-        num_all = max(self.num_blocks(num_tokens + num_drafts), num_held)
-        self._held[sequence] = num_all
-        self.pool.num_free -= num_all - num_held
+    def truncate(self, num_tokens: Mapping[S, int]) -> dict[S, int]:
+        """Take from rows the blocks behind so many tokens of each.
 
-    def truncate(self, sequence: S, num_tokens: int) -> int:
-        """Take from `sequence` the blocks behind so many tokens; return how many it had there."""
-        num_held = self._held.pop(sequence, 0)
-        num_rest = max(num_held - self._num_held(sequence, num_tokens), 0)
-        self.pool.num_free += num_rest
-        return num_rest
+        Returns how many each had there, of those that had any.
+        """
+        num_behind = {
+            row: num
+            for row, kept in num_tokens.items()
+            if (num := self._held.pop(row, 0) - self._num_held(row, kept)) > 0
+        }
+        self.pool.num_free += sum(num_behind.values())
+        return num_behind
 
     def _num_held(self, sequence: S, num_tokens: int) -> int:
         """Return how many blocks a row holds that decodes, with so many tokens and no drafts."""

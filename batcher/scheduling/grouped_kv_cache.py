@@ -165,11 +165,13 @@ class GroupedKVCache(KVCache[S]):
             for table in self._tables(sequence):
                 table.extend(self.pool.take(num_new))
 
-    def truncate(self, sequence: S, num_tokens: int) -> int:
-        """Take from `sequence` the blocks behind so many tokens; return how many it had there."""
-        if self._capacity == "no-evict":
-            return 0  # they are promised to it
-        return sum(self._truncate(table, num_tokens) for table in self._tables(sequence))
+    def _cut(self, sequence: S, num_kept: int) -> list[int]:
+        """Keep the first `num_kept` blocks of each table; return the others, which it had held."""
+        blocks = []
+        for table in self._tables(sequence):
+            blocks += table[num_kept:]
+            del table[num_kept:]
+        return blocks
 
     def compute(self, sequence: S, start: int, stop: int, match: PrefixMatch = NO_MATCH) -> None:  # noqa: ARG002 - segments end in whole blocks
         """Let the tokens up to `stop`, which the step computes, be found from now on."""

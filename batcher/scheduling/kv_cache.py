@@ -7,7 +7,7 @@ of it can be found, too, and is copied.
 Rule: ask first, then act: nothing here takes a block that `has_room` has not promised.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from itertools import chain, groupby, islice
 from typing import Generic, NamedTuple
 
@@ -201,34 +201,44 @@ class KVCache(Generic[S]):
         if num_new > 0:
             sequence.block_table += self.pool.take(num_new)
 
-    def most_drafts(self, sequence: S, num_tokens: int, num_wanted: int) -> int:
-        """Return how many drafts behind so many tokens there is room for, of those wanted.
+    def extend_for_drafts(self, sequence: S, num_tokens: int, num_wanted: int) -> int:
+        """Let a decoding row hold drafts behind so many tokens, until it is truncated.
 
-        Nobody gives way to a draft.
+        Returns how many of those wanted there is room for: nobody gives way to a draft.
         """
         size, num_held = self.block_size, len(sequence.block_table)
-        num_new = max(self.num_blocks(num_tokens + num_wanted) - num_held, 0)
+        num_new = -(-(num_tokens + num_wanted) // size) - num_held
+        if num_new <= 0:
+            return num_wanted
         while num_new and not self.has_room(num_new * self.num_groups + self.num_spare):
             num_new -= 1
-        return min(num_wanted, (num_held + num_new) * size - num_tokens)
-
-    def extend_for_drafts(self, sequence: S, num_tokens: int, num_drafts: int) -> None:
-        """Let a decoding row hold so many drafts behind its tokens, until it is truncated."""
+        num_drafts = min(num_wanted, (num_held + num_new) * size - num_tokens)
         self.extend(sequence, num_tokens + num_drafts)
+        return num_drafts
 
-    def truncate(self, sequence: S, num_tokens: int) -> int:
-        """Take from `sequence` the blocks behind so many tokens; return how many it had there."""
-        if self._capacity == "no-evict":
-            return 0  # they are promised to it
-        return self._truncate(sequence.block_table, num_tokens)
+    def truncate(self, num_tokens: Mapping[S, int]) -> dict[S, int]:
+        """Take from rows the blocks behind so many tokens of each.
 
-    def _truncate(self, table: list[int], num_tokens: int) -> int:
-        num_kept = self.num_blocks(num_tokens)
-        rest = table[num_kept:]
-        if rest:
-            self.pool.give_back(rest)
-            del table[num_kept:]
-        return len(rest)
+        Returns how many each had there, of those that had any.
+        """
+        num_behind: dict[S, int] = {}
+        if self._capacity == "no-evict":  # they are promised to it
+            return num_behind
+        size, freed = self.block_size, []
+        for row, num in num_tokens.items():
+            num_kept = -(-num // size)
+            if len(row.block_table) > num_kept:
+                blocks = self._cut(row, num_kept)
+                num_behind[row] = len(blocks)
+                freed += blocks
+        self.pool.give_back(freed)
+        return num_behind
+
+    def _cut(self, sequence: S, num_kept: int) -> list[int]:
+        """Keep the first `num_kept` blocks of `sequence`; return the others, which it had held."""
+        blocks = sequence.block_table[num_kept:]
+        del sequence.block_table[num_kept:]
+        return blocks
 
     def compute(self, sequence: S, start: int, stop: int, match: PrefixMatch = NO_MATCH) -> None:
         """Let the tokens start..stop, which the step computes, be found from now on.

@@ -109,21 +109,19 @@ class Scheduler(Admission[S]):
 
     def _schedule_drafts(self, output: SchedulerOutput[S], num_wanted: Mapping[S, int]) -> None:
         """Spend what is left of the step's budget and of the free blocks on drafts."""
-        kv_cache, batch, scheduled = self.kv_cache, self.batch, output.num_scheduled_tokens
+        kv_cache, scheduled, budget = self.kv_cache, output.num_scheduled_tokens, output.budget
+        num_computed = self.batch.decode_step + 1  # beside the offset of each
         num_drafts: dict[S, int] = {}
         for row, wanted in num_wanted.items():
             if not row.is_decoding or row in scheduled:  # it was preempted, and perhaps came back
                 continue
-            num = min(wanted, output.budget)
-            if kv_cache is not None:
-                num_tokens = batch.decode_step + row.offset + 1
-                num = kv_cache.most_drafts(row, num_tokens, num)
-                if num > 0:
-                    kv_cache.extend_for_drafts(row, num_tokens, num)
+            num = min(budget, wanted)
+            if kv_cache is not None and num > 0:
+                num = kv_cache.extend_for_drafts(row, num_computed + row.offset, num)
             if num > 0:
                 num_drafts[row] = num
-                output.budget -= num
-        output.num_drafts = num_drafts
+                budget -= num
+        output.num_drafts, output.budget = num_drafts, budget
 
     def _schedule_prompts(self, output: SchedulerOutput[S], budget: int, num_kept: int) -> None:
         """Spend `budget` on tokens that are known: of running groups, then of those that wait.
@@ -305,20 +303,18 @@ class Scheduler(Admission[S]):
     ) -> dict[S, int]:
         """Let rows keep the drafts that were accepted, by slot, and give back what others took.
 
-        Returns how many blocks each row gives back.
+        Returns how many blocks rows give back, of those that do.
         """
-        kv_cache, batch = self.kv_cache, self.batch
-        num_blocks: dict[S, int] = {}
-        for row in output.num_drafts:
-            num = num_accepted.get(row.slot, 0)
-            if num:
-                batch.advance(row, num)
-                if self._recomputes_drafts:
-                    self._num_uncomputed[row] = num
-            if kv_cache is not None:
-                num_kept = batch.decode_step + row.offset + 1 - self._num_uncomputed.get(row, 0)
-                num_blocks[row] = kv_cache.truncate(row, num_kept)
-        return num_blocks
+        batch, rows = self.batch, output.num_drafts
+        accepted = {row: num for row in rows if (num := num_accepted.get(row.slot))}
+        batch.advance(accepted)
+        again = self._num_uncomputed = accepted if self._recomputes_drafts else {}
+        if self.kv_cache is None:
+            return {}
+        num_computed = batch.decode_step + 1
+        return self.kv_cache.truncate(
+            {row: num_computed + row.offset - again.get(row, 0) for row in rows}
+        )
 
     def recompute_drafts(self) -> list[S]:
         """Let rows compute the drafts again that the last step accepted; return those rows."""

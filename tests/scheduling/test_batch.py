@@ -119,7 +119,8 @@ def row_at(batch: RunningBatch[Schedulable], position: int) -> Schedulable:
     return row
 
 
-MOVES = st.lists(st.tuples(st.sampled_from(["add", "remove", "step"]), st.integers(-1, 9)))
+KINDS = ["add", "remove", "step", "advance"]
+MOVES = st.lists(st.tuples(st.sampled_from(KINDS), st.integers(-1, 9)))
 
 
 @given(MOVES)
@@ -131,6 +132,11 @@ def test_sums_and_boundaries_are_those_of_going_through_all_rows(moves: list[tup
             rows.append(row_at(batch, number))
         elif move == "step":
             batch.decode_step += 1
+        elif move == "advance":
+            some = rows[::2]
+            ends = [row.last_decode_step - number - 2 for row in some]
+            batch.advance(dict.fromkeys(some, number + 2))
+            assert [row.last_decode_step for row in some] == ends
         elif rows:
             row = rows.pop(number % len(rows))
             batch.stop_decoding(row)
@@ -150,6 +156,10 @@ def test_sums_and_boundaries_are_those_of_going_through_all_rows(moves: list[tup
             for at in range(SIZE)
             if (some := {row for row in rows if (row.offset + at) % SIZE == 0})
         }
+        ending: dict[int, set[int]] = {}
+        for row in rows:
+            ending.setdefault(row.last_decode_step, set()).add(row.slot)
+        assert {step: set(slots) for step, slots in batch.ending.items()} == ending
         if rows:
             check_steps_ahead(batch, rows)
 
