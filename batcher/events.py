@@ -206,26 +206,30 @@ class DraftEvent(SampleEvent, frozen=True):
     """The step computes `tokens` drafts behind the token that the row was given last.
 
     position: that of the first draft, counted from 0 and from the beginning of the prompt.
+    parents: if they are a tree, for each the number of the draft that it follows, the first being
+    1; 0 for the token that the row was given last.
     """
 
     slot: int
     position: int
     tokens: int
+    parents: tuple[int, ...] = ()
 
 
 class AcceptEvent(SampleEvent, frozen=True):
     """The first `tokens` drafts of the row are what it is given: as many tokens more than one.
 
-    position: that of the first of them.
+    position: that of the first of them.  drafts: their numbers, if the drafts are a tree.
     """
 
     slot: int
     position: int
     tokens: int
+    drafts: tuple[int, ...] = ()
 
 
 class RollbackEvent(SampleEvent, frozen=True):
-    """The last `tokens` drafts of the row, from `position` on, were rejected, and are undone.
+    """The other `tokens` drafts of the row, from `position` on, were rejected, and are undone.
 
     blocks: how many it gives back that it had taken for them.
     """

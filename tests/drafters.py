@@ -3,12 +3,17 @@
 from collections.abc import Mapping, Sequence
 from random import Random
 
+from drafted_trees import random_parents, way_to
+
 from batcher import Result
+from batcher.speculation.proposal import Proposal, proposal_of
 from batcher.tokens import Tokens
 
 
 class Oracle:
     """Proposes what rows were given before, with every token wrong by a chance.
+
+    Half of what it proposes are lines, and the others trees of any shape.
 
     expected: prompts, and what follows each of them in one of its samples.
     """
@@ -30,19 +35,26 @@ class Oracle:
             self.num_accepted += len(tokens) - 1
             self.rows[slot] += tokens
 
-    def propose(self, num_wanted: Mapping[int, int]) -> dict[int, list[int]]:
-        return {slot: self._draft(slot, num) for slot, num in num_wanted.items()}
+    def propose(self, num_wanted: Mapping[int, int]) -> dict[int, Proposal]:
+        return {slot: self._drafts(slot, num) for slot, num in num_wanted.items()}
 
-    def _draft(self, slot: int, num: int) -> list[int]:
+    def _drafts(self, slot: int, num: int) -> Proposal:
         row = self.rows[slot]
         wholes = [whole for whole in self._wholes if whole[: len(row)] == row]
-        if not wholes:
-            return []
-        draft = wholes[0][len(row) :][: self._random.randint(0, num)]
-        for place in range(len(draft)):
-            if self._random.random() < self._chance:
-                draft[place] = self._random.choice([3, 17, 40, 300, 10**6])
-        return draft
+        num_drafts = self._random.randint(0, num)
+        if not (wholes and num_drafts):
+            return Proposal([])
+        follows = wholes[0][len(row) :]
+        parents = [parent + 1 for parent in random_parents(self._random, num_drafts)]
+        depths = Proposal([0] * num_drafts, tuple(parents)).depths
+        tokens = [token for depth in depths for token in follows[depth - 1 : depth]]
+        if len(tokens) < num_drafts:  # the row ends before
+            return Proposal(follows[:num_drafts])
+        right = way_to(self._random.randrange(num_drafts), [p - 1 for p in parents])
+        for place in range(num_drafts):
+            if self._random.random() < (self._chance if place in right else 0.7):
+                tokens[place] = self._random.choice([3, 17, 40, 300, 10**6])
+        return proposal_of(tokens, parents)
 
     def close(self, slot: int, *, has_ended: bool) -> None:
         del self.rows[slot]

@@ -20,6 +20,7 @@ from batcher.prompts import read_prompt
 from batcher.scheduling.clock import WallClock
 from batcher.settings import SchedulingSettings
 from batcher.speculation.drafter import Drafter
+from batcher.speculation.proposal import Proposal
 from batcher.speculation.settings import SpeculationSettings
 from batcher.timing.loading import step_time_of
 from batcher.tokens import Tokens
@@ -220,9 +221,9 @@ class Failing:
     def extend(self, given: Mapping[int, Sequence[int]]) -> None:
         self._call("extend")
 
-    def propose(self, num_wanted: Mapping[int, int]) -> dict[int, list[int]]:
+    def propose(self, num_wanted: Mapping[int, int]) -> dict[int, Proposal]:
         self._call("propose")
-        return {slot: [40, 41] for slot in num_wanted}
+        return {slot: Proposal([40, 41, 42], (0, 0, 1)) for slot in num_wanted}
 
     def close(self, slot: int, *, has_ended: bool) -> None:
         self._call("close")
@@ -238,7 +239,20 @@ def test_a_draft_that_fails_fails_no_request(method: str) -> None:
     assert told or method == "close"
 
 
-@pytest.mark.parametrize("nonsense", [{99: [1]}, {0: ["a"]}, {0: None}, 5, {0: [40, -1, 10**9]}])
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        {99: Proposal([1])},
+        {0: Proposal(["a"])},  # type: ignore[list-item]
+        {0: None},
+        5,
+        {0: Proposal([40, -1, 10**9])},
+        {0: Proposal([40, 41, 42], (0, 1))},
+        {0: Proposal([40, 41, 42], (0, 2, 1))},
+        {0: Proposal([40, 41, 42], (0, -1, 1))},
+        {0: Proposal([40, 40, 40], (0, 0, 1))},
+    ],
+)
 def test_a_drafter_that_proposes_nonsense_fails_no_request(nonsense: object) -> None:
     drafter = Failing("", 0)
     drafter.propose = lambda _: nonsense  # type: ignore[method-assign]  # as a drafter might
@@ -263,6 +277,16 @@ def test_a_model_that_cannot_verify_is_refused() -> None:
     model = CallableModel(lambda prefixes: [5] * len(prefixes), name="fives")
     with pytest.raises(BatchdecodeError, match="drafts need a model that verifies them"):
         Engine(model, 2, speculation=SpeculationSettings(draft="ngram"))
+
+
+def test_trees_that_a_model_does_not_verify_are_drafts_that_fail(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(SimulatedModel, "verifies_trees", False)
+    request = Request(prompt="a", max_tokens=9, ignore_eos=True)
+    results, events, _ = drained(Failing("", 0), request)
+    assert [len(result.tokens) for result in results] == [9]
+    assert [event.reason for event in of_kind(events, SpeculateEvent)] == ["failure"]
 
 
 def test_auto_needs_a_clock_that_tells_what_steps_take() -> None:

@@ -2,12 +2,16 @@
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from batcher.errors import Failure
 from batcher.models.base import FloatArray
 from batcher.result import ConstraintCheck, ConstraintOutcome, FinishReason, TokenLogprob
+
+if TYPE_CHECKING:
+    from batcher.speculation.proposal import Proposal
 
 Choose = Callable[[FloatArray, list[int]], dict[int, int]]
 """Return the next token of each row that has one, by slot; of logits [rows, vocab], and slots."""
@@ -38,6 +42,7 @@ class Decoded(Struct, frozen=True):
     jumps: the tokens of rows that got several.
     forks: (source, target) of beams: target goes on from what the model holds for source.
     num_accepted: how many drafts were accepted of each row that had any accepted.
+    ways: which these are, of rows whose drafts were a tree: their numbers in the Proposal.
     given: the tokens of each row that speculates, those of jumps included.
     """
 
@@ -47,7 +52,8 @@ class Decoded(Struct, frozen=True):
     forks: list[tuple[int, int]]
     num_accepted: dict[int, int] = {}
     given: dict[int, list[int]] = {}
+    ways: dict[int, list[int]] = {}
 
 
-NO_DRAFTS: Mapping[int, list[int]] = MappingProxyType({})
+NO_DRAFTS: "Mapping[int, Proposal]" = MappingProxyType({})
 NOTHING_DECODED = Decoded([], {}, {}, [])

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from batcher.decoding.constraints.compiler import ConstraintCompiler
     from batcher.engine.row_decoder import RowDecoder
     from batcher.engine.speculating_rows import SpeculatingRows
+    from batcher.speculation.proposal import Proposal
 
 
 class Decoder:
@@ -174,7 +175,7 @@ class Decoder:
     # -- a step ----------------------------------------------------------------------------------
 
     def decode(
-        self, output: ModelOutput, step: int, drafts: Mapping[int, list[int]] = NO_DRAFTS
+        self, output: ModelOutput, step: int, drafts: "Mapping[int, Proposal]" = NO_DRAFTS
     ) -> Decoded:
         """Take in what the model gave in `step`; writes the tokens that were chosen into it.
 

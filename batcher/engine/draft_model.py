@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from batcher.engine.decoded import Choose
 from batcher.models.base import Batch, Chunk, FloatArray, PagedModel, Pages
+from batcher.speculation.proposal import Proposal
 from batcher.tokens import Tokens
 
 LookAhead = Callable[[list[int]], AbstractContextManager[Choose]]
@@ -83,7 +84,7 @@ class DraftModel:
         if self._batch.chunks:
             self._forward([])
 
-    def propose(self, num_wanted: Mapping[int, int]) -> dict[int, list[int]]:
+    def propose(self, num_wanted: Mapping[int, int]) -> dict[int, Proposal]:
         """Return what the model goes on with, as many tokens as are wanted, by slot."""
         drafts: dict[int, list[int]] = {slot: [] for slot in sorted(num_wanted)}
         self._drafts = drafts
@@ -103,7 +104,7 @@ class DraftModel:
                         drafts[slot].append(chosen[slot])
                         self._batch.tokens[slot] = chosen[slot]
                 active = self._going_on(active, chosen, num_wanted)
-        return {slot: draft.copy() for slot, draft in drafts.items()}
+        return {slot: Proposal(draft.copy()) for slot, draft in drafts.items()}
 
     def _going_on(
         self, active: list[int], chosen: Mapping[int, int], num_wanted: Mapping[int, int]

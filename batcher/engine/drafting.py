@@ -1,5 +1,8 @@
 """From what a person says of drafts to what proposes them, for a model and the rows of a runner."""
 
+from functools import partial
+from typing import Any
+
 import msgspec
 
 from batcher.engine.draft_model import DraftModel
@@ -7,7 +10,14 @@ from batcher.engine.model_runner import ModelRunner
 from batcher.engine.sequence import Sequence
 from batcher.engine.speculator import MeasuredCosts, Speculator
 from batcher.errors import BatchdecodeError, InvariantError
-from batcher.models.base import Model, PagedModel, can_page, can_verify, eos_token_ids_of
+from batcher.models.base import (
+    Model,
+    PagedModel,
+    can_page,
+    can_verify,
+    can_verify_trees,
+    eos_token_ids_of,
+)
 from batcher.models.loading import as_model, cache_windows_of
 from batcher.models.simulated import SimulatedSettings
 from batcher.models.simulated_draft import simulated_draft
@@ -39,18 +49,19 @@ def make_speculator(
         raise BatchdecodeError(
             f"drafts need a model that verifies them: {model.name} does not say it does"
         )
+    made = partial(Speculator, takes_trees=can_verify_trees(model))
     if not isinstance(speculation, SpeculationSettings):
-        name = type(speculation).__qualname__
-        return Speculator(speculation, FixedLengths(DEFAULT_DRAFT_TOKENS), {"draft": name})
+        settings: dict[str, Any] = {"draft": type(speculation).__qualname__}
+        return made(speculation, FixedLengths(DEFAULT_DRAFT_TOKENS), settings)
     drafter = _drafter(speculation.draft, model, runner)
     settings = msgspec.to_builtins(speculation)
     if speculation.draft_tokens != AUTO:
-        return Speculator(drafter, FixedLengths(speculation.draft_tokens), settings)
+        return made(drafter, FixedLengths(speculation.draft_tokens), settings)
     if isinstance(clock, WallClock):
         costs = MeasuredCosts()
         lengths = AutoLengths(MAX_AUTO_TOKENS, costs.steps.estimate, costs.draft_seconds)
-        return Speculator(drafter, lengths, settings, costs)
-    return Speculator(drafter, _lengths_by(clock, batch), settings)
+        return made(drafter, lengths, settings, costs)
+    return made(drafter, _lengths_by(clock, batch), settings)
 
 
 def _lengths_by(clock: Clock, batch: RunningBatch[Sequence]) -> AutoLengths:

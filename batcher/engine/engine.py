@@ -390,12 +390,12 @@ class Engine:
         rows = runner.decoder.speculating
         if rows is None:
             raise InvariantError("no row may be given drafts")
-        drafts = speculator.propose(scheduled.num_drafts, rows.cut_draft)
+        drafts = speculator.propose(scheduled.num_drafts, rows.cut)
         if scheduled.num_drafts:
             scheduled.num_drafts = {row: len(drafts[row]) for row in scheduled.num_drafts}
             self._recorder.drafted(drafts, decode_step)
             runner.add_drafts(drafts, decode_step)
-        by_slot = {row.slot: tokens for row, tokens in drafts.items()}
+        by_slot = {row.slot: proposal for row, proposal in drafts.items()}
         decoded = runner.step(self._clock.step, by_slot)
         speculator.take(decoded)
         speculator.learn(scheduled.num_drafts, decoded.num_accepted)
@@ -403,21 +403,17 @@ class Engine:
             self._recorder.speculates(row, num_tokens, reason)
         return decoded
 
-    def _settle_drafts(
-        self, scheduled: SchedulerOutput[Sequence], num_accepted: Mapping[int, int]
-    ) -> None:
+    def _settle_drafts(self, scheduled: SchedulerOutput[Sequence], decoded: Decoded) -> None:
         """Let rows keep the drafts that were accepted, and undo the others."""
-        num_blocks = self.scheduler.settle_drafts(scheduled, num_accepted)
-        self._recorder.settled(
-            scheduled.num_drafts, num_accepted, num_blocks, self._batch.decode_step
-        )
+        num_blocks = self.scheduler.settle_drafts(scheduled, decoded.num_accepted)
+        self._recorder.settled(scheduled.num_drafts, decoded, num_blocks, self._batch.decode_step)
 
     def _update(self, scheduled: SchedulerOutput[Sequence], decoded: Decoded) -> None:
         """Take in what the step has computed, and end it."""
         batch, clock, stats = self._batch, self._clock, self._stats
         measured = None if stats is None else stats.measure(scheduled)
         if scheduled.num_drafts:
-            self._settle_drafts(scheduled, decoded.num_accepted)
+            self._settle_drafts(scheduled, decoded)
         ending = batch.ending.get(batch.decode_step) if scheduled.is_decode_step else None
         self.scheduler.update(scheduled)
         if ending is not None or decoded is not NOTHING_DECODED:

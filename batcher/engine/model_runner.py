@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Container, Iterable, Mapping
 from dataclasses import replace as dataclass_replace
+from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
@@ -13,10 +14,14 @@ from batcher.engine.sequence import Sequence
 from batcher.engine.suspended import SuspendedRows
 from batcher.errors import BatchdecodeError, Failure, ModelError
 from batcher.models.base import Batch, Chunk, Model, ModelOutput, Pages, can_page
+from batcher.models.draft_trees import moves_along
 from batcher.result import FinishReason
 from batcher.scheduling.kv_cache import KVCache
 from batcher.scheduling.output import SchedulerOutput
 from batcher.scheduling.sequence import NEVER
+
+if TYPE_CHECKING:
+    from batcher.speculation.proposal import Proposal
 
 ROBBED = "another engine has taken the model, which has only one cache"
 
@@ -249,13 +254,16 @@ class ModelRunner:
             pages.num_blocks = self._kv_cache.pool.num_total
         pages.moved |= {row.slot: decode_step + row.offset for row in output.grown}
 
-    def add_drafts(self, drafts: Mapping[Sequence, list[int]], decode_step: int) -> None:
+    def add_drafts(self, drafts: "Mapping[Sequence, Proposal]", decode_step: int) -> None:
         """Have drafts of rows computed in the next step, behind the tokens they generated last."""
-        for row, tokens in drafts.items():
+        for row, proposal in drafts.items():
+            tokens, parents = proposal.tokens, proposal.parents
             if tokens:
                 known = [self._batch.tokens.item(row.slot), *tokens]
                 start = decode_step + row.offset
-                self._batch.join(Chunk(row.slot, known, start, num_drafts=len(tokens)))
+                self._batch.join(
+                    Chunk(row.slot, known, start, num_drafts=len(tokens), draft_parents=parents)
+                )
                 if self.pages is not None:
                     self.pages.moved.pop(row.slot, None)
 
@@ -289,7 +297,7 @@ class ModelRunner:
 
     # -- a step ----------------------------------------------------------------------------------
 
-    def step(self, step: int, drafts: Mapping[int, list[int]] = NO_DRAFTS) -> Decoded:
+    def step(self, step: int, drafts: "Mapping[int, Proposal]" = NO_DRAFTS) -> Decoded:
         """Compute one token for every row that yields one; return what the rows were given.
 
         step: its number.  drafts: those that were added, by slot, and none of each row else that
@@ -303,6 +311,7 @@ class ModelRunner:
             batch.logit_slots = decoder.rows.logit_slots
         if self._is_robbed:
             raise BatchdecodeError(ROBBED)
+        trees = [chunk for chunk in batch.chunks if chunk.draft_parents] if drafts else ()
         try:
             output = self._model.forward(batch)
         except ModelError as error:
@@ -316,7 +325,21 @@ class ModelRunner:
         if batch.chunks or self.pages is not None:
             self._forget_step()
         batch.tokens = output.tokens
-        return decoder.decode(output, step, drafts)
+        decoded = decoder.decode(output, step, drafts)
+        for chunk in trees:
+            self._move(decoded.ways.get(chunk.slot, ()), chunk)
+        return decoded
+
+    def _move(self, way: Iterable[int], chunk: Chunk) -> None:
+        """Have what was computed of accepted drafts kept where they stand, before all else.
+
+        That is done before the next step computes or copies anything, also if the row has ended:
+        other rows may find its blocks, or be given them.
+
+        way: the drafts of a tree, which the last step computed with `chunk`.
+        """
+        if self.pages is not None:
+            self.pages.moves += moves_along([*way], chunk, self.pages)
 
     def compute_prompts(self) -> Decoded:
         """Compute the chunks of the step, and give nobody a token; return what failed.
@@ -348,8 +371,8 @@ class ModelRunner:
         if self._batch.chunks:
             self._batch.chunks = []
             self._scores.clear()
-        if self.pages is not None and self.pages.copies:
-            self.pages.copies = []
+        if self.pages is not None and (self.pages.copies or self.pages.moves):
+            self.pages.copies, self.pages.moves = [], []
 
 
 def _show(pages: Pages, row: Sequence) -> None:

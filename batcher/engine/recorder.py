@@ -1,9 +1,11 @@
 """What an engine has done, as events, in the order in which it happened."""
 
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from batcher.engine.decoded import Decoded
 from batcher.engine.sequence import Sequence
 from batcher.events import (
     AcceptEvent,
@@ -30,6 +32,9 @@ from batcher.scheduling.clock import BatchStats, Clock, WallClock
 from batcher.scheduling.output import Blocked, Preemption, SchedulerOutput
 from batcher.scheduling.scheduler import Scheduler
 from batcher.scheduling.sequence import NEVER, NO_SLOT
+
+if TYPE_CHECKING:
+    from batcher.speculation.proposal import Proposal
 
 MAX_STEPS = 256  # in one event
 
@@ -171,34 +176,43 @@ class Recorder:
             JumpEvent(clock.step, clock.now, sequence.id, sequence.index, slot, num_tokens)
         )
 
-    def drafted(self, drafts: Mapping[Sequence, list[int]], decode_step: int) -> None:
+    def drafted(self, drafts: "Mapping[Sequence, Proposal]", decode_step: int) -> None:
         """Tell which drafts the step computes."""
         step, now = self._clock.step, self._clock.now
         self.events += [
             DraftEvent(
-                step, now, row.id, row.index, row.slot, decode_step + row.offset + 1, len(tokens)
+                step,
+                now,
+                row.id,
+                row.index,
+                row.slot,
+                decode_step + row.offset + 1,
+                len(proposal.tokens),
+                proposal.parents,
             )
-            for row, tokens in drafts.items()
-            if tokens
+            for row, proposal in drafts.items()
+            if proposal.tokens
         ]
 
     def settled(
         self,
         num_drafts: Mapping[Sequence, int],
-        num_accepted: Mapping[int, int],
+        decoded: Decoded,
         num_blocks: Mapping[Sequence, int],
         decode_step: int,
     ) -> None:
         """Tell what became of drafts, after rows were moved on by those that were accepted.
 
-        num_accepted: by slot.  num_blocks: how many rows give back, of those that do.
+        num_blocks: how many rows give back, of those that do.
         """
         step, now = self._clock.step, self._clock.now
         for row, num in num_drafts.items():
-            position, accepted = decode_step + row.offset + 1, num_accepted.get(row.slot, 0)
+            accepted = decoded.num_accepted.get(row.slot, 0)
+            position = decode_step + row.offset + 1
             who = step, now, row.id, row.index, row.slot
             if accepted:
-                self.events.append(AcceptEvent(*who, position - accepted, accepted))
+                way = tuple(decoded.ways.get(row.slot, ()))
+                self.events.append(AcceptEvent(*who, position - accepted, accepted, way))
             if accepted < num:
                 blocks = num_blocks.get(row, 0)
                 self.events.append(RollbackEvent(*who, position, num - accepted, blocks))

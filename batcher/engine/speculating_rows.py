@@ -3,12 +3,13 @@
 A draft is accepted if it is the token that the row is given, which is chosen exactly as by a step
 of its own: so drafts change no token.  Noise is keyed, so what drafts with a model may draw with
 the same (Daliri et al., "Coupling without Communication and Drafter-Invariant Speculative
-Decoding", 2024).
+Decoding", 2024).  Of a tree of drafts, a row goes along those that it is given as far as there are
+any (Miao et al., "SpecInfer", 2024).
 """
 
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import chain, starmap
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -20,6 +21,7 @@ from batcher.engine.decoded import NO_DRAFTS, Choose, Decoded
 from batcher.engine.row_decoder import RowDecoder, masks_of
 from batcher.errors import Failure, InvariantError
 from batcher.models.base import FloatArray, IntArray, ModelOutput
+from batcher.speculation.proposal import Proposal
 
 
 class _Drafted(NamedTuple):
@@ -27,20 +29,66 @@ class _Drafted(NamedTuple):
 
     slots, counts: [rows] where each is, and how many drafts it has, at least one.
     tokens: [drafts] those of one row after the other.  logits: [drafts, vocab] after each.
+    proposals: slot -> the same drafts; there may be more.
     """
 
     slots: IntArray
     counts: IntArray
     tokens: IntArray
     logits: FloatArray
+    proposals: Mapping[int, Proposal]
 
     @classmethod
-    def of(cls, drafts: Mapping[int, list[int]], logits: FloatArray) -> "_Drafted":
+    def of(cls, proposals: Mapping[int, Proposal], logits: FloatArray) -> "_Drafted":
         """Return the rows that have drafts, of some by slot."""
-        some = {slot: draft for slot, draft in drafts.items() if draft}
+        some = {slot: own.tokens for slot, own in proposals.items() if own.tokens}
         counts = np.fromiter(map(len, some.values()), np.int64, len(some))
         tokens = np.array([*chain.from_iterable(some.values())], np.int64)
-        return cls(np.array([*some], np.int64), counts, tokens, logits)
+        return cls(np.array([*some], np.int64), counts, tokens, logits, proposals)
+
+    @property
+    def firsts(self) -> IntArray:
+        """[rows] where the drafts of each begin."""
+        firsts: IntArray = self.counts.cumsum() - self.counts
+        return firsts
+
+    @property
+    def trees(self) -> dict[int, Proposal]:
+        """The drafts of those rows, by number, that have a tree of them."""
+        proposals = map(self.proposals.__getitem__, self.slots.tolist())
+        return {row: own for row, own in enumerate(proposals) if own.parents}
+
+    def ahead(self, trees: Mapping[int, Proposal]) -> IntArray:
+        """Return [drafts] how many there are on the way to each."""
+        ahead: IntArray = np.arange(len(self.tokens)) - self.firsts.repeat(self.counts)
+        for row, tree in trees.items():
+            first = self.firsts[row]
+            ahead[first : first + len(tree)] = np.array(tree.depths) - 1
+        return ahead
+
+    def ways(
+        self, chosen: IntArray, before: IntArray, trees: Mapping[int, Proposal]
+    ) -> tuple[IntArray, IntArray]:
+        """Return the drafts that each row is given: [longest, rows] which, and [rows] how many.
+
+        chosen: [drafts] what is given after each.  before: [rows] what each row was given first.
+        """
+        firsts, counts = self.firsts, self.counts
+        given = np.empty_like(chosen)
+        given[1:] = chosen[:-1]
+        given[firsts] = before
+        numbers = np.arange(len(chosen)) - firsts.repeat(counts)
+        wrong = np.where(self.tokens == given, counts.repeat(counts), numbers)
+        num_right = np.minimum.reduceat(wrong, firsts)
+        ways = {}
+        for row, tree in trees.items():
+            after = chosen[firsts[row] :].tolist()
+            ways[row] = tree.way(before.item(row), after)
+            num_right[row] = len(ways[row])
+        places = np.minimum(firsts + np.arange(num_right.max())[:, None], len(chosen) - 1)
+        for row, way in ways.items():
+            places[: len(way), row] = firsts[row] + np.array(way, np.int64) - 1
+        return places, num_right
 
     def only(self, is_wanted: NDArray[np.bool_]) -> "_Drafted":
         """Return some of the rows; is_wanted: [rows]."""
@@ -52,6 +100,7 @@ class _Drafted(NamedTuple):
             self.counts[is_wanted],
             self.tokens[is_theirs],
             self.logits[is_theirs],
+            self.proposals,
         )
 
 
@@ -83,20 +132,31 @@ class SpeculatingRows(RowDecoder):
         with sampler.undone(np.array(slots)):
             yield choose
 
-    def cut_draft(self, slot: int, draft: list[int]) -> list[int]:
-        """Return as much of a draft as the row in `slot` may be given."""
-        state, vocab_size = self._states.get(slot), self._vocab_size
-        constraint = None if state is None or state.constraint is None else state.constraint.fork()
-        for number, token in enumerate(draft):
-            if not 0 <= token < vocab_size:
-                return draft[:number]
+    def cut(self, slot: int, proposal: Proposal) -> Proposal:
+        """Return as much of what is proposed as the row in `slot` may be given."""
+        tokens, parents, vocab_size = proposal.tokens, proposal.parents, self._vocab_size
+        constraint = self._constraints([slot]).get(slot)
+        are_tokens = not tokens or 0 <= min(tokens) <= max(tokens) < vocab_size
+        if constraint is None and are_tokens:
+            return proposal
+        after = {0: None if constraint is None else constraint.fork()}
+        kept = []
+        follows = zip(tokens, parents or range(len(tokens)), strict=True)
+        for draft, (token, parent) in enumerate(follows, 1):
+            if parent not in after or not 0 <= token < vocab_size:
+                continue
+            constraint = after[parent]
             if constraint is not None and constraint.is_active:
                 if not allowed_tokens([constraint], vocab_size)[0, token]:
-                    return draft[:number]
+                    continue
                 if token in self._eos_token_ids:  # which no constraint reads
-                    return draft[: number + 1]
+                    kept.append(draft)
+                    continue
+                constraint = constraint.fork() if parents else constraint
                 constraint.advance(token)
-        return draft
+            after[draft] = constraint
+            kept.append(draft)
+        return proposal if len(kept) == len(tokens) else proposal.only(kept)
 
     # -- after it --------------------------------------------------------------------------------
 
@@ -105,7 +165,7 @@ class SpeculatingRows(RowDecoder):
         output: ModelOutput,
         failed: dict[int, Failure],
         step: int,
-        drafts: Mapping[int, list[int]] = NO_DRAFTS,
+        drafts: Mapping[int, Proposal] = NO_DRAFTS,
     ) -> Decoded:
         """Take in what the model gave in `step`; writes the last token of each row into it.
 
@@ -115,7 +175,7 @@ class SpeculatingRows(RowDecoder):
         return self._verify(output, drafts, decoded) if drafts else decoded
 
     def _verify(
-        self, output: ModelOutput, drafts: Mapping[int, list[int]], decoded: Decoded
+        self, output: ModelOutput, drafts: Mapping[int, Proposal], decoded: Decoded
     ) -> Decoded:
         """Let rows go on along their drafts, as long as these are what they are given."""
         tokens, slots = output.tokens, [*drafts]
@@ -150,63 +210,60 @@ class SpeculatingRows(RowDecoder):
         is_quick = sampler.are_memoryless(drafted.slots)
         if states:
             is_quick &= _are_outside(drafted.slots, states)
-        slots, counts, wanted, logits = drafted.only(is_quick)
+        quick = drafted.only(is_quick)
+        slots = quick.slots
         if not len(slots):
             return drafted
-        firsts = counts.cumsum() - counts
-        numbers = np.arange(len(wanted)) - firsts.repeat(counts)
-        chosen = sampler.choose_ahead(slots.repeat(counts), numbers, logits)
+        trees = quick.trees
+        chosen = sampler.choose_ahead(slots.repeat(quick.counts), quick.ahead(trees), quick.logits)
         if chosen is None:
             return drafted
-        before = np.empty_like(chosen)
-        before[1:] = chosen[:-1]
-        before[firsts] = tokens[slots]
-        wrong = np.where(wanted == before, counts.repeat(counts), numbers)
-        num_right = np.minimum.reduceat(wrong, firsts)
-        lines = np.arange(num_right.max())[:, None]
-        more = chosen.take(firsts + lines, mode="clip")  # [most of a row, rows]
+        places, num_right = quick.ways(chosen, tokens[slots], trees)
+        more = chosen[places]  # [most of a row, rows]
         num_read = self._stops.advance_rows(slots, more, num_right)
         num_given = np.minimum(num_read + 1, num_right)  # one that ends a row is given, but unread
         is_given = num_given > 0
-        tokens[slots[is_given]] = chosen[(firsts + num_given - 1)[is_given]]
+        tokens[slots[is_given]] = more[(num_given - 1)[is_given], is_given.nonzero()[0]]
         has_ended = num_read < num_right
         if has_ended.any():
             decoded.stopped.extend(self._stops.advance_some(slots[has_ended].tolist(), tokens))
-        self._tokens.append_more(slots, np.where(lines < num_given, more, NO_TOKEN))
+        is_more = np.arange(len(more))[:, None] < num_given
+        self._tokens.append_more(slots, np.where(is_more, more, NO_TOKEN))
         sampler.move_on(slots, num_given)
         of_rows = zip(slots.tolist(), num_given.tolist(), more.T.tolist(), strict=True)
         for slot, num, row in of_rows:
             if num:
                 decoded.given[slot] += row[:num]
                 decoded.num_accepted[slot] = num
+        for row in trees:
+            way = places[: num_given[row], row] - quick.firsts[row] + 1
+            decoded.ways[slots.item(row)] = way.tolist()
         return drafted.only(~is_quick)
 
     def _go_on_one_by_one(self, drafted: _Drafted, tokens: IntArray, decoded: Decoded) -> None:
         """Let rows go on draft by draft, each as by a step of its own; arguments: as above."""
         sampler, failed, given, number = self._sampler, decoded.failed, decoded.given, 0
-        wanted, ends = drafted.tokens.tolist(), drafted.counts.cumsum()
-        bounds = zip((ends - drafted.counts).tolist(), ends.tolist(), strict=True)
-        places = dict(zip(drafted.slots.tolist(), starmap(range, bounds), strict=True))
-        rows = sorted(places)
+        proposals = drafted.proposals
+        starts = dict(zip(drafted.slots.tolist(), drafted.firsts.tolist(), strict=True))
+        rows = sorted(starts)
+        at = dict.fromkeys(rows, 0)  # the draft that each was given last
         while sampler is not None:
             is_over = _over(decoded)
-            rows = [
-                slot
-                for slot in rows
-                if slot not in is_over
-                and number < len(places[slot])
-                and wanted[places[slot][number]] == given[slot][-1]
-            ]
+            at = {slot: proposals[slot].child(at[slot], given[slot][-1]) for slot in rows}
+            rows = [slot for slot in rows if at[slot] and slot not in is_over]
             if not rows:
                 break
             states = {slot: self._states[slot] for slot in rows if slot in self._states}
             for slot, row in states.items():
                 if row.has_to_go_on:
                     self._let_end(slot, row)
-            logits = drafted.logits[[places[slot][number] for slot in rows]]
+            logits = drafted.logits[[starts[slot] + at[slot] - 1 for slot in rows]]
             sampled = self._sample(sampler, logits, failed, (), np.array(rows))
             number += 1
             decoded.num_accepted.update(dict.fromkeys(rows, number))
+            for slot in rows:
+                if proposals[slot].parents:
+                    decoded.ways.setdefault(slot, []).append(at[slot])
             rows = [slot for slot in rows if slot not in failed]
             tokens[rows] = sampled.tokens[rows]
             self._tokens.append_more(np.array(rows, np.int64), tokens[None, rows])

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from batcher.engine.decoded import Decoded
 from batcher.engine.draft_model import DraftModel
 from batcher.engine.sequence import Sequence
-from batcher.errors import InvariantError, describe
+from batcher.errors import BatchdecodeError, InvariantError, describe
 from batcher.events import SpeculateReason
 from batcher.foreign import note_raised, raised
 from batcher.lifecycle import State
@@ -15,10 +15,13 @@ from batcher.models.base import Chunk
 from batcher.scheduling.batch import RunningBatch
 from batcher.speculation.drafter import Drafter
 from batcher.speculation.lengths import DraftLengths
+from batcher.speculation.proposal import Proposal, first_of
+from batcher.speculation.spec import LINE, TreeShape
 from batcher.speculation.step_costs import StepCosts
 
 Answer = TypeVar("Answer")
 FAILURE: SpeculateReason = "failure"
+NOTHING = Proposal([])
 
 
 class MeasuredCosts:
@@ -56,6 +59,7 @@ class Speculator:
     drafter: what proposes them.  lengths: how many of a row in a step, unless its request says
     otherwise.
     settings: what reproduces that, ready for JSON.  costs: what steps take, if that is measured.
+    shape: of what is proposed for a row.  takes_trees: whether the model verifies trees.
     failure: why there are no drafts any more, if so.
     """
 
@@ -65,9 +69,12 @@ class Speculator:
         lengths: DraftLengths,
         settings: dict[str, Any],
         costs: MeasuredCosts | None = None,
+        shape: TreeShape = LINE,
+        *,
+        takes_trees: bool,
     ) -> None:
         self._drafter, self._lengths, self.settings = drafter, lengths, settings
-        self.costs = costs
+        self.costs, self._shape, self._takes_trees = costs, shape, takes_trees
         self._rows: dict[int, Sequence] = {}  # by slot
         self.failure: str | None = None
 
@@ -76,18 +83,20 @@ class Speculator:
     def wanted(self, batch: RunningBatch[Sequence]) -> dict[Sequence, int]:
         """Return how many drafts are wanted of which rows in the current step.
 
-        One less than the tokens that are left to it: the last is not verified by another.
+        No way through them is longer than one less than the tokens that are left to it: the last is
+        not verified by another.
         """
         self._forget()
         num_wanted: dict[Sequence, int] = {}
         if self.failure is not None:
             return num_wanted
         decoding = {slot: row for slot, row in self._rows.items() if row.is_decoding}
-        by_slot = self._lengths.wanted(decoding)
+        by_slot, (num_branches, depth) = self._lengths.wanted(decoding), self._shape
         for slot, row in decoding.items():
             own = row.request.draft_tokens
             num = by_slot.get(slot, 0) if own is None else own
-            num = min(num, row.last_decode_step - batch.decode_step)
+            num_left = row.last_decode_step - batch.decode_step
+            num = min(num, num_branches * min(depth, num_left))
             if num > 0:
                 num_wanted[row] = num
         return num_wanted
@@ -110,16 +119,14 @@ class Speculator:
             self._ask(lambda: drafter.compute(chunks))
 
     def propose(
-        self, num_drafts: Mapping[Sequence, int], cut: Callable[[int, list[int]], list[int]]
-    ) -> dict[Sequence, list[int]]:
+        self, num_drafts: Mapping[Sequence, int], cut: Callable[[int, Proposal], Proposal]
+    ) -> dict[Sequence, Proposal]:
         """Return drafts of the rows that decode, none of those for which there is no room.
 
         num_drafts: how many there is room for.
-        cut: returns as much of a draft as the row in a slot may be given.
+        cut: returns as much of what is proposed as the row in a slot may be given.
         """
-        drafts: dict[Sequence, list[int]] = {
-            row: [] for row in self._rows.values() if row.is_decoding
-        }
+        drafts = {row: NOTHING for row in self._rows.values() if row.is_decoding}
         if num_drafts:
             num_wanted = {row.slot: num for row, num in num_drafts.items()}
             began = time.perf_counter()
@@ -131,13 +138,15 @@ class Speculator:
         return drafts
 
     def _proposed(
-        self, num_wanted: Mapping[int, int], cut: Callable[[int, list[int]], list[int]]
-    ) -> dict[int, list[int]]:
+        self, num_wanted: Mapping[int, int], cut: Callable[[int, Proposal], Proposal]
+    ) -> dict[int, Proposal]:
         """Return what is proposed, by slot; a drafter of one's own may propose nonsense."""
         proposed = self._drafter.propose(num_wanted)
+        if not self._takes_trees and any(drafts.parents for drafts in proposed.values()):
+            raise BatchdecodeError("drafts in a tree, for a model that does not verify trees")
         return {
-            slot: cut(slot, [*map(int, tokens[: num_wanted[slot]])])
-            for slot, tokens in proposed.items()
+            slot: cut(slot, first_of(drafts, num_wanted[slot], self._shape.num_branches))
+            for slot, drafts in proposed.items()
         }
 
     # -- after a step ----------------------------------------------------------------------------

@@ -219,14 +219,12 @@ class KVCache(Generic[S]):
     def truncate(self, num_tokens: Mapping[S, int]) -> dict[S, int]:
         """Take from rows the blocks behind so many tokens of each.
 
-        Returns how many each had there, of those that had any.
+        Returns how many each gives back, of those that do: none of what is promised to it.
         """
         num_behind: dict[S, int] = {}
-        if self._capacity == "no-evict":  # they are promised to it
-            return num_behind
-        size, freed = self.block_size, []
+        size, freed, is_promised = self.block_size, [], self._capacity == "no-evict"
         for row, num in num_tokens.items():
-            num_kept = -(-num // size)
+            num_kept = -(-(max(num, row.most_tokens) if is_promised else num) // size)
             if len(row.block_table) > num_kept:
                 blocks = self._cut(row, num_kept)
                 num_behind[row] = len(blocks)

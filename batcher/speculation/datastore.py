@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from batcher.speculation.branches import likeliest_branches
 from batcher.tokens import Tokens
 
 LONGEST = 16  # tokens, a power of two: of an end no more are looked for
@@ -50,6 +51,21 @@ class Datastore:
             rest = known[place : place + number - len(draft)].tolist()
             draft += rest[: rest.index(_BETWEEN)] if _BETWEEN in rest else rest
         return draft
+
+    def branches(self, tokens: Sequence[int], num_branches: int, length: int) -> list[list[int]]:
+        """Return the likeliest that follows the longest end of `tokens`, as branches of a tree."""
+        known = self._tokens
+
+        def followers(places: list[int]) -> list[tuple[float, int, list[int]]]:
+            following = [known[place] for place in places]
+            counts = Counter(token for token in following if token != _BETWEEN)
+            pairs = [*zip(places, following, strict=True)]
+            return [
+                (num / len(places), token, [place + 1 for place, own in pairs if own == token])
+                for token, num in counts.most_common(num_branches)
+            ]
+
+        return likeliest_branches(self._find(tokens), num_branches, length, followers)
 
     def _find(self, tokens: Sequence[int]) -> list[int]:
         """Return places, ascending, that have the longest end of `tokens` before them."""

@@ -7,6 +7,7 @@ from Transformers via Speculative Decoding", 2023; Chen et al., 2023).
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from batcher.speculation.proposal import Proposal
 from batcher.tokens import Tokens
 
 
@@ -19,7 +20,7 @@ class Drafter(Protocol):
     def extend(self, given: Mapping[int, Sequence[int]]) -> None:
         """Let rows have been given tokens; slot -> those of one step."""
 
-    def propose(self, num_wanted: Mapping[int, int]) -> dict[int, list[int]]:
+    def propose(self, num_wanted: Mapping[int, int]) -> dict[int, Proposal]:
         """Return drafts, by slot: as many as are wanted of each, fewer, or none.
 
         num_wanted: slot -> how many, at least one.

@@ -4,14 +4,15 @@ from collections.abc import Mapping, Sequence
 
 from batcher.errors import InvariantError
 from batcher.speculation.datastore import LONGEST, Datastore
+from batcher.speculation.proposal import Proposal, merged
 from batcher.tokens import Tokens
 
 
 class LookupDrafter:
-    """A Drafter that looks the end of each row up in a Datastore."""
+    """A Drafter that looks the end of each row up in a Datastore; see SuffixDrafter."""
 
-    def __init__(self, datastore: Datastore) -> None:
-        self._datastore = datastore
+    def __init__(self, datastore: Datastore, num_branches: int = 1) -> None:
+        self._datastore, self._num_branches = datastore, num_branches
         self._ends: dict[int, list[int]] = {}
 
     def open(self, slot: int, tokens: Tokens) -> None:
@@ -25,14 +26,20 @@ class LookupDrafter:
         for slot, tokens in given.items():
             self._ends[slot] = [*self._ends[slot], *tokens][-LONGEST:]
 
-    def propose(self, num_wanted: Mapping[int, int]) -> dict[int, list[int]]:
+    def propose(self, num_wanted: Mapping[int, int]) -> dict[int, Proposal]:
         """Return drafts of rows whose last token is in the texts, and is followed by another."""
         drafts = {}
         for slot, number in num_wanted.items():
-            draft = self._datastore.continuation(self._ends[slot], number)
-            if draft:
-                drafts[slot] = draft
+            proposal = self._drafts(self._ends[slot], number)
+            if proposal:
+                drafts[slot] = proposal
         return drafts
+
+    def _drafts(self, end: list[int], number: int) -> Proposal:
+        if self._num_branches == 1:
+            return Proposal(self._datastore.continuation(end, number))
+        length = -(-number // self._num_branches)
+        return merged(self._datastore.branches(end, self._num_branches, length), number)
 
     def close(self, slot: int, *, has_ended: bool) -> None:  # noqa: ARG002 - see Drafter
         """Forget the row in `slot`."""

@@ -7,9 +7,11 @@ end of the row, so that a row that repeats itself is drafted as far as is wanted
 """
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 
 from batcher.errors import InvariantError
+from batcher.speculation.proposal import Proposal, merged
 from batcher.tokens import Tokens
 
 DEFAULT_LENGTH = 4
@@ -20,10 +22,14 @@ _NONE = -1  # before the first token
 
 
 class NgramDrafter:
-    """A Drafter that copies what followed the longest n-gram, of `max_length` tokens at most."""
+    """A Drafter that copies what followed the longest n-gram, of `max_length` tokens at most.
 
-    def __init__(self, max_length: int = DEFAULT_LENGTH) -> None:
-        self._max_length = max_length
+    num_branches: of the trees that it proposes: what followed the longest n-grams, the latest of
+    equally long ones first, each with its share of the drafts.  1: they are lines.
+    """
+
+    def __init__(self, max_length: int = DEFAULT_LENGTH, num_branches: int = 1) -> None:
+        self._max_length, self._num_branches = max_length, num_branches
         self._rows: dict[int, _Row] = {}
 
     def open(self, slot: int, tokens: Tokens) -> None:
@@ -40,14 +46,20 @@ class NgramDrafter:
             if len(row.tokens) >= 2 * WINDOW:
                 self._rows[slot] = _Row(row.tokens[-WINDOW:], self._max_length)
 
-    def propose(self, num_wanted: Mapping[int, int]) -> dict[int, list[int]]:
+    def propose(self, num_wanted: Mapping[int, int]) -> dict[int, Proposal]:
         """Return as many drafts as are wanted of rows whose last token stood in them before."""
         drafts = {}
         for slot, number in num_wanted.items():
-            draft = self._rows[slot].continuation(number)
-            if draft:
-                drafts[slot] = draft
+            proposal = self._drafts(self._rows[slot], number)
+            if proposal:
+                drafts[slot] = proposal
         return drafts
+
+    def _drafts(self, row: "_Row", number: int) -> Proposal:
+        if self._num_branches == 1:
+            return Proposal(row.continuation(number))
+        length = -(-number // self._num_branches)
+        return merged(row.continuations(self._num_branches, length), number)
 
     def close(self, slot: int, *, has_ended: bool) -> None:  # noqa: ARG002 - see Drafter
         """Forget the row in `slot`."""
@@ -84,23 +96,46 @@ class _Row:
 
     def continuation(self, number: int) -> list[int]:
         """Return `number` tokens that may follow, none if the last token is new to the row."""
-        place = self._place()
-        if place is None:
-            return []
+        best, longest = None, 0
+        for place, length in self._places():
+            if length > longest:
+                best, longest = place, length
+                if length == self._max_length:
+                    break
+        return [] if best is None else self._from(best, number)
+
+    def continuations(self, num_branches: int, number: int) -> list[list[int]]:
+        """Return different continuations of so many tokens, first what followed the longest end."""
+        found: list[list[int]] = []
+        for place, _ in sorted(self._places(), key=itemgetter(1), reverse=True):
+            continuation = self._from(place, number)
+            if continuation not in found:
+                found.append(continuation)
+                if len(found) == num_branches:
+                    break
+        return found
+
+    def _from(self, place: int, number: int) -> list[int]:
+        """Return `number` tokens from a place on."""
         draft = self.tokens[place : place + number]
         while len(draft) < number:
             draft += draft[: number - len(draft)]
         return draft
 
-    def _place(self) -> int | None:
-        """Return where what followed the end of the row stands; None if that was not there."""
+    def _places(self) -> Iterator[tuple[int, int]]:
+        """Yield where what followed the end of the row stands, and how long that end is.
+
+        The latest comes first.  Of an end of one token there is but one.
+        """
         tokens, max_length = self.tokens, self._max_length
         place = None
         if len(tokens) > 1 and max_length > 1:
             place = self._of_pairs.get((tokens[-2], tokens[-1]))
         if place is None:
-            return self._of_tokens.get(tokens[-1]) if tokens else None
-        best, longest = place, 2
+            place = self._of_tokens.get(tokens[-1]) if tokens else None
+            if place is not None:
+                yield place, 1
+            return
         for _ in range(MAX_PLACES):
             length = 2
             while (
@@ -109,9 +144,7 @@ class _Row:
                 and tokens[place - 1 - length] == tokens[-1 - length]
             ):
                 length += 1
-            if length > longest:
-                best, longest = place, length
+            yield place, length
             place = self._earlier[place]
-            if not place or longest == max_length:
+            if not place:
                 break
-        return best

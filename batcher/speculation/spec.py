@@ -1,11 +1,14 @@
-"""What a person names as the source of drafts, read into a record."""
+"""What a person names as the source of drafts, and as their shape, read into records."""
 
+import re
 from collections.abc import Callable
 from difflib import get_close_matches
+from typing import NamedTuple
 
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
+from batcher.request import MAX_DRAFT_TOKENS
 from batcher.speculation import ngram
 from batcher.transformer.settings import is_checkpoint
 
@@ -45,6 +48,37 @@ TextDraft = NgramDraft | LookupDraft | SuffixDraft
 """A draft that needs no model: texts are all that it knows."""
 
 Draft = TextDraft | LayersDraft | ModelDraft
+
+
+class TreeShape(NamedTuple):
+    """At most so many branches of drafts, each of at most `depth` tokens."""
+
+    num_branches: int
+    depth: int
+
+    @property
+    def size(self) -> int:
+        """How many drafts there are at most."""
+        return self.num_branches * self.depth
+
+
+LINE = TreeShape(1, MAX_DRAFT_TOKENS)
+
+
+def parse_tree(text: str) -> TreeShape:
+    """Return the shape that `text` names as WxD.
+
+    Raises:
+        BatchdecodeError: it names none, or one of more drafts than a row may be given.
+    """
+    found = re.fullmatch(r"([1-9]\d?)x([1-9]\d?)", text, re.ASCII)
+    shape = TreeShape(*map(int, found.groups())) if found else LINE
+    if not found or shape.size > MAX_DRAFT_TOKENS:
+        raise BatchdecodeError(
+            f"--draft-tree {text}: expected WxD, such as 3x4: W branches of D drafts each, at "
+            f"most {MAX_DRAFT_TOKENS} together"
+        )
+    return shape
 
 
 def parse_draft(text: str) -> Draft:

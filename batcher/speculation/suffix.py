@@ -7,8 +7,11 @@ most frequent continuation is followed as long as it is likely enough; the bette
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from heapq import nlargest
 
 from batcher.errors import InvariantError
+from batcher.speculation.branches import likeliest_branches
+from batcher.speculation.proposal import Proposal, merged
 from batcher.speculation.suffix_tree import Node, Place, SuffixTree, Text, count_of
 from batcher.tokens import Tokens
 
@@ -21,9 +24,14 @@ _ROUNDING = 1e-9  # of scores, of which equal ones may come of different sums
 
 
 class SuffixDrafter:
-    """A Drafter that learns from the outputs of the run."""
+    """A Drafter that learns from the outputs of the run.
 
-    def __init__(self) -> None:
+    num_branches: of the trees that it proposes, each branch with its share of the drafts; 1: they
+    are lines.
+    """
+
+    def __init__(self, num_branches: int = 1) -> None:
+        self._num_branches = num_branches
         self._rows: dict[int, _Row] = {}
         self._outputs = SuffixTree(DEPTH)
         self._kept: deque[Text] = deque()
@@ -40,20 +48,43 @@ class SuffixDrafter:
         for slot, tokens in given.items():
             self._rows[slot].append(tokens)
 
-    def propose(self, num_wanted: Mapping[int, int]) -> dict[int, list[int]]:
+    def propose(self, num_wanted: Mapping[int, int]) -> dict[int, Proposal]:
         """Return drafts of rows whose end was there before, as long as they are likely enough."""
         drafts = {}
         for slot, number in num_wanted.items():
-            row = self._rows[slot]
-            draft, score = row.draft(number)
-            found = self._outputs.find(row.tokens, LONGEST)
-            if found is not None:
-                other, other_score = follow(*found, number)
-                if other_score > score + _ROUNDING:
-                    draft = other
-            if draft:
-                drafts[slot] = draft
+            row, length = self._rows[slot], -(-number // self._num_branches)
+            best, score, place = list[int](), 0.0, row.place
+            for found in (row.place, self._outputs.find(row.tokens, LONGEST)):
+                if found is not None:
+                    line, line_score = follow(*found, length)
+                    if line_score > score + _ROUNDING:
+                        best, score, place = line, line_score, found
+            if best:
+                drafts[slot] = Proposal(best)
+                if self._num_branches > 1 and place is not None:
+                    drafts[slot] = merged(self._branches(*place, length), number)
         return drafts
+
+    def _branches(self, place: Place, depth: int, length: int) -> list[list[int]]:
+        """Return the likeliest that follows `place`, to which `depth` tokens lead, as branches."""
+
+        def followers(place: Place) -> list[tuple[float, int, Place]]:
+            if not isinstance(place, Node):
+                tokens, begin = place
+                return [(1.0, token, (tokens, begin + 1)) for token in tokens[begin : begin + 1]]
+            children = place.children
+            likeliest = nlargest(
+                self._num_branches,
+                reversed(children),  # the latest first
+                key=lambda token: count_of(children[token]),
+            )
+            return [
+                (count_of(children[token]) / place.num_continued, token, children[token])
+                for token in likeliest
+            ]
+
+        length = min(length, DEPTH - depth)
+        return likeliest_branches(place, self._num_branches, length, followers, LEAST)
 
     def close(self, slot: int, *, has_ended: bool) -> None:
         """Forget the row in `slot`; if it has ended, keep what it was given here for others.
@@ -97,10 +128,11 @@ class _Row:
             self._begin(self.tokens[-WINDOW:])
             self.num_given = min(self.num_given, WINDOW)
 
-    def draft(self, number: int) -> tuple[list[int], float]:
-        """Return what has followed the row's end before in itself, and its score; see follow."""
+    @property
+    def place(self) -> tuple[Place, int] | None:
+        """Where the longest end of the row leads that was in it before, and how long it is."""
         end = next((node for node in self._text.ends if node.depth <= LONGEST), None)
-        return ([], 0.0) if end is None else follow(end, end.depth, number)
+        return None if end is None else (end, end.depth)
 
     def _begin(self, tokens: Sequence[int]) -> None:
         self._tree, self._text = SuffixTree(DEPTH), Text()

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from batcher.speculation.drafter import Drafter
+from batcher.speculation.proposal import Proposal
 
 SLOTS = st.integers(0, 3)
 TOKENS = st.lists(st.integers(0, 3), max_size=12)  # so few that everything comes again
@@ -75,6 +76,6 @@ class Drafting(RuleBasedStateMachine):
             drafts = self.drafter.propose(dict.fromkeys(self.rows, number))
             assert drafts.keys() <= self.rows.keys()
             for slot in self.rows:
-                draft = drafts.get(slot, [])
+                draft = drafts.get(slot, Proposal([]))
                 assert len(draft) <= number
-                assert draft == self.expected(slot, number)
+                assert draft == Proposal(self.expected(slot, number))

@@ -16,6 +16,7 @@ from batcher.speculation import datastore, texts
 from batcher.speculation.datastore import Datastore
 from batcher.speculation.loading import make_text_drafter
 from batcher.speculation.lookup import LookupDrafter
+from batcher.speculation.proposal import Proposal
 from batcher.speculation.spec import LookupDraft, NgramDraft, SuffixDraft
 from batcher.speculation.suffix import SuffixDrafter
 from batcher.speculation.texts import read_texts
@@ -168,8 +169,8 @@ def test_a_record_becomes_its_drafter(tmp_path: Path) -> None:
     tokenizer = WordTokenizer()
     lookup = make_text_drafter(LookupDraft(str(path)), tokenizer, 512)
     lookup.open(0, tokenizer.encode("A cat found"))
-    assert lookup.propose({0: 2}) == {0: tokenizer.encode(" the river")}
+    assert lookup.propose({0: 2}) == {0: Proposal(tokenizer.encode(" the river"))}
     ngram = make_text_drafter(NgramDraft(1), tokenizer, 512)
     ngram.open(0, [1, 2, 3, 2, 1, 2])
-    assert ngram.propose({0: 1}) == {0: [1]}, "by the last token alone"
+    assert ngram.propose({0: 1}) == {0: Proposal([1])}, "by the last token alone"
     assert isinstance(make_text_drafter(SuffixDraft(), tokenizer, 512), SuffixDrafter)

@@ -9,6 +9,7 @@ from examples import examples
 from batcher.errors import InvariantError
 from batcher.speculation import ngram
 from batcher.speculation.ngram import NgramDrafter
+from batcher.speculation.proposal import Proposal
 
 LENGTH = 5
 
@@ -52,7 +53,7 @@ TestNgramDrafting.settings = examples(60)
 def proposed(tokens: list[int], number: int, max_length: int = 4) -> list[int]:
     drafter = NgramDrafter(max_length)
     drafter.open(0, tokens)
-    return drafter.propose({0: number}).get(0, [])
+    return drafter.propose({0: number}).get(0, Proposal([])).tokens
 
 
 def test_the_longest_ngram_wins_and_then_the_latest_place() -> None:
@@ -76,7 +77,7 @@ def test_a_prompt_may_be_an_array() -> None:
     drafter = NgramDrafter()
     drafter.open(0, array("H", [1, 2, 3, 1]))
     drafter.extend({0: array("H", [2])})
-    assert drafter.propose({0: 2}) == {0: [3, 1]}
+    assert drafter.propose({0: 2}) == {0: Proposal([3, 1])}
 
 
 def test_a_long_row_forgets_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,13 +87,13 @@ def test_a_long_row_forgets_its_beginning(monkeypatch: pytest.MonkeyPatch) -> No
     drafter.extend({0: [50]})
     assert drafter.propose({0: 1}) == {}, "51 came before the last eight tokens"
     drafter.extend({0: [3]})
-    assert drafter.propose({0: 1}) == {0: [4]}
+    assert drafter.propose({0: 1}) == {0: Proposal([4])}
     for token in range(100, 1000):
         drafter.extend({0: [token]})
     assert len(drafter._rows[0].tokens) < 16
     assert len(drafter._rows[0]._of_pairs) < 16
     drafter.extend({0: [998]})
-    assert drafter.propose({0: 3}) == {0: [999, 998, 999]}
+    assert drafter.propose({0: 3}) == {0: Proposal([999, 998, 999])}
 
 
 def test_a_slot_has_one_row() -> None:

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from batcher.errors import InvariantError
 from batcher.speculation import suffix
+from batcher.speculation.proposal import Proposal
 from batcher.speculation.suffix import SuffixDrafter
 from batcher.speculation.suffix_tree import Node, SuffixTree, Text, count_of
 
@@ -123,12 +124,12 @@ def test_what_others_wrote_is_drafted_for_a_new_row() -> None:
     drafter.extend({0: [7, 8, 9, 10]})
     drafter.close(0, has_ended=True)
     drafter.open(0, [3, 7])
-    assert drafter.propose({0: 3}) == {0: [8, 9, 10]}
+    assert drafter.propose({0: 3}) == {0: Proposal([8, 9, 10])}
     drafter.close(0, has_ended=False)
     drafter.open(1, [1])
     assert drafter.propose({1: 3}) == {}, "a prompt is nobody's output"
     drafter.open(2, [4, 5, 4])
-    assert drafter.propose({2: 3, 1: 1}) == {2: [5, 4]}
+    assert drafter.propose({2: 3, 1: 1}) == {2: Proposal([5, 4])}
 
 
 def test_a_preempted_row_is_not_learned_from() -> None:

@@ -1,0 +1,110 @@
+"""What is proposed for a row in a step: drafts in a line, or in a tree."""
+
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+
+class Proposal(Struct, frozen=True, gc=False):
+    """The drafts of a row, numbered from 1; number 0 is the token that it was given last.
+
+    tokens: of each.  parents: for each the number of the one that it follows, which is less than
+    its own, so that the first of them are a tree, too; () of a line, in which each follows the one
+    before.
+    """
+
+    tokens: list[int]
+    parents: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def depths(self) -> list[int]:
+        """How many drafts there are on the way to each, itself included."""
+        depths = [0]
+        for parent in self.parents or range(len(self.tokens)):
+            depths.append(depths[parent] + 1)
+        return depths[1:]
+
+    def child(self, number: int, token: int) -> int:
+        """Return the draft that follows `number` and is `token`; 0 if there is none."""
+        if not self.parents:
+            is_next = self.tokens[number : number + 1] == [token]
+            return number + 1 if is_next else 0
+        for draft, (parent, own) in enumerate(zip(self.parents, self.tokens, strict=True), 1):
+            if parent == number and own == token:
+                return draft
+        return 0
+
+    def way(self, token: int, after: Sequence[int]) -> list[int]:
+        """Return the drafts along which a row goes that is given `token`.
+
+        after: the token that it would be given after each draft.
+        """
+        way = []
+        draft = self.child(0, token)
+        while draft:
+            way.append(draft)
+            draft = self.child(draft, after[draft - 1])
+        return way
+
+    def only(self, drafts: Sequence[int]) -> "Proposal":
+        """Return these drafts alone, ascending; with each there is the one that it follows."""
+        numbers = {0: 0} | {draft: number for number, draft in enumerate(drafts, 1)}
+        parents = self.parents or range(len(self.tokens))
+        return proposal_of(
+            [self.tokens[draft - 1] for draft in drafts],
+            [numbers[parents[draft - 1]] for draft in drafts],
+        )
+
+
+def proposal_of(tokens: list[int], parents: Sequence[int]) -> Proposal:
+    """Return the drafts that follow these; a tree without branches is a line."""
+    is_line = all(draft == parent for draft, parent in enumerate(parents))
+    return Proposal(tokens) if is_line else Proposal(tokens, tuple(parents))
+
+
+def first_of(proposal: Proposal, number: int, num_branches: int = 1) -> Proposal:
+    """Return the first so many drafts that are proposed, less those too deep for so many branches.
+
+    Each branch reaches as deep as it does where all have their share.
+
+    Raises:
+        ValueError: what is proposed is neither a line nor a tree.
+    """
+    tokens, parents = [*map(int, proposal.tokens[:number])], [*map(int, proposal.parents[:number])]
+    if not proposal.parents:
+        return Proposal(tokens)
+    if len(proposal.parents) != len(proposal.tokens):
+        raise ValueError(f"{len(proposal.tokens)} drafts, and parents of {len(proposal.parents)}")
+    for draft, parent in enumerate(parents, 1):
+        if not 0 <= parent < draft:
+            raise ValueError(f"draft {draft} follows draft {parent}, which is not before it")
+    first = proposal_of(tokens, parents)
+    most = -(-number // num_branches)
+    kept = [draft for draft, depth in enumerate(first.depths, 1) if depth <= most]
+    return first if len(kept) == len(tokens) else first.only(kept)
+
+
+def merged(branches: Sequence[Sequence[int]], number: int) -> Proposal:
+    """Return branches as a tree in which what they begin with alike is there once.
+
+    The first drafts of all branches come first, then the second ones, until there are `number`.
+    """
+    tokens, parents = list[int](), list[int]()
+    drafts: dict[tuple[int, int], int] = {}  # (what it follows, token) -> draft
+    ends = [0] * len(branches)
+    for depth in range(max(map(len, branches), default=0)):
+        for place, branch in enumerate(branches):
+            if depth >= len(branch):
+                continue
+            follows = ends[place], branch[depth]
+            if follows not in drafts:
+                if len(tokens) == number:
+                    return proposal_of(tokens, parents)
+                tokens.append(branch[depth])
+                parents.append(ends[place])
+                drafts[follows] = len(tokens)
+            ends[place] = drafts[follows]
+    return proposal_of(tokens, parents)
