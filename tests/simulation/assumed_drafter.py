@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from batcher.simulation.drafts import AssumedDrafts, key_of
 from batcher.simulation.sequence import make_sequence
 from batcher.simulation.workload import Workload
+from batcher.speculation.proposal import Proposal
 from batcher.tokens import Tokens
 
 ANY = 17  # a token: nobody asks for those behind the end of an output
@@ -34,7 +35,7 @@ class AssumedDrafter:
             first, num_given = self._rows[slot]
             self._rows[slot] = first, num_given + len(tokens)
 
-    def propose(self, num_wanted: Mapping[int, int]) -> dict[int, list[int]]:
+    def propose(self, num_wanted: Mapping[int, int]) -> dict[int, Proposal]:
         proposed = {}
         for slot, num in num_wanted.items():
             first, place = self._rows[slot]
@@ -43,7 +44,7 @@ class AssumedDrafter:
             for number in range(num):
                 if not self._drafts.num_accepted(key, place + number, 1):
                     coming[number] = 3 if coming[number] != 3 else 4
-            proposed[slot] = coming
+            proposed[slot] = Proposal(coming)
         return proposed
 
     def close(self, slot: int, *, has_ended: bool) -> None:
