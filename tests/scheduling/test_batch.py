@@ -133,10 +133,10 @@ def test_sums_and_boundaries_are_those_of_going_through_all_rows(moves: list[tup
         elif move == "step":
             batch.decode_step += 1
         elif move == "advance":
-            some = rows[::2]
-            ends = [row.last_decode_step - number - 2 for row in some]
-            batch.advance(dict.fromkeys(some, number + 2))
-            assert [row.last_decode_step for row in some] == ends
+            ahead = rows[::2]
+            ends = [row.last_decode_step - number - 2 for row in ahead]
+            batch.advance(dict.fromkeys(ahead, number + 2))
+            assert [row.last_decode_step for row in ahead] == ends
         elif rows:
             row = rows.pop(number % len(rows))
             batch.stop_decoding(row)
