@@ -392,7 +392,7 @@ class Engine:
             raise InvariantError("no row may be given drafts")
         drafts = speculator.propose(scheduled.num_drafts, rows.cut)
         if scheduled.num_drafts:
-            scheduled.num_drafts = {row: len(drafts[row]) for row in scheduled.num_drafts}
+            scheduled.num_drafts = {row: len(drafts[row].tokens) for row in scheduled.num_drafts}
             self._recorder.drafted(drafts, decode_step)
             runner.add_drafts(drafts, decode_step)
         by_slot = {row.slot: proposal for row, proposal in drafts.items()}

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from batcher.decoding.constraints.rows import allowed_tokens
+from batcher.decoding.constraints.rows import RowConstraint, allowed_tokens
 from batcher.decoding.output_tokens import NO_TOKEN
 from batcher.engine.decoded import NO_DRAFTS, Choose, Decoded
 from batcher.engine.row_decoder import RowDecoder, masks_of
@@ -28,12 +28,14 @@ class _Drafted(NamedTuple):
     """Rows with drafts, and what the model says of them.
 
     slots, counts: [rows] where each is, and how many drafts it has, at least one.
+    firsts: [rows] where its drafts begin.
     tokens: [drafts] those of one row after the other.  logits: [drafts, vocab] after each.
     proposals: slot -> the same drafts; there may be more.
     """
 
     slots: IntArray
     counts: IntArray
+    firsts: IntArray
     tokens: IntArray
     logits: FloatArray
     proposals: Mapping[int, Proposal]
@@ -44,13 +46,8 @@ class _Drafted(NamedTuple):
         some = {slot: own.tokens for slot, own in proposals.items() if own.tokens}
         counts = np.fromiter(map(len, some.values()), np.int64, len(some))
         tokens = np.array([*chain.from_iterable(some.values())], np.int64)
-        return cls(np.array([*some], np.int64), counts, tokens, logits, proposals)
-
-    @property
-    def firsts(self) -> IntArray:
-        """[rows] where the drafts of each begin."""
-        firsts: IntArray = self.counts.cumsum() - self.counts
-        return firsts
+        firsts = counts.cumsum() - counts
+        return cls(np.array([*some], np.int64), counts, firsts, tokens, logits, proposals)
 
     @property
     def trees(self) -> dict[int, Proposal]:
@@ -94,10 +91,11 @@ class _Drafted(NamedTuple):
         """Return some of the rows; is_wanted: [rows]."""
         if is_wanted.all():
             return self
-        is_theirs = is_wanted.repeat(self.counts)
+        is_theirs, counts = is_wanted.repeat(self.counts), self.counts[is_wanted]
         return _Drafted(
             self.slots[is_wanted],
-            self.counts[is_wanted],
+            counts,
+            counts.cumsum() - counts,
             self.tokens[is_theirs],
             self.logits[is_theirs],
             self.proposals,
@@ -132,13 +130,18 @@ class SpeculatingRows(RowDecoder):
         with sampler.undone(np.array(slots)):
             yield choose
 
-    def cut(self, slot: int, proposal: Proposal) -> Proposal:
-        """Return as much of what is proposed as the row in `slot` may be given."""
+    def cut(self, proposals: dict[int, Proposal]) -> dict[int, Proposal]:
+        """Return as much of what is proposed, by slot, as the rows may be given."""
+        constraints = self._constraints(proposals) if self._states else {}
+        tokens = [*chain.from_iterable([own.tokens for own in proposals.values()])]
+        are_tokens = not tokens or 0 <= min(tokens) <= max(tokens) < self._vocab_size
+        if are_tokens and not constraints:
+            return proposals
+        return {slot: self._cut(own, constraints.get(slot)) for slot, own in proposals.items()}
+
+    def _cut(self, proposal: Proposal, constraint: RowConstraint | None) -> Proposal:
+        """Return as much of what is proposed as a row may be given."""
         tokens, parents, vocab_size = proposal.tokens, proposal.parents, self._vocab_size
-        constraint = self._constraints([slot]).get(slot)
-        are_tokens = not tokens or 0 <= min(tokens) <= max(tokens) < vocab_size
-        if constraint is None and are_tokens:
-            return proposal
         after = {0: None if constraint is None else constraint.fork()}
         kept = []
         follows = zip(tokens, parents or range(len(tokens)), strict=True)
@@ -190,34 +193,36 @@ class SpeculatingRows(RowDecoder):
             over = _over(going_on)
             if over:
                 drafted = drafted.only(_are_outside(drafted.slots, over))
-            left = self._go_on_at_once(drafted, tokens, going_on)
-            if len(left.slots):
-                self._go_on_one_by_one(left, tokens, going_on)
+            is_quick = self._are_quick(drafted.slots)
+            if not self._go_on_at_once(drafted.only(is_quick), tokens, going_on):
+                is_quick[:] = False
+            if not is_quick.all():
+                self._go_on_one_by_one(drafted.only(~is_quick), tokens, going_on)
         for slot, jump in going_on.jumps.items():
             if slot in given:
                 given[slot] += jump[1:]
         return going_on
 
-    def _go_on_at_once(self, drafted: _Drafted, tokens: IntArray, decoded: Decoded) -> _Drafted:
+    def _are_quick(self, slots: IntArray) -> NDArray[np.bool_]:
+        """Return which rows are given what nothing but their position changes."""
+        if self._sampler is None:
+            return np.zeros(len(slots), np.bool_)
+        are_quick = self._sampler.are_memoryless(slots)
+        return are_quick & _are_outside(slots, self._states) if self._states else are_quick
+
+    def _go_on_at_once(self, quick: _Drafted, tokens: IntArray, decoded: Decoded) -> bool:
         """Let rows go on of which nothing but their position changes what they are given.
 
         tokens: [num_slots] those of the step, gets the last of each row.  decoded: gets the rest.
-        Returns the other rows.
+        Returns whether that could be done: logits may be of no use.
         """
-        sampler, states = self._sampler, self._states
-        if sampler is None:
-            return drafted
-        is_quick = sampler.are_memoryless(drafted.slots)
-        if states:
-            is_quick &= _are_outside(drafted.slots, states)
-        quick = drafted.only(is_quick)
-        slots = quick.slots
-        if not len(slots):
-            return drafted
+        sampler, slots = self._sampler, quick.slots
+        if sampler is None or not len(slots):
+            return False
         trees = quick.trees
         chosen = sampler.choose_ahead(slots.repeat(quick.counts), quick.ahead(trees), quick.logits)
         if chosen is None:
-            return drafted
+            return False
         places, num_right = quick.ways(chosen, tokens[slots], trees)
         more = chosen[places]  # [most of a row, rows]
         num_read = self._stops.advance_rows(slots, more, num_right)
@@ -238,10 +243,10 @@ class SpeculatingRows(RowDecoder):
         for row in trees:
             way = places[: num_given[row], row] - quick.firsts[row] + 1
             decoded.ways[slots.item(row)] = way.tolist()
-        return drafted.only(~is_quick)
+        return True
 
     def _go_on_one_by_one(self, drafted: _Drafted, tokens: IntArray, decoded: Decoded) -> None:
-        """Let rows go on draft by draft, each as by a step of its own; arguments: as above."""
+        """Let rows go on draft by draft, each as by a step of its own; `tokens`, `decoded`: above."""
         sampler, failed, given, number = self._sampler, decoded.failed, decoded.given, 0
         proposals = drafted.proposals
         starts = dict(zip(drafted.slots.tolist(), drafted.firsts.tolist(), strict=True))

@@ -21,6 +21,7 @@ from batcher.speculation.step_costs import StepCosts
 
 Answer = TypeVar("Answer")
 FAILURE: SpeculateReason = "failure"
+_RUNNING = State.RUNNING  # which is asked of every row in every step
 NOTHING = Proposal([])
 
 
@@ -92,11 +93,12 @@ class Speculator:
             return num_wanted
         decoding = {slot: row for slot, row in self._rows.items() if row.is_decoding}
         by_slot, (num_branches, depth) = self._lengths.wanted(decoding), self._shape
+        decode_step = batch.decode_step
         for slot, row in decoding.items():
-            own = row.request.draft_tokens
+            own, num_left = row.request.draft_tokens, row.last_decode_step - decode_step
             num = by_slot.get(slot, 0) if own is None else own
-            num_left = row.last_decode_step - batch.decode_step
-            num = min(num, num_branches * min(depth, num_left))
+            if num_left < depth or num_branches > 1:
+                num = min(num, num_branches * min(depth, num_left))
             if num > 0:
                 num_wanted[row] = num
         return num_wanted
@@ -119,35 +121,39 @@ class Speculator:
             self._ask(lambda: drafter.compute(chunks))
 
     def propose(
-        self, num_drafts: Mapping[Sequence, int], cut: Callable[[int, Proposal], Proposal]
+        self,
+        num_drafts: Mapping[Sequence, int],
+        cut: Callable[[dict[int, Proposal]], dict[int, Proposal]],
     ) -> dict[Sequence, Proposal]:
         """Return drafts of the rows that decode, none of those for which there is no room.
 
         num_drafts: how many there is room for.
-        cut: returns as much of what is proposed as the row in a slot may be given.
+        cut: returns as much of what is proposed as the rows may be given, by slot.
         """
         drafts = {row: NOTHING for row in self._rows.values() if row.is_decoding}
         if num_drafts:
             num_wanted = {row.slot: num for row, num in num_drafts.items()}
             began = time.perf_counter()
-            proposed = self._ask(lambda: self._proposed(num_wanted, cut)) or {}
+            proposed = self._ask(lambda: cut(self._proposed(num_wanted))) or {}
             if self.costs is not None:
                 most = max(map(len, proposed.values()), default=0)
                 self.costs.note_drafts(len(proposed), most, time.perf_counter() - began)
-            drafts |= {self._rows[slot]: draft for slot, draft in proposed.items()}
+            for slot, proposal in proposed.items():
+                drafts[self._rows[slot]] = proposal
         return drafts
 
-    def _proposed(
-        self, num_wanted: Mapping[int, int], cut: Callable[[int, Proposal], Proposal]
-    ) -> dict[int, Proposal]:
+    def _proposed(self, num_wanted: Mapping[int, int]) -> dict[int, Proposal]:
         """Return what is proposed, by slot; a drafter of one's own may propose nonsense."""
         proposed = self._drafter.propose(num_wanted)
-        if not self._takes_trees and any(drafts.parents for drafts in proposed.values()):
-            raise BatchdecodeError("drafts in a tree, for a model that does not verify trees")
-        return {
-            slot: cut(slot, first_of(drafts, num_wanted[slot], self._shape.num_branches))
-            for slot, drafts in proposed.items()
-        }
+        fitting: dict[int, Proposal] = {}
+        for slot, proposal in proposed.items():
+            num, own = num_wanted[slot], proposal
+            if own.parents and not self._takes_trees:
+                raise BatchdecodeError("drafts in a tree, for a model that does not verify trees")
+            if own.parents or len(own.tokens) > num:
+                own = first_of(own, num, self._shape.num_branches)
+            fitting[slot] = own
+        return fitting
 
     # -- after a step ----------------------------------------------------------------------------
 
@@ -188,9 +194,13 @@ class Speculator:
 
     def _forget(self) -> None:
         """Forget the rows that have left their slots."""
-        for slot, row in [*self._rows.items()]:
-            if row.state is not State.RUNNING or row.slot != slot:
-                self._close(slot)
+        gone = [
+            slot
+            for slot, row in self._rows.items()
+            if row.state is not _RUNNING or row.slot != slot
+        ]
+        for slot in gone:
+            self._close(slot)
 
     def _close(self, slot: int) -> None:
         row = self._rows.pop(slot)
