@@ -256,16 +256,17 @@ class ModelRunner:
 
     def add_drafts(self, drafts: "Mapping[Sequence, Proposal]", decode_step: int) -> None:
         """Have drafts of rows computed in the next step, behind the tokens they generated last."""
+        last, chunks = self._batch.tokens.tolist(), self._batch.chunks
+        moved = {} if self.pages is None else self.pages.moved
         for row, proposal in drafts.items():
-            tokens, parents = proposal.tokens, proposal.parents
+            tokens, slot = proposal.tokens, row.slot
             if tokens:
-                known = [self._batch.tokens.item(row.slot), *tokens]
-                start = decode_step + row.offset
-                self._batch.join(
-                    Chunk(row.slot, known, start, num_drafts=len(tokens), draft_parents=parents)
+                known, start = [last[slot], *tokens], decode_step + row.offset
+                parents = proposal.parents
+                chunks.append(
+                    Chunk(slot, known, start, num_drafts=len(tokens), draft_parents=parents)
                 )
-                if self.pages is not None:
-                    self.pages.moved.pop(row.slot, None)
+                moved.pop(slot, None)
 
     def settle_drafts(self, rows: Iterable[Sequence], decode_step: int) -> None:
         """Let rows whose drafts are verified go on, from the next step, behind what they keep."""

@@ -205,17 +205,17 @@ class Recorder:
 
         num_blocks: how many rows give back, of those that do.
         """
-        step, now = self._clock.step, self._clock.now
+        step, now, tell = self._clock.step, self._clock.now, self.events.append
+        num_accepted, ways = decoded.num_accepted, decoded.ways
         for row, num in num_drafts.items():
-            accepted = decoded.num_accepted.get(row.slot, 0)
-            position = decode_step + row.offset + 1
-            who = step, now, row.id, row.index, row.slot
+            slot, position = row.slot, decode_step + row.offset + 1
+            accepted = num_accepted.get(slot, 0)
             if accepted:
-                way = tuple(decoded.ways.get(row.slot, ()))
-                self.events.append(AcceptEvent(*who, position - accepted, accepted, way))
+                way, first = tuple(ways.get(slot, ())), position - accepted
+                tell(AcceptEvent(step, now, row.id, row.index, slot, first, accepted, way))
             if accepted < num:
-                blocks = num_blocks.get(row, 0)
-                self.events.append(RollbackEvent(*who, position, num - accepted, blocks))
+                blocks, left = num_blocks.get(row, 0), num - accepted
+                tell(RollbackEvent(step, now, row.id, row.index, slot, position, left, blocks))
 
     def speculates(self, row: Sequence, num_tokens: int, reason: SpeculateReason) -> None:
         """Tell that another number of drafts is wanted for a row than before, and why."""

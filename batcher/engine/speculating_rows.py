@@ -246,7 +246,7 @@ class SpeculatingRows(RowDecoder):
         return True
 
     def _go_on_one_by_one(self, drafted: _Drafted, tokens: IntArray, decoded: Decoded) -> None:
-        """Let rows go on draft by draft, each as by a step of its own; `tokens`, `decoded`: above."""
+        """Let rows go on draft by draft, each as by a step of its own; arguments: as above."""
         sampler, failed, given, number = self._sampler, decoded.failed, decoded.given, 0
         proposals = drafted.proposals
         starts = dict(zip(drafted.slots.tolist(), drafted.firsts.tolist(), strict=True))

@@ -77,6 +77,7 @@ class Speculator:
         self._drafter, self._lengths, self.settings = drafter, lengths, settings
         self.costs, self._shape, self._takes_trees = costs, shape, takes_trees
         self._rows: dict[int, Sequence] = {}  # by slot
+        self._own_lengths: dict[int, int] = {}  # of rows whose requests say so, by slot
         self.failure: str | None = None
 
     # -- before a step ---------------------------------------------------------------------------
@@ -92,13 +93,15 @@ class Speculator:
         if self.failure is not None:
             return num_wanted
         decoding = {slot: row for slot, row in self._rows.items() if row.is_decoding}
-        by_slot, (num_branches, depth) = self._lengths.wanted(decoding), self._shape
-        decode_step = batch.decode_step
+        by_slot = self._lengths.wanted(decoding) | self._own_lengths
+        num_branches, most, decode_step = (
+            self._shape.num_branches,
+            self._shape.size,
+            batch.decode_step,
+        )
         for slot, row in decoding.items():
-            own, num_left = row.request.draft_tokens, row.last_decode_step - decode_step
-            num = by_slot.get(slot, 0) if own is None else own
-            if num_left < depth or num_branches > 1:
-                num = min(num, num_branches * min(depth, num_left))
+            num_left = row.last_decode_step - decode_step
+            num = min(by_slot.get(slot, 0), most, num_branches * num_left)
             if num > 0:
                 num_wanted[row] = num
         return num_wanted
@@ -111,6 +114,8 @@ class Speculator:
             self._close(first.slot)
         self._rows[first.slot] = first
         self._lengths.open(first.slot)
+        if first.request.draft_tokens is not None:
+            self._own_lengths[first.slot] = first.request.draft_tokens
         known = [*first.prompt_tokens, *(first.generated or ())]
         self._ask(lambda: self._drafter.open(first.slot, known))
 
@@ -164,8 +169,9 @@ class Speculator:
 
     def learn(self, num_drafts: Mapping[Sequence, int], num_accepted: Mapping[int, int]) -> None:
         """Take in how many drafts of each row there were, and how many were accepted, by slot."""
-        for row, num in num_drafts.items():
-            self._lengths.learn(row.slot, num, num_accepted.get(row.slot, 0))
+        self._lengths.learn(
+            (row.slot, num, num_accepted.get(row.slot, 0)) for row, num in num_drafts.items()
+        )
 
     def take_changes(self) -> list[tuple[Sequence, int, SpeculateReason]]:
         """Return which rows are given another number of drafts from now on, how many, and why."""
@@ -205,4 +211,5 @@ class Speculator:
     def _close(self, slot: int) -> None:
         row = self._rows.pop(slot)
         self._lengths.close(slot)
+        self._own_lengths.pop(slot, None)
         self._ask(lambda: self._drafter.close(slot, has_ended=row.state is State.FINISHED))

@@ -109,13 +109,13 @@ class Scheduler(Admission[S]):
 
     def _schedule_drafts(self, output: SchedulerOutput[S], num_wanted: Mapping[S, int]) -> None:
         """Spend what is left of the step's budget and of the free blocks on drafts."""
-        kv_cache, scheduled, budget = self.kv_cache, output.num_scheduled_tokens, output.budget
+        kv_cache, budget, num_drafts = self.kv_cache, output.budget, dict[S, int]()
         num_computed = self.batch.decode_step + 1  # beside the offset of each
-        num_drafts: dict[S, int] = {}
+        scheduled, has_changed = output.num_scheduled_tokens, bool(output.preempted)
         for row, wanted in num_wanted.items():
-            if not row.is_decoding or row in scheduled:  # it was preempted, and perhaps came back
+            if has_changed and (not row.is_decoding or row in scheduled):  # perhaps it came back
                 continue
-            num = min(budget, wanted)
+            num = min(wanted, budget)
             if kv_cache is not None and num > 0:
                 num = kv_cache.extend_for_drafts(row, num_computed + row.offset, num)
             if num > 0:

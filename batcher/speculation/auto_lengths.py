@@ -80,14 +80,15 @@ class AutoLengths:
         self._probe(wanted)
         return {slot: number for slot, number in wanted.items() if number}
 
-    def learn(self, slot: int, num_drafts: int, num_accepted: int) -> None:
-        """Take in how many drafts the row in `slot` was given, and how many were accepted."""
-        if num_drafts:
-            row = self._rows[slot]
-            row.shown.add(num_drafts, num_accepted, _MEMORY)
-            self._shared.add(num_drafts, num_accepted, _SHARED_MEMORY)
-            self._look_at(row)
-            self._settle(slot, row, _MARGIN)
+    def learn(self, drafts: Iterable[tuple[int, int, int]]) -> None:
+        """Take in what became of drafts: slots, how many each was given, and how many it kept."""
+        for slot, num_drafts, num_accepted in drafts:
+            if num_drafts:
+                row = self._rows[slot]
+                row.shown.add(num_drafts, num_accepted, _MEMORY)
+                self._shared.add(num_drafts, num_accepted, _SHARED_MEMORY)
+                self._look_at(row)
+                self._settle(slot, row, _MARGIN)
 
     def take_changes(self) -> list[Change]:
         """Return what has changed since this was asked last."""

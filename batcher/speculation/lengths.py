@@ -31,8 +31,8 @@ class DraftLengths(Protocol):
         slots: the rows that decode in it.
         """
 
-    def learn(self, slot: int, num_drafts: int, num_accepted: int) -> None:
-        """Take in how many drafts the row in `slot` was given, and how many were accepted."""
+    def learn(self, drafts: Iterable[tuple[int, int, int]]) -> None:
+        """Take in what became of drafts: slots, how many each was given, and how many it kept."""
 
     def take_changes(self) -> list[Change]:
         """Return what has changed since this was asked last."""
@@ -54,7 +54,7 @@ class FixedLengths:
         """Return the number for each of `slots`."""
         return dict.fromkeys(slots, self._num_drafts)
 
-    def learn(self, slot: int, num_drafts: int, num_accepted: int) -> None:
+    def learn(self, drafts: Iterable[tuple[int, int, int]]) -> None:
         """Take in what changes nothing."""
 
     def take_changes(self) -> list[Change]:

@@ -3,6 +3,7 @@
 Runs are compared by the seconds of the processor, one after the other in one process.
 """
 
+import statistics
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,7 +29,8 @@ QUOTE = (
     f"{TEXT}<|im_end|>\n<|im_start|>assistant\n"
 )
 SPEECHES = ["ROMEO. ", "My lord, I ", "What is thy name?", "Good morrow, cousin."]
-NUM_ROWS, NUM_TOKENS = 64, 200
+NUM_ROWS, NUM_TOKENS = 64, 400
+NUM_DRAFTS, AGREEMENT, TIMES = (4, 8, 16), 0.8, 9
 
 
 def seconds(
@@ -56,12 +58,24 @@ def speedup(
     return f"{without / seconds(model, requests, num_slots, how):.2f}x"
 
 
-def own_cost(draft: str, num_drafts: int) -> Row:
-    """Return what the loop takes for each draft beside the model and what proposes it."""
-    speculation = SpeculationSettings(draft=draft, draft_tokens=num_drafts)
-    model = SimulatedModel()
-    engine = Engine(model, NUM_ROWS, speculation=speculation)
-    spent = [0.0]
+def own_cost(num_drafts: int) -> tuple[float, float]:
+    """Return what the loop takes in steps of NUM_ROWS rows beside the model and what drafts for it.
+
+    That is microseconds for each draft, and how often as long as a step without drafts it takes.
+    """
+    seconds, num_drafted, num_steps = engine_seconds(f"simulated:{AGREEMENT}", num_drafts)
+    plain, _, num_plain_steps = engine_seconds(None, 0)
+    return seconds / num_drafted * 1e6, seconds / num_steps / (plain / num_plain_steps)
+
+
+def engine_seconds(draft: str | None, num_drafts: int) -> tuple[float, int, int]:
+    """Return the seconds of an engine less those of its model and its drafts, drafts and steps.
+
+    Of the steps that give all rows tokens, from the second to the one in which the first row ends.
+    """
+    model, spent = SimulatedModel(), [0.0]
+    speculation = draft and SpeculationSettings(draft=draft, draft_tokens=num_drafts)
+    engine = Engine(model, NUM_ROWS, speculation=speculation or None)
 
     def timed(call):
         def run(*arguments):
@@ -72,24 +86,35 @@ def own_cost(draft: str, num_drafts: int) -> Row:
 
         return run
 
-    drafter = engine._speculator._drafter
-    model.forward, drafter.propose = timed(model.forward), timed(drafter.propose)
-    drafter.extend = timed(drafter.extend)
+    model.forward = timed(model.forward)
+    if engine._speculator is not None:
+        drafter = engine._speculator._drafter
+        drafter.propose, drafter.extend = timed(drafter.propose), timed(drafter.extend)
     for number in range(NUM_ROWS):
         engine.add(Request(prompt=[40 + number] * 9, max_tokens=NUM_TOKENS, ignore_eos=True))
     engine.step()
     spent[0], num_drafted, began = 0.0, 0, time.process_time()
-    while engine.has_work:
+    while engine.num_running == NUM_ROWS:
         events = engine.step().events
         num_drafted += sum(event.tokens for event in events if type(event) is DraftEvent)
-    cost = (time.process_time() - began - spent[0]) / num_drafted * 1e6
-    name = f"the loop's own cost of a draft, {draft}, {num_drafts} drafts, B={NUM_ROWS}"
-    return Row(name, f"{cost:.1f} us", "<= 1 us")
+    return time.process_time() - began - spent[0], num_drafted, engine.num_steps - 1
+
+
+def own_costs() -> Iterator[Row]:
+    """Yield what drafts cost the loop, the medians of TIMES."""
+    for number in NUM_DRAFTS:
+        costs = [own_cost(number) for _ in range(TIMES + 1)][1:]
+        each, ratio = map(statistics.median, zip(*costs, strict=True))
+        name = (
+            f"the loop's own cost of a draft, {number} drafts, B={NUM_ROWS}: "
+            f"its step is {ratio:.0f} plain ones"
+        )
+        yield Row(name, f"{each:.1f} us", "<= 1 us")
 
 
 def speculation(folder: Path) -> Iterator[Row]:
     """Yield all rows; those of SmolLM2 if it is installed."""
-    yield from (own_cost("simulated:0.8", number) for number in (4, 8))
+    yield from own_costs()
     speeches = [
         Request(prompt=p, max_tokens=120, temperature=1.0, ignore_eos=True) for p in SPEECHES
     ]

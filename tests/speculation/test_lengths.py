@@ -50,7 +50,7 @@ class Play:
             while accepted < number and self.random.random() < acceptance:
                 accepted += 1
             self.num_tokens += accepted + 1
-            self.lengths.learn(slot, number, accepted)
+            self.lengths.learn([(slot, number, accepted)])
         return self.lengths.take_changes()
 
     def seconds_of(self, numbers: list[int]) -> float:
@@ -205,7 +205,7 @@ def test_rows_come_and_go(moves: list[tuple[int, int, bool]]) -> None:
         assert wanted.keys() <= rows.keys()
         assert all(1 <= number <= 4 for number in wanted.values())
         for drafted, number in wanted.items():
-            lengths.learn(drafted, number, min(accepted, number))
+            lengths.learn([(drafted, number, min(accepted, number))])
         if rows:
             costs.learn(len(rows) + sum(wanted.values()), 1.0 + accepted)
         for change in lengths.take_changes():
@@ -225,7 +225,7 @@ def test_what_is_not_known_is_not_spent() -> None:
 def test_a_fixed_number() -> None:
     lengths = FixedLengths(3)
     lengths.open(5)
-    lengths.learn(5, 3, 0)
+    lengths.learn([(5, 3, 0)])
     assert lengths.wanted([5, 7]) == {5: 3, 7: 3}
     assert lengths.take_changes() == []
     lengths.close(5)
