@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from batcher.result import FinishReason, LengthLimit, StopReason
+from batcher.result import FinishReason, LengthLimit, StopReason, TokenLogprob
 
 TRACE_VERSION = 2
 
@@ -269,7 +269,7 @@ class TokenEvent(_Event, frozen=True):
     """Tokens that a step gave to a sample, and the text that can no longer be taken back by then.
 
     Not part of a trace: `run --stream` writes it among the results.  state: where the text was
-    generated, if the request names states.
+    generated, if the request names states.  logprobs: of the tokens, if the request asks for them.
     """
 
     step: int
@@ -278,6 +278,7 @@ class TokenEvent(_Event, frozen=True):
     tokens: list[int]
     text: str
     state: str | None = None
+    logprobs: list[TokenLogprob] | None = None
 
 
 class RejectEvent(SampleEvent, frozen=True):

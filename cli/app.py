@@ -24,7 +24,7 @@ STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 _COMMANDS = (
     *("run", "check", "trace", "verify", "workload", "compare", "plan", "replay", "profiles"),
-    *("calibrate", "train", "draft", "schema", "completion"),
+    *("calibrate", "serve", "train", "draft", "schema", "completion"),
 )
 
 

@@ -151,7 +151,7 @@ _LINK = re.compile(r"\[([^]]+)\]\([^)]+\)")
 _CHECK = "Count all blocks after every step, and read every token again."
 _PROFILE = (
     "How long a step takes: a profile, FILE.yaml, constant:SECONDS, roofline:MODEL:GPU, or wall.  "
-    "[default: 1 second]"
+    "[default: {}]"
 )
 
 
@@ -241,15 +241,18 @@ class SchedulingOptions:
         return WallClock(sleep=sleep)
 
 
-def scheduling_group(panel: str | None = None, without: Collection[str] = ()) -> OptionGroup:
+def scheduling_group(
+    panel: str | None = None, without: Collection[str] = (), default_time: str = "1 second"
+) -> OptionGroup:
     """Return these options, which make a SchedulingOptions.
 
     panel: the title they are listed under, if they are all to be under one.  without: the names of
-    those that mean nothing to the command, or that it has itself.
+    those that mean nothing to the command, or that it has itself.  default_time: how long a step
+    takes if nothing is said.
     """
     kinds = {name: _kind_of(setting, panel) for name, setting in SETTINGS.items()}
     kinds["check"] = bool | None, option(panel or SCHEDULING, _CHECK)
-    kinds["profile"] = str | None, option(panel or TIME, _PROFILE, "NAME")
+    kinds["profile"] = str | None, option(panel or TIME, _PROFILE.format(default_time), "NAME")
     kinds["kv_memory"] = (
         str | None,
         option(panel or SCHEDULING, _KV_MEMORY, "SIZE", callback=num_bytes),

@@ -66,15 +66,18 @@ class Inputs:
         input_index: int | None,
         arrive_reason: ArriveReason,
         replayed: Mapping[int, Result],
+        name: str | None = None,
     ) -> str:
         """Take in a request, whose sequences join the queue once they have arrived; return its id.
+
+        name: what it is called instead.
 
         Raises:
             RequestError: its id is that of a request that has not ended, or the model's tokenizer
                 fails on its prompt.
             BatchdecodeError: it is replayed where sequences may be preempted or share blocks.
         """
-        outputs, request_id = self._outputs, self.id_of(request, input_index)
+        outputs, request_id = self._outputs, name or self.id_of(request, input_index)
         if request_id in outputs.num_open:
             message = f"a request with id {request_id!r} has not ended yet"
             raise RequestError(request_id, [FieldProblem("duplicate-id", ("id",), message)])

@@ -177,7 +177,7 @@ class RowDecoder:
         """Tell the rest of a row's stream; return its output with its log-probabilities."""
         if row.stream is not None:
             if row.untold:
-                self._streamed += row.stream.push(row.untold, self._step)
+                self._streamed += row.stream.push(row.untold, self._step, row.logprobs)
             self._streamed += row.stream.finish(self._step)
         if row.sequence.request.logprobs is not None:
             generated = replace(generated, logprobs=row.logprobs)
@@ -350,7 +350,7 @@ class RowDecoder:
         """Tell of what a row was given, if that is told at all."""
         if row.stream is not None:
             told = row.untold + tokens
-            self._streamed += row.stream.push(told, self._step, num_silent=num_silent)
+            self._streamed += row.stream.push(told, self._step, row.logprobs, num_silent=num_silent)
             row.untold = []
 
     def _extend(self, given: dict[int, list[int]]) -> None:

@@ -30,6 +30,7 @@ class RowStream:
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
         self._id, self._index = sequence.id, sequence.index
+        self._has_logprobs, self._num_told = sequence.request.logprobs is not None, 0
         self._stream = TextStream(
             sequence.automaton,
             tokenizer,
@@ -38,14 +39,21 @@ class RowStream:
             keeps_stop=sequence.request.include_stop_str_in_output,
         )
 
-    def push(self, tokens: list[int], step: int, *, num_silent: int = 0) -> list[TokenEvent]:
+    def push(
+        self, tokens: list[int], step: int, logprobs: list[TokenLogprob], *, num_silent: int = 0
+    ) -> list[TokenEvent]:
         """Return the events of the `tokens` a step has given; the first one tells all of them.
 
+        logprobs: of all tokens so far.
         num_silent: how many of the last have no text: EOS, though no stop acts there yet.
         """
         with_text = tokens[: len(tokens) - num_silent]
         pieces = [piece for token in with_text for piece in self._stream.push(token)]
-        return self._events(tokens, pieces or [TextPiece(None, "", 0)], step)
+        first, *others = self._events(tokens, pieces or [TextPiece(None, "", 0)], step)
+        if self._has_logprobs:
+            begin, self._num_told = self._num_told, self._num_told + len(tokens)
+            first = replace(first, logprobs=logprobs[begin : self._num_told])
+        return [first, *others]
 
     def finish(self, step: int) -> list[TokenEvent]:
         """Return the events of what was kept back until nothing more came."""
@@ -235,13 +243,14 @@ def make_row_state(
 def sampling_row(sequence: Sequence, eos_token_ids: tuple[int, ...]) -> SamplingRow:
     """Return what the sampler has to know of a sequence that has just got its slot."""
     request = sequence.request
+    own_id = sequence.id if request.id is None else request.id  # whatever the engine calls it
     stop = request.stop_token
     stop_ids = [] if stop is None else [stop] if isinstance(stop, int) else stop
     if not request.ignore_eos:
         stop_ids = [*stop_ids, *eos_token_ids]
     return SamplingRow(
         sampling_params(request),
-        row_key(request.seed, sequence.id, sequence.index),
+        row_key(request.seed, own_id, sequence.index),
         sequence.prompt_tokens,
         stop_token_ids=tuple(dict.fromkeys(stop_ids)),
         partner=partner_slot(sequence),

@@ -87,7 +87,7 @@ class RequestParser:
     def parse(self, line: bytes, line_number: int) -> ParsedLine | BadLine:
         """Return the request of `line`, or what is wrong with it; no bytes make it raise."""
         if len(line) > MAX_PARTS:
-            too_many = _find_too_many(line, line_number)
+            too_many = find_too_many(line, line_number)
             if too_many is not None:
                 return BadLine(str(line_number), [too_many])
         try:
@@ -101,6 +101,19 @@ class RequestParser:
         except BadRequestError as error:
             return BadLine(error.id, error.problems, error.form)
         return ParsedLine(request, form)
+
+    def parse_body(self, url: str, body: dict[str, Any]) -> ParsedLine | BadLine:
+        """Return the request in the body of a row with that `url`, or what is wrong with it.
+
+        It is what the row would be if it were alone in a file.  body: as read from JSON; whoever
+        has read it has looked for too many parts.
+        """
+        row = {"method": "POST", "url": url, "body": body}
+        try:
+            parsed = self._convert(row, 1)
+        except (ValueError, RecursionError):
+            parsed = None
+        return parsed or self.parse(msgspec.json.encode(row), 1)
 
     def _parse_good(self, line: bytes, line_number: int) -> ParsedLine | None:
         """Return the request of `line` if nothing about it is unusual.
@@ -231,7 +244,7 @@ def _without_synonyms(line: dict[str, Any]) -> dict[str, Any] | None:
     return fields
 
 
-def _find_too_many(line: bytes, line_number: int) -> Problem | None:
+def find_too_many(line: bytes, line_number: int) -> Problem | None:
     """Return the problem of a line that has more than MAX_PARTS parts; None of any other."""
     most = line.count(b'"') // 2 + line.count(b"[") + line.count(b"{")
     if most <= MAX_PARTS or next(islice(_PART.finditer(line), MAX_PARTS, None), None) is None:

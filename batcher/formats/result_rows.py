@@ -1,11 +1,12 @@
 """All results of a request as one row of an OpenAI Batch: of a completion, or of a chat."""
 
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import asdict, replace
 
 from batcher.errors import RUN_ERROR_CODES
 from batcher.formats.openai import Form
@@ -78,6 +79,12 @@ class Choice(Struct, frozen=True):
     batchdecode: Extras
 
 
+class ChoiceWithIds(Choice, frozen=True, kw_only=True):
+    """The same with the ids of its tokens, as vLLM tells them."""
+
+    token_ids: list[int]
+
+
 class ChatMessage(Struct, frozen=True):
     """What was generated, as what the assistant says."""
 
@@ -114,6 +121,12 @@ class ChatChoice(Struct, frozen=True):
     stop_reason: StopReason
     logprobs: ChatLogprobs | None
     batchdecode: Extras
+
+
+class ChatChoiceWithIds(ChatChoice, frozen=True, kw_only=True):
+    """The same with the ids of its tokens, as vLLM tells them."""
+
+    token_ids: list[int]
 
 
 class Completion(Struct, frozen=True):
@@ -184,25 +197,64 @@ def encode_openai_row(results: list[Result], model: str, form: Form, bytes_of: B
     """
     request_id = results[0].id
     error = next((result.error for result in results if result.error is not None), None)
-    prompt_tokens = results[0].usage.prompt_tokens
-    completion_tokens = sum(result.usage.completion_tokens for result in results)
-    usage = RowUsage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens)
-    row_id, status, http_id = f"batch_req_{request_id}", OK, f"req-{request_id}"
-    if error is not None:
-        status = SERVER_ERROR if error.code in RUN_ERROR_CODES else BAD_REQUEST
+    row_id, http_id = f"batch_req_{request_id}", f"req-{request_id}"
+    status = OK if error is None else status_of(error.code)
+    answer = completion_of(results, model, form, bytes_of)
     row: ResultRow | ChatResultRow
+    if isinstance(answer, ChatCompletion):
+        row = ChatResultRow(row_id, request_id, ChatResponse(status, http_id, answer), error)
+    else:
+        row = ResultRow(row_id, request_id, Response(status, http_id, answer), error)
+    return _encoder.encode(row) + b"\n"
+
+
+def completion_of(
+    results: list[Result],
+    model: str,
+    form: Form,
+    bytes_of: BytesOf,
+    created: int = 0,
+    *,
+    has_token_ids: bool = False,
+) -> Completion | ChatCompletion:
+    """Return all results of a request as the body of one answer; arguments: as above.
+
+    created: when, in seconds since 1970.  has_token_ids: whether choices tell them as vLLM does.
+    """
+    answer_id, usage = answer_id_of(results[0].id, form), usage_of(results)
     if form == "chat":
         chats = [_chat_choice(place, result) for place, result in enumerate(results)]
-        chat_id = f"chatcmpl-{request_id}"
-        chat = ChatCompletion(chat_id, "chat.completion", 0, model, chats, usage)
-        row = ChatResultRow(row_id, request_id, ChatResponse(status, http_id, chat), error)
-    else:
-        is_echoed = form == "echoed completion"
-        choices = [_choice(place, r, bytes_of, is_echoed) for place, r in enumerate(results)]
-        text_id = f"cmpl-{request_id}"
-        completion = Completion(text_id, "text_completion", 0, model, choices, usage)
-        row = ResultRow(row_id, request_id, Response(status, http_id, completion), error)
-    return _encoder.encode(row) + b"\n"
+        if has_token_ids:
+            chats = [
+                ChatChoiceWithIds(**asdict(chat), token_ids=chat.batchdecode.tokens)
+                for chat in chats
+            ]
+        return ChatCompletion(answer_id, "chat.completion", created, model, chats, usage)
+    is_echoed = form == "echoed completion"
+    choices = [_choice(place, r, bytes_of, is_echoed) for place, r in enumerate(results)]
+    if has_token_ids:
+        choices = [
+            ChoiceWithIds(**asdict(choice), token_ids=choice.batchdecode.tokens)
+            for choice in choices
+        ]
+    return Completion(answer_id, "text_completion", created, model, choices, usage)
+
+
+def answer_id_of(request_id: str, form: Form) -> str:
+    """Return the id of the answer to a request."""
+    return f"chatcmpl-{request_id}" if form == "chat" else f"cmpl-{request_id}"
+
+
+def usage_of(results: Sequence[Result]) -> RowUsage:
+    """Return how many tokens all results of a request took."""
+    prompt_tokens = results[0].usage.prompt_tokens
+    completion_tokens = sum(result.usage.completion_tokens for result in results)
+    return RowUsage(prompt_tokens, completion_tokens, prompt_tokens + completion_tokens)
+
+
+def status_of(error_code: str) -> int:
+    """Return the status of an answer to a request that failed for this reason."""
+    return SERVER_ERROR if error_code in RUN_ERROR_CODES else BAD_REQUEST
 
 
 def results_of_row(line: bytes) -> list[Result]:
@@ -228,16 +280,9 @@ def _choice(place: int, result: Result, bytes_of: BytesOf, is_echoed: bool) -> C
         if is_echoed and result.prompt_logprobs is not None:
             told = [*result.prompt_logprobs, *result.logprobs]
             if result.prompt_logprobs:
-                extras = msgspec.structs.replace(extras, prompt_logprobs=None)
-        logprobs = ChoiceLogprobs(
-            tokens=[_text_of(item.token) for item in told],
-            token_logprobs=[item.logprob for item in told],
-            top_logprobs=[
-                None if item.logprob is None else {_text_of(o.token): o.logprob for o in item.top}
-                for item in told
-            ],
-            text_offset=_text_offsets((item.token for item in told), bytes_of, len(result.text)),
-        )
+                extras = replace(extras, prompt_logprobs=None)
+        offsets = _text_offsets((item.token for item in told), bytes_of, len(result.text))
+        logprobs = choice_logprobs(told, offsets)
     return Choice(
         index=place,
         text=result.text,
@@ -245,6 +290,21 @@ def _choice(place: int, result: Result, bytes_of: BytesOf, is_echoed: bool) -> C
         stop_reason=result.stop_reason,
         logprobs=logprobs,
         batchdecode=extras,
+    )
+
+
+def choice_logprobs(
+    told: Sequence[PromptLogprob | TokenLogprob], offsets: list[int]
+) -> ChoiceLogprobs:
+    """Return the logprobs of tokens in a completion; offsets: where in the text each begins."""
+    return ChoiceLogprobs(
+        tokens=[_text_of(item.token) for item in told],
+        token_logprobs=[item.logprob for item in told],
+        top_logprobs=[
+            None if item.logprob is None else {_text_of(o.token): o.logprob for o in item.top}
+            for item in told
+        ],
+        text_offset=offsets,
     )
 
 
@@ -260,7 +320,7 @@ def _text_offsets(tokens: Iterable[int], bytes_of: BytesOf, end: int) -> list[in
 
 def _results_of(row: ResultRow) -> Iterable[Result]:
     for choice in row.response.body.choices:
-        fields = msgspec.structs.asdict(choice.batchdecode)
+        fields = asdict(choice.batchdecode)
         if choice.logprobs is not None:
             told = _read_logprobs(choice.logprobs)
             if told and told[0].logprob is None:  # of an echoed prompt
@@ -293,17 +353,7 @@ def _read_logprobs(logprobs: ChoiceLogprobs) -> list[PromptLogprob]:
 
 
 def _chat_choice(place: int, result: Result) -> ChatChoice:
-    logprobs = None
-    if result.logprobs is not None:
-        content = [
-            ChatTokenLogprob(
-                token=_text_of(item.token),
-                logprob=item.logprob,
-                top_logprobs=[ChatTopLogprob(_text_of(o.token), o.logprob) for o in item.top],
-            )
-            for item in result.logprobs
-        ]
-        logprobs = ChatLogprobs(content)
+    logprobs = None if result.logprobs is None else chat_logprobs(result.logprobs)
     return ChatChoice(
         index=place,
         message=ChatMessage("assistant", result.text),
@@ -314,9 +364,22 @@ def _chat_choice(place: int, result: Result) -> ChatChoice:
     )
 
 
+def chat_logprobs(told: Iterable[TokenLogprob]) -> ChatLogprobs:
+    """Return the logprobs of tokens in a chat."""
+    content = [
+        ChatTokenLogprob(
+            token=_text_of(item.token),
+            logprob=item.logprob,
+            top_logprobs=[ChatTopLogprob(_text_of(o.token), o.logprob) for o in item.top],
+        )
+        for item in told
+    ]
+    return ChatLogprobs(content)
+
+
 def _results_of_chat(row: ChatResultRow) -> Iterable[Result]:
     for choice in row.response.body.choices:
-        fields: dict[str, Any] = msgspec.structs.asdict(choice.batchdecode)
+        fields: dict[str, Any] = asdict(choice.batchdecode)
         if choice.logprobs is not None:
             fields["logprobs"] = [
                 TokenLogprob(

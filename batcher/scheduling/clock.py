@@ -127,25 +127,34 @@ class ConstantClock:
 
 
 class _RecordedClock:
-    """A clock that keeps when each step started: 8 bytes a step."""
+    """A clock that keeps when each step started: 8 bytes a step.
 
-    def __init__(self) -> None:
+    max_kept: keep no more than the last so many, at least half of them; None for all.  To be asked
+    only of steps that are kept, and of times since the first of them.
+    """
+
+    def __init__(self, max_kept: int | None = None) -> None:
         self.step = 0
         self.now = 0.0
         self._starts = array("d", [0.0])
+        self._first, self._max_kept = 0, max_kept  # the first step that is kept
 
     def start_of(self, step: int) -> float:
         """Return when `step`, which is not later than the current one, started."""
-        return self._starts[step]
+        return self._starts[step - self._first]
 
     def step_at(self, time: float) -> int:
         """Return the first step that starts at or after `time`, which is not later than now."""
-        return bisect_left(self._starts, time)
+        return self._first + bisect_left(self._starts, time)
 
     def _begin_step(self, now: float) -> None:
         self.step += 1
         self.now = now
         self._starts.append(now)
+        if len(self._starts) == self._max_kept:
+            num_forgotten = self._max_kept // 2
+            del self._starts[:num_forgotten]
+            self._first += num_forgotten
 
     def _move(self, now: float) -> None:
         if now <= self.now:
@@ -159,8 +168,8 @@ class FormulaClock(_RecordedClock):
     ticks: now, exactly.
     """
 
-    def __init__(self, step_time: StepTime) -> None:
-        super().__init__()
+    def __init__(self, step_time: StepTime, max_kept: int | None = None) -> None:
+        super().__init__(max_kept)
         self.ticks = 0
         self.settings: dict[str, Any] = {"name": step_time.name, **step_time.settings}
         self._step_ticks = step_time.ticks
@@ -182,6 +191,44 @@ class FormulaClock(_RecordedClock):
         self._move(self.ticks / TICKS_PER_SECOND)
 
 
+class PacedClock(FormulaClock):
+    """A FormulaClock whose steps last as long on the wall: each ends when its time has come.
+
+    Where the computation takes longer than that, the steps after it are made the sooner.
+
+    measure, sleep: as time.monotonic and time.sleep.
+    """
+
+    def __init__(
+        self,
+        step_time: StepTime,
+        max_kept: int | None = None,
+        measure: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        super().__init__(step_time, max_kept)
+        self._measure, self._sleep = measure, sleep
+        self._started = measure()
+
+    def elapsed(self) -> float:
+        """Return how many seconds it is on the wall since the clock was made."""
+        return self._measure() - self._started
+
+    def advance(self, stats: BatchStats | None) -> None:
+        """Go on to the next step, once this one has lasted as long as it does."""
+        super().advance(stats)
+        self._wait()
+
+    def jump(self, time: float) -> None:
+        """Wait until `time`, and let the current step start at the first tick after that."""
+        super().jump(time)
+        self._wait()
+
+    def _wait(self) -> None:
+        while (left := self.now - self.elapsed()) > 0:
+            self._sleep(left)
+
+
 class WallClock(_RecordedClock):
     """A clock that shows how long it is since the first arrival; it sleeps until others.
 
@@ -194,8 +241,9 @@ class WallClock(_RecordedClock):
         self,
         measure: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
+        max_kept: int | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(max_kept)
         self._measure, self._sleep = measure, sleep
         self._started: float | None = None
         self._last_seconds = 0.0
@@ -207,21 +255,22 @@ class WallClock(_RecordedClock):
     def advance(self, stats: BatchStats | None) -> None:  # noqa: ARG002 - see Clock
         """Go on to the next step."""
         began = self.now
-        self._begin_step(max(self._elapsed(), began))
+        self._begin_step(max(self.elapsed(), began))
         self._last_seconds = self.now - began
 
     def jump(self, time: float) -> None:
         """Sleep until `time`."""
-        while (left := time - self._elapsed()) > 0:
+        while (left := time - self.elapsed()) > 0:
             self._sleep(left)
-        self._move(max(self._elapsed(), time))
+        self._move(max(self.elapsed(), time))
 
     def step_at(self, time: float) -> int:
         """Return the first step that starts at or after `time`, which is not later than now."""
-        self._elapsed()  # it starts to count with the first arrival, of which this is asked
+        self.elapsed()  # it starts to count with the first arrival, of which this is asked
         return super().step_at(time)
 
-    def _elapsed(self) -> float:
+    def elapsed(self) -> float:
+        """Return how many seconds it is since this was first asked."""
         measured = self._measure()
         if self._started is None:
             self._started = measured

@@ -1,0 +1,167 @@
+"""From the body of a request over HTTP to the request, and how its answer is to be delivered.
+
+Rule: a body holds what that of an OpenAI Batch row may, and is read and checked as such; beside it
+only how the answer comes, which a file has no use for.
+"""
+
+import re
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from batcher.formats.json_spans import JsonError, Span, parse
+from batcher.formats.openai import Form
+from batcher.formats.requests import BadLine, RequestParser, find_too_many
+from batcher.formats.spellings import SPELLINGS
+from batcher.request import CONSTRAINT_FIELDS, Request
+from batcher.serving.errors import BAD_REQUEST, NOT_FOUND, ApiError, of_problems
+
+
+class StreamOptions(Struct, frozen=True, forbid_unknown_fields=True):
+    """include_usage: whether the last chunk tells how many tokens the answer took."""
+
+    include_usage: bool | None = None
+
+
+class Delivery(Struct, frozen=True):
+    """How the answer comes: whole or as a stream of chunks, and whether it tells token ids."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with how many tokens the answer took."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+class Body(Struct, frozen=True):
+    """What a client asks for: a request, the form of its answer and how that is delivered."""
+
+    request: Request
+    form: Form
+    delivery: Delivery
+
+    @property
+    def wants_tokens(self) -> bool:
+        """Whether the answer tells of tokens as they come.
+
+        The chunks of an output have one text, which markers of states are no part of while it comes
+        and are in the end.
+        """
+        return bool(self.delivery.stream) and self.request.states is None
+
+
+# Of a file or of a clock that all clients share: a session would show the text of another.
+_NOT_OF_CLIENTS = {
+    "arrival_time": "a request arrives when it comes",
+    "think_time": "a request arrives when it comes",
+    "deadline": "the server's clock is its own",
+    "session": "sessions are of files: send the messages so far",
+}
+
+
+# What takes long to check: constraints are compiled.  The names may stand in a text as well.
+_SLOW = [*CONSTRAINT_FIELDS, *SPELLINGS.keys() - {"messages", "max_completion_tokens"}]
+_IS_SLOW = re.compile(rf'"(?:{"|".join(_SLOW)})"'.encode())
+MAX_QUICK_BYTES = 16 * 2**10
+
+
+class BodyReader:
+    """Reads bodies; model: the name that requests may call it by.
+
+    asks_tokenizer: whether texts are encoded to check them.
+    """
+
+    def __init__(self, parser: RequestParser, model: str, *, asks_tokenizer: bool) -> None:
+        self._parser, self._model, self._asks_tokenizer = parser, model, asks_tokenizer
+
+    def is_quick(self, data: bytes) -> bool:
+        """Return whether reading a body takes no longer than others may be kept waiting."""
+        if self._asks_tokenizer or len(data) > MAX_QUICK_BYTES:
+            return False
+        return _IS_SLOW.search(data) is None
+
+    def read(self, url: str, data: bytes) -> Body:
+        """Return what the body `data`, sent to `url`, asks for.
+
+        Raises:
+            ApiError: it is no request, or not one for this server.
+        """
+        fields = _fields_of(data)
+        _refuse(fields)
+        delivery = _take_delivery(fields)
+        model = fields.get("model")
+        if isinstance(model, str) and model != self._model:
+            message = f"the model {model!r} does not exist; this server has {self._model!r}"
+            raise ApiError(NOT_FOUND, "model_not_found", message, "model")
+        parsed = self._parser.parse_body(url, fields)
+        if isinstance(parsed, BadLine):
+            raise of_problems(parsed.problems)
+        if delivery.stream and parsed.request.echo:
+            message = "`stream` and `echo` exclude each other: a stream tells what is generated"
+            raise ApiError(BAD_REQUEST, "conflicting-fields", message, "echo")
+        return Body(parsed.request, parsed.form, delivery)
+
+
+def _fields_of(data: bytes) -> dict[str, Any]:
+    """Return the object that `data` holds, or raise an ApiError that says where it is none."""
+    too_many = find_too_many(data, 1)
+    if too_many is not None:
+        raise of_problems([too_many])
+    try:
+        fields = msgspec.json.decode(data)
+    except (ValueError, RecursionError):
+        raise ApiError(BAD_REQUEST, "invalid-json", _why_no_json(data)) from None
+    if not isinstance(fields, dict):
+        message = f"the body is a JSON object, not {_kind_of(fields)}"
+        raise ApiError(BAD_REQUEST, "invalid-json", message)
+    return fields
+
+
+def _why_no_json(data: bytes) -> str:
+    """Return what is wrong with a body that is not JSON, and where."""
+    try:
+        text = data.decode()
+        parse(text)
+    except UnicodeDecodeError as error:
+        return f"the body is not UTF-8 from byte {error.start} on: {error.reason}"
+    except JsonError as error:
+        return f"the body is not JSON: {error.message} ({_place(text, error.span)})"
+    return "the body is not JSON"
+
+
+def _place(text: str, span: Span) -> str:
+    line = text.count("\n", 0, span.start) + 1
+    return f"line {line}, column {span.start - text.rfind(chr(10), 0, span.start)}"
+
+
+def _kind_of(value: object) -> str:
+    names = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def _refuse(fields: dict[str, Any]) -> None:
+    for name, why in _NOT_OF_CLIENTS.items():
+        if fields.get(name) is not None:
+            message = f"`{name}` is not for requests over HTTP: {why}"
+            raise ApiError(BAD_REQUEST, "unsupported-option", message, name)
+
+
+def _take_delivery(fields: dict[str, Any]) -> Delivery:
+    """Return how the answer is to come, and take what says so out of the fields."""
+    told = {name: fields.pop(name) for name in Delivery.__struct_fields__ if name in fields}
+    if not told:
+        return Delivery()
+    try:
+        delivery = msgspec.convert(told, Delivery)
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).partition(" - at `$.")
+        param = path.removesuffix("`") or next(iter(told))
+        raise ApiError(BAD_REQUEST, "invalid-type", f"`{param}`: {reason}", param) from None
+    if delivery.stream_options is not None and not delivery.stream:
+        message = "`stream_options` has no effect without `stream`; give true"
+        raise ApiError(BAD_REQUEST, "conflicting-fields", message, "stream_options")
+    return delivery

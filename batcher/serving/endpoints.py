@@ -1,0 +1,178 @@
+"""The endpoints that generate: from a body to the engine, and from what that tells to an answer."""
+
+import asyncio
+import time
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+
+import msgspec
+from msgspec import Struct
+from starlette.types import Receive, Scope, Send
+
+from batcher.formats.chunks import Chunk, ChunkWriter
+from batcher.formats.result_rows import OK, BytesOf, completion_of
+from batcher.result import Result
+from batcher.serving.bodies import Body, BodyReader
+from batcher.serving.engine_thread import EngineThread
+from batcher.serving.errors import ApiError, of_result
+from batcher.serving.exchange import Exchange, News
+from batcher.serving.http import Answer, ClientGoneError, Limits, check_key, given_id, read_body
+
+_DONE = b"data: [DONE]\n\n"
+_encoder = msgspec.json.Encoder()
+
+
+class Service(Struct, frozen=True):
+    """What all endpoints have in common.
+
+    model: the name that answers show.  bytes_of: the bytes that a token stands for.
+    api_key: what requests have to show, if anything.
+    """
+
+    engine: EngineThread
+    reader: BodyReader
+    model: str
+    bytes_of: BytesOf
+    limits: Limits = Limits()
+    api_key: str | None = None
+
+
+class GeneratingEndpoint:
+    """An endpoint as an ASGI application; url: as in rows of an OpenAI Batch."""
+
+    def __init__(self, url: str, service: Service) -> None:
+        self._url, self._service = url, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; if its client goes, it is aborted."""
+        answer = Answer(send, self._service.limits)
+        try:
+            await self._answer(answer, scope, receive)
+        except ApiError as error:
+            await _refuse(answer, error)
+        except ClientGoneError:
+            return
+
+    async def _answer(self, answer: Answer, scope: Scope, receive: Receive) -> None:
+        """Answer a request.
+
+        Raises:
+            ApiError: it cannot be served.
+            ClientGoneError: nobody waits for the answer any more.
+        """
+        service, engine = self._service, self._service.engine
+        given = given_id(scope)
+        name = engine.name_for(given)
+        answer.headers["x-request-id"] = given or name
+        check_key(scope, service.api_key)
+        engine.check_room(1)
+        body = await self._read(await read_body(scope, receive, service.limits))
+        engine.check_room(body.request.n)
+        exchange = engine.submit(body.request, name, wants_tokens=body.wants_tokens)
+        watch = asyncio.create_task(_watch(receive, exchange))
+        try:
+            if body.delivery.stream:
+                await self._stream(answer, body, exchange)
+            else:
+                await self._give_whole(answer, body, exchange)
+        finally:
+            watch.cancel()
+            engine.release(exchange)
+
+    async def _read(self, data: bytes) -> Body:
+        reader = self._service.reader
+        if reader.is_quick(data):
+            return reader.read(self._url, data)
+        return await asyncio.to_thread(reader.read, self._url, data)
+
+    async def _give_whole(self, answer: Answer, body: Body, exchange: Exchange) -> None:
+        """Answer when all is generated."""
+        results = [news for news in await exchange.take() if isinstance(news, Result)]
+        _raise_failure(results)
+        if body.request.best_of is None:  # or else they are ranked
+            results.sort(key=attrgetter("index"))
+        completion = completion_of(
+            results,
+            self._service.model,
+            body.form,
+            self._service.bytes_of,
+            created=int(time.time()),
+            has_token_ids=bool(body.delivery.return_token_ids),
+        )
+        await answer.give(OK, _encoder.encode(completion))
+
+    async def _stream(self, answer: Answer, body: Body, exchange: Exchange) -> None:
+        """Answer while it is generated; what fails before the first token has a status."""
+        writer = ChunkWriter(
+            exchange.name,
+            self._service.model,
+            body.form,
+            int(time.time()),
+            has_token_ids=bool(body.delivery.return_token_ids),
+        )
+        results: list[Result] = []
+        while True:
+            news = await exchange.take()
+            part = b"".join(_events(_chunks(writer, body, news, results)))
+            if not answer.has_begun:
+                _raise_failure(news[:1])
+                await answer.begin_stream()
+            has_failed = any(result.error is not None for result in results)
+            if len(results) == body.request.n and not has_failed:
+                break
+            await answer.add(part)
+            _raise_failure(results)
+        if body.delivery.includes_usage:
+            part += b"".join(_events([writer.of_usage(results)]))
+        await answer.add(part + _DONE, is_last=True)
+
+
+def _chunks(
+    writer: ChunkWriter, body: Body, news: Sequence[News], results: list[Result]
+) -> Iterable[Chunk]:
+    """Yield the chunks that tell of `news`; results: gets those that are among these.
+
+    The last chunk of an output tells of the tokens that came with its result, too.
+    """
+    is_ranked = body.request.best_of is not None
+    ended = {item.index for item in news if isinstance(item, Result) and item.error is None}
+    for item in news:
+        if isinstance(item, Result):
+            place = len(results) if is_ranked else item.index
+            results.append(item)
+            if item.error is None:
+                yield writer.of_result(item, place)
+        elif item.index not in ended:
+            yield writer.of_tokens(item)
+
+
+def _events(chunks: Iterable[Chunk]) -> Iterable[bytes]:
+    """Yield chunks as server-sent events."""
+    for chunk in chunks:
+        yield b"data: " + _encoder.encode(chunk) + b"\n\n"
+
+
+def _raise_failure(news: Iterable[News]) -> None:
+    """Raise an ApiError if an output has failed."""
+    for item in news:
+        if isinstance(item, Result) and item.error is not None:
+            raise of_result(item.error)
+
+
+async def _refuse(answer: Answer, error: ApiError) -> None:
+    """Answer with an error; as an event, if a stream has begun."""
+    try:
+        if answer.has_begun:
+            await answer.add(b"data: " + error.json + b"\n\n" + _DONE, is_last=True)
+        else:
+            answer.headers.update(error.headers)
+            await answer.give(error.status, error.json)
+    except ClientGoneError:
+        return
+
+
+async def _watch(receive: Receive, exchange: Exchange) -> None:
+    """Tell whoever waits for news of a request when its client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    exchange.fail(ClientGoneError())

@@ -1,0 +1,211 @@
+"""The thread that steps the engine, and how the event loop hands it requests.
+
+Rule: only this thread touches the engine; only the event loop touches exchanges.  What one has for
+the other goes through a queue: requests and aborts one way, the outcomes of steps the other.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from threading import Event, Semaphore, Thread
+from typing import Protocol
+
+from msgspec.structs import force_setattr
+
+from batcher.engine import Engine, StepOutcome
+from batcher.errors import BatchdecodeError, RequestError, describe
+from batcher.events import TokenEvent
+from batcher.request import Request
+from batcher.result import Result
+from batcher.scheduling.clock import PacedClock, WallClock
+from batcher.serving.errors import BAD_REQUEST, UNAVAILABLE, ApiError, busy, draining
+from batcher.serving.exchange import Exchange
+
+MAX_UNHEARD = 64  # outcomes that the event loop has not heard of; then the next step waits
+
+ServerClock = PacedClock | WallClock
+
+
+class Watcher(Protocol):
+    """Who looks on while the engine runs, in its thread: metrics, a trace, a picture."""
+
+    def after_step(self, outcome: StepOutcome) -> None:
+        """Take note of what a step did."""
+
+    def while_idle(self) -> float | None:
+        """Do what is to be done while nothing runs; return when to again, in seconds."""
+
+
+class EngineThread:
+    """Runs an engine for an event loop, which calls all methods but `watch`.
+
+    max_queue: how many outputs may wait beside those that have a slot.
+    exchanges: the requests in the engine, by their names there.
+    num_open: how many outputs these still wait for.
+    failure: why the engine can go on no more, if something went wrong.
+    on_end: called in the event loop when that happens.
+    """
+
+    def __init__(
+        self, engine: Engine, clock: ServerClock, watcher: Watcher, max_queue: int, prefix: str = ""
+    ) -> None:
+        self.engine, self.clock = engine, clock
+        self.exchanges: dict[str, Exchange] = {}
+        self.num_open, self.most_open = 0, engine.batch_size + max_queue
+        self.is_draining = self.has_failed = False
+        self.on_end: Callable[[], object] = lambda: None
+        self._watcher, self._prefix, self._num_requests = watcher, prefix, 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._inbox: deque[tuple[Request, str] | str | None] = deque()
+        self._has_mail, self._room = Event(), Semaphore(MAX_UNHEARD)
+        self._thread = Thread(target=self._run, name="engine", daemon=True)
+        self.failure: str | None = None
+
+    # -- in the event loop -----------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to step, and to tell the running event loop of it."""
+        self._loop = asyncio.get_running_loop()
+        self.clock.elapsed()  # it begins with this
+        self._thread.start()
+
+    def name_for(self, given: str | None) -> str:
+        """Return what a request is called from now on; given: what its client calls it."""
+        self._num_requests += 1
+        number = f"{self._prefix}{self._num_requests}"
+        return number if given is None else f"{given}.{number}"
+
+    def check_room(self, num_outputs: int) -> None:
+        """Make sure that a request for so many outputs may come in.
+
+        Raises:
+            ApiError: the server ends, or as many requests wait as may.
+        """
+        if self.failure is not None:
+            raise ApiError(UNAVAILABLE, "engine-failed", self.failure)
+        if self.is_draining:
+            raise draining()
+        if self.num_open and self.num_open + num_outputs > self.most_open:
+            raise busy(self.num_open, self.most_open)
+
+    def submit(self, request: Request, name: str, *, wants_tokens: bool) -> Exchange:
+        """Hand a request, which has been checked, to the engine; it arrives now."""
+        force_setattr(request, "arrival_time", self.clock.elapsed())
+        exchange = self.exchanges[name] = Exchange(request, name, wants_tokens=wants_tokens)
+        self.num_open += request.n
+        self._post((request, name))
+        return exchange
+
+    def release(self, exchange: Exchange) -> None:
+        """Let go of a request, whoever ended it; one that has not ended is aborted."""
+        if self._forget(exchange):
+            self._post(exchange.name)
+
+    def stop(self) -> None:
+        """End the thread after the step that it is in, and fail whatever is left to do."""
+        self._post(None)
+        self._fail_all(ApiError(UNAVAILABLE, "server-ended", "the server has ended"))
+
+    def join(self, timeout: float) -> None:
+        """Wait until the thread has ended, but not for ever: a model may hang."""
+        self._thread.join(timeout)
+
+    def _post(self, mail: tuple[Request, str] | str | None) -> None:
+        self._inbox.append(mail)
+        self._has_mail.set()
+
+    def _forget(self, exchange: Exchange) -> bool:
+        """Count an exchange no more; return whether it was counted."""
+        if self.exchanges.pop(exchange.name, None) is None:
+            return False
+        self.num_open -= exchange.num_left
+        return True
+
+    def _hear(self, tokens: Sequence[TokenEvent], results: Sequence[Result]) -> None:
+        """Pass on what a step has brought."""
+        self._room.release()
+        exchanges = self.exchanges
+        for event in tokens:
+            exchange = exchanges.get(event.id)
+            if exchange is not None:  # its client may have gone
+                exchange.tell(event)
+                if exchange.is_unread:
+                    exchange.fail(ApiError(UNAVAILABLE, "unread", "nobody reads the answer"))
+                    self.release(exchange)
+        for result in results:
+            exchange = exchanges.get(result.id)
+            if exchange is not None:
+                exchange.tell(result)
+                self.num_open -= 1
+                if not exchange.num_left:
+                    del exchanges[result.id]
+
+    def _hear_refusal(self, name: str, error: RequestError) -> None:
+        exchange = self.exchanges.get(name)
+        if exchange is not None:
+            self._forget(exchange)
+            problem = error.problems[0]
+            exchange.fail(ApiError(BAD_REQUEST, problem.code, problem.message, problem.field))
+
+    def _hear_end(self, failure: str | None) -> None:
+        """Fail what is left, now that no step will come."""
+        self.has_failed = failure is not None
+        self.failure = failure or "the server has ended"
+        self._fail_all(ApiError(UNAVAILABLE, "engine-failed", self.failure))
+        self.on_end()
+
+    def _fail_all(self, error: ApiError) -> None:
+        for exchange in [*self.exchanges.values()]:
+            self._forget(exchange)
+            exchange.fail(error)
+
+    # -- in the thread ---------------------------------------------------------------------------
+
+    def _tell(self, hear: Callable[..., None], *arguments: object) -> None:
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the event loop is closed: nobody is left to hear it
+                self._loop.call_soon_threadsafe(hear, *arguments)
+
+    def _run(self) -> None:
+        failure = None
+        try:
+            while self._read_mail():
+                if self.engine.has_work:
+                    self._step()
+                elif not self._inbox:
+                    self._rest()
+        except BaseException as error:  # noqa: BLE001 - a model may raise anything
+            failure = describe(error)
+        self._tell(self._hear_end, failure)
+
+    def _step(self) -> None:
+        outcome = self.engine.step()
+        self._watcher.after_step(outcome)
+        if outcome.tokens or outcome.results:
+            self._room.acquire()
+            self._tell(self._hear, outcome.tokens, outcome.results)
+
+    def _rest(self) -> None:
+        """Wait for mail, without spinning."""
+        while not self._has_mail.wait(self._watcher.while_idle()):
+            pass
+        self._has_mail.clear()
+
+    def _read_mail(self) -> bool:
+        """Do what was asked for; return whether to go on."""
+        engine, inbox = self.engine, self._inbox
+        while inbox:
+            mail = inbox.popleft()
+            if mail is None:
+                return False
+            if isinstance(mail, str):
+                with suppress(BatchdecodeError):  # it has ended in the meantime
+                    engine.abort(mail)
+                continue
+            request, name = mail
+            try:
+                engine.enqueue(request, reason="follow", name=name)
+            except RequestError as error:
+                self._tell(self._hear_refusal, name, error)
+        return True

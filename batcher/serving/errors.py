@@ -1,0 +1,72 @@
+"""What goes wrong with a request over HTTP, in OpenAI's shape: a message, its place and a code."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+from msgspec import Struct
+
+from batcher.formats.diagnostics import Problem
+from batcher.formats.result_rows import SERVER_ERROR, status_of
+from batcher.result import ErrorInfo
+
+UNAUTHORIZED, NOT_FOUND, TOO_LARGE, TOO_MANY, UNAVAILABLE = 401, 404, 413, 429, 503
+BAD_REQUEST, TIMEOUT, HEADERS_TOO_LARGE = 400, 408, 431
+RETRY_AFTER = "1"  # seconds: by then a step or many have been made
+
+# The name under which clients of OpenAI look for one of our codes.
+_OPENAI_CODES = {"prompt-too-long": "context_length_exceeded"}
+
+
+class ErrorBody(Struct, frozen=True):
+    """What is wrong; param: the field it is about, type: whose fault it is."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ApiError(Exception):
+    """An answer to a request that is no completion; status: that of the answer."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        param: str | None = None,
+        headers: Mapping[str, str] = {},
+    ) -> None:
+        super().__init__(message)
+        self.status, self.headers = status, headers
+        kind = "server_error" if status >= SERVER_ERROR else "invalid_request_error"
+        self.body = ErrorBody(message, kind, param, _OPENAI_CODES.get(code, code))
+
+    @property
+    def json(self) -> bytes:
+        """The body of the answer."""
+        return msgspec.json.encode({"error": self.body})
+
+
+def of_problems(problems: Sequence[Problem]) -> ApiError:
+    """Return the answer to a body that is no request: all that is wrong, and where the first is."""
+    param = None if problems[0].field is None else problems[0].field.removeprefix("body.")
+    said = "; ".join(p.message + (f" ({p.hint})" if p.hint else "") for p in problems)
+    return ApiError(BAD_REQUEST, problems[0].code, said.replace("`body.", "`"), param)
+
+
+def of_result(error: ErrorInfo) -> ApiError:
+    """Return the answer to a request that has failed."""
+    return ApiError(status_of(error.code), error.code, error.message)
+
+
+def busy(num_open: int, most: int) -> ApiError:
+    """Return the answer where as many requests wait as may."""
+    message = f"{num_open} outputs are generated or wait, of at most {most}; try again later"
+    return ApiError(TOO_MANY, "queue-full", message, headers={"retry-after": RETRY_AFTER})
+
+
+def draining() -> ApiError:
+    """Return the answer of a server that takes no more requests."""
+    message = "the server is about to end, and takes no more requests"
+    return ApiError(UNAVAILABLE, "draining", message, headers={"retry-after": RETRY_AFTER})

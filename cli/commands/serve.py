@@ -1,0 +1,118 @@
+"""`batchdecode serve`: answers OpenAI's API over HTTP, from one engine or several."""
+
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any, Literal
+
+import typer
+
+from batcher.errors import BatchdecodeError
+from batcher.settings import GRAMMAR_TIMEOUT
+
+from .. import shared
+from ..config import ENVIRONMENT, OF_REQUESTS
+from ..help import DECODING, DISPLAY, OUTPUT, flag, option
+from ..options import SchedulingOptions, as_command, num_bytes, refuse_stdout, scheduling_group
+
+SERVING = "Serving"
+_NEEDED_MODULES = ("starlette", "uvicorn", "httptools", "prometheus_client")
+MAX_PORT, MAX_WORKERS, MAX_QUEUE = 2**16 - 1, 256, 2**20
+
+EXAMPLES = """\b
+Examples:
+  batchdecode serve
+  batchdecode serve --profile h100_llama3.1-8b_tp1 -b 64
+  BATCHDECODE_API_KEY=secret batchdecode serve --host 0.0.0.0 --model smollm2
+
+\b
+SIGTERM and Ctrl-C end it when all requests in it are answered; a second one
+ends it at once.
+
+\b
+Exit codes: 0 it has ended as it was told to; 1 the model or a file failed;
+2 bad usage; 130, 143 a second Ctrl-C, SIGTERM.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """The options of `batchdecode serve`; docs/serve.md says what each one means.
+
+    max_body: in bytes.
+    """
+
+    host: str = option(SERVING, "Address to listen at.", "ADDRESS", default="127.0.0.1")
+    port: int = option(
+        SERVING, "Port; 0 takes one that is free.", "N", default=8000, min=0, max=MAX_PORT
+    )
+    api_key: str | None = option(
+        SERVING, "What requests have to show; better given by BATCHDECODE_API_KEY.", "KEY"
+    )
+    served_model_name: str | None = option(
+        SERVING, "What requests call the model.  [default: --model]", "NAME"
+    )
+    max_queue: int = option(
+        SERVING,
+        "Outputs that may wait for a slot; more are answered 429.",
+        "N",
+        default=1024,
+        min=0,
+        max=MAX_QUEUE,
+    )
+    max_body: Any = option(
+        SERVING,
+        "How large a request may be.",
+        "SIZE",
+        default="16MiB",
+        callback=num_bytes,
+        parser=str,
+    )
+    config: str | None = shared.config(
+        DECODING,
+        "defaults of -b, --model, --seed and scheduling, and settings of models",
+        OF_REQUESTS,
+    )
+    batch: int = shared.batch()
+    model: str = shared.model()
+    checkpoint: dict[str, Any] = shared.checkpoint_group().field
+    seed: int | None = shared.seed()
+    grammar_timeout: float = shared.grammar_timeout(default=GRAMMAR_TIMEOUT)
+    scheduling: SchedulingOptions = scheduling_group(default_time="wall").field
+    trace: str | None = option(
+        OUTPUT,
+        "Where every decision goes; with .gz compressed.",
+        "FILE",
+        callback=refuse_stdout,
+    )
+    force: bool = shared.force()
+    live: Literal["auto", "always", "plain", "never"] = option(
+        DISPLAY,
+        "Show the slots: auto (on a terminal), always, plain (lines of words) or never.",
+        "WHEN",
+        default="auto",
+    )
+    color: shared.Color = shared.color()
+    quiet: bool = flag(DISPLAY, "Say nothing but problems.", "-q")
+    chat: bool | None = None  # what ModelOptions wants: messages say themselves that they are
+    model_settings: dict[str, Any] = field(default_factory=dict)
+    llm_settings: dict[str, Any] = field(default_factory=dict)
+    transformer_settings: dict[str, Any] = field(default_factory=dict)
+
+
+def serve(options: ServeOptions) -> None:
+    """Answer OpenAI's API over HTTP: completions, chats and streams."""
+    if any(find_spec(name) is None for name in _NEEDED_MODULES):
+        raise BatchdecodeError(
+            "serve needs starlette, uvicorn, httptools and prometheus-client: "
+            "install them with `pip install 'batchdecode[serve]'`"
+        )
+    from ..running.stdout import user_code_prints_to_stderr  # noqa: PLC0415 - as the next
+    from ..serving.server import Server  # noqa: PLC0415 - heavy
+    from ..serving.setup import listen  # noqa: PLC0415 - as above
+
+    with user_code_prints_to_stderr(), listen(options) as listener:
+        status = Server(options, listener).run()
+    raise typer.Exit(status)
+
+
+COMMAND = as_command(serve, ServeOptions, epilog=EXAMPLES, context_settings=ENVIRONMENT)

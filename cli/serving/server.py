@@ -1,0 +1,140 @@
+"""One server, from its options to its end: an engine in a thread, and uvicorn before it.
+
+The first signal lets it answer what it has; a second one ends it at once.
+"""
+
+import asyncio
+import logging
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from batcher.formats.trace import is_trace_start
+from batcher.serving.app import make_app
+from batcher.serving.metrics import ServerMetrics
+
+from ..commands.serve import ServeOptions
+from ..models import load
+from ..running.files import check_replaceable, check_writable
+from ..running.output import open_sink
+from ..running.problems import say
+from ..running.recorder import TraceWriter
+from ..screen.cells import counted, printable_lines
+from ..screen.opening import open_view
+from ..screen.view import RunPlan, View
+from .guard import GuardedProtocol
+from .setup import make_clock, make_engine, make_service
+from .watching import ServerGauges, ServerWatcher
+
+KEEP_ALIVE = 60  # seconds
+JOIN_SECONDS = 1.0  # that a step may go on after a second signal
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+
+
+class Server:
+    """A server that is ready to begin.
+
+    Raises:
+        BatchdecodeError: an option is not right.
+    """
+
+    def __init__(self, options: ServeOptions, listener: socket.socket) -> None:
+        if options.trace is not None:
+            check_writable(options.trace)
+            if not options.force:
+                check_replaceable("--trace", options.trace, is_trace_start)
+        self._options, self._listener = options, listener
+        model = load(options, options.seed, is_shown=not options.quiet)
+        clock = make_clock(options)
+        engine = make_engine(options, model, clock)
+        name = options.served_model_name or options.model
+        metrics = ServerMetrics(engine, clock, name)
+        trace = TraceWriter(open_sink(options.trace)) if options.trace is not None else None
+        self._view = _open_view(options, ServerGauges(engine), engine.settings.policy)
+        self._watcher = ServerWatcher(engine, metrics, trace, self._view)
+        self._service = make_service(options, model, engine, clock, self._watcher)
+        config = uvicorn.Config(
+            make_app(self._service, metrics.text),
+            http=GuardedProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE,
+        )
+        self._uvicorn = _Uvicorn(config)
+        self._received: list[signal.Signals] = []
+
+    def run(self) -> int:
+        """Serve until a signal comes, or the engine fails; return the exit status."""
+        loop_factory = self._uvicorn.config.get_loop_factory()
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(self._serve())
+        engine = self._service.engine
+        engine.stop()
+        engine.join(JOIN_SECONDS)
+        self._watcher.close()
+        if engine.has_failed:
+            say(printable_lines(f"error: {engine.failure}\n"))
+            return 1
+        is_at_once = len(self._received) > 1
+        return 128 + self._received[1] if is_at_once else 0
+
+    async def _serve(self) -> None:
+        loop, engine = asyncio.get_running_loop(), self._service.engine
+        for number in STOPPING:
+            loop.add_signal_handler(number, self._take, number)
+        engine.on_end = self._end
+        engine.start()
+        self._tell_address()
+        await self._uvicorn.serve(sockets=[self._listener])
+
+    def _tell_address(self) -> None:
+        if self._options.quiet:
+            return
+        host, port = self._listener.getsockname()[:2]
+        where = f"[{host}]" if ":" in host else host
+        slots = counted(self._options.batch, "slot")
+        message = f"serving {self._service.model} with {slots} at http://{where}:{port}/v1\n"
+        self._view.write_message(printable_lines(message))
+
+    def _take(self, number: signal.Signals) -> None:
+        """Take no more requests; after a second signal, answer none."""
+        engine = self._service.engine
+        self._received.append(number)
+        if len(self._received) > 1:
+            logging.getLogger("uvicorn.error").disabled = True  # of what is broken off
+            engine.stop()
+            self._uvicorn.force_exit = True
+        engine.is_draining = self._uvicorn.should_exit = True
+
+    def _end(self) -> None:
+        """Serve no more: there is no engine."""
+        self._uvicorn.should_exit = True
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn's server without its own signal handlers."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the signals to the command."""
+        yield
+
+
+def _open_view(options: ServeOptions, gauges: ServerGauges, policy: str) -> View:
+    return open_view(
+        RunPlan(options.served_model_name or options.model, policy, options.batch, None, True),  # noqa: FBT003 - is_timed
+        gauges,
+        live=options.live,
+        is_quiet=options.quiet,
+        color=options.color,
+        every_step=False,
+        is_piped=False,
+        has_others=options.model != "simulated",
+    )

@@ -1,0 +1,94 @@
+"""From the options of a server to what it is made of: an engine, its clock and its address."""
+
+import socket
+
+from batcher.engine import Engine
+from batcher.errors import BatchdecodeError
+from batcher.formats.requests import RequestParser
+from batcher.models.base import Model, bytes_of
+from batcher.models.simulated import SimulatedModel
+from batcher.scheduling.clock import PacedClock, WallClock
+from batcher.serving.bodies import BodyReader
+from batcher.serving.endpoints import Service
+from batcher.serving.engine_thread import EngineThread, ServerClock, Watcher
+from batcher.serving.http import Limits
+
+from ..commands.serve import ServeOptions
+from ..errors import reason_of
+
+MAX_STEPS_KEPT = 2**20
+BACKLOG = 2048
+
+
+def listen(options: ServeOptions) -> socket.socket:
+    """Return a socket that listens at the address of the options; several processes may.
+
+    Raises:
+        BatchdecodeError: the address cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            options.host, options.port, type=socket.SOCK_STREAM
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        where = f"{options.host}, port {options.port}"
+        raise BatchdecodeError(f"cannot listen at {where}: {reason_of(error)}") from error
+    return listener
+
+
+def make_clock(options: ServeOptions) -> ServerClock:
+    """Return the clock of a server: the wall, or a profile that is kept to on the wall.
+
+    Raises:
+        BatchdecodeError: there is no such profile.
+    """
+    step_time = options.scheduling.step_time()
+    if step_time is None:
+        return WallClock(max_kept=MAX_STEPS_KEPT)
+    return PacedClock(step_time, MAX_STEPS_KEPT)
+
+
+def make_engine(options: ServeOptions, model: Model, clock: ServerClock) -> Engine:
+    """Return the engine that the options describe.
+
+    Raises:
+        BatchdecodeError: they contradict each other, or name what there is not.
+    """
+    scheduling = options.scheduling.fitted(model)
+    if scheduling.check and isinstance(model, SimulatedModel):
+        model.is_attentive = True
+    try:
+        return Engine(
+            model,
+            options.batch,
+            settings=scheduling.settings(),
+            clock=clock,
+            is_streaming=True,
+            is_checked=bool(scheduling.check),
+            grammar_timeout=options.grammar_timeout,
+            speculation=scheduling.speculation,
+        )
+    except MemoryError as error:
+        raise BatchdecodeError(f"there is no memory for so many blocks: {error}") from error
+
+
+def make_service(
+    options: ServeOptions, model: Model, engine: Engine, clock: ServerClock, watcher: Watcher
+) -> Service:
+    """Return what the endpoints of a server have in common."""
+    capabilities, name = engine.capabilities, options.served_model_name or options.model
+    token_bytes = model.tokenizer.token_bytes
+    return Service(
+        engine=EngineThread(engine, clock, watcher, options.max_queue),
+        reader=BodyReader(
+            RequestParser(capabilities), name, asks_tokenizer=capabilities.encode is not None
+        ),
+        model=name,
+        bytes_of=lambda token: bytes_of(token, token_bytes),
+        limits=Limits(max_body_bytes=options.max_body),
+        api_key=options.api_key,
+    )

@@ -1,0 +1,70 @@
+"""Who looks on while a server's engine runs: its metrics, its trace and its picture."""
+
+from batcher.engine import Engine, StepOutcome
+from batcher.serving.metrics import ServerMetrics
+from batcher.timeline.records import label_of
+
+from ..running.recorder import TraceWriter
+from ..screen.view import GaugeReading, View
+
+
+class ServerGauges:
+    """What a view asks of a server; see Gauges."""
+
+    current_step = None  # nobody asks while a step is computed
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def read_gauges(self) -> GaugeReading:
+        """Return what events do not tell."""
+        engine, scheduler = self._engine, self._engine.scheduler
+        first = scheduler.queue.peek(engine.now)
+        next_up = None if first is None else label_of(first.id, first.index, first.role)
+        num_free = engine.batch_size - engine.num_running
+        block_use = None if scheduler.kv_cache is None else scheduler.kv_cache.pool.use
+        return GaugeReading(engine.now, num_free, next_up, block_use)
+
+
+class ServerWatcher:
+    """A Watcher that counts, writes and draws; trace: None if there is to be none."""
+
+    def __init__(
+        self, engine: Engine, metrics: ServerMetrics, trace: TraceWriter | None, view: View
+    ) -> None:
+        self._engine, self._metrics, self._trace, self._view = engine, metrics, trace, view
+        self._num_steps = 0
+        if trace is not None:
+            trace.write([engine.run_event()])
+
+    def after_step(self, outcome: StepOutcome) -> None:
+        """Take note of what a step did."""
+        events, view = outcome.events, self._view
+        if events:
+            self._metrics.after_step(outcome)
+            if self._trace is not None:
+                self._trace.write(events)
+            if view.fold is not None:
+                with view.lock:
+                    for event in events:
+                        view.fold.take(event)
+        num_steps = self._engine.num_steps
+        if num_steps > self._num_steps:
+            self._num_steps = num_steps
+            if view.is_watched:
+                view.after_step(num_steps - 1, self._engine.num_waiting)
+        elif view.is_watched:
+            view.keep_up()
+
+    def while_idle(self) -> float | None:
+        """Write and draw what is left; return when to draw again, in seconds."""
+        if self._trace is not None:
+            self._trace.flush()
+        return self._view.refresh() or None
+
+    def close(self) -> None:
+        """End the trace and the picture, when the engine has come to its end."""
+        if self._trace is not None:
+            self._trace.write([*self._engine.hand_out().events, self._engine.end_event()])
+            self._trace.close()
+        self._view.close()

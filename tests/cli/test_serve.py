@@ -1,0 +1,180 @@
+"""`batchdecode serve` as a process: its address, its signals, its trace and its picture."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager, suppress
+
+import httpx
+import pytest
+from process import ENVIRONMENT, batchdecode, start
+
+from batcher import decode
+
+LONG = {"prompt": "Once", "max_tokens": 1_000_000, "ignore_eos": True, "stream": True}
+
+
+@contextmanager
+def serving(*arguments, **more):
+    """Give a client of a server, whose `process` it is."""
+    process = start("serve", "--port", "0", *arguments, **more)
+    line = process.stderr.readline().decode()
+    found = re.search(r"at (http://\S+)/v1$", line)
+    assert found, line + process.stderr.read().decode()
+    try:
+        with httpx.Client(base_url=found[1], timeout=30) as client:
+            client.process = process
+            yield client
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def ended(process):
+    """Return the exit status of a server that is about to end, and what it said."""
+    _, said = process.communicate(timeout=20)
+    assert b"Traceback" not in said, said.decode()
+    return process.returncode, said.decode()
+
+
+def test_it_answers_until_it_is_told_to_end(tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    with serving("--trace", trace, "-b", "4") as client:
+        body = {"prompt": "Once upon a time", "max_tokens": 8}
+        answer = client.post("/v1/completions", json=body)
+        [result] = decode([body])
+        assert answer.json()["choices"][0]["text"] == result.text
+        client.process.terminate()
+        assert ended(client.process) == (0, "")
+    events = [json.loads(line) for line in trace.read_text().splitlines()]
+    kinds = [event["event"] for event in events]
+    assert [kinds[0], kinds[-1]] == ["run", "end"]
+    assert {"arrive", "admit", "finish"} <= set(kinds)
+    assert [event["id"] for event in events if event["event"] == "finish"] == ["1"]
+    shown = batchdecode("trace", trace, "--format", "spans")
+    assert json.loads(shown.stdout)["outcome"] == "length"
+
+
+def test_the_first_signal_lets_it_answer_what_it_has():
+    with serving("--profile", "constant:0.01") as client:
+        body = {**LONG, "max_tokens": 30}
+        with client.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            client.process.terminate()
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        assert len(rest) == 30  # 29 more tokens, each in a chunk of its own, and the end
+        assert ended(client.process) == (0, "")
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(client.base_url)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_ends_it_at_once(number):
+    with serving() as client:
+        with client.stream("POST", "/v1/completions", json=LONG) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            client.process.send_signal(number)
+            with suppress(httpx.ConnectError):
+                while True:  # as long as it has not seen the first one
+                    httpx.get(f"{client.base_url}/health")
+            client.process.send_signal(number)
+            *_, error, done = [line for line in lines if line]
+        assert '"code":"server-ended"' in error
+        assert done == "data: [DONE]"
+        assert ended(client.process) == (128 + number, "")
+
+
+def test_a_profile_is_kept_to_on_the_wall(tmp_path):
+    trace = tmp_path / "trace.jsonl"
+    with serving("--profile", "constant:0.05", "--trace", trace) as client:
+        answer = client.post("/v1/completions", json={"prompt": "Once", "max_tokens": 4})
+        assert answer.elapsed.total_seconds() > 0.2
+        client.process.terminate()
+        ended(client.process)
+    run, *_ = [json.loads(line) for line in trace.read_text().splitlines()]
+    assert run["step_time"]["name"].startswith("constant")
+
+
+def test_the_key_comes_from_the_environment_and_nothing_tells_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(ENVIRONMENT, "BATCHDECODE_API_KEY", "hidden-key")
+    trace = tmp_path / "trace.jsonl"
+    with serving("--trace", trace) as client:
+        body = {"prompt": "hidden-prompt", "max_tokens": 3, "nothing": 1}
+        assert client.post("/v1/completions", json=body).status_code == 401
+        right = {"Authorization": "Bearer hidden-key"}
+        assert client.post("/v1/completions", json=body, headers=right).status_code == 400
+        del body["nothing"]
+        assert client.post("/v1/completions", json=body, headers=right).status_code == 200
+        client.process.terminate()
+        status, said = ended(client.process)
+    assert (status, said) == (0, "")
+    assert "hidden" not in trace.read_text()
+
+
+def test_an_address_that_is_taken_is_an_error():
+    with serving() as client:
+        done = batchdecode("serve", "--port", client.base_url.port)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: cannot listen at 127.0.0.1, port ")
+    assert "in use" in done.stderr
+
+
+def test_a_trace_does_not_overwrite_something_else(tmp_path):
+    (tmp_path / "notes").write_text("mine")
+    done = batchdecode("serve", "--port", "0", "--trace", tmp_path / "notes")
+    assert done.returncode == 2
+    assert (tmp_path / "notes").read_text() == "mine"
+
+
+def test_the_slots_are_shown_on_a_terminal():
+    leader, follower = os.openpty()
+    process = start("serve", "--port", "0", "--live", "always", "-b", "2", stderr=follower)
+    os.close(follower)
+    seen = b""
+    while b"/v1" not in seen:
+        seen += os.read(leader, 1000)
+    url = re.search(rb"http://[\w.:]+/v1", seen)[0].decode()
+    body = {"prompt": "Once", "max_tokens": 20_000, "ignore_eos": True}
+    asking = threading.Thread(
+        target=lambda: httpx.post(f"{url}/completions", json=body, timeout=60)
+    )
+    asking.start()
+    while b"busy" not in seen and b"slots" not in seen.split(b"/v1")[-1]:
+        seen += os.read(leader, 1000)
+    process.terminate()
+    draining = threading.Thread(target=process.wait)
+    draining.start()
+    while draining.is_alive():
+        try:
+            seen += os.read(leader, 1000)
+        except OSError:
+            break
+    asking.join()
+    process.communicate()
+    assert process.returncode == 0
+    assert b"Traceback" not in seen
+
+
+WITHOUT = """
+import importlib.util, sys
+from importlib.util import find_spec
+importlib.util.find_spec = lambda name, *a: None if name == "starlette" else find_spec(name, *a)
+from cli.start import main
+main()
+"""
+
+
+def test_without_its_extra_it_says_what_to_install():
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT, "serve"], env=ENVIRONMENT, capture_output=True, check=False
+    )
+    assert done.returncode == 2
+    assert b"pip install 'batchdecode[serve]'" in done.stderr

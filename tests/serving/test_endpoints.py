@@ -1,0 +1,252 @@
+"""What a server answers: the tokens of `decode`, in OpenAI's forms, whole and as streams."""
+
+import asyncio
+import json
+
+import pytest
+from served import CHATS, COMPLETIONS, served
+
+from batcher import decode
+from batcher.serving.http import Limits
+
+PROMPT = "Once upon a time"
+SAID = [{"role": "user", "content": "Tell me a story"}]
+
+
+def asked(test):
+    """Run a test that is given a server."""
+
+    def run():
+        async def main():
+            async with served() as server:
+                await test(server)
+
+        asyncio.run(main())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@asked
+async def test_a_completion_is_what_decode_gives(server):
+    answer = await server.post(prompt=PROMPT, max_tokens=8, return_token_ids=True)
+    [result] = decode([{"prompt": PROMPT, "max_tokens": 8}])
+    body = answer.json()
+    [choice] = body["choices"]
+    assert answer.status_code == 200
+    assert (choice["text"], choice["token_ids"]) == (result.text, result.tokens)
+    assert choice["finish_reason"] == "length"
+    assert body["usage"] == {"prompt_tokens": 16, "completion_tokens": 8, "total_tokens": 24}
+    assert body["object"] == "text_completion"
+    assert body["id"] == "cmpl-1"
+
+
+@asked
+async def test_a_chat_is_a_prompt_by_the_template(server):
+    body = (await server.post(CHATS, messages=SAID, max_completion_tokens=5)).json()
+    [result] = decode([{"messages": SAID, "max_tokens": 5}])
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": result.text}
+    assert body["object"] == "chat.completion"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"temperature": 1.0, "n": 3, "seed": 7},
+        {"temperature": 1.0, "n": 2, "best_of": 3},
+        {"num_beams": 3, "n": 2},
+        {"stop": ["door", " the"]},
+        {"logprobs": 2},
+        {"logprobs": 0, "temperature": 0.8, "n": 2},
+        {"regex": "[a-z]{3} [0-9]{2}"},
+        {"max_tokens": 0},
+        {"include_stop_str_in_output": True, "stop": " my"},
+        {"states": {"a": [{"on": " my", "to": "b"}], "b": [{"on": ".", "to": None}]}},
+    ],
+    ids=str,
+)
+def test_the_chunks_of_a_stream_make_up_the_whole_answer(more):
+    async def main():
+        async with served() as server:
+            body = {"prompt": PROMPT, "max_tokens": 20, "return_token_ids": True, **more}
+            whole = (await server.post(**body)).json()
+            chunks = await server.chunks(**body, stream_options={"include_usage": True})
+        *chunks, last = chunks
+        assert (last["choices"], last["usage"]) == ([], whole["usage"])
+        for choice in whole["choices"]:
+            parts = [p for chunk in chunks for p in chunk["choices"]]
+            parts = [part for part in parts if part["index"] == choice["index"]]
+            assert "".join(part["text"] for part in parts) == choice["text"]
+            assert [i for part in parts for i in part["token_ids"]] == choice["token_ids"]
+            assert parts[-1]["finish_reason"] == choice["finish_reason"]
+            assert parts[-1]["stop_reason"] == choice["stop_reason"]
+            assert all(part["finish_reason"] is None for part in parts[:-1])
+            if choice["logprobs"] is not None:
+                for name in ("tokens", "token_logprobs", "top_logprobs"):
+                    told = [x for p in parts if p["logprobs"] for x in p["logprobs"][name]]
+                    assert told == choice["logprobs"][name]
+
+    asyncio.run(main())
+
+
+@asked
+async def test_a_streamed_chat_tells_the_role_once_and_the_logprobs_as_they_come(server):
+    body = {"messages": SAID, "max_tokens": 6, "logprobs": True, "top_logprobs": 2}
+    whole = (await server.post(CHATS, **body)).json()["choices"][0]
+    chunks = await server.chunks(CHATS, **body)
+    parts = [chunk["choices"][0] for chunk in chunks]
+    assert [part["delta"].get("role") for part in parts] == ["assistant"] + [None] * (
+        len(parts) - 1
+    )
+    assert "".join(p["delta"].get("content") or "" for p in parts) == whole["message"]["content"]
+    told = [item for part in parts if part["logprobs"] for item in part["logprobs"]["content"]]
+    assert told == whole["logprobs"]["content"]
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+
+
+@asked
+async def test_a_json_schema_is_kept(server):
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    body = (await server.post(CHATS, messages=SAID, max_tokens=60, response_format=form)).json()
+    assert isinstance(json.loads(body["choices"][0]["message"]["content"])["a"], int)
+
+
+@asked
+async def test_models_health_and_metrics(server):
+    models = (await server.client.get("/v1/models")).json()
+    assert [model["id"] for model in models["data"]] == ["simulated"]
+    assert (await server.client.get("/health")).json() == {"status": "ok"}
+    await server.post(prompt=PROMPT, max_tokens=8)
+    metrics = (await server.client.get("/metrics")).text
+    labels = '{engine="0",model_name="simulated"}'
+    assert f"vllm:prompt_tokens_total{labels} 16.0" in metrics
+    assert f"vllm:generation_tokens_total{labels} 8.0" in metrics
+    assert f"vllm:time_to_first_token_seconds_count{labels} 1.0" in metrics
+    assert f"vllm:num_requests_running{labels} 0.0" in metrics
+
+
+@asked
+async def test_the_clients_id_comes_back_and_stands_in_the_trace(server):
+    answer = await server.post(prompt=PROMPT, max_tokens=2, headers={"X-Request-Id": "mine"})
+    assert answer.headers["x-request-id"] == "mine"
+    assert answer.json()["id"] == "cmpl-mine.1"
+    again = await server.post(prompt=PROMPT, max_tokens=2, headers={"X-Request-Id": "mine"})
+    assert again.json()["id"] == "cmpl-mine.2"
+    long = await server.post(prompt=PROMPT, headers={"X-Request-Id": "x" * 129})
+    assert (long.status_code, long.json()["error"]["param"]) == (400, "X-Request-Id")
+
+
+@asked
+async def test_no_name_or_place_of_a_request_changes_its_draws(server):
+    body = {"prompt": PROMPT, "max_tokens": 12, "temperature": 1.5, "seed": 3}
+    [result] = decode([body])
+    for name in ("a", "b", None):
+        headers = {} if name is None else {"X-Request-Id": name}
+        answer = await server.post(**body, headers=headers)
+        assert answer.json()["choices"][0]["batchdecode"]["tokens"] == result.tokens
+
+
+BAD = [
+    ({"prompt": 3}, "prompt", "invalid-type", "must be"),
+    ({}, "prompt", "missing-field", "field `prompt` is missing"),
+    ({"prompt": "x", "max_token": 3}, "max_token", "unknown-field", "did you mean `max_tokens`"),
+    ({"prompt": "x", "temperature": -1}, "temperature", "invalid-value", "from 0 to 100"),
+    ({"prompt": "x", "stream": 1}, "stream", "invalid-type", "bool"),
+    ({"prompt": "x", "stream_options": {}}, "stream_options", "conflicting-fields", "`stream`"),
+    (
+        {"prompt": "x", "stream": True, "stream_options": {"include": 1}},
+        "stream_options",
+        "invalid-type",
+        "include",
+    ),
+    ({"prompt": "x", "session": "s"}, "session", "unsupported-option", "messages"),
+    ({"prompt": "x", "arrival_time": 3}, "arrival_time", "unsupported-option", "when it comes"),
+    ({"prompt": "x", "id": "a"}, "id", "unknown-field", "unknown field"),
+    ({"prompt": "x", "echo": True, "stream": True}, "echo", "conflicting-fields", "exclude"),
+    ({"prompt": "x", "regex": "("}, "regex", "invalid-grammar", "regex"),
+    ({"prompt": [700]}, "prompt[0]", "unknown-token", "700"),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "code", "words"), BAD, ids=lambda value: str(value)[:40])
+def test_what_is_wrong_is_told_with_its_place_and_what_is_allowed(body, param, code, words):
+    async def main():
+        async with served() as server:
+            answer = await server.post(**body)
+        error = answer.json()["error"]
+        assert answer.status_code == 400
+        assert (error["param"], error["code"]) == (param, code)
+        assert error["type"] == "invalid_request_error"
+        assert words in error["message"]
+        assert "body." not in error["message"]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b'{"prompt": x}', "line 1, column 12"),
+        (b'{"prompt":\n "a",}', "line 2"),
+        (b"", "not JSON"),
+        (b"[1]", "not a list"),
+        (b"null", "not null"),
+        (b'{"prompt": "\xff"}', "not UTF-8"),
+        (b"[" * 200_000, "strings, lists and objects"),
+        (b"[" * 100_000, "JSON"),
+        (b'{"prompt": "a"}, "url": "x"', "JSON"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_body_that_is_no_object_is_refused(data, words):
+    async def main():
+        async with served() as server:
+            answer = await server.client.post(COMPLETIONS, content=data)
+        assert answer.status_code == 400
+        assert words in answer.json()["error"]["message"]
+
+    asyncio.run(main())
+
+
+def test_a_key_is_asked_for_where_something_is_to_be_had():
+    async def main():
+        async with served(api_key="right") as server:
+            for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "right"}):
+                answer = await server.post(prompt="x", headers=headers)
+                assert answer.status_code == 401
+                assert answer.json()["error"]["code"] == "invalid_api_key"
+                assert (await server.client.get("/v1/models", headers=headers)).status_code == 401
+            right = {"Authorization": "Bearer right"}
+            assert (await server.post(prompt="x", headers=right)).status_code == 200
+            assert (await server.client.get("/v1/models", headers=right)).status_code == 200
+            assert (await server.client.get("/health")).status_code == 200
+
+    asyncio.run(main())
+
+
+@asked
+async def test_another_model_and_another_address_are_not_found(server):
+    answer = await server.post(prompt="x", model="gpt-9")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+    assert (await server.post(prompt="x", model="simulated")).status_code == 200
+    assert (await server.client.get("/v2")).json()["error"]["code"] == "not-found"
+    answer = await server.client.get(COMPLETIONS)
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+
+
+def test_a_large_body_is_refused_before_it_is_read():
+    async def parts():
+        for _ in range(100):
+            yield b" " * 1000
+
+    async def main():
+        async with served(limits=Limits(max_body_bytes=5000)) as server:
+            for content in (b" " * 5001, parts()):
+                answer = await server.client.post(COMPLETIONS, content=content)
+                assert answer.status_code == 413
+                assert answer.headers["connection"] == "close"
+                assert "5,000 bytes" in answer.json()["error"]["message"]
+
+    asyncio.run(main())
