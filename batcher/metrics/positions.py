@@ -26,7 +26,8 @@ class PositionCount:
     with in the step of its admission, and in every later one the token it was given last, with
     those that a constraint has forced behind it, and drafts.
 
-    begun: what sequences began with, less one for each: for the steps of their admissions.
+    begun: what sequences began with and was not cached, less one for each: for the steps of their
+    admissions.
     """
 
     def __init__(self) -> None:

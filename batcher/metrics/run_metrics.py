@@ -226,7 +226,7 @@ class RunMetrics:
             self.slots.join(event.step)
             self.positions.begun += event.tokens - 1
             return
-        self.positions.begun += (event.tokens or arrive.prompt_tokens) - 1
+        self.positions.begun += (event.tokens or arrive.prompt_tokens) - event.cached - 1
         self.num_steps = event.step + 1
         if len(found.admissions) == 1:
             self.slots.take(event.step, arrive)

@@ -164,6 +164,8 @@ class RequestFold:
                 raise InvariantError(
                     f"{found.label!r} ends ({event.reason}) before its prompt was computed"
                 )
+            if admission.told_still > event.step:  # it was aborted before that step
+                admission.num_still -= 1
             if admission.drafts is not None:
                 _check_tokens(event, found, admission, admission.drafts)
         elif event.slot is not None and not found.admissions:

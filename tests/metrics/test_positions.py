@@ -20,6 +20,7 @@ from batcher.speculation.settings import SpeculationSettings
 from batcher.timeline import Timeline
 
 PLAIN = SchedulingSettings()
+DRAFTS = SpeculationSettings(draft="simulated:0.7")
 LIMITED = [
     SchedulingSettings(max_batch_tokens=8, kv_blocks=60, block_size=4),
     SchedulingSettings(long_prefill_threshold=3, prefix_cache=True),
@@ -92,7 +93,7 @@ def counted(
     st.integers(0, 3),
     st.sets(st.integers(1, 25), max_size=2),
     st.none() | st.integers(1, 20),
-    st.sampled_from([None, SpeculationSettings(draft="simulated:0.7")]),
+    st.sampled_from([None, DRAFTS]),
 )
 @examples(90)
 def test_positions_are_those_that_the_model_computes(
@@ -153,6 +154,21 @@ def test_positions_of_one_request(request_: Request, computed: int) -> None:
 def test_what_is_forced_in_the_last_step_is_not_computed(stop: dict) -> None:
     model = CountingModel("ragged")
     assert counted(model, [FORCED], **stop) == model.positions == Positions(total=6, padding=0)
+
+
+def test_a_sample_that_finds_the_prompt_of_another_computes_less_where_there_are_drafts() -> None:
+    model = CountingModel("ragged")
+    several = Request(prompt=[7] * 20, n=3, temperature=1.0, max_tokens=3, ignore_eos=True)
+    found = counted(model, [several], batch_size=2, speculation=DRAFTS)
+    assert found == model.positions
+
+
+def test_who_is_aborted_stands_still_in_no_later_step() -> None:
+    model, settings = CountingModel("ragged"), LIMITED[2]
+    decoding = [Request(prompt=[7] * 4, max_tokens=14, ignore_eos=True)]
+    long = [Request(prompt=[8] * 40, max_tokens=2, arrival_time=3)]
+    found = counted(model, decoding + long, settings, abort_after=[3], speculation=DRAFTS)
+    assert found == model.positions
 
 
 def test_a_padded_step_is_as_wide_as_its_longest_chunk() -> None:
