@@ -23,6 +23,7 @@ from batcher.settings import (
     Setting,
 )
 from batcher.speculation.settings import SPECULATION_SETTINGS, SpeculationSettings
+from batcher.speculation.spec import parse_tree
 
 from .config import model_settings
 from .help import TOLD, GroupedCommand, OptionGroup, option
@@ -267,7 +268,7 @@ def speculation_kinds(panel: str | None = None) -> dict[str, tuple[Any, Any]]:
     kinds = {}
     for name, setting in SPECULATION_SETTINGS.items():
         words = setting.words.replace("`", "")
-        shown = "" if setting.default is NODEFAULT else f"  [default: {setting.default}]"
+        shown = "" if setting.default in (NODEFAULT, None) else f"  [default: {setting.default}]"
         text = f"{words[0].upper()}{words[1:]}.{shown}"
         kinds[name] = str | None, option(panel or SPECULATION, text, setting.metavar)
     return kinds
@@ -291,6 +292,8 @@ def speculation_of(given: Mapping[str, Any]) -> SpeculationSettings | None:
         raise BatchdecodeError(
             f"--{next(iter(values)).replace('_', '-')} has no effect without --draft"
         )
+    if "draft_tree" in values:
+        parse_tree(values["draft_tree"])
     try:
         return msgspec.convert(values, SpeculationSettings, strict=False)
     except msgspec.ValidationError:

@@ -13,12 +13,20 @@ from batcher.tokens import Tokens
 class Oracle:
     """Proposes what rows were given before, with every token wrong by a chance.
 
-    Half of what it proposes are lines, and the others trees of any shape.
+    Half of what it proposes are lines, and the others trees of any shape, if it makes any.
 
     expected: prompts, and what follows each of them in one of its samples.
     """
 
-    def __init__(self, expected: Sequence[tuple[Tokens, Result]], chance: float, seed: int) -> None:
+    def __init__(
+        self,
+        expected: Sequence[tuple[Tokens, Result]],
+        chance: float,
+        seed: int,
+        *,
+        makes_trees: bool = True,
+    ) -> None:
+        self._makes_trees = makes_trees
         self._wholes = [[*prompt, *result.tokens] for prompt, result in expected]
         self._chance, self._random = chance, Random(seed)
         self.rows: dict[int, list[int]] = {}
@@ -45,7 +53,9 @@ class Oracle:
         if not (wholes and num_drafts):
             return Proposal([])
         follows = wholes[0][len(row) :]
-        parents = [parent + 1 for parent in random_parents(self._random, num_drafts)]
+        parents = [*range(num_drafts)]
+        if self._makes_trees:
+            parents = [parent + 1 for parent in random_parents(self._random, num_drafts)]
         depths = Proposal([0] * num_drafts, tuple(parents)).depths
         tokens = [token for depth in depths for token in follows[depth - 1 : depth]]
         if len(tokens) < num_drafts:  # the row ends before

@@ -94,11 +94,14 @@ def test_drafts_change_no_token_of_hashes_in_pages(case: Case, chance: float, se
     case=cases(st.one_of(english_requests(), control_requests())),
     draft=st.sampled_from(["ngram", "suffix", "simulated:0.5", "simulated:0.9", "simulated"]),
     num_tokens=st.sampled_from([1, 4, 9]),
+    tree=st.sampled_from([None, "2x3", "3x4", "4x1"]),
 )
-@settings(examples(30), derandomize=True)
-def test_no_draft_changes_a_token(case: Case, draft: str, num_tokens: int) -> None:
-    speculation = SpeculationSettings(draft=draft, draft_tokens=num_tokens)
-    check(case, SimulatedModel, outputs_of(case), speculation)
+@settings(examples(60), derandomize=True)
+def test_no_draft_changes_a_token(
+    case: Case, draft: str, num_tokens: int, tree: str | None
+) -> None:
+    speculation = SpeculationSettings(draft=draft, draft_tokens=num_tokens, draft_tree=tree)
+    check(case, attentive, outputs_of(case), speculation)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

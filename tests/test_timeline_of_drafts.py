@@ -137,6 +137,30 @@ def test_of_endless_drafts_only_the_first_are_told_by_position():
     assert counts.by_position() == [(1, 0)] * 64
 
 
+START = EVENTS[:3]
+DRAFT, ACCEPT, ROLLBACK = EVENTS[3:6]
+PARENTS = (0, 0, 1, 2, 4)
+TREE = DraftEvent(1, 1.0, "a", 0, 0, 6, 5, PARENTS)
+
+
+def accepts(*drafts: int, tokens: int | None = None) -> AcceptEvent:
+    return AcceptEvent(1, 1.0, "a", 0, 0, 6, len(drafts) if tokens is None else tokens, drafts)
+
+
+def test_of_a_tree_each_level_counts_as_one_draft():
+    fold = RequestFold()
+    rest = RollbackEvent(1, 1.0, "a", 0, 0, 9, 2)
+    again = DraftEvent(2, 2.0, "a", 0, 0, 10, 3, (0, 0, 1))
+    none = RollbackEvent(2, 2.0, "a", 0, 0, 10, 3)
+    for event in [*START[1:], TREE, accepts(2, 4, 5), rest, again, none]:
+        (request,) = [fold.take(event)]
+    counts = request.admission.drafts.counts
+    assert counts.by_position() == [(2, 1), (2, 1), (1, 1)]
+    assert (counts.num_steps, counts.num_rejecting, counts.num_rejected) == (2, 1, 5)
+    assert (counts.num_drafted, counts.num_accepted) == (8, 3)
+    assert request.admission.drafts.latest.parents == (0, 0, 1)
+
+
 def test_that_another_number_of_drafts_is_wanted_is_kept():
     fold = RequestFold()
     changes = [SpeculateEvent(step, step, "a", 0, 0, 0, "cost") for step in (4, 6)]
@@ -144,10 +168,6 @@ def test_that_another_number_of_drafts_is_wanted_is_kept():
         (request,) = [fold.take(event)]
     drafts = request.admission.drafts
     assert (drafts.num_changes, drafts.last_change) == (2, changes[1])
-
-
-START = EVENTS[:3]
-DRAFT, ACCEPT, ROLLBACK = EVENTS[3:6]
 
 
 @pytest.mark.parametrize(
@@ -167,6 +187,17 @@ DRAFT, ACCEPT, ROLLBACK = EVENTS[3:6]
             "from position 6 on in step 1, and those of the step begin at 7",
         ),
         ([DRAFT, ACCEPT, RollbackEvent(1, 1.0, "a", 0, 0, 7, 1)], "up to position 8 in step 1"),
+        ([TREE, accepts(2, 3)], r"accepts drafts \[2, 3\] in step 1, which are not 2 on end"),
+        ([TREE, accepts(4)], r"accepts drafts \[4\] in step 1, which are not 1 on end"),
+        ([TREE, accepts(2, 4, tokens=1)], "which are not 1 on end"),
+        ([TREE, accepts(tokens=2)], "which are not 2 on end"),
+        ([DRAFT, accepts(1, 2)], "which are not 2 on end"),
+        ([DraftEvent(1, 1.0, "a", 0, 0, 6, 2, (0, 2))], "'a' has draft 2 follow draft 2 in step 1"),
+        ([DraftEvent(1, 1.0, "a", 0, 0, 6, 2, (0, -1))], "has draft 2 follow draft -1"),
+        (
+            [DraftEvent(1, 1.0, "a", 0, 0, 6, 3, (0, 1))],
+            "3 tokens in step 1, and 2 have parents",
+        ),
         ([DraftEvent(1, 1.0, "a", 0, 0, 6, 0)], "'a' drafts 0 tokens in step 1"),
         ([DraftEvent(1, 1.0, "a", 0, 0, 0, 1)], "where it was given all before 1"),
         ([DRAFT, ACCEPT, DraftEvent(2, 2.0, "a", 0, 0, 8, 1)], "it was given all before 9"),

@@ -1,4 +1,4 @@
-"""Drafts of a second model, which computes a row's next tokens one after the other.
+"""Drafts of a second model, which computes a row's next tokens, in a line one after the other.
 
 Its cache is in the same blocks as that of the model it drafts for: a block has room for both, so
 what is scheduled, shared, copied and freed for one is for the other.
@@ -13,7 +13,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from batcher.engine.decoded import Choose
-from batcher.models.base import Batch, Chunk, FloatArray, PagedModel, Pages
+from batcher.models.base import Batch, Chunk, ModelOutput, PagedModel, Pages
 from batcher.speculation.proposal import Proposal
 from batcher.tokens import Tokens
 
@@ -21,11 +21,8 @@ LookAhead = Callable[[list[int]], AbstractContextManager[Choose]]
 """Let rows in these slots be given tokens inside that are not theirs afterwards."""
 
 
-class DraftModel:
+class DraftingRows:
     """Rows of a model that drafts, by slot, and how much of each it has computed.
-
-    Tokens are chosen from its logits as from those of the other model: with the same noise, the
-    same settings, and what constraints allow.
 
     pages: of the other model.  shares_cells: whether what that has computed is also computed here.
     """
@@ -35,12 +32,11 @@ class DraftModel:
         model: PagedModel,
         num_slots: int,
         pages: Pages,
-        look_ahead: LookAhead,
         eos_token_ids: Iterable[int],
         *,
         shares_cells: bool = False,
     ) -> None:
-        self._model, self._look_ahead, self._shares_cells = model, look_ahead, shares_cells
+        self._model, self._shares_cells = model, shares_cells
         self._eos_token_ids = frozenset(eos_token_ids)
         self._theirs = pages
         self._pages = Pages(
@@ -84,20 +80,65 @@ class DraftModel:
         if self._batch.chunks:
             self._forward([])
 
+    def _start(self, slot: int) -> int:
+        """Return from which token on the model is to compute a row."""
+        return len(self._rows[slot]) - 1 if self._shares_cells else self._num_computed_tokens[slot]
+
+    def _take_over(self) -> None:
+        """Do what is to be done with shared cells before anything is written: for both models."""
+        if self._shares_cells:
+            own, theirs = self._pages, self._theirs
+            own.moves, own.copies = theirs.moves, theirs.copies
+            theirs.moves, theirs.copies = [], []
+
+    def _stand_still(self, slot: int) -> None:
+        """Compute nothing more of a row in this step."""
+        self._batch.leave(slot)
+        self._model.release(slot)
+
+    def _forward(self, slots: list[int]) -> ModelOutput:
+        """Compute what the batch has, with the logits of those in `slots`, which yield."""
+        batch, pages = self._batch, self._pages
+        pages.num_blocks = self._theirs.num_blocks
+        batch.logit_slots = np.array(slots, np.int64)
+        output = self._model.forward(batch)
+        batch.chunks, pages.moves, pages.copies, pages.moved = [], [], [], {}
+        return output
+
+
+class DraftModel(DraftingRows):
+    """Proposes lines.
+
+    Tokens are chosen from the logits as from those of the other model: with the same noise, the
+    same settings, and what constraints allow.
+    """
+
+    def __init__(
+        self,
+        model: PagedModel,
+        num_slots: int,
+        pages: Pages,
+        look_ahead: LookAhead,
+        eos_token_ids: Iterable[int],
+        *,
+        shares_cells: bool = False,
+    ) -> None:
+        super().__init__(model, num_slots, pages, eos_token_ids, shares_cells=shares_cells)
+        self._look_ahead = look_ahead
+
     def propose(self, num_wanted: Mapping[int, int]) -> dict[int, Proposal]:
         """Return what the model goes on with, as many tokens as are wanted, by slot."""
         drafts: dict[int, list[int]] = {slot: [] for slot in sorted(num_wanted)}
         self._drafts = drafts
         active = [*drafts]
-        if self._shares_cells:  # before anything is written; they are made for both
-            self._pages.copies, self._theirs.copies = self._theirs.copies, []
+        self._take_over()
         with self._look_ahead(active) as choose:
             for slot in active:
-                row = self._rows[slot]
-                start = len(row) - 1 if self._shares_cells else self._num_computed_tokens[slot]
-                self._batch.join(Chunk(slot, row[start:], start))
+                start = self._start(slot)
+                self._batch.join(Chunk(slot, self._rows[slot][start:], start))
             while active:
-                chosen = choose(self._forward(active), active)
+                logits = self._forward(active).logits
+                chosen = {} if logits is None else choose(logits, active)
                 for slot in active:
                     self._num_computed_tokens[slot] = len(self._rows[slot]) + len(drafts[slot])
                     if slot in chosen:
@@ -118,17 +159,5 @@ class DraftModel:
                 goes_on.append(slot)
                 self._pages.moved[slot] = len(self._rows[slot]) + len(draft) - 1
             else:
-                self._batch.leave(slot)
-                self._model.release(slot)
+                self._stand_still(slot)
         return goes_on
-
-    def _forward(self, slots: list[int]) -> FloatArray:
-        """Compute what the batch has; return the logits [slots, vocab] of those that yield."""
-        batch, pages = self._batch, self._pages
-        pages.num_blocks = self._theirs.num_blocks
-        batch.logit_slots = np.array(slots, np.int64)
-        output = self._model.forward(batch)
-        batch.chunks, pages.copies, pages.moved = [], [], {}
-        if output.logits is None:
-            return np.zeros((0, 0), np.float32)
-        return output.logits

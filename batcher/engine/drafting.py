@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from batcher.engine.draft_model import DraftModel
+from batcher.engine.draft_tree_model import DraftTreeModel
 from batcher.engine.model_runner import ModelRunner
 from batcher.engine.sequence import Sequence
 from batcher.engine.speculator import MeasuredCosts, Speculator
@@ -28,7 +29,14 @@ from batcher.speculation.drafter import Drafter
 from batcher.speculation.lengths import FixedLengths
 from batcher.speculation.loading import make_text_drafter
 from batcher.speculation.settings import AUTO, DEFAULT_DRAFT_TOKENS, SpeculationSettings
-from batcher.speculation.spec import LayersDraft, ModelDraft, parse_draft
+from batcher.speculation.spec import (
+    LINE,
+    LayersDraft,
+    ModelDraft,
+    TreeShape,
+    parse_draft,
+    parse_tree,
+)
 
 MAX_AUTO_TOKENS = 16
 
@@ -53,15 +61,40 @@ def make_speculator(
     if not isinstance(speculation, SpeculationSettings):
         settings: dict[str, Any] = {"draft": type(speculation).__qualname__}
         return made(speculation, FixedLengths(DEFAULT_DRAFT_TOKENS), settings)
-    drafter = _drafter(speculation.draft, model, runner)
+    shape = _shape(speculation, model)
+    drafter = _drafter(speculation, model, runner, shape.num_branches)
     settings = msgspec.to_builtins(speculation)
+    made = partial(made, shape=shape)
     if speculation.draft_tokens != AUTO:
-        return made(drafter, FixedLengths(speculation.draft_tokens), settings)
+        default = DEFAULT_DRAFT_TOKENS if shape is LINE else shape.size
+        return made(drafter, FixedLengths(speculation.draft_tokens or default), settings)
     if isinstance(clock, WallClock):
         costs = MeasuredCosts()
         lengths = AutoLengths(MAX_AUTO_TOKENS, costs.steps.estimate, costs.draft_seconds)
         return made(drafter, lengths, settings, costs)
     return made(drafter, _lengths_by(clock, batch), settings)
+
+
+def _shape(speculation: SpeculationSettings, model: Model) -> TreeShape:
+    """Return the shape of what is proposed for a row.
+
+    Raises:
+        BatchdecodeError: it is to be a tree, and cannot.
+    """
+    if speculation.draft_tree is None:
+        return LINE
+    shape = parse_tree(speculation.draft_tree)
+    if speculation.draft_tokens == AUTO:
+        raise BatchdecodeError(
+            "--draft-tokens auto is for drafts in a line: how many pay is not known of a "
+            "--draft-tree"
+        )
+    if not can_verify_trees(model):
+        raise BatchdecodeError(
+            f"--draft-tree needs a model that verifies trees: {model.name} does not, as no model "
+            "with recurrent layers does"
+        )
+    return shape
 
 
 def _lengths_by(clock: Clock, batch: RunningBatch[Sequence]) -> AutoLengths:
@@ -81,16 +114,20 @@ def _lengths_by(clock: Clock, batch: RunningBatch[Sequence]) -> AutoLengths:
     return AutoLengths(MAX_AUTO_TOKENS, step_seconds)
 
 
-def _drafter(name: str, model: Model, runner: ModelRunner) -> Drafter:
+def _drafter(
+    speculation: SpeculationSettings, model: Model, runner: ModelRunner, num_branches: int
+) -> Drafter:
+    name = speculation.draft
     draft = parse_draft(name)
     match draft:
         case LayersDraft():
             drafting = _first_layers(model, draft.num_layers)
-            return _draft_model(drafting, model, runner, shares_cells=True)
+            return _draft_model(drafting, model, runner, num_branches, shares_cells=True)
         case ModelDraft():
-            return _draft_model(_fitting(_load(draft.name, model), model, name), model, runner)
+            drafting = _fitting(_load(draft.name, model), model, name)
+            return _draft_model(drafting, model, runner, num_branches)
         case _:
-            return make_text_drafter(draft, model.tokenizer, model.vocab_size)
+            return make_text_drafter(draft, model.tokenizer, model.vocab_size, num_branches)
 
 
 def _first_layers(model: Model, num_layers: int) -> PagedModel:
@@ -123,19 +160,29 @@ def _load(name: str, model: Model) -> Model:
 
 
 def _draft_model(
-    drafting: PagedModel, model: Model, runner: ModelRunner, *, shares_cells: bool = False
-) -> DraftModel:
-    rows = runner.decoder.speculating
+    drafting: PagedModel,
+    model: Model,
+    runner: ModelRunner,
+    num_branches: int,
+    *,
+    shares_cells: bool = False,
+) -> DraftModel | DraftTreeModel:
+    """Return what drafts with a model.
+
+    Raises:
+        BatchdecodeError: it is to draft trees, and cannot.
+    """
+    rows, eos = runner.decoder.speculating, eos_token_ids_of(model)
     if runner.pages is None or rows is None:
         raise InvariantError("rows that speculate have no pages")
-    return DraftModel(
-        drafting,
-        runner.num_slots,
-        runner.pages,
-        rows.look_ahead,
-        eos_token_ids_of(model),
-        shares_cells=shares_cells,
-    )
+    held = drafting, runner.num_slots, runner.pages
+    if num_branches == 1:
+        return DraftModel(*held, rows.look_ahead, eos, shares_cells=shares_cells)
+    if not can_verify_trees(drafting):
+        raise BatchdecodeError(
+            f"--draft-tree: {drafting.name} cannot compute a tree, as a draft of trees has to"
+        )
+    return DraftTreeModel(*held, rows.best_after, eos, num_branches, shares_cells=shares_cells)
 
 
 def _fitting(drafting: Model, model: Model, name: str) -> PagedModel:

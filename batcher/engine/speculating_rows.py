@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from batcher.decoding.constraints.rows import RowConstraint, allowed_tokens
 from batcher.decoding.output_tokens import NO_TOKEN
+from batcher.decoding.sampling.sampler import Masks
 from batcher.engine.decoded import NO_DRAFTS, Choose, Decoded
 from batcher.engine.row_decoder import RowDecoder, masks_of
 from batcher.errors import Failure, InvariantError
@@ -129,6 +130,38 @@ class SpeculatingRows(RowDecoder):
 
         with sampler.undone(np.array(slots)):
             yield choose
+
+    def best_after(
+        self, logits: FloatArray, ways: Mapping[int, list[int]], num_best: int
+    ) -> dict[int, list[int]]:
+        """Return the tokens that rows would be given behind some others, which they are not given.
+
+        First the one that each would be given, then that without it, and so on, as many as are
+        wanted or left.
+
+        logits: [rows, vocab].  ways: slot -> those others, of all rows equally many.
+        """
+        sampler, slots = self._sampler, np.array([*ways])
+        if sampler is None:
+            raise InvariantError("no row has logits")
+        constraints = {slot: row.fork() for slot, row in self._constraints(ways).items()}
+        for slot, constraint in constraints.items():
+            for token in ways[slot]:
+                constraint.advance(token)
+        allowed = np.ones(logits.shape, np.bool_)
+        masks = masks_of(constraints, logits)
+        if masks is not None:
+            allowed[np.isin(slots, masks.slots)] = masks.allowed
+        best: dict[int, list[int]] = {slot: [] for slot in ways}
+        for _ in range(num_best):
+            with sampler.undone(slots):
+                sampler.extend(ways)
+                sampled = sampler.sample(logits, Masks(slots, allowed), (), slots)
+            for row, slot in enumerate(ways):
+                if slot not in sampled.failed:
+                    best[slot].append(sampled.tokens.item(slot))
+                    allowed[row, best[slot][-1]] = False
+        return best
 
     def cut(self, proposals: dict[int, Proposal]) -> dict[int, Proposal]:
         """Return as much of what is proposed, by slot, as the rows may be given."""

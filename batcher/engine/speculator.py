@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from batcher.engine.decoded import Decoded
-from batcher.engine.draft_model import DraftModel
+from batcher.engine.draft_model import DraftingRows
 from batcher.engine.sequence import Sequence
 from batcher.errors import BatchdecodeError, InvariantError, describe
 from batcher.events import SpeculateReason
@@ -122,7 +122,7 @@ class Speculator:
     def compute(self, chunks: Iterable[Chunk]) -> None:
         """Let a model that drafts compute the prompts of the step."""
         drafter = self._drafter
-        if isinstance(drafter, DraftModel):
+        if isinstance(drafter, DraftingRows):
             self._ask(lambda: drafter.compute(chunks))
 
     def propose(

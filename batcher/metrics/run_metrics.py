@@ -98,7 +98,7 @@ class RunMetrics:
             else:
                 found = fold.take(event)
                 self.positions.take(event, found)
-                self._count(event)
+                self._count(event, found)
             if blocked is not None and blocked is not fold.blocked and isinstance(event, _LEAVING):
                 self._blocked_steps[blocked.reason] += max(0, event.step - blocked.step)
             if self._timed is not None:
@@ -109,8 +109,8 @@ class RunMetrics:
         if self._timed is not None:
             self._timed.close(num_steps)
 
-    def _count(self, event: Event) -> None:
-        """Take in an event of a kind that is rare."""
+    def _count(self, event: Event, found: RequestTimeline | None) -> None:
+        """Take in an event of a kind that is rare, which tells of `found`."""
         match event:
             case RunEvent():
                 self.slots.num_slots = event.batch
@@ -133,7 +133,7 @@ class RunMetrics:
             case RejectEvent():
                 self.num_rejected += 1
             case _:
-                self._speculation.take(event)
+                self._speculation.take(event, found)
 
     def _blocked_until(self, num_steps: int) -> BlockedSteps | None:
         """Return how long each reason held in a run of `num_steps`, None if none ever did."""

@@ -21,14 +21,17 @@ from batcher.events import (
     StepsEvent,
 )
 from batcher.speculation.formulas import expected_speedup, simple_return
-from batcher.timeline.drafts import DraftCounts
+from batcher.timeline.drafts import DraftCounts, StepDrafts
 from batcher.timeline.records import RequestTimeline
 
 NUM_DIGITS = 6
 
 
 class PositionAcceptance(Struct, frozen=True):
-    """What became of the i-th drafts of all steps; share: of the drafted, those accepted."""
+    """What became of the i-th drafts of all steps; share: of the drafted, those accepted.
+
+    Of a tree the i-th are those of its i-th level, which count as one.
+    """
 
     drafted: int
     accepted: int
@@ -47,10 +50,11 @@ class Speedup(Struct, frozen=True, kw_only=True):
     """How many times as many tokens rows that speculate were given as without drafts.
 
     expected: by (1 - a^(k+1)) / ((1 - a) (1 + c k)), the mean over their steps, of k drafts each
-    (Leviathan et al., 2023, theorem 3.8).  simple: k a / (1 + c), with the mean k of steps that
-    drafted.  measured: tokens of a decode step.  draft_cost: c, by how much a draft made a step
-    longer, in steps without any; None where nothing tells that, and taken for 0.  in_time:
-    measured, in time; None with it.
+    (Leviathan et al., 2023, theorem 3.8); of a tree, k is how deep it is, and c for all drafts of a
+    level.  simple: k a / (1 + c), with the mean k of steps that drafted.
+    measured: tokens of a decode step.  draft_cost: c, by how much a draft made a step longer, in
+    steps without any; None where nothing tells that, and taken for 0.  in_time: measured, in time;
+    None with it.
     """
 
     expected: float
@@ -64,10 +68,10 @@ class Speculation(Struct, frozen=True, kw_only=True):
     """What became of the drafts of a run.
 
     steps: how often a step verified drafts of a row.  acceptance: accepted of drafted.
-    token_acceptance: a, accepted of those whose drafts before them were.  by_position: the first
-    comes first.  tokens_per_step: that such a step gave, with the one that every step gives.
-    wasted: drafts that were not accepted, of all positions computed.  returned_blocks: given back
-    after rejections.
+    token_acceptance: a, accepted of those whose drafts before them were; of a tree, how often one
+    of them was.  by_position: the first comes first.  tokens_per_step: that such a step gave, with
+    the one that every step gives.  wasted: drafts that were not accepted, of all positions
+    computed.  returned_blocks: given back after rejections.
     """
 
     steps: int
@@ -94,32 +98,36 @@ class SpeculationCount:
         self._changes: Counter[SpeculateReason] = Counter()
         self._num_decode_steps = 0  # of sequences that have ended, which speculated
         self._takers: dict[type[Event], Callable[[Any], None]] = {
-            DraftEvent: self._draft,
-            AcceptEvent: self._accept,
-            RollbackEvent: self._reject,
             SpeculateEvent: self._change,
             StepsEvent: self._take_steps,
         }
 
-    def take(self, event: Event) -> None:
-        """Take in an event, which the fold has found right."""
+    def take(self, event: Event, found: RequestTimeline | None) -> None:
+        """Take in an event that tells of `found`, which the fold has found right."""
         taker = self._takers.get(type(event))
         if taker is not None:
             taker(event)
+        elif found is not None and found.admission is not None:
+            record = found.admission.drafts
+            if record is not None and record.latest is not None:
+                self._take_drafts(event, record.latest)
 
     def finish(self, event: FinishEvent, found: RequestTimeline) -> None:
         """Take in that a sequence has ended."""
         self._num_decode_steps += decode_steps_of(found, event.tokens)
 
-    def _draft(self, event: DraftEvent) -> None:
-        self.has_drafts = True
-        self.counts.lengths[event.tokens] += 1
-
-    def _accept(self, event: AcceptEvent) -> None:
-        self.counts.accepted_lengths[event.tokens] += 1
-
-    def _reject(self, event: RollbackEvent) -> None:
-        self.counts.reject(event)
+    def _take_drafts(self, event: Event, drafts: StepDrafts) -> None:
+        """Take in an event that tells of the drafts of a step, if it does."""
+        match event:
+            case DraftEvent():
+                self.has_drafts = True
+                self.counts.draft(drafts)
+            case AcceptEvent():
+                self.counts.accepted_lengths[event.tokens] += 1
+            case RollbackEvent():
+                self.counts.reject(event, drafts)
+            case _:
+                pass
 
     def _change(self, event: SpeculateEvent) -> None:
         self._changes[event.reason] += 1
@@ -168,17 +176,18 @@ class SpeculationCount:
     def _speedup(self, acceptance: float, num_decode_steps: int) -> Speedup:
         """Return what is expected and what was measured over so many steps."""
         counts, cost = self.counts, self._costs.draft_cost()
-        mean_length = counts.num_drafted / counts.num_steps
+        mean_length = counts.num_on_end / counts.num_steps
+        level_cost = (cost or 0.0) * (counts.num_drafted / counts.num_on_end)
         num_others = num_decode_steps - counts.num_steps
         expected = num_others + sum(
-            number * expected_speedup(acceptance, length, cost or 0.0)
+            number * expected_speedup(acceptance, length, level_cost)
             for length, number in counts.lengths.items()
         )
         measured = 1 + counts.num_accepted / num_decode_steps
         longer = None if cost is None else 1 + cost * counts.num_drafted / num_decode_steps
         return Speedup(
             expected=round(expected / num_decode_steps, 3),
-            simple=round(simple_return(acceptance, mean_length, cost or 0.0), 3),
+            simple=round(simple_return(acceptance, mean_length, level_cost), 3),
             measured=round(measured, 3),
             draft_cost=None if cost is None else round(cost, NUM_DIGITS),
             in_time=None if longer is None else round(measured / longer, 3),

@@ -31,8 +31,6 @@ class FirstLayersModel(TransformerModel):
         BatchdecodeError: it has not.
     """
 
-    verifies_drafts = False
-
     def __init__(self, whole: TransformerModel, num_layers: int) -> None:
         _check(whole, num_layers)
         self._whole, self._num_layers = whole, num_layers

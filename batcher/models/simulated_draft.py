@@ -1,15 +1,18 @@
 """A simulated model that drafts for another: as often right as it is told to be.
 
 After a share of all prefixes it has the logits of the other model, and after the rest those of
-another choice.  Which prefixes these are is a function of their hash, so its drafts are the same in
-every batch.
+another choice; there its next best token is right as often.  Which prefixes these are is a function
+of their hash, so its drafts are the same in every batch.
 """
+
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from batcher.errors import BatchdecodeError
-from batcher.models.base import Batch, ModelOutput
+from batcher.models.base import Batch, FloatArray, IntArray, ModelOutput
 from batcher.models.simulated import (
     HASH_SHIFT,
     NUM_CHOICES,
@@ -17,7 +20,23 @@ from batcher.models.simulated import (
     SimulatedModel,
     SimulatedSettings,
 )
+from batcher.models.simulated_hash import Hashes
 from batcher.models.simulated_logits import scramble
+
+_NEXT_BEST = np.float32(0.95)  # of the largest logit: more than any other is
+
+
+class _Wrong(NamedTuple):
+    """Rows that do not agree.
+
+    rows: where they are.  bits: which choose for them.  tokens: what the other model chooses;
+    others: what this one does.  [rows] each.
+    """
+
+    rows: IntArray
+    bits: Hashes
+    tokens: IntArray
+    others: IntArray
 
 
 class SimulatedDraft(SimulatedModel):
@@ -27,7 +46,6 @@ class SimulatedDraft(SimulatedModel):
     """
 
     scores_prompts = False
-    verifies_drafts = verifies_trees = False
 
     def __init__(self, settings: SimulatedSettings, agreement: float) -> None:
         super().__init__(settings)
@@ -36,25 +54,48 @@ class SimulatedDraft(SimulatedModel):
 
     def forward(self, batch: Batch) -> ModelOutput:
         """Compute one token for every slot; what an empty slot gets means nothing."""
-        output, slots = super().forward(batch), batch.slots
-        bits = scramble(self._hashes[slots])
-        differs = (bits >> np.uint64(11)) * 2.0**-53 >= self._agreement
-        slots, bits = slots[differs], scramble(bits[differs])
-        lines, tokens = self._lines[slots], output.tokens[slots]
-        others = self.choices[(bits >> np.uint64(HASH_SHIFT)).view(np.int64) + lines]
+        output, slots, at = super().forward(batch), batch.slots, batch.logit_slots
+        if output.logits is not None:
+            self._mistake(output.logits, self._hashes[at], self._lines[at])
+        if output.draft_logits is not None and self._pages is not None:
+            drafts = self._pages.drafts
+            if drafts is not None:
+                self._mistake(output.draft_logits, drafts.hashes, self.lines[drafts.tokens])
+        wrong = self._wrong(self._hashes[slots], self._lines[slots])
+        output.tokens[slots[wrong.rows]] = wrong.others
+        return output
+
+    def _mistake(self, logits: FloatArray, hashes: Hashes, lines: IntArray) -> None:
+        """Put the logits of another choice into the rows that are not to agree.
+
+        logits: [rows, vocab].  hashes, lines: [rows] of the prefix, and of its last token.
+        """
+        rows, bits, tokens, others = self._wrong(hashes, lines)
+        parts, which = lines[rows] // NUM_CHOICES, np.arange(len(rows))
+        own = np.empty((len(rows), self.vocab_size), np.float32)
+        self._logit_table.gather_into(own, parts, bits, others)
+        is_next = _uniform(scramble(bits)) < self._agreement
+        own[which[is_next], tokens[is_next]] = _NEXT_BEST * own[which, others][is_next]
+        logits[rows] = own
+
+    def _wrong(self, hashes: Hashes, lines: IntArray) -> _Wrong:
+        """Return which rows are not to agree; arguments: as above."""
+        bits = scramble(hashes)
+        (rows,) = (_uniform(bits) >= self._agreement).nonzero()
+        bits, lines = scramble(bits[rows]), lines[rows]
+        tokens, others = (
+            self.choices[(own >> np.uint64(HASH_SHIFT)).view(np.int64) + lines]
+            for own in (hashes[rows], bits)
+        )
         is_same = others == tokens
         others[is_same] = (others[is_same] + 1) % self.vocab_size
-        output.tokens[slots] = others
-        if output.logits is None:
-            return output
-        own = np.isin(slots, batch.logit_slots)
-        output.logits[np.isin(batch.logit_slots, slots)] = self._logit_table.gather_into(
-            np.empty((own.sum(), self.vocab_size), np.float32),
-            lines[own] // NUM_CHOICES,
-            bits[own],
-            others[own],
-        )
-        return output
+        return _Wrong(rows, bits, tokens, others)
+
+
+def _uniform(bits: Hashes) -> NDArray[np.float64]:
+    """Return the numbers in [0, 1) that random bits stand for."""
+    uniform: NDArray[np.float64] = np.multiply(bits >> np.uint64(11), 2.0**-53, dtype=np.float64)
+    return uniform
 
 
 def simulated_draft(name: str, settings: SimulatedSettings) -> SimulatedDraft:

@@ -30,10 +30,15 @@ class SpeculationSettings(Struct, frozen=True, kw_only=True, omit_defaults=True)
         SpeculationSetting(metavar="WHAT"),
     ]
     draft_tokens: Annotated[
-        Annotated[int, Meta(ge=1, le=MAX_DRAFT_TOKENS)] | Literal["auto"],
-        "drafts of a row in a step, or `auto`: as many as pay",
+        Annotated[int, Meta(ge=1, le=MAX_DRAFT_TOKENS)] | Literal["auto"] | None,
+        "drafts of a row in a step, or `auto`: as many as pay; by default 4, or all of the tree",
         SpeculationSetting(metavar="N"),
-    ] = DEFAULT_DRAFT_TOKENS
+    ] = None
+    draft_tree: Annotated[
+        str | None,
+        "drafts are a tree of at most W branches, each of at most D tokens, instead of a line",
+        SpeculationSetting(metavar="WxD"),
+    ] = None
 
 
 SPECULATION_SETTINGS: dict[str, SpeculationSetting] = fields_of(SpeculationSettings)

@@ -12,12 +12,14 @@ from batcher.errors import InvariantError
 from batcher.events import AcceptEvent, DraftEvent, RollbackEvent, SpeculateEvent
 
 MAX_POSITIONS = 64
-"""Of so many drafts of a step it is told by position what became of them."""
+"""Of so many drafts on end it is told by position what became of them."""
 
 
 class StepDrafts(Struct, gc=False):
     """The drafts of one step for the sequence in a slot; the first is at `position`.
 
+    parents: as in a DraftEvent.  depth: how many of them could be accepted: all of a line, those of
+    the longest way through a tree.
     What is neither accepted nor rejected is of a step, or of a row, that broke off.
     """
 
@@ -27,17 +29,22 @@ class StepDrafts(Struct, gc=False):
     drafted: int
     accepted: int = 0
     rejected: int = 0
+    depth: int = 0
+    parents: tuple[int, ...] = ()
 
 
 class DraftCounts(Struct):
-    """How many steps verified drafts, by how many, and by how many of these were accepted.
+    """How many steps verified drafts, by how many on end, and by how many of these were accepted.
 
-    lengths, accepted_lengths: number of drafts -> number of steps; 0 is not in accepted_lengths.
-    num_rejecting: how many steps rejected some.  blocks: how many were given back for that.
+    lengths: how many drafts could be accepted, as StepDrafts.depth -> number of steps.
+    accepted_lengths: how many were -> number of steps; 0 is not in it.  num_drafted: all drafts.
+    num_rejecting: how many steps accepted fewer than they could.  blocks: given back for those that
+    were rejected.
     """
 
     lengths: Counter[int] = field(default_factory=Counter)
     accepted_lengths: Counter[int] = field(default_factory=Counter)
+    num_drafted: int = 0
     num_rejecting: int = 0
     num_rejected: int = 0
     blocks: int = 0
@@ -48,18 +55,23 @@ class DraftCounts(Struct):
         return self.lengths.total()
 
     @property
-    def num_drafted(self) -> int:
-        """How many drafts there were."""
-        return _sum(self.lengths)
-
-    @property
     def num_accepted(self) -> int:
-        """How many of them were accepted."""
+        """How many drafts were accepted."""
         return _sum(self.accepted_lengths)
 
-    def reject(self, event: RollbackEvent) -> None:
-        """Take in that a step has rejected some."""
-        self.num_rejecting += 1
+    @property
+    def num_on_end(self) -> int:
+        """How many could be accepted, of all steps: without trees, all drafts."""
+        return _sum(self.lengths)
+
+    def draft(self, drafts: StepDrafts) -> None:
+        """Take in what a step verifies."""
+        self.lengths[drafts.depth] += 1
+        self.num_drafted += drafts.drafted
+
+    def reject(self, event: RollbackEvent, drafts: StepDrafts) -> None:
+        """Take in that a step has rejected some of its drafts."""
+        self.num_rejecting += drafts.accepted < drafts.depth
         self.num_rejected += event.tokens
         self.blocks += event.blocks
 
@@ -91,7 +103,8 @@ class DraftRecord(Struct):
         """Take in the drafts of the next step.
 
         Raises:
-            InvariantError: there are none, or the tokens before them were not given yet.
+            InvariantError: there are none, they are no tree, or the tokens before them were not
+                given yet.
         """
         latest = self.latest
         if event.tokens < 1:
@@ -106,8 +119,15 @@ class DraftRecord(Struct):
                 f"{label!r} drafts from position {event.position} on in step {event.step}, "
                 f"where it was given all before {earliest}"
             )
-        self.latest = StepDrafts(event.step, event.slot, event.position, event.tokens)
-        self.counts.lengths[event.tokens] += 1
+        self.latest = StepDrafts(
+            event.step,
+            event.slot,
+            event.position,
+            event.tokens,
+            depth=_depth(event, label),
+            parents=event.parents,
+        )
+        self.counts.draft(self.latest)
 
     def accept(self, event: AcceptEvent, label: str) -> None:
         """Take in how many drafts of its step were accepted; see `_of_step` for what is raised."""
@@ -117,6 +137,7 @@ class DraftRecord(Struct):
                 f"{label!r} accepts drafts from position {event.position} on in step {event.step}, "
                 f"and those of the step begin at {latest.position + latest.accepted}"
             )
+        _check_way(event, latest, label)
         latest.accepted = event.tokens
         self.counts.accepted_lengths[event.tokens] += 1
 
@@ -130,7 +151,7 @@ class DraftRecord(Struct):
                 f"{event.step}, and those of the step end at {end}"
             )
         latest.rejected = event.tokens
-        self.counts.reject(event)
+        self.counts.reject(event, latest)
 
     def change(self, event: SpeculateEvent) -> None:
         """Take in how many drafts are wanted from the next step on."""
@@ -154,6 +175,47 @@ class DraftRecord(Struct):
                 f"{label!r} {verb} {event.tokens} drafts in step {event.step}, and {left} are left"
             )
         return latest
+
+
+def _depth(event: DraftEvent, label: str) -> int:
+    """Return how many of the drafts of a step may be accepted.
+
+    Raises:
+        InvariantError: one follows another that is not before it.
+    """
+    if not event.parents:
+        return event.tokens
+    depths = [0]
+    for draft, parent in enumerate(event.parents, 1):
+        if not 0 <= parent < draft:
+            raise InvariantError(
+                f"{label!r} has draft {draft} follow draft {parent} in step {event.step}"
+            )
+        depths.append(depths[parent] + 1)
+    if len(event.parents) != event.tokens:
+        raise InvariantError(
+            f"{label!r} drafts {event.tokens} tokens in step {event.step}, and "
+            f"{len(event.parents)} have parents"
+        )
+    return max(depths)
+
+
+def _check_way(event: AcceptEvent, drafts: StepDrafts, label: str) -> None:
+    """Make sure that what is accepted of a tree is a way through it.
+
+    Raises:
+        InvariantError: it is not.
+    """
+    if not drafts.parents and not event.drafts:
+        return
+    parents = dict(enumerate(drafts.parents, 1))
+    follows = zip((0, *event.drafts), event.drafts, strict=False)
+    is_way = all(parents.get(draft) == before for before, draft in follows)
+    if not is_way or len(event.drafts) != event.tokens:
+        raise InvariantError(
+            f"{label!r} accepts drafts {[*event.drafts]} in step {event.step}, which are not "
+            f"{event.tokens} on end"
+        )
 
 
 def _sum(lengths: Mapping[int, int]) -> int:

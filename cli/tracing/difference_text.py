@@ -126,7 +126,9 @@ def _of_drafts(decision: DraftEvent | AcceptEvent | SpeculateEvent, label: str) 
     """Return what was decided about drafts, or what became of them."""
     match decision:
         case DraftEvent():
-            return f"drafts {counted(decision.tokens, 'token')} for {label} in slot {decision.slot}"
+            tokens = counted(decision.tokens, "token")
+            drafts = f"a tree of {tokens}" if decision.parents else tokens
+            return f"drafts {drafts} for {label} in slot {decision.slot}"
         case AcceptEvent():
             drafts = counted(decision.tokens, "draft")
             return f"accepts {drafts} of {label} in slot {decision.slot}"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from batcher import BatchdecodeError, SimulatedModel, SimulatedSettings
-from batcher.models.base import Batch, Chunk, ModelOutput, Pages, can_score, can_verify
+from batcher.models.base import Batch, Chunk, ModelOutput, Pages, can_score
 from batcher.models.simulated_draft import SimulatedDraft, simulated_draft
 
 SETTINGS = SimulatedSettings(seed=5)
@@ -91,7 +91,6 @@ def test_a_draft_is_made_by_its_name() -> None:
     assert draft.settings == MODEL.settings
     assert simulated_draft("simulated", SETTINGS).name == "simulated:1"
     assert not can_score(draft)
-    assert not can_verify(draft)
 
 
 @pytest.mark.parametrize("rate", ["", "1.5", "-0.1", "nan", "x", "0.5:1", "1e400"])

@@ -41,11 +41,13 @@ HEAVY = pytest.mark.heavy
 
 
 def plant_nans(engine: Engine, model: TransformerModel) -> None:
-    """Let every block that holds nothing hold what no sum gets rid of."""
+    """Let every block that holds nothing hold what no sum gets rid of, but what is to be moved."""
     kv_cache = engine.scheduler.kv_cache
     size, num_there = kv_cache.block_size, (len(model._store.keys[0]) - 2) // kv_cache.block_size
     blank = np.array([block for block in kv_cache.pool._blank if block < num_there], np.int64)
-    cells = model._store.cells(blank.tolist(), size, size * len(blank))
+    moves = engine._runner.pages.moves
+    moved = model._store.cells([source for source, _ in moves], 1, len(moves))
+    cells = np.setdiff1d(model._store.cells(blank.tolist(), size, size * len(blank)), moved)
     for layer in (*model._store.keys, *model._store.values):
         layer[cells] = np.nan
     states = model._states
@@ -129,9 +131,17 @@ def test_drafts_leave_results_equal_to_the_bit(kind: str) -> None:
     alone, _ = run(tiny_model(**KINDS[kind]), 3, asked)
     prompts = {str(number): request.prompt for number, request in enumerate(asked, 1)}
     known = [(prompts[name], result) for (name, _), result in alone.items()]
-    drafts: list[SpeculationSettings | Oracle] = [Oracle(known, 0.2, 0), Oracle(known, 0.2, 1)]
-    if not kind.startswith("qwen3-next"):
+    has_trees = not kind.startswith("qwen3-next")
+    drafts: list[SpeculationSettings | Oracle] = [
+        Oracle(known, 0.2, seed, makes_trees=has_trees) for seed in range(2)
+    ]
+    if has_trees:
         drafts[1] = SpeculationSettings(draft="layers:1")
+        drafts += [SpeculationSettings(draft="layers:1", draft_tree="3x2")]
+    if kind == "plain":
+        drafts += [
+            SpeculationSettings(draft="tiny:tiny_model", draft_tree=tree) for tree in (None, "2x3")
+        ]
     for settings in ({}, {"scarcity": 1.15, "block_size": 4, "max_batch_tokens": 40}):
         for draft in drafts:
             found, _ = run(tiny_model(**KINDS[kind]), 8, asked, speculation=draft, **settings)
