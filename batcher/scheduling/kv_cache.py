@@ -222,14 +222,13 @@ class KVCache(Generic[S]):
         Returns how many each gives back, of those that do: none of what is promised to it.
         """
         num_behind: dict[S, int] = {}
-        size, freed, is_promised = self.block_size, [], self._capacity == "no-evict"
+        size, is_promised = self.block_size, self._capacity == "no-evict"
         for row, num in num_tokens.items():
             num_kept = -(-(max(num, row.most_tokens) if is_promised else num) // size)
             if len(row.block_table) > num_kept:
                 blocks = self._cut(row, num_kept)
                 num_behind[row] = len(blocks)
-                freed += blocks
-        self.pool.give_back(freed)
+                self.pool.give_back(blocks)
         return num_behind
 
     def _cut(self, sequence: S, num_kept: int) -> list[int]:
