@@ -37,6 +37,7 @@ def requests() -> list[Request]:
 
 
 REQUESTS = requests()
+DRAFT = tiny_model(**KINDS["plain"])
 HEAVY = pytest.mark.heavy
 
 
@@ -140,7 +141,8 @@ def test_drafts_leave_results_equal_to_the_bit(kind: str) -> None:
         drafts += [SpeculationSettings(draft="layers:1", draft_tree="3x2")]
     if kind == "plain":
         drafts += [
-            SpeculationSettings(draft="tiny:tiny_model", draft_tree=tree) for tree in (None, "2x3")
+            SpeculationSettings(draft=f"{__name__}:DRAFT", draft_tree=tree)
+            for tree in (None, "2x3")
         ]
     for settings in ({}, {"scarcity": 1.15, "block_size": 4, "max_batch_tokens": 40}):
         for draft in drafts:
