@@ -279,19 +279,23 @@ class Engine:
         reason: ArriveReason = "input",
         replayed: Mapping[int, Result] = NOTHING_REPLAYED,
         name: str | None = None,
+        is_streamed: bool = True,
     ) -> str:
         """Do what `add` does with a request in which `find_problems` has found none.
 
         Its lists must not be changed any more.
 
         name: what it is called here instead of by its id, for requests that do not know of each
-        other; its draws are those of its id all the same.
+        other; its draws are those of its id all the same.  is_streamed: whether an engine that
+        streams tells its tokens, too.
 
         Raises:
             RequestError: its id is that of a request that has not ended.
             BatchdecodeError: it is replayed where sequences may be preempted or share blocks.
         """
-        return self._inputs.add(request, input_index, reason, replayed, name)
+        return self._inputs.add(
+            request, input_index, reason, replayed, name, is_streamed=is_streamed
+        )
 
     def abort(self, request_id: str) -> None:
         """End a request now; the next `step` hands out its results, with what it had generated.

@@ -67,10 +67,12 @@ class Inputs:
         arrive_reason: ArriveReason,
         replayed: Mapping[int, Result],
         name: str | None = None,
+        *,
+        is_streamed: bool = True,
     ) -> str:
         """Take in a request, whose sequences join the queue once they have arrived; return its id.
 
-        name: what it is called instead.
+        name, is_streamed: see Engine.enqueue.
 
         Raises:
             RequestError: its id is that of a request that has not ended, or the model's tokenizer
@@ -88,7 +90,7 @@ class Inputs:
             )
         if input_index is None:
             input_index = outputs.num_requests
-        asked = request, request_id, input_index, arrive_reason, replayed
+        asked = request, request_id, input_index, arrive_reason, replayed, is_streamed
         sequences = make_sequences(*asked, *self._made_with, NO_TOKENS)
         outputs.open_request(request, request_id, len(sequences))
         if request.arrival_time > self.latest_arrival:  # noqa: PLR1730 - max() takes longer
@@ -217,6 +219,7 @@ def make_sequences(
     input_index: int,
     arrive_reason: ArriveReason,
     replayed: Mapping[int, Result],
+    is_streamed: bool,  # noqa: FBT001 - one of the fields of a Turn, in their order
     model: Model,
     eos_token_ids: tuple[int, ...],
     heal: Heal,
@@ -244,6 +247,7 @@ def make_sequences(
         prompt=prompt,
         automaton=stop_automaton(request, eos_token_ids),
         arrive_reason=arrive_reason,
+        is_streamed=is_streamed,
     )
     if prompt.segment_ends:
         first.segment_ends = prompt.segment_ends

@@ -99,11 +99,9 @@ class RowDecoder:
             self._tokens.first_rows[slot] = self._tokens.row
         for other in first.others:
             self.first_slots[other.slot] = slot
-        row = None
-        if self._is_streaming or not first.is_plain:
-            row = make_row_state(
-                first, self._grammars, self._tokenizer if self._is_streaming else None
-            )
+        row, is_streamed = None, self._is_streaming and first.is_streamed
+        if is_streamed or not first.is_plain:
+            row = make_row_state(first, self._grammars, self._tokenizer if is_streamed else None)
         is_sampled = (row is not None and row.constraint is not None) or (
             not first.is_plain and bool(logit_fields_of(first.request))
         )

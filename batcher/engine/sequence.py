@@ -45,6 +45,7 @@ class Sequence(Schedulable, eq=False, gc=False, kw_only=True):  # it is part of 
     What was asked for, beside that of Schedulable; set by inputs.py:
     request: what it is an output of.  prompt: what the model reads first.
     automaton: what its output is watched for.  arrive_reason: why it arrives when it does.
+    is_streamed: whether its tokens are told as they come, if the engine tells any.
     extras: None for a plain sequence: greedy tokens until a stop, and nothing else.
 
     Where it stands: see Schedulable; set by the scheduler.
@@ -58,6 +59,7 @@ class Sequence(Schedulable, eq=False, gc=False, kw_only=True):  # it is part of 
     prompt: Prompt
     automaton: StopAutomaton
     arrive_reason: ArriveReason
+    is_streamed: bool = True
     extras: SequenceExtras | None = None
 
     generated: list[int] | None = None

@@ -17,7 +17,7 @@ from batcher.tokens import NO_TOKENS, Tokens, joined
 class Turn(NamedTuple):
     """A request of a session as it was added to the engine.
 
-    replayed: what an earlier run found, by index.
+    replayed: what an earlier run found, by index.  is_streamed: see Engine.enqueue.
     """
 
     request: Request
@@ -25,6 +25,7 @@ class Turn(NamedTuple):
     input_index: int
     arrive_reason: ArriveReason
     replayed: Mapping[int, Result]
+    is_streamed: bool
 
 
 class PastTurn(NamedTuple):

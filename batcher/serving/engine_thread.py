@@ -25,6 +25,8 @@ from batcher.serving.exchange import Exchange
 MAX_UNHEARD = 64  # outcomes that the event loop has not heard of; then the next step waits
 
 ServerClock = PacedClock | WallClock
+Mail = tuple[Request, str, bool] | str | None
+"""A request, its name and whether its tokens are told; the name of one to abort; None to end."""
 
 
 class Watcher(Protocol):
@@ -57,7 +59,7 @@ class EngineThread:
         self.on_end: Callable[[], object] = lambda: None
         self._watcher, self._prefix, self._num_requests = watcher, prefix, 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._inbox: deque[tuple[Request, str] | str | None] = deque()
+        self._inbox: deque[Mail] = deque()
         self._has_mail, self._room = Event(), Semaphore(MAX_UNHEARD)
         self._thread = Thread(target=self._run, name="engine", daemon=True)
         self.failure: str | None = None
@@ -94,7 +96,7 @@ class EngineThread:
         force_setattr(request, "arrival_time", self.clock.elapsed())
         exchange = self.exchanges[name] = Exchange(request, name, wants_tokens=wants_tokens)
         self.num_open += request.n
-        self._post((request, name))
+        self._post((request, name, wants_tokens))
         return exchange
 
     def release(self, exchange: Exchange) -> None:
@@ -111,7 +113,7 @@ class EngineThread:
         """Wait until the thread has ended, but not for ever: a model may hang."""
         self._thread.join(timeout)
 
-    def _post(self, mail: tuple[Request, str] | str | None) -> None:
+    def _post(self, mail: Mail) -> None:
         self._inbox.append(mail)
         self._has_mail.set()
 
@@ -203,9 +205,9 @@ class EngineThread:
                 with suppress(BatchdecodeError):  # it has ended in the meantime
                     engine.abort(mail)
                 continue
-            request, name = mail
+            request, name, is_streamed = mail
             try:
-                engine.enqueue(request, reason="follow", name=name)
+                engine.enqueue(request, reason="follow", name=name, is_streamed=is_streamed)
             except RequestError as error:
                 self._tell(self._hear_refusal, name, error)
         return True

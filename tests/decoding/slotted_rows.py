@@ -39,7 +39,7 @@ class SlottedRows:
         for place, request in enumerate(requests):
             if request.max_tokens > 0:
                 name = f"r{place}"
-                asked = request, name, place, "input", {}
+                asked = request, name, place, "input", {}, True
                 made_with = MODEL, (MODEL.eos_token_id,), heal, ANY_LENGTH
                 self.waiting += make_sequences(*asked, *made_with, [])
         self.running: dict[int, Sequence] = {}  # by the first's slot
