@@ -22,8 +22,8 @@ FOLDERS = ("engine", "scheduling", "simulation")  # nobody else assigns a field 
 INPUTS = """
     id index input_index arrival_time num_prompt_tokens max_tokens priority deadline cache_salt
     skips_prefix_cache segment_ends role others num_slots has_siblings arrived_step
-    request prompt automaton arrive_reason is_streamed extras replayed num_healed healing prompt_logprobs
-    failure is_cut dropped
+    request prompt automaton arrive_reason is_streamed extras replayed num_healed healing
+    prompt_logprobs failure is_cut dropped
 """
 SCHEDULER = """
     state slot admitted_step first_token_step num_tokens num_computed_tokens num_cached_tokens

@@ -4,8 +4,8 @@ Times are those of the engine's clock, which a server has on the wall: from the 
 to the ends of its steps.  docs/serve.md has the table.
 """
 
+import os
 from collections.abc import Callable
-from functools import partial
 
 from prometheus_client import (
     CollectorRegistry,
@@ -15,6 +15,7 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from batcher.engine import Engine, StepOutcome
 from batcher.events import ArriveEvent, FinishEvent, PreemptEvent
@@ -24,6 +25,8 @@ from batcher.serving.engine_thread import ServerClock
 _SECONDS = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5]
 _SECONDS += [10.0, 20.0, 40.0, 80.0, 160.0, 640.0]
 _TOKENS = [float(number * 10**power) for power in range(6) for number in (1, 2, 5)]
+
+SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # as prometheus_client calls it
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double the series
 
@@ -68,31 +71,36 @@ SUCCESS_WORDS = "Outputs that have ended, by why."
 class ServerMetrics:
     """Counts what an engine does, for as long as it runs.
 
-    registry: what /metrics reads.
+    Where PROMETHEUS_MULTIPROC_DIR was set before this was imported, the processes that share that
+    folder tell of all their engines.
     """
 
     def __init__(self, engine: Engine, clock: ServerClock, model: str, worker: str = "0") -> None:
-        self.registry = CollectorRegistry()
-        self._clock = clock
+        self._own = CollectorRegistry()
+        self._engine, self._clock = engine, clock
         self._arrivals: dict[tuple[str, int], float] = {}  # of outputs that have not ended
         labels = {"model_name": model, "engine": worker}
         names = tuple(labels)
-        for name, (words, read) in GAUGES.items():
-            gauge = Gauge(name, words, names, registry=self.registry).labels(**labels)
-            gauge.set_function(partial(read, engine))
+        self._gauges = [
+            (
+                Gauge(name, words, names, registry=self._own, multiprocess_mode="livesum").labels(
+                    **labels
+                ),
+                read,
+            )
+            for name, (words, read) in GAUGES.items()
+        ]
         self._counters = {
-            name: Counter(name, words, names, registry=self.registry).labels(**labels)
+            name: Counter(name, words, names, registry=self._own).labels(**labels)
             for name, words in COUNTERS.items()
         }
         self._histograms = {
-            name: Histogram(name, words, names, registry=self.registry, buckets=buckets).labels(
+            name: Histogram(name, words, names, registry=self._own, buckets=buckets).labels(
                 **labels
             )
             for name, (words, buckets) in HISTOGRAMS.items()
         }
-        success = Counter(
-            SUCCESS, SUCCESS_WORDS, (*names, "finished_reason"), registry=self.registry
-        )
+        success = Counter(SUCCESS, SUCCESS_WORDS, (*names, "finished_reason"), registry=self._own)
         self._ended = {
             reason: success.labels(**labels, finished_reason=told)
             for reason, told in {
@@ -105,7 +113,11 @@ class ServerMetrics:
 
     def text(self) -> bytes:
         """Return what /metrics answers."""
-        return generate_latest(self.registry)
+        registry = self._own
+        if SHARED_FOLDER in os.environ:
+            registry = CollectorRegistry()
+            MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # it has no types
+        return generate_latest(registry)
 
     def after_step(self, outcome: StepOutcome) -> None:
         """Count what a step did."""
@@ -113,6 +125,8 @@ class ServerMetrics:
         for event in outcome.events:
             if type(event) is ArriveEvent:
                 arrivals[event.id, event.index] = event.time
+        for gauge, read in self._gauges:
+            gauge.set(read(self._engine))
         for result in outcome.results:
             self._count(result, arrivals.get((result.id, result.index)))
         for event in outcome.events:

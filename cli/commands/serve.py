@@ -67,6 +67,14 @@ class ServeOptions:
         callback=num_bytes,
         parser=str,
     )
+    workers: int = option(
+        SERVING,
+        "Processes at one address, each with an engine and a model of its own.",
+        "N",
+        default=1,
+        min=1,
+        max=MAX_WORKERS,
+    )
     config: str | None = shared.config(
         DECODING,
         "defaults of -b, --model, --seed and scheduling, and settings of models",
@@ -107,11 +115,10 @@ def serve(options: ServeOptions) -> None:
             "install them with `pip install 'batchdecode[serve]'`"
         )
     from ..running.stdout import user_code_prints_to_stderr  # noqa: PLC0415 - as the next
-    from ..serving.server import Server  # noqa: PLC0415 - heavy
-    from ..serving.setup import listen  # noqa: PLC0415 - as above
+    from ..serving.workers import serve_alone, serve_together  # noqa: PLC0415 - heavy
 
-    with user_code_prints_to_stderr(), listen(options) as listener:
-        status = Server(options, listener).run()
+    with user_code_prints_to_stderr():
+        status = serve_alone(options) if options.workers == 1 else serve_together(options)
     raise typer.Exit(status)
 
 

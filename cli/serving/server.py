@@ -7,8 +7,9 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing import parent_process
 
 import uvicorn
 
@@ -29,6 +30,7 @@ from .guard import GuardedProtocol
 from .setup import make_clock, make_engine, make_service
 from .watching import ServerGauges, ServerWatcher
 
+BACKLOG = 2048  # connections
 KEEP_ALIVE = 60  # seconds
 JOIN_SECONDS = 1.0  # that a step may go on after a second signal
 STOPPING = (signal.SIGINT, signal.SIGTERM)
@@ -37,25 +39,34 @@ STOPPING = (signal.SIGINT, signal.SIGTERM)
 class Server:
     """A server that is ready to begin.
 
+    listener: where it listens.  worker: its number, from 0.  on_ready: called when it listens; by
+    default it says so.
+
     Raises:
         BatchdecodeError: an option is not right.
     """
 
-    def __init__(self, options: ServeOptions, listener: socket.socket) -> None:
+    def __init__(
+        self,
+        options: ServeOptions,
+        listener: socket.socket,
+        worker: int = 0,
+        on_ready: Callable[[], object] | None = None,
+    ) -> None:
         if options.trace is not None:
             check_writable(options.trace)
             if not options.force:
                 check_replaceable("--trace", options.trace, is_trace_start)
-        self._options, self._listener = options, listener
+        self._options, self._listener, self._on_ready = options, listener, on_ready
         model = load(options, options.seed, is_shown=not options.quiet)
         clock = make_clock(options)
         engine = make_engine(options, model, clock)
         name = options.served_model_name or options.model
-        metrics = ServerMetrics(engine, clock, name)
+        metrics = ServerMetrics(engine, clock, name, str(worker))
         trace = TraceWriter(open_sink(options.trace)) if options.trace is not None else None
         self._view = _open_view(options, ServerGauges(engine), engine.settings.policy)
         self._watcher = ServerWatcher(engine, metrics, trace, self._view)
-        self._service = make_service(options, model, engine, clock, self._watcher)
+        self._service = make_service(options, model, engine, clock, self._watcher, worker)
         config = uvicorn.Config(
             make_app(self._service, metrics.text),
             http=GuardedProtocol,
@@ -91,16 +102,17 @@ class Server:
             loop.add_signal_handler(number, self._take, number)
         engine.on_end = self._end
         engine.start()
-        self._tell_address()
+        if (parent := parent_process()) is not None:
+            loop.add_reader(parent.sentinel, self._end)  # it has gone without a word
+        self._listener.listen(BACKLOG)
+        (self._on_ready or self._tell_address)()
         await self._uvicorn.serve(sockets=[self._listener])
 
     def _tell_address(self) -> None:
         if self._options.quiet:
             return
-        host, port = self._listener.getsockname()[:2]
-        where = f"[{host}]" if ":" in host else host
         slots = counted(self._options.batch, "slot")
-        message = f"serving {self._service.model} with {slots} at http://{where}:{port}/v1\n"
+        message = f"serving {self._service.model} with {slots} at {url_of(self._listener)}\n"
         self._view.write_message(printable_lines(message))
 
     def _take(self, number: signal.Signals) -> None:
@@ -116,6 +128,13 @@ class Server:
     def _end(self) -> None:
         """Serve no more: there is no engine."""
         self._uvicorn.should_exit = True
+
+
+def url_of(listener: socket.socket) -> str:
+    """Return what a client is given as the address of a server."""
+    host, port = listener.getsockname()[:2]
+    where = f"[{host}]" if ":" in host else host
+    return f"http://{where}:{port}/v1"
 
 
 class _Uvicorn(uvicorn.Server):

@@ -1,7 +1,5 @@
 """From the options of a server to what it is made of: an engine, its clock and its address."""
 
-import socket
-
 from batcher.engine import Engine
 from batcher.errors import BatchdecodeError
 from batcher.formats.requests import RequestParser
@@ -14,30 +12,8 @@ from batcher.serving.engine_thread import EngineThread, ServerClock, Watcher
 from batcher.serving.http import Limits
 
 from ..commands.serve import ServeOptions
-from ..errors import reason_of
 
 MAX_STEPS_KEPT = 2**20
-BACKLOG = 2048
-
-
-def listen(options: ServeOptions) -> socket.socket:
-    """Return a socket that listens at the address of the options; several processes may.
-
-    Raises:
-        BatchdecodeError: the address cannot be had.
-    """
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            options.host, options.port, type=socket.SOCK_STREAM
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-    except OSError as error:
-        where = f"{options.host}, port {options.port}"
-        raise BatchdecodeError(f"cannot listen at {where}: {reason_of(error)}") from error
-    return listener
 
 
 def make_clock(options: ServeOptions) -> ServerClock:
@@ -77,13 +53,22 @@ def make_engine(options: ServeOptions, model: Model, clock: ServerClock) -> Engi
 
 
 def make_service(
-    options: ServeOptions, model: Model, engine: Engine, clock: ServerClock, watcher: Watcher
+    options: ServeOptions,
+    model: Model,
+    engine: Engine,
+    clock: ServerClock,
+    watcher: Watcher,
+    worker: int,
 ) -> Service:
-    """Return what the endpoints of a server have in common."""
+    """Return what the endpoints of a server have in common.
+
+    worker: its number, from 0, which stands before the numbers of requests if there are several.
+    """
+    prefix = f"{worker}-" if options.workers > 1 else ""
     capabilities, name = engine.capabilities, options.served_model_name or options.model
     token_bytes = model.tokenizer.token_bytes
     return Service(
-        engine=EngineThread(engine, clock, watcher, options.max_queue),
+        engine=EngineThread(engine, clock, watcher, options.max_queue, prefix),
         reader=BodyReader(
             RequestParser(capabilities), name, asks_tokenizer=capabilities.encode is not None
         ),

@@ -8,10 +8,11 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import httpx
 import pytest
-from process import ENVIRONMENT, batchdecode, start
+from process import COMMAND, ENVIRONMENT, batchdecode, start
 
 from batcher import decode
 
@@ -19,9 +20,9 @@ LONG = {"prompt": "Once", "max_tokens": 1_000_000, "ignore_eos": True, "stream":
 
 
 @contextmanager
-def serving(*arguments, **more):
-    """Give a client of a server, whose `process` it is."""
-    process = start("serve", "--port", "0", *arguments, **more)
+def serving(*arguments, command=None):
+    """Give a client of a server, whose `process` it is, or stands for."""
+    process = start("serve", "--port", "0", *arguments, command=command)
     line = process.stderr.readline().decode()
     found = re.search(r"at (http://\S+)/v1$", line)
     assert found, line + process.stderr.read().decode()
@@ -117,6 +118,44 @@ def test_the_key_comes_from_the_environment_and_nothing_tells_it(tmp_path, monke
         status, said = ended(client.process)
     assert (status, said) == (0, "")
     assert "hidden" not in trace.read_text()
+
+
+def ids_of_answers(client, number):
+    """Return the ids of answers to so many requests, each on a connection of its own."""
+    url, body = f"{client.base_url}/v1/completions", {"prompt": "Once", "max_tokens": 2}
+    answers = [httpx.post(url, json=body, timeout=30) for _ in range(number)]
+    assert {answer.json()["choices"][0]["text"] for answer in answers} == {" We touched"}
+    return [answer.json()["id"] for answer in answers]
+
+
+def test_workers_share_an_address_and_metrics():
+    with serving("--workers", "2") as client:
+        ids = []
+        while len({name.split("-")[1] for name in ids}) < 2:
+            ids += ids_of_answers(client, 4)
+        assert len(set(ids)) == len(ids)
+        told = client.get("/metrics").text
+        counted = re.findall(r'vllm:generation_tokens_total{engine="([01])".*} ([\d.]+)', told)
+        assert {engine for engine, _ in counted} == {"0", "1"}
+        assert sum(float(number) for _, number in counted) == 2 * len(ids)
+        client.process.terminate()
+        assert ended(client.process) == (0, "")
+
+
+def test_workers_end_together():
+    with serving("--workers", "2", command=COMMAND) as client:
+        ids_of_answers(client, 1)
+        children = Path(f"/proc/{client.process.pid}/task/{client.process.pid}/children")
+        process = int(children.read_text().split()[0])
+        os.kill(process, signal.SIGKILL)
+        assert ended(client.process) == (137, "")
+
+
+@pytest.mark.parametrize("option", ["--trace=t", "--live=plain"])
+def test_what_is_about_one_engine_is_refused_for_several(option):
+    done = batchdecode("serve", "--workers", "2", option)
+    assert done.returncode == 2
+    assert "is about one engine: it needs --workers 1" in done.stderr
 
 
 def test_an_address_that_is_taken_is_an_error():

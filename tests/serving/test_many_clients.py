@@ -11,7 +11,7 @@ from batcher import decode
 from batcher.settings import SchedulingSettings
 
 NUM_CLIENTS = 60
-WORDS = ["once", "upon", "a", "time", "the", "cat", "found", "my", "red", "boat", "and", "every", "owl", "kept", "a", "key"]
+WORDS = ("once", "upon", "time", "the cat", "found", "my", "red", "boat", "every owl", "key")
 
 
 def any_body(draw):
