@@ -29,6 +29,7 @@ from .config import model_settings
 from .help import TOLD, GroupedCommand, OptionGroup, option
 
 if TYPE_CHECKING:
+    from batcher.engine.drafting import DraftCache
     from batcher.models.base import Model
     from batcher.scheduling.clock import Clock
     from batcher.timing.step_time import StepTime
@@ -200,6 +201,7 @@ class SchedulingOptions:
                 f"--kv-memory needs a model that says how much a token takes; {model.name} "
                 "does not: give --kv-blocks"
             )
+        num_bytes += self._draft_bytes(model, block_size)
         num_blocks = self._kv_memory // num_bytes
         if not 1 <= num_blocks <= MAX_KV_BLOCKS:
             raise BatchdecodeError(
@@ -208,6 +210,33 @@ class SchedulingOptions:
             )
         given = {name: value for name, value in self.given.items() if name != "kv_memory"}
         return type(self)(**given, kv_blocks=num_blocks)
+
+    def _draft_cache(self, model: "Model", block_size: int) -> "DraftCache | None":
+        """Return what the cache of a second model takes, which drafts; None if there is none."""
+        if self.speculation is None:
+            return None
+        from batcher.engine.drafting import draft_cache_of  # noqa: PLC0415 - seldom
+
+        return draft_cache_of(self.speculation, model, block_size)
+
+    def _draft_bytes(self, model: "Model", block_size: int) -> int:
+        """Return what a block takes beside that for a second model, which drafts.
+
+        Raises:
+            BatchdecodeError: there is one that does not say.
+        """
+        cache = self._draft_cache(model, block_size)
+        if cache is not None and cache.per_block is None:
+            raise BatchdecodeError(
+                "--kv-memory needs a draft that says how much a token takes; this one does not: "
+                "give --kv-blocks"
+            )
+        return 0 if cache is None or cache.per_block is None else cache.per_block
+
+    def draft_bytes_per_token(self, model: "Model") -> int:
+        """Return what a token takes in the cache of a second model, as far as that says so."""
+        cache = self._draft_cache(model, DEFAULT_BLOCK_SIZE)
+        return 0 if cache is None else cache.per_token or 0
 
     def settings(self) -> SchedulingSettings:
         """Return what decides the schedule.

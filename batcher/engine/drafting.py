@@ -1,7 +1,7 @@
 """From what a person says of drafts to what proposes them, for a model and the rows of a runner."""
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,6 +18,8 @@ from batcher.models.base import (
     can_verify,
     can_verify_trees,
     eos_token_ids_of,
+    kv_block_bytes_of,
+    number_of,
 )
 from batcher.models.loading import as_model, cache_windows_of
 from batcher.models.simulated import SimulatedSettings
@@ -37,6 +39,7 @@ from batcher.speculation.spec import (
     parse_draft,
     parse_tree,
 )
+from batcher.transformer.settings import is_checkpoint
 
 MAX_AUTO_TOKENS = 16
 
@@ -128,6 +131,38 @@ def _drafter(
             return _draft_model(drafting, model, runner, num_branches)
         case _:
             return make_text_drafter(draft, model.tokenizer, model.vocab_size, num_branches)
+
+
+class DraftCache(NamedTuple):
+    """What the cache of a second model takes, in bytes; None if it does not say.
+
+    It is beside that of the model it drafts for: every block has room for both.
+    """
+
+    per_token: int | None
+    per_block: int | None
+
+
+def draft_cache_of(
+    speculation: SpeculationSettings, model: Model, block_size: int
+) -> DraftCache | None:
+    """Return what is kept of drafts in blocks of `block_size` tokens; None if no second model is.
+
+    Raises:
+        BatchdecodeError: there is no such model, or it tells nonsense of its cache.
+    """
+    draft = parse_draft(speculation.draft)
+    if not isinstance(draft, ModelDraft):
+        return None
+    if is_checkpoint(draft.name):
+        from batcher.models.checkpoints import cache_size_of  # noqa: PLC0415 - for checkpoints only
+
+        size = cache_size_of(draft.name)
+        return DraftCache(size.per_token, size.of_block(block_size))
+    drafting = _load(draft.name, model)
+    return DraftCache(
+        number_of(drafting, "kv_bytes_per_token"), kv_block_bytes_of(drafting, block_size)
+    )
 
 
 def _first_layers(model: Model, num_layers: int) -> PagedModel:

@@ -8,6 +8,7 @@ from msgspec import to_builtins
 
 from batcher.errors import BatchdecodeError
 from batcher.models.transformer import TransformerModel
+from batcher.transformer.cache_size import CacheSize, cache_size
 from batcher.transformer.checkpoint import Checkpoint, open_checkpoint
 from batcher.transformer.loading import decoder_of
 from batcher.transformer.settings import SMOLLM2, TransformerSettings
@@ -26,7 +27,7 @@ def load_transformer(
     Raises:
         BatchdecodeError: there is none, it is damaged, or has what is not supported here.
     """
-    path = smollm2_file() if spec == SMOLLM2 else Path(spec)
+    path = _path_of(spec)
     checkpoint = open_checkpoint(path)
     limit = checkpoint.config.max_position_embeddings
     if settings.max_context is not None and settings.max_context > limit:
@@ -42,6 +43,19 @@ def load_transformer(
         settings.max_context,
         settings.layout,
     )
+
+
+def cache_size_of(spec: str) -> CacheSize:
+    """Return what the cache of a checkpoint takes, without its weights being read.
+
+    Raises:
+        BatchdecodeError: there is none, it is damaged, or has what is not supported here.
+    """
+    return cache_size(open_checkpoint(_path_of(spec)).config)
+
+
+def _path_of(spec: str) -> Path:
+    return smollm2_file() if spec == SMOLLM2 else Path(spec)
 
 
 def _described(settings: TransformerSettings, checkpoint: Checkpoint) -> dict[str, Any]:

@@ -28,14 +28,14 @@ from batcher.models.base import (
 )
 from batcher.models.draft_trees import node_paths
 from batcher.transformer.attention import NOWHERE
-from batcher.transformer.cache_groups import cache_groups, num_kv_layers
+from batcher.transformer.cache_groups import cache_groups
+from batcher.transformer.cache_size import cache_size
 from batcher.transformer.kv_store import KVStore
 from batcher.transformer.own_tables import OWN_BLOCK_SIZE, OwnTables
 from batcher.transformer.span import Snapshot, Span, spans_of_tree
 from batcher.transformer.transformer import Decoder
 
 _PIECE = 64  # rows of logits at once
-_FLOAT_SIZE = 4  # bytes
 
 
 class _Row(NamedTuple):
@@ -97,10 +97,8 @@ class TransformerModel:
         self.session_overflow: str | None = settings.get("session_overflow")
         self._groups = cache_groups(config)
         self.cache_windows = tuple(group.window for group in self._groups)
-        num_heads = num_kv_layers(self._groups) * config.num_kv_heads
-        self._cell_size = 2 * num_heads * config.head_dim * _FLOAT_SIZE
-        num_tables = sum(not group.is_recurrent for group in self._groups)
-        self.kv_bytes_per_token = num_tables * self._cell_size
+        self._cache_size = cache_size(config)
+        self.kv_bytes_per_token = self._cache_size.per_token
         self.recomputes_drafts = config.delta_net is not None
         self.verifies_trees = self.verifies_drafts and not self.recomputes_drafts
         self.layout: Layout = layout
@@ -119,9 +117,7 @@ class TransformerModel:
 
     def kv_block_bytes(self, block_size: int) -> int:
         """Return what a block takes: room for keys and values, and for states if there are any."""
-        delta_net = self._decoder.config.delta_net
-        state_size = 0 if delta_net is None else len(delta_net.layers) * delta_net.state_size
-        return block_size * self._cell_size + state_size * _FLOAT_SIZE
+        return self._cache_size.of_block(block_size)
 
     def twin(self) -> Self:
         """Return one of the same weights, with a cache of its own."""

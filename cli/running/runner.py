@@ -272,7 +272,7 @@ class Run:
         metrics.note_constraints(*engine.constraint_counts)
         summary = metrics.summary(engine.num_steps)
         if not options.quiet:
-            from ..screen.summary import RunFiles, render_summary  # noqa: PLC0415 - a quiet run does without
+            from ..screen.summary import BytesPerToken, RunFiles, render_summary  # noqa: PLC0415 - a quiet run does without
 
             text = render_summary(
                 summary,
@@ -281,7 +281,10 @@ class Run:
                 elapsed=time.monotonic() - self._started,
                 encoding=sys.stderr.encoding,
                 has_color=wants_color(options.color, 2, os.environ),
-                kv_bytes_per_token=number_of(self._setup.model, "kv_bytes_per_token"),
+                kv_bytes=BytesPerToken(
+                    number_of(self._setup.model, "kv_bytes_per_token"),
+                    options.scheduling.draft_bytes_per_token(self._setup.model),
+                ),
             )
             say(text)
             scheduling = options.scheduling

@@ -51,6 +51,16 @@ UNICODE = Marks("✓", "✗", "■", " · ")
 ASCII = Marks("*", "x", "!", ", ")
 
 
+class BytesPerToken(NamedTuple):
+    """What the cache of a model takes for a token, if it says so, and that of a draft model."""
+
+    model: int | None
+    draft: int
+
+
+NOT_TOLD = BytesPerToken(None, 0)
+
+
 def render_summary(
     summary: RunSummary,
     files: RunFiles,
@@ -59,11 +69,11 @@ def render_summary(
     elapsed: float,
     encoding: str,
     has_color: bool,
-    kv_bytes_per_token: int | None = None,
+    kv_bytes: BytesPerToken = NOT_TOLD,
 ) -> str:
     """Return the summary as lines of text; `elapsed` is in seconds, `encoding` the terminal's.
 
-    kv_bytes_per_token: what the cache of the model takes, if it says so.
+    kv_bytes: what the cache takes.
     is_complete: every request of the input was read and has come to its end.
     """
     marks = UNICODE if can_print(encoding, "".join(UNICODE)) else ASCII
@@ -75,7 +85,7 @@ def render_summary(
         _times(summary),
         _idle(summary),
         _least_steps(summary),
-        *timed_lines(summary, kv_bytes_per_token),
+        *timed_lines(summary, kv_bytes),
         *_control(summary),
         *_drafts(summary.speculation),
         _files(summary, files),
@@ -163,9 +173,9 @@ def _least_steps(summary: RunSummary) -> str:
     )
 
 
-def timed_lines(summary: RunSummary, kv_bytes_per_token: int | None = None) -> list[str]:
+def timed_lines(summary: RunSummary, kv_bytes: BytesPerToken = NOT_TOLD) -> list[str]:
     """Return the lines on what steps computed and, where they are not alike, how long they took."""
-    memory = _memory(summary, kv_bytes_per_token)
+    memory = _memory(summary, kv_bytes)
     groups = [_latencies(summary), _rates(summary), memory, _steps(summary)]
     return [f"{INDENT}{line}" for parts in groups if parts for line in fill(parts, GAP, WIDTH - 2)]
 
@@ -206,7 +216,7 @@ def _goodput(goodput: Goodput) -> list[str]:
     return parts
 
 
-def _memory(summary: RunSummary, kv_bytes_per_token: int | None) -> list[str]:
+def _memory(summary: RunSummary, kv_bytes: BytesPerToken) -> list[str]:
     """Return how full the blocks were, and what that cost."""
     parts, kv = [], summary.kv
     if kv is not None:
@@ -214,8 +224,9 @@ def _memory(summary: RunSummary, kv_bytes_per_token: int | None) -> list[str]:
         if kv.mean_share is not None and kv.max_share is not None:
             used = f"{whole_percent(kv.mean_share)} used, {whole_percent(kv.max_share)} at most"
         parts.append(f"kv {used}")
-        if kv_bytes_per_token is not None:
-            parts.append(f"{kv_bytes_per_token:,} bytes per token")
+        if kv_bytes.model is not None:
+            for_drafts = f", {kv_bytes.draft:,} of them for drafts" if kv_bytes.draft else ""
+            parts.append(f"{kv_bytes.model + kv_bytes.draft:,} bytes per token{for_drafts}")
     lost = summary.preemptions
     if lost is not None and lost.count:
         again = counted(lost.recomputed_tokens, "token")

@@ -509,6 +509,23 @@ def test_memory_becomes_blocks_and_the_summary_says_what_a_token_takes(folder):
 
 
 @pytest.mark.parametrize(
+    ("draft", "size", "told"),
+    [
+        (TINY, 2 * BYTES_PER_TOKEN, "1,024 bytes per token, 512 of them for drafts"),
+        ("layers:1", BYTES_PER_TOKEN, "512 bytes per token  "),
+        ("ngram", BYTES_PER_TOKEN, "512 bytes per token  "),
+    ],
+)
+def test_memory_is_for_a_second_model_too(folder, draft, size, told):
+    options = ["-o", "out", "--trace", "t", "--block-size", 4, "--draft", draft]
+    done = run("--kv-memory", "20KiB", *options, requests="in", cwd=folder)
+    assert done.returncode == 0
+    assert told in done.stderr.replace("\n", "  ")
+    scheduling = json.loads((folder / "t").read_text().splitlines()[0])["scheduling"]
+    assert scheduling["kv_blocks"] == 20 * 1024 // size // 4
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         (["--kv-memory", "1MB", "--kv-blocks", "3"], "--kv-memory and --kv-blocks exclude each"),
