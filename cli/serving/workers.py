@@ -130,9 +130,9 @@ def _watch(workers: Sequence[BaseProcess]) -> int:
     for number in STOPPING:
         signal.signal(number, pass_on)
     while alive := [worker for worker in workers if worker.is_alive()]:
-        wait([worker.sentinel for worker in alive])
-        if not received and any(worker.exitcode is not None for worker in workers):
+        if not received and len(alive) < len(workers):
             pass_on(signal.SIGTERM, None)
+        wait([worker.sentinel for worker in alive])
     return max(_status(worker) for worker in workers)
 
 

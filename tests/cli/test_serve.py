@@ -129,7 +129,7 @@ def ids_of_answers(client, number):
 
 
 def test_workers_share_an_address_and_metrics():
-    with serving("--workers", "2") as client:
+    with serving("--workers", "2", command=COMMAND) as client:  # what is imported when counts
         ids = []
         while len({name.split("-")[1] for name in ids}) < 2:
             ids += ids_of_answers(client, 4)
