@@ -13,7 +13,6 @@ import typer
 from msgspec import NODEFAULT
 
 from batcher.errors import BatchdecodeError
-from batcher.request import MAX_DRAFT_TOKENS
 from batcher.settings import (
     DEFAULT_BLOCK_SIZE,
     DEFAULT_SCHEDULING,
@@ -325,10 +324,11 @@ def speculation_of(given: Mapping[str, Any]) -> SpeculationSettings | None:
         parse_tree(values["draft_tree"])
     try:
         return msgspec.convert(values, SpeculationSettings, strict=False)
-    except msgspec.ValidationError:
+    except msgspec.ValidationError as error:
+        name = str(error).rpartition("`$.")[2].rstrip("`")
+        allowed, value = SPECULATION_SETTINGS[name].allowed, values[name]
         raise BatchdecodeError(
-            f"--draft-tokens must be an integer from 1 to {MAX_DRAFT_TOKENS}, or auto, not "
-            f"{values['draft_tokens']}"
+            f"--{name.replace('_', '-')} must be {allowed}, not {value}"
         ) from None
 
 

@@ -41,6 +41,11 @@ def verify_requests(options: VerifyOptions) -> int:
         BatchdecodeError: the input or the model is not right.
         WriteError, BrokenPipeError: stdout takes no more.
     """
+    if options.speculation is not None and options.speculation.acceptance != "exact":
+        raise BatchdecodeError(
+            f"--acceptance {options.speculation.acceptance} has nothing to verify: which tokens a "
+            "request draws depends on the drafts that it is given, and so on the batch"
+        )
     model = load(options, None)
 
     def make_model() -> Model:

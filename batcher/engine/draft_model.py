@@ -109,8 +109,8 @@ class DraftingRows:
 class DraftModel(DraftingRows):
     """Proposes lines.
 
-    Tokens are chosen from the logits as from those of the other model: with the same noise, the
-    same settings, and what constraints allow.
+    Tokens are chosen from the logits as from those of the other model: with the same settings, and
+    what constraints allow; with which noise is for `look_ahead` to say, see SpeculatingRows.
     """
 
     def __init__(

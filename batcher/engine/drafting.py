@@ -30,7 +30,12 @@ from batcher.speculation.auto_lengths import AutoLengths
 from batcher.speculation.drafter import Drafter
 from batcher.speculation.lengths import FixedLengths
 from batcher.speculation.loading import make_text_drafter
-from batcher.speculation.settings import AUTO, DEFAULT_DRAFT_TOKENS, SpeculationSettings
+from batcher.speculation.settings import (
+    AUTO,
+    DEFAULT_DRAFT_TOKENS,
+    Acceptance,
+    SpeculationSettings,
+)
 from batcher.speculation.spec import (
     LINE,
     LayersDraft,
@@ -92,6 +97,11 @@ def _shape(speculation: SpeculationSettings, model: Model) -> TreeShape:
             "--draft-tokens auto is for drafts in a line: how many pay is not known of a "
             "--draft-tree"
         )
+    if speculation.acceptance != "exact":
+        raise BatchdecodeError(
+            f"--acceptance {speculation.acceptance} is for drafts in a line, and not for a "
+            "--draft-tree"
+        )
     if not can_verify_trees(model):
         raise BatchdecodeError(
             f"--draft-tree needs a model that verifies trees: {model.name} does not, as no model "
@@ -120,16 +130,16 @@ def _lengths_by(clock: Clock, batch: RunningBatch[Sequence]) -> AutoLengths:
 def _drafter(
     speculation: SpeculationSettings, model: Model, runner: ModelRunner, num_branches: int
 ) -> Drafter:
-    name = speculation.draft
+    name, rule = speculation.draft, speculation.acceptance
     draft = parse_draft(name)
     match draft:
         case LayersDraft():
             drafting = _first_layers(model, draft.num_layers)
-            return _draft_model(drafting, model, runner, num_branches, shares_cells=True)
+            return _draft_model(drafting, model, runner, rule, num_branches, shares_cells=True)
         case ModelDraft():
             drafting = _fitting(_load(draft.name, model), model, name)
-            return _draft_model(drafting, model, runner, num_branches)
-        case _:
+            return _draft_model(drafting, model, runner, rule, num_branches)
+        case _:  # drawn from nothing: to draw a token and compare accepts as many as any rule
             return make_text_drafter(draft, model.tokenizer, model.vocab_size, num_branches)
 
 
@@ -198,6 +208,7 @@ def _draft_model(
     drafting: PagedModel,
     model: Model,
     runner: ModelRunner,
+    rule: Acceptance,
     num_branches: int,
     *,
     shares_cells: bool = False,
@@ -212,7 +223,8 @@ def _draft_model(
         raise InvariantError("rows that speculate have no pages")
     held = drafting, runner.num_slots, runner.pages
     if num_branches == 1:
-        return DraftModel(*held, rows.look_ahead, eos, shares_cells=shares_cells)
+        look_ahead = rows.look_ahead if rule == "exact" else rows.draft
+        return DraftModel(*held, look_ahead, eos, shares_cells=shares_cells)
     if not can_verify_trees(drafting):
         raise BatchdecodeError(
             f"--draft-tree: {drafting.name} cannot compute a tree, as a draft of trees has to"

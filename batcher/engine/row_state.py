@@ -11,8 +11,8 @@ from batcher.decoding.beams import BeamSearch, BeamStep
 from batcher.decoding.constraints.compiler import CompiledConstraint, ConstraintCompiler
 from batcher.decoding.constraints.rows import RowConstraint
 from batcher.decoding.healing import HealingRow
-from batcher.decoding.sampling.draw import row_key
 from batcher.decoding.sampling.group import needs_cumulative, sampling_params
+from batcher.decoding.sampling.noise import row_key
 from batcher.decoding.sampling.sampler import SamplingRow
 from batcher.decoding.stops.automaton import StopAutomaton
 from batcher.decoding.streaming import TextPiece, TextStream

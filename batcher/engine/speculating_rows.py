@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from batcher.decoding.constraints.rows import RowConstraint, allowed_tokens
 from batcher.decoding.output_tokens import NO_TOKEN
-from batcher.decoding.sampling.sampler import Masks
+from batcher.decoding.sampling.sampler import Masks, Sampler
 from batcher.engine.decoded import NO_DRAFTS, Choose, Decoded
 from batcher.engine.row_decoder import RowDecoder, masks_of
 from batcher.errors import Failure, InvariantError
@@ -112,10 +112,28 @@ class SpeculatingRows(RowDecoder):
 
     @contextmanager
     def look_ahead(self, slots: list[int]) -> Iterator[Choose]:
-        """Let rows in these slots be given tokens inside that are not theirs afterwards."""
-        sampler = self._sampler
-        if sampler is None:
+        """Let rows in these slots be given tokens inside that are not theirs afterwards.
+
+        They are given those that they would be given by these logits, with the same noise.
+        """
+        with self._sampling.undone(np.array(slots)):
+            yield self._choose_ahead(slots)
+
+    @contextmanager
+    def draft(self, slots: list[int]) -> Iterator[Choose]:
+        """Do what `look_ahead` does, with noise of its own; the step accepts or replaces them."""
+        with self._sampling.drafting(np.array(slots)):
+            yield self._choose_ahead(slots)
+
+    @property
+    def _sampling(self) -> Sampler:
+        if self._sampler is None:
             raise InvariantError("no row has logits")
+        return self._sampler
+
+    def _choose_ahead(self, slots: list[int]) -> Choose:
+        """Return what chooses the next tokens of rows, whose constraints stay where they are."""
+        sampler = self._sampling
         constraints = {slot: row.fork() for slot, row in self._constraints(slots).items()}
 
         def choose(logits: FloatArray, some: list[int]) -> dict[int, int]:
@@ -128,8 +146,7 @@ class SpeculatingRows(RowDecoder):
                     constraint.advance(chosen[slot])
             return chosen
 
-        with sampler.undone(np.array(slots)):
-            yield choose
+        return choose
 
     def best_after(
         self, logits: FloatArray, ways: Mapping[int, list[int]], num_best: int
@@ -208,7 +225,10 @@ class SpeculatingRows(RowDecoder):
         drafts: of each row that speculates, perhaps none, in the order of the batch.
         """
         decoded = super().decode(output, failed, step)
-        return self._verify(output, drafts, decoded) if drafts else decoded
+        if drafts:
+            decoded = self._verify(output, drafts, decoded)
+            self._sampling.forget_drafts()
+        return decoded
 
     def _verify(
         self, output: ModelOutput, drafts: Mapping[int, Proposal], decoded: Decoded

@@ -114,6 +114,7 @@ class RunMetrics:
         match event:
             case RunEvent():
                 self.slots.num_slots = event.batch
+                self._speculation.begin(event)
                 self._run, self._is_untimed = event, is_untimed(event)
                 if self._slo is not None or self._series is not None or not self._is_untimed:
                     self._timed = TimedMetrics(event, self._slo, self._series)

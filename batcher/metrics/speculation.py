@@ -16,11 +16,13 @@ from batcher.events import (
     Event,
     FinishEvent,
     RollbackEvent,
+    RunEvent,
     SpeculateEvent,
     SpeculateReason,
     StepsEvent,
 )
 from batcher.speculation.formulas import expected_speedup, simple_return
+from batcher.speculation.settings import Acceptance
 from batcher.timeline.drafts import DraftCounts, StepDrafts
 from batcher.timeline.records import RequestTimeline
 
@@ -67,6 +69,7 @@ class Speedup(Struct, frozen=True, kw_only=True):
 class Speculation(Struct, frozen=True, kw_only=True):
     """What became of the drafts of a run.
 
+    rule: which of them were accepted, see SpeculationSettings.acceptance.
     steps: how often a step verified drafts of a row.  acceptance: accepted of drafted.
     token_acceptance: a, accepted of those whose drafts before them were; of a tree, how often one
     of them was.  by_position: the first comes first.  tokens_per_step: that such a step gave, with
@@ -74,6 +77,7 @@ class Speculation(Struct, frozen=True, kw_only=True):
     computed.  returned_blocks: given back after rejections.
     """
 
+    rule: Acceptance
     steps: int
     drafted: int
     accepted: int
@@ -94,6 +98,7 @@ class SpeculationCount:
     def __init__(self) -> None:
         self.counts = DraftCounts()
         self.has_drafts = False
+        self._rule: Acceptance = "exact"
         self._costs = _StepCosts()
         self._changes: Counter[SpeculateReason] = Counter()
         self._num_decode_steps = 0  # of sequences that have ended, which speculated
@@ -101,6 +106,10 @@ class SpeculationCount:
             SpeculateEvent: self._change,
             StepsEvent: self._take_steps,
         }
+
+    def begin(self, run: RunEvent) -> None:
+        """Take in what is said of speculation before anything happens."""
+        self._rule = "leviathan" if run.speculation.get("acceptance") == "leviathan" else "exact"
 
     def take(self, event: Event, found: RequestTimeline | None) -> None:
         """Take in an event that tells of `found`, which the fold has found right."""
@@ -156,6 +165,7 @@ class SpeculationCount:
         tested = num_accepted + counts.num_rejecting
         acceptance = num_accepted / tested if tested else 0.0
         return Speculation(
+            rule=self._rule,
             steps=counts.num_steps,
             drafted=num_drafted,
             accepted=num_accepted,

@@ -1,18 +1,21 @@
 """What a model gives at each position of rows, token by token or all at once."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 from msgspec import Struct
 
-from batcher.decoding.sampling.bad_words import Vocabulary
+from batcher.decoding.sampling.group import sampling_params
 from batcher.decoding.sampling.logprobs import Floats
+from batcher.decoding.sampling.sampler import Sampler, SamplingRow
 from batcher.errors import ModelError
 from batcher.models.base import Batch, Chunk, FloatArray, Model, eos_token_ids_of
 from batcher.request import Request
-from batcher.speculation.processing import Processing
 
 _SLOT = 0
+_NO_KEY = 0  # nothing is drawn
 
 
 class Row(Struct, frozen=True):
@@ -77,7 +80,7 @@ class Side:
 
     def __init__(self, model: Model, rows: Sequence[Row]) -> None:
         self._rows, self._row_logits = rows, RowLogits(model)
-        self._vocabulary = Vocabulary(model.tokenizer.token_bytes, model.vocab_size or 0)
+        self._sampler = Sampler(1, model.vocab_size or 0, model.tokenizer)
         self._eos = eos_token_ids_of(model)
         self.logits = [
             self._row_logits.step_by_step([*row.prompt, *row.output], len(row.prompt))
@@ -89,32 +92,42 @@ class Side:
     ) -> list[Floats]:
         """Return the probabilities [vocab] at each of `places`: row, and position in its output.
 
-        requests: of each row, how it is drawn from.  scale: what logits are multiplied by.
+        requests: of each row, how it is drawn from.  places: ascending.
+        scale: what logits are multiplied by.
         """
-        processings = [self._processing(request) for request in requests]
-        return [
-            processings[number].probabilities(
-                self.logits[number][place] * np.float32(scale),
-                self._rows[number].prompt,
-                self._rows[number].output[:place],
-            )
-            for number, place in places
-        ]
+        found: list[Floats] = []
+        for number, of_row in groupby(places, itemgetter(0)):
+            positions = [position for _, position in of_row]
+            logits = self.logits[number][positions] * np.float32(scale)
+            found += self._drawn_from(number, requests[number], positions, logits)
+        return found
 
-    def recomputed(self, number: int, request: Request, places: Sequence[int]) -> list[Floats]:
+    def recomputed(self, number: int, request: Request, positions: Sequence[int]) -> list[Floats]:
         """Return the same at positions of a row, without what the model has in its cache."""
-        row, processing = self._rows[number], self._processing(request)
-        return [
-            processing.probabilities(
-                self._row_logits.at_once([*row.prompt, *row.output[:place]]),
-                row.prompt,
-                row.output[:place],
-            )
-            for place in places
-        ]
+        row = self._rows[number]
+        logits = (
+            self._row_logits.at_once([*row.prompt, *row.output[:position]])
+            for position in positions
+        )
+        return self._drawn_from(number, request, positions, logits)
 
-    def _processing(self, request: Request) -> Processing:
+    def _drawn_from(
+        self,
+        number: int,
+        request: Request,
+        positions: Sequence[int],
+        logits: Iterable[FloatArray],
+    ) -> list[Floats]:
+        """Return what a row is drawn from at `positions` of its output, by the logits of each."""
+        row, sampler, found, num_known = self._rows[number], self._sampler, [], 0
         stop = request.stop_token
         stops = [] if stop is None else [stop] if isinstance(stop, int) else stop
         eos = () if request.ignore_eos else self._eos
-        return Processing(request, self._vocabulary, [*stops, *eos])
+        params = sampling_params(request)
+        sampler.open(_SLOT, SamplingRow(params, _NO_KEY, row.prompt, (*stops, *eos)))
+        for position, own in zip(positions, logits, strict=True):
+            sampler.extend({_SLOT: row.output[num_known:position]})
+            num_known = position
+            found.append(sampler.probabilities(_SLOT, own))
+        sampler.close(_SLOT)
+        return found

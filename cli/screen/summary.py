@@ -305,6 +305,9 @@ def _drafts(found: Speculation | None) -> list[str]:
     changes = {name: getattr(found.changes, name) for name in found.changes.__struct_fields__}
     told = [f"{name} {count:,}" for name, count in changes.items() if count]
     parts += [f"number of drafts changed: {', '.join(told)}"] if told else []
+    if found.rule == "leviathan":
+        parts[0] += " by leviathan"
+        parts.append("outputs follow the model's distribution, but depend on drafts and schedule")
     return [f"{INDENT}{line}" for line in fill(parts, GAP, WIDTH - 2)]
 
 

@@ -10,8 +10,8 @@ import numpy as np
 from report import Row
 
 from batcher import Batch, Engine, ModelOutput, Request, SimulatedModel
-from batcher.decoding.sampling.draw import row_key
 from batcher.decoding.sampling.group import SamplingParams
+from batcher.decoding.sampling.noise import row_key
 from batcher.decoding.sampling.sampler import Sampler, SamplingRow
 
 NUM_ROWS = 64

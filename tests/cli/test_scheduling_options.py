@@ -153,6 +153,17 @@ def test_a_trace_takes_no_options_of_scheduling(folder):
         (["--prefix-cache", "yes"], "'yes' is not one of 'on', 'off', 'auto'"),
         (["--no-prefix-cache"], "No such option: --no-prefix-cache"),
         (["--kv-blocks", "16777216", "--block-size", "1048576"], "no memory for so many blocks"),
+        (["--draft-tokens", "4"], "--draft-tokens has no effect without --draft"),
+        (["--draft", "ngram", "--draft-tokens", "65"], "an integer from 1 to 64, or auto, not 65"),
+        (["--acceptance", "leviathan"], "--acceptance has no effect without --draft"),
+        (
+            ["--draft", "ngram", "--acceptance", "typical"],
+            "--acceptance must be exact or leviathan, not typical",
+        ),
+        (
+            ["--draft", "simulated", "--acceptance", "leviathan", "--draft-tree", "2x2"],
+            "--acceptance leviathan is for drafts in a line, and not for a --draft-tree",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(folder, arguments, message):
@@ -213,9 +224,39 @@ def test_sessions_are_continued(folder):
         assert sorted((folder / "out").read_bytes().splitlines()) == sorted(whole.splitlines())
 
 
+LEVIATHAN = ["--draft", "simulated:0.5", "--acceptance", "leviathan"]
+
+
+@pytest.mark.parametrize("options", [LEVIATHAN, [*LEVIATHAN, *LIMITS]])
+def test_a_run_whose_outputs_depend_on_drafts_is_continued_as_if_it_had_never_stopped(
+    folder, options
+):
+    fields = {"temperature": 1, "ignore_eos": True, "n": 2}
+    (folder / "in").write_bytes(lines_of(*({**each, **fields} for each in workload(12))))
+    run(folder, "in", "--draft", "simulated:0.5", "-o", "out")
+    exact = (folder / "out").read_bytes()
+    run(folder, "in", *options, "-o", "out", "--force")
+    whole = (folder / "out").read_bytes()
+    assert whole != exact
+    for size in (0, 1500, len(whole) - 5):
+        pretend_to_have_stopped(folder, size)
+        run(folder, "in", *options, "-o", "out", "--resume")
+        assert sorted((folder / "out").read_bytes().splitlines()) == sorted(whole.splitlines())
+        (folder / "out").write_bytes(whole)
+
+
+def test_by_which_rule_drafts_are_accepted_is_in_the_trace(folder):
+    assert run_event(folder, *LEVIATHAN)["speculation"]["acceptance"] == "leviathan"
+    (folder / "c.yaml").write_text("draft: simulated:0.5\nacceptance: leviathan\n")
+    assert run_event(folder, "--config", "c.yaml")["speculation"]["acceptance"] == "leviathan"
+    found = run_event(folder, "--config", "c.yaml", "--acceptance", "exact")["speculation"]
+    assert found == {"draft": "simulated:0.5"}
+
+
 @pytest.mark.parametrize(
     ("then", "now", "reason"),
     [
+        (LEVIATHAN, LEVIATHAN[:2], "--acceptance was leviathan, now it is not set"),
         ([], ["--kv-blocks", "30"], "--kv-blocks was not set, now it is 30"),
         (["--policy", "sjf"], [], "--policy was sjf, now it is fcfs"),
         (

@@ -80,6 +80,16 @@ def test_a_run_that_speculates_tells_what_its_drafts_brought():
     ]
 
 
+def test_drafts_that_decide_which_tokens_come_are_told_of():
+    summary = drafts_of(400, 300)
+    lines = lines_of(replace(summary, speculation=replace(summary.speculation, rule="leviathan")))
+    assert lines[-4].startswith("  drafts: 49.8% of 707 accepted by leviathan   by position ")
+    assert lines[-1] == (
+        "  outputs follow the model's distribution, but depend on drafts and schedule"
+    )
+    assert max(map(len, lines)) <= 80
+
+
 def test_the_speedup_is_also_told_in_time_where_that_is_known():
     lines = lines_of(drafts_of(400, 300, is_timed=True))
     assert lines[-2].endswith("   speedup 2.11 (expected 1.95), 2.11 in time")
@@ -90,6 +100,7 @@ def test_lines_of_drafts_fit_whatever_their_numbers():
     shares = [PositionAcceptance(10**9, 10**9, 1.0)] * 64
     changes = DraftChanges(gain=123_456, cost=123_456, failure=12_345)
     found = replace(summary.speculation, by_position=shares, changes=changes, drafted=10**15)
+    found = replace(found, rule="leviathan")
     lines = lines_of(replace(summary, speculation=found))
     assert max(map(len, lines)) <= 80
     assert any(f"by position {'100% ' * 8}..." in line for line in lines)

@@ -37,6 +37,14 @@ def test_a_proof_says_what_it_rests_on(folder):
     )
 
 
+def test_what_depends_on_drafts_by_its_nature_is_not_verified(folder):
+    drafts = ["--draft", "simulated:0.5", "--acceptance"]
+    done = verify(folder, "in", *drafts, "leviathan")
+    assert done.returncode == 2
+    assert "--acceptance leviathan has nothing to verify: " in done.stderr
+    assert verify(folder, "in", *drafts, "exact", "--settings", 2).returncode == 0
+
+
 def test_the_settings_are_drawn_from_the_seed(folder):
     texts = [verify(folder, "in", "--settings", 12, "--seed", seed).text for seed in (0, 0, 5)]
     assert texts[0] == texts[1] != texts[2]

@@ -6,6 +6,7 @@ import pytest
 from examples import examples
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from reference_drafts import DraftedJob, drafted_workloads, play_drafts
 
 from batcher.events import (
@@ -142,6 +143,16 @@ def test_a_run_without_drafts_says_nothing_of_them():
     assert summary.speculation is None
     assert b"speculation" not in encode_summary(summary)
     assert b"draft" not in encode_summary(summary)
+
+
+@pytest.mark.parametrize(
+    ("said", "rule"),
+    [({}, "exact"), ({"acceptance": "leviathan"}, "leviathan"), ({"acceptance": 3}, "exact")],
+)
+def test_the_rule_is_the_one_that_the_run_began_with(said, rule):
+    run, *events = play_drafts([DraftedJob("a", 3, 9)], 1, 5, is_timed=True).events
+    run = replace(run, speculation={"draft": "simulated", **said})
+    assert summary_of([run, *events]).speculation.rule == rule
 
 
 TIMED = RunEvent(batch=1, model="test", settings={}, step_time={"name": "test"})

@@ -1,32 +1,29 @@
 """One token for each row of one group, from logits that penalties and masks have been through.
 
-Nothing here knows of slots; the state of Mirostat comes in and goes out.  Randomness depends on who
-asks, never on when: it is a hash of row, position and token.  The Gumbel-max trick makes a draw of
-it: the largest of logit + noise is a sample of the softmax (Gumbel 1954; Maddison, Tarlow, Minka
-2014).  Sums and products of hashes are modulo 2^64.
+Nothing here knows of slots; the state of Mirostat comes in and goes out.  The Gumbel-max trick
+makes a draw of noise: the largest of logit + noise is a sample of the softmax (Gumbel 1954;
+Maddison, Tarlow, Minka 2014).
 """
 
-from collections.abc import Iterator
-from hashlib import blake2b
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from batcher.decoding.sampling import filters
 from batcher.decoding.sampling.filters import Candidates
 from batcher.decoding.sampling.group import SamplingParams
 from batcher.decoding.sampling.logprobs import Floats, log_softmax, token_logprob
+from batcher.decoding.sampling.noise import (
+    UnsignedArray,
+    acceptance_noise,
+    gumbel_noise,
+    highest_noise,
+    token_hashes,
+)
+from batcher.decoding.sampling.rejection import DrawnDraft, verify
 from batcher.models.base import FloatArray, IntArray
 from batcher.result import TokenLogprob
-
-_MASK = 2**64 - 1
-_GAMMA = 0x9E3779B97F4A7C15
-_MULTIPLIERS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-_BITS = 52
-_HIGHEST = np.float32(_BITS * np.log(2) + 1e-3)  # more than what rounding takes of it in float32
-
-UnsignedArray = NDArray[np.uint64]
 
 
 class DrawStates(NamedTuple):
@@ -45,8 +42,16 @@ class DrawnTokens(NamedTuple):
     logprobs: dict[int, TokenLogprob]
 
 
-def draw(logits: FloatArray, states: DrawStates, params: SamplingParams) -> DrawnTokens:
-    """Return one token of each row of `logits` [rows, vocab], whose rows are all usable."""
+def draw(
+    logits: FloatArray,
+    states: DrawStates,
+    params: SamplingParams,
+    drafts: Sequence[DrawnDraft | None] = (),
+) -> DrawnTokens:
+    """Return one token of each row of `logits` [rows, vocab], whose rows are all usable.
+
+    drafts: the draft of each row that is to be verified, if there is any of any.
+    """
     drawn = DrawnTokens(np.zeros(len(logits), np.int64), states.mu.copy(), {})
     for candidates in _narrow(logits, params):
         rows, token_ids, scores = candidates
@@ -56,8 +61,12 @@ def draw(logits: FloatArray, states: DrawStates, params: SamplingParams) -> Draw
         else:
             scores = filters.temper(scores, params.temperature)
             tempered = scores.copy() if params.mirostat else scores
-            _filter(scores, own, params)
-            columns = _choose(scores, token_ids, own)
+            _filter(scores, own.mu, params)
+            drawn_from = scores
+            if drafts:
+                noise = acceptance_noise(own.keys, own.positions)
+                drawn_from = verify(scores, token_ids, [drafts[row] for row in rows], noise)
+            columns = _choose(drawn_from, token_ids, own)
             if params.mirostat:
                 drawn.mu[rows] = filters.move_mu(
                     own.mu,
@@ -74,6 +83,20 @@ def draw(logits: FloatArray, states: DrawStates, params: SamplingParams) -> Draw
     return drawn
 
 
+def probabilities(logits: FloatArray, mu: Floats, params: SamplingParams) -> Floats:
+    """Return [rows, vocab] what `draw` draws a token of each row from; mu: [rows]."""
+    found: Floats = np.zeros(logits.shape)
+    if params.is_greedy:
+        found[np.arange(len(found)), logits.argmax(axis=-1)] = 1.0
+        return found
+    for rows, token_ids, values in _narrow(logits, params):
+        scores = filters.temper(values, params.temperature)
+        _filter(scores, mu[rows], params)
+        at, columns = (scores > -np.inf).nonzero()
+        found[rows[at], token_ids[at, columns]] = np.exp(log_softmax(scores))[at, columns]
+    return found
+
+
 def _narrow(logits: FloatArray, params: SamplingParams) -> Iterator[Candidates]:
     """Yield all that can be drawn, as few as top_k allows.
 
@@ -84,15 +107,15 @@ def _narrow(logits: FloatArray, params: SamplingParams) -> Iterator[Candidates]:
     return filters.all_candidates(logits)
 
 
-def _filter(scores: Floats, states: DrawStates, params: SamplingParams) -> None:
+def _filter(scores: Floats, mu: Floats, params: SamplingParams) -> None:
     """Drop what is not to be drawn, in the order of transformers' `generate`.
 
     The order counts: vLLM, which applies min_p before top_p, may keep fewer.
     """
     if params.mirostat == 1:
-        filters.keep_zipf(scores, states.mu)
+        filters.keep_zipf(scores, mu)
     elif params.mirostat:
-        filters.keep_below(scores, states.mu)
+        filters.keep_below(scores, mu)
     else:
         filters.keep_top_p(scores, params.top_p)
         filters.keep_min_p(scores, params.min_p)
@@ -123,65 +146,3 @@ def _choose(scores: Floats, token_ids: IntArray, states: DrawStates) -> IntArray
     most.put(contenders, noisy)
     chosen = most.argmax(axis=-1)
     return chosen
-
-
-def row_key(seed: int, request_id: str, sample: int) -> int:
-    """Return the 64 bits that all the randomness of one sample of a request comes from."""
-    name = blake2b(request_id.encode(errors="surrogatepass"), digest_size=8).digest()
-    key = int.from_bytes(name, "little")
-    for number in (seed, sample):
-        key = _splitmix64(key + (number + 1) * _GAMMA)
-    return key
-
-
-def token_hashes(keys: UnsignedArray, positions: IntArray, token_ids: IntArray) -> UnsignedArray:
-    """Return the hashes [rows, width] of `token_ids`, same shape.
-
-    keys, positions: [rows]; how many tokens each row has generated.
-    """
-    starts = _scramble(keys + (positions.astype(np.uint64) + 1) * np.uint64(_GAMMA))
-    hashes = token_ids.astype(np.uint64)
-    hashes *= np.uint64(_GAMMA)
-    hashes += (starts + np.uint64(_GAMMA))[:, None]
-    return _scramble(hashes)
-
-
-def gumbel_noise(hashes: UnsignedArray) -> Floats:
-    """Return the noise that each of `hashes` stands for."""
-    # in the middle of one of 2^52 equal parts of (0, 1): never 0, never 1, both exact in float64
-    uniform = (_places(hashes) + 0.5) * 2.0**-_BITS
-    noise: Floats = -np.log(-np.log(uniform))
-    return noise
-
-
-def highest_noise(hashes: UnsignedArray) -> NDArray[np.float32]:
-    """Return what the noise of each of `hashes` is not above, and near to where it is high.
-
-    -log(u) is not below 1 - u.
-    """
-    rest = _places(~hashes).astype(np.float32)  # of 1 - u
-    rest += np.float32(0.5)
-    noise = np.log(rest, out=rest)
-    return np.subtract(_HIGHEST, noise, out=noise)
-
-
-def _places(hashes: UnsignedArray) -> IntArray:
-    """Return which of the 2^52 equal parts of (0, 1) each of `hashes` falls into."""
-    return (hashes >> np.uint64(64 - _BITS)).view(np.int64)  # turned into floats far faster
-
-
-def _splitmix64(number: int) -> int:
-    """Return the output function of SplitMix64 (Steele, Lea, Flood 2014), modulo 2^64."""
-    number &= _MASK
-    number = (number ^ (number >> 30)) * _MULTIPLIERS[0] & _MASK
-    number = (number ^ (number >> 27)) * _MULTIPLIERS[1] & _MASK
-    return number ^ (number >> 31)
-
-
-def _scramble(numbers: UnsignedArray) -> UnsignedArray:
-    """Return _splitmix64 of every number; changes them in place."""
-    for shift, multiplier in zip((30, 27), _MULTIPLIERS, strict=True):
-        numbers ^= numbers >> np.uint64(shift)
-        numbers *= np.uint64(multiplier)
-    numbers ^= numbers >> np.uint64(31)
-    return numbers

@@ -14,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batcher.decoding.sampling.bad_words import BadWords, Vocabulary
-from batcher.decoding.sampling.draw import DrawStates, draw
+from batcher.decoding.sampling.draw import DrawStates, draw, probabilities
 from batcher.decoding.sampling.group import Group, GroupKey, SamplingParams
-from batcher.decoding.sampling.logprobs import as_told, log_softmax, token_logprob
+from batcher.decoding.sampling.logprobs import Floats, as_told, log_softmax, token_logprob
+from batcher.decoding.sampling.noise import draft_keys
 from batcher.decoding.sampling.penalties import SeenTokens, guide, penalize
+from batcher.decoding.sampling.rejection import DrawnDrafts
 from batcher.errors import Failure, InvariantError
 from batcher.models.base import FloatArray, IntArray, Tokenizer
 from batcher.result import TokenLogprob
@@ -33,7 +35,7 @@ KEPT_MEMORY = 1 << 24  # bytes, more than a step has in hand of one row
 class SamplingRow(NamedTuple):
     """What the sampler has to know of a row.
 
-    key: see draw.row_key.  stop_token_ids: the ids that are held off until min_tokens, EOS among
+    key: see noise.row_key.  stop_token_ids: the ids that are held off until min_tokens, EOS among
     them.  partner: the slot of the negative prompt's row, exactly if params.cfg_scale is not 1.
     is_constrained: whether Masks may speak of the row.
     """
@@ -108,6 +110,8 @@ class Sampler:
         self._bad_word_states: IntArray = np.zeros(num_slots, np.int64)
         self._cumulative = np.zeros(num_slots)
         self._seen = SeenTokens(num_slots)
+        self._drafts = DrawnDrafts()  # that are to be verified
+        self._drafted: DrawnDrafts | None = None  # while they are drawn
         self._states = (
             self._keys,
             self._positions,
@@ -153,6 +157,7 @@ class Sampler:
                 del self._groups[group.key]
             self._rows[slot], self._is_memoryless[slot] = None, False
             self._partners[slot] = NONE
+            self._drafts.forget(slot)
             self._set_wanted(slot, row, is_wanted=False)
 
     def suspend(self, slot: int) -> SuspendedSampling | None:
@@ -227,9 +232,23 @@ class Sampler:
             if some is not None:
                 slots = slots[np.isin(slots, some)]
             if len(slots):
-                step = _Step(logits, len(wanted), places, masks, mask_rows[slots], sampled)
-                self._sample_group(group, slots, step)
+                step = _Step(logits, len(wanted), places, masks, mask_rows[slots])
+                self._sample_group(group, slots, step, sampled)
         return sampled
+
+    def probabilities(self, slot: int, logits: FloatArray) -> Floats:
+        """Return [vocab] what the row in `slot` would draw its next token from; logits: [vocab].
+
+        It has neither a partner nor a mask, and is left where it is.
+        """
+        entry = self._rows[slot]
+        if entry is None:
+            raise InvariantError(f"slot {slot} has no row")
+        [row, group] = entry
+        slots, raw = np.array([slot]), np.asarray(logits[None], np.float32)
+        edited = self._edit(group, slots, raw, _Step(raw, 1, slots, None, np.array([NONE])))
+        found: Floats = probabilities(edited, self._mu[slots], row.params)[0]
+        return found
 
     def are_memoryless(self, slots: IntArray) -> NDArray[np.bool_]:
         """Return which rows are given tokens that follow from logits and position alone."""
@@ -256,7 +275,8 @@ class Sampler:
                 states = DrawStates(
                     self._keys[at], self._positions[at] + numbers[rows], self._mu[at]
                 )
-                tokens[rows] = draw(own, states, group.key.params).tokens
+                drafts = self._drafts.of(at, states.positions)
+                tokens[rows] = draw(own, states, group.key.params, drafts).tokens
         return tokens
 
     def move_on(self, slots: IntArray, numbers: IntArray) -> None:
@@ -279,6 +299,30 @@ class Sampler:
                 state[slots] = before
             for slot, before_seen in seen.items():
                 self._seen.resume(slot, *before_seen)
+
+    @contextmanager
+    def drafting(self, slots: IntArray) -> Iterator[None]:
+        """Let what rows are given inside be drafts, which they have not been given afterwards.
+
+        Those that are drawn have noise of their own, and `sample` and `choose_ahead` accept or
+        replace them, until `forget_drafts`: see batcher/decoding/sampling/rejection.py.
+
+        slots: [rows].
+        """
+        self.forget_drafts()
+        drafted = DrawnDrafts()
+        with self.undone(slots):
+            self._keys[slots] = draft_keys(self._keys[slots], self._positions[slots])
+            self._drafted = drafted
+            try:
+                yield
+            finally:
+                self._drafted = None
+        self._drafts = drafted
+
+    def forget_drafts(self) -> None:
+        """Forget what was drafted: it is verified, or will never be."""
+        self._drafts = DrawnDrafts()
 
     def _enter(self, slot: int, row: SamplingRow) -> None:
         key = GroupKey(row.params, row.is_beam, row.is_constrained)
@@ -321,7 +365,7 @@ class Sampler:
                 failed[slot] = Failure(partner.code, f"negative prompt: {partner.message}")
         return failed
 
-    def _sample_group(self, group: Group, slots: IntArray, step: "_Step") -> None:
+    def _sample_group(self, group: Group, slots: IntArray, step: "_Step", sampled: Sampled) -> None:
         params = group.key.params
         raw = self._logits_of(slots, step)
         if group.key.is_beam:
@@ -329,7 +373,7 @@ class Sampler:
                 raw = log_softmax(raw).astype(np.float32)
         logits = self._edit(group, slots, raw, step)
         if group.key.is_beam:  # it may come to a dead end
-            step.sampled.beam_scores.update(zip(slots.tolist(), logits, strict=True))
+            sampled.beam_scores.update(zip(slots.tolist(), logits, strict=True))
             return
         tokens: IntArray | None = None
         if params.is_greedy and not params.has_processed_logprobs:
@@ -339,20 +383,30 @@ class Sampler:
             is_left = largest > -np.inf
             if not is_left.all():
                 failure = Failure("constraint-error", NONE_LEFT)
-                step.sampled.failed.update(dict.fromkeys(slots[~is_left].tolist(), failure))
+                sampled.failed.update(dict.fromkeys(slots[~is_left].tolist(), failure))
                 slots, raw, logits = slots[is_left], raw[is_left], logits[is_left]
                 tokens = None if tokens is None else tokens[is_left]
         if not len(slots):
             return
         if tokens is None:
-            states = DrawStates(self._keys[slots], self._positions[slots], self._mu[slots])
-            drawn = draw(logits, states, params)
-            tokens, self._mu[slots] = drawn.tokens, drawn.mu
-            for row, logprob in drawn.logprobs.items():
-                step.sampled.logprobs[int(slots[row])] = logprob
+            tokens = self._draw(params, slots, logits, sampled)
         if params.needs_raw:
-            self._tell_raw(params, slots, tokens, raw, step.sampled)
-        self._give(group, slots, tokens, step.sampled)
+            self._tell_raw(params, slots, tokens, raw, sampled)
+        self._give(group, slots, tokens, sampled)
+
+    def _draw(
+        self, params: SamplingParams, slots: IntArray, logits: FloatArray, sampled: Sampled
+    ) -> IntArray:
+        """Return what the rows in `slots` draw from `logits` [rows, vocab]."""
+        states = DrawStates(self._keys[slots], self._positions[slots], self._mu[slots])
+        drawn = draw(logits, states, params, self._drafts.of(slots, states.positions))
+        if self._drafted is not None:
+            drawn_from = probabilities(logits, states.mu, params)
+            self._drafted.add(slots, states.positions, drawn.tokens, drawn_from)
+        self._mu[slots] = drawn.mu
+        for row, logprob in drawn.logprobs.items():
+            sampled.logprobs[int(slots[row])] = logprob
+        return drawn.tokens
 
     def _give(self, group: Group, slots: IntArray, tokens: IntArray, sampled: Sampled) -> None:
         """Let the rows in `slots` have the tokens that were chosen, and move on."""
@@ -453,7 +507,6 @@ class _Step(NamedTuple):
     places: IntArray
     masks: Masks | None
     mask_rows: IntArray
-    sampled: Sampled
 
 
 def _only(logits: FloatArray, allowed: NDArray[np.bool_]) -> FloatArray:

@@ -13,7 +13,7 @@ from sampling_rows import language_like
 from slow_draw import slow_draw
 
 from batcher.decoding.sampling import filters
-from batcher.decoding.sampling.draw import DrawStates, draw
+from batcher.decoding.sampling.draw import DrawStates, draw, probabilities
 from batcher.decoding.sampling.group import SamplingParams
 
 SHARES = st.one_of(st.sampled_from([0.25, 0.5, 0.75, 0.9, 1.0]), st.floats(1e-9, 1))
@@ -67,6 +67,8 @@ def check(logits: np.ndarray, params: SamplingParams, seed: int = 0) -> None:
     assert drawn.tokens.tolist() == tokens
     told = [drawn.logprobs[row] for row in range(num_rows)]
     np.testing.assert_array_equal(np.array(told), expected)
+    found = probabilities(logits, states.mu, params)
+    np.testing.assert_array_equal(found, np.exp(expected))
 
 
 @examples(600)

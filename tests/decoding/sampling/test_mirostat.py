@@ -7,8 +7,8 @@ import pytest
 from sampling_rows import Letters, drawn_from, language_like
 
 from batcher.decoding.sampling import filters
-from batcher.decoding.sampling.draw import row_key
 from batcher.decoding.sampling.group import SamplingParams
+from batcher.decoding.sampling.noise import row_key
 from batcher.decoding.sampling.sampler import Sampler, SamplingRow
 
 VOCAB_SIZE = 512

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from sampling_rows import Letters, language_like
 
-from batcher.decoding.sampling import draw
+from batcher.decoding.sampling import noise
 from batcher.decoding.sampling.group import SamplingParams
 from batcher.decoding.sampling.sampler import Sampler, SamplingRow
 
@@ -14,26 +14,26 @@ from batcher.decoding.sampling.sampler import Sampler, SamplingRow
 def gumbel(keys: list[int], positions: list[int], token_ids: np.ndarray) -> np.ndarray:
     """[rows, tokens]"""
     ids = np.tile(token_ids, (len(keys), 1))
-    hashes = draw.token_hashes(np.array(keys, np.uint64), np.array(positions), ids)
-    values = draw.gumbel_noise(hashes)
-    assert (draw.highest_noise(hashes) > values).all()
+    hashes = noise.token_hashes(np.array(keys, np.uint64), np.array(positions), ids)
+    values = noise.gumbel_noise(hashes)
+    assert (noise.highest_noise(hashes) > values).all()
     return values
 
 
 def test_the_hash_is_splitmix64() -> None:
     # the first outputs of its authors' code with seed 1234567
     state, expected = 1234567, [6457827717110365317, 3203168211198807973, 9817491932198370423]
-    states = [(state + number * draw._GAMMA) % 2**64 for number in (1, 2, 3)]
-    assert [draw._splitmix64(number) for number in states] == expected
-    assert draw._scramble(np.array(states, np.uint64)).tolist() == expected
+    states = [(state + number * noise._GAMMA) % 2**64 for number in (1, 2, 3)]
+    assert [noise._splitmix64(number) for number in states] == expected
+    assert noise._scramble(np.array(states, np.uint64)).tolist() == expected
 
 
 def test_keys_differ_by_seed_request_and_sample_and_never_change() -> None:
     given = [(s, i, n) for s in (0, 1, -1, 2**63) for i in ("", "a", "b", "\udcff") for n in (0, 1)]
-    keys = [draw.row_key(*each) for each in given]
+    keys = [noise.row_key(*each) for each in given]
     assert len(set(keys)) == len(keys)
     assert all(0 <= key < 2**64 for key in keys)
-    assert draw.row_key(0, "1", 0) == 24513270026664046
+    assert noise.row_key(0, "1", 0) == 24513270026664046
 
 
 def test_every_position_and_token_has_noise_of_its_own() -> None:
@@ -44,7 +44,7 @@ def test_every_position_and_token_has_noise_of_its_own() -> None:
 
 @pytest.mark.parametrize("bits", [0, 2**64 - 1])
 def test_noise_is_finite_at_both_ends_of_the_hash(bits: int) -> None:
-    with patch.object(draw, "_scramble", lambda numbers: np.full_like(numbers, bits)):
+    with patch.object(noise, "_scramble", lambda numbers: np.full_like(numbers, bits)):
         assert np.isfinite(gumbel([1], [0], np.arange(3))).all()
 
 
@@ -57,12 +57,28 @@ def test_noise_is_spread_as_gumbel_says() -> None:
     assert abs(correlations).max() < 0.16  # five deviations
 
 
+def test_drafts_and_their_acceptance_have_noise_of_their_own() -> None:
+    keys, positions = np.arange(2000, dtype=np.uint64).repeat(3), np.tile([1, 2, 3], 2000)
+    drafting = noise.draft_keys(keys, positions)
+    assert len({*keys.tolist(), *drafting.tolist()}) == 2000 + 6000  # one for each beginning
+    first = np.zeros((6000, 1), np.int64)
+    hashes = [noise.token_hashes(each, positions, first)[:, 0] for each in (keys, drafting)]
+    accepting = noise.acceptance_noise(keys, positions)
+    assert accepting.min() > 0
+    assert accepting.max() < 1
+    streams = [accepting, *map(noise._uniform, (drafting, *hashes))]
+    correlations = np.corrcoef(streams)[np.triu_indices(4, 1)]
+    assert abs(correlations).max() < 0.065  # five deviations
+    counts = np.histogram(accepting, bins=20, range=(0, 1))[0]
+    assert ((counts - 300) ** 2 / 300).sum() < 50.8  # as above
+
+
 def draws(logits: np.ndarray, params: SamplingParams, by: str) -> np.ndarray:
     """How often each token is chosen of 4,000: of one row at many positions, or of many rows."""
     num_rows, num_steps = (1, 4000) if by == "position" else (400, 10)
     sampler = Sampler(num_rows, len(logits), Letters(len(logits)))
     for row in range(num_rows):
-        sampler.open(row, SamplingRow(params, draw.row_key(3, f"request {row}", 0), []))
+        sampler.open(row, SamplingRow(params, noise.row_key(3, f"request {row}", 0), []))
     counts = np.zeros(len(logits))
     for _ in range(num_steps):
         np.add.at(counts, sampler.sample(np.tile(logits, (num_rows, 1))).tokens, 1)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from msgspec import structs
 from sampling_rows import Letters, drawn_from, language_like, one_step, start
 
-from batcher.decoding.sampling.draw import row_key
 from batcher.decoding.sampling.group import SamplingParams
+from batcher.decoding.sampling.noise import row_key
 from batcher.decoding.sampling.penalties import SeenTokens
 from batcher.decoding.sampling.sampler import Masks, Sampled, Sampler, SamplingRow
 from batcher.errors import Failure, InvariantError
