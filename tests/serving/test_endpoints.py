@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from served import CHATS, COMPLETIONS, served
+from in_process import CHATS, COMPLETIONS, served
 
 from batcher import decode
 from batcher.serving.http import Limits

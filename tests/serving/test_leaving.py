@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from served import COMPLETIONS, served
+from in_process import COMPLETIONS, served
 
 from batcher.serving import exchange
 from batcher.serving.http import Limits

@@ -5,7 +5,7 @@ import json
 import random
 
 import pytest
-from served import CHATS, COMPLETIONS, served
+from in_process import CHATS, COMPLETIONS, served
 
 from batcher import decode
 from batcher.settings import SchedulingSettings
