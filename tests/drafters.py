@@ -27,6 +27,7 @@ class Oracle:
         makes_trees: bool = True,
     ) -> None:
         self._makes_trees = makes_trees
+        self.known = expected
         self._wholes = [[*prompt, *result.tokens] for prompt, result in expected]
         self._chance, self._random = chance, Random(seed)
         self.rows: dict[int, list[int]] = {}

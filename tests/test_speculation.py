@@ -14,14 +14,22 @@ from reference import english_requests
 from test_scheduling_invariance import Case, MakeModel, Outputs, alone, attentive, cases, run
 
 from batcher import BatchdecodeError, Engine, Request, SimulatedModel
-from batcher.events import AcceptEvent, DraftEvent, RollbackEvent, SpeculateEvent
+from batcher.events import (
+    AcceptEvent,
+    AdmitEvent,
+    DraftEvent,
+    Event,
+    RollbackEvent,
+    SpeculateEvent,
+)
 from batcher.models.callable import CallableModel
 from batcher.prompts import read_prompt
 from batcher.scheduling.clock import WallClock
 from batcher.settings import SchedulingSettings
 from batcher.speculation.drafter import Drafter
-from batcher.speculation.proposal import Proposal
+from batcher.speculation.proposal import Proposal, proposal_of
 from batcher.speculation.settings import SpeculationSettings
+from batcher.timeline import Timeline
 from batcher.timing.loading import step_time_of
 from batcher.tokens import Tokens
 
@@ -138,6 +146,81 @@ def test_a_stop_acts_from_min_tokens_on_within_the_drafts_of_a_step(min_tokens: 
     for seed in range(4):
         known = oracle(case, {("a", 0): whole}, 0.0, seed)
         check(case, attentive, expected, known, is_streaming=False)
+
+
+class Late(Oracle):
+    """Proposes trees of pairs, of which the second is right, and the next pair behind it."""
+
+    def _drafts(self, slot: int, num: int) -> Proposal:
+        row = self.rows[slot]
+        follows = next(whole for whole in self._wholes if whole[: len(row)] == row)[len(row) :]
+        pairs = [((token + 1) % 512, token) for token in follows[: num // 2]]
+        tokens = [token for pair in pairs for token in pair]
+        return proposal_of(tokens, [draft // 2 * 2 for draft in range(len(tokens))])
+
+
+def late(requests: list[Request], settings: SchedulingSettings, **fields: object) -> Engine:
+    """Return an engine for requests, whose drafts are all to be moved when they are accepted."""
+    case = Case(requests, 2, settings, None)
+    known = oracle(case, outputs_of(case), 0.0, 0)
+    engine = Engine(
+        attentive(),
+        case.batch_size,
+        settings=settings,
+        is_checked=True,
+        speculation=Late(known.known, 0.0, 0),
+        **fields,
+    )
+    for request in requests:
+        engine.add(request)
+    return engine
+
+
+def test_what_was_accepted_is_found_in_the_blocks_of_a_row_that_ended_in_that_step() -> None:
+    first = Request(id="a", prompt=[40] * 5, max_tokens=14, ignore_eos=True)
+    ((_, whole),) = outputs_of(Case([first], 1, SchedulingSettings(), None)).items()
+    follows = Request(
+        id="b", prompt=[40] * 5 + whole.tokens + [7], max_tokens=9, ignore_eos=True, arrival_time=9
+    )
+    settings = SchedulingSettings(block_size=2, prefix_cache=True)
+    for stop in whole.tokens[5:12]:
+        ends = replace(first, stop_token=stop)
+        engine = late([ends, follows], settings)
+        found, num_found = {}, 0
+        while engine.has_work:
+            outcome = engine.step()
+            num_found += sum(event.cached for event in of_kind(outcome.events, AdmitEvent))
+            found |= {(r.id, r.index): r.tokens for r in outcome.results}
+        expected = outputs_of(Case([ends, follows], 1, settings, None))
+        assert found == {name: result.tokens for name, result in expected.items()}
+        assert num_found > 8
+
+
+def test_what_was_accepted_is_moved_before_a_step_that_computes_prompts_alone() -> None:
+    requests = [
+        Request(id="a", prompt=[40] * 5, max_tokens=30, ignore_eos=True),
+        Request(id="b", prompt=[41] * 9, max_tokens=9, ignore_eos=True, arrival_time=3),
+    ]
+    settings = SchedulingSettings(prefill_order="prefill-first", block_size=4, max_batch_tokens=6)
+    engine = late(requests, settings)
+    assert run(engine) == outputs_of(Case(requests, 2, settings, None))
+
+
+def test_the_trace_tells_the_way_through_each_tree() -> None:
+    requests = [
+        Request(id=str(n), prompt=[n] * 5, max_tokens=30, stop=[" the"], logprobs=n % 2 or None)
+        for n in range(40, 50)
+    ]
+    engine = late(requests, SchedulingSettings())
+    events: list[Event] = [engine.run_event()]
+    while engine.has_work:
+        events += engine.step().events
+    Timeline.from_events([*events, engine.end_event()]).check_integrity()
+    accepted = of_kind(events, AcceptEvent)
+    assert accepted
+    assert all(event.drafts == tuple(range(2, 2 * event.tokens + 1, 2)) for event in accepted)
+    for event in of_kind(events, DraftEvent):
+        assert event.parents == tuple(n // 2 * 2 for n in range(event.tokens))
 
 
 def test_a_row_holds_no_block_behind_what_it_was_given() -> None:
