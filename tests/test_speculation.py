@@ -23,6 +23,7 @@ from batcher.events import (
     SpeculateEvent,
 )
 from batcher.models.callable import CallableModel
+from batcher.models.simulated_draft import SimulatedDraft
 from batcher.prompts import read_prompt
 from batcher.scheduling.clock import WallClock
 from batcher.settings import SchedulingSettings
@@ -287,6 +288,68 @@ def test_a_request_says_how_many_drafts_it_is_given() -> None:
     drafts = of_kind(events, DraftEvent)
     assert {event.id for event in drafts} == {"two"}
     assert max(event.tokens for event in drafts) == 2
+
+
+@pytest.mark.parametrize("draft", ["simulated:0.7", "ngram", "suffix"])
+def test_a_tree_of_one_branch_is_a_line(draft: str) -> None:
+    requests = [
+        Request(id=str(n), prompt=[n] * 5, max_tokens=40, ignore_eos=True) for n in range(6)
+    ]
+    line = SpeculationSettings(draft=draft, draft_tokens=3)
+    tree = SpeculationSettings(draft=draft, draft_tree="1x3")
+    assert drained(line, *requests) == drained(tree, *requests)
+
+
+def test_a_tree_is_as_large_as_it_is_to_be_and_no_way_through_it_is_too_long() -> None:
+    requests = [
+        Request(id="all", prompt="a", max_tokens=9, ignore_eos=True),
+        Request(id="four", prompt="a", max_tokens=9, ignore_eos=True, draft_tokens=4),
+        Request(id="more", prompt="a", max_tokens=9, ignore_eos=True, draft_tokens=60),
+        Request(id="none", prompt="a", max_tokens=9, ignore_eos=True, speculate=False),
+    ]
+    speculation = SpeculationSettings(draft="simulated:0", draft_tree="3x4")
+    _, events, _ = drained(speculation, *requests)
+    drafts = of_kind(events, DraftEvent)
+    assert [event.tokens for event in drafts if event.id == "all"] == [12] * 4 + [9, 6, 3]
+    assert [event.tokens for event in drafts if event.id == "four"] == [4] * 6 + [3]
+    assert [event.tokens for event in drafts if event.id == "more"] == [12] * 4 + [9, 6, 3]
+    assert {event.id for event in drafts} == {"all", "four", "more"}
+    assert drafts[0].parents == (0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9)
+
+
+def test_a_row_with_all_blocks_it_may_need_gives_back_what_trees_took_beside_them() -> None:
+    settings = SchedulingSettings(capacity="no-evict", block_size=2, kv_blocks=40)
+    speculation = SpeculationSettings(draft="simulated:0.4", draft_tree="3x4")
+    engine = Engine(SimulatedModel(), 2, settings=settings, speculation=speculation)
+    engine.add(Request(prompt=[5] * 5, max_tokens=20, ignore_eos=True))
+    events = []
+    while engine.has_work:
+        events += engine.step().events
+        assert all(len(row.block_table) == 12 for row in engine.scheduler.batch.holders)
+    assert any(event.blocks for event in of_kind(events, RollbackEvent))
+
+
+def test_branches_that_a_constraint_refuses_are_cut() -> None:
+    engine = Engine(SimulatedModel(), 1, speculation=SpeculationSettings(draft="ngram"))
+    engine.add(Request(prompt="a", max_tokens=30, regex="[a-d]([ab]c|[cd]e)*x"))
+    engine.step()
+    a, c, d, e, f = (2 + byte for byte in b"acdef")
+    rows = engine._runner.decoder.speculating
+    proposal = Proposal([a, d, f, c, e, e, a, c], (0, 0, 0, 1, 2, 1, 3, 4))
+    assert rows.cut({0: proposal})[0] == Proposal([a, d, c, e, c], (0, 0, 1, 2, 3))
+
+
+def test_a_tree_where_there_cannot_be_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(match: str, **fields: object) -> None:
+        with pytest.raises(BatchdecodeError, match=match):
+            Engine(SimulatedModel(), 1, speculation=SpeculationSettings(**fields))
+
+    refused("--draft-tree 3: expected WxD", draft="ngram", draft_tree="3")
+    refused("for drafts in a line", draft="ngram", draft_tree="2x2", draft_tokens="auto")
+    monkeypatch.setattr(SimulatedDraft, "verifies_trees", False)
+    refused("simulated:1 cannot compute a tree", draft="simulated", draft_tree="2x2")
+    monkeypatch.setattr(SimulatedModel, "verifies_trees", False)
+    refused("simulated does not", draft="ngram", draft_tree="2x2")
 
 
 class Failing:
