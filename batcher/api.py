@@ -10,6 +10,7 @@ from batcher.engine import Engine
 from batcher.errors import BatchdecodeError, FieldProblem, RequestError
 from batcher.events import TokenEvent
 from batcher.formats.requests import ParsedLine, RequestParser
+from batcher.hf.settings import is_hf
 from batcher.models import loading
 from batcher.models.base import Model
 from batcher.models.callable import ModelNext
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
 def load_model(name: str, **settings: Any) -> Model:
     """Return the model that `name` names, as `--model` does; it may be used again and again.
 
-    name: a checkpoint (a .gguf file, a folder or `smollm2`), `simulated`, or `package.module:name`
-    of a callable, a Model, an LLM or a class of one of them.
+    name: a checkpoint (a .gguf file, a folder or `smollm2`), `hf:` and a folder or a name of the
+    Hub, `simulated`, or `package.module:name` of a callable, a Model, an LLM or a class of one.
     settings: those of its section in the configuration: of a checkpoint `weights`, `fast_math`,
-    `max_context` and others, of the simulated model those of SimulatedSettings, of an LLM those of
-    CallSettings.
+    `max_context` and others, of `hf:` `device`, `dtype` and others, of the simulated model those of
+    SimulatedSettings, of an LLM those of CallSettings.
 
     Raises:
         BatchdecodeError: there is no such model, it is damaged, or these are not its settings.
@@ -39,6 +40,8 @@ def load_model(name: str, **settings: Any) -> Model:
         return loading.load_model(name, settings, None)
     if is_checkpoint(name):
         return loading.load_model(name, {}, None, transformer_settings=settings)
+    if is_hf(name):
+        return loading.load_model(name, {}, None, hf_settings=settings)
     return loading.load_model(name, {}, None, settings)
 
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args,
 import typer
 
 from batcher.errors import BatchdecodeError
+from batcher.hf.settings import LOADING_SETTINGS
 from batcher.settings import SETTINGS
 from batcher.speculation.settings import SPECULATION_SETTINGS
-from batcher.transformer.settings import TRANSFORMER_SETTINGS
 
 from .errors import reason_of
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ENVIRONMENT = {"auto_envvar_prefix": "BATCHDECODE"}
 _COMMANDS = ("run", "check")  # those whose options a file may set
-OF_MODELS = {"model", "chat", *TRANSFORMER_SETTINGS}
+OF_MODELS = {"model", "chat", *LOADING_SETTINGS}
 OF_SCHEDULING = {*SETTINGS, *SPECULATION_SETTINGS, "check", "profile", "kv_memory"}
 OF_REQUESTS = {"batch", "seed", "keep_going", *OF_MODELS, *OF_SCHEDULING}
 _NOT_IN_A_FILE = {"config", "help"}
@@ -42,6 +42,7 @@ MODEL_SECTIONS = {
     "simulated": ("model_settings", "batcher.models.simulated", "SimulatedSettings"),
     "llm": ("llm_settings", "batcher.models.calls", "CallSettings"),
     "transformer": ("transformer_settings", "batcher.transformer.settings", "TransformerSettings"),
+    "hf": ("hf_settings", "batcher.hf.settings", "HFSettings"),
 }
 _TEXT_TAG = "tag:yaml.org,2002:str"
 

@@ -9,10 +9,11 @@ from typing import Any, Protocol
 from msgspec.structs import replace
 
 from batcher.engine import Engine
-from batcher.errors import BatchdecodeError, InvariantError
+from batcher.errors import BatchdecodeError
+from batcher.hf.settings import HF_SETTINGS, is_hf
 from batcher.models.base import Model
 from batcher.models.loading import as_model, load_model
-from batcher.transformer.settings import is_checkpoint
+from batcher.transformer.settings import TRANSFORMER_SETTINGS, is_checkpoint
 from batcher.validation import ModelCapabilities
 
 from .screen.cells import printable
@@ -35,7 +36,7 @@ class ModelOptions(Protocol):
 
     @property
     def checkpoint(self) -> Mapping[str, Any]:
-        """The options that are settings of a checkpoint."""
+        """The options that are settings of a checkpoint, or of a model of transformers."""
 
     @property
     def model_settings(self) -> Mapping[str, Any]:
@@ -49,6 +50,10 @@ class ModelOptions(Protocol):
     def transformer_settings(self) -> Mapping[str, Any]:
         """Settings of a checkpoint that the options do not give."""
 
+    @property
+    def hf_settings(self) -> Mapping[str, Any]:
+        """The same of a model of transformers."""
+
 
 def load(options: ModelOptions, seed: int | None, *, is_shown: bool = True) -> Model:
     """Return the model that the options name.
@@ -59,11 +64,7 @@ def load(options: ModelOptions, seed: int | None, *, is_shown: bool = True) -> M
         BatchdecodeError: there is none, or an option means nothing to it.
     """
     name, given = options.model, options.checkpoint
-    if given and not is_checkpoint(name):
-        option = next(iter(given)).replace("_", "-")
-        raise BatchdecodeError(
-            f"--{option} is for checkpoints (.gguf files, folders); {name} is none"
-        )
+    _check(given, name)
     with _loading_bar(name, is_shown=is_shown) as watch:
         return load_model(
             name,
@@ -71,8 +72,21 @@ def load(options: ModelOptions, seed: int | None, *, is_shown: bool = True) -> M
             seed,
             options.llm_settings,
             {**options.transformer_settings, **given},
+            {**options.hf_settings, **given},
             watch,
         )
+
+
+def _check(given: Mapping[str, Any], name: str) -> None:
+    """Raise a BatchdecodeError if one of the options given means nothing to this model."""
+    known = HF_SETTINGS if is_hf(name) else TRANSFORMER_SETTINGS if is_checkpoint(name) else {}
+    for setting in given:
+        if setting not in known:
+            option = setting.replace("_", "-")
+            whose = "checkpoints (.gguf files, folders)"
+            if setting not in TRANSFORMER_SETTINGS:
+                whose = "models of transformers (hf:...)"
+            raise BatchdecodeError(f"--{option} is for {whose}; {name} is none")
 
 
 def model_again(model: Model, options: ModelOptions, seed: int | None) -> Model:
@@ -83,13 +97,9 @@ def model_again(model: Model, options: ModelOptions, seed: int | None) -> Model:
     Raises:
         BatchdecodeError: as `load` does.
     """
-    if not is_checkpoint(options.model):
+    if not (is_checkpoint(options.model) or is_hf(options.model)):
         return load(options, seed)
-    from batcher.models.transformer import TransformerModel  # noqa: PLC0415 - for checkpoints only
-
-    inner = getattr(model, "inner", model)
-    if not isinstance(inner, TransformerModel):
-        raise InvariantError(f"{options.model} is a checkpoint, and no transformer was loaded")
+    inner: Any = getattr(model, "inner", model)
     return as_model(inner.twin(), options.model)
 
 

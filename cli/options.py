@@ -52,8 +52,8 @@ def as_command(
     """Return `function` as a command whose arguments and options are the fields of a dataclass.
 
     Its `input` is stdin if it is left out; a person there is shown the help instead.
-    model_settings, llm_settings, transformer_settings: what the file of `config` holds for models;
-    no options.
+    model_settings, llm_settings, transformer_settings, hf_settings: what the file of `config` holds
+    for models; no options.
     from_file: the names of the options that it has set.
     """
     names, groups = set(), {}

@@ -7,8 +7,8 @@ from typing import Any, Literal
 import typer
 
 from batcher.fields import range_of
+from batcher.hf.settings import LOADING_SETTINGS
 from batcher.settings import GRAMMAR_TIMEOUT
-from batcher.transformer.settings import TRANSFORMER_SETTINGS
 
 from .config import OF_REQUESTS, defaults_in
 from .help import DECODING, DISPLAY, INPUT, OUTPUT, OptionGroup, argument, flag, option
@@ -16,8 +16,8 @@ from .options import MAX_BATCH, MAX_DELAY, STDOUT, refuse_nan
 
 Color = Literal["auto", "always", "never"]
 MODEL = (
-    "simulated, a checkpoint (FILE.gguf, a folder, or smollm2), or package.module:name of a "
-    "callable, Model or LLM."
+    "simulated, a checkpoint (FILE.gguf, a folder, or smollm2), hf:NAME or hf:FOLDER of "
+    "transformers, or package.module:name of a callable, Model or LLM."
 )
 CHAT = "Make a text prompt one user message, by the model's chat template."
 
@@ -58,9 +58,9 @@ def grammar_timeout(panel: str = DECODING, default: float | None = GRAMMAR_TIMEO
 
 
 def checkpoint_group(panel: str = DECODING) -> OptionGroup:
-    """Return the options that are settings of a checkpoint: those that were given, by name."""
+    """Return the options of models that are loaded from files: those that were given, by name."""
     kinds = {}
-    for name, setting in TRANSFORMER_SETTINGS.items():
+    for name, setting in LOADING_SETTINGS.items():
         (kind,), limits = setting.parts, {}
         numbers = range_of(kind)
         if numbers is not None:
@@ -84,8 +84,8 @@ requests = partial(
 all_config = partial(
     config,
     INPUT,
-    "defaults for these options by their names, and under simulated:, llm: and transformer: "
-    "settings of models",
+    "defaults for these options by their names, and under simulated:, llm:, transformer: and "
+    "hf: settings of models",
     names=None,
 )
 batch = partial(option, DECODING, "Slots of the batch.", "N", "-b", default=8, min=1, max=MAX_BATCH)

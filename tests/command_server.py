@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 TESTS = Path(__file__).parent
+NEED_TORCH = ("batcher.training.", "batcher.hf.")
 
 
 @cache
@@ -146,7 +147,7 @@ def import_everything() -> None:
     for package in map(importlib.import_module, ("batcher", "cli")):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             is_command = module.name.endswith(".__main__")  # importing it runs one
-            if not is_command and not module.name.startswith("batcher.training."):  # needs torch
+            if not is_command and not module.name.startswith(NEED_TORCH):
                 importlib.import_module(module.name)
     gc.freeze()
 

@@ -74,6 +74,7 @@ ALLOWED = {
     "load_model": "read",
     "load_state_dict": "of torch",
     "load_transformer": "read",
+    "load_hf": "read",
     "load_profile": "read",
     "load_gpu": "read",
     "load_model_shape": "read",

@@ -12,6 +12,7 @@ from typing import Self
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.models.base import Batch, ModelOutput
 from batcher.models.transformer import TransformerModel
+from batcher.transformer.config import TransformerConfig
 from batcher.transformer.kv_store import KVStore
 from batcher.transformer.layers import FloatArray
 from batcher.transformer.recurrent_states import RecurrentStates
@@ -63,6 +64,8 @@ class FirstLayersModel(TransformerModel):
 def _check(whole: TransformerModel, num_layers: int) -> None:
     """Raise a BatchdecodeError if so many layers cannot draft."""
     config = whole.decoder.config
+    if not isinstance(config, TransformerConfig):
+        raise BatchdecodeError(f"layers:{num_layers}: the layers of {whole.name} run only together")
     if not 1 <= num_layers < config.num_layers:
         allowed = f"1 to {config.num_layers - 1}" if config.num_layers > 1 else "none"
         raise BatchdecodeError(
@@ -82,6 +85,8 @@ class _FirstLayers:
 
     def __init__(self, whole: TransformerModel, num_layers: int) -> None:
         self.config = whole.decoder.config
+        self.cache_groups = whole.decoder.cache_groups
+        self.cache_size = whole.decoder.cache_size
         self._whole, self._num_layers = whole, num_layers
         self._decoder: Decoder = whole.decoder
 

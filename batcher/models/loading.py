@@ -1,4 +1,4 @@
-"""From what a person names to a Model: `simulated`, a checkpoint, `package.module:name`, an object.
+"""From what a person names to a Model: `simulated`, a checkpoint, `hf:NAME`, `package.module:name`.
 
 What adapts other models is only loaded for one of them.
 """
@@ -11,6 +11,7 @@ import msgspec
 
 from batcher.errors import BatchdecodeError, writable
 from batcher.foreign import RaisedError, attribute_of, calling, has_attribute, import_object, raised
+from batcher.hf.settings import HFSettings, is_hf
 from batcher.models.answers import shown
 from batcher.models.base import Model, OutputKind, eos_token_ids_of
 from batcher.models.simulated import SimulatedModel, SimulatedSettings
@@ -38,6 +39,7 @@ def load_model(
     seed: int | None,
     llm_settings: Mapping[str, Any] = MappingProxyType({}),
     transformer_settings: Mapping[str, Any] = MappingProxyType({}),
+    hf_settings: Mapping[str, Any] = MappingProxyType({}),
     watch: Callable[[int, int], None] = lambda _number, _total: None,
 ) -> Model:
     """Return the model `spec` names.
@@ -46,7 +48,8 @@ def load_model(
     "package.module:name" of a callable, a Model, an LLM (called as `llm_settings` say) or a class
     of one of them; the current folder is importable.  A .gguf file, a folder or `smollm2` is a
     checkpoint, which is computed as `transformer_settings` say; `watch` is called with how many of
-    its tensors are read, and of how many.
+    its tensors are read, and of how many.  `hf:` and a folder or a name of the Hub is a model of
+    transformers, which is computed as `hf_settings` say.
 
     Raises:
         BatchdecodeError: there is no such model, or these are not its settings.
@@ -61,11 +64,17 @@ def load_model(
 
         made = _settings(transformer_settings, TransformerSettings, "transformer")
         return as_model(load_transformer(spec, made, watch), spec)
+    if is_hf(spec):
+        from batcher.models.hf import load_hf  # noqa: PLC0415 - as above
+
+        return as_model(load_hf(spec, _settings(hf_settings, HFSettings, "hf")), spec)
     from batcher.models.calls import CallSettings  # noqa: PLC0415 - as above
 
     call_settings = _settings(llm_settings, CallSettings, "llm")
     return as_model(
-        import_object(spec, "model", "simulated, smollm2, FILE.gguf, a folder"), spec, call_settings
+        import_object(spec, "model", "simulated, smollm2, FILE.gguf, a folder, hf:NAME"),
+        spec,
+        call_settings,
     )
 
 

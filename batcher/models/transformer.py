@@ -28,8 +28,6 @@ from batcher.models.base import (
 )
 from batcher.models.draft_trees import node_paths
 from batcher.transformer.attention import NOWHERE
-from batcher.transformer.cache_groups import cache_groups
-from batcher.transformer.cache_size import cache_size
 from batcher.transformer.kv_store import KVStore
 from batcher.transformer.own_tables import OWN_BLOCK_SIZE, OwnTables
 from batcher.transformer.span import Snapshot, Span, spans_of_tree
@@ -95,11 +93,11 @@ class TransformerModel:
         self.eos_token_id = config.eos_token_ids[0] if config.eos_token_ids else None
         self.max_context = max_context or config.max_position_embeddings
         self.session_overflow: str | None = settings.get("session_overflow")
-        self._groups = cache_groups(config)
+        self._groups = decoder.cache_groups
         self.cache_windows = tuple(group.window for group in self._groups)
-        self._cache_size = cache_size(config)
+        self._cache_size = decoder.cache_size
         self.kv_bytes_per_token = self._cache_size.per_token
-        self.recomputes_drafts = config.delta_net is not None
+        self.recomputes_drafts = any(group.is_recurrent for group in self._groups)
         self.verifies_trees = self.verifies_drafts and not self.recomputes_drafts
         self.layout: Layout = layout
         self._decoder = decoder
@@ -199,9 +197,8 @@ class TransformerModel:
         if self.layout == "padded":
             parts = [[*part] for _, part in groupby(rows, lambda row: row.chunk is None)]
         spans = [[span for row in part for span in row.spans] for part in parts]
-        return np.concatenate(
-            [self._decoder.forward(part, self._store, self._states) for part in spans]
-        )
+        hidden = [self._decoder.forward(part, self._store, self._states) for part in spans]
+        return hidden[0] if len(hidden) == 1 else np.concatenate(hidden)
 
     def _choose(
         self, batch: Batch, rows: list[_Row], hidden: FloatArray, ends: IntArray

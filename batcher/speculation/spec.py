@@ -8,6 +8,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
+from batcher.hf.settings import is_hf
 from batcher.request import MAX_DRAFT_TOKENS
 from batcher.speculation import ngram
 from batcher.transformer.settings import is_checkpoint
@@ -91,7 +92,7 @@ def parse_draft(text: str) -> Draft:
     read = _READERS.get(kind)
     if read is not None:
         return read(rest if colon else None)
-    if kind and (kind == "simulated" or is_checkpoint(text) or _is_dotted(rest)):
+    if kind and (kind == "simulated" or is_checkpoint(text) or is_hf(text) or _is_dotted(rest)):
         return ModelDraft(text)
     near = get_close_matches(kind, [*_READERS, "simulated", "smollm2"], n=1)
     hint = f"; did you mean {near[0]}?" if near else ""

@@ -8,7 +8,7 @@ from batcher.transformer.attention import NOWHERE
 from batcher.transformer.layers import FloatArray, IntArray
 
 PADDING = NOWHERE + 1  # the cell of what padding has; nobody reads it
-_NUM_FIXED = PADDING + 1  # cells before those of block 0
+NUM_FIXED = PADDING + 1  # cells before those of block 0
 
 
 class KVStore:
@@ -19,9 +19,9 @@ class KVStore:
 
     def __init__(self, num_layers: int, num_kv_heads: int, head_dim: int) -> None:
         self._shape = (num_kv_heads, head_dim)
-        self._num_cells = _NUM_FIXED
-        self.keys = [self._zeros(_NUM_FIXED) for _ in range(num_layers)]
-        self.values = [self._zeros(_NUM_FIXED) for _ in range(num_layers)]
+        self._num_cells = NUM_FIXED
+        self.keys = [self._zeros(NUM_FIXED) for _ in range(num_layers)]
+        self.values = [self._zeros(NUM_FIXED) for _ in range(num_layers)]
 
     def _zeros(self, num_cells: int) -> FloatArray:
         return np.zeros((num_cells, *self._shape), np.float32)
@@ -29,14 +29,18 @@ class KVStore:
     def make_room(self, num_cells: int) -> None:
         """Have at least so many cells beside those that are fixed; memory is used as they are."""
         num_old = self._num_cells
-        num_missing = _NUM_FIXED + num_cells - num_old
+        num_missing = NUM_FIXED + num_cells - num_old
         if num_missing <= 0:
             return
         self._num_cells = num_new = num_old + max(num_missing, num_old)
         for store in (self.keys, self.values):
-            for layer, old in enumerate(store):
-                store[layer] = self._zeros(num_new)
-                store[layer][:num_old] = old
+            store[:] = [self._grown(old, num_new) for old in store]
+
+    def _grown(self, old: FloatArray, num_cells: int) -> FloatArray:
+        """Return so many cells, of which the first hold what `old` does."""
+        new = self._zeros(num_cells)
+        new[: len(old)] = old
+        return new
 
     def cells(self, table: list[int], block_size: int, num_tokens: int) -> IntArray:
         """Return the cells [num_tokens] of the first tokens of a sequence with this block table.
@@ -45,7 +49,7 @@ class KVStore:
         """
         positions = np.arange(num_tokens)
         blocks = np.array(table, np.int64)[positions // block_size]
-        cells = _NUM_FIXED + blocks * block_size + positions % block_size
+        cells = NUM_FIXED + blocks * block_size + positions % block_size
         cells[blocks < 0] = NOWHERE
         return cells
 
@@ -63,12 +67,12 @@ class KVStore:
 
     def copy(self, source: int, target: int, block_size: int) -> None:
         """Let a block hold what another does."""
-        first, second = _NUM_FIXED + source * block_size, _NUM_FIXED + target * block_size
+        first, second = NUM_FIXED + source * block_size, NUM_FIXED + target * block_size
         for store in (*self.keys, *self.values):
             store[second : second + block_size] = store[first : first + block_size]
 
     def move(self, moves: Sequence[tuple[int, int]]) -> None:
         """Let cells hold what others do, all at once: pairs (source, target), from block 0 on."""
-        sources, targets = np.array(moves).T + _NUM_FIXED
+        sources, targets = np.array(moves).T + NUM_FIXED
         for store in (*self.keys, *self.values):
             store[targets] = store[sources]

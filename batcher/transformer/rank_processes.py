@@ -21,6 +21,8 @@ from weakref import finalize
 import numpy as np
 
 from batcher.errors import BatchdecodeError, InvariantError, LostModelError
+from batcher.transformer.cache_groups import cache_groups
+from batcher.transformer.cache_size import cache_size
 from batcher.transformer.config import TransformerConfig
 from batcher.transformer.kv_store import KVStore
 from batcher.transformer.layers import FloatArray
@@ -50,6 +52,7 @@ class RankProcesses:
         self, config: TransformerConfig, make: MakeRank, world_size: int, watch: Watch
     ) -> None:
         self.config = config
+        self.cache_groups, self.cache_size = cache_groups(config), cache_size(config)
         self._processes: list[SpawnProcess] = []
         self._connections: list[Connection] = []
         self._lost: str | None = None

@@ -72,22 +72,30 @@ def tokenizer_from_folder(folder: Path) -> TransformerTokenizer:
     template = _template_of(folder)
     with about(folder / TOKENIZER):
         text = read_file(folder / TOKENIZER)
-        bytes_of = _decoding(msgspec.json.decode(text, type=_Tokenizer).decoder)
+        bytes_of = decoding_of(text)
         with calling("it cannot be used:"):
             inner = Tokenizer.from_buffer(text)
-            prefix_token_ids = _prefix_of(inner)
+            prefix_token_ids = prefix_of(inner)
         return tokenizer_of(inner, bytes_of, prefix_token_ids, template)
 
 
-def _prefix_of(inner: "Tokenizer") -> list[int]:
+def prefix_of(inner: "Tokenizer") -> list[int]:
     """Return the tokens that the post-processor of a tokenizer puts before a text."""
     encoded = inner.encode("a")
     is_special = zip(encoded.ids, encoded.special_tokens_mask, strict=True)
     return [token_id for token_id, _ in takewhile(itemgetter(1), is_special)]
 
 
-def _decoding(decoder: _Decoder | None) -> Callable[[str], bytes]:
-    """Return what a tokenizer's decoder makes of the text of one token."""
+def decoding_of(text: bytes | str) -> Callable[[str], bytes]:
+    """Return what a tokenizer's decoder makes of the text of one token.
+
+    text: the tokenizer, as JSON.
+
+    Raises:
+        BatchdecodeError: it decodes in an unknown way.
+        MsgspecError: it is no tokenizer.
+    """
+    decoder = msgspec.json.decode(text, type=_Tokenizer).decoder
     kinds = [] if decoder is None else [decoder.type, *(part.type for part in decoder.decoders)]
     found = next((kind for kind in kinds if kind in DECODERS), None)
     if found is None:

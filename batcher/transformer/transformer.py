@@ -11,7 +11,8 @@ import numpy as np
 
 from batcher.events import Layout
 from batcher.transformer.attention import Attention
-from batcher.transformer.cache_groups import cache_groups, num_kv_layers
+from batcher.transformer.cache_groups import CacheGroup, cache_groups, num_kv_layers
+from batcher.transformer.cache_size import CacheSize, cache_size
 from batcher.transformer.config import DeltaNetSettings, TransformerConfig
 from batcher.transformer.feed_forward import ACTIVATIONS, Experts, GatedMLP, SharedExpert
 from batcher.transformer.gated_delta_net import GatedDeltaNet
@@ -32,10 +33,36 @@ Watch = Callable[[int, int], None]
 """Called with how many tensors are read, and of how many."""
 
 
+class ModelSizes(Protocol):
+    """What is to be known of any model that makes logits of tokens."""
+
+    @property
+    def vocab_size(self) -> int:
+        """How many logits there are."""
+
+    @property
+    def max_position_embeddings(self) -> int:
+        """How many tokens a row may have."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """All tokens that end a text."""
+
+
 class Decoder(Protocol):
     """A model that makes hidden states and logits of tokens, wherever it is computed."""
 
-    config: TransformerConfig
+    @property
+    def config(self) -> ModelSizes:
+        """Its sizes."""
+
+    @property
+    def cache_groups(self) -> tuple[CacheGroup, ...]:
+        """Which of its layers share a block table."""
+
+    @property
+    def cache_size(self) -> CacheSize:
+        """How much memory it takes to keep what it does of sequences."""
 
     def new_store(self) -> KVStore:
         """Return room for the keys and values of tokens."""
@@ -89,6 +116,7 @@ class Transformer:
         layout: Layout = "ragged",
     ) -> None:
         self.config, self.cache_groups = config, cache_groups(config)
+        self.cache_size = cache_size(config)
         self._read, self._linears = read, linears
         self._step_of = STEPS[layout]
         self._own_heads = linears.heads(config.num_kv_heads)

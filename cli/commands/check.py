@@ -26,6 +26,7 @@ class CheckOptions:
     model_settings: dict[str, Any] = field(default_factory=dict)
     llm_settings: dict[str, Any] = field(default_factory=dict)
     transformer_settings: dict[str, Any] = field(default_factory=dict)
+    hf_settings: dict[str, Any] = field(default_factory=dict)
 
 
 def check(options: CheckOptions) -> None:

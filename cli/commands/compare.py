@@ -104,6 +104,7 @@ class CompareOptions:
     model_settings: dict[str, Any] = field(default_factory=dict)
     llm_settings: dict[str, Any] = field(default_factory=dict)
     transformer_settings: dict[str, Any] = field(default_factory=dict)
+    hf_settings: dict[str, Any] = field(default_factory=dict)
 
 
 def compare(options: CompareOptions) -> None:

@@ -48,6 +48,7 @@ class DiagnoseOptions:
     model_settings: dict[str, Any] = field(default_factory=dict)
     llm_settings: dict[str, Any] = field(default_factory=dict)
     transformer_settings: dict[str, Any] = field(default_factory=dict)
+    hf_settings: dict[str, Any] = field(default_factory=dict)
 
 
 def draft(options: DraftOptions) -> None:  # noqa: ARG001 - there are none

@@ -61,6 +61,7 @@ class PlanOptions:
     model_settings: dict[str, Any] = field(default_factory=dict)
     llm_settings: dict[str, Any] = field(default_factory=dict)
     transformer_settings: dict[str, Any] = field(default_factory=dict)
+    hf_settings: dict[str, Any] = field(default_factory=dict)
     from_file: set[str] = field(default_factory=set)
 
 

@@ -131,6 +131,7 @@ class RunOptions:
     model_settings: dict[str, Any] = field(default_factory=dict)
     llm_settings: dict[str, Any] = field(default_factory=dict)
     transformer_settings: dict[str, Any] = field(default_factory=dict)
+    hf_settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def limits(self) -> "Slo | None":

@@ -105,6 +105,7 @@ class ServeOptions:
     model_settings: dict[str, Any] = field(default_factory=dict)
     llm_settings: dict[str, Any] = field(default_factory=dict)
     transformer_settings: dict[str, Any] = field(default_factory=dict)
+    hf_settings: dict[str, Any] = field(default_factory=dict)
 
 
 def serve(options: ServeOptions) -> None:

@@ -14,9 +14,10 @@ from msgspec.structs import replace
 
 from batcher.events import RunEvent
 from batcher.formats.requests import ParsedLine, RequestParser
+from batcher.hf.settings import LOADING_SETTINGS, is_hf
 from batcher.settings import DEFAULT_SCHEDULING, PREFIX_CACHE_WORDS, SchedulingSettings
 from batcher.speculation.settings import SPECULATION_SETTINGS
-from batcher.transformer.settings import TRANSFORMER_SETTINGS, is_checkpoint
+from batcher.transformer.settings import is_checkpoint
 from batcher.validation import ModelCapabilities
 
 from ..commands.run import RunOptions
@@ -269,14 +270,14 @@ _SHOWN = {None: "not set", True: "on", False: "off"}  # as an option has them
 
 def _model_differences(model: str, earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Return which settings of a model are not the same; those of a checkpoint are options."""
-    if not is_checkpoint(model):
+    if not (is_checkpoint(model) or is_hf(model)):
         return _differences(earlier, now)
     return _differences(*(_as_options(settings) for settings in (earlier, now)))
 
 
 def _as_options(settings: dict[str, Any]) -> dict[str, Any]:
     return {
-        f"--{name.replace('_', '-')}" if name in TRANSFORMER_SETTINGS else name: _SHOWN[value]
+        f"--{name.replace('_', '-')}" if name in LOADING_SETTINGS else name: _SHOWN[value]
         if value is None or isinstance(value, bool)
         else value
         for name, value in settings.items()

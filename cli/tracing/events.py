@@ -19,7 +19,7 @@ import msgspec
 from batcher.errors import BatchdecodeError, InvariantError
 from batcher.events import Event
 from batcher.formats.trace import is_trace, read_trace
-from batcher.transformer.settings import TRANSFORMER_SETTINGS
+from batcher.hf.settings import LOADING_SETTINGS
 
 from ..config import OF_SCHEDULING, model_settings
 from ..options import SchedulingOptions
@@ -68,7 +68,7 @@ def events_of(path: str, source: OpenInput, run_options: Mapping[str, Any]) -> I
     if config is not None:
         options |= model_settings(config)
     given = {name: options.pop(name) for name in OF_SCHEDULING & options.keys()}
-    checkpoint = {n: options.pop(n) for n in TRANSFORMER_SETTINGS if n in options}
+    checkpoint = {n: options.pop(n) for n in LOADING_SETTINGS if n in options}
     scheduling = SchedulingOptions(**given)
     return run_events(
         RunOptions(input=path, scheduling=scheduling, checkpoint=checkpoint, **options)

@@ -51,4 +51,4 @@ def test_the_recipe_makes_a_model_that_writes_words(tmp_path):
 
 
 def test_pages_have_such_commands():
-    assert {page.name for page in WITH_BLOCKS} == {"pieces.md", "training.md"}
+    assert {page.name for page in WITH_BLOCKS} == {"huggingface.md", "pieces.md", "training.md"}

@@ -37,7 +37,9 @@ class ThreadedDecoder:
     def __init__(self, ranks: RankThreads, make: Callable[[RankGroup], object]) -> None:
         self.ranks = ranks
         self.transformers = dict(zip(ranks.groups, ranks.map(make), strict=True))
-        self.config = next(iter(self.transformers.values())).config
+        one = next(iter(self.transformers.values()))
+        self.config = one.config
+        self.cache_groups, self.cache_size = one.cache_groups, one.cache_size
 
     def _all(self, function):
         first, *others = self.ranks.map(function)

@@ -1,0 +1,1 @@
+"""Causal language models of transformers as decoders; all but the settings need torch."""

@@ -1,0 +1,126 @@
+"""From a folder or a name of the Hub to a model of transformers, and what there is to know of it.
+
+A folder is read without a network.  Python code that comes with a model is run only if the settings
+say so; the weights are data.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from batcher.errors import BatchdecodeError
+from batcher.foreign import calling
+from batcher.hf.decoder import Sizes
+from batcher.hf.settings import HFSettings
+from batcher.hf.tokenizer import as_tokenizer
+from batcher.transformer.settings import MAX_CONTEXT
+from batcher.transformer.tokenizer import TransformerTokenizer
+
+_TOKENIZERS = (  # files of which one is there where a folder has a tokenizer
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "spiece.model"),
+    *("vocab.json", "vocab.txt", "tekken.json"),
+)
+_DEVICE = re.compile(r"cpu|(?P<cuda>cuda)(:(?P<number>\d{1,3}))?", re.ASCII)
+_DIGESTED = 64  # numbers of each weight
+_LONGEST = 300  # characters of what transformers says
+
+
+class Loaded(NamedTuple):
+    """A model of transformers.
+
+    tokenizer: None if it has none.  digest: what tells its weights from others.
+    """
+
+    model: Any
+    sizes: Sizes
+    tokenizer: TransformerTokenizer | None
+    digest: str
+
+
+def load(source: str, settings: HFSettings) -> Loaded:
+    """Return the model in a folder, or of a name of the Hub.
+
+    Raises:
+        BatchdecodeError: there is none, it cannot be read, or not on this device.
+    """
+    is_folder = Path(source).is_dir()
+    _check_device(settings.device)
+    given = {
+        "local_files_only": is_folder,
+        "trust_remote_code": settings.trust_remote_code,
+    }
+    with _reading(source):
+        model = AutoModelForCausalLM.from_pretrained(source, dtype=settings.dtype, **given)
+        model = model.eval().requires_grad_(requires_grad=False).to(settings.device)
+        tokenizer = None
+        if not is_folder or any((Path(source) / name).is_file() for name in _TOKENIZERS):
+            tokenizer = as_tokenizer(AutoTokenizer.from_pretrained(source, **given))
+    return Loaded(model, _sizes_of(model), tokenizer, _digest(model))
+
+
+def _check_device(device: str) -> None:
+    named = _DEVICE.fullmatch(device)
+    if named is None:
+        raise BatchdecodeError(f"--device {device}: give cpu, cuda or cuda:N")
+    num_devices = torch.cuda.device_count()
+    if named["cuda"] and int(named["number"] or 0) >= num_devices:
+        raise BatchdecodeError(f"--device {device}: torch finds {num_devices} such devices here")
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Let transformers say nothing of what it loads, and nothing of what it computes first."""
+    logging = transformers.utils.logging
+    verbosity, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if has_bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _reading(source: str) -> Iterator[None]:
+    """Let what transformers raises of a model be an error of one line.
+
+    Raises:
+        BatchdecodeError: it has raised something.
+    """
+    try:
+        with calling(source):
+            yield
+    except BatchdecodeError as error:
+        cause = error.__cause__ or error
+        said = " ".join(str(cause).replace("trust_remote_code=True", "--trust-remote-code").split())
+        short = said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."
+        raise BatchdecodeError(f"{source}: it cannot be loaded: {short}") from error
+
+
+def _sizes_of(model: Any) -> Sizes:
+    """Return what the configuration of a model says, and where it is more, that for generating."""
+    config = model.config.get_text_config()
+    ends = getattr(model.generation_config, "eos_token_id", None)
+    ends = config.eos_token_id if ends is None else ends
+    ends = [] if ends is None else [ends] if isinstance(ends, int) else ends
+    context = getattr(config, "max_position_embeddings", None) or MAX_CONTEXT
+    return Sizes(config.vocab_size, context, tuple(end for end in ends if end < config.vocab_size))
+
+
+def _digest(model: Any) -> str:
+    """Return what tells a model from others: its configuration, and how its weights begin."""
+    found = sha256(model.config.to_json_string().encode())
+    for name, weight in sorted(model.state_dict().items()):
+        begin = weight.flatten()[:_DIGESTED].to("cpu", torch.float64)
+        found.update(f"{name} {weight.dtype} {[*weight.shape]}".encode())
+        found.update(begin.numpy().tobytes())
+    return f"sha256:{found.hexdigest()[:16]}"

@@ -1,0 +1,137 @@
+"""A model of transformers taken apart: its body, with attention of ours, and its head.
+
+A few tokens are computed, by the model as it is and by its parts.  Where these do not come to the
+same, or where attention is only a part of what mixes tokens, it is left whole.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from batcher.hf.attention import ATTENTION, AttentionCall, LayerStep
+
+_PROBE = torch.arange(12)  # tokens that any vocabulary has
+_TOLERANCES = {torch.float32: 1e-3}  # parts of the largest logit
+_TOLERANCE = 0.05  # of any other dtype
+_PAGED = {"full_attention", "sliding_attention"}  # kinds of layers
+
+
+class WholeError(Exception):
+    """Why a model cannot be taken apart."""
+
+
+class Given(nn.Module):
+    """Stands for the body of a model: gives what the body is known to have come to.
+
+    hidden: [1, tokens, hidden_size].
+    """
+
+    hidden: torch.Tensor
+
+    def forward(self, *_: object, **__: object) -> "_Output":
+        """Return that, in what the head takes it from."""
+        return _Output(self.hidden)
+
+
+class _Output:
+    """An output of a body of any kind, of which nothing is there but the hidden states."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getattr__(self, _name: str) -> None:
+        return None
+
+    def __getitem__(self, _index: int) -> torch.Tensor:
+        return self.last_hidden_state
+
+
+class Parts(NamedTuple):
+    """A model without its body: `given` stands there, so what it comes to is what the head makes.
+
+    calls: what each layer brings to attention, of some tokens.
+    """
+
+    body: nn.Module
+    head: nn.Module
+    given: Given
+    calls: dict[int, AttentionCall]
+
+
+class _Recorder:
+    """A step of one sequence, from its first token on, that keeps what layers bring."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, AttentionCall] = {}
+
+    def attend(self, layer: int, call: AttentionCall) -> torch.Tensor:
+        """Return the output [tokens, heads, value features] of all queries of a layer."""
+        self.calls[layer] = call
+        places = torch.arange(len(call.query), device=call.query.device)
+        mask = places <= places[:, None]
+        if call.window is not None:
+            mask &= places > places[:, None] - call.window
+        return call.of(call.query[None], call.key[None], call.value[None], mask)[0]
+
+
+@torch.inference_mode()
+def parts_of(model: Any) -> Parts:
+    """Return the parts of a model, which is of no use as a whole from then on.
+
+    Raises:
+        WholeError: its attention cannot be replaced; it is as it was.
+    """
+    config = model.config.get_text_config()
+    if not getattr(model, "_supports_attention_backend", False):
+        raise WholeError(f"{type(model).__name__} takes no attention from elsewhere")
+    others = {*(getattr(config, "layer_types", None) or ())} - _PAGED
+    if others:
+        raise WholeError(f"some of its layers are {min(others)}")
+    ids = _PROBE[None].to(model.device)
+    expected = model(input_ids=ids, use_cache=False).logits
+    before = model.config._attn_implementation  # noqa: SLF001 - there is no other way to know
+    body, given, recorder = model.base_model, Given(), _Recorder()
+    try:
+        model.set_attn_implementation(ATTENTION)
+        positions = torch.arange(ids.shape[1], device=ids.device)
+        given.hidden = body_output(body, ids[0], positions, recorder)
+        setattr(model, model.base_model_prefix, given)
+        logits = model(input_ids=ids, use_cache=False).logits
+        _check(recorder.calls, config, expected, logits)
+    except Exception as error:
+        setattr(model, model.base_model_prefix, body)
+        model.set_attn_implementation(before)
+        if isinstance(error, WholeError):
+            raise
+        raise WholeError(f"its attention was not replaced: {error!r}") from error
+    return Parts(body, model, given, recorder.calls)
+
+
+def body_output(
+    body: nn.Module, ids: torch.Tensor, positions: torch.Tensor, step: LayerStep
+) -> torch.Tensor:
+    """Return the hidden states [1, tokens, hidden_size] of tokens at these positions."""
+    output = body(input_ids=ids[None], position_ids=positions[None], use_cache=False, step=step)
+    hidden: torch.Tensor = output.last_hidden_state
+    return hidden
+
+
+def _check(
+    calls: dict[int, AttentionCall], config: Any, expected: torch.Tensor, logits: torch.Tensor
+) -> None:
+    """Raise a WholeError unless the layers brought all there is, and it came to what was expected.
+
+    expected, logits: [1, tokens, vocab_size], of the whole model and of its parts.
+    """
+    if sorted(calls) != [*range(config.num_hidden_layers)]:
+        raise WholeError(f"attention was asked for by {len(calls)} of its layers")
+    if len({(call.key.shape, call.value.shape) for call in calls.values()}) > 1:
+        raise WholeError("its layers keep keys and values of different sizes")
+    kinds = getattr(config, "layer_types", None) or ()
+    for layer, kind in enumerate(kinds):
+        if (kind == "sliding_attention") != (calls[layer].window is not None):
+            raise WholeError(f"layer {layer} is {kind}, and has window {calls[layer].window}")
+    tolerance = _TOLERANCES.get(logits.dtype, _TOLERANCE) * expected.abs().max()
+    if not (logits - expected).abs().max() <= tolerance:  # nor if it is NaN
+        raise WholeError("with attention from elsewhere it comes to something else")

@@ -1,0 +1,79 @@
+"""From the name of a model of transformers to its Model, with what a resumed run must repeat."""
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from msgspec import to_builtins
+
+from batcher.errors import BatchdecodeError
+from batcher.hf.settings import PREFIX, HFSettings
+from batcher.models.base import Tokenizer
+from batcher.models.slots import SlotModel
+from batcher.models.transformer import TransformerModel
+
+_NEEDED_MODULES = ("torch", "transformers", "jinja2")
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?", re.ASCII)
+_SHOWS_IN_NO_BIT = {"trust_remote_code"}
+
+
+class MissingHFError(BatchdecodeError):
+    """Models of transformers need packages that are not installed."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "models of transformers need torch and transformers: "
+            "install them with `pip install 'batchdecode[hf]'`"
+        )
+
+
+def load_hf(spec: str, settings: HFSettings) -> TransformerModel | SlotModel:
+    """Return the model that `hf:` before a folder or a name of the Hub stands for.
+
+    One whose attention can be replaced is computed as one batch, in pages; others row by row.
+
+    Raises:
+        BatchdecodeError: there is none, it cannot be read, or what it needs is not installed.
+    """
+    source = spec.removeprefix(PREFIX)
+    is_folder = bool(source) and Path(source).is_dir()
+    if not is_folder and (Path(source).exists() or not _HUB_NAME.fullmatch(source)):
+        raise BatchdecodeError(f"{spec}: there is no such folder, and it is no name of the Hub")
+    if any(find_spec(module) is None for module in _NEEDED_MODULES):
+        raise MissingHFError
+    from batcher.hf.loading import quietly  # noqa: PLC0415 - with it comes torch
+
+    with quietly():
+        return _load(spec, source, settings)
+
+
+def _load(spec: str, source: str, settings: HFSettings) -> TransformerModel | SlotModel:
+    from batcher.hf.decoder import HFDecoder  # noqa: PLC0415 - as above
+    from batcher.hf.loading import load  # noqa: PLC0415 - as above
+    from batcher.hf.parts import WholeError  # noqa: PLC0415 - as above
+    from batcher.hf.tokenizer import NoTokenizer  # noqa: PLC0415 - as above
+    from batcher.hf.whole import WholeDecoder  # noqa: PLC0415 - as above
+
+    model, sizes, own_tokenizer, digest = load(source, settings)
+    limit = sizes.max_position_embeddings
+    if settings.max_context is not None and settings.max_context > limit:
+        raise BatchdecodeError(
+            f"--max-context {settings.max_context} is above the {limit} of {source}"
+        )
+    tokenizer: Tokenizer = own_tokenizer or NoTokenizer(sizes.vocab_size)
+    described = _described(settings, str(model.dtype).removeprefix("torch."), digest)
+    try:
+        decoder = HFDecoder(model, sizes, is_exact=settings.exact)
+    except WholeError as reason:
+        whole = WholeDecoder(model, sizes, is_exact=settings.exact)
+        described["row_by_row"] = str(reason)
+        return SlotModel(whole, tokenizer, spec, described, settings.max_context)
+    return TransformerModel(decoder, tokenizer, spec, described, settings.max_context)
+
+
+def _described(settings: HFSettings, dtype: str, digest: str) -> dict[str, Any]:
+    """Return what a resumed run must have equal: the weights, and what may show in a bit."""
+    given = to_builtins(settings)
+    described = {name: given[name] for name in given if name not in _SHOWS_IN_NO_BIT}
+    return {**described, "dtype": dtype, "checkpoint": digest}
