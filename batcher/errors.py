@@ -33,6 +33,8 @@ RUN_ERROR_CODES = {
     "call-timeout": "the LLM has not answered within the time that a call may take",
     "too-few-outputs": "beam search found fewer outputs than were asked for",
     "constraint-error": "the output broke its constraint, or nothing was left that keeps it",
+    "server-error": "a server refused the request, or its answer did not come whole",
+    "content-filter": "a server's content filter refused the request, or broke its answer off",
     "kv-too-small": "all blocks together cannot hold what the request may need",
     "session-failed": "the request before it in its session failed, or was aborted",
 }

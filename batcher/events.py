@@ -17,10 +17,12 @@ TRACE_VERSION = 2
 ArriveReason = Literal["input", "follow", "turn"]
 AdmitReason = Literal["empty", "refill"]
 PreemptReason = Literal["kv", "priority", "deadline"]
-BlockedReason = Literal["kv", "tokens", "preemption", "batch"]
+BlockedReason = Literal["kv", "tokens", "preemption", "batch", "rate", "concurrency"]
+RetryReason = Literal["overload", "connection", "timeout", "answer"]
+ConcurrencyReason = Literal["overload", "success"]
 SpeculateReason = Literal["gain", "cost", "failure"]
 Role = Literal["sample", "beam", "negative"]
-Layout = Literal["ragged", "padded"]
+Layout = Literal["ragged", "padded", "remote"]
 EndReason = FinishReason | Literal["unused"]
 
 
@@ -29,7 +31,8 @@ class RunEvent(Struct, frozen=True, tag="run", tag_field="event", kw_only=True):
 
     scheduling: SchedulingSettings that are not the default, without the policy.
     step_time: what `time` is: the name of a StepTime and its settings; {} if a step lasts 1.0.
-    layout: whether the model computes padding beside the tokens of a step.
+    layout: whether the model computes padding beside the tokens of a step; "remote" if a server
+    answers each row in its own time, so that a step gives a row what a ReceiveEvent says.
     speculation: where drafts come from, see SpeculationSettings; {} if there are none.
     """
 
@@ -142,7 +145,8 @@ class BlockedEvent(SampleEvent, frozen=True):
     Those behind it wait until it is admitted, or until another event says otherwise.
     Reason: "kv" (it needs `blocks` and too few are free), "tokens" (nothing was left of what the
     step may compute), "preemption" (the step preempted a sequence), "batch" (static batching waits
-    for the last row).
+    for the last row); of what is asked of a server, "rate" (it is too soon after the one before
+    it) and "concurrency" (as many are in flight as a ConcurrencyEvent allows).
     """
 
     reason: BlockedReason
@@ -181,7 +185,8 @@ class FinishEvent(SampleEvent, frozen=True):
 
     `slot` is None if it never held one.  `tokens` counts what it generated.  Reason: as in its
     result, or "unused" for a sequence that has none of its own: a beam beyond the n that were asked
-    for, or a negative prompt.  limit: as in its result.
+    for, or a negative prompt.  limit: as in its result.  prompt_tokens: of its prompt, where a
+    server counts them and its `arrive` could not say.
     """
 
     slot: int | None
@@ -190,6 +195,7 @@ class FinishEvent(SampleEvent, frozen=True):
     tokens: int
     role: Role = "sample"
     limit: LengthLimit | None = None
+    prompt_tokens: int | None = None
 
 
 class JumpEvent(SampleEvent, frozen=True):
@@ -200,6 +206,32 @@ class JumpEvent(SampleEvent, frozen=True):
 
     slot: int
     tokens: int
+
+
+class ReceiveEvent(SampleEvent, frozen=True):
+    """By the end of the step `tokens` of the row have come from the server that answers it.
+
+    A row of such a run is given no others.  The first line of a row tells that its prompt is
+    computed, of which its `admit` has left 1 token or more.
+    """
+
+    slot: int
+    tokens: int
+
+
+class RetryEvent(SampleEvent, frozen=True):
+    """What was asked of a server for the row has failed in this step, before any token came.
+
+    Reason: "overload" (it refused, since it has too much to do), "connection" (there was none, or
+    it broke off), "timeout" (nothing came for too long) or "answer" (it was no answer).
+    attempt: the number of the one that failed, from 1.  delay: how many seconds the next one waits
+    at least.
+    """
+
+    slot: int
+    reason: RetryReason
+    attempt: int
+    delay: float
 
 
 class DraftEvent(SampleEvent, frozen=True):
@@ -259,6 +291,18 @@ class ForkEvent(SampleEvent, frozen=True):
     parent: int
 
 
+class ConcurrencyEvent(_Event, frozen=True):
+    """From now on at most `limit` rows are asked of a server at once.
+
+    Reason: "overload" (it has refused one) or "success" (it has answered as many as the limit was).
+    """
+
+    step: int
+    time: float
+    limit: int
+    reason: ConcurrencyReason
+
+
 class DropEvent(SampleEvent, frozen=True):
     """A sample that had finished for `reason` has no result: with best_of, others are better."""
 
@@ -268,14 +312,15 @@ class DropEvent(SampleEvent, frozen=True):
 class TokenEvent(_Event, frozen=True):
     """Tokens that a step gave to a sample, and the text that can no longer be taken back by then.
 
-    Not part of a trace: `run --stream` writes it among the results.  state: where the text was
-    generated, if the request names states.  logprobs: of the tokens, if the request asks for them.
+    Not part of a trace: `run --stream` writes it among the results.  tokens: None if a server does
+    not tell them.  state: where the text was generated, if the request names states.  logprobs: of
+    the tokens, if the request asks for them.
     """
 
     step: int
     id: str
     index: int
-    tokens: list[int]
+    tokens: list[int] | None
     text: str
     state: str | None = None
     logprobs: list[TokenLogprob] | None = None
@@ -303,12 +348,15 @@ RequestEvent = (
     | PreemptEvent
     | BlockedEvent
     | JumpEvent
+    | ReceiveEvent
+    | RetryEvent
     | DraftEvent
     | AcceptEvent
     | RollbackEvent
     | SpeculateEvent
     | ForkEvent
     | FinishEvent
+    | ConcurrencyEvent
     | DropEvent
     | RejectEvent
     | StepsEvent
@@ -320,6 +368,7 @@ SequenceEvent = (
     | PrefillEvent
     | PreemptEvent
     | JumpEvent
+    | ReceiveEvent
     | DraftEvent
     | AcceptEvent
     | FinishEvent

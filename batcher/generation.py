@@ -75,7 +75,7 @@ def generate(
     request = _request(prompt, max_tokens, 1, sampling)
     batch_size = num_slots_needed(request)
     [result] = _results(_model(model, request, call_settings), request, batch_size=batch_size)
-    return result.text if isinstance(prompt, str) else result.tokens
+    return result.text if isinstance(prompt, str) else result.token_ids
 
 
 @overload
@@ -129,7 +129,7 @@ def generate_many(
     results = _results(_model(model, request, call_settings), request, batch_size=batch_size)
     if isinstance(prompt, str):
         return [result.text for result in results]
-    return [result.tokens for result in results]
+    return [result.token_ids for result in results]
 
 
 def _model(model: LLM | Model | str, request: Request, call_settings: CallSettings | None) -> Model:

@@ -335,6 +335,11 @@ class Request(  # noqa: PLW1641 - its lists have no hash
     draft_tokens: Annotated[
         DraftTokens | None, "drafts in a step, at most, instead of what the run gives"
     ] = None
+    extra_body: Annotated[
+        dict[str, Any] | None,
+        "what a [server](servers.md) is sent beside all this, as it is; null leaves a field out",
+        Field(idle=(None, {})),
+    ] = None
 
     def __eq__(self, other: object) -> bool:
         """Return whether `other` asks for the same; checked requests are of types of their own."""

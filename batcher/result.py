@@ -3,9 +3,11 @@
 Names and order of the fields are the contract of docs/requests-and-results.md.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
+
+from batcher.errors import InvariantError
 
 LOWEST_LOGPROB = -9999.0  # JSON has no infinity
 NUM_DIGITS = 6  # of log-probabilities, after the point
@@ -48,16 +50,19 @@ class ErrorInfo(Struct, frozen=True, omit_defaults=True):
 
 
 class TopLogprob(Struct, frozen=True, gc=False):
-    """A token and the natural logarithm of its probability, at least LOWEST_LOGPROB."""
+    """A token and the natural logarithm of its probability, at least LOWEST_LOGPROB.
 
-    token: int
+    token: its id; its text where a server does not tell that.
+    """
+
+    token: int | str
     logprob: float
 
 
 class TokenLogprob(Struct, frozen=True, gc=False):
     """A generated token, and the most likely ones where it stands, most likely first."""
 
-    token: int
+    token: int | str
     logprob: float
     top: list[TopLogprob]
 
@@ -68,7 +73,7 @@ class PromptLogprob(Struct, frozen=True, gc=False):
     Nothing goes before the first token, so its logprob is None, and `top` is empty.
     """
 
-    token: int
+    token: int | str
     logprob: float | None
     top: list[TopLogprob]
 
@@ -87,18 +92,20 @@ class Segment(Struct, frozen=True, gc=False):
 class Result(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """What a request was given: exactly one for every output of every request read.
 
-    index: which of the request's outputs it is, from 0.
+    index: which of the request's outputs it is, from 0.  tokens: None if a server does not tell
+    their ids.
     What is None is not written: error, why it failed; cumulative_logprob, of all tokens, and
     logprobs, of each, if asked for, and prompt_logprobs, of those of the prompt; score, that of
     beam search; segments, if the request names states; constraint, whether an output that has to
     follow one is a whole; constraint_check, that nothing but what made it could tell; limit, which
-    one an output of finish_reason "length" has reached, if it is not max_tokens.
+    one an output of finish_reason "length" has reached, if it is not max_tokens; tool_calls, which
+    a server's model asks for.
     """
 
     id: str
     index: int
     text: str
-    tokens: list[int]
+    tokens: list[int] | None
     finish_reason: FinishReason
     stop_reason: StopReason
     usage: Usage
@@ -113,3 +120,11 @@ class Result(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     constraint: ConstraintOutcome | None = None
     constraint_check: ConstraintCheck | None = None
     limit: LengthLimit | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The ids of its tokens, which whoever has a model knows."""
+        if self.tokens is None:
+            raise InvariantError(f"nobody has told the tokens of {self.id!r}")
+        return self.tokens

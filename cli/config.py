@@ -41,6 +41,7 @@ _TEXT_KIND = (str,), "text, in quotes if need be"
 MODEL_SECTIONS = {
     "simulated": ("model_settings", "batcher.models.simulated", "SimulatedSettings"),
     "llm": ("llm_settings", "batcher.models.calls", "CallSettings"),
+    "server": ("server_settings", "batcher.remote.settings", "ServerSettings"),
     "transformer": ("transformer_settings", "batcher.transformer.settings", "TransformerSettings"),
     "hf": ("hf_settings", "batcher.hf.settings", "HFSettings"),
 }

@@ -11,6 +11,7 @@ from typer.core import TyperCommand
 _MAX_SHORT_HELP = 120
 _COLUMN = 22  # the names of all groups take as much, so that the texts stand below each other
 INPUT, DECODING, OUTPUT, ERRORS, DISPLAY = "Input", "Decoding", "Output", "Errors", "Display"
+SERVER = "Server"
 REQUIRED: Any = MISSING  # the default of what has to be given
 TOLD = "told"  # where the metadata of a field says what typer has to know of it
 

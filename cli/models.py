@@ -3,21 +3,26 @@
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec.structs import replace
 
-from batcher.engine import Engine
+from batcher.engine import DrivenEngine
 from batcher.errors import BatchdecodeError
 from batcher.hf.settings import HF_SETTINGS, is_hf
 from batcher.models.base import Model
 from batcher.models.loading import as_model, load_model
+from batcher.remote.loading import RemoteModel, remote_model_of
+from batcher.remote.settings import REMOTE_SCHEDULING, is_server
 from batcher.transformer.settings import TRANSFORMER_SETTINGS, is_checkpoint
 from batcher.validation import ModelCapabilities
 
 from .screen.cells import printable
 from .screen.terminal import can_animate
+
+if TYPE_CHECKING:
+    from .commands.run import RunOptions
 
 Watch = Callable[[int, int], None]
 """Called with how many tensors are read, and of how many."""
@@ -64,6 +69,8 @@ def load(options: ModelOptions, seed: int | None, *, is_shown: bool = True) -> M
         BatchdecodeError: there is none, or an option means nothing to it.
     """
     name, given = options.model, options.checkpoint
+    if is_server(name):
+        raise BatchdecodeError(f"{name} is a server's: only `batchdecode run` asks one")
     _check(given, name)
     with _loading_bar(name, is_shown=is_shown) as watch:
         return load_model(
@@ -89,6 +96,39 @@ def _check(given: Mapping[str, Any], name: str) -> None:
             raise BatchdecodeError(f"--{option} is for {whose}; {name} is none")
 
 
+def open_server(
+    options: "RunOptions", waiting: Callable[[], AbstractContextManager[None]]
+) -> tuple[RemoteModel, DrivenEngine]:
+    """Return the model of the server that the options name, and what has it answer requests.
+
+    waiting: entered while nothing comes.
+
+    Raises:
+        BatchdecodeError: there is none, it cannot be reached, or an option means nothing to it.
+    """
+    scheduling, name = options.scheduling, options.model
+    unfit = {**options.checkpoint, **scheduling.given} | {
+        "seed": options.seed,
+        "call_timeout": options.call_timeout,
+    }
+    for option, value in unfit.items():
+        if value is not None and option not in REMOTE_SCHEDULING:
+            raise BatchdecodeError(
+                f"--{option.replace('_', '-')} means nothing to a server: {name} decides that"
+            )
+    model = remote_model_of(name, options.server)
+    from batcher.remote.engine import RemoteEngine  # noqa: PLC0415 - optional
+
+    engine = RemoteEngine(
+        model,
+        options.batch,
+        settings=scheduling.settings(),
+        is_streaming=options.stream,
+        waiting=waiting,
+    )
+    return model, engine
+
+
 def model_again(model: Model, options: ModelOptions, seed: int | None) -> Model:
     """Return a model as `load` does, which has given `model`: the weights are those of that one.
 
@@ -103,7 +143,7 @@ def model_again(model: Model, options: ModelOptions, seed: int | None) -> Model:
     return as_model(inner.twin(), options.model)
 
 
-def capabilities_of(engine: Engine, options: ModelOptions) -> ModelCapabilities:
+def capabilities_of(engine: DrivenEngine, options: ModelOptions) -> ModelCapabilities:
     """Return what requests are checked against, and how their prompts are read.
 
     Raises:
@@ -111,7 +151,7 @@ def capabilities_of(engine: Engine, options: ModelOptions) -> ModelCapabilities:
     """
     if not options.chat:
         return engine.capabilities
-    if engine.capabilities.chat_template is None:
+    if engine.capabilities.served is None and engine.capabilities.chat_template is None:
         raise BatchdecodeError(
             f"--chat needs a model with a chat template; {options.model} has none"
         )

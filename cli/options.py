@@ -56,6 +56,7 @@ def as_command(
     for models; no options.
     from_file: the names of the options that it has set.
     """
+    known = {field.name for field in fields(record)}  # type: ignore[arg-type]  # a dataclass
     names, groups = set(), {}
     parameters = [Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
     for field in fields(record):  # type: ignore[arg-type]  # a dataclass
@@ -80,7 +81,8 @@ def as_command(
                 {n: value for n, value in values.items() if value is not None}
             )
         if "model_settings" in names and given["config"] is not None:
-            given |= model_settings(given["config"])
+            sections = model_settings(given["config"])
+            given |= {name: value for name, value in sections.items() if name in known}
         function(record(**given))
 
     carry_out.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # typer reads it

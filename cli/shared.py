@@ -17,7 +17,8 @@ from .options import MAX_BATCH, MAX_DELAY, STDOUT, refuse_nan
 Color = Literal["auto", "always", "never"]
 MODEL = (
     "simulated, a checkpoint (FILE.gguf, a folder, or smollm2), hf:NAME or hf:FOLDER of "
-    "transformers, or package.module:name of a callable, Model or LLM."
+    "transformers, package.module:name of a callable, Model or LLM, or openai:URL[#NAME] of a "
+    "server."
 )
 CHAT = "Make a text prompt one user message, by the model's chat template."
 

@@ -12,11 +12,17 @@ from msgspec.structs import fields
 
 import batcher
 from batcher.engine.sequence import Sequence, SequenceExtras
+from batcher.remote.sequence import RemoteSequence
 from batcher.scheduling.sequence import Schedulable
 from batcher.simulation.sequence import SimulatedSequence
 
 BATCHER = Path(batcher.__file__).parent
-FOLDERS = ("engine", "scheduling", "simulation")  # nobody else assigns a field of a sequence
+FOLDERS = (
+    "engine",
+    "remote",
+    "scheduling",
+    "simulation",
+)  # nobody else assigns a field of a sequence
 
 # Who may write -> what: "asked" when it is made, and at its arrival; "stands"; "generated".
 INPUTS = """
@@ -35,9 +41,11 @@ SIMULATION = """
     job history pieces ends admitted_ticks first_token_ticks end_ticks has_failed fits
     num_cached_at_first num_preemptions num_lost_tokens
 """
+REMOTE = "context reply text num_told"
 WRITERS = {
-    ("engine/inputs.py", "simulation/sequence.py"): INPUTS,
-    ("scheduling/",): SCHEDULER,
+    ("engine/inputs.py", "remote/inputs.py", "simulation/sequence.py"): INPUTS,
+    ("scheduling/", "remote/engine.py"): SCHEDULER,
+    ("remote/attempts.py", "remote/sequence.py"): REMOTE,
     ("engine/model_runner.py",): MODEL_RUNNER,
     ("simulation/",): SIMULATION,
 }
@@ -49,7 +57,7 @@ def test_each_field_has_one_writer() -> None:
     assert len(listed) == len(WRITERS_OF)
     known = {
         field.name
-        for kind in (Schedulable, Sequence, SequenceExtras, SimulatedSequence)
+        for kind in (Schedulable, Sequence, SequenceExtras, SimulatedSequence, RemoteSequence)
         for field in fields(kind)
     }
     assert set(listed) == known

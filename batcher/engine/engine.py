@@ -7,18 +7,19 @@ nothing is done per step for a row that is only decoded, sampled, stopped and cu
 """
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from batcher.engine.decoded import NOTHING_DECODED, Decoded
+from batcher.engine.driven import NOTHING_REPLAYED, StepOutcome
 from batcher.engine.inputs import Inputs
 from batcher.engine.model_runner import ModelRunner
 from batcher.engine.outputs import Outputs
 from batcher.engine.recorder import Recorder, StepStats
 from batcher.engine.sequence import Sequence
 from batcher.errors import BatchdecodeError, InvariantError, RequestError
-from batcher.events import ArriveReason, EndEvent, RequestEvent, RunEvent, TokenEvent
+from batcher.events import ArriveReason, EndEvent, RunEvent
 from batcher.lifecycle import ABORT
 from batcher.models.base import (
     Model,
@@ -33,6 +34,7 @@ from batcher.models.tokenizers import CheckedTokenizer
 from batcher.prompts import BlockContents
 from batcher.request import Request
 from batcher.result import FinishReason, Result
+from batcher.scheduling.blocks import BlockUse
 from batcher.scheduling.clock import Clock, ConstantClock, FormulaClock
 from batcher.scheduling.output import NO_DRAFTS, SchedulerOutput
 from batcher.scheduling.scheduler import NO_CHANGES, Scheduler
@@ -49,19 +51,6 @@ if TYPE_CHECKING:
     from batcher.speculation.settings import SpeculationSettings
 
 MAX_BATCH_SIZE = 2**20
-NOTHING_REPLAYED: Mapping[int, Result] = {}
-
-
-class StepOutcome(NamedTuple):
-    """What one step did.
-
-    events: in the order they happened.  results: of the samples that ended, first those that never
-    held a slot, then by slot.  tokens: what each row was given, by slot, if the engine streams.
-    """
-
-    events: list[RequestEvent]
-    results: list[Result]
-    tokens: list[TokenEvent]
 
 
 class Engine:
@@ -218,6 +207,17 @@ class Engine:
         return reads_all or self._batch.num_free > self._queue.num_slots
 
     @property
+    def first_waiting(self) -> Sequence | None:
+        """The sequence that is to be admitted first; None if none waits."""
+        return self._queue.peek(self._clock.now)
+
+    @property
+    def block_use(self) -> BlockUse | None:
+        """What the KV blocks are used for; None if there are none."""
+        kv_cache = self.scheduler.kv_cache
+        return None if kv_cache is None else kv_cache.pool.use
+
+    @property
     def constraint_counts(self) -> tuple[int, int]:
         """How many constraints were compiled, and for how many rows one was there already."""
         return self._runner.decoder.constraint_counts
@@ -345,6 +345,9 @@ class Engine:
         """Return what has come of requests that need no slot, without taking a step."""
         self._inputs.join_arrivals()
         return StepOutcome(self._recorder.take(), self._outputs.take_results(), [])
+
+    def close(self) -> None:
+        """Let go of all that is not memory: there is nothing."""
 
     def _check_progress(self) -> None:
         """Make sure that a step in which nothing has happened was one before an arrival.

@@ -210,7 +210,7 @@ class Inputs:
         num_lasting = num_lasting_tokens(sequence.request.prompt, tokenizer)
         if not num_history:
             num_lasting += len(prefix_of(sequence.request.prompt, tokenizer))
-        return PastTurn(joined((own, result.tokens), self._model.vocab_size), num_lasting)
+        return PastTurn(joined((own, result.token_ids), self._model.vocab_size), num_lasting)
 
 
 def make_sequences(

@@ -228,7 +228,7 @@ class Outputs:
             if self._candidates:
                 results = self._candidates.get(sequence.id, results)
             results.append(result)
-        num_tokens = len(result.tokens)
+        num_tokens = len(result.token_ids)
         self.num_tokens += num_tokens
         self._recorder.finished(
             sequence, step, result.finish_reason, result.stop_reason, num_tokens, result.limit

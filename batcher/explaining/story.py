@@ -14,7 +14,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from batcher.errors import InvariantError
-from batcher.events import ArriveEvent, BlockedReason, EndReason, RejectEvent
+from batcher.events import (
+    ArriveEvent,
+    BlockedReason,
+    EndReason,
+    FinishEvent,
+    RejectEvent,
+    RetryEvent,
+    RetryReason,
+)
 from batcher.explaining.reading import KeptRequests
 from batcher.explaining.story_drafts import StoryDrafts
 from batcher.result import LengthLimit
@@ -39,9 +47,9 @@ class Part(Struct, frozen=True, omit_defaults=True):
 
     phase: "wait" for a slot; "prefill" up to and including the first token; then "decode".
     cause: of a wait, "slots" (too few were free), what blocked it or the one `behind` which it
-    stood ("kv", "tokens", "preemption", "batch"), or "queue" (others before it needed more slots
-    than were free).  Of a standstill in a slot, "tokens" (others used up what a step may
-    compute) or "prefill" (the step computed prompts of others alone).  "" if it had its share.
+    stood (see BlockedEvent), or "queue" (others before it needed more slots than were free).  Of a
+    standstill in a slot, "tokens" (others used up what a step may compute) or "prefill" (the step
+    computed prompts of others alone).  "" if it had its share.
     blocks: how many the one that was blocked needed.
     by: who had slots in the first of the steps, if it waited; a label for each slot.
     num_passed: how many were admitted before it meanwhile.
@@ -76,10 +84,26 @@ class Arrival(Struct, frozen=True, omit_defaults=True):
     dropped_tokens: int = 0
 
     @classmethod
-    def by(cls, event: ArriveEvent) -> "Arrival":
-        """Return what `event` tells of it."""
-        asked = event.prompt_tokens, event.max_tokens
+    def by(cls, event: ArriveEvent, finish: FinishEvent | None) -> "Arrival":
+        """Return what `event` tells of it, and `finish` of a prompt that a server counts."""
+        num_prompt = event.prompt_tokens
+        if finish is not None and finish.prompt_tokens is not None:
+            num_prompt = finish.prompt_tokens
+        asked = num_prompt, event.max_tokens
         return cls(event.step, event.time, *asked, event.dropped_turns, event.dropped_tokens)
+
+
+class StoryRetry(Struct, frozen=True):
+    """A server had to be asked again: in which step it failed, why, and the pause in seconds."""
+
+    step: int
+    reason: RetryReason
+    delay: float
+
+    @classmethod
+    def by(cls, event: RetryEvent) -> "StoryRetry":
+        """Return what `event` tells of it."""
+        return cls(event.step, event.reason, event.delay)
 
 
 class StorySpan(Struct, frozen=True, omit_defaults=True):
@@ -87,6 +111,7 @@ class StorySpan(Struct, frozen=True, omit_defaults=True):
 
     time: when it began, in seconds.  first_token: the step that was through with what it began
     with; None if none was.  cached, generated: as in an AdmitEvent.  drafts: None without any.
+    is_remote: whether a server answered it; retries: how often it had to be asked again.
     """
 
     slot: int
@@ -98,6 +123,8 @@ class StorySpan(Struct, frozen=True, omit_defaults=True):
     generated: int = 0
     drafts: StoryDrafts | None = None
     preemption: SpanPreemption | None = None
+    is_remote: bool = False
+    retries: tuple[StoryRetry, ...] = ()
 
 
 class RequestEnd(Struct, frozen=True, omit_defaults=True):
@@ -180,7 +207,7 @@ def story_of(timeline: Timeline, request: RequestTimeline) -> Story:
         num_rows=request.num_rows,
         batch=timeline.num_slots,
         kv_blocks=kv_blocks if isinstance(kv_blocks, int) else None,
-        arrived=None if arrive is None else Arrival.by(arrive),
+        arrived=None if arrive is None else Arrival.by(arrive, request.finish),
         parts=parts,
         spans=[_span_of(timeline, request, admission) for admission in request.admissions],
         ended=_ending_of(timeline, request),
@@ -201,6 +228,8 @@ def _span_of(timeline: Timeline, request: RequestTimeline, admission: AdmissionR
         admit.generated,
         None if admission.drafts is None else StoryDrafts.of(admission.drafts),
         None if preempt is None else SpanPreemption.by(preempt),
+        timeline.run.layout == "remote",
+        tuple(StoryRetry.by(event) for event in admission.retries or ()),
     )
 
 
@@ -299,7 +328,10 @@ def _part_in_slot(
 ) -> Part:
     """Return the part that `steps` in a slot are."""
     start, stop = steps.start, steps.stop
-    if admission.first_token is not None and start > admission.first_token:
+    is_decode = admission.first_token is not None and start > admission.first_token
+    if timeline.run.layout == "remote":  # no step of the server is known
+        return Part(start, stop, "decode" if is_decode else "prefill")
+    if is_decode:
         is_standstill = timeline.figures.is_standstill(start)
         return Part(start, stop, "decode", "prefill" if is_standstill else "")
     admit = admission.event

@@ -85,7 +85,7 @@ class ChunkWriter:
     def of_tokens(self, event: TokenEvent) -> Chunk:
         """Return the chunk that tells of tokens as they come."""
         return self._chunk(
-            event.index, event.text, event.tokens, None, None, logprobs=event.logprobs
+            event.index, event.text, event.tokens or [], None, None, logprobs=event.logprobs
         )
 
     def of_result(self, result: Result, place: int) -> Chunk:
@@ -98,7 +98,7 @@ class ChunkWriter:
         return self._chunk(
             place,
             result.text[output.num_chars :],
-            result.tokens[output.num_tokens :],
+            result.token_ids[output.num_tokens :],
             result.finish_reason,
             result.stop_reason,
             logprobs=None if logprobs is None else logprobs[output.num_tokens :],

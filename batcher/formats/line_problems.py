@@ -20,13 +20,14 @@ from batcher.formats.openai import (
     CHAT_URL,
     COMPLETIONS_URL,
     OPTIONS,
+    PASSED_ON,
     UNSUPPORTED,
     URLS,
     Form,
     form_of,
     is_supported,
 )
-from batcher.formats.spellings import SPELLINGS, Fields, find_given, spellings_of
+from batcher.formats.spellings import SPELLINGS, Fields, find_given, merged, spellings_of
 from batcher.formats.suggestions import HINT, suggest
 from batcher.request import PromptSegment, Request, Transition
 from batcher.validation import MAX_PROBLEMS, ModelCapabilities, cut, find_problems, show
@@ -106,6 +107,8 @@ class _Line:
     ) -> None:
         self._text, self._number, self._fields = text, number, fields
         self._is_openai = any(name in fields for name in ROW_FIELDS[1:])
+        self._is_server = capabilities.served is not None
+        self._passed_on = PASSED_ON if self._is_server else ()
         self._url: str | None = None  # that of the row; of an unknown one, the usual
         if self._is_openai:
             self._url = CHAT_URL if fields.get("url") == CHAT_URL else COMPLETIONS_URL
@@ -121,21 +124,25 @@ class _Line:
 
     def _respell(self, capabilities: ModelCapabilities) -> Iterator[FieldProblem]:
         """Take in what stands under other names; yield what is wrong with them."""
-        spellings = spellings_of(self._url, takes_chats=capabilities.takes_chats)
+        spellings = spellings_of(
+            self._url, takes_chats=capabilities.takes_chats, is_server=self._is_server
+        )
         values = self._holder((*self._prefix, ""))
-        for found in find_given(Fields(values, capabilities.chat_template), spellings):
+        fields = Fields(values, capabilities.chat_template, self._is_server)
+        for found in find_given(fields, spellings):
             if isinstance(found, FieldProblem):
                 yield replace(found, path=(*self._prefix, *found.path))
                 continue
-            field, value, path = found
+            field, _, path = found
             other = self._respelled.get(field)
             has_own_name = self._url is None or field in BODY_FIELDS[self._url]
             if other is None and field not in spellings and has_own_name:
                 other = values.get(field)
-            if other is not None and other != value:
+            try:
+                self._respelled[field] = merged(found, other)
+            except (ValueError, AttributeError):  # the other: an extra_body that is no object
                 yield _alike((*self._prefix, *path), self._paths[field])
             else:
-                self._respelled[field] = value
                 self._paths[field] = (*self._prefix, *path)
 
     def read(self, capabilities: ModelCapabilities) -> tuple[Request, Form]:
@@ -182,7 +189,7 @@ class _Line:
 
     def _build(self) -> Request:
         """Return the request as it stands, unchecked; without a prompt, it has an empty one."""
-        spellings = spellings_of(self._url)
+        spellings = spellings_of(self._url, is_server=self._is_server)
         given: dict[str, Any] = {"prompt": "", **self._respelled}
         for name, path in self._paths.items():
             if name in self._respelled or name in spellings:
@@ -206,7 +213,7 @@ class _Line:
             yield from self._check_row()
         else:
             yield from self._check_synonyms()
-            yield from self._check_request_names((), LINE_FIELDS)
+            yield from self._check_request_names((), (*LINE_FIELDS, *self._passed_on))
 
     def _check_request_names(self, path: Path, allowed: tuple[str, ...]) -> Iterator[Finding]:
         """Yield the problems of names where the fields of a request belong, its prompt included."""
@@ -286,13 +293,14 @@ class _Line:
             message = f"`body` must be an object, not {show(self._fields['body'])}"
             yield FieldProblem("invalid-type", ("body",), message), None
         else:
-            yield from self._check_request_names(("body",), BODY_FIELDS[self._url or ""])
+            names = (*BODY_FIELDS[self._url or ""], *self._passed_on)
+            yield from self._check_request_names(("body",), names)
             yield from self._check_options(self._fields["body"])
 
     def _check_options(self, body: dict[str, Any]) -> Iterator[Finding]:
         for option, supported in OPTIONS[self._url or ""].items():
             value = body.get(option)
-            if is_supported(supported, value):
+            if option in self._passed_on or is_supported(supported, value):
                 continue
             path = ("body", option)
             if isinstance(supported, type):

@@ -54,6 +54,15 @@ UNSUPPORTED = frozenset(
 )
 
 
+# Fields of rows and lines that are the server's business, where one answers: sent as they are.
+PASSED_ON = (
+    *("messages", "model", "response_format", "tools", "tool_choice", "parallel_tool_calls"),
+    *("functions", "function_call", "suffix", "user", "metadata", "store", "service_tier"),
+    *("modalities", "audio", "prediction", "reasoning_effort", "verbosity", "web_search_options"),
+    *("safety_identifier", "prompt_cache_key", "chat_template_kwargs"),
+)
+
+
 def form_of(url: str | None, request: Request) -> Form:
     """Return how `request` is answered, which was read from a row with that `url`, if any."""
     if url is None:

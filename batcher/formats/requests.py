@@ -186,14 +186,18 @@ class RequestParser:
             ValueError: something about them is unusual.
         """
         url, values = None, whole
+        is_server = self._capabilities.served is not None
         if isinstance(whole, dict) and "body" in whole:
+            if is_server:
+                raise ValueError("a row may pass on what is no field of a request")
             url, values = whole.get("url"), _fields_of_row(whole)
         elif isinstance(whole, dict):
             values = _without_synonyms(whole)
-        fields = Fields(values, self._capabilities.chat_template)
+        fields = Fields(values, self._capabilities.chat_template, is_server)
         if not isinstance(values, dict):
             raise ValueError("no object holds the fields")  # noqa: TRY004 - as the decoders say it
-        named = respell(fields, spellings_of(url, takes_chats=self.takes_chats))
+        spellings = spellings_of(url, takes_chats=self.takes_chats, is_server=is_server)
+        named = respell(fields, spellings)
         if named is None:
             raise ValueError("not by the names of a request alone")
         return url, named

@@ -27,6 +27,7 @@ from batcher.result import (
 )
 
 OK, BAD_REQUEST, SERVER_ERROR = 200, 400, 500
+TOOL_CALLS: Literal["tool_calls"] = "tool_calls"
 TOKEN_PREFIX = "token_id:"  # noqa: S105 - a token of text; vLLM writes ids like this, too
 
 BytesOf = Callable[[int], bytes]  # of a token
@@ -42,7 +43,7 @@ class Extras(Struct, frozen=True, omit_defaults=True):
     """What a result holds and OpenAI's choices have no place for."""
 
     index: int
-    tokens: list[int]
+    tokens: list[int] | None
     usage: Usage
     slot: int | None
     steps: StepTimes
@@ -85,11 +86,12 @@ class ChoiceWithIds(Choice, frozen=True, kw_only=True):
     token_ids: list[int]
 
 
-class ChatMessage(Struct, frozen=True):
-    """What was generated, as what the assistant says."""
+class ChatMessage(Struct, frozen=True, omit_defaults=True):
+    """What was generated, as what the assistant says, and the tools it calls."""
 
     role: Literal["assistant"]
     content: str
+    tool_calls: list[dict[str, Any]] | None = None
 
 
 class ChatTopLogprob(Struct, frozen=True):
@@ -117,7 +119,7 @@ class ChatChoice(Struct, frozen=True):
 
     index: int
     message: ChatMessage
-    finish_reason: FinishReason
+    finish_reason: FinishReason | Literal["tool_calls"]
     stop_reason: StopReason
     logprobs: ChatLogprobs | None
     batchdecode: Extras
@@ -226,7 +228,7 @@ def completion_of(
         chats = [_chat_choice(place, result) for place, result in enumerate(results)]
         if has_token_ids:
             chats = [
-                ChatChoiceWithIds(**asdict(chat), token_ids=chat.batchdecode.tokens)
+                ChatChoiceWithIds(**asdict(chat), token_ids=chat.batchdecode.tokens or [])
                 for chat in chats
             ]
         return ChatCompletion(answer_id, "chat.completion", created, model, chats, usage)
@@ -234,7 +236,7 @@ def completion_of(
     choices = [_choice(place, r, bytes_of, is_echoed) for place, r in enumerate(results)]
     if has_token_ids:
         choices = [
-            ChoiceWithIds(**asdict(choice), token_ids=choice.batchdecode.tokens)
+            ChoiceWithIds(**asdict(choice), token_ids=choice.batchdecode.tokens or [])
             for choice in choices
         ]
     return Completion(answer_id, "text_completion", created, model, choices, usage)
@@ -308,13 +310,14 @@ def choice_logprobs(
     )
 
 
-def _text_offsets(tokens: Iterable[int], bytes_of: BytesOf, end: int) -> list[int]:
+def _text_offsets(tokens: Iterable[int | str], bytes_of: BytesOf, end: int) -> list[int]:
     """Return where each token begins, in characters; at `end` what is left out of the text."""
     decoder = getincrementaldecoder("utf-8")("replace")
     offsets, offset = [], 0
     for token in tokens:
         offsets.append(min(offset, end))
-        offset += len(decoder.decode(bytes_of(token)))
+        text = token.encode() if isinstance(token, str) else bytes_of(token)
+        offset += len(decoder.decode(text))
     return offsets
 
 
@@ -353,11 +356,12 @@ def _read_logprobs(logprobs: ChoiceLogprobs) -> list[PromptLogprob]:
 
 
 def _chat_choice(place: int, result: Result) -> ChatChoice:
+    calls_tools = result.tool_calls is not None and result.finish_reason == "stop"
     logprobs = None if result.logprobs is None else chat_logprobs(result.logprobs)
     return ChatChoice(
         index=place,
-        message=ChatMessage("assistant", result.text),
-        finish_reason=result.finish_reason,
+        message=ChatMessage("assistant", result.text, result.tool_calls),
+        finish_reason=TOOL_CALLS if calls_tools else result.finish_reason,
         stop_reason=result.stop_reason,
         logprobs=logprobs,
         batchdecode=msgspec.convert(result, Extras, from_attributes=True),
@@ -392,15 +396,17 @@ def _results_of_chat(row: ChatResultRow) -> Iterable[Result]:
         yield Result(
             id=row.custom_id,
             text=choice.message.content,
-            finish_reason=choice.finish_reason,
+            finish_reason="stop" if choice.finish_reason == TOOL_CALLS else choice.finish_reason,
             stop_reason=choice.stop_reason,
+            tool_calls=choice.message.tool_calls,
             **fields,
         )
 
 
-def _text_of(token: int) -> str:
-    return f"{TOKEN_PREFIX}{token}"
+def _text_of(token: int | str) -> str:
+    return token if isinstance(token, str) else f"{TOKEN_PREFIX}{token}"
 
 
-def _read_token(text: str) -> int:
-    return int(text.removeprefix(TOKEN_PREFIX))
+def _read_token(text: str) -> int | str:
+    token = text.removeprefix(TOKEN_PREFIX)
+    return int(token) if token != text and token.isdecimal() else text

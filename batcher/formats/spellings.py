@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from batcher.errors import FieldProblem, Path, describe
-from batcher.formats.openai import CHAT_URL, COMPLETIONS_URL
+from batcher.formats.openai import CHAT_URL, COMPLETIONS_URL, PASSED_ON
 from batcher.formats.suggestions import unknown_names
 from batcher.request import PromptSegment
 from batcher.validation import show
@@ -39,10 +39,14 @@ class Given(NamedTuple):
 
 
 class Fields(NamedTuple):
-    """The object that holds the fields of a request, and the model's template for messages."""
+    """The object that holds the fields of a request, and who is to answer it.
+
+    chat_template: the model's, for messages.  is_server: whether a server is sent them.
+    """
 
     values: Mapping[str, Any]
     chat_template: ChatTemplate | None
+    is_server: bool = False
 
 
 Found = Iterator[Given | FieldProblem]
@@ -50,13 +54,29 @@ Reader = Callable[[str, Any, Fields], Found]
 """Yields what a value that is not null means: reader(name, value, fields)."""
 
 
-def spellings_of(url: str | None, *, takes_chats: bool = False) -> Mapping[str, Reader]:
+def spellings_of(
+    url: str | None, *, takes_chats: bool = False, is_server: bool = False
+) -> Mapping[str, Reader]:
     """Return the spellings in rows with that `url`; None: in lines that are no rows.
 
-    takes_chats: a text as the prompt is what a user says.
+    takes_chats: a text as the prompt is what a user says.  is_server: a server answers.
     """
     found = SPELLINGS if url is None else _SPELLINGS_OF_ROWS[url]
+    if is_server:
+        passed_on = dict.fromkeys(PASSED_ON, _read_passed_on) | {"messages": _read_messages}
+        if url == COMPLETIONS_URL:
+            del passed_on["messages"]
+        found = {**found, **passed_on}
     return {**found, "prompt": _read_prompt} if takes_chats else found
+
+
+def merged(found: Given, other: Any) -> Any:
+    """Return what a field says by two names, `other` being the first, or raise a ValueError."""
+    if other is None or other == found.value:
+        return found.value
+    if found.field == "extra_body" and other.keys().isdisjoint(found.value):
+        return {**other, **found.value}
+    raise ValueError(f"{found.field} is given twice")
 
 
 def find_given(fields: Fields, spellings: Mapping[str, Reader]) -> Found:
@@ -75,10 +95,9 @@ def respell(fields: Fields, spellings: Mapping[str, Reader]) -> dict[str, Any] |
     for found in find_given(fields, spellings):
         if isinstance(found, FieldProblem):
             return None
-        other = named.setdefault(found.field, found.value)
-        if other is None:
-            named[found.field] = found.value
-        elif other != found.value:
+        try:
+            named[found.field] = merged(found, named.get(found.field))
+        except (ValueError, AttributeError):  # the other: an extra_body that is no object
             return None
     return named
 
@@ -197,6 +216,9 @@ _STRUCTURED = ("json", "regex", "choice", "grammar", "json_object")
 def _read_messages(name: str, messages: Any, fields: Fields) -> Found:
     """Read a chat as the prompt that the model's template makes of it."""
     path, template = (name,), fields.chat_template
+    if fields.is_server:
+        yield from _pass_on_messages(path, messages)
+        return
     problems = list(_check_messages(messages, path))
     if problems:
         yield from problems
@@ -218,6 +240,22 @@ def _read_messages(name: str, messages: Any, fields: Fields) -> Found:
         yield FieldProblem("invalid-value", path, message)
     else:
         yield Given("prompt", rendered, path)
+
+
+def _pass_on_messages(path: Path, messages: Any) -> Found:
+    """Read a chat for a server, which alone knows what a message may hold."""
+    if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
+        yield wrong("invalid-type", path, "a list of messages, which are objects", messages)
+    elif not messages:
+        yield FieldProblem("invalid-value", path, f"{quote(path)} is empty: nobody says anything")
+    else:
+        yield Given("prompt", "", path)
+        yield Given("extra_body", {"messages": messages}, path)
+
+
+def _read_passed_on(name: str, value: Any, _: Fields) -> Found:
+    """Read what a server is sent as it is."""
+    yield Given("extra_body", {name: value}, (name,))
 
 
 def _rendered(answer: Any) -> str | list[Any]:

@@ -18,12 +18,13 @@ from batcher.events import (
     JumpEvent,
     PreemptEvent,
     PrefillEvent,
+    ReceiveEvent,
 )
 from batcher.metrics.distributions import SecondsDistribution, SecondsHistogram
 from batcher.metrics.steps import EventOfRequest, WholeStep
 from batcher.timeline.records import RequestTimeline
 
-NO_TOKENS: EndReason = "error"  # a row that fails is given no token in its last step
+NO_TOKENS: EndReason = "error"
 
 
 class Latencies(Struct, frozen=True, kw_only=True):
@@ -107,6 +108,12 @@ class TokenTimes:
                 self._start(found, arrive, step.end)
                 num_first += is_first
                 sum_ttft += found.ttft or 0.0 if is_first else 0.0
+            elif isinstance(event, ReceiveEvent):
+                is_first = found.ttft is None
+                num_tokens += event.tokens
+                self._receive(event, found, step.end)
+                num_first += is_first
+                sum_ttft += found.ttft or 0.0 if is_first else 0.0
             elif isinstance(event, JumpEvent | AcceptEvent):
                 self._times["itl"].add(0, event.tokens)
                 num_tokens += event.tokens
@@ -133,7 +140,7 @@ class TokenTimes:
             elif isinstance(event, PrefillEvent | PreemptEvent):
                 self._stop(found)
             elif isinstance(event, FinishEvent) and (
-                step is None or event.step < step.step or event.reason == NO_TOKENS
+                step is None or event.step < step.step or _is_without_tokens(event, found)
             ):
                 ended += self._end(event, found, event.time if step is None else step.end)
         return ended
@@ -162,6 +169,19 @@ class TokenTimes:
         found.last_token, found.is_decoding = end, True
         self._decoding[end] = self._decoding.get(end, 0) + 1
 
+    def _receive(self, event: ReceiveEvent, found: RequestTimeline, end: float) -> None:
+        """Give a sequence what a server has sent; it goes on by itself, with no other row."""
+        arrive = self._arrival(found)
+        if arrive is None or not event.tokens:
+            return
+        if found.ttft is None:
+            found.ttft = end - arrive.time
+            self._times["ttft"].add(found.ttft)
+        else:
+            self._times["itl"].add(end - found.last_token)
+        self._times["itl"].add(0, event.tokens - 1)
+        found.last_token = end
+
     def _stop(self, found: RequestTimeline) -> None:
         """Let a sequence decode no more, until it starts again."""
         if found.is_decoding:
@@ -186,3 +206,9 @@ class TokenTimes:
             if ended.tpot is not None:
                 self._times["tpot"].add(ended.tpot)
         yield ended
+
+
+def _is_without_tokens(event: FinishEvent, found: RequestTimeline) -> bool:
+    """Return whether a row failed in its last step, and no server has sent it a token."""
+    has_received = found.admission is not None and found.admission.num_received is not None
+    return event.reason == NO_TOKENS and not has_received

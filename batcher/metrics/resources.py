@@ -62,13 +62,15 @@ class Preemptions(Struct, frozen=True, kw_only=True):
     recomputed_tokens: int
 
 
-class BlockedSteps(Struct, frozen=True, kw_only=True):
+class BlockedSteps(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Steps in which a slot was free for the first of the queue, and it was not admitted."""
 
     kv: int
     tokens: int
     preemption: int
     batch: int
+    rate: int = 0
+    concurrency: int = 0
 
 
 class Computed(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -235,8 +235,15 @@ class RunMetrics:
         else:
             self.slots.take_again(event.step, found.waits_from)
 
+    def _count_prompt(self, num_tokens: int | None, found: RequestTimeline) -> None:
+        """Take in how long a prompt is, if a server says it, whatever its request could say."""
+        if num_tokens is not None and not found.index:
+            known = 0 if found.arrive is None else found.arrive.prompt_tokens
+            self.prompt_tokens += num_tokens - known
+
     def _finish(self, event: FinishEvent, found: RequestTimeline) -> None:
         self.finish_reasons[event.reason] += 1  # of "unused" nothing is said
+        self._count_prompt(event.prompt_tokens, found)
         if self.num_jumps:
             self.positions.finish(event)
         if self._speculation.has_drafts:

@@ -13,8 +13,8 @@ class IdleCauses(Struct, frozen=True, omit_defaults=True):
 
     tail: nothing, no later request needed a slot.  arrivals: the next one had its arrival time
     still to come.  empty_queue: the next one had not been sent yet.  too_few: the next one waited
-    for more slots at once than were free.  kv, tokens, preemption, batch: the next one was
-    blocked, see BlockedEvent.
+    for more slots at once than were free.  kv, tokens, preemption, batch, rate, concurrency: the
+    next one was blocked, see BlockedEvent.
     """
 
     tail: int
@@ -25,6 +25,8 @@ class IdleCauses(Struct, frozen=True, omit_defaults=True):
     tokens: int = 0
     preemption: int = 0
     batch: int = 0
+    rate: int = 0
+    concurrency: int = 0
 
 
 class _Idle(NamedTuple):

@@ -106,13 +106,21 @@ def _retry_after(error: BaseException) -> float | None:
     try:
         for carrier in _carriers(error):
             headers = getattr(carrier, "headers", None)
-            given = {} if headers is None else {str(n).lower(): v for n, v in headers.items()}
-            for name, unit in SECONDS_OF.items():
-                seconds = None if name not in given else _read_seconds(given[name], unit)
-                if seconds is not None:
-                    return seconds
+            seconds = None if headers is None else retry_after_of(headers)
+            if seconds is not None:
+                return seconds
     except BaseException:  # noqa: BLE001 - as above
         return None
+    return None
+
+
+def retry_after_of(headers: Any) -> float | None:
+    """Return the seconds that headers of an answer ask to wait; None if they say none."""
+    given = {str(name).lower(): value for name, value in headers.items()}
+    for name, unit in SECONDS_OF.items():
+        seconds = None if name not in given else _read_seconds(given[name], unit)
+        if seconds is not None:
+            return seconds
     return None
 
 

@@ -264,6 +264,12 @@ class WallClock(_RecordedClock):
             self._sleep(left)
         self._move(max(self.elapsed(), time))
 
+    def catch_up(self) -> None:
+        """Let the current step start now, since nothing has run in it."""
+        elapsed = self.elapsed()
+        if elapsed > self.now:
+            self._move(elapsed)
+
     def step_at(self, time: float) -> int:
         """Return the first step that starts at or after `time`, which is not later than now."""
         self.elapsed()  # it starts to count with the first arrival, of which this is asked

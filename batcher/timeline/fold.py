@@ -23,7 +23,9 @@ from batcher.events import (
     JumpEvent,
     PreemptEvent,
     PrefillEvent,
+    ReceiveEvent,
     RejectEvent,
+    RetryEvent,
     Role,
     RollbackEvent,
     SpeculateEvent,
@@ -75,6 +77,8 @@ class RequestFold:
             PreemptEvent: self._preempt,
             BlockedEvent: self._block,
             JumpEvent: self._jump,
+            ReceiveEvent: self._receive,
+            RetryEvent: self._retry,
             DraftEvent: self._speculate,
             AcceptEvent: self._speculate,
             RollbackEvent: self._speculate,
@@ -253,6 +257,28 @@ class RequestFold:
             partner.admission.has_jumped = True
         return found
 
+    def _receive(self, event: ReceiveEvent) -> RequestTimeline:
+        """Add the tokens that a server has sent to those of a sequence."""
+        found, admission = self._in_slot(event)
+        if event.tokens < 0 or event.step < admission.event.step:
+            raise InvariantError(
+                f"{event.id!r} receives {event.tokens} tokens in step {event.step}"
+            )
+        admission.left = 0
+        if admission.first_token is None:
+            admission.first_token = event.step
+        admission.num_received = (admission.num_received or 0) + event.tokens
+        return found
+
+    def _retry(self, event: RetryEvent) -> RequestTimeline:
+        """Note that a sequence is asked for again."""
+        found, admission = self._in_slot(event)
+        if admission.num_received is not None:
+            raise InvariantError(f"{event.id!r} is asked for again, and has tokens")
+        admission.retries = admission.retries or []
+        admission.retries.append(event)
+        return found
+
     def _speculate(
         self, event: DraftEvent | AcceptEvent | RollbackEvent | SpeculateEvent
     ) -> RequestTimeline:
@@ -325,7 +351,14 @@ class RequestFold:
 
     def _in_slot(
         self,
-        event: JumpEvent | ForkEvent | DraftEvent | AcceptEvent | RollbackEvent | SpeculateEvent,
+        event: JumpEvent
+        | ReceiveEvent
+        | RetryEvent
+        | ForkEvent
+        | DraftEvent
+        | AcceptEvent
+        | RollbackEvent
+        | SpeculateEvent,
     ) -> tuple[RequestTimeline, AdmissionRecord]:
         """Return the sequence that `event` tells of, of whatever role, and its admission.
 

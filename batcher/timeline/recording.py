@@ -30,6 +30,8 @@ from batcher.events import (
     JumpEvent,
     PreemptEvent,
     PrefillEvent,
+    ReceiveEvent,
+    RetryEvent,
     RollbackEvent,
     RunEvent,
     SpeculateEvent,
@@ -48,7 +50,15 @@ from batcher.timeline.records import (
 from batcher.timeline.sorted_records import SortedRecords
 
 _InSlot = (
-    PrefillEvent | JumpEvent | DraftEvent | AcceptEvent | RollbackEvent | SpeculateEvent | ForkEvent
+    PrefillEvent
+    | JumpEvent
+    | ReceiveEvent
+    | RetryEvent
+    | DraftEvent
+    | AcceptEvent
+    | RollbackEvent
+    | SpeculateEvent
+    | ForkEvent
 )
 _IN_SLOT = get_args(_InSlot)
 STEP_SECONDS = 1.0

@@ -16,6 +16,7 @@ from batcher.events import (
     FinishEvent,
     PreemptEvent,
     PreemptReason,
+    RetryEvent,
     Role,
 )
 from batcher.timeline.drafts import DraftRecord
@@ -192,6 +193,8 @@ class AdmissionRecord(Struct, gc=False):
     known from what steps computed alone.
     has_jumped: whether a constraint has forced tokens on it that are not known to be computed.
     drafts: None if no step drafted for it, and none was to.
+    num_received: how many tokens a server has sent; None before the first, and where there is none.
+    retries: how often it was asked before it answered; None for never.
     """
 
     event: AdmitEvent
@@ -206,6 +209,8 @@ class AdmissionRecord(Struct, gc=False):
     has_jumped: bool = False
     forks: list[Fork] | None = None
     drafts: DraftRecord | None = None
+    num_received: int | None = None
+    retries: list[RetryEvent] | None = None
     preempt: PreemptEvent | None = None
 
     def has_chunk(self, step: int) -> bool:
@@ -296,6 +301,8 @@ class RequestTimeline(Struct, gc=False, eq=False):
             if self.role != "beam":
                 return self.finish.tokens
             step = self.finish.step
+        if admission.num_received is not None:
+            return admission.num_received
         start = step + 1 if admission.first_token is None else admission.first_token
         num_steps = step + 1 - start - admission.num_still
         num_tokens = num_steps + admission.event.generated + admission.num_jumped

@@ -49,6 +49,7 @@ from batcher.validation.values import (
     check_logit_bias,
     check_negative_prompt,
     check_number,
+    check_object,
     check_prompt,
     check_string,
     check_texts_to_choose,
@@ -72,6 +73,7 @@ _CHECKS: dict[str, Check] = {
     "json_schema": check_json_schema,
     "choice": check_texts_to_choose,
     "states": bounded(check_states),
+    "extra_body": check_object,
 }
 _IF_EMPTY: dict[str, tuple[str, str | None]] = {
     "session": ("", "leave it out"),
@@ -222,6 +224,19 @@ def constraint_fields_of(request: Request) -> list[ConstraintField]:
 
 def find_unserved(request: Request, capabilities: ModelCapabilities) -> Iterator[FieldProblem]:
     """Yield what the valid `request` asks for and `capabilities` cannot give."""
+    if capabilities.served is not None:
+        yield from find_untold(request, capabilities.served)
+        return
+    if request.extra_body:
+        message = "`extra_body` is for a server, and this model is none"
+        yield FieldProblem("unsupported-model", ("extra_body",), message, "leave it out")
+    yield from _find_unserved_by_model(request, capabilities)
+
+
+def _find_unserved_by_model(
+    request: Request, capabilities: ModelCapabilities
+) -> Iterator[FieldProblem]:
+    """Yield what the valid `request` asks for and a model and its batch cannot give."""
     if not capabilities.gives_logits:
         for name in logit_fields_of(request):
             message = f"`{name}` needs a model that gives logits; this one gives only tokens"
@@ -249,6 +264,23 @@ def find_unserved(request: Request, capabilities: ModelCapabilities) -> Iterator
                 capabilities.encode(text)
             except EncodingError as error:
                 yield not_encoded(path, error)
+
+
+def find_untold(request: Request, served: frozenset[str]) -> Iterator[FieldProblem]:
+    """Yield the fields by which the valid `request` asks for what no server can be told."""
+    for name, field in REQUEST_FIELDS.items():
+        if name not in served and field.asks(getattr(request, name)):
+            message = f"`{name}` is not in the protocol that this server is spoken to by"
+            hint = f'if it knows it, give it as "extra_body": {{"{name}": ...}}, or by --extra-body'
+            yield FieldProblem("unsupported-model", (name,), message, hint)
+    prompt = request.prompt
+    if isinstance(prompt, list) and any(isinstance(part, PromptSegment) for part in prompt):
+        message = "`prompt` has segments, which a server cannot be told"
+        yield FieldProblem("unsupported-model", ("prompt",), message, "give a text, or token ids")
+    stops = request.stop_sequence
+    if isinstance(stops, list) and not all(isinstance(stop, str) for stop in stops):
+        message = "`stop_sequence` has token ids, which a server cannot be told"
+        yield FieldProblem("unsupported-model", ("stop_sequence",), message, "give texts")
 
 
 def _texts_of(request: Request) -> Iterator[tuple[Path, str]]:

@@ -18,6 +18,7 @@ from batcher.validation.problems import (
     check_field,
     constraint_fields_of,
     find_uncompiled,
+    find_untold,
     look_closely,
 )
 from batcher.validation.values import ModelCapabilities, is_text
@@ -82,7 +83,8 @@ def _look(request: Request, capabilities: ModelCapabilities) -> list[FieldProble
     One with a constraint has no fault if it has none without it, and the constraint none by itself.
     """
     names = constraint_fields_of(request)
-    if len(names) == 1 and request.ignore_eos is False and capabilities.gives_logits:
+    is_model = capabilities.served is None
+    if is_model and len(names) == 1 and request.ignore_eos is False and capabilities.gives_logits:
         [name] = names
         value = getattr(request, name)
         if quick_copy(replace(request, **{name: None}), capabilities) is not None:
@@ -140,6 +142,8 @@ def goes_together(request: Request, capabilities: ModelCapabilities) -> bool:
     if not is_right or not (salt is None or is_text(salt)):
         return False
     if request.deadline is not None and request.deadline < request.arrival_time:
+        return False
+    if capabilities.served is not None and any(find_untold(request, capabilities.served)):
         return False
     if capabilities.encode is not None and isinstance(request.prompt, str):
         try:

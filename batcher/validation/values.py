@@ -40,6 +40,7 @@ class ModelCapabilities(Struct, frozen=True):
     that is wrong, and another BatchdecodeError where nothing can be compiled.  None if constraints
     are not to be compiled.
     takes_chats: whether a text is what a user says, of which the chat template makes the prompt.
+    served: the names of the fields that a server is told, or that need none; None of a model.
     """
 
     vocab_size: int | None = None
@@ -51,6 +52,7 @@ class ModelCapabilities(Struct, frozen=True):
     chat_template: Callable[..., Any] | None = None
     takes_chats: bool = False
     encode: Callable[[str], object] | None = None
+    served: frozenset[str] | None = None
 
     @property
     def largest_token(self) -> int:
@@ -94,6 +96,12 @@ def wrong(code: str, path: Path, expected: str, value: object) -> FieldProblem:
     if isinstance(value, str) and is_number and value.isdecimal():
         hint = "remove the quotes"
     return FieldProblem(code, path, f"{quote(path)} must be {expected}, not {show(value)}", hint)
+
+
+def check_object(value: object, path: Path, _: ModelCapabilities) -> Problems:
+    """Yield the problem of what is no object."""
+    if value is not None and not isinstance(value, dict):
+        yield wrong("invalid-type", path, "an object", value)
 
 
 def check_choice(value: object, path: Path, choices: Sequence[object]) -> Problems:

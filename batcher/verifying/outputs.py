@@ -68,8 +68,8 @@ def first_difference(order: Sequence[str], alone: Outputs, here: Outputs) -> Dif
                 position=position,
                 alone=value,
                 here=other_value,
-                alone_tokens=[] if one is None else one.tokens,
-                here_tokens=[] if other is None else other.tokens,
+                alone_tokens=[] if one is None else one.token_ids,
+                here_tokens=[] if other is None else other.token_ids,
                 alone_error=None if one is None else one.error,
                 here_error=None if other is None else other.error,
             )
@@ -101,7 +101,7 @@ def stream_difference(
                 position=None,
                 alone=alone[key].text,
                 here=streamed_text,
-                alone_tokens=alone[key].tokens,
+                alone_tokens=alone[key].token_ids,
                 here_tokens=tokens,
                 alone_error=alone[key].error,
             )
@@ -110,7 +110,7 @@ def stream_difference(
 
 def _compare(one: Result, other: Result) -> Iterator[Unlike]:
     """Yield what is not the same, tokens first."""
-    for position, (token, other_token) in enumerate(zip_longest(one.tokens, other.tokens)):
+    for position, (token, other_token) in enumerate(zip_longest(one.token_ids, other.token_ids)):
         if token != other_token:
             yield "tokens", position, token, other_token
             return
@@ -125,7 +125,7 @@ def _compare(one: Result, other: Result) -> Iterator[Unlike]:
             yield "logprobs", position, told, other_told
     for field in ("cumulative_logprob", "score"):
         value, other_value = getattr(one, field), getattr(other, field)
-        if not _are_close(value, other_value, max(len(one.tokens), 1)):
+        if not _are_close(value, other_value, max(len(one.token_ids), 1)):
             yield field, None, value, other_value
 
 

@@ -91,7 +91,7 @@ def verify(
     alone = decode_alone(groups, make_model)
     again = decode_alone(groups[::-1], make_model)
     verdict.num_outputs = len(alone)
-    verdict.num_tokens = sum(len(result.tokens) for result in alone.values())
+    verdict.num_tokens = sum(len(result.token_ids) for result in alone.values())
     verdict.difference = first_difference(order, alone, again)
     if verdict.difference is not None:
         return verdict
@@ -192,7 +192,7 @@ def decode_under(
                 exercised.cached_tokens += event.cached
         for token in tokens:
             of_output = told.setdefault((token.id, token.index), Told([], []))
-            of_output.tokens.extend(token.tokens)
+            of_output.tokens.extend(token.tokens or ())
             of_output.texts.append(token.text)
         _keep(outputs, results)
     exercised.steps += engine.num_steps

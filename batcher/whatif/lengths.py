@@ -47,5 +47,5 @@ def decoded_outputs(requests: Sequence[Request], model: Model) -> Outputs:
                     f"request {result.id!r}: the length of its output is not known, since "
                     f"decoding it failed: {result.error.message}"
                 )
-            outputs[places[result.id], result.index] = result.tokens
+            outputs[places[result.id], result.index] = result.token_ids
     return outputs

@@ -1,6 +1,7 @@
 """`batchdecode run`: decodes requests, streams the results and shows the batch at work."""
 
 import gc
+import json
 import shlex
 import sys
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from batcher.errors import BatchdecodeError
 
 from .. import shared
 from ..config import ENVIRONMENT
-from ..help import DECODING, DISPLAY, ERRORS, INPUT, OUTPUT, GroupedCommand, flag, option
+from ..help import DECODING, DISPLAY, ERRORS, INPUT, OUTPUT, SERVER, GroupedCommand, flag, option
 from ..options import (
     MAX_DELAY,
     MIN_INTERVAL,
@@ -128,7 +129,14 @@ class RunOptions:
     )
     color: shared.Color = shared.color()
     quiet: bool = flag(DISPLAY, "No live view and no summary: only problems.", "-q")
+    max_rate: float | None = option(
+        SERVER, "Requests in a second, at most.", "N", min=1e-6, max=1e6, callback=refuse_nan
+    )
+    extra_body: str | None = option(
+        SERVER, "Fields for the body of every request; null leaves one out.", "JSON"
+    )
     model_settings: dict[str, Any] = field(default_factory=dict)
+    server_settings: dict[str, Any] = field(default_factory=dict)
     llm_settings: dict[str, Any] = field(default_factory=dict)
     transformer_settings: dict[str, Any] = field(default_factory=dict)
     hf_settings: dict[str, Any] = field(default_factory=dict)
@@ -145,6 +153,25 @@ class RunOptions:
         from batcher.metrics.slo import parse_slo  # noqa: PLC0415 - few runs have some
 
         return parse_slo(self.slo)
+
+    @property
+    def server(self) -> dict[str, Any]:
+        """What the options and the file of --config say of a server.
+
+        Raises:
+            BatchdecodeError: --extra-body is no JSON object.
+        """
+        given = dict(self.server_settings)
+        if self.max_rate is not None:
+            given["max_rate"] = self.max_rate
+        if self.extra_body is not None:
+            try:
+                given["extra_body"] = json.loads(self.extra_body)
+            except (ValueError, RecursionError) as error:
+                raise BatchdecodeError(f"--extra-body is no JSON: {error}") from None
+            if not isinstance(given["extra_body"], dict):
+                raise BatchdecodeError("--extra-body is no JSON object")
+        return given
 
     def check(self) -> None:
         """Make sure that no option asks for what another one rules out.

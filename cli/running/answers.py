@@ -6,10 +6,10 @@ are merged when their turn comes.
 """
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush, heapreplace
 from operator import attrgetter
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple
 
 from msgspec import Struct
 
@@ -18,7 +18,6 @@ from batcher.events import FinishEvent
 from batcher.formats.openai import Form
 from batcher.formats.requests import BadLine
 from batcher.formats.results import encode_result, encode_results, make_rejected_result
-from batcher.models.base import Model, bytes_of
 from batcher.request import Request
 from batcher.result import Result
 from batcher.validation import constraint_fields_of
@@ -26,6 +25,8 @@ from batcher.validation import constraint_fields_of
 if TYPE_CHECKING:
     from .earlier_results import EarlierResults
 
+BytesOf = Callable[[int], bytes]
+Replaying = Literal["steps", "whole", "never"]
 HELD_BYTES = 32 * 2**20
 _NOTHING: Mapping[int, Result] = {}
 _HEADER = struct.Struct("<qq")  # index, length of the lines
@@ -142,26 +143,25 @@ class Answers:
 
     rejected: the answers to bad lines that were not taken yet.
 
+    model: its name.  bytes_of: what a token stands for.
     earlier: what an earlier run has given.  order: if answers go in the order of the input.
-    has_default_schedule: what every step does follows from how many tokens each row has, so that
-    the results of an earlier run need not be decoded again.
+    replaying: what becomes of the results of an earlier run.  With "steps" they are not decoded
+    again where what every step does follows from how many tokens each row has; with "whole" nothing
+    is, ever; with "never" all is.
     """
 
     def __init__(
         self,
-        model: Model,
+        model: str,
+        bytes_of: BytesOf,
         earlier: "EarlierResults | None" = None,
         order: InputOrder | None = None,
         *,
-        has_default_schedule: bool = True,
+        replaying: Replaying = "steps",
     ) -> None:
         self.is_resumed = earlier is not None
-        self._model, self._earlier, self._order, self._has_default_schedule = (
-            model,
-            earlier,
-            order,
-            has_default_schedule,
-        )
+        self._model, self._bytes_of, self._replaying = model, bytes_of, replaying
+        self._earlier, self._order = earlier, order
         self._keeps_all = self.is_resumed or order is not None
         self._open: dict[str, _OpenRequest] = {}
         self.rejected: list[bytes] = []
@@ -175,8 +175,9 @@ class Answers:
         found, is_replayed = _NOTHING, False
         if earlier is not None:
             found = earlier.results_of(request)
-            is_replayed = self._has_default_schedule and can_be_replayed(request)
-            if is_replayed:
+            is_replayed = self._replaying == "whole"
+            if self._replaying == "steps" and can_be_replayed(request):
+                is_replayed = True
                 earlier.check_replay(request, found)
         num_lacking = num_results - len(found)
         is_ranked = request.best_of is not None
@@ -280,11 +281,7 @@ class Answers:
             return encode_result(results[0])
         from batcher.formats.result_rows import encode_openai_row  # noqa: PLC0415 - only for them
 
-        model = self._model
-        token_bytes = model.tokenizer.token_bytes
-        return encode_openai_row(
-            results, model.name, form, lambda token: bytes_of(token, token_bytes)
-        )
+        return encode_openai_row(results, self._model, form, self._bytes_of)
 
     def _count_down(self, request_id: str, request: _OpenRequest) -> None:
         request.num_left -= 1

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
-from batcher.engine import Engine, StepOutcome
+from batcher.engine import DrivenEngine, StepOutcome
 from batcher.errors import InvariantError
 from batcher.events import ArriveEvent, FinishEvent, RejectEvent, RequestEvent
 from batcher.formats.requests import BadLine, ParsedLine
@@ -31,7 +31,7 @@ class Loop:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: DrivenEngine,
         source: Source,
         answers: Answers,
         *,
@@ -190,15 +190,14 @@ class Loop:
 
     def read_gauges(self) -> GaugeReading:
         """Return what events do not tell of the run; see Gauges."""
-        engine, kv_cache = self.engine, self.engine.scheduler.kv_cache
+        engine = self.engine
         num_free = engine.batch_size - engine.num_running
-        block_use = None if kv_cache is None else kv_cache.pool.use
-        return GaugeReading(engine.now, num_free, self.next_up, block_use)
+        return GaugeReading(engine.now, num_free, self.next_up, engine.block_use)
 
     @property
     def next_up(self) -> str | None:
         """What the next to be admitted is called, as far as that is known."""
-        first = self.engine.scheduler.queue.peek(self.engine.now)
+        first = self.engine.first_waiting
         if first is not None:
             return label_of(first.id, first.index, first.role)
         if self._ahead is not None:  # nothing is read before a slot is free for it

@@ -6,26 +6,28 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from batcher.engine import Engine
+from batcher.engine import DrivenEngine, Engine
 from batcher.errors import BatchdecodeError
 from batcher.events import Event
 from batcher.foreign import RaisedError
 from batcher.formats.requests import RequestParser
-from batcher.models.base import Model, number_of
+from batcher.models.base import Model, bytes_of, number_of
 from batcher.models.simulated import SimulatedModel
+from batcher.remote.loading import RemoteModel
+from batcher.remote.settings import is_server
 
 from ..commands.run import RunOptions
 from ..errors import WriteError
-from ..models import capabilities_of, load
+from ..models import capabilities_of, load, open_server
 from ..screen.cells import counted, printable_lines
 from ..screen.opening import open_view
 from ..screen.terminal import is_pipe, is_same_terminal, wants_color
 from ..screen.view import RunPlan, View
-from .answers import Answers, InputOrder
+from .answers import Answers, InputOrder, Replaying
 from .files import OutputLock, check_files
 from .intake import InputError, Waiting, open_input
 from .loop import Loop
@@ -57,10 +59,16 @@ class RunSetup:
     def __init__(self, options: RunOptions, waiting: Waiting = nullcontext) -> None:
         self._waiting = waiting
         self.requests = open_input(options.input, waiting)
+        self.options = options
         with waiting():
-            self.model = self._load_model(options)
-            self.options = replace(options, scheduling=options.scheduling.fitted(self.model))
-            self.engine = self._make_engine()
+            self.model: Model | RemoteModel
+            self.engine: DrivenEngine
+            if is_server(options.model):
+                self.model, self.engine = open_server(options, waiting)
+            else:
+                self.model = self._load_model(options)
+                self.options = replace(options, scheduling=options.scheduling.fitted(self.model))
+                self.engine = self._make_engine(self.model)
             self._capabilities = capabilities_of(self.engine, options)
         self.report = ProblemReport(self.requests.name, options.color)
 
@@ -70,6 +78,12 @@ class RunSetup:
         Raises:
             BatchdecodeError: there is none, or it makes no calls for --call-timeout to limit.
         """
+        for option in ("max_rate", "extra_body"):
+            if getattr(options, option) is not None:
+                raise BatchdecodeError(
+                    f"--{option.replace('_', '-')} is for the model of a server; {options.model} "
+                    "is none"
+                )
         limit = options.call_timeout
         if limit is not None:
             call_settings = {**options.llm_settings, "call_timeout": limit}
@@ -85,7 +99,7 @@ class RunSetup:
             )
         return model
 
-    def _make_engine(self) -> Engine:
+    def _make_engine(self, model: Model) -> Engine:
         """Return the engine that the options describe.
 
         Raises:
@@ -93,11 +107,11 @@ class RunSetup:
             memory than there is.
         """
         options, scheduling = self.options, self.options.scheduling
-        if scheduling.check and isinstance(self.model, SimulatedModel):
-            self.model.is_attentive = True
+        if scheduling.check and isinstance(model, SimulatedModel):
+            model.is_attentive = True
         try:
             return Engine(
-                self.model,
+                model,
                 options.batch,
                 settings=scheduling.settings(),
                 step_time=scheduling.step_time(),
@@ -113,6 +127,18 @@ class RunSetup:
     def _sleep(self, seconds: float) -> None:
         with self._waiting():
             time.sleep(seconds)
+
+    def _bytes_of(self, token: int) -> bytes:
+        """Return what a token stands for; of the ids of a server nobody knows."""
+        model = self.model
+        return (
+            b"" if isinstance(model, RemoteModel) else bytes_of(token, model.tokenizer.token_bytes)
+        )
+
+    def _replaying(self) -> Replaying:
+        if isinstance(self.model, RemoteModel):
+            return "whole"
+        return "steps" if self.options.scheduling.has_default_schedule else "never"
 
     def loop(self, earlier: "EarlierResults | None" = None) -> Loop:
         """Return the loop over the requests; a file has been read through once by then.
@@ -139,12 +165,7 @@ class RunSetup:
         return Loop(
             self.engine,
             source,
-            Answers(
-                self.model,
-                earlier,
-                order,
-                has_default_schedule=options.scheduling.has_default_schedule,
-            ),
+            Answers(self.model.name, self._bytes_of, earlier, order, replaying=self._replaying()),
             keep_going=keep_going,
             max_errors=options.max_errors,
             on_bad_line=None if is_reported else self.report.add,
@@ -158,7 +179,7 @@ def run_events(options: RunOptions) -> Iterator[Event]:
         BatchdecodeError: the input or the model is not right.
     """
     setup = RunSetup(options)
-    with setup.requests:
+    with setup.requests, closing(setup.engine):
         loop = setup.loop()
         yield loop.engine.run_event()
         for events, results, _ in loop:
@@ -184,7 +205,7 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
         options = replace(options, output=None)
     setup = RunSetup(options, stop.waiting)
     options = setup.options
-    with setup.requests:
+    with setup.requests, closing(setup.engine):
         check_files(options, setup.requests.status)
         with (
             OutputLock(options.output) as lock,
@@ -268,11 +289,16 @@ class Run:
 
     def _summarize(self, metrics: "RunMetrics") -> None:
         """Say what happened, to the person and to the programs that want to know."""
-        options, engine = self._options, self._loop.engine
+        options, engine, model = self._options, self._loop.engine, self._setup.model
         metrics.note_constraints(*engine.constraint_counts)
         summary = metrics.summary(engine.num_steps)
         if not options.quiet:
-            from ..screen.summary import BytesPerToken, RunFiles, render_summary  # noqa: PLC0415 - a quiet run does without
+            from ..screen.summary import (  # noqa: PLC0415 - a quiet run does without
+                NOT_TOLD,
+                BytesPerToken,
+                RunFiles,
+                render_summary,
+            )
 
             text = render_summary(
                 summary,
@@ -281,9 +307,11 @@ class Run:
                 elapsed=time.monotonic() - self._started,
                 encoding=sys.stderr.encoding,
                 has_color=wants_color(options.color, 2, os.environ),
-                kv_bytes=BytesPerToken(
-                    number_of(self._setup.model, "kv_bytes_per_token"),
-                    options.scheduling.draft_bytes_per_token(self._setup.model),
+                kv_bytes=NOT_TOLD
+                if isinstance(model, RemoteModel)
+                else BytesPerToken(
+                    number_of(model, "kv_bytes_per_token"),
+                    options.scheduling.draft_bytes_per_token(model),
                 ),
             )
             say(text)

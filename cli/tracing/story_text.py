@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from msgspec.structs import astuple
 
-from batcher.events import PreemptReason, RejectEvent, SpeculateReason
+from batcher.events import PreemptReason, RejectEvent, RetryReason, SpeculateReason
 from batcher.explaining.story import Arrival, Cause, Part, Story, StorySpan
 from batcher.explaining.story_drafts import DraftChange, StoryDrafts
 from batcher.timeline.records import SpanPreemption
@@ -23,6 +23,8 @@ _SHORT_CAUSES: Mapping[Cause, str] = {
     "tokens": "for tokens of the step",
     "preemption": "because the step preempted",
     "batch": "for the batch to end",
+    "rate": "for its turn at the rate",
+    "concurrency": "for the server to have less to do",
 }
 
 
@@ -93,6 +95,8 @@ def why_waiting(part: Part, story: Story) -> str:
         "tokens": f"for tokens of the step: none were left for {whose}",
         "preemption": "because the step preempted: it admits nobody",
         "batch": f"for the batch to end: {names(part.by)} held it up",
+        "rate": f"for its turn at the rate: it was too soon for {whose}",
+        "concurrency": f"for the server to have less to do: {len(part.by)} in flight were enough",
     }[part.cause]
     return reason if part.behind is None else f"behind {part.behind} {reason}"
 
@@ -195,6 +199,9 @@ def _span(story: Story, span: StorySpan, previous: StorySpan | None) -> Iterator
     found = f"; {span.cached:,} of {known:,} {kind} were in the cache" if span.cached else ""
     slots = f"slot {span.slot}" if story.num_rows == 1 else f"slot {span.slot} and others"
     yield f"{verb} {slots} at step {span.start:,} ({time_of(span.time)}){found}"
+    if span.is_remote:
+        yield from _asked(story, span)
+        return
     prefill_end = span.end if span.first_token is None else span.first_token + 1
     what = "what it had" if span.generated else "its prompt"
     which = "next" if span.generated else "first"
@@ -211,6 +218,30 @@ def _span(story: Story, span: StorySpan, previous: StorySpan | None) -> Iterator
         yield from _drafts(span.drafts)
     if span.preemption is not None:
         yield _preemption(story, span, span.preemption)
+
+
+def _asked(story: Story, span: StorySpan) -> Iterator[str]:
+    """Yield what happened in a slot whose row a server answers."""
+    if span.retries:
+        reasons = Counter(retry.reason for retry in span.retries)
+        why = ", ".join(f"{_WHY_RETRIED[reason]} {n:,}x" for reason, n in reasons.items())
+        pause = time_of(sum(retry.delay for retry in span.retries))
+        yield f"was asked for {counted(len(span.retries), 'more time')}: {why}; pauses of {pause}"
+    if span.first_token is None:
+        yield f"waited for the server for {_taken(story, span.start, span.end)}; no token came"
+        return
+    asked = _taken(story, span.start, span.first_token + 1)
+    yield f"waited for the server for {asked}; the first token came with step {span.first_token:,}"
+    if span.first_token + 1 < span.end:
+        yield f"received its tokens for {_taken(story, span.first_token + 1, span.end)}"
+
+
+_WHY_RETRIED: dict[RetryReason, str] = {
+    "overload": "the server had too much to do",
+    "connection": "the connection failed",
+    "timeout": "nothing came for too long",
+    "answer": "what came was no answer",
+}
 
 
 def _drafts(drafts: StoryDrafts) -> Iterator[str]:

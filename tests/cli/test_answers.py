@@ -1,5 +1,3 @@
-from types import SimpleNamespace
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -43,8 +41,7 @@ def request(request_id, **fields):
 
 
 def answers_of(earlier=None, order=None, **options):
-    model = SimpleNamespace(name="m", tokenizer=SimpleNamespace(token_bytes=[b"x"] * 9))
-    return Answers(model, earlier, order, **options)
+    return Answers("m", lambda _token: b"x", earlier, order, **options)
 
 
 def opened(answers, request_id, input_index=0, form="result", **fields):
@@ -201,7 +198,7 @@ def test_what_takes_a_step_for_each_token_can_be_replayed(fields):
 
 def test_nothing_is_replayed_where_a_schedule_has_limits():
     earlier = Earlier({"a": [1]})
-    answers = answers_of(earlier, has_default_schedule=False)
+    answers = answers_of(earlier, replaying="never")
     assert opened(answers, "a", n=2) == []
     assert not hasattr(earlier, "checked")  # it may have taken any number of steps
     assert shown(answers.take([result("a", 1), result("a", 0)])) == [("a", [0])]

@@ -10,18 +10,17 @@ from cli.running.loop import Loop
 
 
 def test_a_line_that_was_read_ahead_is_next():
-    queue = SimpleNamespace(peek=lambda _now: None)
     engine = SimpleNamespace(
         now=0.0,
         wants_request=False,
         num_pending=0,
         has_work=True,
         step=lambda: StepOutcome([], [], []),
-        scheduler=SimpleNamespace(queue=queue),
+        first_waiting=None,
     )
     line = SimpleNamespace(id="a")
     source = SimpleNamespace(upcoming="b", has_ended=False, input_index=0, next=lambda: line)
-    run = Loop(engine, source, Answers(None))
+    run = Loop(engine, source, Answers("m", bytes))
     next(iter(run))
     assert run.next_up == "a"
 

@@ -153,6 +153,7 @@ NEW_VALUES = {
     "speculate": FLAGS,
     "session": TEXTS,
     "cache_salt": TEXTS,
+    "extra_body": st.sampled_from([{}, None, 5, [], "x"]),  # any other is for servers
 }
 SCHEMAS = OBJECTS | FLAGS | st.sampled_from(['{"type": "string"}', "5", "null"])
 SPELLED = {

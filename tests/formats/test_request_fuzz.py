@@ -183,6 +183,7 @@ RULES |= {
     "speculate": lambda v: v is None or type(v) is bool,
     "session": lambda v: v is None or is_text(v),
     "cache_salt": lambda v: v is None or is_text(v),
+    "extra_body": lambda v: v is None or v == {},  # any other object is for servers
 }
 CONSTRAINTS = ("json_schema", "regex", "choice", "lark", "gbnf")
 CUTS = ("top_p", "min_p", "typical_p")

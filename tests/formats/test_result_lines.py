@@ -269,10 +269,10 @@ def test_a_row_without_choices_is_an_error():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tokens", ["token_id:x"]),
+        ("tokens", [7]),
         ("tokens", []),
         ("token_logprobs", [0.5, 0.5]),
-        ("top_logprobs", [{"x": -1.0}]),
+        ("top_logprobs", [{"x": "-1.0"}]),
     ],
 )
 def test_logprobs_that_nothing_wrote_are_an_error(field, value):

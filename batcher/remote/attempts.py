@@ -1,0 +1,215 @@
+"""Requests in flight: each a task of one event loop, which runs only while a step waits.
+
+Rule: tasks only note what they hear; what it means for a row, the step decides that hears of it.
+An attempt that fails before a token has come is followed by another one, in the same slot.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
+from random import Random
+from typing import NamedTuple
+
+import tenacity
+
+from batcher.remote.client import Client
+from batcher.remote.failures import ServerFailure
+from batcher.remote.protocol import Body, Chunk, Reply
+from batcher.remote.rate import Rate
+from batcher.remote.sequence import RemoteSequence
+from batcher.remote.settings import ServerSettings
+
+MAX_BACKOFF = 60.0  # seconds
+SHORT_WAIT = 0.005  # seconds, in which nobody is told that the run waits
+_JITTER = Random()  # noqa: S311 - no secret, and of our own, lest somebody has seeded the common one
+
+
+class Attempt(NamedTuple):
+    """An attempt that is over; failure: why, if it has failed.
+
+    num_attempts: how many there were, this one included.  sent: when it was.
+    delay: the seconds before the next one; 0 if this was the last.
+    """
+
+    row: RemoteSequence
+    failure: ServerFailure | None
+    num_attempts: int
+    sent: float
+    delay: float = 0.0
+
+
+class News:
+    """What was heard since it was last taken.
+
+    received: how many tokens of each row.  retries: attempts that others follow; ended: those
+    that none does.  has_returned: whether a pause is over.
+    """
+
+    def __init__(self) -> None:
+        self.received: dict[RemoteSequence, int] = {}
+        self.ended: list[Attempt] = []
+        self.retries: list[Attempt] = []
+        self.has_returned = False
+
+    def __bool__(self) -> bool:
+        return bool(self.received or self.ended or self.retries or self.has_returned)
+
+
+class Attempts:
+    """Sends bodies, and notes what comes.
+
+    rate: asked before anything is sent.  now: the time, in seconds, as `rate` has it.
+    waiting: entered while nothing comes; what breaks it off leaves all requests in flight.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        settings: ServerSettings,
+        rate: Rate,
+        now: Callable[[], float],
+        waiting: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._client, self._settings, self._rate = client, settings, rate
+        self._now, self._waiting = now, waiting
+        self._loop = asyncio.new_event_loop()
+        self._wakeup = asyncio.Event()
+        self._news = News()
+        self._tasks: dict[RemoteSequence, asyncio.Task[None]] = {}
+        self._returning: deque[asyncio.Future[None]] = deque()
+        self._backoff = tenacity.wait_exponential(settings.backoff, max=MAX_BACKOFF)
+
+    def send(self, row: RemoteSequence, body: Body) -> None:
+        """Ask for a row; the rate has allowed it."""
+        self._rate.note_sent(self._now())
+        self._tasks[row] = self._loop.create_task(self._ask(row, body))
+
+    def send_again(self) -> None:
+        """Let those be sent again that have paused, as far as the rate allows it."""
+        while self._returning:
+            future = self._returning[0]
+            if not future.cancelled():
+                if self._rate.why_not(self._now()) is not None:
+                    return
+                self._rate.note_sent(self._now())
+                future.set_result(None)
+            self._returning.popleft()
+
+    @property
+    def has_returning(self) -> bool:
+        """Whether some have paused, and wait for the rate to allow another attempt."""
+        return bool(self._returning)
+
+    def cancel(self, row: RemoteSequence) -> None:
+        """Forget a row; its connection is closed."""
+        task = self._tasks.pop(row, None)
+        if task is not None:
+            task.cancel()
+            self._loop.run_until_complete(asyncio.wait([task]))
+        self._news.received.pop(row, None)
+        self._news.ended = [each for each in self._news.ended if each.row is not row]
+
+    def listen(self, until: float | None) -> News:
+        """Wait until something is heard, or the time has come; return what was heard."""
+        if not self._news:
+            self._wait(SHORT_WAIT if until is None else min(SHORT_WAIT, until - self._now()))
+        if not self._news and (until is None or until > self._now()):
+            with self._waiting():
+                self._wait(None if until is None else until - self._now())
+        news, self._news = self._news, News()
+        self._wakeup.clear()
+        for attempt in news.ended:
+            self._tasks.pop(attempt.row, None)
+        return news
+
+    def close(self) -> None:
+        """Cancel all that is in flight, and close all connections."""
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
+            task.cancel()
+        with suppress(RuntimeError):  # what broke off a step may have left the loop as if it ran
+            if tasks:
+                self._loop.run_until_complete(asyncio.wait(tasks))
+            self._loop.run_until_complete(self._client.close())
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+    def _wait(self, seconds: float | None) -> None:
+        self._loop.run_until_complete(self._until_woken(seconds))
+
+    async def _until_woken(self, seconds: float | None) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._wakeup.wait()
+
+    async def _ask(self, row: RemoteSequence, body: Body) -> None:
+        """Ask until there is an answer, or no attempt is left."""
+        failure, sent = None, self._now()
+
+        async def attempt() -> None:
+            nonlocal sent
+            sent, row.reply, row.text = self._now(), Reply(), ""
+            try:
+                await self._client.ask(body, lambda chunk: self._hear(row, chunk))
+            except ServerFailure:
+                if row.reply.finish_reason is None:  # else the answer is whole, whatever followed
+                    raise
+            finally:
+                self._rate.note_over()
+            if row.reply.finish_reason is None:
+                raise ServerFailure("connection", "the stream broke off before its end")
+
+        def note_retry(state: tenacity.RetryCallState) -> None:
+            error = None if state.outcome is None else state.outcome.exception()
+            failed = error if isinstance(error, ServerFailure) else None
+            over = Attempt(row, failed, state.attempt_number, sent, state.upcoming_sleep)
+            self._news.retries.append(over)
+            self._wakeup.set()
+
+        retrying = tenacity.AsyncRetrying(
+            stop=tenacity.stop_after_attempt(self._settings.max_attempts),
+            wait=self._pause,
+            retry=tenacity.retry_if_exception(
+                lambda error: (
+                    isinstance(error, ServerFailure)
+                    and error.is_worth_retry
+                    and not row.reply.num_tokens
+                )
+            ),
+            before_sleep=note_retry,
+            sleep=self._return,
+            reraise=True,
+        )
+        try:
+            await retrying(attempt)
+        except ServerFailure as error:
+            failure = error
+        num_attempts = retrying.statistics["attempt_number"]
+        self._news.ended.append(Attempt(row, failure, num_attempts, sent))
+        self._wakeup.set()
+
+    def _hear(self, row: RemoteSequence, chunk: Chunk) -> None:
+        """Note what a chunk brings."""
+        num_tokens, text = row.reply.take(chunk)
+        row.text += text
+        if num_tokens:
+            received = self._news.received
+            received[row] = received.get(row, 0) + num_tokens
+            self._wakeup.set()
+
+    def _pause(self, state: tenacity.RetryCallState) -> float:
+        """Return the seconds before the next attempt: as many as the server asks for, or more."""
+        error = None if state.outcome is None else state.outcome.exception()
+        asked = error.retry_after if isinstance(error, ServerFailure) else None
+        shortest = self._backoff(state) if asked is None else asked
+        return shortest + _JITTER.uniform(0, self._settings.backoff)
+
+    async def _return(self, delay: float) -> None:
+        """Come back after a pause, when the rate allows another attempt."""
+        await asyncio.sleep(delay)
+        turn = self._loop.create_future()
+        self._returning.append(turn)
+        self._news.has_returned = True
+        self._wakeup.set()
+        await turn

@@ -1,0 +1,208 @@
+"""One server over HTTP: a body is sent, and the chunks of its answer are handed on as they come.
+
+Rule: whatever the server does, a request ends, with all its chunks or a ServerFailure; no more of
+its answer is held than a chunk.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx
+import httpx_sse
+import msgspec
+
+from batcher.errors import BatchdecodeError, LostModelError
+from batcher.models.calls import retry_after_of
+from batcher.remote.failures import ServerFailure, refusal
+from batcher.remote.protocol import Body, Chunk, read_chunk
+from batcher.remote.settings import ServerAddress, ServerSettings
+
+KEY_VARIABLE = "OPENAI_API_KEY"
+MAX_LINE = 2**22  # bytes of a line of a stream
+MAX_ERROR = 2**16  # bytes of the body of an error
+MAX_NAMES = 8  # of models, in a message
+DONE = "[DONE]"
+STREAM_TYPE = "text/event-stream"
+
+Take = Callable[[Chunk], None]
+
+
+class Client:
+    """Asks one server, with as many connections as requests are in flight.
+
+    The key is that of the environment, and stands nowhere else.
+    """
+
+    def __init__(self, address: ServerAddress, settings: ServerSettings) -> None:
+        self._address, self._settings = address, settings
+        self._key = os.environ.get(KEY_VARIABLE, "").strip()
+        headers = {"User-Agent": "batchdecode"}
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        try:
+            self._http = httpx.AsyncClient(
+                headers=headers,
+                timeout=httpx.Timeout(None, connect=settings.connect_timeout),
+                limits=httpx.Limits(max_connections=None),
+                verify=address.url.startswith("https:"),  # certificates take time to be read
+            )
+        except (UnicodeEncodeError, httpx.HTTPError, ValueError):
+            raise BatchdecodeError(f"{KEY_VARIABLE} is no key that a header can hold") from None
+
+    async def ask(self, body: Body, take: Take) -> None:
+        """Send a body, and call `take` with each chunk of the answer, up to its end.
+
+        Raises:
+            ServerFailure: there is no answer, or not all of it.
+        """
+        limit = self._settings.first_token_timeout
+        try:
+            async with asyncio.timeout(limit) as timeout:
+                async with httpx_sse.aconnect_sse(
+                    self._http, "POST", self._address.url + body.path, json=body.fields
+                ) as source:
+                    await self._check(source.response)
+                    source.response.stream = _Lines(source.response.stream)
+                    async for event in source.aiter_sse():
+                        if event.data == DONE:
+                            return
+                        if event.data:
+                            take(read_chunk(event.data))
+                        limit = self._settings.idle_timeout
+                        timeout.reschedule(asyncio.get_running_loop().time() + limit)
+        except TimeoutError:
+            raise ServerFailure("timeout", f"nothing came for {limit:g} s") from None
+        except httpx_sse.SSEError as error:
+            raise ServerFailure("answer", f"no stream of events came: {error}") from None
+        except (httpx.HTTPError, httpx.StreamError) as error:
+            raise self._broken(error) from None
+
+    async def model_names(self) -> list[str]:
+        """Return what the server calls its models.
+
+        Raises:
+            ServerFailure: it does not say.
+        """
+        try:
+            async with (
+                asyncio.timeout(self._settings.connect_timeout),
+                self._http.stream("GET", f"{self._address.url}/models") as response,
+            ):
+                if response.status_code != httpx.codes.OK:
+                    raise await self._refused(response)
+                told = msgspec.json.decode(await _read(response), type=_Models)
+        except TimeoutError:
+            raise ServerFailure("timeout", "it does not answer") from None
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            raise ServerFailure("answer", "it does not tell its models") from None
+        except httpx.HTTPError as error:
+            raise self._broken(error) from None
+        return [model.id for model in told.data]
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._http.aclose()
+
+    async def _check(self, response: httpx.Response) -> None:
+        """Make sure that an answer begins as one.
+
+        Raises:
+            ServerFailure: it does not.
+        """
+        if response.status_code != httpx.codes.OK:
+            raise await self._refused(response)
+        kind = response.headers.get("content-type", "none")
+        if kind.partition(";")[0].strip().lower() != STREAM_TYPE:
+            raise ServerFailure("answer", f"no stream of events came, but {kind[:80]}")
+
+    async def _refused(self, response: httpx.Response) -> ServerFailure:
+        """Return what it means that the server has answered with another status than 200."""
+        said = await _read(response, MAX_ERROR)
+        if self._key:
+            said = said.replace(self._key.encode(), b"***")
+        failure = refusal(response.status_code, said, retry_after_of(response.headers))
+        if failure.is_final:
+            failure.args = (f"{failure}; the key is that of {KEY_VARIABLE}",)
+        return failure
+
+    def _broken(self, error: Exception) -> ServerFailure:
+        """Return what it means that HTTP has failed."""
+        if isinstance(error, httpx.DecodingError):
+            return ServerFailure("answer", f"the answer cannot be unpacked: {error}")
+        said = str(error) or type(error).__name__
+        is_there = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+        what = "the connection failed" if is_there else "cannot connect"
+        return ServerFailure("connection", f"{what}: {said}")
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+class _Lines(httpx.AsyncByteStream):
+    """The bytes of a stream, of which no line is endless."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        length = 0
+        async for part in self._stream:
+            _, newline, rest = part.rpartition(b"\n")
+            length = len(rest) + (0 if newline else length)
+            if length > MAX_LINE:
+                message = f"a line of the stream has more than {MAX_LINE} bytes"
+                raise ServerFailure("answer", message)
+            yield part
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        await self._stream.aclose()
+
+
+async def _read(response: httpx.Response, limit: int = MAX_LINE) -> bytes:
+    """Return the body of an answer, or as much of it as is wanted."""
+    parts, length = [], 0
+    async for part in response.aiter_bytes():
+        parts.append(part)
+        length += len(part)
+        if length > limit:
+            break
+    return b"".join(parts)[:limit]
+
+
+def find_model(address: ServerAddress, settings: ServerSettings) -> str | None:
+    """Return the model to ask for: the one that is named, else the only one that the server has.
+
+    Raises:
+        BatchdecodeError: it cannot be reached, refuses the key, or has several.
+    """
+    if address.model is not None:
+        return address.model
+    try:
+        names = asyncio.run(_model_names(address, settings))
+    except ServerFailure as failure:
+        if failure.reason in {"connection", "timeout"} or failure.is_final:
+            raise LostModelError(f"{address.url}: {failure}") from None
+        return None  # a server without a list of its models needs no name
+    if len(names) > 1:
+        known = ", ".join(sorted(names)[:MAX_NAMES]) + (", ..." if len(names) > MAX_NAMES else "")
+        raise BatchdecodeError(
+            f"{address.url} has {len(names)} models; name one: openai:{address.url}#NAME "
+            f"(known: {known})"
+        )
+    return names[0] if names else None
+
+
+async def _model_names(address: ServerAddress, settings: ServerSettings) -> list[str]:
+    client = Client(address, settings)
+    try:
+        return await client.model_names()
+    finally:
+        await client.close()

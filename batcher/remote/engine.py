@@ -1,0 +1,499 @@
+"""The loop over a server: who is asked when, what has come, and who is done.
+
+Each slot is a request in flight, and a step lasts until something happens: tokens come, an answer
+ends or fails, a request arrives or may be sent again.  So rows are not in lockstep, and none waits
+for another.  Queue, policies, events and results are those of any run.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from heapq import heappop, heappush
+from typing import Any
+
+import msgspec
+
+from batcher.engine.driven import NOTHING_REPLAYED, StepOutcome
+from batcher.errors import BatchdecodeError, Failure, FieldProblem, LostModelError, RequestError
+from batcher.events import (
+    AdmitEvent,
+    AdmitReason,
+    ArriveEvent,
+    ArriveReason,
+    BlockedEvent,
+    ConcurrencyEvent,
+    ConcurrencyReason,
+    EndEvent,
+    FinishEvent,
+    ReceiveEvent,
+    RequestEvent,
+    RetryEvent,
+    RunEvent,
+    StepsEvent,
+    TokenEvent,
+)
+from batcher.lifecycle import ABORT, ADMIT, FINISH
+from batcher.remote.attempts import Attempt, Attempts, News
+from batcher.remote.client import Client
+from batcher.remote.inputs import Over, RemoteInputs
+from batcher.remote.loading import RemoteModel
+from batcher.remote.protocol import body_of
+from batcher.remote.rate import Rate
+from batcher.remote.sequence import RemoteSequence
+from batcher.remote.settings import REMOTE_SCHEDULING
+from batcher.request import Request
+from batcher.result import ErrorInfo, FinishReason, Result, StepTimes, Usage
+from batcher.scheduling.clock import WallClock
+from batcher.scheduling.policies import LONGEST_PREFIX_MATCH
+from batcher.scheduling.queue import WaitingQueue, ordering_of
+from batcher.scheduling.sequence import NEVER, NO_SLOT
+from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
+
+Waiting = Callable[[], AbstractContextManager[None]]
+NUM_DIGITS = 6  # of seconds, after the point
+
+
+class RemoteEngine:
+    """Has requests answered by a server, at most `batch_size` at once, one `step()` at a time.
+
+    settings: who goes first; nothing else of a schedule is ours to decide.
+    is_streaming: whether the outcome of a step tells the tokens that have come.
+    waiting: entered while nothing comes; what breaks it off ends the step.
+    measure: the time on the wall, in seconds.
+    capabilities: what it can answer, as `find_problems` wants to know it.
+
+    Raises:
+        BatchdecodeError: the settings are for engines of our own, or the key is none.
+    """
+
+    def __init__(
+        self,
+        model: RemoteModel,
+        batch_size: int = 8,
+        *,
+        settings: SchedulingSettings = DEFAULT_SCHEDULING,
+        is_streaming: bool = False,
+        waiting: Waiting = nullcontext,
+        measure: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.batch_size, self._model, self._settings = batch_size, model, settings
+        _check_settings(settings)
+        self._clock = WallClock(measure, self._sleep)
+        self._waiting, self._measure = waiting, measure
+        self._queue: WaitingQueue[RemoteSequence] = WaitingQueue(ordering_of(settings, lambda _: 0))
+        self._inputs = RemoteInputs(self._queue)
+        self._rate = Rate(batch_size, model.settings.max_rate)
+        client = Client(model.address, model.settings)
+        self._attempts = Attempts(client, model.settings, self._rate, measure, waiting)
+        self._is_streaming = is_streaming
+        self._free = list(range(batch_size))  # a heap
+        self._last_used = [-2] * batch_size  # the step, of each slot
+        self._running: dict[RemoteSequence, int] = {}  # by admission
+        self._num_open: dict[str, int] = {}
+        self._events: list[RequestEvent] = []
+        self._results: list[Result] = []
+        self._blocked: tuple[str, str, int] | None = None
+        self._num_requests = self._num_tokens = 0
+        self.capabilities = model.capabilities(batch_size)
+
+    # -- what a driver looks at, see DrivenEngine ------------------------------------------------
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps were taken; the index of the next one."""
+        return self._clock.step
+
+    @property
+    def now(self) -> float:
+        """When the next step starts; while nothing is in flight, that is now."""
+        if not self._running:
+            self._clock.catch_up()
+        return self._clock.now
+
+    @property
+    def num_waiting(self) -> int:
+        """How many samples are in the waiting queue."""
+        return self._queue.num_waiting
+
+    @property
+    def num_running(self) -> int:
+        """How many slots are held."""
+        return len(self._running)
+
+    @property
+    def num_pending(self) -> int:
+        """How many are known that have not joined the waiting queue yet."""
+        return self._queue.num_pending
+
+    @property
+    def num_results(self) -> int:
+        """How many results are there that no step has handed out."""
+        return len(self._results)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` still has something to do or to hand out."""
+        return bool(self._num_open or self._events)
+
+    @property
+    def wants_request(self) -> bool:
+        """Whether the next step could make use of one more request; see Engine."""
+        if not self._num_open:
+            return True
+        reads_all = self._settings.sees_all or self._inputs.has_sessions
+        if reads_all and self._inputs.latest_arrival <= self._clock.now:
+            return True
+        if self._queue.num_pending:
+            self._join_arrivals()
+        if self._inputs.latest_arrival > self._clock.now:
+            return False
+        return reads_all or len(self._free) > self._queue.num_slots
+
+    @property
+    def first_waiting(self) -> RemoteSequence | None:
+        """The sequence that is to be sent first; None if none waits."""
+        return self._queue.peek(self._clock.now)
+
+    @property
+    def block_use(self) -> None:
+        """Nothing: blocks are the server's business, as constraints are."""
+
+    @property
+    def constraint_counts(self) -> tuple[int, int]:
+        """How many constraints were compiled here: none."""
+        return 0, 0
+
+    def run_event(self) -> RunEvent:
+        """Return the first line of this run's trace."""
+        scheduling: dict[str, Any] = msgspec.to_builtins(self._settings)
+        scheduling.pop("policy", None)
+        return RunEvent(
+            batch=self.batch_size,
+            policy=self._settings.policy,
+            model=self._model.name,
+            settings=self._model.told_settings,
+            scheduling=scheduling,
+            step_time=self._clock.settings,
+            layout="remote",
+        )
+
+    def end_event(self) -> EndEvent:
+        """Return the last line of this run's trace."""
+        clock = self._clock
+        return EndEvent(clock.step, clock.now, self._num_tokens, self._num_requests)
+
+    # -- what a driver does ----------------------------------------------------------------------
+
+    def enqueue(
+        self,
+        request: Request,
+        *,
+        input_index: int | None = None,
+        reason: ArriveReason = "input",
+        replayed: Mapping[int, Result] = NOTHING_REPLAYED,
+    ) -> str:
+        """Take in a request in which `find_problems` has found none; return its id.
+
+        replayed: what an earlier run found, by index: nobody is asked again.
+
+        Raises:
+            RequestError: its id is that of a request that has not ended.
+        """
+        place = self._num_requests if input_index is None else input_index
+        request_id = request.id or str(place + 1)
+        if request_id in self._num_open:
+            message = f"a request with id {request_id!r} has not ended yet"
+            raise RequestError(request_id, [FieldProblem("duplicate-id", ("id",), message)])
+        self._num_requests += 1
+        self._num_open[request_id] = request.n
+        now = self.now
+        self._end_all(self._inputs.add(request, request_id, place, reason, replayed, now))
+        return request_id
+
+    def abort(self, request_id: str) -> None:
+        """End a request now; the next `step` hands out its results, with what had come.
+
+        Raises:
+            BatchdecodeError: no such request is in the engine.
+        """
+        if request_id not in self._num_open:
+            raise BatchdecodeError(f"no request with id {request_id!r} is in the engine")
+        waiting = [*self._queue.find(request_id), *self._inputs.remove_turn(request_id)]
+        for row in [row for row in self._running if row.id == request_id]:
+            self._attempts.cancel(row)
+            self._finish(row, "aborted", None, self._clock.step - 1)
+        for row in waiting:
+            if row.id == request_id:
+                self._queue.remove(row)
+                self._finish(row, "aborted", None, self._clock.step)
+            else:
+                self._end_all([Over(row, None)])
+
+    def step(self) -> StepOutcome:
+        """Send what may be sent, wait until something happens, and return what it was.
+
+        If nothing can be sent but something will be, the clock goes on to then first.
+
+        Raises:
+            LostModelError: the server refuses the key.
+        """
+        clock = self._clock
+        self._join_arrivals()
+        self._admit()
+        while not self._running and self._queue.num_waiting:  # it is too soon for the rate
+            self._sleep_until_allowed()
+            self._join_arrivals()
+            self._admit()
+        if not self._running:
+            return self.hand_out()
+        num_rows = len(self._running)
+        news = self._attempts.listen(self._next_time())
+        clock.advance(None)
+        tokens = self._take(news)
+        received = sum(news.received.values())
+        nothing = [0]
+        steps = StepsEvent(
+            clock.step - 1, [clock.now], [received], nothing, [num_rows], nothing, nothing, nothing
+        )
+        self._events.insert(0, steps)
+        events, self._events = self._events, []
+        results, self._results = self._results, []
+        return StepOutcome(events, results, tokens)
+
+    def hand_out(self) -> StepOutcome:
+        """Return what has come of requests that need no slot, without taking a step."""
+        self._join_arrivals()
+        events, self._events = self._events, []
+        results, self._results = self._results, []
+        return StepOutcome(events, results, [])
+
+    def close(self) -> None:
+        """Cancel what is in flight, and close all connections."""
+        self._attempts.close()
+
+    # -- into the slots --------------------------------------------------------------------------
+
+    def _join_arrivals(self) -> None:
+        """Let what has arrived wait for a slot; if all is idle, wait for the next arrival."""
+        queue, clock = self._queue, self._clock
+        if not (queue.num_waiting or self._running):
+            arrival = queue.next_arrival
+            if arrival is not None and arrival > clock.now:
+                clock.jump(arrival)
+        for row in self._inputs.arrive(clock):
+            self._events.append(
+                ArriveEvent(
+                    row.arrived_step,
+                    row.arrival_time,
+                    row.id,
+                    row.index,
+                    row.arrive_reason,
+                    row.num_prompt_tokens,
+                    row.max_tokens,
+                    row.deadline,
+                )
+            )
+            if row.max_tokens == 0:
+                self._finish(row, "length", None, clock.step)
+            else:
+                queue.push(row)
+
+    def _admit(self) -> None:
+        """Send what may be sent: first what has paused, then what waits."""
+        attempts, queue, clock = self._attempts, self._queue, self._clock
+        attempts.send_again()
+        while self._free and (row := queue.peek(clock.now)) is not None:
+            why = "concurrency" if attempts.has_returning else self._rate.why_not(self._measure())
+            if why is not None:
+                blocked = row.id, why, row.index
+                if blocked != self._blocked:
+                    event = BlockedEvent(clock.step, clock.now, row.id, row.index, why)
+                    self._events.append(event)
+                self._blocked = blocked
+                return
+            queue.take(row)
+            self._occupy(row)
+        self._blocked = None
+
+    def _occupy(self, row: RemoteSequence) -> None:
+        """Give a row the lowest free slot, and send it."""
+        clock, slot = self._clock, heappop(self._free)
+        row.state = ADMIT[row.state]
+        row.slot, row.admitted_step = slot, clock.step
+        self._running[row] = slot
+        reason: AdmitReason = "refill" if self._last_used[slot] == clock.step - 1 else "empty"
+        num_left = max(row.num_prompt_tokens, 1)
+        self._events.append(
+            AdmitEvent(clock.step, clock.now, row.id, row.index, slot, reason, left=num_left)
+        )
+        model = self._model
+        extra_body = model.settings.extra_body
+        body = body_of(row.request, row.index, model.served_model, extra_body, row.context)
+        self._attempts.send(row, body)
+
+    def _next_time(self) -> float | None:
+        """Return when something happens for certain, as `measure` has it; None if nothing will."""
+        times = []
+        arrival = self._queue.next_arrival
+        if arrival is not None:
+            times.append(self._measure() + max(arrival - self._clock.elapsed(), 0.0))
+        if self._attempts.has_returning or (self._free and self._queue.num_waiting):
+            start = self._rate.start_of_next(self._measure())
+            if start is not None:
+                times.append(start)
+        return min(times, default=None)
+
+    def _sleep_until_allowed(self) -> None:
+        """Wait until the rate allows to send something, while nothing is in flight."""
+        start = self._rate.start_of_next(self._measure())
+        if start is not None:
+            self._sleep(start - self._measure())
+        self._clock.catch_up()
+
+    def _sleep(self, seconds: float) -> None:
+        if seconds > 0:
+            with self._waiting():
+                time.sleep(seconds)
+
+    # -- out of them -----------------------------------------------------------------------------
+
+    def _take(self, news: News) -> list[TokenEvent]:
+        """Take in what was heard in the step that is over; return what is streamed of it."""
+        step = self._clock.step - 1
+        start = self._clock.start_of(step)
+        tokens = []
+        for row, num_tokens in sorted(news.received.items(), key=lambda item: item[0].slot):
+            if row.first_token_step == NEVER:
+                row.first_token_step = step
+            event = ReceiveEvent(step, start, row.id, row.index, row.slot, num_tokens)
+            self._events.append(event)
+            if self._is_streaming:
+                tokens.append(TokenEvent(step, row.id, row.index, *row.take_told()))
+        for retry in news.retries:
+            if retry.failure is not None:
+                who = retry.row.id, retry.row.index, retry.row.slot
+                why = retry.failure.reason, retry.num_attempts, round(retry.delay, NUM_DIGITS)
+                self._events.append(RetryEvent(step, start, *who, *why))
+            self._note_failure(retry, step, start)
+        for attempt in sorted(news.ended, key=lambda attempt: attempt.row.slot):
+            self._end(attempt, step, start)
+        return tokens
+
+    def _end(self, attempt: Attempt, step: int, start: float) -> None:
+        """End a row whose answer has come, or will not."""
+        row, failure = attempt.row, attempt.failure
+        self._note_failure(attempt, step, start)
+        if failure is None:
+            if self._rate.succeed():
+                self._note_limit(step, start, "success")
+            if not row.reply.num_tokens:  # an answer without a token has come, all the same
+                self._events.append(ReceiveEvent(step, start, row.id, row.index, row.slot, 0))
+            self._finish(row, row.reply.outcome, row.reply.failure, step)
+        elif failure.is_final:
+            raise LostModelError(f"{self._model.address.url}: {failure}")
+        else:
+            self._finish(row, "error", failure.as_failure(attempt.num_attempts), step)
+
+    def _note_failure(self, ended: Attempt, step: int, start: float) -> None:
+        """Send less at once after a refusal."""
+        is_refusal = ended.failure is not None and ended.failure.reason == "overload"
+        if is_refusal and self._rate.refuse(ended.sent, self._measure()):
+            self._note_limit(step, start, "overload")
+
+    def _note_limit(self, step: int, start: float, reason: ConcurrencyReason) -> None:
+        self._events.append(ConcurrencyEvent(step, start, self._rate.limit, reason))
+
+    def _end_all(self, overs: list[Over]) -> None:
+        """End samples that nobody is asked for, and what follows from that."""
+        for sequence, result in overs:
+            if result is None:
+                failure = Failure("session-failed", self._inputs.why_broken(sequence.request))
+                self._finish(sequence, "error", failure, self._clock.step)
+            else:
+                sequence.state = FINISH[sequence.state]
+                self._close(sequence, result, self._clock.step)
+
+    def _finish(
+        self, row: RemoteSequence, reason: FinishReason, failure: Failure | None, step: int
+    ) -> None:
+        """End a row with `step`, and give it its result."""
+        move = ABORT if reason == "aborted" else FINISH
+        row.state = move[row.state]
+        slot = self._running.pop(row, None)
+        if slot is not None:
+            self._last_used[slot] = step
+            heappush(self._free, slot)
+        result = _result(row, reason, failure, step)
+        self._results.append(result)
+        self._close(row, result, step)
+
+    def _close(self, row: RemoteSequence, result: Result, step: int) -> None:
+        """Tell that a row has ended with a result, and let the next turn of its session go on."""
+        clock = self._clock
+        usage = result.usage
+        self._num_tokens += usage.completion_tokens
+        self._events.append(
+            FinishEvent(
+                step,
+                clock.now if step == clock.step else clock.start_of(step),
+                row.id,
+                row.index,
+                None if row.slot == NO_SLOT else row.slot,
+                result.finish_reason,
+                result.stop_reason,
+                usage.completion_tokens,
+                prompt_tokens=usage.prompt_tokens or None,
+            )
+        )
+        self._num_open[row.id] -= 1
+        if not self._num_open[row.id]:
+            del self._num_open[row.id]
+        if row.request.session is not None:
+            self._end_all(self._inputs.end_turn(row, result, clock.now))
+
+
+def _check_settings(settings: SchedulingSettings) -> None:
+    """Make sure that nothing is asked for that only an engine of our own decides.
+
+    Raises:
+        BatchdecodeError: something is.
+    """
+    given = set(msgspec.to_builtins(settings)) - REMOTE_SCHEDULING
+    if given:
+        option = f"--{min(given).replace('_', '-')}"
+        raise BatchdecodeError(f"{option} is for an engine of our own: a server schedules itself")
+    if settings.policy == LONGEST_PREFIX_MATCH:
+        raise BatchdecodeError(f"--policy {LONGEST_PREFIX_MATCH} asks for a cache of our own")
+
+
+def _result(
+    row: RemoteSequence, reason: FinishReason, failure: Failure | None, step: int
+) -> Result:
+    """Return what a row has come to."""
+    reply, request = row.reply, row.request
+    num_prompt_tokens = reply.prompt_tokens
+    if num_prompt_tokens is None:
+        num_prompt_tokens = row.num_prompt_tokens
+    error = None
+    if failure is not None:
+        where = "" if row.slot == NO_SLOT else f"step {step}: "
+        error = ErrorInfo(failure.code, f"{where}{failure.message}")
+    return Result(
+        id=row.id,
+        index=row.index,
+        text=reply.text,
+        tokens=reply.token_ids if row.slot != NO_SLOT else [],
+        finish_reason=reason,
+        stop_reason=reply.stop_reason,
+        usage=Usage(num_prompt_tokens, reply.num_tokens),
+        slot=None if row.slot == NO_SLOT else row.slot,
+        steps=StepTimes(
+            None if row.arrived_step == NEVER else row.arrived_step,
+            None if row.admitted_step == NEVER else row.admitted_step,
+            None if row.first_token_step == NEVER else row.first_token_step,
+            step,
+        ),
+        error=error,
+        logprobs=None if request.logprobs is None else reply.logprobs,
+        tool_calls=reply.tool_calls,
+    )

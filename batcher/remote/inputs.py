@@ -1,0 +1,156 @@
+"""Requests on their way to a server's queue: as sequences, at their time, turn by turn."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from batcher.engine.sessions import Session, Turn
+from batcher.events import ArriveReason
+from batcher.remote.protocol import Reply, is_chat
+from batcher.remote.sequence import RemoteSequence
+from batcher.request import Request
+from batcher.result import Result
+from batcher.scheduling.clock import Clock
+from batcher.scheduling.queue import WaitingQueue
+
+
+class Conversation(Session):
+    """A session whose turns go on from texts, or from messages, and not from tokens.
+
+    said: all that was, None before the first turn has ended.
+    """
+
+    __slots__ = ("said",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: Any = None
+
+
+class Over(NamedTuple):
+    """A sample that nobody is asked for: with what an earlier run found, or broken off."""
+
+    sequence: RemoteSequence
+    result: Result | None
+
+
+class RemoteInputs:
+    """Makes sequences of requests, and keeps the turns of sessions until it is theirs.
+
+    has_sessions: whether any request has been part of a session.
+    latest_arrival: the latest arrival time that a request has named.
+    """
+
+    def __init__(self, queue: WaitingQueue[RemoteSequence]) -> None:
+        self.has_sessions = False
+        self.latest_arrival = 0.0
+        self._queue = queue
+        self._sessions: dict[str, Conversation] = {}
+
+    def add(
+        self,
+        request: Request,
+        request_id: str,
+        input_index: int,
+        reason: ArriveReason,
+        replayed: Mapping[int, Result],
+        now: float,
+    ) -> list[Over]:
+        """Let the samples of a request wait for their time; return those that are over already."""
+        self.latest_arrival = max(self.latest_arrival, request.arrival_time)
+        turn = Turn(request, request_id, input_index, reason, replayed, is_streamed=True)
+        if request.session is not None:
+            self.has_sessions = True
+            session = self._sessions.setdefault(request.session, Conversation())
+            if session.active is not None:
+                session.turns.append(turn)
+                return []
+            return self._begin(session, turn, now)
+        over = []
+        for index in range(request.n):
+            sequence = _sequence(turn, index)
+            if index in replayed:
+                over.append(Over(sequence, replayed[index]))
+            else:
+                self._queue.add(sequence, now)
+        return over
+
+    def end_turn(self, sequence: RemoteSequence, result: Result, now: float) -> list[Over]:
+        """Let the turn after one that has ended go on; return those that are over by that."""
+        session = self._sessions[sequence.request.session or ""]
+        if session.active != sequence.id:  # it was over without ever going on
+            return []
+        session.end, session.active = now, None
+        if result.finish_reason in {"error", "aborted"}:
+            turns = session.break_off(sequence.id, result.finish_reason, 0)
+            return [Over(_sequence(turn, 0), None) for turn in turns]
+        session.said = _with_answer(sequence.request, session.said, result)
+        return self._begin(session, session.turns.popleft(), now) if session.turns else []
+
+    def remove_turn(self, request_id: str) -> list[RemoteSequence]:
+        """Take a turn that waits for others out of its session, and those behind it."""
+        for session in self._sessions.values():
+            for place, turn in enumerate(session.turns):
+                if turn.request_id == request_id:
+                    turns = session.break_off(request_id, "aborted", place)
+                    return [_sequence(gone, 0) for gone in turns]
+        return []
+
+    def arrive(self, clock: Clock) -> list[RemoteSequence]:
+        """Return those that have arrived by now, each with the step in which it has."""
+        arrived = self._queue.take_arrivals(clock.now)
+        for sequence in arrived:
+            sequence.arrived_step = clock.step_at(sequence.arrival_time)
+        return arrived
+
+    def why_broken(self, request: Request) -> str:
+        """Return why no turn of a session can go on."""
+        return self._sessions[request.session or ""].failure or ""
+
+    def _begin(self, session: Conversation, turn: Turn, now: float) -> list[Over]:
+        """Let a turn wait for its time, or return it as over."""
+        request, said = turn.request, session.said
+        sequence = _sequence(turn, 0, said)
+        if said is not None and isinstance(said, str) == is_chat(request):
+            session.failure = "its session goes on from texts, or from messages, not from both"
+        if session.failure is not None:
+            return [Over(sequence, None)]
+        session.active = turn.request_id
+        if turn.replayed:
+            return [Over(sequence, turn.replayed[0])]
+        if session.end is not None:
+            arrival = max(request.arrival_time, session.end + request.think_time)
+            if arrival > request.arrival_time:
+                sequence.arrival_time, sequence.arrive_reason = arrival, "turn"
+        self._queue.add(sequence, now)
+        return []
+
+
+def _sequence(turn: Turn, index: int, said: Any = None) -> RemoteSequence:
+    """Return sample `index` of a request; how long a text is, in tokens, only the server knows."""
+    request = turn.request
+    num_tokens = 0 if isinstance(request.prompt, str) else len(request.prompt)
+    return RemoteSequence(
+        id=turn.request_id,
+        index=index,
+        input_index=turn.input_index,
+        arrival_time=request.arrival_time,
+        num_prompt_tokens=num_tokens,
+        max_tokens=request.max_tokens,
+        priority=request.priority,
+        deadline=request.deadline,
+        request=request,
+        arrive_reason=turn.arrive_reason,
+        context=said,
+        reply=Reply(),
+    )
+
+
+def _with_answer(request: Request, said: Any, result: Result) -> Any:
+    """Return what was said in a session, a turn later."""
+    if not is_chat(request):
+        return (said or "") + str(request.prompt) + result.text
+    messages = (request.extra_body or {})["messages"]
+    answer: dict[str, Any] = {"role": "assistant", "content": result.text}
+    if result.tool_calls is not None:
+        answer["tool_calls"] = result.tool_calls
+    return [*(said or []), *messages, answer]

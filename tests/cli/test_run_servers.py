@@ -1,0 +1,220 @@
+"""`batchdecode run --model openai:...`: files, exit codes, the key, stopping and going on."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from fault_server import FaultServer, answer, chunks, refusal, reset
+from process import COMMAND, batchdecode, lines_of, start
+
+KEY = "sk-that-nobody-may-see"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    requests = [{"id": f"r{number}", "prompt": f"p{number}"} for number in range(8)]
+    (tmp_path / "r.jsonl").write_bytes(lines_of(*requests))
+    return tmp_path
+
+
+def run(folder, server, *options, **environment):
+    files = ("-o", "out.jsonl", "--trace", "t.jsonl")
+    return batchdecode(
+        *("run", "r.jsonl", "--model", server.name, "-b", 3, *files, *options),
+        cwd=folder,
+        OPENAI_API_KEY=KEY,
+        **environment,
+    )
+
+
+def results(folder):
+    lines = (folder / "out.jsonl").read_text().splitlines()
+    return {each["id"]: each for each in map(json.loads, lines)}
+
+
+def config(folder, **settings):
+    text = "server:\n" + "".join(f"  {name}: {value}\n" for name, value in settings.items())
+    (folder / "c.yaml").write_text(text)
+    return "--config", "c.yaml"
+
+
+def test_a_run_has_results_a_trace_and_a_summary(folder):
+    with FaultServer(usual=answer("a", "b", gap=0.01)) as server:
+        done = run(folder, server)
+    assert done.returncode == 0, done.stderr
+    assert {each["text"] for each in results(folder).values()} == {"ab"}
+    assert len(results(folder)) == 8
+    assert "8 ok" in done.stderr
+    assert "ttft p50" in done.stderr
+    for command in (("trace", "t.jsonl", "--format", "spans"), ("trace", "why", "r7", "t.jsonl")):
+        shown = batchdecode(*command, cwd=folder)
+        assert shown.returncode == 0, shown.stderr
+    story = shown.stdout.decode()
+    assert "waited for the server for" in story
+    assert "r7: 3 prompt tokens" in story
+
+
+def test_a_failure_is_exit_status_1_and_the_key_stands_nowhere(folder):
+    behaviours = {"p1": [refusal(400, f"not with {KEY}")], "p2": [reset, answer("x")]}
+    with FaultServer(behaviours) as server:
+        done = run(folder, server, *config(folder, backoff=0.01))
+    assert done.returncode == 1
+    assert "HTTP 400: not with ***" in results(folder)["r1"]["error"]["message"]
+    assert results(folder)["r2"]["text"] == "x"
+    told = done.stdout + done.stderr.encode()
+    assert KEY.encode() not in told + b"".join(path.read_bytes() for path in folder.iterdir())
+    assert {headers["authorization"] for _, headers, _ in server.requests} == {f"Bearer {KEY}"}
+
+
+def test_a_refused_key_ends_the_run_and_another_one_goes_on(folder):
+    refused = [answer("a"), refusal(401)]
+    with FaultServer({f"p{number}": refused[number > 3 :] for number in range(8)}) as server:
+        done = run(folder, server, "-q")
+        assert done.returncode == 1
+        assert "HTTP 401: no; the key is that of OPENAI_API_KEY" in done.stderr
+        assert "--resume" in done.stderr
+        server.behaviours = {}
+        num_done = len(results(folder))
+        assert run(folder, server, "--resume").returncode == 0
+    assert 1 <= num_done < 8
+    assert len(results(folder)) == 8
+
+
+def test_rows_of_openai_come_back_as_rows(folder):
+    rows = [
+        {"custom_id": "c", "method": "POST", "url": "/v1/chat/completions",
+         "body": {"model": "big", "messages": [{"role": "user", "content": "hi"}],
+                  "tools": [{"type": "function"}], "max_tokens": 5}},
+        {"custom_id": "d", "method": "POST", "url": "/v1/completions",
+         "body": {"model": "big", "prompt": "hi", "user": "u", "logprobs": 1}},
+    ]  # fmt: skip
+    (folder / "r.jsonl").write_bytes(lines_of(*rows))
+    call = {"index": 0, "id": "1", "function": {"name": "f", "arguments": "{}"}}
+    told = {"logprobs": {"tokens": ["hi"], "token_logprobs": [-0.5], "top_logprobs": [{"ho": -1}]}}
+    behaviours = {
+        "hi": [
+            chunks({"choices": [{"delta": {"tool_calls": [call]}}]}, then=answer(finish="stop")),
+            chunks({"choices": [{"text": "hi", **told}]}, then=answer()),
+        ]
+    }
+    with FaultServer(behaviours, models=("big", "small")) as server:
+        done = batchdecode(
+            *("run", "r.jsonl", "--model", f"{server.name}#small", "-b", 1), cwd=folder
+        )
+    assert done.returncode == 0, done.stderr
+    chat, completion = (json.loads(line)["response"] for line in done.stdout.splitlines())
+    assert (chat["status_code"], chat["body"]["object"]) == (200, "chat.completion")
+    [choice] = chat["body"]["choices"]
+    assert (choice["finish_reason"], choice["message"]["tool_calls"][0]["id"]) == (
+        "tool_calls",
+        "1",
+    )
+    [choice] = completion["body"]["choices"]
+    assert (choice["text"], choice["logprobs"]["tokens"]) == ("hi", ["hi"])
+    assert choice["logprobs"]["top_logprobs"] == [{"ho": -1.0}]
+    first, second = server.bodies
+    assert (first["tools"], second["user"]) == ([{"type": "function"}], "u")
+    assert (first["model"], second["model"]) == ("small", "small")
+
+
+def test_a_text_is_a_message_with_chat(folder):
+    (folder / "r.jsonl").write_bytes(lines_of({"prompt": "hi"}))
+    with FaultServer() as server:
+        done = run(folder, server, "--chat", "--extra-body", '{"top_k": 5, "max_tokens": null}')
+    assert done.returncode == 0, done.stderr
+    [body] = server.bodies
+    assert body["messages"] == [{"role": "user", "content": "hi"}]
+    assert (body["top_k"], "max_tokens" in body) == (5, False)
+
+
+@pytest.mark.parametrize(
+    ("line", "field"),
+    [
+        ({"prompt": "a", "top_k": 5}, "top_k"),
+        ({"prompt": "a", "regex": "a+"}, "regex"),
+        ({"prompt": "a", "num_beams": 2}, "num_beams"),
+        ({"prompt": "a", "stop_sequence": [[1, 2]]}, "stop_sequence"),
+        ({"prompt": [{"length": 5}]}, "prompt"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user"}], "prompt": "a"}, "messages"),
+        ({"prompt": "a", "extra_body": 5}, "extra_body"),
+        ({"prompt": "a", "toools": []}, "toools"),
+    ],
+)
+def test_what_a_server_cannot_be_told_is_refused_by_name(folder, line, field):
+    (folder / "r.jsonl").write_bytes(lines_of(line))
+    with FaultServer() as server:
+        done = run(folder, server)
+    assert done.returncode == 2
+    assert f"`{field}`" in done.stderr
+    assert not server.requests
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--kv-blocks", "8"), "--kv-blocks means nothing to a server"),
+        (("--profile", "wall"), "--profile means nothing to a server"),
+        (("--draft", "ngram"), "--draft means nothing to a server"),
+        (("--seed", "1"), "--seed means nothing to a server"),
+        (("--weights", "int8"), "--weights means nothing to a server"),
+        (("--extra-body", "[1]"), "--extra-body is no JSON object"),
+        (("--extra-body", "{"), "--extra-body is no JSON"),
+        (("--max-rate", "nan"), "nan is not a number"),
+    ],
+)
+def test_options_that_mean_nothing_to_a_server_are_refused(folder, options, message):
+    with FaultServer() as server:
+        done = run(folder, server, *options)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_a_model_of_a_server_is_for_run_alone(folder):
+    done = batchdecode("check", "r.jsonl", "--model", "openai:http://127.0.0.1:1/v1", cwd=folder)
+    assert done.returncode == 2
+    assert "only `batchdecode run` asks one" in done.stderr
+
+
+def test_options_of_servers_are_for_servers(folder):
+    done = batchdecode("run", "r.jsonl", "--max-rate", "5", cwd=folder)
+    assert done.returncode == 2
+    assert "--max-rate is for the model of a server; simulated is none" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_what_is_stopped_goes_on_and_nothing_is_lost_or_asked_twice(folder, number):
+    slow = {f"p{index}": [answer("a", "b", gap=30), answer("well")] for index in (4, 6)}
+    with FaultServer(slow, usual=answer("well")) as server:
+        command = ("run", "r.jsonl", "--model", server.name, "-b", "2", "-o", "out.jsonl", "-q")
+        process = start(*command, cwd=folder, command=COMMAND)
+        wait_for(lambda: server.num_open == 2 and len(server.requests) == 7)
+        began = time.monotonic()
+        os.kill(process.pid, number)
+        status = process.wait(30)
+        assert time.monotonic() - began < 20  # and not 30, as the server would take
+        assert status == (-number if number == signal.SIGKILL else 128 + number)
+        wait_for(lambda: server.num_open == 0)
+        assert server.num_gone == 2
+        process.communicate()
+        before = results(folder)
+        assert set(before) <= {"r0", "r1", "r2", "r3", "r5"}
+        num_asked = len(server.requests)
+        done = batchdecode(*command, "--resume", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    after = results(folder)
+    assert {each["text"] for each in after.values()} == {"well"}
+    assert len((folder / "out.jsonl").read_text().splitlines()) == len(after) == 8
+    asked_again = [body["prompt"] for body in server.bodies[num_asked:]]
+    assert sorted(asked_again) == sorted(f"p{i}" for i in range(8) if f"r{i}" not in before)
+    if number != signal.SIGKILL:
+        assert set(before) == {"r0", "r1", "r2", "r3", "r5"}
+
+
+def wait_for(condition):
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)

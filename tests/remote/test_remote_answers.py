@@ -1,0 +1,256 @@
+"""What a server answers becomes the results, the events and the numbers of a run like any other."""
+
+import pytest
+from fault_server import FaultServer, answer, chunks
+from remote_runs import answered, asking, carry_out, engine_of
+
+from batcher.errors import BatchdecodeError
+from batcher.events import AdmitEvent, FinishEvent, ReceiveEvent, StepsEvent
+from batcher.metrics.run_metrics import RunMetrics
+from batcher.request import Request
+from batcher.result import Result, StepTimes, Usage
+from batcher.settings import SchedulingSettings
+
+
+def test_an_answer_is_a_result():
+    run = answered(FaultServer(usual=answer("Hel", "lo")), asking("a"))
+    [result] = run.results
+    assert (result.text, result.tokens, result.finish_reason) == ("Hello", None, "stop")
+    assert (result.usage, result.slot) == (Usage(3, 2), 0)
+
+
+def test_each_request_has_the_answer_that_it_asked_for_and_slots_are_never_more_than_the_batch():
+    prompts = [f"p{number}" for number in range(40)]
+    behaviours = {prompt: [answer(prompt, "!", gap=0.002)] for prompt in prompts}
+    server = FaultServer(behaviours)
+    run = answered(server, asking(*prompts), batch=5)
+    assert {result.id: result.text for result in run.results} == {p: f"{p}!" for p in prompts}
+    assert server.most_open == 5
+    assert {event.slot for event in run.kinds(AdmitEvent)} == set(range(5))
+
+
+def test_rows_do_not_wait_for_each_other():
+    behaviours = {"slow": [answer("s", first=0.5)], "quick": [answer("q")]}
+    run = answered(FaultServer(behaviours), asking("slow", "quick"))
+    assert [result.id for result in run.results] == ["quick", "slow"]
+
+
+def test_what_a_server_does_not_know_is_not_sent_and_what_is_asked_for_is():
+    server = FaultServer()
+    request = Request(
+        prompt="a", max_tokens=5, temperature=0.5, top_p=0.9, seed=7, n=2, stop=["x"], logprobs=1,
+        json_schema={"type": "integer"}, stop_sequence="y", extra_body={"top_k": 4, "seed": None},
+    )  # fmt: skip
+    answered(server, [request], extra_body={"min_p": 0.1, "top_k": 3})
+    first, second = server.bodies
+    assert first == second
+    assert first.pop("response_format")["json_schema"]["schema"] == {"type": "integer"}
+    assert first == {
+        "prompt": "a", "max_tokens": 5, "temperature": 0.5, "top_p": 0.9, "stop": ["y", "x"],
+        "logprobs": 1, "min_p": 0.1, "top_k": 4, "model": "tiny", "stream": True,
+        "stream_options": {"include_usage": True},
+    }  # fmt: skip
+
+
+def test_each_sample_is_a_request_with_a_seed_of_its_own():
+    server = FaultServer()
+    run = answered(server, asking("a", n=3, temperature=1.0, seed=7))
+    assert sorted(body["seed"] for body in server.bodies) == [7, 8, 9]
+    assert sorted(result.index for result in run.results) == [0, 1, 2]
+
+
+def test_messages_are_a_chat_and_tools_come_back():
+    call = {"index": 0, "id": "c1", "function": {"name": "add", "arguments": '{"a"'}}
+    rest = {"index": 0, "function": {"arguments": ": 1}"}}
+    told = [{"choices": [{"delta": {"tool_calls": [part]}}]} for part in (call, rest)]
+    server = FaultServer({"hi": [chunks(*told, then=answer(finish="tool_calls"))]})
+    messages = [{"role": "user", "content": "hi"}]
+    body = {"messages": messages, "tools": [{"type": "function"}]}
+    [result] = answered(server, [Request(prompt="", extra_body=body)]).results
+    [(path, _, sent)] = server.requests
+    assert path == "/v1/chat/completions"
+    assert (sent["messages"], sent["tools"], "prompt" in sent) == (messages, body["tools"], False)
+    assert result.tool_calls == [
+        {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    ]
+    assert result.finish_reason == "stop"
+
+
+@pytest.mark.parametrize(
+    ("choice", "tokens", "logprobs"),
+    [
+        ({"text": "ab", "token_ids": [5, 6]}, [5, 6], []),
+        (
+            {"text": "ab", "logprobs": {"tokens": ["token_id:5", "token_id:6"],
+             "token_logprobs": [-1.0, -2.0], "top_logprobs": [{"token_id:5": -1.0}, None]}},
+            [5, 6],
+            [(5, -1.0, [(5, -1.0)]), (6, -2.0, [])],
+        ),
+        (
+            {"text": "ab", "logprobs": {"content": [{"id": 5, "token": "a", "logprob": -1.0},
+             {"id": 6, "token": "b", "logprob": -2.0}]}},
+            [5, 6],
+            [(5, -1.0, []), (6, -2.0, [])],
+        ),
+        (
+            {"text": "a", "logprobs": {"content": [{"token": "a", "logprob": -99999.0,
+             "top_logprobs": [{"token": "b", "logprob": -1.0}]}]}},
+            None,
+            [("a", -9999.0, [("b", -1.0)])],
+        ),
+    ],
+)  # fmt: skip
+def test_token_ids_are_those_that_the_server_tells(choice, tokens, logprobs):
+    usage = {"prompt_tokens": 3, "completion_tokens": 2}
+    told = chunks({"choices": [choice]}, then=answer(usage=usage))
+    [result] = answered(FaultServer({"a": [told]}), asking("a", logprobs=1)).results
+    assert result.tokens == tokens
+    assert [
+        (one.token, one.logprob, [(top.token, top.logprob) for top in one.top])
+        for one in result.logprobs
+    ] == logprobs
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [("stop", "stop"), ("length", "length"), ("tool_calls", "stop"), ("eos", "stop"),
+     ("content_filter", "error")],
+)  # fmt: skip
+def test_finish_reasons_are_mapped(theirs, ours):
+    [result] = answered(FaultServer(usual=answer("a", finish=theirs)), asking("a")).results
+    assert result.finish_reason == ours
+    assert (result.error and result.error.code) == ("content-filter" if ours == "error" else None)
+    assert result.text == "a"
+
+
+def test_usage_is_what_the_server_says_and_its_hidden_tokens_come_with_the_last():
+    usage = {"prompt_tokens": 9, "completion_tokens": 5}
+    run = answered(FaultServer(usual=answer("a", "b", usage=usage)), asking("a"))
+    assert run.results[0].usage == Usage(9, 5)
+    assert sum(event.tokens for event in run.kinds(ReceiveEvent)) == 5
+    [finish] = run.kinds(FinishEvent)
+    assert (finish.tokens, finish.prompt_tokens) == (5, 9)
+
+
+def test_an_answer_without_a_token_is_one():
+    usage = {"prompt_tokens": 3, "completion_tokens": 0}
+    [result] = answered(FaultServer(usual=answer(usage=usage)), asking("a")).results
+    assert (result.text, result.tokens, result.finish_reason) == ("", [], "stop")
+
+
+def test_no_tokens_need_no_server():
+    server = FaultServer()
+    [result] = answered(server, asking("a", max_tokens=0)).results
+    assert (result.finish_reason, result.slot, server.requests) == ("length", None, [])
+
+
+def test_the_numbers_of_a_run_are_those_of_the_wall():
+    run = answered(FaultServer(usual=answer("a", "b", "c", first=0.1, gap=0.1)), asking("a"))
+    metrics = RunMetrics()
+    metrics.observe(run.events)
+    summary = metrics.summary()
+    latencies = summary.latencies
+    assert 0.1 <= latencies.ttft.mean < latencies.e2e.mean - 0.1
+    assert latencies.tpot.mean == pytest.approx(
+        (latencies.e2e.mean - latencies.ttft.mean) / 2, abs=1e-5
+    )
+    assert latencies.itl.count == 2
+    assert (summary.prompt_tokens, summary.generated_tokens) == (3, 3)
+
+
+def test_steps_tell_how_much_came_in_them():
+    run = answered(FaultServer(usual=answer("a", "b", gap=0.01)), asking("a", "b", "c"))
+    told = sum(sum(event.decodes) for event in run.kinds(StepsEvent))
+    assert told == sum(event.tokens for event in run.kinds(ReceiveEvent)) == 6
+
+
+def test_what_comes_is_streamed_as_it_comes():
+    run = answered(
+        FaultServer(usual=answer("a", "b", "c", gap=0.02)), asking("x"), is_streaming=True
+    )
+    assert "".join(event.text for event in run.tokens) == "abc"
+    assert len(run.tokens) > 1
+
+
+def test_policies_and_arrivals_are_those_of_any_run():
+    requests = [
+        Request(prompt="late", id="late", arrival_time=0.3),
+        Request(prompt="b", id="b", priority=2),
+        Request(prompt="c", id="c", priority=1),
+    ]
+    settings = SchedulingSettings(policy="priority")
+    run = answered(FaultServer(), requests, batch=1, settings=settings)
+    assert [event.id for event in run.kinds(AdmitEvent)] == ["c", "b", "late"]
+    assert run.kinds(AdmitEvent)[-1].time >= 0.3
+
+
+def test_what_a_server_schedules_is_refused():
+    with FaultServer() as server:
+        for settings in (SchedulingSettings(kv_blocks=8), SchedulingSettings(policy="lpm")):
+            with (
+                pytest.raises(BatchdecodeError, match="of our own"),
+                engine_of(server, settings=settings),
+            ):
+                pass
+
+
+def test_turns_of_a_session_go_on_from_what_was_said():
+    server = FaultServer({"a": [answer("1")]}, usual=answer("2"))
+    turns = [
+        Request(prompt="a", id="a", session="s"),
+        Request(prompt="b", id="b", session="s", think_time=0.1),
+    ]
+    run = answered(server, turns)
+    assert [body["prompt"] for body in server.bodies] == ["a", "a1b"]
+    assert [result.id for result in run.results] == ["a", "b"]
+    first, second = run.kinds(AdmitEvent)
+    assert second.time >= first.time + 0.1
+
+
+def test_turns_of_a_chat_go_on_from_messages():
+    server = FaultServer(usual=answer("1"))
+    said = [[{"role": "user", "content": text}] for text in "ab"]
+    turns = [
+        Request(prompt="", id=str(number), session="s", extra_body={"messages": messages})
+        for number, messages in enumerate(said)
+    ]
+    answered(server, turns)
+    assert [len(body["messages"]) for body in server.bodies] == [1, 3]
+    assert server.bodies[1]["messages"][1] == {"role": "assistant", "content": "1"}
+
+
+def test_a_session_that_fails_goes_no_further():
+    server = FaultServer({"a": [answer("1", finish="content_filter")]})
+    run = answered(server, [Request(prompt=p, id=p, session="s") for p in "abc"])
+    codes = [result.error.code for result in run.results]
+    assert codes == ["content-filter", "session-failed", "session-failed"]
+    assert len(server.bodies) == 1
+
+
+def test_an_abort_cancels_what_is_in_flight_and_keeps_what_has_come():
+    with FaultServer({"a": [answer("x", "y", gap=30)]}) as server, engine_of(server) as engine:
+        for request in asking("a", "b"):
+            engine.enqueue(request)
+        ended = []
+        while "b" not in ended:
+            ended += [result.id for result in engine.step().results]
+        engine.abort("a")
+        assert not engine.num_running
+        [result] = engine.hand_out().results
+        assert (result.id, result.text, result.finish_reason) == ("a", "x", "aborted")
+        assert not engine.has_work
+
+
+def test_what_an_earlier_run_has_found_is_not_asked_for_again():
+    found = Result(
+        id="a", index=0, text="old", tokens=None, finish_reason="stop", stop_reason=None,
+        usage=Usage(3, 4), slot=0, steps=StepTimes(0, 0, 0, 9),
+    )  # fmt: skip
+    with FaultServer() as server, engine_of(server) as engine:
+        engine.enqueue(Request(prompt="a", id="a", n=2, temperature=1.0), replayed={0: found})
+        engine.enqueue(Request(prompt="t", id="t", session="s"), replayed={0: found})
+        engine.enqueue(Request(prompt="u", id="u", session="s"))
+        run = carry_out(engine, [])
+    assert {(result.id, result.index) for result in run.results} == {("a", 1), ("u", 0)}
+    assert sorted(body["prompt"] for body in server.bodies) == ["a", "toldu"]
+    assert len(run.kinds(FinishEvent)) == 4

@@ -1,0 +1,234 @@
+"""A server that fails in every way it can: what is asked again, and what is told of the rest."""
+
+import asyncio
+import socket
+
+import pytest
+from fault_server import (
+    Exchange,
+    FaultServer,
+    answer,
+    chunks,
+    refusal,
+    reset,
+    silence,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from remote_runs import QUICK, answered, asking, carry_out, engine_of
+
+from batcher.errors import BatchdecodeError, LostModelError
+from batcher.events import BlockedEvent, ConcurrencyEvent, FinishEvent, ReceiveEvent, RetryEvent
+from batcher.remote.client import MAX_LINE
+from batcher.remote.loading import remote_model_of
+from batcher.timeline import Timeline
+
+
+async def endless(exchange: Exchange) -> None:
+    """A line without an end."""
+    await exchange.begin()
+    for _ in range(2 * MAX_LINE // 2**16):
+        await exchange.send(b"x" * 2**16)
+
+
+async def wrong_length(exchange: Exchange) -> None:
+    await exchange.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n")
+    await exchange.send(b"Content-Length: 100\r\n\r\ndata: {}\n\n")
+
+
+async def no_http(exchange: Exchange) -> None:
+    await exchange.send(b"SSH-2.0-OpenSSH\r\n")
+
+
+def torn(*texts: str) -> object:
+    """Some chunks, and then a reset."""
+
+    async def behave(exchange: Exchange) -> None:
+        await exchange.begin()
+        for text in texts:
+            await exchange.choice(text)
+        await asyncio.sleep(0.05)
+        exchange.reset()
+
+    return behave
+
+
+BEFORE_A_TOKEN = {
+    "overload": (refusal(429), refusal(503), refusal(529, Retry_After="0")),
+    "answer": (refusal(500), refusal(502), chunks("no JSON"), chunks(kind="text/html"),
+               chunks({"choices": 5}), chunks({"error": {"message": "no slot"}}), endless,
+               chunks({"choices": [{"text": "a", "logprobs": {"content": [5]}}]})),
+    "connection": (reset, no_http, wrong_length, chunks(), answer(finish=None)),
+    "timeout": (silence, chunks({"choices": []}, then=silence)),
+}  # fmt: skip
+FAULTS = [(reason, fault) for reason, faults in BEFORE_A_TOKEN.items() for fault in faults]
+
+
+@pytest.mark.parametrize(("reason", "fault"), FAULTS)
+def test_what_fails_before_a_token_is_asked_again(reason, fault):
+    server = FaultServer({"a": [fault, fault, answer("well")]})
+    seconds = 0.3 if reason == "timeout" else 10.0
+    run = answered(server, asking("a"), first_token_timeout=seconds, idle_timeout=seconds)
+    [result] = run.results
+    assert (result.text, result.finish_reason, result.error) == ("well", "stop", None)
+    retries = run.kinds(RetryEvent)
+    assert [(retry.reason, retry.attempt) for retry in retries] == [(reason, 1), (reason, 2)]
+    assert len(server.requests) == 3
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        (torn("a", "b"), "ab"),
+        (answer("a", "b", finish=None), "ab"),
+        (chunks({"choices": [{"text": "a"}]}, "no JSON"), "a"),
+        (chunks({"choices": [{"text": "a"}]}, {"error": "out of memory"}), "a"),
+        (chunks({"choices": [{"text": "a"}]}, then=silence), "a"),
+    ],
+)
+def test_what_fails_after_a_token_is_an_error_with_what_had_come(fault, text):
+    server = FaultServer({"a": [fault, answer("again")]})
+    run = answered(server, asking("a", "b"), idle_timeout=0.3)
+    result = run.by_id["a"]
+    assert (result.text, result.finish_reason) == (text, "error")
+    assert (result.error.code, result.usage.completion_tokens) == ("server-error", len(text))
+    assert run.by_id["b"].error is None
+    assert len(server.requests) == 2
+    assert sum(event.tokens for event in run.kinds(ReceiveEvent) if event.id == "a") == len(text)
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "code"),
+    [
+        (404, "The model `gpt-9` does not exist", "server-error"),
+        (400, "This model's maximum context length is 8 tokens", "prompt-too-long"),
+        (400, "flagged by our content_filter", "content-filter"),
+        (429, "You exceeded your quota: insufficient_quota", "server-error"),
+        (301, "elsewhere", "server-error"),
+    ],
+)
+def test_what_stays_when_asked_again_is_not(status, message, code):
+    server = FaultServer({"a": [refusal(status, message)]})
+    run = answered(server, asking("a", "b"))
+    error = run.by_id["a"].error
+    assert (error.code, run.by_id["b"].error) == (code, None)
+    assert message in error.message
+    assert len(server.requests) == 2
+
+
+def test_after_the_last_attempt_it_is_an_error():
+    server = FaultServer(usual=refusal(500, "broken"))
+    run = answered(server, asking("a"), max_attempts=3)
+    [result] = run.results
+    assert result.error.message.endswith("HTTP 500: broken (attempt 3)")
+    assert len(server.requests) == 3
+    assert len(run.kinds(RetryEvent)) == 2
+
+
+def test_retry_after_is_kept():
+    server = FaultServer({"a": [refusal(503, Retry_After="0.4"), answer("a")]})
+    run = answered(server, asking("a"))
+    [retry] = run.kinds(RetryEvent)
+    assert 0.4 <= retry.delay <= 0.4 + QUICK["backoff"]
+    [first] = run.kinds(ReceiveEvent)
+    assert first.time >= 0.4
+
+
+def test_a_refused_key_ends_the_run_and_is_never_told(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
+    server = FaultServer(usual=refusal(401, "Incorrect API key provided: sk-very-secret"))
+    with pytest.raises(LostModelError, match=r"HTTP 401: .* provided: \*\*\*.*OPENAI_API_KEY") as e:
+        answered(server, asking("a"))
+    assert "sk-very" not in str(e.value)
+    assert server.requests[0][1]["authorization"] == "Bearer sk-very-secret"
+
+
+def test_nobody_listens():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(LostModelError, match=rf"127.0.0.1:{port}/v1: cannot connect"):
+            remote_model_of(f"openai:http://127.0.0.1:{port}/v1", {})
+        model = f"openai:http://127.0.0.1:{port}/v1#tiny"
+        server = FaultServer()
+        server.port = port
+        assert remote_model_of(model, {}).served_model == "tiny"  # nobody is asked
+
+
+def test_a_server_with_several_models_asks_for_a_name():
+    with FaultServer(models=("a", "b")) as server:
+        with pytest.raises(BatchdecodeError, match=r"has 2 models; name one: .*#NAME"):
+            remote_model_of(server.name, {})
+        assert remote_model_of(f"{server.name}#b", {}).served_model == "b"
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["openai:", "openai:localhost:8000", "openai:ftp://a/v1", "openai:http://", "openai:http://[",
+     "openai:http://a:99999/v1", "openai:http://a/v1?key=5", "openai:http://a b/v1",
+     "openai:http://user:sk-secret@a/v1"],
+)  # fmt: skip
+def test_an_address_that_is_none_is_refused(name):
+    with pytest.raises(BatchdecodeError) as error:
+        remote_model_of(name, {})
+    assert "sk-secret" not in str(error.value)
+
+
+def test_an_overloaded_server_is_asked_for_less_until_it_keeps_up():
+    server = FaultServer(usual=answer("a", "b", gap=0.02), max_open=3)
+    prompts = [f"p{number}" for number in range(40)]
+    run = answered(server, asking(*prompts), batch=16, max_attempts=30)
+    assert {result.finish_reason for result in run.results} == {"stop"}
+    limits = [(event.limit, event.reason) for event in run.kinds(ConcurrencyEvent)]
+    assert limits[0] == (8, "overload")
+    assert min(limit for limit, _ in limits) <= 4
+    assert "success" in {reason for _, reason in limits}
+    assert "concurrency" in {event.reason for event in run.kinds(BlockedEvent)}
+    num_refused = len(server.requests) - len(prompts)
+    assert num_refused < len(prompts)  # without that, each of 13 rows would be refused every 50 ms
+
+
+def test_no_more_than_the_rate_are_sent():
+    server = FaultServer(usual=answer("a"))
+    run = answered(server, asking(*"abcdef"), max_rate=20.0)
+    times = sorted(event.time for event in run.kinds(FinishEvent))
+    assert times[-1] >= 5 / 20
+    assert "rate" in {event.reason for event in run.kinds(BlockedEvent)}
+
+
+BEHAVIOURS = st.sampled_from(
+    [
+        answer("x"),
+        answer("x", "y", gap=0.003),
+        answer("x", first=0.01),
+        refusal(429),
+        refusal(503, Retry_After="0.02"),
+        refusal(400),
+        reset,
+        torn("x"),
+        chunks("garbage"),
+        answer("x", finish=None),
+    ]
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    st.lists(st.lists(BEHAVIOURS, min_size=1, max_size=3), min_size=1, max_size=6),
+    st.integers(1, 4),
+)
+def test_whatever_the_server_does_each_request_has_one_result(behaviours, batch):
+    prompts = [f"p{number}" for number in range(len(behaviours))]
+    server = FaultServer(dict(zip(prompts, behaviours, strict=True)))
+    with server, engine_of(server, batch, max_attempts=4) as engine:
+        run = carry_out(engine, asking(*prompts))
+        assert not engine.num_running
+        assert not engine.num_waiting
+    assert sorted(result.id for result in run.results) == prompts
+    assert server.most_open <= batch
+    received = {event.id: 0 for event in run.kinds(FinishEvent)}
+    for event in run.kinds(ReceiveEvent):
+        received[event.id] += event.tokens
+    assert received == {r.id: r.usage.completion_tokens for r in run.results}
+    spans = list(Timeline.from_events(run.events).spans)
+    assert sorted(span.id for span in spans) == prompts
