@@ -7,7 +7,14 @@ from msgspec import Struct
 from batcher.timing.catalog import CatalogError
 from batcher.timing.formulas import ConstantStepTime
 from batcher.timing.profiles import Profile, load_profile
-from batcher.timing.roofline import load_gpu, load_model_shape, num_kv_tokens, parts_of, roofline
+from batcher.timing.roofline import (
+    ModelShape,
+    load_gpu,
+    load_model_shape,
+    num_kv_tokens,
+    parts_of,
+    roofline,
+)
 from batcher.timing.step_time import StepTime
 
 MAX_STEP_SECONDS = 1e6
@@ -85,6 +92,28 @@ def kv_room_of(text: str) -> KvRoom | None:
         return KvRoom(profile.kv_tokens, is_reported=True)
     num_tokens = num_tokens_that_fit(profile)
     return None if num_tokens is None else KvRoom(num_tokens, is_reported=False)
+
+
+def model_shape_of(text: str) -> ModelShape | None:
+    """Return the shape of the model whose steps take what `text` names, None if it is not known.
+
+    Raises:
+        CatalogError: there is no such step time.
+    """
+    kind, colon, rest = text.partition(":")
+    if kind == "constant":
+        return None
+    if kind == "roofline" and colon:
+        return parts_of(rest)[0]
+    _, profile = load_profile(text)
+    return None if profile.model is None else _known_shape(profile.model)
+
+
+def _known_shape(name: str) -> ModelShape | None:
+    try:
+        return load_model_shape(name)
+    except CatalogError:
+        return None
 
 
 def num_tokens_that_fit(profile: Profile) -> int | None:

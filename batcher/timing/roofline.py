@@ -81,6 +81,12 @@ class ModelShape(Struct, frozen=True, kw_only=True):
         return self.hidden_size * self.vocab_size
 
     @property
+    def weight_bytes(self) -> int:
+        """The bytes of all weights, those of the embedding included."""
+        embeddings = self.output_weights * (1 if self.tie_word_embeddings else 2)
+        return (self.layer_weights + embeddings) * self.bytes_per_number
+
+    @property
     def kv_bytes_per_token(self) -> int:
         """The bytes that the cache holds for a token."""
         return 2 * self.num_hidden_layers * self.kv_size * self.bytes_per_number
@@ -163,9 +169,7 @@ def num_kv_tokens(shape: ModelShape, gpu: GPU, tensor_parallel: int = 1) -> int:
     What else an engine keeps is left out; what a real one reports is the better number.
     """
     memory = gpu.memory_gb * 1e9 * USABLE_MEMORY * tensor_parallel
-    embeddings = shape.output_weights * (1 if shape.tie_word_embeddings else 2)
-    weights = (shape.layer_weights + embeddings) * shape.bytes_per_number
-    return max(int(memory - weights) // shape.kv_bytes_per_token, 0)
+    return max(int(memory - shape.weight_bytes) // shape.kv_bytes_per_token, 0)
 
 
 def parts_of(text: str) -> tuple[ModelShape, GPU, int]:

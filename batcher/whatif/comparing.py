@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from batcher.errors import BatchdecodeError
 from batcher.whatif.deployments import AXES, Deployment, Value
+from batcher.whatif.draft_memory import DraftMemory, draft_memory_of
 from batcher.whatif.drafting import speedups
 from batcher.whatif.measuring import Outcome, Question, measure, problem_of
 from batcher.whatif.workers import WorkerProcesses
@@ -87,6 +88,7 @@ class GridCell(Struct, frozen=True, kw_only=True):
     problem: why its settings make no sense; then there is no outcome.
     is_knee: see batcher.whatif.comparing.
     speedup: over the same without drafts, None if it has none, or that is not in the grid.
+    draft_memory: what its draft model takes, None if it has none.
     """
 
     deployment: Deployment
@@ -94,6 +96,7 @@ class GridCell(Struct, frozen=True, kw_only=True):
     problem: str | None = None
     is_knee: bool = False
     speedup: float | None = None
+    draft_memory: DraftMemory | None = None
 
 
 def compare(
@@ -147,6 +150,7 @@ def compare(
             problem=problems[place],
             is_knee=place in knees,
             speedup=gains[place],
+            draft_memory=draft_memory_of(deployment) if place in outcomes else None,
         )
         for place, deployment in enumerate(grid)
     ]

@@ -20,6 +20,7 @@ from batcher.settings import DEFAULT_SCHEDULING, SETTINGS, SchedulingSettings, S
 from batcher.simulation.drafts import AssumedDrafts
 from batcher.simulation.workload import Workload
 from batcher.timing.loading import step_time_of
+from batcher.timing.roofline import load_model_shape
 
 MAX_COUNT = 2**40
 MAX_BATCH = 2**20  # slots
@@ -34,6 +35,7 @@ class Deployment(Struct, frozen=True, kw_only=True):
 
     profile: the name of a step time.  rate: how many times as fast as in the file requests arrive.
     draft_tokens, draft_acceptance, draft_cost: see AssumedDrafts; None: there are no drafts.
+    draft_model: the shape of the model that makes them, None if none does; see draft_memory.py.
     """
 
     batch: int = 8
@@ -43,6 +45,7 @@ class Deployment(Struct, frozen=True, kw_only=True):
     draft_tokens: int | None = None
     draft_acceptance: float = 0.0
     draft_cost: float = 0.0
+    draft_model: str | None = None
 
     @property
     def drafts(self) -> AssumedDrafts | None:
@@ -150,6 +153,10 @@ def _draft_tokens(text: str) -> int | None:
     return None if text == "0" else _count(MAX_DRAFT_TOKENS, has_none=True)(text)
 
 
+def _draft_model(text: str) -> str | None:
+    return None if text == NO_LIMIT else _name_for(load_model_shape)(text)
+
+
 def _reader(setting: Setting) -> Callable[[str], Value]:
     """Return what makes a value of a setting of a text."""
     if setting.choices is not None:
@@ -171,6 +178,7 @@ AXES = {
             Axis(setting.name, setting.title, _reader(setting))
             for setting in sorted(SETTINGS.values(), key=attrgetter("rank"))
         ),
+        Axis("draft_model", "draft model", _draft_model),
         Axis(
             "draft_acceptance",
             "accept",

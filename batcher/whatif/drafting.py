@@ -12,9 +12,10 @@ from msgspec import Struct
 from batcher.errors import BatchdecodeError
 from batcher.speculation.formulas import expected_speedup, simple_return
 from batcher.whatif.deployments import AXES, MAX_BATCH, Deployment, Value
+from batcher.whatif.draft_memory import DraftMemory, draft_memory_of
 from batcher.whatif.measuring import Outcome
 
-_NEEDED_BY = ("draft_acceptance", "draft_cost")
+_NEEDED_BY = ("draft_acceptance", "draft_cost", "draft_model")
 
 
 class Gain(Struct, frozen=True, kw_only=True):
@@ -23,7 +24,7 @@ class Gain(Struct, frozen=True, kw_only=True):
     tokens_per_s, without: measured, with the drafts and without any.
     speedup: of these.  expected, simple: by the formulas (1-a^(k+1))/((1-a)(1+ck)) and ka/(1+c).
     off_from: the least batch of those tried, each twice the one before, from which on drafts gain
-    nothing; None if they do in all.
+    nothing; None if they do in all.  memory: what a draft model takes, if there is one.
     """
 
     tokens_per_s: float
@@ -32,6 +33,7 @@ class Gain(Struct, frozen=True, kw_only=True):
     expected: float
     simple: float
     off_from: int | None
+    memory: DraftMemory | None = None
 
 
 def without_drafts(deployment: Deployment) -> Deployment:
@@ -52,7 +54,8 @@ def check_drafts(given: Collection[str], alternatives: Iterable[Deployment]) -> 
     Raises:
         BatchdecodeError: it has not, or it is not known how often drafts are accepted.
     """
-    has_drafts = any(deployment.draft_tokens is not None for deployment in alternatives)
+    drafting = [each for each in alternatives if each.draft_tokens is not None]
+    has_drafts = bool(drafting)
     for name in _NEEDED_BY:
         if name in given and not has_drafts:
             option = AXES[name].option
@@ -60,6 +63,11 @@ def check_drafts(given: Collection[str], alternatives: Iterable[Deployment]) -> 
     if has_drafts and "draft_acceptance" not in given:
         raise BatchdecodeError(
             "--draft-tokens needs --draft-acceptance, the share of drafts that are accepted"
+        )
+    if "draft_model" in given and not any([*map(draft_memory_of, drafting)]):
+        raise BatchdecodeError(
+            "--draft-model has no effect without --kv-blocks, how many blocks the memory has "
+            "room for without it"
         )
 
 
@@ -123,4 +131,5 @@ def gain_of(
         expected=expected_speedup(*terms),
         simple=simple_return(*terms),
         off_from=off_from(gains),
+        memory=draft_memory_of(deployment),
     )

@@ -26,6 +26,7 @@ from batcher.simulation.workload import Job, Workload
 from batcher.timing.loading import step_time_of
 from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
 from batcher.whatif.deployments import Deployment
+from batcher.whatif.draft_memory import beside_draft, draft_memory_of
 from batcher.whatif.workers import OnPart
 
 Constraint = Literal["slots", "kv", "tokens", "static", "compute", "arrivals"]
@@ -182,6 +183,7 @@ def measure(
     Raises:
         BatchdecodeError: its settings make no sense.
     """
+    deployment = beside_draft(deployment)
     workload = at_rate(question.workload, deployment.rate)
     step_time = step_time_of(deployment.profile)
     num_jobs = len(workload.jobs)
@@ -256,8 +258,11 @@ def problem_of(deployment: Deployment) -> str | None:
     """Return why the settings of `deployment` make no sense, None if they do."""
     try:
         check_settings(deployment.batch, deployment.scheduling)
+        memory = draft_memory_of(deployment)
     except BatchdecodeError as error:
         return str(error)
+    if memory is not None and not memory.kv_blocks:
+        return f"--draft-model {deployment.draft_model}: it leaves no KV block, with its weights"
     return None
 
 

@@ -23,6 +23,7 @@ _PROFILES = "A profile, FILE.yaml, constant:SECONDS or roofline:MODEL:GPU.  [def
 _DRAFTS = {
     "draft_tokens": ("Drafts of a row in a step, or none; it needs --draft-acceptance.", "N"),
     "draft_acceptance": ("How likely a draft is accepted if those before it are.", "SHARE"),
+    "draft_model": ("The shape of the model that drafts, or none: what memory it takes.", "MODEL"),
     "draft_cost": ("What a draft costs, as a share of a step.  [default: 0]", "SHARE"),
 }
 

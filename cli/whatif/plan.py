@@ -20,7 +20,7 @@ from ..printing import print_json, print_text
 from ..screen.cells import counted, duration, fill, number, whole_percent
 from .progress import OnDone, seldom
 from .reading import read_workload
-from .tables import BINDS
+from .tables import BINDS, memory_of
 
 MET, NOT_MET = 0, 1
 SEARCHED: dict[str, Searched] = {name.replace("_", "-"): name for name in get_args(Searched)}
@@ -233,6 +233,8 @@ def _drafts(deployment: Deployment, gain: Gain) -> list[str]:
         f"{gain.expected:.3g}x expected where verifying is free",
         f"return {gain.simple:.3g}",
     ]
+    if gain.memory is not None:
+        parts.append(memory_of(deployment, gain.memory))
     if gain.off_from is None:
         return [*parts, "worth it at all larger batches tried"]
     at_once = gain.off_from == deployment.batch

@@ -12,6 +12,7 @@ from msgspec import Struct
 from batcher.errors import BatchdecodeError
 from batcher.whatif.comparing import GridCell, settings_of, varied
 from batcher.whatif.deployments import AXES, Axis, Deployment, show_value
+from batcher.whatif.draft_memory import DraftMemory, beside_draft
 from batcher.whatif.drafting import off_from
 from batcher.whatif.measuring import Outcome
 
@@ -174,6 +175,7 @@ def json_of(cells: Sequence[GridCell]) -> str:
                 "problem": cell.problem,
                 "is_knee": cell.is_knee,
                 "speedup": cell.speedup,
+                "draft_memory": cell.draft_memory,
                 "outcome": cell.outcome,
             }
         ).decode()
@@ -194,7 +196,9 @@ def _notes(cell: GridCell) -> Iterator[str]:
     """Yield why a cell has no numbers, or not those of all requests."""
     if cell.problem is not None:
         yield f"impossible: {cell.problem}"
-    outcome, scheduling = cell.outcome, cell.deployment.scheduling
+    outcome, scheduling = cell.outcome, beside_draft(cell.deployment).scheduling
+    if cell.draft_memory is not None:
+        yield memory_of(cell.deployment, cell.draft_memory)
     if outcome is not None and outcome.failed:
         total = outcome.served + outcome.failed
         blocks = counted(scheduling.kv_blocks or 0, "block")
@@ -202,6 +206,16 @@ def _notes(cell: GridCell) -> Iterator[str]:
             f"failed: {outcome.failed:,} of {counted(total, 'request')} can never run, "
             f"they do not fit into {blocks} of {counted(scheduling.block_size, 'token')}"
         )
+
+
+def memory_of(deployment: Deployment, memory: DraftMemory) -> str:
+    """Return what a draft model takes, and what it leaves."""
+    without = memory.kv_per_token_without
+    blocks = f"{memory.kv_blocks:,} of {counted(deployment.scheduling.kv_blocks or 0, 'KV block')}"
+    return (
+        f"{printable(deployment.draft_model or '')}: {memory.weights / 1e9:.2f} GB of weights, and "
+        f"{without + memory.kv_per_token:,} bytes a token instead of {without:,}, leave {blocks}"
+    )
 
 
 def _where_drafts_gain(cells: Sequence[GridCell], axes: Sequence[Axis]) -> Iterator[str]:

@@ -150,7 +150,7 @@ def test_the_columns_of_settings_have_their_order():
     first = ["profile", "batching", "policy", "aging", "preempt_for", "prefill_order"]
     memory = ["prefix_cache", "capacity", "watermark", "block_size", "kv_blocks"]
     limits = ["max_batch_tokens", "long_prefill_threshold"]
-    drafts = ["draft_acceptance", "draft_cost", "draft_tokens"]
+    drafts = ["draft_model", "draft_acceptance", "draft_cost", "draft_tokens"]
     assert list(AXES) == [*first, *memory, *limits, *drafts, "batch"]
 
 
@@ -158,7 +158,7 @@ def test_every_setting_is_an_axis():
     settings = set(Deployment().scheduling.__struct_fields__)
     assert set(AXES) == settings | {
         *("batch", "profile"),
-        *("draft_tokens", "draft_acceptance", "draft_cost"),
+        *("draft_tokens", "draft_acceptance", "draft_cost", "draft_model"),
     }
     for name, axis in AXES.items():
         changed = axis.set(deployment_of(8), "x")
