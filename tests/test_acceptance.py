@@ -7,11 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from control_requests import control_requests
 from engine_runs import Run, drained
+from examples import examples
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from markov import DRAFTED, LETTERS, WANTED, Good, Target, Weak
+from reference import english_requests
 from sampling_rows import drawn_from
+from test_scheduling_invariance import Case, alone, cases, run
 
-from batcher import Engine, Request
+from batcher import Engine, Request, SimulatedModel
 from batcher.decoding.sampling import draw, rejection, sampler
 from batcher.decoding.sampling.group import sampling_params
 from batcher.decoding.sampling.logprobs import log_softmax
@@ -285,6 +291,36 @@ def test_greedy_outputs_are_those_of_the_exact_rule() -> None:
     runs = [decoded("markov:Weak", fields, rule=rule, num_outputs=50) for rule in RULES]
     assert runs[0].results == runs[1].results
     assert runs[0].events == runs[1].events
+
+
+@given(
+    case=cases(st.one_of(english_requests(), control_requests())),
+    draft=st.sampled_from(["simulated:0.5", "simulated:0.9", "suffix"]),
+    num_drafts=st.sampled_from([1, 4]),
+)
+@settings(examples(8), derandomize=True)
+def test_whatever_is_asked_for_every_request_ends_and_greedy_ones_as_alone(
+    case: Case, draft: str, num_drafts: int
+) -> None:
+    speculation = SpeculationSettings(draft=draft, draft_tokens=num_drafts, acceptance="leviathan")
+    engine = Engine(
+        SimulatedModel(),
+        case.batch_size,
+        settings=case.settings,
+        step_time=case.step_time,
+        is_streaming=True,
+        is_checked=True,
+        speculation=speculation,
+    )
+    for request in case.requests:
+        engine.add(request)
+    found = run(engine)
+    for request in case.requests:
+        by_itself = alone(SimulatedModel, request)
+        if request.temperature == 0 or draft == "suffix":
+            assert {key: found[key] for key in by_itself} == by_itself
+        else:
+            assert {key for key in found if key[0] == request.id} == by_itself.keys()
 
 
 def test_the_logprobs_told_are_those_of_the_distribution() -> None:

@@ -64,7 +64,7 @@ class Engine:
     is_measured: whether events tell what each step computed; always where time or memory is
     modelled, or padding computed.  is_checked: whether the blocks are counted after every step.
     grammar_timeout: how many seconds of processor time a constraint may take to compile.
-    speculation: what proposes drafts, if there are any; it changes no token.
+    speculation: what proposes drafts, if there are any; by default it changes no token.
     capabilities: what this engine can decode, as `find_problems` wants to know it.
 
     Raises:

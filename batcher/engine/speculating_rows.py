@@ -3,8 +3,10 @@
 A draft is accepted if it is the token that the row is given, which is chosen exactly as by a step
 of its own: so drafts change no token.  Noise is keyed, so what drafts with a model may draw with
 the same (Daliri et al., "Coupling without Communication and Drafter-Invariant Speculative
-Decoding", 2024).  Of a tree of drafts, a row goes along those that it is given as far as there are
-any (Miao et al., "SpecInfer", 2024).
+Decoding", 2024).  What draws with noise of its own changes the choice itself, which accepts or
+replaces the draft (batcher/decoding/sampling/rejection.py); all else is the same.  Of a tree of
+drafts, a row goes along those that it is given as far as there are any (Miao et al., "SpecInfer",
+2024).
 """
 
 from collections.abc import Container, Iterator, Mapping
@@ -158,9 +160,7 @@ class SpeculatingRows(RowDecoder):
 
         logits: [rows, vocab].  ways: slot -> those others, of all rows equally many.
         """
-        sampler, slots = self._sampler, np.array([*ways])
-        if sampler is None:
-            raise InvariantError("no row has logits")
+        sampler, slots = self._sampling, np.array([*ways])
         constraints = {slot: row.fork() for slot, row in self._constraints(ways).items()}
         for slot, constraint in constraints.items():
             for token in ways[slot]:

@@ -1,7 +1,8 @@
 """What proposes drafts: the tokens that a row may be given next, for the model to verify at once.
 
 A draft decides how many tokens a step gives, and never which (Leviathan et al., "Fast Inference
-from Transformers via Speculative Decoding", 2023; Chen et al., 2023).
+from Transformers via Speculative Decoding", 2023; Chen et al., 2023); but see
+SpeculationSettings.acceptance.
 """
 
 from collections.abc import Mapping, Sequence
