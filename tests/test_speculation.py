@@ -43,7 +43,18 @@ def check(
     *,
     is_streaming: bool = True,
 ) -> None:
-    """Make sure that a case with drafts gives what its requests do alone.
+    """Make sure that a case with drafts gives what its requests do alone; see `drafted`."""
+    assert drafted(case, make_model, speculation, is_streaming=is_streaming) == expected
+
+
+def drafted(
+    case: Case,
+    make_model: MakeModel,
+    speculation: SpeculationSettings | Drafter,
+    *,
+    is_streaming: bool,
+) -> Outputs:
+    """Return what a case gives with drafts.
 
     Rows that are streamed go on draft by draft; of others, those that remember nothing at once.
     """
@@ -58,7 +69,7 @@ def check(
     )
     for request in case.requests:
         engine.add(request)
-    assert run(engine) == expected
+    return run(engine)
 
 
 def outputs_of(case: Case) -> Outputs:
