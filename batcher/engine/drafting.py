@@ -118,7 +118,8 @@ def _lengths_by(clock: Clock, batch: RunningBatch[Sequence]) -> AutoLengths:
     """
     if isinstance(clock, ConstantClock):
         raise BatchdecodeError(
-            "--draft-tokens auto needs to know how long steps take: give a --profile, such as wall"
+            "--draft-tokens auto needs to know how long steps take, and all take one second here: "
+            "give a --profile, such as wall, or a number of drafts"
         )
 
     def step_seconds(num_rows: int, num_tokens: int) -> float:

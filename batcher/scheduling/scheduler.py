@@ -110,14 +110,14 @@ class Scheduler(Admission[S]):
     def _schedule_drafts(self, output: SchedulerOutput[S], num_wanted: Mapping[S, int]) -> None:
         """Spend what is left of the step's budget and of the free blocks on drafts."""
         kv_cache, budget, num_drafts = self.kv_cache, output.budget, dict[S, int]()
-        num_computed = self.batch.decode_step + 1  # beside the offset of each
+        num_computed_tokens = self.batch.decode_step + 1  # beside the offset of each
         scheduled, has_changed = output.num_scheduled_tokens, bool(output.preempted)
         for row, wanted in num_wanted.items():
             if has_changed and (not row.is_decoding or row in scheduled):  # perhaps it came back
                 continue
             num = min(wanted, budget)
             if kv_cache is not None and num > 0:
-                num = kv_cache.extend_for_drafts(row, num_computed + row.offset, num)
+                num = kv_cache.extend_for_drafts(row, num_computed_tokens + row.offset, num)
             if num > 0:
                 num_drafts[row] = num
                 budget -= num
@@ -311,9 +311,9 @@ class Scheduler(Admission[S]):
         again = self._num_uncomputed = accepted if self._recomputes_drafts else {}
         if self.kv_cache is None:
             return {}
-        num_computed = batch.decode_step + 1
+        num_computed_tokens = batch.decode_step + 1
         return self.kv_cache.truncate(
-            {row: num_computed + row.offset - again.get(row, 0) for row in rows}
+            {row: num_computed_tokens + row.offset - again.get(row, 0) for row in rows}
         )
 
     def recompute_drafts(self) -> list[S]:
