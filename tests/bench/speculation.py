@@ -11,7 +11,7 @@ from pathlib import Path
 from report import Row
 
 from batcher import BatchdecodeError, Engine, Request, SimulatedModel
-from batcher.events import DraftEvent
+from batcher.events import AcceptEvent, DraftEvent
 from batcher.models.checkpoints import load_transformer
 from batcher.models.transformer import TransformerModel
 from batcher.scheduling.clock import WallClock
@@ -112,9 +112,32 @@ def own_costs() -> Iterator[Row]:
         yield Row(name, f"{each:.1f} us", "<= 1 us")
 
 
+def shapes() -> Iterator[Row]:
+    """Yield what as many drafts give in a line and in a tree, by how often they are right."""
+    requests = [
+        Request(id=str(number), prompt=[number] * 5, max_tokens=NUM_TOKENS // 2, ignore_eos=True)
+        for number in range(NUM_ROWS)
+    ]
+    for rate in (0.4, 0.6, 0.8):
+        for tree in (None, "2x4"):
+            how = SpeculationSettings(draft=f"simulated:{rate}", draft_tokens=8, draft_tree=tree)
+            engine = Engine(SimulatedModel(), NUM_ROWS, speculation=how)
+            for request in requests:
+                engine.add(request)
+            num_steps = num_more = 0
+            while engine.has_work:
+                events = engine.step().events
+                num_steps += sum(type(event) is DraftEvent for event in events)
+                num_more += sum(event.tokens for event in events if type(event) is AcceptEvent)
+            shape = "in a line" if tree is None else f"in a tree of {tree}"
+            name = f"tokens of a step with 8 drafts {shape}, right {rate:.0%} of the time"
+            yield Row(name, f"{1 + num_more / num_steps:.2f}", "")
+
+
 def speculation(folder: Path) -> Iterator[Row]:
     """Yield all rows; those of SmolLM2 if it is installed."""
     yield from own_costs()
+    yield from shapes()
     speeches = [
         Request(prompt=p, max_tokens=120, temperature=1.0, ignore_eos=True) for p in SPEECHES
     ]
@@ -124,6 +147,9 @@ def speculation(folder: Path) -> Iterator[Row]:
             draft = SpeculationSettings(draft=str(PAIR / "draft"), draft_tokens=number)
             name = f"samples/shakespeare, {kind}, B=1, {number} drafts of its draft model"
             yield Row(name, speedup(target, speeches, 1, draft), ">= 1.3x")
+        tree = SpeculationSettings(draft=str(PAIR / "draft"), draft_tree="4x1")
+        name = f"samples/shakespeare, {kind}, B=1, 4 drafts of its draft model, a tree of 4x1"
+        yield Row(name, speedup(target, speeches, 1, tree), "")
     for kind, how in KINDS.items():
         try:
             smollm2 = load_transformer("smollm2", how)
@@ -136,6 +162,9 @@ def speculation(folder: Path) -> Iterator[Row]:
             name = f"SmolLM2 quoting, {kind}, B=1, {draft}, {number} drafts"
             target = {"fp32": ">= 2x", "--fast-math": ">= 1.2x"}[kind] if draft == "ngram" else ""
             yield Row(name, speedup(smollm2, quote, 1, how_many), target)
+        tree = SpeculationSettings(draft="ngram", draft_tree="2x4")
+        name = f"SmolLM2 quoting, {kind}, B=1, ngram, 8 drafts in a tree of 2x4"
+        yield Row(name, speedup(smollm2, quote, 1, tree), "")
     auto = SpeculationSettings(draft="ngram", draft_tokens="auto")
     many = [
         Request(prompt=f"Write about the number {number}.", max_tokens=128, ignore_eos=True)
