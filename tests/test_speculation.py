@@ -1,6 +1,7 @@
 """Drafts change no token: invariant 13, with all that a request can ask for, in every schedule."""
 
 from collections.abc import Mapping, Sequence
+from itertools import count
 
 import pytest
 from control_requests import control_requests
@@ -14,6 +15,7 @@ from reference import english_requests
 from test_scheduling_invariance import Case, MakeModel, Outputs, alone, attentive, cases, run
 
 from batcher import BatchdecodeError, Engine, Request, SimulatedModel
+from batcher.errors import ModelError
 from batcher.events import (
     AcceptEvent,
     AdmitEvent,
@@ -22,6 +24,7 @@ from batcher.events import (
     RollbackEvent,
     SpeculateEvent,
 )
+from batcher.models.base import Batch, ModelOutput
 from batcher.models.callable import CallableModel
 from batcher.models.simulated_draft import SimulatedDraft
 from batcher.prompts import read_prompt
@@ -216,6 +219,36 @@ def test_what_was_accepted_is_moved_before_a_step_that_computes_prompts_alone() 
     settings = SchedulingSettings(prefill_order="prefill-first", block_size=4, max_batch_tokens=6)
     engine = late(requests, settings)
     assert run(engine) == outputs_of(Case(requests, 2, settings, None))
+
+
+def test_a_model_that_fails_leaves_nobody_what_was_to_be_moved() -> None:
+    first = Request(id="a", prompt=[40] * 5, max_tokens=24, ignore_eos=True)
+    ((_, whole),) = outputs_of(Case([first], 1, SchedulingSettings(), None)).items()
+    requests = [
+        first,
+        replace(first, id="b", prompt=[41] * 9, arrival_time=3),
+        replace(first, id="c", prompt=[40] * 5 + whole.tokens, arrival_time=6),
+        Request(id="d", prompt=[42] * 5, regex="a[bc]+(defghij|k)", max_tokens=24, arrival_time=2),
+    ]
+    settings = SchedulingSettings(
+        prefill_order="prefill-first", block_size=2, max_batch_tokens=6, prefix_cache=True
+    )
+    expected = outputs_of(Case(requests, 2, settings, None))
+    num_failed = 0
+    for number in range(0, 40, 3):
+        engine, calls = late(requests, settings), count()
+        forward = engine._model.forward
+
+        def failing(batch: Batch, forward=forward, calls=calls, number=number) -> ModelOutput:
+            if next(calls) == number:
+                raise ModelError("out of memory")
+            return forward(batch)
+
+        engine._model.forward = failing
+        for name, result in run(engine).items():
+            num_failed += result.finish_reason == "error"
+            assert result.finish_reason == "error" or result == expected[name]
+    assert num_failed > 5
 
 
 def test_the_trace_tells_the_way_through_each_tree() -> None:

@@ -18,7 +18,7 @@ from batcher.models.draft_trees import moves_along
 from batcher.result import FinishReason
 from batcher.scheduling.kv_cache import KVCache
 from batcher.scheduling.output import SchedulerOutput
-from batcher.scheduling.sequence import NEVER
+from batcher.scheduling.sequence import NEVER, NO_SLOT
 
 if TYPE_CHECKING:
     from batcher.speculation.proposal import Proposal
@@ -317,6 +317,7 @@ class ModelRunner:
             output = self._model.forward(batch)
         except ModelError as error:
             slots = [*batch.slots.tolist(), *(chunk.slot for chunk in batch.chunks)]
+            slots += self._lose_moves()
             self._forget_step()
             return decoder.fail(dict.fromkeys(slots, str(error)))
         if self._scores:
@@ -342,6 +343,22 @@ class ModelRunner:
         if self.pages is not None:
             self.pages.moves += moves_along([*way], chunk, self.pages)
 
+    def _lose_moves(self) -> list[int]:
+        """Let nobody go on from what was to be moved, if nobody knows whether it was.
+
+        Returns the slots of the rows that have it.
+        """
+        pages, kv_cache = self.pages, self._kv_cache
+        if pages is None or kv_cache is None or not pages.moves:
+            return []
+        blocks = {target // pages.block_size for _, target in pages.moves}
+        for block in blocks:
+            kv_cache.pool.lose(block)
+        waiting = [row.slot for first in self._suspended for row in first.group]
+        slots = {*self._batch.slots.tolist(), *waiting} - {NO_SLOT}
+        tables = [pages.tables, *pages.group_tables]
+        return [slot for slot in slots if any(blocks & {*table[slot]} for table in tables)]
+
     def compute_prompts(self) -> Decoded:
         """Compute the chunks of the step, and give nobody a token; return what failed.
 
@@ -357,7 +374,8 @@ class ModelRunner:
                 output = self._model.forward(batch)
                 failed = {**output.failed, **self._take_scores(output)}
         except ModelError as error:
-            failed = dict.fromkeys((chunk.slot for chunk in batch.chunks), str(error))
+            slots = [*(chunk.slot for chunk in batch.chunks), *self._lose_moves()]
+            failed = dict.fromkeys(slots, str(error))
         self._forget_chunks()
         return decoder.fail(failed) if failed else NOTHING_DECODED
 

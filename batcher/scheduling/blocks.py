@@ -288,6 +288,13 @@ class BlockPool:
         if self._hashes[block] != NO_HASH:
             self._evict([block])
 
+    def lose(self, block: int) -> None:
+        """Let a block be found no longer, whether it is held or not, if it is found at all."""
+        if self._hashes[block] != NO_HASH:
+            self.share([block])
+            self._evict([block])
+            self.give_back([block])
+
     def _found_by(self, parent: BlockHash, content: Hashable, block: int) -> BlockKey:
         """Let `block` be found by a key for which no other is, and return that."""
         before = self._runs.pop(parent, None)
