@@ -12,7 +12,8 @@ from msgspec.structs import asdict, replace
 
 from batcher.errors import BatchdecodeError
 from batcher.simulation.replaying import MAX_TRIES, fit_requests
-from batcher.simulation.request_log import MARK, read_request_log
+from batcher.simulation.request_log import MARK
+from batcher.simulation.traced_requests import read_requests
 from batcher.timing.calibration import fit_steps
 from batcher.timing.physics import check_physics
 from batcher.timing.profiles import Profile, is_file, load_profile
@@ -43,6 +44,7 @@ NO_FIT = (
 _ROOFLINE = "roofline:"
 _DEFAULT_NAME = "calibrated"
 RUN = b'"event":"run"'  # in the first line of a trace
+REMOTE = b'"layout":"remote"'  # and in that of a server, whose steps nobody knows
 
 Lines = Iterable[tuple[int, bytes]]
 ReadSteps = Callable[[Lines, str], StepLog]
@@ -61,7 +63,8 @@ def write_profile(options: CalibrateOptions) -> None:
         lines = numbered(source.lines())
         head = list(islice(lines, 1))
         fit: Fit = partial(_fit_steps, read_step_log)
-        if head and MARK in head[0][1]:
+        is_of_requests = options.requests or REMOTE in (head[0][1] if head else b"")
+        if is_of_requests or (head and MARK in head[0][1]):
             fit = _fit_requests
         elif head and RUN in head[0][1]:
             fit = partial(_fit_steps, read_traced_steps)
@@ -114,8 +117,8 @@ def _fit_requests(options: CalibrateOptions, lines: Lines, name: str) -> tuple[P
     Raises:
         BatchdecodeError: the log cannot be used, or there is no profile to start from.
     """
-    log = read_request_log(lines, name)
-    start, limits = _start(options), _limits(options)
+    log, batch = read_requests(lines, name)
+    start, limits = _start(options), _limits(options, batch)
     warn_of_guesses(limits)
     tries, holdout = options.tries or MAX_TRIES, options.holdout or 0.0
     fit = fit_requests(log, limits.batch, limits.settings, start, tries, holdout)
@@ -182,8 +185,10 @@ def _as_options(roofline: str) -> str:
     return f"--hardware {gpu or 'GPU'} --model {model or 'MODEL'}{parallel}"
 
 
-def _limits(options: CalibrateOptions) -> RunLimits:
+def _limits(options: CalibrateOptions, batch: int | None) -> RunLimits:
     """Return how the run of the log was limited: by options, the file beside it, or guesses.
+
+    batch: what a trace tells of it.
 
     Raises:
         BatchdecodeError: the file cannot be used, or an option has no effect.
@@ -193,7 +198,7 @@ def _limits(options: CalibrateOptions) -> RunLimits:
     if options.hardware is not None and options.model is not None:
         num_gpus = options.tensor_parallel or 1
         measured_on = f"{_ROOFLINE}{options.model}:{options.hardware}:{num_gpus}"
-    return limits_of_run(options.batch, options.scheduling, measured_on, meta)
+    return limits_of_run(options.batch or batch, options.scheduling, measured_on, meta)
 
 
 def _check(options: CalibrateOptions) -> None:

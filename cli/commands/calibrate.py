@@ -6,7 +6,7 @@ from typing import Any
 from batcher.speculation.settings import SPECULATION_SETTINGS
 
 from .. import shared
-from ..help import argument, option
+from ..help import argument, flag, option
 from ..options import SchedulingOptions, as_command, scheduling_group
 
 PROFILE, REQUESTS = "Profile", "For a log of requests"
@@ -18,7 +18,11 @@ class CalibrateOptions:
     """The options of `batchdecode calibrate`, None where not given; see docs/timing.md."""
 
     input: str | None = argument(
-        "Steps, requests, or a trace of a run with --profile wall: a file, a .gz file, or -.", "LOG"
+        "Steps, requests, or a trace of a run with times on the wall: a file, a .gz file, or -.",
+        "LOG",
+    )
+    requests: bool = flag(
+        REQUESTS, "Of a trace fit the times of requests, not of steps, as of a server's always."
     )
     name: str | None = option(
         PROFILE, "What the profile is called.  [default: the name of LOG]", "NAME"

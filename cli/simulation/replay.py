@@ -5,7 +5,8 @@ from typing import Any
 
 from batcher.errors import BatchdecodeError
 from batcher.simulation.replaying import Comparison, Replay, replay
-from batcher.simulation.request_log import LoggedRequest, read_request_log
+from batcher.simulation.request_log import LoggedRequest
+from batcher.simulation.traced_requests import read_requests
 from batcher.timing.loading import step_time_of
 
 from ..commands.replay import ReplayOptions
@@ -33,10 +34,10 @@ def show_replay(options: ReplayOptions) -> None:
         )
     step_time = step_time_of(options.profile)
     meta = read_meta_file(options.meta, options.input)
-    limits = limits_of_run(options.batch, options.scheduling, options.profile, meta)
     with open_input(options.input, nullcontext) as source:
-        log = read_request_log(numbered(source.lines()), source.name)
+        log, batch = read_requests(numbered(source.lines()), source.name)
         say(source.take_notes())
+    limits = limits_of_run(options.batch or batch, options.scheduling, options.profile, meta)
     warn_of_guesses(limits)
     outcome = replay(log, limits.batch, limits.settings, step_time)
     if options.json:

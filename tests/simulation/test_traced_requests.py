@@ -1,0 +1,65 @@
+"""The requests of a trace are those of a log of the same run."""
+
+import pytest
+
+from batcher import Engine, Request
+from batcher.errors import BatchdecodeError
+from batcher.formats.trace import encode_events
+from batcher.metrics.run_metrics import RunMetrics
+from batcher.models.simulated import SimulatedModel
+from batcher.simulation.traced_requests import read_requests
+from batcher.timing.formulas import ConstantStepTime
+
+
+def traced(requests, **options):
+    """The lines of the trace of a run, numbered, and its events."""
+    engine = Engine(SimulatedModel(), 2, **options)
+    events = [engine.run_event()]
+    for request in requests:
+        engine.add(request)
+    while engine.has_work:
+        events += engine.step().events
+    events.append(engine.end_event())
+    return [*enumerate(encode_events(events).splitlines(keepends=True), 1)], events
+
+
+REQUESTS = [
+    Request(prompt=[5] * (3 + number), max_tokens=1 + number, ignore_eos=True, arrival_time=number)
+    for number in range(6)
+]
+
+
+def test_the_times_are_those_of_the_metrics():
+    lines, events = traced(REQUESTS, step_time=ConstantStepTime(0.4))
+    found = read_requests(lines, "t")
+    metrics = RunMetrics()
+    metrics.observe(events)
+    latencies = metrics.summary().latencies
+    assert found.batch == 2
+    assert [each.request_id for each in found.requests] == list("123456")
+    assert [each.input_toks for each in found.requests] == [3, 4, 5, 6, 7, 8]
+    assert [each.output_toks for each in found.requests] == [1, 2, 3, 4, 5, 6]
+    ttfts = [each.first_token_ts - each.queued_ts for each in found.requests]
+    e2es = [each.last_token_ts - each.queued_ts for each in found.requests]
+    assert sum(ttfts) / 6 == pytest.approx(latencies.ttft.mean, abs=1e-6)
+    assert sum(e2es) / 6 == pytest.approx(latencies.e2e.mean, abs=1e-6)
+
+
+def test_what_failed_is_left_out_and_samples_are_told_apart():
+    both = Request(prompt=[5], max_tokens=3, n=2, temperature=1.0, ignore_eos=True, id="a")
+    lines, _ = traced(
+        [both, Request(prompt=[5], max_tokens=0, id="none")], step_time=ConstantStepTime(0.4)
+    )
+    assert {each.request_id for each in read_requests(lines, "t").requests} == {"a", "a#1"}
+
+
+def test_a_trace_without_times_is_refused():
+    lines, _ = traced(REQUESTS)
+    with pytest.raises(BatchdecodeError, match="its steps have no times"):
+        read_requests(lines, "t")
+
+
+def test_a_trace_in_which_nothing_ended_is_refused():
+    lines, _ = traced(REQUESTS, step_time=ConstantStepTime(0.4))
+    with pytest.raises(BatchdecodeError, match="no request has come to its end"):
+        read_requests(lines[:1], "t")
