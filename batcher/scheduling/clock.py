@@ -15,6 +15,7 @@ from batcher.errors import InvariantError
 from batcher.timing.step_time import TICKS_PER_SECOND, StepTime
 
 STEP_SECONDS = 1.0
+MAX_LINGER, LINGER_SHARE = 0.003, 0.3  # seconds; of the step before
 
 
 class BatchStats(NamedTuple):
@@ -217,15 +218,23 @@ class PacedClock(FormulaClock):
     def advance(self, stats: BatchStats | None) -> None:
         """Go on to the next step, once this one has lasted as long as it does."""
         super().advance(stats)
-        self._wait()
+        self._wait(self.now)
 
     def jump(self, time: float) -> None:
         """Wait until `time`, and let the current step start at the first tick after that."""
         super().jump(time)
-        self._wait()
+        self._wait(self.now)
 
-    def _wait(self) -> None:
-        while (left := self.now - self.elapsed()) > 0:
+    def linger(self) -> None:
+        """Let what came before the current step be read, which takes a while, and makes none late.
+
+        The step ends when it would have ended all the same: it takes longer than this.
+        """
+        step_seconds = self.now - self._starts[-2] if len(self._starts) > 1 else 0.0
+        self._wait(self.now + min(MAX_LINGER, step_seconds * LINGER_SHARE))
+
+    def _wait(self, until: float) -> None:
+        while (left := until - self.elapsed()) > 0:
             self._sleep(left)
 
 

@@ -16,7 +16,15 @@ from batcher.serving.bodies import Body, BodyReader
 from batcher.serving.engine_thread import EngineThread
 from batcher.serving.errors import ApiError, of_result
 from batcher.serving.exchange import Exchange, News
-from batcher.serving.http import Answer, ClientGoneError, Limits, check_key, given_id, read_body
+from batcher.serving.http import (
+    Answer,
+    ClientGoneError,
+    Limits,
+    arrival_of,
+    check_key,
+    given_id,
+    read_body,
+)
 
 _DONE = b"data: [DONE]\n\n"
 _encoder = msgspec.json.Encoder()
@@ -68,7 +76,9 @@ class GeneratingEndpoint:
         engine.check_room(1)
         body = await self._read(await read_body(scope, receive, service.limits))
         engine.check_room(body.request.n)
-        exchange = engine.submit(body.request, name, wants_tokens=body.wants_tokens)
+        exchange = engine.submit(
+            body.request, name, arrival_of(scope), wants_tokens=body.wants_tokens
+        )
         watch = asyncio.create_task(_watch(receive, exchange))
         try:
             if body.delivery.stream:

@@ -5,6 +5,7 @@ the other goes through a queue: requests and aborts one way, the outcomes of ste
 """
 
 import asyncio
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -91,9 +92,16 @@ class EngineThread:
         if self.num_open and self.num_open + num_outputs > self.most_open:
             raise busy(self.num_open, self.most_open)
 
-    def submit(self, request: Request, name: str, *, wants_tokens: bool) -> Exchange:
-        """Hand a request, which has been checked, to the engine; it arrives now."""
-        force_setattr(request, "arrival_time", self.clock.elapsed())
+    def submit(
+        self, request: Request, name: str, arrived: float, *, wants_tokens: bool
+    ) -> Exchange:
+        """Hand a request, which has been checked, to the engine.
+
+        arrived: when it came, by time.monotonic(); what it took to read it is no time of the
+        engine.
+        """
+        arrival_time = self.clock.elapsed() - (time.monotonic() - arrived)
+        force_setattr(request, "arrival_time", max(0.0, arrival_time))
         exchange = self.exchanges[name] = Exchange(request, name, wants_tokens=wants_tokens)
         self.num_open += request.n
         self._post((request, name, wants_tokens))
@@ -187,6 +195,8 @@ class EngineThread:
         if outcome.tokens or outcome.results:
             self._room.acquire()
             self._tell(self._hear, outcome.tokens, outcome.results)
+        if isinstance(self.clock, PacedClock):
+            self.clock.linger()
 
     def _rest(self) -> None:
         """Wait for mail, without spinning."""

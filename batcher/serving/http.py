@@ -5,6 +5,7 @@ Starlette's own request and responses wait for ever for a body, or for a client 
 
 import asyncio
 import secrets
+import time
 
 from msgspec import Struct
 from starlette.types import Receive, Scope, Send
@@ -14,6 +15,9 @@ from batcher.serving.errors import BAD_REQUEST, TIMEOUT, TOO_LARGE, UNAUTHORIZED
 MAX_BODY_BYTES = 16 * 2**20
 READ_SECONDS, WRITE_SECONDS = 30.0, 30.0
 MAX_ID_LENGTH = 128
+
+ARRIVED = "arrived"
+"""Where the state of a connection has the time, by time.monotonic(), its request began to come."""
 
 JSON, EVENTS = "application/json", "text/event-stream; charset=utf-8"
 
@@ -36,6 +40,12 @@ def header(scope: Scope, name: bytes) -> str | None:
         if key == name:
             return str(value, "latin-1")
     return None
+
+
+def arrival_of(scope: Scope) -> float:
+    """Return when a request began to come, by time.monotonic(); now, if nobody knows."""
+    arrived: float = scope.get("state", {}).get(ARRIVED) or time.monotonic()
+    return arrived
 
 
 def check_key(scope: Scope, api_key: str | None) -> None:

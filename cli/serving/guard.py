@@ -1,13 +1,15 @@
-"""Connections as uvicorn serves them, with a limit on what goes before a request: its head.
+"""Connections as uvicorn serves them, with limits on the heads of requests, and their arrivals.
 
 uvicorn waits for a head for ever, and takes one of any length.
 """
 
 import asyncio
+import time
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from batcher.serving.errors import HEADERS_TOO_LARGE, TIMEOUT, ApiError
+from batcher.serving.http import ARRIVED
 
 HEAD_SECONDS = 10.0
 MAX_HEAD_BYTES = 64 * 2**10
@@ -44,6 +46,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """Begin to count the bytes of a head that follows another request."""
         super().on_message_begin()
+        self.scope["state"][ARRIVED] = time.monotonic()
         if self._deadline is None:
             self._await_head()
 

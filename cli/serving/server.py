@@ -7,6 +7,7 @@ import asyncio
 import logging
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import parent_process
@@ -32,6 +33,9 @@ from .watching import ServerGauges, ServerWatcher
 
 BACKLOG = 2048  # connections
 KEEP_ALIVE = 60  # seconds
+SWITCH_SECONDS = 0.0005
+"""For so long the engine's thread may keep the event loop waiting, or the other way round: at 5 ms,
+as usual, a step of some GPUs would be over by then."""
 JOIN_SECONDS = 1.0  # that a step may go on after a second signal
 STOPPING = (signal.SIGINT, signal.SIGTERM)
 
@@ -83,6 +87,7 @@ class Server:
 
     def run(self) -> int:
         """Serve until a signal comes, or the engine fails; return the exit status."""
+        sys.setswitchinterval(SWITCH_SECONDS)
         loop_factory = self._uvicorn.config.get_loop_factory()
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(self._serve())

@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from batcher import Engine, Request, SimulatedModel
 from batcher.errors import InvariantError
-from batcher.scheduling.clock import BatchStats, ConstantClock, FormulaClock, WallClock, ticks_until
+from batcher.scheduling.clock import (
+    LINGER_SHARE,
+    MAX_LINGER,
+    BatchStats,
+    ConstantClock,
+    FormulaClock,
+    PacedClock,
+    WallClock,
+    ticks_until,
+)
 from batcher.timing.loading import step_time_of
 from batcher.timing.step_time import TICKS_PER_SECOND
 
@@ -231,3 +240,60 @@ def test_an_engine_on_the_wall_waits_for_arrivals() -> None:
     assert len(results) == 2
     assert sum(timer.slept) > 20
     assert engine.now >= 30.0
+
+
+NOTHING = BatchStats(0, 0, 0, 0)
+
+
+def paced(
+    timer: FakeTime, seconds: str = "constant:0.5", max_kept: int | None = None
+) -> PacedClock:
+    """A clock on a wall that a test moves."""
+    return PacedClock(step_time_of(seconds), max_kept, timer.measure, timer.sleep)
+
+
+def test_a_paced_step_ends_when_its_time_has_come_on_the_wall() -> None:
+    timer = FakeTime()
+    clock = paced(timer)
+    timer.time += 0.2  # what the computation took
+    clock.advance(NOTHING)
+    assert (clock.now, clock.elapsed()) == (0.5, 0.5)
+    timer.time += 2.0
+    clock.advance(NOTHING)
+    assert (clock.now, clock.elapsed()) == (1.0, 2.5), "late, and not waited for"
+    clock.advance(NOTHING)
+    clock.jump(4.0)
+    assert (clock.now, clock.elapsed()) == (4.0, 4.0)
+
+
+def test_a_paced_clock_lingers_for_what_has_come_and_ends_no_step_the_later() -> None:
+    timer = FakeTime()
+    clock = paced(timer)
+    clock.linger()
+    assert clock.elapsed() == 0.0, "before the first step nothing can have come"
+    clock.advance(NOTHING)
+    clock.linger()
+    assert clock.elapsed() == pytest.approx(0.5 + MAX_LINGER)
+    clock.advance(NOTHING)
+    assert clock.elapsed() == pytest.approx(1.0)
+    short = paced(timer, "constant:0.001")
+    short.advance(NOTHING)
+    short.linger()
+    assert short.elapsed() == pytest.approx(0.001 * (1 + LINGER_SHARE))
+
+
+@pytest.mark.parametrize("max_kept", [2, 3, 8])
+def test_a_clock_that_forgets_knows_the_last_steps(max_kept: int) -> None:
+    forgetting, whole = (
+        FormulaClock(step_time_of("constant:0.5"), max_kept),
+        FormulaClock(step_time_of("constant:0.5")),
+    )
+    for _ in range(30):
+        for clock in (forgetting, whole):
+            clock.advance(NOTHING)
+        first = whole.step - max_kept // 2 + 1
+        for step in range(max(first, 0), whole.step + 1):
+            start = whole.start_of(step)
+            assert forgetting.start_of(step) == start
+            assert forgetting.step_at(start) == whole.step_at(start) == step
+    assert len(forgetting._starts) < max_kept
