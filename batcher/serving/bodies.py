@@ -92,6 +92,7 @@ class BodyReader:
         """
         fields = _fields_of(data)
         _refuse(fields)
+        _unwrap(fields)
         delivery = _take_delivery(fields)
         model = fields.get("model")
         if isinstance(model, str) and model != self._model:
@@ -148,6 +149,13 @@ def _refuse(fields: dict[str, Any]) -> None:
         if fields.get(name) is not None:
             message = f"`{name}` is not for requests over HTTP: {why}"
             raise ApiError(BAD_REQUEST, "unsupported-option", message, name)
+
+
+def _unwrap(fields: dict[str, Any]) -> None:
+    """Take a list of one prompt for that prompt, as some clients always send a list."""
+    prompts = fields.get("prompt")
+    if isinstance(prompts, list) and len(prompts) == 1 and isinstance(prompts[0], str | list):
+        fields["prompt"] = prompts[0]
 
 
 def _take_delivery(fields: dict[str, Any]) -> Delivery:

@@ -40,6 +40,7 @@ class RunPlan(NamedTuple):
 
     total: how many requests there are; None if nobody knows.
     is_timed: whether the engine's time is another than the number of steps.
+    is_endless: whether requests come for as long as somebody sends some, to a server.
     """
 
     title: str
@@ -47,6 +48,7 @@ class RunPlan(NamedTuple):
     batch_size: int
     total: int | None
     is_timed: bool
+    is_endless: bool = False
 
 
 class View:

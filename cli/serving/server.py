@@ -5,6 +5,7 @@ The first signal lets it answer what it has; a second one ends it at once.
 
 import asyncio
 import logging
+import os
 import signal
 import socket
 import sys
@@ -26,6 +27,7 @@ from ..running.problems import say
 from ..running.recorder import TraceWriter
 from ..screen.cells import counted, printable_lines
 from ..screen.opening import open_view
+from ..screen.terminal import can_animate
 from ..screen.view import RunPlan, View
 from .guard import GuardedProtocol
 from .setup import make_clock, make_engine, make_service
@@ -152,10 +154,15 @@ class _Uvicorn(uvicorn.Server):
 
 
 def _open_view(options: ServeOptions, gauges: ServerGauges, policy: str) -> View:
+    """Return the view of a server: a picture on a terminal, elsewhere only what is asked for."""
+    title = options.served_model_name or options.model
+    live = options.live
+    if live == "auto" and not can_animate(2, os.environ):
+        live = "never"
     return open_view(
-        RunPlan(options.served_model_name or options.model, policy, options.batch, None, True),  # noqa: FBT003 - is_timed
+        RunPlan(title, policy, options.batch, None, is_timed=True, is_endless=True),
         gauges,
-        live=options.live,
+        live=live,
         is_quiet=options.quiet,
         color=options.color,
         every_step=False,

@@ -148,6 +148,21 @@ async def test_no_name_or_place_of_a_request_changes_its_draws(server):
         assert answer.json()["choices"][0]["batchdecode"]["tokens"] == result.tokens
 
 
+@pytest.mark.parametrize("prompt", ["Once", [60, 61, 62]])
+def test_a_list_of_one_prompt_is_that_prompt(prompt):
+    async def main():
+        async with served() as server:
+            one, listed = [
+                (await server.post(prompt=p, max_tokens=5)).json()["choices"]
+                for p in (prompt, [prompt])
+            ]
+            assert one[0]["text"] == listed[0]["text"]
+            two = await server.post(prompt=[prompt, prompt])
+            assert (two.status_code, two.json()["error"]["param"]) == (400, "prompt[0]")
+
+    asyncio.run(main())
+
+
 BAD = [
     ({"prompt": 3}, "prompt", "invalid-type", "must be"),
     ({}, "prompt", "missing-field", "field `prompt` is missing"),

@@ -45,9 +45,9 @@ class RunProgress(NamedTuple):
     eta: float
 
 
-def progress(run: RunState, moment: Moment) -> RunProgress | None:
+def progress(run: RunState, plan: RunPlan, moment: Moment) -> RunProgress | None:
     """Return how far the run is by tokens, those to come estimated; None if nobody can know."""
-    if moment.num_queued is None or moment.step < 0:
+    if plan.is_endless or moment.num_queued is None or moment.step < 0:
         return None
     left = run.num_tokens_left(moment.step, moment.num_queued)
     everything = moment.num_tokens + left
@@ -115,7 +115,7 @@ def plain_line(run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Momen
     """Return how things stand in one line, to be read aloud: words, no picture."""
     parts = [plan.title, *(fact.text.replace("/", " of ") for fact in counts(run, plan, moment))]
     parts += [f"{moment.rate:.1f} tokens per step", f"{short(moment.speed)} per second"]
-    found = progress(run, moment)
+    found = progress(run, plan, moment)
     if found is not None:
         parts.append(f"{int(found.share * 100)}%, {clock(found.eta)} left")
     if run.fold.num_drafted:

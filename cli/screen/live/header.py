@@ -49,7 +49,7 @@ def _counts(scene: Scene, width: int) -> Line:
 
 def _progress(scene: Scene, width: int) -> Line | None:
     """Return how much is done by tokens, and how long the rest will take."""
-    found = progress(scene.run, scene.moment)
+    found = progress(scene.run, scene.plan, scene.moment)
     if found is None:
         return None
     share = f"{int(found.share * 100)}%"

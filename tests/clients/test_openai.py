@@ -1,0 +1,100 @@
+"""OpenAI's own client, unchanged: sync, async, streams, structured outputs, errors."""
+
+import asyncio
+from typing import Literal
+
+import openai
+import pytest
+from openai import AsyncOpenAI, OpenAI
+from pydantic import BaseModel
+
+from batcher import decode
+
+SAID = [{"role": "user", "content": "Tell me a story"}]
+
+
+@pytest.fixture
+def client(url):
+    with OpenAI(base_url=url, api_key="any", max_retries=0) as client:
+        yield client
+
+
+def story(length):
+    [result] = decode([{"messages": SAID, "max_tokens": length}])
+    return result.text
+
+
+def test_models(client):
+    assert [model.id for model in client.models.list()] == ["story"]
+
+
+def test_completions(client):
+    answer = client.completions.create(model="story", prompt="Once", max_tokens=6, logprobs=1)
+    [result] = decode([{"prompt": "Once", "max_tokens": 6}])
+    assert answer.choices[0].text == result.text
+    assert len(answer.choices[0].logprobs.token_logprobs) == 6
+    assert answer.usage.total_tokens == 10
+
+
+def test_chats_whole_and_streamed(client):
+    whole = client.chat.completions.create(model="story", messages=SAID, max_tokens=9)
+    assert whole.choices[0].message.content == story(9)
+    chunks = list(
+        client.chat.completions.create(
+            model="story",
+            messages=SAID,
+            max_tokens=9,
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert "".join(c.choices[0].delta.content or "" for c in chunks[:-1]) == story(9)
+    assert chunks[-1].usage == whole.usage
+    assert chunks[-2].choices[0].finish_reason == "length"
+
+
+def test_its_own_helper_for_streams(client):
+    *words, last = story(9).split(" ")  # with a stop: it raises where a limit ends an answer
+    stream = client.chat.completions.stream(model="story", messages=SAID, max_tokens=9, stop=last)
+    with stream as events:
+        kinds = {event.type for event in events}
+        told = events.get_final_completion().choices[0].message.content
+    assert {"chunk", "content.delta", "content.done"} <= kinds
+    assert told == " ".join([*words, ""])
+
+
+def test_many_at_once(url):
+    async def main():
+        async with AsyncOpenAI(base_url=url, api_key="any", max_retries=0) as client:
+
+            async def ask(length):
+                chunks = await client.chat.completions.create(
+                    model="story", messages=SAID, max_tokens=length, stream=True
+                )
+                return "".join([c.choices[0].delta.content or "" async for c in chunks])
+
+            return await asyncio.gather(*(ask(length) for length in range(1, 40)))
+
+    assert asyncio.run(main()) == [story(length) for length in range(1, 40)]
+
+
+class Animal(BaseModel):
+    name: Literal["cat", "owl"]
+    legs: Literal[2, 4]
+
+
+def test_structured_outputs(client):
+    answer = client.chat.completions.parse(
+        model="story", messages=SAID, max_tokens=400, response_format=Animal
+    )
+    assert isinstance(answer.choices[0].message.parsed, Animal)
+
+
+def test_errors_have_the_types_it_knows(client):
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="story", prompt="Once", max_tokens=-1)
+    assert caught.value.param == "max_tokens"
+    with pytest.raises(openai.NotFoundError):
+        client.completions.create(model="other", prompt="Once")
+    with pytest.raises(openai.APIError, match="nothing"):
+        client.completions.create(model="story", prompt="Once", extra_body={"nothing": 1})
