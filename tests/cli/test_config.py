@@ -46,7 +46,7 @@ def test_one_file_serves_all_commands(check):
     [
         (
             "bacth: 3",
-            ":1:1: unknown setting bacth; did you mean batch? (known: aging, batch,",
+            ":1:1: unknown setting bacth; did you mean batch? (known: acceptance, aging, batch,",
         ),
         ("batch: 3\n\nquit: true", ":3:1: unknown setting quit; did you mean quiet?"),
         ("config: x.yaml", ":1:1: unknown setting config"),
@@ -61,7 +61,7 @@ def test_one_file_serves_all_commands(check):
         ("simulated: 3", ":1:1: simulated: its settings belong below it"),
         ("llm: [3]", ":1:1: llm: a single value was expected"),
         ("llm:\n  a:\n    b: 1", ":2:3: a: a single value was expected"),
-        ("lmm: 3", ":1:1: unknown setting lmm; did you mean llm? (known: aging, batch,"),
+        ("lmm: 3", ":1:1: unknown setting lmm; did you mean llm? (known: acceptance, aging, batch,"),
         ("simulated:\n  sede: 3", ":2:3: unknown setting sede; did you mean seed? (known: eos_"),
         (
             "simulated:\n  seed: 1\n  eos-rate: 2",
