@@ -61,7 +61,10 @@ def test_one_file_serves_all_commands(check):
         ("simulated: 3", ":1:1: simulated: its settings belong below it"),
         ("llm: [3]", ":1:1: llm: a single value was expected"),
         ("llm:\n  a:\n    b: 1", ":2:3: a: a single value was expected"),
-        ("lmm: 3", ":1:1: unknown setting lmm; did you mean llm? (known: acceptance, aging, batch,"),
+        (
+            "lmm: 3",
+            ":1:1: unknown setting lmm; did you mean llm? (known: acceptance, aging, batch,",
+        ),
         ("simulated:\n  sede: 3", ":2:3: unknown setting sede; did you mean seed? (known: eos_"),
         (
             "simulated:\n  seed: 1\n  eos-rate: 2",
