@@ -106,5 +106,11 @@ class DrivenEngine(Protocol):
     def hand_out(self) -> StepOutcome:
         """Return what has come of requests that need no slot, without taking a step."""
 
+    def wake(self) -> None:
+        """Let a step that waits for something come back, since there is more to read.
+
+        Any thread may call this.
+        """
+
     def close(self) -> None:
         """Let go of all that is not memory; nothing else is asked for after that."""

@@ -346,6 +346,9 @@ class Engine:
         self._inputs.join_arrivals()
         return StepOutcome(self._recorder.take(), self._outputs.take_results(), [])
 
+    def wake(self) -> None:
+        """Let a step that waits come back: none does."""
+
     def close(self) -> None:
         """Let go of all that is not memory: there is nothing."""
 

@@ -123,6 +123,11 @@ class Attempts:
             self._tasks.pop(attempt.row, None)
         return news
 
+    def wake(self) -> None:
+        """Let `listen` come back with what there is; any thread may call this."""
+        with suppress(RuntimeError):  # all is over already
+            self._loop.call_soon_threadsafe(self._wakeup.set)
+
     def close(self) -> None:
         """Cancel all that is in flight, and close all connections."""
         tasks = asyncio.all_tasks(self._loop)

@@ -267,6 +267,10 @@ class RemoteEngine:
         results, self._results = self._results, []
         return StepOutcome(events, results, [])
 
+    def wake(self) -> None:
+        """Let a step that waits come back, as if something had been heard; for any thread."""
+        self._attempts.wake()
+
     def close(self) -> None:
         """Cancel what is in flight, and close all connections."""
         self._attempts.close()

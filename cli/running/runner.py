@@ -135,6 +135,11 @@ class RunSetup:
             b"" if isinstance(model, RemoteModel) else bytes_of(token, model.tokenizer.token_bytes)
         )
 
+    @property
+    def _is_followed(self) -> bool:
+        """Whether nobody asks for it, but a pipe is not waited for: a server's time goes on."""
+        return isinstance(self.model, RemoteModel) and not self.requests.is_file
+
     def _replaying(self) -> Replaying:
         if isinstance(self.model, RemoteModel):
             return "whole"
@@ -155,8 +160,9 @@ class RunSetup:
                 RequestParser(self._capabilities),
                 self.report,
                 keep_going=keep_going,
-                follow=options.follow,
+                follow=options.follow or self._is_followed,
                 waiting=self._waiting,
+                wake=self.engine.wake,
             )
         finally:
             say(self.requests.take_notes() + self.report.closing())

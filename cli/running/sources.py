@@ -5,6 +5,7 @@ A file is surveyed first, whole: every problem in it is known before the first s
 
 from array import array
 from collections import deque
+from collections.abc import Callable
 
 from batcher.events import ArriveReason
 from batcher.formats.requests import BadLine, ParsedLine, RequestParser
@@ -189,15 +190,18 @@ class PipeSource(Source):
 
 
 class FollowSource(Source):
-    """A pipe that a thread reads: next() gives what has come, and never waits for more."""
+    """A pipe that a thread reads: next() gives what has come, and never waits for more.
+
+    wake: called, by the thread, whenever more has come.
+    """
 
     reason: ArriveReason = "follow"
 
-    def __init__(self, reader: RequestReader, waiting: Waiting) -> None:
+    def __init__(self, reader: RequestReader, waiting: Waiting, wake: Callable[[], None]) -> None:
         import queue  # noqa: PLC0415 - only for --follow, as is the next
         import threading  # noqa: PLC0415 - as above
 
-        self._waiting = waiting
+        self._waiting, self._wake = waiting, wake
         self._ahead: deque[Line | Exception | None] = deque()
         self._queue: queue.Queue[Line | Exception | None] = queue.Queue(_MAX_AHEAD)
         threading.Thread(target=self._read_all, args=(reader,), daemon=True).start()
@@ -228,9 +232,11 @@ class FollowSource(Source):
         try:
             while (item := reader.read()) is not None:
                 self._queue.put(item)
+                self._wake()
         except Exception as error:  # it is raised again where the others are: # noqa: BLE001
             item = error
         self._queue.put(item)
+        self._wake()
 
 
 def name_of(line: Line, input_index: int) -> str:
@@ -247,15 +253,18 @@ def open_source(
     keep_going: bool,
     follow: bool,
     waiting: Waiting,
+    wake: Callable[[], None],
 ) -> Source:
     """Return the source that suits the input; a file is surveyed, and its problems reported.
+
+    wake: called, by another thread, when more of what is followed has come.
 
     Raises:
         InputError: the file cannot be read.
         InvalidInput: the file has bad lines, and they are not to be skipped.
     """
     if follow:
-        return FollowSource(RequestReader(requests.lines(), parser), waiting)
+        return FollowSource(RequestReader(requests.lines(), parser), waiting, wake)
     if not requests.is_file:
         return PipeSource(RequestReader(requests.lines(waiting), parser))
     with waiting():

@@ -28,6 +28,8 @@ BLOCKED_CAUSES = {
     "tokens": "budget",
     "preemption": "preemption",
     "batch": "batch",
+    "rate": "the rate",
+    "concurrency": "an overloaded server",
 }
 
 

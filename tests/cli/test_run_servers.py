@@ -3,11 +3,17 @@
 import json
 import os
 import signal
+import subprocess
 import time
+from typing import get_args
 
 import pytest
 from fault_server import FaultServer, answer, chunks, refusal, reset
 from process import COMMAND, batchdecode, lines_of, start
+
+from batcher.events import BlockedReason
+from cli.screen.summary import BLOCKED_CAUSES
+from cli.tracing.story_text import _SHORT_CAUSES
 
 KEY = "sk-that-nobody-may-see"
 
@@ -232,3 +238,36 @@ def test_a_trace_of_a_server_gives_a_profile_of_it_which_replay_reads(folder):
     assert replayed.returncode == 0, replayed.stderr
     assert b"24 output tokens" in replayed.stdout
     assert b"--batch" in replayed.stdout
+
+
+def test_a_line_of_a_pipe_is_sent_while_others_are_silent(folder):
+    with FaultServer({"slow": [answer("a", first=30)]}, usual=answer("b")) as server:
+        process = start(
+            *("run", "--model", server.name, "-b", "2", "-q"),
+            cwd=folder,
+            command=COMMAND,
+            stdin=subprocess.PIPE,
+        )
+        process.stdin.write(lines_of({"id": "slow", "prompt": "slow"}))
+        process.stdin.flush()
+        wait_for(lambda: server.num_open == 1)
+        process.stdin.write(lines_of({"id": "quick", "prompt": "quick"}))
+        process.stdin.flush()
+        line = json.loads(process.stdout.readline())
+        assert (line["id"], server.num_open) == ("quick", 1)
+        process.kill()
+        process.communicate()
+
+
+def test_every_reason_for_which_one_is_blocked_has_its_words():
+    assert set(BLOCKED_CAUSES) == set(get_args(BlockedReason))
+    assert set(_SHORT_CAUSES) > set(get_args(BlockedReason))
+
+
+def test_an_overloaded_server_is_shown_live(folder):
+    options = ("-b", 4, "--live", "always", "--trace", "t.jsonl", "-o", "out.jsonl")
+    with FaultServer(usual=answer("a", "b", gap=0.2), max_open=2) as server:
+        done = batchdecode("run", "r.jsonl", "--model", server.name, *options, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "steps blocked: an overloaded server" in done.stderr
+    assert '"reason":"concurrency"' in (folder / "t.jsonl").read_text()

@@ -43,7 +43,13 @@ def source_of(path, *, keep_going=False, follow=False):
     report = ProblemReport(str(path))
     parser = RequestParser(ModelCapabilities(vocab_size=512))
     source = open_source(
-        opened(path), parser, report, keep_going=keep_going, follow=follow, waiting=nullcontext
+        opened(path),
+        parser,
+        report,
+        keep_going=keep_going,
+        follow=follow,
+        waiting=nullcontext,
+        wake=lambda: None,
     )
     return source, report
 
@@ -186,6 +192,7 @@ def test_a_bad_file_is_refused_with_all_its_problems(tmp_path):
             keep_going=False,
             follow=False,
             waiting=nullcontext,
+            wake=lambda: None,
         )
     shown = report.closing()
     for place in ("in:2:1", "in:3:8", "line 1", "in:4:28"):
