@@ -266,7 +266,9 @@ def test_every_reason_for_which_one_is_blocked_has_its_words():
 
 def test_an_overloaded_server_is_shown_live(folder):
     options = ("-b", 4, "--live", "always", "--trace", "t.jsonl", "-o", "out.jsonl")
-    with FaultServer(usual=answer("a", "b", gap=0.2), max_open=2) as server:
+    slow = [answer("a", first=1.0)]  # two of these are as many as are allowed after the refusal
+    behaviours = {"p0": [refusal(429), answer("a")], "p1": [answer("a", first=0.3)]}
+    with FaultServer(behaviours | {"p2": slow, "p3": slow}) as server:
         done = batchdecode("run", "r.jsonl", "--model", server.name, *options, cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "steps blocked: an overloaded server" in done.stderr
