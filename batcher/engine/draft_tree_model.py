@@ -50,8 +50,8 @@ class _Tree:
 class DraftTreeModel(DraftingRows):
     """Proposes trees: the best tokens, each of which goes on with the best behind it alone.
 
-    Where the best token is wrong, the next best is more likely than any deeper in the tree, since
-    all that is deeper counts only if what it follows is right.  Tokens are the best by the same
+    What a row is given first counts most, since all that is deeper counts only if that is right: so
+    it is there that a tree has branches.  Tokens are the best by the same
     noise as in a DraftModel, so a tree has the line of that for its first branch.
 
     Each level is computed together with those before it, as the tree that it is: there are as many
