@@ -93,6 +93,7 @@ class RemoteEngine:
         self._events: list[RequestEvent] = []
         self._results: list[Result] = []
         self._blocked: tuple[str, str, int] | None = None
+        self._lost: LostModelError | None = None  # raised by the next step: others have answers
         self._num_requests = self._num_tokens = 0
         self.capabilities = model.capabilities(batch_size)
 
@@ -237,6 +238,8 @@ class RemoteEngine:
         Raises:
             LostModelError: the server refuses the key.
         """
+        if self._lost is not None:
+            raise self._lost
         clock = self._clock
         self._join_arrivals()
         self._admit()
@@ -394,7 +397,7 @@ class RemoteEngine:
                 self._events.append(ReceiveEvent(step, start, row.id, row.index, row.slot, 0))
             self._finish(row, row.reply.outcome, row.reply.failure, step)
         elif failure.is_final:
-            raise LostModelError(f"{self._model.address.url}: {failure}")
+            self._lost = LostModelError(f"{self._model.address.url}: {failure}")
         else:
             self._finish(row, "error", failure.as_failure(attempt.num_attempts), step)
 

@@ -10,6 +10,7 @@ from batcher.metrics.run_metrics import RunMetrics
 from batcher.request import Request
 from batcher.result import Result, StepTimes, Usage
 from batcher.settings import SchedulingSettings
+from batcher.timeline.fold import RequestFold
 
 
 def test_an_answer_is_a_result():
@@ -254,3 +255,14 @@ def test_what_an_earlier_run_has_found_is_not_asked_for_again():
     assert {(result.id, result.index) for result in run.results} == {("a", 1), ("u", 0)}
     assert sorted(body["prompt"] for body in server.bodies) == ["a", "toldu"]
     assert len(run.kinds(FinishEvent)) == 4
+
+
+def test_while_it_runs_a_row_has_as_many_tokens_as_have_come():
+    run = answered(FaultServer(usual=answer("a", "b", "c", gap=0.05)), asking("x", "y"))
+    fold, received = RequestFold(), {"x": 0, "y": 0}
+    for event in run.events:
+        found = fold.take(event)
+        if isinstance(event, ReceiveEvent):
+            received[event.id] += event.tokens
+            assert found.tokens_after(event.step) == received[event.id]
+    assert received == {"x": 3, "y": 3}

@@ -1,6 +1,7 @@
 """A server that fails in every way it can: what is asked again, and what is told of the rest."""
 
 import asyncio
+import gzip
 import socket
 
 import pytest
@@ -19,8 +20,11 @@ from remote_runs import QUICK, answered, asking, carry_out, engine_of
 
 from batcher.errors import BatchdecodeError, LostModelError
 from batcher.events import BlockedEvent, ConcurrencyEvent, FinishEvent, ReceiveEvent, RetryEvent
+from batcher.remote.attempts import Attempt, News
 from batcher.remote.client import MAX_LINE
+from batcher.remote.failures import ServerFailure
 from batcher.remote.loading import remote_model_of
+from batcher.remote.protocol import read_chunk
 from batcher.timeline import Timeline
 
 
@@ -34,6 +38,13 @@ async def endless(exchange: Exchange) -> None:
 async def wrong_length(exchange: Exchange) -> None:
     await exchange.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n")
     await exchange.send(b"Content-Length: 100\r\n\r\ndata: {}\n\n")
+
+
+async def packed(exchange: Exchange) -> None:
+    """A few bytes that stand for many."""
+    await exchange.send(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n")
+    await exchange.send(b"Content-Encoding: gzip\r\nConnection: close\r\n\r\n")
+    await exchange.send(gzip.compress(b"x" * 2**24))
 
 
 async def no_http(exchange: Exchange) -> None:
@@ -56,7 +67,7 @@ def torn(*texts: str) -> object:
 BEFORE_A_TOKEN = {
     "overload": (refusal(429), refusal(503), refusal(529, Retry_After="0")),
     "answer": (refusal(500), refusal(502), chunks("no JSON"), chunks(kind="text/html"),
-               chunks({"choices": 5}), chunks({"error": {"message": "no slot"}}), endless,
+               chunks({"choices": 5}), chunks({"error": {"message": "no slot"}}), endless, packed,
                chunks({"choices": [{"text": "a", "logprobs": {"content": [5]}}]})),
     "connection": (reset, no_http, wrong_length, chunks(), answer(finish=None)),
     "timeout": (silence, chunks({"choices": []}, then=silence)),
@@ -141,6 +152,32 @@ def test_a_refused_key_ends_the_run_and_is_never_told(monkeypatch):
         answered(server, asking("a"))
     assert "sk-very" not in str(e.value)
     assert server.requests[0][1]["authorization"] == "Bearer sk-very-secret"
+
+
+def test_what_others_have_come_to_is_handed_out_before_a_refused_key_ends_the_run():
+    with FaultServer(usual=silence) as server, engine_of(server) as engine:
+        for request in asking("a", "b"):
+            engine.enqueue(request)
+        engine._join_arrivals()
+        engine._admit()
+        refused, answered_row = engine._running
+        answered_row.reply.take(read_chunk('{"choices": [{"text": "x", "finish_reason": "stop"}]}'))
+        news = News()
+        no_key = ServerFailure("answer", "no", is_final=True)
+        news.ended = [Attempt(refused, no_key, 1, 0.0), Attempt(answered_row, None, 1, 0.0)]
+        engine._clock.advance(None)
+        engine._take(news)
+        assert [result.text for result in engine.hand_out().results] == ["x"]
+        with pytest.raises(LostModelError):
+            engine.step()
+
+
+def test_nothing_of_a_failed_attempt_is_told():
+    usage = {"prompt_tokens": 99}
+    first = chunks({"choices": [], "usage": usage}, then=refusal(500))
+    server = FaultServer({"a": [first, answer("a", usage={"completion_tokens": 1})]})
+    [result] = answered(server, asking("a")).results
+    assert (result.text, result.usage.prompt_tokens) == ("a", 0)
 
 
 def test_nobody_listens():
