@@ -101,7 +101,9 @@ def _reading(source: str) -> Iterator[None]:
             yield
     except BatchdecodeError as error:
         cause = error.__cause__ or error
-        said = " ".join(str(cause).replace("trust_remote_code=True", "--trust-remote-code").split())
+        said = " ".join(str(cause).split())
+        if "trust_remote_code" in said:
+            said = "it comes with Python code, which runs with --trust-remote-code alone"
         short = said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."
         raise BatchdecodeError(f"{source}: it cannot be loaded: {short}") from error
 

@@ -6,15 +6,17 @@ import random
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
+from statistics import median
 from typing import Any
 from urllib.request import Request as HttpRequest
 from urllib.request import urlopen
 
 from report import Row
 
-from batcher import Engine, Request
+from batcher import ByteTokenizer, Engine, Request
 from batcher.models.transformer import TransformerModel
 
 NUM_PROMPT, NUM_NEW = 20, 32  # tokens of a request
@@ -41,15 +43,22 @@ def rate(model: TransformerModel, count: int) -> float:
     return count * NUM_NEW / (time.perf_counter() - began)
 
 
-def transformers_rate(path: Path, count: int) -> float:
-    """Return the same of transformers' continuous batching."""
+def in_transformers(path: Path) -> Any:
+    """Return the model as transformers reads it."""
     import torch  # noqa: PLC0415 - optional
-    from transformers import AutoModelForCausalLM, GenerationConfig  # noqa: PLC0415 - optional
+    from transformers import AutoModelForCausalLM  # noqa: PLC0415 - optional
 
-    torch.set_num_threads(os.cpu_count() or 1)
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", os.cpu_count() or 1)))
     model = AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="sdpa"
     )
+    return model.eval().requires_grad_(requires_grad=False)
+
+
+def transformers_rate(model: Any, count: int) -> float:
+    """Return the same of transformers' continuous batching."""
+    from transformers import GenerationConfig  # noqa: PLC0415 - optional
+
     config = GenerationConfig(
         max_new_tokens=NUM_NEW, do_sample=False, eos_token_id=-1, pad_token_id=0, use_cache=True
     )
@@ -60,6 +69,25 @@ def transformers_rate(path: Path, count: int) -> float:
         return time.perf_counter() - began
 
     return count * NUM_NEW / min(seconds() for _ in range(2))
+
+
+def hf(path: Path) -> Iterator[Row]:
+    """Yield what the model of transformers comes to in our batch, and in that of its own.
+
+    Both have the same weights and are measured in turn.
+    """
+    from batcher.hf.decoder import HFDecoder, Sizes  # noqa: PLC0415 - optional
+
+    model = in_transformers(path)
+    sizes = Sizes(VOCABULARY, CONTEXT, ())
+    for kind, is_exact in (("hf:", False), ("hf: --exact", True)):
+        decoder = HFDecoder(deepcopy(model), sizes, is_exact=is_exact)
+        ours = TransformerModel(decoder, ByteTokenizer(), kind, {})
+        rates = [(rate(ours, 16), transformers_rate(model, 16)) for _ in range(3)]
+        ratio = median(one / other for one, other in rates)
+        our_rate, their_rate = max(one for one, _ in rates), max(other for _, other in rates)
+        name = f"SmolLM2, {kind}, B=16: {our_rate:.0f} tokens/s, its own continuous batching"
+        yield Row(f"{name} {their_rate:.0f}", f"{ratio:.1f}x", "" if is_exact else ">= 1.2x")
 
 
 class LlamaServer:
@@ -95,11 +123,12 @@ class LlamaServer:
 def peers(models: dict[str, TransformerModel], path: Path) -> Iterator[Row]:
     """Yield the rows of the other engines that are installed."""
     if find_spec("torch") and find_spec("transformers"):
-        theirs = transformers_rate(path, 16)
+        theirs = transformers_rate(in_transformers(path), 16)
         for kind, model in models.items():
             ours = rate(model, 16)
             name = f"SmolLM2, {kind}, B=16: {ours:.0f} tokens/s, transformers' continuous batching"
             yield Row(f"{name} {theirs:.0f}", f"{ours / theirs:.1f}x", ">= 2x")
+        yield from hf(path)
     else:
         yield Row("SmolLM2 against transformers: it is not installed", "not run", ">= 2x")
     if not find_spec("xllamacpp"):

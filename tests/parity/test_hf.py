@@ -1,18 +1,22 @@
 """Models of transformers in our batch give the tokens that `generate` gives for each request."""
 
+import json
+import shutil
 from random import Random
 
 import pytest
+from consoles import ROOT
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from hf_models import PAGED, ROW_BY_ROW, VOCAB, generated, random_model  # noqa: E402 - needs torch
 
-from batcher import Engine, Request, load_model  # noqa: E402 - as above
+from batcher import BatchdecodeError, Engine, Request, decode, load_model  # noqa: E402 - as above
 from batcher.models.slots import SlotModel  # noqa: E402 - as above
 from batcher.models.transformer import TransformerModel  # noqa: E402 - as above
 from batcher.settings import SchedulingSettings  # noqa: E402 - as above
+from batcher.speculation.settings import SpeculationSettings  # noqa: E402 - as above
 
 NUM_TOKENS = 64
 LENGTHS = (3, 17, 9, 30, 1, 12)
@@ -66,3 +70,111 @@ def test_tokens_are_those_that_generate_gives(saved):
     assert isinstance(model.inner, TransformerModel if name in PAGED else SlotModel)
     for schedule in SCHEDULES.values():
         assert decoded(model, schedule) == expected, schedule
+
+
+def test_drafts_of_any_kind_change_no_token(tmp_path):
+    model = random_model("gemma 3")
+    model.save_pretrained(tmp_path)
+    expected = [generated(model, prompt, NUM_TOKENS) for prompt in prompts()]
+    target = load_model(f"hf:{tmp_path}")
+    for draft in (f"hf:{tmp_path}", "ngram"):
+        assert decoded(target, {}, SpeculationSettings(draft=draft)) == expected
+    with pytest.raises(BatchdecodeError, match=r"layers:1: the layers of hf:.* run only together"):
+        decoded(target, {}, SpeculationSettings(draft="layers:1"))
+
+
+@pytest.mark.parametrize("name", ["gpt-2", "qwen3 with experts", "qwen3-next"])
+def test_exact_logprobs_depend_on_no_batch(name, tmp_path):
+    random_model(name).save_pretrained(tmp_path)
+    model = load_model(f"hf:{tmp_path}", exact=True, dtype="bfloat16")
+    requests = [
+        {"prompt": prompt, "max_tokens": 12, "ignore_eos": True, "logprobs": 1}
+        for prompt in prompts()
+    ]
+    (alone, *others) = (
+        [(result.tokens, result.logprobs) for result in decode(requests, **given)]
+        for given in ({"model": model, "batch_size": size} for size in (1, 3, 8))
+    )
+    assert all(other == alone for other in others)
+
+
+def test_beams_samples_and_constraints_are_those_of_any_model(tmp_path):
+    random_model("mistral").save_pretrained(tmp_path)
+    model = load_model(f"hf:{tmp_path}")
+    asked = {"prompt": prompts()[1], "max_tokens": 10}
+    requests = [
+        {**asked, "num_beams": 3},
+        {**asked, "n": 2, "temperature": 1, "seed": 5},
+        {**asked, "allowed_token_ids": [5, 6, 7]},
+        {**asked, "prompt_logprobs": 1},
+    ]
+    one, many = (decode(requests, model=model, batch_size=size) for size in (3, 8))
+    assert [result.tokens for result in one] == [result.tokens for result in many]
+    assert {*one[3].tokens} <= {5, 6, 7}
+    assert len(one[4].prompt_logprobs) == len(prompts()[1])
+
+
+def test_several_tokens_end_a_text_and_the_context_any(tmp_path):
+    model = random_model("llama", max_position_embeddings=40)
+    expected = generated(model, [5, 6, 7], 30)
+    model.generation_config.eos_token_id = [299, expected[4], 298]
+    model.save_pretrained(tmp_path)
+    read = load_model(f"hf:{tmp_path}")
+    ended, long = decode([{"prompt": [5, 6, 7], "max_tokens": 30}, long_request()], model=read)
+    assert ended.tokens == expected[: expected.index(expected[4]) + 1]
+    assert ended.finish_reason == "stop"
+    assert (long.limit, long.usage.completion_tokens) == ("max_context", 10)
+    with pytest.raises(BatchdecodeError, match="--max-context 41 is above the 40 of"):
+        load_model(f"hf:{tmp_path}", max_context=41)
+
+
+def long_request():
+    return {"prompt": [9] * 30, "max_tokens": 30, "ignore_eos": True}
+
+
+def test_a_tokenizer_and_its_template_are_read_and_may_be_missing(tmp_path):
+    random_model("llama").save_pretrained(tmp_path)
+    with pytest.raises(BatchdecodeError, match="no tokenizer: give token ids"):
+        decode([{"prompt": "a text"}], model=f"hf:{tmp_path}")
+    pair = ROOT / "samples" / "shakespeare" / "target"
+    folder = tmp_path / "chat"
+    shutil.copytree(pair, folder)
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({"chat_template": "{{ messages[0].content }} not to", "bos_token": "<s>"})
+    )
+    ours = decode([{"prompt": "To be, or not to", "max_tokens": 8}], model=str(pair))
+    theirs = decode([{"prompt": "To be, or", "max_tokens": 8}], model=f"hf:{folder}", chat=True)
+    assert [result.text for result in ours] == [result.text for result in theirs]
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "it cannot be loaded: .*config.json"),
+        ({"config.json": "{}"}, "it cannot be loaded: .*model_type"),
+        ({"config.json": '{"model_type": "llama"}'}, "it cannot be loaded: .*model.safetensors"),
+    ],
+)
+def test_what_cannot_be_read_is_an_error_of_one_line(files, message, tmp_path):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(BatchdecodeError, match=message) as caught:
+        load_model(f"hf:{tmp_path}")
+    assert "\n" not in str(caught.value)
+
+
+def test_code_of_a_model_is_not_run_unasked(tmp_path):
+    random_model("llama").save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with pytest.raises(BatchdecodeError, match="--trust-remote-code"):
+        load_model(f"hf:{tmp_path}")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_device_that_is_not_there_is_named(tmp_path):
+    for device, message in (("cuda:99", "torch finds"), ("tpu", "give cpu, cuda or cuda:N")):
+        with pytest.raises(BatchdecodeError, match=f"--device {device}: {message}"):
+            load_model(f"hf:{tmp_path}", device=device)
