@@ -142,6 +142,18 @@ def test_options_of_checkpoints_are_refused_for_other_models(command, option, fo
     )
 
 
+@pytest.mark.parametrize("option", [["--device", "cuda"], ["--exact"], ["--dtype", "float16"]])
+@pytest.mark.parametrize("model", ["simulated", TINY])
+def test_an_option_of_models_of_transformers_is_an_error_for_others(option, model, folder):
+    done = run(*option, model=model, requests="in", cwd=folder)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"error: {option[0]} is for models of transformers (hf:...); {model} is none\n"
+    )
+    weights = run("--weights", "int8", model="hf:gpt2", requests="in", cwd=folder)
+    assert "--weights is for checkpoints (.gguf files, folders); hf:gpt2 is none" in weights.stderr
+
+
 @pytest.mark.parametrize("command", ["run", "check", "verify", "trace", "compare"])
 def test_every_command_that_takes_a_model_takes_its_options(command, folder):
     options = ["--model", TINY, "--weights", "int8", "--max-context", 64, "--chat"]
