@@ -8,7 +8,7 @@ import msgspec
 from batcher.errors import BatchdecodeError
 from batcher.remote.protocol import SERVED
 from batcher.remote.settings import PREFIX, ServerAddress, ServerSettings, address_of
-from batcher.validation import ModelCapabilities
+from batcher.validation import OF_STREAMS, ModelCapabilities
 
 _EXTRA = "a server needs httpx and httpx-sse: pip install 'batchdecode[http]'"
 
@@ -44,9 +44,12 @@ def settings_of(given: Mapping[str, Any]) -> ServerSettings:
         BatchdecodeError: one is none, or out of its range.
     """
     try:
-        return msgspec.convert(dict(given), ServerSettings)
+        settings = msgspec.convert(dict(given), ServerSettings)
     except msgspec.ValidationError as error:
         raise BatchdecodeError(f"server: {error}") from None
+    for name in sorted(OF_STREAMS & settings.extra_body.keys()):
+        raise BatchdecodeError(f"the extra body has `{name}`: each output is asked for by itself")
+    return settings
 
 
 def remote_model_of(name: str, given: Mapping[str, Any], *, asks: bool = True) -> RemoteModel:

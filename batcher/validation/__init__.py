@@ -2,6 +2,7 @@
 
 from batcher.validation.problems import (
     MAX_PROBLEMS,
+    OF_STREAMS,
     constraint_fields_of,
     logit_fields_of,
     num_slots_needed,
@@ -22,6 +23,7 @@ __all__ = [
     "MAX_NAME",
     "MAX_PROBLEMS",
     "MAX_STOP_LENGTH",
+    "OF_STREAMS",
     "ModelCapabilities",
     "checked_copy",
     "checked_type",

@@ -57,6 +57,7 @@ from batcher.validation.values import (
 )
 
 MAX_PROBLEMS = 100  # of one field
+OF_STREAMS = {"n", "best_of", "stream", "stream_options"}  # which nobody but the engine decides
 
 _DEFAULTS = {name: field.default for name, field in REQUEST_FIELDS.items()} | {"prompt": ""}
 
@@ -277,6 +278,13 @@ def find_untold(request: Request, served: frozenset[str]) -> Iterator[FieldProbl
     if isinstance(prompt, list) and any(isinstance(part, PromptSegment) for part in prompt):
         message = "`prompt` has segments, which a server cannot be told"
         yield FieldProblem("unsupported-model", ("prompt",), message, "give a text, or token ids")
+    if request.session is not None and isinstance(prompt, list):
+        message = "`prompt` is token ids, and a session with a server goes on from texts"
+        yield FieldProblem("unsupported-model", ("prompt",), message, "give a text")
+    for name in sorted(OF_STREAMS & (request.extra_body or {}).keys()):
+        message = f"`extra_body.{name}` is not for a server: it is asked for one streamed output"
+        path = ("extra_body", name)
+        yield FieldProblem("conflicting-fields", path, message, "leave it out", is_key=True)
     stops = request.stop_sequence
     if isinstance(stops, list) and not all(isinstance(stop, str) for stop in stops):
         message = "`stop_sequence` has token ids, which a server cannot be told"

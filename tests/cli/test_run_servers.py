@@ -146,6 +146,8 @@ def test_a_text_is_a_message_with_chat(folder):
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user"}], "prompt": "a"}, "messages"),
         ({"prompt": "a", "extra_body": 5}, "extra_body"),
+        ({"prompt": "a", "extra_body": {"n": 2}}, "extra_body.n"),
+        ({"prompt": [5], "session": "s"}, "prompt"),
         ({"prompt": "a", "toools": []}, "toools"),
     ],
 )
@@ -168,6 +170,7 @@ def test_what_a_server_cannot_be_told_is_refused_by_name(folder, line, field):
         (("--weights", "int8"), "--weights means nothing to a server"),
         (("--extra-body", "[1]"), "--extra-body is no JSON object"),
         (("--extra-body", "{"), "--extra-body is no JSON"),
+        (("--extra-body", '{"stream": false}'), "the extra body has `stream`"),
         (("--max-rate", "nan"), "nan is not a number"),
     ],
 )

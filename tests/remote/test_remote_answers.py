@@ -156,6 +156,7 @@ def test_the_numbers_of_a_run_are_those_of_the_wall():
         (latencies.e2e.mean - latencies.ttft.mean) / 2, abs=1e-5
     )
     assert latencies.itl.count == 2
+    assert latencies.itl.mean * 2 <= latencies.e2e.mean - latencies.ttft.mean + 1e-5
     assert (summary.prompt_tokens, summary.generated_tokens) == (3, 3)
 
 
