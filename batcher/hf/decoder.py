@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from batcher.errors import BatchdecodeError
+from batcher.hf.packed_linear import pack_linears
 from batcher.hf.parts import body_output, parts_of
 from batcher.hf.step import NUM_GATHERED, UNBOUNDED, RaggedStep
 from batcher.hf.tensor_store import TensorStore
@@ -50,6 +51,8 @@ class HFDecoder:
         self.config = sizes
         self.tile: int | None = None
         self._parts = parts_of(model)
+        pack_linears(self._parts.body)
+        pack_linears(self._parts.head)
         calls = self._parts.calls
         self._call = calls[0]
         windows = {layer: call.window for layer, call in calls.items()}
