@@ -15,23 +15,7 @@ import msgspec
 
 from batcher.engine.driven import NOTHING_REPLAYED, StepOutcome
 from batcher.errors import BatchdecodeError, Failure, FieldProblem, LostModelError, RequestError
-from batcher.events import (
-    AdmitEvent,
-    AdmitReason,
-    ArriveEvent,
-    ArriveReason,
-    BlockedEvent,
-    ConcurrencyEvent,
-    ConcurrencyReason,
-    EndEvent,
-    FinishEvent,
-    ReceiveEvent,
-    RequestEvent,
-    RetryEvent,
-    RunEvent,
-    StepsEvent,
-    TokenEvent,
-)
+from batcher.events import AdmitReason, ArriveReason, EndEvent, RunEvent, TokenEvent
 from batcher.lifecycle import ABORT, ADMIT, FINISH
 from batcher.remote.attempts import Attempt, Attempts, News
 from batcher.remote.client import Client
@@ -39,18 +23,19 @@ from batcher.remote.inputs import Over, RemoteInputs
 from batcher.remote.loading import RemoteModel
 from batcher.remote.protocol import body_of
 from batcher.remote.rate import Rate
+from batcher.remote.recorder import RemoteRecorder
+from batcher.remote.results import result_of
 from batcher.remote.sequence import RemoteSequence
 from batcher.remote.settings import REMOTE_SCHEDULING
 from batcher.request import Request
-from batcher.result import ErrorInfo, FinishReason, Result, StepTimes, Usage
+from batcher.result import FinishReason, Result
 from batcher.scheduling.clock import WallClock
 from batcher.scheduling.policies import LONGEST_PREFIX_MATCH
 from batcher.scheduling.queue import WaitingQueue, ordering_of
-from batcher.scheduling.sequence import NEVER, NO_SLOT
+from batcher.scheduling.sequence import NEVER
 from batcher.settings import DEFAULT_SCHEDULING, SchedulingSettings
 
 Waiting = Callable[[], AbstractContextManager[None]]
-NUM_DIGITS = 6  # of seconds, after the point
 
 
 class RemoteEngine:
@@ -90,9 +75,8 @@ class RemoteEngine:
         self._last_used = [-2] * batch_size  # the step, of each slot
         self._running: dict[RemoteSequence, int] = {}  # by admission
         self._num_open: dict[str, int] = {}
-        self._events: list[RequestEvent] = []
+        self._recorder = RemoteRecorder(self._clock)
         self._results: list[Result] = []
-        self._blocked: tuple[str, str, int] | None = None
         self._lost: LostModelError | None = None  # raised by the next step: others have answers
         self._num_requests = self._num_tokens = 0
         self.capabilities = model.capabilities(batch_size)
@@ -134,7 +118,7 @@ class RemoteEngine:
     @property
     def has_work(self) -> bool:
         """Whether `step` still has something to do or to hand out."""
-        return bool(self._num_open or self._events)
+        return bool(self._num_open or self._recorder.events)
 
     @property
     def wants_request(self) -> bool:
@@ -219,14 +203,16 @@ class RemoteEngine:
         """
         if request_id not in self._num_open:
             raise BatchdecodeError(f"no request with id {request_id!r} is in the engine")
-        waiting = [*self._queue.find(request_id), *self._inputs.remove_turn(request_id)]
+        step = self._clock.step
         for row in [row for row in self._running if row.id == request_id]:
             self._attempts.cancel(row)
-            self._finish(row, "aborted", None, self._clock.step - 1)
-        for row in waiting:
+            self._finish(row, "aborted", None, step - 1)
+        for row in self._queue.find(request_id):
+            self._queue.remove(row)
+            self._finish(row, "aborted", None, step)
+        for row in self._inputs.remove_turn(request_id):
             if row.id == request_id:
-                self._queue.remove(row)
-                self._finish(row, "aborted", None, self._clock.step)
+                self._finish(row, "aborted", None, step)
             else:
                 self._end_all([Over(row, None)])
 
@@ -253,22 +239,13 @@ class RemoteEngine:
         news = self._attempts.listen(self._next_time())
         clock.advance(None)
         tokens = self._take(news)
-        received = sum(news.received.values())
-        nothing = [0]
-        steps = StepsEvent(
-            clock.step - 1, [clock.now], [received], nothing, [num_rows], nothing, nothing, nothing
-        )
-        self._events.insert(0, steps)
-        events, self._events = self._events, []
-        results, self._results = self._results, []
-        return StepOutcome(events, results, tokens)
+        self._recorder.stepped(sum(news.received.values()), num_rows)
+        return self._outcome(tokens)
 
     def hand_out(self) -> StepOutcome:
         """Return what has come of requests that need no slot, without taking a step."""
         self._join_arrivals()
-        events, self._events = self._events, []
-        results, self._results = self._results, []
-        return StepOutcome(events, results, [])
+        return self._outcome([])
 
     def wake(self) -> None:
         """Let a step that waits come back, as if something had been heard; for any thread."""
@@ -277,6 +254,10 @@ class RemoteEngine:
     def close(self) -> None:
         """Cancel what is in flight, and close all connections."""
         self._attempts.close()
+
+    def _outcome(self, tokens: list[TokenEvent]) -> StepOutcome:
+        results, self._results = self._results, []
+        return StepOutcome(self._recorder.take(), results, tokens)
 
     # -- into the slots --------------------------------------------------------------------------
 
@@ -288,18 +269,7 @@ class RemoteEngine:
             if arrival is not None and arrival > clock.now:
                 clock.jump(arrival)
         for row in self._inputs.arrive(clock):
-            self._events.append(
-                ArriveEvent(
-                    row.arrived_step,
-                    row.arrival_time,
-                    row.id,
-                    row.index,
-                    row.arrive_reason,
-                    row.num_prompt_tokens,
-                    row.max_tokens,
-                    row.deadline,
-                )
-            )
+            self._recorder.arrived(row)
             if row.max_tokens == 0:
                 self._finish(row, "length", None, clock.step)
             else:
@@ -312,15 +282,10 @@ class RemoteEngine:
         while self._free and (row := queue.peek(clock.now)) is not None:
             why = "concurrency" if attempts.has_returning else self._rate.why_not(self._measure())
             if why is not None:
-                blocked = row.id, why, row.index
-                if blocked != self._blocked:
-                    event = BlockedEvent(clock.step, clock.now, row.id, row.index, why)
-                    self._events.append(event)
-                self._blocked = blocked
+                self._recorder.blocked(row, why)
                 return
             queue.take(row)
             self._occupy(row)
-        self._blocked = None
 
     def _occupy(self, row: RemoteSequence) -> None:
         """Give a row the lowest free slot, and send it."""
@@ -329,10 +294,7 @@ class RemoteEngine:
         row.slot, row.admitted_step = slot, clock.step
         self._running[row] = slot
         reason: AdmitReason = "refill" if self._last_used[slot] == clock.step - 1 else "empty"
-        num_left = max(row.num_prompt_tokens, 1)
-        self._events.append(
-            AdmitEvent(clock.step, clock.now, row.id, row.index, slot, reason, left=num_left)
-        )
+        self._recorder.admitted(row, reason)
         model = self._model
         extra_body = model.settings.extra_body
         body = body_of(row.request, row.index, model.served_model, extra_body, row.context)
@@ -366,49 +328,42 @@ class RemoteEngine:
 
     def _take(self, news: News) -> list[TokenEvent]:
         """Take in what was heard in the step that is over; return what is streamed of it."""
-        step = self._clock.step - 1
-        start = self._clock.start_of(step)
-        tokens = []
+        step, recorder, tokens = self._clock.step - 1, self._recorder, []
         for row, num_tokens in sorted(news.received.items(), key=lambda item: item[0].slot):
             if row.first_token_step == NEVER:
                 row.first_token_step = step
-            event = ReceiveEvent(step, start, row.id, row.index, row.slot, num_tokens)
-            self._events.append(event)
+            recorder.received(row, num_tokens)
             if self._is_streaming:
                 tokens.append(TokenEvent(step, row.id, row.index, *row.take_told()))
         for retry in news.retries:
             if retry.failure is not None:
-                who = retry.row.id, retry.row.index, retry.row.slot
-                why = retry.failure.reason, retry.num_attempts, round(retry.delay, NUM_DIGITS)
-                self._events.append(RetryEvent(step, start, *who, *why))
-            self._note_failure(retry, step, start)
+                recorder.failed(retry.row, retry.failure.reason, retry.num_attempts, retry.delay)
+            self._adapt(retry)
         for attempt in sorted(news.ended, key=lambda attempt: attempt.row.slot):
-            self._end(attempt, step, start)
+            self._adapt(attempt)
+            self._end(attempt, step)
         return tokens
 
-    def _end(self, attempt: Attempt, step: int, start: float) -> None:
+    def _adapt(self, ended: Attempt) -> None:
+        """Send less at once after a refusal, and more after answers."""
+        rate, failure = self._rate, ended.failure
+        if failure is None and rate.succeed():
+            self._recorder.limited(rate.limit, "success")
+        is_refusal = failure is not None and failure.reason == "overload"
+        if is_refusal and rate.refuse(ended.sent, self._measure()):
+            self._recorder.limited(rate.limit, "overload")
+
+    def _end(self, attempt: Attempt, step: int) -> None:
         """End a row whose answer has come, or will not."""
         row, failure = attempt.row, attempt.failure
-        self._note_failure(attempt, step, start)
         if failure is None:
-            if self._rate.succeed():
-                self._note_limit(step, start, "success")
             if not row.reply.num_tokens:  # an answer without a token has come, all the same
-                self._events.append(ReceiveEvent(step, start, row.id, row.index, row.slot, 0))
+                self._recorder.received(row, 0)
             self._finish(row, row.reply.outcome, row.reply.failure, step)
         elif failure.is_final:
             self._lost = LostModelError(f"{self._model.address.url}: {failure}")
         else:
             self._finish(row, "error", failure.as_failure(attempt.num_attempts), step)
-
-    def _note_failure(self, ended: Attempt, step: int, start: float) -> None:
-        """Send less at once after a refusal."""
-        is_refusal = ended.failure is not None and ended.failure.reason == "overload"
-        if is_refusal and self._rate.refuse(ended.sent, self._measure()):
-            self._note_limit(step, start, "overload")
-
-    def _note_limit(self, step: int, start: float, reason: ConcurrencyReason) -> None:
-        self._events.append(ConcurrencyEvent(step, start, self._rate.limit, reason))
 
     def _end_all(self, overs: list[Over]) -> None:
         """End samples that nobody is asked for, and what follows from that."""
@@ -430,33 +385,19 @@ class RemoteEngine:
         if slot is not None:
             self._last_used[slot] = step
             heappush(self._free, slot)
-        result = _result(row, reason, failure, step)
+        result = result_of(row, reason, failure, step)
         self._results.append(result)
         self._close(row, result, step)
 
     def _close(self, row: RemoteSequence, result: Result, step: int) -> None:
         """Tell that a row has ended with a result, and let the next turn of its session go on."""
-        clock = self._clock
-        usage = result.usage
-        self._num_tokens += usage.completion_tokens
-        self._events.append(
-            FinishEvent(
-                step,
-                clock.now if step == clock.step else clock.start_of(step),
-                row.id,
-                row.index,
-                None if row.slot == NO_SLOT else row.slot,
-                result.finish_reason,
-                result.stop_reason,
-                usage.completion_tokens,
-                prompt_tokens=usage.prompt_tokens or None,
-            )
-        )
+        self._num_tokens += result.usage.completion_tokens
+        self._recorder.finished(row, result, step)
         self._num_open[row.id] -= 1
         if not self._num_open[row.id]:
             del self._num_open[row.id]
         if row.request.session is not None:
-            self._end_all(self._inputs.end_turn(row, result, clock.now))
+            self._end_all(self._inputs.end_turn(row, result, self._clock.now))
 
 
 def _check_settings(settings: SchedulingSettings) -> None:
@@ -471,36 +412,3 @@ def _check_settings(settings: SchedulingSettings) -> None:
         raise BatchdecodeError(f"{option} is for an engine of our own: a server schedules itself")
     if settings.policy == LONGEST_PREFIX_MATCH:
         raise BatchdecodeError(f"--policy {LONGEST_PREFIX_MATCH} asks for a cache of our own")
-
-
-def _result(
-    row: RemoteSequence, reason: FinishReason, failure: Failure | None, step: int
-) -> Result:
-    """Return what a row has come to."""
-    reply, request = row.reply, row.request
-    num_prompt_tokens = reply.prompt_tokens
-    if num_prompt_tokens is None:
-        num_prompt_tokens = row.num_prompt_tokens
-    error = None
-    if failure is not None:
-        where = "" if row.slot == NO_SLOT else f"step {step}: "
-        error = ErrorInfo(failure.code, f"{where}{failure.message}")
-    return Result(
-        id=row.id,
-        index=row.index,
-        text=reply.text,
-        tokens=reply.token_ids if row.slot != NO_SLOT else [],
-        finish_reason=reason,
-        stop_reason=reply.stop_reason,
-        usage=Usage(num_prompt_tokens, reply.num_tokens),
-        slot=None if row.slot == NO_SLOT else row.slot,
-        steps=StepTimes(
-            None if row.arrived_step == NEVER else row.arrived_step,
-            None if row.admitted_step == NEVER else row.admitted_step,
-            None if row.first_token_step == NEVER else row.first_token_step,
-            step,
-        ),
-        error=error,
-        logprobs=None if request.logprobs is None else reply.logprobs,
-        tool_calls=reply.tool_calls,
-    )

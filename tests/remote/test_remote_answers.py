@@ -267,3 +267,22 @@ def test_while_it_runs_a_row_has_as_many_tokens_as_have_come():
             received[event.id] += event.tokens
             assert found.tokens_after(event.step) == received[event.id]
     assert received == {"x": 3, "y": 3}
+
+
+@pytest.mark.parametrize("which", ["a", "b", "c", "d"])
+def test_whatever_is_aborted_the_others_go_on(which):
+    requests = [
+        Request(prompt="a", id="a"),
+        Request(prompt="b", id="b", arrival_time=0.1),
+        Request(prompt="c", id="c", session="s"),
+        Request(prompt="d", id="d", session="s"),
+    ]
+    with FaultServer() as server, engine_of(server, 1) as engine:
+        for request in requests:
+            engine.enqueue(request)
+        engine.abort(which)
+        run = carry_out(engine, [])
+    outcomes = {result.id: result.finish_reason for result in run.results}
+    expected = dict.fromkeys("abcd", "stop") | {which: "aborted"}
+    assert outcomes == expected | ({"d": "error"} if which == "c" else {})
+    assert not engine.num_pending
