@@ -317,7 +317,7 @@ class ModelRunner:
             output = self._model.forward(batch)
         except ModelError as error:
             slots = [*batch.slots.tolist(), *(chunk.slot for chunk in batch.chunks)]
-            slots += self._lose_moves()
+            slots += self._lose_writes()
             self._forget_step()
             return decoder.fail(dict.fromkeys(slots, str(error)))
         if self._scores:
@@ -343,15 +343,16 @@ class ModelRunner:
         if self.pages is not None:
             self.pages.moves += moves_along([*way], chunk, self.pages)
 
-    def _lose_moves(self) -> list[int]:
-        """Let nobody go on from what was to be moved, if nobody knows whether it was.
+    def _lose_writes(self) -> list[int]:
+        """Let nobody go on from what was to be moved or copied, if nobody knows whether it was.
 
         Returns the slots of the rows that have it.
         """
         pages, kv_cache = self.pages, self._kv_cache
-        if pages is None or kv_cache is None or not pages.moves:
+        if pages is None or kv_cache is None or not (pages.moves or pages.copies):
             return []
         blocks = {target // pages.block_size for _, target in pages.moves}
+        blocks |= {target for _, target in pages.copies}
         for block in blocks:
             kv_cache.pool.lose(block)
         waiting = [row.slot for first in self._suspended for row in first.group]
@@ -374,7 +375,7 @@ class ModelRunner:
                 output = self._model.forward(batch)
                 failed = {**output.failed, **self._take_scores(output)}
         except ModelError as error:
-            slots = [*(chunk.slot for chunk in batch.chunks), *self._lose_moves()]
+            slots = [*(chunk.slot for chunk in batch.chunks), *self._lose_writes()]
             failed = dict.fromkeys(slots, str(error))
         self._forget_chunks()
         return decoder.fail(failed) if failed else NOTHING_DECODED
