@@ -30,7 +30,7 @@ def make_app(service: Service, metrics: Callable[[], bytes]) -> Starlette:
     async def health(_: Request) -> Response:
         engine = service.engine
         if engine.failure is not None or engine.is_draining:
-            return _json(503, {"status": engine.failure or "draining"})
+            return _json(503, {"status": "draining" if engine.failure is None else "failed"})
         return _json(200, {"status": "ok"})
 
     async def told_metrics(_: Request) -> Response:

@@ -15,12 +15,12 @@ from typing import Protocol
 from msgspec.structs import force_setattr
 
 from batcher.engine import Engine, StepOutcome
-from batcher.errors import BatchdecodeError, RequestError, describe
+from batcher.errors import BatchdecodeError, InvariantError, RequestError, describe
 from batcher.events import TokenEvent
 from batcher.request import Request
 from batcher.result import Result
 from batcher.scheduling.clock import PacedClock, WallClock
-from batcher.serving.errors import BAD_REQUEST, UNAVAILABLE, ApiError, busy, draining
+from batcher.serving.errors import BAD_REQUEST, UNAVAILABLE, ApiError, busy, draining, engine_failed
 from batcher.serving.exchange import Exchange
 
 MAX_UNHEARD = 64  # outcomes that the event loop has not heard of; then the next step waits
@@ -86,7 +86,7 @@ class EngineThread:
             ApiError: the server ends, or as many requests wait as may.
         """
         if self.failure is not None:
-            raise ApiError(UNAVAILABLE, "engine-failed", self.failure)
+            raise engine_failed()
         if self.is_draining:
             raise draining()
         if self.num_open and self.num_open + num_outputs > self.most_open:
@@ -162,7 +162,7 @@ class EngineThread:
         """Fail what is left, now that no step will come."""
         self.has_failed = failure is not None
         self.failure = failure or "the server has ended"
-        self._fail_all(ApiError(UNAVAILABLE, "engine-failed", self.failure))
+        self._fail_all(engine_failed())
         self.on_end()
 
     def _fail_all(self, error: ApiError) -> None:
@@ -186,7 +186,8 @@ class EngineThread:
                 elif not self._inbox:
                     self._rest()
         except BaseException as error:  # noqa: BLE001 - a model may raise anything
-            failure = describe(error)
+            is_ours = isinstance(error, BatchdecodeError | InvariantError)
+            failure = describe(error) if is_ours else type(error).__name__  # no text of a request
         self._tell(self._hear_end, failure)
 
     def _step(self) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
+from batcher.errors import RUN_ERROR_CODES
 from batcher.formats.diagnostics import Problem
 from batcher.formats.result_rows import SERVER_ERROR, status_of
 from batcher.result import ErrorInfo
@@ -15,6 +16,10 @@ RETRY_AFTER = "1"  # seconds: by then a step or many have been made
 
 # The name under which clients of OpenAI look for one of our codes.
 _OPENAI_CODES = {"prompt-too-long": "context_length_exceeded"}
+
+
+# Of these the text is that of a model, which knows all requests of the batch.
+_MAY_TELL_OF_OTHERS = {"model-error", "call-timeout"}
 
 
 class ErrorBody(Struct, frozen=True):
@@ -56,8 +61,16 @@ def of_problems(problems: Sequence[Problem]) -> ApiError:
 
 
 def of_result(error: ErrorInfo) -> ApiError:
-    """Return the answer to a request that has failed."""
-    return ApiError(status_of(error.code), error.code, error.message)
+    """Return the answer to a request that has failed; none tells of another request."""
+    message = error.message
+    if error.code in _MAY_TELL_OF_OTHERS:
+        message = RUN_ERROR_CODES[error.code]
+    return ApiError(status_of(error.code), error.code, message)
+
+
+def engine_failed() -> ApiError:
+    """Return the answer of a server whose engine can go on no more."""
+    return ApiError(UNAVAILABLE, "engine-failed", "the engine of this server has failed")
 
 
 def busy(num_open: int, most: int) -> ApiError:

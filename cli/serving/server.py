@@ -15,6 +15,7 @@ from multiprocessing import parent_process
 
 import uvicorn
 
+from batcher.foreign import LISTENERS
 from batcher.formats.trace import is_trace_start
 from batcher.serving.app import make_app
 from batcher.serving.metrics import ServerMetrics
@@ -91,8 +92,10 @@ class Server:
         """Serve until a signal comes, or the engine fails; return the exit status."""
         sys.setswitchinterval(SWITCH_SECONDS)
         loop_factory = self._uvicorn.config.get_loop_factory()
+        LISTENERS.append(self._watcher.hear)
         with asyncio.Runner(loop_factory=loop_factory) as runner:
             runner.run(self._serve())
+        LISTENERS.remove(self._watcher.hear)
         engine = self._service.engine
         engine.stop()
         engine.join(JOIN_SECONDS)

@@ -1,11 +1,15 @@
 """Who looks on while a server's engine runs: its metrics, its trace and its picture."""
 
 from batcher.engine import Engine, StepOutcome
+from batcher.foreign import Raised
 from batcher.serving.metrics import ServerMetrics
 from batcher.timeline.records import label_of
 
 from ..running.recorder import TraceWriter
+from ..screen.cells import printable_lines
 from ..screen.view import GaugeReading, View
+
+MAX_FAILURES = 10  # kinds of them that are told of
 
 
 class ServerGauges:
@@ -34,6 +38,7 @@ class ServerWatcher:
     ) -> None:
         self._engine, self._metrics, self._trace, self._view = engine, metrics, trace, view
         self._num_steps = 0
+        self._failures: set[str] = set()
         if trace is not None:
             trace.write([engine.run_event()])
 
@@ -61,6 +66,13 @@ class ServerWatcher:
         if self._trace is not None:
             self._trace.flush()
         return self._view.refresh() or None
+
+    def hear(self, raised: Raised) -> None:
+        """Say once of each kind what a model raises; its text may hold a prompt, so that is not."""
+        kind = f"the model raised {raised.said.partition(':')[0]} at {raised.place}"
+        if kind not in self._failures and len(self._failures) < MAX_FAILURES:
+            self._failures.add(kind)
+            self._view.write_message(printable_lines(f"{kind}\n"))
 
     def close(self) -> None:
         """End the trace and the picture, when the engine has come to its end."""

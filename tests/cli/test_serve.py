@@ -20,9 +20,9 @@ LONG = {"prompt": "Once", "max_tokens": 1_000_000, "ignore_eos": True, "stream":
 
 
 @contextmanager
-def serving(*arguments, command=None):
+def serving(*arguments, command=None, cwd=None):
     """Give a client of a server, whose `process` it is, or stands for."""
-    process = start("serve", "--port", "0", *arguments, command=command)
+    process = start("serve", "--port", "0", *arguments, command=command, cwd=cwd)
     line = process.stderr.readline().decode()
     found = re.search(r"at (http://\S+)/v1$", line)
     assert found, line + process.stderr.read().decode()
@@ -118,6 +118,29 @@ def test_the_key_comes_from_the_environment_and_nothing_tells_it(tmp_path, monke
         status, said = ended(client.process)
     assert (status, said) == (0, "")
     assert "hidden" not in trace.read_text()
+
+
+FAILING = """
+def model(prefixes):
+    if any(len(prefix) > 4 for prefix in prefixes):
+        raise ValueError(f"cannot read {prefixes}")
+    return [5] * len(prefixes)
+"""
+
+
+def test_what_a_model_raises_is_told_by_its_kind_since_its_text_may_hold_prompts(tmp_path):
+    (tmp_path / "own.py").write_text(FAILING)
+    with serving("--model", "own:model", cwd=tmp_path) as client:
+        body = {"prompt": [17, 18, 19], "max_tokens": 5}
+        for _ in range(2):
+            answer = client.post("/v1/completions", json=body)
+            assert answer.status_code == 500
+            assert answer.json()["error"]["message"].startswith("the model raised")
+            assert "17" not in answer.text
+        client.process.terminate()
+        status, said = ended(client.process)
+    assert status == 0
+    assert said == "the model raised ValueError at own.py, line 4\n"
 
 
 def ids_of_answers(client, number):
