@@ -90,6 +90,7 @@ class Server:
 
     def run(self) -> int:
         """Serve until a signal comes, or the engine fails; return the exit status."""
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # who hangs up is an error of a write
         sys.setswitchinterval(SWITCH_SECONDS)
         loop_factory = self._uvicorn.config.get_loop_factory()
         LISTENERS.append(self._watcher.hear)
