@@ -268,6 +268,36 @@ def test_the_trace_tells_the_way_through_each_tree() -> None:
         assert event.parents == tuple(n // 2 * 2 for n in range(event.tokens))
 
 
+class Recomputing(SimulatedModel):
+    """A model that computes accepted drafts again, as one with recurrent layers does."""
+
+    recomputes_drafts, verifies_trees = True, False
+
+
+@pytest.mark.parametrize("fields", [{}, {"temperature": 1.0}], ids=["plain", "sampled"])
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {},
+        {"kv_blocks": 50},
+        {"max_batch_tokens": 4, "block_size": 4, "long_prefill_threshold": 2},
+        {"max_batch_tokens": 5, "block_size": 4, "prefill_order": "prefill-first"},
+    ],
+)
+def test_the_trace_tells_which_drafts_are_computed_again(limits: dict, fields: dict) -> None:
+    speculation = SpeculationSettings(draft="simulated:0.8")
+    limited = SchedulingSettings(**limits)
+    engine = Engine(Recomputing(), 3, settings=limited, speculation=speculation)
+    for number in range(5):
+        request = Request(id=str(number), prompt=[number] * 7, max_tokens=20, ignore_eos=True)
+        engine.add(replace(request, **fields))
+    events: list[Event] = [engine.run_event()]
+    while engine.has_work:
+        events += engine.step().events
+    Timeline.from_events([*events, engine.end_event()]).check_integrity()
+    assert of_kind(events, AcceptEvent)
+
+
 def test_a_row_holds_no_block_behind_what_it_was_given() -> None:
     limits = SchedulingSettings(block_size=2, prefix_cache=True)
     speculation = SpeculationSettings(draft="simulated:0.4", draft_tokens=9)

@@ -434,7 +434,7 @@ class Engine:
             self._outputs.process(clock.step, scheduled, decoded, ending or ())
         if scheduled.num_drafts:
             for row in self.scheduler.recompute_drafts():
-                self._runner.note_jump(row, clock.step)
+                self._runner.note_known(row)
             self._runner.settle_drafts(scheduled.num_drafts, batch.decode_step)
         began = clock.now
         clock.advance(measured)

@@ -110,6 +110,10 @@ class ModelRunner:
         """Take note that `step` gave a row several tokens, all of which it computes next."""
         if first.extras is not None:
             first.extras.jumped_step = step
+        self.note_known(first)
+
+    def note_known(self, first: Sequence) -> None:
+        """Take note that what a row computes next are tokens that it has generated."""
         self._note_forced(first, self.decoder.read(first.slot, 0, first.num_generated).tolist())
 
     def preempt(self, first: Sequence) -> None:

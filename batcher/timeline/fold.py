@@ -198,7 +198,7 @@ class RequestFold:
         """Take in what a step computed of a sequence after the step of its admission."""
         found, admission = self._holding(event, "computes in")
         left = admission.left
-        if not left and admission.has_jumped:
+        if not left and admission.may_compute:
             left = event.tokens + event.left
         is_late = event.step > admission.event.step
         if not is_late or event.tokens < 1 or left - event.tokens != event.left:
@@ -206,7 +206,7 @@ class RequestFold:
                 f"{found.label!r} computes {event.tokens} tokens in step {event.step} and leaves "
                 f"{event.left}, but {left} were left"
             )
-        admission.left, admission.has_jumped = event.left, False
+        admission.left, admission.may_compute = event.left, False
         admission.chunks = admission.chunks or []
         admission.chunks.append(event.step)
         if admission.first_token is not None:
@@ -249,12 +249,12 @@ class RequestFold:
         if event.tokens < 1:
             raise InvariantError(f"{event.id!r} jumps over {event.tokens} tokens")
         admission.num_jumped += event.tokens
-        admission.has_jumped = True
+        admission.may_compute = True
         admission.jumps = admission.jumps or []
         admission.jumps.append(event.step)
         partner = self._open.get((event.id, event.index, "negative"))
         if partner is not None and partner.admission is not None:
-            partner.admission.has_jumped = True
+            partner.admission.may_compute = True
         return found
 
     def _receive(self, event: ReceiveEvent) -> RequestTimeline:
@@ -293,6 +293,7 @@ class RequestFold:
                 self.num_drafted += event.tokens
             case AcceptEvent():
                 drafts.accept(event, found.label)
+                admission.may_compute = True
                 self.num_accepted += event.tokens
             case RollbackEvent():
                 drafts.reject(event, found.label)

@@ -191,7 +191,8 @@ class AdmissionRecord(Struct, gc=False):
     for each would take time.
     num_still: how many steps after that one gave it no token.  told_still: the last of them that is
     known from what steps computed alone.
-    has_jumped: whether a constraint has forced tokens on it that are not known to be computed.
+    may_compute: whether a constraint has forced tokens on it that are not known to be computed, or
+    drafts were accepted, which some models compute again.
     drafts: None if no step drafted for it, and none was to.
     num_received: how many tokens a server has sent; None before the first, and where there is none.
     retries: how often it was asked before it answered; None for never.
@@ -206,7 +207,7 @@ class AdmissionRecord(Struct, gc=False):
     num_jumped: int = 0
     num_still: int = 0
     told_still: int = -1
-    has_jumped: bool = False
+    may_compute: bool = False
     forks: list[Fork] | None = None
     drafts: DraftRecord | None = None
     num_received: int | None = None
