@@ -31,6 +31,7 @@ from pictures import pictures
 from quality import quality
 from report import Row
 from sampling import sampling
+from serving import serving
 from simulation import simulation
 from soak import soak
 from speculation import speculation
@@ -271,6 +272,7 @@ BENCHMARKS = {
         quality,
         constraints,
         simulation,
+        serving,
         soak,
     )
 }
