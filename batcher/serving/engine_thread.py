@@ -41,13 +41,15 @@ class Watcher(Protocol):
 
 
 class EngineThread:
-    """Runs an engine for an event loop, which calls all methods but `watch`.
+    """Runs an engine for an event loop.
 
-    max_queue: how many outputs may wait beside those that have a slot.
+    max_queue: how many outputs may wait beside those that have a slot.  prefix: of the names of
+    requests, to tell several servers apart.
     exchanges: the requests in the engine, by their names there.
-    num_open: how many outputs these still wait for.
-    failure: why the engine can go on no more, if something went wrong.
-    on_end: called in the event loop when that happens.
+    num_open: how many outputs these still wait for; most_open: how many they may.
+    is_draining: whether no more requests are taken; for others to set.
+    has_failed: whether something went wrong; failure: why no step will come any more.
+    on_end: called in the event loop when that is so.
     """
 
     def __init__(
@@ -57,13 +59,13 @@ class EngineThread:
         self.exchanges: dict[str, Exchange] = {}
         self.num_open, self.most_open = 0, engine.batch_size + max_queue
         self.is_draining = self.has_failed = False
+        self.failure: str | None = None
         self.on_end: Callable[[], object] = lambda: None
         self._watcher, self._prefix, self._num_requests = watcher, prefix, 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._inbox: deque[Mail] = deque()
         self._has_mail, self._room = Event(), Semaphore(MAX_UNHEARD)
         self._thread = Thread(target=self._run, name="engine", daemon=True)
-        self.failure: str | None = None
 
     # -- in the event loop -----------------------------------------------------------------------
 
