@@ -120,6 +120,28 @@ def test_the_clock_goes_on_while_the_run_waits():
     assert run.screen.text().splitlines()[0].endswith("1:10")
 
 
+def test_a_run_that_waits_for_requests_shows_no_slot_that_nobody_holds():
+    run = Run([("short", 3, 3), ("long", 9, 9)], batch_size=2).steps(3)
+    counts, slot = shown(run)
+    assert "step 2  1/2 done  2 running" in counts
+    assert {"short", "3/3", "length"} < set(slot)
+    run.clock.now += 1
+    run.view.refresh()
+    counts, slot = shown(run)
+    assert "step 2  1/2 done  1 running" in counts
+    assert slot[:3] == ["0", "-", "idle"]
+    run.clock.now += 1
+    counts, slot = shown(run.steps(1))
+    assert "step 3  1/2 done  1 running" in counts
+    assert slot[:3] == ["0", "-", "idle"]
+
+
+def shown(run):
+    """What the picture counts, and what it says of the first slot."""
+    lines = run.screen.text().splitlines()
+    return lines[0], next(line.split() for line in lines if line.startswith("0 "))
+
+
 def test_messages_stand_above_the_picture_too():
     run = inline(long_requests(8)).steps(1)
     run.view.write_message("warning: look\n")

@@ -93,12 +93,13 @@ class LiveView(View):
         self._cost = self._next_ends = 0.0
         first_frame = started if every_step else started + MIN_RUN
         self._earliest_frame = self._next_frame = self._tick = first_frame
-        self._is_closed = False
+        self._is_waiting = self._is_closed = False
 
     def after_step(self, step: int, num_queued: int | None) -> None:
         """Draw how things stand after `step`, if it is time to."""
         with self.lock:
             self._step, self._num_queued, self._computing = step, num_queued, None
+            self._is_waiting = False
             now = self._clock()
             if now >= self._next_frame:
                 self._draw(now)
@@ -123,8 +124,10 @@ class LiveView(View):
         """Draw what is not drawn yet, and the time while the run waits; see View."""
         with self.lock:
             now = self._clock()
-            is_new = self._step != self._drawn_step or now >= self._tick
-            if self._pending or (is_new and now >= self._earliest_frame):
+            is_drawn, is_due = self._step == self._drawn_step, now >= self._tick
+            if is_drawn and is_due:
+                self._is_waiting = self._computing is None
+            if self._pending or ((is_due or not is_drawn) and now >= self._earliest_frame):
                 self._draw(now)
             wanted = self._tick if self._step == self._drawn_step else self._earliest_frame
             return max(wanted - self._clock(), SHORTEST_WAIT) if math.isfinite(wanted) else 0.0
@@ -239,7 +242,9 @@ class LiveView(View):
         speed = (num_tokens - first_tokens) / max(now - first_time, 1e-9)
         elapsed = now - self._started
         computing = None if self._computing is None else now - self._computing
-        scene.moment = Moment(step, self._num_queued, num_tokens, rate, speed, elapsed, computing)
+        scene.moment = Moment(
+            step, self._num_queued, num_tokens, rate, speed, elapsed, computing, self._is_waiting
+        )
         fresh = [slot.take_mark() for slot in run.slots]
         scene.strips.extend(step, fresh)
         self._keep_marks(fresh, now)

@@ -19,6 +19,7 @@ class Moment(NamedTuple):
     num_queued: requests that wait or are still to be read; None if nobody knows.
     rate, speed: tokens per step and per second of late.  seconds: since the start.
     computing: the seconds that the step after it has taken so far, if that is long; else None.
+    is_waiting: whether the run has waited for something to do since `step` was shown.
     """
 
     step: int
@@ -28,6 +29,12 @@ class Moment(NamedTuple):
     speed: float
     seconds: float
     computing: float | None = None
+    is_waiting: bool = False
+
+    @property
+    def slot_step(self) -> int:
+        """The step whose slots are shown; while the run waits that is the one to come."""
+        return self.step + self.is_waiting
 
 
 class Fact(NamedTuple):
@@ -66,7 +73,7 @@ def counts(run: RunState, plan: RunPlan, moment: Moment) -> list[Fact]:
     ]
     if run.num_failed:
         found.append(Fact(7, "failed", f"{run.num_failed:,} failed"))
-    found.append(Fact(4, "", f"{run.num_busy(moment.step):,} running"))
+    found.append(Fact(4, "", f"{run.num_busy(moment.slot_step):,} running"))
     if moment.num_queued is not None:
         found.append(Fact(5, "", f"{moment.num_queued:,} waiting"))
     return found

@@ -113,8 +113,8 @@ class Scene:
         return name if self.has_unicode else name.encode("ascii", "replace").decode("ascii")
 
     def is_busy(self, slot: SlotState) -> bool:
-        """Return whether `slot` was used in the last step."""
-        return slot.is_busy(self.moment.step)
+        """Return whether `slot` is used in the step that is shown."""
+        return slot.is_busy(self.moment.slot_step)
 
     def request(self, slot: SlotState) -> str:
         """Return what the sequence in `slot` is called."""
