@@ -29,11 +29,14 @@ NUM_EVICTION_PRIORITIES = 4  # nothing special or assistant, user, system, pinne
 
 
 class BlockUse(NamedTuple):
-    """How many blocks are held, how many nobody holds that can be found, and how many are empty."""
+    """How many blocks are held, how many nobody holds that can be found, and how many are empty.
+
+    free: None if there is no limit.
+    """
 
     used: int
     cached: int
-    free: int
+    free: int | None
 
 
 class BlockPool:
@@ -74,7 +77,9 @@ class BlockPool:
     @property
     def use(self) -> BlockUse:
         """What the blocks there are so far are used for."""
-        return BlockUse(self.num_used, self.num_free - len(self._blank), len(self._blank))
+        num_blank = len(self._blank)
+        free = None if self._is_growing else num_blank
+        return BlockUse(self.num_used, self.num_free - num_blank, free)
 
     # -- held and free ---------------------------------------------------------------------------
 

@@ -32,12 +32,11 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double 
 
 
 def _kv_use(engine: Engine) -> float:
-    """Return which share of the blocks sequences hold, 0 if there are none."""
-    kv_cache = engine.scheduler.kv_cache
-    if kv_cache is None:
+    """Return which share of the blocks sequences hold, 0 if there is no limit to them."""
+    use = engine.block_use
+    if use is None or use.free is None:
         return 0.0
-    use = kv_cache.pool.use
-    return use.used / sum(use)
+    return use.used / (use.used + use.cached + use.free)
 
 
 GAUGES: dict[str, tuple[str, Callable[[Engine], float]]] = {

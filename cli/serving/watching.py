@@ -26,8 +26,7 @@ class ServerGauges:
         first = scheduler.queue.peek(engine.now)
         next_up = None if first is None else label_of(first.id, first.index, first.role)
         num_free = engine.batch_size - engine.num_running
-        block_use = None if scheduler.kv_cache is None else scheduler.kv_cache.pool.use
-        return GaugeReading(engine.now, num_free, next_up, block_use)
+        return GaugeReading(engine.now, num_free, next_up, engine.block_use)
 
 
 class ServerWatcher:

@@ -138,6 +138,9 @@ def test_memory_engine_time_and_policy_are_shown_where_they_are_modelled():
     cells = [len(part) for part in bar.groups()]
     assert cells == pytest.approx([sum(cells) / 2, sum(cells) / 6, sum(cells) / 3], abs=1)
     assert "sjf  engine 12.3 s" in text
+    run.gauges.block_use = BlockUse(30, 10, None)
+    text = run.steps(1).screen.text()
+    assert "KV 30 blocks used  10 cached  no limit\n" in text
 
 
 def test_the_share_that_is_done_is_one_of_tokens():

@@ -46,6 +46,10 @@ def test_a_plain_line_tells_in_words_what_the_picture_shows():
         "67%, 0:02 left, 1 preemption, KV blocks: 4 used, 1 cached, 1 free, "
         "next b: blocked by KV, needs 3 blocks, 0:05"
     )
+    gauges.block_use = BlockUse(4, 1, None)
+    clock.now = 10.0
+    lines.after_step(7, 2)
+    assert "KV blocks: 4 used, 1 cached, no limit, next b" in screen.lines()[1]
 
 
 def test_the_quiet_view_writes_messages_only():

@@ -28,7 +28,7 @@ def test_it_keeps_a_number_of_blocks_and_then_the_latest(monkeypatch) -> None:
     for content in range(50):
         use(pool, content, 5)
     assert pool.num_total == 40
-    assert pool.use.cached == 40
+    assert pool.use == (0, 40, None)
     assert {key[0] for _, key in pool._found} == {*range(42, 50)}
 
 

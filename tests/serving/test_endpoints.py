@@ -6,8 +6,10 @@ import json
 import pytest
 from in_process import CHATS, COMPLETIONS, served
 
-from batcher import decode
+from batcher import Engine, Request, SimulatedModel, decode
 from batcher.serving.http import Limits
+from batcher.serving.metrics import GAUGES
+from batcher.settings import SchedulingSettings
 
 PROMPT = "Once upon a time"
 SAID = [{"role": "user", "content": "Tell me a story"}]
@@ -125,6 +127,25 @@ async def test_models_health_and_metrics(server):
     assert f"vllm:generation_tokens_total{labels} 8.0" in metrics
     assert f"vllm:time_to_first_token_seconds_count{labels} 1.0" in metrics
     assert f"vllm:num_requests_running{labels} 0.0" in metrics
+
+
+def test_a_request_that_needs_no_block_before_any_is_made_leaves_the_server_as_it_was():
+    async def ask():
+        async with served(settings=SchedulingSettings(prefix_cache=True)) as server:
+            answers = [await server.post(prompt=PROMPT, max_tokens=number) for number in (0, 8)]
+            assert [answer.status_code for answer in answers] == [200, 200]
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(("kv_blocks", "share"), [(None, 0.0), (40, 0.1)])
+def test_the_share_of_kv_blocks_is_one_of_their_limit(kv_blocks, share):
+    settings = SchedulingSettings(prefix_cache=True, kv_blocks=kv_blocks, block_size=4)
+    engine = Engine(SimulatedModel(), settings=settings)
+    engine.add(Request(prompt=PROMPT, max_tokens=8, ignore_eos=True))
+    engine.step()
+    _, read = GAUGES["vllm:kv_cache_usage_perc"]
+    assert read(engine) == share
 
 
 @asked

@@ -132,7 +132,8 @@ def plain_line(run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Momen
         parts.append(counted(run.num_preempted, "preemption"))
     use = gauges.block_use
     if use is not None:
-        parts.append(f"KV blocks: {use.used:,} used, {use.cached:,} cached, {use.free:,} free")
+        rest = "no limit" if use.free is None else f"{use.free:,} free"
+        parts.append(f"KV blocks: {use.used:,} used, {use.cached:,} cached, {rest}")
     if run.fold.blocked is not None:
         parts.append(f"next {next_up(run, gauges)}")
     return ", ".join([*parts, clock(moment.seconds)])

@@ -82,16 +82,25 @@ def _memory(scene: Scene, width: int) -> Line | None:
     use = scene.gauges.block_use
     if use is None:
         return None
-    run, total = scene.run, use.used + use.cached + use.free
+    run = scene.run
+    hits = []
+    if run.num_found:
+        hits.append(Fact(3, "figure", f"hits {run.num_found * 100 // run.num_asked}%"))
+    if use.free is None:
+        facts = [
+            Fact(4, "used", f"{counted(use.used, 'block')} used"),
+            Fact(3, "cached", f"{use.cached:,} cached"),
+            Fact(1, LABEL, "no limit"),
+        ]
+        return [("KV ", LABEL), *_facts(kept(facts + hits, width - len("KV ")))]
+    total = use.used + use.cached + use.free
     facts = [
         Fact(4, "used", f"{use.used:,} used"),
         Fact(3, "cached", f"{use.cached:,} cached"),
         Fact(2, "free", f"{use.free:,} free"),
         Fact(1, LABEL, f"of {counted(total, 'block')}"),
     ]
-    if run.num_found:
-        facts.append(Fact(3, "figure", f"hits {run.num_found * 100 // run.num_asked}%"))
-    found = kept(facts, width - MIN_BAR - len("KV ") - len(GAP))
+    found = kept(facts + hits, width - MIN_BAR - len("KV ") - len(GAP))
     line = _facts(found)
     room = max(min(width - line_width(line) - len("KV ") - len(GAP), MAX_BAR), 1)
     first, second = (round(n * room / max(total, 1)) for n in (use.used, use.used + use.cached))
