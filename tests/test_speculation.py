@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from itertools import count
 
+import numpy as np
 import pytest
 from control_requests import control_requests
 from drafters import Oracle
@@ -474,6 +475,9 @@ def test_a_draft_that_fails_fails_no_request(method: str) -> None:
         {0: Proposal([40, 41, 42], (0, 2, 1))},
         {0: Proposal([40, 41, 42], (0, -1, 1))},
         {0: Proposal([40, 40, 40], (0, 0, 1))},
+        {0: Proposal(np.array([40, 41]))},  # type: ignore[arg-type]
+        {0: Proposal([40.5, 41])},  # type: ignore[list-item]
+        {0: Proposal((40, 41))},  # type: ignore[arg-type]
     ],
 )
 def test_a_drafter_that_proposes_nonsense_fails_no_request(nonsense: object) -> None:

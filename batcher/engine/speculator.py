@@ -152,12 +152,9 @@ class Speculator:
         proposed = self._drafter.propose(num_wanted)
         fitting: dict[int, Proposal] = {}
         for slot, proposal in proposed.items():
-            num, own = num_wanted[slot], proposal
-            if own.parents and not self._takes_trees:
+            if proposal.parents and not self._takes_trees:
                 raise BatchdecodeError("drafts in a tree, for a model that does not verify trees")
-            if own.parents or len(own.tokens) > num:
-                own = first_of(own, num, self._shape.num_branches)
-            fitting[slot] = own
+            fitting[slot] = first_of(proposal, num_wanted[slot], self._shape.num_branches)
         return fitting
 
     # -- after a step ----------------------------------------------------------------------------
