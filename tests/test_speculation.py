@@ -463,6 +463,24 @@ def test_a_draft_that_fails_fails_no_request(method: str) -> None:
     assert told or method == "close"
 
 
+@pytest.mark.parametrize("method", ["open", "propose"])
+def test_a_draft_that_fails_is_told_of_rows_that_run(method: str) -> None:
+    settings = SchedulingSettings(kv_blocks=12, block_size=2, prefix_cache=False)
+    num_told = 0
+    for num_calls in range(12):
+        engine = Engine(
+            SimulatedModel(), 4, settings=settings, speculation=Failing(method, num_calls)
+        )
+        for number in range(6):
+            engine.add(Request(id=str(number), prompt=[number] * 3, max_tokens=12, ignore_eos=True))
+        events: list[Event] = [engine.run_event()]
+        while engine.has_work:
+            events += engine.step().events
+        Timeline.from_events([*events, engine.end_event()]).check_integrity()
+        num_told += len(of_kind(events, SpeculateEvent))
+    assert num_told > 12
+
+
 @pytest.mark.parametrize(
     "nonsense",
     [

@@ -172,6 +172,7 @@ class Speculator:
 
     def take_changes(self) -> list[tuple[Sequence, int, SpeculateReason]]:
         """Return which rows are given another number of drafts from now on, how many, and why."""
+        self._forget()  # this step may have preempted some
         if self.failure is not None:
             ended = [(row, 0, FAILURE) for row in self._rows.values()]
             self._rows.clear()

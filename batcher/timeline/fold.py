@@ -164,7 +164,8 @@ class RequestFold:
         if admission is not None:
             if admission.event.slot != event.slot or found.role != event.role:
                 raise _not_held(event, "leaves")
-            if admission.left and event.reason in {"stop", "length"}:
+            has_outputs = found.role == "beam" and admission.event.generated  # from an earlier stay
+            if admission.left and event.reason in {"stop", "length"} and not has_outputs:
                 raise InvariantError(
                     f"{found.label!r} ends ({event.reason}) before its prompt was computed"
                 )

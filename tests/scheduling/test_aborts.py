@@ -7,9 +7,10 @@ import pytest
 from ledger import LedgerModel
 from soaking import kept
 
-from batcher import Engine, Request, Result
+from batcher import Engine, Request, Result, SimulatedModel
 from batcher.events import AdmitEvent, PreemptEvent, PrefillEvent, RequestEvent
 from batcher.settings import SchedulingSettings
+from batcher.timeline import Timeline
 
 SETTINGS = SchedulingSettings(kv_blocks=16, block_size=4, max_batch_tokens=8)
 Stage = Callable[["Run"], str | None]  # who has come to it
@@ -136,3 +137,28 @@ def test_an_abort_frees_what_was_held(stage: Stage, num_before: int) -> None:
     if aborted is not None:
         of_it = {result.finish_reason for result in run.results if result.id == aborted}
         assert "aborted" in of_it
+
+
+def test_beams_that_are_aborted_when_they_are_back_may_have_whole_outputs() -> None:
+    settings = SchedulingSettings(
+        kv_blocks=60,
+        block_size=1,
+        max_batch_tokens=4,
+        long_prefill_threshold=1,
+        preempt_for="priority",
+        prefix_cache=False,
+    )
+    engine = Engine(SimulatedModel(), 3, settings=settings)
+    stops = {"stop": [" the", "c"], "ignore_eos": False}
+    engine.add(request("beams", max_tokens=22, num_beams=2, n=2, length_penalty=2.0, **stops))
+    for name in "pq":
+        engine.add(request(name, max_tokens=5, priority=-1, arrival_time=9.0))
+    events = [engine.run_event()]
+    while not any(isinstance(event, AdmitEvent) and event.generated for event in events):
+        events += engine.step().events
+    engine.abort("beams")
+    outcome = engine.step()
+    assert "stop" in [result.finish_reason for result in outcome.results]
+    while engine.has_work:
+        outcome.events.extend(engine.step().events)
+    Timeline.from_events([*events, *outcome.events, engine.end_event()]).check_integrity()
