@@ -129,10 +129,9 @@ def import_object(spec: str, kind: str, known: str) -> object:
         RaisedError: the module's own code raised.
     """
     module_name, separator, name = spec.partition(":")
-    if not (module_name and separator and name):
+    if not (module_name and separator and _is_dotted(name)):
         raise BatchdecodeError(f"unknown {kind} {spec!r}, known: {known}, package.module:name")
-    is_dotted = all(map(str.isidentifier, module_name.split(".")))
-    if not is_dotted or module_name.endswith(".py"):
+    if not _is_dotted(module_name) or module_name.endswith(".py"):
         raise BatchdecodeError(f"unknown {kind} {spec!r}: {module_name!r} is no package.module")
     here = str(Path.cwd())
     if here not in sys.path:
@@ -148,6 +147,10 @@ def import_object(spec: str, kind: str, known: str) -> object:
             hint = f"; did you mean {module_name}:{near[0]}?" if near else ""
             raise BatchdecodeError(f"{module_name} has no {name!r}{hint}")
     return cast(object, found)
+
+
+def _is_dotted(text: str) -> bool:
+    return all(map(str.isidentifier, text.split(".")))
 
 
 def attribute_of(holder: Any, name: str, default: Any = ABSENT) -> Any:

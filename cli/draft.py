@@ -60,7 +60,7 @@ def print_diagnosis(options: DiagnoseOptions) -> None:
 def _loaded_draft(options: DiagnoseOptions) -> Model:
     """Return the model that drafts, or raise a BatchdecodeError."""
     named = parse_draft(options.draft)
-    if not isinstance(named, ModelDraft):
+    if not isinstance(named, ModelDraft) or named.name.startswith("simulated:"):
         raise BatchdecodeError(
             f"--draft {options.draft} has no probabilities to compare: name a model, as --model"
         )

@@ -58,6 +58,9 @@ def test_another_tokenizer_is_told(tmp_path):
     ("arguments", "stdin", "words"),
     [
         (["--draft", "ngram"], REQUESTS, "--draft ngram has no probabilities to compare"),
+        (["--draft", "simulated:0.8"], REQUESTS, "simulated:0.8 has no probabilities to compare"),
+        (["--draft", "simulated:2"], REQUESTS, "simulated:2 has no probabilities to compare"),
+        (["--draft", "simulated", "--model", "simulated:0.8"], REQUESTS, "unknown model 'sim"),
         (["--draft", "smollm"], REQUESTS, "did you mean smollm2?"),
         (["--draft", "simulated", "--draft-fields", "{"], REQUESTS, "--draft-fields: "),
         (["--draft", "simulated", "--draft-fields", '{"n": 2}'], REQUESTS, "'n' is none of"),
