@@ -127,8 +127,10 @@ def render_diagnosis(diagnosis: Diagnosis, options: DiagnoseOptions, name: str) 
     if diagnosis.overlap is not None:
         tokens = expected_tokens(diagnosis.overlap, _NUM_DRAFTS)
         many = f"{_NUM_DRAFTS} drafts of {options.draft} give {tokens:.2f} tokens a step"
+        exact = diagnosis.overlap / (2 - diagnosis.overlap)
         lines += [
-            f"overlap    {diagnosis.overlap:.3f}  how often a draft is accepted; {many}",
+            f"overlap    {diagnosis.overlap:.3f}  how often leviathan accepts a draft; {many}",
+            f"at least   {exact:.3f}  how often exact, the default, accepts one",
             f"agreement  {diagnosis.agreement:.3f}  how often both think the same token likeliest",
             f"on the way {' '.join(_parts(diagnosis.by_position))}",
         ]

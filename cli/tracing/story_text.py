@@ -252,8 +252,8 @@ def _drafts(drafts: StoryDrafts) -> Iterator[str]:
         more = " ..." if len(drafts.by_position) > MAX_POSITIONS else ""
         drafted, steps = counted(drafts.drafted, "draft"), counted(drafts.steps, "step")
         yield (
-            f"was given {drafts.accepted:,} of {drafted} in {steps}, beside the token of each; "
-            f"by position {shares}{more}"
+            f"had {drafts.accepted:,} of {drafted} accepted in {steps}, besides a token for each "
+            f"step; by position {shares}{more}"
         )
     if drafts.last_change is not None:
         yield _change(drafts.last_change, drafts.changes)

@@ -60,7 +60,7 @@ def test_a_story_says_what_drafts_brought():
     (story, *_) = stories_of(play_drafts(JOBS, 2, 3).events)
     assert [line for line in tell(story) if "draft" in line] == [
         (
-            "  was given 22 of 38 drafts in 14 steps, beside the token of each; "
+            "  had 22 of 38 drafts accepted in 14 steps, besides a token for each step; "
             "by position 86% 58% 50% 25% 0%"
         )
     ]
