@@ -20,7 +20,9 @@ from batcher.remote.protocol import Body, Chunk, read_chunk
 from batcher.remote.settings import ServerAddress, ServerSettings
 
 KEY_VARIABLE = "OPENAI_API_KEY"
-MAX_LINE = 2**22  # bytes of a line of a stream
+MAX_LIST = 2**22  # bytes of the list of models
+MAX_EVENT = 2**22  # bytes of an event of a stream
+MAX_ANSWER = 2**30  # bytes of a stream
 MAX_ERROR = 2**16  # bytes of the body of an error
 MAX_NAMES = 8  # of models, in a message
 DONE = "[DONE]"
@@ -38,6 +40,8 @@ class Client:
     def __init__(self, address: ServerAddress, settings: ServerSettings) -> None:
         self._address, self._settings = address, settings
         self._key = os.environ.get(KEY_VARIABLE, "").strip()
+        if not (self._key.isascii() and self._key.isprintable()):
+            raise BatchdecodeError(f"{KEY_VARIABLE} is no key that a header can hold")
         headers = {"User-Agent": "batchdecode", "Accept-Encoding": "identity"}
         if self._key:
             headers["Authorization"] = f"Bearer {self._key}"
@@ -46,10 +50,10 @@ class Client:
                 headers=headers,
                 timeout=httpx.Timeout(None, connect=settings.connect_timeout),
                 limits=httpx.Limits(max_connections=None),
-                verify=address.url.startswith("https:"),  # certificates take time to be read
+                verify=httpx.URL(address.url).scheme == "https",  # certificates take time to read
             )
-        except (UnicodeEncodeError, httpx.HTTPError, ValueError):
-            raise BatchdecodeError(f"{KEY_VARIABLE} is no key that a header can hold") from None
+        except (ImportError, ValueError) as error:
+            raise BatchdecodeError(f"the proxy of the environment is of no use: {error}") from None
 
     async def ask(self, body: Body, take: Take) -> None:
         """Send a body, and call `take` with each chunk of the answer, up to its end.
@@ -64,8 +68,9 @@ class Client:
                     self._http, "POST", self._address.url + body.path, json=body.fields
                 ) as source:
                     await self._check(source.response)
-                    source.response.stream = _Lines(source.response.stream)
+                    stream = source.response.stream = _BoundedStream(source.response.stream)
                     async for event in source.aiter_sse():
+                        stream.begin_event()
                         if event.data == DONE:
                             return
                         if event.data:
@@ -74,6 +79,8 @@ class Client:
                         timeout.reschedule(asyncio.get_running_loop().time() + limit)
         except TimeoutError:
             raise ServerFailure("timeout", f"nothing came for {limit:g} s") from None
+        except ServerFailure as failure:
+            raise self._without_key(failure) from None
         except httpx_sse.SSEError as error:
             raise ServerFailure("answer", f"no stream of events came: {error}") from None
         except (httpx.HTTPError, httpx.StreamError) as error:
@@ -130,12 +137,18 @@ class Client:
             failure.args = (f"{failure}; the key is that of {KEY_VARIABLE}",)
         return failure
 
+    def _without_key(self, failure: ServerFailure) -> ServerFailure:
+        """Return a failure that does not tell the key, which a server may have said again."""
+        if self._key:
+            failure.args = (str(failure).replace(self._key, "***"),)
+        return failure
+
     def _broken(self, error: Exception) -> ServerFailure:
         """Return what it means that HTTP has failed."""
         said = str(error) or type(error).__name__
         is_there = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
         what = "the connection failed" if is_there else "cannot connect"
-        return ServerFailure("connection", f"{what}: {said}")
+        return self._without_key(ServerFailure("connection", f"{what}: {said}"))
 
 
 class _Model(msgspec.Struct):
@@ -146,20 +159,25 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-class _Lines(httpx.AsyncByteStream):
-    """The bytes of a stream, of which no line is endless."""
+class _BoundedStream(httpx.AsyncByteStream):
+    """The bytes of a stream, which is not endless, and none of its events is."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
+        self._num_bytes = self._begin = 0
+
+    def begin_event(self) -> None:
+        """Take what comes from now on for another event."""
+        self._begin = self._num_bytes
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        length = 0
         async for part in self._stream:
-            _, newline, rest = part.rpartition(b"\n")
-            length = len(rest) + (0 if newline else length)
-            if length > MAX_LINE:
-                message = f"a line of the stream has more than {MAX_LINE} bytes"
+            self._num_bytes += len(part)
+            if self._num_bytes - self._begin > MAX_EVENT:
+                message = f"an event of the stream has more than {MAX_EVENT} bytes"
                 raise ServerFailure("answer", message)
+            if self._num_bytes > MAX_ANSWER:
+                raise ServerFailure("answer", f"the stream has more than {MAX_ANSWER} bytes")
             yield part
 
     async def aclose(self) -> None:
@@ -167,7 +185,7 @@ class _Lines(httpx.AsyncByteStream):
         await self._stream.aclose()
 
 
-async def _read(response: httpx.Response, limit: int = MAX_LINE) -> bytes:
+async def _read(response: httpx.Response, limit: int = MAX_LIST) -> bytes:
     """Return the body of an answer, or as much of it as is wanted."""
     parts, length = [], 0
     async for part in response.aiter_raw():

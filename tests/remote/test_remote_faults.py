@@ -20,19 +20,29 @@ from remote_runs import QUICK, answered, asking, carry_out, engine_of
 
 from batcher.errors import BatchdecodeError, LostModelError
 from batcher.events import BlockedEvent, ConcurrencyEvent, FinishEvent, ReceiveEvent, RetryEvent
+from batcher.remote import client
 from batcher.remote.attempts import Attempt, News
-from batcher.remote.client import MAX_LINE
+from batcher.remote.client import MAX_EVENT
 from batcher.remote.failures import ServerFailure
 from batcher.remote.loading import remote_model_of
 from batcher.remote.protocol import read_chunk
+from batcher.remote.settings import ServerSettings, address_of
 from batcher.timeline import Timeline
 
 
 async def endless(exchange: Exchange) -> None:
     """A line without an end."""
     await exchange.begin()
-    for _ in range(2 * MAX_LINE // 2**16):
+    for _ in range(2 * MAX_EVENT // 2**16):
         await exchange.send(b"x" * 2**16)
+
+
+async def endless_event(exchange: Exchange) -> None:
+    """Lines of one event that does not end; the pause tells it from a stream that breaks off."""
+    await exchange.begin()
+    for _ in range(2 * MAX_EVENT // 2**16):
+        await exchange.send(b"data: x\n" * 2**13)
+    await silence(exchange)
 
 
 async def wrong_length(exchange: Exchange) -> None:
@@ -67,7 +77,8 @@ def torn(*texts: str) -> object:
 BEFORE_A_TOKEN = {
     "overload": (refusal(429), refusal(503), refusal(529, Retry_After="0")),
     "answer": (refusal(500), refusal(502), chunks("no JSON"), chunks(kind="text/html"),
-               chunks({"choices": 5}), chunks({"error": {"message": "no slot"}}), endless, packed,
+               chunks({"choices": 5}), chunks({"error": {"message": "no slot"}}), packed, endless,
+               endless_event,
                chunks({"choices": [{"text": "a", "logprobs": {"content": [5]}}]})),
     "connection": (reset, no_http, wrong_length, chunks(), answer(finish=None)),
     "timeout": (silence, chunks({"choices": []}, then=silence)),
@@ -152,6 +163,55 @@ def test_a_refused_key_ends_the_run_and_is_never_told(monkeypatch):
         answered(server, asking("a"))
     assert "sk-very" not in str(e.value)
     assert server.requests[0][1]["authorization"] == "Bearer sk-very-secret"
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        chunks({"error": {"message": "Incorrect API key provided: sk-very-secret"}}),
+        chunks(kind="text/sk-very-secret"),
+    ],
+)
+def test_a_key_that_the_server_says_again_is_not_told(monkeypatch, fault):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-very-secret")
+    [result] = answered(FaultServer(usual=fault), asking("a"), max_attempts=1).results
+    assert "***" in result.error.message
+    assert "secret" not in result.error.message
+
+
+@pytest.mark.parametrize("key", ["sk-very\nsecret", "sk-very-sécret"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_told(monkeypatch, key):
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with pytest.raises(BatchdecodeError, match="no key that a header can hold"):
+        answered(FaultServer(), asking("a"))
+
+
+def test_a_proxy_that_is_of_no_use_is_told(monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "gopher://127.0.0.1")
+    with pytest.raises(BatchdecodeError, match=r"the proxy of the environment .*gopher"):
+        answered(FaultServer(), asking("a"))
+
+
+def test_a_stream_has_an_end(monkeypatch):
+    async def babble(exchange: Exchange) -> None:
+        await exchange.begin()
+        while True:
+            await exchange.choice("x")
+
+    monkeypatch.setattr(client, "MAX_ANSWER", 2**16)
+    [result] = answered(FaultServer(usual=babble), asking("a")).results
+    assert "the stream has more than 65536 bytes" in result.error.message
+    assert set(result.text) == {"x"}
+
+
+@pytest.mark.parametrize("scheme", ["https", "HTTPS", "Https"])
+def test_certificates_are_verified_however_https_is_written(monkeypatch, scheme):
+    def stop(*, verify: bool, **_others: object) -> None:
+        raise InterruptedError(verify)
+
+    monkeypatch.setattr(client.httpx, "AsyncClient", stop)
+    with pytest.raises(InterruptedError, match="True"):
+        client.Client(address_of(f"openai:{scheme}://127.0.0.1/v1"), ServerSettings())
 
 
 def test_what_others_have_come_to_is_handed_out_before_a_refused_key_ends_the_run():
