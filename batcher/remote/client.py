@@ -8,6 +8,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import httpx_sse
@@ -17,7 +18,7 @@ from batcher.errors import BatchdecodeError, LostModelError
 from batcher.models.calls import retry_after_of
 from batcher.remote.failures import ServerFailure, refusal
 from batcher.remote.protocol import Body, Chunk, read_chunk
-from batcher.remote.settings import ServerAddress, ServerSettings
+from batcher.remote.settings import PREFIX, ServerAddress, ServerSettings
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 MAX_LIST = 2**22  # bytes of the list of models
@@ -135,6 +136,8 @@ class Client:
         failure = refusal(response.status_code, said, retry_after_of(response.headers))
         if failure.is_final:
             failure.args = (f"{failure}; the key is that of {KEY_VARIABLE}",)
+        elif response.status_code == httpx.codes.NOT_FOUND and not urlsplit(self._address.url).path:
+            failure.args = (f"{failure}; is it {PREFIX}{self._address.url}/v1?",)
         return failure
 
     def _without_key(self, failure: ServerFailure) -> ServerFailure:

@@ -88,6 +88,16 @@ def test_a_refused_key_ends_the_run_and_another_one_goes_on(folder):
     assert len(results(folder)) == 8
 
 
+def test_an_address_that_lacks_v1_is_told_so(folder):
+    with FaultServer(usual=refusal(404, "Not Found")) as server:
+        name = server.name.removesuffix("/v1")
+        lacking = batchdecode("run", "r.jsonl", "--model", name, "-o", "lacking.jsonl", cwd=folder)
+        whole = run(folder, server)
+    assert f"HTTP 404: Not Found; is it {server.name}?" in lacking.stderr
+    assert "HTTP 404: Not Found" in whole.stderr
+    assert "is it" not in whole.stderr
+
+
 def test_rows_of_openai_come_back_as_rows(folder):
     rows = [
         {"custom_id": "c", "method": "POST", "url": "/v1/chat/completions",

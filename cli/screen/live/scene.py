@@ -134,8 +134,8 @@ class Scene:
         return f"{slot.tokens_after(self.moment.step)}/{most}" if most else ""
 
     def drafts(self, slot: SlotState) -> str:
-        """Return how many drafts the last step accepted, and of how many; nothing without any."""
-        found = slot.drafts_of(self.moment.step)
+        """Return how many drafts the step that is shown accepted, of how many; "" without any."""
+        found = slot.drafts_of(self.moment.slot_step)
         return f"{found.accepted}/{found.drafted}" if found is not None else ""
 
     def share(self, slot: SlotState) -> float:
