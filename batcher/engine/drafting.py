@@ -247,6 +247,10 @@ def _fitting(drafting: Model, model: Model, name: str) -> PagedModel:
         )
     if not can_page(drafting) or drafting.gives == "tokens":
         raise BatchdecodeError(f"--draft {name} has to give logits, and to be paged")
+    if getattr(drafting, "recomputes_drafts", False):
+        raise BatchdecodeError(
+            f"--draft {name} has recurrent layers, whose states do not go back to before its drafts"
+        )
     if cache_windows_of(drafting) != cache_windows_of(model):
         raise BatchdecodeError(
             f"the layers of --draft {name} do not read as far back as those of {model.name}: "

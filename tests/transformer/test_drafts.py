@@ -15,7 +15,8 @@ from tiny import tiny_config, tiny_model
 from tiny_checkpoints import random_weights
 from tiny_ranks import make_tiny
 
-from batcher import ByteTokenizer
+from batcher import BatchdecodeError, ByteTokenizer, Engine
+from batcher.engine import drafting
 from batcher.errors import InvariantError
 from batcher.models.base import (
     Batch,
@@ -27,6 +28,7 @@ from batcher.models.base import (
 )
 from batcher.models.draft_trees import moves_along
 from batcher.models.transformer import TransformerModel
+from batcher.speculation.settings import SpeculationSettings
 from batcher.transformer.packed import PackedLinears
 from batcher.transformer.transformer import EMBEDDING, Transformer
 
@@ -376,3 +378,11 @@ def test_a_row_that_outgrows_the_context_fails_alone() -> None:
     assert (output.draft_logits[2:] == alone[1:]).all()
     batch.leave(1)
     assert model.forward(batch).draft_logits.shape == (2, 256)
+
+
+def test_a_draft_with_recurrent_layers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its states would be those after its own drafts."""
+    model = tiny_model(**KINDS["qwen3-next"])
+    monkeypatch.setattr(drafting, "_load", lambda _name, model: model.twin())
+    with pytest.raises(BatchdecodeError, match="--draft simulated has recurrent layers"):
+        Engine(model, 2, speculation=SpeculationSettings(draft="simulated"))
