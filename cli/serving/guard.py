@@ -5,10 +5,11 @@ uvicorn waits for a head for ever, and takes one of any length.
 
 import asyncio
 import time
+from http import HTTPStatus
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from batcher.serving.errors import HEADERS_TOO_LARGE, TIMEOUT, ApiError
+from batcher.serving.errors import BAD_REQUEST, HEADERS_TOO_LARGE, TIMEOUT, ApiError
 from batcher.serving.http import ARRIVED
 
 HEAD_SECONDS = 10.0
@@ -51,9 +52,16 @@ class GuardedProtocol(HttpToolsProtocol):
             self._await_head()
 
     def on_headers_complete(self) -> None:
-        """Let a head that has come be answered."""
+        """Let a head that has come be answered.
+
+        Its parser loses the body of a request that asks for another protocol.
+        """
         self._end_wait()
-        super().on_headers_complete()
+        if self.parser.should_upgrade() and self.parser.get_method() == b"POST":
+            message = "this server speaks HTTP/1.1 alone: leave the header `Upgrade` out"
+            self._refuse(ApiError(BAD_REQUEST, "unsupported-upgrade", message))
+        else:
+            super().on_headers_complete()
 
     def _await_head(self) -> None:
         self._num_head_bytes = 0
@@ -74,9 +82,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._end_wait()
         if self.transport.is_closing():
             return
-        reason = {TIMEOUT: "Request Timeout", HEADERS_TOO_LARGE: "Request Header Fields Too Large"}
+        reason = HTTPStatus(error.status).phrase
         head = (
-            f"HTTP/1.1 {error.status} {reason[error.status]}\r\ncontent-type: application/json\r\n"
+            f"HTTP/1.1 {error.status} {reason}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(error.json)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + error.json)

@@ -80,6 +80,7 @@ class Server:
             ws="none",
             lifespan="off",
             log_config=None,
+            log_level="error",  # what a client does wrong, that client is told
             access_log=False,
             proxy_headers=False,
             server_header=False,

@@ -52,6 +52,9 @@ def test_it_answers_until_it_is_told_to_end(tmp_path):
         answer = client.post("/v1/completions", json=body)
         [result] = decode([body])
         assert answer.json()["choices"][0]["text"] == result.text
+        upgrade = {"Connection": "upgrade", "Upgrade": "h2c"}  # to be told of it is enough
+        assert client.post("/v1/completions", json=body, headers=upgrade).status_code == 400
+        assert client.get("/health", headers=upgrade).status_code == 200
         client.process.terminate()
         assert ended(client.process) == (0, "")
     events = [json.loads(line) for line in trace.read_text().splitlines()]

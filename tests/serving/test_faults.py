@@ -119,6 +119,13 @@ def test_a_body_that_does_not_say_how_long_it_is_is_refused_at_its_limit():
     assert said == b"" or error_of(said) == (413, "body-too-large")
 
 
+def test_a_body_that_wants_another_protocol_is_refused():
+    head = (
+        HEAD + b"connection: upgrade, http2-settings\r\nupgrade: h2c\r\ncontent-length: 15\r\n\r\n"
+    )
+    assert error_of(told([head, b'{"prompt": "a"}'])) == (400, "unsupported-upgrade")
+
+
 def test_what_is_no_http_is_refused():
     assert told([b"\x16\x03\x01 hello\r\n\r\n"]).startswith(b"HTTP/1.1 400 ")
 
