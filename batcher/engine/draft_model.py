@@ -85,10 +85,14 @@ class DraftingRows:
         return len(self._rows[slot]) - 1 if self._shares_cells else self._num_computed_tokens[slot]
 
     def _take_over(self) -> None:
-        """Do what is to be done with shared cells before anything is written: for both models."""
-        if self._shares_cells:
-            own, theirs = self._pages, self._theirs
+        """Do what is to be done with shared cells before anything is written: for both models.
+
+        In a call of its own: if a later one fails, it is done, and the other model goes on alone.
+        """
+        own, theirs = self._pages, self._theirs
+        if self._shares_cells and (theirs.moves or theirs.copies):
             own.moves, own.copies = theirs.moves, theirs.copies
+            self._forward([])
             theirs.moves, theirs.copies = [], []
 
     def _stand_still(self, slot: int) -> None:

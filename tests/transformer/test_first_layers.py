@@ -1,6 +1,7 @@
 """The first layers of a model draft in its cells, as if they had computed all of the row."""
 
 from functools import partial
+from itertools import count
 from random import Random
 
 import numpy as np
@@ -11,11 +12,13 @@ from test_drafts import parts_of
 from tiny import tiny_model
 from tiny_ranks import make_tiny
 
-from batcher import BatchdecodeError, ByteTokenizer
+from batcher import BatchdecodeError, ByteTokenizer, Engine, ModelOutput, Request
 from batcher.errors import InvariantError
 from batcher.models.base import Batch, Chunk, Pages
 from batcher.models.first_layers import FirstLayersModel
 from batcher.models.transformer import TransformerModel
+from batcher.settings import SchedulingSettings
+from batcher.speculation.settings import SpeculationSettings
 from batcher.transformer.config import DeltaNetSettings
 
 NUM_ROWS, NUM_LAYERS, BLOCK_SIZE, NUM_BLOCKS, NUM_ALL = 3, 4, 4, 8, 99
@@ -195,3 +198,37 @@ def test_first_layers_have_no_cache_by_slot() -> None:
     batch.join(Chunk(0, [1], 0))
     with pytest.raises(InvariantError, match="no cache of their own"):
         draft.forward(batch)
+
+
+@pytest.mark.parametrize("shape", [{"draft_tree": "3x3"}, {"draft_tokens": 3}])
+def test_layers_that_fail_leave_every_row_what_was_to_be_copied_or_moved(
+    shape: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [
+        Request(id="beams", prompt=[40] * 5, max_tokens=24, num_beams=2, ignore_eos=True),
+        *(Request(id=str(n), prompt=[n] * 5, max_tokens=24, ignore_eos=True) for n in range(3)),
+    ]
+    model = tiny_model(num_layers=2)
+
+    def tokens(speculation: SpeculationSettings | None) -> dict[str, list[int]]:
+        settings = SchedulingSettings(block_size=4, kv_blocks=60)
+        engine = Engine(model.twin(), 5, settings=settings, speculation=speculation)
+        for request in requests:
+            engine.add(request)
+        found = {}
+        while engine.has_work:
+            found |= {result.id: result.tokens for result in engine.step().results}
+        return found
+
+    expected = tokens(None)
+    whole = FirstLayersModel.forward
+    for number in range(0, 40, 2):
+        calls = count()
+
+        def failing(self: FirstLayersModel, batch: Batch) -> ModelOutput:
+            if next(calls) == number and batch.chunks:  # noqa: B023 - it is called in this turn
+                raise MemoryError
+            return whole(self, batch)
+
+        monkeypatch.setattr(FirstLayersModel, "forward", failing)
+        assert tokens(SpeculationSettings(draft="layers:1", **shape)) == expected, number
