@@ -5,7 +5,7 @@ say so; the weights are data.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -57,12 +57,16 @@ def load(source: str, settings: HFSettings) -> Loaded:
         "trust_remote_code": settings.trust_remote_code,
     }
     with _reading(source):
-        model = AutoModelForCausalLM.from_pretrained(source, dtype=settings.dtype, **given)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            source, dtype=settings.dtype, output_loading_info=True, **given
+        )
+        _check_whole(report["missing_keys"])
         model = model.eval().requires_grad_(requires_grad=False).to(settings.device)
         tokenizer = None
         if not is_folder or any((Path(source) / name).is_file() for name in _TOKENIZERS):
             tokenizer = as_tokenizer(AutoTokenizer.from_pretrained(source, **given))
-    return Loaded(model, _sizes_of(model), tokenizer, _digest(model))
+        sizes = _sizes_of(model)
+    return Loaded(model, sizes, tokenizer, _digest(model))
 
 
 def _check_device(device: str) -> None:
@@ -108,12 +112,29 @@ def _reading(source: str) -> Iterator[None]:
         raise BatchdecodeError(f"{source}: it cannot be loaded: {short}") from error
 
 
+def _check_whole(missing: Collection[str]) -> None:
+    """Make sure that no weight is missing: transformers draws those by chance, and goes on.
+
+    Raises:
+        BatchdecodeError: one is.
+    """
+    if missing:
+        first = min(missing)
+        raise BatchdecodeError(f"{len(missing)} weights are missing, {first} for one")
+
+
 def _sizes_of(model: Any) -> Sizes:
-    """Return what the configuration of a model says, and where it is more, that for generating."""
+    """Return what the configuration of a model says, and where it is more, that for generating.
+
+    Raises:
+        BatchdecodeError: it ends with what are no tokens.
+    """
     config = model.config.get_text_config()
     ends = getattr(model.generation_config, "eos_token_id", None)
     ends = config.eos_token_id if ends is None else ends
-    ends = [] if ends is None else [ends] if isinstance(ends, int) else ends
+    ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    if not all(isinstance(end, int) for end in ends):
+        raise BatchdecodeError(f"eos_token_id is {ends}, which are no token ids")
     context = getattr(config, "max_position_embeddings", None) or MAX_CONTEXT
     return Sizes(config.vocab_size, context, tuple(end for end in ends if end < config.vocab_size))
 

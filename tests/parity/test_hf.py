@@ -163,6 +163,22 @@ def test_what_cannot_be_read_is_an_error_of_one_line(files, message, tmp_path):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "field", "message"),
+    [
+        ("config.json", {"num_hidden_layers": 9}, r"\d+ weights are missing, model.layers.\d"),
+        ("generation_config.json", {"eos_token_id": ["end"]}, "eos_token_id"),
+        ("generation_config.json", {"eos_token_id": "end"}, "eos_token_id"),
+    ],
+)
+def test_what_makes_no_whole_model_is_an_error(name, field, message, tmp_path):
+    random_model("llama").save_pretrained(tmp_path)
+    told = json.loads((tmp_path / name).read_text())
+    (tmp_path / name).write_text(json.dumps(told | field))
+    with pytest.raises(BatchdecodeError, match=f"it cannot be loaded: {message}"):
+        load_model(f"hf:{tmp_path}")
+
+
 def test_code_of_a_model_is_not_run_unasked(tmp_path):
     random_model("llama").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
