@@ -97,9 +97,6 @@ class DrivenEngine(Protocol):
     ) -> str:
         """Take in a request in which `find_problems` has found none; return its id."""
 
-    def abort(self, request_id: str) -> None:
-        """End a request now; the next `step` hands out its results, with what had come."""
-
     def step(self) -> StepOutcome:
         """Take one step; return what happened."""
 

@@ -94,13 +94,9 @@ class Speculator:
             return num_wanted
         decoding = {slot: row for slot, row in self._rows.items() if row.is_decoding}
         by_slot = self._lengths.wanted(decoding) | self._own_lengths
-        num_branches, most, decode_step = (
-            self._shape.num_branches,
-            self._shape.size,
-            batch.decode_step,
-        )
+        num_branches, most = self._shape.num_branches, self._shape.size
         for slot, row in decoding.items():
-            num_left = row.last_decode_step - decode_step
+            num_left = row.last_decode_step - batch.decode_step
             num = min(by_slot.get(slot, 0), most, num_branches * num_left)
             if num > 0:
                 num_wanted[row] = num

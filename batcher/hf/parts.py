@@ -11,7 +11,7 @@ from torch import nn
 
 from batcher.hf.attention import ATTENTION, AttentionCall, LayerStep
 
-_PROBE = torch.arange(12)  # tokens that any vocabulary has
+_PROBE = torch.arange(12)  # tokens; of a smaller vocabulary, some of them again
 _TOLERANCES = {torch.float32: 1e-3}  # parts of the largest logit
 _TOLERANCE = 0.05  # of any other dtype
 _PAGED = {"full_attention", "sliding_attention"}  # kinds of layers
@@ -88,7 +88,7 @@ def parts_of(model: Any) -> Parts:
     others = {*(getattr(config, "layer_types", None) or ())} - _PAGED
     if others:
         raise WholeError(f"some of its layers are {min(others)}")
-    ids = _PROBE[None].to(model.device)
+    ids = (_PROBE % config.vocab_size)[None].to(model.device)
     expected = model(input_ids=ids, use_cache=False).logits
     before = model.config._attn_implementation  # noqa: SLF001 - there is no other way to know
     body, given, recorder = model.base_model, Given(), _Recorder()

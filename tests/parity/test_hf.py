@@ -72,6 +72,14 @@ def test_tokens_are_those_that_generate_gives(saved):
         assert decoded(model, schedule) == expected, schedule
 
 
+def test_a_vocabulary_may_be_smaller_than_what_is_tried_at_first(tmp_path):
+    model = random_model("llama", vocab_size=8)
+    model.save_pretrained(tmp_path)
+    asked = [Request(prompt=[3, 5], max_tokens=9, ignore_eos=True)]
+    found = decode(asked, model=f"hf:{tmp_path}")
+    assert found[0].tokens == generated(model, [3, 5], 9)
+
+
 def test_drafts_of_any_kind_change_no_token(tmp_path):
     model = random_model("gemma 3")
     model.save_pretrained(tmp_path)
