@@ -399,6 +399,6 @@ def test_colour_is_used_only_where_it_is_wanted():
 )
 def test_the_theme_follows_the_background(told, theme):
     assert theme_of({"COLORFGBG": told}) is theme
-    assert theme.keys() == DARK.keys()
-    codes = {code for style in theme.values() for code in style.split(";") if style}
-    assert codes <= {"1", "2", *map(str, range(31, 37))}  # bold, dim, and the user's own colors
+    assert set(theme.styles) == set(DARK.styles)
+    colors = {style.color.name for style in theme.styles.values() if style.color is not None}
+    assert colors <= {"red", "green", "yellow", "blue", "magenta", "cyan"}  # the user's own

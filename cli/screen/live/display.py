@@ -1,24 +1,98 @@
-"""Frames on the terminal: on a screen of its own, or below what is printed.
+"""rich's Live on the terminal: on a screen of its own, or below what is printed.
 
 The cursor is hidden only within a frame, so nothing that ends the process, kill -9 included, can
 leave it hidden.
 """
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import IO, cast
+
+from rich.console import Console, ConsoleDimensions, ConsoleOptions
+from rich.console import ConsoleRenderable as Renderable
+from rich.control import Control
+from rich.live import Live
+from rich.segment import ControlType, Segment
+from rich.style import Style
 
 from ..terminal import Terminal
 from .theme import Line, line_width, theme_of
 
-# As ECMA-48 and xterm have them; a terminal shows all of a frame at once (mode 2026).
-_BEGIN_FRAME, _END_FRAME = "\x1b[?2026h", "\x1b[?2026l"
-_HIDE_CURSOR, _SHOW_CURSOR = "\x1b[?25l", "\x1b[?25h"
-_OWN_SCREEN, _USUAL_SCREEN = "\x1b[?1049h", "\x1b[?1049l"
-_HOME, _ERASE_REST, _RESET = "\x1b[H", "\x1b[0K", "\x1b[0m"
+_BEGIN_FRAME, _END_FRAME = b"\x1b[?2026h", b"\x1b[?2026l"  # shown at once; rich has no name for it
+_HIDE_CURSOR, _SHOW_CURSOR = map(Control.show_cursor, (False, True))
+_TO_START = Control(ControlType.CARRIAGE_RETURN).segment
+_ERASE_REST = Control((ControlType.ERASE_IN_LINE, 0)).segment
 
 
-class FrameLive:
-    """Shows lines, each time instead of those before, in one write.
+class FrameFile:
+    """What rich writes to: all of a frame is one write, which the terminal shows at once.
+
+    error: what went wrong with the last frame; None if nothing did.
+    """
+
+    def __init__(self, terminal: Terminal) -> None:
+        self.error: OSError | None = None
+        self._terminal = terminal
+        self._parts: list[bytes] = []
+        self._is_dropped = False
+
+    def write(self, text: str) -> int:
+        """Take in a part of a frame."""
+        self._parts.append(text.encode(self._terminal.encoding, "backslashreplace"))
+        return len(text)
+
+    def write_bytes(self, data: bytes) -> None:
+        """Take in a part of a frame, which is not to be changed."""
+        self._parts.append(data)
+
+    def flush(self) -> None:
+        """Nothing: rich calls this in the middle of a frame."""
+
+    def drop(self) -> None:
+        """Write nothing of the frame that is being made."""
+        self._is_dropped = True
+
+    @contextmanager
+    def frame(self) -> Iterator[None]:
+        """Write what comes in meanwhile, together."""
+        self._parts, self._is_dropped, self.error = [], False, None
+        yield
+        if self._is_dropped:
+            return
+        try:
+            self._terminal.write_bytes(b"".join([_BEGIN_FRAME, *self._parts, _END_FRAME]))
+        except OSError as error:  # rich would end the process
+            self.error = error
+
+
+class FrameLines:
+    """A renderable of lines that need no layout any more; each erases what was there.
+
+    num_rows: blank lines follow up to so many.
+    """
+
+    def __init__(self, lines: Sequence[Line], num_rows: int = 0) -> None:
+        self.lines = [*lines, *[[]] * (num_rows - len(lines))]
+
+    def __rich_console__(self, console: Console, _: ConsoleOptions) -> Iterator[Segment]:
+        """Yield the segments of the lines, and leave the cursor where it was."""
+        styles: dict[str, Style | None] = {"": None}
+        for number, line in enumerate(self.lines):
+            if number:
+                yield Segment.line()
+            for text, name in line:
+                if name not in styles:
+                    styles[name] = console.get_style(name)
+                yield Segment(text, styles[name])
+            yield _ERASE_REST
+        if len(self.lines) > 1:
+            yield Control.move(0, 1 - len(self.lines)).segment
+        yield _TO_START
+
+
+class FrameLive(Live):
+    """A Live that its owner refreshes: what is shown is replaced in one write.
 
     fills_screen: nothing else is to be seen.
     """
@@ -26,22 +100,44 @@ class FrameLive:
     fills_screen = False
 
     def __init__(self, terminal: Terminal) -> None:
-        self._terminal = terminal
-        self._styles = theme_of(terminal.environ) if terminal.has_color else {}
-        self._shown: Sequence[Line] = []
-        self._is_dropped = False  # the frame that is being made
+        self._terminal, self._file = terminal, FrameFile(terminal)
+        self._shown = FrameLines([])
+        console = Console(
+            file=cast(IO[str], self._file),
+            theme=theme_of(terminal.environ),
+            color_system="standard" if terminal.has_color else None,
+            force_terminal=True,
+            force_jupyter=False,
+            no_color=False,
+            soft_wrap=True,
+            legacy_windows=False,
+            _environ=terminal.environ,
+        )
+        super().__init__(
+            console=console,
+            auto_refresh=False,
+            redirect_stdout=False,  # it would take what goes into a pipe, too
+            redirect_stderr=False,
+            get_renderable=lambda: self._shown,
+        )
+
+    def process_renderables(self, renderables: list[Renderable]) -> list[Renderable]:
+        """Let the picture be drawn over the one before."""
+        return [_HIDE_CURSOR, *renderables, self._shown, _SHOW_CURSOR]
 
     def show(self, lines: Sequence[Line], above: bytes = b"") -> OSError | None:
         """Replace what is shown by `lines`; `above` are whole lines that stay.
 
         Return what went wrong.
         """
-        self._is_dropped = False
-        return self._write_frame(self._replace(lines, above))
+        with self._frame():
+            self.start()
+            self._replace(lines, above)
+        return self._file.error
 
     @abstractmethod
-    def _replace(self, lines: Sequence[Line], above: bytes) -> bytes:
-        """Return what draws `lines` over what is shown, after lines that stay."""
+    def _replace(self, lines: Sequence[Line], above: bytes) -> None:
+        """Draw `lines` over what is shown, after lines that stay."""
 
     @abstractmethod
     def step_aside(self) -> OSError | None:
@@ -54,41 +150,24 @@ class FrameLive:
     def close(self, lines: Sequence[Line]) -> OSError | None:
         """Leave `lines` instead of what is shown, and the cursor below them and a blank line."""
 
-    def _drawn(self, lines: Sequence[Line], num_rows: int = 0) -> bytes:
-        """Return what draws `lines` from the cursor on, and leaves it where it was.
+    @contextmanager
+    def _frame(self) -> Iterator[None]:
+        """Write what is drawn meanwhile in one go, for the size that the terminal has now."""
+        self.console.size = ConsoleDimensions(*self._terminal.size)
+        with self._file.frame():
+            yield
 
-        Each line erases what was there.  num_rows: blank lines follow up to so many.
-        """
-        rows = [self._styled(line) for line in lines]
-        rows += [_ERASE_REST] * (num_rows - len(rows))
-        up = f"\x1b[{len(rows) - 1}A" if len(rows) > 1 else ""
-        return self._encoded("\n".join(rows) + up + "\r")
-
-    def _styled(self, line: Line) -> str:
-        styles = self._styles
-        parts = [
-            f"\x1b[{codes}m{text}{_RESET}" if text and (codes := styles.get(style)) else text
-            for text, style in line
-        ]
-        return "".join(parts) + _ERASE_REST
-
-    def _encoded(self, text: str) -> bytes:
-        return text.encode(self._terminal.encoding, "backslashreplace")
-
-    def _write_frame(self, frame: bytes) -> OSError | None:
-        """Write a frame at once, unless it was dropped meanwhile."""
-        if self._is_dropped:
-            return None
-        begin, end = _BEGIN_FRAME + _HIDE_CURSOR, _SHOW_CURSOR + _END_FRAME
-        try:
-            self._terminal.write_bytes(begin.encode() + frame + end.encode())
-        except OSError as error:
-            return error
-        return None
+    def _leave(self, lines: FrameLines) -> OSError | None:
+        """Draw `lines` and end."""
+        with self._frame():
+            self._shown = lines
+            self.start()  # unless that was done
+            self.stop()
+        return self._file.error
 
     def _write(self, text: str) -> OSError | None:
         """Write at once; what is being drawn is not."""
-        self._is_dropped = True
+        self._file.drop()
         try:
             self._terminal.write(text)
         except OSError as error:
@@ -105,27 +184,29 @@ class ScreenLive(FrameLive):
         super().__init__(terminal)
         self._is_there = False
 
-    def _replace(self, lines: Sequence[Line], above: bytes) -> bytes:
-        before = ""
+    def _replace(self, lines: Sequence[Line], above: bytes) -> None:
         if above and self._is_there:
-            before, self._is_there = _USUAL_SCREEN, False
-        begin = _HOME if self._is_there else _OWN_SCREEN + _HOME
-        self._is_there = True
-        drawn = self._drawn(lines, self._terminal.size.lines)
-        return before.encode() + above + begin.encode() + drawn
+            self.console.set_alt_screen(False)
+            self._is_there = False
+        self._file.write_bytes(above)
+        if not self._is_there:
+            self.console.set_alt_screen(True)
+            self._is_there = True
+        self._shown = FrameLines(lines, self._terminal.size.lines)
+        self.console.control(Control.home())
+        self.refresh()
 
     def step_aside(self) -> OSError | None:
         """Go back to the usual screen."""
         if not self._is_there:
             return None
         self._is_there = False
-        return self._write(_USUAL_SCREEN)
+        return self._write(str(Control.alt_screen(enable=False)))
 
     def close(self, lines: Sequence[Line]) -> OSError | None:
         """Leave `lines` on the usual screen."""
         error = self.step_aside()
-        self._is_dropped = False
-        error = self._write_frame(self._drawn(lines)) or error
+        error = self._leave(FrameLines(lines)) or error
         return error or self._write("\r" + "\n" * (len(lines) + bool(lines)))
 
 
@@ -140,20 +221,23 @@ class InlineLive(FrameLive):
         super().__init__(terminal)
         self._columns = 0  # when it was drawn
 
-    def _replace(self, lines: Sequence[Line], above: bytes) -> bytes:
+    def _replace(self, lines: Sequence[Line], above: bytes) -> None:
         num_rows, self._columns = self._num_rows(), self._terminal.size.columns
-        before = b""
         if above:
-            before, num_rows = self._drawn([], num_rows) + above, 0
-        self._shown = lines
-        return before + self._drawn(lines, num_rows)
+            self._shown = FrameLines([], num_rows)
+            self.refresh()
+            self._file.write_bytes(above)
+            num_rows = 0
+        self._shown = FrameLines(lines, num_rows)
+        self.refresh()
+        self._shown = FrameLines(lines)
 
     def _num_rows(self) -> int:
         """Return how many rows what is shown takes now, from the cursor's on."""
         columns, rows = self._terminal.size
-        needed = len(self._shown)
+        needed = len(self._shown.lines)
         if columns < self._columns:  # it may have broken lines into several
-            widths = (line_width(line) for line in self._shown)
+            widths = (line_width(line) for line in self._shown.lines)
             needed = sum(max(1, -(-width // columns)) for width in widths)
         return min(needed, max(rows - 1, 1))
 
@@ -165,11 +249,10 @@ class InlineLive(FrameLive):
 
     def forget(self) -> None:
         """Take what is shown as gone."""
-        self._shown = []
+        self._shown = FrameLines([])
 
     def close(self, lines: Sequence[Line]) -> OSError | None:
         """Leave `lines` where the picture was."""
-        self._is_dropped = False
-        error = self._write_frame(self._drawn(lines, self._num_rows()))
-        self._shown = [*lines, []] if lines else []
+        error = self._leave(FrameLines(lines, self._num_rows()))
+        self._shown = FrameLines([*lines, []] if lines else [])
         return error or self.step_aside()

@@ -37,8 +37,10 @@ class SlotState:
     @property
     def _admission(self) -> AdmissionRecord | None:
         """How that came here; it may have gone on to another slot."""
-        own = (a for a in reversed(self.request.admissions) if a.event.slot == self._number)
-        return next(own, None)
+        for admission in reversed(self.request.admissions):
+            if admission.event.slot == self._number:
+                return admission
+        return None
 
     @property
     def end(self) -> int | None:

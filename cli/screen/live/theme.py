@@ -1,4 +1,4 @@
-"""What the live view is drawn with: characters, with and without Unicode, and styles.
+"""What the live view is drawn with: characters, with and without Unicode, and rich's styles.
 
 Only the sixteen colours that a terminal's user has chosen are used, so they suit its background.
 """
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from typing import TypeAlias
+
+from rich.theme import Theme
 
 from ..cells import cell_width
 
@@ -117,18 +119,7 @@ _ON_LIGHT = {
     "cached": "magenta",
     "queue": "magenta",
 }
-Theme: TypeAlias = Mapping[str, str]
-"""What selects each style in an escape sequence (SGR of ECMA-48), by its name."""
-
-
-def _theme(styles: Mapping[str, str]) -> Theme:
-    """Return the theme of styles that are given in words."""
-    codes = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34"}
-    codes |= {"magenta": "35", "cyan": "36"}
-    return {name: ";".join(codes[word] for word in words.split()) for name, words in styles.items()}
-
-
-DARK, LIGHT = _theme(_DARK), _theme(_DARK | _ON_LIGHT)
+DARK, LIGHT = Theme(_DARK, inherit=False), Theme(_DARK | _ON_LIGHT, inherit=False)
 
 
 def theme_of(environ: Mapping[str, str]) -> Theme:
