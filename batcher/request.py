@@ -97,7 +97,7 @@ class Request(  # noqa: PLW1641 - its lists have no hash
         PromptInput,
         "may be empty. `prompt_tokens` (list of ids) is a synonym; `messages` stand for one, "
         "see [chats](#chats)",
-        "string, list of token ids, or list of [segments](#segments); required",
+        "string, list of token ids, or list of [segments](segments.md); required",
     ]
     id: Annotated[
         str | None, "unique in the file. `custom_id` is a synonym", 'string; the line number, `"7"`'
@@ -142,7 +142,7 @@ class Request(  # noqa: PLW1641 - its lists have no hash
         Field(unit="seconds"),
     ] = None
     session: Annotated[
-        Text | None, "goes on from what the request before it left, see [sessions](#sessions)"
+        Text | None, "goes on from what the request before it left, see [sessions](sessions.md)"
     ] = None
     think_time: Annotated[
         Seconds,
@@ -150,7 +150,7 @@ class Request(  # noqa: PLW1641 - its lists have no hash
         Field(unit="seconds", needs=("session", "name one")),
     ] = 0.0
     cache_salt: Annotated[
-        Text | None, "shares cached blocks only with its like, see [salts](#salts)"
+        Text | None, "shares cached blocks only with its like, see [salts](segments.md#salts)"
     ] = None
     # How a token is chosen.
     temperature: Annotated[

@@ -108,7 +108,7 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     policy: Annotated[
         str,
         "who is admitted first: `fcfs`, `priority`, `sjf`, `ljf`, `deadline`, `lpm`, or "
-        "[`module:function`](scheduling.md#a-policy-of-your-own)",
+        "[`module:function`](policies.md#a-policy-of-your-own)",
         Setting("NAME", "policy", 2),
     ] = "fcfs"
     aging: Annotated[
@@ -129,7 +129,7 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = DEFAULT_AGING
     preempt_for: Annotated[
         PreemptFor | None,
-        "let [a request that may not wait](scheduling.md#who-may-not-wait) take the slot of a "
+        "let [a request that may not wait](preempt-for.md) take the slot of a "
         "running one: by `priority` (a smaller one), or `deadline` (it would miss its own, and "
         "the other's is later)",
         Setting("WHAT", "preempt", 4),

@@ -19,7 +19,7 @@ from pathlib import Path
 TOOLS = Path(sys.executable).parent
 INSTALLED = [str(TOOLS / "batchdecode")]
 ROOT = Path(__file__).parent.parent
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 PLAIN, WITH_TORCH = (
     re.compile(rf"(?<=^```{fence}\n).*?(?=^```$)", re.DOTALL | re.MULTILINE)

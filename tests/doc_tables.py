@@ -12,7 +12,7 @@ from batcher.request import MAX_INT, REQUEST_FIELDS, PromptSegment
 from batcher.settings import SETTINGS
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = [DOCS / "requests-and-results.md", DOCS / "cli.md"]
+PAGES = [DOCS / name for name in ("requests-and-results.md", "segments.md", "cli.md")]
 TABLE = re.compile(r"<!-- made of (\w+)(?: from (\w+) to (\w+))? -->\n\n((?:\|.*\n)+)")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from msgspec import Struct
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = sorted(DOCS.glob("*.md"))
+PAGES = sorted(DOCS.rglob("*.md"))
 TABLE = re.compile(r"<!-- (members|arguments|fields) of (\S+)\.(\w+) -->\n\n((?:\|.*\n)*)")
 TO_BE_WRITTEN = "TO BE WRITTEN"
 

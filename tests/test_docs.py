@@ -1,6 +1,7 @@
 """The documentation is true: commands print what it says, and nothing goes unmentioned."""
 
 import re
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from typing import get_args
@@ -56,8 +57,25 @@ def test_tables_of_public_names_are_those_of_the_code() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
-    for link in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text()):
-        assert (page.parent / link).exists(), link
+    for path, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text()):
+        linked = page.parent / path if path else page
+        assert linked.exists(), path
+        assert not anchor or anchor in anchors_of(linked), f"{path}#{anchor}"
+
+
+def test_every_page_is_linked_from_the_first() -> None:
+    text = (DOCS / "README.md").read_text()
+    linked = {(DOCS / link).resolve() for link in re.findall(r"\]\(([^)#:]+)\)", text)}
+    pages = {page for page in PAGES if page.is_relative_to(DOCS)}
+    assert pages - linked == {DOCS / "README.md"}
+
+
+@cache
+def anchors_of(page: Path) -> set[str]:
+    """The names that GitHub gives the headings of a page."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 def test_contributing_names_files_that_are_there() -> None:
@@ -93,7 +111,7 @@ def test_every_command_and_option_is_documented() -> None:
 
 
 def test_every_field_is_documented() -> None:
-    documented = code_spans("requests-and-results.md")
+    documented = code_spans("requests-and-results.md") | code_spans("segments.md")
     for record in (Request, PromptSegment, Result, Usage, StepTimes, ErrorInfo):
         assert set(record.__struct_fields__) <= documented, record
     assert {"custom_id", "prompt_tokens"} <= documented
@@ -135,7 +153,7 @@ def event_types(union: object) -> list[type]:
 
 
 def test_every_setting_of_the_simulated_model_is_documented() -> None:
-    assert set(SimulatedSettings.__struct_fields__) <= code_spans("extending.md")
+    assert set(SimulatedSettings.__struct_fields__) <= code_spans("simulated.md")
 
 
 def test_the_lifecycle_diagram_is_the_table() -> None:

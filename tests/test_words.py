@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 CODE = [path for folder in ("batcher", "cli") for path in sorted((ROOT / folder).rglob("*.py"))]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
 
 # What is not said -> what is said instead.  In text, and in names whose parts are put apart.

@@ -2,7 +2,7 @@
 
 Rule: the same workload and deployment give the same outcome, in whatever process.  The time from
 the first arrival to the end is shared out among what was lacking, and the largest share binds;
-docs/what-if.md has the definition.
+docs/compare.md has the definition.
 """
 
 from fractions import Fraction

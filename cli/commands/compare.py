@@ -67,7 +67,7 @@ def _text_of(setting: Setting) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class CompareOptions:
-    """The options of `batchdecode compare`; docs/what-if.md says what each one means.
+    """The options of `batchdecode compare`; docs/compare.md says what each one means.
 
     axes: name of an axis -> its values as a text with commas.
     """

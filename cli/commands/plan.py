@@ -24,7 +24,7 @@ Exit codes: 0 found; 1 no setting meets the SLO; 2 bad input or usage.
 
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
-    """The options of `batchdecode plan`; docs/what-if.md says what each one means.
+    """The options of `batchdecode plan`; docs/plan.md says what each one means.
 
     axes: name of an axis -> its value as a text.  search: what is to be found.
     """

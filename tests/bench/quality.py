@@ -34,7 +34,7 @@ class RoundedWeights(WholeLinears):
 
 def prose() -> str:
     """Return the paragraphs of a page of the docs, without tables, lists and what is run."""
-    blocks = (DOCS / "tutorial.md").read_text().split("\n\n")
+    blocks = (DOCS / "scheduling.md").read_text().split("\n\n")
     return "\n".join(block.replace("\n", " ") for block in blocks if block[0].isalpha())
 
 
