@@ -1,0 +1,118 @@
+"""The keys that a person presses while a picture is shown, by their names.
+
+Signals stay signals: Ctrl-C and Ctrl-Z are no keys.  A library would be more than this: readchar
+waits for each key and changes the terminal for each, curses wants the whole screen, and
+prompt_toolkit takes longer to import than a short run does.
+"""
+
+import os
+import re
+import select
+import termios
+from codecs import getincrementaldecoder
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+from .terminal import Terminal, can_animate, is_same_terminal
+
+_LFLAG = 3  # where termios keeps the local modes
+_MAX_BYTES = 1024
+_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO[ -~]")
+"""A control sequence or a single shift, see ECMA-48; most keys without a character send one."""
+_PARTIAL = re.compile(r"\x1b(\[[0-?]*[ -/]*|O)?")
+_NAMES = {
+    **dict.fromkeys(("\x1b[A", "\x1bOA"), "up"),
+    **dict.fromkeys(("\x1b[B", "\x1bOB"), "down"),
+    **dict.fromkeys(("\x1b[C", "\x1bOC"), "right"),
+    **dict.fromkeys(("\x1b[D", "\x1bOD"), "left"),
+    **dict.fromkeys(("\x1b[H", "\x1bOH", "\x1b[1~", "\x1b[7~"), "home"),
+    **dict.fromkeys(("\x1b[F", "\x1bOF", "\x1b[4~", "\x1b[8~"), "end"),
+    "\x1b[5~": "page-up",
+    "\x1b[6~": "page-down",
+    "\x1b": "escape",
+    **dict.fromkeys("\r\n", "enter"),
+    **dict.fromkeys("\b\x7f", "backspace"),
+}
+
+
+class Keys:
+    """Makes keys of what a terminal sends, in whatever pieces that comes.
+
+    A key with a character is that character; others have names of more than one.
+    """
+
+    def __init__(self) -> None:
+        self._decoder = getincrementaldecoder("utf-8")("ignore")
+        self._rest = ""
+
+    def take(self, data: bytes) -> list[str]:
+        """Return the keys of `data`; nothing at all ends what might have gone on."""
+        self._rest += self._decoder.decode(data)
+        return list(self._complete(is_all=not data))
+
+    def _complete(self, *, is_all: bool) -> Iterator[str]:
+        while text := self._rest:
+            found = _SEQUENCE.match(text)
+            if found is None and not is_all and _PARTIAL.fullmatch(text):
+                return
+            key = found.group() if found is not None else text[0]
+            self._rest = text[len(key) :]
+            name = _NAMES.get(key, key)
+            if name.isprintable():  # or it is one that nobody has asked for
+                yield name
+
+
+class Keyboard:
+    """The keyboard of a terminal that is `fd`, and shows the picture as `terminal`.
+
+    From the first call of `pressed` to `release` keys are not shown and come at once.  In the
+    background there are none: who reads there is stopped.
+    """
+
+    def __init__(self, fd: int, terminal: Terminal) -> None:
+        self._fd, self._terminal = fd, terminal
+        self._keys = Keys()
+        self._usual: list[Any] | None = None  # the modes that it was found with
+        self._is_listening = self._is_gone = False
+
+    def pressed(self) -> list[str]:
+        """Return the keys that were pressed since, without waiting for any."""
+        data = b""
+        try:
+            self._is_listening = not self._is_gone and self._terminal.is_ours
+            if self._is_listening:
+                self._listen()
+            if self.wait(0):
+                data = os.read(self._fd, _MAX_BYTES)
+                self._is_gone = not data
+        except (OSError, termios.error):
+            self._is_gone = True
+        return self._keys.take(data)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until there is a key, or `seconds` are over; return whether there is one."""
+        descriptors = [self._fd] if self._is_listening and not self._is_gone else []
+        return bool(select.select(descriptors, [], [], seconds)[0])
+
+    def release(self) -> None:
+        """Leave the terminal as it was found; a signal handler may call this."""
+        usual, self._is_listening = self._usual if self._is_listening else None, False
+        if usual is not None and self._terminal.is_ours:
+            with suppress(termios.error):
+                termios.tcsetattr(self._fd, termios.TCSANOW, usual)
+
+    def _listen(self) -> None:
+        """Let keys come one by one and unshown, whoever has changed that meanwhile."""
+        modes = termios.tcgetattr(self._fd)
+        if self._usual is None:
+            self._usual = list(modes)
+        if modes[_LFLAG] & (termios.ICANON | termios.ECHO):
+            modes[_LFLAG] &= ~(termios.ICANON | termios.ECHO)
+            termios.tcsetattr(self._fd, termios.TCSANOW, modes)
+
+
+def keyboard_of(terminal: Terminal) -> Keyboard | None:
+    """Return the keyboard of `terminal`, if that is what stdin is; None if nobody is there."""
+    is_here = can_animate(0, terminal.environ) and is_same_terminal(0, terminal.fd)
+    return Keyboard(0, terminal) if is_here else None

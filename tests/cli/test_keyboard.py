@@ -1,0 +1,175 @@
+"""Keys by their names, and what becomes of the terminal that sends them."""
+
+import os
+import pty
+import subprocess
+import sys
+import termios
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from process import ROOT
+
+from cli.screen.keyboard import Keyboard, Keys
+from cli.screen.terminal import Terminal
+
+SENT = {
+    "up": [b"\x1b[A", b"\x1bOA"],
+    "down": [b"\x1b[B"],
+    "left": [b"\x1b[D"],
+    "right": [b"\x1bOC"],
+    "home": [b"\x1b[H", b"\x1b[1~"],
+    "end": [b"\x1b[F", b"\x1b[8~"],
+    "page-up": [b"\x1b[5~"],
+    "page-down": [b"\x1b[6~"],
+    "enter": [b"\n", b"\r"],
+    "backspace": [b"\x7f", b"\b"],
+    "escape": [b"\x1b"],
+    "日": ["日".encode()],
+    "/": [b"/"],
+    " ": [b" "],
+    None: [b"\x1b[15~", b"\x1b[1;5A", b"\x1bOP", b"\x01", b"\xff"],
+}
+PRESSES = [(key, data) for key, found in SENT.items() for data in found]
+
+
+@pytest.mark.parametrize(("key", "data"), PRESSES)
+def test_a_key_has_its_name_and_others_are_none(key, data):
+    keys = Keys()
+    assert keys.take(data) + keys.take(b"") == ([] if key is None else [key])
+
+
+@given(st.lists(st.sampled_from(PRESSES)), st.data())
+def test_in_whatever_pieces_keys_come_they_are_the_same(presses, data):
+    keys, found, expected = Keys(), [], []
+    for key, sent in presses:
+        cut = data.draw(st.integers(0, len(sent)), "cut")
+        found += [key for piece in (sent[:cut], sent[cut:]) if piece for key in keys.take(piece)]
+        if key == "escape":  # the next key comes later, or nobody could tell them apart
+            found += keys.take(b"")
+        expected += [] if key is None else [key]
+    assert found + keys.take(b"") == expected
+
+
+@pytest.fixture
+def tty():
+    ours, theirs = pty.openpty()
+    yield ours, theirs
+    os.close(ours)
+    os.close(theirs)
+
+
+def keyboard(fd):
+    return Keyboard(fd, Terminal(fd, "utf-8", has_color=False, environ={}))
+
+
+def test_keys_come_at_once_and_unshown_and_then_the_terminal_is_as_before(tty):
+    ours, theirs = tty
+    before = termios.tcgetattr(theirs)
+    keys = keyboard(theirs)
+    assert keys.pressed() == []
+    os.write(ours, b"q\x1b[A")
+    assert keys.wait(5)
+    assert keys.pressed() == ["q", "up"]
+    modes = termios.tcgetattr(theirs)
+    assert modes[3] == before[3] & ~(termios.ICANON | termios.ECHO)
+    assert modes[3] & termios.ISIG  # Ctrl-C is still a signal
+    keys.release()
+    assert termios.tcgetattr(theirs) == before
+    assert not keys.wait(0)
+
+
+def test_who_has_changed_the_modes_meanwhile_changes_nothing(tty):
+    """As a shell does that was not told of: kill -STOP, fg."""
+    before = termios.tcgetattr(tty[1])
+    keys = keyboard(tty[1])
+    keys.pressed()
+    termios.tcsetattr(tty[1], termios.TCSANOW, before)
+    keys.pressed()
+    assert not termios.tcgetattr(tty[1])[3] & termios.ECHO
+    keys.release()
+    keys.pressed()
+    keys.release()
+    assert termios.tcgetattr(tty[1]) == before
+
+
+def test_the_keyboard_of_a_terminal_that_is_gone_is_silent():
+    ours, theirs = pty.openpty()
+    keys = keyboard(theirs)
+    keys.pressed()
+    os.close(ours)
+    assert keys.pressed() == []
+    assert not keys.wait(0)
+    keys.release()
+    os.close(theirs)
+
+
+IN_THE_BACKGROUND = """
+import os, sys, termios
+from cli.screen.keyboard import keyboard_of
+from cli.screen.terminal import Terminal
+import fcntl
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+keys = keyboard_of(Terminal(2, "utf-8", False, {"TERM": "xterm"}))
+before = termios.tcgetattr(0)
+if os.fork() == 0:  # a job of which the terminal knows nothing
+    os.setpgid(0, 0)
+    keys.pressed()
+    keys.release()
+    os._exit(not before == termios.tcgetattr(0))
+status = os.wait()[1]
+keys.pressed()
+print(status, before == termios.tcgetattr(0))
+"""
+
+
+def test_in_the_background_nothing_is_read_and_nothing_changed(tty):
+    ours, theirs = tty
+    os.write(ours, b"for the shell\n")
+    done = subprocess.run(
+        [sys.executable, "-c", IN_THE_BACKGROUND],
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        start_new_session=True,
+        cwd=ROOT,
+        check=True,
+        timeout=20,
+    )
+    assert done.stdout == b"0 False\n"
+
+
+OWN_KEYBOARD = """
+import os
+from cli.screen.keyboard import keyboard_of
+from cli.screen.terminal import Terminal
+print(keyboard_of(Terminal(2, "utf-8", False, dict(os.environ))) is not None)
+"""
+
+
+@pytest.mark.parametrize(
+    ("stdin", "environ", "expected"),
+    [
+        ("terminal", {}, b"True"),
+        ("terminal", {"CI": "1"}, b"False"),
+        ("terminal", {"TERM": "dumb"}, b"False"),
+        ("other terminal", {}, b"False"),
+        ("pipe", {}, b"False"),
+    ],
+)
+def test_only_a_person_before_the_picture_has_a_keyboard(tty, stdin, environ, expected):
+    other = pty.openpty()
+    stdins = {"terminal": tty[1], "other terminal": other[1], "pipe": subprocess.PIPE}
+    done = subprocess.run(
+        [sys.executable, "-c", OWN_KEYBOARD],
+        stdin=stdins[stdin],
+        stdout=subprocess.PIPE,
+        stderr=tty[1],
+        env={**os.environ, "TERM": "xterm", "CI": "", **environ},
+        cwd=ROOT,
+        check=True,
+    )
+    for fd in other:
+        os.close(fd)
+    assert done.stdout.strip() == expected
