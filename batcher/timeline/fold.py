@@ -4,7 +4,7 @@ Rule: every reader of events reads it from here and keeps no sequences of its ow
 have not ended are kept, and events that contradict each other are refused where they do.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import Any, get_args
 
 from msgspec import Struct
@@ -97,7 +97,7 @@ class RequestFold:
         self.news: FoldNews | None = None
 
     @property
-    def open(self) -> Iterable[RequestTimeline]:
+    def open(self) -> Collection[RequestTimeline]:
         """The sequences that have not ended."""
         return self._open.values()
 

@@ -164,7 +164,8 @@ class TimelineRecords:
     drafts: by (step, slot), of the steps that verified some.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fold: RequestFold | None = None) -> None:
+        """Begin with nothing; `fold`, for others to read as well, takes in what this does."""
         self.num_steps = 0
         self.spans = SortedRecords[SlotSpan](SlotSpan)
         self.waits = SortedRecords[Wait](Wait)
@@ -174,7 +175,7 @@ class TimelineRecords:
         self.figures = StepFigures()
         self._run: RunEvent | None = None
         self._last_step = -1  # of any event, whether it takes a slot or not
-        self._fold = RequestFold()
+        self._fold = RequestFold() if fold is None else fold
         self._num_alive: Counter[str] = Counter()  # by id: those that wait or run
         self._finished: defaultdict[str, dict[int, _Finished]] = defaultdict(dict)
         self._over: list[str] = []  # the ids of which nothing waits or runs since this step

@@ -10,6 +10,17 @@ if TYPE_CHECKING:
     from batcher.timeline.fold import RequestFold
 
 
+class HeldBlocks(NamedTuple):
+    """How many KV blocks sequences held, and how many they did not, if there is a limit.
+
+    cached: None, since of the others nobody knows how many could still be found.
+    """
+
+    used: int
+    free: int | None
+    cached: None = None
+
+
 class GaugeReading(NamedTuple):
     """What events do not tell of a run, at one time.
 
@@ -21,7 +32,7 @@ class GaugeReading(NamedTuple):
     now: float
     num_free: int
     next_up: str | None
-    block_use: "BlockUse | None"
+    block_use: "BlockUse | HeldBlocks | None"
 
 
 class Gauges(Protocol):

@@ -265,7 +265,8 @@ class LiveView(View):
         scene, until = self._scene, self._marked
         marks = list(scene.marks)
         for number, mark in enumerate(fresh):
-            if mark and (mark in ("preempted", "failed") or until[number] <= now):
+            is_new = until[number] <= now or mark == marks[number]
+            if mark and (mark in ("preempted", "failed") or is_new):
                 marks[number], until[number] = mark, now + MARK_SECONDS[mark]
             elif until[number] <= now:
                 marks[number] = ""

@@ -17,7 +17,8 @@ class Moment(NamedTuple):
     """When a run is looked at.
 
     num_queued: requests that wait or are still to be read; None if nobody knows.
-    rate, speed: tokens per step and per second of late.  seconds: since the start.
+    rate, speed: tokens per step and per second of late.  seconds: since the start.  None where
+    nobody knows: of a run that is over there may be no more than the steps.
     computing: the seconds that the step after it has taken so far, if that is long; else None.
     is_waiting: whether the run has waited for something to do since `step` was shown.
     """
@@ -26,8 +27,8 @@ class Moment(NamedTuple):
     num_queued: int | None
     num_tokens: int
     rate: float
-    speed: float
-    seconds: float
+    speed: float | None
+    seconds: float | None
     computing: float | None = None
     is_waiting: bool = False
 
@@ -46,10 +47,10 @@ class Fact(NamedTuple):
 
 
 class RunProgress(NamedTuple):
-    """How much of a run is done, of 1, and how many seconds are probably left."""
+    """How much of a run is done, of 1, and how many seconds are probably left, if anybody knows."""
 
     share: float
-    eta: float
+    eta: float | None
 
 
 def progress(run: RunState, plan: RunPlan, moment: Moment) -> RunProgress | None:
@@ -59,6 +60,8 @@ def progress(run: RunState, plan: RunPlan, moment: Moment) -> RunProgress | None
     left = run.num_tokens_left(moment.step, moment.num_queued)
     everything = moment.num_tokens + left
     share = moment.num_tokens / everything if everything else 1.0
+    if moment.speed is None:
+        return RunProgress(share, None)
     return RunProgress(share, left / moment.speed if moment.speed else 0.0)
 
 
@@ -86,11 +89,10 @@ def long_step(step: int, seconds: float) -> str:
 
 def rates(run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment) -> list[Fact]:
     """Return how fast it goes, and what the schedule costs."""
-    found = [
-        Fact(8, "figure", f"{moment.rate:.1f} tok/step"),
-        Fact(7, "figure", f"{short(moment.speed)} tok/s"),
-        Fact(4, "", plan.policy),
-    ]
+    found = [Fact(8, "figure", f"{moment.rate:.1f} tok/step")]
+    if moment.speed is not None:
+        found.append(Fact(7, "figure", f"{short(moment.speed)} tok/s"))
+    found.append(Fact(4, "", plan.policy))
     if plan.is_timed:
         found.append(Fact(5, "", f"engine {number(gauges.now)} s"))
     if run.fold.num_drafted:
@@ -121,9 +123,11 @@ def next_up(run: RunState, gauges: GaugeReading) -> str:
 def plain_line(run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Moment) -> str:
     """Return how things stand in one line, to be read aloud: words, no picture."""
     parts = [plan.title, *(fact.text.replace("/", " of ") for fact in counts(run, plan, moment))]
-    parts += [f"{moment.rate:.1f} tokens per step", f"{short(moment.speed)} per second"]
+    parts.append(f"{moment.rate:.1f} tokens per step")
+    if moment.speed is not None:
+        parts.append(f"{short(moment.speed)} per second")
     found = progress(run, plan, moment)
-    if found is not None:
+    if found is not None and found.eta is not None:
         parts.append(f"{int(found.share * 100)}%, {clock(found.eta)} left")
     if run.fold.num_drafted:
         drafted = counted(run.fold.num_drafted, "draft")
@@ -132,11 +136,12 @@ def plain_line(run: RunState, plan: RunPlan, gauges: GaugeReading, moment: Momen
         parts.append(counted(run.num_preempted, "preemption"))
     use = gauges.block_use
     if use is not None:
+        cached = "" if use.cached is None else f"{use.cached:,} cached, "
         rest = "no limit" if use.free is None else f"{use.free:,} free"
-        parts.append(f"KV blocks: {use.used:,} used, {use.cached:,} cached, {rest}")
+        parts.append(f"KV blocks: {use.used:,} used, {cached}{rest}")
     if run.fold.blocked is not None:
         parts.append(f"next {next_up(run, gauges)}")
-    return ", ".join([*parts, clock(moment.seconds)])
+    return ", ".join(parts if moment.seconds is None else [*parts, clock(moment.seconds)])
 
 
 def kept(facts: Sequence[Fact], width: int) -> list[Fact]:

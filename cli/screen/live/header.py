@@ -37,7 +37,8 @@ def header(scene: Scene, width: int, max_lines: int) -> list[Line]:
 
 def _counts(scene: Scene, width: int) -> Line:
     """Return whose run it is, what has become of the requests, and on the right the time."""
-    time = clock(scene.moment.seconds)
+    seconds = scene.moment.seconds
+    time = "" if seconds is None else clock(seconds)
     found = kept(counts(scene.run, scene.plan, scene.moment), width - len(GAP) - len(time))
     line = _facts(found)
     room = width - line_width(line) - len(time) - 2 * len(GAP)
@@ -53,7 +54,9 @@ def _progress(scene: Scene, width: int) -> Line | None:
     if found is None:
         return None
     share = f"{int(found.share * 100)}%"
-    parts = [(f"{share:>4}", "figure"), (f"{GAP}eta {clock(found.eta)}", LABEL)]
+    parts = [(f"{share:>4}", "figure")]
+    if found.eta is not None:
+        parts.append((f"{GAP}eta {clock(found.eta)}", LABEL))
     num_tokens = scene.moment.num_tokens
     tokens = f"{GAP}{short(num_tokens)} token{'' if num_tokens == 1 else 's'}"
     room = width - line_width(parts)
@@ -86,24 +89,23 @@ def _memory(scene: Scene, width: int) -> Line | None:
     hits = []
     if run.num_found:
         hits.append(Fact(3, "figure", f"hits {run.num_found * 100 // run.num_asked}%"))
+    cached = [] if use.cached is None else [Fact(3, "cached", f"{use.cached:,} cached")]
     if use.free is None:
-        facts = [
-            Fact(4, "used", f"{counted(use.used, 'block')} used"),
-            Fact(3, "cached", f"{use.cached:,} cached"),
-            Fact(1, LABEL, "no limit"),
-        ]
+        used = Fact(4, "used", f"{counted(use.used, 'block')} used")
+        facts = [used, *cached, Fact(1, LABEL, "no limit")]
         return [("KV ", LABEL), *_facts(kept(facts + hits, width - len("KV ")))]
-    total = use.used + use.cached + use.free
+    num_held = use.used + (use.cached or 0)
+    total = num_held + use.free
     facts = [
         Fact(4, "used", f"{use.used:,} used"),
-        Fact(3, "cached", f"{use.cached:,} cached"),
+        *cached,
         Fact(2, "free", f"{use.free:,} free"),
         Fact(1, LABEL, f"of {counted(total, 'block')}"),
     ]
     found = kept(facts + hits, width - MIN_BAR - len("KV ") - len(GAP))
     line = _facts(found)
     room = max(min(width - line_width(line) - len("KV ") - len(GAP), MAX_BAR), 1)
-    first, second = (round(n * room / max(total, 1)) for n in (use.used, use.used + use.cached))
+    first, second = (round(n * room / max(total, 1)) for n in (use.used, num_held))
     widths = (first, second - first, room - second)
     blocks = zip(scene.glyphs.bars, widths, ("used", "cached", "free"), strict=True)
     bar_of_blocks = [(glyph * cells, style) for glyph, cells, style in blocks]
