@@ -5,13 +5,10 @@ been meant in another way.  The file is a flat mapping, read with the place of e
 """
 
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
-
-import typer
 
 from batcher.errors import BatchdecodeError
 from batcher.hf.settings import LOADING_SETTINGS
@@ -24,7 +21,6 @@ if TYPE_CHECKING:
     import yaml
     from msgspec import Struct
 
-ENVIRONMENT = {"auto_envvar_prefix": "BATCHDECODE"}
 _COMMANDS = ("run", "check")  # those whose options a file may set
 OF_MODELS = {"model", "chat", *LOADING_SETTINGS}
 OF_SCHEDULING = {*SETTINGS, *SPECULATION_SETTINGS, "check", "profile", "kv_memory"}
@@ -60,12 +56,14 @@ class FileSetting(NamedTuple):
     value: Any
 
 
-def defaults_in(path: str, context: typer.Context) -> dict[str, Any]:
+def defaults_in(path: str, context: Any) -> dict[str, Any]:
     """Return what the file `path` says of the options of the command of `context`, by their names.
 
     Raises:
         ConfigError: the file cannot be read, or says something that is no option.
     """
+    from typer import BadParameter  # noqa: PLC0415 - only when there is a file
+
     options = {option.name: option for option in context.command.params}
     known = _known_options(context)
     defaults = {}
@@ -85,7 +83,7 @@ def defaults_in(path: str, context: typer.Context) -> dict[str, Any]:
         if name in options:
             try:
                 options[name].process_value(context, value)
-            except typer.BadParameter as error:
+            except BadParameter as error:
                 raise ConfigError(f"{place}: {key}: {error.message}") from None
             defaults[name] = value
     return defaults
@@ -142,7 +140,7 @@ def _checked(settings: list[FileSetting], record: type["Struct"]) -> dict[str, A
     return {setting.key: setting.value for setting in settings}
 
 
-def _known_options(context: typer.Context) -> dict[str, Any]:
+def _known_options(context: Any) -> dict[str, Any]:
     """Return all options a file may set, of any command, for one file may serve them all."""
     group: Any = context.find_root().command
     return {
@@ -156,6 +154,8 @@ def _known_options(context: typer.Context) -> dict[str, Any]:
 
 
 def _unknown(key: str, known: Sequence[str]) -> str:
+    from difflib import get_close_matches  # noqa: PLC0415 - for a mistake only
+
     near = get_close_matches(key, known, n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     return f"unknown setting {key}{hint} (known: {', '.join(known)})"

@@ -1,15 +1,11 @@
 """Commands of records, whose fields are the options; and the options that several commands have."""
 
 import math
-import os
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, fields
-from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar
 
 import msgspec
-import typer
 from msgspec import NODEFAULT
 
 from batcher.errors import BatchdecodeError
@@ -24,8 +20,8 @@ from batcher.settings import (
 from batcher.speculation.settings import SPECULATION_SETTINGS, SpeculationSettings
 from batcher.speculation.spec import parse_tree
 
-from .config import model_settings
-from .help import TOLD, GroupedCommand, OptionGroup, option
+from .command import Command
+from .help import OptionGroup, option
 
 if TYPE_CHECKING:
     from batcher.engine.drafting import DraftCache
@@ -42,81 +38,45 @@ MIN_INTERVAL = 1e-6  # seconds: times are known to a microsecond
 
 
 def as_command(
-    function: Callable[[OptionsT], None],
+    function: Callable[[OptionsT], int | None],
     record: type[OptionsT],
     *,
-    cls: type[GroupedCommand] = GroupedCommand,
     epilog: str | None = None,
-    context_settings: dict[str, Any] | None = None,
-) -> Any:
-    """Return `function` as a command whose arguments and options are the fields of a dataclass.
+    below: Mapping[str, Command] | None = None,
+    respell: Callable[[str], list[str]] | None = None,
+) -> Command:
+    """Return the command that gives `function` a `record` of its options; see Command.
 
-    Its `input` is stdin if it is left out; a person there is shown the help instead.
-    model_settings, llm_settings, transformer_settings, hf_settings: what the file of `config` holds
-    for models; no options.
-    from_file: the names of the options that it has set.
+    The function returns the exit status, None for 0.
     """
-    known = {field.name for field in fields(record)}  # type: ignore[arg-type]  # a dataclass
-    names, groups = set(), {}
-    parameters = [Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)]
-    for field in fields(record):  # type: ignore[arg-type]  # a dataclass
-        names.add(field.name)
-        kinds, told = {field.name: (field.type, field)}, field.metadata.get(TOLD)
-        if isinstance(told, OptionGroup):
-            groups[field.name], kinds = told, told.kinds
-        parameters += [_parameter(name, *kind) for name, kind in kinds.items() if told is not None]
-
-    def carry_out(context: typer.Context, **given: Any) -> None:
-        if "input" in names and given["input"] is None and os.isatty(0):
-            typer.echo(context.get_help(), err=True)
-            raise typer.Exit(2)
-        if "from_file" in names:
-            origins = {name: context.get_parameter_source(name) for name in given}
-            given["from_file"] = {
-                name for name, origin in origins.items() if origin and origin.name == "DEFAULT_MAP"
-            }
-        for field, group in groups.items():
-            values = {name: given.pop(name) for name in group.kinds}
-            given[field] = group.read(
-                {n: value for n, value in values.items() if value is not None}
-            )
-        if "model_settings" in names and given["config"] is not None:
-            sections = model_settings(given["config"])
-            given |= {name: value for name, value in sections.items() if name in known}
-        function(record(**given))
-
-    carry_out.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
-    carry_out.__doc__, carry_out.__name__ = function.__doc__, function.__name__
-    alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    alone.command(cls=cls, epilog=epilog, context_settings=context_settings)(carry_out)
-    return typer.main.get_command(alone)
-
-
-def _parameter(name: str, kind: Any, field: Any) -> Parameter:
-    """Return a field as typer reads it; an option has its name for a flag, or another one."""
-    info = field.metadata[TOLD]
-    flags = info.param_decls or ()
-    if isinstance(info, typer.models.OptionInfo) and not any(f.startswith("--") for f in flags):
-        info.param_decls = (f"--{name.replace('_', '-')}", *flags)
-    default = Parameter.empty if field.default is MISSING else field.default
-    annotation = Annotated[kind, info]
-    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+    return Command(function, record, epilog, below or {}, respell)
 
 
 # -- what options are checked by -------------------------------------------------------------------
 
 
+def refuse(message: str) -> NoReturn:
+    """Say that a value cannot be; for a callback.
+
+    Raises:
+        BadParameter: as it is told to.
+    """
+    from typer import BadParameter  # noqa: PLC0415 - for a mistake only
+
+    raise BadParameter(message)
+
+
 def refuse_stdout(path: str | None) -> str | None:
     """Return `path`, or raise if it is stdout; the callback of what goes beside the results."""
     if path == STDOUT:
-        raise typer.BadParameter("stdout is for the results: give a file")
+        refuse("stdout is for the results: give a file")
     return path
 
 
 def refuse_nan(number: float | None) -> float | None:
     """Return `number`, or raise if it is nan, which no range excludes; a callback."""
     if number is not None and math.isnan(number):
-        raise typer.BadParameter("nan is not a number.")
+        refuse("nan is not a number.")
     return number
 
 
@@ -124,13 +84,13 @@ def num_bytes(text: str | None) -> int | None:
     """Return the bytes of a size such as 512MiB, 2GB or 1048576; a callback.
 
     Raises:
-        typer.BadParameter: it is none.
+        BadParameter: it is none.
     """
     if text is None:
         return None
     found = _SIZE.fullmatch(text)
     if found is None:
-        raise typer.BadParameter(f"{text} is no size such as 512MiB, 2GB or 1048576")
+        refuse(f"{text} is no size such as 512MiB, 2GB or 1048576")
     return int(float(found[1]) * _UNITS[found[2].upper()])
 
 

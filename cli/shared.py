@@ -4,8 +4,6 @@ from collections.abc import Collection
 from functools import partial
 from typing import Any, Literal
 
-import typer
-
 from batcher.fields import range_of
 from batcher.hf.settings import LOADING_SETTINGS
 from batcher.settings import GRAMMAR_TIMEOUT
@@ -30,7 +28,7 @@ def config(panel: str, text: str, names: Collection[str] | None = OF_REQUESTS) -
     command; None for all.
     """
 
-    def use(context: typer.Context, path: str | None) -> str | None:
+    def use(context: Any, path: str | None) -> str | None:
         if path is not None and not context.resilient_parsing:
             found = defaults_in(path, context).items()
             context.default_map = {n: v for n, v in found if names is None or n in names}

@@ -16,7 +16,7 @@ def main() -> None:
     import signal  # noqa: PLC0415 - --version starts without it
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the command quietly from here on
-    from .app import main as run  # noqa: PLC0415 - it takes a tenth of a second
+    from .boundary import main as run  # noqa: PLC0415 - it takes a tenth of a second
 
     run()
 

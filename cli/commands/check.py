@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import shared
-from ..config import ENVIRONMENT
 from ..help import OUTPUT, flag
 from ..options import as_command
 
@@ -36,4 +35,4 @@ def check(options: CheckOptions) -> None:
     print_plan(options)
 
 
-COMMAND = as_command(check, CheckOptions, context_settings=ENVIRONMENT)
+COMMAND = as_command(check, CheckOptions)

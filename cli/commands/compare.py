@@ -4,8 +4,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-import typer
-
+from batcher.errors import BatchdecodeError
 from batcher.settings import SETTINGS, Setting
 
 from .. import shared
@@ -108,14 +107,14 @@ class CompareOptions:
     hf_settings: dict[str, Any] = field(default_factory=dict)
 
 
-def compare(options: CompareOptions) -> None:
+def compare(options: CompareOptions) -> int:
     """Serve requests under all combinations of settings, by lengths alone; print one table."""
     if options.json and options.csv:
-        raise typer.BadParameter("--json and --csv exclude each other.")
+        raise BatchdecodeError("--json and --csv exclude each other: the table is one or the other")
     from ..whatif.compare import compare_requests  # noqa: PLC0415 - heavy
     from ..whatif.reading import until_stopped  # noqa: PLC0415 - as above
 
-    raise typer.Exit(until_stopped(lambda: compare_requests(options)))
+    return until_stopped(lambda: compare_requests(options))
 
 
 COMMAND = as_command(compare, CompareOptions, epilog=EXAMPLES)

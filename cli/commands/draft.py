@@ -1,13 +1,13 @@
 """`batchdecode draft`: what there is to know of a draft; below it, `draft diagnose`."""
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
-import typer
+from batcher.errors import BatchdecodeError
 
 from .. import shared
 from ..config import OF_MODELS
-from ..help import INPUT, OUTPUT, REQUIRED, NestingCommand, flag, option
+from ..help import INPUT, OUTPUT, REQUIRED, flag, option
 from ..options import as_command
 
 DRAFT = "Draft"
@@ -53,7 +53,7 @@ class DiagnoseOptions:
 
 def draft(options: DraftOptions) -> None:  # noqa: ARG001 - there are none
     """Find out what there is to know of a draft."""
-    raise typer.BadParameter("a command is missing: diagnose")
+    raise BatchdecodeError("a command is missing: diagnose")
 
 
 def diagnose(options: DiagnoseOptions) -> None:
@@ -65,10 +65,4 @@ def diagnose(options: DiagnoseOptions) -> None:
         print_diagnosis(options)
 
 
-class DraftCommand(NestingCommand):
-    """`draft`, and the commands below it."""
-
-    subcommands: ClassVar = {"diagnose": as_command(diagnose, DiagnoseOptions)}
-
-
-COMMAND = as_command(draft, DraftOptions, cls=DraftCommand)
+COMMAND = as_command(draft, DraftOptions, below={"diagnose": as_command(diagnose, DiagnoseOptions)})

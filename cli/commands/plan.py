@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import typer
-
 from .. import shared
 from ..help import OUTPUT, REQUIRED, flag, option
 from ..options import as_command, refuse_nan
@@ -62,15 +60,15 @@ class PlanOptions:
     llm_settings: dict[str, Any] = field(default_factory=dict)
     transformer_settings: dict[str, Any] = field(default_factory=dict)
     hf_settings: dict[str, Any] = field(default_factory=dict)
-    from_file: set[str] = field(default_factory=set)
+    preset: set[str] = field(default_factory=set)
 
 
-def plan(options: PlanOptions) -> None:
+def plan(options: PlanOptions) -> int:
     """Find the smallest setting, or the largest rate, that meets an SLO; say what binds."""
     from ..whatif.plan import plan_requests  # noqa: PLC0415 - heavy
     from ..whatif.reading import until_stopped  # noqa: PLC0415 - as above
 
-    raise typer.Exit(until_stopped(lambda: plan_requests(options)))
+    return until_stopped(lambda: plan_requests(options))
 
 
 COMMAND = as_command(plan, PlanOptions, epilog=EXAMPLES)

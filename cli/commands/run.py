@@ -7,18 +7,16 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-import typer
-
 from batcher.errors import BatchdecodeError
 
 from .. import shared
-from ..config import ENVIRONMENT
-from ..help import DECODING, DISPLAY, ERRORS, INPUT, OUTPUT, SERVER, GroupedCommand, flag, option
+from ..help import DECODING, DISPLAY, ERRORS, INPUT, OUTPUT, SERVER, flag, option
 from ..options import (
     MAX_DELAY,
     MIN_INTERVAL,
     SchedulingOptions,
     as_command,
+    refuse,
     refuse_nan,
     refuse_stdout,
     scheduling_group,
@@ -90,7 +88,7 @@ class RunOptions:
         "Continue the run whose unfinished results are in --output; --resume=repair "
         "first drops lines that no run has written.",
     )
-    repair: bool = option(OUTPUT, "", default=False, hidden=True)  # see RunCommand
+    repair: bool = option(OUTPUT, "", default=False, hidden=True)  # see _as_flags
     retry_failed: bool = flag(OUTPUT, "With --resume: decode again what has failed.")
     force: bool = flag(OUTPUT, "Overwrite earlier results, and files that hold something else.")
     stream: bool = flag(OUTPUT, "Before the results of a step, what each row has generated in it.")
@@ -193,24 +191,17 @@ class RunOptions:
             )
 
 
-class RunCommand(GroupedCommand):
-    """`run`, whose flag --resume may be given with how to go on: --resume=repair."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse `args`, in which that is two flags."""
-        return super().parse_args(ctx, [part for arg in args for part in _as_flags(arg)])
-
-
 def _as_flags(argument: str) -> list[str]:
+    """Return the flag --resume as two if it is given with how to go on: --resume=repair."""
     name, _, how = argument.partition("=")
     if name != "--resume" or not how:
         return [argument]
     if how != "repair":
-        raise typer.BadParameter(f"{how}: it is --resume or --resume=repair")
+        refuse(f"{how}: it is --resume or --resume=repair")
     return ["--resume", "--repair"]
 
 
-def run(options: RunOptions) -> None:
+def run(options: RunOptions) -> int:
     """Decode requests; results go to stdout, one JSON object per line."""
     gc.disable()  # until the run begins: what is imported, or set up, is no garbage
     from batcher.foreign import RaisedError  # noqa: PLC0415 - heavy, as are the others
@@ -230,7 +221,7 @@ def run(options: RunOptions) -> None:
             raise
         except BrokenPipeError:
             die_of_closed_pipe()
-    raise typer.Exit(status)
+    return status
 
 
 def _continuing_command() -> str:
@@ -241,4 +232,4 @@ def _continuing_command() -> str:
     )
 
 
-COMMAND = as_command(run, RunOptions, cls=RunCommand, epilog=EXAMPLES, context_settings=ENVIRONMENT)
+COMMAND = as_command(run, RunOptions, epilog=EXAMPLES, respell=_as_flags)

@@ -4,13 +4,11 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import Any, Literal
 
-import typer
-
 from batcher.errors import BatchdecodeError
 from batcher.settings import GRAMMAR_TIMEOUT
 
 from .. import shared
-from ..config import ENVIRONMENT, OF_REQUESTS
+from ..config import OF_REQUESTS
 from ..help import DECODING, DISPLAY, OUTPUT, flag, option
 from ..options import SchedulingOptions, as_command, num_bytes, refuse_stdout, scheduling_group
 
@@ -108,7 +106,7 @@ class ServeOptions:
     hf_settings: dict[str, Any] = field(default_factory=dict)
 
 
-def serve(options: ServeOptions) -> None:
+def serve(options: ServeOptions) -> int:
     """Answer OpenAI's API over HTTP: completions, chats and streams."""
     if any(find_spec(name) is None for name in _NEEDED_MODULES):
         raise BatchdecodeError(
@@ -119,8 +117,7 @@ def serve(options: ServeOptions) -> None:
     from ..serving.workers import serve_alone, serve_together  # noqa: PLC0415 - heavy
 
     with user_code_prints_to_stderr():
-        status = serve_alone(options) if options.workers == 1 else serve_together(options)
-    raise typer.Exit(status)
+        return serve_alone(options) if options.workers == 1 else serve_together(options)
 
 
-COMMAND = as_command(serve, ServeOptions, epilog=EXAMPLES, context_settings=ENVIRONMENT)
+COMMAND = as_command(serve, ServeOptions, epilog=EXAMPLES)

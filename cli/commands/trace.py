@@ -5,13 +5,11 @@ where two runs of one workload part, and why.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
-
-import typer
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 from .. import shared
-from ..help import DISPLAY, OUTPUT, REQUIRED, NestingCommand, OptionGroup, argument, flag, option
+from ..help import DISPLAY, OUTPUT, REQUIRED, OptionGroup, argument, flag, option
 from ..options import MAX_BATCH, as_command, scheduling_group
 
 SELECTION, REQUESTS = "Only", "If INPUT holds requests"
@@ -59,6 +57,7 @@ class TraceOptions:
     """The options of `batchdecode trace`; docs/cli.md says what each one means.
 
     run_options: those for running requests that were given; a trace has its own.
+    preset: those of them that are no mistake for a trace, since the line does not say them.
     """
 
     input: str | None = argument(_INPUT_WORDS, "INPUT", autocompletion=_names_of_subcommands)
@@ -79,6 +78,7 @@ class TraceOptions:
     output: str | None = shared.output("Where the view goes; .gz packs it.")
     force: bool = shared.force()
     run_options: Mapping[str, Any] = _RUN_GROUP.field
+    preset: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +90,7 @@ class WhyOptions:
     json: bool = flag(OUTPUT, "The story as JSON, for programs.")
     all: bool = flag(OUTPUT, "Tell of each wait and each span, however many there are.")
     run_options: Mapping[str, Any] = _RUN_GROUP.field
+    preset: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,23 +125,18 @@ def why(options: WhyOptions) -> None:
     show_why(options)
 
 
-def diff(options: DiffOptions) -> None:
+def diff(options: DiffOptions) -> int:
     """Show where two runs of one workload part, why, and what came of it.
 
     Exit status: 0 if the schedules are equal, 1 if they differ, 2 for bad input.
     """
     from ..tracing.asking import show_diff  # noqa: PLC0415 - heavy
 
-    raise typer.Exit(show_diff(options))
+    return show_diff(options)
 
 
-class TraceCommand(NestingCommand):
-    """`trace`, and the commands below it."""
-
-    subcommands: ClassVar = {
-        "why": as_command(why, WhyOptions),
-        "diff": as_command(diff, DiffOptions),
-    }
-
-
-COMMAND = as_command(trace, TraceOptions, cls=TraceCommand)
+COMMAND = as_command(
+    trace,
+    TraceOptions,
+    below={"why": as_command(why, WhyOptions), "diff": as_command(diff, DiffOptions)},
+)

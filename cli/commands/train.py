@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from typing import Literal
 
-import typer
-
 from ..help import OUTPUT, REQUIRED, argument, flag, option
 from ..options import as_command
 
@@ -49,11 +47,11 @@ class TrainOptions:
     quiet: bool = flag(OUTPUT, "No progress, only problems.", "-q")
 
 
-def train(options: TrainOptions) -> None:
+def train(options: TrainOptions) -> int:
     """Train a small Llama on texts, or a draft for one; needs the extra `train`."""
     from ..train import train_model  # noqa: PLC0415 - heavy
 
-    raise typer.Exit(train_model(options))
+    return train_model(options)
 
 
 COMMAND = as_command(train, TrainOptions, epilog=EXAMPLES)

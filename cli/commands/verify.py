@@ -3,8 +3,6 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import typer
-
 from .. import shared
 from ..config import OF_MODELS
 from ..help import INPUT, OUTPUT, flag, option
@@ -50,7 +48,7 @@ class VerifyOptions:
     hf_settings: dict[str, Any] = field(default_factory=dict)
 
 
-def verify(options: VerifyOptions) -> None:
+def verify(options: VerifyOptions) -> int:
     """Prove that outputs do not depend on the batch, or show the first difference.
 
     Exit status: 0 if they are the same under all settings, 1 if not, 2 for bad input.
@@ -59,8 +57,7 @@ def verify(options: VerifyOptions) -> None:
     from ..verify import verify_requests  # noqa: PLC0415 - heavy
 
     with user_code_prints_to_stderr():
-        status = verify_requests(options)
-    raise typer.Exit(status)
+        return verify_requests(options)
 
 
 COMMAND = as_command(verify, VerifyOptions)

@@ -50,7 +50,7 @@ def show_why(options: WhyOptions) -> None:
             raise InputError(f"{error}; did you mean: batchdecode trace why {swapped}?") from None
         raise
     with user_code_prints_to_stderr():
-        events = events_of(path, source, options.run_options)
+        events = events_of(path, source, options.run_options, options.preset)
         with contradictions_named(source.name):
             kept = read_requests(events, options.request_id)
             if not kept.is_known:

@@ -44,15 +44,23 @@ def open_twice(path: str | None) -> tuple[str, OpenInput]:
     return path, open_input(path, nullcontext)
 
 
-def events_of(path: str, source: OpenInput, run_options: Mapping[str, Any]) -> Iterator[Event]:
-    """Yield the events of the input; `run_options` are those the user gave for running requests.
+def events_of(
+    path: str,
+    source: OpenInput,
+    run_options: Mapping[str, Any],
+    preset: Collection[str] = (),
+) -> Iterator[Event]:
+    """Yield the events of the input.
+
+    run_options: those given for running requests.  preset: those of them that the line does not
+    say, which mean nothing to a trace.
 
     Raises:
         BatchdecodeError: the input is neither a trace nor requests, or a trace to be run.
     """
     first_line = next(_lines(path, source), b"")
     if is_trace(first_line):
-        for option in run_options:
+        for option in (name for name in run_options if name not in preset):
             name = option.replace("_", "-")
             raise BatchdecodeError(f"--{name} is for requests, and {source.name} is a trace")
         return read_trace(_lines(path, source), source.name)

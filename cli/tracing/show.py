@@ -46,7 +46,7 @@ def show_trace(options: TraceOptions) -> None:
     if options.output is not None and not options.force:
         check_replaceable("--output", options.output, _VIEW_START.match)
     with user_code_prints_to_stderr():
-        events = events_of(path, source, options.run_options)
+        events = events_of(path, source, options.run_options, options.preset)
         with contradictions_named(source.name):
             timeline = Timeline.from_events(events)
             timeline.check_integrity()

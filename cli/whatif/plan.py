@@ -66,8 +66,8 @@ def _base_of(options: PlanOptions, searched: Searched) -> tuple[Deployment, Depl
         BatchdecodeError: an option lists several values, is what is searched, or has no effect.
     """
     axes = dict(options.axes)
-    if searched in options.from_file:
-        axes.pop(searched, None)  # the file speaks of other commands, too
+    if searched in options.preset:
+        axes.pop(searched, None)  # what it was set for are other commands, too
     values = {}
     for name, text in axes.items():
         axis = AXES[name]

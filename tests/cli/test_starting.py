@@ -50,7 +50,18 @@ def test_help_of_a_command_imports_no_other(command):
 
 
 UNUSED = {
-    *("rich", "email", "asyncio", "ssl", "tenacity", "logging", "socket", "tempfile", "yaml"),
+    *(
+        "typer",
+        "rich",
+        "email",
+        "asyncio",
+        "ssl",
+        "tenacity",
+        "logging",
+        "socket",
+        "tempfile",
+        "yaml",
+    ),
     *("numpy.random", "numpy.ma", "fractions", "concurrent", "multiprocessing", "llguidance"),
     *("batcher.engine.row_decoder", "batcher.decoding.constraints", "batcher.models.llm"),
     *("batcher.decoding.sampling.sampler", "batcher.models.callable", "batcher.models.checked"),

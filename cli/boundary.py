@@ -1,0 +1,116 @@
+"""The boundary: where the command line begins, and where errors become messages and exit codes."""
+
+import io
+import os
+import select
+import signal
+import sys
+from typing import NoReturn
+
+from batcher.errors import BatchdecodeError
+
+from .commands import command_of
+from .environment import unknown_variables
+from .errors import WriteError
+from .running.stdout import end_stdout
+from .screen.cells import printable_lines
+from .start import COMPLETION_VARIABLE
+from .usual_line import usual_values
+
+FAILURE, USER_ERROR = 1, 2
+STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+
+
+def main() -> None:
+    """Run the command line; leave the process with its exit status."""
+    _occupy_standard_descriptors()
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` ends a command quietly
+    try:
+        _carry_out(sys.argv[1:])
+    except BatchdecodeError as error:
+        _show_what_was_raised(error)
+        _fail(str(error), USER_ERROR)
+    except SystemExit as error:
+        if error.code in STOPPED:
+            from .running.signals import exit_soon  # noqa: PLC0415 - only after a signal
+
+            exit_soon(error.code)
+        raise
+    except WriteError as error:
+        _fail(str(error), FAILURE)
+    except KeyboardInterrupt:  # of somebody else's code: before and after a run SIGINT ends us
+        _fail("aborted", FAILURE)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        _fail(f"{where}{error.strerror or error}", FAILURE)
+    finally:
+        end_stdout()
+
+
+def _carry_out(arguments: list[str]) -> None:
+    """Carry out what a command line says, and leave with the exit status.
+
+    Raises:
+        BatchdecodeError, WriteError, OSError: it could not be.
+    """
+    if COMPLETION_VARIABLE in os.environ:
+        from .commands.completion import prepare_completion  # noqa: PLC0415 - only when asked
+
+        prepare_completion()
+        arguments = []
+    for unknown in unknown_variables() if arguments else ():
+        sys.stderr.write(f"warning: {printable_lines(unknown)}\n")
+    if arguments and (command := command_of(arguments[0])) is not None:
+        rest = arguments[1:]
+        while rest and rest[0] in command.below:
+            command, rest = command.below[rest[0]], rest[1:]
+        values = usual_values(command, rest)
+        if values is not None:
+            sys.exit(command.carry_out(values, set()))
+    from .app import app  # noqa: PLC0415 - with it comes typer
+
+    app(prog_name="batchdecode")
+
+
+def _show_what_was_raised(error: BatchdecodeError) -> None:
+    """Print the traceback of somebody else's code, if that is what the error is about."""
+    from batcher.foreign import RaisedError  # noqa: PLC0415 - only after an error
+
+    if isinstance(error, RaisedError):
+        sys.stderr.write(printable_lines(error.raised.traceback))
+
+
+def _occupy_standard_descriptors() -> None:
+    """Let nothing that is opened later take the place of a closed stdin, stdout or stderr."""
+    for descriptor, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, mode)  # 0 and 1 the wrong way round: using them is an error
+    if sys.stdin is None:
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 - as Python does it
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - as above
+    sys.stderr = io.TextIOWrapper(
+        io.BufferedWriter(_ForPeople(2, "w", closefd=False)),
+        encoding=None if sys.stderr is None else sys.stderr.encoding,
+        errors="backslashreplace",
+        line_buffering=True,
+    )
+
+
+class _ForPeople(io.FileIO):
+    """A stderr that is full, or that nobody reads, stops nothing."""
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]  # any buffer
+        try:
+            while (num_written := super().write(data)) is None:
+                select.select([], [self], [])  # somebody has made it non-blocking
+        except OSError:
+            return len(data)
+        return num_written
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    print(f"error: {printable_lines(message)}", file=sys.stderr)  # noqa: T201 - this is the command line
+    sys.exit(status)

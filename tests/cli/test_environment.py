@@ -1,0 +1,99 @@
+"""BATCHDECODE_ and the name of an option hold for every command that has it."""
+
+import pytest
+from process import ROOT, batchdecode, lines_of, workload
+
+from cli.commands import NAMES, command_of
+from cli.environment import unknown_variables, variable_of
+
+REQUESTS = ROOT / "samples/requests.jsonl"
+COMMANDS = {name: command_of(name) for name in NAMES}
+COMMANDS |= {f"{n} {b}": c for n, above in COMMANDS.items() for b, c in above.below.items()}
+
+
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_every_command_reads_its_options_from_the_environment(name, monkeypatch):
+    command = COMMANDS[name]
+    texts = [
+        p.name
+        for p in command.parameters
+        if p.flags and p.kind in {str, str | None} and "callback" not in p.told.settings
+    ]
+    for option in texts:
+        monkeypatch.setenv(variable_of(option), "said")
+    context = command.parser.make_context(name, [], resilient_parsing=True)
+    assert {option: context.params[option] for option in texts} == dict.fromkeys(texts, "said")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["run", REQUESTS, "-q"],
+        ["check", REQUESTS],
+        ["trace", REQUESTS, "--format", "spans"],
+        ["trace", "why", "dash", REQUESTS],
+        ["compare", REQUESTS, "--csv", "-q"],
+        ["plan", REQUESTS, "--slo", "e2e=500", "--search", "rate", "-q"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_the_environment_counts_as_the_option_does(command):
+    by_option = batchdecode(*command, "--batch", "3")
+    by_environment = batchdecode(*command, BATCHDECODE_BATCH="3")
+    assert by_option.returncode == by_environment.returncode == 0
+    assert by_option.stdout == by_environment.stdout != batchdecode(*command).stdout
+
+
+def test_an_option_of_the_line_goes_before():
+    here = batchdecode("trace", REQUESTS, "-b", "3", BATCHDECODE_BATCH="5")
+    assert here.stdout == batchdecode("trace", REQUESTS, "-b", "3").stdout
+
+
+@pytest.fixture
+def trace(tmp_path):
+    requests, trace = tmp_path / "requests.jsonl", tmp_path / "run.trace.jsonl"
+    requests.write_bytes(lines_of(*workload(3)))
+    batchdecode("run", requests, "-q", "--trace", trace)
+    return trace
+
+
+@pytest.mark.parametrize("below", [[], ["why", "r0"]], ids=["trace", "trace why"])
+def test_what_is_set_for_running_requests_means_nothing_to_a_trace(below, trace):
+    plain = batchdecode("trace", *below, trace)
+    config = ROOT / "samples/config.yaml"
+    told = batchdecode(
+        "trace", *below, trace, BATCHDECODE_BATCH="3", BATCHDECODE_CONFIG=str(config)
+    )
+    assert (told.returncode, told.stderr, told.stdout) == (0, "", plain.stdout)
+    refused = batchdecode("trace", *below, trace, "--batch", "3")
+    assert (refused.returncode, refused.stdout) == (2, b"")
+
+
+def test_a_command_without_such_an_option_takes_no_notice():
+    done = batchdecode("schema", "request", BATCHDECODE_BATCH="not even a number")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_plan_searches_may_be_set_for_other_commands():
+    command = ["plan", REQUESTS, "--slo", "e2e=500", "-q"]
+    assert batchdecode(*command, BATCHDECODE_BATCH="3").returncode == 0
+    assert batchdecode(*command, "--batch", "3").returncode == 2
+
+
+def test_a_bad_value_is_said_to_be_of_the_environment():
+    done = batchdecode("check", REQUESTS, BATCHDECODE_BATCH="x")
+    assert done.returncode == 2
+    assert "BATCHDECODE_BATCH in the environment" in done.stderr
+
+
+def test_a_name_that_no_command_has_is_warned_of(monkeypatch):
+    done = batchdecode("check", REQUESTS, BATCHDECODE_BACTH="4", BATCHDECODE_API_KEY="secret")
+    assert done.returncode == 0
+    assert done.stderr == (
+        "warning: BATCHDECODE_BACTH in the environment is no option of any command; "
+        "did you mean BATCHDECODE_BATCH?\n"
+    )
+    monkeypatch.setenv("BATCHDECODE_XYZ", "0")
+    assert list(unknown_variables()) == [
+        "BATCHDECODE_XYZ in the environment is no option of any command"
+    ]
