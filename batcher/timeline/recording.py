@@ -133,6 +133,10 @@ class StepFigures:
             return self.ends[step]
         return min(self.start_of(step) + self._usual_duration(), self.start_of(step + 1))
 
+    def end_before(self, step: int) -> float:
+        """Return when the step before `step` ended: before it began, if the clock jumped there."""
+        return self.end_of(step - 1) if step else self.start_of(step)
+
     def is_standstill(self, step: int) -> bool:
         """Return whether rows that generate had no token in `step`, which computed prompts."""
         return step < len(self.decodes) and not self.decodes[step]

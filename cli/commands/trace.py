@@ -61,14 +61,20 @@ class TraceOptions:
     """
 
     input: str | None = argument(_INPUT_WORDS, "INPUT", autocompletion=_names_of_subcommands)
-    format: Literal["spans", "steps", "csv", "chrome", "gantt"] | None = option(
+    format: Literal["spans", "steps", "csv", "chrome", "gantt", "svg"] | None = option(
         DISPLAY,
-        "spans, steps, csv, chrome (for Perfetto) or gantt.  "
+        "spans, steps, csv, chrome (for Perfetto), gantt, or svg, a picture.  "
         "[default: gantt on a terminal, spans otherwise]",
         "FORMAT",
     )
     width: int | None = option(
-        DISPLAY, "Columns of the gantt.  [default: the terminal's]", "N", min=40
+        DISPLAY,
+        "Columns of the gantt, or pixels of the svg.  [default: the terminal's, or 900]",
+        "N",
+        min=40,
+    )
+    axis: Literal["steps", "seconds"] | None = option(
+        DISPLAY, "What the svg counts from left to right: steps or seconds.", "UNIT"
     )
     steps: str | None = option(
         SELECTION, "From step A up to, but not including, B; either may be left out.", "A:B"

@@ -1,15 +1,18 @@
 """The gantt of a run as lines of text: all of it as shades, then the part worth a look as bars."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
 
 from batcher.timeline import EVERYTHING, Selection, Timeline
 from batcher.timeline.drafts import StepDrafts
-from batcher.timeline.records import SlotSpan, is_follower
+from batcher.timeline.records import SlotSpan
 
-from ..screen.cells import cell_width, counted, cut_middle, fill, printable, whole_percent
+from ..screen.cells import cell_width, counted, cut_middle, fill, printable
 from . import gantt_chart as chart
 from .gantt_drafts import draft_marks, legend_of
 from .gantt_zoom import choose_zoom, usual_length
+from .headline import headline, percent_of
+from .slot_rows import Choice, choose_slots, group_name, has_failed, in_groups
 
 MIN_WIDTH = 40
 MAX_ROWS = 16
@@ -28,31 +31,45 @@ def render_gantt(
 
     Steps or requests of `selection` choose what is drawn as bars, its slots what has a row.
     """
-    page = _Page(timeline, sorted(selection.slots), max(width, MIN_WIDTH), ascii_only=ascii_only)
+    page = _Page(timeline, selection, max(width, MIN_WIDTH), ascii_only=ascii_only)
     if not timeline.spans:
         return page.title()
     zoom, reason = choose_zoom(timeline, selection, page.num_cells)
-    if zoom == range(timeline.num_steps):
+    is_whole = zoom == range(timeline.num_steps)
+    if is_whole:
         page.narrow(zoom)
-        return [*page.title(), *page.caption(zoom, []), *page.close_up(zoom)]
+    held = page.held_in(zoom)
+    if is_whole:
+        return [*page.title(), *page.caption(zoom, [], held), *page.close_up(zoom, held)]
     overview = page.overview(zoom) if timeline.num_steps > page.num_cells else []
     what = [f"steps {zoom.start}:{zoom.stop}", *filter(None, [reason])]
-    return [*page.title(), "", *overview, *page.caption(zoom, what), *page.close_up(zoom)]
+    close_up = [*page.caption(zoom, what, held), *page.close_up(zoom, held)]
+    return [*page.title(), "", *overview, *close_up]
+
+
+class _Held(NamedTuple):
+    """What is drawn as bars: by slot, in how many steps each is busy, and which have a row."""
+
+    spans: list[SlotSpan]
+    by_slot: dict[int, list[SlotSpan]]
+    busy: dict[int, int]
+    choice: Choice
 
 
 class _Page:
     """Lays out rows: a name, the cells, and a figure."""
 
     def __init__(
-        self, timeline: Timeline, slots: list[int], width: int, *, ascii_only: bool
+        self, timeline: Timeline, selection: Selection, width: int, *, ascii_only: bool
     ) -> None:
         self.timeline = timeline
         self.page_width = self.chart_width = width
-        self.slots = slots or list(range(timeline.num_slots))
+        self.slots = sorted(selection.slots) or list(range(timeline.num_slots))
+        self.request_ids = selection.request_ids
         self.ascii_only = ascii_only
         self.glyphs = chart.ASCII if ascii_only else chart.UNICODE
-        self.groups = _in_groups(self.slots)
-        names = ["queue", f"slot {self.slots[-1]}", *map(_group_name, self.groups)]
+        self.groups = in_groups(self.slots, MAX_ROWS)
+        names = ["queue", f"slot {self.slots[-1]}", *map(group_name, self.groups)]
         self.name_width = max(map(len, names))
         peak = max((stretch.num for stretch in timeline.waiting()), default=0)
         figures = ["busy", "100%", f"max {peak}"]
@@ -60,33 +77,7 @@ class _Page:
 
     def title(self) -> list[str]:
         """Return what run it is."""
-        timeline = self.timeline
-        num_busy = num_requests = num_sequences = num_preemptions = num_drafted = num_accepted = 0
-        running = set()
-        for span in timeline.spans:
-            num_busy += span.end - span.start
-            num_sequences += not span.resumed
-            num_requests += not (span.resumed or span.index or is_follower(span))
-            num_preemptions += span.preemption is not None
-            num_drafted += span.drafted
-            num_accepted += span.accepted
-            if span.outcome is None:
-                running.add(span.id)
-        parts = [
-            counted(timeline.num_steps, "step"),
-            counted(timeline.num_slots, "slot"),
-            f"{_percent(num_busy, timeline.num_steps * timeline.num_slots)} busy",
-            counted(num_requests, "request"),
-        ]
-        if num_sequences > num_requests:
-            parts.append(counted(num_sequences, "sequence"))
-        if num_preemptions:
-            parts.append(counted(num_preemptions, "preemption"))
-        if num_drafted:
-            parts.append(f"{num_accepted:,} of {counted(num_drafted, 'draft')} accepted")
-        if running:
-            parts.append(f"{len(running):,} still running")
-        return fill(parts, f" {self.glyphs.dot} ", self.page_width)
+        return fill(headline(self.timeline), f" {self.glyphs.dot} ", self.page_width)
 
     def narrow(self, steps: range) -> None:
         """Leave no more cells than a close-up of `steps` fills."""
@@ -108,16 +99,29 @@ class _Page:
             self._row("", " " * min(first, scale.num_cells - 2) + mark),
         ]
 
-    def caption(self, zoom: range, what: list[str]) -> list[str]:
-        """Return `what` the close-up of `zoom` shows, and on the right how to read it."""
+    def held_in(self, zoom: range) -> _Held | None:
+        """Return what a close-up of `zoom` draws as bars; None where there is too much for that."""
         if not self._has_bars(zoom):
-            return fill(what, ", ", self.page_width)
+            return None
         spans = list(self._spans_in(zoom))
-        frame = chart.id_frame({span.id for span in spans})
+        by_slot: dict[int, list[SlotSpan]] = {slot: [] for slot in self.slots}
+        for span in spans:
+            by_slot[span.slot].append(span)
+        scale = self._scale(zoom)
+        busy = {slot: sum(len(scale.clip(span)) for span in held) for slot, held in by_slot.items()}
+        choice = choose_slots(by_slot, busy, MAX_ROWS, self.request_ids)
+        return _Held(spans, by_slot, busy, choice)
+
+    def caption(self, zoom: range, what: list[str], held: _Held | None) -> list[str]:
+        """Return `what` the close-up of `zoom` shows, and on the right how to read it."""
+        if held is None:
+            return fill(what, ", ", self.page_width)
+        frame = chart.id_frame({span.id for span in held.spans})
         if any(frame):
             ends = self.glyphs.cut.join(map(self._printable, frame))
             what = [*what, "ids " + cut_middle(ends, 24, self.glyphs.cut)]
-        legend = self._legend(spans, zoom)
+        what = [*what, *filter(None, [held.choice.reason])]
+        legend = self._legend(held.spans, zoom)
         *lines, last = fill(what, ", ", self.page_width)
         gap = self.chart_width - cell_width(last) - len("  ".join(legend))
         if gap > 1:
@@ -130,7 +134,7 @@ class _Page:
         most_drafted = max((one.drafted for one in self._drafts_in(zoom)), default=0)
         entries = {
             f"{glyphs.admitted} admitted": True,
-            f"{glyphs.broken} failed": any(chart.has_failed(span) for span in spans),
+            f"{glyphs.broken} failed": any(has_failed(span) for span in spans),
             f"{glyphs.dropped} dropped": any(span.dropped for span in spans),
             f"{glyphs.prefill} prefill": any(span.prefill > 1 for span in spans),
             f"{glyphs.preempted} preempted": any(span.preemption for span in spans),
@@ -141,10 +145,10 @@ class _Page:
         }
         return [entry for entry, is_there in entries.items() if is_there]
 
-    def close_up(self, zoom: range) -> list[str]:
-        """Return the steps of `zoom` as bars, or as shades where there are too many for that."""
+    def close_up(self, zoom: range, held: _Held | None) -> list[str]:
+        """Return the steps of `zoom` as bars of what is `held` in them; as shades for None."""
         scale = self._scale(zoom)
-        rows = self._bars(scale) if self._has_bars(zoom) else self._shades(scale)
+        rows = self._shades(scale) if held is None else self._bars(scale, held)
         return [*self._axis(scale), *rows, self._queue(scale)]
 
     def _scale(self, zoom: range) -> chart.Scale:
@@ -171,57 +175,30 @@ class _Page:
 
     def _labels_of(self, spans: Collection[SlotSpan]) -> dict[str, str]:
         """Return what to write for each label: it, without what all ids have in common."""
-        before, after = map(len, chart.id_frame({span.id for span in spans}))
-        return {
-            span.label: self._printable(
-                span.id[before : len(span.id) - after] + span.label[len(span.id) :]
-            )
-            for span in spans
-        }
+        return {label: self._printable(text) for label, text in chart.short_labels(spans).items()}
 
     def _printable(self, text: str) -> str:
         return printable(text, ascii_only=self.ascii_only)
 
-    def _bars(self, scale: chart.Scale) -> list[str]:
-        """Return a row for each slot, or the first of each group where there are too many."""
-        spans = list(self._spans_in(scale.steps))
-        labels = self._labels_of(spans)
-        by_slot: dict[int, list[SlotSpan]] = {slot: [] for slot in self.slots}
-        for span in spans:
-            by_slot[span.slot].append(span)
-        busy = {slot: sum(len(scale.clip(span)) for span in held) for slot, held in by_slot.items()}
-        shown = self._shown(busy)
+    def _bars(self, scale: chart.Scale, held: _Held) -> list[str]:
+        """Return a row for each slot, or for those that were chosen."""
+        labels = self._labels_of(held.spans)
         marks = draft_marks(self._drafts_in(scale.steps), scale)
+        shown = held.choice.slots
         rows = [
             self._row(
                 f"slot {slot}",
-                chart.bar_row(by_slot[slot], labels, scale, self.glyphs, marks.get(slot, {})),
-                _percent(busy[slot], len(scale.steps)),
+                chart.bar_row(held.by_slot[slot], labels, scale, self.glyphs, marks.get(slot, {})),
+                percent_of(held.busy[slot], len(scale.steps)),
             )
             for slot in shown
         ]
-        hidden = [slot for slot in self.slots if slot not in shown]
-        if hidden:
-            num_busy = sum(busy[slot] for slot in hidden)
-            share = _percent(num_busy, len(hidden) * len(scale.steps))
-            rows.append(self._row("", f"+{counted(len(hidden), 'more slot')}", share))
+        num_hidden = len(self.slots) - len(shown)
+        if num_hidden:
+            num_busy = sum(held.busy.values()) - sum(held.busy[slot] for slot in shown)
+            share = percent_of(num_busy, num_hidden * len(scale.steps))
+            rows.append(self._row("", f"+{counted(num_hidden, 'more slot')}", share))
         return rows
-
-    def _shown(self, busy: dict[int, int]) -> list[int]:
-        """Return the slots that get a bar: where there are too many, those that are used.
-
-        busy: in how many steps each is.  Of slots that are all used, or none, the first of each
-        group stands for it.
-        """
-        shown = [group[0] for group in self.groups]
-        if len(shown) == len(self.slots):
-            return shown
-        used = [slot for slot in self.slots if busy[slot]]
-        if len(used) > len(shown):
-            return [group[0] for group in _in_groups(used)]
-        idle = [slot for slot in [*shown, *self.slots] if not busy[slot]]
-        filling = list(dict.fromkeys(idle))[: len(shown) - len(used)]
-        return sorted([*used, *filling])
 
     def _shades(self, scale: chart.Scale) -> list[str]:
         """Return a row for each slot or group of slots."""
@@ -234,9 +211,9 @@ class _Page:
             num_busy[group] += len(scale.clip(span))
         return [
             self._row(
-                _group_name(slots),
+                group_name(slots),
                 chart.shaded_row(chart.busy_shares(in_cells, scale, len(slots)), self.glyphs),
-                _percent(in_all, len(slots) * len(scale.steps)),
+                percent_of(in_all, len(slots) * len(scale.steps)),
             )
             for slots, in_cells, in_all in zip(self.groups, busy, num_busy, strict=True)
         ]
@@ -254,18 +231,3 @@ class _Page:
     def _row(self, name: str, cells: str, figure: str = "") -> str:
         width = self.num_cells - (cell_width(cells) - len(cells))
         return f"{name:>{self.name_width}} {cells:<{width}}  {figure:>4}".rstrip()
-
-
-def _in_groups(slots: Sequence[int]) -> list[Sequence[int]]:
-    """Return `slots` in at most MAX_ROWS runs of the same size, the last one may be shorter."""
-    size = -(-len(slots) // MAX_ROWS)
-    return [slots[start : start + size] for start in range(0, len(slots), size)]
-
-
-def _group_name(group: Sequence[int]) -> str:
-    return f"slot {group[0]}" if len(group) == 1 else f"{group[0]}-{group[-1]}"
-
-
-def _percent(part: int, whole: int) -> str:
-    """Return a share such that 0% is nothing and 100% is all."""
-    return whole_percent(part / whole) if whole else "0%"

@@ -14,6 +14,7 @@ from batcher.timeline.records import SlotSpan
 from batcher.timeline.step_counts import Stretch, clip
 
 from ..screen.cells import cell_width, cut_middle
+from .slot_rows import has_failed
 
 MIN_CUT_CELLS = 6
 MAX_ID_CELLS = 6
@@ -233,11 +234,6 @@ def _end_mark(span: SlotSpan, glyphs: ChartGlyphs) -> str:
     return glyphs.dropped if span.dropped else ""
 
 
-def has_failed(span: SlotSpan) -> bool:
-    """Return whether the request came to a bad end."""
-    return span.outcome in {"error", "aborted"}
-
-
 def id_frame(ids: Collection[str]) -> tuple[str, str]:
     """Return what all of several ids begin and end with, empty where they are short or differ.
 
@@ -248,6 +244,15 @@ def id_frame(ids: Collection[str]) -> tuple[str, str]:
     before = commonprefix([*ids]).rstrip(digits)  # noqa: RUF071 - of texts, character by character
     rests = [name[len(before) :][::-1] for name in ids]
     return before, commonprefix(rests).rstrip(digits)[::-1]  # noqa: RUF071 - as above
+
+
+def short_labels(spans: Collection[SlotSpan]) -> dict[str, str]:
+    """Return what to write for each label: it, without what all ids have in common."""
+    before, after = map(len, id_frame({span.id for span in spans}))
+    return {
+        span.label: span.id[before : len(span.id) - after] + span.label[len(span.id) :]
+        for span in spans
+    }
 
 
 def cut_to_room(label: str, room: int, cut: str) -> str:

@@ -28,7 +28,8 @@ ENCODERS = {
 }
 _VIEW_START = re.compile(
     rb'slot,id,index,start,|\{"slot":\d+,"id":|\{"step":\d+,"slots":|'
-    rb'\{"displayTimeUnit":"ms","traceEvents":|[\d,]+ steps? \S+ [\d,]+ slots?'
+    rb'\{"displayTimeUnit":"ms","traceEvents":|[\d,]+ steps? \S+ [\d,]+ slots?|'
+    rb'<svg xmlns="http://www.w3.org/2000/svg" class="batchdecode-'
 )
 LINES_OF_BLOCK = 256
 MAX_IDS_COMPARED = 20_000
@@ -41,6 +42,8 @@ def show_trace(options: TraceOptions) -> None:
         BatchdecodeError: the input, an option or a file is not right.
         WriteError, BrokenPipeError: the output takes no more.
     """
+    if options.axis is not None and options.format != "svg":
+        raise BatchdecodeError("--axis is for --format svg")
     path, source = open_twice(options.input)
     check_distinct(source.status, [("--output", options.output)])
     if options.output is not None and not options.force:
@@ -109,11 +112,15 @@ def _lines(timeline: Timeline, selection: Selection, options: TraceOptions) -> I
     to_terminal = options.output is None and os.isatty(1)
     name = options.format or ("gantt" if to_terminal else "spans")
     if name != "gantt":
-        lines = ENCODERS[name](timeline, selection)
+        lines = (
+            _svg(timeline, selection, options)
+            if name == "svg"
+            else ENCODERS[name](timeline, selection)
+        )
         if not to_terminal:
             return lines
         texts = (line.decode() for line in lines)
-        if name == "csv":  # a row is one line of a terminal
+        if name in {"csv", "svg"}:  # a row is one line of a terminal
             return (f"{printable(text[:-1])}\n".encode() for text in texts)
         return (printable_json(text).encode() for text in texts)
     from .gantt import render_gantt  # noqa: PLC0415 - the other formats start faster without
@@ -126,6 +133,19 @@ def _lines(timeline: Timeline, selection: Selection, options: TraceOptions) -> I
         ascii_only=not can_print(encoding),
     )
     return [f"{line}\n".encode(encoding, "backslashreplace") for line in gantt]
+
+
+def _svg(timeline: Timeline, selection: Selection, options: TraceOptions) -> list[bytes]:
+    """Return the picture, line by line; raise a BatchdecodeError if it cannot be so wide."""
+    from .svg.page import DEFAULT_WIDTH, WIDTHS, render_svg  # noqa: PLC0415 - as above
+
+    width = options.width or DEFAULT_WIDTH
+    if width not in WIDTHS:
+        raise BatchdecodeError(
+            f"--width {width}: an svg is {WIDTHS[0]} to {WIDTHS[-1]:,} pixels wide"
+        )
+    picture = render_svg(timeline, selection, width=width, unit=options.axis or "steps")
+    return picture.splitlines(keepends=True)
 
 
 def _write(lines: Iterable[bytes], sink: Sink) -> None:

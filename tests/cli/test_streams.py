@@ -112,7 +112,7 @@ def on_a_terminal(*arguments, cwd):
 @pytest.mark.parametrize(
     "command",
     [
-        *(["trace", "--format", view] for view in ("spans", "steps", "csv", "chrome")),
+        *(["trace", "--format", view] for view in ("spans", "steps", "csv", "chrome", "svg")),
         ["trace", "why", NASTY, "--json"],
         ["run", "-q"],
         ["run", "--live", "always"],
@@ -127,6 +127,8 @@ def test_a_terminal_is_sent_nothing_that_moves_its_cursor_or_reorders_a_line(tmp
     if "csv" in command:
         assert shown.splitlines()[1] == r"0,\x9b2Ja\u202eb\u2066,0,0,2,length,sample,0,false"
         assert NASTY in plain
+    elif "svg" in command:
+        assert shown == plain
     elif "chrome" in command or "--json" in command:
         assert json.loads(shown) == json.loads(plain)
     else:

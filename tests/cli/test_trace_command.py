@@ -66,6 +66,12 @@ def test_a_pipe_gets_spans(shown, design_trace):
         ("csv", b"slot,id,index,start,end,outcome,role,jumped,dropped"),
         ("chrome", b'{"displayTimeUnit":"ms","traceEvents":['),
         ("gantt", "7 steps · 2 slots · 71% busy · 4 requests".encode()),
+        (
+            "svg",
+            '<svg xmlns="http://www.w3.org/2000/svg" class="batchdecode-gantt" role="img" '
+            'aria-label="7 steps · 2 slots · 71% busy · 4 requests" width="900" height="178" '
+            'viewBox="0 0 900 178">'.encode(),
+        ),
     ],
 )
 def test_each_format_goes_to_stdout_and_into_files(shown, design_trace, tmp_path, view, first_line):
@@ -248,3 +254,16 @@ def test_a_trace_needs_no_numpy(design_trace):
         "assert 'numpy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"format": "svg", "width": 319}, "--width 319: an svg is 320 to 8,000 pixels wide"),
+        ({"format": "svg", "width": 8001}, "--width 8001: an svg is 320 to 8,000 pixels wide"),
+        ({"format": "gantt", "axis": "steps"}, "--axis is for --format svg"),
+    ],
+)
+def test_options_that_a_format_has_not_are_refused(design_trace, options, message):
+    with pytest.raises(BatchdecodeError, match=message):
+        show_trace(TraceOptions(input=str(design_trace), **options))

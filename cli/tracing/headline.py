@@ -1,0 +1,41 @@
+"""What run a picture of it shows, in figures."""
+
+from batcher.timeline import Timeline
+from batcher.timeline.records import is_follower
+
+from ..screen.cells import counted, whole_percent
+
+
+def headline(timeline: Timeline) -> list[str]:
+    """Return how much a run was, and what became of it, part by part."""
+    num_busy = num_requests = num_sequences = num_preemptions = num_drafted = num_accepted = 0
+    running = set()
+    for span in timeline.spans:
+        num_busy += span.end - span.start
+        num_sequences += not span.resumed
+        num_requests += not (span.resumed or span.index or is_follower(span))
+        num_preemptions += span.preemption is not None
+        num_drafted += span.drafted
+        num_accepted += span.accepted
+        if span.outcome is None:
+            running.add(span.id)
+    parts = [
+        counted(timeline.num_steps, "step"),
+        counted(timeline.num_slots, "slot"),
+        f"{percent_of(num_busy, timeline.num_steps * timeline.num_slots)} busy",
+        counted(num_requests, "request"),
+    ]
+    if num_sequences > num_requests:
+        parts.append(counted(num_sequences, "sequence"))
+    if num_preemptions:
+        parts.append(counted(num_preemptions, "preemption"))
+    if num_drafted:
+        parts.append(f"{num_accepted:,} of {counted(num_drafted, 'draft')} accepted")
+    if running:
+        parts.append(f"{len(running):,} still running")
+    return parts
+
+
+def percent_of(part: int, whole: int) -> str:
+    """Return a share such that 0% is nothing and 100% is all."""
+    return whole_percent(part / whole) if whole else "0%"

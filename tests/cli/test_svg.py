@@ -1,0 +1,235 @@
+import re
+from heapq import heappop, heappush
+from operator import itemgetter
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from reference_paged import CROWDED, Limits, paged_workloads, play_paged
+from reference_schedule import DESIGN_JOBS, Job, jobs_of, play
+from reference_units import play_units, unit_workloads
+
+from batcher.events import AdmitEvent, ArriveEvent, DropEvent, FinishEvent, RunEvent
+from batcher.timeline import EVERYTHING, Selection, Timeline
+from cli.tracing.svg.areas import Areas
+from cli.tracing.svg.drawing import Drawing, Row
+from cli.tracing.svg.page import render_svg
+from cli.tracing.svg.panel import FIGURE_WIDTH, NAME_WIDTH
+from cli.tracing.svg.time_axis import TimeAxis
+
+SVG = "{http://www.w3.org/2000/svg}"
+WIDTH = 900
+CHART = (NAME_WIDTH, WIDTH - FIGURE_WIDTH)
+
+
+def timeline_of(jobs, batch=2):
+    return Timeline.from_events(play(jobs, batch).events)
+
+
+def long_run(num_requests, batch):
+    """Return a run without a pause in which lengths differ."""
+    free = [(0, slot) for slot in range(batch)]
+    events = []
+    for number in range(num_requests):
+        start, slot = heappop(free)
+        end = start + 3 + number % 90
+        name = f"r{number}"
+        events += [
+            (0, ArriveEvent(0, 0.0, name, 0, "input", 1, 99)),
+            (start, AdmitEvent(start, float(start), name, 0, slot, "refill")),
+            (end - 0.5, FinishEvent(end - 1, end - 1.0, name, 0, slot, "length", None, 1)),
+        ]
+        heappush(free, (end, slot))
+    run = RunEvent(batch=batch, model="test", settings={})
+    return Timeline.from_events([run, *(event for _, event in sorted(events, key=itemgetter(0)))])
+
+
+def parsed(picture):
+    return ET.fromstring(picture)  # noqa: S314 - it is ours
+
+
+def picture_of(timeline, selection=EVERYTHING, **options):
+    return parsed(render_svg(timeline, selection, width=WIDTH, **options))
+
+
+def bars_of(root):
+    """Return what is told of each bar, and the pixels between which it is."""
+    bars = []
+    for group in root.iter(f"{SVG}g"):
+        body = next(path for path in group.iter(f"{SVG}path") if path.get("class") != "begin")
+        across = [float(x) for x in re.findall(r"[MHL](-?[\d.]+)", body.get("d"))]
+        bars.append((group.find(f"{SVG}title").text, min(across), max(across)))
+    return bars
+
+
+def texts_of(root):
+    return [text.text for text in root.iter(f"{SVG}text")]
+
+
+def classes_of(root):
+    return {name for element in root.iter() for name in element.get("class", "").split()}
+
+
+def check_rules(root):
+    """Nothing is drawn beside the picture, and all looks come from its style."""
+    width, height = float(root.get("width")), float(root.get("height"))
+    assert root.get("viewBox") == f"0 0 {root.get('width')} {root.get('height')}"
+    style = root.find(f"{SVG}style").text
+    for element in root.iter():
+        assert not {"fill", "stroke", "style"} & set(element.keys())
+        names = element.get("class", "").split()
+        assert all(f".{name}" in style for name in names)
+        if element.tag in {f"{SVG}path", f"{SVG}rect"} and element.get("width") != "100%":
+            numbers = [element.get("x", "0"), *re.findall(r"[MHL](-?[\d.]+)", element.get("d", ""))]
+            assert all(0 <= float(x) <= width for x in numbers)
+            numbers = [element.get("y", "0"), *re.findall(r"[V ](-?[\d.]+)", element.get("d", ""))]
+            assert all(0 <= float(y) <= height for y in numbers)
+            assert float(element.get("width", 0)) >= 0
+
+
+def test_a_bar_is_as_long_as_its_steps_and_says_what_it_is():
+    root = picture_of(timeline_of(DESIGN_JOBS))
+    per_step = (CHART[1] - CHART[0]) / 7
+    bars = bars_of(root)
+    assert [told for told, _, _ in bars] == [
+        "a: slot 0, steps 0-2, prefill 1, length",
+        "d: slot 0, steps 3-6, prefill 1, length",
+        "b: slot 1, steps 0-0, prefill 1, length",
+        "c: slot 1, steps 1-2, prefill 1, length",
+    ]
+    for (_, left, right), (start, end) in zip(bars, [(0, 3), (3, 7), (0, 1), (1, 3)], strict=True):
+        assert left == pytest.approx(CHART[0] + start * per_step, abs=0.1)
+        assert right == pytest.approx(CHART[0] + end * per_step - 1, abs=0.1)
+    assert {"a", "b", "c", "d", "slot 0", "slot 1", "100%", "43%", "queue", "max 2"} <= {
+        *texts_of(root)
+    }
+
+
+@given(
+    paged_workloads(), st.integers(0, 9), st.integers(0, 9), st.sampled_from(["steps", "seconds"])
+)
+def test_every_picture_keeps_the_rules_and_shows_every_span(workload, start, stop, unit):
+    jobs, limits = workload
+    timeline = Timeline.from_events(play_paged(jobs, limits).events)
+    for chosen in (Selection(), Selection(start=start, stop=stop), Selection(slots=frozenset({0}))):
+        root = picture_of(timeline, chosen, unit=unit)
+        check_rules(root)
+        if timeline.window(chosen):
+            spans = timeline.select_spans(chosen)
+            labels = sorted(f"{s.label}: slot {s.slot}, steps {s.start}-{s.end - 1}" for s in spans)
+            assert sorted(told.split(", prefill")[0] for told, _, _ in bars_of(root)) == labels
+
+
+@given(unit_workloads())
+def test_samples_partners_and_beams_keep_the_rules(workload):
+    units, batch = workload
+    timeline = Timeline.from_events(play_units(units, batch, 3).events)
+    root = picture_of(timeline)
+    check_rules(root)
+    assert len(bars_of(root)) == len(timeline.spans)
+
+
+def test_what_differs_in_kind_differs_in_shape():
+    events = [
+        RunEvent(batch=2, model="test", settings={}),
+        ArriveEvent(0, 0.0, "bad", 0, "input", 1, 9),
+        AdmitEvent(0, 0.0, "bad", 0, 0, "empty"),
+        ArriveEvent(0, 0.0, "extra", 0, "input", 1, 9),
+        AdmitEvent(0, 0.0, "extra", 0, 1, "empty"),
+        FinishEvent(4, 4.0, "bad", 0, 0, "error", None, 2),
+        FinishEvent(4, 4.0, "extra", 0, 1, "length", None, 2),
+        DropEvent(4, 4.0, "extra", 0, "length"),
+    ]
+    root = picture_of(Timeline.from_events(events))
+    assert {"failed", "cross", "ring", "striped"} <= classes_of(root)
+    assert {"failed", "dropped"} <= {*texts_of(root)}
+    plain = picture_of(timeline_of(DESIGN_JOBS))
+    assert not {"cross", "torn", "ring"} & classes_of(plain)
+    assert not {"failed", "dropped", "preempted"} & {*texts_of(plain)}
+    crowded = picture_of(Timeline.from_events(play_paged(CROWDED, Limits()).events))
+    assert "torn" in classes_of(crowded)
+    assert {"preempted", "KV blocks", "of 8"} <= {*texts_of(crowded)}
+
+
+def test_a_prefill_is_as_long_as_its_steps():
+    timeline = Timeline.from_events(play_paged(CROWDED, Limits()).events)
+    span = next(span for span in timeline.spans if span.prefill > 1)
+    root = picture_of(timeline)
+    axis = TimeAxis.of(timeline, range(timeline.num_steps), *CHART, "steps")
+    left, right = axis.place(span.start, span.start + span.prefill)
+    stripes = [rect for rect in root.iter(f"{SVG}rect") if rect.get("class") == "striped"]
+    found = [(float(rect.get("x")), float(rect.get("width"))) for rect in stripes]
+    assert (pytest.approx(left, abs=0.1), pytest.approx(right - left, abs=0.1)) in found
+
+
+def test_in_seconds_a_pause_is_a_gap():
+    timeline = timeline_of([Job("a", 2), Job("b", 2, 8.0)], 1)
+    (_, _, end), (_, start, _) = bars_of(picture_of(timeline, unit="seconds"))
+    per_second = (CHART[1] - CHART[0]) / 10
+    assert end == pytest.approx(CHART[0] + 2 * per_second - 1, abs=0.1)
+    assert start == pytest.approx(CHART[0] + 8 * per_second, abs=0.1)
+    (_, _, end), (_, start, _) = bars_of(picture_of(timeline))
+    assert start - end == pytest.approx(1, abs=0.1)
+
+
+def test_any_id_is_text():
+    name = "<b>&\"'\x00\x1b]\u202e</b>"
+    root = picture_of(timeline_of([Job(name, 30)], 1))
+    assert r"<b>&\"'\x00\x1b]\u202e</b>".replace(r"\"", '"') in texts_of(root)
+    check_rules(root)
+
+
+def test_what_was_asked_for_stands_out():
+    root = picture_of(timeline_of(DESIGN_JOBS), Selection(request_ids=frozenset({"c"})))
+    pale = [group.get("class") for group in root.iter(f"{SVG}g")]
+    assert pale == ["other", "other", "other", None]
+
+
+def test_a_long_run_is_areas_and_a_close_up_and_stays_small():
+    timeline = long_run(10_000, 64)
+    picture = render_svg(timeline)
+    root = parsed(picture)
+    check_rules(root)
+    assert len(picture) < 600_000
+    assert 0 < len(bars_of(root)) < 4000
+    assert any(text.startswith("steps ") for text in texts_of(root))
+    assert any("slots: " in text for text in texts_of(root))
+    assert len(render_svg(timeline, width=8000)) < 4_000_000
+    window = render_svg(long_run(10_000, 8), Selection(start=1))
+    assert not bars_of(parsed(window))
+    assert len(window) < 300_000
+
+
+def test_an_area_is_as_high_as_the_share_that_is_held():
+    timeline = timeline_of([Job("a", 300), Job("b", 200), Job("c", 100), Job("d", 100)], 4)
+    axis = TimeAxis.of(timeline, range(300), 0, 300, "steps")
+    drawing = Drawing(300)
+    chosen = Selection(slots=frozenset({0, 1, 2}))
+    areas = Areas(timeline.select_spans(chosen), range(3), axis)
+    areas.draw(drawing, [Row(0, 10), Row(10, 10), Row(20, 10)])
+    paths = parsed(drawing.encode(30, "")).iter(f"{SVG}path")
+    assert [path.get("d") for path in paths if path.get("class") == "decode"] == [
+        "M0 10H0V0H300V10H300V10Z",
+        "M0 20H0V10H200V20H300V20Z",
+        "M0 30H0V20H100V30H300V30Z",
+    ]
+    assert areas.busy == {(0,): 300, (1,): 200, (2,): 100}
+
+
+def test_groups_of_slots_are_as_high_as_all_of_them_together():
+    timeline = timeline_of(jobs_of(*[400] * 32, *[200] * 32), 64)
+    axis = TimeAxis.of(timeline, range(400), 0, 400, "steps")
+    areas = Areas(timeline.spans, range(64), axis)
+    assert list(areas.busy) == [(slot, slot + 1) for slot in range(0, 64, 2)]
+    assert list(areas.busy.values()) == [800] * 16 + [400] * 16
+
+
+def test_the_same_run_gives_the_same_bytes_and_the_dark_has_its_own_colours():
+    picture = render_svg(timeline_of(DESIGN_JOBS))
+    assert picture == render_svg(timeline_of(DESIGN_JOBS))
+    assert b"@media (prefers-color-scheme:dark)" in picture
+
+
+def test_a_run_without_requests_is_a_title():
+    assert texts_of(picture_of(timeline_of([]))) == ["0 steps · 2 slots · 0% busy · 0 requests"]
