@@ -33,12 +33,14 @@ class OpenInput:
     """An input that is open, and closed when it is left as a context.
 
     name: as messages call it.  is_file: it can be read again from its start, and anywhere in it.
+    is_terminal: somebody types it.
     """
 
     def __init__(self, raw: io.FileIO, name: str) -> None:
         self.name = name
         self.status = os.fstat(raw.fileno())
         self.is_file = stat.S_ISREG(self.status.st_mode) and raw.tell() == 0
+        self.is_terminal = raw.isatty()
         self.is_gzip = name.endswith(".gz")
         self._notes: list[str] = []
         self._num_taken = 0

@@ -194,6 +194,13 @@ class Loop:
         num_free = engine.batch_size - engine.num_running
         return GaugeReading(engine.now, num_free, self.next_up, engine.block_use)
 
+    def find_upcoming(self, text: str) -> str | None:
+        """Return the id of a request that is still to be read; see Gauges."""
+        ahead, source = self._ahead, self.source
+        if ahead is not None and name_of(ahead, source.input_index) == text:
+            return text
+        return source.find(text)
+
     @property
     def next_up(self) -> str | None:
         """What the next to be admitted is called, as far as that is known."""

@@ -14,6 +14,7 @@ from batcher.formats.trace import encode_events
 
 from ..commands.run import RunOptions
 from ..errors import WriteError
+from ..screen.pace import Pace
 from ..screen.terminal import is_same_terminal
 from ..screen.view import View
 from .loop import Loop
@@ -175,12 +176,15 @@ class RunRecorder:
     """Takes what a loop gives to the files and the view; closes the files when it is left.
 
     metrics: the numbers so far, if anybody will ask for them.  results: writes the results.
+    pace: how long the run stays after each step.
 
     Raises:
         OutputError: a file cannot be opened.
     """
 
-    def __init__(self, options: RunOptions, loop: Loop, resumption: Resumption, view: View) -> None:
+    def __init__(
+        self, options: RunOptions, loop: Loop, resumption: Resumption, view: View, pace: Pace
+    ) -> None:
         self._trace = TraceWriter(open_sink(options.trace)) if options.trace else None
         self._series = None
         if options.timeseries is not None:
@@ -189,7 +193,7 @@ class RunRecorder:
         # Opening empties them, so the results come last: what else fails, fails before.
         sink = _stdout(view) if options.output is None else resumption.open_results(options.output)
         self.results = ResultWriter(sink)
-        self._loop, self._view, self._step_delay = loop, view, options.step_delay
+        self._loop, self._view, self._pace = loop, view, pace
         self._earlier, self._can_resume = resumption.earlier, resumption.is_possible
 
     def __enter__(self) -> Self:
@@ -247,7 +251,7 @@ class RunRecorder:
     def _record_outcomes(self, report: ProblemReport, stop: StopSignals) -> None:
         loop, view, answers = self._loop, self._view, self._loop.answers
         engine, num_shown = loop.engine, 0
-        is_shown = view.is_watched or self._step_delay > 0
+        is_shown = view.is_watched or self._pace.is_slow
         for events, results, tokens in loop:
             if events:
                 self._note(events)
@@ -270,8 +274,12 @@ class RunRecorder:
         """Show how things stand after `step`, and let people look if they want to."""
         if self._view.is_watched:
             self._view.after_step(step, self._loop.num_queued)
-        if self._step_delay:
-            stop.sleep(self._step_delay)
+        pace = self._pace
+        if pace.is_slow:
+            pace.begin(time.monotonic())
+            while (seconds := pace.time_left(time.monotonic())) > 0:
+                with stop.waiting():
+                    self._view.wait(seconds)
 
     def _note(self, events: Sequence[Event]) -> None:
         """Pass `events` on to the trace and the numbers."""

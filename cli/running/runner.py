@@ -25,6 +25,7 @@ from ..errors import WriteError
 from ..models import capabilities_of, load, open_server
 from ..screen.cells import counted, printable_lines
 from ..screen.opening import open_view
+from ..screen.pace import Pace
 from ..screen.terminal import is_pipe, is_same_terminal, wants_color
 from ..screen.view import RunPlan, View
 from .answers import Answers, InputOrder, Replaying
@@ -247,8 +248,9 @@ class Run:
         self._stop, self._command = stop, command
         self._loop = setup.loop(resumption.earlier)
         gc.freeze()  # nor among the requests that are read already
-        self._view = _open_view(setup, self._loop)
-        self._recorder = RunRecorder(setup.options, self._loop, resumption, self._view)
+        pace = Pace(setup.options.step_delay)
+        self._view = _open_view(setup, self._loop, pace)
+        self._recorder = RunRecorder(setup.options, self._loop, resumption, self._view, pace)
 
     def carry_out(self) -> int:
         """Run to the end, and say how that went; return the exit status."""
@@ -377,7 +379,7 @@ def _has_picture(options: RunOptions) -> bool:
     return options.live == "auto" and not is_piped
 
 
-def _open_view(setup: RunSetup, loop: Loop) -> View:
+def _open_view(setup: RunSetup, loop: Loop, pace: Pace) -> View:
     options, run = setup.options, setup.engine.run_event()
     title = setup.requests.name.rpartition("/")[2]
     is_shared = options.output is None and is_same_terminal(stdout_descriptor(), 2)
@@ -387,9 +389,10 @@ def _open_view(setup: RunSetup, loop: Loop) -> View:
         live=options.live,
         is_quiet=options.quiet,
         color=options.color,
-        every_step=options.step_delay > 0,
+        pace=pace,
         is_piped=options.output is None and is_pipe(stdout_descriptor()),
         has_others=is_shared or not isinstance(setup.model, SimulatedModel),
+        has_stdin=not setup.requests.is_terminal,
     )
 
 

@@ -35,6 +35,13 @@ class Source:
         """The id of the request that next() will give, if that is known."""
         return None
 
+    def find(self, text: str) -> str | None:  # noqa: ARG002 - see FileSource
+        """Return the id of a request that next() will give, of those in memory.
+
+        One that is `text`, or else the first that has it in it; None if there is none.
+        """
+        return None
+
     def next(self) -> Line | None:
         """Return the next line; None at the end, and while one that could come has not come yet."""
         raise NotImplementedError
@@ -106,6 +113,12 @@ class FileSource(Source):
     def upcoming(self) -> str | None:
         """The id of the next request, as long as it is one of those in memory."""
         return name_of(self._head[0], self.input_index + 1) if self._head else None
+
+    def find(self, text: str) -> str | None:
+        """Return the id of a request to come; see Source."""
+        first = self.input_index + 1
+        names = [name_of(line, index) for index, line in enumerate(list(self._head), first)]
+        return text if text in names else next((name for name in names if text in name), None)
 
     def next(self) -> Line | None:
         """Return the next line; see Source."""

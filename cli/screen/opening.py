@@ -4,6 +4,7 @@ import os
 import sys
 from typing import Literal
 
+from .pace import Pace
 from .terminal import ColorChoice, Terminal, can_animate, encoding_of, is_dumb, wants_color
 from .view import Gauges, RunPlan, View
 
@@ -17,15 +18,17 @@ def open_view(
     live: LiveChoice,
     is_quiet: bool,
     color: ColorChoice,
-    every_step: bool,
+    pace: Pace | None,
     is_piped: bool,
     has_others: bool,
+    has_stdin: bool,
 ) -> View:
     """Return the view of a run that stderr allows and `live` asks for.
 
-    every_step: the run is slowed down so that each step can be seen; is_piped: results go to
-    another program, which may well write to the same terminal, across a picture; has_others:
-    somebody else writes to the terminal that shows the picture, results or a model.
+    pace: what keys may change; None if nobody may hold the run.  is_piped: results go to another
+    program, which may well write to the same terminal, across a picture; has_others: somebody else
+    writes to the terminal that shows the picture, results or a model; has_stdin: nobody else reads
+    from stdin, so it is there for keys.
     """
     fd, environ = sys.stderr.fileno(), os.environ
     encoding = encoding_of(sys.stderr.encoding, environ)
@@ -37,8 +40,10 @@ def open_view(
         from .progress_lines import ProgressLines  # noqa: PLC0415 - a quiet run does without
 
         return ProgressLines(plan, gauges, terminal)
+    from .keyboard import keyboard_of  # noqa: PLC0415 - as above
     from .live.display import InlineLive, ScreenLive  # noqa: PLC0415 - as above
     from .live.driver import LiveView  # noqa: PLC0415 - as above
 
     display = InlineLive(terminal) if has_others else ScreenLive(terminal)
-    return LiveView(plan, gauges, terminal, display, every_step=every_step)
+    keyboard = keyboard_of(terminal) if has_stdin else None
+    return LiveView(plan, gauges, terminal, display, pace=pace, keyboard=keyboard)

@@ -1,5 +1,6 @@
 """What may be shown of a run while it runs, and what a view is told of it."""
 
+import time
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
@@ -44,6 +45,12 @@ class Gauges(Protocol):
 
     def read_gauges(self) -> GaugeReading:
         """Return how things stand; for the thread of the run, since asking may tidy its queue."""
+
+    def find_upcoming(self, text: str) -> str | None:
+        """Return the id of a request that is still to come, if one is known; for any thread.
+
+        One that is `text`, or else the first that has it in it; None if there is none.
+        """
 
 
 class RunPlan(NamedTuple):
@@ -96,6 +103,10 @@ class View:
         Return the seconds after which there will be something more to show, 0 for never.
         """
         return 0.0
+
+    def wait(self, seconds: float) -> None:
+        """Let so many seconds pass, or fewer where there may be something to do before."""
+        time.sleep(seconds)
 
     def step_aside(self) -> None:
         """Leave the terminal to somebody else; a signal handler may call this."""

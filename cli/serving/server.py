@@ -170,7 +170,8 @@ def _open_view(options: ServeOptions, gauges: ServerGauges, policy: str) -> View
         live=live,
         is_quiet=options.quiet,
         color=options.color,
-        every_step=False,
+        pace=None,
         is_piped=False,
         has_others=options.model != "simulated",
+        has_stdin=True,
     )

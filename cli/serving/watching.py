@@ -28,6 +28,9 @@ class ServerGauges:
         num_free = engine.batch_size - engine.num_running
         return GaugeReading(engine.now, num_free, next_up, engine.block_use)
 
+    def find_upcoming(self, text: str) -> None:
+        """Nothing: which requests will come, nobody knows."""
+
 
 class ServerWatcher:
     """A Watcher that counts, writes and draws; trace: None if there is to be none."""

@@ -15,6 +15,7 @@ from batcher import Engine, Request, SimulatedModel
 from batcher.events import AdmitEvent, ArriveEvent, RequestEvent
 from cli.screen.live.display import ScreenLive
 from cli.screen.live.driver import LiveView
+from cli.screen.pace import Pace
 from cli.screen.terminal import Terminal
 from cli.screen.view import GaugeReading, RunPlan
 
@@ -46,6 +47,9 @@ class Gauges:
 
     def read_gauges(self) -> GaugeReading:
         return GaugeReading(0.0, 0, None, None)
+
+    def find_upcoming(self, text: str) -> None:
+        return None
 
 
 class TimedView(LiveView):
@@ -89,7 +93,7 @@ def view_of(num_slots: int, size: tuple[int, int], *, every_step: bool) -> Timed
     """Return a view of a terminal of that size."""
     terminal = Null(*size)
     plan = RunPlan("in.jsonl", "fcfs", num_slots, None, is_timed=False)
-    return TimedView(plan, Gauges(), terminal, ScreenLive(terminal), every_step=every_step)
+    return TimedView(plan, Gauges(), terminal, ScreenLive(terminal), pace=Pace(float(every_step)))
 
 
 def ms_per_frame(num_slots: int, size: tuple[int, int]) -> float:

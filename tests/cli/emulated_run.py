@@ -7,6 +7,7 @@ import pyte
 from batcher.events import AdmitEvent, ArriveEvent, FinishEvent
 from cli.screen.live.display import InlineLive, ScreenLive
 from cli.screen.live.driver import LiveView
+from cli.screen.pace import Pace
 from cli.screen.terminal import Terminal
 from cli.screen.view import GaugeReading, RunPlan
 
@@ -94,9 +95,13 @@ class Gauges:
     num_free = 0
     next_up = None
     block_use = None
+    upcoming = ()
 
     def read_gauges(self):
         return GaugeReading(self.now, self.num_free, self.next_up, self.block_use)
+
+    def find_upcoming(self, text):
+        return next((name for name in self.upcoming if text in name), None)
 
 
 def feed(fold, events):
@@ -109,17 +114,28 @@ class Run:
     """A batch that decodes made-up requests, (id, generated, max_tokens) each, into a view."""
 
     def __init__(
-        self, requests, batch_size=8, screen=None, *, display=ScreenLive, every_step=False, **plan
+        self,
+        requests,
+        batch_size=8,
+        screen=None,
+        *,
+        display=ScreenLive,
+        every_step=False,
+        keyboard=None,
+        has_pace=True,
+        **plan,
     ):
         self.screen = screen or Screen()
         self.clock, self.gauges = Clock(), Gauges()
+        self.pace = Pace(0.1 if every_step else 0.0)
         known = {"title": "requests.jsonl", "policy": "fcfs", "is_timed": False}
         self.view = LiveView(
             RunPlan(batch_size=batch_size, **known | {"total": len(requests)} | plan),
             self.gauges,
             self.screen,
             display(self.screen),
-            every_step=every_step,
+            pace=self.pace if has_pace else None,
+            keyboard=keyboard,
             clock=self.clock,
         )
         self.clock.now = 1.0  # when it is time for a picture

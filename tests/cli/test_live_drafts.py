@@ -9,6 +9,7 @@ from reference_drafts import DraftedJob, drafted_workloads, play_drafts
 from batcher.events import EndEvent, RunEvent
 from cli.screen.live.display import ScreenLive
 from cli.screen.live.driver import LiveView
+from cli.screen.pace import Pace
 from cli.screen.progress_lines import ProgressLines
 from cli.screen.view import RunPlan
 
@@ -20,7 +21,7 @@ def watch(run, screen, num_slots, num_steps, show=None):
     clock = Clock()
     plan = RunPlan("requests.jsonl", "fcfs", num_slots, None, is_timed=False)
     if show is None:
-        view = LiveView(plan, Gauges(), screen, ScreenLive(screen), every_step=True, clock=clock)
+        view = LiveView(plan, Gauges(), screen, ScreenLive(screen), pace=Pace(0.1), clock=clock)
     else:
         view = show(plan, Gauges(), screen, clock=clock)
     rest = [e for e in run.events if not isinstance(e, RunEvent | EndEvent)]

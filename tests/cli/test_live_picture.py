@@ -25,6 +25,7 @@ from cli.screen.live.display import ScreenLive
 from cli.screen.live.driver import LiveView
 from cli.screen.live.grid import Longest, plan_columns, plan_map
 from cli.screen.live.theme import DARK, LIGHT, UNICODE, theme_of
+from cli.screen.pace import Pace
 from cli.screen.view import RunPlan
 
 SIZES = [(24, 8), (40, 12), (80, 24), (120, 40), (200, 50)]
@@ -297,7 +298,7 @@ def shown_after(events, step, total, batch_size=4):
     screen = Screen()
     plan = RunPlan("t", "fcfs", batch_size, total, is_timed=False)
     display = ScreenLive(screen)
-    view = LiveView(plan, Gauges(), screen, display, every_step=True, clock=Clock())
+    view = LiveView(plan, Gauges(), screen, display, pace=Pace(0.1), clock=Clock())
     seen = [e for e in events if not isinstance(e, RunEvent | EndEvent) and e.step <= step]
     for number in range(step + 1):
         feed(view.fold, [event for event in seen if event.step == number])

@@ -68,10 +68,12 @@ import sys
 from types import SimpleNamespace
 from cli.screen.opening import open_view
 from cli.screen.view import GaugeReading, RunPlan
-gauges = SimpleNamespace(read_gauges=lambda: GaugeReading(0.0, 1, None, None))
+gauges = SimpleNamespace(read_gauges=lambda: GaugeReading(0.0, 1, None, None),
+                         find_upcoming=lambda text: None)
 view = open_view(RunPlan("t", "fcfs", 1, None, False), gauges, live=sys.argv[1], color="auto",
-                 is_quiet=sys.argv[2] == "quiet", every_step=False,
-                 is_piped=sys.argv[2] == "piped", has_others=sys.argv[2] == "shared")
+                 is_quiet=sys.argv[2] == "quiet", pace=None,
+                 is_piped=sys.argv[2] == "piped", has_others=sys.argv[2] == "shared",
+                 has_stdin=True)
 print(type(view).__name__, *([type(view._display).__name__] if hasattr(view, "_display") else []))
 """
 

@@ -8,16 +8,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
+from itertools import islice
 from threading import RLock
 
+from ..keyboard import Keyboard
+from ..pace import Pace
 from ..terminal import Terminal, can_print
 from ..view import Gauges, RunPlan, View
+from .controls import Controls
 from .display import FrameLive
 from .facts import Moment
 from .picture import Picture, small_gantt
 from .scene import Scene, Strips
-from .state import MAX_UNSEEN, Note, RunState
-from .theme import ASCII, UNICODE
+from .state import FAILED, MAX_UNSEEN, Note, RunState
+from .theme import ASCII, UNICODE, Line
 
 MIN_RUN = 0.25
 """Seconds before the first frame: of a run that is over by then only its end is shown."""
@@ -40,13 +45,18 @@ MARK_SECONDS = {"ended": 0.0, "admitted": 0.5, "preempted": 3.0, "failed": 5.0}
 NOTE_SECONDS, END_SECONDS = 10.0, 1.0
 """How long notes are shown, and who has ended: more come, but nobody can read faster."""
 MAX_TREND = 256
+MAX_HEADER_ENDS = 8
+KEY_SECONDS = 0.05
+"""After so long it is looked whether a key was pressed, and what that asks for is drawn at once:
+nobody presses enough of them to keep a run from its work."""
 
 
 class LiveView(View):
     """Every slot, at most ten times a second and in a small share of the time.
 
-    Steps are sampled by wall time; with `every_step` each one is drawn.  A small gantt of the whole
-    run stays when it is over.
+    Steps are sampled by wall time; of a run that is slowed down each one is drawn.  A small gantt
+    of the whole run stays when it is over.  keyboard: of the person who looks at it, if that is
+    known.  pace: what that may change; None for a run that nobody may hold.
     """
 
     def __init__(
@@ -56,11 +66,12 @@ class LiveView(View):
         terminal: Terminal,
         display: FrameLive,
         *,
-        every_step: bool,
+        pace: Pace | None = None,
+        keyboard: Keyboard | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(terminal)
-        self._gauges, self._clock, self._every_step = gauges, clock, every_step
+        self._gauges, self._clock, self._pace = gauges, clock, pace
         self._run = run = RunState(plan.batch_size)
         self.fold, self._ended = run.fold, run.news.ended
         glyphs = UNICODE if can_print(terminal.encoding) else ASCII
@@ -77,6 +88,7 @@ class LiveView(View):
             busy=deque(maxlen=MAX_TREND),
         )
         self._picture, self._display = Picture(), display
+        self._controls = None if keyboard is None else Controls(keyboard, pace, gauges)
         # A signal handler may come in at any time, in the thread that holds it.
         self.lock = RLock()
         self._step = -1
@@ -91,8 +103,9 @@ class LiveView(View):
         self._marked = [0.0] * plan.batch_size  # until when the mark of each slot is shown
         self._noted: deque[tuple[float, Note]] = deque(maxlen=16)  # until when
         self._cost = self._next_ends = 0.0
-        first_frame = started if every_step else started + MIN_RUN
+        first_frame = started if self._shows_every_step else started + MIN_RUN
         self._earliest_frame = self._next_frame = self._tick = first_frame
+        self._next_look = math.inf if keyboard is None else first_frame  # at the keyboard
         self._is_waiting = self._is_closed = False
 
     def after_step(self, step: int, num_queued: int | None) -> None:
@@ -101,6 +114,7 @@ class LiveView(View):
             self._step, self._num_queued, self._computing = step, num_queued, None
             self._is_waiting = False
             now = self._clock()
+            self._obey(now)
             if now >= self._next_frame:
                 self._draw(now)
             elif len(self._ended) >= MAX_UNSEEN:
@@ -124,13 +138,23 @@ class LiveView(View):
         """Draw what is not drawn yet, and the time while the run waits; see View."""
         with self.lock:
             now = self._clock()
+            is_asked = self._obey(now)
             is_drawn, is_due = self._step == self._drawn_step, now >= self._tick
             if is_drawn and is_due:
-                self._is_waiting = self._computing is None
-            if self._pending or ((is_due or not is_drawn) and now >= self._earliest_frame):
+                self._is_waiting = self._computing is None and not self._is_paused
+            is_new = is_due or not is_drawn or is_asked
+            if self._pending or (is_new and now >= self._earliest_frame):
                 self._draw(now)
             wanted = self._tick if self._step == self._drawn_step else self._earliest_frame
+            wanted = min(wanted, self._next_look)
             return max(wanted - self._clock(), SHORTEST_WAIT) if math.isfinite(wanted) else 0.0
+
+    def wait(self, seconds: float) -> None:
+        """Wait so long, but no longer than until a key may have been pressed."""
+        if self._controls is None:
+            super().wait(seconds)
+        else:
+            self._controls.keyboard.wait(min(seconds, KEY_SECONDS))
 
     def write_results(self, lines: bytes) -> None:
         """Print whole lines above the picture, with the next frame.
@@ -160,6 +184,8 @@ class LiveView(View):
             if self._is_closed:
                 return
             self._is_closed = True
+            if self._controls is not None:
+                self._controls.keyboard.release()
             if self._pending:
                 self._draw(self._clock())
             if self._has_picture and self._terminal.is_ours and math.isfinite(self._next_frame):
@@ -171,11 +197,33 @@ class LiveView(View):
         """Put the cursor below the picture, for somebody else to write; the next one is new."""
         with self.lock:
             self._display.step_aside()
+            if self._controls is not None:
+                self._controls.keyboard.release()
+
+    @property
+    def _shows_every_step(self) -> bool:
+        return self._pace is not None and self._pace.is_slow
+
+    @property
+    def _is_paused(self) -> bool:
+        return self._pace is not None and self._pace.is_paused
 
     @property
     def _has_picture(self) -> bool:
         """Whether there is anything to draw: a step, or one that takes long."""
         return self._step >= 0 or self._computing is not None
+
+    def _obey(self, now: float) -> bool:
+        """Do what keys ask for, if it is time to look for some; return whether there were any."""
+        controls = self._controls
+        if now < self._next_look or controls is None or self._is_closed or not self._has_picture:
+            return False
+        self._next_look = now + KEY_SECONDS
+        if not controls.obey(self._scene):
+            return False
+        if math.isfinite(self._next_frame):
+            self._earliest_frame = self._next_frame = now
+        return True
 
     def _draw(self, now: float) -> None:
         """Print what is pending, and the picture below it if the terminal is ours.
@@ -194,7 +242,7 @@ class LiveView(View):
             self._read_gauges()
             columns, rows = self._terminal.size
             size = max(columns - 1, 1), max(rows - 1, 1)
-            lines = self._picture.lines(self._scene, *size, has_gantt=self._display.fills_screen)
+            lines = self._lines(*size)
             drawn = self._clock()
             self._check(self._display.show(lines, above))
             # What results take is no cost of the picture.
@@ -203,6 +251,23 @@ class LiveView(View):
             self._write(above)
         self._pending.clear()
         self._num_pending_bytes = 0
+
+    def _lines(self, width: int, height: int) -> list[Line]:
+        """Return the picture, as it is looked at."""
+        scene, has_gantt, controls = self._scene, self._display.fills_screen, self._controls
+        if controls is None:
+            return self._picture.lines(scene, width, height, has_gantt=has_gantt)
+        browser = controls.browser
+        browser.follow(scene)
+        return self._picture.lines(
+            scene,
+            width,
+            height,
+            has_gantt=has_gantt,
+            browser=browser,
+            overlay=controls.overlay(width),
+            footer=partial(controls.footer, scene, width) if controls.has_footer(height) else None,
+        )
 
     def _write(self, lines: bytes) -> None:
         try:
@@ -227,7 +292,7 @@ class LiveView(View):
         self._earliest_frame = end + self._cost * (1 / MAX_SHARE - 1)
         self._tick = end + TICK
         latest = max(self._earliest_frame, end + MIN_INTERVAL)
-        self._next_frame = 0.0 if self._every_step else latest
+        self._next_frame = 0.0 if self._shows_every_step else latest
 
     def _look(self, now: float) -> None:
         """Let the scene be how things stand after the last step."""
@@ -238,8 +303,12 @@ class LiveView(View):
         if self._samples[-1][0] != step:
             self._samples.append((step, num_tokens, now))
             scene.busy.append(run.num_busy(step) / len(run.slots))
-        rate = (num_tokens - first_tokens) / max(1, step - first_step)
-        speed = (num_tokens - first_tokens) / max(now - first_time, 1e-9)
+        rate, speed = scene.moment.rate, scene.moment.speed
+        if self._is_paused:  # the speed is that of before: time that passes is none of the run's
+            self._samples = deque([(step, num_tokens, now)], maxlen=NUM_SAMPLES)
+        elif step > first_step:
+            rate = (num_tokens - first_tokens) / (step - first_step)
+            speed = (num_tokens - first_tokens) / max(now - first_time, 1e-9)
         elapsed = now - self._started
         computing = None if self._computing is None else now - self._computing
         scene.moment = Moment(
@@ -275,4 +344,6 @@ class LiveView(View):
             self._noted.appendleft((now + NOTE_SECONDS, self._run.notes.popleft()))
         scene.notes = [note for end, note in self._noted if end > now]
         if now >= self._next_ends:
-            scene.ends, self._next_ends = list(self._run.ends)[::-1], now + END_SECONDS
+            self._next_ends = now + END_SECONDS
+            ends = (end for end in reversed(self._run.ends) if end.reason not in FAILED)
+            scene.ends = list(islice(ends, MAX_HEADER_ENDS))

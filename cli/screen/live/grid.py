@@ -97,14 +97,20 @@ def cell_size(width: int, num_slots: int, num_rows: int) -> int:
 
 
 def grid(
-    scene: Scene, longest: Longest, width: int, num_rows: int, *, has_titles: bool
+    scene: Scene,
+    longest: Longest,
+    width: int,
+    num_rows: int,
+    numbers: Sequence[int],
+    *,
+    has_titles: bool,
 ) -> list[Line]:
-    """Return all slots in at most `num_rows`, down the first column, then down the next."""
-    numbers = range(len(scene.run.slots))
+    """Return slots in at most `num_rows`, down the first column, then down the next."""
     longest.see(scene, numbers)
     num_columns = -(-len(numbers) // num_rows)
     height = -(-len(numbers) // num_columns)
-    columns = plan_columns((width + GAP) // num_columns - GAP, len(str(numbers[-1])), longest)
+    slot_width = len(str(len(scene.run.slots) - 1))
+    columns = plan_columns((width + GAP) // num_columns - GAP, slot_width, longest)
     lines: list[Line] = []
     if has_titles:
         title = titles(scene, columns)
@@ -123,8 +129,8 @@ def row(scene: Scene, number: int, columns: Columns) -> Line:
     line: Line = [
         (f"{number:>{columns.slot}}", LABEL),
         (scene.glyphs.marks[mark], mark),
-        (pad(name, columns.request), ""),
-        (" ", ""),
+        (pad(name, columns.request), "found" if number == scene.found else ""),
+        (scene.glyphs.found if number == scene.found else " ", ""),
         *scene.bar(slot, columns.bar),
     ]
     if columns.tokens:

@@ -55,8 +55,9 @@ def _progress(scene: Scene, width: int) -> Line | None:
         return None
     share = f"{int(found.share * 100)}%"
     parts = [(f"{share:>4}", "figure")]
-    if found.eta is not None:
-        parts.append((f"{GAP}eta {clock(found.eta)}", LABEL))
+    eta = "" if found.eta is None else f"{GAP}eta {clock(found.eta)}"
+    if len(eta) + len(share) + MIN_BAR <= width:
+        parts.append((eta, LABEL))
     num_tokens = scene.moment.num_tokens
     tokens = f"{GAP}{short(num_tokens)} token{'' if num_tokens == 1 else 's'}"
     room = width - line_width(parts)

@@ -3,10 +3,11 @@
 Rule: every slot is in it, in a row, a cell or a share of a cell.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ..cells import counted, cut_middle, number, whole_percent
+from .browser import Browser
 from .grid import MIN_CELL, Longest, cell_size, grid, heat_map
 from .header import header
 from .scene import Scene
@@ -30,23 +31,48 @@ class Picture:
 
     longest: Longest = field(default_factory=Longest)
 
-    def lines(self, scene: Scene, width: int, height: int, *, has_gantt: bool) -> list[Line]:
-        """Return at most `height` lines of at most `width`; with the run so far if there is room.
+    def lines(
+        self,
+        scene: Scene,
+        width: int,
+        height: int,
+        *,
+        has_gantt: bool,
+        browser: Browser | None = None,
+        overlay: Sequence[Line] = (),
+        footer: Callable[[], Line] | None = None,
+    ) -> list[Line]:
+        """Return at most `height` lines of at most `width`.
 
         Where there is room the first is blank: the cursor rests there, and what is typed spoils
-        nothing.
+        nothing.  has_gantt: the picture has the screen for itself, so the run so far is shown in
+        what room is left.  browser: which slots are looked at.  overlay: what is shown instead of
+        them.  footer: makes the last line, once it is clear which slots are shown.
         """
+        if footer is not None and height > 1:
+            lines = self.lines(
+                scene, width, height - 1, has_gantt=has_gantt, browser=browser, overlay=overlay
+            )
+            spare = height - 1 - len(lines) if has_gantt else 0
+            return [*lines, *[[]] * spare, footer()]
         blank: list[Line] = [[]] if height >= ROOMY else []
         top = [*blank, *header(scene, width, max(1, height // HEADER_SHARE))][:height]
         room, num_slots = height - len(top), len(scene.run.slots)
         if room < 1:
             return top
+        if overlay:
+            return [*top, *blank, *overlay][:height]
+        num_rows = room - len(blank) - 1 if width >= MIN_CELL else 0
+        wanted = None if browser is None else browser.rows(num_slots, num_rows)
+        if wanted is not None:
+            rows = grid(scene, self.longest, width, num_rows, wanted, has_titles=True)
+            return [*top, *blank, *rows]
         plan = _plan_grid(num_slots, width, room, len(blank))
         if plan is None:
             return top + heat_map(scene, self.longest, width, room)
         num_blank, num_titles = plan
-        num_rows = room - num_blank - num_titles
-        rows = grid(scene, self.longest, width, num_rows, has_titles=bool(num_titles))
+        num_rows, slots = room - num_blank - num_titles, range(num_slots)
+        rows = grid(scene, self.longest, width, num_rows, slots, has_titles=bool(num_titles))
         spare = num_rows + num_titles - len(rows)
         gantt = small_gantt(scene, width, spare - 1) if has_gantt and spare > MIN_GANTT else []
         return [*top, *blank[:num_blank], *rows, *([[], *gantt] if gantt else [])]

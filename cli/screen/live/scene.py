@@ -89,6 +89,7 @@ class Scene:
     marks: what has happened of late in each slot.  notes: what nobody should miss, newest first.
     ends: who has ended of late, newest first.
     busy: the share of the slots that was used, from frame to frame.
+    found: the slot of whom a person has looked for.
     """
 
     run: RunState
@@ -101,6 +102,7 @@ class Scene:
     notes: Sequence[Note]
     ends: Sequence[FinishEvent]
     busy: deque[float]
+    found: int | None = None
 
     @property
     def has_unicode(self) -> bool:

@@ -2,7 +2,6 @@
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import islice
 from typing import Literal, NamedTuple
 
 from batcher.events import FinishEvent, RejectEvent
@@ -14,7 +13,7 @@ from .slots import Mark, SlotState
 
 MAX_NOTES = 64
 """The most notes that are kept until somebody asks for them."""
-MAX_ENDS = 8
+MAX_ENDS = 10_000
 """The most ends that are kept."""
 MAX_UNSEEN = 500
 """What the fold has come to know waits for the next frame, but no more than so much."""
@@ -36,7 +35,7 @@ class RunState:
     num_done: requests that came to an end, num_failed: outputs that failed.
     num_preempted: how often a sequence lost its slot, those that came along with it not counted.
     notes: the newest of what nobody should miss; whoever shows them takes them out.
-    ends: the sequences that ended last.
+    ends: how sequences ended, as far as that is kept.
     history: the whole run, in little.
     fold: the sequences of the run; whoever has its events feeds it, before `catch_up`.
     news: of the fold, since then.
@@ -74,9 +73,8 @@ class RunState:
                 self.num_failed -= event.reason == "error"
         for request, admission in news.preempted:
             self._note_preemption(request, admission)
-        ends = (request.finish for request in reversed(news.ended))
-        newest = (end for end in ends if end is not None and end.reason not in FAILED)
-        self.ends.extend(reversed(list(islice(newest, MAX_ENDS))))
+        ends = (request.finish for request in news.ended)
+        self.ends.extend(end for end in ends if end is not None)
         self._finish_all(news.ended)
         for taken in (news.samples, news.withdrawn, news.preempted, news.ended):
             taken.clear()

@@ -32,6 +32,7 @@ class Glyphs:
     bars: blocks that are used, cached and free.
     marks: what has happened in a slot.
     dots: slots 0 to 7 of a cell that shows eight; empty where they are counted instead.
+    found: after whom a person has looked for.
     """
 
     admitted: str
@@ -45,6 +46,7 @@ class Glyphs:
     bars: str
     marks: Mapping[str, str]
     dots: tuple[int, ...]
+    found: str
     cut: str
     separator: str
 
@@ -61,6 +63,7 @@ UNICODE = Glyphs(
     "█▒░",
     {"": " ", "ended": " ", "admitted": "▸", "preempted": "«", "failed": "✗"},
     (0x01, 0x02, 0x04, 0x40, 0x08, 0x10, 0x20, 0x80),
+    "◂",
     "…",
     " · ",
 )
@@ -76,6 +79,7 @@ ASCII = Glyphs(
     "#+.",
     {"": " ", "ended": " ", "admitted": ">", "preempted": "<", "failed": "x"},
     (),
+    "*",
     "~",
     ", ",
 )
@@ -106,6 +110,8 @@ _DARK = {
     "busy": "green",
     "bubble": "red",
     "queue": "yellow",
+    "found": "bold reverse",
+    "paused": "bold yellow",
 }
 _ON_LIGHT = {
     "blocked": "red",
@@ -118,6 +124,7 @@ _ON_LIGHT = {
     "used": "blue",
     "cached": "magenta",
     "queue": "magenta",
+    "paused": "bold magenta",
 }
 DARK, LIGHT = Theme(_DARK, inherit=False), Theme(_DARK | _ON_LIGHT, inherit=False)
 

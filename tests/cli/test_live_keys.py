@@ -1,0 +1,310 @@
+"""What keys do to the live view and to the pace of a run, seen on a terminal's screen."""
+
+import signal
+
+import pytest
+from emulated_run import Run, Screen, long_requests
+from hypothesis import given
+from hypothesis import strategies as st
+
+from batcher.events import PreemptEvent
+from cli.screen.live.display import InlineLive, ScreenLive
+from cli.screen.pace import DELAYS, Pace
+
+
+class Fingers:
+    """A keyboard that a test presses."""
+
+    def __init__(self):
+        self.keys, self.waits, self.is_released = [], [], False
+
+    def pressed(self):
+        keys, self.keys, self.is_released = self.keys, [], False
+        return keys
+
+    def wait(self, seconds):
+        self.waits.append(seconds)
+
+    def release(self):
+        self.is_released = True
+
+
+def played(num_requests=300, batch_size=8, screen=None, **settings):
+    """A run before which somebody sits, after a step."""
+    return Run(
+        long_requests(num_requests), batch_size, screen, keyboard=Fingers(), **settings
+    ).steps(1)
+
+
+def press(run, *keys):
+    """Press keys while the run waits, and return what is on the screen then."""
+    run.view._controls.keyboard.keys += keys
+    run.clock.now += 0.1
+    run.view.refresh()
+    return run.screen.text()
+
+
+def shown_slots(run):
+    """The numbers of the slots that are rows."""
+    lines = run.screen.lines()
+    first = next(n for n, line in enumerate(lines) if " request " in line) + 1
+    rows = [line.replace("▸", " ").split() for line in lines[first:-2]]
+    return [int(row[0]) for row in rows if row and row[0].isdecimal()]
+
+
+def last_line(run):
+    return run.screen.lines()[-2]
+
+
+# -- looking around --------------------------------------------------------------------------------
+
+
+def test_the_last_line_says_which_keys_there_are():
+    run = played()
+    assert last_line(run).strip() == "space pause  . step  / find  ? keys  q end"
+    assert "keys" not in Run(long_requests(9)).steps(1).screen.text()
+    assert "keys" not in played(screen=Screen(40, 12)).screen.text()
+
+
+@pytest.mark.parametrize("display", [ScreenLive, InlineLive])
+def test_many_slots_are_a_map_and_rows_to_scroll_through(display):
+    run = played(1000, 300, display=display)
+    assert "300 slots, a cell a slot" in run.screen.text()
+    press(run, "down")
+    first = shown_slots(run)
+    assert first == list(range(len(first)))
+    press(run, "down", "down")
+    assert shown_slots(run) == [n + 2 for n in first]
+    press(run, "page-down")
+    assert shown_slots(run)[0] == 2 + len(first) - 1
+    press(run, "page-up", "up")
+    assert shown_slots(run)[0] == 1
+    press(run, "end")
+    assert shown_slots(run)[-1] == 299
+    assert f"slots {300 - len(first)} to 299 of 300" in run.screen.text()
+    press(run, "home")
+    assert shown_slots(run) == first
+    assert "a cell a slot" in press(run, "escape")
+
+
+def test_where_all_slots_are_rows_there_is_nothing_to_scroll():
+    run = played()
+    before = shown_slots(run)
+    press(run, "down", "end")
+    assert shown_slots(run) == before == list(range(8))
+    assert "of 8" not in last_line(run)
+
+
+def test_help_is_in_place_of_the_slots_and_tells_of_all_keys():
+    run = played()
+    text = press(run, "?")
+    assert "# request" not in text
+    for key in ("space", ".", "-, +", "arrows", "home, end", "/", "n, N", "escape", "?", "q"):
+        assert f"\n{key}" in text
+    assert "# request" in press(run, "?")
+
+
+@pytest.mark.parametrize("size", [(20, 6), (40, 12), (80, 24)])
+def test_help_fits_where_a_picture_does(size):
+    run = played(screen=Screen(*size))
+    press(run, "?")
+    assert all(len(line) < size[0] for line in run.screen.lines())
+
+
+def find(run, text):
+    return press(run, "/", *text, "enter")
+
+
+def test_whom_one_looks_for_is_marked_and_its_slot_is_shown():
+    run = played(1000, 300)
+    find(run, "req-250")
+    assert 250 in shown_slots(run)
+    assert "250 req-250◂" in run.screen.text()
+    assert last_line(run).startswith("req-250 is in slot 250")
+    assert "a cell a slot" in press(run, "escape")
+    assert "◂" not in run.screen.text()
+
+
+def test_the_whole_id_goes_before_a_part_and_the_next_ones_follow():
+    run = played(1000, 300)
+    assert "req-29 is in slot 29" in find(run, "req-29")
+    assert "req-290 is in slot 290" in press(run, "n")
+    assert "req-291 is in slot 291" in press(run, "n")
+    assert "req-29 is in slot 29" in press(run, "N", "N")
+    assert "req-299 is in slot 299" in press(run, "N")
+    assert "req-29 is in slot 29" in press(run, "n")
+
+
+def test_whom_one_looks_for_is_followed_from_the_input_to_its_end():
+    run = Run([("a", 2, 2), ("b", 2, 2)], batch_size=1, keyboard=Fingers())
+    run.gauges.upcoming = ["b"]
+    run.steps(1)
+    assert last_line(run).startswith(" " * 9)
+    find(run, "b")
+    assert last_line(run).startswith("b is still to be read")
+    run.gauges.upcoming = []
+    run.steps(2)
+    assert last_line(run).startswith("b is in slot 0")
+    run.steps(1)
+    assert last_line(run).startswith("b ended in step 3: length, 2 tokens")
+    assert "a ended in step 1" in find(run, "a")
+
+
+def test_a_request_that_lost_its_slot_waits():
+    run = played(2, 1)
+    find(run, "req-0")
+    run.view.fold.take(PreemptEvent(1, 1.0, "req-0", 0, 0, "kv", "req-1", 0, 5, 1))
+    run.clock.now += 1
+    run.view.after_step(1, 1)
+    assert last_line(run).startswith("req-0 was preempted and waits since step 1")
+
+
+@pytest.mark.parametrize("evil", ["no\u202ebody", "x" * 500, "日" * 90])
+def test_what_nobody_is_called_is_said_to_be_unknown(evil):
+    run = played(screen=Screen(60, 24))
+    press(run, "/", *evil)
+    assert last_line(run).startswith("find ")
+    press(run, "enter")
+    assert "unknown" in last_line(run)
+    assert all(len(line) < 60 for line in run.screen.lines())
+
+
+def test_what_is_typed_can_be_mended_or_left():
+    run = played()
+    press(run, "/", "q", "?", " ", "backspace", "backspace", "backspace", *"req-1")
+    assert last_line(run).startswith("find req-1_")
+    press(run, "escape")
+    assert not last_line(run).startswith("find")
+    press(run, "/", "backspace")
+    assert not last_line(run).startswith("find")
+    press(run, "/", "enter", "n")
+    assert "◂" not in run.screen.text()
+
+
+KEYS = ["up", "down", "page-up", "page-down", "home", "end", "left", "right"]
+KEYS += ["/", "1", "0", "-", "+", "enter", "escape", "backspace", "n", "N", "?", " ", ".", "tab"]
+SIZES = st.tuples(st.integers(16, 130), st.integers(3, 45))
+
+
+@given(
+    st.sampled_from([1, 9, 70, 300]),
+    st.lists(st.one_of(st.sampled_from(KEYS), SIZES), max_size=30),
+)
+def test_whatever_is_pressed_the_picture_is_whole_and_fits(num_slots, moves):
+    run = played(400, num_slots)
+    for move in moves:
+        if isinstance(move, tuple):
+            run.screen.emulator.resize(*move[::-1])
+            run.clock.now += 1
+            run.steps(1)
+        else:
+            press(run, move)
+        lines = run.screen.lines()
+        assert all(len(line) < run.screen.size.columns for line in lines)
+        assert not lines[-1]
+        assert sum("/400 done" in line for line in lines) <= 1
+        if any(" request " in line for line in lines):
+            numbers = shown_slots(run)
+            assert len(numbers) == len(set(numbers))
+            assert set(numbers) <= set(range(num_slots))
+
+
+# -- the pace --------------------------------------------------------------------------------------
+
+
+def holds(pace, now=0.0):
+    """Return how long a pace holds a run after a step."""
+    pace.begin(now)
+    return pace.time_left(now)
+
+
+def test_a_paused_run_stays_until_it_is_let_go_on_or_for_a_step():
+    pace = Pace()
+    assert holds(pace) == 0
+    pace.press(" ")
+    assert holds(pace) == float("inf")
+    pace.press(".")
+    assert pace.time_left(1.0) == 0
+    assert holds(pace) == float("inf")
+    for key in "..":
+        pace.press(key)
+    assert [pace.time_left(1.0), holds(pace), holds(pace)] == [0, 0, float("inf")]
+    pace.press(" ")
+    assert pace.time_left(9.0) == 0
+
+
+def test_a_single_step_of_a_run_that_goes_on_pauses_it():
+    pace = Pace()
+    pace.press(".")
+    assert holds(pace) == float("inf")
+
+
+@given(st.sampled_from([0.0, 0.03, 0.1, 9.0]), st.lists(st.sampled_from("+-=")))
+def test_slower_and_faster_are_steps_between_nothing_and_five_seconds(delay, keys):
+    pace = Pace(delay)
+    for key in keys:
+        before = pace.delay
+        pace.press(key)
+        if key == "-":
+            assert pace.delay > before or before >= DELAYS[-1]
+        else:
+            assert pace.delay < before or before == 0
+        assert holds(pace) == pace.delay
+    assert pace.delay in (delay, *DELAYS)
+
+
+def test_a_paused_view_says_so_and_its_speed_is_the_one_of_before():
+    run = played().steps(9)
+    speed = [line for line in run.screen.lines() if "tok/s" in line]
+    assert "paused: space goes on" in press(run, " ")
+    run.clock.now += 500
+    assert "paused" in press(run, "down")
+    assert [line for line in run.screen.lines() if "tok/s" in line] == speed
+    press(run, " ")
+    assert "paused" not in run.screen.text()
+    assert [line for line in run.screen.lines() if "tok/s" in line] == speed
+
+
+def test_a_run_that_is_slowed_down_shows_every_step_from_then_on():
+    run = played()
+    press(run, "-")
+    assert "10 ms after each step" in last_line(run)
+    frames = len(run.screen.written)
+    run.seconds_per_step = 0.001
+    run.steps(10)
+    assert len(run.screen.written) == frames + 10
+
+
+def test_a_view_waits_no_longer_than_until_a_key_may_have_come():
+    run = played()
+    run.view.wait(60.0)
+    assert run.view._controls.keyboard.waits[-1] <= 0.1
+    assert run.view.refresh() <= 0.1
+
+
+def test_a_server_cannot_be_held_but_looked_at_and_ended():
+    run = Run(long_requests(9), keyboard=Fingers(), has_pace=False).steps(1)
+    assert "pause" not in press(run, " ", ".", "-")
+    assert "pause" not in press(run, "?")
+    assert "q end" in last_line(run)
+
+
+def test_q_is_a_ctrl_c():
+    received = []
+    before = signal.signal(signal.SIGINT, lambda number, _: received.append(number))
+    try:
+        run = played()
+        press(run, "/", "q", "enter")
+        assert not received
+        press(run, "q")
+        assert received == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("leave", ["close", "step_aside"])
+def test_who_leaves_the_terminal_lets_go_of_its_keyboard(leave):
+    run = played()
+    assert not run.view._controls.keyboard.is_released
+    getattr(run.view, leave)()
+    assert run.view._controls.keyboard.is_released
