@@ -1,13 +1,17 @@
 """What keys do to the live view and to the pace of a run, seen on a terminal's screen."""
 
+import re
 import signal
 
 import pytest
 from emulated_run import Run, Screen, long_requests
 from hypothesis import given
 from hypothesis import strategies as st
+from process import ROOT
 
 from batcher.events import PreemptEvent
+from cli.screen.live.browser import BROWSING_KEYS
+from cli.screen.live.controls import PACE_KEYS, QUIT_KEYS
 from cli.screen.live.display import InlineLive, ScreenLive
 from cli.screen.pace import DELAYS, Pace
 
@@ -102,6 +106,12 @@ def test_help_is_in_place_of_the_slots_and_tells_of_all_keys():
     for key in ("space", ".", "-, +", "arrows", "home, end", "/", "n, N", "escape", "?", "q"):
         assert f"\n{key}" in text
     assert "# request" in press(run, "?")
+
+
+def test_the_page_on_the_live_view_tells_of_the_same_keys():
+    page = (ROOT / "docs" / "live-view.md").read_text()
+    told = re.findall(r"^\| `(.+?)` \| (.+) \|$", page.partition("## Keys")[2], re.MULTILINE)
+    assert tuple(told) == PACE_KEYS + BROWSING_KEYS + QUIT_KEYS
 
 
 @pytest.mark.parametrize("size", [(20, 6), (40, 12), (80, 24)])
