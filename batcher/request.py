@@ -350,9 +350,10 @@ REQUEST_FIELDS: dict[str, Field] = fields_of(Request)
 _NAMES = tuple(REQUEST_FIELDS)
 PLAIN_FIELDS = _NAMES[: _NAMES.index("temperature")]
 SAMPLING_FIELDS = _NAMES[_NAMES.index("temperature") : _NAMES.index("n")]
-_PLAIN_VALUES = astuple(Request(prompt=""))[len(PLAIN_FIELDS) :]
+_NUM_PLAIN = len(PLAIN_FIELDS)
+_PLAIN_VALUES = astuple(Request(prompt=""))[_NUM_PLAIN:]
 
 
 def is_plain(request: Request) -> bool:
     """Return whether a request asks for nothing but greedy tokens until a stop."""
-    return astuple(request)[len(PLAIN_FIELDS) :] == _PLAIN_VALUES
+    return astuple(request)[_NUM_PLAIN:] == _PLAIN_VALUES

@@ -46,7 +46,7 @@ class Inputs:
         self._scheduler, self._queue = scheduler, scheduler.queue
         self._outputs, self._recorder, self._clock = outputs, recorder, clock
         self._model, self._context = model, context_of(model)
-        self._made_with = model, eos_token_ids_of(model), heal, self._context
+        self._maker = SequenceMaker(model, self._context, heal)
         settings = scheduler.settings
         self._can_replay = not settings.is_paged and settings.preempt_for is None
         self._sessions: dict[str, Session] = {}  # by name, as long as the engine is there
@@ -90,13 +90,15 @@ class Inputs:
             )
         if input_index is None:
             input_index = outputs.num_requests
-        asked = request, request_id, input_index, arrive_reason, replayed, is_streamed
-        sequences = make_sequences(*asked, *self._made_with, NO_TOKENS)
+        sequences = self._maker.make(
+            request, request_id, input_index, arrive_reason, replayed, is_streamed
+        )
         outputs.open_request(request, request_id, len(sequences))
         if request.arrival_time > self.latest_arrival:  # noqa: PLR1730 - max() takes longer
             self.latest_arrival = request.arrival_time
         if request.session is not None:
-            self._add_turn(request.session, Turn(*asked))
+            turn = Turn(request, request_id, input_index, arrive_reason, replayed, is_streamed)
+            self._add_turn(request.session, turn)
             return request_id
         for sequence in sequences:
             self._queue.add(sequence, self._clock.now)
@@ -146,7 +148,7 @@ class Inputs:
             for place, turn in enumerate(session.turns):
                 if turn.request_id == request_id:
                     aborted, *others = session.break_off(request_id, "aborted", place)
-                    [sequence] = make_sequences(*aborted, *self._made_with, NO_TOKENS)
+                    [sequence] = self._maker.make(*aborted)
                     self._outputs.finish_waiting(sequence, step, "aborted")
                     for other in others:
                         self._begin_turn(session, other, session.failure)
@@ -190,7 +192,7 @@ class Inputs:
             dropped = session.drop(num_own + request.max_tokens, self._context, vocab_size)
         history = session.history(vocab_size)
         session.num_history = len(history)
-        [sequence] = make_sequences(*turn, *self._made_with, history)
+        [sequence] = self._maker.make(*turn, history)
         if dropped.num_turns:
             sequence.extras = sequence.extras or SequenceExtras()
             sequence.extras.dropped = dropped
@@ -213,86 +215,91 @@ class Inputs:
         return PastTurn(joined((own, result.token_ids), self._model.vocab_size), num_lasting)
 
 
-def make_sequences(
-    request: Request,
-    request_id: str,
-    input_index: int,
-    arrive_reason: ArriveReason,
-    replayed: Mapping[int, Result],
-    is_streamed: bool,  # noqa: FBT001 - one of the fields of a Turn, in their order
-    model: Model,
-    eos_token_ids: tuple[int, ...],
-    heal: Heal,
-    context: Context,
-    history: Tokens,
-) -> list[Sequence]:
-    """Return what a request waits with: a sequence for each sample, or the first of its beams.
+class SequenceMaker:
+    """Makes sequences of requests for a model.
 
-    context: what the rows of the model may be.
-    history: the tokens of the turns before it in its session.
-
-    Raises:
-        RequestError: the model's tokenizer fails on a prompt.
+    context: what its rows may be.  heal: see Decoder.heal.
     """
-    prompt = read_prompt(request.prompt, "prompt", request_id, model, history)
-    num_tokens = prompt.num_tokens
-    first = Sequence(
-        id=request_id,
-        input_index=input_index,
-        arrival_time=request.arrival_time,
-        num_prompt_tokens=num_tokens,
-        num_tokens=num_tokens,
-        max_tokens=request.max_tokens,
-        request=request,
-        prompt=prompt,
-        automaton=stop_automaton(request, eos_token_ids),
-        arrive_reason=arrive_reason,
-        is_streamed=is_streamed,
-    )
-    if prompt.segment_ends:
-        first.segment_ends = prompt.segment_ends
-    if request.cache_salt is not None:
-        first.cache_salt = request.cache_salt
-    if request.priority or request.deadline is not None:
-        first.priority, first.deadline = request.priority, request.deadline
-    has_room = context is ANY_LENGTH or context.holds(num_tokens, request.max_tokens)
-    if has_room and not replayed and is_plain(request):
-        return [first]
-    return _make_more(first, replayed, model, heal, context)
 
+    def __init__(self, model: Model, context: Context, heal: Heal) -> None:
+        self._model, self._context, self._heal = model, context, heal
+        self._eos_token_ids = eos_token_ids_of(model)
 
-def _make_more(
-    first: Sequence, replayed: Mapping[int, Result], model: Model, heal: Heal, context: Context
-) -> list[Sequence]:
-    """Return the sequences of a request that is not plain, or replayed, or cut by the context.
+    def make(
+        self,
+        request: Request,
+        request_id: str,
+        input_index: int,
+        arrive_reason: ArriveReason,
+        replayed: Mapping[int, Result],
+        is_streamed: bool,  # noqa: FBT001 - one of the fields of a Turn, in their order
+        history: Tokens = NO_TOKENS,
+    ) -> list[Sequence]:
+        """Return what a request waits with: a sequence for each sample, or the first of its beams.
 
-    first: one of them.
-    """
-    request, prompt = first.request, first.prompt
-    first.extras = extras = SequenceExtras()
-    if request.prompt_logprobs is not None:
-        extras.prompt_logprobs = PromptLogprobs(prompt, request.prompt_logprobs)
-        first.skips_prefix_cache = True  # what is found there is not computed
-    if request.heal:
-        kept, extras.healing = heal(prompt.tokens)
-        extras.num_healed = first.num_tokens - len(kept)
-        first = _beginning_with(prompt.cut(len(kept)), first)
-    negative = None
-    if request.cfg_scale != 1 and _num_steps(request, None) > 0:
-        negative = read_prompt(request.negative_prompt or [], "negative_prompt", first.id, model)
-    first = _fitted(first, negative, context)
-    request = first.request
-    if request.num_beams > 1 and request.max_tokens > 0:
-        return [_with_beams(first)]
-    num_samples = (request.best_of or request.n) if request.max_tokens > 0 else request.n
-    first.has_siblings = num_samples > 1
-    samples = [_another(first, index, replayed.get(index)) for index in range(num_samples)]
-    if negative is not None:
-        for sample in samples:
-            partner = _another(first, sample.index, replayed.get(sample.index), role="negative")
-            partner = _beginning_with(negative, partner)
-            sample.others, sample.num_slots = (partner,), 2
-    return samples
+        history: the tokens of the turns before it in its session.
+
+        Raises:
+            RequestError: the model's tokenizer fails on a prompt.
+        """
+        prompt = read_prompt(request.prompt, "prompt", request_id, self._model, history)
+        num_tokens = prompt.num_tokens
+        first = Sequence(
+            id=request_id,
+            input_index=input_index,
+            arrival_time=request.arrival_time,
+            num_prompt_tokens=num_tokens,
+            num_tokens=num_tokens,
+            max_tokens=request.max_tokens,
+            request=request,
+            prompt=prompt,
+            automaton=stop_automaton(request, self._eos_token_ids),
+            arrive_reason=arrive_reason,
+            is_streamed=is_streamed,
+        )
+        if prompt.segment_ends:
+            first.segment_ends = prompt.segment_ends
+        if request.cache_salt is not None:
+            first.cache_salt = request.cache_salt
+        if request.priority or request.deadline is not None:
+            first.priority, first.deadline = request.priority, request.deadline
+        context = self._context
+        has_room = context is ANY_LENGTH or context.holds(num_tokens, request.max_tokens)
+        if has_room and not replayed and is_plain(request):
+            return [first]
+        return self._make_more(first, replayed)
+
+    def _make_more(self, first: Sequence, replayed: Mapping[int, Result]) -> list[Sequence]:
+        """Return the sequences of a request that is not plain, or replayed, or cut by the context.
+
+        first: one of them.
+        """
+        request, prompt = first.request, first.prompt
+        first.extras = extras = SequenceExtras()
+        if request.prompt_logprobs is not None:
+            extras.prompt_logprobs = PromptLogprobs(prompt, request.prompt_logprobs)
+            first.skips_prefix_cache = True  # what is found there is not computed
+        if request.heal:
+            kept, extras.healing = self._heal(prompt.tokens)
+            extras.num_healed = first.num_tokens - len(kept)
+            first = _beginning_with(prompt.cut(len(kept)), first)
+        negative = None
+        if request.cfg_scale != 1 and _num_steps(request, None) > 0:
+            text = request.negative_prompt or []
+            negative = read_prompt(text, "negative_prompt", first.id, self._model)
+        first = _fitted(first, negative, self._context)
+        request = first.request
+        if request.num_beams > 1 and request.max_tokens > 0:
+            return [_with_beams(first)]
+        num_samples = (request.best_of or request.n) if request.max_tokens > 0 else request.n
+        first.has_siblings = num_samples > 1
+        samples = [_another(first, index, replayed.get(index)) for index in range(num_samples)]
+        if negative is not None:
+            for sample in samples:
+                partner = _another(first, sample.index, replayed.get(sample.index), role="negative")
+                partner = _beginning_with(negative, partner)
+                sample.others, sample.num_slots = (partner,), 2
+        return samples
 
 
 def _fitted(first: Sequence, negative: Prompt | None, context: Context) -> Sequence:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from batcher import Request, SimulatedModel
 from batcher.engine.decoded import Decoded, Generated
 from batcher.engine.decoder import Decoder
-from batcher.engine.inputs import make_sequences
+from batcher.engine.inputs import SequenceMaker
 from batcher.engine.sequence import Sequence
 from batcher.engine.suspended import SuspendedRows
 from batcher.models.base import Batch, Chunk
@@ -34,14 +34,12 @@ class SlottedRows:
         self.batch, self.step = Batch(NUM_SLOTS), 0
         self.free = list(range(NUM_SLOTS))
         MODEL.allocate(NUM_SLOTS)
-        heal = self.decoder.heal
+        maker = SequenceMaker(MODEL, ANY_LENGTH, self.decoder.heal)
         self.waiting: list[Sequence] = []
         for place, request in enumerate(requests):
             if request.max_tokens > 0:
                 name = f"r{place}"
-                asked = request, name, place, "input", {}, True
-                made_with = MODEL, (MODEL.eos_token_id,), heal, ANY_LENGTH
-                self.waiting += make_sequences(*asked, *made_with, [])
+                self.waiting += maker.make(request, name, place, "input", {}, is_streamed=True)
         self.running: dict[int, Sequence] = {}  # by the first's slot
         self.suspended: list[tuple[Sequence, SuspendedRows]] = []
         self.num_tokens: dict[tuple[str, int], int] = {}
