@@ -85,7 +85,7 @@ def test_a_single_request_reports_its_steps() -> None:
 def test_nothing_to_do_is_no_step() -> None:
     engine = Engine(SimulatedModel(), 3)
     assert not engine.has_work
-    assert engine.step() == ([], [], [])
+    assert engine.step() == ((), (), ())
     assert engine.num_steps == 0
 
 

@@ -157,7 +157,7 @@ def test_samples_that_are_whole_are_better_than_those_that_were_aborted() -> Non
     engine = Engine(SimulatedModel(), 2)
     engine.add(fields(temperature=1.0, n=1, best_of=3, ignore_eos=True))
     for _ in range(9):
-        assert engine.step().results == []
+        assert not engine.step().results
     engine.abort("a")
     outcome = engine.step()
     [best] = outcome.results
@@ -192,7 +192,7 @@ def test_a_known_sample_and_its_partner_never_call_the_model() -> None:
     engine = Engine(Silent(), 2)
     engine.add(request, replayed={result.index: result for result in results})
     while engine.has_work:
-        assert engine.step().results == []
+        assert not engine.step().results
     assert engine.num_tokens == sum(len(result.tokens) for result in results)
 
 

@@ -3,7 +3,7 @@
 Rule: `Engine` and `RemoteEngine` are what a driver may be handed, and it asks for nothing else.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from batcher.events import ArriveReason, EndEvent, RequestEvent, RunEvent, TokenEvent
@@ -23,9 +23,12 @@ class StepOutcome(NamedTuple):
     held a slot, then by slot.  tokens: what each row was given, by slot, if the engine streams.
     """
 
-    events: list[RequestEvent]
-    results: list[Result]
-    tokens: list[TokenEvent]
+    events: Sequence[RequestEvent]
+    results: Sequence[Result]
+    tokens: Sequence[TokenEvent]
+
+
+NOTHING_HAPPENED = StepOutcome((), (), ())  # as in most steps
 
 
 class DrivenEngine(Protocol):

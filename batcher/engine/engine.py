@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from batcher.engine.decoded import NOTHING_DECODED, Decoded
-from batcher.engine.driven import NOTHING_REPLAYED, StepOutcome
+from batcher.engine.driven import NOTHING_HAPPENED, NOTHING_REPLAYED, StepOutcome
 from batcher.engine.inputs import Inputs
 from batcher.engine.model_runner import ModelRunner
 from batcher.engine.outputs import Outputs
@@ -33,9 +33,9 @@ from batcher.models.loading import as_model, cache_windows_of
 from batcher.models.tokenizers import CheckedTokenizer
 from batcher.prompts import BlockContents
 from batcher.request import Request
-from batcher.result import FinishReason, Result
+from batcher.result import Result
 from batcher.scheduling.blocks import BlockUse
-from batcher.scheduling.clock import Clock, ConstantClock, FormulaClock
+from batcher.scheduling.clock import BatchStats, Clock, ConstantClock, FormulaClock
 from batcher.scheduling.output import NO_DRAFTS, SchedulerOutput
 from batcher.scheduling.scheduler import NO_CHANGES, Scheduler
 from batcher.settings import DEFAULT_SCHEDULING, GRAMMAR_TIMEOUT, SchedulingSettings
@@ -305,9 +305,9 @@ class Engine:
         """
         if request_id not in self._outputs.num_open:
             raise BatchdecodeError(f"no request with id {request_id!r} is in the engine")
-        running = [first for first in self._batch.firsts if first.id == request_id]
-        aborted: dict[Sequence, FinishReason] = dict.fromkeys(running, "aborted")
-        self._outputs.finish_running(aborted, self._clock.step - 1, ABORT, {})
+        for first in self._batch.firsts:
+            if first.id == request_id:
+                self._outputs.finish_running(first, "aborted", self._clock.step - 1, ABORT)
         self._inputs.abort(request_id)
         self._inputs.continue_sessions()
 
@@ -334,17 +334,17 @@ class Engine:
             self._inputs.continue_sessions()
         if self._is_checked:
             self.scheduler.check()
-        tokens = self._runner.decoder.take_streamed() if self._is_streaming else []
+        tokens = self._runner.decoder.take_streamed() if self._is_streaming else ()
         if self._recorder.events or (self._stats is not None and self._stats.is_full):
             return StepOutcome(self._recorder.take(), self._outputs.take_results(), tokens)
         if is_idle:
             self._check_progress()
-        return StepOutcome([], [], tokens)
+        return StepOutcome((), (), tokens) if tokens else NOTHING_HAPPENED
 
     def hand_out(self) -> StepOutcome:
         """Return what has come of requests that need no slot, without taking a step."""
         self._inputs.join_arrivals()
-        return StepOutcome(self._recorder.take(), self._outputs.take_results(), [])
+        return StepOutcome(self._recorder.take(), self._outputs.take_results(), ())
 
     def wake(self) -> None:
         """Let a step that waits come back: none does."""
@@ -410,7 +410,7 @@ class Engine:
             self._recorder.drafted(drafts, decode_step)
             runner.add_drafts(drafts, decode_step)
         by_slot = {row.slot: proposal for row, proposal in drafts.items()}
-        decoded = runner.step(self._clock.step, by_slot)
+        decoded = runner.verify(self._clock.step, by_slot)
         speculator.take(decoded)
         speculator.learn(scheduled.num_drafts, decoded.num_accepted)
         for row, num_tokens, reason in speculator.take_changes():
@@ -424,25 +424,34 @@ class Engine:
 
     def _update(self, scheduled: SchedulerOutput[Sequence], decoded: Decoded) -> None:
         """Take in what the step has computed, and end it."""
-        batch, clock, stats = self._batch, self._clock, self._stats
+        clock, stats = self._clock, self._stats
         measured = None if stats is None else stats.measure(scheduled)
         if scheduled.num_drafts:
             self._settle_drafts(scheduled, decoded)
-        ending = batch.ending.get(batch.decode_step) if scheduled.is_decode_step else None
-        self.scheduler.update(scheduled)
-        if ending is not None or decoded is not NOTHING_DECODED:
-            self._outputs.process(clock.step, scheduled, decoded, ending or ())
+        ending = self.scheduler.update(scheduled)
+        if ending or decoded is not NOTHING_DECODED:
+            self._outputs.process(clock.step, scheduled, decoded, ending)
+        clock.advance(measured)
+        if stats is not None:
+            stats.end_step(clock.now)
+        if self._speculator is not None:
+            self._go_on_with_drafts(scheduled, self._speculator, measured)
+
+    def _go_on_with_drafts(
+        self,
+        scheduled: SchedulerOutput[Sequence],
+        speculator: "Speculator",
+        measured: BatchStats | None,
+    ) -> None:
+        """Let rows go on behind the drafts that the step before has verified."""
         if scheduled.num_drafts:
             for row in self.scheduler.recompute_drafts():
                 self._runner.note_known(row)
-            self._runner.settle_drafts(scheduled.num_drafts, batch.decode_step)
-        began = clock.now
-        clock.advance(measured)
-        if self._speculator is not None and self._speculator.costs is not None:
+            self._runner.settle_drafts(scheduled.num_drafts, self._batch.decode_step)
+        if speculator.costs is not None:
             num_tokens = 0 if measured is None else measured.num_tokens
-            self._speculator.costs.note_step(num_tokens, clock.now - began)
-        if stats is not None:
-            stats.end_step(clock.now)
+            began = self._clock.start_of(self._clock.step - 1)
+            speculator.costs.note_step(num_tokens, self._clock.now - began)
 
     def _token_contents(self, row: Sequence, start: int, stop: int, size: int) -> Iterator[bytes]:
         """Return what stands for the tokens start..stop of a sequence, by blocks."""

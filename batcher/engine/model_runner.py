@@ -1,6 +1,6 @@
 """The batch and the model: which rows a step computes, with which tokens, and what comes back."""
 
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace as dataclass_replace
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -119,29 +119,22 @@ class ModelRunner:
     def preempt(self, first: Sequence) -> None:
         """Take the rows of a group, with all they have generated, out of their slots."""
         self._suspend(first)
-        self._release([first])
+        self._release(first)
 
-    def close(
-        self, ended: Mapping[Sequence, FinishReason], without_token: Container[Sequence]
-    ) -> list[list[Generated]]:
-        """Forget the rows of running groups; return the output of each, or those of its beams.
+    def close(self, first: Sequence, reason: FinishReason, *, lacks_token: bool) -> list[Generated]:
+        """Forget the rows of a running group; return its output, or those of its beams.
 
-        without_token: groups that decode and were given no token by the last step.
+        lacks_token: whether it decodes and was given no token by the last step.
         """
-        suspended, close = self._suspended, self.decoder.close
-        outputs = []
-        for first, reason in ended.items():
-            if first.extras is not None and first.extras.replayed is not None:
-                self.num_replayed -= first.num_slots
-                outputs.append([Generated([], reason)])
-            elif suspended and first in suspended:
-                outputs.append(self.close_suspended(first, reason))
-            else:
-                num_generated = first.num_tokens - first.num_prompt_tokens
-                if first in without_token:
-                    num_generated -= 1
-                outputs.append(close(first, num_generated, reason))
-        self._release(ended)
+        if first.extras is not None and first.extras.replayed is not None:
+            self.num_replayed -= first.num_slots
+            outputs = [Generated([], reason)]
+        elif first in self._suspended:
+            outputs = self.close_suspended(first, reason)
+        else:
+            num_generated = first.num_tokens - first.num_prompt_tokens
+            outputs = self.decoder.close(first, num_generated - lacks_token, reason)
+        self._release(first)
         return outputs
 
     def close_suspended(self, first: Sequence, reason: FinishReason) -> list[Generated]:
@@ -165,19 +158,15 @@ class ModelRunner:
         for row, tokens in zip(first.group, suspended.tokens, strict=False):
             row.generated = tokens
 
-    def _release(self, firsts: Iterable[Sequence]) -> None:
-        """Let the model forget the rows of groups, which leave their slots."""
-        leave, release, lost = self._batch.leave, self._model.release, self._lost
-        for first in firsts:
-            leave(first.slot)
-            release(first.slot)
-            for other in first.others:
-                leave(other.slot)
-                release(other.slot)
-            if lost:
-                lost.difference_update(first.group)
-            if self.pages is not None and self.pages.moved:
-                self.pages.moved.pop(first.slot, None)
+    def _release(self, first: Sequence) -> None:
+        """Let the model forget the rows of a group, which leaves its slots."""
+        for row in (first, *first.others) if first.others else (first,):
+            self._batch.leave(row.slot)
+            self._model.release(row.slot)
+        if self._lost:
+            self._lost.difference_update(first.group)
+        if self.pages is not None and self.pages.moved:
+            self.pages.moved.pop(first.slot, None)
 
     # -- before a step ---------------------------------------------------------------------------
 
@@ -302,11 +291,21 @@ class ModelRunner:
 
     # -- a step ----------------------------------------------------------------------------------
 
+    def verify(self, step: int, drafts: "Mapping[int, Proposal]") -> Decoded:
+        """Do what `step` does, and verify the drafts that were added.
+
+        drafts: these, by slot, and none of each row else that speculates.
+        """
+        trees = [chunk for chunk in self._batch.chunks if chunk.draft_parents]
+        decoded = self.step(step, drafts)
+        for chunk in trees:
+            self._move(decoded.ways.get(chunk.slot, ()), chunk)
+        return decoded
+
     def step(self, step: int, drafts: "Mapping[int, Proposal]" = NO_DRAFTS) -> Decoded:
         """Compute one token for every row that yields one; return what the rows were given.
 
-        step: its number.  drafts: those that were added, by slot, and none of each row else that
-        speculates.
+        step: its number.  drafts: see `verify`.
 
         Raises:
             BatchdecodeError: another runner has taken the model.
@@ -316,7 +315,6 @@ class ModelRunner:
             batch.logit_slots = decoder.rows.logit_slots
         if self._is_robbed:
             raise BatchdecodeError(ROBBED)
-        trees = [chunk for chunk in batch.chunks if chunk.draft_parents] if drafts else ()
         try:
             output = self._model.forward(batch)
         except ModelError as error:
@@ -331,10 +329,7 @@ class ModelRunner:
         if batch.chunks or self.pages is not None:
             self._forget_step()
         batch.tokens = output.tokens
-        decoded = decoder.decode(output, step, drafts)
-        for chunk in trees:
-            self._move(decoded.ways.get(chunk.slot, ()), chunk)
-        return decoded
+        return decoder.decode(output, step, drafts)
 
     def _move(self, way: Iterable[int], chunk: Chunk) -> None:
         """Have what was computed of accepted drafts kept where they stand, before all else.

@@ -1,6 +1,6 @@
 """What becomes of sequences that end: out of their slots, with a finish event and a result."""
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import zip_longest
 
 from msgspec.structs import replace
@@ -75,50 +75,33 @@ class Outputs:
         step: int,
         scheduled: SchedulerOutput[Sequence],
         decoded: Decoded,
-        ending: Collection[int],
+        ending: Iterable[int],
     ) -> None:
-        """Give each row what `step` led to; ending: the slots of those that reach max_tokens."""
+        """Give each row what `step` led to; ending: the slots of those that reach max_tokens.
+
+        Failing goes before completing a stop, and that before reaching max_tokens.
+        """
         failed = decoded.failed
         if failed and scheduled.num_scheduled_tokens and self._runner.has_pages:
             failed = self._with_sharers(failed, scheduled)
         jumps = self._jumps(decoded.jumps, failed) if decoded.jumps else {}
-        if ending or decoded.stopped or failed:
-            self._finish_rows(step, ending, decoded.stopped, failed)
-        slots = self._scheduler.batch.slots
-        for source, target in decoded.forks:
-            self._fork(slots[source], slots[target])
-        if jumps:  # these rows go on: see RowDecoder
-            self._scheduler.lengthen(jumps)
-            for first in jumps:
-                self._runner.note_jump(first, step)
-
-    def _finish_rows(
-        self,
-        step: int,
-        ending: Iterable[int],
-        stopped: Iterable[int],
-        failed: Mapping[int, Failure],
-    ) -> None:
-        """End the groups of rows in these slots.
-
-        Failing goes before completing a stop, and that before reaching max_tokens.
-        """
         reasons: dict[int, FinishReason] = dict.fromkeys(ending, "length")
-        for slot in stopped:
+        for slot in decoded.stopped:
             reasons[slot] = "stop"
         for slot in failed:
             reasons[slot] = "error"
         batch = self._scheduler.batch
-        ended: dict[Sequence, FinishReason] = {}
-        failures: dict[Sequence, Failure] = {}
         for slot in sorted(reasons):
             row = batch.slots[slot]
-            if row is not None:
-                first = batch.first_of(row) if row.role != "sample" else row
-                ended.setdefault(first, reasons[slot])
-                if failed and slot in failed:
-                    failures.setdefault(first, failed[slot])
-        self.finish_running(ended, step, FINISH, failures)
+            if row is not None:  # else its group has just ended by another row
+                first, failure = batch.first_of(row), failed.get(slot)
+                self.finish_running(first, reasons[slot], step, FINISH, failure)
+        for source, target in decoded.forks:
+            self._fork(batch.slots[source], batch.slots[target])
+        if jumps:  # these rows go on: see RowDecoder
+            self._scheduler.lengthen(jumps)
+            for first in jumps:
+                self._runner.note_jump(first, step)
 
     def _jumps(
         self, jumps: Mapping[int, list[int]], failed: Mapping[int, Failure]
@@ -157,22 +140,23 @@ class Outputs:
 
     def finish_running(
         self,
-        ended: Mapping[Sequence, FinishReason],
+        first: Sequence,
+        reason: FinishReason,
         last_step: int,
         move: Move,
-        failures: Mapping[Sequence, Failure],
+        failure: Failure | None = None,
     ) -> None:
-        """Take groups out of their slots, by slot, and give their sequences their results.
+        """Take a group out of its slots, and give its sequences their results.
 
-        last_step: the last one that used the slots.  failures: what of them went wrong in it.
+        last_step: the last one that used the slots.  failure: what went wrong in it.
         """
-        without_token = [first for first in failures if first.is_decoding] if failures else ()
-        self._scheduler.finish(ended, last_step, move, failures)
-        outputs = self._runner.close(ended, without_token)
-        for first, generated in zip(ended, outputs, strict=True):
-            if first.request.max_tokens == 0:
-                generated[0] = _of_prompt(first.request, generated[0].reason)
-            self._finish_all(first, generated, last_step, failures.get(first))
+        has_failed = failure is not None
+        lacks_token = has_failed and first.is_decoding
+        self._scheduler.finish(first, last_step, move, has_failed=has_failed)
+        outputs = self._runner.close(first, reason, lacks_token=lacks_token)
+        if first.request.max_tokens == 0:
+            outputs[0] = _of_prompt(first.request, outputs[0].reason)
+        self._finish_all(first, outputs, last_step, failure)
 
     def finish_waiting(
         self, first: Sequence, step: int, reason: FinishReason, failure: Failure | None = None
@@ -198,7 +182,7 @@ class Outputs:
                 if output is not None:
                     self._finish(other, output, step, failure)
                 elif was_admitted:
-                    self._recorder.finished(other, step, "unused", None, 0)
+                    self._recorder.unused(other, step)
         request_id = first.id
         num_open = self.num_open[request_id] - 1
         if num_open:
@@ -228,11 +212,8 @@ class Outputs:
             if self._candidates:
                 results = self._candidates.get(sequence.id, results)
             results.append(result)
-        num_tokens = len(result.token_ids)
-        self.num_tokens += num_tokens
-        self._recorder.finished(
-            sequence, step, result.finish_reason, result.stop_reason, num_tokens, result.limit
-        )
+        self.num_tokens += result.usage.completion_tokens
+        self._recorder.finished(sequence, step, result)
         if sequence.request.session is not None:
             self._ended_turns.append((sequence, result))
 

@@ -14,7 +14,6 @@ from batcher.events import (
     BlockedEvent,
     DraftEvent,
     DropEvent,
-    EndReason,
     FinishEvent,
     ForkEvent,
     JumpEvent,
@@ -26,7 +25,7 @@ from batcher.events import (
     SpeculateReason,
     StepsEvent,
 )
-from batcher.result import LengthLimit, Result, StopReason
+from batcher.result import Result
 from batcher.scheduling.batch import RunningBatch
 from batcher.scheduling.clock import BatchStats, Clock, WallClock
 from batcher.scheduling.output import Blocked, Preemption, SchedulerOutput
@@ -231,15 +230,7 @@ class Recorder:
             ForkEvent(clock.step, clock.now, child.id, child.index, child.slot, parent.index)
         )
 
-    def finished(
-        self,
-        sequence: Sequence,
-        step: int,
-        reason: EndReason,
-        stop: StopReason,
-        num_tokens: int,
-        limit: LengthLimit | None = None,
-    ) -> None:
+    def finished(self, sequence: Sequence, step: int, result: Result) -> None:
         """Tell that a sequence ended with `step`, which may be one that is over."""
         clock, slot = self._clock, sequence.slot
         self.events.append(
@@ -249,12 +240,19 @@ class Recorder:
                 sequence.id,
                 sequence.index,
                 None if slot == NO_SLOT else slot,
-                reason,
-                stop,
-                num_tokens,
+                result.finish_reason,
+                result.stop_reason,
+                result.usage.completion_tokens,
                 sequence.role,
-                limit,
+                result.limit,
             )
+        )
+
+    def unused(self, row: Sequence, step: int) -> None:
+        """Tell that a row of a group ended with `step`, without a result of its own."""
+        time, slot = self._clock.start_of(step), row.slot
+        self.events.append(
+            FinishEvent(step, time, row.id, row.index, slot, "unused", None, 0, row.role)
         )
 
     def dropped(self, results: Iterable[Result], step: int) -> None:

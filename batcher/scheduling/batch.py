@@ -8,7 +8,7 @@ computes is the number of the decode step plus the row's `offset`, so nothing is
 by one, and sums over all of them follow from the sum of the offsets.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from heapq import heappop, heappush
 from operator import attrgetter
 from typing import Generic
@@ -174,6 +174,18 @@ class RunningBatch(Generic[S]):
             row.offset, row.last_decode_step = offset, last_step
         self._sum_of_offsets += sum(num_more.values())
         self._max_offset = None
+
+    def end_decode_step(self) -> Collection[int]:
+        """Go on to the next decode step; return the slots whose holders have all their tokens."""
+        step, slots = self.decode_step, self.slots
+        self.decode_step = step + 1
+        if step not in self.ending:
+            return ()
+        ended = self.ending.pop(step)
+        for slot in ended:
+            if (first := slots[slot]) is not None:
+                first.last_decode_step = NEVER
+        return ended
 
     def stop_decoding(self, row: S) -> None:
         """Let a row leave the lockstep, before a decode step or after it."""

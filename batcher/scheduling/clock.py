@@ -74,7 +74,7 @@ class ConstantClock:
     holds them all.
     """
 
-    __slots__ = ("_first_steps", "_first_times", "now", "step")
+    __slots__ = ("_first_steps", "_first_times", "_jumped_at", "_jumped_to", "now", "step")
 
     settings: ClassVar[dict[str, Any]] = {}
 
@@ -83,6 +83,7 @@ class ConstantClock:
         self.now = 0.0
         self._first_times = array("d", [0.0])
         self._first_steps = array("q", [0])
+        self._jumped_to, self._jumped_at = 0.0, 0  # the last of each
 
     def estimate(self, stats: BatchStats) -> float:
         """Return how long each step takes."""
@@ -91,7 +92,7 @@ class ConstantClock:
     def advance(self, stats: BatchStats | None) -> None:  # noqa: ARG002 - see Clock
         """Go on to the next step."""
         self.step = step = self.step + 1
-        self.now = self._first_times[-1] + (step - self._first_steps[-1]) * STEP_SECONDS
+        self.now = self._jumped_to + (step - self._jumped_at) * STEP_SECONDS
 
     def start_of(self, step: int) -> float:
         """Return when `step`, which is not later than the current one, started."""
@@ -108,7 +109,8 @@ class ConstantClock:
         """
         if time <= self.now:
             raise InvariantError(f"the clock cannot jump from {self.now} to {time}")
-        self.now = time
+        self.now = self._jumped_to = time
+        self._jumped_at = self.step
         self._first_times.append(time)
         self._first_steps.append(self.step)
 

@@ -3,6 +3,7 @@
 Rule: what happens in them is what the scheduler would have planned for each of them.
 """
 
+from collections.abc import Collection
 from itertools import accumulate, chain
 from math import inf
 from typing import Generic
@@ -51,15 +52,20 @@ class FastForward(Generic[S]):
             num_steps = min(num_steps, batch.num_steps_for(self._kv_cache.pool.num_free))
         return num_steps, until
 
-    def skip(self, num_steps: int) -> int:
-        """Take so many steps; return for how many steps new blocks were held, summed up."""
+    def skip(self, num_steps: int) -> tuple[int, Collection[int]]:
+        """Take so many steps.
+
+        Returns for how many steps new blocks were held, summed up, and the slots of rows that end
+        with the last step.
+        """
         batch, kv_cache = self._batch, self._kv_cache
         step = batch.decode_step
-        batch.decode_step = step + num_steps
+        batch.decode_step = step + num_steps - 1
+        ending = batch.end_decode_step()
         if kv_cache is None or not self._grows:
-            return 0
+            return 0, ending
         size, by_boundary = batch.block_size, batch.by_boundary
         growing = [by_boundary.get(number % size, {}) for number in range(step, step + num_steps)]
         kv_cache.grow_all([*chain.from_iterable(growing)])
         kv_cache.end_step()
-        return sum(accumulate(map(len, growing)))
+        return sum(accumulate(map(len, growing))), ending

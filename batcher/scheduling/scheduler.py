@@ -5,7 +5,7 @@ that are known are computed, the step gives a token.  Prompts, parts of prompts,
 computed again after a preemption and what a cache holds already are all that one rule.
 """
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from math import inf
 from typing import Any
 
@@ -328,17 +328,16 @@ class Scheduler(Admission[S]):
             self.batch.prefilling.sort(key=lambda other: other.admission)
         return [*uncomputed]
 
-    def update(self, output: SchedulerOutput[S]) -> None:
-        """Take note that the step has been computed."""
+    def update(self, output: SchedulerOutput[S]) -> Collection[int]:
+        """Take note that the step has been computed; return the slots of rows that end with it."""
         if output.admitted or output.prefill_finished:
             self._note_step(output)
-        if output.is_decode_step:
-            self.batch.decode_step += 1
         if self.kv_cache is not None:
             self.kv_cache.end_step()
             for first in output.prefill_finished:
                 if first.has_siblings:
                     self.kv_cache.note_sibling(first)
+        return self.batch.end_decode_step() if output.is_decode_step else ()
 
     def _note_step(self, output: SchedulerOutput[S]) -> None:
         """Let groups know the step that first admitted them, and that of their first token."""
@@ -374,28 +373,25 @@ class Scheduler(Admission[S]):
         for sequence in first.group:
             sequence.state = move[sequence.state]
 
-    def finish(
-        self, firsts: Iterable[S], last_step: int, move: Move, has_failed: Container[S] = ()
-    ) -> None:
-        """Take running groups, one after the other, out of their slots; they are over.
+    def finish(self, first: S, last_step: int, move: Move, *, has_failed: bool = False) -> None:
+        """Take a running group out of its slots; it is over.
 
-        Their `num_tokens` count one from each decode step by then.
+        Its `num_tokens` count one from each decode step by then.
 
-        has_failed: of which what the last step was to compute is not to be relied on.
+        has_failed: whether what the last step was to compute of it is not to be relied on.
         """
         batch, kv_cache = self.batch, self.kv_cache
-        for first in firsts:
-            for row in (first,) if not first.others else first.computed_group:
-                if row.is_decoding:
-                    batch.stop_decoding(row)
-                if self._num_uncomputed:
-                    row.num_computed_tokens -= self._num_uncomputed.pop(row, 0)
-                if kv_cache is not None:
-                    if first in has_failed:
-                        kv_cache.forget(row)
-                        row.num_computed_tokens = 0
-                    kv_cache.close(row, row.num_computed_tokens)
-            batch.vacate(first, last_step, move)
+        for row in (first,) if not first.others else first.computed_group:
+            if row.is_decoding:
+                batch.stop_decoding(row)
+            if self._num_uncomputed:
+                row.num_computed_tokens -= self._num_uncomputed.pop(row, 0)
+            if kv_cache is not None:
+                if has_failed:
+                    kv_cache.forget(row)
+                    row.num_computed_tokens = 0
+                kv_cache.close(row, row.num_computed_tokens)
+        batch.vacate(first, last_step, move)
 
     def sharing(self, row: S, num_tokens: int) -> list[S]:
         """Return the other rows with blocks that the last `num_tokens` of a row were to fill."""

@@ -3,7 +3,7 @@
 Rule: the scheduler decides, as it does for the engine; nothing here knows a rule of scheduling.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from itertools import count, repeat
 from math import inf
 
@@ -204,8 +204,9 @@ class StepSimulation:
             return
         num_steps, ticks = self._time_of(num_steps, until)
         self._advance(num_steps, ticks, num_steps * self._batch.num_decoding)
-        self._totals.block_steps += self._fast_forward.skip(num_steps)
-        self._end_decode_step()
+        num_block_steps, ending = self._fast_forward.skip(num_steps)
+        self._totals.block_steps += num_block_steps
+        self._end_all(ending)
 
     def _take_step(self, num_wanted: Mapping[SimulatedSequence, int] = NO_DRAFTS) -> None:
         """Take the next step, if any row is there to be computed.
@@ -225,12 +226,11 @@ class StepSimulation:
         self._advance(1, ticks, stats.num_tokens)
         if self._drafts is not None and scheduled.num_drafts:
             self._settle(self._drafts, scheduled)
-        scheduler.update(scheduled)
+        ending = scheduler.update(scheduled)
         for sequence in scheduled.prefill_finished:
             if sequence.first_token_ticks == NEVER:
                 sequence.first_token_ticks = self._ticks
-        if scheduled.is_decode_step:
-            self._end_decode_step()
+        self._end_all(ending)
 
     def _make_drafts(
         self, drafts: AssumedDrafts, num_drafts: Mapping[SimulatedSequence, int]
@@ -329,20 +329,15 @@ class StepSimulation:
         self._ticks += ticks
         self._now = self._ticks / TICKS_PER_SECOND
 
-    def _end_decode_step(self) -> None:
-        """Take out those whose last step was the one before the current one."""
-        batch = self._batch
-        ending = batch.ending.get(batch.decode_step - 1)
-        if ending is None:
+    def _end_all(self, ending: Collection[int]) -> None:
+        """Take those out of these slots whose last step was the one before the current one."""
+        if not ending:
             return
-        ended = []
         for slot in sorted(ending):
-            sequence = batch.slots[slot]
+            sequence = self._batch.slots[slot]
             if sequence is None:
                 raise InvariantError(f"nobody holds slot {slot}, whose holder was to end")
-            ended.append(sequence)
-        self._scheduler.finish(ended, self._step - 1, FINISH)
-        for sequence in ended:
+            self._scheduler.finish(sequence, self._step - 1, FINISH)
             self._end(sequence)
         self._on_ended(self._num_ended)
 

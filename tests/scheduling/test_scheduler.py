@@ -122,10 +122,9 @@ class Play:
         if expected_hold is not None:
             self.check_hold(expected_hold)
         self.check_blocks(plan)
-        self.scheduler.update(plan)
-        due = self.scheduler.batch.ending.get(self.scheduler.batch.decode_step - 1, [])
+        due = self.scheduler.update(plan)
         done = self.slow.end_step(expected)
-        assert sorted(due if plan.is_decode_step else []) == done
+        assert sorted(due) == done
         for slot in done:
             self.leave(slot, FINISH)
         if self.has_names:
@@ -161,7 +160,7 @@ class Play:
     def leave(self, slot: int, why: Move) -> None:
         first = self.scheduler.batch.slots[slot]
         self.slow.leave(next(unit for unit in self.slow.running if slot in unit.slots))
-        self.scheduler.finish([first], self.step, why)
+        self.scheduler.finish(first, self.step, why)
 
     def abort_somebody(self) -> None:
         place = self.workload.aborts.get(self.step)
