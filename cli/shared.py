@@ -77,9 +77,7 @@ def meta(panel: str) -> Any:
     return option(panel, text, "FILE")
 
 
-requests = partial(
-    argument, "Requests, one JSON object per line: a file, a .gz file, or - for stdin.", "INPUT"
-)
+requests = partial(argument, "Requests, one JSON object per line: a file or - for stdin.", "INPUT")
 all_config = partial(
     config,
     INPUT,

@@ -24,7 +24,7 @@ class ReplayOptions:
     """The options of `batchdecode replay`; docs/replay.md says what each one means."""
 
     input: str | None = argument(
-        "Requests of a vLLM run with their times: a file, a .gz file, or - for stdin.", "LOG"
+        "Requests of a vLLM run with their times: a file or - for stdin.", "LOG"
     )
     profile: str | None = option(
         TIME,

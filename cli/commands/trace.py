@@ -13,7 +13,7 @@ from ..help import DISPLAY, OUTPUT, REQUIRED, OptionGroup, argument, flag, optio
 from ..options import MAX_BATCH, as_command, scheduling_group
 
 SELECTION, REQUESTS = "Only", "If INPUT holds requests"
-_INPUT_WORDS = "A trace, or requests, which are run for it: a file, a .gz file, or - for stdin."
+_INPUT_WORDS = "A trace, or requests, which are run for it: a file or - for stdin."
 
 
 def _run_group() -> OptionGroup:
@@ -103,9 +103,7 @@ class WhyOptions:
 class DiffOptions:
     """The options of `batchdecode trace diff`; docs/cli.md says what each one means."""
 
-    a: str = argument(
-        "A trace, or requests, which are run: a file, a .gz file, or - for stdin.", "A", REQUIRED
-    )
+    a: str = argument("A trace, or requests, which are run: a file or - for stdin.", "A", REQUIRED)
     b: str = argument("Another one.", "B", REQUIRED)
     top: int = option(
         OUTPUT,

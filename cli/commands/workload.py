@@ -23,7 +23,7 @@ class WorkloadOptions:
         "SOURCE",
         REQUIRED,
     )
-    file: str | None = argument("The trace: a file, a .gz file, or - for stdin.", "FILE")
+    file: str | None = argument("The trace: a file or - for stdin.", "FILE")
     requests: int | None = option(
         ARRIVALS, "How many requests.  [default: 1000, of a trace all]", "N", "-n", min=1
     )

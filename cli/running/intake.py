@@ -1,4 +1,4 @@
-"""The input, opened and read line by line: files, .gz files and pipes, by people and by programs.
+"""The input, opened and read line by line: files and pipes, packed or not.
 
 Rule: a line is held in memory only up to MAX_LINE_BYTES, and the input never as a whole.
 """
@@ -16,11 +16,10 @@ from batcher.errors import BatchdecodeError
 
 from ..errors import reason_of
 from ..screen.cells import printable_lines
+from .unpacking import CHUNK_BYTES, GZIP, PerhapsPacked, Unpacked, compression_of
 
 MAX_LINE_BYTES = 64 * 2**20
-_CHUNK_BYTES = 2**20
 _BOM = b"\xef\xbb\xbf"
-_GZIP_MAGIC = b"\x1f\x8b"
 
 Waiting = Callable[[], AbstractContextManager[None]]
 
@@ -29,11 +28,16 @@ class InputError(BatchdecodeError):
     """The input cannot be opened, or not be read to its end."""
 
 
+class CutOffError(InputError):
+    """A packed input ends too early; what came before was given."""
+
+
 class OpenInput:
     """An input that is open, and closed when it is left as a context.
 
     name: as messages call it.  is_file: it can be read again from its start, and anywhere in it.
     is_terminal: somebody types it.
+    is_packed: such a file is compressed by gzip; of a pipe it is not known.
     """
 
     def __init__(self, raw: io.FileIO, name: str) -> None:
@@ -41,7 +45,7 @@ class OpenInput:
         self.status = os.fstat(raw.fileno())
         self.is_file = stat.S_ISREG(self.status.st_mode) and raw.tell() == 0
         self.is_terminal = raw.isatty()
-        self.is_gzip = name.endswith(".gz")
+        self.is_packed = self.is_file and os.pread(raw.fileno(), len(GZIP), 0) == GZIP
         self._notes: list[str] = []
         self._num_taken = 0
         self._raw = raw
@@ -63,22 +67,22 @@ class OpenInput:
         `waiting` is entered whenever a pipe may have nothing to give yet.
         """
         stream = self._from_start(waiting)
-        return LineReader(unzipped(stream) if self.is_gzip else stream, self.name, self._notes)
+        return LineReader(_unpacked(stream) if self.is_packed else stream, self.name, self._notes)
 
     def seekable_lines(self) -> "LineReader":
-        """Return a reader that can go to any line; a .gz file is unpacked into a temporary one.
+        """Return a reader that can go to any line; a packed file is unpacked into a temporary one.
 
         Raises:
-            InputError: the .gz file is damaged, or there is no room to unpack it.
+            InputError: the packed file is damaged, or there is no room to unpack it.
         """
-        if not self.is_gzip:
+        if not self.is_packed:
             return self.lines()
-        import tempfile  # noqa: PLC0415 - only for a .gz file whose arrival times are out of order
+        import tempfile  # noqa: PLC0415 - only for a packed file that is out of order
 
         unpacked = self._unpacked = tempfile.TemporaryFile()  # noqa: SIM115 - closed with us
-        packed = unzipped(self._from_start())
+        packed = _unpacked(self._from_start())
         try:
-            while chunk := packed.read(_CHUNK_BYTES):
+            while chunk := packed.read(CHUNK_BYTES):
                 unpacked.write(chunk)
         except (OSError, EOFError, zlib.error) as error:
             raise InputError(f"cannot unpack {self.name}: {_reason(error)}") from error
@@ -96,8 +100,8 @@ class OpenInput:
         if self._stream is None:
             raw: io.RawIOBase = self._raw
             if not self.is_file:
-                raw = PatientPipe(self._raw, waiting)
-            self._stream = io.BufferedReader(raw, _CHUNK_BYTES)
+                raw = PerhapsPacked(PatientPipe(self._raw, waiting))
+            self._stream = io.BufferedReader(raw, CHUNK_BYTES)
         if self.is_file:
             self._stream.seek(0)
         return self._stream
@@ -125,11 +129,10 @@ def open_input(path: str | None, waiting: Waiting) -> OpenInput:
         raise InputError(f"cannot read {name}: {_reason(error)}") from error
 
 
-def unzipped(raw: BinaryIO) -> BinaryIO:
-    """Return a buffered reader of what is compressed in `raw`."""
-    import gzip  # noqa: PLC0415 - only for .gz files
-
-    return io.BufferedReader(gzip.GzipFile(fileobj=raw), _CHUNK_BYTES)
+def _unpacked(packed: BinaryIO) -> BinaryIO:
+    """Return a buffered reader of what is compressed in `packed`."""
+    unpacked: io.RawIOBase = Unpacked(packed)
+    return io.BufferedReader(unpacked, CHUNK_BYTES)
 
 
 class LineReader:
@@ -186,11 +189,9 @@ class LineReader:
         Raises:
             InputError: the rest is compressed.
         """
-        if line.startswith(_GZIP_MAGIC):
-            raise InputError(
-                f"{self.name} holds compressed data: unpack it with zcat, "
-                "or give a file whose name ends in .gz"
-            )
+        compression = compression_of(line)
+        if compression is not None:
+            raise InputError(f"{self.name} {compression}")
         if line.startswith(_BOM):
             self._note(f"{self.name} begins with a byte order mark, which is skipped")
             self.start, line = len(_BOM), line[len(_BOM) :]
@@ -204,14 +205,15 @@ class LineReader:
         try:
             return self._stream.readline(max_bytes)
         except (OSError, EOFError, zlib.error) as error:
-            raise InputError(
+            kind = CutOffError if isinstance(error, EOFError) else InputError
+            raise kind(
                 f"cannot read {self.name} after line {self.number}: {_reason(error)}"
             ) from error
 
     def _skip_line(self, part: bytes) -> None:
         """Read on to the end of the line that begins with `part`."""
         while part and not part.endswith(b"\n"):
-            part = self._readline(_CHUNK_BYTES)
+            part = self._readline(CHUNK_BYTES)
             self._next_start += len(part)
 
 
@@ -243,6 +245,6 @@ def _reason(error: Exception) -> str:
     """Return what went wrong, without Python's decoration."""
     if isinstance(error, EOFError):
         return "the compressed data is cut off"
-    if isinstance(error, zlib.error):
-        return "the compressed data is damaged"
+    if isinstance(error, zlib.error) or (isinstance(error, OSError) and error.errno is None):
+        return "the compressed data is damaged"  # the latter is gzip's own
     return reason_of(error)

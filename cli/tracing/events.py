@@ -3,14 +3,12 @@
 Rule: the first line says which of the two the input is, so the input can always be read again.
 """
 
-import gzip
 import io
 import os
 import re
 import stat
-import zlib
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,7 @@ from batcher.hf.settings import LOADING_SETTINGS
 
 from ..config import OF_SCHEDULING, model_settings
 from ..options import SchedulingOptions
-from ..running.intake import InputError, OpenInput, PatientPipe, open_input
+from ..running.intake import CutOffError, InputError, OpenInput, PatientPipe, open_input
 
 STDIN = "-"
 _REQUEST_KEYS = ("prompt", "prompt_tokens", "messages", "body", "max_tokens")
@@ -58,12 +56,12 @@ def events_of(
     Raises:
         BatchdecodeError: the input is neither a trace nor requests, or a trace to be run.
     """
-    first_line = next(_lines(path, source), b"")
+    first_line = next(_lines(source), b"")
     if is_trace(first_line):
         for option in (name for name in run_options if name not in preset):
             name = option.replace("_", "-")
             raise BatchdecodeError(f"--{name} is for requests, and {source.name} is a trace")
-        return read_trace(_lines(path, source), source.name)
+        return read_trace(_lines(source), source.name)
     if not run_options.get("keep_going"):  # or else it may be any bad line
         _check_is_request(first_line, source.name)
     if path == STDIN:
@@ -159,21 +157,13 @@ def _keep_as_stdin(path: str) -> None:
     os.dup2(copy.fileno(), 0)
 
 
-def _lines(path: str, source: OpenInput) -> Iterator[bytes]:
-    """Yield the lines of the input; a .gz file that is cut off has those before the cut."""
-    if source.is_gzip:
-        try:
-            with gzip.open(path) as packed:
-                yield from packed
-        except EOFError:
-            return
-        except (gzip.BadGzipFile, zlib.error) as error:
-            raise BatchdecodeError(f"cannot read {path}: it is damaged: {error}") from error
-        return
+def _lines(source: OpenInput) -> Iterator[bytes]:
+    """Yield the lines of the input; a packed file that is cut off has those before the cut."""
     reader = source.lines()
     number = 0
-    while (line := reader.read()) is not None:
-        for _ in range(number + 1, reader.number):
-            yield b"\n"  # the reader leaves out blank lines, which count
-        number = reader.number
-        yield line
+    with suppress(CutOffError):
+        while (line := reader.read()) is not None:
+            for _ in range(number + 1, reader.number):
+                yield b"\n"  # the reader leaves out blank lines, which count
+            number = reader.number
+            yield line

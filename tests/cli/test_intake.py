@@ -45,7 +45,7 @@ def test_a_byte_order_mark_is_noted_once():
 
 def test_a_line_that_is_too_long_is_cut_and_the_next_one_is_found(monkeypatch):
     monkeypatch.setattr(intake, "MAX_LINE_BYTES", 5)
-    monkeypatch.setattr(intake, "_CHUNK_BYTES", 3)
+    monkeypatch.setattr(intake, "CHUNK_BYTES", 3)
     lines, _, _ = read_all(b"12345\n" + b"x" * 100 + b"\nb\n")
     assert [line for _, _, line in lines] == [b"12345\n", b"xxxxxx", b"b\n"]
     assert lines[-1][1] == 107
@@ -106,7 +106,7 @@ def test_what_cannot_be_opened_is_an_error_that_says_why(tmp_path, make, reason)
     [
         (lambda data: data[:-20], "cut off"),
         (lambda data: data[:50] + b"\xff" * 20 + data[70:], "damaged|CRC|cut off"),
-        (lambda data: b"not gzip", "gzip"),
+        (lambda data: data + b"something else", "damaged"),
     ],
 )
 def test_a_damaged_gz_file_is_an_error_that_says_so(tmp_path, damage, reason):

@@ -164,10 +164,10 @@ def test_a_packed_trace_may_be_several_files_in_one(shown, tmp_path):
     assert rows_of(shown(path)) == DESIGN_SPANS
 
 
-def test_what_is_not_packed_is_called_damaged(shown, tmp_path):
+def test_a_packed_trace_that_is_damaged_is_an_error(shown, tmp_path):
     path = tmp_path / "run.trace.jsonl.gz"
-    path.write_bytes(DESIGN_TRACE)
-    with pytest.raises(BatchdecodeError, match="it is damaged"):
+    path.write_bytes(gzip.compress(DESIGN_TRACE)[:-8] + bytes(8))
+    with pytest.raises(BatchdecodeError, match="the compressed data is damaged"):
         shown(path)
 
 

@@ -1,0 +1,146 @@
+"""Input that gzip has packed: files and pipes, by what they hold and not by their names."""
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import subprocess
+import threading
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from process import COMMAND, ENVIRONMENT, ROOT, batchdecode, lines_of, start
+
+from cli.running.unpacking import PerhapsPacked
+
+REQUESTS = (ROOT / "samples/requests.jsonl").read_bytes()
+PACKED = gzip.compress(REQUESTS)
+COMMANDS = [
+    ["run", "-q"],
+    ["check"],
+    ["trace", "--format", "spans"],
+    ["trace", "why", "dash"],
+    ["verify", "--settings", "2"],
+    ["compare", "--csv", "-q"],
+    ["plan", "--slo", "e2e=500", "-q"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: " ".join(command[:2]))
+def test_every_command_reads_packed_stdin(command):
+    done = batchdecode(*command, "-", stdin=PACKED)
+    assert done.returncode == 0
+    assert done.stdout == batchdecode(*command, "-", stdin=REQUESTS).stdout
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.gz", "in"])
+@pytest.mark.parametrize("data", [REQUESTS, PACKED], ids=["plain", "packed"])
+def test_the_content_of_a_file_tells_and_not_its_name(name, data, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(data)
+    done = batchdecode("run", "-q", path)
+    assert done.stdout == batchdecode("run", "-q", "-", stdin=REQUESTS).stdout
+    with path.open("rb") as file:  # which is stdin, and can be read again
+        by_stdin = subprocess.run(
+            [*COMMAND, "run", "-q"], stdin=file, env=ENVIRONMENT, capture_output=True, check=True
+        )
+    assert by_stdin.stdout == done.stdout
+
+
+def test_a_packed_trace_is_read_from_a_pipe(tmp_path):
+    path = tmp_path / "run.trace.jsonl"
+    batchdecode("run", "-q", "-", "--trace", path, stdin=REQUESTS)
+    shown = batchdecode("trace", "-", stdin=gzip.compress(path.read_bytes()))
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout == batchdecode("trace", path).stdout
+
+
+class Trickle(io.RawIOBase):
+    """Gives its bytes in pieces of the sizes that are drawn."""
+
+    def __init__(self, data, sizes):
+        self.rest, self.sizes = data, sizes
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        size = min(self.sizes.pop() if self.sizes else 1, len(buffer))
+        piece, self.rest = self.rest[:size], self.rest[size:]
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+
+@given(
+    members=st.lists(st.binary(max_size=300), min_size=1, max_size=4),
+    sizes=st.lists(st.integers(2, 40), max_size=60),
+    padding=st.integers(0, 3),
+)
+def test_members_and_pieces_make_no_difference(members, sizes, padding):
+    packed = b"".join(map(gzip.compress, members)) + bytes(padding)
+    read = io.BufferedReader(PerhapsPacked(Trickle(packed, [*sizes, 2]))).read()
+    assert read == b"".join(members)
+
+
+@given(data=st.binary(max_size=300), sizes=st.lists(st.integers(1, 40), max_size=60))
+def test_what_is_not_packed_is_given_as_it_is(data, sizes):
+    assert io.BufferedReader(PerhapsPacked(Trickle(b"{" + data, sizes))).read() == b"{" + data
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (PACKED[:-200], "the compressed data is cut off"),
+        (PACKED[:300] + b"\xff" * 30 + PACKED[330:], "the compressed data is damaged"),
+        (PACKED[:-8] + bytes(8), "the compressed data is damaged"),
+        (gzip.compress(PACKED), "is compressed with gzip twice"),
+        (bz2.compress(REQUESTS), "is compressed with bzip2; only gzip is unpacked: `bzcat FILE |"),
+        (lzma.compress(REQUESTS), "is compressed with xz"),
+        (b"\x28\xb5\x2f\xfd\x04\x00", "is compressed with zstd"),
+    ],
+)
+@pytest.mark.parametrize("command", [["run", "-q"], ["check"]], ids=lambda command: command[0])
+def test_what_cannot_be_unpacked_is_an_error_that_says_so(command, data, reason, tmp_path):
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(data)
+    for done in (batchdecode(*command, path), batchdecode(*command, "-", stdin=data)):
+        assert done.returncode == 2
+        assert reason in done.stderr
+
+
+def test_a_packed_pipe_is_followed_as_far_as_it_was_flushed():
+    run = start("run", "-q", "--follow", "-", stdin=subprocess.PIPE)
+    with gzip.GzipFile(fileobj=run.stdin, mode="wb") as packer:
+        for number in range(3):
+            packer.write(lines_of({"id": f"r{number}", "prompt": "x", "max_tokens": 1}))
+            packer.flush()
+            assert f'"id":"r{number}"'.encode() in run.stdout.readline()
+    run.stdin.close()
+    assert run.wait(10) == 0
+    run.stdout.close()
+    run.stderr.close()
+
+
+def test_a_long_packed_pipe_is_unpacked_in_little_memory():
+    line = lines_of({"prompt": "x", "max_tokens": 0})
+    run = subprocess.Popen(
+        [*COMMAND, "check", "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=ENVIRONMENT
+    )
+
+    def feed():
+        with run.stdin, gzip.GzipFile(fileobj=run.stdin, mode="wb") as packer:
+            for _ in range(20):
+                packer.write(line * 1000 + b" " * 10_000_000 + b"\n")
+
+    feeder = threading.Thread(target=feed)
+    feeder.start()
+    output = run.stdout.read()
+    _, status, usage = os.wait4(run.pid, 0)
+    run.returncode = os.waitstatus_to_exitcode(status)
+    feeder.join()
+    run.stdout.close()
+    assert run.returncode == 0
+    assert b"20,000 requests, 20 blank lines" in output
+    assert usage.ru_maxrss < 200_000  # KB; 200 MB are unpacked
