@@ -5,6 +5,8 @@ prints (stdout and stderr together).  The commands of one file run in one folder
 samples/ in it.  A command goes on after a line that ends in a backslash, and with <<'EOF' up to the
 line EOF.  Blocks fenced as `console torch` are those of tests/parity, which has torch;
 `python tests/consoles.py torch` renews them.
+
+A picture that a page shows and its commands draw, into a file of the same name, is renewed with it.
 """
 
 import os
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 TOOLS = Path(sys.executable).parent
 INSTALLED = [str(TOOLS / "batchdecode")]
@@ -27,14 +30,22 @@ PLAIN, WITH_TORCH = (
 )
 COMMAND = re.compile(r"^\$ (.*<<'EOF'.*\n(?:.*\n)*?EOF|(?:.*\\\n)*.*)\n", re.MULTILINE)
 ELAPSED = re.compile(r"(?<= · )\d+\.\d s$", re.MULTILINE)
+PICTURE = re.compile(r"!\[[^\]]*\]\(([^):]+)\)")
 PROGRESS = re.compile(  # of a command that takes more than five seconds
     r"^([\d,]+ of [\d,]+ cells?, .* of the work|[\d,]+ values? tried|looking for .* so far)\n",
     re.MULTILINE,
 )
 
 
-def regenerated(page: Path, tool: list[str], blocks: re.Pattern[str] = PLAIN) -> str:
-    """The text of `page` with the output its commands have now; `tool` starts batchdecode."""
+class Page(NamedTuple):
+    """A page as its commands make it: its text, and of its pictures those that they draw."""
+
+    text: str
+    pictures: dict[Path, str]
+
+
+def regenerated(page: Path, tool: list[str], blocks: re.Pattern[str] = PLAIN) -> Page:
+    """`page` with the output and the pictures its commands give now; `tool` starts batchdecode."""
     with tempfile.TemporaryDirectory() as commands, tempfile.TemporaryDirectory() as folder:
         batchdecode = Path(commands, "batchdecode")
         batchdecode.write_text(f'#!/bin/sh\nexec {shlex.join(tool)} "$@"\n')
@@ -47,7 +58,14 @@ def regenerated(page: Path, tool: list[str], blocks: re.Pattern[str] = PLAIN) ->
             "PYTHONUTF8": "1",
             "COLUMNS": "80",
         }
-        return blocks.sub(lambda block: run_block(block.group(), folder, environ), page.read_text())
+        text = page.read_text()
+        shown = blocks.sub(lambda block: run_block(block.group(), folder, environ), text)
+        pictures = {}
+        for link in PICTURE.findall(text):
+            drawn = Path(folder, Path(link).name)
+            if drawn.exists():
+                pictures[page.parent / link] = drawn.read_text()
+        return Page(shown, pictures)
 
 
 def run_block(block: str, folder: str, environ: dict[str, str]) -> str:
@@ -78,4 +96,7 @@ def output_of(command: str, folder: str, environ: dict[str, str]) -> str:
 if __name__ == "__main__":
     blocks = WITH_TORCH if "torch" in sys.argv else PLAIN
     for page in PAGES:
-        page.write_text(regenerated(page, INSTALLED, blocks))
+        shown = regenerated(page, INSTALLED, blocks)
+        page.write_text(shown.text)
+        for path, picture in shown.pictures.items():
+            path.write_text(picture)

@@ -34,18 +34,21 @@ from batcher.result import (
 from cli.app import app
 
 DOCS = ROOT / "docs"
+PATHS = [page for page in PAGES if page.parent.parent == DOCS]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_print_what_the_page_says(page: Path) -> None:
     shown = regenerated(page, command_line())
-    assert page.read_text() == shown, "run `python tests/consoles.py` and look"
+    assert page.read_text() == shown.text, "run `python tests/consoles.py` and look"
+    for path, picture in shown.pictures.items():
+        assert path.read_text() == picture, f"run `python tests/consoles.py` and look at {path}"
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_installed_commands_print_what_the_page_says(page: Path) -> None:
-    assert page.read_text() == regenerated(page, INSTALLED)
+    assert page.read_text() == regenerated(page, INSTALLED).text
 
 
 def test_tables_of_public_names_are_those_of_the_code() -> None:
@@ -68,6 +71,13 @@ def test_every_page_is_linked_from_the_first() -> None:
     linked = {(DOCS / link).resolve() for link in re.findall(r"\]\(([^)#:]+)\)", text)}
     pages = {page for page in PAGES if page.is_relative_to(DOCS)}
     assert pages - linked == {DOCS / "README.md"}
+
+
+@pytest.mark.parametrize("page", PATHS, ids=lambda page: page.name)
+def test_a_page_of_a_path_has_a_picture_and_a_way_on(page: Path) -> None:
+    text = page.read_text()
+    assert re.search(r"^```mermaid$|^!\[|[┃│█└]", text, re.MULTILINE)
+    assert re.search(r"Next: .*\]\(", text.rstrip().split("\n\n")[-1])
 
 
 @cache

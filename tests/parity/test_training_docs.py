@@ -16,7 +16,7 @@ WITH_BLOCKS = [page for page in PAGES if WITH_TORCH.search(page.read_text())]
 
 @pytest.mark.parametrize("page", WITH_BLOCKS, ids=lambda page: page.name)
 def test_commands_print_what_the_page_says(page):
-    assert page.read_text() == regenerated(page, command_line(), WITH_TORCH), (
+    assert page.read_text() == regenerated(page, command_line(), WITH_TORCH).text, (
         "run `python tests/consoles.py torch` and look"
     )
 
