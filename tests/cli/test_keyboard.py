@@ -5,6 +5,7 @@ import pty
 import subprocess
 import sys
 import termios
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -92,6 +93,15 @@ def test_who_has_changed_the_modes_meanwhile_changes_nothing(tty):
     keys.pressed()
     keys.release()
     assert termios.tcgetattr(tty[1]) == before
+
+
+def test_a_terminal_that_is_somebody_elses_by_now_is_left_as_it_is(tty):
+    keys = keyboard(tty[1])
+    keys.pressed()
+    keys._terminal = SimpleNamespace(is_ours=False)
+    its_own = termios.tcgetattr(tty[1])
+    keys.release()
+    assert termios.tcgetattr(tty[1]) == its_own
 
 
 def test_the_keyboard_of_a_terminal_that_is_gone_is_silent():

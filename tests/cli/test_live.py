@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 import termios
 from contextlib import suppress
 
@@ -240,6 +241,14 @@ def test_the_cursor_is_visible_after_every_write_and_below_the_gantt_at_the_end(
         "summary",
         "",
     ]
+
+
+def test_the_streams_of_the_process_stay_its_own():
+    """rich would take what is printed, and what goes into a pipe, too."""
+    before = sys.stdout, sys.stderr
+    run = Run(long_requests(8)).steps(2)
+    assert run.screen.is_alternate
+    assert (sys.stdout, sys.stderr) == before
 
 
 def test_closing_twice_draws_once():

@@ -145,6 +145,13 @@ def test_the_whole_id_goes_before_a_part_and_the_next_ones_follow():
     assert "req-29 is in slot 29" in press(run, "n")
 
 
+def test_who_has_the_whole_id_is_found_wherever_it_is():
+    run = Run([("one-a", 9, 9), ("a", 9, 9)], batch_size=2, keyboard=Fingers()).steps(1)
+    assert "one-a is in slot 0" in find(run, "one")
+    assert "a is in slot 1" in find(run, "a")
+    assert "one-a is in slot 0" in press(run, "n")
+
+
 def test_whom_one_looks_for_is_followed_from_the_input_to_its_end():
     run = Run([("a", 2, 2), ("b", 2, 2)], batch_size=1, keyboard=Fingers())
     run.gauges.upcoming = ["b"]
