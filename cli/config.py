@@ -1,7 +1,8 @@
 """Settings of --config FILE.yaml: they go below flags and environment, and above the defaults.
 
 Rule: nothing in the file is ignored; a key that is no option is an error, and so is what may have
-been meant in another way.  The file is a flat mapping, read with the place of everything in it.
+been meant in another way.  The file is a flat mapping, read with the place of everything in it, and
+all that is wrong in it is said at once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,6 +42,7 @@ MODEL_SECTIONS = {
     "transformer": ("transformer_settings", "batcher.transformer.settings", "TransformerSettings"),
     "hf": ("hf_settings", "batcher.hf.settings", "HFSettings"),
 }
+_MAX_SHOWN = 50  # mistakes in a file, as of bad requests
 _TEXT_TAG = "tag:yaml.org,2002:str"
 
 
@@ -48,45 +50,88 @@ class ConfigError(BatchdecodeError):
     """A configuration file that cannot be used."""
 
 
+class Place(NamedTuple):
+    """A place in the file, both numbers from 1."""
+
+    path: str
+    line: int
+    column: int
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}:{self.column}"
+
+
+class SettingError(ConfigError):
+    """A setting of the file that cannot be used."""
+
+    def __init__(self, place: Place, text: str) -> None:
+        super().__init__(f"{place}: {text}")
+        self.place = place
+
+
 class FileSetting(NamedTuple):
     """One key of the file: its place, for messages, and its value; a section's are settings."""
 
-    place: str
+    place: Place
     key: str
     value: Any
+
+
+class SettingsFile(NamedTuple):
+    """What a file says that is made as settings are, and what else is in it."""
+
+    settings: list[FileSetting]
+    problems: list[SettingError]
 
 
 def defaults_in(path: str, context: Any) -> dict[str, Any]:
     """Return what the file `path` says of the options of the command of `context`, by their names.
 
     Raises:
-        ConfigError: the file cannot be read, or says something that is no option.
+        ConfigError: the file cannot be read, or says something that is no option; all of that.
     """
     from typer import BadParameter  # noqa: PLC0415 - only when there is a file
 
     options = {option.name: option for option in context.command.params}
     known = _known_options(context)
     defaults = {}
-    for place, key, written in read_settings(path):
+    file = read_settings(path)
+    problems = [*file.problems]
+    for place, key, written in file.settings:
         name = key.replace("-", "_")
-        if key in MODEL_SECTIONS:
-            continue
-        if name not in known:
-            names = {name.replace("_", "-") for name in known}.union(MODEL_SECTIONS)
-            raise ConfigError(f"{place}: {_unknown(key, sorted(names))}")
-        types, expected = _KINDS.get(known[name].type.name, _TEXT_KIND)
-        value = written
-        if isinstance(written, bool) and "on" in getattr(known[name].type, "choices", ()):
-            value = "on" if written else "off"  # which are booleans in YAML
-        if value is not None and type(value) not in types:  # True is no number here
-            raise ConfigError(f"{place}: {key}: expected {expected}")
-        if name in options:
-            try:
+        try:
+            if key in MODEL_SECTIONS:
+                problems += _problems_in_section(place, key, written)
+                continue
+            value = _option_value(place, key, written, known)
+            if name in options:
                 options[name].process_value(context, value)
-            except BadParameter as error:
-                raise ConfigError(f"{place}: {key}: {error.message}") from None
-            defaults[name] = value
+                defaults[name] = value
+        except BadParameter as error:
+            problems.append(SettingError(place, f"{key}: {error.message}"))
+        except SettingError as error:
+            problems.append(error)
+    _raise_all(path, problems)
     return defaults
+
+
+def _option_value(place: Place, key: str, written: Any, known: dict[str, Any]) -> Any:
+    """Return the value that a file has for an option, as a line would have it.
+
+    Raises:
+        SettingError: none of the `known` options is called so, or it has values of another kind.
+    """
+    name = key.replace("-", "_")
+    if name not in known:
+        names = {name.replace("_", "-") for name in known}.union(MODEL_SECTIONS)
+        raise SettingError(place, _unknown(key, sorted(names)))
+    types, expected = _KINDS.get(known[name].type.name, _TEXT_KIND)
+    value = written
+    if isinstance(written, bool) and "on" in getattr(known[name].type, "choices", ()):
+        value = "on" if written else "off"  # which are booleans in YAML
+    if value is not None and type(value) not in types:  # True is no number here
+        raise SettingError(place, f"{key}: expected {expected}")
+    return value
 
 
 def model_settings(path: str) -> dict[str, dict[str, Any]]:
@@ -96,15 +141,26 @@ def model_settings(path: str) -> dict[str, dict[str, Any]]:
         ConfigError: the file cannot be read, or a section is not one of its settings.
     """
     found: dict[str, dict[str, Any]] = {}
-    for place, key, value in read_settings(path):
+    file = read_settings(path)
+    problems = [*file.problems]
+    for place, key, value in file.settings:
         if key in MODEL_SECTIONS and value is not None:
-            if not isinstance(value, list):
-                raise ConfigError(
-                    f"{place}: {key}: its settings belong below it, each with a value"
-                )
-            field, module, record = MODEL_SECTIONS[key]
-            found[field] = _checked(value, getattr(import_module(module), record))
+            problems += _problems_in_section(place, key, value)
+            if isinstance(value, list):
+                found[MODEL_SECTIONS[key][0]] = {each.key: each.value for each in value}
+    _raise_all(path, problems)
     return found
+
+
+def _problems_in_section(place: Place, key: str, value: Any) -> list[SettingError]:
+    """Return what is wrong in the section `key`."""
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        text = f"{key}: its settings belong below it, each with a value"
+        return [SettingError(place, text)]
+    _, module, record = MODEL_SECTIONS[key]
+    return _problems_of(value, getattr(import_module(module), record))
 
 
 def settings_in(path: str, record: type["Struct"]) -> dict[str, Any]:
@@ -113,21 +169,21 @@ def settings_in(path: str, record: type["Struct"]) -> dict[str, Any]:
     Raises:
         ConfigError: the file cannot be read, or says something else.
     """
-    return _checked(read_settings(path), record)
+    file = read_settings(path)
+    _raise_all(path, [*file.problems, *_problems_of(file.settings, record)])
+    return {setting.key: setting.value for setting in file.settings}
 
 
-def _checked(settings: list[FileSetting], record: type["Struct"]) -> dict[str, Any]:
-    """Return `settings` as a dict.
-
-    Raises:
-        ConfigError: one is no field of `record`, or not what such a field can be.
-    """
+def _problems_of(settings: list[FileSetting], record: type["Struct"]) -> list[SettingError]:
+    """Return which `settings` are no fields of `record`, or not what such a field can be."""
     import msgspec  # noqa: PLC0415 - only when there is a section
 
     types = {field.name: field.type for field in msgspec.structs.fields(record)}
+    problems = []
     for place, key, value in settings:
         if key not in types:
-            raise ConfigError(f"{place}: {_unknown(key, sorted(types))}")
+            problems.append(SettingError(place, _unknown(key, sorted(types))))
+            continue
         try:
             msgspec.convert(value, types[key])
         except msgspec.ValidationError as error:
@@ -136,8 +192,24 @@ def _checked(settings: list[FileSetting], record: type["Struct"]) -> dict[str, A
                 kind = kind.__origin__
             if get_origin(kind) is Literal:
                 problem += f", known: {', '.join(get_args(kind))}"
-            raise ConfigError(f"{place}: {key}: {problem[0].lower()}{problem[1:]}") from None
-    return {setting.key: setting.value for setting in settings}
+            problems.append(SettingError(place, f"{key}: {problem[0].lower()}{problem[1:]}"))
+    return problems
+
+
+def _raise_all(path: str, problems: list[SettingError]) -> None:
+    """Raise what is wrong in the file, if anything is: the first _MAX_SHOWN, in their order.
+
+    Raises:
+        ConfigError: something is.
+    """
+    if len(problems) > 1:
+        texts = [str(problem) for problem in sorted(problems, key=lambda problem: problem.place)]
+        more = len(texts) - _MAX_SHOWN
+        hidden = f"\n... and {more:,} more" if more > 0 else ""
+        shown = "\nerror: ".join(texts[:_MAX_SHOWN])
+        raise ConfigError(f"{shown}{hidden}\nerror: {len(texts):,} mistakes in {path}")
+    for problem in problems:
+        raise problem
 
 
 def _known_options(context: Any) -> dict[str, Any]:
@@ -157,15 +229,15 @@ def _unknown(key: str, known: Sequence[str]) -> str:
     from difflib import get_close_matches  # noqa: PLC0415 - for a mistake only
 
     near = get_close_matches(key, known, n=1)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    return f"unknown setting {key}{hint} (known: {', '.join(known)})"
+    hint = f"; did you mean {near[0]}?" if near else f" (known: {', '.join(known)})"
+    return f"unknown setting {key}{hint}"
 
 
 # -- the file -------------------------------------------------------------------------------------
 
 
 @cache
-def read_settings(path: str) -> list[FileSetting]:
+def read_settings(path: str) -> SettingsFile:
     """Return what the file says at its top level; a model's section is a list, others scalars.
 
     Raises:
@@ -179,23 +251,27 @@ def read_settings(path: str) -> list[FileSetting]:
         text = Path(path).read_text("utf-8-sig")
         for event in plain_events(text):
             if isinstance(event, yaml.AliasEvent):
-                raise ConfigError(f"{_place(path, event.start_mark)}: no aliases, write the value")
+                raise SettingError(_place(path, event.start_mark), "no aliases, write the value")
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
-        return [] if node is None else list(_settings(loader, node, path))
+        problems: list[SettingError] = []
+        settings = [] if node is None else list(_settings(loader, node, path, problems))
+        return SettingsFile(settings, problems)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = _place(path, mark) if mark else path
+        place = str(_place(path, mark)) if mark else path
         raise ConfigError(f"{place}: {error.problem}") from None
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read {path}: {reason_of(error)}") from None
 
 
-def _settings(loader: "yaml.SafeLoader", node: "yaml.Node", path: str) -> Iterator[FileSetting]:
-    """Yield the settings that the mapping `node` holds.
+def _settings(
+    loader: "yaml.SafeLoader", node: "yaml.Node", path: str, problems: list[SettingError]
+) -> Iterator[FileSetting]:
+    """Yield the settings that the mapping `node` holds, and add others to `problems`.
 
     Raises:
-        ConfigError: it is no mapping, or not one of names to single values.
+        ConfigError: it is no mapping.
     """
     import yaml  # noqa: PLC0415 - as above
 
@@ -204,24 +280,28 @@ def _settings(loader: "yaml.SafeLoader", node: "yaml.Node", path: str) -> Iterat
     first_lines: dict[str, int] = {}
     for key_node, value_node in node.value:
         place, key = _place(path, key_node.start_mark), key_node.value
+        problem = None
         if key_node.tag != _TEXT_TAG:
             shown = key if isinstance(key, str) else "this"
-            raise ConfigError(f"{place}: {shown} is no name of a setting, as it is not text")
-        name = key.replace("-", "_")
-        if name in first_lines:
-            raise ConfigError(f"{place}: {key} is set in line {first_lines[name]} already")
-        first_lines[name] = key_node.start_mark.line + 1
-        if isinstance(value_node, yaml.MappingNode) and key in MODEL_SECTIONS:
-            value: Any = list(_settings(loader, value_node, path))
-        elif isinstance(value_node, yaml.ScalarNode):
-            try:
-                value = loader.construct_object(value_node)
-            except ValueError as error:  # a date, for example, that no calendar has
-                raise ConfigError(f"{place}: {key}: {error}") from None
+            problem = f"{shown} is no name of a setting, as it is not text"
+        elif (name := key.replace("-", "_")) in first_lines:
+            problem = f"{key} is set in line {first_lines[name]} already"
         else:
-            raise ConfigError(f"{place}: {key}: a single value was expected")
-        yield FileSetting(place, key, value)
+            first_lines[name] = place.line
+            if isinstance(value_node, yaml.MappingNode) and key in MODEL_SECTIONS:
+                value: Any = list(_settings(loader, value_node, path, problems))
+            elif isinstance(value_node, yaml.ScalarNode):
+                try:
+                    value = loader.construct_object(value_node)
+                except ValueError as error:  # a date, for example, that no calendar has
+                    problem = f"{key}: {error}"
+            else:
+                problem = f"{key}: a single value was expected"
+        if problem is None:
+            yield FileSetting(place, key, value)
+        else:
+            problems.append(SettingError(place, problem))
 
 
-def _place(path: str, mark: Any) -> str:  # a yaml.Mark, of which there are two classes
-    return f"{path}:{mark.line + 1}:{mark.column + 1}"
+def _place(path: str, mark: Any) -> Place:  # a yaml.Mark, of which there are two classes
+    return Place(path, mark.line + 1, mark.column + 1)

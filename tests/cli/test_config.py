@@ -46,7 +46,7 @@ def test_one_file_serves_all_commands(check):
     [
         (
             "bacth: 3",
-            ":1:1: unknown setting bacth; did you mean batch? (known: acceptance, aging, batch,",
+            ":1:1: unknown setting bacth; did you mean batch?",
         ),
         ("batch: 3\n\nquit: true", ":3:1: unknown setting quit; did you mean quiet?"),
         ("config: x.yaml", ":1:1: unknown setting config"),
@@ -63,9 +63,11 @@ def test_one_file_serves_all_commands(check):
         ("llm:\n  a:\n    b: 1", ":2:3: a: a single value was expected"),
         (
             "lmm: 3",
-            ":1:1: unknown setting lmm; did you mean llm? (known: acceptance, aging, batch,",
+            ":1:1: unknown setting lmm; did you mean llm?",
         ),
-        ("simulated:\n  sede: 3", ":2:3: unknown setting sede; did you mean seed? (known: eos_"),
+        ("simulated:\n  sede: 3", ":2:3: unknown setting sede; did you mean seed?"),
+        ("simulated:\n  zzz: 3", ":2:3: unknown setting zzz (known: eos_"),
+        ("zzz: 3", ":1:1: unknown setting zzz (known: acceptance, aging, batch,"),
         (
             "simulated:\n  seed: 1\n  eos-rate: 2",
             ":3:3: unknown setting eos-rate; did you mean eos_rate?",
@@ -103,6 +105,50 @@ def test_what_is_wrong_in_the_file_is_said_with_its_place(check, text, message):
     assert done.exit_code != 0 or message is None
     if message is not None:
         assert message in str(done.exception)
+
+
+MISTAKES = """\
+bacth: 3
+batch: x
+live: 3
+1: 2
+simulated:
+  seed: x
+  sede: 1
+  seed: 2
+llm: 3
+seed: [1]
+seed: 1
+seed: 2
+"""
+
+
+def test_all_that_is_wrong_in_the_file_is_said_at_once_in_its_order(check, tmp_path):
+    (tmp_path / "all.yaml").write_text(MISTAKES)
+    done = batchdecode("check", "in", "--config", "all.yaml", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr == (
+        "error: all.yaml:1:1: unknown setting bacth; did you mean batch?\n"
+        "error: all.yaml:2:1: batch: expected a whole number\n"
+        "error: all.yaml:3:1: live: expected text, in quotes if need be\n"
+        "error: all.yaml:4:1: 1 is no name of a setting, as it is not text\n"
+        "error: all.yaml:6:3: seed: expected `int`, got `str`\n"
+        "error: all.yaml:7:3: unknown setting sede; did you mean seed?\n"
+        "error: all.yaml:8:3: seed is set in line 6 already\n"
+        "error: all.yaml:9:1: llm: its settings belong below it, each with a value\n"
+        "error: all.yaml:10:1: seed: a single value was expected\n"
+        "error: all.yaml:11:1: seed is set in line 10 already\n"
+        "error: all.yaml:12:1: seed is set in line 10 already\n"
+        "error: 11 mistakes in all.yaml\n"
+    )
+
+
+def test_of_very_many_mistakes_the_first_are_said_and_the_others_counted(check, tmp_path):
+    (tmp_path / "all.yaml").write_text("".join(f"zz{number}: 1\n" for number in range(1234)))
+    done = batchdecode("check", "in", "--config", "all.yaml", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("unknown setting") == 50
+    assert done.stderr.endswith("... and 1,184 more\nerror: 1,234 mistakes in all.yaml\n")
 
 
 def test_a_file_that_is_not_there_is_an_error():

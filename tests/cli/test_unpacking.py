@@ -84,6 +84,12 @@ def test_members_and_pieces_make_no_difference(members, sizes, padding):
     assert read == b"".join(members)
 
 
+def test_the_header_of_a_member_may_come_in_pieces():
+    one, other = gzip.compress(b"one"), gzip.compress(b"other")
+    pipe = Trickle(one + other, [1, len(one)])
+    assert io.BufferedReader(PerhapsPacked(pipe)).read() == b"oneother"
+
+
 @given(data=st.binary(max_size=300), sizes=st.lists(st.integers(1, 40), max_size=60))
 def test_what_is_not_packed_is_given_as_it_is(data, sizes):
     assert io.BufferedReader(PerhapsPacked(Trickle(b"{" + data, sizes))).read() == b"{" + data
