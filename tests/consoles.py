@@ -56,6 +56,7 @@ def regenerated(page: Path, tool: list[str], blocks: re.Pattern[str] = PLAIN) ->
         } | {
             "PATH": os.pathsep.join([commands, str(TOOLS), os.environ["PATH"]]),
             "PYTHONUTF8": "1",
+            "PYTHONDONTWRITEBYTECODE": "1",  # under `ulimit -f` Python leaves half a .pyc behind
             "COLUMNS": "80",
         }
         text = page.read_text()
