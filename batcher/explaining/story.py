@@ -334,15 +334,20 @@ def _part_in_slot(
     if is_decode:
         is_standstill = timeline.figures.is_standstill(start)
         return Part(start, stop, "decode", "prefill" if is_standstill else "")
-    admit = admission.event
-    num_known = 0 if request.arrive is None else request.arrive.prompt_tokens + admit.generated
-    is_admitted = start == admit.step and (
-        request.arrive is None or num_known - admit.cached > admit.left
-    )
+    is_admitted = start == admission.event.step and computes_at_once(request, admission)
     if is_admitted or admission.has_chunk(start):
         return Part(start, stop, "prefill")
     is_prefill_first = timeline.run.scheduling.get("prefill_order") == "prefill-first"
     return Part(start, stop, "prefill", "prefill" if is_prefill_first else "tokens")
+
+
+def computes_at_once(request: RequestTimeline, admission: AdmissionRecord) -> bool:
+    """Return whether the step of an admission computed any of what the sequence began with."""
+    if request.arrive is None:
+        return True
+    admit = admission.event
+    num_known = request.arrive.prompt_tokens + admit.generated
+    return num_known - admit.cached > admit.left
 
 
 def _wait(

@@ -87,6 +87,10 @@ class StepFigures:
             self.known_steps.append(step)
             self._known_starts.append(time)
 
+    def starts(self) -> Iterator[tuple[int, float]]:
+        """Yield each step whose start events tell, ascending, and when that was."""
+        return zip(self.known_steps, self._known_starts, strict=True)
+
     def add(self, event: StepsEvent) -> None:
         """Take in the figures of the next steps.
 

@@ -61,9 +61,9 @@ class TraceOptions:
     """
 
     input: str | None = argument(_INPUT_WORDS, "INPUT", autocompletion=_names_of_subcommands)
-    format: Literal["spans", "steps", "csv", "chrome", "gantt", "svg"] | None = option(
+    format: Literal["spans", "steps", "csv", "chrome", "html", "svg", "gantt"] | None = option(
         DISPLAY,
-        "spans, steps, csv, chrome (for Perfetto), gantt, or svg, a picture.  "
+        "spans, steps, csv, chrome (for Perfetto), html (for a browser), svg or gantt.  "
         "[default: gantt on a terminal, spans otherwise]",
         "FORMAT",
     )

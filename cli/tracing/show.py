@@ -5,9 +5,11 @@ import re
 import sys
 from collections.abc import Iterable
 from itertools import chain, islice
+from typing import TYPE_CHECKING, cast
 
 from batcher.errors import BatchdecodeError
 from batcher.formats.chrome import encode_chrome
+from batcher.formats.page import START as PAGE_START
 from batcher.formats.views import encode_csv, encode_spans, encode_steps
 from batcher.timeline import Selection, Timeline
 
@@ -20,6 +22,9 @@ from ..screen.cells import printable, printable_json
 from ..screen.terminal import can_print, terminal_size
 from .events import alike_names, contradictions_named, events_of, open_twice
 
+if TYPE_CHECKING:
+    from batcher.formats.page.records import PageTimeline
+
 ENCODERS = {
     "spans": encode_spans,
     "steps": encode_steps,
@@ -29,7 +34,7 @@ ENCODERS = {
 _VIEW_START = re.compile(
     rb'slot,id,index,start,|\{"slot":\d+,"id":|\{"step":\d+,"slots":|'
     rb'\{"displayTimeUnit":"ms","traceEvents":|[\d,]+ steps? \S+ [\d,]+ slots?|'
-    rb'<svg xmlns="http://www.w3.org/2000/svg" class="batchdecode-'
+    rb'<svg xmlns="http://www.w3.org/2000/svg" class="batchdecode-|' + re.escape(PAGE_START)
 )
 LINES_OF_BLOCK = 256
 MAX_IDS_COMPARED = 20_000
@@ -51,11 +56,19 @@ def show_trace(options: TraceOptions) -> None:
     with user_code_prints_to_stderr():
         events = events_of(path, source, options.run_options, options.preset)
         with contradictions_named(source.name):
-            timeline = Timeline.from_events(events)
+            timeline = _kind_of_timeline(options).from_events(events)
             timeline.check_integrity()
     selection = _selection(timeline, options)
-    lines = _lines(timeline, selection, options)
+    lines = _lines(timeline, selection, options, source.name)
     _write(lines, output_sink(options.output))
+
+
+def _kind_of_timeline(options: TraceOptions) -> type[Timeline]:
+    if options.format != "html":
+        return Timeline
+    from batcher.formats.page.records import PageTimeline  # noqa: PLC0415 - as for a gantt, below
+
+    return PageTimeline
 
 
 def parse_steps(text: str) -> tuple[int | None, int | None]:
@@ -107,10 +120,17 @@ def _selection(timeline: Timeline, options: TraceOptions) -> Selection:
     return selection
 
 
-def _lines(timeline: Timeline, selection: Selection, options: TraceOptions) -> Iterable[bytes]:
+def _lines(
+    timeline: Timeline, selection: Selection, options: TraceOptions, source_name: str
+) -> Iterable[bytes]:
     """Return the view that was asked for, or the one that suits where it goes."""
     to_terminal = options.output is None and os.isatty(1)
     name = options.format or ("gantt" if to_terminal else "spans")
+    if name == "html":
+        from .page import render_page  # noqa: PLC0415 - as for a gantt, below
+
+        page = cast("PageTimeline", timeline)  # see _kind_of_timeline
+        return render_page(page, source_name, timeline.window(selection), options)
     if name != "gantt":
         lines = (
             _svg(timeline, selection, options)

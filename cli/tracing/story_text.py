@@ -16,7 +16,7 @@ from ..screen.cells import counted, whole_percent
 
 MAX_NAMES = 3
 MAX_POSITIONS = 8  # of drafts
-_SHORT_CAUSES: Mapping[Cause, str] = {
+SHORT_CAUSES: Mapping[Cause, str] = {
     "slots": "for a slot",
     "queue": "for others before it in the queue",
     "kv": "for KV blocks",
@@ -25,6 +25,11 @@ _SHORT_CAUSES: Mapping[Cause, str] = {
     "batch": "for the batch to end",
     "rate": "for its turn at the rate",
     "concurrency": "for the server to have less to do",
+}
+
+STANDSTILLS: Mapping[Cause, str] = {
+    "tokens": "others used up the tokens",
+    "prefill": "others computed their prompts",
 }
 
 
@@ -187,7 +192,7 @@ def _by_cause(parts: Sequence[Part]) -> str:
     for cause, num_steps in sums.most_common():
         behind = [f"{label} for {number:,}" for label, number in heads[cause].most_common()]
         whom = f" (behind {names(behind)})" if behind else ""
-        causes.append(f"{num_steps:,} {_SHORT_CAUSES[cause]}{whom}")
+        causes.append(f"{num_steps:,} {SHORT_CAUSES[cause]}{whom}")
     return ", ".join(causes)
 
 
@@ -273,7 +278,7 @@ def _change(change: DraftChange, number: int) -> str:
     return f"{wanted} from step {change.step + 1:,} on: {_WHY_CHANGED[change.reason]}{how_often}"
 
 
-_GAVE_WAY: dict[PreemptReason, str] = {
+GAVE_WAY: Mapping[PreemptReason, str] = {
     "kv": "which needed KV blocks",
     "priority": "whose priority is a smaller number",
     "deadline": "which would have missed its deadline",
@@ -281,7 +286,7 @@ _GAVE_WAY: dict[PreemptReason, str] = {
 
 
 def _preemption(story: Story, span: StorySpan, preemption: SpanPreemption) -> str:
-    why = f"for {preemption.for_label}, {_GAVE_WAY[preemption.reason]}"
+    why = f"for {preemption.for_label}, {GAVE_WAY[preemption.reason]}"
     if (preemption.for_id, preemption.for_index) == (story.id, story.index):
         why = "as no KV block was left for it"
     lost = f"{counted(preemption.tokens, 'token')} to compute again"
@@ -295,9 +300,7 @@ def _taken(story: Story, start: int, end: int) -> str:
     for part in story.parts:
         if part.phase != "wait" and start <= part.start < end:
             sums[part.cause] += part.num_steps
-    reasons: dict[Cause, str]
-    reasons = {"tokens": "others used up the tokens", "prefill": "others computed their prompts"}
-    found = [f"{sums[cause]:,} while {reason}" for cause, reason in reasons.items() if sums[cause]]
+    found = [f"{sums[cause]:,} while {why}" for cause, why in STANDSTILLS.items() if sums[cause]]
     still = f", standing still for {' and '.join(found)}" if found else ""
     return f"{counted(end - start, 'step')} ({span_of(start, end)}{still})"
 

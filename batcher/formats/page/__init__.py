@@ -1,0 +1,4 @@
+"""A run as one HTML file, which needs no network: what it holds, packed, and what shows it."""
+
+START = b"<!doctype html>\n<!-- written by batchdecode -->\n"
+"""How each of these files begins."""

@@ -1,0 +1,176 @@
+"""The tables of a page: what it is told of a run, column by column; assets/run.js reads them.
+
+Rule: nothing is left out, so that spans, and the story of every request, follow from the tables.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import nan
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple, get_args
+
+import msgspec
+
+from batcher.events import BlockedReason, RejectEvent, Role
+from batcher.formats.page.blocks import Column, table, value
+from batcher.formats.page.records import PageSequence, PageTimeline, SpanDetail
+from batcher.result import FinishReason
+from batcher.timeline import Timeline
+from batcher.timeline.records import BlockedSpan, SlotSpan
+
+OUTCOMES = ("", "preempted", *get_args(FinishReason), "unused")
+ROLES: tuple[str, ...] = get_args(Role)
+REASONS: tuple[str, ...] = get_args(BlockedReason)
+_RARE_OF_SPANS = ("forks", "preemption")
+_encoder = msgspec.json.Encoder()
+
+
+class _Span(NamedTuple):
+    """A row of the table of spans."""
+
+    span: SlotSpan
+    detail: SpanDetail
+
+
+def _bits(*names: str) -> Callable[[Any], int]:
+    """Return what makes one number of some yes-or-no fields, the first being its lowest bit."""
+    fields = [attrgetter(name) for name in names]
+    return lambda row: sum(bool(field(row)) << bit for bit, field in enumerate(fields))
+
+
+def _more(row: _Span) -> str:
+    """Return what few spans have, as JSON; "" for nothing."""
+    told = {name: found for name in _RARE_OF_SPANS if (found := getattr(row.span, name))}
+    if not told:
+        return row.detail.more
+    own = msgspec.json.decode(row.detail.more) if row.detail.more else {}
+    return _encoder.encode(own | told).decode()
+
+
+def _more_of_sequence(row: PageSequence) -> str:
+    """Return what few sequences have, as JSON; "" for nothing."""
+    told: dict[str, Any] = {}
+    if row.arrived is not None and row.arrived.dropped_turns:
+        told["dropped_turns"] = row.arrived.dropped_turns
+        told["dropped_tokens"] = row.arrived.dropped_tokens
+    if row.ended is not None and row.ended.limit is not None:
+        told["limit"] = row.ended.limit
+    if row.ended is not None and not row.in_slot:
+        told["end_time"] = row.ended.time
+    return _encoder.encode(told).decode() if told else ""
+
+
+def _span_number(name: str) -> Column[_Span]:
+    return Column("number", attrgetter(f"span.{name}"))
+
+
+_SPANS: Mapping[str, Column[_Span]] = {
+    "start": Column("ascending", attrgetter("span.start")),
+    "steps": Column("number", lambda row: row.span.end - row.span.start),
+    "slot": _span_number("slot"),
+    "sequence": Column("ascending", attrgetter("detail.sequence")),
+    "outcome": Column("number", lambda row: OUTCOMES.index(row.span.outcome or "")),
+    "flags": Column(
+        "number",
+        _bits("span.dropped", "span.resumed", "detail.has_first_token", "detail.has_share"),
+    ),
+    "prefill": _span_number("prefill"),
+    "cached": _span_number("cached"),
+    "generated": _span_number("generated"),
+    "jumped": _span_number("jumped"),
+    "drafted": _span_number("drafted"),
+    "accepted": _span_number("accepted"),
+    "more": Column("text", _more),
+}
+_SEQUENCES: Mapping[str, Column[PageSequence]] = {
+    "id": Column("text", attrgetter("id")),
+    "index": Column("number", attrgetter("index")),
+    "role": Column("number", lambda row: ROLES.index(row.role)),
+    "num_rows": Column("number", attrgetter("num_rows")),
+    "arrived": Column("ascending", lambda row: row.arrived.step if row.arrived else 0),
+    "time": Column("number", lambda row: row.arrived.time if row.arrived else nan),
+    "prompt": Column("number", lambda row: row.arrived.prompt_tokens if row.arrived else 0),
+    "limit": Column("number", lambda row: row.arrived.max_tokens if row.arrived else 0),
+    "last": Column("ascending", lambda row: row.ended.step if row.ended else 0),
+    "reason": Column("number", lambda row: OUTCOMES.index(row.ended.reason if row.ended else "")),
+    "tokens": Column("number", lambda row: row.ended.tokens if row.ended else 0),
+    "flags": Column("number", _bits("in_slot")),
+    "more": Column("text", _more_of_sequence),
+}
+_BLOCKED: Mapping[str, Column[BlockedSpan]] = {
+    "start": Column("ascending", attrgetter("start")),
+    "end": Column("ascending", attrgetter("end")),
+    "id": Column("text", attrgetter("id")),
+    "index": Column("number", attrgetter("index")),
+    "reason": Column("number", lambda row: REASONS.index(row.reason)),
+    "blocks": Column("number", attrgetter("blocks")),
+}
+_REJECTS: Mapping[str, Column[RejectEvent]] = {
+    "id": Column("text", attrgetter("id")),
+    "event": Column("text", lambda row: _encoder.encode(row).decode()),
+}
+_SERIES: Mapping[str, Column[tuple[int, int]]] = {
+    "step": Column("ascending", itemgetter(0)),
+    "value": Column("number", itemgetter(1)),
+}
+_STARTS: Mapping[str, Column[tuple[int, float]]] = {
+    "step": Column("ascending", itemgetter(0)),
+    "time": Column("number", itemgetter(1)),
+}
+
+
+def blocks_of(timeline: PageTimeline, name: str) -> Iterator[bytes]:
+    """Yield what a page is told of the run that is called `name`, block by block."""
+    yield value("run", _facts(timeline, name))
+    spans = map(_Span, timeline.spans, timeline.details)
+    yield from table("spans", _SPANS, spans)
+    yield from table("sequences", _SEQUENCES, timeline.sequences)
+    yield from table("blocked", _BLOCKED, timeline.blocked)
+    yield from table("rejects", _REJECTS, timeline.rejects)
+    for title, series in _series(timeline).items():
+        yield from table(title, _SERIES, _changes(series))
+    yield from _times(timeline)
+
+
+def _facts(timeline: Timeline, name: str) -> dict[str, Any]:
+    """Return what is told of the run as a whole; assets/run.js says what each is for."""
+    return {
+        "name": name,
+        "run": timeline.run,
+        "num_steps": timeline.num_steps,
+        "has_times": timeline.has_figures,
+        "told_steps": len(timeline.figures.ends),
+        "outcomes": OUTCOMES,
+        "roles": ROLES,
+        "reasons": REASONS,
+    }
+
+
+def _series(timeline: Timeline) -> dict[str, Iterable[tuple[int, int]]]:
+    """Return what there is of each step, by name, as steps and the values from there on."""
+    found: dict[str, Iterable[tuple[int, int]]] = {
+        "slots": ((start, number) for start, _, number in timeline.occupied()),
+        "waiting": ((start, number) for start, _, number in timeline.waiting()),
+    }
+    if timeline.has_figures:
+        figures = timeline.figures
+        found["tokens"] = enumerate(figures.tokens)
+        found["blocks"] = enumerate(figures.blocks)
+        found["standstill"] = enumerate(int(not decodes) for decodes in figures.decodes)
+    return found
+
+
+def _changes(series: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Yield those of `series` that differ from the one before."""
+    last = None
+    for step, number in series:
+        if number != last:
+            yield step, number
+            last = number
+
+
+def _times(timeline: Timeline) -> Iterator[bytes]:
+    """Yield when steps began and ended, as far as that is told."""
+    figures = timeline.figures
+    ends: Mapping[str, Column[float]] = {"time": Column("number", float)}
+    yield from table("ends", ends, figures.ends)
+    yield from table("starts", _STARTS, figures.starts())

@@ -1,0 +1,246 @@
+"""A page in a real browser shows the run: its spans, stories, numbers of steps, and no more."""
+
+import json
+
+import msgspec
+import pytest
+from page_runs import events_of, short_run
+
+from batcher.events import ArriveEvent, RejectEvent
+from batcher.explaining.reading import read_requests
+from batcher.explaining.story import answer_of
+from batcher.formats.page.document import Opening, PageFacts, encode_page
+from batcher.formats.page.records import PageTimeline
+from batcher.formats.views import encode_spans, encode_steps
+from cli.tracing.page import WORDS
+
+PLAIN = 0  # a seed of a run with times, waits and preemptions
+
+
+def long_run():
+    return short_run([f"r{number}" for number in range(40)])
+
+
+def page_of(events, **facts):
+    timeline = PageTimeline.from_events(events)
+    return b"".join(encode_page([("a run", timeline)], PageFacts(WORDS, **facts), "a run"))
+
+
+def rows_of(encode, events):
+    return [json.loads(line) for line in encode(PageTimeline.from_events(events))]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_spans_and_stories_on_the_page_are_those_of_the_trace(show, seed):
+    events = events_of(seed)
+    tab = show(page_of(events))
+    run = "page.view.runs[0]"
+    assert tab.evaluate(
+        f"Array.from({{length: {run}.spans.rows}}, (_, i) => {run}.spanRecord(i))"
+    ) == rows_of(encode_spans, events)
+    ids = {event.id for event in events if isinstance(event, ArriveEvent | RejectEvent)}
+    for request_id in ids:
+        answer = answer_of(read_requests(events, request_id))
+        told = tab.evaluate(f"(id) => answerOf({run}, id)", request_id)
+        assert told == json.loads(msgspec.json.encode(answer)), request_id
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_numbers_of_steps_are_those_of_the_trace(show, seed):
+    events = events_of(seed)
+    tab = show(page_of(events))
+    steps = rows_of(encode_steps, events)
+    for name, of in {
+        "slots": lambda row: sum(label is not None for label in row["slots"]),
+        "waiting": lambda row: row["waiting"],
+        "tokens": lambda row: row.get("tokens"),
+        "blocks": lambda row: row.get("blocks"),
+    }.items():
+        numbers = tab.evaluate(
+            """([name, steps]) => {
+              const series = page.view.runs[0].series[name];
+              return series ? Array.from({length: steps}, (_, step) => series.at(step)) : null;
+            }""",
+            [name, len(steps)],
+        )
+        expected = [of(row) for row in steps]
+        if numbers is not None and None not in expected:
+            assert numbers == expected
+
+
+def test_every_number_of_a_pixel_is_the_largest_and_the_mean_of_its_steps(show):
+    tab = show(page_of(events_of(PLAIN)))
+    assert (
+        tab.evaluate(
+            """() => {
+          const step = [], value = [];
+          for (let i = 0, at = 0; i < 5000; i++, at += 1 + (i * 7) % 3) {
+            step.push(at);
+            value.push((i * 7919) % 997);
+          }
+          const series = new Series({rows: 5000, step, value}, step.at(-1) + 1);
+          const wrong = [];
+          for (let i = 0; i < 300; i++) {
+            const from = (i * 31) % 8800, to = from + 1 + ((i * 17) % 900);
+            let most = 0, sum = 0;
+            for (let at = from; at < to; at++) {
+              most = Math.max(most, series.at(at));
+              sum += series.at(at);
+            }
+            const mean = series.sumTo(to) - series.sumTo(from);
+            if (most !== series.largestIn(from, to) || sum !== mean) wrong.push([from, to]);
+          }
+          return wrong;
+        }"""
+        )
+        == []
+    )
+
+
+def test_a_click_tells_the_story_and_a_hover_a_part_of_it(show):
+    tab = show(page_of(events_of(PLAIN)))
+    box = tab.locator("canvas[role=application]").bounding_box()
+    slot = tab.evaluate("page.view.runs[0].spans.slot[0]")
+    x, y = box["x"] + 60, box["y"] + (slot + 0.5) * tab.evaluate("page.charts[0].rowHeight")
+    tab.mouse.move(x, y)
+    label = tab.evaluate(
+        "visible(page.view.runs[0].label(page.view.runs[0].spans.sequence[0]), 60)"
+    )
+    assert label in tab.inner_text(".tip")
+    tab.mouse.click(x, y)
+    tab.wait_for_selector(".story")
+    assert tab.inner_text(".story h3") == label
+    request_id = tab.evaluate("page.view.runs[0].sequences.id.at(page.view.selected.sequence)")
+    answer = answer_of(read_requests(events_of(PLAIN), request_id))
+    told = json.loads(tab.text_content(".story pre"))
+    assert told == json.loads(msgspec.json.encode(answer))
+
+
+def test_find_goes_from_hit_to_hit_and_leaves_out_others(show):
+    tab = show(page_of(long_run()))
+    tab.fill("#find", "r1")
+    assert tab.inner_text(".status") == "11 found"
+    assert tab.locator(".hits button").all_inner_texts() == ["r1", *(f"r1{n}" for n in range(7))]
+    for expected in ("r1", "r10"):
+        tab.press("#find", "Enter")
+        assert tab.inner_text(".story h3") == expected
+    tab.check("#only")
+    assert tab.inner_text(".status") == "11 of 40 spans shown"
+    tab.fill("#find", "nobody")
+    assert tab.inner_text(".status") == "0 of 40 spans shown"
+    tab.click("#clear")
+    assert tab.inner_text(".status") == ""
+
+
+def test_a_filter_shows_what_it_says(show):
+    events = events_of(PLAIN)
+    tab = show(page_of(events))
+    spans = rows_of(encode_spans, events)
+    shown = "Array.from(page.view.filtered[0].shows).flatMap((is, i) => (is ? [i] : []))"
+    tab.select_option("#state", "preempted")
+    preempted = [i for i, span in enumerate(spans) if span["outcome"] == "preempted"]
+    assert tab.evaluate(shown) == preempted != []
+    tab.select_option("#state", "waiting")
+    assert set(tab.evaluate(shown)) >= {i for i, span in enumerate(spans) if span.get("resumed")}
+    tab.click("#clear")
+    assert tab.evaluate(shown) == list(range(len(spans)))
+    tab.select_option("#outcome", "length")
+    assert {spans[i]["id"] for i in tab.evaluate(shown)} == {
+        span["id"] for span in spans if span["outcome"] == "length"
+    }
+
+
+def test_wheel_drag_and_keys_move_in_time(show):
+    tab = show(page_of(long_run()))
+    domain = "page.view.x.domain()"
+    canvas = tab.locator("canvas[role=application]")
+    box = canvas.bounding_box()
+    whole = tab.evaluate(domain)
+    assert whole == [0, 40]
+    tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + 10)
+    tab.mouse.wheel(0, -400)
+    first, last = tab.evaluate(domain)
+    assert 0 < first < last < 40
+    tab.mouse.down()
+    tab.mouse.move(box["x"] + box["width"] / 2 - 60, box["y"] + 10, steps=4)
+    tab.mouse.up()
+    assert tab.evaluate(domain)[0] > first
+    canvas.focus()
+    tab.keyboard.press("Home")
+    assert tab.evaluate(domain)[0] == 0
+    tab.keyboard.press("End")
+    assert tab.evaluate(domain)[1] == pytest.approx(40)
+    tab.keyboard.press("0")
+    assert tab.evaluate(domain) == whole
+    tab.keyboard.press("+")
+    tab.keyboard.press("+")
+    assert tab.evaluate(domain)[1] - tab.evaluate(domain)[0] == pytest.approx(10)
+    tab.keyboard.press("ArrowDown")
+    tab.keyboard.press("Shift+ArrowRight")
+    assert tab.inner_text(".story h3") in tab.inner_text(".status")
+    tab.keyboard.press("Enter")
+    assert tab.evaluate("document.activeElement.className") == "panel"
+    tab.keyboard.press("Escape")
+    assert tab.locator(".story").count() == 0
+    tab.keyboard.press("?")
+    assert tab.is_visible("dialog.help")
+    tab.keyboard.press("Escape")
+    assert not tab.is_visible("dialog.help")
+    tab.keyboard.press("/")
+    assert tab.evaluate("document.activeElement.id") == "find"
+
+
+def test_seconds_are_those_of_the_events(show):
+    events = next(
+        e for e in map(events_of, range(9)) if any(x.__class__.__name__ == "StepsEvent" for x in e)
+    )
+    tab = show(page_of(events))
+    timeline = PageTimeline.from_events(events)
+    tab.click("#scale")
+    assert tab.inner_text("#scale") == "Seconds"
+    last = timeline.figures.end_of(timeline.num_steps - 1)
+    assert tab.evaluate("page.view.x.domain()") == pytest.approx([0, last])
+    for step in range(timeline.num_steps):
+        middle = (timeline.figures.start_of(step) + timeline.figures.end_of(step)) / 2
+        assert (
+            int(tab.evaluate("(at) => page.view.position(page.view.runs[0], at)", middle)) == step
+        )
+    assert not show(page_of(long_run())).is_enabled("#scale")
+
+
+def test_a_page_opens_with_what_was_selected(show):
+    opening = Opening(steps=(10, 20), requests=["r12"], slots=[0])
+    tab = show(page_of(long_run(), opening=opening))
+    assert tab.evaluate("page.view.x.domain()") == pytest.approx([10, 20])
+    assert tab.inner_text(".status") == "1 of 40 spans shown"
+
+
+def test_light_and_dark_follow_the_system_and_the_switch(show):
+    background = "getComputedStyle(document.body).backgroundColor"
+    light, dark = (show(page_of(long_run()), color_scheme=one) for one in ("light", "dark"))
+    colors = [light.evaluate(background), dark.evaluate(background)]
+    assert colors[0] != colors[1]
+    light.click("#theme")
+    dark.click("#theme")
+    assert [dark.evaluate(background), light.evaluate(background)] == colors
+
+
+def test_a_narrow_window_needs_no_scrolling_sideways(show):
+    tab = show(page_of(events_of(PLAIN)), viewport={"width": 360, "height": 640})
+    tab.evaluate("page.choose(page.view.runs[0], 0)")
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_what_can_be_pressed_has_a_name_and_the_keyboard_reaches_it(show):
+    tab = show(page_of(long_run()))
+    nameless = """[...document.querySelectorAll("button, input, select, canvas[role]")]
+      .filter((one) => !one.ariaLabel && !one.labels?.length && !one.textContent.trim())
+      .map((one) => one.outerHTML)"""
+    assert tab.evaluate(nameless) == []
+    reached = set()
+    for _ in range(14):
+        tab.keyboard.press("Tab")
+        reached.add(
+            tab.evaluate("document.activeElement.id || document.activeElement.getAttribute('role')")
+        )
+    assert {"find", "only", "outcome", "state", "theme", "help", "application"} <= reached

@@ -1,0 +1,156 @@
+"""What a page holds is the run, and nothing a run says can be anything but data in it."""
+
+import base64
+import html.parser
+import json
+import re
+from hashlib import sha256
+from importlib.resources import files
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from page_reader import parts_of, spans_of, unpacked
+from page_runs import events_of, short_run
+
+from batcher.formats.page import START, blocks
+from batcher.formats.page.document import (
+    SCRIPTS,
+    Opening,
+    PageDifference,
+    PageFacts,
+    Sample,
+    Words,
+    encode_page,
+)
+from batcher.formats.page.records import PageTimeline
+from batcher.formats.views import encode_spans
+
+FACTS = PageFacts(Words({"slots": "for a slot"}, {}, {}))
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    "<!--",
+    "]]>\u2028",
+    "\u202egnirts\u202c",
+    "\x00\x1b[31m\r\n",
+    "x" * 10_000,
+    "𝒳é☃",
+    '"\\',
+]
+
+
+def page_of(events, name="a run", facts=FACTS, around=""):
+    return b"".join(encode_page([(name, PageTimeline.from_events(events))], facts, "a run", around))
+
+
+class Scripts(html.parser.HTMLParser):
+    """What a browser would find: elements with their attributes, and the texts of scripts."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.elements, self.scripts, self.is_in_script = [], [], False
+        self.feed(page.decode())
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        self.is_in_script = tag == "script"
+        if self.is_in_script:
+            self.scripts.append("")
+
+    def handle_endtag(self, tag):
+        self.is_in_script = False
+
+    def handle_data(self, data):
+        if self.is_in_script:
+            self.scripts[-1] += data
+
+
+@given(st.integers(0, 2**32))
+def test_the_spans_of_a_page_are_those_of_the_run(seed):
+    events = events_of(seed)
+    _, [run] = parts_of(page_of(events))
+    assert spans_of(run) == [
+        json.loads(line) for line in encode_spans(PageTimeline.from_events(events))
+    ]
+
+
+def test_tables_that_take_many_blocks_are_as_whole_as_those_of_one(monkeypatch):
+    whole = parts_of(page_of(short_run([f"r{i}" for i in range(100)])))
+    monkeypatch.setattr(blocks, "ROWS_OF_BLOCK", 7)
+    assert parts_of(page_of(short_run([f"r{i}" for i in range(100)]))) == whole
+
+
+NUMBERS = st.integers(0, 2**32 - 1) | st.integers(-(2**53), 2**53) | st.integers(0, 300)
+
+
+@given(st.lists(st.tuples(NUMBERS, NUMBERS, st.floats(allow_nan=False), st.text()), min_size=1))
+def test_columns_come_back_as_they_were(rows):
+    columns = {
+        name: blocks.Column(kind, lambda row, place=place: row[place])
+        for place, (name, kind) in enumerate(
+            {"a": "number", "b": "ascending", "c": "number", "d": "text"}.items()
+        )
+    }
+    rows = [(*row[:3], row[3].encode("utf-8", "replace").decode()) for row in rows]
+    found = unpacked(b"".join(blocks.packed_lines(blocks.table("some", columns, rows))))
+    assert [tuple(row.values()) for row in found["some"]] == rows
+
+
+@pytest.mark.parametrize("hostile", HOSTILE, ids=range(len(HOSTILE)))
+def test_what_a_run_says_is_never_markup(hostile):
+    facts = msgspec.structs.replace(
+        FACTS,
+        opening=Opening(requests=[hostile]),
+        diff=PageDifference(0, [hostile], [Sample(hostile, 0)]),
+    )
+    page = page_of(short_run([hostile, f"{hostile}2"], hostile), hostile, facts)
+    usual = page_of(short_run(["a", "b"]))
+    data = re.compile(
+        rb'(?<=<script type="text/plain" )(id="facts"|class="run")>[\w\s+/=]+</script>'
+    )
+    assert data.sub(b"", page) == data.sub(b"", usual) != usual
+    told, [run] = parts_of(page)
+    assert told["opening"]["requests"] == told["diff"]["lines"] == [hostile]
+    assert [row["id"] for row in run["sequences"]] == [hostile, f"{hostile}2"]
+    assert run["run"]["name"] == run["run"]["run"]["model"] == hostile
+
+
+def test_a_browser_is_told_to_run_the_scripts_of_the_page_alone_and_to_load_nothing():
+    page = page_of(short_run(["a"]))
+    assert page.startswith(START)
+    found = Scripts(page)
+    policy = next(one["content"] for _, one in found.elements if "http-equiv" in one)
+    allowed = dict(part.split(" ", 1) for part in policy.split("; "))
+    assert set(allowed) == {"default-src", "img-src", "style-src", "script-src"}
+    assert (allowed["default-src"], allowed["img-src"]) == ("'none'", "data:")
+    scripts = [
+        text for text in found.scripts if text.startswith(('"use strict"', "// https://d3js"))
+    ]
+    digests = [base64.b64encode(sha256(text.encode()).digest()).decode() for text in scripts]
+    assert allowed["script-src"].split() == [f"'sha256-{digest}'" for digest in digests]
+    assert len(scripts) == len(SCRIPTS)
+    assert {one.get("href", "data:,") for _, one in found.elements} == {"data:,"}
+    assert not any("src" in one for _, one in found.elements)
+
+
+def test_scripts_and_style_are_small_and_end_where_they_should():
+    assets = files("batcher.formats.page").joinpath("assets")
+    contents = {asset.name: asset.read_bytes() for asset in assets.iterdir()}
+    assert set(contents) == {*SCRIPTS, "page.css", "d3.LICENSE"}
+    assert sum(map(len, contents.values())) < 1_000_000
+    for content in contents.values():
+        assert not re.search(rb"</(script|style)|<!--", content, re.IGNORECASE)
+    page = page_of(short_run(["a"]))
+    assert len(page) < sum(map(len, contents.values())) + 5_000
+    assert contents["d3.LICENSE"].strip() in page
+
+
+def test_the_same_run_gives_the_same_bytes():
+    assert page_of(events_of(3)) == page_of(events_of(3))
+
+
+def test_a_span_takes_few_bytes():
+    page = page_of(short_run([f"r{number}" for number in range(20_000)]))
+    [packed] = re.findall(rb'class="run">(.*?)</script>', page, re.DOTALL)
+    assert len(packed) < 12 * 20_000
