@@ -28,7 +28,9 @@ def render_page(
     if options.output is None and os.isatty(1):
         raise BatchdecodeError("--format html is for a browser: give -o run.html")
     opening = Opening(
-        None if options.steps is None else (steps.start, steps.stop), options.request, options.slot
+        None if options.steps is None else (steps.start, steps.stop),
+        options.request or None,
+        options.slot or None,
     )
     title = title_of(name)
     return encode_page([(title, timeline)], PageFacts(WORDS, opening), page_title(title))

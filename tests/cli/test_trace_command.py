@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from command_server import command_line
+from page_reader import parts_of
 from process import COMMAND, ENVIRONMENT
 from reference_schedule import DESIGN_JOBS, jobs_of, play
 
@@ -83,6 +84,16 @@ def test_each_format_goes_to_stdout_and_into_files(shown, design_trace, tmp_path
     assert gzip.decompress(packed.read_bytes()) == output.read_bytes()
     if view != "gantt":
         assert shown(design_trace, format=view) == output.read_bytes()
+
+
+def test_a_page_shows_all_at_first_unless_options_say_what(design_trace):
+    def opening(*arguments):
+        line = [*COMMAND, "trace", str(design_trace), "--format", "html", *arguments]
+        shown = subprocess.run(line, capture_output=True, check=True, env=ENVIRONMENT)
+        return parts_of(shown.stdout)[0].get("opening")
+
+    assert not opening()
+    assert opening("--request", "c", "--slot", "1") == {"requests": ["c"], "slots": [1]}
 
 
 def test_options_choose_steps_requests_and_slots(shown, design_trace):
