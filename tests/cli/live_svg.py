@@ -1,0 +1,101 @@
+"""Draws the live view that the README opens with.
+
+`PYTHONPATH=. python tests/cli/live_svg.py` renews the file.
+
+It is rich's own export of what the view shows of a run of a sample at a moment of that run, whose
+clock is that of the engine: as if the modelled GPU were there.
+"""
+
+import io
+import re
+from contextlib import closing
+from pathlib import Path
+
+from emulated_run import Screen
+from rich.console import Console
+
+from cli.commands.run import RunOptions
+from cli.options import SchedulingOptions
+from cli.running.runner import RunSetup
+from cli.screen.live.display import FrameLines, ScreenLive
+from cli.screen.live.driver import LiveView
+from cli.screen.live.theme import DARK, Line
+from cli.screen.pace import Pace
+from cli.screen.view import RunPlan
+
+ROOT = Path(__file__).parents[2]
+PICTURE = ROOT / "docs" / "pictures" / "live.svg"
+OPTIONS = RunOptions(
+    input=str(ROOT / "samples" / "what-if" / "chat.jsonl"),
+    batch=8,
+    scheduling=SchedulingOptions(
+        profile="rtx4090_llama3.1-8b", kv_blocks=220, prefix_cache=True, max_batch_tokens=256
+    ),
+)
+SECONDS = 11.0
+COLUMNS, ROWS = 90, 24
+FONT_FACE = re.compile(r"\s*@font-face \{.*?\}", re.DOTALL)
+"""It would be loaded from elsewhere; the next best is the reader's own."""
+
+
+class Nobody:
+    """A person before the terminal, who presses nothing."""
+
+    def pressed(self) -> list[str]:
+        return []
+
+    def wait(self, seconds: float) -> bool:
+        return False
+
+    def release(self) -> None:
+        pass
+
+
+class LastFrame(ScreenLive):
+    """Remembers what it has shown last."""
+
+    lines: list[Line]
+
+    def show(self, lines: list[Line], above: bytes = b"") -> OSError | None:
+        self.lines = lines
+        return super().show(lines, above)
+
+
+def frame() -> list[Line]:
+    """What the view shows after so many seconds of the engine's clock."""
+    setup, screen = RunSetup(OPTIONS), Screen(COLUMNS + 1, ROWS + 1, has_color=True)
+    with setup.requests, closing(setup.engine):
+        loop, display = setup.loop(), LastFrame(screen)
+        engine = loop.engine
+        plan = RunPlan("chat.jsonl", "fcfs", OPTIONS.batch, loop.source.total, is_timed=True)
+        view = LiveView(
+            plan,
+            loop,
+            screen,
+            display,
+            pace=Pace(),
+            keyboard=Nobody(),
+            clock=lambda: engine.now,
+        )
+        for events, results, _ in loop:
+            loop.answers.take(results)
+            for event in events:
+                view.fold.take(event)
+            view.after_step(engine.num_steps - 1, loop.num_queued)
+            if engine.now >= SECONDS:
+                return display.lines
+    raise AssertionError("the run is shorter than that")
+
+
+def picture() -> str:
+    """The SVG of that."""
+    console = Console(
+        record=True, file=io.StringIO(), width=COLUMNS, theme=DARK, force_terminal=True
+    )
+    console.print(FrameLines(frame()), end="", soft_wrap=True)
+    svg = console.export_svg(title="batchdecode run chat.jsonl", unique_id="live")
+    return FONT_FACE.sub("", svg).replace("Fira Code, monospace", "monospace")
+
+
+if __name__ == "__main__":
+    PICTURE.write_text(picture())
