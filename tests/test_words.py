@@ -83,6 +83,7 @@ ALLOWED = {
     "takes_plain": "rows",
     "PLAIN_FIELDS": "of a request",
     "PLAIN_VALUES": "of a request",
+    "NUM_PLAIN": "of a request",
     "PLAIN": "text without colors",
     "plain_line": "--live plain",
     "PLAIN_INTERVAL": "--live plain",
