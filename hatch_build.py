@@ -1,5 +1,7 @@
 """Installs the folder `cli` as the package `batchdecode`, so that users get no package named `cli`.
 
+The pages of `docs` are put below it, where `batchdecode help` finds them.
+
 Hatchling can rename a folder for a wheel but not for an editable install, so both are done here.
 """
 
@@ -20,6 +22,8 @@ class RenamedFolder(BuildHookInterface):
         folder = Path(self.root, "cli")
         if version != "editable":
             build_data["force_include"][str(folder)] = _PACKAGE
+            for page in Path(self.root, "docs").rglob("*.md"):
+                build_data["force_include"][str(page)] = f"{_PACKAGE}/{page.relative_to(self.root)}"
             return
         self._generated = TemporaryDirectory()
         package = Path(self._generated.name, "__init__.py")

@@ -38,6 +38,19 @@ class Range(Struct, frozen=True):
         return is_above and value <= self.largest
 
 
+def range_in_words(smallest: float | None, largest: float | None) -> str:
+    """Return `from 1 to 1,048,576`, `from 1` or `up to 64`; empty if neither is given."""
+    if smallest is None:
+        return "" if largest is None else f"up to {_in_words(largest)}"
+    return f"from {_in_words(smallest)}" + ("" if largest is None else f" to {_in_words(largest)}")
+
+
+def _in_words(number: float) -> str:
+    """Return a number of a range, none of which is less than a millionth apart from a whole one."""
+    text = f"{number:,.6f}" if isinstance(number, float) else f"{number:,}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
 class FieldFacts(Struct, frozen=True, kw_only=True):
     """What is to be known of a field of any record; the annotated field itself tells it.
 

@@ -38,7 +38,7 @@ class Setting(FieldFacts, frozen=True):
     stands.  smallest, largest: of a number that an option takes.  is_allowed: of a fraction,
     must_be: what a message says of it; expected: what one of comparisons does, if that is not the
     same.  has_effect: whether the setting has an effect beside the others; without: what it has
-    none without.
+    none without.  is_common: whether the short page of help has it.
     """
 
     metavar: str
@@ -51,6 +51,7 @@ class Setting(FieldFacts, frozen=True):
     expected: str = ""
     has_effect: Callable[[Any], bool] | None = None
     without: str = ""
+    is_common: bool = False
 
     @property
     def option(self) -> str:
@@ -109,11 +110,11 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
         str,
         "who is admitted first: `fcfs`, `priority`, `sjf`, `ljf`, `deadline`, `lpm`, or "
         "[`module:function`](policies.md#a-policy-of-your-own)",
-        Setting("NAME", "policy", 2),
+        Setting("NAME", "policy", 2, is_common=True),
     ] = "fcfs"
     aging: Annotated[
         float,
-        "a request that has waited this long goes first, 0.000001 to 1e9",
+        "a request that has waited this long goes first",
         Setting(
             "SECONDS",
             "aging",
@@ -142,7 +143,7 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_batch_tokens: Annotated[
         int | None,
         "tokens a step computes at most, at least one for each slot",
-        Setting("N", "budget", 11, 1),
+        Setting("N", "budget", 11, 1, is_common=True),
     ] = None
     long_prefill_threshold: Annotated[
         int | None,
@@ -157,12 +158,12 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     ] = "decode-first"
     kv_blocks: Annotated[
         int | None,
-        "blocks of KV memory, at most 16,777,216",
-        Setting("N", "blocks", 10, 1, MAX_KV_BLOCKS),
+        "blocks of KV memory",
+        Setting("N", "blocks", 10, 1, MAX_KV_BLOCKS, is_common=True),
     ] = None
     block_size: Annotated[
         int,
-        "tokens of a block, at most 1,048,576",
+        "tokens of a block",
         Setting(
             "N",
             "block",

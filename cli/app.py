@@ -3,14 +3,19 @@
 from typing import Annotated, Any
 
 import typer
+from typer._click.exceptions import NoArgsIsHelpError, UsageError
 from typer.core import TyperGroup
 
 import batcher
+from batcher.errors import BatchdecodeError
 
 from .commands import NAMES, command_of
+from .usage.helpful_command import names_of, summary_of
+from .usage.mistakes import describe, unknown_command
+from .usage.page import Page
 
 
-class _LazyGroup(TyperGroup):
+class _Commands(TyperGroup):
     """`batchdecode`: to start one of its commands, the others are not imported."""
 
     def __init__(self, **settings: Any) -> None:
@@ -23,10 +28,36 @@ class _LazyGroup(TyperGroup):
         command = command_of(cmd_name)
         return None if command is None else command.parser
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the name of the command that `args` begin with, the command and what follows.
+
+        Raises:
+            BatchdecodeError: there is none of that name.
+        """
+        if args[0] not in NAMES and not ctx.resilient_parsing:
+            raise BatchdecodeError(unknown_command(args[0], NAMES))
+        return super().resolve_command(ctx, args)
+
+    def get_help(self, ctx: Any) -> str:
+        """Return a page that says of each command what it does."""
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        params: list[Any] = self.get_params(ctx)
+        options = {names_of(param): param.help for param in params}
+        page = Page([*commands, *options])
+        page.usage(ctx.command_path, " ".join(self.collect_usage_pieces(ctx)))
+        page.paragraph(summary_of(self))
+        page.definitions("Commands", ((name, summary_of(c)) for name, c in commands.items()))
+        page.definitions("Options", options.items())
+        page.paragraph(
+            f"{ctx.command_path} COMMAND --help tells of a command, {ctx.command_path} help of "
+            "everything else."
+        )
+        return str(page)
+
 
 app = typer.Typer(
     name="batchdecode",
-    cls=_LazyGroup,
+    cls=_Commands,
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -52,3 +83,19 @@ def batchdecode(
     ] = False,
 ) -> None:
     """Decode a JSONL file of requests with dynamic batching, and see every slot at every step."""
+
+
+def carry_out() -> int:
+    """Carry out the command line of this process, and return its exit status.
+
+    Raises:
+        BatchdecodeError: it is wrong, or what it asks for cannot be done.
+    """
+    try:
+        status: int = app(prog_name="batchdecode", standalone_mode=False)
+    except NoArgsIsHelpError as error:
+        typer.echo(error.message, err=True)
+        return 2
+    except UsageError as error:
+        raise BatchdecodeError(describe(error)) from None
+    return status

@@ -67,9 +67,9 @@ def _carry_out(arguments: list[str]) -> None:
         values = usual_values(command, rest)
         if values is not None:
             sys.exit(command.carry_out(values, set()))
-    from .app import app  # noqa: PLC0415 - with it comes typer
+    from .app import carry_out  # noqa: PLC0415 - with it comes typer
 
-    app(prog_name="batchdecode")
+    sys.exit(carry_out())
 
 
 def _show_what_was_raised(error: BatchdecodeError) -> None:

@@ -3,7 +3,7 @@
 Rule: typer is imported only to parse what `usual_line` does not, so that a plain run starts soon.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
 from typing import Any
@@ -36,8 +36,10 @@ class Command:
     """A command whose arguments and options are the fields of a dataclass.
 
     parameters: them all, in order.
-    epilog: stands under the help.  below: commands whose names stand where its argument would.
+    examples: command lines that help shows.  notes: paragraphs at the end of all of the help.
+    below: commands whose names stand where its argument would.
     respell: what it understands of an argument beyond typer, as arguments for it.
+    takes_dashes: whether what looks like an option, and is none of its own, is an argument.
 
     A field model_settings, llm_settings, transformer_settings or hf_settings takes what the file of
     `config` holds for models, and is no option.  preset takes the names of the options that are set
@@ -48,11 +50,15 @@ class Command:
         self,
         function: Callable[[Any], int | None],
         record: type,
-        epilog: str | None,
+        *,
+        examples: Sequence[str],
+        notes: Sequence[str],
         below: Mapping[str, "Command"],
         respell: Callable[[str], list[str]] | None,
+        takes_dashes: bool,
     ) -> None:
-        self.function, self.epilog, self.below, self.respell = function, epilog, below, respell
+        self.function, self.below, self.respell = function, below, respell
+        self.examples, self.notes, self.takes_dashes = examples, notes, takes_dashes
         self._record = record  # a dataclass
         self._field_names = {field.name for field in fields(record)}
         self._groups: dict[str, OptionGroup] = {}

@@ -108,7 +108,7 @@ def defaults_in(path: str, context: Any) -> dict[str, Any]:
                 options[name].process_value(context, value)
                 defaults[name] = value
         except BadParameter as error:
-            problems.append(SettingError(place, f"{key}: {error.message}"))
+            problems.append(SettingError(place, f"{key} {error.message}"))
         except SettingError as error:
             problems.append(error)
     _raise_all(path, problems)

@@ -16,11 +16,13 @@ class Told(Struct, frozen=True):
     """What is declared of an argument or option.
 
     settings: as typer has them.  flags: a letter beside its name, as `-b`, or another name.
+    is_common: whether `--help` tells of it, and not only `--help-all`.
     """
 
     is_argument: bool
     settings: dict[str, Any]
     flags: tuple[str, ...] = ()
+    is_common: bool = False
 
 
 def argument(text: str, metavar: str, default: Any = None, **more: Any) -> Any:
@@ -30,21 +32,28 @@ def argument(text: str, metavar: str, default: Any = None, **more: Any) -> Any:
 
 
 def option(
-    panel: str, text: str, metavar: str | None = None, *flags: str, default: Any = None, **more: Any
+    panel: str,
+    text: str,
+    metavar: str | None = None,
+    *flags: str,
+    default: Any = None,
+    is_common: bool = False,
+    **more: Any,
 ) -> Any:
     """Return a field that is an option, which is listed under the title `panel`.
 
-    flags: a letter beside its name, as `-b`, or another name, as `--json`.  more: as typer has it.
+    flags: a letter beside its name, as `-b`, or another name, as `--json`.  is_common: whether
+    `--help` tells of it, and not only `--help-all`.  more: as typer has it.
     """
     more.setdefault("show_default", "[default: " not in text)
     settings = {"metavar": metavar, "help": text, "rich_help_panel": panel, **more}
-    told = Told(is_argument=False, settings=settings, flags=flags)
+    told = Told(is_argument=False, settings=settings, flags=flags, is_common=is_common)
     return field(default=default, metadata={TOLD: told})
 
 
-def flag(panel: str, text: str, *flags: str) -> Any:
+def flag(panel: str, text: str, *flags: str, is_common: bool = False) -> Any:
     """Return a field that is an option without a value."""
-    return option(panel, text, None, *flags, default=False)
+    return option(panel, text, None, *flags, default=False, is_common=is_common)
 
 
 class OptionGroup(Struct, frozen=True):

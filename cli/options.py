@@ -1,8 +1,7 @@
 """Commands of records, whose fields are the options; and the options that several commands have."""
 
-import math
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar
 
 import msgspec
@@ -41,22 +40,32 @@ def as_command(
     function: Callable[[OptionsT], int | None],
     record: type[OptionsT],
     *,
-    epilog: str | None = None,
+    examples: Sequence[str] = (),
+    notes: Sequence[str] = (),
     below: Mapping[str, Command] | None = None,
     respell: Callable[[str], list[str]] | None = None,
+    takes_dashes: bool = False,
 ) -> Command:
     """Return the command that gives `function` a `record` of its options; see Command.
 
     The function returns the exit status, None for 0.
     """
-    return Command(function, record, epilog, below or {}, respell)
+    return Command(
+        function,
+        record,
+        examples=examples,
+        notes=notes,
+        below=below or {},
+        respell=respell,
+        takes_dashes=takes_dashes,
+    )
 
 
 # -- what options are checked by -------------------------------------------------------------------
 
 
 def refuse(message: str) -> NoReturn:
-    """Say that a value cannot be; for a callback.
+    """Say that a value cannot be; for a callback.  message: goes on behind the name of the option.
 
     Raises:
         BadParameter: as it is told to.
@@ -69,15 +78,8 @@ def refuse(message: str) -> NoReturn:
 def refuse_stdout(path: str | None) -> str | None:
     """Return `path`, or raise if it is stdout; the callback of what goes beside the results."""
     if path == STDOUT:
-        refuse("stdout is for the results: give a file")
+        refuse("must be a file: stdout is for the results")
     return path
-
-
-def refuse_nan(number: float | None) -> float | None:
-    """Return `number`, or raise if it is nan, which no range excludes; a callback."""
-    if number is not None and math.isnan(number):
-        refuse("nan is not a number.")
-    return number
 
 
 def num_bytes(text: str | None) -> int | None:
@@ -90,7 +92,7 @@ def num_bytes(text: str | None) -> int | None:
         return None
     found = _SIZE.fullmatch(text)
     if found is None:
-        refuse(f"{text} is no size such as 512MiB, 2GB or 1048576")
+        refuse(f"must be a size such as 512MiB, 2GB or 1048576, not {text!r}")
     return int(float(found[1]) * _UNITS[found[2].upper()])
 
 
@@ -243,7 +245,10 @@ def scheduling_group(
     """
     kinds = {name: _kind_of(setting, panel) for name, setting in SETTINGS.items()}
     kinds["check"] = bool | None, option(panel or SCHEDULING, _CHECK)
-    kinds["profile"] = str | None, option(panel or TIME, _PROFILE.format(default_time), "NAME")
+    kinds["profile"] = (
+        str | None,
+        option(panel or TIME, _PROFILE.format(default_time), "NAME", is_common=panel is None),
+    )
     kinds["kv_memory"] = (
         str | None,
         option(panel or SCHEDULING, _KV_MEMORY, "SIZE", callback=num_bytes),
@@ -298,8 +303,14 @@ def _kind_of(setting: Setting, panel: str | None) -> tuple[Any, Any]:
     """Return the type of the option that is a setting, and the option."""
     kind: Any = setting.kind if setting.choices is None else Literal[tuple(setting.choices)]
     largest = MAX_COUNT if setting.kind is int and setting.largest is None else setting.largest
-    limits = {"min": setting.smallest, "max": largest, "show_default": True}
-    return kind | None, option(panel or SCHEDULING, help_of(setting), setting.metavar, **limits)
+    limits: dict[str, Any] = {"min": setting.smallest, "max": largest, "show_default": True}
+    return kind | None, option(
+        panel or SCHEDULING,
+        help_of(setting),
+        setting.metavar,
+        is_common=setting.is_common and panel is None,
+        **limits,
+    )
 
 
 def help_of(setting: Setting, more: str = "", default: str | None = None) -> str:

@@ -10,7 +10,7 @@ from batcher.settings import GRAMMAR_TIMEOUT
 
 from .config import OF_REQUESTS, defaults_in
 from .help import DECODING, DISPLAY, INPUT, OUTPUT, OptionGroup, argument, flag, option
-from .options import MAX_BATCH, MAX_DELAY, STDOUT, refuse_nan
+from .options import MAX_BATCH, MAX_DELAY, STDOUT
 
 Color = Literal["auto", "always", "never"]
 MODEL = (
@@ -40,7 +40,7 @@ def config(panel: str, text: str, names: Collection[str] | None = OF_REQUESTS) -
 def output(text: str) -> Any:
     """Return the field --output."""
     text = f"{text}  [default: stdout]"
-    return option(OUTPUT, text, "FILE", "-o", callback=none_for_stdout)
+    return option(OUTPUT, text, "FILE", "-o", callback=none_for_stdout, is_common=True)
 
 
 def none_for_stdout(path: str | None) -> str | None:
@@ -52,16 +52,16 @@ def grammar_timeout(panel: str = DECODING, default: float | None = GRAMMAR_TIMEO
     """Return the field --grammar-timeout."""
     shown = "" if default is not None else f"  [default: {GRAMMAR_TIMEOUT:g}]"
     text = f"Processor time that compiling a constraint may take.{shown}"
-    limits = {"min": 0.1, "max": MAX_DELAY}  # the least as batcher.settings has it
-    return option(panel, text, "SECONDS", default=default, callback=refuse_nan, **limits)
+    limits: dict[str, Any] = {"min": 0.1, "max": MAX_DELAY}  # the least as batcher.settings has it
+    return option(panel, text, "SECONDS", default=default, **limits)
 
 
 def checkpoint_group(panel: str = DECODING) -> OptionGroup:
     """Return the options of models that are loaded from files: those that were given, by name."""
     kinds = {}
     for name, setting in LOADING_SETTINGS.items():
-        (kind,), limits = setting.parts, {}
-        numbers = range_of(kind)
+        (kind,) = setting.parts
+        numbers, limits = range_of(kind), dict[str, Any]()
         if numbers is not None:
             kind, limits = int, {"min": numbers.smallest, "max": numbers.largest}
         words = setting.words.replace("`", "")
@@ -74,7 +74,7 @@ def checkpoint_group(panel: str = DECODING) -> OptionGroup:
 def meta(panel: str) -> Any:
     """Return the field --meta."""
     text = "JSON with the limits of the run, as vLLM calls them.  [default: *meta.json beside LOG]"
-    return option(panel, text, "FILE")
+    return option(panel, text, "FILE", is_common=True)
 
 
 requests = partial(argument, "Requests, one JSON object per line: a file or - for stdin.", "INPUT")
@@ -85,13 +85,24 @@ all_config = partial(
     "hf: settings of models",
     names=None,
 )
-batch = partial(option, DECODING, "Slots of the batch.", "N", "-b", default=8, min=1, max=MAX_BATCH)
+batch = partial(
+    option,
+    DECODING,
+    "Slots of the batch.",
+    "N",
+    "-b",
+    default=8,
+    min=1,
+    max=MAX_BATCH,
+    is_common=True,
+)
 model = partial(
     option,
     DECODING,
     MODEL,
     "NAME",
     default="simulated",
+    is_common=True,
 )
 chat = partial(flag, DECODING, CHAT)
 seed = partial(option, DECODING, "Seed of the simulated model.  [default: 0]", "N")

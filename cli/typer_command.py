@@ -9,8 +9,9 @@ import typer
 from .command import Command
 from .command import Parameter as Declared
 from .environment import PREFIX
-from .grouped_help import GroupedCommand, NestingCommand
 from .help import REQUIRED
+from .usage.helpful_command import HelpfulCommand, NestingCommand
+from .usage.values import worded
 
 _PRESET = {"DEFAULT_MAP", "ENVIRONMENT"}  # as typer calls where a value is from
 
@@ -32,11 +33,17 @@ def typer_command(command: Command) -> Any:
     function = command.function
     carry_out.__doc__, carry_out.__name__ = function.__doc__, function.__name__
     alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-    settings = {"auto_envvar_prefix": PREFIX.rstrip("_")}
-    kind = NestingCommand if command.below else GroupedCommand
-    alone.command(cls=kind, epilog=command.epilog, context_settings=settings)(carry_out)
+    settings = {
+        "auto_envvar_prefix": PREFIX.rstrip("_"),
+        "ignore_unknown_options": command.takes_dashes,
+    }
+    kind = NestingCommand if command.below else HelpfulCommand
+    alone.command(cls=kind, context_settings=settings)(carry_out)
     made: Any = typer.main.get_command(alone)
-    made.respell = command.respell
+    for param in made.params:
+        param.type = worded(param.type)
+    made.common = frozenset(each.name for each in command.parameters if each.told.is_common)
+    made.examples, made.notes, made.respell = command.examples, command.notes, command.respell
     if command.below:
         made.subcommands = {name: below.parser for name, below in command.below.items()}
     return made

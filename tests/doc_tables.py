@@ -7,7 +7,7 @@ import json
 import re
 from pathlib import Path
 
-from batcher.fields import Field, fields_of
+from batcher.fields import Field, fields_of, range_in_words
 from batcher.request import MAX_INT, REQUEST_FIELDS, PromptSegment
 from batcher.settings import SETTINGS
 
@@ -96,7 +96,9 @@ def settings() -> list[str]:
         default = setting.shown_default
         shown = f"`{default}`" if isinstance(setting.default, str) or setting.choices else default
         shown = shown if default else ""
-        rows.append(f"| `{setting.option}` {setting.metavar} | {shown} | {setting.words} |")
+        limits = (setting.smallest, setting.largest)
+        words = setting.words if None in limits else f"{setting.words}, {range_in_words(*limits)}"
+        rows.append(f"| `{setting.option}` {setting.metavar} | {shown} | {words} |")
     return [row.replace("|  |", "| |") for row in rows]
 
 

@@ -151,10 +151,12 @@ def test_a_setting_is_added_in_the_table_and_where_it_is_used(copy: Copy) -> Non
     assert first["scheduling"] == {"max_admissions": 1}
     (copy.folder / "c.yaml").write_text("max-admissions: 1\n")
     assert copy.python(RUN, *run, "--config", "c.yaml") == shown
-    assert "is not in the range" in copy.python(RUN, *run, "--max-admissions", "0", status=2)
+    assert "--max-admissions must be an integer from 1 to" in copy.python(
+        RUN, *run, "--max-admissions", "0", status=2
+    )
     compared = copy.python(RUN, "compare", "in.jsonl", "--max-admissions", "1,none", "-q")
     assert compared.splitlines()[1].startswith("admissions")
-    assert "--max-admissions N" in copy.python(RUN, "plan", "--help")
+    assert "--max-admissions N" in copy.python(RUN, "plan", "--help-all")
 
 
 POLICY = """\

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 NAMES = (
     *("run", "check", "trace", "verify", "workload", "compare", "plan", "replay", "profiles"),
-    *("calibrate", "serve", "train", "draft", "schema", "completion"),
+    *("calibrate", "serve", "train", "draft", "schema", "completion", "help"),
 )
 
 

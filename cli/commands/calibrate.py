@@ -25,10 +25,12 @@ class CalibrateOptions:
         REQUESTS, "Of a trace fit the times of requests, not of steps, as of a server's always."
     )
     name: str | None = option(
-        PROFILE, "What the profile is called.  [default: the name of LOG]", "NAME"
+        PROFILE, "What the profile is called.  [default: the name of LOG]", "NAME", is_common=True
     )
-    hardware: str | None = option(PROFILE, "The GPU it was measured on, to check it.", "GPU")
-    model: str | None = option(PROFILE, "The model that ran, to check it.", "MODEL")
+    hardware: str | None = option(
+        PROFILE, "The GPU it was measured on, to check it.", "GPU", is_common=True
+    )
+    model: str | None = option(PROFILE, "The model that ran, to check it.", "MODEL", is_common=True)
     tensor_parallel: int | None = option(
         PROFILE, "GPUs that shared it.  [default: 1, or that of --start]", "N", min=1, max=1024
     )

@@ -20,7 +20,7 @@ class CheckOptions:
     checkpoint: dict[str, Any] = shared.checkpoint_group().field
     seed: int | None = shared.seed()
     grammar_timeout: float = shared.grammar_timeout()
-    json: bool = flag(OUTPUT, "Print the plan as JSON.")
+    json: bool = flag(OUTPUT, "Print the plan as JSON.", is_common=True)
     color: shared.Color = shared.color()
     model_settings: dict[str, Any] = field(default_factory=dict)
     llm_settings: dict[str, Any] = field(default_factory=dict)

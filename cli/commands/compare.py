@@ -10,14 +10,15 @@ from batcher.settings import SETTINGS, Setting
 from .. import shared
 from ..config import OF_REQUESTS
 from ..help import DECODING, INPUT, OUTPUT, OptionGroup, flag, option
-from ..options import SCHEDULING, SPECULATION, TIME, as_command, help_of, refuse_nan
+from ..options import SCHEDULING, SPECULATION, TIME, as_command, help_of
 
-EXAMPLES = """\b
-Examples:
-  batchdecode compare requests.jsonl --batch 8,16,32 --policy fcfs,sjf
-  batchdecode compare requests.jsonl --batch 16,32 --kv-blocks 1000,2587 \\
-    --profile rtx4090_llama3.1-8b --slo ttft=0.5,tpot=50ms --sort goodput
-"""
+EXAMPLES = (
+    "batchdecode compare requests.jsonl --batch 8,16,32 --policy fcfs,sjf",
+    (
+        "batchdecode compare requests.jsonl --batch 16,32 --kv-blocks 1000,2587 "
+        "--profile rtx4090_llama3.1-8b --slo ttft=0.5,tpot=50ms --sort goodput"
+    ),
+)
 _PROFILES = "A profile, FILE.yaml, constant:SECONDS or roofline:MODEL:GPU.  [default: constant:1]"
 _DRAFTS = {
     "draft_tokens": ("Drafts of a row in a step, or none; it needs --draft-acceptance.", "N"),
@@ -42,18 +43,23 @@ def axes_group(*, as_lists: bool) -> OptionGroup:
     help shows lists of values.
     """
 
-    def kind(panel: str, text: str, value: str, *flags: str) -> tuple[Any, Any]:
-        return str | None, option(panel, text, value + ",..." * as_lists, *flags)
+    def kind(
+        panel: str, text: str, value: str, *flags: str, is_common: bool = True
+    ) -> tuple[Any, Any]:
+        shown = value + ",..." * as_lists
+        return str | None, option(panel, text, shown, *flags, is_common=is_common)
 
     return OptionGroup(
         {
             "batch": kind(DECODING, "Slots of the batch.  [default: 8]", "N", "-b"),
             **{
-                name: kind(SCHEDULING, _text_of(setting), setting.metavar)
+                name: kind(
+                    SCHEDULING, _text_of(setting), setting.metavar, is_common=setting.is_common
+                )
                 for name, setting in SETTINGS.items()
             },
             "profile": kind(TIME, _PROFILES, "NAME"),
-            **{name: kind(SPECULATION, *text) for name, text in _DRAFTS.items()},
+            **{name: kind(SPECULATION, *text, is_common=False) for name, text in _DRAFTS.items()},
         },
         read=dict,
     )
@@ -80,15 +86,15 @@ class CompareOptions:
         "SHARE",
         min=0,
         max=1,
-        callback=refuse_nan,
     )
     sort: str | None = option(
         OUTPUT,
         "Best first: throughput, requests, goodput, preemptions, hits, or ttft, tpot, "
         "e2e, queue with -p50 or -p99.",
         "COLUMN",
+        is_common=True,
     )
-    json: bool = flag(OUTPUT, "A line of JSON for each cell.")
+    json: bool = flag(OUTPUT, "A line of JSON for each cell.", is_common=True)
     csv: bool = flag(OUTPUT, "The table as CSV.")
     jobs: int | None = option(
         OUTPUT, "Processes.  [default: one for each core]", "N", "-j", min=1, max=4096
@@ -117,4 +123,4 @@ def compare(options: CompareOptions) -> int:
     return until_stopped(lambda: compare_requests(options))
 
 
-COMMAND = as_command(compare, CompareOptions, epilog=EXAMPLES)
+COMMAND = as_command(compare, CompareOptions, examples=EXAMPLES)

@@ -7,19 +7,19 @@ from ..help import REQUIRED, argument
 from ..options import as_command
 from ..start import COMPLETION_VARIABLE
 
-SET_UP = """\b
-To use it, put the line for your shell into its start-up file:
-  eval "$(batchdecode completion bash)"
-  eval "$(batchdecode completion zsh)"
-  batchdecode completion fish | source
-"""
+EXAMPLES = (
+    'eval "$(batchdecode completion bash)"',
+    'eval "$(batchdecode completion zsh)"',
+    "batchdecode completion fish | source",
+)
+NOTES = ("To use it, put the line for your shell into its start-up file.",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionOptions:
     """The options of `batchdecode completion`."""
 
-    shell: Literal["bash", "zsh", "fish"] = argument("The shell.", "bash|zsh|fish", REQUIRED)
+    shell: Literal["bash", "zsh", "fish"] = argument("bash, zsh or fish.", "SHELL", REQUIRED)
 
 
 def completion(options: CompletionOptions) -> None:
@@ -43,4 +43,4 @@ def prepare_completion() -> None:
     completion_init()
 
 
-COMMAND = as_command(completion, CompletionOptions, epilog=SET_UP)
+COMMAND = as_command(completion, CompletionOptions, examples=EXAMPLES, notes=NOTES)

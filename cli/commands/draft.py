@@ -38,12 +38,24 @@ class DiagnoseOptions:
         DRAFT, 'Sampling fields that it is given otherwise, such as {"temperature": 1}.', "JSON"
     )
     sample: int = option(
-        DRAFT, "How many of the requests to decode.", "N", default=8, min=1, max=MAX_SAMPLE
+        DRAFT,
+        "How many of the requests to decode.",
+        "N",
+        default=8,
+        min=1,
+        max=MAX_SAMPLE,
+        is_common=True,
     )
     tokens: int = option(
-        DRAFT, "How many tokens of each to look at.", "N", default=48, min=1, max=MAX_SAMPLE
+        DRAFT,
+        "How many tokens of each to look at.",
+        "N",
+        default=48,
+        min=1,
+        max=MAX_SAMPLE,
+        is_common=True,
     )
-    json: bool = flag(OUTPUT, "Print the diagnosis as JSON.")
+    json: bool = flag(OUTPUT, "Print the diagnosis as JSON.", is_common=True)
     color: shared.Color = shared.color()
     model_settings: dict[str, Any] = field(default_factory=dict)
     llm_settings: dict[str, Any] = field(default_factory=dict)
@@ -53,7 +65,7 @@ class DiagnoseOptions:
 
 def draft(options: DraftOptions) -> None:  # noqa: ARG001 - there are none
     """Find out what there is to know of a draft."""
-    raise BatchdecodeError("a command is missing: diagnose")
+    raise BatchdecodeError("a command is missing: batchdecode draft diagnose")
 
 
 def diagnose(options: DiagnoseOptions) -> None:

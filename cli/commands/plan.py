@@ -5,19 +5,18 @@ from typing import Any, Literal
 
 from .. import shared
 from ..help import OUTPUT, REQUIRED, flag, option
-from ..options import as_command, refuse_nan
+from ..options import as_command
 from .compare import axes_group, quiet_option, run_config_option
 
 SEARCH = "Search"
-EXAMPLES = """\b
-Examples:
-  batchdecode plan requests.jsonl --slo ttft=0.5,tpot=50ms --profile our.yaml
-  batchdecode plan requests.jsonl --slo ttft=1 --search rate --batch 32 \\
-    --kv-blocks 2587 --profile rtx4090_llama3.1-8b
-
-\b
-Exit codes: 0 found; 1 no setting meets the SLO; 2 bad input or usage.
-"""
+EXAMPLES = (
+    "batchdecode plan requests.jsonl --slo ttft=0.5,tpot=50ms --profile our.yaml",
+    (
+        "batchdecode plan requests.jsonl --slo ttft=1 --search rate --batch 32 --kv-blocks 2587 "
+        "--profile rtx4090_llama3.1-8b"
+    ),
+)
+NOTES = ("Exit codes: 0 found; 1 no setting meets the SLO; 2 bad input or usage.",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +37,17 @@ class PlanOptions:
         default=0.99,
         min=0,
         max=1,
-        callback=refuse_nan,
+        is_common=True,
     )
     search: Literal["batch", "kv-blocks", "max-batch-tokens", "rate"] = option(
         SEARCH,
         "The smallest batch, kv-blocks or max-batch-tokens, or the largest rate.",
         "WHAT",
         default="batch",
+        is_common=True,
     )
     axes: dict[str, str] = axes_group(as_lists=False).field
-    json: bool = flag(OUTPUT, "Print it as JSON.")
+    json: bool = flag(OUTPUT, "Print it as JSON.", is_common=True)
     model: str = shared.model()
     chat: bool = shared.chat()
     checkpoint: dict[str, Any] = shared.checkpoint_group().field
@@ -71,4 +71,4 @@ def plan(options: PlanOptions) -> int:
     return until_stopped(lambda: plan_requests(options))
 
 
-COMMAND = as_command(plan, PlanOptions, epilog=EXAMPLES)
+COMMAND = as_command(plan, PlanOptions, examples=EXAMPLES, notes=NOTES)

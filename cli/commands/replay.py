@@ -11,12 +11,13 @@ from ..options import MAX_BATCH, TIME, SchedulingOptions, as_command, scheduling
 # It computes no token, a log has neither priorities nor deadlines, and its profile is no clock.
 NOT_TAKEN = ("check", "preempt_for", "profile", "kv_memory", *SPECULATION_SETTINGS)
 
-EXAMPLES = """\b
-Examples:
-  batchdecode replay log.jsonl --profile rtx4090_llama3.1-8b --meta meta.json
-  batchdecode replay log.jsonl --profile rtx4090_llama3.1-8b --batch 256 \\
-    --kv-blocks 2587 --max-batch-tokens 2048
-"""
+EXAMPLES = (
+    "batchdecode replay log.jsonl --profile rtx4090_llama3.1-8b --meta meta.json",
+    (
+        "batchdecode replay log.jsonl --profile rtx4090_llama3.1-8b --batch 256 --kv-blocks 2587 "
+        "--max-batch-tokens 2048"
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +32,20 @@ class ReplayOptions:
         "How long a step took: a profile, FILE.yaml, constant:SECONDS or roofline:MODEL:GPU.  "
         "[required]",
         "NAME",
+        is_common=True,
     )
     meta: str | None = shared.meta(INPUT)
     batch: int | None = option(
-        DECODING, "Requests that were run at once at most.", "N", "-b", min=1, max=MAX_BATCH
+        DECODING,
+        "Requests that were run at once at most.",
+        "N",
+        "-b",
+        min=1,
+        max=MAX_BATCH,
+        is_common=True,
     )
     scheduling: SchedulingOptions = scheduling_group(without=NOT_TAKEN).field
-    json: bool = flag(OUTPUT, "The same for programs.")
+    json: bool = flag(OUTPUT, "The same for programs.", is_common=True)
 
 
 def replay(options: ReplayOptions) -> None:
@@ -47,4 +55,4 @@ def replay(options: ReplayOptions) -> None:
     show_replay(options)
 
 
-COMMAND = as_command(replay, ReplayOptions, epilog=EXAMPLES)
+COMMAND = as_command(replay, ReplayOptions, examples=EXAMPLES)

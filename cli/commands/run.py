@@ -16,8 +16,6 @@ from ..options import (
     MIN_INTERVAL,
     SchedulingOptions,
     as_command,
-    refuse,
-    refuse_nan,
     refuse_stdout,
     scheduling_group,
 )
@@ -25,20 +23,21 @@ from ..options import (
 if TYPE_CHECKING:
     from batcher.metrics.slo import Slo
 
-EXAMPLES = """\b
-Examples:
-  batchdecode run requests.jsonl -o results.jsonl
-  zcat requests.jsonl.gz | batchdecode run -b 64 | jq -r .text
-  batchdecode run requests.jsonl -o results.jsonl --resume
-
-\b
-Precedence: flags, then the environment (BATCHDECODE_KEEP_ORDER=1, and so on
-for every option), then --config, then the default.
-
-\b
-Exit codes: 0 all is well; 1 a request failed, or the output cannot be
-written; 2 bad input or usage; 130 Ctrl-C; 143 SIGTERM; 141 closed pipe.
-"""
+EXAMPLES = (
+    "batchdecode run requests.jsonl -o results.jsonl",
+    "zcat requests.jsonl.gz | batchdecode run -b 64 | jq -r .text",
+    "batchdecode run requests.jsonl -o results.jsonl --resume",
+)
+NOTES = (
+    (
+        "Precedence: flags, then the environment (BATCHDECODE_KEEP_ORDER=1, and so on for every "
+        "option), then --config, then the default."
+    ),
+    (
+        "Exit codes: 0 all is well; 1 a request failed, or the output cannot be written; 2 bad "
+        "input or usage; 130 Ctrl-C; 143 SIGTERM; 141 closed pipe."
+    ),
+)
 
 _SAID_ONCE = {"--force", "--retry-failed", "--resume=repair"}  # not again to go on
 _EXCLUDING = (
@@ -46,11 +45,11 @@ _EXCLUDING = (
     ("stream", "resume", "what was streamed is not repeated"),
     ("force", "resume", "one starts over, the other goes on"),
 )
-_SECONDS: dict[str, Any] = {"max": MAX_DELAY, "callback": refuse_nan}
+_SECONDS: dict[str, Any] = {"max": MAX_DELAY}
 
 
-def _file_option(text: str) -> Any:
-    return option(OUTPUT, text, "FILE", callback=refuse_stdout)
+def _file_option(text: str, *, is_common: bool = False) -> Any:
+    return option(OUTPUT, text, "FILE", callback=refuse_stdout, is_common=is_common)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,18 +80,21 @@ class RunOptions:
     scheduling: SchedulingOptions = scheduling_group().field
     output: str | None = shared.output("Where results go; with .gz compressed.")
     keep_order: bool = flag(
-        OUTPUT, "Results in the order of the requests, not in that of finishing."
+        OUTPUT, "Results in the order of the requests, not in that of finishing.", is_common=True
     )
     resume: bool = flag(
         OUTPUT,
         "Continue the run whose unfinished results are in --output; --resume=repair "
         "first drops lines that no run has written.",
+        is_common=True,
     )
     repair: bool = option(OUTPUT, "", default=False, hidden=True)  # see _as_flags
     retry_failed: bool = flag(OUTPUT, "With --resume: decode again what has failed.")
     force: bool = flag(OUTPUT, "Overwrite earlier results, and files that hold something else.")
     stream: bool = flag(OUTPUT, "Before the results of a step, what each row has generated in it.")
-    trace: str | None = _file_option("Where every decision goes; with .gz compressed.")
+    trace: str | None = _file_option(
+        "Where every decision goes; with .gz compressed.", is_common=True
+    )
     summary_json: str | None = _file_option("Where the numbers of the run go, as JSON.")
     slo: str | None = shared.slo()
     timeseries: str | None = _file_option(
@@ -105,7 +107,7 @@ class RunOptions:
         min=MIN_INTERVAL,
         **_SECONDS,
     )
-    keep_going: bool = flag(ERRORS, "Make a bad line an error result, and go on.")
+    keep_going: bool = flag(ERRORS, "Make a bad line an error result, and go on.", is_common=True)
     max_errors: int | None = option(
         ERRORS, "Read no more after N failed requests; implies --keep-going.", "N", min=1
     )
@@ -115,6 +117,7 @@ class RunOptions:
         "no picture) or never.",
         "WHEN",
         default="auto",
+        is_common=True,
     )
     step_delay: float = option(
         DISPLAY,
@@ -126,9 +129,9 @@ class RunOptions:
         **_SECONDS,
     )
     color: shared.Color = shared.color()
-    quiet: bool = flag(DISPLAY, "No live view and no summary: only problems.", "-q")
+    quiet: bool = flag(DISPLAY, "No live view and no summary: only problems.", "-q", is_common=True)
     max_rate: float | None = option(
-        SERVER, "Requests in a second, at most.", "N", min=1e-6, max=1e6, callback=refuse_nan
+        SERVER, "Requests in a second, at most.", "N", min=1e-6, max=1e6
     )
     extra_body: str | None = option(
         SERVER, "Fields for the body of every request; null leaves one out.", "JSON"
@@ -197,7 +200,7 @@ def _as_flags(argument: str) -> list[str]:
     if name != "--resume" or not how:
         return [argument]
     if how != "repair":
-        refuse(f"{how}: it is --resume or --resume=repair")
+        raise BatchdecodeError(f"--resume={how}: it is --resume or --resume=repair")
     return ["--resume", "--repair"]
 
 
@@ -232,4 +235,4 @@ def _continuing_command() -> str:
     )
 
 
-COMMAND = as_command(run, RunOptions, epilog=EXAMPLES, respell=_as_flags)
+COMMAND = as_command(run, RunOptions, examples=EXAMPLES, notes=NOTES, respell=_as_flags)

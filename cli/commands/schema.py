@@ -12,7 +12,7 @@ class SchemaOptions:
     """The options of `batchdecode schema`."""
 
     kind: Literal["request", "result", "trace"] = argument(
-        "Lines of which file.", "request|result|trace", REQUIRED
+        "Lines of which file: request, result or trace.", "KIND", REQUIRED
     )
 
 

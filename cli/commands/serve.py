@@ -16,20 +16,18 @@ SERVING = "Serving"
 _NEEDED_MODULES = ("starlette", "uvicorn", "httptools", "prometheus_client")
 MAX_PORT, MAX_WORKERS, MAX_QUEUE = 2**16 - 1, 256, 2**20
 
-EXAMPLES = """\b
-Examples:
-  batchdecode serve
-  batchdecode serve --profile h100_llama3.1-8b_tp1 -b 64
-  BATCHDECODE_API_KEY=secret batchdecode serve --host 0.0.0.0 --model smollm2
-
-\b
-SIGTERM and Ctrl-C end it when all requests in it are answered; a second one
-ends it at once.
-
-\b
-Exit codes: 0 it has ended as it was told to; 1 the model or a file failed;
-2 bad usage; 130, 143 a second Ctrl-C, SIGTERM.
-"""
+EXAMPLES = (
+    "batchdecode serve",
+    "batchdecode serve --profile h100_llama3.1-8b_tp1 -b 64",
+    "BATCHDECODE_API_KEY=secret batchdecode serve --host 0.0.0.0 --model smollm2",
+)
+NOTES = (
+    "SIGTERM and Ctrl-C end it when all requests in it are answered; a second one ends it at once.",
+    (
+        "Exit codes: 0 it has ended as it was told to; 1 the model or a file failed; 2 bad usage; "
+        "130, 143 a second Ctrl-C, SIGTERM."
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +37,23 @@ class ServeOptions:
     max_body: in bytes.
     """
 
-    host: str = option(SERVING, "Address to listen at.", "ADDRESS", default="127.0.0.1")
+    host: str = option(
+        SERVING, "Address to listen at.", "ADDRESS", default="127.0.0.1", is_common=True
+    )
     port: int = option(
-        SERVING, "Port; 0 takes one that is free.", "N", default=8000, min=0, max=MAX_PORT
+        SERVING,
+        "Port; 0 takes one that is free.",
+        "N",
+        default=8000,
+        min=0,
+        max=MAX_PORT,
+        is_common=True,
     )
     api_key: str | None = option(
-        SERVING, "What requests have to show; better given by BATCHDECODE_API_KEY.", "KEY"
+        SERVING,
+        "What requests have to show; better given by BATCHDECODE_API_KEY.",
+        "KEY",
+        is_common=True,
     )
     served_model_name: str | None = option(
         SERVING, "What requests call the model.  [default: --model]", "NAME"
@@ -89,6 +98,7 @@ class ServeOptions:
         "Where every decision goes; with .gz compressed.",
         "FILE",
         callback=refuse_stdout,
+        is_common=True,
     )
     force: bool = shared.force()
     live: Literal["auto", "always", "plain", "never"] = option(
@@ -96,9 +106,10 @@ class ServeOptions:
         "Show the slots: auto (on a terminal), always, plain (lines of words) or never.",
         "WHEN",
         default="auto",
+        is_common=True,
     )
     color: shared.Color = shared.color()
-    quiet: bool = flag(DISPLAY, "Say nothing but problems.", "-q")
+    quiet: bool = flag(DISPLAY, "Say nothing but problems.", "-q", is_common=True)
     chat: bool | None = None  # what ModelOptions wants: messages say themselves that they are
     model_settings: dict[str, Any] = field(default_factory=dict)
     llm_settings: dict[str, Any] = field(default_factory=dict)
@@ -120,4 +131,4 @@ def serve(options: ServeOptions) -> int:
         return serve_alone(options) if options.workers == 1 else serve_together(options)
 
 
-COMMAND = as_command(serve, ServeOptions, epilog=EXAMPLES)
+COMMAND = as_command(serve, ServeOptions, examples=EXAMPLES, notes=NOTES)

@@ -66,6 +66,7 @@ class TraceOptions:
         "spans, steps, csv, chrome (for Perfetto), html (for a browser), svg or gantt.  "
         "[default: gantt on a terminal, spans otherwise]",
         "FORMAT",
+        is_common=True,
     )
     width: int | None = option(
         DISPLAY,
@@ -77,10 +78,15 @@ class TraceOptions:
         DISPLAY, "What the svg counts from left to right: steps or seconds.", "UNIT"
     )
     steps: str | None = option(
-        SELECTION, "From step A up to, but not including, B; either may be left out.", "A:B"
+        SELECTION,
+        "From step A up to, but not including, B; either may be left out.",
+        "A:B",
+        is_common=True,
     )
-    request: list[str] | None = option(SELECTION, "Only this request; repeatable.", "ID")
-    slot: list[int] | None = option(SELECTION, "This slot; repeatable.", "N")
+    request: list[str] | None = option(
+        SELECTION, "Only this request; repeatable.", "ID", is_common=True
+    )
+    slot: list[int] | None = option(SELECTION, "This slot; repeatable.", "N", is_common=True)
     output: str | None = shared.output("Where the view goes; .gz packs it.")
     force: bool = shared.force()
     run_options: Mapping[str, Any] = _RUN_GROUP.field
@@ -93,8 +99,10 @@ class WhyOptions:
 
     request_id: str = argument("The id of a request.", "ID", REQUIRED)
     input: str | None = argument(_INPUT_WORDS, "INPUT")
-    json: bool = flag(OUTPUT, "The story as JSON, for programs.")
-    all: bool = flag(OUTPUT, "Tell of each wait and each span, however many there are.")
+    json: bool = flag(OUTPUT, "The story as JSON, for programs.", is_common=True)
+    all: bool = flag(
+        OUTPUT, "Tell of each wait and each span, however many there are.", is_common=True
+    )
     run_options: Mapping[str, Any] = _RUN_GROUP.field
     preset: set[str] = field(default_factory=set)
 

@@ -7,15 +7,12 @@ from ..help import OUTPUT, REQUIRED, argument, flag, option
 from ..options import as_command
 
 TRAINING = "Training"
-EXAMPLES = """\b
-Examples:
-  batchdecode train plays/ --config tiny.yaml -o tiny
-  batchdecode train plays/ --config draft.yaml --distill tiny -o draft
-  batchdecode run requests.jsonl --model tiny
-
-\b
-Exit codes: 0 trained; 1 it could not be written; 2 bad input or usage; 130 stopped.
-"""
+EXAMPLES = (
+    "batchdecode train plays/ --config tiny.yaml -o tiny",
+    "batchdecode train plays/ --config draft.yaml --distill tiny -o draft",
+    "batchdecode run requests.jsonl --model tiny",
+)
+NOTES = ("Exit codes: 0 trained; 1 it could not be written; 2 bad input or usage; 130 stopped.",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,4 +51,4 @@ def train(options: TrainOptions) -> int:
     return train_model(options)
 
 
-COMMAND = as_command(train, TrainOptions, epilog=EXAMPLES)
+COMMAND = as_command(train, TrainOptions, examples=EXAMPLES, notes=NOTES)

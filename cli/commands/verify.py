@@ -35,12 +35,19 @@ class VerifyOptions:
         default=64,
         min=1,
         max=MAX_SETTINGS,
+        is_common=True,
     )
     seed: int = option(
-        VERIFYING, "Seed of the settings and arrivals that are drawn.", "S", default=0
+        VERIFYING,
+        "Seed of the settings and arrivals that are drawn.",
+        "S",
+        default=0,
+        is_common=True,
     )
-    only: int | None = option(VERIFYING, "Try setting K alone.", "K", min=1, max=MAX_SETTINGS)
-    json: bool = flag(OUTPUT, "Print the verdict as JSON.")
+    only: int | None = option(
+        VERIFYING, "Try setting K alone.", "K", min=1, max=MAX_SETTINGS, is_common=True
+    )
+    json: bool = flag(OUTPUT, "Print the verdict as JSON.", is_common=True)
     color: shared.Color = shared.color()
     model_settings: dict[str, Any] = field(default_factory=dict)
     llm_settings: dict[str, Any] = field(default_factory=dict)

@@ -8,10 +8,10 @@ from ..options import as_command
 
 ARRIVALS, LENGTHS = "Arrivals", "Lengths: a number or a distribution"
 SESSIONS = "Prefixes and sessions"
-DISTRIBUTIONS = """
-Distributions: N, constant:N, uniform:LOW,HIGH, normal:MEAN,STD, lognormal:MEDIAN,SIGMA,
-exponential:MEAN, pareto:MIN,ALPHA, and of lengths also zipf:ALPHA,MAX and empirical:FILE.
-"""
+DISTRIBUTIONS = (
+    "Distributions: N, constant:N, uniform:LOW,HIGH, normal:MEAN,STD, lognormal:MEDIAN,SIGMA, "
+    "exponential:MEAN, pareto:MIN,ALPHA, and of lengths also zipf:ALPHA,MAX and empirical:FILE."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,13 +25,19 @@ class WorkloadOptions:
     )
     file: str | None = argument("The trace: a file or - for stdin.", "FILE")
     requests: int | None = option(
-        ARRIVALS, "How many requests.  [default: 1000, of a trace all]", "N", "-n", min=1
+        ARRIVALS,
+        "How many requests.  [default: 1000, of a trace all]",
+        "N",
+        "-n",
+        min=1,
+        is_common=True,
     )
     rate: float | None = option(
         ARRIVALS,
         "Mean rate: requests a second, with --turns sessions a second.  "
         "[default: 1, of a trace its own]",
         "R",
+        is_common=True,
     )
     burstiness: float | None = option(
         ARRIVALS, "gamma: shape of the gaps; 1 is poisson, less is burstier.", "B"
@@ -44,18 +50,20 @@ class WorkloadOptions:
     scale: float | None = option(
         ARRIVALS, "Multiply the times of a trace; 0.5 is twice as fast.", "FACTOR"
     )
-    prompt_tokens: str | None = option(LENGTHS, "Of prompts.  [default: 1024]", "D")
-    output_tokens: str | None = option(LENGTHS, "Of outputs.  [default: 128]", "D")
+    prompt_tokens: str | None = option(LENGTHS, "Of prompts.  [default: 1024]", "D", is_common=True)
+    output_tokens: str | None = option(LENGTHS, "Of outputs.  [default: 128]", "D", is_common=True)
     max_prompt_tokens: int | None = option(LENGTHS, "Longest prompt drawn.", "N", min=1)
     max_output_tokens: int | None = option(LENGTHS, "Longest output drawn.", "N", min=1)
     shared_prefix: str | None = option(
-        SESSIONS, "Begin prompts with N tokens, those of one of G groups.", "N[:G]"
+        SESSIONS, "Begin prompts with N tokens, those of one of G groups.", "N[:G]", is_common=True
     )
-    turns: str | None = option(SESSIONS, "Make sessions of so many turns.", "D")
+    turns: str | None = option(SESSIONS, "Make sessions of so many turns.", "D", is_common=True)
     think_time: str | None = option(
         SESSIONS, "Seconds from an answer to the next turn.  [default: 0]", "D"
     )
-    seed: int | None = option(OUTPUT, "Seed of all that is drawn.  [default: 0]", "N", min=0)
+    seed: int | None = option(
+        OUTPUT, "Seed of all that is drawn.  [default: 0]", "N", min=0, is_common=True
+    )
     name: str | None = option(
         OUTPUT, "What ids begin with.  [default: r; a vLLM log has its own ids]", "TEXT"
     )
@@ -71,4 +79,4 @@ def workload(options: WorkloadOptions) -> None:
     write_workload(options)
 
 
-COMMAND = as_command(workload, WorkloadOptions, epilog=DISTRIBUTIONS)
+COMMAND = as_command(workload, WorkloadOptions, notes=(DISTRIBUTIONS,))

@@ -29,32 +29,30 @@ def test_the_version_loads_nothing_heavy():
     assert loaded_by("--version") == (f"batchdecode {__version__}\n", "set()\n")
 
 
-@pytest.mark.parametrize("command", [[], ["run"]])
-def test_help_loads_nothing_heavy_and_fits_80_columns(command):
-    stdout, stderr = loaded_by(*command, "--help")
+@pytest.mark.parametrize("command", [["--help"], ["run", "--help"], ["run", "--help-all"]])
+def test_help_loads_nothing_heavy(command):
+    _, stderr = loaded_by(*command)
     assert stderr == "set()\n"
-    assert max(map(len, stdout.splitlines())) <= 80
-    assert "env var" not in stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ([], "Usage: batchdecode"),
-        (["runn"], "No such command 'runn'. Did you mean 'run'?"),
-        (["run", "--bach", "3"], "No such option: --bach"),
-        (["run", "--batch", "0"], "Invalid value for '--batch'"),
-        (["check", "--batch", "99999999"], "Invalid value for '--batch'"),
-        (["trace", "--batch", "99999999"], "Invalid value for '--batch'"),
+        (["runn"], "error: no command 'runn'; did you mean run?"),
+        (["run", "--bach", "3"], "run has no option --bach; did you mean --batch?"),
+        (["run", "--batch", "0"], "--batch must be an integer from 1 to 1,048,576, not 0"),
+        (["check", "--batch", "99999999"], "1,048,576, not 99999999"),
+        (["trace", "--batch", "99999999"], "1,048,576, not 99999999"),
         *[
-            (["run", "--step-delay", d], "value for '--step-delay'")
+            (["run", "--step-delay", d], f"--step-delay must be a number from 0 to 86,400, not {d}")
             for d in ("nan", "inf", "1e300")
         ],
         (["run", "\x1b[31mred\nline"], r"error: cannot read \x1b[31mred"),
         (["run", "nowhere.jsonl"], "error: cannot read nowhere.jsonl: No such file or directory\n"),
         (["run", "/"], "error: cannot read /: Is a directory\n"),
         (["run", "/dev/null", "--model", "nope"], "error: unknown model 'nope'"),
-        (["schema", "nothing"], "Invalid value for"),
+        (["schema", "nothing"], "KIND must be request, result or trace, not 'nothing'"),
     ],
 )
 def test_a_mistake_of_the_user_is_exit_status_2(arguments, said):

@@ -544,7 +544,10 @@ def test_memory_is_for_a_second_model_too(folder, draft, size, told):
         (["--kv-memory", "1kB"], "has room for 0 blocks of 16 tokens, which take 8,192 bytes each"),
         (["--kv-memory", "900TB"], "there can be 1 to 16,777,216"),
         (["--kv-memory", "1MB", "--model", "simulated"], "needs a model that says how much a"),
-        (["--kv-memory", "1XB"], "1XB is no size such as 512MiB"),
+        (
+            ["--kv-memory", "1XB"],
+            "--kv-memory must be a size such as 512MiB, 2GB or 1048576, not '1XB'",
+        ),
     ],
 )
 def test_memory_that_makes_no_blocks_is_an_error(options, message, folder):

@@ -53,7 +53,7 @@ def test_one_file_serves_all_commands(check):
         ("help: true", ":1:1: unknown setting help"),
         ("requests: in", ":1:1: unknown setting requests"),
         ("batch: eight", ":1:1: batch: "),
-        ("batch: 0", ":1:1: batch: "),
+        ("batch: 0", ":1:1: batch must be an integer from 1 "),
         ("live: sometimes", None),  # an option of another command
         ("a: [", ":1:5: "),
         ("a: b: c", ":1:5: mapping values are not allowed here"),
@@ -84,7 +84,7 @@ def test_one_file_serves_all_commands(check):
         ("output: [a]", ":1:1: output: a single value was expected"),
         ("batch: 3.7", ":1:1: batch: expected a whole number"),
         ("batch: true", ":1:1: batch: expected a whole number"),
-        ("batch: 99999999", ":1:1: batch: 99999999 is not in the range"),
+        ("batch: 99999999", ":1:1: batch must be an integer from 1 to 1,048,576, not 99999999"),
         ("resume: 1", ":1:1: resume: expected true or false"),
         ("output: 2024-01-01", ":1:1: output: expected text"),
         ("output: 2024-99-99", ":1:1: output: month must be in 1..12"),

@@ -83,7 +83,7 @@ def test_what_plan_searches_may_be_set_for_other_commands():
 def test_a_bad_value_is_said_to_be_of_the_environment():
     done = batchdecode("check", REQUESTS, BATCHDECODE_BATCH="x")
     assert done.returncode == 2
-    assert "BATCHDECODE_BATCH in the environment" in done.stderr
+    assert "BATCHDECODE_BATCH must be an integer from 1 to 1,048,576, not" in done.stderr
 
 
 def test_a_name_that_no_command_has_is_warned_of(monkeypatch):

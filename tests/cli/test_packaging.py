@@ -64,6 +64,12 @@ def test_an_install_has_the_command_and_no_package_named_cli(scripts, tmp_path):
 
 
 @pytest.mark.heavy
+def test_an_install_has_the_pages_that_help_shows(scripts, tmp_path):
+    shown = output_of(scripts / "batchdecode", "help", "chunked-prefill", cwd=tmp_path)
+    assert shown == (0, (ROOT / "docs" / "learn" / "chunked-prefill.md").read_bytes(), "")
+
+
+@pytest.mark.heavy
 @pytest.mark.parametrize("options", [[], ["--help"]], ids=["run", "help"])
 def test_a_package_named_cli_of_the_user_s_own_breaks_nothing(scripts, tmp_path, options):
     (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(3)))

@@ -77,12 +77,15 @@ def test_json_has_all_of_it():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "Missing option '--slo'"),
+        ([], "plan needs --slo LIMITS"),
         (["--slo", "ttfs=1"], "unknown metric 'ttfs'; known: queue, ttft, tpot, e2e"),
         (["--slo", "e2e=1", "--batch", "4"], "--batch is what --search batch finds: leave it out"),
         (["--slo", "e2e=1", "--policy", "fcfs,sjf"], "a plan takes one value"),
         (["--slo", "e2e=1", "--search", "rate"], "all requests arrive at once"),
-        (["--slo", "e2e=1", "--search", "speed"], "'speed' is not one of"),
+        (
+            ["--slo", "e2e=1", "--search", "speed"],
+            "--search must be batch, kv-blocks, max-batch-tokens or rate, not 'speed'",
+        ),
         (["--slo", "e2e=1", "--goodput", "0"], "--goodput 0 is met by anything"),
         (["--slo", "e2e=1", "--aging", "5"], "--aging has no effect without a --policy other"),
         (["--slo", "e2e=1", "--profile", "x"], "unknown profile x; known: rtx4090"),

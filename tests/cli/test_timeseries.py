@@ -91,9 +91,15 @@ def test_bad_options_are_refused_before_anything_is_written(tmp_path):
     for options, message in (
         (["--slo", "tfft=1"], "unknown metric 'tfft'; known: queue, ttft, tpot, e2e"),
         (["--timeseries-interval", 1], "--timeseries-interval needs --timeseries FILE"),
-        (["--timeseries", "t.csv", "--timeseries-interval", "nan"], "nan is not a number"),
-        (["--timeseries", "t.csv", "--timeseries-interval", 0], "is not in the range"),
-        (["--timeseries", "-"], "give a file"),
+        (
+            ["--timeseries", "t.csv", "--timeseries-interval", "nan"],
+            "from 0.000001 to 86,400, not nan",
+        ),
+        (
+            ["--timeseries", "t.csv", "--timeseries-interval", 0],
+            "must be a number from 0.000001 to 86,400, not 0",
+        ),
+        (["--timeseries", "-"], "--timeseries must be a file"),
         (["--timeseries", "out.jsonl"], "is --output too"),
         (["--timeseries", "no/such/t.csv"], "cannot write no/such/t.csv"),
     ):

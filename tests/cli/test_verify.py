@@ -142,7 +142,7 @@ def test_a_configuration_gives_the_model_and_nothing_that_is_drawn(folder):
         (["-"], b"", "<stdin> has no requests"),
         (["-"], b'{"prompt":"x"}\n{"promt":"x"}\n', "1 invalid of 2 lines; nothing decoded."),
         (["-"], b'{"id":"a","prompt":"x"}\n' * 2, "duplicate-id"),
-        (["in", "--settings", "0"], b"", "0 is not in the range"),
+        (["in", "--settings", "0"], b"", "--settings must be an integer from 1 to 100,000, not 0"),
     ],
 )
 def test_bad_input_is_not_a_difference(folder, arguments, stdin, message):

@@ -1,0 +1,70 @@
+"""`batchdecode help`: topics in a pager on a terminal, as Markdown in a pipe."""
+
+import os
+import re
+from collections.abc import Sequence
+
+from ..printing import print_text
+from .page import MAX_WIDTH, Page
+from .topics import Topic, find, heading_of, pages
+
+_LINK = re.compile(r"(!?)\[([^]]*)\]\((?!https?:)[^)]*\)")
+_MAX_OTHERS = 8
+
+
+def list_pages() -> None:
+    """List the pages, a line for each.
+
+    Raises:
+        BatchdecodeError: the documentation is not installed.
+        WriteError, BrokenPipeError: stdout takes no more.
+    """
+    groups = pages()
+    page = Page(topic.page for group in groups.values() for topic in group)
+    page.usage("batchdecode help", "TOPIC")
+    for title, group in groups.items():
+        if group:
+            page.definitions(title, ((topic.page, heading_of(topic)) for topic in group))
+    page.paragraph(
+        "A heading, a command, an option, a field and a word of the glossary are topics, too."
+    )
+    print_text(f"{page}\n")
+
+
+def open_topic(words: str) -> None:
+    """Show the topic that `words` name, and say where else something is called so.
+
+    Raises:
+        BatchdecodeError: there is none.
+        WriteError, BrokenPipeError: stdout takes no more.
+    """
+    best, *others = find(words)
+    text = best.text + _where_else(best, others)
+    if os.isatty(1):
+        _page_through(text)
+    else:
+        print_text(text)
+
+
+def _where_else(topic: Topic, others: Sequence[Topic]) -> str:
+    """Return what follows a topic: the page it is from, and others that are called so."""
+    titles = [topic.page] if topic.title != topic.page else []
+    titles += dict.fromkeys(other.title for other in others if other.title != topic.title)
+    if not titles:
+        return ""
+    lines = "".join(f"- `batchdecode help {title}`\n" for title in titles[:_MAX_OTHERS])
+    return f"\n---\n\nMore:\n\n{lines}"
+
+
+def _page_through(text: str) -> None:
+    """Show Markdown in $PAGER; links within the docs and pictures are no use there."""
+    from rich.console import Console  # noqa: PLC0415 - only on a terminal
+    from rich.markdown import Markdown  # noqa: PLC0415 - as above
+    from rich.theme import Theme  # noqa: PLC0415 - as above
+
+    os.environ.setdefault("LESS", "FRX")  # as git has it: colors, and no pager for what fits
+    console = Console(theme=Theme({"markdown.code": "cyan", "markdown.code_block": ""}))
+    readable = _LINK.sub(lambda link: f"(picture: {link[2]})" if link[1] else link[2], text)
+    with console.pager(styles=not console.no_color):
+        page = Markdown(readable, code_theme="ansi_dark", hyperlinks=False)
+        console.print(page, width=min(console.width, MAX_WIDTH))

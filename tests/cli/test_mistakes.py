@@ -1,0 +1,84 @@
+"""What is said of a command line that is wrong: what was given, what is allowed, what is meant."""
+
+import pytest
+from process import batchdecode
+
+
+def refusal(*arguments, **environment):
+    done = batchdecode(*arguments, stdin=b"", **environment)
+    assert (done.returncode, done.stdout) == (2, b"")
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "-b", "x"], "--batch must be an integer from 1 to 1,048,576, not 'x'"),
+        (["run", "-b", "1.5"], "--batch must be an integer from 1 to 1,048,576, not 1.5"),
+        (["run", "-b", ""], "--batch must be an integer from 1 to 1,048,576, not ''"),
+        (["run", "--max-errors", "0"], "--max-errors must be an integer from 1, not 0"),
+        (["trace", "--slot", "one"], "--slot must be an integer, not 'one'"),
+        (["workload", "poisson", "--rate", "nan"], "--rate must be a number, not nan"),
+        (["run", "--live", "x\x1b"], r"must be auto, always, plain or never, not 'x\x1b'"),
+        (["serve", "--max-body", "big"], "--max-body must be a size such as 512MiB"),
+        (["run", "--trace", "-"], "--trace must be a file: stdout is for the results"),
+        (["schema", "x"], "KIND must be request, result or trace, not 'x'"),
+    ],
+)
+def test_a_value_that_is_not_allowed(arguments, said):
+    assert said in refusal(*arguments)
+
+
+def test_a_long_value_is_not_repeated_in_full():
+    assert len(refusal("run", "--live", "x" * 10_000)) < 150
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("BATCH", "x", "an integer from 1 to 1,048,576"),
+        ("KEEP_ORDER", "maybe", "true or false"),
+        ("COLOR", "pink", "auto, always or never"),
+        ("KV_MEMORY", "lots", "a size such as 512MiB, 2GB or 1048576"),
+    ],
+)
+def test_a_variable_is_named_that_holds_what_is_not_allowed(name, value, allowed):
+    variable = f"BATCHDECODE_{name}"
+    said = refusal("run", **{variable: value})
+    assert said == f"error: {variable} must be {allowed}, not {value!r}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "--bach", "3"], "batchdecode run has no option --bach; did you mean --batch?"),
+        (["check", "--keep-order"], "batchdecode check has no option --keep-order; run has it"),
+        (["check", "--step-dela", "1"], "check has no option --step-dela; run has --step-delay"),
+        (["trace", "why", "--width"], "trace why has no option --width; trace has it"),
+        (["trace", "--top", "3"], "trace has no option --top; trace diff has it"),
+        (["--batch", "3", "run"], "batchdecode has no option --batch; run, check and others have"),
+        (["run", "--xyzzy"], "batchdecode run has no option --xyzzy\n"),
+        (["run", "-z"], "batchdecode run has no option -z\n"),
+        (["run", "--batch"], "--batch needs a value, N\n(see batchdecode run --help)\n"),
+        (["run", "--quiet=yes"], "--quiet takes no value\n"),
+        (["trace", "diff", "a"], "batchdecode trace diff needs B\n"),
+        (["plan"], "batchdecode plan needs --slo LIMITS\n(see batchdecode plan --help)\n"),
+        (["schema", "trace", "x"], "batchdecode schema takes fewer arguments: x\n"),
+        (["trac"], "no command 'trac'; did you mean trace?\n"),
+        (["xyzzy"], "no command 'xyzzy' (known: run, check, "),
+        (["--version=3"], "error: option '--version' does not take a value\n"),
+        (["draft"], "error: a command is missing: batchdecode draft diagnose\n"),
+        (["run", "--resume=twice"], "--resume=twice: it is --resume or --resume=repair\n"),
+    ],
+)
+def test_what_may_be_meant_is_told(arguments, said):
+    assert said in refusal(*arguments)
+
+
+def test_a_file_where_a_command_should_be_is_to_be_run(tmp_path):
+    (tmp_path / "my requests.jsonl").touch()
+    done = batchdecode("my requests.jsonl", cwd=tmp_path)
+    assert done.stderr == (
+        "error: no command 'my requests.jsonl'; did you mean: "
+        "batchdecode run 'my requests.jsonl'?\n"
+    )

@@ -1,0 +1,128 @@
+"""`batchdecode help TOPIC`: from a word to where it is told, out of the pages as they are."""
+
+import os
+import pty
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import typer
+from process import COMMAND, ENVIRONMENT, batchdecode
+
+from batcher.errors import BatchdecodeError
+from batcher.request import REQUEST_FIELDS
+from batcher.settings import SETTINGS
+from cli.app import app
+from cli.usage import topics
+from cli.usage.topics import find
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = {path.stem: path for path in DOCS.rglob("*.md") if path.stem != "README"}
+
+
+def test_every_page_is_listed_on_a_line_of_its_own():
+    lines = batchdecode("help").stdout.decode().splitlines()
+    listed = [line.split()[0] for line in lines if re.match(r"  [a-z-]+  +\S", line)]
+    assert sorted(listed) == sorted(PAGES)
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_is_a_topic_by_its_name(page):
+    assert find(page)[0].text == PAGES[page].read_text()
+
+
+def test_every_command_option_and_field_is_a_topic():
+    group = typer.main.get_command(app)
+    options = set()
+    for name in group.list_commands(None):
+        command = group.get_command(None, name)
+        assert find(name)
+        options |= {max(p.opts, key=len) for p in command.params if not p.hidden}
+    for option in options | {setting.option for setting in SETTINGS.values()}:
+        assert not option.startswith("--") or find(option), option
+    for field in REQUEST_FIELDS:
+        assert any(topic.page == "requests-and-results" for topic in find(field)), field
+
+
+@pytest.mark.parametrize(
+    ("words", "page", "told"),
+    [
+        ("run", "cli", "## run\n"),
+        ("trace why", "cli", "### trace why\n"),
+        ("--policy", "cli", "| `--policy` NAME |"),
+        ("-b", "cli", "| `--batch`, `-b` N |"),
+        ("max_tokens", "requests-and-results", "| `max_tokens` |"),
+        ("Exit Codes", "streams", "## Exit codes\n"),
+        ("input index", "glossary", "| input index |"),
+        ("kv-blocks", "kv-blocks", "# KV blocks\n"),
+        ("glossary kv_blocks", "glossary", "--kv-blocks"),
+    ],
+)
+def test_words_lead_to_where_they_are_told(words, page, told):
+    best = find(words)[0]
+    assert best.page == page
+    assert told in best.text
+
+
+def test_a_section_ends_where_the_next_of_its_height_begins():
+    text = find("scheduling capacity")[0].text
+    assert text.startswith(("### Capacity\n", "## Capacity\n"))
+    assert len(re.findall(r"^#+ ", text, re.MULTILINE)) == 1
+    assert find("cli run")[0].text.count("\n### ") > 2
+
+
+def test_an_unknown_topic_suggests():
+    done = batchdecode("help", "schedulng")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr == (
+        "error: no topic 'schedulng'; did you mean: scheduling? "
+        "(batchdecode help lists all pages)\n"
+    )
+    assert "pages that speak of it: " in batchdecode("help", "sjf").stderr
+    assert batchdecode("help", "xyzzy").stderr == (
+        "error: no topic 'xyzzy' (batchdecode help lists all pages)\n"
+    )
+    assert "no topic ''" in batchdecode("help", "").stderr
+
+
+def test_what_goes_to_a_pipe_is_markdown_and_names_the_other_places():
+    told = batchdecode("help", "--kv-blocks").stdout.decode()
+    assert told.startswith("### Scheduling and time\n\n| option | default | meaning |\n")
+    assert "- `batchdecode help cli`\n" in told
+    for title in re.findall(r"`batchdecode help (.*)`", told):
+        assert find(title)
+
+
+def test_a_terminal_gets_it_laid_out_through_the_pager(tmp_path):
+    ours, theirs = pty.openpty()
+    pager = tmp_path / "pager"
+    pager.write_text("#!/bin/sh\necho PAGED\nexec cat\n")
+    pager.chmod(0o755)
+    shown = b""
+    with subprocess.Popen(
+        [*COMMAND, "help", "policies"],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=ENVIRONMENT | {"PAGER": str(pager), "TERM": "xterm-256color"},
+    ):
+        os.close(theirs)
+        try:
+            while read := os.read(ours, 65536):
+                shown += read
+        except OSError:  # it has ended
+            pass
+    os.close(ours)
+    text = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode())
+    assert text.startswith("PAGED\r\n")
+    assert "](" not in text
+    assert "\x1b[" in shown.decode()
+    assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+
+
+def test_without_the_pages_that_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(topics, "_PACKAGE", tmp_path / "cli")
+    with pytest.raises(BatchdecodeError, match="the documentation is not installed"):
+        find("run")
