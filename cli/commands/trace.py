@@ -6,13 +6,16 @@ where two runs of one workload part, and why.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
+
+from batcher.errors import BatchdecodeError
 
 from .. import shared
 from ..help import DISPLAY, OUTPUT, REQUIRED, OptionGroup, argument, flag, option
 from ..options import MAX_BATCH, as_command, scheduling_group
 
-SELECTION, REQUESTS = "Only", "If INPUT holds requests"
+SELECTION, PLAYER, REQUESTS = "Only", "Player", "If INPUT holds requests"
 _INPUT_WORDS = "A trace, or requests, which are run for it: a file or - for stdin."
 
 
@@ -45,6 +48,15 @@ def _run_group() -> OptionGroup:
 
 
 _RUN_GROUP = _run_group()
+_speed = partial(
+    option,
+    PLAYER,
+    "Steps a second, however long each took.  [default: 10]",
+    "N",
+    min=0.01,
+    max=1e6,
+)
+_from_step = partial(option, PLAYER, "The step to begin with.", "STEP", "--from", min=0)
 
 
 def _names_of_subcommands(incomplete: str) -> list[str]:
@@ -77,6 +89,9 @@ class TraceOptions:
     axis: Literal["steps", "seconds"] | None = option(
         DISPLAY, "What the svg counts from left to right: steps or seconds.", "UNIT"
     )
+    play: bool = flag(PLAYER, "Show it in this terminal, step by step; ? has the keys.")
+    speed: float | None = _speed()
+    from_step: int | None = _from_step()
     steps: str | None = option(
         SELECTION,
         "From step A up to, but not including, B; either may be left out.",
@@ -121,13 +136,22 @@ class DiffOptions:
         min=0,
     )
     json: bool = flag(OUTPUT, "Everything as JSON, for programs.")
+    play: bool = flag(PLAYER, "Show both in this terminal, in step; ? has the keys.")
+    speed: float | None = _speed()
+    from_step: int | None = _from_step()
 
 
-def trace(options: TraceOptions) -> None:
+def trace(options: TraceOptions) -> int:
     """Show which request held which slot at which step."""
+    if options.play:
+        from ..tracing.play.opening import play_trace  # noqa: PLC0415 - heavy
+
+        return play_trace(options)
+    _check_not_played(options)
     from ..tracing.show import show_trace  # noqa: PLC0415 - heavy
 
     show_trace(options)
+    return 0
 
 
 def why(options: WhyOptions) -> None:
@@ -140,11 +164,23 @@ def why(options: WhyOptions) -> None:
 def diff(options: DiffOptions) -> int:
     """Show where two runs of one workload part, why, and what came of it.
 
-    Exit status: 0 if the schedules are equal, 1 if they differ, 2 for bad input.
+    Exit status: 0 if the schedules are equal, 1 if they differ, 2 for bad input; with --play 0.
     """
+    if options.play:
+        from ..tracing.play.opening import play_diff  # noqa: PLC0415 - heavy
+
+        return play_diff(options)
+    _check_not_played(options)
     from ..tracing.asking import show_diff  # noqa: PLC0415 - heavy
 
     return show_diff(options)
+
+
+def _check_not_played(options: TraceOptions | DiffOptions) -> None:
+    """Make sure that nothing is said of how to play what is not played."""
+    for name, value in (("speed", options.speed), ("from", options.from_step)):
+        if value is not None:
+            raise BatchdecodeError(f"--{name} is for --play")
 
 
 COMMAND = as_command(

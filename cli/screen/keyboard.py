@@ -67,32 +67,32 @@ class Keyboard:
     """The keyboard of a terminal that is `fd`, and shows the picture as `terminal`.
 
     From the first call of `pressed` to `release` keys are not shown and come at once.  In the
-    background there are none: who reads there is stopped.
+    background there are none: who reads there is stopped.  is_gone: there will be no more.
     """
 
     def __init__(self, fd: int, terminal: Terminal) -> None:
         self._fd, self._terminal = fd, terminal
         self._keys = Keys()
         self._usual: list[Any] | None = None  # the modes that it was found with
-        self._is_listening = self._is_gone = False
+        self._is_listening = self.is_gone = False
 
     def pressed(self) -> list[str]:
         """Return the keys that were pressed since, without waiting for any."""
         data = b""
         try:
-            self._is_listening = not self._is_gone and self._terminal.is_ours
+            self._is_listening = not self.is_gone and self._terminal.is_ours
             if self._is_listening:
                 self._listen()
             if self.wait(0):
                 data = os.read(self._fd, _MAX_BYTES)
-                self._is_gone = not data
+                self.is_gone = not data
         except (OSError, termios.error):
-            self._is_gone = True
+            self.is_gone = True
         return self._keys.take(data)
 
     def wait(self, seconds: float) -> bool:
         """Wait until there is a key, or `seconds` are over; return whether there is one."""
-        descriptors = [self._fd] if self._is_listening and not self._is_gone else []
+        descriptors = [self._fd] if self._is_listening and not self.is_gone else []
         return bool(select.select(descriptors, [], [], seconds)[0])
 
     def release(self) -> None:

@@ -66,6 +66,17 @@ def show_why(options: WhyOptions) -> None:
     _print_lines(_in_columns([line for story in stories for line in story]))
 
 
+def open_both(options: DiffOptions) -> tuple[tuple[str, OpenInput], tuple[str, OpenInput]]:
+    """Return A and B as `open_twice` does.
+
+    Raises:
+        BatchdecodeError: they are one pipe, or cannot be read.
+    """
+    if options.a == options.b == STDIN:
+        raise BatchdecodeError("A and B are both stdin: give a file for one of them")
+    return open_twice(options.a), open_twice(options.b)
+
+
 def show_diff(options: DiffOptions) -> int:
     """Carry out `batchdecode trace diff`, and return its exit status.
 
@@ -73,9 +84,7 @@ def show_diff(options: DiffOptions) -> int:
         BatchdecodeError: an input is not right.
         WriteError, BrokenPipeError: the output takes no more.
     """
-    if options.a == options.b == STDIN:
-        raise BatchdecodeError("A and B are both stdin: give a file for one of them")
-    (path_a, source_a), (path_b, source_b) = open_twice(options.a), open_twice(options.b)
+    (path_a, source_a), (path_b, source_b) = open_both(options)
     with user_code_prints_to_stderr():
         try:
             comparison = compare(_Events(path_a, source_a), _Events(path_b, source_b))

@@ -41,7 +41,7 @@ MAX_IDS_COMPARED = 20_000
 
 
 def show_trace(options: TraceOptions) -> None:
-    """Carry out `batchdecode trace`.
+    """Carry out `batchdecode trace` without --play.
 
     Raises:
         BatchdecodeError: the input, an option or a file is not right.
@@ -58,7 +58,7 @@ def show_trace(options: TraceOptions) -> None:
         with contradictions_named(source.name):
             timeline = _kind_of_timeline(options).from_events(events)
             timeline.check_integrity()
-    selection = _selection(timeline, options)
+    selection = selection_of(timeline, options)
     lines = _lines(timeline, selection, options, source.name)
     _write(lines, output_sink(options.output))
 
@@ -90,8 +90,12 @@ def parse_steps(text: str) -> tuple[int | None, int | None]:
         ) from None
 
 
-def _selection(timeline: Timeline, options: TraceOptions) -> Selection:
-    """Return what is to be shown; raise a BatchdecodeError if it is not in the run."""
+def selection_of(timeline: Timeline, options: TraceOptions) -> Selection:
+    """Return what is to be shown.
+
+    Raises:
+        BatchdecodeError: it is not in the run.
+    """
     start, stop = parse_steps(options.steps) if options.steps is not None else (None, None)
     selection = Selection(
         start=start,

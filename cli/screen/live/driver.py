@@ -44,6 +44,8 @@ MARK_SECONDS = {"ended": 0.0, "admitted": 0.5, "preempted": 3.0, "failed": 5.0}
 """How long it is to be seen at a slot what has happened there."""
 NOTE_SECONDS, END_SECONDS = 10.0, 1.0
 """How long notes are shown, and who has ended: more come, but nobody can read faster."""
+MAX_NOTED = 16
+"""The most notes that are shown."""
 MAX_TREND = 256
 MAX_HEADER_ENDS = 8
 KEY_SECONDS = 0.05
@@ -101,7 +103,7 @@ class LiveView(View):
         self._started = started = clock()
         self._samples = deque([(-1, 0, started)], maxlen=NUM_SAMPLES)  # step, tokens, time
         self._marked = [0.0] * plan.batch_size  # until when the mark of each slot is shown
-        self._noted: deque[tuple[float, Note]] = deque(maxlen=16)  # until when
+        self._noted: deque[tuple[float, Note]] = deque(maxlen=MAX_NOTED)  # until when
         self._cost = self._next_ends = 0.0
         first_frame = started if self._shows_every_step else started + MIN_RUN
         self._earliest_frame = self._next_frame = self._tick = first_frame

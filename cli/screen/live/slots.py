@@ -37,7 +37,8 @@ class SlotState:
     @property
     def _admission(self) -> AdmissionRecord | None:
         """How that came here; it may have gone on to another slot."""
-        for admission in reversed(self.request.admissions):
+        request = self._fold.slots.get(self._number, NOBODY)  # as below: asked in every frame
+        for admission in reversed(request.admissions):
             if admission.event.slot == self._number:
                 return admission
         return None
@@ -45,11 +46,12 @@ class SlotState:
     @property
     def end(self) -> int | None:
         """The step after its last one here; None while it holds the slot."""
-        admission, finish = self._admission, self.request.finish
+        admission = self._admission
         if admission is None:
             return 0
         if admission.preempt is not None:
             return admission.preempt.step
+        finish = self._fold.slots[self._number].finish
         return None if finish is None else finish.step + 1
 
     @property

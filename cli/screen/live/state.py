@@ -126,8 +126,13 @@ class RunState:
 
     def _running(self) -> list[tuple[int, RequestTimeline]]:
         """Return the slots that are held, with the sequences that hold them."""
-        found = list(self.fold.slots.items())
-        return [(n, request) for n, request in found if self.slots[n].end is None]
+        return [
+            (number, request)
+            for number, request in list(self.fold.slots.items())
+            if request.finish is None
+            and request.admission is not None
+            and request.admission.event.slot == number  # or else it has gone on to another one
+        ]
 
     def _num_kept(self) -> int:
         """Return how many tokens those have that were preempted and are not back."""

@@ -1,0 +1,276 @@
+"""`trace --play` and `trace diff --play`: from inputs to a player, and back to a usual terminal."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+
+from batcher.errors import BatchdecodeError, InvariantError
+from batcher.events import Event, RunEvent
+from batcher.explaining.differences import compare
+
+from ...commands.trace import DiffOptions, TraceOptions
+from ...running.intake import OpenInput
+from ...running.signals import Interrupted, StopSignals
+from ...running.stdout import user_code_prints_to_stderr
+from ...screen.cells import cut_middle, printable
+from ...screen.keyboard import Keyboard
+from ...screen.live.display import ScreenLive
+from ...screen.live.theme import ASCII, LABEL, UNICODE, Glyphs
+from ...screen.terminal import (
+    Terminal,
+    can_animate,
+    can_print,
+    encoding_of,
+    is_same_terminal,
+    wants_color,
+)
+from ..asking import open_both
+from ..events import contradictions_named, events_of, open_twice
+from ..show import selection_of
+from .player import DEFAULT_SPEED, Player, Span, TerminalGone
+from .recording import Recording
+from .stage import PairStage, Stage
+
+READING_SECONDS = 0.3
+"""An input that takes longer to read says how far it is, and again after as long."""
+HANGUP = 128 + signal.SIGHUP
+"""The status where the terminal is gone, if that has not ended the process."""
+OF_OTHER_VIEWS = ("format", "width", "axis", "slot", "output", "force")
+"""Options that say what is written, or narrow it in a way in which nothing can be played."""
+
+
+class Quit(Exception):  # noqa: N818 - a wish, and no error
+    """A person wants no more while the input is read."""
+
+
+class Theater:
+    """The terminal that stdout is, with a person at its keyboard.
+
+    Raises:
+        BatchdecodeError: there is no keyboard.
+    """
+
+    def __init__(self) -> None:
+        environ, encoding = os.environ, encoding_of(sys.stdout.encoding, os.environ)
+        self.terminal = Terminal(os.dup(1), encoding, wants_color("auto", 1, environ), environ)
+        self.glyphs: Glyphs = UNICODE if can_print(encoding) else ASCII
+        self.display = ScreenLive(self.terminal)
+        self.keyboard = Keyboard(self._keyboard_descriptor(), self.terminal)
+        self._next_frame = time.monotonic() + READING_SECONDS
+
+    def _keyboard_descriptor(self) -> int:
+        """Return stdin if that is the terminal, or else the terminal of the session."""
+        if is_same_terminal(0, self.terminal.fd):
+            return 0
+        try:
+            return os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise BatchdecodeError(
+                "--play needs a keyboard: stdin is something else, and /dev/tty cannot be opened: "
+                f"{error.strerror}"
+            ) from error
+
+    def watch(self, events: Iterable[Event], name: str) -> Iterator[Event]:
+        """Yield `events`, and say now and then how far they are read.
+
+        Raises:
+            Quit: somebody has pressed q.
+        """
+        for number, event in enumerate(events, 1):
+            yield event
+            if time.monotonic() >= self._next_frame:
+                if "q" in self.keyboard.pressed():
+                    raise Quit
+                self._tell(f"reading {name}: {number:,} events")
+                self._next_frame = time.monotonic() + READING_SECONDS
+
+    def _tell(self, text: str) -> None:
+        if self.terminal.is_ours:
+            room = max(self.terminal.size.columns - len("  q quit") - 1, 1)
+            told = cut_middle(printable(text), room, self.glyphs.cut)
+            self.display.show([[(told, ""), ("  q quit", LABEL)]])
+
+    def step_aside(self) -> None:
+        """Leave the terminal to somebody else; a signal handler may call this."""
+        self.display.step_aside()
+        self.keyboard.release()
+
+    def close(self) -> None:
+        """Leave the terminal as it was found."""
+        self.keyboard.release()
+        if self.display.is_started:
+            self.display.close([])
+
+
+class _RecordedInput:
+    """The events of an input, as often as they are wanted; the first time they are recorded."""
+
+    def __init__(self, theater: Theater, path: str, source: OpenInput) -> None:
+        self._theater, self._path, self.source = theater, path, source
+        self._recorder = _Recorder()
+        self._is_recorded = False
+
+    def __iter__(self) -> Iterator[Event]:
+        events = events_of(self._path, self.source, {})
+        watched = self._theater.watch(events, self.source.name)
+        if self._is_recorded:
+            return watched
+        self._is_recorded = True
+        return self._recorder.record(watched)
+
+    def close(self) -> Recording:
+        """Return what was recorded."""
+        return self._recorder.close()
+
+
+class _Recorder:
+    """Records events on their way to whoever reads them."""
+
+    def __init__(self) -> None:
+        self._recording: Recording | None = None
+
+    def record(self, events: Iterable[Event]) -> Iterator[Event]:
+        """Yield `events`, which are recorded as they are read."""
+        for event in events:
+            if isinstance(event, RunEvent):
+                self._recording = Recording(event)
+            elif self._recording is not None:
+                self._recording.add(event)
+            yield event
+
+    def close(self) -> Recording:
+        """Return what was recorded.
+
+        Raises:
+            InvariantError: it contradicts itself, or has no beginning.
+            BatchdecodeError: there is nothing to play.
+        """
+        if self._recording is None:
+            raise InvariantError("there is no run event")
+        self._recording.close()
+        return self._recording
+
+
+def play_trace(options: TraceOptions) -> int:
+    """Carry out `batchdecode trace --play`; return its exit status.
+
+    Raises:
+        BatchdecodeError: the input, an option or the terminal is not right.
+    """
+    for name in OF_OTHER_VIEWS:
+        if getattr(options, name):
+            raise BatchdecodeError(
+                f"--{name} is for a view that is written; --play shows every slot"
+            )
+    path, source = open_twice(options.input)
+    _check_terminal()
+
+    def make(theater: Theater) -> Player:
+        recorder = _Recorder()
+        events = events_of(path, source, options.run_options, options.preset)
+        with contradictions_named(source.name):
+            for _ in recorder.record(theater.watch(events, source.name)):
+                pass
+            recording = recorder.close()
+        window = recording.timeline.window(selection_of(recording.timeline, options))
+        found = recording.admissions_of(options.request or ())
+        first = options.from_step
+        if first is None and found:
+            first = min(found)
+        stage, span = Stage(recording, _title(source), theater.glyphs), Span(window[0], window[-1])
+        return _player(theater, stage, span, first, options.speed, found)
+
+    return _play(make)
+
+
+def play_diff(options: DiffOptions) -> int:
+    """Carry out `batchdecode trace diff --play`; return its exit status.
+
+    Raises:
+        BatchdecodeError: an input, an option or the terminal is not right.
+    """
+    if options.json:
+        raise BatchdecodeError("--json is for an answer that is written, and --play for a person")
+    inputs = open_both(options)
+    _check_terminal()
+
+    def make(theater: Theater) -> Player:
+        a, b = (_RecordedInput(theater, *of_run) for of_run in inputs)
+        names = a.source.name, b.source.name
+        with contradictions_named(" or ".join(names)):
+            comparison = compare(a, b)
+            recordings = a.close(), b.close()
+        titles = _title(a.source), _title(b.source)
+        stage = PairStage(recordings, comparison, titles, theater.glyphs)
+        span = Span(0, stage.num_steps - 1)
+        return _player(theater, stage, span, options.from_step, options.speed, {})
+
+    return _play(make)
+
+
+def _check_terminal() -> None:
+    """Make sure that there is a terminal to draw on, or raise a BatchdecodeError."""
+    if not can_animate(1, os.environ):
+        raise BatchdecodeError(
+            "--play draws on a terminal, and stdout is none that it can draw on; "
+            "trace --format steps or gantt, and trace diff, tell the same without"
+        )
+
+
+def _player(
+    theater: Theater,
+    stage: Stage,
+    span: Span,
+    first: int | None,
+    speed: float | None,
+    found: Mapping[int, str],
+) -> Player:
+    """Return the player that begins with the step `first`, or raise a BatchdecodeError."""
+    if first is not None and not span.first <= first <= span.last:
+        raise BatchdecodeError(
+            f"--from {first}: the steps to play are {span.first:,} to {span.last:,}"
+        )
+    return Player(
+        stage,
+        theater.terminal,
+        theater.keyboard,
+        theater.display,
+        theater.glyphs,
+        span=span,
+        step=span.first if first is None else first,
+        speed=speed or DEFAULT_SPEED,
+        found=found,
+    )
+
+
+def _play(make: Callable[[Theater], Player]) -> int:
+    """Play what `make` makes to its end; return the exit status.
+
+    Raises:
+        BatchdecodeError: it cannot be made.
+    """
+    theater = Theater()
+    with user_code_prints_to_stderr(), closing(theater), StopSignals() as stop:
+        stop.before_pause = theater.step_aside
+        try:
+            with stop.waiting():
+                player = make(theater)
+            stop.before_pause = player.step_aside
+            while not player.is_over:
+                seconds = player.look()
+                with stop.waiting():
+                    player.wait(seconds)
+        except Quit:
+            return 0
+        except (Interrupted, KeyboardInterrupt):
+            return stop.exit_status
+        except TerminalGone:
+            return HANGUP
+    return 0
+
+
+def _title(source: OpenInput) -> str:
+    return source.name.rpartition("/")[2]

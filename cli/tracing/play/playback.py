@@ -1,0 +1,233 @@
+"""The scene of a recorded run after any of its steps: what a live view with a frame a step shows.
+
+Rule: what is shown depends on the step alone, not on where one came from.  So what a view remembers
+from frame to frame is made again from the NUM_WATCHED steps before.
+"""
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import islice
+
+from batcher.timeline.recording import MAX_STEPS
+from batcher.timeline.records import is_follower
+
+from ...screen.live.driver import (
+    MARK_SECONDS,
+    MAX_HEADER_ENDS,
+    MAX_NOTED,
+    MAX_TREND,
+    NOTE_SECONDS,
+    NUM_SAMPLES,
+)
+from ...screen.live.facts import Moment
+from ...screen.live.scene import MAX_CELLS, Scene, Strips
+from ...screen.live.slots import Mark, SlotState
+from ...screen.live.state import FAILED, Note
+from ...screen.live.theme import Glyphs
+from ...screen.view import GaugeReading, HeldBlocks, RunPlan
+from .recording import Recording
+
+NUM_WATCHED = MAX_CELLS
+"""More steps than any mark or note is shown for, and as many as a strip has cells."""
+SECONDS_PER_STEP = 0.125
+"""Marks and notes are shown for as long as in a live view that makes a step in this time."""
+
+
+class StepStrips(Strips):
+    """Strips with a cell for each step after `step`, for which nobody looks at slots at rest."""
+
+    def __init__(self, slots: Sequence[SlotState], glyphs: Glyphs, step: int) -> None:
+        super().__init__(slots, glyphs)
+        self.steps.append(step + 1)
+        self.steps.popleft()
+        self._until = [step + 1] * len(slots)  # up to which step each has its cells
+        self._admitted = [slot.num_admitted for slot in slots]
+        self._at_rest = [self._resting(slot) for slot in slots]
+
+    def watch(self, step: int, marks: Mapping[int, Mark]) -> None:
+        """Add `step`, with what has happened in the slots in which something has."""
+        self.steps.append(step + 1)
+        for number, mark in marks.items():
+            slot, before = self._slots[number], self._admitted[number]
+            admitted = self._admitted[number] = slot.num_admitted
+            self._fill(number, step)
+            share = float(slot.is_busy(step))
+            self.cells[number] += self._cell(slot, mark, share, admitted - before)
+            self._until[number] = step + 1
+            self._at_rest[number] = self._resting(slot)
+
+    def fill(self) -> None:
+        """Complete the cells of all slots."""
+        for number in range(len(self.cells)):
+            self._fill(number, self.steps[-1])
+
+    def _fill(self, number: int, until: int) -> None:
+        """Add the cells of a slot in which nothing has happened since the last of them."""
+        more = self._at_rest[number] * (until - self._until[number])
+        self.cells[number] = (self.cells[number] + more)[-self._max_cells :]
+        self._until[number] = until
+
+    def _resting(self, slot: SlotState) -> str:
+        """Return the cell of each step in which nothing happens from now on."""
+        return self._cell(slot, "", float(slot.end is None), 0)
+
+
+class Playback:
+    """Shows a recording; `scene` is that of `step`, once one was sought.
+
+    glyphs: what it is drawn with.
+    """
+
+    def __init__(self, recording: Recording, title: str, glyphs: Glyphs) -> None:
+        run = recording.timeline.run
+        self.recording, self.step = recording, -1
+        self._num_blocks = run.scheduling.get("kv_blocks")
+        self._has_blocks = self._num_blocks is not None or any(recording.timeline.figures.blocks)
+        plan = RunPlan(
+            title, run.policy, run.batch, recording.num_requests, is_timed=bool(run.step_time)
+        )
+        self._state = recording.state_before(0)
+        self._told = recording.events_from(0)
+        self._ahead = next(self._told, None)
+        self._held = set[int]()  # the slots that are, after the step
+        self._marks: list[str] = []
+        self._marked: dict[int, float] = {}  # until when the mark of a slot is shown
+        self._noted: deque[tuple[float, Note]] = deque(maxlen=MAX_NOTED)  # until when
+        self._samples: deque[tuple[int, int]] = deque(maxlen=NUM_SAMPLES + 1)  # step and tokens
+        self._strips = StepStrips(self._state.slots, glyphs, -1)
+        self.scene = Scene(
+            self._state,
+            plan,
+            GaugeReading(0.0, run.batch, None, None),
+            glyphs,
+            self._strips,
+            Moment(-1, None, 0, 0.0, None, None),
+            marks=[],
+            notes=[],
+            ends=[],
+            busy=deque(maxlen=MAX_TREND),
+        )
+        self._begin(0)
+
+    @property
+    def last_step(self) -> int:
+        """The last step of the run."""
+        return self.recording.num_steps - 1
+
+    def seek(self, step: int) -> Scene:
+        """Return the scene after `step`, one of the run; the one before it is gone."""
+        first = max(step - NUM_WATCHED + 1, 0)
+        if not first <= self.step + 1 <= step + 1:
+            self._skip_to(first)
+        while self.step < step:
+            self._watch(self.step + 1, is_sampled=self.step + 1 >= step - NUM_SAMPLES)
+        self._look()
+        return self.scene
+
+    def _skip_to(self, step: int) -> None:
+        """Begin to watch with `step`."""
+        recording = self.recording
+        chapter = recording.chapter_before(step)
+        if not recording.step_of(chapter) <= self.step + 1 <= step:
+            self._state = recording.state_before(chapter)
+            self._told = recording.events_from(chapter)
+            self._ahead = next(self._told, None)
+        self._take_before(step)
+        self._begin(step)
+
+    def _take_before(self, step: int) -> set[int]:
+        """Take in what was told with the steps before `step`; return the slots it was about."""
+        slots = set[int]()
+        while self._ahead is not None and self._ahead[0] < step:
+            for event in self._ahead[1]:
+                self._state.fold.take(event)
+                slot = getattr(event, "slot", None)
+                if slot is not None:
+                    slots.add(slot)
+            self._state.keep_up()
+            self._ahead = next(self._told, None)
+        self._state.catch_up()
+        return slots
+
+    def _begin(self, step: int) -> None:
+        """Remember nothing of the steps before `step`."""
+        state, scene = self._state, self.scene
+        self.step = step - 1
+        state.notes.clear()
+        for slot in state.slots:
+            slot.take_mark()
+        self._held = {number for number, slot in enumerate(state.slots) if slot.end is None}
+        self._marked.clear()
+        self._noted.clear()
+        self._samples.clear()
+        self._samples.append((self.step, state.num_tokens(self.step)))
+        self._marks = [""] * len(state.slots)
+        self._strips = StepStrips(state.slots, scene.glyphs, self.step)
+        scene.run, scene.marks, scene.strips = state, self._marks, self._strips
+        scene.busy.clear()
+
+    def _watch(self, step: int, *, is_sampled: bool) -> None:
+        """Take in the next step."""
+        self.step, state = step, self._state
+        touched = self._take_before(MAX_STEPS if step == self.last_step else step + 1)
+        marks = {number: state.slots[number].take_mark() for number in touched}
+        self._strips.watch(step, marks)
+        num_busy = len(self._held - touched) + sum(state.slots[n].is_busy(step) for n in touched)
+        self._held -= touched
+        self._held |= {number for number in touched if state.slots[number].end is None}
+        self.scene.busy.append(num_busy / len(state.slots))
+        self._keep_marks(marks, step * SECONDS_PER_STEP)
+        if is_sampled:
+            self._samples.append((step, state.num_tokens(step)))
+
+    def _keep_marks(self, fresh: Mapping[int, Mark], now: float) -> None:
+        """Let marks and notes be seen for a while, as in a live view."""
+        marks, until = self._marks, self._marked
+        for number in [number for number, end in until.items() if end <= now]:
+            marks[number] = ""
+            del until[number]
+        for number, mark in fresh.items():
+            is_new = number not in until or mark == marks[number]
+            if mark and (mark in ("preempted", "failed") or is_new):
+                marks[number], until[number] = mark, now + MARK_SECONDS[mark]
+        while self._state.notes:
+            self._noted.appendleft((now + NOTE_SECONDS, self._state.notes.popleft()))
+
+    def _look(self) -> None:
+        """Let the scene be how things stand after the last step."""
+        scene, state, step = self.scene, self._state, self.step
+        self._strips.fill()
+        now = step * SECONDS_PER_STEP
+        scene.notes = [note for end, note in self._noted if end > now]
+        ends = (end for end in reversed(state.ends) if end.reason not in FAILED)
+        scene.ends = list(islice(ends, MAX_HEADER_ENDS))
+        waiting = (r for r in state.fold.open if r.admission is None and not is_follower(r))
+        num_queued = self.recording.num_unread(step) + sum(1 for _ in waiting)
+        (first_step, first_tokens), (_, num_tokens) = self._samples[0], self._samples[-1]
+        num_new, speed = num_tokens - first_tokens, None
+        if scene.plan.is_timed:
+            speed = num_new / max(self._end_of(step) - self._end_of(first_step), 1e-9)
+        rate = num_new / max(1, step - first_step)
+        scene.moment = Moment(step, num_queued, num_tokens, rate, speed, None)
+        scene.gauges = self._read_gauges()
+
+    def _read_gauges(self) -> GaugeReading:
+        """Return what the trace tells of what events do not tell a live view."""
+        step, blocks = self.step, self.recording.timeline.figures.blocks
+        num_free = len(self._state.slots) - len(self._held)
+        use = None
+        if self._has_blocks and step < len(blocks):
+            free = None if self._num_blocks is None else self._num_blocks - blocks[step]
+            use = HeldBlocks(blocks[step], free)
+        return GaugeReading(self._end_of(step), num_free, self._next_up(num_free), use)
+
+    def _next_up(self, num_free: int) -> str | None:
+        """Return who is admitted next, if that waits by now; None if it does not, or nobody is."""
+        found = self.recording.admission_after(self.step)
+        if found is None or (found.arrived or 0) > self.step + 1:
+            return None
+        return found.label if found.step == self.step + 1 or not num_free else None
+
+    def _end_of(self, step: int) -> float:
+        """Return when `step` ended, in seconds; -1 is before the first."""
+        return self.recording.timeline.figures.end_of(step) if step >= 0 else 0.0

@@ -1,0 +1,321 @@
+"""A run that was recorded, kept so that how it stood after any step is there at once.
+
+Rule: what is kept is the state that a live view folds from events, packed every few thousand of
+them, with the events between.  So a step is shown by the code that shows it live, folded from
+somewhere near; an event takes about 25 bytes, and nothing is looked up in a second description.
+"""
+
+import pickle
+import zlib
+from array import array
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Collection, Iterator
+from functools import cached_property, lru_cache
+from itertools import groupby
+from operator import attrgetter
+from typing import NamedTuple
+
+import msgspec
+
+from batcher.errors import BatchdecodeError, InvariantError
+from batcher.events import (
+    AdmitEvent,
+    ArriveEvent,
+    DraftEvent,
+    EndEvent,
+    Event,
+    FinishEvent,
+    PreemptEvent,
+    RejectEvent,
+    RunEvent,
+    StepsEvent,
+)
+from batcher.timeline import Timeline
+from batcher.timeline.records import RequestTimeline, is_follower, label_of
+
+from ...screen.cells import cell_width, printable
+from ...screen.live.grid import MAX_REQUEST, Longest
+from ...screen.live.slots import MAX_LABEL
+from ...screen.live.state import RunState
+
+MIN_EVENTS = 4096
+"""The fewest events of a chapter; there are more where more requests wait at once."""
+MAX_ENDS = 64
+"""So many of those that have ended are known after each step."""
+NUM_UNPACKED = 4
+"""So many chapters are kept unpacked."""
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(tuple[list[int], list[Event]])
+
+
+class Chapter(NamedTuple):
+    """Events that were told with `step` and later ones, and what the run was like before, packed.
+
+    first: the number of the first of them, of all that there are.
+    """
+
+    step: int
+    first: int
+    state: bytes
+    events: bytes
+
+
+class Admission(NamedTuple):
+    """Who was admitted in `step`; arrived: the step of an arrival that was told with it."""
+
+    step: int
+    label: str
+    arrived: int | None
+
+
+class Recording:
+    """Takes in what followed the start of a run, event by event, up to `close`.
+
+    timeline: what happened.
+    preemptions, failures: the steps with which each was told, ascending.
+    longest: the widest that there is to be shown of it.
+
+    Raises:
+        BatchdecodeError: there is no such batch.
+    """
+
+    def __init__(self, run: RunEvent) -> None:
+        Timeline().add(run)  # which refuses what is no batch
+        self._run = RunState(run.batch)
+        self._run.ends = deque(maxlen=MAX_ENDS)  # each chapter has them
+        self.timeline = Timeline(self._run.fold)
+        self.timeline.add(run)
+        self.preemptions, self.failures = array("q"), array("q")
+        self.longest = Longest()
+        self._chapters: list[Chapter] = []
+        self._request_steps = array("q")  # with which each request was told of
+        # Of who was admitted on its own account: the step, and the number of the event.
+        self._admit_steps, self._admit_numbers = array("q"), array("q")
+        self._step = self._num_events = 0
+        self._is_measured = False
+        self._early: list[ArriveEvent] = []
+        self._state = _packed(self._run)
+        self._steps: list[int] = []  # with which the events of the chapter were told
+        self._events: list[Event] = []
+        self._unpacked = lru_cache(NUM_UNPACKED)(self._unpack)
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps are known of it."""
+        return self.timeline.num_steps
+
+    @property
+    def num_requests(self) -> int:
+        """How many requests are known of it."""
+        return len(self._request_steps)
+
+    def add(self, event: Event) -> None:
+        """Take in the next event, with the step with which a view of the run was told of it.
+
+        Raises:
+            InvariantError, BatchdecodeError: see Timeline.from_events.
+        """
+        match event:
+            case ArriveEvent() if not self._is_measured:
+                # Read when a slot was free for it: in the step that the next event tells.
+                self._early.append(event)
+            case StepsEvent():  # stands before all else that the last of these steps has told
+                self._is_measured = True
+                self._take(event, event.step + len(event.ends) - 1)
+            case EndEvent():
+                self._take_early()
+                self.timeline.add(event)
+            case ArriveEvent() | RunEvent():  # a second start is the reader's to refuse
+                self._take(event, self._step)
+            case _:
+                self._take(event, event.step)
+
+    def close(self) -> None:
+        """Take what was added for all there is.
+
+        Raises:
+            InvariantError: it contradicts itself.
+            BatchdecodeError: it has no steps.
+        """
+        self._take_early()
+        for found in self._run.fold.open:
+            self._see_tokens(found, found.max_tokens)
+        self._end_chapter(self._step)
+        self.timeline.close()
+        self.timeline.check_integrity()
+        if not self.num_steps:
+            raise BatchdecodeError("there is nothing to play: no request took a slot")
+
+    def chapter_before(self, step: int) -> int:
+        """Return the number of the last chapter that begins with `step` or before it."""
+        return bisect_right(self._chapters, step, key=attrgetter("step")) - 1
+
+    def step_of(self, chapter: int) -> int:
+        """Return the step that a chapter begins with."""
+        return self._chapters[chapter].step
+
+    def state_before(self, chapter: int) -> RunState:
+        """Return what the run was like when a chapter begins; it is the caller's to change."""
+        state: RunState = pickle.loads(zlib.decompress(self._chapters[chapter].state))  # noqa: S301 - our own
+        return state
+
+    def events_from(self, chapter: int) -> Iterator[tuple[int, list[Event]]]:
+        """Yield the steps from a chapter on with which something was told, and what that was."""
+        for number in range(chapter, len(self._chapters)):
+            steps, events = self._unpacked(number)
+            start = 0
+            for step, same in groupby(steps):
+                stop = start + len(list(same))
+                yield step, events[start:stop]
+                start = stop
+
+    def num_unread(self, step: int) -> int:
+        """Return how many requests are told of after `step` alone."""
+        return self.num_requests - bisect_right(self._request_steps, step)
+
+    def admission_after(self, step: int) -> Admission | None:
+        """Return who was admitted next after `step`, on its own account; None if nobody was."""
+        place = bisect_right(self._admit_steps, step)
+        if place == len(self._admit_steps):
+            return None
+        number = self._admit_numbers[place]
+        chapter = bisect_right(self._chapters, number, key=attrgetter("first")) - 1
+        steps, events = self._unpacked(chapter)
+        found, at = self._admit_steps[place], number - self._chapters[chapter].first
+        admit = events[at]
+        if not isinstance(admit, AdmitEvent):
+            raise InvariantError(f"event {number} is no admission")
+        label = label_of(admit.id, admit.index, "sample")
+        told = events[bisect_left(steps, found) : at]
+        arrived = (e.step for e in told if isinstance(e, ArriveEvent) and _is_same(e, admit))
+        return Admission(found, label, next(arrived, None))
+
+    def find(self, text: str) -> dict[int, str]:
+        """Return who is admitted, by the steps, that is called `text` or else has it in its name.
+
+        Of those that one step admits it is the first.
+        """
+        named, alike = dict[int, str](), dict[int, str]()
+        for step, event in self._admissions():
+            label = label_of(event.id, event.index, event.role)
+            if text in (event.id, label):
+                named.setdefault(step, label)
+            elif text in label:
+                alike.setdefault(step, label)
+        return named or alike
+
+    def admissions_of(self, request_ids: Collection[str]) -> dict[int, str]:
+        """Return who is admitted of these requests, by the steps, as `find` does."""
+        found = dict[int, str]()
+        for step, event in self._admissions() if request_ids else ():
+            if event.id in request_ids:
+                found.setdefault(step, label_of(event.id, event.index, event.role))
+        return found
+
+    def _admissions(self) -> Iterator[tuple[int, AdmitEvent]]:
+        for number in range(len(self._chapters)):
+            for step, event in zip(*self._unpack(number), strict=True):
+                if type(event) is AdmitEvent:
+                    yield step, event
+
+    @cached_property
+    def worst_bubble(self) -> int | None:
+        """The first of the steps in a row in which most slots stayed empty, all taken together.
+
+        At the end, when nobody is left to come, slots fall empty in every run: that one counts if
+        there is no other.
+        """
+        found: list[tuple[int, int]] = []  # how many slots, less the first step
+        num_slots, start, num_idle = self.timeline.num_slots, None, 0
+        for stretch in self.timeline.occupied():
+            if stretch.num < num_slots:
+                start = stretch.start if start is None else start
+                num_idle += num_slots * (stretch.stop - stretch.start) - stretch.total
+            elif start is not None:
+                found.append((num_idle, -start))
+                start, num_idle = None, 0
+        if not found and start is not None:
+            found.append((num_idle, -start))
+        return -max(found)[1] if found else None
+
+    def _take(self, event: Event, step: int) -> None:
+        """Take in an event that is told with `step`, or with a later one if that has come."""
+        self._step = step = max(self._step, step)
+        self._take_early()
+        if len(self._events) >= self._chapter_size and step > self._steps[-1]:
+            self._end_chapter(step)
+        self._steps.append(step)
+        self._events.append(event)
+        found = self.timeline.add(event)
+        self._run.keep_up()
+        if found is not None and found.first_event is event:
+            if not is_follower(found) and not found.index:
+                self._request_steps.append(step)
+            self._see_name(found)
+        if isinstance(event, FinishEvent) and found is not None:
+            self._see_tokens(found, event.tokens)
+        self._note(event, step)
+        self._num_events += 1
+
+    def _note(self, event: Event, step: int) -> None:
+        """Note what somebody may look for."""
+        match event:
+            case AdmitEvent() if not is_follower(event):
+                self._admit_steps.append(step)
+                self._admit_numbers.append(self._num_events)
+            case PreemptEvent() if not is_follower(event):
+                self.preemptions.append(step)
+            case FinishEvent(reason="error" | "aborted"):
+                self.failures.append(step)
+            case RejectEvent():
+                self._request_steps.append(step)
+                self.failures.append(step)
+            case DraftEvent():
+                drafts = 2 * len(str(event.tokens)) + 1
+                self.longest.drafts = max(self.longest.drafts, len("drafts"), drafts)
+            case _:
+                pass
+
+    def _take_early(self) -> None:
+        """Take in the arrivals that were to be told with the step that has come."""
+        early, self._early = self._early, []
+        for event in early:
+            self._take(event, self._step)
+
+    @property
+    def _chapter_size(self) -> int:
+        """How many events it has at least: packing the state costs as much as some of them."""
+        return max(MIN_EVENTS, 2 * len(self._run.fold.open), len(self._run.slots))
+
+    def _end_chapter(self, step: int) -> None:
+        """Pack what was told; the next chapter begins with `step`."""
+        first = self._num_events - len(self._events)
+        packed = zlib.compress(_encoder.encode((self._steps, self._events)), 1)
+        begun = self._steps[0] if self._chapters else 0
+        self._chapters.append(Chapter(begun, first, self._state, packed))
+        self._run.catch_up()
+        self._run.num_tokens(step)  # by which it forgets whom it need not know of any more
+        self._state = _packed(self._run)
+        self._steps, self._events = [], []
+
+    def _unpack(self, chapter: int) -> tuple[list[int], list[Event]]:
+        return _decoder.decode(zlib.decompress(self._chapters[chapter].events))
+
+    def _see_name(self, found: RequestTimeline) -> None:
+        width = cell_width(printable(found.label[: MAX_LABEL + 1]))
+        self.longest.request = max(self.longest.request, min(width, MAX_REQUEST))
+
+    def _see_tokens(self, found: RequestTimeline, num_tokens: int) -> None:
+        if found.max_tokens:
+            width = len(f"{num_tokens}/{found.max_tokens}")
+            self.longest.tokens = max(self.longest.tokens, width)
+
+
+def _packed(run: RunState) -> bytes:
+    return zlib.compress(pickle.dumps(run, pickle.HIGHEST_PROTOCOL), 1)
+
+
+def _is_same(arrive: ArriveEvent, admit: AdmitEvent) -> bool:
+    return arrive.id == admit.id and arrive.index == admit.index

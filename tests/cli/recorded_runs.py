@@ -1,0 +1,104 @@
+"""Runs that were recorded while a live view with a frame a step showed them."""
+
+import json
+from contextlib import closing
+from dataclasses import replace
+
+from emulated_run import Clock, Screen
+from hypothesis import strategies as st
+
+from cli.commands.run import RunOptions
+from cli.options import SchedulingOptions
+from cli.running.runner import RunSetup
+from cli.screen.live import driver
+from cli.screen.live.display import ScreenLive
+from cli.screen.live.driver import LiveView
+from cli.screen.pace import Pace
+from cli.screen.view import RunPlan
+from cli.tracing.play.playback import SECONDS_PER_STEP
+from cli.tracing.play.recording import Recording
+
+SETTINGS = (
+    {},
+    {"policy": "sjf"},
+    {"max_batch_tokens": 9, "long_prefill_threshold": 5},
+    {"kv_blocks": 12, "block_size": 4},
+    {"kv_blocks": 12, "block_size": 4, "prefix_cache": "off", "capacity": "on-demand"},
+    {"policy": "priority", "preempt_for": "priority"},
+    {"profile": "constant:0.25"},
+    {"draft": "ngram", "max_batch_tokens": 30},
+)
+
+_WORDS = st.integers(1, 40)
+_REQUESTS = st.fixed_dictionaries(
+    {"prompt_tokens": _WORDS, "max_tokens": st.integers(0, 12)},
+    optional={
+        "arrival_time": st.integers(0, 30),
+        "priority": st.integers(0, 2),
+        "n": st.integers(1, 3),
+        "ignore_eos": st.just(value=True),
+    },
+)
+
+
+def workloads(max_size=20):
+    return st.lists(_REQUESTS, min_size=1, max_size=max_size)
+
+
+def write_requests(path, requests):
+    lines = []
+    for number, request in enumerate(requests):
+        length = request["prompt_tokens"]
+        tokens = [7] * (length // 2) + [100 + number] * (length - length // 2)
+        sampled = {"temperature": 1} if "n" in request else {}
+        known = {"id": f"r{number}", "prompt_tokens": tokens}
+        lines.append(json.dumps(request | sampled | known))
+    path.write_text("\n".join(lines) + "\n")
+
+
+def record(events):
+    found = Recording(events[0])
+    for event in events[1:]:
+        found.add(event)
+    found.close()
+    return found
+
+
+class WatchedRun:
+    """A run, its events, and the scene that a live view with a frame a step has after each step.
+
+    `watch(scene)` is called after each step; what it returns is kept in `seen`.
+    told_late: whether more was told after the last one, which the player shows with it.
+    """
+
+    def __init__(self, path, batch, settings, watch):
+        options = RunOptions(input=str(path), batch=batch, scheduling=SchedulingOptions(**settings))
+        setup = RunSetup(replace(options, keep_going=True))
+        self.events, self.seen = [], []
+        with setup.requests, closing(setup.engine):
+            loop = setup.loop()
+            self._run(loop, setup.engine.run_event(), batch, watch)
+
+    def _run(self, loop, run, batch, watch):
+        clock, screen = Clock(), Screen(200, 60)
+        plan = RunPlan("run", run.policy, batch, loop.source.total, is_timed=bool(run.step_time))
+        view = LiveView(plan, loop, screen, ScreenLive(screen), pace=Pace(0.1), clock=clock)
+        self.events.append(run)
+        shown = 0
+        for events, results, _ in loop:
+            loop.answers.take(results)
+            self.events += events
+            for event in events:
+                view.fold.take(event)
+            self.told_late = loop.engine.num_steps == shown
+            if not self.told_late:
+                shown = loop.engine.num_steps
+                view.after_step(shown - 1, loop.num_queued)
+                self.seen.append(watch(view._scene))
+                clock.now += SECONDS_PER_STEP
+        self.events.append(loop.engine.end_event())
+
+
+def watch_run(monkeypatch, path, batch, settings, watch):
+    monkeypatch.setattr(driver, "END_SECONDS", 0.0)  # which lets people read who has ended
+    return WatchedRun(path, batch, settings, watch)

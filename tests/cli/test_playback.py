@@ -1,0 +1,83 @@
+"""A recorded run, shown at any step, against the live view that showed it when it ran."""
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from recorded_runs import SETTINGS, record, watch_run, workloads, write_requests
+
+from batcher.errors import BatchdecodeError
+from cli.screen.live import driver, grid, scene
+from cli.screen.live.grid import Longest
+from cli.screen.live.picture import Picture
+from cli.screen.live.theme import UNICODE
+from cli.tracing.play import playback, recording
+from cli.tracing.play.playback import Playback
+
+SIZES = ((79, 30), (60, 9))
+WIDEST = Longest()
+WIDEST.request, WIDEST.tokens, WIDEST.drafts = 8, 6, 6
+
+
+def drawn(scene):
+    return [Picture(WIDEST).lines(scene, *size, has_gantt=True) for size in SIZES]
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Few steps are many, so that short runs have all there is to be of long ones."""
+    monkeypatch.setattr(recording, "MIN_EVENTS", 6)
+    monkeypatch.setattr(playback, "NUM_WATCHED", 16)
+    for module in (scene, grid):
+        monkeypatch.setattr(module, "MAX_CELLS", 16)
+    seconds = {"ended": 0.0, "admitted": 0.25, "preempted": 0.5, "failed": 0.625}
+    smaller = {"MARK_SECONDS": seconds, "NOTE_SECONDS": 0.75, "NUM_SAMPLES": 5, "MAX_TREND": 16}
+    for name, value in smaller.items():
+        monkeypatch.setattr(driver, name, value)
+        monkeypatch.setattr(playback, name, value)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs")
+
+
+@given(workloads(), st.sampled_from([1, 2, 5]), st.sampled_from(SETTINGS), st.data())
+@settings(
+    max_examples=30,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    deadline=None,
+    phases=[Phase.generate],
+)
+def test_any_step_looks_as_it_did_live(folder, workload, batch, options, data):
+    path = folder / "requests.jsonl"
+    write_requests(path, workload)
+    told = []
+
+    def watch(shown):
+        told.append((shown.moment, shown.gauges))
+        # What no trace tells: the time on the wall, and who was next while there were others.
+        shown.moment = shown.moment._replace(seconds=None, speed=None, num_queued=0)
+        shown.gauges = shown.gauges._replace(next_up=None, block_use=None)
+        return drawn(shown)
+
+    with pytest.MonkeyPatch.context() as patch:
+        run = watch_run(patch, path, batch, options, watch)
+    if not run.seen:
+        with pytest.raises(BatchdecodeError, match="nothing to play"):
+            record(run.events)
+        return
+    found = record(run.events)
+    assert found.num_steps == len(run.seen)
+    played = Playback(found, "run", UNICODE)
+    steps = data.draw(st.lists(st.integers(0, found.num_steps - 1), max_size=8))
+    for step in [*range(found.num_steps), *steps, *reversed(range(found.num_steps))]:
+        shown = played.seek(step)
+        moment, gauges = told[step]
+        assert 0 <= shown.moment.num_queued - moment.num_queued <= 1  # who was read ahead
+        assert shown.moment[:4] == (step, shown.moment.num_queued, *moment[2:4])
+        assert shown.gauges.now == pytest.approx(gauges.now)
+        assert shown.gauges.num_free == gauges.num_free
+        shown.moment = shown.moment._replace(speed=None, num_queued=0)
+        shown.gauges = shown.gauges._replace(next_up=None, block_use=None, now=gauges.now)
+        if step < found.num_steps - 1 or not run.told_late:
+            assert drawn(shown) == run.seen[step]

@@ -1,0 +1,236 @@
+"""The player: what keys and time make of a recorded run, on the screen of an emulator."""
+
+import pytest
+from emulated_run import Clock, Screen
+from hypothesis import given
+from hypothesis import strategies as st
+from recorded_runs import record
+from reference_paged import Limits, PagedJob, play_paged
+from reference_schedule import DESIGN_JOBS, Job, play
+
+from batcher.errors import BatchdecodeError
+from batcher.explaining.differences import compare
+from cli.screen.live.display import ScreenLive
+from cli.screen.live.theme import ASCII, UNICODE
+from cli.tracing.play.player import MOVES, Player, Span, TerminalGone
+from cli.tracing.play.stage import PairStage, Stage
+
+LONG = play([Job(f"r{n}", 3 + n % 7) for n in range(60)], 4).events
+LAST = LONG[-1].steps - 1
+
+
+class FakeKeyboard:
+    is_gone = False
+
+    def __init__(self):
+        self.keys = []
+
+    def pressed(self):
+        keys, self.keys = self.keys, []
+        return keys
+
+
+class Seen:
+    """A player of some events, and its screen."""
+
+    def __init__(self, *runs, columns=80, rows=24, glyphs=UNICODE, span=None, **settings):
+        recordings = [record(events) for events in runs]
+        if len(runs) == 1:
+            stage = Stage(recordings[0], "run", glyphs)
+        else:
+            stage = PairStage(tuple(recordings), compare(*runs), ("one", "other"), glyphs)
+        encoding = "ascii" if glyphs is ASCII else "utf-8"
+        self.screen, self.clock = Screen(columns, rows, encoding=encoding), Clock()
+        self.keyboard = FakeKeyboard()
+        self.player = Player(
+            stage,
+            self.screen,
+            self.keyboard,
+            ScreenLive(self.screen),
+            glyphs,
+            span=span or Span(0, stage.num_steps - 1),
+            clock=self.clock,
+            **{"step": 0, "found": {}} | settings,
+        )
+        self.player.look()
+
+    def press(self, *keys):
+        self.keyboard.keys += keys
+        return self.wait(1.0 if self.player._is_paused else 0.0)
+
+    def wait(self, seconds):
+        self.clock.now += seconds
+        self.player.look()
+        self.clock.now += 1e-9
+        return self
+
+    def type(self, key, text):
+        self.press(key, *text, "enter")
+        return self.wait(1.0)
+
+    @property
+    def step(self):
+        return self.player.step
+
+    @property
+    def text(self):
+        return self.screen.text()
+
+
+def test_steps_follow_each_other_as_fast_as_is_said_up_to_the_end():
+    seen = Seen(LONG, speed=4.0)
+    assert [seen.wait(0.5).step for _ in range(3)] == [2, 4, 6]
+    assert "4 steps/s" in seen.text
+    assert "run  step 6  " in seen.text
+    seen.wait(1e6)
+    assert seen.step == LAST
+    assert f"paused  {'█' * 10}" in seen.text
+    assert seen.press(" ").wait(0.5).step == 2  # from the beginning again
+
+
+def test_backwards_it_ends_at_the_first_step():
+    seen = Seen(LONG, step=20)
+    seen.press("r")
+    assert "10 steps/s back" in seen.wait(0.5).text
+    assert seen.step == 15
+    assert seen.wait(1e3).step == 0
+
+
+@given(st.lists(st.sampled_from([*MOVES, " ", "r", "+", "-", "]", "[", "?", "up", "escape"])))
+def test_keys_go_as_many_steps_as_they_say_and_stay_in_the_run(keys):
+    seen, expected = Seen(LONG, rows=8, span=Span(5, 30), step=9), 9
+    seen.press(" ")
+    for key in keys:
+        if key == " ":
+            continue
+        seen.press(key)
+        expected = min(max(expected + MOVES.get(key, 0), 5), 30)
+        if key in "[]":
+            expected = seen.step
+        assert seen.step == expected
+
+
+def test_a_frame_is_drawn_for_what_has_changed_alone():
+    seen = Seen(LONG)
+    seen.press(" ")
+    seen.wait(1.0)
+    drawn = len(seen.screen.written)
+    for _ in range(5):
+        seen.wait(1.0)
+    assert len(seen.screen.written) == drawn
+    seen.press(".")
+    assert len(seen.screen.written) == drawn + 1
+    seen.screen.emulator.resize(20, 60)
+    seen.wait(1.0)
+    assert len(seen.screen.written) == drawn + 2
+    assert all(len(line) < 60 for line in seen.screen.lines())
+
+
+def test_in_the_background_nothing_is_drawn_and_then_all():
+    seen = Seen(LONG)
+    seen.press(" ")
+    seen.screen.is_foreground = False
+    drawn = len(seen.screen.written)
+    seen.press("end")
+    assert len(seen.screen.written) == drawn
+    seen.screen.is_foreground = True
+    seen.wait(1.0)
+    assert f"step {LAST}" in seen.text
+
+
+def test_a_request_is_found_where_it_is_admitted():
+    seen = Seen(LONG).type("/", "r17")
+    [admit] = [e for e in LONG if type(e).__name__ == "AdmitEvent" and e.id == "r17"]
+    assert seen.step == admit.step
+    assert f"r17 is in slot {admit.slot}" in seen.text
+    assert f"{admit.slot}▸r17    ◂" in seen.text
+    seen.type("/", "nobody")
+    assert "no request with nobody in its id was admitted" in seen.text
+    assert seen.step == admit.step
+
+
+def test_n_goes_through_all_that_have_it_in_their_names():
+    seen = Seen(LONG).type("/", "r1")  # which one is called as a whole
+    assert "r1 is in slot 1" in seen.text
+    seen.type("/", "r5")
+    assert "no admission that was found after" in seen.press("n").text
+    seen.press("home")
+    steps = sorted({e.step for e in LONG if type(e).__name__ == "AdmitEvent" and "7" in e.id})
+    found = [seen.type("/", "7").step, *(seen.press("n").step for _ in steps[1:])]
+    assert found == steps
+    assert [seen.press("N").step for _ in steps[1:]] == steps[-2::-1]
+
+
+def test_g_goes_to_a_step_of_the_run_and_says_which_there_are():
+    seen = Seen(LONG).type("g", "1x\x7f7")
+    assert f"1x\\x7f7 is no step from 0 to {LAST}" in seen.text
+    assert seen.type("g", "17").step == 17
+    assert seen.type("g", "9" * 30).step == 17
+    assert seen.press("g", "3", "escape").step == 17
+
+
+CROWDED = [PagedJob(f"p{n}", 2, 9) for n in range(6)]
+
+
+def test_brackets_go_to_preemptions_and_to_the_worst_bubble():
+    run = play_paged(CROWDED, Limits(batch=3, blocks=7))
+    lost = sorted({e.step for e in run.events if type(e).__name__ == "PreemptEvent"})
+    assert lost
+    seen = Seen(run.events)
+    bubble = seen.player._stage.recording.worst_bubble
+    points = sorted({*lost, bubble} - {0})
+    assert [seen.press("]").step for _ in points] == points
+    assert "no preemption, failure or bubble after" in seen.press("]").text
+    assert [seen.press("[").step for _ in points[:-1]] == points[-2::-1]
+
+
+def test_two_runs_are_beside_each_other_or_above_and_d_goes_where_they_part():
+    jobs = [Job(f"r{n}", 4 + n % 5) for n in range(12)]
+    a, b = play(jobs, 2).events, play(jobs, 3).events
+    seen = Seen(a, b, columns=140, rows=30)
+    seen.press("d")
+    parting = compare(a, b).parting
+    assert seen.step == parting.step
+    assert "here they part: A decides nothing else; B admits r2 to slot 2" in seen.text
+    first = next(line for line in seen.screen.lines() if "A: one" in line)
+    assert "B: other" in first
+    seen.press("end")
+    assert "they parted in step 0" in seen.text
+    assert f"; B ended in step {b[-1].steps - 1}" in seen.text
+    seen.screen.emulator.resize(24, 80)
+    lines = seen.wait(1.0).screen.lines()
+    [at_a], [at_b] = (
+        [n for n, x in enumerate(lines) if name in x] for name in ("A: one", "B: oth")
+    )
+    assert at_a < 3 < at_b
+
+
+def test_equal_schedules_have_nothing_to_go_to():
+    seen = Seen(LONG, LONG, columns=140)
+    assert "the schedules are equal" in seen.press("d").text
+    assert seen.step == 0
+
+
+@pytest.mark.parametrize("glyphs", [UNICODE, ASCII])
+def test_any_size_has_its_picture(glyphs):
+    for runs in ((LONG,), (LONG, LONG[:40])):
+        seen = Seen(*runs, glyphs=glyphs)
+        seen.press("?")
+        seen.press("?")
+        seen.press("/", "r")
+        for columns, rows in ((1, 1), (2, 2), (5, 4), (20, 5), (40, 10), (79, 24), (300, 80)):
+            seen.screen.emulator.resize(rows, columns)
+            seen.wait(1.0)
+
+
+def test_a_terminal_that_is_gone_ends_it():
+    seen = Seen(LONG)
+    seen.keyboard.is_gone = True
+    with pytest.raises(TerminalGone):
+        seen.press("q")
+
+
+def test_a_run_without_steps_is_not_played():
+    run = play(DESIGN_JOBS, 2).events
+    with pytest.raises(BatchdecodeError, match="nothing to play"):
+        record(run[:1])
