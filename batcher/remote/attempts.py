@@ -88,27 +88,15 @@ class Attempts:
     def send_again(self) -> None:
         """Let those be sent again that have paused, as far as the rate allows it."""
         while self._returning:
-            future = self._returning[0]
-            if not future.cancelled():
-                if self._rate.why_not(self._now()) is not None:
-                    return
-                self._rate.note_sent(self._now())
-                future.set_result(None)
-            self._returning.popleft()
+            if self._rate.why_not(self._now()) is not None:
+                return
+            self._rate.note_sent(self._now())
+            self._returning.popleft().set_result(None)
 
     @property
     def has_returning(self) -> bool:
         """Whether some have paused, and wait for the rate to allow another attempt."""
         return bool(self._returning)
-
-    def cancel(self, row: RemoteSequence) -> None:
-        """Forget a row; its connection is closed."""
-        task = self._tasks.pop(row, None)
-        if task is not None:
-            task.cancel()
-            self._loop.run_until_complete(asyncio.wait([task]))
-        self._news.received.pop(row, None)
-        self._news.ended = [each for each in self._news.ended if each.row is not row]
 
     def listen(self, until: float | None) -> News:
         """Wait until something is heard, or the time has come; return what was heard."""

@@ -16,7 +16,7 @@ import msgspec
 from batcher.engine.driven import NOTHING_REPLAYED, StepOutcome
 from batcher.errors import BatchdecodeError, Failure, FieldProblem, LostModelError, RequestError
 from batcher.events import AdmitReason, ArriveReason, EndEvent, RunEvent, TokenEvent
-from batcher.lifecycle import ABORT, ADMIT, FINISH
+from batcher.lifecycle import ADMIT, FINISH
 from batcher.remote.attempts import Attempt, Attempts, News
 from batcher.remote.client import Client
 from batcher.remote.inputs import Over, RemoteInputs
@@ -195,27 +195,6 @@ class RemoteEngine:
         self._end_all(self._inputs.add(request, request_id, place, reason, replayed, now))
         return request_id
 
-    def abort(self, request_id: str) -> None:
-        """End a request now; the next `step` hands out its results, with what had come.
-
-        Raises:
-            BatchdecodeError: no such request is in the engine.
-        """
-        if request_id not in self._num_open:
-            raise BatchdecodeError(f"no request with id {request_id!r} is in the engine")
-        step = self._clock.step
-        for row in [row for row in self._running if row.id == request_id]:
-            self._attempts.cancel(row)
-            self._finish(row, "aborted", None, step - 1)
-        for row in self._queue.find(request_id):
-            self._queue.remove(row)
-            self._finish(row, "aborted", None, step)
-        for row in self._inputs.remove_turn(request_id):
-            if row.id == request_id:
-                self._finish(row, "aborted", None, step)
-            else:
-                self._end_all([Over(row, None)])
-
     def step(self) -> StepOutcome:
         """Send what may be sent, wait until something happens, and return what it was.
 
@@ -379,8 +358,7 @@ class RemoteEngine:
         self, row: RemoteSequence, reason: FinishReason, failure: Failure | None, step: int
     ) -> None:
         """End a row with `step`, and give it its result."""
-        move = ABORT if reason == "aborted" else FINISH
-        row.state = move[row.state]
+        row.state = FINISH[row.state]
         slot = self._running.pop(row, None)
         if slot is not None:
             self._last_used[slot] = step

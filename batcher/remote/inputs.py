@@ -86,15 +86,6 @@ class RemoteInputs:
         session.said = _with_answer(sequence.request, session.said, result)
         return self._begin(session, session.turns.popleft(), now) if session.turns else []
 
-    def remove_turn(self, request_id: str) -> list[RemoteSequence]:
-        """Take a turn that waits for others out of its session, and those behind it."""
-        for session in self._sessions.values():
-            for place, turn in enumerate(session.turns):
-                if turn.request_id == request_id:
-                    turns = session.break_off(request_id, "aborted", place)
-                    return [_sequence(gone, 0) for gone in turns]
-        return []
-
     def arrive(self, clock: Clock) -> list[RemoteSequence]:
         """Return those that have arrived by now, each with the step in which it has."""
         arrived = self._queue.take_arrivals(clock.now)

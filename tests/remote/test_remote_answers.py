@@ -229,20 +229,6 @@ def test_a_session_that_fails_goes_no_further():
     assert len(server.bodies) == 1
 
 
-def test_an_abort_cancels_what_is_in_flight_and_keeps_what_has_come():
-    with FaultServer({"a": [answer("x", "y", gap=30)]}) as server, engine_of(server) as engine:
-        for request in asking("a", "b"):
-            engine.enqueue(request)
-        ended = []
-        while "b" not in ended:
-            ended += [result.id for result in engine.step().results]
-        engine.abort("a")
-        assert not engine.num_running
-        [result] = engine.hand_out().results
-        assert (result.id, result.text, result.finish_reason) == ("a", "x", "aborted")
-        assert not engine.has_work
-
-
 def test_what_an_earlier_run_has_found_is_not_asked_for_again():
     found = Result(
         id="a", index=0, text="old", tokens=None, finish_reason="stop", stop_reason=None,
@@ -267,22 +253,3 @@ def test_while_it_runs_a_row_has_as_many_tokens_as_have_come():
             received[event.id] += event.tokens
             assert found.tokens_after(event.step) == received[event.id]
     assert received == {"x": 3, "y": 3}
-
-
-@pytest.mark.parametrize("which", ["a", "b", "c", "d"])
-def test_whatever_is_aborted_the_others_go_on(which):
-    requests = [
-        Request(prompt="a", id="a"),
-        Request(prompt="b", id="b", arrival_time=0.1),
-        Request(prompt="c", id="c", session="s"),
-        Request(prompt="d", id="d", session="s"),
-    ]
-    with FaultServer() as server, engine_of(server, 1) as engine:
-        for request in requests:
-            engine.enqueue(request)
-        engine.abort(which)
-        run = carry_out(engine, [])
-    outcomes = {result.id: result.finish_reason for result in run.results}
-    expected = dict.fromkeys("abcd", "stop") | {which: "aborted"}
-    assert outcomes == expected | ({"d": "error"} if which == "c" else {})
-    assert not engine.num_pending
