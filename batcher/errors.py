@@ -118,6 +118,12 @@ class RequestError(BatchdecodeError):
         super().__init__(f"request {request_id!r}: {'; '.join(said)}")
 
 
+def id_in_use(request_id: str) -> RequestError:
+    """Return what is wrong with a request whose id is that of one that has not ended."""
+    message = f"a request with id {request_id!r} has not ended yet"
+    return RequestError(request_id, [FieldProblem("duplicate-id", ("id",), message)])
+
+
 def writable(text: str) -> str:
     """Return `text` with a question mark for each lone surrogate, which no file can hold."""
     return text.encode(errors="replace").decode()

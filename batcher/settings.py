@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin
 
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
 from batcher.fields import FieldFacts, fields_of
 
@@ -218,6 +218,13 @@ class SchedulingSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def sees_all(self) -> bool:
         """Whether who comes next depends on all that have arrived, and not on their order alone."""
         return self.policy != "fcfs" or self.preempt_for is not None
+
+    @property
+    def beside_policy(self) -> dict[str, Any]:
+        """What is not the default, but for the policy, ready for JSON."""
+        told: dict[str, Any] = to_builtins(self)
+        told.pop("policy", None)
+        return told
 
     @property
     def is_paged(self) -> bool:

@@ -7,9 +7,7 @@ nothing is done per step for a row that is only decoded, sampled, stopped and cu
 """
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from batcher.engine.decoded import NOTHING_DECODED, Decoded
 from batcher.engine.driven import NOTHING_HAPPENED, NOTHING_REPLAYED, StepOutcome
@@ -224,14 +222,12 @@ class Engine:
 
     def run_event(self) -> RunEvent:
         """Return the first line of this run's trace."""
-        scheduling: dict[str, Any] = msgspec.to_builtins(self.settings)
-        scheduling.pop("policy", None)
         return RunEvent(
             batch=self.batch_size,
             policy=self.settings.policy,
             model=self._model.name,
             settings=self._model.settings,
-            scheduling=scheduling,
+            scheduling=self.settings.beside_policy,
             step_time=self._clock.settings,
             layout=self._layout,
             speculation={} if self._speculator is None else self._speculator.settings,

@@ -11,7 +11,7 @@ from batcher.engine.outputs import Outputs
 from batcher.engine.recorder import Recorder
 from batcher.engine.sequence import Sequence, SequenceExtras
 from batcher.engine.sessions import NOTHING_DROPPED, PastTurn, Session, Turn
-from batcher.errors import BatchdecodeError, Failure, FieldProblem, InvariantError, RequestError
+from batcher.errors import BatchdecodeError, Failure, InvariantError, id_in_use
 from batcher.events import ArriveReason, Role
 from batcher.models.base import Model, eos_token_ids_of
 from batcher.models.context import ANY_LENGTH, Context, context_of
@@ -81,8 +81,7 @@ class Inputs:
         """
         outputs, request_id = self._outputs, name or self.id_of(request, input_index)
         if request_id in outputs.num_open:
-            message = f"a request with id {request_id!r} has not ended yet"
-            raise RequestError(request_id, [FieldProblem("duplicate-id", ("id",), message)])
+            raise id_in_use(request_id)
         if replayed and not self._can_replay:
             raise BatchdecodeError(
                 "results are replayed only without KV blocks and without preemption: "

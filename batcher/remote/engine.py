@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from heapq import heappop, heappush
-from typing import Any
 
 import msgspec
 
 from batcher.engine.driven import NOTHING_REPLAYED, StepOutcome
-from batcher.errors import BatchdecodeError, Failure, FieldProblem, LostModelError, RequestError
+from batcher.errors import BatchdecodeError, Failure, LostModelError, id_in_use
 from batcher.events import AdmitReason, ArriveReason, EndEvent, RunEvent, TokenEvent
 from batcher.lifecycle import ADMIT, FINISH
 from batcher.remote.attempts import Attempt, Attempts, News
@@ -150,14 +149,12 @@ class RemoteEngine:
 
     def run_event(self) -> RunEvent:
         """Return the first line of this run's trace."""
-        scheduling: dict[str, Any] = msgspec.to_builtins(self._settings)
-        scheduling.pop("policy", None)
         return RunEvent(
             batch=self.batch_size,
             policy=self._settings.policy,
             model=self._model.name,
             settings=self._model.told_settings,
-            scheduling=scheduling,
+            scheduling=self._settings.beside_policy,
             step_time=self._clock.settings,
             layout="remote",
         )
@@ -187,8 +184,7 @@ class RemoteEngine:
         place = self._num_requests if input_index is None else input_index
         request_id = request.id or str(place + 1)
         if request_id in self._num_open:
-            message = f"a request with id {request_id!r} has not ended yet"
-            raise RequestError(request_id, [FieldProblem("duplicate-id", ("id",), message)])
+            raise id_in_use(request_id)
         self._num_requests += 1
         self._num_open[request_id] = request.n
         now = self.now
