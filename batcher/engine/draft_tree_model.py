@@ -20,10 +20,14 @@ class _Branch(NamedTuple):
 
 
 class _Tree:
-    """The drafts of a row so far, of `size` at most; branches: those that go on."""
+    """The drafts of a row so far, of `size` and so many levels at most.
 
-    def __init__(self, size: int) -> None:
+    branches: those that go on.
+    """
+
+    def __init__(self, size: int, num_levels: int) -> None:
         self._size, self._tokens, self._parents = size, list[int](), list[int]()
+        self._num_levels_left = num_levels
         self.branches = [_Branch(0, [])]
 
     @property
@@ -32,7 +36,7 @@ class _Tree:
         return proposal_of(self._tokens, self._parents)
 
     def grow(self, best: list[list[int]], last: Container[int]) -> None:
-        """Let each branch go on with its best tokens, as far as there is room.
+        """Let each branch go on by a level, its best tokens, as far as there is room.
 
         last: tokens behind which none goes on.
         """
@@ -43,7 +47,8 @@ class _Tree:
                 self._parents.append(branch.end)
                 if token not in last:
                     self.branches.append(_Branch(len(self._tokens), [*branch.way, token]))
-        if len(self._tokens) == self._size:
+        self._num_levels_left -= 1
+        if len(self._tokens) == self._size or not self._num_levels_left:
             self.branches = []
 
 
@@ -76,7 +81,10 @@ class DraftTreeModel(DraftingRows):
 
     def propose(self, num_wanted: Mapping[int, int]) -> dict[int, Proposal]:
         """Return what the model goes on with, as many tokens as are wanted, by slot."""
-        trees = {slot: _Tree(num_wanted[slot]) for slot in sorted(num_wanted)}
+        trees = {
+            slot: _Tree(num_wanted[slot], -(-num_wanted[slot] // self._num_branches))
+            for slot in sorted(num_wanted)
+        }
         self._take_over()
         active, num_best = trees, self._num_branches
         while active:

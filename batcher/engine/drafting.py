@@ -27,7 +27,7 @@ from batcher.models.simulated_draft import simulated_draft
 from batcher.scheduling.batch import RunningBatch
 from batcher.scheduling.clock import BatchStats, Clock, ConstantClock, WallClock
 from batcher.speculation.auto_lengths import AutoLengths
-from batcher.speculation.drafter import Drafter
+from batcher.speculation.drafter import CheckedDrafter, Drafter
 from batcher.speculation.lengths import FixedLengths
 from batcher.speculation.loading import make_text_drafter
 from batcher.speculation.settings import (
@@ -65,14 +65,14 @@ def make_speculator(
         raise BatchdecodeError(
             f"drafts need a model that verifies them: {model.name} does not say it does"
         )
-    made = partial(Speculator, takes_trees=can_verify_trees(model))
     if not isinstance(speculation, SpeculationSettings):
         settings: dict[str, Any] = {"draft": type(speculation).__qualname__}
-        return made(speculation, FixedLengths(DEFAULT_DRAFT_TOKENS), settings)
+        checked = CheckedDrafter(speculation, takes_trees=can_verify_trees(model))
+        return Speculator(checked, FixedLengths(DEFAULT_DRAFT_TOKENS), settings)
     shape = _shape(speculation, model)
     drafter = _drafter(speculation, model, runner, shape.num_branches)
     settings = msgspec.to_builtins(speculation)
-    made = partial(made, shape=shape)
+    made = partial(Speculator, shape=shape)
     if speculation.draft_tokens != AUTO:
         default = DEFAULT_DRAFT_TOKENS if shape is LINE else shape.size
         return made(drafter, FixedLengths(speculation.draft_tokens or default), settings)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from batcher.engine.decoded import Decoded
 from batcher.engine.draft_model import DraftingRows
 from batcher.engine.sequence import Sequence
-from batcher.errors import BatchdecodeError, InvariantError, describe
+from batcher.errors import InvariantError, describe
 from batcher.events import SpeculateReason
 from batcher.foreign import note_raised, raised
 from batcher.lifecycle import State
@@ -15,7 +15,7 @@ from batcher.models.base import Chunk
 from batcher.scheduling.batch import RunningBatch
 from batcher.speculation.drafter import Drafter
 from batcher.speculation.lengths import DraftLengths
-from batcher.speculation.proposal import Proposal, first_of
+from batcher.speculation.proposal import Proposal
 from batcher.speculation.spec import LINE, TreeShape
 from batcher.speculation.step_costs import StepCosts
 
@@ -60,7 +60,7 @@ class Speculator:
     drafter: what proposes them.  lengths: how many of a row in a step, unless its request says
     otherwise.
     settings: what reproduces that, ready for JSON.  costs: what steps take, if that is measured.
-    shape: of what is proposed for a row.  takes_trees: whether the model verifies trees.
+    shape: of what is proposed for a row.
     failure: why there are no drafts any more, if so.
     """
 
@@ -71,11 +71,9 @@ class Speculator:
         settings: dict[str, Any],
         costs: MeasuredCosts | None = None,
         shape: TreeShape = LINE,
-        *,
-        takes_trees: bool,
     ) -> None:
         self._drafter, self._lengths, self.settings = drafter, lengths, settings
-        self.costs, self._shape, self._takes_trees = costs, shape, takes_trees
+        self.costs, self._shape = costs, shape
         self._rows: dict[int, Sequence] = {}  # by slot
         self._own_lengths: dict[int, int] = {}  # of rows whose requests say so, by slot
         self.failure: str | None = None
@@ -135,23 +133,13 @@ class Speculator:
         if num_drafts:
             num_wanted = {row.slot: num for row, num in num_drafts.items()}
             began = time.perf_counter()
-            proposed = self._ask(lambda: cut(self._proposed(num_wanted))) or {}
+            proposed = self._ask(lambda: cut(self._drafter.propose(num_wanted))) or {}
             if self.costs is not None:
                 most = max(map(len, proposed.values()), default=0)
                 self.costs.note_drafts(len(proposed), most, time.perf_counter() - began)
             for slot, proposal in proposed.items():
                 drafts[self._rows[slot]] = proposal
         return drafts
-
-    def _proposed(self, num_wanted: Mapping[int, int]) -> dict[int, Proposal]:
-        """Return what is proposed, by slot; a drafter of one's own may propose nonsense."""
-        proposed = self._drafter.propose(num_wanted)
-        fitting: dict[int, Proposal] = {}
-        for slot, proposal in proposed.items():
-            if proposal.parents and not self._takes_trees:
-                raise BatchdecodeError("drafts in a tree, for a model that does not verify trees")
-            fitting[slot] = first_of(proposal, num_wanted[slot], self._shape.num_branches)
-        return fitting
 
     # -- after a step ----------------------------------------------------------------------------
 

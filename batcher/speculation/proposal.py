@@ -65,10 +65,8 @@ def proposal_of(tokens: list[int], parents: Sequence[int]) -> Proposal:
     return Proposal(tokens) if is_line else Proposal(tokens, tuple(parents))
 
 
-def first_of(proposal: Proposal, number: int, num_branches: int = 1) -> Proposal:
-    """Return the first so many drafts that are proposed, less those too deep for so many branches.
-
-    Each branch reaches as deep as it does where all have their share.
+def first_of(proposal: Proposal, number: int) -> Proposal:
+    """Return the first so many drafts of a proposal that may be nonsense.
 
     Raises:
         ValueError: what is proposed is neither a line nor a tree.
@@ -81,10 +79,7 @@ def first_of(proposal: Proposal, number: int, num_branches: int = 1) -> Proposal
     for draft, parent in enumerate(parents, 1):
         if not 0 <= parent < draft:
             raise ValueError(f"draft {draft} follows draft {parent}, which is not before it")
-    first = proposal_of(tokens, parents)
-    most = -(-number // num_branches)
-    kept = [draft for draft, depth in enumerate(first.depths, 1) if depth <= most]
-    return first if len(kept) == len(tokens) else first.only(kept)
+    return proposal_of(tokens, parents)
 
 
 def merged(branches: Sequence[Sequence[int]], number: int) -> Proposal:

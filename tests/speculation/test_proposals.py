@@ -70,12 +70,11 @@ def test_branches_are_merged_where_they_begin_alike(branches: list[list[int]], n
     assert found == sorted(found, key=len)
 
 
-def test_none_is_deeper_than_its_share_of_the_drafts_allows() -> None:
+def test_no_more_drafts_are_taken_than_are_wanted() -> None:
     deep = Proposal([7, 8, 9, 10, 11], (0, 1, 2, 0, 3))
     assert first_of(deep, 9) == deep
     assert first_of(deep, 4) == Proposal([7, 8, 9, 10], (0, 1, 2, 0))
-    assert first_of(deep, 4, 2) == Proposal([7, 8, 10], (0, 1, 0))
-    assert first_of(deep, 3, 2) == Proposal([7, 8])
+    assert first_of(deep, 3) == Proposal([7, 8, 9])
     assert first_of(Proposal([7, 8, 9]), 2) == Proposal([7, 8])
 
 
