@@ -18,7 +18,7 @@ from sampling_rows import drawn_from
 from test_scheduling_invariance import Case, alone, cases, run
 
 from batcher import Engine, Request, SimulatedModel
-from batcher.decoding.sampling import draw, rejection, sampler
+from batcher.decoding.sampling import ahead, draw, rejection
 from batcher.decoding.sampling.group import sampling_params
 from batcher.decoding.sampling.logprobs import log_softmax
 from batcher.decoding.sampling.noise import (
@@ -196,7 +196,7 @@ def anew(scores: np.ndarray, token_ids, proposals, noise) -> np.ndarray:
 @pytest.mark.parametrize(
     ("module", "name", "wrong", "draft"),
     [
-        pytest.param(sampler, "draft_keys", lambda keys, _: keys, "Weak", id="shared noise"),
+        pytest.param(ahead, "draft_keys", lambda keys, _: keys, "Weak", id="shared noise"),
         pytest.param(draw, "acceptance_noise", always, "Weak", id="always accepted"),
         pytest.param(draw, "acceptance_noise", with_the_noise_of_tokens, "Cold", id="same key"),
         pytest.param(draw, "verify", anew, "Weak", id="residual from p"),

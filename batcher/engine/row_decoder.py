@@ -49,6 +49,7 @@ class RowDecoder:
     """
 
     _may_speculate = False  # whether rows may be given drafts, which takes logits
+    _sampler_type = Sampler
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class RowDecoder:
         self._vocab_size = model.vocab_size or 0
         self._sampler: Sampler | None = None
         if model.gives != "tokens" and model.vocab_size is not None:
-            self._sampler = Sampler(num_slots, model.vocab_size, model.tokenizer)
+            self._sampler = self._sampler_type(num_slots, model.vocab_size, model.tokenizer)
         self._states: dict[int, RowState] = {}  # of rows that have to be looked at, by slot
         self._beams: dict[int, BeamRows] = {}  # by the slot of the first one
         self._streamed: list[TokenEvent] = []

@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from batcher.decoding.constraints.rows import RowConstraint, allowed_tokens
 from batcher.decoding.output_tokens import NO_TOKEN
-from batcher.decoding.sampling.sampler import Masks, Sampler
+from batcher.decoding.sampling.ahead import AheadSampler
+from batcher.decoding.sampling.sampler import Masks
 from batcher.engine.decoded import NO_DRAFTS, Choose, Decoded
 from batcher.engine.row_decoder import RowDecoder, masks_of
 from batcher.errors import Failure, InvariantError
@@ -109,6 +110,7 @@ class SpeculatingRows(RowDecoder):
     """A RowDecoder of which some rows are given drafts; their tokens are chosen from logits."""
 
     _may_speculate = True
+    _sampler_type = AheadSampler
 
     # -- before a step ---------------------------------------------------------------------------
 
@@ -128,8 +130,8 @@ class SpeculatingRows(RowDecoder):
             yield self._choose_ahead(slots)
 
     @property
-    def _sampling(self) -> Sampler:
-        if self._sampler is None:
+    def _sampling(self) -> AheadSampler:
+        if not isinstance(self._sampler, AheadSampler):
             raise InvariantError("no row has logits")
         return self._sampler
 
@@ -260,7 +262,7 @@ class SpeculatingRows(RowDecoder):
         """Return which rows are given what nothing but their position changes."""
         if self._sampler is None:
             return np.zeros(len(slots), np.bool_)
-        are_quick = self._sampler.are_memoryless(slots)
+        are_quick = self._sampling.are_memoryless(slots)
         return are_quick & _are_outside(slots, self._states) if self._states else are_quick
 
     def _go_on_at_once(self, quick: _Drafted, tokens: IntArray, decoded: Decoded) -> bool:
@@ -269,9 +271,10 @@ class SpeculatingRows(RowDecoder):
         tokens: [num_slots] those of the step, gets the last of each row.  decoded: gets the rest.
         Returns whether that could be done: logits may be of no use.
         """
-        sampler, slots = self._sampler, quick.slots
-        if sampler is None or not len(slots):
+        slots = quick.slots
+        if not len(slots):
             return False
+        sampler = self._sampling
         trees = quick.trees
         chosen = sampler.choose_ahead(slots.repeat(quick.counts), quick.ahead(trees), quick.logits)
         if chosen is None:

@@ -2,11 +2,11 @@
 
 Arrays are indexed by slot.  Rows with equal settings form a group, kept up to date when rows come
 and go, and a step is done group by group.  Only log-probabilities, which are records, bad words and
-min_tokens are looked after row by row.
+min_tokens are looked after row by row.  What rows are given ahead of a step, for drafts, is in
+ahead.py.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
@@ -14,12 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from batcher.decoding.sampling.bad_words import BadWords, Vocabulary
-from batcher.decoding.sampling.draw import DrawStates, draw, probabilities
+from batcher.decoding.sampling.draw import DrawnTokens, DrawStates, draw, probabilities
 from batcher.decoding.sampling.group import Group, GroupKey, SamplingParams
 from batcher.decoding.sampling.logprobs import Floats, as_told, log_softmax, token_logprob
-from batcher.decoding.sampling.noise import draft_keys
 from batcher.decoding.sampling.penalties import SeenTokens, guide, penalize
-from batcher.decoding.sampling.rejection import DrawnDrafts
 from batcher.errors import Failure, InvariantError
 from batcher.models.base import FloatArray, IntArray, Tokenizer
 from batcher.result import TokenLogprob
@@ -101,7 +99,6 @@ class Sampler:
         self._groups: dict[GroupKey, Group] = {}
         self._rows: list[tuple[SamplingRow, Group] | None] = [None] * num_slots
         self._is_wanted = np.zeros(num_slots, np.bool_)
-        self._is_memoryless = np.zeros(num_slots, np.bool_)
         self._logit_rows: IntArray = np.zeros(num_slots, np.int64)  # where in `slots` a slot is
         self._partners: IntArray = np.full(num_slots, NONE)
         self._keys = np.zeros(num_slots, np.uint64)
@@ -110,8 +107,6 @@ class Sampler:
         self._bad_word_states: IntArray = np.zeros(num_slots, np.int64)
         self._cumulative = np.zeros(num_slots)
         self._seen = SeenTokens(num_slots)
-        self._drafts = DrawnDrafts()  # that are to be verified
-        self._drafted: DrawnDrafts | None = None  # while they are drawn
         self._states = (
             self._keys,
             self._positions,
@@ -155,9 +150,8 @@ class Sampler:
             row, group = entry
             if group.leave(slot):
                 del self._groups[group.key]
-            self._rows[slot], self._is_memoryless[slot] = None, False
+            self._rows[slot] = None
             self._partners[slot] = NONE
-            self._drafts.forget(slot)
             self._set_wanted(slot, row, is_wanted=False)
 
     def suspend(self, slot: int) -> SuspendedSampling | None:
@@ -250,81 +244,8 @@ class Sampler:
         found: Floats = probabilities(edited, self._mu[slots], row.params)[0]
         return found
 
-    def are_memoryless(self, slots: IntArray) -> NDArray[np.bool_]:
-        """Return which rows are given tokens that follow from logits and position alone."""
-        return self._is_memoryless[slots]
-
-    def choose_ahead(
-        self, slots: IntArray, numbers: IntArray, logits: FloatArray
-    ) -> IntArray | None:
-        """Return what memoryless rows are given so many tokens later, without moving them on.
-
-        slots, numbers: [rows].  logits: [rows, vocab].  None if some of these are of no use.
-        """
-        tokens: IntArray = logits.argmax(axis=-1)  # of a NaN, if there is any
-        if not np.isfinite(logits[np.arange(len(tokens)), tokens]).all():
-            return None
-        for group in self._groups.values():
-            if group.key.params.is_greedy:
-                continue
-            is_member = np.zeros(len(self._rows), np.bool_)
-            is_member[group.slots] = True
-            rows = is_member[slots].nonzero()[0]
-            if len(rows):
-                at, own = slots[rows], logits if len(rows) == len(slots) else logits[rows]
-                states = DrawStates(
-                    self._keys[at], self._positions[at] + numbers[rows], self._mu[at]
-                )
-                drafts = self._drafts.of(at, states.positions)
-                tokens[rows] = draw(own, states, group.key.params, drafts).tokens
-        return tokens
-
-    def move_on(self, slots: IntArray, numbers: IntArray) -> None:
-        """Let memoryless rows have been given so many tokens; slots, numbers: [rows]."""
-        self._positions[slots] += numbers
-
-    @contextmanager
-    def undone(self, slots: IntArray) -> Iterator[None]:
-        """Let rows move on inside, and stand where they stood afterwards; slots: [rows]."""
-        numbers = [state[slots] for state in self._states]
-        seen = {
-            slot: self._seen.read(slot)
-            for slot in slots.tolist()
-            if (entry := self._rows[slot]) is not None and entry[0].params.has_penalties
-        }
-        try:
-            yield
-        finally:
-            for state, before in zip(self._states, numbers, strict=True):
-                state[slots] = before
-            for slot, before_seen in seen.items():
-                self._seen.resume(slot, *before_seen)
-
-    @contextmanager
-    def drafting(self, slots: IntArray) -> Iterator[None]:
-        """Let what rows are given inside be drafts, which they have not been given afterwards.
-
-        Those that are drawn have noise of their own, and `sample` and `choose_ahead` accept or
-        replace them, until `forget_drafts`: see batcher/decoding/sampling/rejection.py.
-
-        slots: [rows].
-        """
-        self.forget_drafts()
-        drafted = DrawnDrafts()
-        with self.undone(slots):
-            self._keys[slots] = draft_keys(self._keys[slots], self._positions[slots])
-            self._drafted = drafted
-            try:
-                yield
-            finally:
-                self._drafted = None
-        self._drafts = drafted
-
-    def forget_drafts(self) -> None:
-        """Forget what was drafted: it is verified, or will never be."""
-        self._drafts = DrawnDrafts()
-
-    def _enter(self, slot: int, row: SamplingRow) -> None:
+    def _enter(self, slot: int, row: SamplingRow) -> Group:
+        """Take a row into its group, and return that."""
         key = GroupKey(row.params, row.is_beam, row.is_constrained)
         group = self._groups.get(key)
         if group is None:
@@ -333,9 +254,10 @@ class Sampler:
             group = Group(key, self._vocab_size, bad_words)
             self._groups[key] = group
         group.join(slot)
-        self._rows[slot], self._is_memoryless[slot] = (row, group), group.is_memoryless
+        self._rows[slot] = row, group
         self._partners[slot] = NONE if row.partner is None else row.partner
         self._set_wanted(slot, row, is_wanted=True)
+        return group
 
     def _set_wanted(self, slot: int, row: SamplingRow, *, is_wanted: bool) -> None:
         self._is_wanted[[slot] if row.partner is None else [slot, row.partner]] = is_wanted
@@ -399,14 +321,21 @@ class Sampler:
     ) -> IntArray:
         """Return what the rows in `slots` draw from `logits` [rows, vocab]."""
         states = DrawStates(self._keys[slots], self._positions[slots], self._mu[slots])
-        drawn = draw(logits, states, params, self._drafts.of(slots, states.positions))
-        if self._drafted is not None:
-            drawn_from = probabilities(logits, states.mu, params)
-            self._drafted.add(slots, states.positions, drawn.tokens, drawn_from)
+        drawn = self._drawn(params, slots, logits, states)
         self._mu[slots] = drawn.mu
         for row, logprob in drawn.logprobs.items():
             sampled.logprobs[int(slots[row])] = logprob
         return drawn.tokens
+
+    def _drawn(
+        self,
+        params: SamplingParams,
+        slots: IntArray,  # noqa: ARG002 - for samplers with drafts
+        logits: FloatArray,
+        states: DrawStates,
+    ) -> DrawnTokens:
+        """Return what is drawn of such logits in such states."""
+        return draw(logits, states, params)
 
     def _give(self, group: Group, slots: IntArray, tokens: IntArray, sampled: Sampled) -> None:
         """Let the rows in `slots` have the tokens that were chosen, and move on."""
