@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from batcher.engine.decoded import Decoded
 from batcher.engine.sequence import Sequence
+from batcher.engine.sessions import NOTHING_DROPPED
 from batcher.events import (
     AcceptEvent,
     AdmitEvent,
@@ -64,6 +65,7 @@ class Recorder:
     def arrived(self, sequence: Sequence) -> None:
         """Tell that a sequence joined the waiting queue, at its own time and not at this one."""
         request, extras = sequence.request, sequence.extras
+        dropped = NOTHING_DROPPED if extras is None else extras.dropped
         self.events.append(
             ArriveEvent(
                 sequence.arrived_step,
@@ -74,7 +76,8 @@ class Recorder:
                 sequence.num_prompt_tokens,
                 request.max_tokens,
                 request.deadline,
-                *(() if extras is None else extras.dropped),
+                dropped.num_turns,
+                dropped.num_tokens,
             )
         )
 
@@ -307,14 +310,15 @@ class StepStats:
         num_tokens, num_rows, kv_read, prefill_work = stats
         if self._timed is not None:
             self._timed.append((self._clock.now, kv_read, prefill_work))
-        num_prefill = prefill_padding = 0
+        num_prefill = prefill_padding = num_drafts = 0
         if output.num_scheduled_tokens:
             sizes = output.num_scheduled_tokens.values()
             num_prefill = sum(sizes)
             prefill_padding = max(sizes) * len(sizes) - num_prefill
-        num_drafts = sum(output.num_drafts.values())
+        if output.num_drafts:
+            num_drafts = sum(output.num_drafts.values())
+            num_prefill += num_drafts
         self._drafts.append(num_drafts)
-        num_prefill += num_drafts
         num_blocks = 0 if pool is None else pool.num_total - pool.num_free
         padding = self._padding if output.is_decode_step else 0
         self._stats.append(

@@ -8,6 +8,7 @@ computes is the number of the decode step plus the row's `offset`, so nothing is
 by one, and sums over all of them follow from the sum of the offsets.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from heapq import heappop, heappush
 from operator import attrgetter
@@ -55,7 +56,7 @@ class RunningBatch(Generic[S]):
         self.slots: list[S | None] = [None] * num_slots
         self.num_free = num_slots
         self.decode_step = 0
-        self.ending: dict[int, list[int]] = {}
+        self.ending: defaultdict[int, list[int]] = defaultdict(list)
         self.num_decoding = 0
         self.prefilling: list[S] = []
         self.block_size = block_size
@@ -65,7 +66,7 @@ class RunningBatch(Generic[S]):
         self._first_of: dict[S, S] = {}  # running sequence -> the first of its group, if another
         self._sum_of_offsets = 0
         self._max_offset: int | None = None  # None: it has to be looked for
-        self.by_boundary: dict[int, dict[S, None]] = {}
+        self.by_boundary: defaultdict[int, dict[S, None]] = defaultdict(dict)
         self._forked: dict[S, None] = {}
 
     # -- slots -----------------------------------------------------------------------------------
@@ -145,21 +146,18 @@ class RunningBatch(Generic[S]):
             if self._max_offset is not None and offset > self._max_offset:
                 self._max_offset = offset
             if size:
-                self.by_boundary.setdefault(-offset % size, {})[row] = None
+                self.by_boundary[-offset % size][row] = None
         if first.last_decode_step == NEVER:
             num_steps = first.max_tokens - first.num_tokens + first.num_prompt_tokens
             first.last_decode_step = last_step = step + num_steps - 1
-            if last_step in self.ending:
-                self.ending[last_step].append(first.slot)
-            else:
-                self.ending[last_step] = [first.slot]
+            self.ending[last_step].append(first.slot)
 
     def end_after(self, first: S, num_steps: int) -> None:
         """Let a group that decodes end after so many steps, the current one included."""
         if first.last_decode_step != NEVER:
             self._forget_end(first)
         first.last_decode_step = step = self.decode_step + num_steps - 1
-        self.ending.setdefault(step, []).append(first.slot)
+        self.ending[step].append(first.slot)
 
     def advance(self, num_more: Mapping[S, int]) -> None:
         """Let rows that decode be given more tokens in the current step, beside one each."""
@@ -168,9 +166,9 @@ class RunningBatch(Generic[S]):
             offset, last_step = row.offset + num, row.last_decode_step - num
             if size:
                 del by_boundary[-row.offset % size][row]
-                by_boundary.setdefault(-offset % size, {})[row] = None
+                by_boundary[-offset % size][row] = None
             self._forget_end(row)
-            ending.setdefault(last_step, []).append(row.slot)
+            ending[last_step].append(row.slot)
             row.offset, row.last_decode_step = offset, last_step
         self._sum_of_offsets += sum(num_more.values())
         self._max_offset = None
