@@ -74,10 +74,14 @@ def test_every_page_is_linked_from_the_first() -> None:
 
 
 @pytest.mark.parametrize("page", PATHS, ids=lambda page: page.name)
-def test_a_page_of_a_path_has_a_picture_and_a_way_on(page: Path) -> None:
-    text = page.read_text()
-    assert re.search(r"^```mermaid$|^!\[|[┃│█└]", text, re.MULTILINE)
-    assert re.search(r"Next: .*\]\(", text.rstrip().split("\n\n")[-1])
+def test_a_page_of_a_path_has_a_picture(page: Path) -> None:
+    assert re.search(r"^```mermaid$|^!\[|[┃│█└]", page.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if DOCS in page.parents])
+def test_a_page_of_the_docs_ends_with_a_way_on(page: Path) -> None:
+    last = page.read_text().rstrip().split("\n\n")[-1]
+    assert page == DOCS / "README.md" or re.search(r"(Next|See also): .*\]\(", last)
 
 
 @cache
