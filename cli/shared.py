@@ -106,6 +106,12 @@ model = partial(
 )
 chat = partial(flag, DECODING, CHAT)
 seed = partial(option, DECODING, "Seed of the simulated model.  [default: 0]", "N")
+plot = partial(
+    option,
+    OUTPUT,
+    "Throughput against latency, with the SLO: FILE.svg, FILE.png, or terminal.",
+    "WHERE",
+)
 force = partial(flag, OUTPUT, "Overwrite a file that holds something.")
 color = partial(
     option, DISPLAY, "Use colors: auto (on a terminal), always or never.", "WHEN", default="auto"

@@ -15,10 +15,15 @@ from batcher.whatif.search import Ladder, LeastSearch, Score, Searched, rate_of
 
 
 class Trial(Struct, frozen=True, kw_only=True):
-    """A value that was tried; share: of the requests that met the SLO."""
+    """A value that was tried; share: of the requests that met the SLO.
+
+    tokens_per_s, tails: see Outcome.
+    """
 
     value: Value
     share: float
+    tokens_per_s: float
+    tails: dict[str, float | None]
 
 
 class Plan(Struct, frozen=True, kw_only=True):
@@ -139,8 +144,13 @@ class _Trials:
 
     def trial_of(self, number: int) -> Trial:
         """Return a number that was tried, for a report."""
-        share = good_share(self.outcomes[number])
-        return Trial(value=self._ladder.value_of(number), share=share)
+        outcome = self.outcomes[number]
+        return Trial(
+            value=self._ladder.value_of(number),
+            share=good_share(outcome),
+            tokens_per_s=outcome.tokens_per_s,
+            tails=outcome.tails,
+        )
 
 
 def _counted(

@@ -96,6 +96,8 @@ class CompareOptions:
     )
     json: bool = flag(OUTPUT, "A line of JSON for each cell.", is_common=True)
     csv: bool = flag(OUTPUT, "The table as CSV.")
+    plot: str | None = shared.plot()
+    force: bool = shared.force()
     jobs: int | None = option(
         OUTPUT, "Processes.  [default: one for each core]", "N", "-j", min=1, max=4096
     )

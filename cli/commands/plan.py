@@ -48,6 +48,8 @@ class PlanOptions:
     )
     axes: dict[str, str] = axes_group(as_lists=False).field
     json: bool = flag(OUTPUT, "Print it as JSON.", is_common=True)
+    plot: str | None = shared.plot()
+    force: bool = shared.force()
     model: str = shared.model()
     chat: bool = shared.chat()
     checkpoint: dict[str, Any] = shared.checkpoint_group().field

@@ -12,6 +12,8 @@ from batcher.whatif.measuring import Question
 from ..commands.compare import CompareOptions
 from ..memory_note import say_of_memory
 from ..printing import print_text
+from .plots.plot import check_plot, show_plot
+from .plots.points import charts_of_cells
 from .progress import progress_of
 from .reading import read_workload
 from .tables import best_first, column_of, csv_of, json_of, table_of
@@ -34,13 +36,15 @@ def compare_requests(options: CompareOptions) -> int:
     check_effects(options.axes, [deployment.scheduling for deployment in grid])
     check_drafts(options.axes, grid)
     column = None if options.sort is None else column_of(options.sort)
+    check_plot(options.plot, force=options.force, is_for_programs=options.json or options.csv)
     workload = read_workload(options)
     if not options.quiet:
         say_of_memory((each.profile, each.scheduling) for each in grid)
     num_jobs = min(options.jobs or _num_cores(), len(grid))
     with progress_of(len(grid), num_jobs, quiet=options.quiet) as on_done:
+        question = Question(workload, slo)
         cells: list[GridCell] = compare(
-            Question(workload, slo),
+            question,
             grid,
             growth=DEFAULT_GROWTH if options.knee is None else options.knee,
             num_jobs=num_jobs,
@@ -50,6 +54,8 @@ def compare_requests(options: CompareOptions) -> int:
         cells = best_first(cells, column)
     form = json_of if options.json else csv_of if options.csv else table_of
     print_text(form(cells))
+    if options.plot is not None:
+        show_plot(options.plot, charts_of_cells(question, cells), options.color)
     outcomes = [cell.outcome for cell in cells if cell.outcome is not None]
     has_served = any(outcome.served or not outcome.failed for outcome in outcomes)
     return SERVED if has_served else NOTHING_SERVED  # if there is no request, all are served

@@ -18,6 +18,8 @@ from ..commands.plan import PlanOptions
 from ..memory_note import say_of_memory
 from ..printing import print_json, print_text
 from ..screen.cells import counted, duration, fill, number, whole_percent
+from .plots.plot import check_plot, show_plot
+from .plots.points import charts_of_plan
 from .progress import OnDone, seldom
 from .reading import read_workload
 from .tables import BINDS, memory_of
@@ -37,6 +39,7 @@ def plan_requests(options: PlanOptions) -> int:
     base, tried = _base_of(options, searched)
     if not options.goodput > 0:
         raise BatchdecodeError("--goodput 0 is met by anything: give more")
+    check_plot(options.plot, force=options.force, is_for_programs=options.json)
     workload = read_workload(options)
     if not options.quiet:
         say_of_memory([(tried.profile, tried.scheduling)])
@@ -47,6 +50,8 @@ def plan_requests(options: PlanOptions) -> int:
         print_json(plan)
     else:
         print_text("".join(f"{line}\n" for line in describe(plan)))
+    if options.plot is not None:
+        show_plot(options.plot, charts_of_plan(plan), options.color)
     return MET if plan.is_met else NOT_MET
 
 

@@ -1,0 +1,234 @@
+"""`compare --plot` and `plan --plot`: what is plotted, and where it goes."""
+
+import json
+import re
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from process import batchdecode, lines_of
+
+from batcher import Request
+from batcher.errors import BatchdecodeError
+from batcher.metrics.slo import parse_slo
+from batcher.models.simulated import SimulatedModel
+from batcher.scheduling.policies import POLICIES
+from batcher.simulation.workload import workload_of
+from batcher.whatif.comparing import compare
+from batcher.whatif.deployments import Deployment, grid_of
+from batcher.whatif.measuring import Question
+from batcher.whatif.planning import find_plan
+from cli.running.output import OutputError
+from cli.whatif.plots import plot as plotting
+from cli.whatif.plots.picture import encode_picture
+from cli.whatif.plots.plot import check_plot
+from cli.whatif.plots.points import Chart, Point, charts_of_cells, charts_of_plan
+from cli.whatif.plots.text import text_of_charts
+
+REQUESTS = [Request(prompt=[1, 2, 3], max_tokens=10, ignore_eos=True)] * 8
+
+
+TIMES = st.integers(1, 10**12).map(lambda microseconds: microseconds / 10**6)
+
+
+def question_of(slo=None):
+    workload = workload_of(REQUESTS, SimulatedModel())
+    return Question(workload, None if slo is None else parse_slo(slo))
+
+
+def charts_of(values, slo=None):
+    question = question_of(slo)
+    cells = compare(question, grid_of(values, Deployment()), growth=0.1)
+    return charts_of_cells(question, cells)
+
+
+def chart_of(*places, limit=None):
+    points = [
+        Point(latency, speed, f"p{n}", is_good=True) for n, (latency, speed) in enumerate(places)
+    ]
+    return Chart("points: batch", "TTFT p99 (s)", {"": points}, limit)
+
+
+def test_a_point_for_each_cell_by_what_is_promised():
+    ttft, e2e = charts_of({"batch": [1, 2, 4]}, "ttft=30,e2e=15")
+    assert ttft.latency_title == "TTFT p99 (s)"
+    assert ttft.title == "points: batch"
+    assert (ttft.limit, e2e.limit) == (30, 15)
+    # 8 requests of 10 tokens at 0, a second a step, in 8, 4 and 2 rounds
+    assert [(p.latency, p.tokens_per_s, p.label) for p in ttft.lines[""]] == [
+        (71, 1, "1"),
+        (31, 2, "2"),
+        (11, 4, "4"),
+    ]
+    assert [(p.latency, p.is_good) for p in e2e.lines[""]] == [
+        (80, False),
+        (40, False),
+        (20, False),
+    ]
+
+
+def test_without_a_promise_it_is_ttft_and_tpot():
+    assert [chart.latency_title for chart in charts_of({"batch": [1, 2]})] == [
+        "TTFT p99 (s)",
+        "TPOT p99 (s)",
+    ]
+
+
+def test_of_several_settings_batch_is_along_a_line_and_the_others_make_lines():
+    ttft, _ = charts_of({"batch": [1, 2], "policy": [*POLICIES][:2], "kv_blocks": [8, 16]})
+    assert ttft.title == "points: batch; lines: policy, blocks"
+    assert len(ttft.lines) == 4
+    assert all(len(points) == 2 for points in ttft.lines.values())
+
+
+def test_without_batch_the_setting_with_the_most_values_is_along_a_line():
+    ttft, _ = charts_of({"kv_blocks": [4, 8, 16], "block_size": [1, 2]})
+    assert ttft.title == "points: blocks; lines: block"
+
+
+def test_what_comes_to_the_same_is_one_point_that_names_all_and_the_knee():
+    ttft, _ = charts_of({"batch": [4, 8, 16]})
+    assert [point.label for point in ttft.lines[""]] == ["4", "8 knee, 16"]
+    assert [point.mark for point in ttft.lines[""]] == ["", "knee"]
+
+
+def test_a_plan_plots_what_it_tried_and_marks_what_it_found():
+    question = Question(question_of().workload, parse_slo("e2e=20"), 0.9)
+    plan = find_plan(question, Deployment(), "batch")
+    (chart,) = charts_of_plan(plan)
+    assert chart.latency_title == "E2E p90 (s)"
+    assert chart.limit == 20
+    labels = {point.label: point.is_good for point in chart.points}
+    assert labels == {"1": False, "2": False, "3": False, "4 plan, 5, 6": True, "8": True}
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1))
+def test_the_frontier_is_what_nothing_beats(places):
+    chart = chart_of(*places)
+    best = {
+        (latency, speed)
+        for latency, speed in places
+        if not any(
+            other != (latency, speed) and other[0] <= latency and other[1] >= speed
+            for other in places
+        )
+    }
+    frontier = [(point.latency, point.tokens_per_s) for point in chart.frontier]
+    assert frontier == sorted(best)
+
+
+@given(
+    st.lists(st.tuples(TIMES | st.just(0.0), TIMES), min_size=1, max_size=40),
+    st.none() | TIMES,
+    st.integers(40, 200),
+)
+def test_every_chart_can_be_drawn_in_characters(places, limit, width):
+    chart = chart_of(*places, limit=limit)
+    left, right = chart.span
+    assert all(left <= point.latency <= right for point in chart.points)
+    text = text_of_charts([chart], width, has_color=False)
+    assert max(map(len, text.split("\n"))) <= max(width, 70)
+    assert all(line.isprintable() for line in text.split("\n"))
+
+
+def test_labels_in_characters_do_not_meet_and_marked_ones_go_first():
+    points = [Point(5.0, 5.0, str(n), is_good=True) for n in range(5)]
+    points.append(Point(5.0, 5.0, "8 knee", is_good=True, mark="knee"))
+    chart = Chart("", "E2E p99 (s)", {"": points}, None)
+    text = text_of_charts([chart], 80, has_color=False)
+    assert "o8 knee" in text
+    assert text.count("o8") + text.count("o0") + text.count("o4") == 1
+
+
+def test_colours_are_those_the_user_chose_and_only_if_asked_for():
+    charts = charts_of({"batch": [1, 2]}, "ttft=30")
+    plain = text_of_charts(charts, 80, has_color=False)
+    colored = text_of_charts(charts, 80, has_color=True)
+    assert "\x1b" not in plain
+    assert set(re.findall(r"\x1b\[([\d;]*)m", colored)) <= {"0", *map(str, range(30, 38))}
+    assert re.sub(r"\x1b\[[\d;]*m", "", colored) == plain
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_the_same_charts_give_the_same_bytes(kind):
+    charts = charts_of({"batch": [1, 2, 4], "policy": [*POLICIES][:2]}, "ttft=30,e2e=15")
+    assert encode_picture(charts, kind) == encode_picture(charts, kind)
+
+
+def test_the_svg_has_text_that_can_be_read_and_no_date():
+    picture = encode_picture(charts_of({"batch": [1, 2, 4]}, "ttft=30"), "svg")
+    root = ET.fromstring(picture)  # noqa: S314 - it is ours
+    texts = [
+        "".join(text.itertext()).strip() for text in root.iter("{http://www.w3.org/2000/svg}text")
+    ]
+    assert {"1", "2", "TTFT p99 (s)", "output tokens/s", "SLO 30 s", "Pareto frontier"} <= {*texts}
+    assert b"sans-serif" in picture
+    assert b"dc:date" not in picture
+
+
+@pytest.mark.parametrize("kind", ["svg", "png"])
+def test_a_file_replaces_its_like_and_nothing_of_others(tmp_path, kind):
+    path = tmp_path / f"p.{kind}"
+    path.write_bytes(encode_picture(charts_of({"batch": [1, 2]}), kind))
+    check_plot(str(path), force=False, is_for_programs=True)
+    path.write_text("<svg>mine</svg>")
+    with pytest.raises(OutputError, match="the file holds something that would be lost: --force"):
+        check_plot(str(path), force=False, is_for_programs=False)
+    check_plot(str(path), force=True, is_for_programs=False)
+
+
+@pytest.fixture
+def requests(tmp_path):
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(lines_of(*[{"prompt": [1], "max_tokens": 10, "ignore_eos": True}] * 8))
+    return path
+
+
+def test_a_comparison_goes_to_a_file_beside_its_table(tmp_path, requests):
+    command = ["compare", requests, "--batch", "4,8", "-q"]
+    (tmp_path / "p.svg").write_text("old")
+    done = batchdecode(*command, "--plot", "p.svg", "--force", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == batchdecode(*command).stdout
+    assert b"Pareto frontier" in (tmp_path / "p.svg").read_bytes()
+
+
+def test_a_plan_goes_to_the_terminal_below_its_text(requests):
+    command = ["plan", requests, "--slo", "e2e=20", "-q"]
+    plain, shown = batchdecode(*command).stdout, batchdecode(*command, "--plot", "terminal").stdout
+    assert shown.startswith(plain)
+    assert {"o4 plan, 5, 6", "SLO 20 s"} <= {*re.split(r"\u2800+|   +|│ |\n", shown.decode())}
+    found = json.loads(batchdecode(*command, "--json").stdout)
+    assert [(trial["tokens_per_s"], trial["tails"]) for trial in found["trials"]][:2] == [
+        (1.0, {"e2e": 80.0}),
+        (2.0, {"e2e": 40.0}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("plot", "is_for_programs", "message"),
+    [
+        ("p.pdf", False, "--plot p.pdf: expected FILE.svg, FILE.png or terminal"),
+        ("svg", False, "--plot svg: expected FILE.svg"),
+        ("terminal", True, "--plot terminal is for people: leave out --json or --csv"),
+    ],
+)
+def test_where_a_plot_cannot_go(plot, is_for_programs, message):
+    with pytest.raises(BatchdecodeError, match=message):
+        check_plot(plot, force=False, is_for_programs=is_for_programs)
+
+
+@pytest.mark.parametrize(("plot", "needed"), [("p.svg", "matplotlib"), ("terminal", "plotille")])
+def test_without_the_extra_it_says_how_to_install_it(monkeypatch, plot, needed):
+    monkeypatch.setattr(plotting, "find_spec", {"matplotlib": None, "plotille": None}.get)
+    message = rf"--plot {plot} needs {needed}: install it with `pip install 'batchdecode\[plots\]'`"
+    with pytest.raises(BatchdecodeError, match=message):
+        check_plot(plot, force=False, is_for_programs=False)
+
+
+def test_an_encoding_without_braille_is_told_before_anything_is_simulated(monkeypatch):
+    monkeypatch.setattr(plotting, "_encoding", lambda: "ascii")
+    message = "is drawn in Braille, which the encoding of stdout, ascii, lacks: give FILE.svg"
+    with pytest.raises(BatchdecodeError, match=message):
+        check_plot("terminal", force=False, is_for_programs=False)
