@@ -30,6 +30,8 @@ MAX_SHARE = 0.5
 MIN_BAR, MAX_BAR = 10, 40
 MIN_HEIGHT = 4
 """In fewer lines there is nothing below the picture."""
+MAX_SECONDS = 1.0
+"""No more time passes at once: while the process was stopped, nobody has looked."""
 IDLE_SECONDS = 0.1
 """After so long it is looked whether the terminal has another size, or is ours again."""
 JUMP, PAGE = 10, 100
@@ -170,7 +172,7 @@ class Player:
             TerminalGone: nobody is there any more.
         """
         now = self._clock()
-        self._play(now - self._now)
+        self._play(min(now - self._now, MAX_SECONDS))
         self._now = now
         for key in self._keyboard.pressed():
             self._press(key)
