@@ -24,7 +24,7 @@ from batcher.tokens import Tokens
 if TYPE_CHECKING:
     from array import array
 
-    from batcher.decoding.constraints.compiler import ConstraintCompiler
+    from batcher.decoding.constraints.compiler import ConstraintCompiler, ConstraintTimes
     from batcher.engine.row_decoder import RowDecoder
     from batcher.engine.speculating_rows import SpeculatingRows
     from batcher.speculation.proposal import Proposal
@@ -91,6 +91,11 @@ class Decoder:
     def constraint_counts(self) -> tuple[int, int]:
         """How many constraints were compiled, and for how many rows one was there already."""
         return self.grammars.counts if "grammars" in vars(self) else (0, 0)
+
+    @property
+    def constraint_times(self) -> "ConstraintTimes | None":
+        """What constraints have taken; None if none was asked for."""
+        return self.grammars.times if "grammars" in vars(self) else None
 
     def heal(self, prompt_tokens: Tokens) -> tuple[list[int], bytes]:
         """Return what the model is to read of a prompt, and the bytes to be generated anew."""

@@ -4,7 +4,7 @@ Rule: `Engine` and `RemoteEngine` are what a driver may be handed, and it asks f
 """
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from batcher.events import ArriveReason, EndEvent, RequestEvent, RunEvent, TokenEvent
 from batcher.request import Request
@@ -12,6 +12,9 @@ from batcher.result import Result
 from batcher.scheduling.blocks import BlockUse
 from batcher.scheduling.sequence import Schedulable
 from batcher.validation import ModelCapabilities
+
+if TYPE_CHECKING:
+    from batcher.decoding.constraints.compiler import ConstraintTimes
 
 NOTHING_REPLAYED: Mapping[int, Result] = {}
 
@@ -83,6 +86,10 @@ class DrivenEngine(Protocol):
     @property
     def constraint_counts(self) -> tuple[int, int]:
         """How many constraints were compiled, and for how many rows one was there already."""
+
+    @property
+    def constraint_times(self) -> "ConstraintTimes | None":
+        """What constraints have taken on the wall; None if none was asked for."""
 
     def run_event(self) -> RunEvent:
         """Return the first line of this run's trace."""

@@ -42,6 +42,7 @@ from batcher.tokens import Tokens
 from batcher.validation import ModelCapabilities, checked_copy
 
 if TYPE_CHECKING:
+    from batcher.decoding.constraints.compiler import ConstraintTimes
     from batcher.engine.speculator import Speculator
     from batcher.models.callable import ModelNext
     from batcher.models.llm import LLM
@@ -219,6 +220,11 @@ class Engine:
     def constraint_counts(self) -> tuple[int, int]:
         """How many constraints were compiled, and for how many rows one was there already."""
         return self._runner.decoder.constraint_counts
+
+    @property
+    def constraint_times(self) -> "ConstraintTimes | None":
+        """What constraints have taken on the wall; None if none was asked for."""
+        return self._runner.decoder.constraint_times
 
     def run_event(self) -> RunEvent:
         """Return the first line of this run's trace."""

@@ -5,6 +5,7 @@ Those of which more has to be known than tables hold have a RowState, and are lo
 
 from array import array
 from collections.abc import Collection, Iterable, Mapping
+from time import perf_counter
 
 import numpy as np
 from msgspec.structs import replace
@@ -250,7 +251,7 @@ class RowDecoder:
         """
         slots = self._states if some is None else some.tolist()
         constraints = self._constraints(slots)
-        sampled = sampler.sample(logits, masks_of(constraints, logits), skip, some)
+        sampled = sampler.sample(logits, self._masks_of(constraints, logits), skip, some)
         for slot, failure in sampled.failed.items():
             why = constraints[slot].failure if slot in constraints else None
             told = failure if why is None else Failure("constraint-error", why)
@@ -258,6 +259,18 @@ class RowDecoder:
         for slot, logprob in sampled.logprobs.items():
             self._states[slot].logprobs.append(logprob)
         return sampled
+
+    def _masks_of(
+        self, constraints: Mapping[int, RowConstraint], logits: FloatArray
+    ) -> Masks | None:
+        """Return what constraints leave, by slot; None if there are none."""
+        if not constraints:
+            return None
+        began, times = perf_counter(), self._grammars.times
+        allowed = allowed_tokens([*constraints.values()], logits.shape[1])
+        times.masks += perf_counter() - began
+        times.num_masks += len(constraints)
+        return Masks(np.array([*constraints]), allowed)
 
     def _constraints(self, slots: Iterable[int]) -> dict[int, RowConstraint]:
         """Return what of the rows in `slots` is constrained, and by what."""
@@ -386,11 +399,3 @@ class RowDecoder:
         if not constraint.is_active:
             row.constraint = None
         return forced
-
-
-def masks_of(constraints: Mapping[int, RowConstraint], logits: FloatArray) -> Masks | None:
-    """Return what constraints leave, by slot; None if there are none."""
-    if not constraints:
-        return None
-    allowed = allowed_tokens([*constraints.values()], logits.shape[1])
-    return Masks(np.array([*constraints]), allowed)

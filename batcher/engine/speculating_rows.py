@@ -22,7 +22,7 @@ from batcher.decoding.output_tokens import NO_TOKEN
 from batcher.decoding.sampling.ahead import AheadSampler
 from batcher.decoding.sampling.sampler import Masks
 from batcher.engine.decoded import NO_DRAFTS, Choose, Decoded
-from batcher.engine.row_decoder import RowDecoder, masks_of
+from batcher.engine.row_decoder import RowDecoder
 from batcher.errors import Failure, InvariantError
 from batcher.models.base import FloatArray, IntArray, ModelOutput
 from batcher.speculation.proposal import Proposal
@@ -142,7 +142,7 @@ class SpeculatingRows(RowDecoder):
 
         def choose(logits: FloatArray, some: list[int]) -> dict[int, int]:
             own = {slot: constraints[slot] for slot in some if slot in constraints}
-            sampled = sampler.sample(logits, masks_of(own, logits), (), np.array(some))
+            sampled = sampler.sample(logits, self._masks_of(own, logits), (), np.array(some))
             tokens = zip(some, sampled.tokens[some].tolist(), strict=True)
             chosen = {slot: token for slot, token in tokens if slot not in sampled.failed}
             for slot, constraint in own.items():
@@ -168,7 +168,7 @@ class SpeculatingRows(RowDecoder):
             for token in ways[slot]:
                 constraint.advance(token)
         allowed = np.ones(logits.shape, np.bool_)
-        masks = masks_of(constraints, logits)
+        masks = self._masks_of(constraints, logits)
         if masks is not None:
             allowed[np.isin(slots, masks.slots)] = masks.allowed
         best: dict[int, list[int]] = {slot: [] for slot in ways}

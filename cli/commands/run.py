@@ -44,6 +44,7 @@ _EXCLUDING = (
     ("stream", "keep-order", "a stream is in the order of the steps"),
     ("stream", "resume", "what was streamed is not repeated"),
     ("force", "resume", "one starts over, the other goes on"),
+    ("stats", "quiet", "one says more, the other less"),
 )
 _SECONDS: dict[str, Any] = {"max": MAX_DELAY}
 
@@ -95,7 +96,9 @@ class RunOptions:
     trace: str | None = _file_option(
         "Where every decision goes; with .gz compressed.", is_common=True
     )
-    summary_json: str | None = _file_option("Where the numbers of the run go, as JSON.")
+    summary_json: str | None = option(
+        OUTPUT, "Where the numbers of the run go, as JSON; - is stdout, with --output FILE.", "FILE"
+    )
     slo: str | None = shared.slo()
     timeseries: str | None = _file_option(
         "Where the run over time goes, as CSV; with .gz compressed."
@@ -129,6 +132,7 @@ class RunOptions:
         **_SECONDS,
     )
     color: shared.Color = shared.color()
+    stats: bool = flag(DISPLAY, "After the summary, tables of all numbers of the run.")
     quiet: bool = flag(DISPLAY, "No live view and no summary: only problems.", "-q", is_common=True)
     max_rate: float | None = option(
         SERVER, "Requests in a second, at most.", "N", min=1e-6, max=1e6

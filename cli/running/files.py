@@ -15,6 +15,7 @@ from batcher.formats.trace import is_trace_start
 
 from ..commands.run import RunOptions
 from ..errors import WriteError, reason_of
+from ..options import STDOUT
 from .output import OutputError, opened_as
 
 _START_BYTES = 2**16
@@ -42,7 +43,7 @@ def check_files(options: RunOptions, input_status: os.stat_result) -> None:
         ("--output", options.output),
         *[("what stands beside --output,", path) for path in side_files(options.output)],
         ("--trace", options.trace),
-        ("--summary-json", options.summary_json),
+        ("--summary-json", None if options.summary_json == STDOUT else options.summary_json),
         ("--timeseries", options.timeseries),
     ]
     check_distinct(input_status, outputs)

@@ -23,6 +23,7 @@ from batcher.remote.settings import is_server
 from ..commands.run import RunOptions
 from ..errors import WriteError
 from ..models import capabilities_of, load, open_server
+from ..options import STDOUT
 from ..screen.cells import counted, printable_lines
 from ..screen.opening import open_view
 from ..screen.pace import Pace
@@ -32,7 +33,7 @@ from .answers import Answers, InputOrder, Replaying
 from .files import OutputLock, check_files
 from .intake import InputError, Waiting, open_input
 from .loop import Loop
-from .output import NAMES_OF_STDOUT, OutputError, ResumeError, open_sink
+from .output import NAMES_OF_STDOUT, OutputError, ResumeError, open_sink, stdout_sink
 from .problems import InvalidInput, ModelTracebacks, ProblemReport, say
 from .recorder import RunRecorder
 from .resume import Resumption, prepare
@@ -210,6 +211,10 @@ def run(options: RunOptions, stop: StopSignals, command: str) -> int:
     options.check()
     if options.output in NAMES_OF_STDOUT:  # which is no file of ours, and has none beside it
         options = replace(options, output=None)
+    if options.summary_json == STDOUT and options.output is None:
+        raise BatchdecodeError(
+            "the results and --summary-json - cannot both go to stdout: give one of them a file"
+        )
     setup = RunSetup(options, stop.waiting)
     options = setup.options
     with setup.requests, closing(setup.engine):
@@ -323,6 +328,10 @@ class Run:
                 ),
             )
             say(text)
+            if options.stats:
+                from ..screen.stats import render_stats  # noqa: PLC0415 - few runs tell so much
+
+                say(render_stats(summary, engine.constraint_times))
             scheduling = options.scheduling
             if scheduling.profile is not None:
                 from ..memory_note import say_of_memory  # noqa: PLC0415 - with it comes yaml
@@ -331,7 +340,8 @@ class Run:
         if options.summary_json is not None:
             from batcher.metrics.summary import encode_summary  # noqa: PLC0415 - as above
 
-            sink = open_sink(options.summary_json)
+            to_stdout = options.summary_json == STDOUT
+            sink = stdout_sink() if to_stdout else open_sink(options.summary_json)
             sink.write(encode_summary(summary))
             sink.close()
 

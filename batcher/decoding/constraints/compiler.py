@@ -8,7 +8,10 @@ import json
 from collections import OrderedDict
 from functools import cached_property, partial
 from importlib.util import find_spec
+from time import perf_counter
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from batcher.decoding.constraints.json_residuals import json_residuals_of
 from batcher.decoding.constraints.matchers import compile_source, with_large_stack
@@ -57,9 +60,23 @@ class CompiledConstraint:
         return GrammarRow(self.states)
 
 
+class ConstraintTimes(Struct):
+    """What constraints took on the wall, in seconds; so it is no number of results or traces.
+
+    compile: all that were compiled.  longest_compile: one of them.  masks: what `num_masks` tokens
+    were chosen from.
+    """
+
+    compile: float = 0.0
+    longest_compile: float = 0.0
+    masks: float = 0.0
+    num_masks: int = 0
+
+
 class ConstraintCompiler:
     """Compiles constraints for one tokenizer, and keeps those that were used last.
 
+    times: what that, and the use of them, has taken.
     num_misses: how often one was compiled; what cannot be compiled is remembered as well.
     timeout: seconds of processor time for one.
     """
@@ -72,6 +89,7 @@ class ConstraintCompiler:
         timeout: float = GRAMMAR_TIMEOUT,
     ) -> None:
         self.num_misses = self._num_rows = self._num_cached_chars = 0
+        self.times = ConstraintTimes()
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._eos_token_ids, self._timeout = eos_token_ids, timeout
         self._known: OrderedDict[ConstraintSource, CompiledConstraint | GrammarError] = (
@@ -118,7 +136,11 @@ class ConstraintCompiler:
         """
         known = self._known.pop(source, None)  # put back last: a thread that reads requests may ask
         if known is None:
+            began = perf_counter()
             known = self._compile(source)
+            took = perf_counter() - began
+            self.times.compile += took
+            self.times.longest_compile = max(took, self.times.longest_compile)
             self.num_misses += 1
         else:
             self._num_cached_chars -= len(source.text)

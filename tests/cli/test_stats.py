@@ -1,0 +1,111 @@
+"""`run --stats` and `run --summary-json -`: the numbers of a run, for people and for programs."""
+
+import json
+import re
+
+import msgspec
+import pytest
+from process import ROOT, batchdecode, lines_of
+
+from batcher.decoding.constraints.compiler import ConstraintTimes
+from batcher.metrics.summary import RunSummary
+from cli.screen.stats import render_stats
+
+REQUESTS = ROOT / "samples/requests.jsonl"
+LIMITED = ["-b", "4", "--kv-blocks", "24", "--max-batch-tokens", "16", "--profile", "constant:0.5"]
+DRAFTED = ["--draft", "ngram"]
+CONSTRAINED = lines_of(
+    *[{"prompt": f"p{i}", "max_tokens": 9, "regex": "[a-d]{8}"} for i in range(3)]
+)
+
+
+def told(tmp_path, *arguments, source=REQUESTS, stdin=b""):
+    """Run with --stats; return the tables and the summary of the same run."""
+    done = batchdecode(
+        *("run", source, "-o", "out.jsonl", "--force", "--stats", "--summary-json", "-"),
+        *arguments,
+        cwd=tmp_path,
+        stdin=stdin,
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    lines = done.stderr.splitlines()
+    first = next(n for n, line in enumerate(lines) if line.startswith("  finish reasons"))
+    return lines[first:], summary
+
+
+@pytest.mark.parametrize("arguments", [[], LIMITED, DRAFTED], ids=["plain", "limited", "drafted"])
+def test_the_tables_are_narrow_and_ascii_and_say_what_the_summary_says(tmp_path, arguments):
+    lines, summary = told(tmp_path, *arguments)
+    assert all(len(line) <= 80 and line.isascii() for line in lines)
+    text = "\n".join(lines)
+    assert f"stop {summary['finish_reasons']['stop']}" in text
+    assert f"computed {summary['positions']['total']:,}" in text
+    times = summary.get("latencies", {"latency": summary["latency"]})
+    for name, found in times.items():
+        (row,) = [line.split() for line in lines if line.split()[0] == name]
+        assert row[1] == f"{found['count']:,}"
+        for shown, column in zip(row[3:], ("p50", "p90", "p95", "p99", "max"), strict=True):
+            assert float(shown.replace(",", "")) == pytest.approx(found[column], rel=0.01)
+
+
+def test_limits_and_drafts_have_their_lines(tmp_path):
+    lines, summary = told(tmp_path, *LIMITED, "--prefix-cache", "on")
+    titles = {line[2:16].strip() for line in lines}
+    assert {"KV", "prefix cache", "preemptions", "budget", "steps blocked"} <= titles
+    count = summary["preemptions"]["count"]
+    assert any(line.startswith(f"  preemptions     {count:,}   recomputed") for line in lines)
+    lines, summary = told(tmp_path, *DRAFTED)
+    drafted, accepted = (summary["speculation"][name] for name in ("drafted", "accepted"))
+    assert any(f"drafted {drafted:,}   accepted {accepted:,} (" in line for line in lines)
+
+
+def test_constraints_tell_what_they_took_and_the_summary_does_not(tmp_path):
+    lines, summary = told(tmp_path, source="-", stdin=CONSTRAINED)
+    text = " ".join(" ".join(lines).split())
+    assert re.search(r"constraints compiled 1 in [\d.]+ m?s longest [\d.]+ m?s reused 2", text)
+    assert re.search(r"[\d.,]+ us a token over \d+ tokens", text)
+    assert summary["constraints"].keys() == {"compiled", "cache_hits"}
+    _, same = told(tmp_path, source="-", stdin=CONSTRAINED)
+    assert same == summary
+
+
+def test_no_line_says_nothing():
+    empty = {
+        **dict.fromkeys(["requests", "outputs", "ok", "failed", "rejected", "aborted"], 0),
+        **dict.fromkeys(["unfinished", "prompt_tokens", "generated_tokens", "longest_output"], 0),
+        **dict.fromkeys(["steps", "least_steps", "busy_slot_steps", "idle_slot_steps"], 0),
+        **dict.fromkeys(["jumps", "jumped_tokens", "forks"], 0),
+        **dict.fromkeys(["wait", "first_token", "latency"]),
+        "finish_reasons": {"stop": 0, "length": 0, "error": 0, "aborted": 0},
+        "idle": dict.fromkeys(["tail", "arrivals", "empty_queue", "too_few"], 0)
+        | dict.fromkeys(["kv", "tokens", "preemption", "batch"], 0),
+        "positions": {"total": 0, "padding": 0},
+        "constraints": {"compiled": 0, "cache_hits": 0},
+        "batch": 8,
+        "tokens_per_step": 0.0,
+        "busy_share": 0.0,
+    }
+    text = render_stats(msgspec.convert(empty, RunSummary), ConstraintTimes())
+    assert text == "  tokens          prompt 0   generated 0   longest output 0   0 a step\n"
+
+
+def test_the_summary_goes_to_stdout_if_results_do_not(tmp_path):
+    command = ["run", REQUESTS, "-q", "-o", "out.jsonl", "--force", "--summary-json"]
+    to_stdout = batchdecode(*command, "-", cwd=tmp_path)
+    batchdecode(*command, "s.json", cwd=tmp_path)
+    assert to_stdout.stdout == (tmp_path / "s.json").read_bytes()
+    assert not (tmp_path / "-").exists()
+
+
+@pytest.mark.parametrize("output", [[], ["-o", "-"], ["-o", "/dev/stdout"]], ids=" ".join)
+def test_both_on_stdout_are_refused_before_anything_is_decoded(tmp_path, output):
+    done = batchdecode("run", REQUESTS, *output, "--summary-json", "-", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert "give one of them a file" in done.stderr
+
+
+def test_more_and_less_exclude_each_other():
+    done = batchdecode("run", REQUESTS, "--stats", "-q")
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert "--stats and --quiet exclude each other" in done.stderr
