@@ -107,19 +107,22 @@ def small_gantt(scene: Scene, width: int, height: int) -> list[Line]:
     each = max(1, min(room // num_steps, MAX_CELLS_PER_STEP))
     num_cells = min(room, num_steps * each)
     held = scene.run.open_spans()
-    used, admitted = history.used(num_steps, num_cells, held), history.admissions(num_steps, held)
+    used = history.used(num_steps, num_cells, held)
+    admitted = history.admissions(num_steps, held) if num_steps <= num_cells else None
     lines = [_caption(scene, width, num_steps / num_cells)]
     for slots, members in rows.items():
         shares = used[members].sum(axis=0) / len(slots)
-        if admitted is None or num_steps > num_cells or len(slots) > 1:
+        if admitted is None or len(slots) > 1:
             cells = [_shade(scene, share) for share in shares]
         else:
             cells = _bars(scene, shares, admitted[members[0]], each)
         busy = whole_percent(min(float(shares.mean()), 1.0))
         name = f"{_name(slots):>{label - 1}} "
         lines.append([(name, LABEL), *joined(cells), (f" {busy:>4}", "figure")])
+    if scene.moment.num_queued:  # how long those wait, nobody knows yet
+        return lines
     waiting = history.waiting(num_steps, num_cells, scene.run.open_waits())
-    if waiting.any() and not scene.moment.num_queued:  # how long those wait, nobody knows yet
+    if waiting.any():
         levels = [level(share, scene.glyphs) if share else " " for share in waiting / waiting.max()]
         name, peak = f"{'waiting':>{label - 1}} ", f" {waiting.max():>4,.0f}"
         lines.append([(name, LABEL), ("".join(levels), "queue"), (peak, "figure")])
