@@ -54,10 +54,10 @@ def _carry_out(arguments: list[str]) -> None:
         BatchdecodeError, WriteError, OSError: it could not be.
     """
     if COMPLETION_VARIABLE in os.environ:
-        from .commands.completion import prepare_completion  # noqa: PLC0415 - only when asked
+        from .usage.completing import answer  # noqa: PLC0415 - only when asked
 
-        prepare_completion()
-        arguments = []
+        sys.stdout.write(answer(os.environ[COMPLETION_VARIABLE], arguments))
+        return
     for unknown in unknown_variables() if arguments else ():
         sys.stderr.write(f"warning: {printable_lines(unknown)}\n")
     if arguments and (command := command_of(arguments[0])) is not None:

@@ -16,19 +16,22 @@ class Told(Struct, frozen=True):
     """What is declared of an argument or option.
 
     settings: as typer has them.  flags: a letter beside its name, as `-b`, or another name.
-    is_common: whether `--help` tells of it, and not only `--help-all`.
+    is_common: whether `--help` tells of it, and not only `--help-all`.  offers: what its value may
+    be, for a shell that completes it: a name that usage/candidates.py knows.
     """
 
     is_argument: bool
     settings: dict[str, Any]
     flags: tuple[str, ...] = ()
     is_common: bool = False
+    offers: str = ""
 
 
-def argument(text: str, metavar: str, default: Any = None, **more: Any) -> Any:
-    """Return a field that is an argument; more: as typer has it."""
+def argument(text: str, metavar: str, default: Any = None, offers: str = "", **more: Any) -> Any:
+    """Return a field that is an argument; offers: as Told has it, more: as typer has it."""
     settings = {"metavar": metavar, "help": text, **more}
-    return field(default=default, metadata={TOLD: Told(is_argument=True, settings=settings)})
+    told = Told(is_argument=True, settings=settings, offers=offers)
+    return field(default=default, metadata={TOLD: told})
 
 
 def option(
@@ -38,16 +41,20 @@ def option(
     *flags: str,
     default: Any = None,
     is_common: bool = False,
+    offers: str = "",
     **more: Any,
 ) -> Any:
     """Return a field that is an option, which is listed under the title `panel`.
 
     flags: a letter beside its name, as `-b`, or another name, as `--json`.  is_common: whether
-    `--help` tells of it, and not only `--help-all`.  more: as typer has it.
+    `--help` tells of it, and not only `--help-all`.  offers: as Told has it.  more: as typer has
+    it.
     """
     more.setdefault("show_default", "[default: " not in text)
     settings = {"metavar": metavar, "help": text, "rich_help_panel": panel, **more}
-    told = Told(is_argument=False, settings=settings, flags=flags, is_common=is_common)
+    told = Told(
+        is_argument=False, settings=settings, flags=flags, is_common=is_common, offers=offers
+    )
     return field(default=default, metadata={TOLD: told})
 
 

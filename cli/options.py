@@ -247,7 +247,13 @@ def scheduling_group(
     kinds["check"] = bool | None, option(panel or SCHEDULING, _CHECK)
     kinds["profile"] = (
         str | None,
-        option(panel or TIME, _PROFILE.format(default_time), "NAME", is_common=panel is None),
+        option(
+            panel or TIME,
+            _PROFILE.format(default_time),
+            "NAME",
+            is_common=panel is None,
+            offers="profile",
+        ),
     )
     kinds["kv_memory"] = (
         str | None,
@@ -265,7 +271,10 @@ def speculation_kinds(panel: str | None = None) -> dict[str, tuple[Any, Any]]:
         words = setting.words.replace("`", "")
         shown = "" if setting.default in (NODEFAULT, None) else f"  [default: {setting.default}]"
         text = f"{words[0].upper()}{words[1:]}.{shown}"
-        kinds[name] = str | None, option(panel or SPECULATION, text, setting.metavar)
+        kinds[name] = (
+            str | None,
+            option(panel or SPECULATION, text, setting.metavar, offers=name),
+        )
     return kinds
 
 
@@ -309,6 +318,7 @@ def _kind_of(setting: Setting, panel: str | None) -> tuple[Any, Any]:
         help_of(setting),
         setting.metavar,
         is_common=setting.is_common and panel is None,
+        offers=setting.name,
         **limits,
     )
 

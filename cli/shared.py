@@ -102,6 +102,7 @@ model = partial(
     MODEL,
     "NAME",
     default="simulated",
+    offers="model",
     is_common=True,
 )
 chat = partial(flag, DECODING, CHAT)

@@ -43,6 +43,7 @@ def typer_command(command: Command) -> Any:
     for param in made.params:
         param.type = worded(param.type)
     made.common = frozenset(each.name for each in command.parameters if each.told.is_common)
+    made.offers = {each.name: each.told.offers for each in command.parameters}
     made.examples, made.notes, made.respell = command.examples, command.notes, command.respell
     if command.below:
         made.subcommands = {name: below.parser for name, below in command.below.items()}

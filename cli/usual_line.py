@@ -17,8 +17,7 @@ _NUMBERS: dict[Any, re.Pattern[str]] = {
     float: re.compile(r"[0-9]{1,18}(\.[0-9]{1,18})?"),
 }
 _USUAL_SETTINGS = {
-    *("help", "metavar", "rich_help_panel", "show_default", "hidden", "autocompletion"),
-    *("callback", "min", "max"),
+    *("help", "metavar", "rich_help_panel", "show_default", "hidden", "callback", "min", "max"),
 }
 
 

@@ -89,12 +89,12 @@ def parse_draft(text: str) -> Draft:
         BatchdecodeError: it names nothing that drafts.
     """
     kind, colon, rest = text.partition(":")
-    read = _READERS.get(kind)
+    read = READERS.get(kind)
     if read is not None:
         return read(rest if colon else None)
     if kind and (kind == "simulated" or is_checkpoint(text) or is_hf(text) or _is_dotted(rest)):
         return ModelDraft(text)
-    near = get_close_matches(kind, [*_READERS, "simulated", "smollm2"], n=1)
+    near = get_close_matches(kind, [*READERS, "simulated", "smollm2"], n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise BatchdecodeError(f"--draft {text!r} is nothing that drafts{hint} (give {FORMS})")
 
@@ -125,7 +125,7 @@ def _read_layers(rest: str | None) -> LayersDraft:
     return LayersDraft(_number(rest or "", MAX_LAYERS, "layers", "the layers that draft"))
 
 
-_READERS: dict[str, Callable[[str | None], Draft]] = {
+READERS: dict[str, Callable[[str | None], Draft]] = {
     "ngram": _read_ngram,
     "lookup": _read_lookup,
     "suffix": _read_suffix,

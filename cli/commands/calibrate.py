@@ -28,9 +28,11 @@ class CalibrateOptions:
         PROFILE, "What the profile is called.  [default: the name of LOG]", "NAME", is_common=True
     )
     hardware: str | None = option(
-        PROFILE, "The GPU it was measured on, to check it.", "GPU", is_common=True
+        PROFILE, "The GPU it was measured on, to check it.", "GPU", is_common=True, offers="gpu"
     )
-    model: str | None = option(PROFILE, "The model that ran, to check it.", "MODEL", is_common=True)
+    model: str | None = option(
+        PROFILE, "The model that ran, to check it.", "MODEL", is_common=True, offers="model_shape"
+    )
     tensor_parallel: int | None = option(
         PROFILE, "GPUs that shared it.  [default: 1, or that of --start]", "N", min=1, max=1024
     )

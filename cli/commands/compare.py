@@ -26,6 +26,8 @@ _DRAFTS = {
     "draft_model": ("The shape of the model that drafts, or none: what memory it takes.", "MODEL"),
     "draft_cost": ("What a draft costs, as a share of a step.  [default: 0]", "SHARE"),
 }
+_SHAPES = {"draft_model": "model_shape"}
+_SLOTS = "Slots of the batch.  [default: 8]"
 
 quiet_option = partial(flag, OUTPUT, "No progress and no notes: only problems.", "-q")
 run_config_option = partial(
@@ -43,23 +45,27 @@ def axes_group(*, as_lists: bool) -> OptionGroup:
     help shows lists of values.
     """
 
-    def kind(
-        panel: str, text: str, value: str, *flags: str, is_common: bool = True
-    ) -> tuple[Any, Any]:
-        shown = value + ",..." * as_lists
-        return str | None, option(panel, text, shown, *flags, is_common=is_common)
+    def kind(panel: str, text: str, value: str, *flags: str, **facts: Any) -> tuple[Any, Any]:
+        return str | None, option(panel, text, value + ",..." * as_lists, *flags, **facts)
 
     return OptionGroup(
         {
-            "batch": kind(DECODING, "Slots of the batch.  [default: 8]", "N", "-b"),
+            "batch": kind(DECODING, _SLOTS, "N", "-b", is_common=True),
             **{
                 name: kind(
-                    SCHEDULING, _text_of(setting), setting.metavar, is_common=setting.is_common
+                    SCHEDULING,
+                    _text_of(setting),
+                    setting.metavar,
+                    is_common=setting.is_common,
+                    offers=name,
                 )
                 for name, setting in SETTINGS.items()
             },
-            "profile": kind(TIME, _PROFILES, "NAME"),
-            **{name: kind(SPECULATION, *text, is_common=False) for name, text in _DRAFTS.items()},
+            "profile": kind(TIME, _PROFILES, "NAME", is_common=True, offers="profile"),
+            **{
+                name: kind(SPECULATION, *text, offers=_SHAPES.get(name, ""))
+                for name, text in _DRAFTS.items()
+            },
         },
         read=dict,
     )

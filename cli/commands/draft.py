@@ -32,7 +32,11 @@ class DiagnoseOptions:
     checkpoint: dict[str, Any] = shared.checkpoint_group().field
     grammar_timeout: float = shared.grammar_timeout()
     draft: str = option(
-        DRAFT, "The model that drafts, as --model names one.", "NAME", default=REQUIRED
+        DRAFT,
+        "The model that drafts, as --model names one.",
+        "NAME",
+        default=REQUIRED,
+        offers="model",
     )
     draft_fields: str | None = option(
         DRAFT, 'Sampling fields that it is given otherwise, such as {"temperature": 1}.', "JSON"

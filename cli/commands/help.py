@@ -20,6 +20,7 @@ class HelpOptions:
         "A page, a command, an option, a field, a heading or a word of the glossary; without it "
         "the pages are listed.",
         "TOPIC",
+        offers="topic",
     )
 
 

@@ -10,7 +10,9 @@ from ..options import as_command
 class ProfileOptions:
     """The options of `batchdecode profiles`."""
 
-    name: str | None = argument("Only this: what --profile takes, or a file of profiles.", "NAME")
+    name: str | None = argument(
+        "Only this: what --profile takes, or a file of profiles.", "NAME", offers="profile_name"
+    )
     json: bool = flag(OUTPUT, "Print it as JSON.")
 
 

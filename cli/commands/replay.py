@@ -33,6 +33,7 @@ class ReplayOptions:
         "[required]",
         "NAME",
         is_common=True,
+        offers="profile",
     )
     meta: str | None = shared.meta(INPUT)
     batch: int | None = option(

@@ -29,7 +29,7 @@ def _run_group() -> OptionGroup:
             "batch": (int | None, option(REQUESTS, slots, "N", "-b", **limits)),
             "model": (
                 str | None,
-                option(REQUESTS, f"{shared.MODEL}  [default: simulated]", "NAME"),
+                option(REQUESTS, f"{shared.MODEL}  [default: simulated]", "NAME", offers="model"),
             ),
             "chat": (bool | None, option(REQUESTS, shared.CHAT)),
             **shared.checkpoint_group(REQUESTS).kinds,
@@ -59,11 +59,6 @@ _speed = partial(
 _from_step = partial(option, PLAYER, "The step to begin with.", "STEP", "--from", min=0)
 
 
-def _names_of_subcommands(incomplete: str) -> list[str]:
-    """Return what a shell may offer where INPUT can stand; it adds the files itself."""
-    return [name for name in ("why", "diff") if name.startswith(incomplete)]
-
-
 @dataclass(frozen=True, kw_only=True)
 class TraceOptions:
     """The options of `batchdecode trace`; docs/cli.md says what each one means.
@@ -72,7 +67,7 @@ class TraceOptions:
     preset: those of them that are no mistake for a trace, since the line does not say them.
     """
 
-    input: str | None = argument(_INPUT_WORDS, "INPUT", autocompletion=_names_of_subcommands)
+    input: str | None = argument(_INPUT_WORDS, "INPUT")
     format: Literal["spans", "steps", "csv", "chrome", "html", "svg", "gantt"] | None = option(
         DISPLAY,
         "spans, steps, csv, chrome (for Perfetto), html (for a browser), svg or gantt.  "
@@ -99,7 +94,7 @@ class TraceOptions:
         is_common=True,
     )
     request: list[str] | None = option(
-        SELECTION, "Only this request; repeatable.", "ID", is_common=True
+        SELECTION, "Only this request; repeatable.", "ID", is_common=True, offers="request_id"
     )
     slot: list[int] | None = option(SELECTION, "This slot; repeatable.", "N", is_common=True)
     output: str | None = shared.output("Where the view goes; .gz packs it.")
@@ -112,7 +107,7 @@ class TraceOptions:
 class WhyOptions:
     """The options of `batchdecode trace why`; docs/cli.md says what each one means."""
 
-    request_id: str = argument("The id of a request.", "ID", REQUIRED)
+    request_id: str = argument("The id of a request.", "ID", REQUIRED, "request_id")
     input: str | None = argument(_INPUT_WORDS, "INPUT")
     json: bool = flag(OUTPUT, "The story as JSON, for programs.", is_common=True)
     all: bool = flag(

@@ -19,6 +19,7 @@ class HelpfulCommand(TyperCommand):
     common: the names of those.  A command that has none tells of all by `--help`.
     examples: command lines.  notes: paragraphs of the page of all.  subcommands: those below it,
     by name.  respell: what it understands of an argument beyond typer, as arguments for it.
+    offers: what values may be, as Told has it, by the names of the parameters.
     """
 
     common: frozenset[str] = frozenset()
@@ -26,6 +27,7 @@ class HelpfulCommand(TyperCommand):
     notes: Sequence[str] = ()
     subcommands: ClassVar[Mapping[str, Any]] = {}
     respell: Callable[[str], list[str]] | None = None
+    offers: Mapping[str, str] = {}
     _help_all: TyperOption | None = None
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -38,6 +40,8 @@ class HelpfulCommand(TyperCommand):
                 expose_value=False,
                 allow_from_autoenv=False,
                 callback=_show_all,
+                help="Show all options, grouped.",
+                show_default=False,
                 hidden=not self.common,
             )
         return [*super().get_params(ctx), self._help_all]
@@ -90,8 +94,6 @@ class HelpfulCommand(TyperCommand):
 
     def _row(self, param: Any, ctx: Any) -> tuple[str, str]:
         """Return the names of an option, and what help says of it."""
-        if param is self._help_all:
-            return _ALL, "Show all options, grouped."
         if param.name == "help":
             return names_of(param), f"Show {'the common options' if self.common else 'this'}."
         return _row(param, ctx)

@@ -107,23 +107,6 @@ def test_run_on_a_terminal_without_input_shows_its_help():
     assert done.stderr.startswith(b"Usage: batchdecode run")
 
 
-def test_a_shell_completes_commands_and_options(tmp_path):
-    command = tmp_path / "batchdecode"
-    command.write_text(f"#!{sys.executable}\nfrom cli.start import main\nmain()\n")
-    command.chmod(0o755)
-    script = (
-        'eval "$(batchdecode completion bash)"\n'
-        "complete_words() { COMP_WORDS=($@) COMP_CWORD=$(($# - 1)); "
-        '_batchdecode_completion batchdecode; echo "${COMPREPLY[@]}"; }\n'
-        "complete_words batchdecode comp\ncomplete_words batchdecode run --keep\n"
-    )
-    environment = ENVIRONMENT | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    done = subprocess.run(
-        ["bash", "--norc", "-c", script], env=environment, capture_output=True, check=True
-    )
-    assert done.stdout == b"compare completion\n--keep-order --keep-going\n"
-
-
 INTERRUPTED_IMPORT = """
 import builtins, os, signal
 real_import = builtins.__import__

@@ -242,29 +242,6 @@ def test_help_lists_the_commands_below_and_each_has_its_own():
         assert told.startswith(f"Usage: batchdecode trace {name} [OPTIONS] {usage}")
 
 
-def test_a_shell_completes_the_commands_below_and_their_options():
-    for typed, offered in {
-        "batchdecode trace w": "why",
-        "batchdecode trace di": "diff",
-        "batchdecode trace --form": "--format",
-        "batchdecode trace why --js": "--json",
-        "batchdecode trace diff a b --t": "--top",
-        "batchdecode trace run.j": "",
-    }.items():
-        done = subprocess.run(
-            command_line(),
-            env=ENVIRONMENT
-            | {
-                "_BATCHDECODE_COMPLETE": "complete_bash",
-                "COMP_WORDS": typed,
-                "COMP_CWORD": str(len(typed.split()) - 1),
-            },
-            capture_output=True,
-            check=False,
-        )
-        assert (done.stdout.decode().strip(), done.stderr) == (offered, b""), typed
-
-
 @pytest.mark.parametrize(
     ("labels", "text"),
     [
