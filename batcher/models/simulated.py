@@ -124,7 +124,7 @@ class SimulatedModel:
         self._hashes = np.zeros(num_slots, np.uint64)
         self._tokens = np.zeros(num_slots, np.int64)
         self._tokens_unsigned = self._tokens.view(np.uint64)
-        self._lines = np.zeros(num_slots, np.int64)
+        self._lines: IntArray = np.zeros(num_slots, np.int64)  # of the last tokens
         self._index = np.zeros(num_slots, np.uint64)
         self._index_signed = self._index.view(np.int64)
         # arrays, since numpy takes longer to combine an array with a scalar
@@ -155,18 +155,18 @@ class SimulatedModel:
             output, does_yield = self._take_in(batch)
             if not does_yield:
                 return output
-        self.lines.take(tokens, None, self._lines, "clip")
+        self._lines = lines = self.lines[tokens]
         np.add(hashes, self._tokens_unsigned, hashes)
         np.multiply(hashes, self._multiplier, hashes)
         np.right_shift(hashes, self._shift, index)
-        np.add(self._index_signed, self._lines, self._index_signed)
+        np.add(self._index_signed, lines, self._index_signed)
         self.choices.take(self._index_signed, None, tokens, "clip")
         if pages is not None:
             pages.store(hashes)
         slots = batch.logit_slots
         if not slots.size:
             return output
-        parts = self._lines[slots] // NUM_CHOICES
+        parts = lines[slots] // NUM_CHOICES
         logits = self._logit_table.gather(parts, hashes[slots], tokens[slots])
         return dataclass_replace(output, logits=logits)
 
