@@ -87,6 +87,7 @@ class TraceOptions:
     play: bool = flag(PLAYER, "Show it in this terminal, step by step; ? has the keys.")
     speed: float | None = _speed()
     from_step: int | None = _from_step()
+    color: shared.Color = shared.color()
     steps: str | None = option(
         SELECTION,
         "From step A up to, but not including, B; either may be left out.",

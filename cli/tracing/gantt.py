@@ -1,7 +1,7 @@
 """The gantt of a run as lines of text: all of it as shades, then the part worth a look as bars."""
 
-from collections.abc import Collection, Iterator
-from typing import NamedTuple
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 from batcher.timeline import EVERYTHING, Selection, Timeline
 from batcher.timeline.drafts import StepDrafts
@@ -14,8 +14,12 @@ from .gantt_zoom import choose_zoom, usual_length
 from .headline import headline, percent_of
 from .slot_rows import Choice, choose_slots, group_name, has_failed, in_groups
 
+if TYPE_CHECKING:
+    from ..screen.live.theme import Line
+
 MIN_WIDTH = 40
-MAX_ROWS = 16
+MAX_ROWS, MIN_ROWS = 16, 4
+OTHER_LINES = {1: 8, 2: 14}  # by how many charts: lines beside their rows, the shell's prompt too
 MAX_CELLS_PER_STEP = 8
 MIN_CELLS_PER_BAR = 2
 
@@ -25,26 +29,30 @@ def render_gantt(
     selection: Selection = EVERYTHING,
     *,
     width: int = 80,
+    height: int | None = None,
     ascii_only: bool = False,
-) -> list[str]:
+) -> list["Line"]:
     """Return the gantt of `timeline` in lines of at most `width` cells, 40 at least.
 
     Steps or requests of `selection` choose what is drawn as bars, its slots what has a row.
+
+    height: how many lines there are to fill with rows of slots; None for as many as are usual.
     """
-    page = _Page(timeline, selection, max(width, MIN_WIDTH), ascii_only=ascii_only)
+    page = _Page(timeline, selection, max(width, MIN_WIDTH), height, ascii_only=ascii_only)
     if not timeline.spans:
         return page.title()
     zoom, reason = choose_zoom(timeline, selection, page.num_cells)
     is_whole = zoom == range(timeline.num_steps)
     if is_whole:
         page.narrow(zoom)
+        page.make_groups(height, num_charts=1)
     held = page.held_in(zoom)
     if is_whole:
         return [*page.title(), *page.caption(zoom, [], held), *page.close_up(zoom, held)]
     overview = page.overview(zoom) if timeline.num_steps > page.num_cells else []
     what = [f"steps {zoom.start}:{zoom.stop}", *filter(None, [reason])]
     close_up = [*page.caption(zoom, what, held), *page.close_up(zoom, held)]
-    return [*page.title(), "", *overview, *close_up]
+    return [*page.title(), [], *overview, *close_up]
 
 
 class _Held(NamedTuple):
@@ -60,7 +68,13 @@ class _Page:
     """Lays out rows: a name, the cells, and a figure."""
 
     def __init__(
-        self, timeline: Timeline, selection: Selection, width: int, *, ascii_only: bool
+        self,
+        timeline: Timeline,
+        selection: Selection,
+        width: int,
+        height: int | None,
+        *,
+        ascii_only: bool,
     ) -> None:
         self.timeline = timeline
         self.page_width = self.chart_width = width
@@ -68,16 +82,23 @@ class _Page:
         self.request_ids = selection.request_ids
         self.ascii_only = ascii_only
         self.glyphs = chart.ASCII if ascii_only else chart.UNICODE
-        self.groups = in_groups(self.slots, MAX_ROWS)
+        self.make_groups(height, num_charts=2)
         names = ["queue", f"slot {self.slots[-1]}", *map(group_name, self.groups)]
         self.name_width = max(map(len, names))
         peak = max((stretch.num for stretch in timeline.waiting()), default=0)
         figures = ["busy", "100%", f"max {peak}"]
         self.num_cells = width - self.name_width - 1 - 2 - max(map(len, figures))
 
-    def title(self) -> list[str]:
+    def make_groups(self, height: int | None, num_charts: int) -> None:
+        """Find out how many rows each of `num_charts` has, and so which slots share one."""
+        room = None if height is None else height - OTHER_LINES[num_charts]
+        self.max_rows = MAX_ROWS if room is None else max(room // num_charts, MIN_ROWS)
+        self.groups = in_groups(self.slots, self.max_rows)
+
+    def title(self) -> list["Line"]:
         """Return what run it is."""
-        return fill(headline(self.timeline), f" {self.glyphs.dot} ", self.page_width)
+        lines = fill(headline(self.timeline), f" {self.glyphs.dot} ", self.page_width)
+        return [[(line, "title")] for line in lines]
 
     def narrow(self, steps: range) -> None:
         """Leave no more cells than a close-up of `steps` fills."""
@@ -85,7 +106,7 @@ class _Page:
         self.chart_width -= self.num_cells - num_cells
         self.num_cells = num_cells
 
-    def overview(self, zoom: range) -> list[str]:
+    def overview(self, zoom: range) -> list["Line"]:
         """Return the whole run as shades, a row for each slot or group of them, and mark `zoom`."""
         timeline = self.timeline
         scale = chart.Scale.fit(range(timeline.num_steps), self.num_cells, MAX_CELLS_PER_STEP)
@@ -109,13 +130,13 @@ class _Page:
             by_slot[span.slot].append(span)
         scale = self._scale(zoom)
         busy = {slot: sum(len(scale.clip(span)) for span in held) for slot, held in by_slot.items()}
-        choice = choose_slots(by_slot, busy, MAX_ROWS, self.request_ids)
+        choice = choose_slots(by_slot, busy, self.max_rows, self.request_ids)
         return _Held(spans, by_slot, busy, choice)
 
-    def caption(self, zoom: range, what: list[str], held: _Held | None) -> list[str]:
+    def caption(self, zoom: range, what: list[str], held: _Held | None) -> list["Line"]:
         """Return `what` the close-up of `zoom` shows, and on the right how to read it."""
         if held is None:
-            return fill(what, ", ", self.page_width)
+            return _labels(fill(what, ", ", self.page_width))
         frame = chart.id_frame({span.id for span in held.spans})
         if any(frame):
             ends = self.glyphs.cut.join(map(self._printable, frame))
@@ -125,8 +146,9 @@ class _Page:
         *lines, last = fill(what, ", ", self.page_width)
         gap = self.chart_width - cell_width(last) - len("  ".join(legend))
         if gap > 1:
-            return [*lines, f"{last}{' ' * gap}{'  '.join(legend)}"]
-        return [*filter(None, [*lines, last]), *fill(legend, "  ", self.page_width)]
+            return _labels([*lines, f"{last}{' ' * gap}{'  '.join(legend)}"])
+        legend_lines = fill(legend, "  ", self.page_width)
+        return _labels([*filter(None, [*lines, last]), *legend_lines])
 
     def _legend(self, spans: Collection[SlotSpan], zoom: range) -> list[str]:
         """Return what the marks in the bars of `spans` mean."""
@@ -145,7 +167,7 @@ class _Page:
         }
         return [entry for entry, is_there in entries.items() if is_there]
 
-    def close_up(self, zoom: range, held: _Held | None) -> list[str]:
+    def close_up(self, zoom: range, held: _Held | None) -> list["Line"]:
         """Return the steps of `zoom` as bars of what is `held` in them; as shades for None."""
         scale = self._scale(zoom)
         rows = self._shades(scale) if held is None else self._bars(scale, held)
@@ -180,7 +202,7 @@ class _Page:
     def _printable(self, text: str) -> str:
         return printable(text, ascii_only=self.ascii_only)
 
-    def _bars(self, scale: chart.Scale, held: _Held) -> list[str]:
+    def _bars(self, scale: chart.Scale, held: _Held) -> list["Line"]:
         """Return a row for each slot, or for those that were chosen."""
         labels = self._labels_of(held.spans)
         marks = draft_marks(self._drafts_in(scale.steps), scale)
@@ -190,6 +212,7 @@ class _Page:
                 f"slot {slot}",
                 chart.bar_row(held.by_slot[slot], labels, scale, self.glyphs, marks.get(slot, {})),
                 percent_of(held.busy[slot], len(scale.steps)),
+                chart.bar_styles(held.by_slot[slot], scale),
             )
             for slot in shown
         ]
@@ -200,7 +223,7 @@ class _Page:
             rows.append(self._row("", f"+{counted(num_hidden, 'more slot')}", share))
         return rows
 
-    def _shades(self, scale: chart.Scale) -> list[str]:
+    def _shades(self, scale: chart.Scale) -> list["Line"]:
         """Return a row for each slot or group of slots."""
         group_of = {slot: number for number, group in enumerate(self.groups) for slot in group}
         busy = [[0] * scale.num_cells for _ in self.groups]
@@ -214,20 +237,34 @@ class _Page:
                 group_name(slots),
                 chart.shaded_row(chart.busy_shares(in_cells, scale, len(slots)), self.glyphs),
                 percent_of(in_all, len(slots) * len(scale.steps)),
+                ["bar"] * scale.num_cells,
             )
             for slots, in_cells, in_all in zip(self.groups, busy, num_busy, strict=True)
         ]
 
-    def _queue(self, scale: chart.Scale) -> str:
+    def _queue(self, scale: chart.Scale) -> "Line":
         """Return the row of how many requests wait."""
         highest = chart.highest_counts(self.timeline.waiting(), scale)
         peak = max(highest)
-        return self._row("queue", chart.level_row(highest, peak, self.glyphs), f"max {peak}")
+        levels = chart.level_row(highest, peak, self.glyphs)
+        return self._row("queue", levels, f"max {peak}", ["queue"] * scale.num_cells)
 
-    def _axis(self, scale: chart.Scale) -> list[str]:
+    def _axis(self, scale: chart.Scale) -> list["Line"]:
         numbers, line = chart.axis(scale, self.glyphs)
         return [self._row("step", numbers), self._row("", line, "busy")]
 
-    def _row(self, name: str, cells: str, figure: str = "") -> str:
+    def _row(self, name: str, cells: str, figure: str = "", styles: Sequence[str] = ()) -> "Line":
+        """Return a row; styles: those of its cells, which are labels where there are none."""
         width = self.num_cells - (cell_width(cells) - len(cells))
-        return f"{name:>{self.name_width}} {cells:<{width}}  {figure:>4}".rstrip()
+        padded = f"{cells:<{width}}" if figure else cells.rstrip()
+        parts = chart.styled(padded, styles or ["label"] * self.num_cells)
+        return [
+            (f"{name:>{self.name_width}} ", "label"),
+            *parts,
+            (f"  {figure:>4}" if figure else "", "figure"),
+        ]
+
+
+def _labels(texts: Iterable[str]) -> list["Line"]:
+    """Return lines of what is said about a chart."""
+    return [[(text, "label")] for text in texts]

@@ -178,6 +178,43 @@ def bar_row(
     return "".join(cells)
 
 
+def bar_styles(spans: Sequence[SlotSpan], scale: Scale) -> list[str]:
+    """Return the style of each cell of what `bar_row` draws of a slot, [num_cells]."""
+    styles = [""] * scale.num_cells
+    for number, span in enumerate(spans):
+        steps = scale.clip(span)
+        first, last = scale.first_cell(steps[0]), scale.last_cell(steps[-1])
+        styles[first : last + 1] = [f"turn{number % 2}"] * (last + 1 - first)
+        for cell in _prefill_cells(span, scale):
+            styles[cell] = "prefill"
+        if span.end - 1 in steps:
+            styles[last] = _end_style(span) or styles[last]
+        if span.start in steps:
+            styles[first] = "admitted"
+    return styles
+
+
+def _end_style(span: SlotSpan) -> str:
+    """Return the style of what stands where `span` ends, "" where that is nothing but its bar."""
+    if has_failed(span):
+        return "failed"
+    return "preempted" if span.preemption is not None else ""
+
+
+def styled(row: str, styles: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the parts of `row` that have one style; styles: of its cells."""
+    cell, parts = 0, list[tuple[str, str]]()
+    for char in row:
+        width = cell_width(char)
+        style = styles[min(cell, len(styles) - 1)] if width else parts[-1][1]
+        if parts and parts[-1][1] == style:
+            parts[-1] = (parts[-1][0] + char, style)
+        else:
+            parts.append((char, style))
+        cell += width
+    return parts
+
+
 def _write_label(
     cells: list[str], span: SlotSpan, label: str, scale: Scale, glyphs: ChartGlyphs, bar: str
 ) -> list[int]:

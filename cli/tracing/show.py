@@ -19,7 +19,7 @@ from ..running.files import check_distinct, check_replaceable
 from ..running.output import Sink
 from ..running.stdout import user_code_prints_to_stderr
 from ..screen.cells import printable, printable_json
-from ..screen.terminal import can_print, terminal_size
+from ..screen.terminal import can_print, terminal_size, wants_color
 from .events import alike_names, contradictions_named, events_of, open_twice
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ ENCODERS = {
 }
 _VIEW_START = re.compile(
     rb'slot,id,index,start,|\{"slot":\d+,"id":|\{"step":\d+,"slots":|'
-    rb'\{"displayTimeUnit":"ms","traceEvents":|[\d,]+ steps? \S+ [\d,]+ slots?|'
+    rb'\{"displayTimeUnit":"ms","traceEvents":|(\x1b\[\d+m)?[\d,]+ steps? \S+ [\d,]+ slots?|'
     rb'<svg xmlns="http://www.w3.org/2000/svg" class="batchdecode-|' + re.escape(PAGE_START)
 )
 LINES_OF_BLOCK = 256
@@ -147,16 +147,31 @@ def _lines(
         if name in {"csv", "svg"}:  # a row is one line of a terminal
             return (f"{printable(text[:-1])}\n".encode() for text in texts)
         return (printable_json(text).encode() for text in texts)
+    return _gantt(timeline, selection, options, to_terminal=to_terminal)
+
+
+def _gantt(
+    timeline: Timeline, selection: Selection, options: TraceOptions, *, to_terminal: bool
+) -> list[bytes]:
+    """Return the gantt: on a terminal as high as that is, and in its colours."""
     from .gantt import render_gantt  # noqa: PLC0415 - the other formats start faster without
 
     encoding = sys.stdout.encoding if options.output is None else "utf-8"
+    size = terminal_size(1, os.environ)
     gantt = render_gantt(
         timeline,
         selection,
-        width=options.width or terminal_size(1, os.environ).columns,
+        width=options.width or size.columns,
+        height=size.lines if to_terminal else None,
         ascii_only=not can_print(encoding),
     )
-    return [f"{line}\n".encode(encoding, "backslashreplace") for line in gantt]
+    lines = ["".join(text for text, _ in line) for line in gantt]
+    may_color = to_terminal or options.color == "always"  # whatever FORCE_COLOR says of a pipe
+    if may_color and wants_color(options.color, 1, os.environ):
+        from .gantt_color import colored  # noqa: PLC0415 - with it comes rich
+
+        lines = colored(gantt, os.environ)
+    return [f"{line}\n".encode(encoding, "backslashreplace") for line in lines]
 
 
 def _svg(timeline: Timeline, selection: Selection, options: TraceOptions) -> list[bytes]:

@@ -16,7 +16,7 @@ from batcher.timeline.drafts import StepDrafts
 from batcher.timeline.records import Fork, SlotSpan
 from batcher.timeline.step_counts import Stretch
 from cli.screen.cells import cell_width
-from cli.tracing.gantt import render_gantt
+from cli.tracing.gantt import render_gantt as render_lines
 from cli.tracing.gantt_chart import (
     ASCII,
     UNICODE,
@@ -24,17 +24,24 @@ from cli.tracing.gantt_chart import (
     add_busy,
     axis,
     bar_row,
+    bar_styles,
     busy_shares,
     highest_counts,
     level_row,
     shaded_row,
 )
+from cli.tracing.gantt_color import colored
 from cli.tracing.gantt_drafts import draft_marks
 from cli.tracing.gantt_zoom import choose_zoom
 
 
 def timeline_of(jobs, batch=2):
     return Timeline.from_events(play(jobs, batch).events)
+
+
+def render_gantt(*arguments, **options):
+    lines = render_lines(*arguments, **options)
+    return ["".join(text for text, _ in line) for line in lines]
 
 
 def gantt_of(jobs, batch=2, **options):
@@ -565,3 +572,64 @@ def test_a_close_up_of_more_slots_than_rows_shows_those_that_are_used():
 
 def finishes(*slots):
     return [FinishEvent(8, 8.0, f"r{slot}", 0, slot, "length", None, 9) for slot in slots]
+
+
+def colors_of(lines, environ=None):
+    return colored(lines, {} if environ is None else environ)
+
+
+def test_colours_change_no_character():
+    for timeline in (timeline_of(DESIGN_JOBS), long_run()):
+        lines = render_lines(timeline, width=80)
+        plain = ["".join(text for text, _ in line) for line in lines]
+        assert [re.sub(r"\x1b\[[\d;]*m", "", line) for line in colors_of(lines)] == plain
+
+
+def test_colours_are_those_the_user_chose_and_tell_neighbours_and_prefill_apart():
+    timeline = Timeline.from_events(play_paged(CROWDED, Limits()).events)
+    lines = render_lines(timeline, width=80)
+    text = "".join(colors_of(lines))
+    codes = {code for found in re.findall(r"\x1b\[([\d;]+)m", text) for code in found.split(";")}
+    assert codes <= {"0", "1", "2", *map(str, range(30, 38))}
+    styles = {style for line in lines for _, style in line}
+    assert {"turn0", "turn1", "prefill", "preempted", "admitted", "queue"} <= styles
+    assert colors_of(lines, {"COLORFGBG": "0;15"}) != colors_of(lines)
+
+
+@given(paged_workloads())
+def test_each_cell_of_a_bar_has_the_style_of_what_holds_the_slot(workload):
+    jobs, limits = workload
+    timeline = Timeline.from_events(play_paged(jobs, limits).events)
+    for slot in range(timeline.num_slots):
+        spans = list(timeline.select_spans(Selection(slots=frozenset({slot}))))
+        scale = Scale.fit(range(timeline.num_steps), 1000, 3) if timeline.num_steps else None
+        if not spans or scale.cells_per_step < 2:
+            continue
+        styles = bar_styles(spans, scale)
+        held = {step for span in spans for step in range(span.start, span.end)}
+        for step in range(timeline.num_steps):
+            cells = styles[scale.first_cell(step) : scale.last_cell(step) + 1]
+            assert all(cells) if step in held else not any(cells)
+        starts = {scale.first_cell(span.start) for span in spans}
+        assert {cell for cell, style in enumerate(styles) if style == "admitted"} == starts
+
+
+@pytest.mark.parametrize("height", [12, 24, 50, 100, 300])
+@pytest.mark.parametrize("slots", [8, 64, 256])
+def test_a_terminal_is_filled_and_not_overflown(height, slots):
+    for timeline in (timeline_of(jobs_of(*[30] * slots), slots), long_run(batch=slots)):
+        lines = render_lines(timeline, width=80, height=height)
+        num_rows = sum(line[:1] != [] and "slot " in line[0][0] for line in lines)
+        assert len(lines) < max(height, 24)
+        if timeline.num_steps == 30:
+            assert num_rows == min(slots, max(height - 8, 4))
+
+
+def test_the_slots_that_are_shown_are_explained():
+    jobs = [Job(f"r{number}", 20 + number) for number in range(40)]
+    lines = gantt_of(jobs, 40, width=100)
+    assert any("slots: 8 idlest, 8 busiest" in line for line in lines)
+    assert [line.split()[1] for line in lines if line.strip().startswith("slot ")] == [
+        *map(str, range(8)),
+        *map(str, range(32, 40)),
+    ]

@@ -1,6 +1,7 @@
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -278,3 +279,20 @@ def test_a_trace_needs_no_numpy(design_trace):
 def test_options_that_a_format_has_not_are_refused(design_trace, options, message):
     with pytest.raises(BatchdecodeError, match=message):
         show_trace(TraceOptions(input=str(design_trace), **options))
+
+
+def test_colours_go_to_a_terminal_and_where_they_are_asked_for(shown, design_trace, tmp_path):
+    plain = shown(design_trace, format="gantt")
+    assert b"\x1b" not in plain
+    assert (
+        re.sub(rb"\x1b\[[\d;]*m", b"", shown(design_trace, format="gantt", color="always")) == plain
+    )
+    for _ in range(2):
+        shown(design_trace, format="gantt", color="always", output=str(tmp_path / "view"))
+    assert b"\x1b[" in (tmp_path / "view").read_bytes()
+
+
+def test_no_variable_colours_a_pipe(shown, design_trace, monkeypatch):
+    plain = shown(design_trace, format="gantt")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert shown(design_trace, format="gantt") == plain
