@@ -113,6 +113,12 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def listed(names: Sequence[object], word: str = "or") -> str:
+    """Return `a`, `a or b`, `a, b or c`."""
+    *most, last = map(str, names)
+    return f"{', '.join(most)} {word} {last}" if most else last
+
+
 def duration(seconds: float) -> str:
     """Return a time in the unit that suits it: `0.5 s`, `50 ms`."""
     return f"{number(seconds)} s" if seconds >= 0.1 else f"{number(seconds * 1000)} ms"  # noqa: PLR2004 - as people say it

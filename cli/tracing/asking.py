@@ -54,7 +54,7 @@ def show_why(options: WhyOptions) -> None:
         with contradictions_named(source.name):
             kept = read_requests(events, options.request_id)
             if not kept.is_known:
-                hint = alike_names(options.request_id, kept.ids)
+                hint = alike_names(options.request_id, kept.ids, options.input)
                 raise BatchdecodeError(f"{source.name} has no request {options.request_id}{hint}")
             answer = answer_of(kept)
     if options.json:

@@ -6,6 +6,7 @@ Rule: the first line says which of the two the input is, so the input can always
 import io
 import os
 import re
+import shlex
 import stat
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
@@ -22,8 +23,10 @@ from batcher.hf.settings import LOADING_SETTINGS
 from ..config import OF_SCHEDULING, model_settings
 from ..options import SchedulingOptions
 from ..running.intake import CutOffError, InputError, OpenInput, PatientPipe, open_input
+from ..screen.cells import listed
 
 STDIN = "-"
+FEW_NAMES = 8  # which a message lists all
 _REQUEST_KEYS = ("prompt", "prompt_tokens", "messages", "body", "max_tokens")
 _REQUEST_KEY = re.compile(rb'"(prompt|prompt_tokens|messages|body)"')
 _RESULT_KEYS = {"finish_reason", "response"}
@@ -94,12 +97,21 @@ def contradictions_named(name: str) -> Iterator[None]:
         raise BatchdecodeError(f"{name}: its events contradict each other: {error}") from error
 
 
-def alike_names(request_id: str, known: Collection[str]) -> str:
-    """Return the end of a message: which of the `known` requests an unknown one looks like."""
+def alike_names(request_id: str, known: Collection[str], path: str | None) -> str:
+    """Return the end of a message on an unknown request: which it may be, and what lists all.
+
+    known: ids of the input.  path: where that is, None for stdin.
+    """
     from difflib import get_close_matches  # noqa: PLC0415 - for a mistake only
 
-    near = get_close_matches(request_id, sorted(known))
-    return f"; there is {', '.join(near)}" if near else ""
+    names = sorted(known)
+    if 0 < len(names) <= FEW_NAMES:
+        return f"; there is {listed(names, 'and')}"
+    near = get_close_matches(request_id, names)
+    hint = f"; did you mean {listed(near)}?" if near else ""
+    if path is None or path == STDIN:
+        return hint
+    return f"{hint} (batchdecode trace {shlex.quote(path)} --format spans lists all)"
 
 
 def _check_is_request(first_line: bytes, name: str) -> None:

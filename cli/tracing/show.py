@@ -119,7 +119,7 @@ def selection_of(timeline: Timeline, options: TraceOptions) -> Selection:
         if len(others) < MAX_IDS_COMPARED:
             others.add(name)
     if missing:
-        hint = alike_names(min(missing), others)
+        hint = alike_names(min(missing), others, options.input)
         raise BatchdecodeError(f"--request {min(missing)}: no such request took a slot{hint}")
     return selection
 

@@ -10,7 +10,7 @@ from typing import Any
 from typer._click import exceptions
 
 from ..environment import variable_of
-from .values import listed
+from ..screen.cells import listed
 
 _EXTRA = re.compile(r"Got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
 _FROM_ENVIRONMENT = "ENVIRONMENT"

@@ -12,7 +12,7 @@ from typer._click import types
 
 from batcher.fields import range_in_words
 
-from ..screen.cells import cut_middle
+from ..screen.cells import cut_middle, listed
 
 _ANY_COUNT = 2**31 - 1  # help does not say that there may be no more
 _MAX_SHOWN = 60  # characters of a wrong value
@@ -56,12 +56,6 @@ def worded(kind: Any) -> Any:
 def _refused(allowed: str, value: object) -> typer.BadParameter:
     shown = str(value) if _is_number(value) else repr(value)
     return typer.BadParameter(f"must be {allowed}, not {cut_middle(shown, _MAX_SHOWN, '...')}")
-
-
-def listed(names: Sequence[object], word: str = "or") -> str:
-    """Return `a`, `a or b`, `a, b or c`."""
-    *most, last = map(str, names)
-    return f"{', '.join(most)} {word} {last}" if most else last
 
 
 def _allowed(kind: Any, numbers: str, choices: Sequence[str]) -> str:

@@ -81,10 +81,21 @@ def test_the_story_as_json(traces):
 def test_an_unknown_id_gets_those_like_it(traces):
     done = batchdecode("trace", "why", "d", "tight.jsonl", cwd=traces)
     assert (done.returncode, done.stdout) == (2, b"")
-    assert done.stderr == "error: tight.jsonl has no request d\n"
+    assert done.stderr == "error: tight.jsonl has no request d; there is a, b and c\n"
     requests = lines_of({"id": "first", "prompt": "x"}, {"id": "second", "prompt": "x"})
     done = batchdecode("trace", "why", "fist", "-", cwd=traces, stdin=requests)
-    assert done.stderr == "error: <stdin> has no request fist; there is first\n"
+    assert done.stderr == "error: <stdin> has no request fist; there is first and second\n"
+    many = lines_of(*({"id": f"request-{i}", "prompt": "x", "max_tokens": 1} for i in range(99)))
+    (traces / "many requests").write_bytes(many)
+    for near, hint in (
+        ("reqest-17", "; did you mean request-17, request-7 or request-1?"),
+        ("x", ""),
+    ):
+        done = batchdecode("trace", "why", near, "many requests", cwd=traces)
+        assert done.stderr == (
+            f"error: many requests has no request {near}{hint} "
+            "(batchdecode trace 'many requests' --format spans lists all)\n"
+        )
 
 
 def test_the_id_goes_before_the_file(traces):
