@@ -1,10 +1,17 @@
 """What a command answers, whole: text or JSON on stdout, or bytes where --output says."""
 
+import os
 import sys
+from collections.abc import Iterable
+from itertools import islice
 
 import msgspec
 
+from batcher.errors import BatchdecodeError
+
 from .running.output import Sink, open_sink, stdout_json_sink, stdout_sink
+
+LINES_OF_BLOCK = 256
 
 
 def print_text(text: str) -> None:
@@ -33,6 +40,28 @@ def output_sink(path: str | None) -> Sink:
         OutputError: the file cannot be opened.
     """
     return stdout_sink() if path is None else open_sink(path)
+
+
+def check_no_terminal(what: str, path: str | None) -> None:
+    """Make sure that `what`, which is for a browser, does not go to a terminal; None is stdout.
+
+    Raises:
+        BatchdecodeError: it would.
+    """
+    if path is None and os.isatty(1):
+        raise BatchdecodeError(f"{what} is for a browser: give -o FILE.html")
+
+
+def write_lines(lines: Iterable[bytes], sink: Sink) -> None:
+    """Write `lines`, many at once, and end the file.
+
+    Raises:
+        WriteError, BrokenPipeError: it takes no more.
+    """
+    remaining = iter(lines)
+    while block := b"".join(islice(remaining, LINES_OF_BLOCK)):
+        sink.write(block)
+    sink.close()
 
 
 def _write(sink: Sink, content: bytes) -> None:

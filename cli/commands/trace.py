@@ -132,6 +132,9 @@ class DiffOptions:
         min=0,
     )
     json: bool = flag(OUTPUT, "Everything as JSON, for programs.")
+    html: bool = flag(OUTPUT, "A page for a browser, with both runs in step.")
+    output: str | None = shared.output("Where the page goes; .gz packs it.")
+    force: bool = shared.force()
     play: bool = flag(PLAYER, "Show both in this terminal, in step; ? has the keys.")
     speed: float | None = _speed()
     from_step: int | None = _from_step()

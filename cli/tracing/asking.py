@@ -10,9 +10,11 @@ from batcher.events import Event
 from batcher.explaining.differences import compare
 from batcher.explaining.reading import read_requests
 from batcher.explaining.story import answer_of
+from batcher.formats.page import is_page_start
 
 from ..commands.trace import DiffOptions, WhyOptions
-from ..printing import print_json, print_text
+from ..printing import check_no_terminal, output_sink, print_json, print_text, write_lines
+from ..running.files import check_distinct, check_replaceable
 from ..running.intake import InputError, OpenInput
 from ..running.stdout import user_code_prints_to_stderr
 from ..screen.cells import printable, wrapped
@@ -85,19 +87,44 @@ def show_diff(options: DiffOptions) -> int:
         WriteError, BrokenPipeError: the output takes no more.
     """
     (path_a, source_a), (path_b, source_b) = open_both(options)
+    _check_page_options(options, source_a, source_b)
+    events_a, events_b = _Events(path_a, source_a), _Events(path_b, source_b)
     with user_code_prints_to_stderr():
         try:
-            comparison = compare(_Events(path_a, source_a), _Events(path_b, source_b))
+            comparison = compare(events_a, events_b)
         except InvariantError as error:
             raise BatchdecodeError(
                 f"{source_a.name} or {source_b.name}: events contradict each other: {error}"
             ) from error
+    told = describe(comparison, source_a.name, source_b.name)
+    results = results_of(comparison, options.top)
     if options.json:
         print_json(comparison)
+    elif options.html:
+        from .page import render_difference  # noqa: PLC0415 - with it comes numpy
+
+        runs = [(source_a.name, events_a), (source_b.name, events_b)]
+        with user_code_prints_to_stderr():
+            page = render_difference(runs, comparison, [*told, *results], options)
+            write_lines(page, output_sink(options.output))
     else:
-        told = describe(comparison, source_a.name, source_b.name)
-        _print_lines([*_in_columns(told), *results_of(comparison, options.top)])
+        _print_lines([*_in_columns(told), *results])
     return EQUAL if comparison.is_equal else DIFFERENT
+
+
+def _check_page_options(options: DiffOptions, *sources: OpenInput) -> None:
+    """Make sure that a page, if one is wanted, has a place to go to; or raise."""
+    if not options.html:
+        if options.output is not None:
+            raise BatchdecodeError("--output is for --html")
+        return
+    if options.json:
+        raise BatchdecodeError("--html and --json exclude each other")
+    check_no_terminal("--html", options.output)
+    for source in sources:
+        check_distinct(source.status, [("--output", options.output)])
+    if options.output is not None and not options.force:
+        check_replaceable("--output", options.output, is_page_start)
 
 
 def _in_columns(lines: list[str]) -> list[str]:

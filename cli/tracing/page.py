@@ -1,14 +1,21 @@
-"""`batchdecode trace --format html`: a run as a page for a browser, in the words of `trace why`."""
+"""Pages for a browser, in the words of `trace why` and `trace diff`: a run, or two in step."""
 
 import html
-import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from batcher.errors import BatchdecodeError
-from batcher.formats.page.document import Opening, PageFacts, Words, encode_page
+from batcher.events import Event
+from batcher.explaining.differences import RunComparison
+from batcher.formats.page.document import (
+    Opening,
+    PageDifference,
+    PageFacts,
+    Sample,
+    Words,
+    encode_page,
+)
 from batcher.formats.page.records import PageTimeline
 
-from ..commands.trace import TraceOptions
+from ..commands.trace import DiffOptions, TraceOptions
 from ..screen.cells import printable
 from .story_text import GAVE_WAY, SHORT_CAUSES, STANDSTILLS
 
@@ -21,12 +28,7 @@ def render_page(
     """Yield the page of a run, which shows at first what the options select, and holds all of it.
 
     steps: those that were selected.
-
-    Raises:
-        BatchdecodeError: it would go to a terminal.
     """
-    if options.output is None and os.isatty(1):
-        raise BatchdecodeError("--format html is for a browser: give -o run.html")
     opening = Opening(
         None if options.steps is None else (steps.start, steps.stop),
         options.request or None,
@@ -34,6 +36,25 @@ def render_page(
     )
     title = title_of(name)
     return encode_page([(title, timeline)], PageFacts(WORDS, opening), page_title(title))
+
+
+def render_difference(
+    runs: Sequence[tuple[str, Iterable[Event]]],
+    comparison: RunComparison,
+    lines: list[str],
+    options: DiffOptions,
+) -> Iterator[bytes]:
+    """Yield the page of two runs, A and B, with `lines` that say how they differ.
+
+    Raises:
+        InvariantError, BatchdecodeError: see Timeline.from_events.
+    """
+    parting = comparison.parting
+    changed = [Sample(change.id, change.index) for change in comparison.changes[: options.top]]
+    difference = PageDifference(None if parting is None else parting.step, lines, changed)
+    timelines = [(title_of(name), PageTimeline.from_events(events)) for name, events in runs]
+    title = page_title(" and ".join(name for name, _ in timelines))
+    return encode_page(timelines, PageFacts(WORDS, diff=difference), title)
 
 
 def title_of(path: str) -> str:

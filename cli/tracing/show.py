@@ -4,7 +4,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable
-from itertools import chain, islice
+from itertools import chain
 from typing import TYPE_CHECKING, cast
 
 from batcher.errors import BatchdecodeError
@@ -14,9 +14,8 @@ from batcher.formats.views import encode_csv, encode_spans, encode_steps
 from batcher.timeline import Selection, Timeline
 
 from ..commands.trace import TraceOptions
-from ..printing import output_sink
+from ..printing import check_no_terminal, output_sink, write_lines
 from ..running.files import check_distinct, check_replaceable
-from ..running.output import Sink
 from ..running.stdout import user_code_prints_to_stderr
 from ..screen.cells import printable, printable_json
 from ..screen.terminal import can_print, terminal_size, wants_color
@@ -36,7 +35,6 @@ _VIEW_START = re.compile(
     rb'\{"displayTimeUnit":"ms","traceEvents":|(\x1b\[\d+m)?[\d,]+ steps? \S+ [\d,]+ slots?|'
     rb'<svg xmlns="http://www.w3.org/2000/svg" class="batchdecode-|' + re.escape(PAGE_START)
 )
-LINES_OF_BLOCK = 256
 MAX_IDS_COMPARED = 20_000
 
 
@@ -49,6 +47,8 @@ def show_trace(options: TraceOptions) -> None:
     """
     if options.axis is not None and options.format != "svg":
         raise BatchdecodeError("--axis is for --format svg")
+    if options.format == "html":
+        check_no_terminal("--format html", options.output)
     path, source = open_twice(options.input)
     check_distinct(source.status, [("--output", options.output)])
     if options.output is not None and not options.force:
@@ -60,7 +60,7 @@ def show_trace(options: TraceOptions) -> None:
             timeline.check_integrity()
     selection = selection_of(timeline, options)
     lines = _lines(timeline, selection, options, source.name)
-    _write(lines, output_sink(options.output))
+    write_lines(lines, output_sink(options.output))
 
 
 def _kind_of_timeline(options: TraceOptions) -> type[Timeline]:
@@ -185,11 +185,3 @@ def _svg(timeline: Timeline, selection: Selection, options: TraceOptions) -> lis
         )
     picture = render_svg(timeline, selection, width=width, unit=options.axis or "steps")
     return picture.splitlines(keepends=True)
-
-
-def _write(lines: Iterable[bytes], sink: Sink) -> None:
-    """Write `lines`, many at once; raises what a Sink does."""
-    remaining = iter(lines)
-    while block := b"".join(islice(remaining, LINES_OF_BLOCK)):
-        sink.write(block)
-    sink.close()

@@ -9,7 +9,7 @@ from page_runs import events_of, short_run
 from batcher.events import ArriveEvent, RejectEvent
 from batcher.explaining.reading import read_requests
 from batcher.explaining.story import answer_of
-from batcher.formats.page.document import Opening, PageFacts, encode_page
+from batcher.formats.page.document import Opening, PageDifference, PageFacts, Sample, encode_page
 from batcher.formats.page.records import PageTimeline
 from batcher.formats.views import encode_spans, encode_steps
 from cli.tracing.page import WORDS
@@ -206,6 +206,26 @@ def test_seconds_are_those_of_the_events(show):
             int(tab.evaluate("(at) => page.view.position(page.view.runs[0], at)", middle)) == step
         )
     assert not show(page_of(long_run())).is_enabled("#scale")
+
+
+def test_two_runs_go_in_step_and_both_tell_of_the_chosen_request(show):
+    runs = [
+        ("one", long_run()),
+        ("other", short_run([f"r{number}" for number in range(39, -1, -1)])),
+    ]
+    diff = PageDifference(7, ["A does one thing", "\u202eB another"], [Sample("r12", 0)])
+    timelines = [(name, PageTimeline.from_events(events)) for name, events in runs]
+    tab = show(b"".join(encode_page(timelines, PageFacts(WORDS, diff=diff), "two")))
+    assert tab.inner_text(".diff pre") == "A does one thing\n\\u{202e}B another"
+    assert tab.evaluate("page.charts.map((chart) => chart.marked)") == [7, 7]
+    tab.get_by_role("button", name="Show step 7").click()
+    first, last = tab.evaluate("page.view.x.domain()")
+    assert 0 <= first <= 7 < last < 40
+    assert tab.evaluate("page.charts[0].edges[0] === page.charts[1].edges[0]")
+    tab.get_by_role("button", name="r12").click()
+    assert tab.locator(".story h3").all_inner_texts() == ["r12", "r12"]
+    starts = "page.view.runs.map((run) => run.spans.start[run.spansOf(run.withId('r12')[0])[0]])"
+    assert tab.evaluate(starts) == [12, 27]
 
 
 def test_a_page_opens_with_what_was_selected(show):

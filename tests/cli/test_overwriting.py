@@ -81,7 +81,7 @@ def test_what_a_run_tells_of_itself_replaces_its_like_and_nothing_else(tmp_path,
     assert path.read_bytes() != notes
 
 
-@pytest.mark.parametrize("view", ["spans", "steps", "csv", "chrome", "gantt", "svg"])
+@pytest.mark.parametrize("view", ["spans", "steps", "csv", "chrome", "html", "gantt", "svg"])
 def test_a_view_replaces_a_view_and_nothing_else(tmp_path, run, view):
     assert run("--trace", "t.jsonl").returncode == 0
     command = ["trace", "t.jsonl", "-o", "view", "--format"]

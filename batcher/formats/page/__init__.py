@@ -2,3 +2,8 @@
 
 START = b"<!doctype html>\n<!-- written by batchdecode -->\n"
 """How each of these files begins."""
+
+
+def is_page_start(content: bytes) -> bool:
+    """Return whether a file that begins with `content` is one of these."""
+    return content.startswith(START)

@@ -194,6 +194,8 @@ def play_diff(options: DiffOptions) -> int:
     """
     if options.json:
         raise BatchdecodeError("--json is for an answer that is written, and --play for a person")
+    if options.html or options.output is not None:
+        raise BatchdecodeError("--html is for a browser, and --play for a terminal")
     inputs = open_both(options)
     _check_terminal()
 
