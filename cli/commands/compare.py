@@ -85,7 +85,7 @@ class CompareOptions:
 
     input: str | None = shared.requests()
     axes: dict[str, str] = axes_group(as_lists=True).field
-    slo: str | None = shared.slo()
+    slo: str | None = shared.slo(is_common=True)
     knee: float | None = option(
         OUTPUT,
         "What a doubled batch has to add not to be past the knee.  [default: 0.1]",

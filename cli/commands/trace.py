@@ -84,7 +84,9 @@ class TraceOptions:
     axis: Literal["steps", "seconds"] | None = option(
         DISPLAY, "What the svg counts from left to right: steps or seconds.", "UNIT"
     )
-    play: bool = flag(PLAYER, "Show it in this terminal, step by step; ? has the keys.")
+    play: bool = flag(
+        PLAYER, "Show it in this terminal, step by step; ? has the keys.", is_common=True
+    )
     speed: float | None = _speed()
     from_step: int | None = _from_step()
     color: shared.Color = shared.color()
