@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from recorded_runs import SETTINGS, record, watch_run, workloads, write_requests
 
 from batcher.errors import BatchdecodeError
-from cli.screen.live import driver, grid, scene
+from cli.screen.live import driver, grid, lately, scene
 from cli.screen.live.grid import Longest
 from cli.screen.live.picture import Picture
 from cli.screen.live.theme import UNICODE
@@ -30,10 +30,11 @@ def small(monkeypatch):
     for module in (scene, grid):
         monkeypatch.setattr(module, "MAX_CELLS", 16)
     seconds = {"ended": 0.0, "admitted": 0.25, "preempted": 0.5, "failed": 0.625}
-    smaller = {"MARK_SECONDS": seconds, "NOTE_SECONDS": 0.75, "NUM_SAMPLES": 5, "MAX_TREND": 16}
-    for name, value in smaller.items():
-        monkeypatch.setattr(driver, name, value)
-        monkeypatch.setattr(playback, name, value)
+    monkeypatch.setattr(lately, "MARK_SECONDS", seconds)
+    monkeypatch.setattr(lately, "NOTE_SECONDS", 0.75)
+    for module in (driver, playback):
+        monkeypatch.setattr(module, "NUM_SAMPLES", 5)
+        monkeypatch.setattr(module, "MAX_TREND", 16)
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,9 @@ While the loop is in a step that takes long, another thread draws; a lock keeps 
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from itertools import islice
 from threading import RLock
 
 from ..keyboard import Keyboard
@@ -19,9 +18,10 @@ from ..view import Gauges, RunPlan, View
 from .controls import Controls
 from .display import FrameLive
 from .facts import Moment
+from .lately import Lately, newest_ends
 from .picture import Picture, small_gantt
 from .scene import Scene, Strips
-from .state import FAILED, MAX_UNSEEN, Note, RunState
+from .state import MAX_UNSEEN, RunState
 from .theme import ASCII, UNICODE, Line
 
 MIN_RUN = 0.25
@@ -40,14 +40,11 @@ USUAL_COST = 0.02
 """Seconds that a frame may take without being thought to have hung."""
 NUM_SAMPLES = 20
 """The speed in the header is the one since so many frames ago."""
-MARK_SECONDS = {"ended": 0.0, "admitted": 0.5, "preempted": 3.0, "failed": 5.0}
-"""How long it is to be seen at a slot what has happened there."""
-NOTE_SECONDS, END_SECONDS = 10.0, 1.0
-"""How long notes are shown, and who has ended: more come, but nobody can read faster."""
-MAX_NOTED = 16
-"""The most notes that are shown."""
+END_SECONDS = 1.0
+"""Who has ended is shown for so long: more come, but nobody can read faster."""
+PAUSED_SECONDS = 0.6
+"""With a step of a paused run so much passes of the time for which marks are shown, and no more."""
 MAX_TREND = 256
-MAX_HEADER_ENDS = 8
 KEY_SECONDS = 0.05
 """After so long it is looked whether a key was pressed, and what that asks for is drawn at once:
 nobody presses enough of them to keep a run from its work."""
@@ -77,6 +74,7 @@ class LiveView(View):
         self._run = run = RunState(plan.batch_size)
         self.fold, self._ended = run.fold, run.news.ended
         glyphs = UNICODE if can_print(terminal.encoding) else ASCII
+        lately = Lately(plan.batch_size)
         self._scene = Scene(
             run,
             plan,
@@ -84,7 +82,7 @@ class LiveView(View):
             glyphs,
             Strips(run.slots, glyphs),
             Moment(-1, None, 0, 0.0, 0.0, 0.0),
-            marks=[""] * plan.batch_size,
+            marks=lately.marks,
             notes=[],
             ends=[],
             busy=deque(maxlen=MAX_TREND),
@@ -102,8 +100,8 @@ class LiveView(View):
         self._has_results = False  # among what is pending, or was
         self._started = started = clock()
         self._samples = deque([(-1, 0, started)], maxlen=NUM_SAMPLES)  # step, tokens, time
-        self._marked = [0.0] * plan.batch_size  # until when the mark of each slot is shown
-        self._noted: deque[tuple[float, Note]] = deque(maxlen=MAX_NOTED)  # until when
+        self._lately, self._looked = lately, started
+        self._seconds = 0.0  # for which it was looked at, pauses not counted
         self._cost = self._next_ends = 0.0
         first_frame = started if self._shows_every_step else started + MIN_RUN
         self._earliest_frame = self._next_frame = self._tick = first_frame
@@ -302,6 +300,10 @@ class LiveView(View):
         run, scene, step = self._run, self._scene, self._step
         num_tokens = run.num_tokens(step)
         first_step, first_tokens, first_time = self._samples[0]
+        passed, self._looked = now - self._looked, now
+        if self._is_paused:
+            passed = min(passed, PAUSED_SECONDS if self._samples[-1][0] != step else 0.0)
+        self._seconds = seconds = self._seconds + passed
         if self._samples[-1][0] != step:
             self._samples.append((step, num_tokens, now))
             scene.busy.append(run.num_busy(step) / len(run.slots))
@@ -318,7 +320,10 @@ class LiveView(View):
         )
         fresh = [slot.take_mark() for slot in run.slots]
         scene.strips.extend(step, fresh)
-        self._keep_marks(fresh, now)
+        self._lately.take(run, {n: mark for n, mark in enumerate(fresh) if mark}, seconds)
+        scene.notes = self._lately.notes(seconds)
+        if seconds >= self._next_ends:
+            self._next_ends, scene.ends = seconds + END_SECONDS, newest_ends(run)
 
     def _read_gauges(self) -> None:
         """Ask the gauges, but not in the middle of a step, which may be in another thread.
@@ -330,22 +335,3 @@ class LiveView(View):
             scene.gauges = self._gauges.read_gauges()
         elif self._step != self._drawn_step and self._drawn_step is not None:
             scene.gauges = scene.gauges._replace(next_up=None)
-
-    def _keep_marks(self, fresh: Sequence[str], now: float) -> None:
-        """Let marks and notes be seen for a while."""
-        scene, until = self._scene, self._marked
-        marks = list(scene.marks)
-        for number, mark in enumerate(fresh):
-            is_new = until[number] <= now or mark == marks[number]
-            if mark and (mark in ("preempted", "failed") or is_new):
-                marks[number], until[number] = mark, now + MARK_SECONDS[mark]
-            elif until[number] <= now:
-                marks[number] = ""
-        scene.marks = marks
-        while self._run.notes:
-            self._noted.appendleft((now + NOTE_SECONDS, self._run.notes.popleft()))
-        scene.notes = [note for end, note in self._noted if end > now]
-        if now >= self._next_ends:
-            self._next_ends = now + END_SECONDS
-            ends = (end for end in reversed(self._run.ends) if end.reason not in FAILED)
-            scene.ends = list(islice(ends, MAX_HEADER_ENDS))

@@ -6,23 +6,15 @@ from frame to frame is made again from the NUM_WATCHED steps before.
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from itertools import islice
 
 from batcher.timeline.recording import MAX_STEPS
 from batcher.timeline.records import is_follower
 
-from ...screen.live.driver import (
-    MARK_SECONDS,
-    MAX_HEADER_ENDS,
-    MAX_NOTED,
-    MAX_TREND,
-    NOTE_SECONDS,
-    NUM_SAMPLES,
-)
+from ...screen.live.driver import MAX_TREND, NUM_SAMPLES
 from ...screen.live.facts import Moment
+from ...screen.live.lately import Lately, newest_ends
 from ...screen.live.scene import MAX_CELLS, Scene, Strips
 from ...screen.live.slots import Mark, SlotState
-from ...screen.live.state import FAILED, Note
 from ...screen.live.theme import Glyphs
 from ...screen.view import GaugeReading, HeldBlocks, RunPlan
 from .recording import Recording
@@ -90,9 +82,7 @@ class Playback:
         self._told = recording.events_from(0)
         self._ahead = next(self._told, None)
         self._held = set[int]()  # the slots that are, after the step
-        self._marks: list[str] = []
-        self._marked: dict[int, float] = {}  # until when the mark of a slot is shown
-        self._noted: deque[tuple[float, Note]] = deque(maxlen=MAX_NOTED)  # until when
+        self._lately = Lately(run.batch)
         self._samples: deque[tuple[int, int]] = deque(maxlen=NUM_SAMPLES + 1)  # step and tokens
         self._strips = StepStrips(self._state.slots, glyphs, -1)
         self.scene = Scene(
@@ -157,13 +147,11 @@ class Playback:
         for slot in state.slots:
             slot.take_mark()
         self._held = {number for number, slot in enumerate(state.slots) if slot.end is None}
-        self._marked.clear()
-        self._noted.clear()
         self._samples.clear()
         self._samples.append((self.step, state.num_tokens(self.step)))
-        self._marks = [""] * len(state.slots)
+        self._lately = Lately(len(state.slots))
         self._strips = StepStrips(state.slots, scene.glyphs, self.step)
-        scene.run, scene.marks, scene.strips = state, self._marks, self._strips
+        scene.run, scene.marks, scene.strips = state, self._lately.marks, self._strips
         scene.busy.clear()
 
     def _watch(self, step: int, *, is_sampled: bool) -> None:
@@ -176,31 +164,16 @@ class Playback:
         self._held -= touched
         self._held |= {number for number in touched if state.slots[number].end is None}
         self.scene.busy.append(num_busy / len(state.slots))
-        self._keep_marks(marks, step * SECONDS_PER_STEP)
+        self._lately.take(state, marks, step * SECONDS_PER_STEP)
         if is_sampled:
             self._samples.append((step, state.num_tokens(step)))
-
-    def _keep_marks(self, fresh: Mapping[int, Mark], now: float) -> None:
-        """Let marks and notes be seen for a while, as in a live view."""
-        marks, until = self._marks, self._marked
-        for number in [number for number, end in until.items() if end <= now]:
-            marks[number] = ""
-            del until[number]
-        for number, mark in fresh.items():
-            is_new = number not in until or mark == marks[number]
-            if mark and (mark in ("preempted", "failed") or is_new):
-                marks[number], until[number] = mark, now + MARK_SECONDS[mark]
-        while self._state.notes:
-            self._noted.appendleft((now + NOTE_SECONDS, self._state.notes.popleft()))
 
     def _look(self) -> None:
         """Let the scene be how things stand after the last step."""
         scene, state, step = self.scene, self._state, self.step
         self._strips.fill()
-        now = step * SECONDS_PER_STEP
-        scene.notes = [note for end, note in self._noted if end > now]
-        ends = (end for end in reversed(state.ends) if end.reason not in FAILED)
-        scene.ends = list(islice(ends, MAX_HEADER_ENDS))
+        scene.notes = self._lately.notes(step * SECONDS_PER_STEP)
+        scene.ends = newest_ends(state)
         waiting = (r for r in state.fold.open if r.admission is None and not is_follower(r))
         num_queued = self.recording.num_unread(step) + sum(1 for _ in waiting)
         (first_step, first_tokens), (_, num_tokens) = self._samples[0], self._samples[-1]
