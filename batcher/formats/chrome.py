@@ -1,27 +1,28 @@
 """A timeline as a Chrome trace, the JSON that Perfetto and chrome://tracing open.
 
-Rule: a step is a millisecond, or as long as it took where the events tell that; thread `slot + 1`
-is a slot, and on it a sequence encloses its prefill, the steps up to its first token; nothing else
-on a thread overlaps.  A preemption is an instant where its slice ends.  Waits are asynchronous
-events, told apart by a number.  A fork, which is no event on a thread, is an argument of the beam
-it changed.
+Rule: all times are those of the engine's clock, in microseconds; thread `slot + 1` is a slot, and
+on it a sequence encloses its prefill, the steps up to its first token; nothing else on a thread
+overlaps.  A preemption is an instant where its slice ends, what was found in the prefix cache one
+where it begins.  The slices of one sequence are a flow, and so is a fork, from the beam that goes
+on in another to that one.  Waits are asynchronous events.  Flows and waits are told apart by
+numbers.  Whose blocks were found in the cache no event tells, so there is no flow for it.
 """
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from heapq import merge
-from itertools import chain, takewhile
-from operator import itemgetter
+from itertools import chain, groupby, takewhile
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import msgspec
 
 from batcher.timeline import EVERYTHING, Selection, Timeline
-from batcher.timeline.records import SlotSpan, Wait
+from batcher.timeline.recording import StepFigures
+from batcher.timeline.records import SequenceKey, SlotSpan, Wait, key_of
 from batcher.timeline.sorted_records import SortedRecords
 from batcher.timeline.step_counts import Stretch, clip
 
-MICROSECONDS_PER_STEP = 1000
 MICROSECONDS = 10**6
 PROCESS_ID = 1
 _SAID = ("jumped", "drafted", "accepted", "dropped", "forks", "cached", "generated", "resumed")
@@ -44,7 +45,7 @@ def _trace_events(timeline: Timeline, selection: Selection) -> Iterator[TraceEve
     """Yield the names of what is shown, then every event by time."""
     yield from _names(timeline, selection)
     window = timeline.window(selection)
-    scale = _Scale(timeline)
+    scale = _Scale(timeline.figures)
     counters = {"occupied slots": timeline.occupied(), "waiting": timeline.waiting()}
     if timeline.has_figures:
         figures, num_steps = timeline.figures, timeline.num_steps  # one may be ahead of the other
@@ -54,6 +55,8 @@ def _trace_events(timeline: Timeline, selection: Selection) -> Iterator[TraceEve
     yield from merge(
         _slices(timeline, selection, scale),
         _preemptions(timeline, selection, scale),
+        _cache_hits(timeline, selection, scale),
+        _forks(timeline, selection, scale),
         (_queue_event("b", number, wait, scale.start_of(wait.start)) for number, wait in waits),
         _wait_ends(timeline, selection, scale),
         *(_counter(name, counts, window, scale) for name, counts in counters.items()),
@@ -62,28 +65,21 @@ def _trace_events(timeline: Timeline, selection: Selection) -> Iterator[TraceEve
 
 
 class _Scale:
-    """Steps onto microseconds: those of the engine's clock, or as many for each step."""
+    """Steps onto the microseconds of the engine's clock."""
 
-    def __init__(self, timeline: Timeline) -> None:
-        self._figures = timeline.figures
-        self._has_times = timeline.has_figures
+    def __init__(self, figures: StepFigures) -> None:
+        self._figures = figures
 
     def start_of(self, step: int) -> int:
         """Return when `step` begins."""
-        if not self._has_times:
-            return step * MICROSECONDS_PER_STEP
         return round(self._figures.start_of(step) * MICROSECONDS)
 
     def end_before(self, step: int) -> int:
         """Return when the step before `step` ends: before it begins, if the clock jumped there."""
-        if not self._has_times or not step:
-            return self.start_of(step)
-        return round(self._figures.end_of(step - 1) * MICROSECONDS)
+        return round(self._figures.end_before(step) * MICROSECONDS)
 
     def turning_points(self, steps: range) -> Iterator[int]:
         """Yield, ascending, those of `steps` before which the clock may have jumped."""
-        if not self._has_times:
-            return iter(())
         num_told = len(self._figures.ends) + 1
         known = self._figures.known_steps
         beyond = known[bisect_left(known, max(steps.start, num_told)) :]
@@ -109,7 +105,8 @@ def _names(timeline: Timeline, selection: Selection) -> Iterator[TraceEvent]:
 
 def _slices(timeline: Timeline, selection: Selection, scale: _Scale) -> Iterator[TraceEvent]:
     """Yield each sequence in its slot, and after it the prefill it encloses."""
-    for span in timeline.select_spans(selection):
+    flows: dict[SequenceKey, int] = {}  # of the sequences that go on in a later slice
+    for number, span in enumerate(timeline.select_spans(selection)):
         start = scale.start_of(span.start)
         place = {"ph": "X", "pid": PROCESS_ID, "tid": span.slot + 1, "ts": start}
         yield place | {
@@ -117,9 +114,24 @@ def _slices(timeline: Timeline, selection: Selection, scale: _Scale) -> Iterator
             "cat": "request",
             "dur": scale.end_before(span.end) - start,
             "args": _arguments(span),
+            **_flow_through(span, flows, number),
         }
         duration = scale.end_before(span.start + span.prefill) - start
         yield place | {"name": "prefill", "cat": "prefill", "dur": duration}
+
+
+def _flow_through(span: SlotSpan, flows: dict[SequenceKey, int], number: int) -> TraceEvent:
+    """Return what ties a slice to those before and after it of the same sequence.
+
+    flows: by sequence, the flow that leads on from its last slice.  number: that of a new one.
+    """
+    key = key_of(span.id, span.index, span.role)
+    flow = flows.pop(key, None)
+    ties: TraceEvent = {} if flow is None else {"flow_in": True}
+    if span.preemption is not None:
+        flow = flows[key] = number if flow is None else flow
+        ties["flow_out"] = True
+    return ties | {"bind_id": hex(flow + 1)} if flow is not None else ties
 
 
 def _preemptions(timeline: Timeline, selection: Selection, scale: _Scale) -> Iterator[TraceEvent]:
@@ -129,15 +141,60 @@ def _preemptions(timeline: Timeline, selection: Selection, scale: _Scale) -> Ite
         if span.preemption is not None:
             spans.add((span.end, span.slot), span)
     for span in spans:
+        time, told = scale.end_before(span.end), span.preemption
+        yield _instant(f"preempted: {span.label}", "preemption", span, time, told)
+
+
+def _cache_hits(timeline: Timeline, selection: Selection, scale: _Scale) -> Iterator[TraceEvent]:
+    """Yield an instant for each sequence that found some of its tokens in the prefix cache."""
+    for span in timeline.select_spans(selection):
+        if span.cached:
+            time, told = scale.start_of(span.start), {"tokens": span.cached}
+            yield _instant(f"cached: {span.label}", "cache", span, time, told)
+
+
+def _instant(name: str, category: str, span: SlotSpan, time: int, told: object) -> TraceEvent:
+    """Return a moment of the slot that `span` held."""
+    place = {"ph": "i", "s": "t", "pid": PROCESS_ID, "tid": span.slot + 1, "ts": time}
+    return place | {"name": name, "cat": category, "args": told}
+
+
+class _ForkEnd(msgspec.Struct, frozen=True):
+    """One end of a fork: where what goes on was (phase "s"), or where it goes on (phase "f")."""
+
+    phase: str
+    number: int
+    slot: int
+    step: int
+    name: str
+
+
+def _forks(timeline: Timeline, selection: Selection, scale: _Scale) -> Iterator[TraceEvent]:
+    """Yield both ends of each fork of which both beams are shown, by time."""
+    ends = SortedRecords[_ForkEnd](_ForkEnd)
+    number = 0
+    for _, together in groupby(timeline.select_spans(selection), key=attrgetter("start")):
+        beams = {(span.id, span.index): span for span in together if span.role == "beam"}
+        for span in beams.values():
+            for fork in span.forks:
+                parent = beams.get((span.id, fork.parent))
+                if parent is not None and fork.step < parent.end and fork.step + 1 < span.end:
+                    name = f"fork: {span.label}"
+                    begin = _ForkEnd("s", number, parent.slot, fork.step, name)
+                    ends.add((fork.step, number), begin)
+                    end = _ForkEnd("f", number, span.slot, fork.step + 1, name)
+                    ends.add((fork.step + 1, number), end)
+                    number += 1
+    for end in ends:
         yield {
-            "ph": "i",
-            "s": "t",
+            "ph": end.phase,
+            "bp": "e",  # it belongs to the slice around it, not to the next one
             "pid": PROCESS_ID,
-            "tid": span.slot + 1,
-            "ts": scale.end_before(span.end),
-            "name": f"preempted: {span.label}",
-            "cat": "preemption",
-            "args": span.preemption,
+            "tid": end.slot + 1,
+            "ts": scale.start_of(end.step),
+            "name": end.name,
+            "cat": "fork",
+            "id": end.number,
         }
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from reference_paged import CROWDED, Limits, PagedJob, paged_workloads, play_paged
-from reference_schedule import DESIGN_JOBS, jobs_of, play, workloads
+from reference_schedule import DESIGN_JOBS, Job, jobs_of, play, workloads
 from reference_units import play_units, unit_workloads
 
 from batcher.events import (
@@ -16,12 +16,13 @@ from batcher.events import (
     FinishEvent,
     ForkEvent,
     JumpEvent,
+    PreemptEvent,
     RunEvent,
 )
 from batcher.formats.chrome import encode_chrome
 from batcher.timeline import EVERYTHING, Selection, Timeline
 
-STEP = 1000
+STEP = 10**6
 
 
 def timeline_of(jobs, batch=2):
@@ -69,19 +70,61 @@ def check_waits_balance(events):
     assert not open_waits
 
 
-def check_rules(chrome, num_slots, unit=STEP):
+def check_flows(events):
+    """A flow goes forward in time, from a slice to another: by bind_id, or from an s to its f.
+
+    So it is with Perfetto's importer: an end without a beginning is an error of the file, and so is
+    an s or f that no slice encloses.
+    """
+    slices = [event for event in events if event["ph"] == "X" and event["cat"] == "request"]
+    led_on = {}
+    for event in slices:
+        bind_id = event.get("bind_id")
+        assert (bind_id is not None) == bool({"flow_in", "flow_out"} & event.keys())
+        if "flow_in" in event:
+            name, end = led_on.pop(bind_id)
+            assert name == event["name"]
+            assert end <= event["ts"]
+        if "flow_out" in event:
+            assert int(bind_id, 16) > 0
+            assert bind_id not in led_on
+            led_on[bind_id] = (event["name"], event["ts"] + event["dur"])
+    begun = {}
+    for event in events:
+        if event["ph"] not in "sf":
+            continue
+        assert event["bp"] == "e"
+        assert isinstance(event["id"], int)
+        (inside,) = [
+            slice_
+            for slice_ in slices
+            if slice_["tid"] == event["tid"]
+            and slice_["ts"] <= event["ts"] < slice_["ts"] + slice_["dur"]
+        ]
+        key = (event["cat"], event["name"], event["id"])
+        if event["ph"] == "s":
+            assert key not in begun
+            begun[key] = event["ts"]
+        else:
+            assert event["name"] == f"fork: {inside['name']}"
+            assert begun.pop(key) < event["ts"]
+    assert not begun
+
+
+def check_rules(chrome, num_slots):
     assert chrome["displayTimeUnit"] == "ms"
     events = chrome["traceEvents"]
-    assert {event["ph"] for event in events} <= set("MXCbei")
+    assert {event["ph"] for event in events} <= set("MXCbeisf")
     assert {event["pid"] for event in events} == {1}
     times = [event["ts"] for event in events if event["ph"] != "M"]
     assert times == sorted(times)
-    assert all(isinstance(ts, int) and ts >= 0 and ts % unit == 0 for ts in times)
+    assert all(isinstance(ts, int) and ts >= 0 for ts in times)
     named = {e["tid"] for e in events if e["name"] == "thread_name"}
     assert {e["tid"] for e in events if e["ph"] == "X"} <= named <= set(range(1, num_slots + 1))
     assert all(list(e["args"]) == [e["name"]] for e in events if e["ph"] == "C")
     check_slices_nest(events)
     check_waits_balance(events)
+    check_flows(events)
 
 
 @given(workloads(), st.integers(1, 5), st.integers(0, 9), st.integers(0, 9))
@@ -239,10 +282,10 @@ def test_runs_with_limits_keep_the_rules_in_their_own_time(workload, start, stop
     jobs, limits = workload
     run = play_paged(jobs, limits)
     timeline = Timeline.from_events(run.events)
-    check_rules(chrome_of(timeline), limits.batch, unit=1)
-    check_rules(chrome_of(timeline, Selection(start=start, stop=stop)), limits.batch, unit=1)
+    check_rules(chrome_of(timeline), limits.batch)
+    check_rules(chrome_of(timeline, Selection(start=start, stop=stop)), limits.batch)
     for broken_off in range(1, len(run.events), 5):
-        check_rules(chrome_of(Timeline.from_events(run.events[:broken_off])), limits.batch, unit=1)
+        check_rules(chrome_of(Timeline.from_events(run.events[:broken_off])), limits.batch)
 
 
 def test_a_slice_lasts_as_long_as_its_steps_and_encloses_its_prefill():
@@ -291,3 +334,102 @@ def test_blocks_and_tokens_are_counters_that_end_at_zero_wherever_nothing_runs()
         assert (last_end * 10**6, 0) in counts
         assert (40_000_000, first) in counts
         assert counts[-1] == (timeline.figures.ends[-1] * 10**6, 0)
+
+
+def preempted_twice():
+    """A sequence that is preempted twice, and another that holds the slot meanwhile."""
+    yield RunEvent(batch=1, model="test", settings={})
+    for name in "ab":
+        yield ArriveEvent(0, 0.0, name, 0, "input", 4, 9)
+    yield AdmitEvent(0, 0.0, "a", 0, 0, "empty")
+    for step in (2, 6):
+        yield PreemptEvent(step, float(step), "a", 0, 0, "kv", "b", 0, 4, 2)
+        yield AdmitEvent(step, float(step), "b", 0, 0, "refill")
+        yield PreemptEvent(step + 2, step + 2.0, "b", 0, 0, "kv", "a", 0, 4, 2)
+        yield AdmitEvent(step + 2, step + 2.0, "a", 0, 0, "refill", generated=2, cached=4)
+    yield FinishEvent(9, 9.0, "a", 0, 0, "length", None, 9)
+
+
+def test_the_slices_of_a_sequence_are_a_flow_from_each_preemption_to_what_it_resumes_in():
+    events = list(preempted_twice())
+    timeline = Timeline.from_events(events)
+    check_rules(chrome_of(timeline), 1)
+    slices = [e for e in events_of(timeline, "X") if e["cat"] == "request"]
+    ties = [(e["name"], e.get("bind_id"), e.get("flow_in"), e.get("flow_out")) for e in slices]
+    assert ties == [
+        ("a", "0x1", None, True),
+        ("b", "0x2", None, True),
+        ("a", "0x1", True, True),
+        ("b", "0x2", True, True),
+        ("a", "0x1", True, None),
+    ]
+    later = events_of(timeline, "X", Selection(start=8))
+    assert not any("bind_id" in event for event in later)
+
+
+def test_what_was_found_in_the_cache_is_an_instant_where_the_slice_begins():
+    found = [
+        e
+        for e in events_of(Timeline.from_events(preempted_twice()), "i")
+        if "tokens" in e["args"] and e["cat"] == "cache"
+    ]
+    assert [(e["name"], e["ts"], e["tid"], e["args"]) for e in found] == [
+        ("cached: a", 4 * STEP, 1, {"tokens": 4}),
+        ("cached: a", 8 * STEP, 1, {"tokens": 4}),
+    ]
+
+
+def forked():
+    """Two beams, of which the second goes on as the first after step 1, and again at its end."""
+    yield RunEvent(batch=2, model="test", settings={})
+    yield ArriveEvent(0, 0.0, "b", 0, "input", 1, 9)
+    for index in (0, 1):
+        yield AdmitEvent(0, 0.0, "b", index, index, "empty", "beam")
+    for step in (1, 3):
+        yield ForkEvent(step, float(step), "b", 1, 1, 0)
+    for index in (0, 1):
+        yield FinishEvent(3, 3.0, "b", index, index, "length", None, 4, "beam")
+
+
+def test_a_fork_is_a_flow_from_the_beam_that_goes_on_in_another_to_that_one():
+    timeline = Timeline.from_events(forked())
+    check_rules(chrome_of(timeline), 2)
+    ends = [e for phase in "sf" for e in events_of(timeline, phase)]
+    assert [(e["ph"], e["tid"], e["ts"], e["name"], e["id"]) for e in ends] == [
+        ("s", 1, 1 * STEP, "fork: b#1", 0),
+        ("f", 2, 2 * STEP, "fork: b#1", 0),
+    ]
+    alone = chrome_of(timeline, Selection(slots=frozenset({1})))
+    check_rules(alone, 2)
+    assert not any(e["ph"] in "sf" for e in alone["traceEvents"])
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"bind_id": "0x1", "flow_in": True},
+        {"bind_id": "0x0", "flow_out": True},
+        {"flow_out": True},
+        {"bind_id": "0x1"},
+    ],
+)
+def test_the_check_of_flows_can_fail(broken):
+    place = {"ph": "X", "name": "a", "cat": "request", "pid": 1, "tid": 1, "ts": 0, "dur": 1}
+    with pytest.raises((AssertionError, KeyError)):
+        check_flows([place | broken])
+
+
+def test_all_is_on_the_clock_of_the_engine_whether_steps_have_figures_or_not():
+    jobs = [Job("a", 2), Job("b", 3, 40.5)]
+    timeline = timeline_of(jobs, 1)
+    assert not timeline.has_figures
+    requests = [e for e in events_of(timeline, "X") if e["cat"] == "request"]
+    assert [(e["ts"], e["dur"]) for e in requests] == [(0, 2 * STEP), (40_500_000, 3 * STEP)]
+    assert [
+        (e["ts"], e["args"]) for e in events_of(timeline, "C") if e["name"] == "occupied slots"
+    ] == [
+        (0, {"occupied slots": 1}),
+        (2 * STEP, {"occupied slots": 0}),
+        (40_500_000, {"occupied slots": 1}),
+        (43_500_000, {"occupied slots": 0}),
+    ]
