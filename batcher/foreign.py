@@ -8,7 +8,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from inspect import getattr_static
@@ -143,6 +142,8 @@ def import_object(spec: str, kind: str, known: str) -> object:
         with calling(f"cannot import {spec}:"):  # it may have a `__getattr__`
             found = attribute_of(holder, part)
         if found is ABSENT:
+            from difflib import get_close_matches  # noqa: PLC0415 - for a mistake only
+
             near = get_close_matches(name, dir(holder), n=1)
             hint = f"; did you mean {module_name}:{near[0]}?" if near else ""
             raise BatchdecodeError(f"{module_name} has no {name!r}{hint}")

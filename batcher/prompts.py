@@ -7,7 +7,6 @@ size of the vocabulary, and on nothing else: equal segments share cached blocks.
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
-from hashlib import blake2b
 from itertools import takewhile
 from typing import TypeGuard
 
@@ -223,6 +222,8 @@ def _drawn_tokens(seed: int | str, start: int, stop: int, vocab_size: int | None
 def _hash(seed: int | str) -> int:
     """Return 64 bits that are the same in every process; neighbouring seeds have nothing alike."""
     if isinstance(seed, str):
+        from hashlib import blake2b  # noqa: PLC0415 - few prompts need it, and it loads OpenSSL
+
         return int.from_bytes(blake2b(seed.encode(), digest_size=_BITS // 8).digest(), "little")
     return int(scramble(seed & (2**_BITS - 1)))
 

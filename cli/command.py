@@ -3,6 +3,7 @@
 Rule: typer is imported only to parse what `usual_line` does not, so that a plain run starts soon.
 """
 
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property
@@ -99,4 +100,6 @@ class Command:
         if "model_settings" in self._field_names and given["config"] is not None:
             sections = model_settings(given["config"])
             given |= {name: v for name, v in sections.items() if name in self._field_names}
+        gc.freeze()  # what is imported by now is never looked through again, at the end either
+        gc.enable()
         return self.function(self._record(**given)) or 0

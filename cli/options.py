@@ -17,7 +17,6 @@ from batcher.settings import (
     Setting,
 )
 from batcher.speculation.settings import SPECULATION_SETTINGS, SpeculationSettings
-from batcher.speculation.spec import parse_tree
 
 from .command import Command
 from .help import OptionGroup, option
@@ -297,6 +296,8 @@ def speculation_of(given: Mapping[str, Any]) -> SpeculationSettings | None:
             f"--{next(iter(values)).replace('_', '-')} has no effect without --draft"
         )
     if "draft_tree" in values:
+        from batcher.speculation.spec import parse_tree  # noqa: PLC0415 - few runs draft
+
         parse_tree(values["draft_tree"])
     try:
         return msgspec.convert(values, SpeculationSettings, strict=False)

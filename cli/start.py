@@ -13,8 +13,10 @@ def main() -> None:
     is_for_a_shell = COMPLETION_VARIABLE in os.environ
     if sys.argv[1:] == ["--version"] and not is_for_a_shell and _has_shown_version():
         return
-    import signal  # noqa: PLC0415 - --version starts without it
+    import gc  # noqa: PLC0415 - --version starts without them
+    import signal  # noqa: PLC0415 - as above
 
+    gc.disable()  # until a command is carried out: what is imported is no garbage
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the command quietly from here on
     from .boundary import main as run  # noqa: PLC0415 - it takes a tenth of a second
 

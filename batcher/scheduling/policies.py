@@ -7,7 +7,6 @@ index, then by sample.
 
 import reprlib
 from collections.abc import Callable
-from difflib import get_close_matches
 from math import inf
 from operator import attrgetter
 from typing import Any
@@ -67,6 +66,8 @@ def policy_of(name: str) -> Policy:
     if name in POLICIES:
         return POLICIES[name]
     if ":" not in name:
+        from difflib import get_close_matches  # noqa: PLC0415 - for a mistake only
+
         near = get_close_matches(name, POLICIES, n=1)
         hint = f"; did you mean {near[0]}?" if near else ""
         known = ", ".join(POLICIES)

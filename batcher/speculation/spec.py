@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import NamedTuple
 
 from msgspec import Struct
@@ -94,6 +93,8 @@ def parse_draft(text: str) -> Draft:
         return read(rest if colon else None)
     if kind and (kind == "simulated" or is_checkpoint(text) or is_hf(text) or _is_dotted(rest)):
         return ModelDraft(text)
+    from difflib import get_close_matches  # noqa: PLC0415 - for a mistake only
+
     near = get_close_matches(kind, [*READERS, "simulated", "smollm2"], n=1)
     hint = f"; did you mean {near[0]}?" if near else ""
     raise BatchdecodeError(f"--draft {text!r} is nothing that drafts{hint} (give {FORMS})")

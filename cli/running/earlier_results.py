@@ -15,7 +15,8 @@ from batcher.formats.results import decode_result_line
 from batcher.request import Request
 from batcher.result import Result
 
-from .output import SUM_BYTES, ResumeError, sum_of, sums_path
+from .output import ResumeError
+from .sums import SUM_BYTES, sum_of, sums_path
 
 REPAIR = "--resume=repair drops such lines, and decodes again what they were for"
 

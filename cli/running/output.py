@@ -9,7 +9,6 @@ import os
 import select
 import stat
 import zlib
-from hashlib import blake2b
 from typing import Protocol
 
 from batcher.errors import BatchdecodeError
@@ -18,7 +17,6 @@ from ..errors import WriteError, reason_of
 from ..screen.cells import printable_json
 from .stdout import stdout_descriptor
 
-SUM_BYTES = 8  # of a checksum
 NAMES_OF_STDOUT = ("/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
@@ -139,43 +137,6 @@ class TerminalJson:
     def close(self) -> None:
         """Close the terminal."""
         self._terminal.close()
-
-
-class SummedSink:
-    """Passes results on to another sink, and the checksum of each line to a file before that.
-
-    So a line without a sum was changed, or put there by others.
-    append: whether the results before these are kept.
-
-    Raises:
-        OutputError: the file of sums cannot be opened.
-    """
-
-    def __init__(self, results: Sink, output: str, *, append: bool) -> None:
-        self._results = results
-        self._sums = open_sink(sums_path(output), append=append)
-        self.is_file = results.is_file
-
-    def write(self, lines: bytes) -> None:
-        """Write the sums of `lines`, then `lines`."""
-        whole = lines.split(b"\n")[:-1]  # splitlines() takes three times as long
-        self._sums.write(b"".join([sum_of(line + b"\n") for line in whole]))
-        self._results.write(lines)
-
-    def close(self) -> None:
-        """End both files."""
-        self._sums.close()
-        self._results.close()
-
-
-def sums_path(output: str) -> str:
-    """Return where the sums of the results in `output` are."""
-    return f"{output}.run.sums"
-
-
-def sum_of(line: bytes) -> bytes:
-    """Return the checksum of a line of results."""
-    return blake2b(line, digest_size=SUM_BYTES).digest()
 
 
 def open_sink(path: str, *, append: bool = False) -> Sink:

@@ -24,7 +24,7 @@ from ..commands.run import RunOptions
 from ..options import WALL
 from .files import rest_path
 from .intake import OpenInput
-from .output import OutputError, ResumeError, Sink, SummedSink, open_sink
+from .output import OutputError, ResumeError, Sink, open_sink
 
 if TYPE_CHECKING:
     from .earlier_results import EarlierResults
@@ -82,6 +82,8 @@ class Resumption:
         results = open_sink(output, append=self.earlier is not None)
         if not self.is_possible:
             return results
+        from .sums import SummedSink  # noqa: PLC0415 - with it comes hashlib
+
         return SummedSink(results, output, append=self.earlier is not None)
 
     def begin(self) -> None:

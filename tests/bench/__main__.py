@@ -233,24 +233,24 @@ def through_a_pipe(count: int) -> Usage:
 
 
 def startup(folder: Path) -> Iterator[Row]:
-    """Measure what the shortest commands take beside numpy: the least and the median of five."""
-    source, target = folder / "three.jsonl", folder / "three.results.jsonl"
+    """Measure what the shortest commands take beside numpy: the least and the median of twenty."""
+    source = folder / "three.jsonl"
     workload.write(source, 3)
     commands = {
         "numpy": [sys.executable, "-c", "import numpy"],
-        "run": [*TOOL, "run", str(source), "-o", str(target), "--force"],
+        "run": [*TOOL, "run", str(source), "--quiet"],
         "version": [*TOOL, "--version"],
     }
-    rounds = [{name: child(argv).cpu for name, argv in commands.items()} for _ in range(6)][1:]
+    rounds = [{name: child(argv).cpu for name, argv in commands.items()} for _ in range(21)][1:]
     seconds = {name: [each[name] for each in rounds] for name in commands}
     for what, name, limit in (
-        ("a run of three requests", "run", 2),
-        ("`--version`", "version", 0.4),
+        ("a run of three requests, `--quiet`", "run", 1.5),
+        ("`--version`", "version", 0.3),
     ):
         least, median = (
             of(seconds[name]) / of(seconds["numpy"]) for of in (min, statistics.median)
         )
-        title = f"{what} against `python -c 'import numpy'`, least and median of five"
+        title = f"{what} against `python -c 'import numpy'`, least and median of twenty"
         yield Row(title, f"{least:.2f}x, {median:.2f}x", f"<= {limit}x")
 
 
