@@ -1,11 +1,19 @@
 """A recorded run, shown at any step, against the live view that showed it when it ran."""
 
+import gzip
+
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from process import ROOT
 from recorded_runs import SETTINGS, record, watch_run, workloads, write_requests
+from reference_drafts import drafted_workloads, play_drafts
+from reference_paged import paged_workloads, play_paged
+from reference_units import play_units, unit_workloads
 
-from batcher.errors import BatchdecodeError
+from batcher.errors import BatchdecodeError, InvariantError
+from batcher.events import AdmitEvent, FinishEvent, RunEvent
+from batcher.formats.trace import read_trace
 from cli.screen.live import driver, grid, lately, scene
 from cli.screen.live.grid import Longest
 from cli.screen.live.picture import Picture
@@ -22,7 +30,7 @@ def drawn(scene):
     return [Picture(WIDEST).lines(scene, *size, has_gantt=True) for size in SIZES]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def small(monkeypatch):
     """Few steps are many, so that short runs have all there is to be of long ones."""
     monkeypatch.setattr(recording, "MIN_EVENTS", 6)
@@ -42,6 +50,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("runs")
 
 
+@pytest.mark.usefixtures("small")
 @given(workloads(), st.sampled_from([1, 2, 5]), st.sampled_from(SETTINGS), st.data())
 @settings(
     max_examples=30,
@@ -82,3 +91,56 @@ def test_any_step_looks_as_it_did_live(folder, workload, batch, options, data):
         shown.gauges = shown.gauges._replace(next_up=None, block_use=None, now=gauges.now)
         if step < found.num_steps - 1 or not run.told_late:
             assert drawn(shown) == run.seen[step]
+
+
+@st.composite
+def traces(draw):
+    """Draw the events of a run: of beams and their like, of one that preempts, or with drafts."""
+    kind = draw(st.sampled_from(["units", "paged", "drafts"]))
+    if kind == "units":
+        units, batch = draw(unit_workloads())
+        return play_units(units, batch, draw(st.integers(0, 9))).events
+    if kind == "paged":
+        return play_paged(*draw(paged_workloads())).events
+    return play_drafts(*draw(drafted_workloads())).events
+
+
+@pytest.mark.usefixtures("small")
+@given(traces(), st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+def test_a_step_looks_the_same_wherever_one_comes_from(events, data):
+    try:
+        found = record(events)
+    except BatchdecodeError:
+        return
+    forwards = Playback(found, "run", UNICODE)
+    expected = [drawn(forwards.seek(step)) for step in range(found.num_steps)]
+    jumping = Playback(found, "run", UNICODE)
+    steps = data.draw(st.lists(st.integers(0, found.num_steps - 1), max_size=10))
+    for step in [*steps, *reversed(range(found.num_steps))]:
+        assert drawn(jumping.seek(step)) == expected[step]
+
+
+def test_a_step_of_a_long_run_looks_the_same_wherever_one_comes_from(monkeypatch):
+    monkeypatch.setattr(recording, "MIN_EVENTS", 200)
+    with gzip.open(ROOT / "samples" / "run.trace.jsonl.gz") as lines:
+        found = record(list(read_trace(lines)))
+    assert len(found._chapters) > 5
+    steps = [0, 1, 255, 256, 257, 511, 700, 701, found.num_steps - 1]
+    forwards, expected = Playback(found, "run", UNICODE), {}
+    for step in range(found.num_steps):
+        shown = forwards.seek(step)
+        if step in steps:
+            expected[step] = drawn(shown)
+    jumping = Playback(found, "run", UNICODE)
+    for step in [*steps, *steps[::-1], *steps[::2]]:
+        assert drawn(jumping.seek(step)) == expected[step]
+
+
+def test_what_contradicts_itself_is_refused():
+    admit = AdmitEvent(0, 0.0, "a", 0, 1, "empty")
+    finish = FinishEvent(0, 0.0, "a", 0, 1, "length", None, 1)
+    with pytest.raises(InvariantError, match="is in slot 1 of 1"):
+        record([RunEvent(batch=1, model="m", settings={}), admit, finish])
+    with pytest.raises(BatchdecodeError, match="slots"):
+        record([RunEvent(batch=2**40, model="m", settings={})])

@@ -248,6 +248,8 @@ class Recording:
             self._end_chapter(step)
         self._steps.append(step)
         self._events.append(event)
+        if isinstance(event, AdmitEvent) and not 0 <= event.slot < len(self._run.slots):
+            raise InvariantError(f"{event.id!r} is in slot {event.slot} of {len(self._run.slots)}")
         found = self.timeline.add(event)
         self._run.keep_up()
         if found is not None and found.first_event is event:
