@@ -10,7 +10,7 @@ import batcher
 from batcher.errors import BatchdecodeError
 
 from .commands import NAMES, command_of
-from .usage.helpful_command import names_of, summary_of
+from .usage.helpful_command import names_of
 from .usage.mistakes import describe, unknown_command
 from .usage.page import Page
 
@@ -40,13 +40,13 @@ class _Commands(TyperGroup):
 
     def get_help(self, ctx: Any) -> str:
         """Return a page that says of each command what it does."""
-        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        commands = [(name, command.summary) for name in NAMES if (command := command_of(name))]
         params: list[Any] = self.get_params(ctx)
         options = {names_of(param): param.help for param in params}
-        page = Page([*commands, *options])
+        page = Page([*dict(commands), *options])
         page.usage(ctx.command_path, " ".join(self.collect_usage_pieces(ctx)))
-        page.paragraph(summary_of(self))
-        page.definitions("Commands", ((name, summary_of(c)) for name, c in commands.items()))
+        page.paragraph(self.help or "")
+        page.definitions("Commands", commands)
         page.definitions("Options", options.items())
         page.paragraph(
             f"{ctx.command_path} COMMAND --help tells of a command, {ctx.command_path} help of "

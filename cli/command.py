@@ -73,6 +73,11 @@ class Command:
             self.parameters += [Parameter(name, *kind) for name, kind in kinds.items()]
 
     @property
+    def summary(self) -> str:
+        """What it does, in a sentence."""
+        return " ".join((self.function.__doc__ or "").partition("\n\n")[0].split())
+
+    @property
     def has_input(self) -> bool:
         """Whether it has an INPUT, which is stdin if left out; a person there is shown the help."""
         return "input" in self._field_names

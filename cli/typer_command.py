@@ -42,6 +42,7 @@ def typer_command(command: Command) -> Any:
     made: Any = typer.main.get_command(alone)
     for param in made.params:
         param.type = worded(param.type)
+    made.summary = command.summary
     made.common = frozenset(each.name for each in command.parameters if each.told.is_common)
     made.offers = {each.name: each.told.offers for each in command.parameters}
     made.examples, made.notes, made.respell = command.examples, command.notes, command.respell

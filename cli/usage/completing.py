@@ -13,8 +13,8 @@ import typer
 from typer._click.shell_completion import _resolve_context, _resolve_incomplete
 
 from ..app import app
+from ..commands import NAMES, command_of
 from .candidates import Asked, Candidate, Candidates, Files, candidates_of
-from .helpful_command import summary_of
 
 _GIVEN = "COMMANDLINE"  # as typer calls where the value of an option is from
 
@@ -85,7 +85,7 @@ def _candidates(told: Any, context: Any, asked: Asked) -> Candidates:
     is_option = asked.incomplete.startswith("-")
     if len(asked.words) == 1 and not is_option:  # right behind its name
         below = getattr(command, "subcommands", {})
-        yield from (Candidate(name, summary_of(each)) for name, each in below.items())
+        yield from (Candidate(name, each.summary) for name, each in below.items())
     if told is not command:
         yield from candidates_of(told, command.offers.get(told.name, ""), asked)
     elif is_option:
@@ -94,6 +94,6 @@ def _candidates(told: Any, context: Any, asked: Asked) -> Candidates:
             is_given = source is not None and source.name == _GIVEN and not param.multiple
             if param.param_type_name == "option" and not (param.hidden or is_given):
                 yield from (Candidate(flag, param.help.partition("  [")[0]) for flag in param.opts)
-    elif hasattr(command, "list_commands"):
-        for name in command.list_commands(context):
-            yield Candidate(name, summary_of(command.get_command(context, name)))
+    elif context.parent is None:
+        found = ((name, command_of(name)) for name in NAMES)
+        yield from (Candidate(name, each.summary) for name, each in found if each is not None)

@@ -16,12 +16,13 @@ _ALL = "--help-all"
 class HelpfulCommand(TyperCommand):
     """A command with two pages of help: `--help` has its common options, `--help-all` all.
 
-    common: the names of those.  A command that has none tells of all by `--help`.
-    examples: command lines.  notes: paragraphs of the page of all.  subcommands: those below it,
-    by name.  respell: what it understands of an argument beyond typer, as arguments for it.
-    offers: what values may be, as Told has it, by the names of the parameters.
+    summary: what it does, in a sentence.  common: the names of those options; a command that has
+    none tells of all by `--help`.  examples: command lines.  notes: paragraphs of the page of all.
+    subcommands: those below it, by name.  respell: what it understands of an argument beyond typer,
+    as arguments for it.  offers: what values may be, as Told has it, by the names of the parameters.
     """
 
+    summary: str = ""
     common: frozenset[str] = frozenset()
     examples: Sequence[str] = ()
     notes: Sequence[str] = ()
@@ -69,7 +70,7 @@ class HelpfulCommand(TyperCommand):
                 sections.setdefault(title, []).append(self._row(param, ctx))
         if self.subcommands:
             below = self.subcommands.items()
-            sections["Commands"] = [(name, summary_of(command)) for name, command in below]
+            sections["Commands"] = [(name, command.summary) for name, command in below]
         page = Page(term for rows in sections.values() for term, _ in rows)
         page.usage(ctx.command_path, " ".join(self.collect_usage_pieces(ctx)))
         for paragraph in (self.help or "").split("\n\n"):
@@ -114,11 +115,6 @@ class NestingCommand(HelpfulCommand):
             below = self.subcommands[name]
             return below.make_context(f"{info_name} {name}", args[1:], parent=parent, **extra)
         return super().make_context(info_name, args, parent=parent, **extra)
-
-
-def summary_of(command: Any) -> str:
-    """Return what a command does, in a sentence."""
-    return " ".join((command.help or "").partition("\n\n")[0].split())
 
 
 def names_of(param: Any) -> str:
