@@ -19,7 +19,7 @@ class HelpfulCommand(TyperCommand):
     summary: what it does, in a sentence.  common: the names of those options; a command that has
     none tells of all by `--help`.  examples: command lines.  notes: paragraphs of the page of all.
     subcommands: those below it, by name.  respell: what it understands of an argument beyond typer,
-    as arguments for it.  offers: what values may be, as Told has it, by the names of the parameters.
+    as arguments for it.  offers: what values may be, as Told has it, by names of parameters.
     """
 
     summary: str = ""
