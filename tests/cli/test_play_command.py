@@ -124,6 +124,17 @@ def test_it_steps_aside_for_a_shell_and_comes_back():
         assert terminal.ended() == 0
 
 
+@pytest.mark.parametrize("choice", ["always", "never"])
+def test_colors_are_as_they_are_asked_for(choice):
+    with played("--play", SAMPLE, "--color", choice) as terminal:
+        terminal.until("steps/s")
+        assert (b"\x1b[1;35m" in terminal.written or b"\x1b[36m" in terminal.written) == (
+            choice == "always"
+        )
+        terminal.press("q")
+        assert terminal.ended() == 0
+
+
 def test_a_closed_terminal_ends_it():
     terminal = Terminal(["--play", SAMPLE])
     terminal.until("steps/s")

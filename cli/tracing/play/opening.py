@@ -20,6 +20,7 @@ from ...screen.keyboard import Keyboard
 from ...screen.live.display import ScreenLive
 from ...screen.live.theme import ASCII, LABEL, UNICODE, Glyphs
 from ...screen.terminal import (
+    ColorChoice,
     Terminal,
     can_animate,
     can_print,
@@ -53,9 +54,9 @@ class Theater:
         BatchdecodeError: there is no keyboard.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, color: ColorChoice) -> None:
         environ, encoding = os.environ, encoding_of(sys.stdout.encoding, os.environ)
-        self.terminal = Terminal(os.dup(1), encoding, wants_color("auto", 1, environ), environ)
+        self.terminal = Terminal(os.dup(1), encoding, wants_color(color, 1, environ), environ)
         self.glyphs: Glyphs = UNICODE if can_print(encoding) else ASCII
         self.display = ScreenLive(self.terminal)
         self.keyboard = Keyboard(self._keyboard_descriptor(), self.terminal)
@@ -183,7 +184,7 @@ def play_trace(options: TraceOptions) -> int:
         stage, span = Stage(recording, _title(source), theater.glyphs), Span(window[0], window[-1])
         return _player(theater, stage, span, first, options.speed, found)
 
-    return _play(make)
+    return _play(make, options.color)
 
 
 def play_diff(options: DiffOptions) -> int:
@@ -210,7 +211,7 @@ def play_diff(options: DiffOptions) -> int:
         span = Span(0, stage.num_steps - 1)
         return _player(theater, stage, span, options.from_step, options.speed, {})
 
-    return _play(make)
+    return _play(make, "auto")
 
 
 def _check_terminal() -> None:
@@ -248,13 +249,13 @@ def _player(
     )
 
 
-def _play(make: Callable[[Theater], Player]) -> int:
+def _play(make: Callable[[Theater], Player], color: ColorChoice) -> int:
     """Play what `make` makes to its end; return the exit status.
 
     Raises:
         BatchdecodeError: it cannot be made.
     """
-    theater = Theater()
+    theater = Theater(color)
     with user_code_prints_to_stderr(), closing(theater), StopSignals() as stop:
         stop.before_pause = theater.step_aside
         try:
