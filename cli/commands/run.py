@@ -99,6 +99,7 @@ class RunOptions:
     summary_json: str | None = option(
         OUTPUT, "Where the numbers of the run go, as JSON; - is stdout, with --output FILE.", "FILE"
     )
+    report: str | None = _file_option("Where a report for a browser goes, as HTML.")
     slo: str | None = shared.slo()
     timeseries: str | None = _file_option(
         "Where the run over time goes, as CSV; with .gz compressed."

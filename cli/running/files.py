@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+from batcher.formats.page import is_page_start
 from batcher.formats.trace import is_trace_start
 
 from ..commands.run import RunOptions
@@ -27,6 +28,7 @@ NamedPath = tuple[str, str | None]  # what a file is to the run, an option for e
 _WRITTEN_ANEW: dict[str, Callable[[bytes], object]] = {  # what tells ours from other files
     "--trace": is_trace_start,
     "--summary-json": re.compile(rb'\{\s*"requests":').match,
+    "--report": is_page_start,
     "--timeseries": re.compile(b"time,steps,running,").match,
 }
 
@@ -44,6 +46,7 @@ def check_files(options: RunOptions, input_status: os.stat_result) -> None:
         *[("what stands beside --output,", path) for path in side_files(options.output)],
         ("--trace", options.trace),
         ("--summary-json", None if options.summary_json == STDOUT else options.summary_json),
+        ("--report", options.report),
         ("--timeseries", options.timeseries),
     ]
     check_distinct(input_status, outputs)

@@ -25,6 +25,7 @@ from .signals import Interrupted, StopSignals
 from .stdout import stdout_descriptor
 
 if TYPE_CHECKING:
+    from batcher.formats.page.records import PageTimeline
     from batcher.metrics.run_metrics import RunMetrics
 
     from ..screen.live.driver import LiveView
@@ -176,6 +177,7 @@ class RunRecorder:
     """Takes what a loop gives to the files and the view; closes the files when it is left.
 
     metrics: the numbers so far, if anybody will ask for them.  results: writes the results.
+    timeline: what a report will show, if one is wanted.
     pace: how long the run stays after each step.
 
     Raises:
@@ -190,6 +192,7 @@ class RunRecorder:
         if options.timeseries is not None:
             self._series = SeriesWriter(open_sink(options.timeseries), options.timeseries_interval)
         self.metrics = _metrics_of(options, self._series, view)
+        self.timeline = None if options.report is None else _new_timeline()
         # Opening empties them, so the results come last: what else fails, fails before.
         sink = _stdout(view) if options.output is None else resumption.open_results(options.output)
         self.results = ResultWriter(sink)
@@ -290,6 +293,9 @@ class RunRecorder:
                 self.metrics.observe(events)
         if self._series is not None:
             self._series.write_known()
+        if self.timeline is not None:
+            for event in events:
+                self.timeline.add(event)
 
     def _show_all(self) -> float:
         """Show what there is before the run waits; return when to do so again, see View."""
@@ -322,11 +328,18 @@ def _num_lines(lines: bytes) -> int:
 def _metrics_of(
     options: RunOptions, series: SeriesWriter | None, view: View
 ) -> "RunMetrics | None":
-    if options.quiet and options.summary_json is None and series is None:
+    wanted = (options.summary_json, options.report, series)
+    if options.quiet and all(one is None for one in wanted):
         return None
     from batcher.metrics.run_metrics import RunMetrics  # noqa: PLC0415 - only if anybody will ask for them
 
     return RunMetrics(options.limits, None if series is None else series.series, view.fold)
+
+
+def _new_timeline() -> "PageTimeline":
+    from batcher.formats.page.records import PageTimeline  # noqa: PLC0415 - as above
+
+    return PageTimeline()
 
 
 def _stdout(view: View) -> Sink:

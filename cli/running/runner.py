@@ -344,6 +344,12 @@ class Run:
             sink = stdout_sink() if to_stdout else open_sink(options.summary_json)
             sink.write(encode_summary(summary))
             sink.close()
+        timeline = self._recorder.timeline
+        if options.report is not None and timeline is not None:
+            from .report import write_report  # noqa: PLC0415 - as above
+
+            run, name = engine.run_event(), self._setup.requests.name
+            write_report(options.report, timeline, summary, run, name)
 
     def _tell(self, remark: str, what_now: str) -> None:
         """Say why the run ends, where its results are if there are any, and how to go on."""

@@ -228,6 +228,25 @@ def test_two_runs_go_in_step_and_both_tell_of_the_chosen_request(show):
     assert tab.evaluate(starts) == [12, 27]
 
 
+def test_a_report_has_its_timeline_in_it_and_scrolls_past_it(show):
+    timeline = PageTimeline.from_events(long_run())
+    report = "<article class='report'><h1>What it came to</h1></article>"
+    facts = PageFacts(WORDS, is_part=True)
+    tab = show(b"".join(encode_page([("a run", timeline)], facts, "a run", report)))
+    assert tab.inner_text("h1") == "What it came to"
+    domain = tab.evaluate("page.view.x.domain()")
+    tab.locator("canvas[role=application]").hover()
+    tab.mouse.wheel(0, -200)
+    assert tab.evaluate("page.view.x.domain()") == domain
+    tab.keyboard.down("Control")
+    tab.mouse.wheel(0, -200)
+    tab.keyboard.up("Control")
+    assert tab.evaluate("page.view.x.domain()") != domain
+    tab.emulate_media(media="print")
+    assert not tab.is_visible(".controls")
+    assert tab.is_visible("canvas[role=application]")
+
+
 def test_a_page_opens_with_what_was_selected(show):
     opening = Opening(steps=(10, 20), requests=["r12"], slots=[0])
     tab = show(page_of(long_run(), opening=opening))

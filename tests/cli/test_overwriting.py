@@ -12,6 +12,7 @@ OPTIONS = [
     ("--trace", "t.jsonl"),
     ("--trace", "t.jsonl.gz"),
     ("--summary-json", "s.json"),
+    ("--report", "r.html"),
     ("--timeseries", "series.csv"),
 ]
 

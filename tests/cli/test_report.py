@@ -1,0 +1,96 @@
+"""The report of a run: every number of its summary, what reproduces it, and its timeline."""
+
+import html.parser
+import json
+import signal
+
+import pytest
+from page_reader import parts_of, spans_of
+from process import batchdecode, lines_of, start, workload
+
+REQUESTS = lines_of(*workload(40, arrivals=lambda i: i * 0.3))
+RUNS = {
+    "plain": ["-b2"],
+    "limits": ["-b3", "--kv-blocks=9", "--block-size=4", "--max-batch-tokens=6"],
+    "times": ["-b3", "--profile=rtx4090_llama3.1-8b", "--slo=ttft=1", "--draft=simulated:0.6"],
+}
+
+
+class Cells(html.parser.HTMLParser):
+    """The cells of a report that name where in the summary they are from, and their texts."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.texts, self.name = {}, None
+        self.feed(page.partition(b"What reproduces it")[0].decode())
+
+    def handle_starttag(self, tag, attrs):
+        self.name = dict(attrs).get("data-of")
+
+    def handle_data(self, data):
+        if self.name is not None:
+            self.texts[self.name] = data
+            self.name = None
+
+
+def leaves(value, path=()):
+    """Yield the path and the value of each number, text or list of these in a summary."""
+    is_list = isinstance(value, list) and value and isinstance(value[0], dict)
+    if not is_list and not isinstance(value, dict):
+        yield ".".join(map(str, path)), value
+        return
+    for key, inner in enumerate(value) if is_list else value.items():
+        yield from leaves(inner, (*path, key))
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_every_number_is_that_of_the_summary(tmp_path, run):
+    (tmp_path / "in").write_bytes(REQUESTS)
+    files = ["--report", "r.html", "--summary-json", "s.json", "--trace", "t.jsonl"]
+    assert batchdecode("run", "in", "-q", *RUNS[run], *files, cwd=tmp_path).returncode == 0
+    page = (tmp_path / "r.html").read_bytes()
+    cells = Cells(page).texts
+    summary = json.loads((tmp_path / "s.json").read_bytes())
+    told = {path: value for path, value in leaves(summary) if value not in (None, {})}
+    assert cells.keys() == told.keys()
+    for path, value in told.items():
+        if isinstance(value, str):
+            assert cells[path] == value
+        else:
+            digits = cells[path] if isinstance(value, list) else cells[path].replace(",", "")
+            assert json.loads(digits) == value, path
+    spans = batchdecode("trace", "t.jsonl", "--format", "spans", cwd=tmp_path).stdout
+    facts, [shown] = parts_of(page)
+    assert spans_of(shown) == [json.loads(line) for line in spans.splitlines()]
+    assert facts["is_part"]
+
+
+def test_settings_are_what_reproduces_the_run(tmp_path):
+    (tmp_path / "in").write_bytes(REQUESTS)
+    done = batchdecode("run", "in", *RUNS["limits"], "-q", "--report", "r.html", cwd=tmp_path)
+    assert done.returncode == 0
+    rest = (tmp_path / "r.html").read_bytes().partition(b"What reproduces it")[2]
+    for name, value in {"batch": 3, "scheduling.kv_blocks": 9, "settings.seed": 0}.items():
+        assert f'data-of="{name}">{value}<'.encode() in rest
+    assert b'data-of="policy">fcfs<' in rest
+
+
+def test_a_run_that_is_interrupted_has_a_report_of_what_there_was(tmp_path):
+    (tmp_path / "in").write_bytes(REQUESTS)
+    arguments = ["run", "in", "-q", "--step-delay", "0.05", "-o", "out", "--report", "r.html"]
+    with start(*arguments, "--trace", "t.jsonl", cwd=tmp_path) as process:
+        while not (tmp_path / "out").is_file() or not (tmp_path / "out").stat().st_size:
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        process.wait()
+    assert process.returncode == 130
+    spans = batchdecode("trace", "t.jsonl", "--format", "spans", cwd=tmp_path).stdout
+    _, [shown] = parts_of((tmp_path / "r.html").read_bytes())
+    assert spans_of(shown) == [json.loads(line) for line in spans.splitlines()] != []
+
+
+def test_the_same_run_gives_the_same_report(tmp_path):
+    (tmp_path / "in").write_bytes(REQUESTS)
+    for name in ("a.html", "b.html"):
+        assert batchdecode("run", "in", "-q", "--report", name, cwd=tmp_path).returncode == 0
+    assert (tmp_path / "a.html").read_bytes() == (tmp_path / "b.html").read_bytes()
