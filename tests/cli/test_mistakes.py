@@ -57,6 +57,10 @@ def test_a_variable_is_named_that_holds_what_is_not_allowed(name, value, allowed
         (["trace", "why", "--width"], "trace why has no option --width; trace has it"),
         (["trace", "--top", "3"], "trace has no option --top; trace diff has it"),
         (["--batch", "3", "run"], "batchdecode has no option --batch; run, check and others have"),
+        (
+            ["run", "--json"],
+            "batchdecode run has no option --json; check, trace why and others have",
+        ),
         (["run", "--xyzzy"], "batchdecode run has no option --xyzzy\n"),
         (["run", "-z"], "batchdecode run has no option -z\n"),
         (["run", "--batch"], "--batch needs a value, N\n(see batchdecode run --help)\n"),

@@ -73,6 +73,12 @@ def test_a_section_ends_where_the_next_of_its_height_begins():
     assert find("cli run")[0].text.count("\n### ") > 2
 
 
+def test_a_comment_in_a_block_of_code_is_no_heading():
+    text = "# Page\n\n```sh\n## comment\n```\n\n## Section\n\nwords\n"
+    [section] = topics._sections(topics.Topic(page="page", names=("page",), text=text))
+    assert (section.names, section.text) == (("Section",), "## Section\n\nwords\n")
+
+
 def test_an_unknown_topic_suggests():
     done = batchdecode("help", "schedulng")
     assert (done.returncode, done.stdout) == (2, b"")
