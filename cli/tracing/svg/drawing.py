@@ -20,7 +20,6 @@ _LIGHT = {
     "quiet": "fill:#59636e",
     "grid": "stroke:#d1d9e0",
     "link": "fill:#d1d9e0",
-    "frame": "stroke:#59636e",
     "decode": "fill:#9ec9f5",
     "prefill": "fill:#f0b429",
     "stripe": "stroke:#8a5a00",
@@ -38,7 +37,6 @@ _DARK = {
     "quiet": "fill:#9198a1",
     "grid": "stroke:#2f3742",
     "link": "fill:#2f3742",
-    "frame": "stroke:#9198a1",
     "decode": "fill:#1f5a9e",
     "prefill": "fill:#8f6410",
     "stripe": "stroke:#f0b429",
@@ -64,7 +62,6 @@ _ALWAYS = {
     "torn": "fill:none;stroke-width:2",
     "ring": "fill:none;stroke-width:1.5",
     "begin": "stroke-width:1.5",
-    "frame": "fill:none",
     "other": "opacity:.3",
 }
 ROOT_CLASS = "batchdecode-gantt"
