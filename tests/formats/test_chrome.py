@@ -367,6 +367,18 @@ def test_the_slices_of_a_sequence_are_a_flow_from_each_preemption_to_what_it_res
     assert not any("bind_id" in event for event in later)
 
 
+def test_one_that_has_the_name_of_one_that_ended_is_in_no_flow_of_it():
+    again = [
+        ArriveEvent(10, 10.0, "a", 0, "input", 4, 9),
+        AdmitEvent(10, 10.0, "a", 0, 0, "refill"),
+        FinishEvent(10, 10.0, "a", 0, 0, "length", None, 1),
+    ]
+    timeline = Timeline.from_events([*preempted_twice(), *again])
+    last = [e for e in events_of(timeline, "X") if e["cat"] == "request"][-1]
+    assert (last["name"], last["ts"]) == ("a", 10 * STEP)
+    assert "bind_id" not in last
+
+
 def test_what_was_found_in_the_cache_is_an_instant_where_the_slice_begins():
     found = [
         e
