@@ -12,6 +12,7 @@ from typer._click import exceptions
 from ..environment import variable_of
 from ..screen.cells import listed
 
+_READING_REQUESTS = {"run", "check"}
 _EXTRA = re.compile(r"Got unexpected extra argument\(s\) \((.*)\)", re.DOTALL)
 _FROM_ENVIRONMENT = "ENVIRONMENT"
 _MAX_COMMANDS = 3  # that have an option, named in a message
@@ -52,7 +53,9 @@ def _sentence(error: exceptions.UsageError, context: Any) -> str:
                 return f"{error.option_name} {wanted}"
     extra = _EXTRA.fullmatch(error.message)
     if extra is not None:
-        return f"{command} takes fewer arguments: {extra[1]}"
+        is_joined = context.info_name in _READING_REQUESTS  # their files make one input together
+        several = f"; of several INPUTs: cat FILE ... | {command} -" if is_joined else ""
+        return f"{command} takes fewer arguments: {extra[1]}{several}"
     return _lowered(error.message)
 
 

@@ -68,6 +68,10 @@ def test_a_variable_is_named_that_holds_what_is_not_allowed(name, value, allowed
         (["trace", "diff", "a"], "batchdecode trace diff needs B\n"),
         (["plan"], "batchdecode plan needs --slo LIMITS\n(see batchdecode plan --help)\n"),
         (["schema", "trace", "x"], "batchdecode schema takes fewer arguments: x\n"),
+        (
+            ["run", "a.jsonl", "b.jsonl"],
+            "arguments: b.jsonl; of several INPUTs: cat FILE ... | batchdecode run -\n",
+        ),
         (["trac"], "no command 'trac'; did you mean trace?\n"),
         (["xyzzy"], "no command 'xyzzy' (known: run, check, "),
         (["--version=3"], "error: option '--version' does not take a value\n"),
