@@ -70,6 +70,16 @@ def test_an_install_has_the_pages_that_help_shows(scripts, tmp_path):
 
 
 @pytest.mark.heavy
+def test_an_install_has_all_that_a_page_is_made_of(scripts, tmp_path):
+    (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(3)))
+    command = [scripts / "batchdecode", "trace", "requests.jsonl", "--format", "html"]
+    status, page, said = output_of(*command, cwd=tmp_path)
+    assert (status, said) == (0, "")
+    folder = ROOT / "batcher" / "formats" / "page" / "assets"
+    assert all(asset.read_bytes() in page for asset in folder.iterdir())
+
+
+@pytest.mark.heavy
 @pytest.mark.parametrize("options", [[], ["--help"]], ids=["run", "help"])
 def test_a_package_named_cli_of_the_user_s_own_breaks_nothing(scripts, tmp_path, options):
     (tmp_path / "requests.jsonl").write_bytes(lines_of(*workload(3)))
