@@ -84,7 +84,7 @@ def _alike(name: str, context: Any) -> str:
     elsewhere: dict[str, list[str]] = {}
     for command, opt in _options_of_all(context.find_root()):
         elsewhere.setdefault(opt, []).append(command)
-    known = [] if name in elsewhere else [*own, *elsewhere]  # own ones go before equals
+    known = [*own, *elsewhere]  # of equals the own one goes first
     found = next(iter(get_close_matches(name, known, n=1)), name)
     if found in own:
         return f"; did you mean {found}?"
