@@ -167,6 +167,17 @@ def test_whom_one_looks_for_is_followed_from_the_input_to_its_end():
     assert "a ended in step 1" in find(run, "a")
 
 
+def test_nobody_else_is_followed_for_one_that_has_gone():
+    run = Run([("b-2", 9, 9)], batch_size=1, keyboard=Fingers())
+    run.gauges.upcoming = ["b"]
+    run.steps(1)
+    find(run, "b")
+    run.gauges.upcoming = []  # it came and went, and nobody remembers
+    run.clock.now += 1
+    run.steps(1)
+    assert last_line(run).startswith("unknown: b;")
+
+
 def test_a_request_that_lost_its_slot_waits():
     run = played(2, 1)
     find(run, "req-0")

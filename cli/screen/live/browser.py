@@ -2,7 +2,6 @@
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
 
 from batcher.events import FinishEvent
 from batcher.timeline.records import RequestTimeline, label_of
@@ -31,8 +30,6 @@ MAX_SHOWN = 40
 class Browser:
     """What a person looks at in a run.
 
-    first_slot: the slots from this one on are rows; None where all slots are shown.
-    num_rows: how many rows there was room for.  Whoever draws keeps both right.
     found: whom the person has looked for; None for nobody.
     has_help: whether the keys are shown instead of the slots.
     upcoming: finds a request that is still to come, by its id or a part of that.
@@ -83,7 +80,7 @@ class Browser:
     def follow(self, scene: Scene) -> None:
         """Go where whom the person has looked for is by now."""
         if isinstance(self.found, str):  # it may have come
-            self._look_for(self.found, scene)
+            self._settle(self.found, self._whole(self.found, scene), scene)
         slot = slot_of(self.found)
         if slot is not None and slot != self._followed:
             self._show(slot)
@@ -122,11 +119,18 @@ class Browser:
 
     def _look_for(self, wanted: str, scene: Scene) -> None:
         """Find somebody by the whole id, or else by a part of it."""
-        everyone = list(self._everyone(wanted, scene))
-        whole = (found for found in everyone if name_of(found) == wanted)
-        parts = (found for found in everyone if wanted in name_of(found))
-        self.found = next(chain(whole, parts), None)
-        if self.found is None:
+        parts = (found for found in self._everyone(wanted, scene) if wanted in name_of(found))
+        self._settle(wanted, self._whole(wanted, scene) or next(parts, None), scene)
+
+    def _whole(self, wanted: str, scene: Scene) -> Found | None:
+        """Return somebody by the whole id; None if nobody known has it."""
+        everyone = self._everyone(wanted, scene)
+        return next((found for found in everyone if name_of(found) == wanted), None)
+
+    def _settle(self, wanted: str, found: Found | None, scene: Scene) -> None:
+        """Take somebody as found, or say that nobody is."""
+        self.found = found
+        if found is None:
             name = cut_middle(scene.name(wanted), MAX_SHOWN, scene.glyphs.cut)
             self._message = f"unknown: {name}; it is to come, or ended long ago"
 
