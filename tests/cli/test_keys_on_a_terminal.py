@@ -13,6 +13,8 @@ import pytest
 from emulated_run import Screen
 from process import ENVIRONMENT, batchdecode, lines_of, workload
 
+pytestmark = pytest.mark.heavy  # each is a process, which has to keep up with what is pressed
+
 REQUESTS = lines_of(*workload(40, max_tokens=30))
 IN_A_SESSION = """
 import fcntl, termios
