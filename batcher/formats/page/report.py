@@ -4,7 +4,7 @@ Rule: each number is that of the summary, to its last digit; `data-of` names it 
 """
 
 import html
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -26,9 +26,9 @@ def render_report(
     numbers = msgspec.to_builtins(summary)
     spreads, others = _sorted_out(numbers)
     tables = "".join(
-        _section(title.replace("_", " ").replace(".", ": ") or "run", _table(rows))
-        for title, rows in others.items()
-        if title != "idle"
+        _section(_words(path) if path else "run", _table(rows))
+        for path, rows in others.items()
+        if path != "idle"
     )
     return (
         f'<article class="report">\n<h1>{_shown(name)}</h1>\n'
@@ -37,7 +37,7 @@ def render_report(
         + _section("How long it took", _spread_table(spreads))
         + _section("Why slots were idle", _idle(summary, numbers["idle"], idle_causes))
         + f'<div class="columns">{tables}</div>\n'
-        + _section("What reproduces it", _table(_leaves(_settings_of(run))))
+        + _section("What reproduces it", _table(_leaves(_settings_of(run)), label=_words))
         + "<h2>Timeline</h2>\n</article>\n"
     )
 
@@ -86,11 +86,19 @@ def _section(title: str, content: str) -> str:
     return f"<section><h2>{html.escape(title)}</h2>{content}</section>\n" if content else ""
 
 
-def _table(rows: Iterable[tuple[str, Any]]) -> str:
+def _words(path: str) -> str:
+    """Return the path of a number, in words."""
+    return ": ".join("KV" if part == "kv" else part.replace("_", " ") for part in path.split("."))
+
+
+def _last_words(path: str) -> str:
+    return _words(path.rpartition(".")[2])
+
+
+def _table(rows: Iterable[tuple[str, Any]], label: Callable[[str], str] = _last_words) -> str:
     """Return paths and values as a table; what there is none of is left out."""
     cells = [
-        f'<tr><th scope="row">{_shown(path.rpartition(".")[2].replace("_", " "))}</th>'
-        f"{_cell(path, value)}</tr>"
+        f'<tr><th scope="row">{_shown(label(path))}</th>{_cell(path, value)}</tr>'
         for path, value in rows
         if value is not None
     ]
@@ -102,7 +110,7 @@ def _spread_table(spreads: Mapping[str, Mapping[str, Any]]) -> str:
         return ""
     titles = "".join(f'<th scope="col" class="number">{title}</th>' for title in _SPREAD)
     rows = [
-        f'<tr><th scope="row">{_shown(path.rpartition(".")[2].replace("_", " "))}, '
+        f'<tr><th scope="row">{_shown(_last_words(path))}, '
         f"{'seconds' if path.startswith(_IN_SECONDS) else 'steps'}</th>"
         + "".join(_cell(f"{path}.{key}", value) for key, value in spread.items())
         + "</tr>"
