@@ -4,7 +4,11 @@
 // Where spans are wider than a few pixels each is drawn; where many fall into one, the pixel is a
 // shade: as much of each colour as it has of steps.  Either takes time for what is seen alone.
 
-const LANE_HEIGHT = 44, ROW_HEIGHTS = [2, 26], LABEL_ROW = 11, SPANS_PER_PIXEL = 0.12, LEAST_HATCHED = 4;
+const LANE_HEIGHT = 44;
+const ROW_HEIGHTS = [2, 26];
+const LABEL_ROW = 11;
+const SPANS_PER_PIXEL = 0.12;
+const LEAST_HATCHED = 4;
 const LANES = { slots: "slots in use", waiting: "waiting", tokens: "tokens / step", blocks: "KV blocks" };
 
 class Chart {
@@ -17,7 +21,8 @@ class Chart {
     this.canvas.setAttribute(
       "aria-label",
       `Timeline of ${visible(run.name)}: ${counted(run.numSlots)} slots, ${counted(run.numSteps)} steps, ` +
-        `${counted(run.spans.rows)} spans. Arrow keys move, plus and minus zoom, Enter selects, question mark for help.`,
+        `${counted(run.spans.rows)} spans. Arrow keys move, plus and minus zoom, Enter selects, ` +
+        "question mark for help.",
     );
     this.context = this.canvas.getContext("2d");
     this.shade = document.createElement("canvas");
@@ -30,7 +35,8 @@ class Chart {
   /** Takes as much room as the window has for it; `height` in CSS pixels. */
   resize(width, height) {
     const lanes = this.lanes.length * LANE_HEIGHT;
-    const [least, most] = ROW_HEIGHTS, fitting = (height - lanes) / this.run.numSlots;
+    const [least, most] = ROW_HEIGHTS;
+    const fitting = (height - lanes) / this.run.numSlots;
     this.rowHeight = Math.min(most * 4, Math.max(least, Math.min(most, fitting)) * this.rowScale);
     this.rowsHeight = Math.max(40, Math.min(height - lanes, this.rowHeight * this.run.numSlots));
     this.width = width;
@@ -49,10 +55,12 @@ class Chart {
 
   /** Returns what lies at a point of the canvas, in CSS pixels: a step, and a slot and span or a lane. */
   at(x, y) {
-    const { view, run } = this, position = view.position(run, view.x.invert(x));
+    const { view, run } = this;
+    const position = view.position(run, view.x.invert(x));
     const step = Math.min(run.numSteps - 1, Math.floor(position));
     if (x < GUTTER || step < 0) return null;
-    if (y >= this.rowsHeight) return { chart: this, run, step, lane: this.lanes[Math.floor((y - this.rowsHeight) / LANE_HEIGHT)] };
+    if (y >= this.rowsHeight)
+      return { chart: this, run, step, lane: this.lanes[Math.floor((y - this.rowsHeight) / LANE_HEIGHT)] };
     const slot = Math.floor((y + this.top) / this.rowHeight);
     return slot < run.numSlots ? { chart: this, run, step, slot, span: run.spanAt(slot, step) } : null;
   }
@@ -75,7 +83,8 @@ class Chart {
 
   /** Returns the positions in steps where the pixels of the canvas, those of the screen, begin. */
   edgesOfPixels(x) {
-    const { view, run, ratio } = this, first = Math.round(GUTTER * ratio);
+    const { view, run, ratio } = this;
+    const first = Math.round(GUTTER * ratio);
     const edges = new Float64Array(this.canvas.width - first + 1);
     for (let i = 0; i < edges.length; i++) edges[i] = view.position(run, x.invert((first + i) / ratio));
     return edges;
@@ -101,39 +110,59 @@ class Chart {
   }
 
   drawSpans(x, slot, from, to) {
-    const { run, view, context, colors, rowHeight } = this, { spans } = run;
-    const filtered = view.filtered[view.runs.indexOf(run)], { state } = view.filter;
-    const y = slot * rowHeight - this.top, gap = rowHeight > 5 ? 1 : 0, height = rowHeight - gap;
+    const { run, view, context, colors, rowHeight } = this;
+    const { spans } = run;
+    const filtered = view.filtered[view.runs.indexOf(run)];
+    const { state } = view.filter;
+    const y = slot * rowHeight - this.top;
+    const gap = rowHeight > 5 ? 1 : 0;
+    const height = rowHeight - gap;
     for (let at = from; at < to; at++) {
-      const span = run.bySlot[at], sequence = spans.sequence[span], start = run.starts[at], end = run.ends[at];
+      const span = run.bySlot[at];
+      const sequence = spans.sequence[span];
+      const start = run.starts[at];
+      const end = run.ends[at];
       const left = Math.max(GUTTER - 4, x(view.begin(run, start)));
       const right = Math.min(this.width + 4, x(view.end(run, end)));
       if (right < GUTTER) continue;
-      const isShown = filtered.shows[span], width = Math.max(right - left - (right - left > 3 ? 1 : 0), 0.5);
-      const prefillEnd = Math.min(right, Math.max(left, x(view.end(run, start + Math.min(spans.steps[span], spans.prefill[span])))));
-      context.fillStyle = isShown && state !== "prefill" ? colors.decode[sequence % colors.decode.length] : colors.dim;
+      const isShown = filtered.shows[span];
+      const width = Math.max(right - left - (right - left > 3 ? 1 : 0), 0.5);
+      const prefillEnd = Math.min(
+        right,
+        Math.max(left, x(view.end(run, start + Math.min(spans.steps[span], spans.prefill[span])))),
+      );
+      context.fillStyle =
+        isShown && state !== "prefill" ? colors.decode[sequence % colors.decode.length] : colors.dim;
       context.fillRect(left, y, width, height);
       if (isShown && state !== "decode") {
         const prefill = Math.min(width, prefillEnd - left);
-        context.fillStyle = height > 5 && prefill > LEAST_HATCHED ? this.hatching(colors.prefill) : colors.prefill;
+        context.fillStyle =
+          height > 5 && prefill > LEAST_HATCHED ? this.hatching(colors.prefill) : colors.prefill;
         context.fillRect(left, y, prefill, height);
       }
       this.drawEnd(span, left, right, y, height);
       if (height >= LABEL_ROW && width > 26) {
         context.fillStyle = isShown ? colors.onSpan : colors.faint;
         context.font = `${Math.min(12, height - 2)}px system-ui, sans-serif`;
-        const most = Math.floor((width - 6) / 6), label = visible(run.label(sequence), 400);
+        const most = Math.floor((width - 6) / 6);
+        const label = visible(run.label(sequence), 400);
         context.textBaseline = "middle";
-        context.fillText(label.length > most ? `${label.slice(0, Math.max(1, most - 1))}…` : label, Math.max(left, GUTTER) + 3, y + height / 2 + 0.5);
+        context.fillText(
+          label.length > most ? `${label.slice(0, Math.max(1, most - 1))}…` : label,
+          Math.max(left, GUTTER) + 3,
+          y + height / 2 + 0.5,
+        );
       }
     }
   }
 
   /** Marks how a span ended, by a shape: a notch for a preemption, a cross for a failure. */
   drawEnd(span, left, right, y, height) {
-    const { context, colors, run } = this, outcome = run.facts.outcomes[run.spans.outcome[span]];
-    if (!["preempted", "error", "aborted"].includes(outcome) || right - left < 4) return;
-    const size = Math.min(5, height / 2, (right - left) / 2), middle = y + height / 2;
+    const { context, colors, run } = this;
+    const outcome = run.facts.outcomes[run.spans.outcome[span]];
+    if (!FAILURES.includes(outcome) || right - left < 4) return;
+    const size = Math.min(5, height / 2, (right - left) / 2);
+    const middle = y + height / 2;
     context.strokeStyle = context.fillStyle = colors.mark;
     context.lineWidth = 1.5;
     context.beginPath();
@@ -177,39 +206,65 @@ class Chart {
     const width = edges.length - 1;
     shade.width = width;
     shade.height = slots.length;
-    const shadeContext = shade.getContext("2d"), image = shadeContext.createImageData(width, slots.length);
-    const pixels = new Uint32Array(image.data.buffer), blend = blender(colors);
+    const shadeContext = shade.getContext("2d");
+    const image = shadeContext.createImageData(width, slots.length);
+    const pixels = new Uint32Array(image.data.buffer);
+    const blend = blender(colors);
     slots.forEach((slot, row) => this.shadeRow(slot, pixels.subarray(row * width, (row + 1) * width), blend));
     shadeContext.putImageData(image, 0, 0);
     context.imageSmoothingEnabled = false;
     slots.forEach((slot, row) => {
       const gap = rowHeight > 5 ? 1 : 0;
-      context.drawImage(shade, 0, row, width, 1, Math.round(GUTTER * ratio) / ratio, slot * rowHeight - this.top, width / ratio, rowHeight - gap);
+      context.drawImage(
+        shade,
+        0,
+        row,
+        width,
+        1,
+        Math.round(GUTTER * ratio) / ratio,
+        slot * rowHeight - this.top,
+        width / ratio,
+        rowHeight - gap,
+      );
     });
   }
 
   /** Makes a row of pixels, each of the steps between its edge and the next: no object for any. */
   shadeRow(slot, pixels, blend) {
-    const { run, view, edges } = this, { starts, ends } = run;
+    const { run, view, edges } = this;
+    const { starts, ends } = run;
     const { busy, prefill, decode, marks } = view.filtered[view.runs.indexOf(run)];
-    const first = run.slotStart[slot], last = run.slotStart[slot + 1];
+    const first = run.slotStart[slot];
+    const last = run.slotStart[slot + 1];
     let at = Math.max(first, run.placeAt(slot, edges[0]));
-    let busyBefore = 0, prefillBefore = 0, decodeBefore = 0, marksBefore = 0;
+    let busyBefore = 0;
+    let prefillBefore = 0;
+    let decodeBefore = 0;
+    let marksBefore = 0;
     for (let i = 0; i <= pixels.length; i++) {
       const edge = edges[i];
-      for (let stride = 1; at + 1 < last && starts[at + 1] <= edge; ) {
+      for (let stride = 1; at + 1 < last && starts[at + 1] <= edge;) {
         if (at + stride < last && starts[at + stride] <= edge) {
           at += stride;
           stride *= 2;
         } else stride = 1;
       }
-      const steps = ends[at] - starts[at], within = Math.min(Math.max(edge - starts[at], 0), steps);
-      const ownPrefill = prefill[at + 1] - prefill[at], ownDecode = decode[at + 1] - decode[at];
-      const busyNow = busy[at] + within, prefillNow = prefill[at] + Math.min(within, ownPrefill);
+      const steps = ends[at] - starts[at];
+      const within = Math.min(Math.max(edge - starts[at], 0), steps);
+      const ownPrefill = prefill[at + 1] - prefill[at];
+      const ownDecode = decode[at + 1] - decode[at];
+      const busyNow = busy[at] + within;
+      const prefillNow = prefill[at] + Math.min(within, ownPrefill);
       const decodeNow = decode[at] + Math.max(0, within - steps + ownDecode);
       const marksNow = marks[within >= steps ? at + 1 : at];
       const width = i && edge > edges[i - 1] ? edge - edges[i - 1] : Infinity;
-      if (i) pixels[i - 1] = blend((busyNow - busyBefore) / width, (prefillNow - prefillBefore) / width, (decodeNow - decodeBefore) / width, marksNow > marksBefore);
+      if (i)
+        pixels[i - 1] = blend(
+          (busyNow - busyBefore) / width,
+          (prefillNow - prefillBefore) / width,
+          (decodeNow - decodeBefore) / width,
+          marksNow > marksBefore,
+        );
       busyBefore = busyNow;
       prefillBefore = prefillNow;
       decodeBefore = decodeNow;
@@ -218,19 +273,25 @@ class Chart {
   }
 
   drawLanes(x) {
-    const { context, run, edges, ratio, colors } = this, first = Math.round(GUTTER * ratio) / ratio;
+    const { context, run, edges, ratio, colors } = this;
+    const first = Math.round(GUTTER * ratio) / ratio;
     this.lanes.forEach((name, number) => {
-      const series = run.series[name], most = Math.max(1, name === "slots" ? run.numSlots : series.most);
-      const top = this.rowsHeight + number * LANE_HEIGHT + 6, height = LANE_HEIGHT - 8;
+      const series = run.series[name];
+      const most = Math.max(1, name === "slots" ? run.numSlots : series.most);
+      const top = this.rowsHeight + number * LANE_HEIGHT + 6;
+      const height = LANE_HEIGHT - 8;
       const y = (value) => top + height * (1 - value / most);
       context.fillStyle = colors.lane;
       context.fillRect(GUTTER, top, this.width - GUTTER, height);
       context.fillStyle = colors.laneMost;
       const means = new Path2D();
       for (let i = 0; i + 1 < edges.length; i++) {
-        const from = edges[i], to = edges[i + 1], left = first + i / ratio;
+        const from = edges[i];
+        const to = edges[i + 1];
+        const left = first + i / ratio;
         if (to <= from) continue;
-        const highest = y(series.largestIn(from, to)), mean = y((series.sumTo(to) - series.sumTo(from)) / (to - from));
+        const highest = y(series.largestIn(from, to));
+        const mean = y((series.sumTo(to) - series.sumTo(from)) / (to - from));
         context.fillRect(left, highest, 1 / ratio, top + height - highest);
         means.rect(left, mean, 1 / ratio, top + height - mean);
       }
@@ -266,8 +327,10 @@ class Chart {
     context.lineWidth = 2;
     let before = null;
     for (const span of run.spansOf(selected.sequence)) {
-      const left = x(view.begin(run, run.spans.start[span])), right = x(view.end(run, run.end(span)));
-      const y = run.spans.slot[span] * rowHeight - this.top, middle = y + rowHeight / 2;
+      const left = x(view.begin(run, run.spans.start[span]));
+      const right = x(view.end(run, run.end(span)));
+      const y = run.spans.slot[span] * rowHeight - this.top;
+      const middle = y + rowHeight / 2;
       if (before) {
         context.setLineDash([4, 3]);
         context.beginPath();
@@ -334,13 +397,22 @@ function colorsOfPage() {
 /** Returns what makes a pixel of the shares of steps: all that are held, and those shown by kind. */
 function blender(colors) {
   const rgb = (color) => [d3.rgb(color)].flatMap(({ r, g, b }) => [r, g, b]);
-  const [none, dim, prefill, decode, mark] = [colors.background, colors.dim, colors.prefill, colors.decode[2], colors.mark].map(rgb);
+  const [none, dim, prefill, decode, mark] = [
+    colors.background,
+    colors.dim,
+    colors.prefill,
+    colors.decode[2],
+    colors.mark,
+  ].map(rgb);
   const mixed = (part, rest, others, prefills, decodes, failed) => {
     const shade = rest * none[part] + others * dim[part] + prefills * prefill[part] + decodes * decode[part];
     return Math.min(255, shade * (1 - failed) + mark[part] * failed);
   };
   return (busy, prefills, decodes, isMarked) => {
-    const others = Math.max(0, busy - prefills - decodes), rest = Math.max(0, 1 - busy), failed = isMarked ? 0.55 : 0;
-    return ((255 << 24) | (mixed(2, rest, others, prefills, decodes, failed) << 16) | (mixed(1, rest, others, prefills, decodes, failed) << 8) | mixed(0, rest, others, prefills, decodes, failed)) >>> 0; // as memory has it: red first
+    const others = Math.max(0, busy - prefills - decodes);
+    const rest = Math.max(0, 1 - busy);
+    const failed = isMarked ? 0.55 : 0;
+    const shade = (part) => mixed(part, rest, others, prefills, decodes, failed);
+    return ((255 << 24) | (shade(2) << 16) | (shade(1) << 8) | shade(0)) >>> 0; // as memory has it: red first
   };
 }

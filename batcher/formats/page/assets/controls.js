@@ -1,7 +1,8 @@
 "use strict";
 // The controls above the timeline: find, filter, zoom, the scale of time, light and dark, help.
 
-const MAX_HITS = 1000, SHOWN_HITS = 8;
+const MAX_HITS = 1000;
+const SHOWN_HITS = 8;
 
 const KEYS = [
   ["← →", "move in time (with Shift: the span before or after in this slot)"],
@@ -29,28 +30,80 @@ class Controls {
     const option = (value, text = value) => element("option", { value }, text);
     const outcomes = view.runs[0].facts.outcomes.filter((name) => name);
     const filters = { onchange: () => this.applyFilter() };
-    this.find = element("input", { type: "search", id: "find", placeholder: "part of an id", autocomplete: "off", spellcheck: "false", oninput: () => this.search(), onkeydown: (event) => this.onFindKey(event) });
+    this.find = element("input", {
+      type: "search",
+      id: "find",
+      placeholder: "part of an id",
+      autocomplete: "off",
+      spellcheck: "false",
+      oninput: () => this.search(),
+      onkeydown: (event) => this.onFindKey(event),
+    });
     this.only = element("input", { type: "checkbox", id: "only", ...filters });
-    this.outcome = element("select", { id: "outcome", ...filters }, option("", "every outcome"), ...outcomes.map((name) => option(name)));
-    const states = { "": "every state", prefill: "prefill", decode: "decode", waiting: "had to wait", preempted: "preempted" };
-    this.state = element("select", { id: "state", ...filters }, ...Object.entries(states).map(([value, text]) => option(value, text)));
+    this.outcome = element(
+      "select",
+      { id: "outcome", ...filters },
+      option("", "every outcome"),
+      ...outcomes.map((name) => option(name)),
+    );
+    const states = {
+      "": "every state",
+      prefill: "prefill",
+      decode: "decode",
+      waiting: "had to wait",
+      preempted: "preempted",
+    };
+    this.state = element(
+      "select",
+      { id: "state", ...filters },
+      ...Object.entries(states).map(([value, text]) => option(value, text)),
+    );
     this.found = element("ol", { class: "hits", "aria-label": "Requests found" });
     this.status = element("p", { class: "status", role: "status", "aria-live": "polite" });
-    const button = (text, label, onclick, more = {}) => element("button", { type: "button", title: label, "aria-label": label, onclick, ...more }, text);
-    this.scale = button("Steps", "Time in steps or in seconds (S)", () => page.switchScale(), { id: "scale", disabled: !view.canBeTimed });
+    const button = (text, label, onclick, more = {}) =>
+      element("button", { type: "button", title: label, "aria-label": label, onclick, ...more }, text);
+    this.scale = button("Steps", "Time in steps or in seconds (S)", () => page.switchScale(), {
+      id: "scale",
+      disabled: !view.canBeTimed,
+    });
     this.help = this.helpPanel();
     this.element = element(
       "div",
       { class: "controls", role: "toolbar", "aria-label": "Timeline" },
-      element("span", { class: "group" }, element("label", { for: "find" }, "Find "), this.find, element("label", {}, this.only, " only these")),
-      element("span", { class: "group" }, element("label", { for: "outcome", class: "hidden" }, "Outcome"), this.outcome, element("label", { for: "state", class: "hidden" }, "State"), this.state, button("Clear", "No filter", () => this.clear(), { id: "clear" })),
-      element("span", { class: "group" }, button("−", "Zoom out (−)", () => page.zoomBy(1 / 2)), button("+", "Zoom in (+)", () => page.zoomBy(2)), button("All", "The whole run (0)", () => page.showAll()), this.scale, button("◐", "Light or dark (T)", () => page.switchTheme(), { id: "theme" }), button("?", "Keys and help (?)", () => this.help.showModal(), { id: "help" })),
+      element(
+        "span",
+        { class: "group" },
+        element("label", { for: "find" }, "Find "),
+        this.find,
+        element("label", {}, this.only, " only these"),
+      ),
+      element(
+        "span",
+        { class: "group" },
+        element("label", { for: "outcome", class: "hidden" }, "Outcome"),
+        this.outcome,
+        element("label", { for: "state", class: "hidden" }, "State"),
+        this.state,
+        button("Clear", "No filter", () => this.clear(), { id: "clear" }),
+      ),
+      element(
+        "span",
+        { class: "group" },
+        button("−", "Zoom out (−)", () => page.zoomBy(1 / 2)),
+        button("+", "Zoom in (+)", () => page.zoomBy(2)),
+        button("All", "The whole run (0)", () => page.showAll()),
+        this.scale,
+        button("◐", "Light or dark (T)", () => page.switchTheme(), { id: "theme" }),
+        button("?", "Keys and help (?)", () => this.help.showModal(), { id: "help" }),
+      ),
       this.help,
     );
   }
 
   helpPanel() {
-    const rows = KEYS.map(([keys, what]) => element("tr", {}, element("th", { scope: "row" }, keys), element("td", {}, what)));
+    const rows = KEYS.map(([keys, what]) =>
+      element("tr", {}, element("th", { scope: "row" }, keys), element("td", {}, what)),
+    );
     const legend = [
       ["decode", "decode: a colour for each request; only its neighbours need to differ"],
       ["prefill", "prefill, hatched: up to the step of the first token"],
@@ -63,8 +116,20 @@ class Controls {
       element("h2", {}, "Keys"),
       element("table", {}, ...rows),
       element("h2", {}, "What is drawn"),
-      element("ul", {}, ...legend.map(([name, text]) => element("li", {}, element("span", { class: `swatch is-${name}`, "aria-hidden": "true" }), text))),
-      element("p", {}, "Rows are slots. In the lanes below them, the darker area is the mean of the steps in a pixel, the lighter one their highest. What a hover or a click says of a request is what batchdecode trace why tells of it."),
+      element(
+        "ul",
+        {},
+        ...legend.map(([name, text]) =>
+          element("li", {}, element("span", { class: `swatch is-${name}`, "aria-hidden": "true" }), text),
+        ),
+      ),
+      element(
+        "p",
+        {},
+        "Rows are slots. In the lanes below them, the darker area is the mean of the steps in a pixel, " +
+          "the lighter one their highest. What a hover or a click says of a request is what " +
+          "batchdecode trace why tells of it.",
+      ),
       element("form", { method: "dialog" }, element("button", {}, "Close")),
     );
   }
@@ -91,19 +156,32 @@ class Controls {
   }
 
   listHits(isMore) {
-    const items = this.hits.slice(0, SHOWN_HITS).map(({ run, sequence }, number) =>
-      element("li", {}, element("button", { type: "button", class: "link", onclick: () => this.goTo(number) }, nameOf(run.label(sequence)))),
-    );
+    const items = this.hits
+      .slice(0, SHOWN_HITS)
+      .map(({ run, sequence }, number) =>
+        element(
+          "li",
+          {},
+          element(
+            "button",
+            { type: "button", class: "link", onclick: () => this.goTo(number) },
+            nameOf(run.label(sequence)),
+          ),
+        ),
+      );
     this.found.replaceChildren(...items);
     const number = `${counted(this.hits.length)}${isMore ? " or more" : ""}`;
-    if (this.find.value) this.say(this.hits.length ? `${number} found` : this.rejected() ?? "no request has that in its id");
+    if (this.find.value)
+      this.say(this.hits.length ? `${number} found` : (this.rejected() ?? "no request has that in its id"));
   }
 
   /** Returns what is to say of lines that were no requests, if one has this id. */
   rejected() {
     const { rejects } = this.view.runs[0];
-    for (const number of rejects.id?.search(this.find.value) ?? [])
-      return `${visible(rejects.id.at(number), 60)}: no valid request (${JSON.parse(rejects.event.at(number)).reason})`;
+    for (const number of rejects.id?.search(this.find.value) ?? []) {
+      const { reason } = JSON.parse(rejects.event.at(number));
+      return `${visible(rejects.id.at(number), 60)}: no valid request (${reason})`;
+    }
     return null;
   }
 
@@ -125,8 +203,15 @@ class Controls {
 
   applyFilter(opening = {}) {
     const text = this.only.checked ? this.find.value : "";
-    this.view.setFilter({ ...NO_FILTER, text, outcome: this.outcome.value, state: this.state.value, ...opening });
-    const [filtered] = this.view.filtered, total = this.view.runs[0].spans.rows;
+    this.view.setFilter({
+      ...NO_FILTER,
+      text,
+      outcome: this.outcome.value,
+      state: this.state.value,
+      ...opening,
+    });
+    const [filtered] = this.view.filtered;
+    const total = this.view.runs[0].spans.rows;
     this.say(filtered.isAll ? "" : `${counted(filtered.number)} of ${plural(total, "span")} shown`);
   }
 

@@ -13,16 +13,33 @@ class Page {
     this.view = new View(runs);
     this.controls = new Controls(this, this.view);
     this.tip = element("div", { class: "tip", role: "tooltip", hidden: true });
-    this.panel = element("aside", { class: "panel", "aria-label": "Story of the chosen request", tabindex: -1 });
+    this.panel = element("aside", {
+      class: "panel",
+      "aria-label": "Story of the chosen request",
+      tabindex: -1,
+    });
     this.stage = element("div", { class: "stage" });
     this.axis = this.stage.appendChild(element("canvas", { class: "axis", "aria-hidden": "true" }));
     this.charts = runs.map((run, number) => {
-      this.stage.append(element("h2", {}, ...(runs.length > 1 ? [`${"AB"[number]}: `] : []), element("bdi", {}, visible(run.name)), element("small", {}, ` ${headline(run)}`)));
+      this.stage.append(
+        element(
+          "h2",
+          {},
+          ...(runs.length > 1 ? [`${"AB"[number]}: `] : []),
+          element("bdi", {}, visible(run.name)),
+          element("small", {}, ` ${headline(run)}`),
+        ),
+      );
       const chart = new Chart(this.view, run, this.stage);
       chart.marked = facts.diff?.step ?? null;
       return chart;
     });
-    place.append(this.controls.element, element("div", { class: "found" }, this.controls.status, this.controls.found), element("div", { class: "body" }, this.stage, this.panel), this.tip);
+    place.append(
+      this.controls.element,
+      element("div", { class: "found" }, this.controls.status, this.controls.found),
+      element("div", { class: "body" }, this.stage, this.panel),
+      this.tip,
+    );
     this.view.watchers.push(() => this.draw());
     this.view.onSelect = (selected) => this.tell(selected);
     this.listen();
@@ -33,16 +50,25 @@ class Page {
 
   /** Shows what the command line asked for. */
   open({ steps, requests, slots }) {
-    if (requests || slots) this.controls.applyFilter({ ids: requests ? new Set(requests) : null, slots: slots ? new Set(slots) : null });
+    if (requests || slots)
+      this.controls.applyFilter({
+        ids: requests ? new Set(requests) : null,
+        slots: slots ? new Set(slots) : null,
+      });
     if (steps) this.showSteps(this.view.runs[0], ...steps);
-    else if (this.facts.diff?.step > 200) this.showSteps(this.view.runs[0], this.facts.diff.step - 60, this.facts.diff.step + 140);
+    else if (this.facts.diff?.step > 200)
+      this.showSteps(this.view.runs[0], this.facts.diff.step - 60, this.facts.diff.step + 140);
   }
 
   listen() {
     const { view, stage } = this;
     this.zoom = d3
       .zoom()
-      .filter((event) => (event.type === "wheel" ? !event.shiftKey && !event.altKey && (!this.isPart || event.ctrlKey || event.metaKey) : !event.button))
+      .filter((event) =>
+        event.type === "wheel"
+          ? !event.shiftKey && !event.altKey && (!this.isPart || event.ctrlKey || event.metaKey)
+          : !event.button,
+      )
       .clickDistance(4)
       .on("zoom", ({ transform, sourceEvent }) => {
         if (transform.k === view.transform.k && sourceEvent?.type?.endsWith("move")) {
@@ -70,16 +96,27 @@ class Page {
   // -- where we are in time ----------------------------------------------------------------------
 
   resize() {
-    const { view, stage } = this, width = Math.max(200, stage.clientWidth);
+    const { view, stage } = this;
+    const width = Math.max(200, stage.clientWidth);
     const share = view.width > GUTTER ? (width - GUTTER) / (view.width - GUTTER) : 1;
     const { k, x } = view.transform;
-    const moved = d3.zoomIdentity.translate(GUTTER - k * GUTTER + (x - GUTTER + k * GUTTER) * share, 0).scale(k);
+    const moved = d3.zoomIdentity
+      .translate(GUTTER - k * GUTTER + (x - GUTTER + k * GUTTER) * share, 0)
+      .scale(k);
     view.width = width;
-    const room = this.isPart ? 480 : innerHeight - stage.getBoundingClientRect().top - scrollY - 24 - 34 * this.charts.length;
+    const room = this.isPart
+      ? 480
+      : innerHeight - stage.getBoundingClientRect().top - scrollY - 24 - 34 * this.charts.length;
     for (const chart of this.charts) chart.resize(width, Math.max(160, room / this.charts.length));
     this.zoom
-      .extent([[GUTTER, 0], [width, 1]])
-      .translateExtent([[GUTTER, -Infinity], [width, Infinity]])
+      .extent([
+        [GUTTER, 0],
+        [width, 1],
+      ])
+      .translateExtent([
+        [GUTTER, -Infinity],
+        [width, Infinity],
+      ])
       .scaleExtent([1, Math.max(1, Math.max(...view.runs.map((run) => run.numSteps)) / LEAST_STEPS)]);
     this.zoom.transform(this.area, moved);
     view.changed();
@@ -103,36 +140,48 @@ class Page {
 
   /** Shows the steps [start, end) of a run. */
   showSteps(run, start, end) {
-    const { view } = this, most = run.numSteps;
+    const { view } = this;
+    const most = run.numSteps;
     const [first, last] = [Math.max(0, start), Math.min(most, Math.max(end, start + 1))];
     this.showTimes(view.begin(run, first), view.end(run, last));
   }
 
   showTimes(from, to) {
-    const { base, width } = this.view, [left, right] = [base(from), base(to)];
-    const k = Math.min(this.zoom.scaleExtent()[1], Math.max(1, (width - GUTTER) / Math.max(1e-9, right - left)));
-    this.zoom.transform(this.area, d3.zoomIdentity.translate((GUTTER + width) / 2 - (k * (left + right)) / 2, 0).scale(k));
+    const { base, width } = this.view;
+    const [left, right] = [base(from), base(to)];
+    const k = Math.min(
+      this.zoom.scaleExtent()[1],
+      Math.max(1, (width - GUTTER) / Math.max(1e-9, right - left)),
+    );
+    this.zoom.transform(
+      this.area,
+      d3.zoomIdentity.translate((GUTTER + width) / 2 - (k * (left + right)) / 2, 0).scale(k),
+    );
   }
 
   /** Chooses a request, and shows the slots it held; the wait before, where it held none. */
   choose(run, sequence) {
     this.view.select(run, sequence);
-    const leader = this.view.selected.sequence, spans = run.spansOf(leader);
+    const leader = this.view.selected.sequence;
+    const spans = run.spansOf(leader);
     const start = spans.length ? run.spans.start[spans[0]] : run.sequences.arrived[leader];
-    const end = spans.length ? run.end(spans.at(-1)) : start + 1, margin = Math.max(4, (end - start) / 4);
+    const end = spans.length ? run.end(spans.at(-1)) : start + 1;
+    const margin = Math.max(4, (end - start) / 4);
     this.showSteps(run, Math.floor(start - margin), Math.ceil(end + margin));
     if (spans.length) this.reveal(run, run.spans.slot[spans[0]]);
   }
 
   /** Scrolls the rows so that a slot is seen. */
   reveal(run, slot) {
-    const chart = this.charts.find((one) => one.run === run), y = slot * chart.rowHeight - chart.top;
+    const chart = this.charts.find((one) => one.run === run);
+    const y = slot * chart.rowHeight - chart.top;
     if (y < 0) chart.scrollRows(y);
     else if (y + chart.rowHeight > chart.rowsHeight) chart.scrollRows(y + chart.rowHeight - chart.rowsHeight);
   }
 
   switchScale() {
-    const { view } = this, [run] = view.runs;
+    const { view } = this;
+    const [run] = view.runs;
     if (!view.canBeTimed) return;
     const [from, to] = view.x.domain().map((unit) => view.position(run, unit));
     view.isTimed = !view.isTimed;
@@ -142,7 +191,8 @@ class Page {
   }
 
   switchTheme() {
-    const root = document.documentElement, isDark = getComputedStyle(root).colorScheme.includes("dark");
+    const root = document.documentElement;
+    const isDark = getComputedStyle(root).colorScheme.includes("dark");
     root.dataset.theme = isDark ? "light" : "dark";
     this.view.changed();
   }
@@ -152,7 +202,8 @@ class Page {
   onWheel(event) {
     const isSideways = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
     if (event.altKey) for (const chart of this.charts) chart.scrollRows(event.deltaY);
-    else if (isSideways) this.zoom.translateBy(this.area, -(event.deltaX || event.deltaY) / this.view.transform.k, 0);
+    else if (isSideways)
+      this.zoom.translateBy(this.area, -(event.deltaX || event.deltaY) / this.view.transform.k, 0);
     else return;
     event.preventDefault();
     event.stopPropagation();
@@ -170,7 +221,8 @@ class Page {
     if (pointed) {
       this.tip.replaceChildren(...pointedText(pointed, this.view).map((line) => element("div", {}, line)));
       const left = Math.min(event.clientX + 14, innerWidth - this.tip.offsetWidth - 8);
-      const below = event.clientY + 18, isLow = below + this.tip.offsetHeight > innerHeight;
+      const below = event.clientY + 18;
+      const isLow = below + this.tip.offsetHeight > innerHeight;
       this.tip.style.left = `${Math.max(4, left)}px`;
       this.tip.style.top = `${isLow ? event.clientY - this.tip.offsetHeight - 10 : below}px`;
     }
@@ -180,13 +232,16 @@ class Page {
   onClick(chart, event) {
     const box = chart.canvas.getBoundingClientRect();
     const pointed = chart.at(event.clientX - box.left, event.clientY - box.top);
-    if (pointed && pointed.span >= 0) this.view.select(chart.run, chart.run.spans.sequence[pointed.span], pointed.span);
+    if (pointed && pointed.span >= 0)
+      this.view.select(chart.run, chart.run.spans.sequence[pointed.span], pointed.span);
     else this.view.select(null);
     chart.canvas.focus({ preventScroll: true });
   }
 
   onChartKey(chart, event) {
-    const { run } = chart, page = chart.rowsHeight * 0.8, move = (this.view.width - GUTTER) / 5 / this.view.transform.k;
+    const { run } = chart;
+    const page = chart.rowsHeight * 0.8;
+    const move = (this.view.width - GUTTER) / 5 / this.view.transform.k;
     const actions = {
       ArrowLeft: () => (event.shiftKey ? this.step(run, -1, 0) : this.zoom.translateBy(this.area, move, 0)),
       ArrowRight: () => (event.shiftKey ? this.step(run, 1, 0) : this.zoom.translateBy(this.area, -move, 0)),
@@ -236,7 +291,8 @@ class Page {
 
   /** Chooses a neighbour of the chosen span: in its slot, or in the slot above or below. */
   step(run, inTime, inSlots) {
-    const { view } = this, { spans } = run;
+    const { view } = this;
+    const { spans } = run;
     const chosen = view.selected?.run === run ? view.selected.span : null;
     let span = chosen;
     if (chosen === null) span = firstSeen(run, Math.floor(view.position(run, view.x.invert(GUTTER))));
@@ -254,9 +310,12 @@ class Page {
     }
     if (span === null || span === undefined || span < 0) return;
     view.select(run, spans.sequence[span], span);
-    if (this.focus() === null) this.zoom.translateTo(this.area, view.base(view.begin(run, spans.start[span])), 0);
+    if (this.focus() === null)
+      this.zoom.translateTo(this.area, view.base(view.begin(run, spans.start[span])), 0);
     this.reveal(run, spans.slot[span]);
-    this.controls.say(pointedText({ run, step: spans.start[span], slot: spans.slot[span], span }, view).join(", "));
+    this.controls.say(
+      pointedText({ run, step: spans.start[span], slot: spans.slot[span], span }, view).join(", "),
+    );
   }
 
   // -- what is shown -----------------------------------------------------------------------------
@@ -267,11 +326,24 @@ class Page {
     for (const run of selected ? this.view.runs : []) {
       const sequence = run === selected.run ? selected.sequence : this.twin(run, selected);
       if (this.view.runs.length > 1) told.push(element("h2", {}, `In ${"AB"[this.view.runs.indexOf(run)]}`));
-      told.push(sequence === null ? element("p", {}, "There is no such request.") : storyOfRequest(this, run, sequence, goTo(run)));
+      told.push(
+        sequence === null
+          ? element("p", {}, "There is no such request.")
+          : storyOfRequest(this, run, sequence, goTo(run)),
+      );
     }
     const { diff } = this.facts;
-    if (diff) told.push(differences(diff, goTo(this.view.runs[0]), (id, index) => this.chooseNamed(id, index)));
-    if (!told.length) told.push(element("p", { class: "hint" }, "Click on a request, or choose one with Shift and the arrow keys: its story stands here. Press ? for all keys."));
+    if (diff)
+      told.push(differences(diff, goTo(this.view.runs[0]), (id, index) => this.chooseNamed(id, index)));
+    if (!told.length)
+      told.push(
+        element(
+          "p",
+          { class: "hint" },
+          "Click on a request, or choose one with Shift and the arrow keys: its story stands here. ",
+          "Press ? for all keys.",
+        ),
+      );
     this.panel.replaceChildren(...told);
     this.panel.scrollTop = 0;
   }
@@ -279,12 +351,12 @@ class Page {
   /** Returns the sequence of another run that has the name of the chosen one; null for none. */
   twin(run, { run: chosenRun, sequence }) {
     const { id, index } = chosenRun.sequences;
-    return run.withId(id.at(sequence)).find((number) => run.sequences.index[number] === index[sequence] && !run.isFollower(number)) ?? null;
+    return run.named(id.at(sequence), index[sequence])[0] ?? null;
   }
 
   chooseNamed(id, index) {
     for (const run of this.view.runs) {
-      const found = run.withId(id).find((number) => run.sequences.index[number] === index && !run.isFollower(number));
+      const [found] = run.named(id, index);
       if (found !== undefined) return this.choose(run, found);
     }
   }
@@ -295,11 +367,15 @@ class Page {
   }
 
   drawAxis() {
-    const { axis, view } = this, ratio = devicePixelRatio || 1, height = 24;
+    const { axis, view } = this;
+    const ratio = devicePixelRatio || 1;
+    const height = 24;
     axis.width = Math.round(view.width * ratio);
     axis.height = height * ratio;
     axis.style.height = `${height}px`;
-    const context = axis.getContext("2d"), colors = colorsOfPage(), { x } = view;
+    const context = axis.getContext("2d");
+    const colors = colorsOfPage();
+    const { x } = view;
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.fillStyle = context.strokeStyle = colors.text;
     context.font = "11px system-ui, sans-serif";
@@ -327,15 +403,22 @@ function firstSeen(run, step) {
 /** Returns in short what run it is. */
 function headline(run) {
   const { batch, policy, model } = run.settings;
-  const numbers = `${plural(run.sequences.rows, "sequence")}, ${plural(run.numSteps, "step")}, ${plural(batch, "slot")}`;
-  return `${numbers}, ${visible(policy, 40)}, ${visible(model, 60)}`;
+  return [
+    plural(run.sequences.rows, "sequence"),
+    plural(run.numSteps, "step"),
+    plural(batch, "slot"),
+    visible(policy, 40),
+    visible(model, 60),
+  ].join(", ");
 }
 
 async function begin() {
   const place = document.getElementById("page");
   try {
     const facts = JSON.parse(utf8(bytesOf(document.getElementById("facts").textContent.trim())));
-    const texts = [...document.querySelectorAll("script.run")].map((script) => script.textContent.trimStart());
+    const texts = [...document.querySelectorAll("script.run")].map((script) =>
+      script.textContent.trimStart(),
+    );
     const runs = [];
     for (const text of texts) runs.push(new Run(await unpack(text)));
     place.replaceChildren();

@@ -2,7 +2,10 @@
 // A run as a page sees it: who held which slot when, what the steps were, and who is found by name.
 // Its tables are those of batcher/formats/page/tables.py.
 
-const DROPPED = 1, RESUMED = 2, HAS_FIRST_TOKEN = 4, HAS_SHARE = 8; // flags of a span
+const DROPPED = 1;
+const RESUMED = 2;
+const HAS_FIRST_TOKEN = 4;
+const HAS_SHARE = 8; // flags of a span
 const IN_SLOT = 1; // flag of a sequence
 
 class Run {
@@ -13,7 +16,15 @@ class Run {
     this.numSteps = facts.num_steps;
     this.numSlots = facts.run.batch;
     const none = { rows: 0 };
-    this.spans = tables.spans ?? { ...none, start: [], steps: [], slot: [], sequence: [], outcome: [], prefill: [] };
+    this.spans = tables.spans ?? {
+      ...none,
+      start: [],
+      steps: [],
+      slot: [],
+      sequence: [],
+      outcome: [],
+      prefill: [],
+    };
     this.sequences = tables.sequences ?? none;
     this.blocked = tables.blocked ?? { ...none, start: [], end: [] };
     this.rejects = tables.rejects ?? none;
@@ -90,7 +101,8 @@ class Run {
   /** Returns the spans of each sequence, ascending: where they begin in `spans`, and all of them. */
   get spansOf() {
     const { rows, sequence } = this.spans;
-    const starts = new Uint32Array(this.sequences.rows + 1), spans = new Uint32Array(rows);
+    const starts = new Uint32Array(this.sequences.rows + 1);
+    const spans = new Uint32Array(rows);
     for (let i = 0; i < rows; i++) starts[sequence[i] + 1]++;
     for (let i = 0; i < this.sequences.rows; i++) starts[i + 1] += starts[i];
     const next = starts.slice();
@@ -107,21 +119,29 @@ class Run {
     return id ? [...ids.search(id)].filter((number) => ids.at(number) === id) : [];
   }
 
+  /** Returns those of them that are sample `index`, and came along with no other. */
+  named(id, index) {
+    return this.withId(id).filter(
+      (number) => this.sequences.index[number] === index && !this.isFollower(number),
+    );
+  }
+
   /** Returns the sequence whose story tells of `sequence`: that which it came along with. */
   leaderOf(sequence) {
     if (!this.isFollower(sequence)) return sequence;
-    const isBeam = this.roleOf(sequence) === "beam", { id, index } = this.sequences;
+    const isBeam = this.roleOf(sequence) === "beam";
+    const { id, index } = this.sequences;
     const wanted = isBeam ? 0 : index[sequence];
-    const before = this.withId(id.at(sequence)).filter(
-      (number) => number < sequence && index[number] === wanted && !this.isFollower(number),
-    );
+    const before = this.named(id.at(sequence), wanted).filter((number) => number < sequence);
     return before.at(-1) ?? sequence;
   }
 
   /** Returns a span as the line of `--format spans` that it is; what says nothing is left out. */
   spanRecord(number) {
-    const { spans, sequences, facts } = this, sequence = spans.sequence[number];
-    const flags = spans.flags[number], { forks = [], preemption = null } = moreOf(spans, number);
+    const { spans, sequences, facts } = this;
+    const sequence = spans.sequence[number];
+    const flags = spans.flags[number];
+    const { forks = [], preemption = null } = moreOf(spans, number);
     return withoutDefaults(
       {
         slot: spans.slot[number],
@@ -142,7 +162,18 @@ class Run {
         resumed: Boolean(flags & RESUMED),
         preemption,
       },
-      { role: "sample", jumped: 0, drafted: 0, accepted: 0, dropped: false, prefill: 1, cached: 0, generated: 0, resumed: false, preemption: null },
+      {
+        role: "sample",
+        jumped: 0,
+        drafted: 0,
+        accepted: 0,
+        dropped: false,
+        prefill: 1,
+        cached: 0,
+        generated: 0,
+        resumed: false,
+        preemption: null,
+      },
     );
   }
 }
@@ -178,7 +209,8 @@ class Series {
       this.sums[i + 1] = this.sums[i] + (end - step[i]) * value[i];
     }
     while (this.largest.at(-1).length > 32) {
-      const below = this.largest.at(-1), above = new Float64Array(Math.ceil(below.length / 32));
+      const below = this.largest.at(-1);
+      const above = new Float64Array(Math.ceil(below.length / 32));
       for (let i = 0; i < below.length; i++) if (below[i] > above[i >> 5]) above[i >> 5] = below[i];
       this.largest.push(above);
     }
@@ -197,7 +229,8 @@ class Series {
 
   /** Returns the largest number in the steps from `start` to before `end`. */
   largestIn(start, end) {
-    let low = Math.max(0, lastUpTo(this.step, start)), high = Math.max(low + 1, firstAbove(this.step, end - 1e-9));
+    let low = Math.max(0, lastUpTo(this.step, start));
+    let high = Math.max(low + 1, firstAbove(this.step, end - 1e-9));
     let most = 0;
     for (const numbers of this.largest) {
       while (low < high && (low & 31 || high - low < 32)) most = Math.max(most, numbers[low++]);

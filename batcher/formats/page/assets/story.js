@@ -4,7 +4,10 @@
 
 /** Returns what the run tells of an id: the stories of its samples, and its lines that were invalid. */
 function answerOf(run, id) {
-  const stories = run.withId(id).filter((number) => !run.isFollower(number)).map((number) => storyOf(run, number));
+  const stories = run
+    .withId(id)
+    .filter((number) => !run.isFollower(number))
+    .map((number) => storyOf(run, number));
   const rejects = [];
   for (let i = 0; i < run.rejects.rows; i++)
     if (run.rejects.id.at(i) === id) rejects.push(JSON.parse(run.rejects.event.at(i)));
@@ -13,7 +16,8 @@ function answerOf(run, id) {
 
 /** Returns the story of a sequence that waits on its own account. */
 function storyOf(run, number) {
-  const { sequences } = run, more = moreOf(sequences, number);
+  const { sequences } = run;
+  const more = moreOf(sequences, number);
   const request = {
     id: sequences.id.at(number),
     index: sequences.index[number],
@@ -23,7 +27,8 @@ function storyOf(run, number) {
     end: run.numSteps,
     spans: Array.from(run.spansOf(number)),
   };
-  const reason = run.facts.outcomes[sequences.reason[number]], last = sequences.last[number];
+  const reason = run.facts.outcomes[sequences.reason[number]];
+  const last = sequences.last[number];
   const inSlot = Boolean(sequences.flags[number] & IN_SLOT);
   if (reason) request.end = Math.min(last + inSlot, run.numSteps);
   const parts = request.hasArrived ? partsOf(run, request) : [];
@@ -37,35 +42,38 @@ function storyOf(run, number) {
     batch: run.numSlots,
     kv_blocks: Number.isInteger(kvBlocks) ? kvBlocks : null,
     arrived: request.hasArrived
-      ? withoutDefaults(
-          {
-            step: request.start,
-            time: sequences.time[number],
-            prompt_tokens: sequences.prompt[number],
-            max_tokens: sequences.limit[number],
-            dropped_turns: more.dropped_turns,
-            dropped_tokens: more.dropped_tokens,
-          })
+      ? withoutDefaults({
+          step: request.start,
+          time: sequences.time[number],
+          prompt_tokens: sequences.prompt[number],
+          max_tokens: sequences.limit[number],
+          dropped_turns: more.dropped_turns,
+          dropped_tokens: more.dropped_tokens,
+        })
       : null,
     parts,
     spans: request.spans.map((span) => storySpan(run, span)),
     ended: reason
-      ? withoutDefaults(
-          {
-            step: last,
-            time: run.spansOf(number).length && inSlot ? run.times.endOf(last) : more.end_time,
-            reason,
-            tokens: sequences.tokens[number],
-            limit: more.limit,
-          })
+      ? withoutDefaults({
+          step: last,
+          time: run.spansOf(number).length && inSlot ? run.times.endOf(last) : more.end_time,
+          reason,
+          tokens: sequences.tokens[number],
+          limit: more.limit,
+        })
       : null,
-    steps: totalsOf(parts, parts.map((part) => part.end - part.start)),
+    steps: totalsOf(
+      parts,
+      parts.map((part) => part.end - part.start),
+    ),
     seconds: totalsOf(parts, seconds),
   };
 }
 
 function storySpan(run, span) {
-  const { spans } = run, start = spans.start[span], more = moreOf(spans, span);
+  const { spans } = run;
+  const start = spans.start[span];
+  const more = moreOf(spans, span);
   return withoutDefaults(
     {
       slot: spans.slot[span],
@@ -96,7 +104,8 @@ function partsOf(run, request) {
   const add = (part) => {
     const last = parts.at(-1);
     if (part.start >= part.end) return;
-    if (last && ["phase", "cause", "behind", "blocks"].every((name) => last[name] === part[name])) last.end = part.end;
+    if (last && ["phase", "cause", "behind", "blocks"].every((name) => last[name] === part[name]))
+      last.end = part.end;
     else parts.push(part);
   };
   let step = request.start;
@@ -115,10 +124,11 @@ function partsOf(run, request) {
 
 /** Adds the parts of a wait over [start, end): where no slot is free, nothing else counts. */
 function waitingParts(run, request, start, end, add) {
-  const { slots } = run.series, { blocked } = run;
+  const { slots } = run.series;
+  const { blocked } = run;
   let stretch = slots ? Math.max(0, lastUpTo(slots.step, start)) : 0;
   let block = firstAbove(blocked.end, start);
-  for (let step = start; step < end; ) {
+  for (let step = start; step < end;) {
     let until = end;
     while (slots && stretch + 1 < slots.rows && slots.step[stretch + 1] <= step) stretch++;
     if (slots && stretch + 1 < slots.rows) until = Math.min(until, slots.step[stretch + 1]);
@@ -128,7 +138,8 @@ function waitingParts(run, request, start, end, add) {
     const numFree = run.numSlots - (slots ? slots.value[stretch] : 0);
     const part = { start: step, end: until, phase: "wait", cause: "", behind: null, blocks: 0 };
     if (numFree && isBlocked) {
-      const id = blocked.id.at(block), index = blocked.index[block];
+      const id = blocked.id.at(block);
+      const index = blocked.index[block];
       part.cause = run.facts.reasons[blocked.reason[block]];
       part.behind = id === request.id && index === request.index ? null : labelOf(id, index, "sample");
       part.blocks = blocked.blocks[block];
@@ -140,9 +151,12 @@ function waitingParts(run, request, start, end, add) {
 
 /** Adds the parts of a slot span: what it began with, up to the first token, then what follows. */
 function slotParts(run, span, add) {
-  const start = run.spans.start[span], end = run.end(span);
-  const first = firstToken(run, span) ?? end - 1, isRemote = run.settings.layout === "remote";
-  const part = (from, to, phase, cause) => add({ start: from, end: to, phase, cause, behind: null, blocks: 0 });
+  const start = run.spans.start[span];
+  const end = run.end(span);
+  const first = firstToken(run, span) ?? end - 1;
+  const isRemote = run.settings.layout === "remote";
+  const part = (from, to, phase, cause) =>
+    add({ start: from, end: to, phase, cause, behind: null, blocks: 0 });
   if (isRemote) {
     part(start, first + 1, "prefill", "");
     part(first + 1, end, "decode", "");
@@ -150,7 +164,10 @@ function slotParts(run, span, add) {
   }
   const still = run.settings.scheduling?.prefill_order === "prefill-first" ? "prefill" : "tokens";
   let begin = start;
-  for (const computing of [...(run.spans.flags[span] & HAS_SHARE ? [start] : []), ...(moreOf(run.spans, span).chunks ?? [])]) {
+  for (const computing of [
+    ...(run.spans.flags[span] & HAS_SHARE ? [start] : []),
+    ...(moreOf(run.spans, span).chunks ?? []),
+  ]) {
     if (computing > first) break;
     part(begin, computing, "prefill", still);
     part(computing, computing + 1, "prefill", "");
@@ -158,7 +175,7 @@ function slotParts(run, span, add) {
   }
   part(begin, first + 1, "prefill", still);
   const { standstill } = run.series;
-  for (let step = first + 1; step < end; ) {
+  for (let step = first + 1; step < end;) {
     const at = standstill ? lastUpTo(standstill.step, step) : -1;
     const until = standstill && at + 1 < standstill.rows ? Math.min(end, standstill.step[at + 1]) : end;
     const isStill = at >= 0 && step < run.facts.told_steps && standstill.value[at];
@@ -180,13 +197,17 @@ function passedIn(run, start, end) {
 function secondsOf(run, arrival, parts) {
   if (!parts.length) return [];
   const begins = parts.map((part, i) => (i ? run.times.startOf(part.start) : arrival));
-  return parts.map((part, i) => (i + 1 < parts.length ? begins[i + 1] : run.times.endOf(part.end - 1)) - begins[i]);
+  return parts.map(
+    (part, i) => (i + 1 < parts.length ? begins[i + 1] : run.times.endOf(part.end - 1)) - begins[i],
+  );
 }
 
 /** Returns the sums of `amounts`, one for each of `parts`, by phase. */
 function totalsOf(parts, amounts) {
   const sums = { wait: 0, prefill: 0, decode: 0, standstill: 0 };
-  parts.forEach((part, i) => (sums[part.phase === "wait" || !part.cause ? part.phase : "standstill"] += amounts[i]));
+  parts.forEach(
+    (part, i) => (sums[part.phase === "wait" || !part.cause ? part.phase : "standstill"] += amounts[i]),
+  );
   for (const phase of Object.keys(sums)) sums[phase] = Number(sums[phase].toFixed(9));
   return sums;
 }

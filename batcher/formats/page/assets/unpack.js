@@ -14,8 +14,9 @@ async function unpack(base64) {
   });
   const stream = packed.pipeThrough(new DecompressionStream("gzip"));
   const bytes = new Uint8Array(await new Response(stream).arrayBuffer());
-  const found = {}, tables = {};
-  for (let at = 0; at < bytes.length; ) {
+  const found = {};
+  const tables = {};
+  for (let at = 0; at < bytes.length;) {
     const headerEnd = at + 4 + new DataView(bytes.buffer, at).getUint32(0, true);
     const header = JSON.parse(utf8(bytes.subarray(at + 4, headerEnd)));
     const body = bytes.subarray(headerEnd, (at = headerEnd + header.bytes));
@@ -30,7 +31,8 @@ const decoder = new TextDecoder();
 const utf8 = (bytes) => decoder.decode(bytes);
 
 function bytesOf(base64) {
-  const text = atob(base64), bytes = new Uint8Array(text.length);
+  const text = atob(base64);
+  const bytes = new Uint8Array(text.length);
   for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
   return bytes;
 }
@@ -86,14 +88,15 @@ class Texts {
 
   at(number) {
     const block = lastUpTo(this.first, number);
-    const { ends, text } = this.blocks[block], i = number - this.first[block];
+    const { ends, text } = this.blocks[block];
+    const i = number - this.first[block];
     return text.slice(i ? ends[i - 1] : 0, ends[i]);
   }
 
   /** Yields the numbers of the texts in which `needle` stands, ascending. */
   *search(needle) {
     for (const [block, { ends, text }] of this.blocks.entries()) {
-      for (let at = text.indexOf(needle); at >= 0; ) {
+      for (let at = text.indexOf(needle); at >= 0;) {
         const i = firstAbove(ends, at);
         const end = ends[i];
         if (at + needle.length <= end) {

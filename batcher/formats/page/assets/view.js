@@ -2,6 +2,7 @@
 // What is looked at: a stretch of time, a request, and those that a filter lets through.
 // Whoever changes any of it calls `changed`, and all that draw it do so in the next frame.
 
+const FAILURES = ["preempted", "error", "aborted"]; // the outcomes that are marked
 const GUTTER = 56; // for names of slots and lanes, in CSS pixels
 
 class View {
@@ -33,7 +34,9 @@ class View {
 
   /** How far x goes, in steps or seconds. */
   get total() {
-    const ends = this.runs.map((run) => (this.isTimed && run.numSteps ? run.times.endOf(run.numSteps - 1) : run.numSteps));
+    const ends = this.runs.map((run) =>
+      this.isTimed && run.numSteps ? run.times.endOf(run.numSteps - 1) : run.numSteps,
+    );
     return Math.max(1e-9, ...ends);
   }
 
@@ -59,14 +62,16 @@ class View {
   /** Returns the position in steps of a time in seconds or steps: within a step a fraction of it. */
   position(run, unit) {
     if (!this.isTimed) return Math.min(Math.max(unit, 0), run.numSteps);
-    let low = 0, high = run.numSteps;
+    let low = 0;
+    let high = run.numSteps;
     while (low < high) {
       const middle = (low + high) >>> 1;
       if (run.times.startOf(middle) > unit) high = middle;
       else low = middle + 1;
     }
     if (!low) return 0;
-    const start = run.times.startOf(low - 1), end = run.times.endOf(low - 1);
+    const start = run.times.startOf(low - 1);
+    const end = run.times.endOf(low - 1);
     return low - 1 + Math.min(1, end > start ? (unit - start) / (end - start) : 1);
   }
 
@@ -78,7 +83,11 @@ class View {
 
   /** Selects a sequence of a run, that which waits on its own account; null for none. */
   select(run, sequence, span = null) {
-    this.selected = run && { run, sequence: run.leaderOf(sequence), span: span ?? run.spansOf(sequence)[0] ?? null };
+    this.selected = run && {
+      run,
+      sequence: run.leaderOf(sequence),
+      span: span ?? run.spansOf(sequence)[0] ?? null,
+    };
     this.onSelect?.(this.selected);
     this.changed();
   }
@@ -90,10 +99,12 @@ const NO_FILTER = { ids: null, text: "", outcome: "", state: "", slots: null };
 /** Which spans of a run a filter lets through, and what of each, summed up in the order of slots. */
 class Filtered {
   constructor(run, filter) {
-    const { spans, sequences } = run, { bySlot } = run, rows = spans.rows;
-    const wanted = wantedSequences(run, filter), outcome = run.facts.outcomes.indexOf(filter.outcome);
+    const { spans, sequences, bySlot } = run;
+    const { rows } = spans;
+    const wanted = wantedSequences(run, filter);
+    const outcome = run.facts.outcomes.indexOf(filter.outcome);
     const preempted = run.facts.outcomes.indexOf("preempted");
-    const failed = new Set(["preempted", "error", "aborted"].map((name) => run.facts.outcomes.indexOf(name)));
+    const failed = new Set(FAILURES.map((name) => run.facts.outcomes.indexOf(name)));
     this.isAll = Object.keys(NO_FILTER).every((name) => filter[name] === NO_FILTER[name]);
     this.shows = new Uint8Array(rows);
     this.number = 0;
@@ -102,14 +113,16 @@ class Filtered {
     this.decode = new Float64Array(rows + 1); // the others
     this.marks = new Uint32Array(rows + 1); // how many that are shown ended by a preemption or failed
     for (let at = 0; at < rows; at++) {
-      const span = bySlot[at], sequence = spans.sequence[span];
+      const span = bySlot[at];
+      const sequence = spans.sequence[span];
       const isShown =
         (!wanted || wanted[sequence]) &&
         (!filter.slots || filter.slots.has(spans.slot[span])) &&
         (!filter.outcome || spans.outcome[span] === outcome || sequences.reason[sequence] === outcome) &&
         (filter.state !== "preempted" || spans.outcome[span] === preempted) &&
         (filter.state !== "waiting" || hasWaited(run, span));
-      const steps = spans.steps[span], prefill = Math.min(steps, spans.prefill[span]);
+      const steps = spans.steps[span];
+      const prefill = Math.min(steps, spans.prefill[span]);
       this.shows[span] = isShown;
       this.number += isShown;
       this.busy[at + 1] = this.busy[at] + steps;
@@ -123,7 +136,8 @@ class Filtered {
 /** Returns which sequences have a wanted id, as an array of 0 and 1; null if all have. */
 function wantedSequences(run, filter) {
   if (!filter.ids && !filter.text) return null;
-  const wanted = new Uint8Array(run.sequences.rows), { id } = run.sequences;
+  const wanted = new Uint8Array(run.sequences.rows);
+  const { id } = run.sequences;
   for (const name of filter.ids ?? [filter.text])
     for (const sequence of id?.search(name) ?? [])
       if (!filter.ids || id.at(sequence) === name) wanted[sequence] = 1;
@@ -132,15 +146,21 @@ function wantedSequences(run, filter) {
 
 /** Whether the sequence of a span waited for it. */
 function hasWaited(run, span) {
-  const { spans, sequences } = run, sequence = spans.sequence[span];
+  const { spans, sequences } = run;
+  const sequence = spans.sequence[span];
   const hasArrived = !Number.isNaN(sequences.time[sequence]);
-  return Boolean(spans.flags[span] & RESUMED) || (hasArrived && sequences.arrived[sequence] < spans.start[span]);
+  return (
+    Boolean(spans.flags[span] & RESUMED) || (hasArrived && sequences.arrived[sequence] < spans.start[span])
+  );
 }
 
 /** Returns a text from a trace as it can be shown: what is not visible, or turns text, as escapes. */
 function visible(text, most = 200) {
   const shown = text.length > most ? `${text.slice(0, most / 2)}…${text.slice(-most / 2)}` : text;
-  return shown.replace(/[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu, (one) => `\\u{${one.codePointAt(0).toString(16)}}`);
+  return shown.replace(
+    /[\p{Cc}\p{Cf}\p{Cs}\p{Zl}\p{Zp}]/gu,
+    (one) => `\\u{${one.codePointAt(0).toString(16)}}`,
+  );
 }
 
 const counted = (number) => number.toLocaleString("en-US");
