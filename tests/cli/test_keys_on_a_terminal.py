@@ -63,9 +63,9 @@ class Terminal:
         return not self.modes[3] & (termios.ICANON | termios.ECHO)
 
     def read(self):
+        """Take in some of what was written: a run may write faster than all of it is taken in."""
         with suppress(BlockingIOError):
-            while True:
-                self.screen.stream.feed(os.read(self._ours, 65536))
+            self.screen.stream.feed(os.read(self._ours, 4096))
 
     def wait_for(self, is_so):
         """Look at the terminal until something is so."""
@@ -84,7 +84,9 @@ class Terminal:
     def end(self):
         """Wait for the end of the command, and return its exit status."""
         self.wait_for(lambda: self.process.poll() is not None)
-        self.read()
+        with suppress(BlockingIOError):
+            while True:
+                self.screen.stream.feed(os.read(self._ours, 4096))
         return self.process.returncode
 
 
