@@ -47,7 +47,7 @@ class Quit(Exception):  # noqa: N818 - a wish, and no error
     """A person wants no more while the input is read."""
 
 
-class Theater:
+class InteractiveTerminal:
     """The terminal that stdout is, with a person at its keyboard.
 
     Raises:
@@ -56,15 +56,15 @@ class Theater:
 
     def __init__(self, color: ColorChoice) -> None:
         environ, encoding = os.environ, encoding_of(sys.stdout.encoding, os.environ)
-        self.terminal = Terminal(os.dup(1), encoding, wants_color(color, 1, environ), environ)
+        self.output = Terminal(os.dup(1), encoding, wants_color(color, 1, environ), environ)
         self.glyphs: Glyphs = UNICODE if can_print(encoding) else ASCII
-        self.display = ScreenLive(self.terminal)
-        self.keyboard = Keyboard(self._keyboard_descriptor(), self.terminal)
+        self.display = ScreenLive(self.output)
+        self.keyboard = Keyboard(self._keyboard_descriptor(), self.output)
         self._next_frame = time.monotonic() + READING_SECONDS
 
     def _keyboard_descriptor(self) -> int:
         """Return stdin if that is the terminal, or else the terminal of the session."""
-        if is_same_terminal(0, self.terminal.fd):
+        if is_same_terminal(0, self.output.fd):
             return 0
         try:
             return os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
@@ -74,7 +74,7 @@ class Theater:
                 f"{error.strerror}"
             ) from error
 
-    def watch(self, events: Iterable[Event], name: str) -> Iterator[Event]:
+    def with_progress(self, events: Iterable[Event], name: str) -> Iterator[Event]:
         """Yield `events`, and say now and then how far they are read.
 
         Raises:
@@ -85,12 +85,12 @@ class Theater:
             if time.monotonic() >= self._next_frame:
                 if "q" in self.keyboard.pressed():
                     raise Quit
-                self._tell(f"reading {name}: {number:,} events")
+                self._show_progress(f"reading {name}: {number:,} events")
                 self._next_frame = time.monotonic() + READING_SECONDS
 
-    def _tell(self, text: str) -> None:
-        if self.terminal.is_ours:
-            room = max(self.terminal.size.columns - len("  q quit") - 1, 1)
+    def _show_progress(self, text: str) -> None:
+        if self.output.is_ours:
+            room = max(self.output.size.columns - len("  q quit") - 1, 1)
             told = cut_middle(printable(text), room, self.glyphs.cut)
             self.display.show([[(told, ""), ("  q quit", LABEL)]])
 
@@ -109,18 +109,18 @@ class Theater:
 class _RecordedInput:
     """The events of an input, as often as they are wanted; the first time they are recorded."""
 
-    def __init__(self, theater: Theater, path: str, source: OpenInput) -> None:
-        self._theater, self._path, self.source = theater, path, source
+    def __init__(self, terminal: InteractiveTerminal, path: str, source: OpenInput) -> None:
+        self._terminal, self._path, self.source = terminal, path, source
         self._recorder = _Recorder()
         self._is_recorded = False
 
     def __iter__(self) -> Iterator[Event]:
-        events = events_of(self._path, self.source, {})
-        watched = self._theater.watch(events, self.source.name)
+        name = self.source.name
+        events = self._terminal.with_progress(events_of(self._path, self.source, {}), name)
         if self._is_recorded:
-            return watched
+            return events
         self._is_recorded = True
-        return self._recorder.record(watched)
+        return self._recorder.record(events)
 
     def close(self) -> Recording:
         """Return what was recorded."""
@@ -169,11 +169,11 @@ def play_trace(options: TraceOptions) -> int:
     path, source = open_twice(options.input)
     _check_terminal()
 
-    def make(theater: Theater) -> Player:
+    def make(terminal: InteractiveTerminal) -> Player:
         recorder = _Recorder()
         events = events_of(path, source, options.run_options, options.preset)
         with contradictions_named(source.name):
-            for _ in recorder.record(theater.watch(events, source.name)):
+            for _ in recorder.record(terminal.with_progress(events, source.name)):
                 pass
             recording = recorder.close()
         window = recording.timeline.window(selection_of(recording.timeline, options))
@@ -181,8 +181,8 @@ def play_trace(options: TraceOptions) -> int:
         first = options.from_step
         if first is None and found:
             first = min(found)
-        stage, span = Stage(recording, _title(source), theater.glyphs), Span(window[0], window[-1])
-        return _player(theater, stage, span, first, options.speed, found)
+        stage, span = Stage(recording, _title(source), terminal.glyphs), Span(window[0], window[-1])
+        return _player(terminal, stage, span, first, options.speed, found)
 
     return _play(make, options.color)
 
@@ -200,16 +200,16 @@ def play_diff(options: DiffOptions) -> int:
     inputs = open_both(options)
     _check_terminal()
 
-    def make(theater: Theater) -> Player:
-        a, b = (_RecordedInput(theater, *of_run) for of_run in inputs)
+    def make(terminal: InteractiveTerminal) -> Player:
+        a, b = (_RecordedInput(terminal, *of_run) for of_run in inputs)
         names = a.source.name, b.source.name
         with contradictions_named(" or ".join(names)):
             comparison = compare(a, b)
             recordings = a.close(), b.close()
         titles = _title(a.source), _title(b.source)
-        stage = PairStage(recordings, comparison, titles, theater.glyphs)
+        stage = PairStage(recordings, comparison, titles, terminal.glyphs)
         span = Span(0, stage.num_steps - 1)
-        return _player(theater, stage, span, options.from_step, options.speed, {})
+        return _player(terminal, stage, span, options.from_step, options.speed, {})
 
     return _play(make, "auto")
 
@@ -224,7 +224,7 @@ def _check_terminal() -> None:
 
 
 def _player(
-    theater: Theater,
+    terminal: InteractiveTerminal,
     stage: Stage,
     span: Span,
     first: int | None,
@@ -238,10 +238,10 @@ def _player(
         )
     return Player(
         stage,
-        theater.terminal,
-        theater.keyboard,
-        theater.display,
-        theater.glyphs,
+        terminal.output,
+        terminal.keyboard,
+        terminal.display,
+        terminal.glyphs,
         span=span,
         step=span.first if first is None else first,
         speed=speed or DEFAULT_SPEED,
@@ -249,18 +249,18 @@ def _player(
     )
 
 
-def _play(make: Callable[[Theater], Player], color: ColorChoice) -> int:
+def _play(make: Callable[[InteractiveTerminal], Player], color: ColorChoice) -> int:
     """Play what `make` makes to its end; return the exit status.
 
     Raises:
         BatchdecodeError: it cannot be made.
     """
-    theater = Theater(color)
-    with user_code_prints_to_stderr(), closing(theater), StopSignals() as stop:
-        stop.before_pause = theater.step_aside
+    terminal = InteractiveTerminal(color)
+    with user_code_prints_to_stderr(), closing(terminal), StopSignals() as stop:
+        stop.before_pause = terminal.step_aside
         try:
             with stop.waiting():
-                player = make(theater)
+                player = make(terminal)
             stop.before_pause = player.step_aside
             while not player.is_over:
                 seconds = player.look()
