@@ -23,7 +23,7 @@ def main(path: str, *arguments: str) -> None:
     connection.sendall(told)
     answers = connection.makefile()
     process = int(answers.readline())
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, lambda sent, _: _pass_on(process, sent))
     status = int(answers.readline())
     if status < 0:

@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM as a wish that the run sees after the step, and how a closed pipe ends it.
+"""Signals as a wish that the run sees after the step, and how a closed pipe ends it.
 
-The first signal lets the run finish its step and put all in order; a second one ends it at once.
-Calls of an LLM are a wait, which the first one breaks off.
+The first Ctrl-C, SIGTERM or SIGHUP lets the run finish its step and put all in order; a second one
+ends it at once.  Calls of an LLM are a wait, which the first one breaks off.
 
 Python runs the handler of a signal in the main thread, between two of its instructions, so never
 while that is inside a library that does not come back; and what a handler raises in the code of a
@@ -18,7 +18,9 @@ from threading import Thread, Timer
 from types import FrameType
 from typing import NoReturn, Self
 
-STOPPING = (signal.SIGINT, signal.SIGTERM)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STEPPING_ASIDE = (signal.SIGTSTP, signal.SIGQUIT)
+"""What these do is left to the system: Ctrl-Z stops the process, Ctrl-\\ ends it at once."""
 GRACE = 1.0  # seconds
 PATIENCE = 0.5  # seconds
 LOOK_EVERY = 0.25  # seconds
@@ -28,14 +30,36 @@ class Interrupted(KeyboardInterrupt):
     """A signal came while the run was waiting for something; others' code lets it pass as such."""
 
 
+def stopping_signals() -> list[signal.Signals]:
+    """Return those of STOPPING that are to be heard: under nohup SIGHUP is not."""
+    is_nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in STOPPING if not (is_nohup and number is signal.SIGHUP)]
+
+
+def step_aside_first(step_aside: Callable[[], None]) -> dict[signal.Signals, signal.Handlers]:
+    """Have `step_aside` called before STEPPING_ASIDE do what they do; return what handled them."""
+
+    def handle(number: int, _frame: FrameType | None) -> None:
+        step_aside()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)  # this returns when the process goes on
+        signal.signal(number, handle)
+
+    before: dict[signal.Signals, signal.Handlers] = {}
+    for number in STEPPING_ASIDE:
+        if signal.getsignal(number) is signal.SIG_DFL:  # ignored where nobody could go on
+            before[number] = signal.signal(number, handle)  # type: ignore[assignment]  # never a C handler
+    return before
+
+
 class StopSignals:
-    """Takes SIGINT and SIGTERM while it is entered; `received` is the first that came.
+    """Takes SIGINT, SIGTERM and SIGHUP while it is entered; `received` is the first that came.
 
     has_broken_off: whether that came while the run waited for something.
 
     before_wait: called before the run waits for something, and again, while it waits, after the
     seconds that it returned; 0 for never.
-    before_pause: called before Ctrl-Z stops the process.
+    before_pause: called before SIGTSTP stops the process, or SIGQUIT ends it.
     """
 
     def __init__(self) -> None:
@@ -47,11 +71,10 @@ class StopSignals:
         self._before: dict[signal.Signals, signal.Handlers] = {}
 
     def __enter__(self) -> Self:
-        for number in STOPPING:
+        for number in stopping_signals():
             self._before[number] = signal.signal(number, self._take)  # type: ignore[assignment]  # never a C handler
         self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._show_again)  # type: ignore[assignment]  # as above
-        if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:  # ignored where nobody could go on
-            self._before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._pause)  # type: ignore[assignment]  # as above
+        self._before |= step_aside_first(self._step_aside)
         # A write into a closed pipe must come back as an error here: there is a trace to close.
         self._before[signal.SIGPIPE] = signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # type: ignore[assignment]  # as above
         return self
@@ -112,12 +135,9 @@ class StopSignals:
         if self._is_waiting and self.before_wait is not None:
             signal.setitimer(signal.ITIMER_REAL, self.before_wait())
 
-    def _pause(self, number: int, _frame: FrameType | None) -> None:
+    def _step_aside(self) -> None:
         if self.before_pause is not None:
             self.before_pause()
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)  # this returns when the process goes on
-        signal.signal(number, self._pause)
 
 
 class StepWatch:
@@ -127,7 +147,8 @@ class StepWatch:
     whose main thread is stuck in a model.
     current_step: the number of the step that is being computed, None between two of them.
     still_computing: called from time to time with a step that goes on.
-    say_waiting: called after the first signal, if the step goes on; end: after any other one.
+    say_waiting: called after the first signal, if the step goes on; end: after any other one, and
+    after SIGQUIT.
     """
 
     def __init__(
@@ -156,13 +177,13 @@ class StepWatch:
         first: signal.Signals | None = None
         while number := self._next_signal(reader, first):
             received = signal.Signals(number[0])
-            if received not in STOPPING:
+            if received not in (*STOPPING, signal.SIGQUIT):
                 continue
             step = self._current_step()
             time.sleep(PATIENCE)
             is_stuck = step is not None and self._current_step() == step
-            if first is not None and is_stuck:
-                self._end(first)
+            if is_stuck and (first is not None or received is signal.SIGQUIT):
+                self._end(first or received)
             elif is_stuck:
                 self._say_waiting(received)
             first = first or received

@@ -26,6 +26,7 @@ from ..running.files import check_replaceable, check_writable
 from ..running.output import open_sink
 from ..running.problems import say
 from ..running.recorder import TraceWriter
+from ..running.signals import step_aside_first, stopping_signals
 from ..screen.cells import counted, printable_lines
 from ..screen.opening import open_view
 from ..screen.terminal import can_animate
@@ -40,7 +41,6 @@ SWITCH_SECONDS = 0.0005
 """For so long the engine's thread may keep the event loop waiting, or the other way round: at 5 ms,
 as usual, a step of some GPUs would be over by then."""
 JOIN_SECONDS = 1.0  # that a step may go on after a second signal
-STOPPING = (signal.SIGINT, signal.SIGTERM)
 
 
 class Server:
@@ -110,8 +110,9 @@ class Server:
 
     async def _serve(self) -> None:
         loop, engine = asyncio.get_running_loop(), self._service.engine
-        for number in STOPPING:
+        for number in stopping_signals():
             loop.add_signal_handler(number, self._take, number)
+        step_aside_first(self._view.step_aside)
         engine.on_end = self._end
         engine.start()
         if (parent := parent_process()) is not None:

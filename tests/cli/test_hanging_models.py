@@ -172,6 +172,14 @@ def test_a_step_that_hangs_is_named_at_the_first_signal_and_left_at_the_second(
     check_left(folder, model, stderr)
 
 
+def test_a_step_that_hangs_is_left_at_once_for_a_quit(folder):
+    with hanging(folder, "deadlocked") as process:
+        process.send_signal(signal.SIGQUIT)
+        stderr = process.communicate(timeout=30)[1].decode()
+    assert process.returncode == 128 + signal.SIGQUIT
+    check_left(folder, "deadlocked", stderr)
+
+
 def test_a_step_that_ends_by_itself_needs_no_word(folder):
     (folder / "models.py").write_text(COMMON + "\nslow = function(lambda: time.sleep(0.3))\n")
     with hanging(folder, "slow") as process:

@@ -133,17 +133,22 @@ def test_a_paused_run_has_written_what_was_due_and_makes_no_step(folder):
         assert [(folder / name).read_bytes() for name in ("out", "trace")] == written
 
 
-def terminate(terminal):
-    terminal.press(b" ")
-    terminal.see("paused")
-    terminal.process.terminate()
+def paused_and_sent(number):
+    def send(terminal):
+        terminal.press(b" ")
+        terminal.see("paused")
+        terminal.process.send_signal(number)
+
+    return send
 
 
 ENDS = {
     "q in a pause": (lambda terminal: terminal.press(b" q"), 130, "stopped by SIGINT"),
     "Ctrl-C": (lambda terminal: terminal.press(b"\x03"), 130, "stopped by SIGINT"),
     "Ctrl-C twice": (lambda terminal: terminal.press(b"\x03\x03"), 130, "stopped by SIGINT"),
-    "SIGTERM in a pause": (terminate, 143, "stopped by SIGTERM"),
+    "SIGTERM in a pause": (paused_and_sent(signal.SIGTERM), 143, "stopped by SIGTERM"),
+    "SIGHUP in a pause": (paused_and_sent(signal.SIGHUP), 129, "stopped by SIGHUP"),
+    "Ctrl-\\": (lambda terminal: terminal.press(b"\x1c"), -signal.SIGQUIT, ""),
 }
 
 

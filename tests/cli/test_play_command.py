@@ -103,12 +103,20 @@ def test_keys_play_a_run_and_q_leaves_the_terminal_as_it_was():
         assert USUAL_SCREEN in terminal.written
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_it_and_leaves_the_terminal_as_it_was(number):
     with played("--play", SAMPLE) as terminal:
         terminal.until("steps/s")
         terminal.process.send_signal(number)
         assert terminal.ended() == 128 + number
+        assert USUAL_SCREEN in terminal.written
+
+
+def test_a_quit_leaves_the_terminal_as_it_was():
+    with played("--play", SAMPLE) as terminal:
+        terminal.until("steps/s")
+        terminal.press("\x1c")
+        assert terminal.ended() == -signal.SIGQUIT
         assert USUAL_SCREEN in terminal.written
 
 
@@ -140,7 +148,7 @@ def test_a_closed_terminal_ends_it():
     terminal.until("steps/s")
     os.close(terminal.ours)
     os.close(terminal.theirs)
-    assert terminal.process.wait(30) == -signal.SIGHUP
+    assert terminal.process.wait(30) == 128 + signal.SIGHUP
 
 
 def test_a_pipe_is_played_by_the_keys_of_the_terminal():

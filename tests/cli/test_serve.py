@@ -8,6 +8,7 @@ import socket
 import struct
 import subprocess
 import sys
+import termios
 import threading
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -249,6 +250,35 @@ def test_the_slots_are_shown_on_a_terminal():
     process.communicate()
     assert process.returncode == 0
     assert b"Traceback" not in seen
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGHUP, 0), (signal.SIGQUIT, -signal.SIGQUIT)]
+)
+def test_a_server_that_takes_keys_leaves_the_terminal_as_before(number, status):
+    ours, theirs = os.openpty()
+    before = termios.tcgetattr(theirs)
+    process = subprocess.Popen(
+        [*COMMAND, "serve", "--port", "0"],
+        stdin=theirs,
+        stderr=theirs,
+        env={**ENVIRONMENT, "CI": "", "TERM": "xterm"},
+    )
+    seen = b""
+    try:
+        while not (url := re.search(rb"http://[\w.:]+/v1", seen)):
+            seen += os.read(ours, 1000)
+        body = {"prompt": "Once", "max_tokens": 9}
+        httpx.post(f"{url[0].decode()}/completions", json=body, timeout=30)
+        while termios.tcgetattr(theirs)[3] & termios.ECHO:
+            os.read(ours, 1000)
+        process.send_signal(number)
+        assert process.wait(30) == status
+        assert termios.tcgetattr(theirs) == before
+    finally:
+        process.kill()
+        os.close(ours)
+        os.close(theirs)
 
 
 WITHOUT = """

@@ -14,7 +14,7 @@ import pytest
 from emulated_run import Screen
 from process import COMMAND, lines_of, start, workload
 
-from cli.running.signals import Interrupted, StopSignals
+from cli.running.signals import STEPPING_ASIDE, STOPPING, Interrupted, StopSignals
 
 LONG = lines_of(*workload(2000, max_tokens=100))
 
@@ -23,7 +23,9 @@ def send(number):
     os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
 def test_the_first_signal_is_only_noted(number, status):
     with StopSignals() as stop:
         assert stop.received is None
@@ -71,8 +73,18 @@ def test_a_wait_is_no_reason_to_show_nothing_new():
     assert len(shown) == num_shown
 
 
+def test_what_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignals() as stop:
+            send(signal.SIGHUP)
+            assert stop.received is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_the_handlers_of_before_come_back():
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)
+    numbers = (*STOPPING, *STEPPING_ASIDE, signal.SIGPIPE)
     before = [signal.getsignal(number) for number in numbers]
     with StopSignals():
         assert signal.getsignal(signal.SIGPIPE) == signal.SIG_IGN
