@@ -5,6 +5,7 @@ whatever they like; nor text that no file can hold; nor a file that nests withou
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -12,6 +13,21 @@ import yaml
 from batcher.errors import writable
 
 MAX_DEPTH = 8
+MAX_BYTES = 2**20  # of a file: PyYAML takes seconds for that many
+
+
+def read_text(path: str) -> str:
+    """Return the text of a file of settings, without a byte order mark.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not UTF-8, or larger than such a file can be.
+    """
+    with Path(path).open("rb") as file:
+        content = file.read(MAX_BYTES + 1)  # a device such as /dev/zero has no end
+    if len(content) > MAX_BYTES:
+        raise ValueError(f"it is larger than {MAX_BYTES >> 20} MiB, and no file of settings is")
+    return content.decode("utf-8-sig")
 
 
 def plain_events(text: str) -> Iterator[yaml.Event]:

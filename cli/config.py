@@ -8,7 +8,6 @@ all that is wrong in it is said at once.
 from collections.abc import Iterator, Sequence
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from batcher.errors import BatchdecodeError
@@ -245,10 +244,10 @@ def read_settings(path: str) -> SettingsFile:
     """
     import yaml  # noqa: PLC0415 - only when there is a file
 
-    from batcher.plain_yaml import plain_events  # noqa: PLC0415 - as above
+    from batcher.plain_yaml import plain_events, read_text  # noqa: PLC0415 - as above
 
     try:
-        text = Path(path).read_text("utf-8-sig")
+        text = read_text(path)
         for event in plain_events(text):
             if isinstance(event, yaml.AliasEvent):
                 raise SettingError(_place(path, event.start_mark), "no aliases, write the value")

@@ -10,14 +10,13 @@ from contextlib import contextmanager
 from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import msgspec
 import yaml
 
 from batcher.errors import BatchdecodeError
-from batcher.plain_yaml import plain_events
+from batcher.plain_yaml import plain_events, read_text
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -85,7 +84,7 @@ def read_mapping(path: str) -> dict[str, Any]:
         CatalogError: it cannot be read, or is something else.
     """
     try:
-        text = Path(path).read_text("utf-8-sig")
+        text = read_text(path)
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise CatalogError(f"cannot read {path}: {reason}") from None

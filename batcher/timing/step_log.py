@@ -76,7 +76,8 @@ def read_step_log(lines: Iterable[tuple[int, bytes]], name: str) -> StepLog:
             line = decoder.decode(text)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             said = str(error).replace(" - at `$.", " at `")
-            said = said[:1].lower() + said[1:]
+            if not said.startswith("JSON"):
+                said = said[:1].lower() + said[1:]
             raise BatchdecodeError(f"{name}:{number}: {said}; fields: {_FIELDS}") from None
         if fault := _contradiction(line, last):
             raise BatchdecodeError(f"{name}:{number}: {fault}")

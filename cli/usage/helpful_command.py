@@ -47,6 +47,13 @@ class HelpfulCommand(TyperCommand):
             )
         return [*super().get_params(ctx), self._help_all]
 
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return the option --help, which the environment cannot ask for."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.allow_from_autoenv = False
+        return option
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse `args`, respelled; an error knows of which command it is."""
         if self.respell is not None:

@@ -151,6 +151,18 @@ def test_of_very_many_mistakes_the_first_are_said_and_the_others_counted(check, 
     assert done.stderr.endswith("... and 1,184 more\nerror: 1,234 mistakes in all.yaml\n")
 
 
+@pytest.mark.parametrize("option", ["--config", "--profile"])
+def test_a_file_without_an_end_is_refused_before_it_is_read_whole(option, tmp_path):
+    endless = tmp_path / "endless.yaml"
+    endless.symlink_to("/dev/zero")
+    command = ["trace", "-", option, str(endless)]
+    done = batchdecode(*command, stdin=b'{"prompt":"x","max_tokens":1}\n')
+    assert (done.returncode, done.stdout) == (2, b"")
+    assert done.stderr == (
+        f"error: cannot read {endless}: it is larger than 1 MiB, and no file of settings is\n"
+    )
+
+
 def test_a_file_that_is_not_there_is_an_error():
     with pytest.raises(ConfigError, match=r"cannot read nowhere.yaml: No such file"):
         model_settings("nowhere.yaml")

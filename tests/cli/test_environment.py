@@ -74,6 +74,12 @@ def test_a_command_without_such_an_option_takes_no_notice():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_environment_cannot_ask_for_help():
+    done = batchdecode("schema", "request", BATCHDECODE_HELP="1", BATCHDECODE_HELP_ALL="1")
+    assert done.stdout == batchdecode("schema", "request").stdout
+    assert done.stderr.count("in the environment is no option of any command") == 2
+
+
 def test_what_plan_searches_may_be_set_for_other_commands():
     command = ["plan", REQUESTS, "--slo", "e2e=500", "-q"]
     assert batchdecode(*command, BATCHDECODE_BATCH="3").returncode == 0

@@ -161,6 +161,7 @@ def test_least_squares_without_negative_coefficients(
         (STEP | {"num_tokens": 2.5}, "log:2: expected `int`, got `float` at `num_tokens`"),
         (STEP | {"tokens": 3}, "log:2: object contains unknown field `tokens`; fields: num_tokens"),
         ('{"num_tokens":1}', "log:2: object missing required field `num_sequences`; fields: "),
+        ("nope", "log:2: JSON is malformed"),
         (STEP | {"time": 0.5}, "log:2: time goes back from 1 to 0.5"),
         (STEP | {"chunks": []}, "log:2: one of prefill_work and chunks is needed, and only one"),
         (STEP | {"prefill_work": None}, "log:2: one of prefill_work and chunks is needed"),
