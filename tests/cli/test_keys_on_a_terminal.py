@@ -31,6 +31,9 @@ class Terminal:
         self.screen = Screen(80, 24)
         self._ours, self._theirs = pty.openpty()
         termios.tcsetwinsize(self._theirs, (24, 80))
+        modes = self.modes  # Ctrl-C drops what is on its way: pyte is lost in half an escape
+        modes[3] |= termios.NOFLSH
+        termios.tcsetattr(self._theirs, termios.TCSANOW, modes)
         self.usual_modes = self.modes
         script = "from cli.start import main; main()" if is_job else IN_A_SESSION
         self.process = subprocess.Popen(
