@@ -235,10 +235,10 @@ def _write_label(
 
 
 def _prefill_cells(span: SlotSpan, scale: Scale) -> range:
-    """Return the cells of the steps before its first token, none where that is the first step."""
+    """Return the cells of a prefill of several steps, up to that of its first token."""
     first = max(span.start, scale.steps.start)
-    stop = min(span.start + span.prefill - 1, scale.steps.stop)
-    if first >= stop:
+    stop = min(span.start + span.prefill, scale.steps.stop)
+    if span.prefill == 1 or first >= stop:
         return range(0)
     return range(scale.first_cell(first), scale.last_cell(stop - 1) + 1)
 

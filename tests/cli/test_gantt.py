@@ -531,12 +531,12 @@ def test_a_long_prefill_and_a_preemption_have_marks():
     assert lines[0] == "16 steps · 2 slots · 72% busy · 3 requests · 1 preemption"
     assert lines[1].strip() == "┃ admitted  ▪ prefill  « preempted"
     assert lines[4:] == [
-        "slot 0 ┃a━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┃▪▪▪▪▪▪▪b╌╌╌╌╌╌╌┃▪▪▪c━━━━━━━  100%",
+        "slot 0 ┃a━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━┃▪▪▪▪▪▪▪▪▪▪▪b╌╌╌┃▪▪▪▪▪▪▪c━━━  100%",
         "slot 1 ┃b━━━━━━━━━━━━━━━━━━━━━━━━━«                                       44%",
         " queue ▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄████████▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄▄              max 2",
     ]
     assert render_gantt(timeline, width=80, ascii_only=True)[4:6] == [
-        "slot 0 |a==================================|:::::::b-------|:::c=======  100%",
+        "slot 0 |a==================================|:::::::::::b---|:::::::c===  100%",
         "slot 1 |b=========================<                                       44%",
     ]
 

@@ -339,7 +339,8 @@ def test_a_long_prompt_is_in_prefill_until_its_first_token():
     events = play_paged([PagedJob("a", 9, 3)], Limits()).events
     rows = [shown_after(events, step, 1, batch_size=1)[0] for step in range(4)]
     assert [row.split()[3] for row in rows] == ["prefill", "prefill", "prefill", "decode"]
-    assert rows[1].endswith("┃▪")
+    assert rows[2].endswith("┃▪▪")
+    assert rows[3].endswith("┃▪▪━")
     assert " 0/3 " in rows[1]
 
 

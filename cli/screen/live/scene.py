@@ -64,10 +64,11 @@ class Strips:
             busy_before, admitted_before = self._before[number]
             self._before[number] = busy, admitted
             share = (busy - busy_before) / num_steps
-            cell = self._cell(slot, mark, share, admitted - admitted_before)
+            cell = self._cell(slot, mark, share, admitted - admitted_before, step)
             self.cells[number] = (self.cells[number] + cell)[-self._max_cells :]
 
-    def _cell(self, slot: SlotState, mark: str, share: float, admitted: int) -> str:
+    def _cell(self, slot: SlotState, mark: str, share: float, admitted: int, step: int) -> str:
+        """Return what stands for the steps up to `step`, in which so many were admitted."""
         glyphs = self._glyphs
         if mark in ("preempted", "failed"):
             return glyphs.marks[mark]
@@ -77,7 +78,7 @@ class Strips:
             return glyphs.admitted
         if 2 * share < 1:
             return glyphs.nothing
-        if slot.end is None and slot.first_token is None:
+        if slot.has_long_prefill and slot.is_prefilling(step):
             return glyphs.prefill
         return glyphs.turns[(slot.num_admitted - 1) % 2]
 

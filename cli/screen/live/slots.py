@@ -68,6 +68,12 @@ class SlotState:
         admission = self._admission
         return None if admission is None else admission.first_token
 
+    @property
+    def has_long_prefill(self) -> bool:
+        """Whether it takes more than one step up to its first token, as far as is known."""
+        admission = self._admission
+        return admission is not None and admission.first_token != admission.event.step
+
     def drafts_of(self, step: int) -> StepDrafts | None:
         """Return the drafts that `step` verified for the newest sequence; None if there are none.
 

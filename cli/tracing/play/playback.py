@@ -44,7 +44,7 @@ class StepStrips(Strips):
             admitted = self._admitted[number] = slot.num_admitted
             self._fill(number, step)
             share = float(slot.is_busy(step))
-            self.cells[number] += self._cell(slot, mark, share, admitted - before)
+            self.cells[number] += self._cell(slot, mark, share, admitted - before, step)
             self._until[number] = step + 1
             self._at_rest[number] = self._resting(slot)
 
@@ -60,8 +60,8 @@ class StepStrips(Strips):
         self._until[number] = until
 
     def _resting(self, slot: SlotState) -> str:
-        """Return the cell of each step in which nothing happens from now on."""
-        return self._cell(slot, "", float(slot.end is None), 0)
+        """Return the cell of each step from the next one on in which nothing happens."""
+        return self._cell(slot, "", float(slot.end is None), 0, self.steps[-1])
 
 
 class Playback:
