@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -91,6 +92,21 @@ def test_what_comes_to_the_same_is_one_point_that_names_all_and_the_knee():
     ttft, _ = charts_of({"batch": [4, 8, 16]})
     assert [point.label for point in ttft.lines[""]] == ["4", "8 knee, 16"]
     assert [point.mark for point in ttft.lines[""]] == ["", "knee"]
+
+
+def test_of_many_that_come_to_the_same_few_are_named():
+    ttft, _ = charts_of({"batch": [4, 8, 16, 32, 64, 128]})
+    assert [point.label for point in ttft.lines[""]] == ["4", "8 knee ... 128"]
+    ttft, _ = charts_of({"batch": [128, 16, 8, 64, 32]})
+    assert [point.label for point in ttft.lines[""]] == ["128 ... 8 knee ... 32"]
+
+
+def test_a_long_label_does_not_squeeze_its_panel():
+    points = [Point(5.0, 5.0, "1,536, " * 40, is_good=True), Point(6.0, 6.0, "8", is_good=True)]
+    chart = Chart("points: blocks", "TTFT p99 (s)", {"": points}, None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        encode_picture([chart, chart], "svg")
 
 
 def test_a_plan_plots_what_it_tried_and_marks_what_it_found():

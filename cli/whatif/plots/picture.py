@@ -121,6 +121,7 @@ def _name_points(chart: Chart, axes: "Axes") -> None:
             textcoords="offset points",
             fontsize=_LABEL_SIZE,
             fontweight="bold" if point.mark else "normal",
+            in_layout=False,  # a long label may leave the panel, but not squeeze it
         )
 
 

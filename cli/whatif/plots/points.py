@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from batcher.whatif.comparing import GridCell, varied
 from batcher.whatif.deployments import AXES, Axis, show_value
@@ -19,6 +20,7 @@ from ...screen.cells import duration, printable
 DEFAULT_METRICS = ("ttft", "tpot")
 LOG_RATIO = 10
 HEADROOM, LABEL_SHARE = 1.1, 0.25  # so that no point is on the edge, and its label has room
+MAX_TOGETHER = 3  # labels of points that come to the same; of more, the first and the last
 MAX_NAMED = 24  # points: of more, those on the frontier and those that are marked have a name
 
 Mark = Literal["", "knee", "plan"]
@@ -165,18 +167,22 @@ def limit_label(limit: float) -> str:
 
 def _lines(points: Iterator[tuple[str, Point]]) -> dict[str, list[Point]]:
     """Return `points` by their lines; those that come to the same are one with all their names."""
-    lines: dict[str, dict[tuple[float, float], Point]] = {}
+    lines: dict[str, dict[tuple[float, float], list[Point]]] = {}
     for line, point in points:
         place = point.latency, point.tokens_per_s
-        there = lines.setdefault(line, {}).get(place)
-        lines[line][place] = point if there is None else _both(there, point)
-    return {line: list(found.values()) for line, found in lines.items()}
+        lines.setdefault(line, {}).setdefault(place, []).append(point)
+    return {line: list(map(_as_one, found.values())) for line, found in lines.items()}
 
 
-def _both(one: Point, other: Point) -> Point:
-    """Return a point for two that come to the same."""
-    label = f"{one.label}, {other.label}"
-    return Point(one.latency, one.tokens_per_s, label, one.is_good, one.mark or other.mark)
+def _as_one(points: list[Point]) -> Point:
+    """Return a point for those that come to the same: of many, few have their names in it."""
+    if len(points) <= MAX_TOGETHER:
+        label = ", ".join(point.label for point in points)
+    else:
+        first, *between, last = points
+        kept = [first, *(point for point in between if point.mark), last]
+        label = " ... ".join(point.label for point in kept)
+    return replace(points[0], label=label, mark=max(point.mark for point in points))
 
 
 def _most_varied(cells: Sequence[GridCell], names: Sequence[str]) -> str:
