@@ -3,12 +3,14 @@
 import os
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from ..printing import print_text
 from .page import MAX_WIDTH, Page
 from .topics import Topic, find, heading_of, pages
 
-_LINK = re.compile(r"(!?)\[([^]]*)\]\((?!https?:)[^)]*\)")
+_LINK = re.compile(r"(!?)\[([^]]*)\]\((?!https?:)([^)#]*)#?([^)]*)\)")
+_LEADS_ON = re.compile(r"(Next|In full|See also|More): ")
 _MAX_OTHERS = 8
 
 
@@ -57,14 +59,32 @@ def _where_else(topic: Topic, others: Sequence[Topic]) -> str:
 
 
 def _page_through(text: str) -> None:
-    """Show Markdown in $PAGER; links within the docs and pictures are no use there."""
+    """Show Markdown in $PAGER."""
     from rich.console import Console  # noqa: PLC0415 - only on a terminal
     from rich.markdown import Markdown  # noqa: PLC0415 - as above
     from rich.theme import Theme  # noqa: PLC0415 - as above
 
     os.environ.setdefault("LESS", "FRX")  # as git has it: colors, and no pager for what fits
     console = Console(theme=Theme({"markdown.code": "cyan", "markdown.code_block": ""}))
-    readable = _LINK.sub(lambda link: f"(picture: {link[2]})" if link[1] else link[2], text)
+    readable = "".join(map(_readable, text.splitlines(keepends=True)))
     with console.pager(styles=not console.no_color):
         page = Markdown(readable, code_theme="ansi_dark", hyperlinks=False)
         console.print(page, width=min(console.width, MAX_WIDTH))
+
+
+def _readable(line: str) -> str:
+    """Return a line of Markdown without what is no use on a terminal: pictures, and links.
+
+    Where it leads to other pages, the commands that open them take the place of the links.
+    """
+    known = {page.page for group in pages().values() for page in group}
+    leads_on = _LEADS_ON.search(line) is not None
+
+    def told(link: re.Match[str]) -> str:
+        if link[1]:
+            return f"(picture: {link[2]})"
+        name = Path(link[3]).stem
+        command = f"batchdecode help {name} {link[4]}".rstrip()
+        return f"{link[2]} (`{command}`)" if leads_on and name in known else link[2]
+
+    return _LINK.sub(told, line)

@@ -21,6 +21,8 @@ _HEADING = re.compile(r"(#+) (.+)")
 _RULE = re.compile(r"\|[-|: ]+\|")
 _CODE = re.compile(r"`([^`]+)`")
 _LINK = re.compile(r"\]\(([^)#:]+\.md)\)")
+_GLOSSARY = "glossary"
+_NO_WORD = re.compile(r"^-|_")  # in a name: of an option, of a field
 _MAX_NEAR = 6
 _CLOSE = 0.75  # how alike a name has to be
 
@@ -66,7 +68,7 @@ def pages() -> dict[str, list[Topic]]:
 
 def heading_of(page: Topic) -> str:
     """Return the heading of a page, without marks."""
-    return page.text.partition("\n")[0].removeprefix("# ").replace("`", "")
+    return _heading_in(page.text)
 
 
 def topics() -> list[Topic]:
@@ -84,24 +86,39 @@ def topics() -> list[Topic]:
 def find(words: str) -> list[Topic]:
     """Return the topics that are called so, the best one first.
 
-    Those of a name that begins with dashes are options.
+    Those of a name that begins with dashes are options.  Of others pages go first, then words of
+    the glossary, then headings, and options last.
 
     Raises:
         BatchdecodeError: there is none; the message has some that are called alike.
     """
     known, wanted = topics(), _key(words)
     exact = [t for t in known if wanted and wanted in map(_key, (*t.names, t.title))]
-    if words.startswith("-"):
-        exact.sort(key=lambda topic: words not in topic.names)
+    exact.sort(key=lambda topic: _rank(topic, words))
     parts = wanted.split()
     near = exact or [t for t in known if parts and all(p in _key(t.title).split() for p in parts)]
     if exact or len(near) == 1:
         return near
+    in_glossary = [topic for topic in near if topic.page == _GLOSSARY]
+    if len(in_glossary) == 1:
+        return [*in_glossary, *(topic for topic in near if topic not in in_glossary)]
     names = {_key(name): topic for topic in reversed(known) for name in topic.names}
     near += [names[key] for key in get_close_matches(wanted, names, n=_MAX_NEAR, cutoff=_CLOSE)]
     titles = list(dict.fromkeys(topic.title for topic in near))[:_MAX_NEAR]
     hint = f"; did you mean: {', '.join(titles)}?" if titles else _speaking_of(words, known)
     raise BatchdecodeError(f"no topic {words!r}{hint} (batchdecode help lists all pages)")
+
+
+def _rank(topic: Topic, words: str) -> int:
+    """Return where a topic comes among those that are called `words`, from 0."""
+    if words.startswith("-"):
+        return int(words not in topic.names)
+    names = [name for name in topic.names if _key(name) == _key(words)]
+    if topic.title == topic.page:
+        return 0
+    if topic.page == _GLOSSARY and any(_NO_WORD.search(name) is None for name in names):
+        return 1
+    return 3 if names and all(name.startswith("-") for name in names) else 2
 
 
 def _speaking_of(words: str, known: Iterable[Topic]) -> str:
@@ -112,8 +129,13 @@ def _speaking_of(words: str, known: Iterable[Topic]) -> str:
     return f"; pages that speak of it: {', '.join(found[:_MAX_NEAR])}" if found else ""
 
 
+def _heading_in(text: str) -> str:
+    return text.partition("\n")[0].removeprefix("# ").replace("`", "")
+
+
 def _page(file: Path) -> Topic:
-    return Topic(page=file.stem, names=(file.stem,), text=file.read_text("utf-8"))
+    text = file.read_text("utf-8")
+    return Topic(page=file.stem, names=(file.stem, _heading_in(text)), text=text)
 
 
 def _folder(link: str) -> str:

@@ -14,7 +14,7 @@ from batcher.errors import BatchdecodeError
 from batcher.request import REQUEST_FIELDS
 from batcher.settings import SETTINGS
 from cli.app import app
-from cli.usage import topics
+from cli.usage import reading, topics
 from cli.usage.topics import find
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -58,6 +58,16 @@ def test_every_command_option_and_field_is_a_topic():
         ("input index", "glossary", "| input index |"),
         ("kv-blocks", "kv-blocks", "# KV blocks\n"),
         ("glossary kv_blocks", "glossary", "--kv-blocks"),
+        ("Continuous batching", "glossary", "| continuous batching, "),
+        ("continuous", "glossary", "| continuous batching, "),
+        ("slot", "glossary", "| slot |"),
+        ("--slot", "cli", "| `--slot` N |"),
+        ("decode", "glossary", "| decode, "),
+        ("time to first token", "glossary", "| TTFT, "),
+        ("ttft", "glossary", "| TTFT, "),
+        ("tail drain", "glossary", "| tail drain |"),
+        ("busy", "glossary", "| busy |"),
+        ("Read a gantt", "reading-a-gantt", "# Read a gantt\n"),
     ],
 )
 def test_words_lead_to_where_they_are_told(words, page, told):
@@ -126,6 +136,17 @@ def test_a_terminal_gets_it_laid_out_through_the_pager(tmp_path):
     assert "](" not in text
     assert "\x1b[" in shown.decode()
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
+
+
+def test_on_a_terminal_what_leads_on_names_its_command():
+    assert reading._readable("Next: [KV blocks](kv-blocks.md)\n") == (
+        "Next: KV blocks (`batchdecode help kv-blocks`)\n"
+    )
+    line = reading._readable("In full: [paged KV](../scheduling.md#paged-kv).")
+    assert line == "In full: paged KV (`batchdecode help scheduling paged-kv`)."
+    assert find("scheduling paged-kv")[0].page == "scheduling"
+    assert reading._readable("See also: [us](../../README.md)") == "See also: us"
+    assert reading._readable("as [docs](cli.md) say") == "as docs say"
 
 
 def test_without_the_pages_that_is_said(monkeypatch, tmp_path):
