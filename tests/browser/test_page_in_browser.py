@@ -6,7 +6,15 @@ import msgspec
 import pytest
 from page_runs import events_of, short_run
 
-from batcher.events import ArriveEvent, RejectEvent
+from batcher.events import (
+    AdmitEvent,
+    ArriveEvent,
+    EndEvent,
+    FinishEvent,
+    PreemptEvent,
+    RejectEvent,
+    RunEvent,
+)
 from batcher.explaining.reading import read_requests
 from batcher.explaining.story import answer_of
 from batcher.formats.page.document import Opening, PageDifference, PageFacts, Sample, encode_page
@@ -19,6 +27,19 @@ PLAIN = 0  # a seed of a run with times, waits and preemptions
 
 def long_run():
     return short_run([f"r{number}" for number in range(40)])
+
+
+def preempted_run(times):
+    """The events of a run of one slot, in which a request is preempted so often."""
+    yield RunEvent(batch=1, model="simulated", settings={})
+    yield ArriveEvent(0, 0.0, "low", 0, "input", 1, times + 1)
+    for step in range(times + 1):
+        yield AdmitEvent(step, float(step), "low", 0, 0, "refill")
+        if step < times:
+            gone = step + 1
+            yield PreemptEvent(gone, float(gone), "low", 0, 0, "priority", "high", 0, 1, 1)
+    yield FinishEvent(times, float(times), "low", 0, 0, "length", None, times + 1)
+    yield EndEvent(times + 1, float(times + 1), times + 1, 1)
 
 
 def page_of(events, **facts):
@@ -245,6 +266,63 @@ def test_a_report_has_its_timeline_in_it_and_scrolls_past_it(show):
     tab.emulate_media(media="print")
     assert not tab.is_visible(".controls")
     assert tab.is_visible("canvas[role=application]")
+
+
+def test_what_is_shown_is_within_the_run_also_where_it_cannot_be_shown_closer(show):
+    tab = show(page_of(short_run(["a", "b", "c", "d"])))
+    for request in range(4):
+        tab.evaluate(f"page.choose(page.view.runs[0], {request})")
+        assert tab.evaluate("page.view.x.domain()") == [0, 4]
+    tab = show(page_of(long_run()))
+    for request in range(40):
+        first, last = tab.evaluate(
+            f"(page.choose(page.view.runs[0], {request}), page.view.x.domain())"
+        )
+        assert 0 <= first <= request < last <= 40 + 1e-9
+
+
+def test_paper_is_light_and_the_screen_is_as_it_was_after_it(show):
+    tab = show(page_of(long_run()), color_scheme="dark")
+    background = "getComputedStyle(document.body).backgroundColor"
+    dark = tab.evaluate(background)
+    tab.evaluate(f"addEventListener('beforeprint', () => (globalThis.printed = {background}))")
+    tab.pdf()
+    assert tab.evaluate("printed") == "rgb(255, 255, 255)"
+    assert tab.evaluate(background) == dark != "rgb(255, 255, 255)"
+    tab.emulate_media(color_scheme="light")
+    assert tab.evaluate(background) == "rgb(255, 255, 255)"
+
+
+def test_where_scripts_are_off_the_page_says_what_is_missing(browser, tmp_path):
+    path = tmp_path / "page.html"
+    timeline = PageTimeline.from_events(long_run())
+    report = "<h1>What it came to</h1>"
+    facts = PageFacts(WORDS, is_part=True)
+    path.write_bytes(b"".join(encode_page([("a run", timeline)], facts, "a run", report)))
+    context = browser.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto(path.as_uri())
+    assert tab.inner_text("body").split("\n\n") == [
+        "What it came to",
+        "The timeline needs JavaScript, which is off in this browser.",
+    ]
+    context.close()
+
+
+def test_two_runs_have_rows_one_can_read_in_a_low_window(show):
+    timelines = [(name, PageTimeline.from_events(events_of(PLAIN))) for name in ("one", "other")]
+    page = b"".join(encode_page(timelines, PageFacts(WORDS), "two"))
+    tab = show(page, viewport={"width": 800, "height": 400})
+    slots = tab.evaluate("page.view.runs[0].numSlots")
+    assert tab.evaluate("page.charts[0].rowHeight") >= min(26, 80 / slots)
+
+
+def test_a_story_tells_how_many_slots_it_leaves_out(show):
+    tab = show(page_of(preempted_run(250)))
+    tab.evaluate("page.choose(page.view.runs[0], 0)")
+    rows = tab.locator(".story h4:has-text('Slots it held') + div tr").all_inner_texts()
+    assert len(rows) == 1 + 200 + 1
+    assert rows[-1] == "and 51 more, in the JSON below"
 
 
 def test_a_page_opens_with_what_was_selected(show):

@@ -65,6 +65,17 @@ def test_every_number_is_that_of_the_summary(tmp_path, run):
     assert facts["is_part"]
 
 
+def test_each_number_of_a_list_says_where_in_it_it_is(tmp_path):
+    (tmp_path / "in").write_bytes(REQUESTS)
+    options = [*RUNS["times"], "-q", "--report", "r.html"]
+    assert batchdecode("run", "in", *options, cwd=tmp_path).returncode == 0
+    page = (tmp_path / "r.html").read_bytes()
+    for position in range(3):
+        cell = f'data-of="speculation.by_position.{position}.drafted"'.encode()
+        title = f">by position: {position}: drafted</th>"
+        assert page.partition(cell)[0].endswith(f'{title}<td class="number" '.encode())
+
+
 def test_settings_are_what_reproduces_the_run(tmp_path):
     (tmp_path / "in").write_bytes(REQUESTS)
     done = batchdecode("run", "in", *RUNS["limits"], "-q", "--report", "r.html", cwd=tmp_path)

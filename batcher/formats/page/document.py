@@ -97,7 +97,8 @@ def encode_page(
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             '<link rel="icon" href="data:,">\n'
             f"<title>{title}</title>\n<style>{style}</style>\n</head>\n<body>\n{around}"
-            '<main id="page"><p>Reading the run; this needs JavaScript.</p></main>\n'
+            '<main id="page"><noscript><p>The timeline needs JavaScript, which is off in this '
+            "browser.</p></noscript></main>\n"
         ).encode()
     )
     yield b'<script type="text/plain" id="facts">' + base64.b64encode(msgspec.json.encode(facts))

@@ -4,7 +4,7 @@ Rule: each number is that of the summary, to its last digit; `data-of` names it 
 """
 
 import html
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -26,7 +26,7 @@ def render_report(
     numbers = msgspec.to_builtins(summary)
     spreads, others = _sorted_out(numbers)
     tables = "".join(
-        _section(_words(path) if path else "run", _table(rows))
+        _section(_words(path) if path else "run", _table(rows, within=path))
         for path, rows in others.items()
         if path != "idle"
     )
@@ -37,7 +37,7 @@ def render_report(
         + _section("How long it took", _spread_table(spreads))
         + _section("Why slots were idle", _idle(summary, numbers["idle"], idle_causes))
         + f'<div class="columns">{tables}</div>\n'
-        + _section("What reproduces it", _table(_leaves(_settings_of(run)), label=_words))
+        + _section("What reproduces it", _table(_leaves(_settings_of(run))))
         + "<h2>Timeline</h2>\n</article>\n"
     )
 
@@ -91,14 +91,14 @@ def _words(path: str) -> str:
     return ": ".join("KV" if part == "kv" else part.replace("_", " ") for part in path.split("."))
 
 
-def _last_words(path: str) -> str:
-    return _words(path.rpartition(".")[2])
+def _table(rows: Iterable[tuple[str, Any]], within: str = "") -> str:
+    """Return paths and values as a table; what there is none of is left out.
 
-
-def _table(rows: Iterable[tuple[str, Any]], label: Callable[[str], str] = _last_words) -> str:
-    """Return paths and values as a table; what there is none of is left out."""
+    within: how all paths begin; it is not said for each.
+    """
     cells = [
-        f'<tr><th scope="row">{_shown(label(path))}</th>{_cell(path, value)}</tr>'
+        f'<tr><th scope="row">{_shown(_words(path.removeprefix(f"{within}.")))}</th>'
+        f"{_cell(path, value)}</tr>"
         for path, value in rows
         if value is not None
     ]
@@ -110,7 +110,7 @@ def _spread_table(spreads: Mapping[str, Mapping[str, Any]]) -> str:
         return ""
     titles = "".join(f'<th scope="col" class="number">{title}</th>' for title in _SPREAD)
     rows = [
-        f'<tr><th scope="row">{_shown(_last_words(path))}, '
+        f'<tr><th scope="row">{_shown(_words(path.rpartition(".")[2]))}, '
         f"{'seconds' if path.startswith(_IN_SECONDS) else 'steps'}</th>"
         + "".join(_cell(f"{path}.{key}", value) for key, value in spread.items())
         + "</tr>"
@@ -134,7 +134,7 @@ def _cell(path: str, value: Any) -> str:
     shown = f"{value:,}" if type(value) is int else None
     if shown is None:
         shown = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    kind = "" if isinstance(value, str) else ' class="number"'
+    kind = "" if isinstance(value, str | list) else ' class="number"'
     return f'<td{kind} data-of="{_shown(path)}">{_shown(shown)}</td>'
 
 

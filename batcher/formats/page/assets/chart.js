@@ -6,6 +6,7 @@
 
 const LANE_HEIGHT = 44;
 const ROW_HEIGHTS = [2, 26];
+const LEAST_ROOM = 80; // for all rows, however low the window is
 const LABEL_ROW = 11;
 const SPANS_PER_PIXEL = 0.12;
 const LEAST_HATCHED = 4;
@@ -35,10 +36,11 @@ class Chart {
   /** Takes as much room as the window has for it; `height` in CSS pixels. */
   resize(width, height) {
     const lanes = this.lanes.length * LANE_HEIGHT;
+    const room = Math.max(LEAST_ROOM, height - lanes);
     const [least, most] = ROW_HEIGHTS;
-    const fitting = (height - lanes) / this.run.numSlots;
+    const fitting = room / this.run.numSlots;
     this.rowHeight = Math.min(most * 4, Math.max(least, Math.min(most, fitting)) * this.rowScale);
-    this.rowsHeight = Math.max(40, Math.min(height - lanes, this.rowHeight * this.run.numSlots));
+    this.rowsHeight = Math.max(40, Math.min(room, this.rowHeight * this.run.numSlots));
     this.width = width;
     this.height = Math.round(this.rowsHeight + lanes);
     this.ratio = devicePixelRatio || 1;

@@ -90,7 +90,23 @@ class Page {
     document.addEventListener("keydown", (event) => this.onKey(event));
     new ResizeObserver(() => this.resize()).observe(this.stage);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => view.changed());
-    addEventListener("beforeprint", () => this.draw());
+    this.listenToPrinter();
+  }
+
+  /** Has paper be light, whatever the screen is. */
+  listenToPrinter() {
+    const { dataset } = document.documentElement;
+    let theme;
+    addEventListener("beforeprint", () => {
+      theme = dataset.theme;
+      dataset.theme = "light";
+      this.draw();
+    });
+    addEventListener("afterprint", () => {
+      if (theme) dataset.theme = theme;
+      else delete dataset.theme;
+      this.draw();
+    });
   }
 
   // -- where we are in time ----------------------------------------------------------------------
@@ -107,7 +123,7 @@ class Page {
     const room = this.isPart
       ? 480
       : innerHeight - stage.getBoundingClientRect().top - scrollY - 24 - 34 * this.charts.length;
-    for (const chart of this.charts) chart.resize(width, Math.max(160, room / this.charts.length));
+    for (const chart of this.charts) chart.resize(width, room / this.charts.length);
     this.zoom
       .extent([
         [GUTTER, 0],
@@ -153,10 +169,9 @@ class Page {
       this.zoom.scaleExtent()[1],
       Math.max(1, (width - GUTTER) / Math.max(1e-9, right - left)),
     );
-    this.zoom.transform(
-      this.area,
-      d3.zoomIdentity.translate((GUTTER + width) / 2 - (k * (left + right)) / 2, 0).scale(k),
-    );
+    const shift = (GUTTER + width - k * (left + right)) / 2;
+    const within = Math.min(GUTTER * (1 - k), Math.max(width * (1 - k), shift));
+    this.zoom.transform(this.area, d3.zoomIdentity.translate(within, 0).scale(k));
   }
 
   /** Chooses a request, and shows the slots it held; the wait before, where it held none. */
@@ -414,6 +429,7 @@ function headline(run) {
 
 async function begin() {
   const place = document.getElementById("page");
+  place.replaceChildren(element("p", {}, "Reading the run …"));
   try {
     const facts = JSON.parse(utf8(bytesOf(document.getElementById("facts").textContent.trim())));
     const texts = [...document.querySelectorAll("script.run")].map((script) =>
