@@ -1,6 +1,7 @@
 """A page in a real browser shows the run: its spans, stories, numbers of steps, and no more."""
 
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -22,6 +23,7 @@ from batcher.formats.page.records import PageTimeline
 from batcher.formats.views import encode_spans, encode_steps
 from cli.tracing.page import WORDS
 
+SPAN_RECORD = Path(__file__).with_name("span_record.js").read_text()
 PLAIN = 0  # a seed of a run with times, waits and preemptions
 
 
@@ -57,7 +59,7 @@ def test_spans_and_stories_on_the_page_are_those_of_the_trace(show, seed):
     tab = show(page_of(events))
     run = "page.view.runs[0]"
     assert tab.evaluate(
-        f"Array.from({{length: {run}.spans.rows}}, (_, i) => {run}.spanRecord(i))"
+        f"{SPAN_RECORD}; Array.from({{length: {run}.spans.rows}}, (_, i) => spanRecord({run}, i))"
     ) == rows_of(encode_spans, events)
     ids = {event.id for event in events if isinstance(event, ArriveEvent | RejectEvent)}
     for request_id in ids:

@@ -2,10 +2,10 @@
 // A run as a page sees it: who held which slot when, what the steps were, and who is found by name.
 // Its tables are those of batcher/formats/page/tables.py.
 
-const DROPPED = 1;
+// Flags of a span; 1, that its tokens were dropped, is not shown.
 const RESUMED = 2;
 const HAS_FIRST_TOKEN = 4;
-const HAS_SHARE = 8; // flags of a span
+const HAS_SHARE = 8;
 const IN_SLOT = 1; // flag of a sequence
 
 class Run {
@@ -134,47 +134,6 @@ class Run {
     const wanted = isBeam ? 0 : index[sequence];
     const before = this.named(id.at(sequence), wanted).filter((number) => number < sequence);
     return before.at(-1) ?? sequence;
-  }
-
-  /** Returns a span as the line of `--format spans` that it is; what says nothing is left out. */
-  spanRecord(number) {
-    const { spans, sequences, facts } = this;
-    const sequence = spans.sequence[number];
-    const flags = spans.flags[number];
-    const { forks = [], preemption = null } = moreOf(spans, number);
-    return withoutDefaults(
-      {
-        slot: spans.slot[number],
-        id: sequences.id.at(sequence),
-        index: sequences.index[sequence],
-        start: spans.start[number],
-        end: this.end(number),
-        outcome: facts.outcomes[spans.outcome[number]] || null,
-        role: this.roleOf(sequence),
-        jumped: spans.jumped[number],
-        drafted: spans.drafted[number],
-        accepted: spans.accepted[number],
-        dropped: Boolean(flags & DROPPED),
-        forks,
-        prefill: spans.prefill[number],
-        cached: spans.cached[number],
-        generated: spans.generated[number],
-        resumed: Boolean(flags & RESUMED),
-        preemption,
-      },
-      {
-        role: "sample",
-        jumped: 0,
-        drafted: 0,
-        accepted: 0,
-        dropped: false,
-        prefill: 1,
-        cached: 0,
-        generated: 0,
-        resumed: false,
-        preemption: null,
-      },
-    );
   }
 }
 
