@@ -2,7 +2,7 @@
 // A run as a page sees it: who held which slot when, what the steps were, and who is found by name.
 // Its tables are those of batcher/formats/page/tables.py.
 
-// Flags of a span; 1, that its tokens were dropped, is not shown.
+// Flags of a span; 1, that it has no result since other samples are better, is not shown.
 const RESUMED = 2;
 const HAS_FIRST_TOKEN = 4;
 const HAS_SHARE = 8;
