@@ -64,10 +64,12 @@ def _page_through(text: str) -> None:
     from rich.markdown import Markdown  # noqa: PLC0415 - as above
     from rich.theme import Theme  # noqa: PLC0415 - as above
 
+    from .pager import ChosenPager  # noqa: PLC0415 - as above
+
     os.environ.setdefault("LESS", "FRX")  # as git has it: colors, and no pager for what fits
     console = Console(theme=Theme({"markdown.code": "cyan", "markdown.code_block": ""}))
     readable = "".join(map(_readable, text.splitlines(keepends=True)))
-    with console.pager(styles=not console.no_color):
+    with console.pager(ChosenPager(), styles=not console.no_color):
         page = Markdown(readable, code_theme="ansi_dark", hyperlinks=False)
         console.print(page, width=min(console.width, MAX_WIDTH))
 

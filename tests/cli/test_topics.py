@@ -1,9 +1,11 @@
 """`batchdecode help TOPIC`: from a word to where it is told, out of the pages as they are."""
 
+import fcntl
 import os
 import pty
 import re
 import subprocess
+import termios
 from pathlib import Path
 
 import pytest
@@ -111,30 +113,57 @@ def test_what_goes_to_a_pipe_is_markdown_and_names_the_other_places():
         assert find(title)
 
 
-def test_a_terminal_gets_it_laid_out_through_the_pager(tmp_path):
+def read_on_a_terminal(topic, keys=b"", **environment):
+    """Return what a terminal shows of a topic, and the exit status; type keys when it waits."""
     ours, theirs = pty.openpty()
-    pager = tmp_path / "pager"
-    pager.write_text("#!/bin/sh\necho PAGED\nexec cat\n")
-    pager.chmod(0o755)
     shown = b""
+    command = [*COMMAND, "help", topic]
+    terminal = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    environment = ENVIRONMENT | {"TERM": "xterm-256color"} | environment
     with subprocess.Popen(
-        [*COMMAND, "help", "policies"],
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=ENVIRONMENT | {"PAGER": str(pager), "TERM": "xterm-256color"},
-    ):
+        command,
+        env=environment,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C is a signal
+        **terminal,
+    ) as process:
         os.close(theirs)
         try:
             while read := os.read(ours, 65536):
                 shown += read
+                if keys and b"WAITS" in shown:
+                    os.write(ours, keys[:1])
+                    keys = keys[1:]
         except OSError:  # it has ended
             pass
     os.close(ours)
-    text = re.sub(r"\x1b\[[0-9;]*m", "", shown.decode())
+    return shown.decode(), process.returncode
+
+
+def without_styles(text):
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+@pytest.fixture
+def pager(tmp_path):
+    """Return a function that makes a pager of a line for a shell."""
+
+    def pager(line):
+        path = tmp_path / "pager"
+        path.write_text(f"#!/bin/sh\n{line}\n")
+        path.chmod(0o755)
+        return str(path)
+
+    return pager
+
+
+def test_a_terminal_gets_it_laid_out_through_the_pager(pager):
+    shown, status = read_on_a_terminal("policies", PAGER=pager("echo PAGED\nexec cat"))
+    text = without_styles(shown)
+    assert status == 0
     assert text.startswith("PAGED\r\n")
     assert "](" not in text
-    assert "\x1b[" in shown.decode()
+    assert "\x1b[" in shown
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 80
 
 
@@ -147,6 +176,25 @@ def test_on_a_terminal_what_leads_on_names_its_command():
     assert find("scheduling paged-kv")[0].page == "scheduling"
     assert reading._readable("See also: [us](../../README.md)") == "See also: us"
     assert reading._readable("as [docs](cli.md) say") == "as docs say"
+
+
+@pytest.mark.parametrize("command", ["no-such-pager", "/", " "])
+def test_a_pager_that_cannot_be_started_leaves_the_text_to_the_terminal(command):
+    shown, status = read_on_a_terminal("input index", PAGER=command)
+    assert status == 0
+    assert "input index" in without_styles(shown)
+
+
+def test_a_reader_may_leave_a_long_page_at_its_beginning(pager):
+    shown, status = read_on_a_terminal("cli", PAGER=pager("exec head -c 9"))
+    assert (status, len(shown)) == (0, 9)
+
+
+def test_ctrl_c_is_for_the_pager(pager):
+    waiting = pager("trap 'echo INTERRUPTED; exit' INT\necho WAITS\nwhile :; do sleep 0.05; done")
+    shown, status = read_on_a_terminal("policies", keys=b"\x03", PAGER=waiting)
+    assert status == 0
+    assert "INTERRUPTED" in shown
 
 
 def test_without_the_pages_that_is_said(monkeypatch, tmp_path):
