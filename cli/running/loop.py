@@ -15,6 +15,8 @@ from batcher.timeline.records import label_of
 
 from ..screen.view import GaugeReading
 from .answers import Answers
+from .intake import InputError
+from .reading import Line
 from .sources import Source, name_of
 
 MAX_HELD = 1024  # results, or bad lines, that wait for a step
@@ -27,6 +29,7 @@ class Loop:
     num_read: lines taken from the source.  num_failed: requests that failed so far.
     first_failure: what the model did to the first request that failed in it.
     has_refused: a bad line has ended the reading, since such lines are not skipped.
+    broken: why the rest of a pipe cannot be read; what runs by then is finished.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Loop:
         self.engine, self.source, self.answers = engine, source, answers
         self.num_read = self.num_failed = 0
         self.has_refused = False
+        self.broken: InputError | None = None
         self.first_failure: str | None = None
         self._keep_going = keep_going
         self._max_errors = max_errors or float("inf")
@@ -114,13 +118,11 @@ class Loop:
         Returns what is to be handed out before reading goes on: bad lines, or requests of which so
         many have ended without a step; None when all is read that was to be.
         """
-        engine, source = self.engine, self.source
+        engine = self.engine
         while self._is_reading:
             is_wanted = engine.wants_request
             if self._ahead is None and (is_wanted or engine.num_pending == 0):
-                self._ahead = source.next()
-                if self._ahead is None:
-                    self._is_reading = not source.has_ended
+                self._ahead = self._next()
             line = self._ahead
             if line is None or not (is_wanted or self._ends_at_once(line)):
                 break
@@ -137,6 +139,24 @@ class Loop:
                 if len(self._rejected) == MAX_HELD:
                     break
         return self._reject() if self._rejected else None
+
+    def _next(self) -> Line | None:
+        """Return the next line, if there is one; at the end, or where a pipe breaks, stop reading.
+
+        Raises:
+            InputError: a file has changed, or of a pipe not one line can be read.
+        """
+        source = self.source
+        try:
+            line = source.next()
+        except InputError as error:
+            if source.total is not None or not self.num_read:
+                raise
+            self.broken, self._is_reading = error, False
+            return None
+        if line is None:
+            self._is_reading = not source.has_ended
+        return line
 
     def _ends_at_once(self, line: ParsedLine | BadLine) -> bool:
         """Return whether a line is a request that has arrived and needs no slot."""

@@ -194,7 +194,7 @@ def run_events(options: RunOptions) -> Iterator[Event]:
             loop.answers.take(results)
             yield from events
         say(setup.report.closing())
-        _refuse_bad_line(setup, loop)
+        _refuse_rest(setup, loop)
         yield loop.engine.end_event()
 
 
@@ -292,7 +292,7 @@ class Run:
             self._summarize(metrics)
         if loop.first_failure is not None:
             say(printable_lines(f"first failure: {loop.first_failure}\n"))
-        _refuse_bad_line(setup, loop)
+        _refuse_rest(setup, loop)
         if remark is not None:
             self._tell(remark, f"continue with: {self._command}")
         elif loop.has_given_up:
@@ -412,12 +412,15 @@ def _open_view(setup: RunSetup, loop: Loop, pace: Pace) -> View:
     )
 
 
-def _refuse_bad_line(setup: RunSetup, loop: Loop) -> None:
-    """Report the bad line that has ended the reading, if one has.
+def _refuse_rest(setup: RunSetup, loop: Loop) -> None:
+    """Report what has ended the reading before the end of the input, if anything has.
 
     Raises:
-        InvalidInput: one has.
+        InvalidInput: a bad line has.
+        InputError: the pipe has, which was damaged or cut off there.
     """
+    if loop.broken is not None:
+        raise loop.broken
     if loop.has_refused:
         what_now = "reading stopped there. --keep-going to skip such lines."
         raise InvalidInput(setup.report, loop.num_read, what_now)

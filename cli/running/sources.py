@@ -229,9 +229,9 @@ class FollowSource(Source):
         if isinstance(item, Line):
             self.input_index += 1
             return item
-        self.has_ended = True
         if item is not None:
             raise item
+        self.has_ended = True
         return None
 
     def wait(self) -> None:

@@ -1,11 +1,8 @@
 """`batchdecode help TOPIC`: from a word to where it is told, out of the pages as they are."""
 
-import fcntl
 import os
 import pty
 import re
-import subprocess
-import termios
 from pathlib import Path
 
 import pytest
@@ -114,30 +111,22 @@ def test_what_goes_to_a_pipe_is_markdown_and_names_the_other_places():
 
 
 def read_on_a_terminal(topic, keys=b"", **environment):
-    """Return what a terminal shows of a topic, and the exit status; type keys when it waits."""
-    ours, theirs = pty.openpty()
+    """Return what a terminal shows of a topic, and the status; type keys when it says WAITS."""
+    process, terminal = pty.fork()
+    if not process:
+        environment = ENVIRONMENT | {"TERM": "xterm-256color"} | environment
+        os.execve(COMMAND[0], [*COMMAND, "help", topic], environment)
     shown = b""
-    command = [*COMMAND, "help", topic]
-    terminal = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
-    environment = ENVIRONMENT | {"TERM": "xterm-256color"} | environment
-    with subprocess.Popen(
-        command,
-        env=environment,
-        start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # so that Ctrl-C is a signal
-        **terminal,
-    ) as process:
-        os.close(theirs)
-        try:
-            while read := os.read(ours, 65536):
-                shown += read
-                if keys and b"WAITS" in shown:
-                    os.write(ours, keys[:1])
-                    keys = keys[1:]
-        except OSError:  # it has ended
-            pass
-    os.close(ours)
-    return shown.decode(), process.returncode
+    try:
+        while read := os.read(terminal, 65536):
+            shown += read
+            if keys and b"WAITS" in shown:
+                os.write(terminal, keys)
+                keys = b""
+    except OSError:  # it has ended
+        pass
+    os.close(terminal)
+    return shown.decode(), os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
 def without_styles(text):

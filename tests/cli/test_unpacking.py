@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import io
+import json
 import lzma
 import os
 import subprocess
@@ -108,6 +109,20 @@ def test_what_cannot_be_unpacked_is_an_error_that_says_so(command, data, reason,
     for done in (batchdecode(*command, path), batchdecode(*command, "-", stdin=data)):
         assert done.returncode == 2
         assert reason in done.stderr
+
+
+@pytest.mark.parametrize("follow", [[], ["--follow"]], ids=["read", "followed"])
+def test_what_runs_when_a_pipe_breaks_is_finished(follow, tmp_path):
+    packed = gzip.compress(b"".join(REQUESTS.splitlines(keepends=True)[:19]))
+    results, summary = tmp_path / "out.jsonl", tmp_path / "summary.json"
+    files = ["-o", results, "--summary-json", summary]
+    done = batchdecode("run", "-q", "-", *follow, *files, stdin=packed[:-5])
+    assert done.returncode == 2
+    assert "error: cannot read <stdin> after line 19: the compressed data is cut" in done.stderr
+    assert len(results.read_bytes().splitlines()) == 19
+    assert json.loads(summary.read_bytes())["unfinished"] == 0
+    record = json.loads((tmp_path / "out.jsonl.run.json").read_bytes())
+    assert not record["finished"]
 
 
 def test_a_packed_pipe_is_followed_as_far_as_it_was_flushed():
