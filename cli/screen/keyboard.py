@@ -17,10 +17,16 @@ from typing import Any
 from .terminal import Terminal, can_animate, is_same_terminal
 
 _LFLAG = 3  # where termios keeps the local modes
-_MAX_BYTES = 1024
-_SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1bO[ -~]")
-"""A control sequence or a single shift, see ECMA-48; most keys without a character send one."""
-_PARTIAL = re.compile(r"\x1b(\[[0-?]*[ -/]*|O)?")
+_MAX_BYTES = 4096  # as many as a terminal keeps for who reads it
+_SEQUENCE = re.compile(
+    r"\x1b(\[M[^\x1b]{3}"  # a mouse, as xterm tells of it
+    r"|\[\[[A-E]"  # F1 to F5 of the Linux console
+    r"|\[[0-?]*[ -/]*[@-~]|O[ -~]"  # a control sequence, a single shift: most keys
+    r"|[]PX^_][^\x07\x1b]*(\x07|\x1b\\)"  # a control string: an answer to some other program
+    r"|[ -~])"  # a key with Alt
+)
+"""What is one key, or none: see ECMA-48, and xterm's ctlseqs."""
+_PARTIAL = re.compile(r"\x1b(\[M[^\x1b]{0,2}|\[\[|\[[0-?]*[ -/]*|O|[]PX^_][^\x07\x1b]*\x1b?)?")
 _NAMES = {
     **dict.fromkeys(("\x1b[A", "\x1bOA"), "up"),
     **dict.fromkeys(("\x1b[B", "\x1bOB"), "down"),
@@ -53,9 +59,9 @@ class Keys:
 
     def _complete(self, *, is_all: bool) -> Iterator[str]:
         while text := self._rest:
-            found = _SEQUENCE.match(text)
-            if found is None and not is_all and _PARTIAL.fullmatch(text):
+            if not is_all and len(text) < _MAX_BYTES and _PARTIAL.fullmatch(text):
                 return
+            found = _SEQUENCE.match(text)
             key = found.group() if found is not None else text[0]
             self._rest = text[len(key) :]
             name = _NAMES.get(key, key)

@@ -30,7 +30,13 @@ SENT = {
     "日": ["日".encode()],
     "/": [b"/"],
     " ": [b" "],
-    None: [b"\x1b[15~", b"\x1b[1;5A", b"\x1bOP", b"\x01", b"\xff"],
+    None: [
+        *(b"\x1b[15~", b"\x1b[1;5A", b"\x1bOP", b"\x01", b"\xff"),
+        b"\x1bq",  # with Alt
+        b"\x1b[[A",  # F1 of the Linux console
+        *(b"\x1b[M qq", b"\x1b[<0;1;1M"),  # a mouse that the program before has left on
+        *(b"\x1b]11;rgb:0/q\x1b\\", b"\x1b]11;q\x07", b"\x1bP1$rq\x1b\\"),  # answers to it
+    ],
 }
 PRESSES = [(key, data) for key, found in SENT.items() for data in found]
 
