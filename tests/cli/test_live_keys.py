@@ -350,3 +350,11 @@ def test_who_leaves_the_terminal_lets_go_of_its_keyboard(leave):
     assert not run.view._controls.keyboard.is_released
     getattr(run.view, leave)()
     assert run.view._controls.keyboard.is_released
+
+
+def test_nobody_knows_how_long_a_run_lasts_that_was_held_before_it_had_a_speed():
+    run = Run(long_requests(8), 8)
+    run.pace.press(" ")
+    run.step()
+    assert "1%" in run.screen.text()
+    assert "eta" not in run.screen.text()

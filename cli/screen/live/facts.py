@@ -60,7 +60,7 @@ def progress(run: RunState, plan: RunPlan, moment: Moment) -> RunProgress | None
     left = run.num_tokens_left(moment.step, moment.num_queued)
     everything = moment.num_tokens + left
     share = moment.num_tokens / everything if everything else 1.0
-    if moment.speed is None:
+    if left and not moment.speed:
         return RunProgress(share, None)
     return RunProgress(share, left / moment.speed if moment.speed else 0.0)
 
