@@ -105,7 +105,7 @@ model = partial(
     offers="model",
     is_common=True,
 )
-chat = partial(flag, DECODING, CHAT)
+chat = partial(flag, DECODING, CHAT, is_common=True)
 seed = partial(option, DECODING, "Seed of the simulated model.  [default: 0]", "N")
 plot = partial(
     option,

@@ -197,7 +197,7 @@ class RunRecorder:
         sink = _stdout(view) if options.output is None else resumption.open_results(options.output)
         self.results = ResultWriter(sink)
         self._loop, self._view, self._pace = loop, view, pace
-        self._earlier, self._can_resume = resumption.earlier, resumption.is_possible
+        self._earlier = resumption.earlier
 
     def __enter__(self) -> Self:
         return self
@@ -236,17 +236,13 @@ class RunRecorder:
         except (KeyboardInterrupt, BatchdecodeError) as error:
             if isinstance(error, Interrupted):
                 self._note(loop.arrived())
-            self.finish_early()
+            self.write_rest()
             raise
-        self._write_rest()
+        self.write_rest()
         self._note([loop.engine.end_event()])
 
-    def finish_early(self) -> None:
-        """Write what is kept back for its turn, unless a run that goes on will write it then."""
-        if not self._can_resume:
-            self._write_rest()
-
-    def _write_rest(self) -> None:
+    def write_rest(self) -> None:
+        """Write what is kept back for its turn; a run that goes on puts it in its place."""
         for lines in self._loop.answers.rest():
             self.results.write([lines])
         self.results.flush()

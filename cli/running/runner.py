@@ -142,6 +142,15 @@ class RunSetup:
         """Whether nobody asks for it, but a pipe is not waited for: a server's time goes on."""
         return isinstance(self.model, RemoteModel) and not self.requests.is_file
 
+    def _parser(self) -> RequestParser:
+        options, capabilities = self.options, self._capabilities
+        is_hinted = capabilities.chat_template is not None and not (options.chat or options.quiet)
+        if not is_hinted or isinstance(self.model, SimulatedModel):  # simulates no chat
+            return RequestParser(capabilities)
+        from .chat_hint import ChatHintingParser  # noqa: PLC0415 - few models have a template
+
+        return ChatHintingParser(capabilities, self.report.tell)
+
     def _replaying(self) -> Replaying:
         if isinstance(self.model, RemoteModel):
             return "whole"
@@ -159,7 +168,7 @@ class RunSetup:
         try:
             source = open_source(
                 self.requests,
-                RequestParser(self._capabilities),
+                self._parser(),
                 self.report,
                 keep_going=keep_going,
                 follow=options.follow or self._is_followed,
@@ -369,8 +378,8 @@ class Run:
         self._view.step_aside()
         step = self._loop.engine.num_steps
         say(
-            f"{received.name}: waiting for the model to end step {step}, which nothing limits; "
-            "a second signal ends the run at once\n"
+            f"{received.name}: the run stops when the model has ended step {step}, "
+            "however long that takes; a second signal ends it at once\n"
         )
 
     def _end_now(self, received: signal.Signals) -> None:
@@ -379,7 +388,7 @@ class Run:
         stop.received = stop.received or received  # its handler may not have been run
         try:
             with suppress(WriteError, OSError):
-                self._recorder.finish_early()
+                self._recorder.write_rest()
                 self._recorder.close()
             self._view.close()
             self._tell(f"stopped by {stop.name}", f"continue with: {self._command}")

@@ -282,6 +282,28 @@ def test_a_text_is_a_user_message_with_chat(model, has_order, tmp_path):
     assert done["tokens", ()] == done["tokens", ("--chat",)]
 
 
+CHAT_HINT = "warning: this model has a chat template: --chat puts each prompt into it\n"
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "num_hints"),
+    [
+        ([{"prompt": CHAT}, {"prompt": CHAT}], [], 1),
+        ([{"prompt": [1, 2]}, {"prompt": CHAT}], [], 1),
+        ([{"prompt": CHAT}], ["--chat"], 0),
+        ([{"prompt": CHAT}], ["--quiet"], 0),
+        ([{"prompt": CHAT}], ["--model", "simulated"], 0),
+        ([{"prompt": [1, 2]}], [], 0),
+        ([{"messages": [{"role": "user", "content": CHAT}]}], [], 0),
+    ],
+)
+def test_a_text_that_skips_the_chat_template_is_warned_of_once(tmp_path, rows, options, num_hints):
+    source = tmp_path / "in"
+    source.write_bytes(lines_of(*({"max_tokens": 1} | row for row in rows)))
+    done = run(*options, requests=source)
+    assert (done.returncode, done.stderr.count(CHAT_HINT)) == (0, num_hints), done.stderr
+
+
 def test_chat_without_a_template_is_an_error(folder):
     (folder / "mine.py").write_text("def model(prefixes):\n    return [1 for _ in prefixes]\n")
     (folder / "in").write_bytes(lines_of({"prompt": "x"}))

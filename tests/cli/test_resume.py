@@ -1,5 +1,6 @@
 import dataclasses
 import gzip
+import json
 import random
 import signal
 import time
@@ -173,6 +174,28 @@ def test_results_in_order_go_on_while_the_run_does(tmp_path):
     process.kill()
     assert len(kept) < out.stat().st_size < len(whole)
     process.communicate()
+
+
+@pytest.mark.parametrize("out", ["out", "out.gz"])
+def test_results_whose_turn_has_not_come_are_written_when_the_run_is_stopped(tmp_path, out):
+    long, *short = workload(3, max_tokens=3)
+    requests = lines_of(long | {"max_tokens": 60}, *short)
+    decode(tmp_path, "whole", keep_order=True, requests=requests)
+    arguments = ["in.jsonl", "-o", out, "-b", "3", "--keep-order"]
+    trace = tmp_path / "trace"
+    process = start("run", *arguments, "--trace", "trace", "--step-delay", "0.05", cwd=tmp_path)
+    while not trace.exists() or trace.read_bytes().count(b'"finish"') < 2:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate()
+    assert b" 2 ok  1 unfinished " in stderr
+    assert f"2 results went to {out}".encode() in stderr
+    open_it = gzip.open if out.endswith(".gz") else open
+    with open_it(tmp_path / out) as results:
+        assert [json.loads(line)["id"] for line in results] == ["r1", "r2"]
+    decode(tmp_path, out, keep_order=True, resume=True, requests=requests)
+    with open_it(tmp_path / out, "rb") as results:
+        assert results.read() == (tmp_path / "whole").read_bytes()
 
 
 def test_a_run_that_gave_up_can_be_continued(tmp_path, whole):
