@@ -54,7 +54,7 @@ def words_of(lines):
         ("run --acceptance le", ["leviathan"]),
         ("schema t", ["trace"]),
         ("completion z", ["zsh"]),
-        ("help polic", ["policies"]),
+        ("help polic", ["policies", "policy"]),
         ("run --batch ", []),
         ("run --slo ", []),
     ],
