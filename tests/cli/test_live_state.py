@@ -184,6 +184,13 @@ def test_a_step_that_computes_what_was_forced_gives_no_token():
 # -- what nobody should miss ----------------------------------------------------------------------
 
 
+def test_who_gives_way_to_itself_was_preempted_for_nobody():
+    state = RunState(1)
+    observe(state, play_paged([PagedJob("a", 2, 9)], Limits()).events[1:3])
+    observe(state, [PreemptEvent(2, 2.0, "a", 0, 0, "kv", "a", 0, 3, 2)])
+    assert list(state.notes) == [("preempted", "a", "preempted: no block left")]
+
+
 def test_preemptions_and_failures_are_noted_and_the_slot_is_marked():
     state = RunState(2)
     by_step = events_by_step(play_paged(CROWDED, Limits()).events)

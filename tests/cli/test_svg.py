@@ -10,9 +10,10 @@ from reference_paged import CROWDED, Limits, paged_workloads, play_paged
 from reference_schedule import DESIGN_JOBS, Job, jobs_of, play
 from reference_units import play_units, unit_workloads
 
-from batcher.events import AdmitEvent, ArriveEvent, DropEvent, FinishEvent, RunEvent
+from batcher.events import AdmitEvent, ArriveEvent, DropEvent, FinishEvent, PreemptEvent, RunEvent
 from batcher.timeline import EVERYTHING, Selection, Timeline
 from cli.tracing.svg.areas import Areas
+from cli.tracing.svg.bars import TOOTH
 from cli.tracing.svg.drawing import Drawing, Row
 from cli.tracing.svg.page import render_svg
 from cli.tracing.svg.panel import FIGURE_WIDTH, NAME_WIDTH
@@ -161,6 +162,22 @@ def test_a_prefill_is_as_long_as_its_steps():
     stripes = [rect for rect in root.iter(f"{SVG}rect") if rect.get("class") == "striped"]
     found = [(float(rect.get("x")), float(rect.get("width"))) for rect in stripes]
     assert (pytest.approx(left, abs=0.1), pytest.approx(right - left, abs=0.1)) in found
+
+
+def test_stripes_leave_a_torn_end_free():
+    events = [
+        RunEvent(batch=1, model="test", settings={}),
+        ArriveEvent(0, 0.0, "a", 0, "input", 9, 9),
+        AdmitEvent(0, 0.0, "a", 0, 0, "empty", left=5),
+        PreemptEvent(2, 2.0, "a", 0, 0, "kv", "a", 0, 4, 0),
+        AdmitEvent(3, 3.0, "a", 0, 0, "refill"),
+        FinishEvent(8, 8.0, "a", 0, 0, "length", None, 6),
+    ]
+    root = picture_of(Timeline.from_events(events))
+    (_, _, right), _ = bars_of(root)
+    stripe = next(rect for rect in root.iter(f"{SVG}rect") if rect.get("class") == "striped")
+    teeth = right - float(stripe.get("x")) - float(stripe.get("width"))
+    assert teeth == pytest.approx(TOOTH, abs=0.2)
 
 
 def test_in_seconds_a_pause_is_a_gap():

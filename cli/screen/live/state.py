@@ -149,7 +149,9 @@ class RunState:
             self._preempted.append(request)
         if not is_follower(request):
             self.num_preempted += 1
-            what = f"preempted for {label_of(preempt.for_id, preempt.for_index, 'sample')}"
+            other = label_of(preempt.for_id, preempt.for_index, "sample")
+            gave_way = f"preempted for {other}"
+            what = "preempted: no block left" if other == request.label else gave_way
             self.notes.append(Note("preempted", request.label, what))
 
     def _finish_all(self, ended: Sequence[RequestTimeline]) -> None:

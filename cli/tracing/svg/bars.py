@@ -88,7 +88,8 @@ def draw_bar(
     prefilled = left
     first_token = min(span.start + span.prefill, span.end)
     if first_token > axis.steps.start:
-        prefilled = min(axis.place(span.start, first_token)[1], right)
+        room = right - TOOTH * (end == "torn")  # or its stripes would hide the tear
+        prefilled = max(min(axis.place(span.start, first_token)[1], room), left)
         width = prefilled - left
         drawing.add("rect", "striped", x=left, y=row.top, width=width, height=row.height)
     if span.start in axis.steps:
