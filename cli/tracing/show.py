@@ -18,7 +18,7 @@ from ..printing import check_no_terminal, output_sink, write_lines
 from ..running.files import check_distinct, check_replaceable
 from ..running.stdout import user_code_prints_to_stderr
 from ..screen.cells import printable, printable_json
-from ..screen.terminal import can_print, terminal_size, wants_color
+from ..screen.terminal import can_print, encoding_of, terminal_size, wants_color
 from .events import alike_names, contradictions_named, events_of, open_twice
 
 if TYPE_CHECKING:
@@ -157,6 +157,8 @@ def _gantt(
     from .gantt import render_gantt  # noqa: PLC0415 - the other formats start faster without
 
     encoding = sys.stdout.encoding if options.output is None else "utf-8"
+    if to_terminal:
+        encoding = encoding_of(encoding, os.environ)
     size = terminal_size(1, os.environ)
     gantt = render_gantt(
         timeline,

@@ -1,6 +1,7 @@
 import gzip
 import json
 import os
+import pty
 import re
 import subprocess
 import sys
@@ -298,3 +299,16 @@ def test_no_variable_colours_a_pipe(shown, design_trace, monkeypatch):
     plain = shown(design_trace, format="gantt")
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert shown(design_trace, format="gantt") == plain
+
+
+def test_on_a_terminal_of_no_locale_the_gantt_is_ascii(tmp_path):
+    file = tmp_path / "requests.jsonl"
+    file.write_text('{"id": "a", "prompt": "x", "max_tokens": 4}\n')
+    ours, theirs = pty.openpty()
+    command = [*COMMAND, "trace", str(file), "--color", "never"]
+    subprocess.run(command, stdout=theirs, env=ENVIRONMENT | {"LC_ALL": "C"}, check=True)
+    os.close(theirs)
+    shown = os.read(ours, 4096)
+    os.close(ours)
+    assert b"|a=" in shown
+    assert shown.isascii()
